@@ -1,0 +1,59 @@
+# What one can do here. `make` alone lists it.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# One file says whether the environment is up to date; it is made anew when dependencies change.
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format proto schema conformance fuzz bench test-gpu clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(READY) ## the main job on this machine: three containers, four GPUs, a real containerd (needs root)
+	@$(BIN)/python -m tests.demo
+
+test: check ## everything: checks, unit and property tests, two real containerds (needs root)
+	$(BIN)/pytest -q -m 'not gpu'
+
+check: $(READY) ## format, lint, types, floors, generated files, units
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	$(BIN)/python api/generate.py --check
+	$(BIN)/python -m nri_gpu.policy.schema --check config/policy.schema.json
+	$(BIN)/python systemd/verify.py
+
+format: $(READY) ## mend what a machine can mend
+	$(BIN)/ruff format --quiet .
+	$(BIN)/ruff check --fix --quiet .
+
+proto: $(READY) ## api/*.proto -> generated modules
+	$(BIN)/python api/generate.py
+
+schema: $(READY) ## the policy's declarations -> JSON Schema
+	$(BIN)/python -m nri_gpu.policy.schema config/policy.schema.json
+
+conformance: $(READY) ## only the tests on real containerds (needs root)
+	$(BIN)/pytest -q tests/conformance
+
+fuzz: $(READY) ## throw garbage at every untrusted entrance, a minute each
+	for target in tests/fuzz/fuzz_*.py; do $(BIN)/python -m tests.fuzz.$$(basename $$target .py) --seconds 60 || exit 1; done
+
+bench: $(READY) ## what it costs, beside the budget
+	$(BIN)/python -m bench
+
+test-gpu: $(READY) ## on a machine with an NVIDIA GPU: a container runs CUDA on what it was granted (needs root)
+	$(BIN)/pytest -q -m gpu tests/gpu
+
+clean: ## remove what was made here
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -1,0 +1,87 @@
+"""Generates the Python modules of every .proto here: `python api/generate.py`, or `--check` to fail on drift.
+
+The modules are checked in, so that installing needs no compiler. Needs the `codegen` extra, whose pin is exact:
+another generator would write other bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One .proto and the folder its modules belong in; both relative to the repository's root."""
+
+    proto: Path
+    out: Path
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The file names that protoc makes of it."""
+        return (f"{self.proto.stem}_pb2.py", f"{self.proto.stem}_pb2.pyi")
+
+
+UNITS: Final = (
+    Unit(Path("api/nri.proto"), Path("nri_gpu/_pb")),
+    Unit(Path("api/ttrpc.proto"), Path("nri_gpu/_pb")),
+    Unit(Path("tests/support/cri.proto"), Path("tests/support/_pb")),  # the tests' own client of a real runtime
+)
+
+
+def generate(unit: Unit, out: Path) -> None:
+    """Runs protoc.
+
+    Raises:
+        CalledProcessError: it refused the file, and said why on stderr.
+
+    """
+    proto = ROOT / unit.proto
+    # -I is the file's own folder: descriptors then carry the bare file name, wherever the repository lies.
+    flags = [f"-I{proto.parent}", f"--python_out={out}", f"--pyi_out={out}"]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *flags, proto.name], cwd=proto.parent, check=True)
+
+
+def drift(unit: Unit) -> Iterator[str]:
+    """The difference between what is checked in and what would be generated, as lines of a unified diff."""
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-proto-") as folder:
+        generate(unit, Path(folder))
+        for name in unit.modules:
+            path = ROOT / unit.out / name
+            have = path.read_text().splitlines() if path.exists() else []
+            want = (Path(folder) / name).read_text().splitlines()
+            label = str(unit.out / name)
+            yield from difflib.unified_diff(have, want, f"{label} (checked in)", f"{label} (generated)", lineterm="")
+
+
+def main() -> int:
+    """Writes the modules, or with --check only compares. Returns 0, or 1 on drift."""
+    parser = argparse.ArgumentParser(description="Generate the protobuf modules from api/*.proto.")
+    parser.add_argument("--check", action="store_true", help="write nothing; print a diff and exit 1 on any drift")
+    check = parser.parse_args().check
+    units = [unit for unit in UNITS if (ROOT / unit.proto).exists()]
+    if not check:
+        for unit in units:
+            (ROOT / unit.out).mkdir(exist_ok=True)
+            generate(unit, ROOT / unit.out)
+        return 0
+    lines = [line for unit in units for line in drift(unit)]
+    for line in lines:
+        print(line)
+    if lines:
+        print("generated modules differ from their .proto: run `make proto`", file=sys.stderr)
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""The mark: a grant written on its container, signed, so that the runtime hands it back after any restart.
+
+`v1;mode=exclusive;uuid=GPU-…,GPU-…;gen=580.95.05-1a2b3c4d;mac=…`. The mac is HMAC-SHA-256 over pod uid, container id
+and the fields before it: a mark copied to another container, or edited, is worth nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import ContainerId, PodUid
+from nri_gpu.domain.decision import Grant
+from nri_gpu.domain.gpu import GpuUuid
+
+MARK_KEY: Final = "gpu.nri.io/grant"
+KEY_BYTES: Final = 32
+_NO_MODE: Final = "none"
+_FIELDS: Final = ("mode", "uuid", "gen", "mac")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a valid mark says. mode None: a grant of nothing."""
+
+    uuids: tuple[GpuUuid, ...]
+    mode: Mode | None
+    generation: str
+
+
+@dataclass(frozen=True, slots=True)
+class BadMark:
+    """A mark that must be ignored and reported. why: for the log; never holds the key or the right mac."""
+
+    why: str
+
+
+def write_mark(grant: Grant, key: bytes) -> str:
+    """The annotation's value for a grant."""
+    body = _body(_mode_word(grant.mode), ",".join(grant.uuids), grant.generation)
+    return f"{body};mac={_mac(key, grant.pod_uid, grant.container_id, body)}"
+
+
+def read_mark(text: str, pod_uid: PodUid, container_id: ContainerId, key: bytes) -> Mark | BadMark:
+    """The mark on a container, if it is ours and about this very container."""
+    body, _, mac = text.rpartition(";mac=")
+    # compare_digest refuses non-ASCII text; a forged mark may hold anything.
+    if not hmac.compare_digest(mac.encode(), _mac(key, pod_uid, container_id, body).encode()):
+        return BadMark("its mac does not match: not written by this node's nri-gpu, or not for this container")
+    fields = _fields(text)
+    if fields is None:
+        return BadMark("its mac is right but its fields are not: written by another version of nri-gpu")
+    return Mark(
+        uuids=tuple(GpuUuid(uuid) for uuid in fields["uuid"].split(",") if uuid),
+        mode=None if fields["mode"] == _NO_MODE else Mode(fields["mode"]),
+        generation=fields["gen"],
+    )
+
+
+def _body(mode: str, uuids: str, generation: str) -> str:
+    return f"v1;mode={mode};uuid={uuids};gen={generation}"
+
+
+def _mac(key: bytes, pod_uid: str, container_id: str, body: str) -> str:
+    message = "\0".join((pod_uid, container_id, body))
+    return hmac.digest(key, message.encode(errors="surrogateescape"), "sha256").hex()
+
+
+def _fields(text: str) -> Mapping[str, str] | None:
+    version, *rest = text.split(";")
+    fields = dict(part.partition("=")[::2] for part in rest)
+    modes = {_NO_MODE, *Mode}
+    return fields if version == "v1" and tuple(fields) == _FIELDS and fields["mode"] in modes else None
+
+
+def _mode_word(mode: Mode | None) -> str:
+    return _NO_MODE if mode is None else mode.value

@@ -1,0 +1,142 @@
+"""The command: a table of verbs, each a function that returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nri_gpu import __version__
+from nri_gpu.verbs.exits import Exit
+
+EXIT_HELP: Final = """exit codes:
+  0 ok   1 a finding or a refusal   2 wrong usage   69 not available   70 a bug   77 no permission   78 configuration"""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One argument. flags: `--long` spellings, or a bare name for a positional one."""
+
+    flags: tuple[str, ...]
+    help: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb. module: imported only when it is the one called, so that none pays for another."""
+
+    name: str
+    module: str
+    help: str
+    teach: str
+    options: tuple[Option, ...]
+
+
+def _option(*flags: str, help: str, **settings: object) -> Option:
+    return Option(flags, help, settings)
+
+
+POLICY: Final = _option("--policy", help="policy file (default /etc/nri-gpu/policy.toml)", metavar="FILE")
+GPUS: Final = _option(
+    "--gpus", help="simulate the node that this topology file describes, instead of asking NVML", metavar="FILE"
+)
+DRIVER_ROOT: Final = _option("--driver-root", help="folder that the host's NVIDIA driver lives under", metavar="DIR")
+OUTPUT: Final = _option(
+    "-o", "--output", help="`json` for programs; its fields are only ever added to", choices=("text", "json")
+)
+
+VERBS: Final = (
+    Verb(
+        "run",
+        "nri_gpu.verbs.run",
+        "serve the container runtime: decide and inject, until told to stop",
+        "Connects to the runtime's NRI socket, and again whenever it goes away. Options override the policy file.\n"
+        "SIGHUP reads the policy again (a broken one is reported and the old one kept) and looks at the node again.\n"
+        "SIGTERM answers what is in flight and stops.",
+        (
+            _option("--socket", help="the runtime's NRI socket (default /var/run/nri/nri.sock)", metavar="PATH"),
+            _option("--index", help="two digits: our place among NRI plugins (default 10)", metavar="NN"),
+            POLICY,
+            GPUS,
+            DRIVER_ROOT,
+            _option("--state-dir", help="folder for key and ledger (default /run/nri-gpu)", metavar="DIR"),
+            _option("--stage-dir", help="folder for staged driver files", metavar="DIR"),
+            _option("--log-level", help="least level logged (default INFO)", metavar="LEVEL", default="INFO"),
+        ),
+    ),
+    Verb(
+        "gpus",
+        "nri_gpu.verbs.gpus",
+        "show the GPUs of this node as nri-gpu sees them",
+        "Asks NVML once, in a child process, and prints what it said; a GPU that cannot be granted has its reason.",
+        (GPUS, DRIVER_ROOT, OUTPUT),
+    ),
+    Verb(
+        "check",
+        "nri_gpu.verbs.check",
+        "check a policy file: every fault at once, with its place",
+        "Exits 78 when the file has faults. Advice on a good file does not change the exit code.",
+        (_option("file", help="policy file (default /etc/nri-gpu/policy.toml)", nargs="?", metavar="FILE"), OUTPUT),
+    ),
+    Verb(
+        "explain",
+        "nri_gpu.verbs.explain",
+        "what each container of a pod would get, and why; no runtime, and with --gpus no GPU",
+        "Decides for the pod's containers in order, on an otherwise empty node, exactly as `run` would.\n"
+        "Exits 1 when a container would be refused. Example:\n"
+        "  nri-gpu explain pod.yaml --gpus config/topologies/four-gpus.toml",
+        (
+            _option("file", help="a pod, or anything with a pod template; `-` is standard input", metavar="POD.yaml"),
+            POLICY,
+            GPUS,
+            DRIVER_ROOT,
+            OUTPUT,
+        ),
+    ),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns an exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if not arguments and "NRI_PLUGIN_SOCKET" in os.environ:
+        arguments = ["run"]  # started by the runtime itself, which passes no arguments
+    args = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = importlib.import_module(args.module).run
+    try:
+        return run(args)
+    except BrokenPipeError:
+        # Whoever read us has enough; keep the interpreter from complaining about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.OK
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nri-gpu",
+        description="Gives containers NVIDIA GPUs through containerd's NRI: no hook binary, no wrapper runtime.",
+        epilog=f"Pods ask by annotation: `gpu.nri.io: 2`, or `gpu.nri.io/container.NAME: device=0,1;mode=shared`.\n"
+        f"{EXIT_HELP}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"nri-gpu {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    for verb in VERBS:
+        sub = verbs.add_parser(
+            verb.name,
+            help=verb.help,
+            description=f"{verb.help}\n\n{verb.teach}",
+            epilog=EXIT_HELP,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(module=verb.module)
+        for option in verb.options:
+            sub.add_argument(*option.flags, help=option.help, **option.settings)
+    return parser

@@ -1,0 +1,147 @@
+"""The decision: what a container asks, whether it may, which GPUs it gets, what is added to it.
+
+Pure and total: any request, node, ledger and policy give a Pass, an Inject or a Refuse, and nothing else happens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.place import Asker, place
+from nri_gpu.domain.claim import Claim, Mode, Nothing
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
+from nri_gpu.domain.edits import NO_EDITS, Edits
+from nri_gpu.domain.errors import RequestError
+from nri_gpu.domain.gpu import Capabilities, Gpu, GpuUuid, Node
+from nri_gpu.injection.devices import missing_modules
+from nri_gpu.injection.env import disarmed
+from nri_gpu.injection.plan import Share, plan
+from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
+from nri_gpu.policy.select import Denied, Ignored, select
+from nri_gpu.request.parse import parse_claim, select_annotation
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenPolicy:
+    """No usable policy: every container that asks is refused. fault: what is wrong with the file."""
+
+    fault: str
+
+
+def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy) -> Decision:
+    """What to do with a container that is about to be created."""
+    try:
+        asked = select_annotation(container.pod.annotations, container.annotations, container.name)
+        if asked is None:
+            return Pass(_disarm(container, policy))
+        claim = parse_claim(*asked)
+    except RequestError as error:
+        return _refuse(Code.BAD_REQUEST, f"{error}.")
+    if isinstance(policy, BrokenPolicy):
+        return _refuse(Code.BAD_POLICY, f"no GPU can be granted before the policy is mended: {policy.fault}.")
+    match verdict := select(policy, container):
+        case Denied():
+            return _refuse(Code.NOT_ALLOWED, verdict.sentence)
+        case Ignored():
+            return Pass(_disarm(container, policy), why=verdict.sentence)
+    return _grant(claim, container, node, ledger, policy, verdict.rule)
+
+
+def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, policy: Policy, rule: str) -> Decision:
+    mode = claim.mode or policy.defaults.mode
+    capabilities = policy.defaults.capabilities if claim.capabilities is None else claim.capabilities
+    if isinstance(claim.wanted, Nothing):
+        return Inject(NO_EDITS, _record(container, (), None, node), rule)
+    if reason := _hindrance(container, capabilities, node):
+        return Refuse(reason)
+    ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
+    gpus = _held(container, node, ledger) or place(claim, Asker(container.pod.uid, mode), node.inventory, ledger)
+    if isinstance(gpus, Reason):
+        return Refuse(gpus)
+    share = Share(
+        container=container,
+        gpus=gpus,
+        capabilities=capabilities,
+        inventory=node.inventory,
+        tree=node.driver.trees.get(capabilities) if node.driver else None,
+        void=policy.environment.visible_devices is VisibleDevices.VOID,
+    )
+    return Inject(plan(share), _record(container, tuple(gpu.uuid for gpu in gpus), mode, node), rule)
+
+
+def _hindrance(container: Container, capabilities: Capabilities, node: Node) -> Reason | None:
+    """What makes any grant to this container on this node impossible, whatever GPUs are free."""
+    if node.inventory.fault:
+        return Reason(Code.NODE_NOT_READY, node.inventory.fault)
+    if not container.privileged and (held := _nvidia_nodes(container, node)):
+        return Reason(
+            Code.HELD_BY_OTHERS,
+            f"the container already holds {held}, put there by a device plugin, CDI or another NRI plugin: two "
+            "injectors never serve one container; drop its resource request or its gpu.nri.io annotation.",
+        )
+    if not node.inventory.gpus:
+        return None  # place() says it better
+    if reason := missing_modules(capabilities, node.inventory):
+        return reason
+    if capabilities and node.driver is None:
+        return Reason(Code.NODE_NOT_READY, node.driver_fault or "the driver's files are not found yet; try again.")
+    return None
+
+
+def _held(container: Container, node: Node, ledger: Ledger) -> tuple[Gpu, ...]:
+    """What this very container was granted before: asking twice gives the same."""
+    entry = ledger.entries.get(container.id)
+    if entry is None or not entry.holds:
+        return ()
+    gpus = tuple(gpu for gpu in node.gpus if gpu.uuid in entry.grant.uuids)
+    return gpus if len(gpus) == len(entry.grant.uuids) else ()
+
+
+def needs_grant(container: Container, policy: Policy | BrokenPolicy) -> str:
+    """The annotation key by which a container that exists already must hold a grant; empty when it need not."""
+    try:
+        asked = select_annotation(container.pod.annotations, {}, container.name)
+        claim = parse_claim(*asked) if asked else None
+    except RequestError as error:
+        return error.key  # it should never have been created
+    if claim is None or isinstance(claim.wanted, Nothing):
+        return ""
+    ignored = isinstance(policy, Policy) and isinstance(select(policy, container), Ignored)
+    return "" if ignored else claim.key
+
+
+def foreign_uuids(container: Container, node: Node) -> frozenset[GpuUuid]:
+    """GPUs whose nodes a container holds, by whoever's hand."""
+    major = node.inventory.majors.nvidia
+    minors = {device.minor for device in container.devices if device.major == major}
+    return frozenset(gpu.uuid for gpu in node.gpus if gpu.minor_number in minors)
+
+
+def _nvidia_nodes(container: Container, node: Node) -> str:
+    uuids = foreign_uuids(container, node)
+    return ", ".join(f"/dev/nvidia{gpu.minor_number}" for gpu in node.gpus if gpu.uuid in uuids)
+
+
+def _record(container: Container, uuids: tuple[GpuUuid, ...], mode: Mode | None, node: Node) -> Grant:
+    return Grant(
+        container_id=container.id,
+        container_name=container.name,
+        pod_id=container.pod.id,
+        pod_uid=container.pod.uid,
+        pod_name=container.pod.name,
+        namespace=container.pod.namespace,
+        uuids=uuids,
+        mode=mode,
+        generation=node.generation,
+    )
+
+
+def _disarm(container: Container, policy: Policy | BrokenPolicy) -> Edits:
+    armed = isinstance(policy, Policy) and policy.environment.disarm is Disarm.ALL
+    return Edits.of(env=disarmed(container.env)) if armed and container.env else NO_EDITS
+
+
+def _refuse(code: Code, sentence: str) -> Refuse:
+    return Refuse(Reason(code, sentence))

@@ -1,0 +1,1 @@
+"""Values everybody speaks in: frozen, standard library only."""

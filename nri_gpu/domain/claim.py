@@ -1,0 +1,93 @@
+"""What a container wants: an annotation's value, understood but not yet judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nri_gpu.domain.gpu import Capabilities
+
+
+class Mode(StrEnum):
+    """How GPUs are held. Exclusive is exclusive to the pod: its own containers may share."""
+
+    EXCLUSIVE = "exclusive"
+    SHARED = "shared"
+
+
+class Operator(StrEnum):
+    """Comparison in a selector."""
+
+    AT_LEAST = ">="
+    AT_MOST = "<="
+    ABOVE = ">"
+    BELOW = "<"
+    EQUAL = "="
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """`all`: every healthy GPU that is not in MIG mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """`none`: no GPU, said on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """`2` or `count=2`."""
+
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """`device=0,GPU-…,0000:3b:00.0`: ids as written: NVML index, UUID or its unambiguous beginning, PCI bus id."""
+
+    ids: tuple[str, ...]
+
+
+Wanted = Everything | Nothing | Count | Devices
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSelector:
+    """`model=*H100*`: case-insensitive glob over the model name."""
+
+    glob: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySelector:
+    """`memory>=40Gi`: total framebuffer, bytes."""
+
+    operator: Operator
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchSelector:
+    """`arch>=9.0`: compute capability."""
+
+    operator: Operator
+    arch: tuple[int, int]
+
+
+Selector = ModelSelector | MemorySelector | ArchSelector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One container's request.
+
+    key: the annotation it came from. text: its value. mode, capabilities: None leaves them to the policy.
+    """
+
+    key: str
+    text: str
+    wanted: Wanted
+    mode: Mode | None = None
+    capabilities: Capabilities | None = None
+    selectors: tuple[Selector, ...] = ()

@@ -1,0 +1,51 @@
+"""A container that the runtime is about to create, in our words; protobuf ends in `nri/convert.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NewType
+
+ContainerId = NewType("ContainerId", str)
+PodId = NewType("PodId", str)  # of the sandbox; a pod's sandbox can be made anew
+PodUid = NewType("PodUid", str)  # of the pod itself, stable for its life
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRef:
+    """A device node that a container already holds, as the runtime lists it."""
+
+    path: str
+    major: int
+    minor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """The pod around a container. Annotations are written by whoever made the pod: untrusted."""
+
+    id: PodId
+    uid: PodUid
+    name: str
+    namespace: str
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    runtime_handler: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """One container of a pod.
+
+    env: NAME -> value, as merged from image and pod. It never grants; only variables we add to are read.
+    devices: extra nodes others put there (CRI, CDI, earlier plugins); a privileged one lists all of the host's.
+    privileged: its device cgroup allows everything (the wildcard rule containerd writes).
+    """
+
+    id: ContainerId
+    name: str
+    pod: Pod
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[DeviceRef, ...] = ()
+    mounts: frozenset[str] = frozenset()
+    privileged: bool = False

@@ -1,0 +1,91 @@
+"""What was decided for a container: pass, inject or refuse, three types that cannot be confused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import ContainerId, PodId, PodUid
+from nri_gpu.domain.edits import Edits
+from nri_gpu.domain.gpu import GpuUuid
+
+# The runtime's own prefix and the kubelet's event both grow around it; an event message holds 1024 bytes.
+REFUSAL_MAX: Final = 700  # characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """The GPUs one container holds.
+
+    mode: None for a grant of nothing (`none`). generation: the driver generation it was made with.
+    """
+
+    container_id: ContainerId
+    container_name: str
+    pod_id: PodId
+    pod_uid: PodUid
+    pod_name: str = field(compare=False)
+    namespace: str = field(compare=False)
+    uuids: tuple[GpuUuid, ...]
+    mode: Mode | None
+    generation: str
+
+
+class Code(StrEnum):
+    """Why a container was refused. Stable: operators grep for them, alerts are built on them."""
+
+    BAD_REQUEST = "bad-request"  # the annotation cannot be understood
+    NOT_ALLOWED = "not-allowed"  # policy says no
+    NO_SUCH_GPU = "no-such-gpu"  # names a GPU this node does not have, or has none that match
+    GPU_UNAVAILABLE = "gpu-unavailable"  # it is there and cannot be granted: lost, MIG mode
+    GPU_BUSY = "gpu-busy"  # held by others in a way that excludes this request
+    NODE_NOT_READY = "node-not-ready"  # driver, modules or inventory are missing
+    BAD_POLICY = "bad-policy"  # the policy file is broken and no good one is kept
+    HELD_BY_OTHERS = "held-by-others"  # the container already carries GPU nodes that others put there
+    NOT_GRANTED = "not-granted"  # asked, but was created without us: it must not start
+
+
+PERMISSION_CODES: Final = frozenset({Code.NOT_ALLOWED})
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A refusal's code and its sentence: what is wrong, where, and what to do about it."""
+
+    code: Code
+    sentence: str
+
+    def __str__(self) -> str:
+        """As the client sees it: ASCII, at most REFUSAL_MAX characters, no line breaks."""
+        text = f"nri-gpu [{self.code}]: {self.sentence}"
+        text = "".join(c if " " <= c <= "~" else "?" for c in text)
+        return text if len(text) <= REFUSAL_MAX else text[: REFUSAL_MAX - 3] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Nothing was asked. edits: usually none; policy may disarm an image's NVIDIA_VISIBLE_DEVICES."""
+
+    edits: Edits
+    why: str = "no gpu annotation"
+
+
+@dataclass(frozen=True, slots=True)
+class Inject:
+    """Granted: what to add, and what the ledger remembers. rule: the policy rule that allowed it."""
+
+    edits: Edits
+    grant: Grant
+    rule: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Not granted: the container must not be created."""
+
+    reason: Reason
+
+
+Decision = Pass | Inject | Refuse

@@ -1,0 +1,84 @@
+"""What is added to a container: devices, mounts, environment, annotations; one value with one merge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Self, TypeVar
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A character device node to make in the container.
+
+    The runtime adds a device-cgroup rule `c major:minor rw` for it by itself (containerd/nri:
+    pkg/runtime-tools/generate/generate.go). mode: permission bits, octal 0666 unless said otherwise.
+    """
+
+    path: str
+    major: int
+    minor: int
+    mode: int = 0o666
+    uid: int = 0
+    gid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A read-only bind mount of a host path; the runtime makes missing parents of the destination."""
+
+    destination: str
+    source: str
+    options: tuple[str, ...] = ("rbind", "rprivate", "ro", "nosuid", "nodev")
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _frozen(items: Mapping[K, V]) -> Mapping[K, V]:
+    return MappingProxyType(dict(items))
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """Everything we add to one container.
+
+    Keyed by what the runtime calls a conflict (device path, mount destination, variable, annotation), so the same
+    key cannot stand in a reply twice. Where two parts name one key the later wins, which keeps merge associative.
+    """
+
+    devices: Mapping[str, DeviceNode] = field(default_factory=dict)
+    mounts: Mapping[str, Mount] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        devices: tuple[DeviceNode, ...] = (),
+        mounts: tuple[Mount, ...] = (),
+        env: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Edits from plain parts."""
+        return cls(
+            devices=_frozen({device.path: device for device in devices}),
+            mounts=_frozen({mount.destination: mount for mount in mounts}),
+            env=_frozen(env or {}),
+            annotations=_frozen(annotations or {}),
+        )
+
+    def merge(self, other: Edits) -> Edits:
+        """Both; where they name the same key, `other` wins."""
+        return Edits(
+            devices=_frozen({**self.devices, **other.devices}),
+            mounts=_frozen({**self.mounts, **other.mounts}),
+            env=_frozen({**self.env, **other.env}),
+            annotations=_frozen({**self.annotations, **other.annotations}),
+        )
+
+
+NO_EDITS = Edits.of()

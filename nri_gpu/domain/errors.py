@@ -1,0 +1,76 @@
+"""The project's errors, by whose fault they are; one table in `nri/status.py` maps them to codes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class NriGpuError(Exception):
+    """Root of every error this project raises on purpose."""
+
+
+class LocalProtocolError(NriGpuError):
+    """We broke the protocol: a bug of ours. Met in `runtime/supervise.py`: traceback, close, reconnect."""
+
+
+class RemoteProtocolError(NriGpuError):
+    """The peer broke the protocol, or the bytes are hostile. Met in `runtime/supervise.py`: close, reconnect."""
+
+
+class OversizeError(RemoteProtocolError):
+    """A message longer than the limit of its direction.
+
+    length, limit: bytes.
+    """
+
+    def __init__(self, length: int, limit: int) -> None:
+        super().__init__(f"message of {length} bytes is over the limit of {limit}")
+        self.length = length
+        self.limit = limit
+
+
+class InventoryError(NriGpuError):
+    """The driver could not be asked, or a topology file is wrong. The last snapshot stays, its age grows."""
+
+
+class DriverError(NriGpuError):
+    """The driver's files could not be found or staged. Says where it looked."""
+
+
+class RequestError(NriGpuError):
+    """An annotation that cannot be understood.
+
+    key: the annotation's key. position: 0-based offset into its value, None when the key itself is wrong.
+    """
+
+    def __init__(self, key: str, message: str, position: int | None = None) -> None:
+        place = key if position is None else f"{key} at character {position + 1}"
+        super().__init__(f"{place}: {message}")
+        self.key = key
+        self.position = position
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong in a file an operator wrote.
+
+    key: dotted key path, empty for the file as a whole. line: 1-based, None where it cannot be told.
+    """
+
+    file: str
+    key: str
+    message: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        """`file:line: key: message`, as compilers print it."""
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
+
+
+class PolicyError(NriGpuError):
+    """A policy file with faults: all of them at once."""
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        super().__init__("; ".join(str(fault) for fault in faults))
+        self.faults = faults

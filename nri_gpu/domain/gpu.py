@@ -1,0 +1,156 @@
+"""GPUs and the node they sit in, as somebody described them at one moment. Words are NVML's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+GpuUuid = NewType("GpuUuid", str)
+PciBusId = NewType("PciBusId", str)
+
+
+class Capability(StrEnum):
+    """What a container wants of the driver; the words of NVIDIA_DRIVER_CAPABILITIES.
+
+    Only what is injected today is listed, so that asking for more is refused instead of half given.
+    """
+
+    COMPUTE = "compute"
+    UTILITY = "utility"
+
+
+Capabilities = frozenset[Capability]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One physical GPU as NVML described it when its `Node` was taken.
+
+    index: NVML enumeration index (PCI order); not an id: it moves when a GPU is lost.
+    minor_number: N of /dev/nvidiaN (nvmlDeviceGetMinorNumber); differs from the index on some hosts.
+    pci_bus_id: lower case, 4-digit domain where it fits: `0000:3b:00.0`.
+    memory_bytes: total framebuffer, bytes (nvmlDeviceGetMemoryInfo).
+    arch: compute capability, (9, 0) for Hopper (nvmlDeviceGetCudaComputeCapability).
+    numa_node: None where the host does not tell.
+    unavailable: why it cannot be granted; empty when it can.
+    """
+
+    index: int
+    minor_number: int
+    uuid: GpuUuid
+    pci_bus_id: PciBusId
+    model: str
+    memory_bytes: int
+    arch: tuple[int, int]
+    numa_node: int | None = None
+    mig_enabled: bool = False
+    unavailable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFault:
+    """A GPU that is there but could not be described: lost, no permission, call failed.
+
+    reason: one sentence naming the NVML call and its error.
+    """
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How two GPUs (NVML indices a < b) reach each other.
+
+    pcie: the common ancestor in the words of `nvidia-smi topo -m` (PIX, PXB, PHB, NODE, SYS).
+    nvlink: number of direct NVLink connections, 0 for none.
+    """
+
+    a: int
+    b: int
+    pcie: str
+    nvlink: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Majors:
+    """Character device majors of the driver's kernel modules. None: that module is not loaded.
+
+    Source: /proc/devices (whole names), or a topology file for a simulated node.
+    """
+
+    nvidia: int | None = None
+    nvidia_uvm: int | None = None
+    nvidia_caps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DriverTree:
+    """The driver's files for one set of capabilities, staged as a folder that is mounted whole.
+
+    path: host folder with `lib64/` (files and real symlinks under every name) and `bin/` below it.
+    binaries: names in `bin/`.
+    """
+
+    path: str
+    binaries: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFiles:
+    """The host driver's user space, staged once per generation.
+
+    version: as in the files' names, `580.95.05`. generation: names the staged folder; changes whenever a file does.
+    missing: capability -> libraries a current driver has and this one lacks; for people, not for decisions.
+    """
+
+    version: str
+    generation: str
+    trees: Mapping[Capabilities, DriverTree]
+    missing: Mapping[Capability, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """What one source (NVML, or a topology file) said of the GPUs.
+
+    fault: why nothing can be granted at all (no driver, version mismatch); empty when something can.
+    taken_at: seconds since the epoch. driver_version, cuda_version: empty when unknown; `580.95.05`, `13.0`.
+    simulated: a topology file's node; its majors come from the file.
+    """
+
+    taken_at: float
+    gpus: tuple[Gpu, ...] = ()
+    faults: tuple[GpuFault, ...] = ()
+    links: tuple[Link, ...] = ()
+    majors: Majors = Majors()
+    driver_version: str = ""
+    cuda_version: str = ""
+    fault: str = ""
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One numbered snapshot of all that a decision needs to know of the machine.
+
+    number: grows by one with each snapshot published. driver: None until the driver's files are staged;
+    driver_fault then says why, or what it waits for.
+    """
+
+    number: int
+    inventory: Inventory
+    driver: DriverFiles | None = None
+    driver_fault: str = ""
+
+    @property
+    def generation(self) -> str:
+        """The driver generation, `-` where there is none."""
+        return self.driver.generation if self.driver else "-"
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """GPUs in NVML order."""
+        return self.inventory.gpus

@@ -1,0 +1,156 @@
+"""The library folders of a driver root, listed once: which driver version is in them, and which file wins a name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+from nri_gpu.domain.errors import DriverError
+from nri_gpu.driver import table
+from nri_gpu.driver.elf import Elf, read_elf
+from nri_gpu.driver.source import LeftOut, Source, examine, resolve
+
+LIBRARY_FILE: Final = re.compile(rf"(?P<name>lib[\w+-]+)\.so\.(?P<version>{table.VERSION})")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLibrary:
+    """A library containers may have, with its ELF identity. name: of the entry, which may be a link to `source`."""
+
+    name: str
+    source: Source
+    elf: Elf
+
+
+@dataclass(slots=True)
+class Folders:
+    """The folders below one root that may hold libraries; reads of files are remembered while it lives.
+
+    tried: every folder looked for, for the sentence that says where no driver was. entries: file name -> its paths,
+    in the order in which they win.
+    """
+
+    root: Path
+    machine: table.Machine
+    tried: tuple[Path, ...]
+    entries: Mapping[str, tuple[Path, ...]]
+    _verdicts: dict[Path, FoundLibrary | LeftOut] = field(default_factory=dict)
+
+    @classmethod
+    def below(cls, driver_root: Path, machine: table.Machine) -> Self:
+        """List the folders of `driver_root`. Raises: DriverError: it is no directory; OSError."""
+        root = Path(os.path.realpath(driver_root))  # Path.resolve raises on a circle of links
+        if not root.is_dir():
+            raise DriverError(f"driver root {driver_root} is not a directory")
+        tried = tuple(root / folder for folder in table.library_folders(machine))
+        entries: dict[str, list[Path]] = defaultdict(list)
+        for folder in _distinct(root, tried):
+            for path in sorted(folder.glob("lib*")):
+                entries[path.name].append(path)
+        return cls(root, machine, tried, {name: tuple(paths) for name, paths in entries.items()})
+
+    def version(self) -> str:
+        """The version in the names of libcuda and libnvidia-ml. Raises: DriverError: none, or they disagree."""
+        found = {name: version for name in table.VERSION_LIBRARIES if (version := self._version_of(name))}
+        if not found:
+            raise DriverError(self._no_driver())
+        if len(set(found.values())) > 1:
+            versions = " but ".join(f"{name} of {version}" for name, version in found.items())
+            raise DriverError(f"driver root {self.root} holds {versions}: finish or repair the driver's installation")
+        return next(iter(found.values()))
+
+    def first(self, names: tuple[str, ...]) -> FoundLibrary | None:
+        """The first usable library of any of these names."""
+        paths = (path for name in names for path in self.entries.get(name, ()))
+        return next((found for path in paths if isinstance(found := self._examine(path), FoundLibrary)), None)
+
+    def aliases(self, library: str, source: Source) -> tuple[str, ...]:
+        """Other names, `<library>.so` and `<library>.so.*`, under which the host has links to the file."""
+        form = re.compile(rf"{re.escape(library)}\.so(?:\.[\w.]+)?")
+        names = sorted(name for name in self.entries if form.fullmatch(name))
+        return tuple(
+            name
+            for name in names
+            if any(path.is_symlink() and resolve(self.root, path) == source.path for path in self.entries[name])
+        )
+
+    def unknown(self, version: str) -> tuple[str, ...]:
+        """Files of this driver version that no table of ours names."""
+        known = {library.name for library in table.LIBRARIES} | table.OTHERS
+        matches = (match for name in sorted(self.entries) if (match := LIBRARY_FILE.fullmatch(name)))
+        return tuple(match[0] for match in matches if match["version"] == version and match["name"] not in known)
+
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Every library looked at and refused so far."""
+        return tuple(verdict for verdict in self._verdicts.values() if isinstance(verdict, LeftOut))
+
+    def _version_of(self, library: str) -> str:
+        for group in self._by_folder(library):
+            usable = {version: found for version, path in group.items() if (found := self._usable(path))}
+            if len(usable) > 1:  # an old driver's leftovers beside the new one
+                usable = {version: found for version, found in usable.items() if self._is_current(found)}
+                if len(usable) != 1:
+                    raise DriverError(self._several(library, group))
+            if usable:
+                return next(iter(usable))
+        return ""
+
+    def _by_folder(self, library: str) -> Iterator[dict[str, Path]]:
+        """Version -> path of the library's files, folder by folder, best first."""
+        groups: dict[Path, dict[str, Path]] = {folder: {} for folder in self.tried}
+        for name, paths in self.entries.items():
+            match = LIBRARY_FILE.fullmatch(name)
+            if match and match["name"] == library:
+                for path in paths:
+                    groups[path.parent][match["version"]] = path
+        return (group for group in groups.values() if group)
+
+    def _usable(self, path: Path) -> FoundLibrary | None:
+        verdict = self._examine(path)
+        return verdict if isinstance(verdict, FoundLibrary) else None
+
+    def _is_current(self, found: FoundLibrary) -> bool:
+        """Whether the SONAME link beside it, which is what programs load by, leads to it."""
+        links = self.entries.get(found.elf.soname, ())
+        return any(resolve(self.root, link) == found.source.path for link in links)
+
+    def _examine(self, path: Path) -> FoundLibrary | LeftOut:
+        if path not in self._verdicts:
+            self._verdicts[path] = self._judge(path)
+        return self._verdicts[path]
+
+    def _judge(self, path: Path) -> FoundLibrary | LeftOut:
+        source = examine(self.root, path)
+        if isinstance(source, LeftOut):
+            return source
+        elf = read_elf(source.path)
+        if elf is None:
+            return LeftOut(source.relative, "no ELF file")
+        if (elf.bits, elf.machine) != (64, self.machine.elf):
+            return LeftOut(source.relative, f"not a 64-bit {self.machine.name} library")
+        return FoundLibrary(path.name, source, elf)
+
+    def _no_driver(self) -> str:
+        places = ", ".join(str(folder) for folder in self.tried)
+        refused = self.left_out()
+        but = f"; found but not usable: {', '.join(map(str, refused))}" if refused else ""
+        return f"no libcuda.so.V or libnvidia-ml.so.V of a driver in any of {places}{but}"
+
+    def _several(self, library: str, group: Mapping[str, Path]) -> str:
+        folder = next(iter(group.values())).parent
+        return f"{folder} holds {library} of {' and '.join(sorted(group))}, and no link says which: remove the old one"
+
+
+def _distinct(root: Path, folders: tuple[Path, ...]) -> Iterator[Path]:
+    """Those that exist, each once: `lib64` is often a link to `usr/lib64`."""
+    seen = set()
+    for folder in folders:
+        real = resolve(root, folder)
+        if real is not None and real.is_dir() and real not in seen:
+            seen.add(real)
+            yield folder

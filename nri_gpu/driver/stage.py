@@ -1,0 +1,228 @@
+"""Stage a found driver once per generation: a folder for every set of capabilities, ready to be mounted whole.
+
+`<base>/<generation>/<capabilities>/{lib64,bin}/`, with real files and real relative symlinks. A staged folder is
+never written to again, nor is any file of it removed while it may be mounted somewhere: what is found damaged stays,
+and a new folder is made beside it (`<generation>.1`). Only `prune` removes, and only what nobody names.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, DriverTree
+from nri_gpu.driver.place import FROM_HOST, WITHIN_GENERATION, Way, place
+from nri_gpu.driver.scan import FoundDriver
+from nri_gpu.driver.source import Source, trusted
+
+LIBRARIES, BINARIES = "lib64", "bin"
+FOLDER_MODE: Final = 0o755
+# Damage this often is no accident: something writes below the base, and each new folder may cost a copy.
+ATTEMPTS: Final = 5
+GENERATION: Final = re.compile(r"[0-9.]+-[0-9a-f]{8}(?:\.\d+)?")
+NS_PER_S: Final = 10**9
+
+# Path below the generation's folder -> the host's file, or the target of a symlink. It is all that must be there, so
+# it also serves as the manifest a staged folder is checked against: a pure function of what was found.
+Plan = Mapping[str, Source | str]
+
+
+def stage(found: FoundDriver, base: Path, ways: Sequence[Way] = FROM_HOST) -> DriverFiles:
+    """Make the staged folders of a generation, or find them made. Safe to repeat and to run in parallel.
+
+    base: where all generations live; made when missing. ways: how host files get there, best first.
+    Blocks: milliseconds when made, by reflink or by hard link; a copy as long as the disk takes for some 500 MB.
+    Raises: DriverError: no space, no permission, a host file changed meanwhile, a base that others can write to.
+    """
+    plan = _plan(found)
+    try:
+        folder = _private(base)
+        name, made = _slot(folder, found.generation, plan)
+        if not made:
+            with _locked(folder):
+                # Again: another process may have made it while we waited for the lock.
+                name, made = _slot(folder, found.generation, plan)
+                if not made:
+                    _make(folder, name, plan, ways)
+    except OSError as error:
+        raise DriverError(f"the driver's files cannot be staged in {base}: {_explain(error, found)}") from error
+    return _files(found, folder / name)
+
+
+def prune(base: Path, keep: AbstractSet[str]) -> tuple[str, ...]:
+    """Remove all generations but those in `keep`, which must hold the current one and all that live grants name.
+
+    A container that still has a removed one mounted would see its files vanish. Returns what was removed.
+    Raises: DriverError: one could not be removed.
+    """
+    if not base.is_dir():
+        return ()
+    try:
+        folder = _private(base)
+        with _locked(folder):
+            _sweep(folder)
+            names = sorted(p.name for p in folder.iterdir() if GENERATION.fullmatch(p.name) and p.name not in keep)
+            for name in names:
+                # Renamed first, so that nobody ever meets half of one under its name.
+                (folder / name).rename(_temporary(folder, name))
+                _sweep(folder)
+    except OSError as error:
+        raise DriverError(f"old driver files cannot be removed from {base}: {error}") from error
+    return tuple(names)
+
+
+def tree_name(capabilities: Capabilities) -> str:
+    """The folder of a set of capabilities: `compute+utility`."""
+    return "+".join(capability for capability in Capability if capability in capabilities)
+
+
+def _explain(error: OSError, found: FoundDriver) -> str:
+    if error.errno != errno.ENOSPC:
+        return str(error)
+    needed = sum(file.source.size_bytes for file in found.libraries + found.binaries)
+    return f"no space left; a copy takes {needed / 2**20:.0f} MiB, less where hard links or reflinks are possible"
+
+
+def _plan(found: FoundDriver) -> Plan:
+    plan: dict[str, Source | str] = {}
+    for capabilities in _combinations():
+        tree = tree_name(capabilities)
+        for folder, files in ((LIBRARIES, found.libraries), (BINARIES, found.binaries)):
+            for file in (each for each in files if each.capability in capabilities):
+                plan[f"{tree}/{folder}/{file.name}"] = file.source
+                plan.update({f"{tree}/{folder}/{name}": target for name, target in file.links})
+    return MappingProxyType(plan)
+
+
+def _combinations() -> Iterator[Capabilities]:
+    """Every set of capabilities one may ask for, the whole first."""
+    every = tuple(Capability)
+    for size in range(len(every), 0, -1):
+        yield from map(frozenset, combinations(every, size))
+
+
+def _files(found: FoundDriver, folder: Path) -> DriverFiles:
+    trees = {
+        capabilities: DriverTree(
+            path=str(folder / tree_name(capabilities)),
+            binaries=tuple(file.name for file in found.binaries if file.capability in capabilities),
+        )
+        for capabilities in _combinations()
+    }
+    return DriverFiles(found.version, folder.name, MappingProxyType(trees), found.missing)
+
+
+def _slot(base: Path, generation: str, plan: Plan) -> tuple[str, bool]:
+    """The folder name to use for a generation, and whether it is there and whole."""
+    names = (generation, *(f"{generation}.{number}" for number in range(1, ATTEMPTS)))
+    for name in names:
+        if not (base / name).exists():
+            return name, False
+        if _is_whole(base / name, plan):
+            return name, True
+    raise DriverError(
+        f"the staged driver files {base / generation} were changed {ATTEMPTS} times: something writes there"
+    )
+
+
+def _is_whole(folder: Path, plan: Plan) -> bool:
+    return all(_is_there(folder / path, entry) for path, entry in plan.items())
+
+
+def _is_there(path: Path, entry: Source | str) -> bool:
+    try:
+        if isinstance(entry, str):
+            return os.fspath(path.readlink()) == entry
+        found = path.lstat()
+    except OSError:
+        return False
+    # Seconds: not every file system keeps more of what we set.
+    same_time = found.st_mtime_ns // NS_PER_S == entry.mtime_ns // NS_PER_S
+    return stat.S_ISREG(found.st_mode) and found.st_size == entry.size_bytes and same_time
+
+
+def _make(base: Path, name: str, plan: Plan, ways: Sequence[Way]) -> None:
+    _sweep(base)
+    temporary = _temporary(base, name)
+    try:
+        _fill(temporary, plan, ways)
+        temporary.rename(base / name)
+        _sync_folder(base)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _fill(folder: Path, plan: Plan, ways: Sequence[Way]) -> None:
+    _make_folder(folder)
+    for capabilities in _combinations():
+        for part in ("", LIBRARIES, BINARIES):
+            _make_folder(folder / tree_name(capabilities) / part)
+    placed: dict[Path, Path] = {}
+    for path, entry in plan.items():
+        target = folder / path
+        if isinstance(entry, str):
+            target.symlink_to(entry)
+        elif first := placed.get(entry.path):
+            place(first, target, WITHIN_GENERATION)
+        else:
+            _place_from_host(entry, target, ways)
+            placed[entry.path] = target
+
+
+def _place_from_host(source: Source, target: Path, ways: Sequence[Way]) -> None:
+    place(source.path, target, ways)
+    # Asked afterwards, so that nothing can come between the question and the act.
+    if not source.unchanged():
+        raise DriverError(f"{source.path} changed while it was staged: a driver is being installed; look again later")
+
+
+def _make_folder(path: Path) -> None:
+    path.mkdir(exist_ok=True)
+    path.chmod(FOLDER_MODE)  # the umask has no say in it
+
+
+def _private(base: Path) -> Path:
+    """`base` without symlinks, made when missing. Raises: DriverError: others could put files there."""
+    base.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    folder = base.resolve()
+    if not trusted(folder.stat()):
+        raise DriverError(f"{folder} can be changed by others than root: chown root and chmod 755 it")
+    return folder
+
+
+@contextmanager
+def _locked(base: Path) -> Iterator[None]:
+    """Alone in `base` among all processes; ends with the process, however that ends."""
+    with (base / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _temporary(base: Path, name: str) -> Path:
+    return base / f".{name}.tmp"
+
+
+def _sweep(base: Path) -> None:
+    # Under the lock nobody is at work on one, so whatever is there was left by a process that died.
+    for leftover in base.glob(".*.tmp"):
+        shutil.rmtree(leftover)
+
+
+def _sync_folder(base: Path) -> None:
+    handle = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,35 @@
+"""Environment: what programs and exporters read. Only variables that change are named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from nri_gpu.domain.gpu import Gpu
+
+VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+OUR_UUIDS: Final = "NRI_GPU_UUIDS"
+LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
+VOID: Final = "void"  # NVIDIA's word for "keep off": an old runtime or hook on the node then does nothing
+
+
+def visible_devices(gpus: tuple[Gpu, ...], *, void: bool) -> Mapping[str, str]:
+    """The granted UUIDs. void: under another name, because something on this node still obeys the usual one."""
+    uuids = ",".join(gpu.uuid for gpu in gpus)
+    return {VISIBLE_DEVICES: VOID, OUR_UUIDS: uuids} if void else {VISIBLE_DEVICES: uuids}
+
+
+def library_path(folder: str, env: Mapping[str, str]) -> Mapping[str, str]:
+    """The loader's path with a folder before what the container has; nothing when it leads already.
+
+    Never adds an empty element: to the loader that is the current directory.
+    """
+    present = env.get(LIBRARY_PATH, "")
+    if present.split(":")[0] == folder:
+        return {}
+    return {LIBRARY_PATH: f"{folder}:{present}" if present else folder}
+
+
+def disarmed(env: Mapping[str, str]) -> Mapping[str, str]:
+    """What keeps an image's NVIDIA_VISIBLE_DEVICES from being obeyed by others."""
+    return {VISIBLE_DEVICES: VOID} if env.get(VISIBLE_DEVICES, VOID) != VOID else {}

@@ -1,0 +1,51 @@
+"""Mounts: the staged driver tree, where the container's loader finds it without a hook.
+
+One folder, mounted whole, costs the same for five libraries as for fifty; a mount per file would cost about 0.4 ms
+of container start each. See ADR 6 for what each destination serves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Final
+
+from nri_gpu.domain.edits import Mount
+from nri_gpu.domain.gpu import DriverTree
+
+# NVIDIA's own images have the first on PATH and LD_LIBRARY_PATH. The others serve pods with a volume of theirs there.
+TREE_PLACES: Final = ("/usr/local/nvidia", "/opt/nri-gpu/nvidia", "/run/nri-gpu/nvidia")
+
+# glibc 2.33 and newer look here with neither cache nor environment: Debian-like and RHEL-like default directories.
+# The levels exist on x86-64 only (glibc: sysdeps/x86_64/dl-hwcaps-subdirs.c).
+HWCAPS_PLACES: Final[tuple[str, ...]] = (
+    (
+        "/usr/lib/x86_64-linux-gnu/glibc-hwcaps/x86-64-v2",
+        "/usr/lib64/glibc-hwcaps/x86-64-v2",
+    )
+    if os.uname().machine == "x86_64"
+    else ()
+)
+SMI: Final = "nvidia-smi"
+
+
+def tree_place(taken: Iterable[str]) -> str:
+    """Where the tree goes in a container with these mount destinations of its own."""
+    return next((place for place in TREE_PLACES if not _touches(place, taken)), TREE_PLACES[-1])
+
+
+def tree_mounts(tree: DriverTree, taken: frozenset[str]) -> tuple[Mount, ...]:
+    """The tree at its place, its libraries in the default loader folders, nvidia-smi on every PATH."""
+    libraries = f"{tree.path}/lib64"
+    mounts = [Mount(tree_place(taken), tree.path)]
+    mounts += [Mount(place, libraries) for place in HWCAPS_PLACES if not _touches(place, taken)]
+    if SMI in tree.binaries and not _touches(f"/usr/bin/{SMI}", taken):
+        mounts.append(Mount(f"/usr/bin/{SMI}", f"{tree.path}/bin/{SMI}"))
+    return tuple(mounts)
+
+
+def _touches(place: str, taken: Iterable[str]) -> bool:
+    """Whether a mount of the container is at, below or above a place: ours would hide it, or not fit into it."""
+    return any(
+        place == other or place.startswith(f"{other.rstrip('/')}/") or other.startswith(f"{place}/") for other in taken
+    )

@@ -1,0 +1,129 @@
+"""Keeps the last inventory and refreshes it off the hook's path; who holds GPUs is somebody else's business."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from loguru import logger
+
+from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.gpu import Inventory
+from nri_gpu.inventory.source import Source
+
+REFRESH_S: Final = 60.0
+FIRST_RETRY_S: Final = 0.5
+LONGEST_RETRY_S: Final = 30.0
+
+
+class InventoryCache:
+    """The last inventory of one source.
+
+    publish: called with each inventory that differs from the one before in more than its age. on_fault: called with
+    the sentence of a failure, once for the same sentence in a row. After a failure the last inventory stays `current`
+    and its age grows; where there was none, an inventory with that fault is published.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        publish: Callable[[Inventory], None],
+        on_fault: Callable[[str], None],
+        *,
+        refresh_s: float = REFRESH_S,
+        wall: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._source = source
+        self._publish = publish
+        self._on_fault = on_fault
+        self._refresh_s = refresh_s
+        self._wall = wall
+        self._sleep = sleep
+        self._current: Inventory | None = None
+        self._fault = ""
+        self._failures = 0
+        self._poked = asyncio.Event()
+        self._ready = asyncio.Event()
+
+    @property
+    def current(self) -> Inventory | None:
+        """The last inventory, with the time it was last confirmed; None before the first."""
+        return self._current
+
+    @property
+    def fault(self) -> str:
+        """Why the last refresh failed; empty when it did not."""
+        return self._fault
+
+    def age_s(self) -> float | None:
+        """Seconds since the source last answered; None where it never did."""
+        if self._current is None or self._current.fault:
+            return None
+        return max(0.0, self._wall() - self._current.taken_at)
+
+    def poke(self) -> None:
+        """Asks for a refresh now, without the rest of the pause."""
+        self._poked.set()
+
+    async def ready(self) -> None:
+        """Returns once something was published, be it a fault."""
+        await self._ready.wait()
+
+    async def run(self) -> None:
+        """Refreshes until cancelled, then closes the source."""
+        try:
+            while True:
+                # Before the refresh: a poke during one may be about what that one did not see any more.
+                self._poked.clear()
+                await self.refresh()
+                await self._rest(self._pause_s())
+        finally:
+            await self._source.close()
+
+    async def refresh(self) -> None:
+        """Asks the source once."""
+        try:
+            inventory = await self._source.refresh()
+        except InventoryError as error:
+            self._failed(str(error))
+        else:
+            self._succeeded(inventory)
+        self._ready.set()
+
+    def _succeeded(self, inventory: Inventory) -> None:
+        if self._fault:
+            logger.bind(attempt=self._failures).info("inventory refreshed again")
+        self._fault, self._failures = "", 0
+        before, self._current = self._current, inventory
+        if before is None or dataclasses.replace(before, taken_at=inventory.taken_at) != inventory:
+            self._publish(inventory)
+
+    def _failed(self, sentence: str) -> None:
+        self._failures += 1
+        if sentence == self._fault:
+            return
+        self._fault = sentence
+        self._on_fault(sentence)
+        if self._current is None or self._current.fault:
+            self._current = Inventory(taken_at=self._wall(), fault=sentence)
+            self._publish(self._current)
+
+    def _pause_s(self) -> float:
+        if not self._failures:
+            return self._refresh_s
+        doublings = min(self._failures - 1, 10)
+        return min(FIRST_RETRY_S * (1 << doublings), LONGEST_RETRY_S, self._refresh_s)
+
+    async def _rest(self, pause_s: float) -> None:
+        """Sleeps, or until poked."""
+        waits = [asyncio.ensure_future(self._sleep(pause_s)), asyncio.ensure_future(self._poked.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)

@@ -1,0 +1,195 @@
+"""Keeper of the NVML process: asks it for inventories, and gets rid of it when the driver hangs or kills it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.gpu import Inventory
+from nri_gpu.inventory.process import LineProcess, ending, python
+from nri_gpu.inventory.report import inventory_from_report
+
+REFRESH: Final = b'{"ask": "refresh"}\n'
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
+_BUSY: Final = "NVML"
+# What may take long on a healthy machine: the interpreter's start, a library read from a cold disk, and the first touch
+# of a GPU that sleeps because persistence mode is off.
+_SLOW: Final = frozenset({"start", "dlopen", "nvmlInit", "nvmlDeviceGetHandleByIndex"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """How long is waited, seconds.
+
+    call_s: for one NVML call. slow_call_s: for one that may wake a GPU. refresh_s: for a whole refresh.
+    end_s: for the process to go when asked.
+    """
+
+    call_s: float = 5.0
+    slow_call_s: float = 30.0
+    refresh_s: float = 120.0
+    end_s: float = 0.5
+
+
+class NvmlChild:
+    """One NVML process at a time, started when asked for, and again after it was lost.
+
+    Not safe for several loops. wall: seconds since the epoch. clock, sleep: for the pause before a new start.
+    """
+
+    def __init__(
+        self,
+        driver_root: str,
+        *,
+        sysfs: str = "/sys",
+        deadlines: Deadlines | None = None,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._command = (python(), "-I", "-m", "nri_gpu.inventory.nvml", "--driver-root", driver_root, "--sysfs", sysfs)
+        self._deadlines = deadlines or Deadlines()
+        self._wall = wall
+        self._clock = clock
+        self._sleep = sleep
+        self._process: LineProcess | None = None
+        self._condemned: LineProcess | None = None  # killed, and not yet seen to be dead
+        self._call = ""  # what it said it would do next
+        self._failures = 0
+        self._failed_at = 0.0
+        self._lock = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now."""
+        return self._process.pid if self._process else None
+
+    async def refresh(self) -> Inventory:
+        """What NVML says now, majors excepted.
+
+        Raises: InventoryError, with NVML's own reason, or with the call in which the process hung or died.
+        """
+        async with self._lock:
+            await self._pause()
+            try:
+                said = await self._answer()
+            except InventoryError:
+                self._failures, self._failed_at = self._failures + 1, self._clock()
+                raise
+            self._failures = 0
+        if "fault" in said:
+            raise InventoryError(str(said["fault"]))
+        return inventory_from_report(said.get("inventory"), self._wall())
+
+    async def close(self) -> None:
+        """Ends the process. A later refresh starts another."""
+        async with self._lock:
+            if self._process:
+                process, self._process = self._process, None
+                await process.end(self._deadlines.end_s)
+            if self._condemned:
+                await self._condemned.end(0)
+                self._condemned = None
+
+    async def _pause(self) -> None:
+        """A library that crashes at once is not started in a tight loop, however often somebody asks."""
+        if self._failures:
+            pause_s = min(FIRST_PAUSE_S * (1 << min(self._failures - 1, 10)), LONGEST_PAUSE_S)
+            await self._sleep(max(0.0, self._failed_at + pause_s - self._clock()))
+
+    async def _answer(self) -> Mapping[str, Any]:
+        """Raises: InventoryError."""
+        answered = False
+        try:
+            async with asyncio.timeout(self._deadlines.refresh_s):
+                said = await self._converse()
+                if "stale" in said:  # a new driver was installed; it needs a new process, which cannot say this again
+                    await self._dismiss()
+                    said = await self._converse()
+            answered = True
+        except TimeoutError:
+            raise await self._hung(self._deadlines.refresh_s, "a whole refresh") from None
+        finally:
+            if not answered:  # cancelled: what it still has to say must not be taken for the next answer
+                self._condemn()
+        return said
+
+    async def _converse(self) -> Mapping[str, Any]:
+        """The line that ends a refresh, past all those that announce a call. Raises: InventoryError."""
+        process = await self._running()
+        await process.send(REFRESH)
+        while True:
+            said = await self._hear(process)
+            if "call" not in said:
+                self._call = ""
+                return said
+            self._call = str(said["call"]) + (f" of GPU {said['gpu']}" if said.get("gpu") is not None else "")
+
+    async def _running(self) -> LineProcess:
+        """Raises: InventoryError."""
+        if self._process is None:
+            if self._condemned and await self._condemned.end(0) is None:
+                raise InventoryError(
+                    f"process {self._condemned.pid} still hangs in {self._call or _BUSY} and cannot be killed, so no "
+                    "other is started: see `dmesg | grep NVRM`; the GPU may need a reset, or the node a reboot"
+                )
+            self._condemned = None
+            self._call = "start"
+            try:
+                self._process = await LineProcess.start(self._command)
+            except OSError as error:
+                raise InventoryError(f"cannot start the NVML process {self._command[0]}: {error}") from error
+        return self._process
+
+    async def _hear(self, process: LineProcess) -> Mapping[str, Any]:
+        """Raises: InventoryError."""
+        slow = self._call.partition(" ")[0] in _SLOW
+        limit_s = self._deadlines.slow_call_s if slow else self._deadlines.call_s
+        try:
+            async with asyncio.timeout(limit_s):
+                line = await process.receive()
+        except TimeoutError:
+            raise await self._hung(limit_s, self._call or _BUSY) from None
+        try:
+            said = json.loads(line) if line else None
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            raise await self._died()
+        return said
+
+    async def _hung(self, limit_s: float, doing: str) -> InventoryError:
+        """Kills what does not answer."""
+        self._condemn()
+        status = await self._condemned.end(0) if self._condemned else None
+        if status is not None:
+            self._condemned = None
+        fate = "was killed" if status is not None else "cannot be killed"
+        return InventoryError(f"{doing} did not return within {limit_s:g} s; the NVML process {fate}")
+
+    async def _died(self) -> InventoryError:
+        """Sees off one that is gone, or that does not speak our language."""
+        doing, words = self._call or _BUSY, self._process.last_line() if self._process else ""
+        status = await self._dismiss()
+        return InventoryError(f"the NVML process {ending(status)} in {doing}" + (f": {words}" if words else ""))
+
+    async def _dismiss(self) -> int | None:
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        status = await process.end(self._deadlines.end_s)
+        if status is None:
+            self._condemned = process
+        return status
+
+    def _condemn(self) -> None:
+        """Kills without waiting."""
+        if self._process:
+            self._process.kill()
+            self._condemned, self._process = self._process, None

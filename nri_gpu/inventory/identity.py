@@ -1,0 +1,45 @@
+"""What a GPU's UUID, PCI bus id and model look like, whoever wrote them down."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from nri_gpu.domain.gpu import GpuUuid, PciBusId
+
+_UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_BUS_ID: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
+
+MODEL_MAX: Final = 96  # characters; NVML's own buffer (NVML_DEVICE_NAME_V2_BUFFER_SIZE)
+
+
+def parse_uuid(text: str) -> GpuUuid:
+    """A whole GPU's UUID.
+
+    Raises: ValueError.
+    """
+    if not _UUID.fullmatch(text):
+        raise ValueError(f"{text!r} is not a GPU UUID (GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, lower case hex)")
+    return GpuUuid(text)
+
+
+def parse_bus_id(text: str) -> PciBusId:
+    """A PCI address, lower case, its domain of 4 digits where it fits: NVML writes 8 and upper case.
+
+    Raises: ValueError.
+    """
+    match = _BUS_ID.fullmatch(text.lower())
+    if match is None:
+        raise ValueError(f"{text!r} is not a PCI bus id (0000:3b:00.0)")
+    domain, bus, device, function = match.groups()
+    return PciBusId(f"{int(domain, 16):04x}:{bus}:{device}.{function}")
+
+
+def parse_model(text: str) -> str:
+    """A model name, which ends in tables, logs and globs.
+
+    Raises: ValueError.
+    """
+    if not text or len(text) > MODEL_MAX or any(not " " <= letter <= "~" for letter in text):
+        raise ValueError(f"{text[:MODEL_MAX]!r} is not a model name (1 to {MODEL_MAX} printable ASCII characters)")
+    return text

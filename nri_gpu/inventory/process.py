@@ -1,0 +1,160 @@
+"""A child process that speaks in lines: started with nothing of ours, never waited for without limit, always reaped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Self
+
+LINE_MAX: Final = 1 << 20  # bytes; a report of 16 GPUs with all their links has about 15 000
+LAST_WORDS_MAX: Final = 2048  # bytes of stderr kept
+_REAP_EVERY_S: Final = 0.005
+
+
+def python() -> str:
+    """Path of the interpreter we run in. `sys.executable` is empty in a process that was started without PATH."""
+    return sys.executable or str(Path("/proc/self/exe").resolve())
+
+
+def ending(status: int | None) -> str:
+    """How a process ended, in words: status as subprocess has it, negative for a signal."""
+    if status is None:
+        return "cannot be killed"
+    if status >= 0:
+        return f"exited with status {status}"
+    with contextlib.suppress(ValueError):
+        return f"died of {signal.Signals(-status).name}"
+    return f"died of signal {-status}"
+
+
+class _LastWords(asyncio.Protocol):
+    """Keeps the end of what was printed: a noisy library must neither fill our memory nor block on a full pipe."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._tail = (self._tail + data)[-LAST_WORDS_MAX:]
+
+    def last_line(self) -> str:
+        lines = self._tail.decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else ""
+
+
+class LineProcess:
+    """One running child. Lines go both ways over one socket, its stderr goes to `last_line`.
+
+    Plain Popen and not asyncio's own: only one party then ever reaps, so that a pid is never signalled after that.
+    """
+
+    def __init__(
+        self,
+        popen: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        words: tuple[asyncio.Transport, _LastWords],
+    ) -> None:
+        self._popen = popen
+        self._reader = reader
+        self._writer = writer
+        self._words_transport, self._words = words
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> Self:
+        """Runs `command` with an empty environment, in `/`, in a session of its own.
+
+        Raises: OSError.
+        """
+        with contextlib.ExitStack() as undo:
+            lines, its_lines = _pair(undo)
+            words, its_words = _pair(undo)
+            reader, writer = await asyncio.open_unix_connection(sock=lines, limit=LINE_MAX)
+            undo.callback(writer.close)
+            loop = asyncio.get_running_loop()
+            transport, last_words = await loop.create_unix_connection(_LastWords, sock=words)
+            undo.callback(transport.close)
+            # Last, and without an await after it: a cancelled start leaves no process behind.
+            popen = _spawn(command, its_lines, its_words)
+            undo.pop_all()
+        its_lines.close()
+        its_words.close()
+        return cls(popen, reader, writer, (transport, last_words))
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._popen.pid
+
+    async def send(self, line: bytes) -> None:
+        """Writes one line. One that is gone is found out by `receive`."""
+        with contextlib.suppress(ConnectionError):
+            self._writer.write(line)
+            await self._writer.drain()
+
+    async def receive(self) -> bytes:
+        """The next line; empty once it is gone, or where a line never ends."""
+        try:
+            return await self._reader.readline()
+        except (ConnectionError, ValueError):
+            return b""
+
+    def last_line(self) -> str:
+        """The last line it printed on stderr, or on the stdout that we moved there."""
+        return self._words.last_line()
+
+    def kill(self) -> None:
+        """Sends SIGKILL and returns at once; `end` reaps."""
+        self._popen.kill()
+
+    async def end(self, grace_s: float) -> int | None:
+        """Closes its stdin, kills it after `grace_s` seconds, and returns its status.
+
+        None: it hangs inside the kernel, where no signal reaches it. Call again later: it is a zombie until then.
+        """
+        self._writer.close()
+        status = await self._reaped(grace_s)
+        if status is None:
+            self.kill()
+            status = await self._reaped(max(grace_s, 1.0))
+        if status is not None:
+            await self._close()
+        return status
+
+    async def _reaped(self, within_s: float) -> int | None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within_s
+        # Polled, in practice for a few milliseconds: the alternative is a thread that waits as long as it lives.
+        while self._popen.poll() is None and loop.time() < until:  # noqa: ASYNC110
+            await asyncio.sleep(_REAP_EVERY_S)
+        return self._popen.returncode
+
+    async def _close(self) -> None:
+        self._words_transport.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+def _pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    ours, its = socket.socketpair()
+    undo.callback(its.close)
+    undo.callback(ours.close)
+    return ours, its
+
+
+def _spawn(command: Sequence[str], lines: socket.socket, words: socket.socket) -> subprocess.Popen[bytes]:
+    """Raises: OSError."""
+    return subprocess.Popen(
+        command,
+        stdin=lines.fileno(),
+        stdout=lines.fileno(),
+        stderr=words.fileno(),
+        env={},
+        cwd="/",
+        start_new_session=True,
+    )

@@ -1,0 +1,68 @@
+"""Where an inventory comes from: one interface, two sources."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from nri_gpu.domain.gpu import Inventory
+from nri_gpu.inventory.child import Deadlines, NvmlChild
+from nri_gpu.inventory.devices import PROC_DEVICES, host_majors
+from nri_gpu.inventory.topology import load_topology
+
+
+class Source(Protocol):
+    """Somebody who knows what GPUs there are."""
+
+    async def refresh(self) -> Inventory:
+        """What there is now.
+
+        Raises: InventoryError.
+        """
+
+    async def close(self) -> None:
+        """Lets go of whatever was needed to ask."""
+
+
+class TopologySource:
+    """A topology file: the node is simulated. Read anew each time, so that an edit is seen."""
+
+    def __init__(self, path: str | Path, *, wall: Callable[[], float] = time.time) -> None:
+        self._path = Path(path)
+        self._wall = wall
+
+    async def refresh(self) -> Inventory:
+        """The file's node. Raises: TopologyError."""
+        return load_topology(self._path, wall=self._wall)
+
+    async def close(self) -> None:
+        """Nothing was opened."""
+
+
+class NvmlSource:
+    """The machine itself: GPUs from NVML, majors from the kernel."""
+
+    def __init__(
+        self,
+        driver_root: str | Path,
+        *,
+        proc_devices: str = PROC_DEVICES,
+        sysfs: str = "/sys",
+        deadlines: Deadlines | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._child = NvmlChild(str(driver_root), sysfs=sysfs, deadlines=deadlines, wall=wall)
+        self._proc_devices = proc_devices
+
+    async def refresh(self) -> Inventory:
+        """What NVML and the kernel say now. Raises: InventoryError."""
+        inventory = await self._child.refresh()
+        # After NVML: its start may be what loads the module.
+        return dataclasses.replace(inventory, majors=host_majors(self._proc_devices))
+
+    async def close(self) -> None:
+        """Ends the NVML process."""
+        await self._child.close()

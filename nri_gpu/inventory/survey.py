@@ -1,0 +1,226 @@
+"""What is asked of NVML, in what order, and what one GPU's failure means for the others: nothing.
+
+Runs in the NVML process and knows no pynvml: an `Ask` makes the calls. The result is plain data for one JSON line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from nri_gpu.inventory.identity import parse_bus_id, parse_model, parse_uuid
+
+# Codes and numbers of nvml.h.
+NOT_SUPPORTED: Final = 3
+FUNCTION_NOT_FOUND: Final = 13
+GPU_IS_LOST: Final = 15
+RESET_REQUIRED: Final = 16
+AFFINITY_SCOPE_NODE: Final = 0
+P2P_CAPS_INDEX_NVLINK: Final = 2
+P2P_STATUS_OK: Final = 0
+NVLINK_MAX_LINKS: Final = 36  # of the newest header; an older library answers "invalid argument" past its own
+NVLINK_DEVICE_TYPE_SWITCH: Final = 2
+MIG_ENABLED: Final = 1
+
+_ABSENT: Final = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})
+_GONE: Final = frozenset({GPU_IS_LOST, RESET_REQUIRED})
+# nvmlGpuTopologyLevel_t in the words of `nvidia-smi topo -m`; two GPUs of one board (0) share that board's switch.
+_ANCESTORS: Final[Mapping[int, str]] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_FARTHEST: Final = "SYS"
+
+
+class CallError(Exception):
+    """An NVML call that failed: `nvmlDeviceGetUUID: GPU is lost (15)`. code: 0 where the answer was unreadable."""
+
+    def __init__(self, name: str, message: str, code: int = 0) -> None:
+        super().__init__(f"{name}: {message} ({code})" if code else f"{name}: {message}")
+        self.code = code
+
+
+class Ask(Protocol):
+    """Makes one NVML call, said aloud before it is made."""
+
+    def __call__(self, name: str, *arguments: object, gpu: int | None = None) -> Any:  # noqa: ANN401 (NVML's own types)
+        """The call's result.
+
+        Raises: CallError.
+        """
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A GPU while it is being asked."""
+
+    index: int
+    handle: object = None
+    facts: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def bus_id(self) -> str:
+        return str(self.facts["pci_bus_id"])
+
+
+def survey(ask: Ask, sysfs: Path) -> dict[str, object]:
+    """Everything an `Inventory` is made of, from an initialised NVML.
+
+    Raises: CallError, where the GPUs cannot even be counted.
+    """
+    faults: list[dict[str, object]] = []
+    seen: list[_Seen] = []
+    report = {"driver_version": _maybe(ask, "", "nvmlSystemGetDriverVersion"), "cuda_version": _cuda_version(ask)}
+    for index in range(ask("nvmlDeviceGetCount")):
+        try:
+            seen.append(_identify(ask, index))
+        except CallError as error:
+            faults.append({"index": index, "reason": str(error)})
+    for gpu in seen:
+        _describe(ask, gpu, sysfs)
+    # The pairs come last: by then every GPU's bus id is known, and what is gone need not be asked again.
+    links = list(_links(ask, [gpu for gpu in seen if not gpu.facts["unavailable"]]))
+    return {**report, "gpus": [gpu.facts for gpu in seen], "faults": faults, "links": links}
+
+
+def _cuda_version(ask: Ask) -> str:
+    version = int(_maybe(ask, 0, "nvmlSystemGetCudaDriverVersion_v2"))  # 13000 for 13.0
+    return f"{version // 1000}.{version % 1000 // 10}" if version else ""
+
+
+def _identify(ask: Ask, index: int) -> _Seen:
+    """The facts without which a GPU cannot be named, let alone given.
+
+    Raises: CallError.
+    """
+    handle = ask("nvmlDeviceGetHandleByIndex", index, gpu=index)
+    facts: dict[str, object] = {
+        "index": index,
+        "uuid": _parsed(parse_uuid, ask("nvmlDeviceGetUUID", handle, gpu=index), "nvmlDeviceGetUUID"),
+        "minor_number": int(ask("nvmlDeviceGetMinorNumber", handle, gpu=index)),
+        "pci_bus_id": _bus_id(ask("nvmlDeviceGetPciInfo_v3", handle, gpu=index), "nvmlDeviceGetPciInfo_v3"),
+        "unavailable": "",
+    }
+    return _Seen(index, handle, facts)
+
+
+def _describe(ask: Ask, gpu: _Seen, sysfs: Path) -> None:
+    """The rest; a GPU that fails here keeps its name and is unavailable."""
+    gpu.facts |= {"model": "unknown", "memory_bytes": 0, "arch": [0, 0], "numa_node": None, "mig_enabled": False}
+    try:
+        for facts in _descriptions(ask, gpu, sysfs):
+            gpu.facts |= facts
+    except CallError as error:
+        gpu.facts["unavailable"] = str(error)
+
+
+def _descriptions(ask: Ask, gpu: _Seen, sysfs: Path) -> Iterator[Mapping[str, object]]:
+    handle, index = gpu.handle, gpu.index
+    yield {"model": _parsed(parse_model, ask("nvmlDeviceGetName", handle, gpu=index), "nvmlDeviceGetName")}
+    # A GPU that shares the host's memory has none of its own to tell of.
+    memory = _maybe(ask, None, "nvmlDeviceGetMemoryInfo", handle, gpu=index, tolerated=_ABSENT)
+    yield {"memory_bytes": int(memory.total) if memory else 0}
+    yield {"arch": list(ask("nvmlDeviceGetCudaComputeCapability", handle, gpu=index))}
+    yield {"numa_node": _numa_node(ask, gpu, sysfs)}
+    # Not knowing whether a GPU is cut into MIG instances is not the same as knowing that it is whole.
+    mode = _maybe(ask, (0, 0), "nvmlDeviceGetMigMode", handle, gpu=index, tolerated=_ABSENT)
+    yield {"mig_enabled": mode[0] == MIG_ENABLED}
+    if mode[0] != mode[1]:
+        raise CallError("nvmlDeviceGetMigMode", "MIG mode is changing: it takes effect with the GPU's next reset")
+
+
+def _numa_node(ask: Ask, gpu: _Seen, sysfs: Path) -> int | None:
+    """The host's NUMA node nearest to the GPU.
+
+    NVML's mask of nodes first, sysfs where NVML has none. Not nvmlDeviceGetNumaNodeId: that is the node which a GPU's
+    own memory makes up on coherent machines.
+    """
+    mask = _maybe(ask, None, "nvmlDeviceGetMemoryAffinity", gpu.handle, 1, AFFINITY_SCOPE_NODE, gpu=gpu.index)
+    if mask and (nodes := int(mask[0])).bit_count() == 1:
+        return nodes.bit_length() - 1
+    try:
+        node = int((sysfs / "bus/pci/devices" / gpu.bus_id / "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def _links(ask: Ask, gpus: list[_Seen]) -> Iterator[dict[str, object]]:
+    """Every pair that a path is known of."""
+    remotes = {gpu.index: list(_remotes(ask, gpu, frozenset(each.bus_id for each in gpus))) for gpu in gpus}
+    for at, first in enumerate(gpus):
+        for second in gpus[at + 1 :]:
+            name = "nvmlDeviceGetTopologyCommonAncestor"
+            level = _tolerant(ask, None, name, first.handle, second.handle, gpu=first.index)
+            nvlink = _nvlinks(ask, first, second, remotes)
+            if level in _ANCESTORS or nvlink:
+                pcie = _ANCESTORS.get(level, _FARTHEST)
+                yield {"a": first.index, "b": second.index, "pcie": pcie, "nvlink": nvlink}
+
+
+def _remotes(ask: Ask, gpu: _Seen, known: frozenset[str]) -> Iterator[str]:
+    """For each active NVLink of a GPU the bus id of the GPU at its far end; empty for a switch."""
+    for link in range(NVLINK_MAX_LINKS):
+        state = _tolerant(ask, None, "nvmlDeviceGetNvLinkState", gpu.handle, link, gpu=gpu.index)
+        if not state:
+            continue
+        info = _tolerant(ask, None, "nvmlDeviceGetNvLinkRemotePciInfo", gpu.handle, link, gpu=gpu.index)
+        remote = _bus_id(info, "nvmlDeviceGetNvLinkRemotePciInfo", strict=False) if info else ""
+        if remote in known:
+            yield remote
+            continue
+        kind = _tolerant(ask, None, "nvmlDeviceGetNvLinkRemoteDeviceType", gpu.handle, link, gpu=gpu.index)
+        if kind in (None, NVLINK_DEVICE_TYPE_SWITCH):
+            yield ""
+
+
+def _nvlinks(ask: Ask, first: _Seen, second: _Seen, remotes: Mapping[int, list[str]]) -> int:
+    """Direct links between two GPUs, or those through the switches that both hang on."""
+    direct = remotes[first.index].count(second.bus_id)
+    switched = min(remotes[first.index].count(""), remotes[second.index].count(""))
+    if direct or not switched:
+        return direct
+    # A fabric that is not up yet (its manager is not running) has active links that lead nowhere.
+    name = "nvmlDeviceGetP2PStatus"
+    status = _tolerant(ask, None, name, first.handle, second.handle, P2P_CAPS_INDEX_NVLINK, gpu=first.index)
+    return switched if status in (None, P2P_STATUS_OK) else 0
+
+
+def _tolerant(ask: Ask, default: object, name: str, *arguments: object, gpu: int) -> Any:  # noqa: ANN401
+    """An answer nothing depends on: links only help to choose well."""
+    try:
+        return ask(name, *arguments, gpu=gpu)
+    except CallError:
+        return default
+
+
+def _maybe(
+    ask: Ask,
+    default: object,
+    name: str,
+    *arguments: object,
+    gpu: int | None = None,
+    tolerated: frozenset[int] | None = None,
+) -> Any:  # noqa: ANN401
+    """An optional fact: `default` where this GPU or driver lacks it, or on any error short of a lost GPU.
+
+    Raises: CallError, for a code that is not in `tolerated`; where that is not given, for a GPU that is gone.
+    """
+    try:
+        return ask(name, *arguments, gpu=gpu)
+    except CallError as error:
+        if error.code in _GONE if tolerated is None else error.code not in tolerated:
+            raise
+        return default
+
+
+def _bus_id(info: Any, name: str, *, strict: bool = True) -> str:  # noqa: ANN401
+    """The address in an nvmlPciInfo_t, from its numbers: its texts differ between versions of the struct."""
+    text = f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+    return _parsed(parse_bus_id, text, name) if strict else text
+
+
+def _parsed(parse: Callable[[str], str], text: str, name: str) -> str:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise CallError(name, str(error)) from error

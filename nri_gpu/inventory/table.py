@@ -1,0 +1,117 @@
+"""Reads one table of a TOML file strictly: every fault is noted with its key path, and reading goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Final, TypeVar
+
+from nri_gpu.domain.errors import Fault
+
+T = TypeVar("T")
+
+_KINDS: Final = {str: "text", int: "a whole number", bool: "true or false", dict: "a table", list: "an array of tables"}
+
+
+class Notes:
+    """The faults of one file, and the values that must not occur twice in it."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.faults: list[Fault] = []
+        self._firsts: dict[tuple[str, Hashable], str] = {}
+
+    def fault(self, path: str, message: str) -> None:
+        """Notes one fault at a key path."""
+        self.faults.append(Fault(self.file, path, message))
+
+    def once(self, kind: str, value: Hashable, path: str) -> None:
+        """Notes a fault if `value` was met before under this `kind`."""
+        first = self._firsts.setdefault((kind, value), path)
+        if first != path:
+            self.fault(path, f"the same as {first}")
+
+
+class Table:
+    """One table. A value that is missing or wrong is noted and reads as None.
+
+    path: where it is, `gpu[2]`; empty for the file's own table.
+    """
+
+    def __init__(self, notes: Notes, data: dict[str, Any], path: str = "") -> None:
+        self._notes = notes
+        self._data = data
+        self._path = path
+        self._asked: set[str] = set()
+
+    def text(self, key: str, *, default: str | None = None) -> str | None:
+        """A string."""
+        return self._take(key, str, default)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """A boolean."""
+        taken = self._take(key, bool, default)
+        return default if taken is None else taken
+
+    def number(self, key: str, low: int, high: int, *, optional: bool = False) -> int | None:
+        """A whole number from `low` to `high`."""
+        number = self._take(key, int, None, optional=optional)
+        if number is not None and not low <= number <= high:
+            self.wrong(key, f"{number} is not from {low} to {high}")
+            return None
+        return number
+
+    def parsed(self, key: str, parse: Callable[[str], T]) -> T | None:
+        """A string that `parse` understands; its ValueError is the fault."""
+        text = self.text(key)
+        try:
+            return None if text is None else parse(text)
+        except ValueError as error:
+            self.wrong(key, str(error))
+            return None
+
+    def table(self, key: str, *, optional: bool = False) -> Table:
+        """A table below this one; an empty one where it is missing."""
+        data = self._take(key, dict, None, optional=optional)
+        # Below a table whose absence was noted, nothing more is worth a note.
+        notes = self._notes if data is not None or optional else Notes(self._notes.file)
+        return Table(notes, data or {}, self._at(key))
+
+    def tables(self, key: str) -> list[Table]:
+        """An array of tables; empty where it is missing."""
+        items = self._take(key, list, None, optional=True) or []
+        below = []
+        for place, item in enumerate(items):
+            if isinstance(item, dict):
+                below.append(Table(self._notes, item, self._at(f"{key}[{place}]")))
+            else:
+                self.wrong(f"{key}[{place}]", "must be a table")
+        return below
+
+    def once(self, key: str, value: Hashable | None, *, among: str) -> None:
+        """Notes a fault if another table has the same value under this key."""
+        if value is not None:
+            self._notes.once(f"{among}.{key}", value, self._at(key))
+
+    def wrong(self, key: str, message: str) -> None:
+        """Notes a fault of this key."""
+        self._notes.fault(self._at(key), message)
+
+    def done(self) -> None:
+        """Notes every key that nobody asked for."""
+        for key in sorted(self._data.keys() - self._asked):
+            self.wrong(key, f"unknown key (known here: {', '.join(sorted(self._asked))})")
+
+    def _take(self, key: str, kind: type[T], default: T | None, *, optional: bool = False) -> T | None:
+        self._asked.add(key)
+        if key not in self._data:
+            if default is None and not optional:
+                self.wrong(key, f"missing; {_KINDS[kind]}")
+            return default
+        value = self._data[key]
+        if type(value) is not kind:  # a bool is an int to isinstance
+            self.wrong(key, f"must be {_KINDS[kind]}")
+            return None
+        return value
+
+    def _at(self, key: str) -> str:
+        return f"{self._path}.{key}" if self._path and key else self._path or key

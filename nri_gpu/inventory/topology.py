@@ -1,0 +1,161 @@
+"""A node described by a TOML file: for demos, CI and clusters without GPUs. config/topologies/ shows the format."""
+
+from __future__ import annotations
+
+import re
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.domain.errors import Fault, InventoryError
+from nri_gpu.domain.gpu import Gpu, GpuUuid, Inventory, Link, Majors, PciBusId
+from nri_gpu.inventory.identity import parse_bus_id, parse_model, parse_uuid
+from nri_gpu.inventory.table import Notes, Table
+
+SCHEMA: Final = 1
+GPUS_MAX: Final = 248  # /dev/nvidia0 to 247 (open-gpu-kernel-modules: kernel-open/common/inc/nv-chardev-numbers.h)
+MAJOR_MAX: Final = 4095  # 12 bits (linux/kdev_t.h)
+NUMA_MAX: Final = 1023  # MAX_NUMNODES
+NVLINK_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
+PCIE_WORDS: Final = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
+
+_ARCH: Final = re.compile(r"(\d{1,2})\.(\d{1,2})")
+_VERSION: Final = re.compile(r"\d{1,5}(?:\.\d{1,5}){1,2}")
+_SYNTAX_PLACE: Final = re.compile(r"\(at line (\d+), column \d+\)$")
+
+
+class TopologyError(InventoryError):
+    """A topology file with faults: all of them at once."""
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        super().__init__("; ".join(str(fault) for fault in faults))
+        self.faults = faults
+
+
+def load_topology(path: str | Path, *, wall: Callable[[], float] = time.time) -> Inventory:
+    """The node of a topology file.
+
+    Raises: TopologyError.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise TopologyError((Fault(str(path), "", error.strerror or str(error)),)) from error
+    except UnicodeDecodeError as error:
+        raise TopologyError((Fault(str(path), "", f"is not UTF-8: {error.reason}"),)) from error
+    return parse_topology(text, str(path), wall())
+
+
+def parse_topology(text: str, file: str, taken_at: float) -> Inventory:
+    """The node that `text` describes; `file` names it in faults.
+
+    Raises: TopologyError.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise TopologyError((_syntax_fault(file, str(error)),)) from error
+    notes = Notes(file)
+    inventory = _inventory(Table(notes, data), taken_at)
+    if notes.faults:
+        raise TopologyError(tuple(notes.faults))
+    return inventory
+
+
+def _syntax_fault(file: str, message: str) -> Fault:
+    place = _SYNTAX_PLACE.search(message)
+    return Fault(file, "", message, int(place.group(1)) if place else None)
+
+
+def _inventory(root: Table, taken_at: float) -> Inventory:
+    root.number("schema", SCHEMA, SCHEMA)
+    node = root.table("node")
+    driver, cuda = _version(node, "driver"), _version(node, "cuda")
+    majors = _majors(node.table("majors", optional=True))
+    node.done()
+    gpus = sorted((_gpu(table) for table in root.tables("gpu")), key=lambda gpu: gpu.index)
+    indices = frozenset(gpu.index for gpu in gpus)
+    links = sorted((_link(table, indices) for table in root.tables("link")), key=lambda link: (link.a, link.b))
+    root.done()
+    return Inventory(
+        taken_at=taken_at,
+        gpus=tuple(gpus),
+        links=tuple(links),
+        majors=majors,
+        driver_version=driver,
+        cuda_version=cuda,
+        simulated=True,
+    )
+
+
+def _version(node: Table, key: str) -> str:
+    version = node.text(key, default="") or ""
+    if version and not _VERSION.fullmatch(version):
+        node.wrong(key, f"{version!r} is not a version (580.95.05)")
+    return version
+
+
+def _majors(table: Table) -> Majors:
+    names = ("nvidia", "nvidia_uvm", "nvidia_caps")
+    nvidia, uvm, caps = (table.number(name, 1, MAJOR_MAX, optional=True) for name in names)
+    table.done()
+    return Majors(nvidia=nvidia, nvidia_uvm=uvm, nvidia_caps=caps)
+
+
+def _gpu(table: Table) -> Gpu:
+    """A GPU; where a value is wrong, that is noted and something stands in, since nobody will see it."""
+    index = table.number("index", 0, GPUS_MAX - 1)
+    minor = table.number("minor", 0, GPUS_MAX - 1)
+    uuid, bus_id = table.parsed("uuid", parse_uuid), table.parsed("bus_id", parse_bus_id)
+    for key, value in (("index", index), ("minor", minor), ("uuid", uuid), ("bus_id", bus_id)):
+        table.once(key, value, among="gpu")
+    gpu = Gpu(
+        index=index or 0,
+        minor_number=minor or 0,
+        uuid=uuid or GpuUuid(""),
+        pci_bus_id=bus_id or PciBusId(""),
+        model=table.parsed("model", parse_model) or "",
+        memory_bytes=table.number("memory_bytes", 0, 2**63 - 1) or 0,
+        arch=table.parsed("arch", _parse_arch) or (0, 0),
+        numa_node=table.number("numa", 0, NUMA_MAX, optional=True),
+        mig_enabled=table.flag("mig", default=False),
+        unavailable=table.text("unavailable", default="") or "",
+    )
+    table.done()
+    return gpu
+
+
+def _parse_arch(text: str) -> tuple[int, int]:
+    """Text and not a number, because 8.10 is not 8.1. Raises: ValueError."""
+    match = _ARCH.fullmatch(text)
+    if match is None:
+        raise ValueError(f'{text!r} is not a compute capability ("9.0")')
+    return int(match.group(1)), int(match.group(2))
+
+
+def _link(table: Table, indices: frozenset[int]) -> Link:
+    a, b = (table.number(key, 0, GPUS_MAX - 1) for key in ("a", "b"))
+    for key, end in (("a", a), ("b", b)):
+        if end is not None and end not in indices:
+            table.wrong(key, f"there is no GPU with index {end}")
+    if a is not None and b is not None:
+        if a >= b:
+            table.wrong("a", f"must be less than b: {a}, {b}")
+        table.once("", (a, b), among="link")
+    link = Link(
+        a=a or 0,
+        b=b or 0,
+        pcie=table.parsed("pcie", _parse_pcie) or "",
+        nvlink=table.number("nvlink", 0, NVLINK_MAX, optional=True) or 0,
+    )
+    table.done()
+    return link
+
+
+def _parse_pcie(text: str) -> str:
+    """Raises: ValueError."""
+    if text not in PCIE_WORDS:
+        raise ValueError(f"{text!r} is none of {', '.join(PCIE_WORDS)}")
+    return text

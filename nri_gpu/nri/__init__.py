@@ -1,0 +1,1 @@
+"""NRI in our words: protobuf to domain and back, the session, the status codes."""

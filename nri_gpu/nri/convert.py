@@ -1,0 +1,214 @@
+"""Protobuf to our words and back; the one importer of nri_pb2.
+
+Decoding is the dear part of passing a container through, so `Markers` looks at the raw bytes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError as DecodeError
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
+from nri_gpu.domain.edits import Edits
+
+PREFIX: Final = "gpu.nri.io"
+# The only variables we add to or override; no other is kept, so none can end up in a log.
+READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
+EMPTY: Final = b""  # the encoding of every message without content
+CREATED: Final = pb.CONTAINER_CREATED
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """Byte strings one of which stands in every request that needs more than a pass.
+
+    Our annotations' prefix; device nodes of NVIDIA's major, or named so, which others injected; with disarming on,
+    the variable to disarm. A false alarm costs one decoding and nothing else.
+    """
+
+    needles: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, nvidia_major: int | None, *, disarm: bool) -> Markers:
+        """For a node with that device major; disarm: also requests that name NVIDIA_VISIBLE_DEVICES."""
+        needles = [PREFIX.encode(), b"/dev/nvidia"]
+        if nvidia_major is not None:
+            needles.append(pb.LinuxDevice(major=nvidia_major).SerializeToString())
+        if disarm:
+            needles.append(b"NVIDIA_VISIBLE_DEVICES")
+        return cls(tuple(needles))
+
+    def found_in(self, payload: bytes) -> bool:
+        """Whether a request has to be decoded."""
+        return any(needle in payload for needle in self.needles)
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """What the runtime said of itself. nri_version: empty below 0.12. request_timeout_ms: 0 below 0.7."""
+
+    runtime: str
+    version: str
+    nri_version: str
+    request_timeout_ms: int
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A container in Synchronize. created: made but not started; otherwise it runs."""
+
+    container: Container
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """An event. event: NRI's number, `pb.Event`. container: None for a pod's event."""
+
+    event: int
+    pod_id: PodId
+    container: Container | None
+
+
+def register_to_pb(name: str, index: str, nri_version: str) -> bytes:
+    """RegisterPluginRequest."""
+    return pb.RegisterPluginRequest(plugin_name=name, plugin_idx=index, NRI_version=nri_version).SerializeToString()
+
+
+def configured_from_pb(payload: bytes) -> Configured:
+    """ConfigureRequest."""
+    message = pb.ConfigureRequest.FromString(payload)
+    return Configured(
+        runtime=message.runtime_name,
+        version=message.runtime_version,
+        nri_version=message.NRI_version,
+        request_timeout_ms=message.request_timeout,
+        config=message.config,
+    )
+
+
+def configured_to_pb(event_mask: int) -> bytes:
+    """ConfigureResponse."""
+    return pb.ConfigureResponse(events=event_mask).SerializeToString()
+
+
+class Parts:
+    """The parts of one Synchronize: a container's pod may come in another part than the container."""
+
+    def __init__(self) -> None:
+        self._pods: list[pb.PodSandbox] = []
+        self._containers: list[pb.Container] = []
+
+    def add(self, payload: bytes) -> bool:
+        """Take a SynchronizeRequest; whether more follow."""
+        message = pb.SynchronizeRequest.FromString(payload)
+        self._pods.extend(message.pods)
+        self._containers.extend(message.containers)
+        return message.more
+
+    def listed(self) -> tuple[Listed, ...]:
+        """All containers, each with its pod. Forgets them."""
+        pods = {pod.id: pod_from_pb(pod) for pod in self._pods}
+        listed = tuple(
+            Listed(
+                container_from_pb(container, pods.get(container.pod_sandbox_id) or _unknown_pod(container)),
+                created=container.state == CREATED,
+            )
+            for container in self._containers
+        )
+        self._pods, self._containers = [], []
+        return listed
+
+
+def synchronize_to_pb(*, more: bool) -> bytes:
+    """SynchronizeResponse without updates."""
+    return pb.SynchronizeResponse(more=more).SerializeToString()
+
+
+def request_from_pb(payload: bytes) -> Container:
+    """CreateContainerRequest."""
+    message = pb.CreateContainerRequest.FromString(payload)
+    return container_from_pb(message.container, pod_from_pb(message.pod))
+
+
+def state_change_from_pb(payload: bytes) -> Lifecycle:
+    """StateChangeEvent: how events arrive up to NRI 0.11."""
+    message = pb.StateChangeEvent.FromString(payload)
+    return _lifecycle(message.event, message)
+
+
+def event_from_pb(event: int, payload: bytes) -> Lifecycle:
+    """An event by its own RPC: StopContainer always, the others from NRI 0.12; fields are numbered differently."""
+    return _lifecycle(event, pb.StopContainerRequest.FromString(payload))
+
+
+def pod_from_pb(pod: pb.PodSandbox) -> Pod:
+    """A pod; without a uid (a hand-made one) its sandbox id serves."""
+    return Pod(
+        id=PodId(pod.id),
+        uid=PodUid(pod.uid or pod.id),
+        name=pod.name,
+        namespace=pod.namespace,
+        annotations=_ours(pod.annotations),
+        runtime_handler=pod.runtime_handler,
+    )
+
+
+def container_from_pb(container: pb.Container, pod: Pod) -> Container:
+    """A container, with as much of it as a decision reads."""
+    return Container(
+        id=ContainerId(container.id),
+        name=container.name,
+        pod=pod,
+        annotations=_ours(container.annotations),
+        env=_read_env(container.env),
+        devices=tuple(DeviceRef(d.path, d.major, d.minor) for d in container.linux.devices),
+        mounts=frozenset(mount.destination for mount in container.mounts),
+        privileged=any(_wildcard(rule) for rule in container.linux.resources.devices),
+    )
+
+
+def reply_to_pb(edits: Edits) -> bytes:
+    """CreateContainerResponse. Mode, uid and gid are always written, so no runtime guesses them."""
+    reply = pb.CreateContainerResponse()
+    adjust = reply.adjust
+    for key, value in edits.annotations.items():
+        adjust.annotations[key] = value
+    for destination, mount in edits.mounts.items():
+        adjust.mounts.add(destination=destination, type="bind", source=mount.source, options=mount.options)
+    for key, value in edits.env.items():
+        adjust.env.add(key=key, value=value)
+    for path, node in edits.devices.items():
+        device = adjust.linux.devices.add(path=path, type="c", major=node.major, minor=node.minor)
+        device.file_mode.value = node.mode
+        device.uid.value = node.uid
+        device.gid.value = node.gid
+    return reply.SerializeToString()
+
+
+def _lifecycle(event: int, message: Any) -> Lifecycle:  # noqa: ANN401 - three generated classes with equal fields
+    pod = pod_from_pb(message.pod)
+    container = container_from_pb(message.container, pod) if message.container.id else None
+    return Lifecycle(event, pod.id, container)
+
+
+def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in annotations.items() if key.startswith(PREFIX)}
+
+
+def _read_env(env: Iterable[str]) -> dict[str, str]:
+    return dict(entry.split("=", 1) for entry in env if entry.partition("=")[0] in READ_ENV and "=" in entry)
+
+
+def _wildcard(rule: pb.LinuxDeviceCgroup) -> bool:
+    """The one rule containerd writes for a privileged container (internal/cri/server/container_create.go)."""
+    return rule.allow and rule.type in ("", "a") and not rule.HasField("major") and not rule.HasField("minor")
+
+
+def _unknown_pod(container: pb.Container) -> Pod:
+    return Pod(id=PodId(container.pod_sandbox_id), uid=PodUid(container.pod_sandbox_id), name="?", namespace="?")

@@ -1,0 +1,103 @@
+"""What is allowed in a policy and yet probably not meant: warnings for `check`, never faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from nri_gpu.policy.globs import Globs, is_literal
+from nri_gpu.policy.model import Disarm, NamespaceRules, Otherwise, Policy
+
+# Kubernetes' names for namespaces (RFC 1123 labels), and what a pattern adds to them.
+_NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
+_NAME_MAX: Final = 63
+_PUBLIC_FOLDERS: Final = ("/tmp/", "/var/tmp/", "/dev/shm/")
+
+
+def advise(policy: Policy) -> tuple[str, ...]:
+    """One sentence per thing that an operator should look at again, the widest first."""
+    return tuple(sentence for part in _PARTS for sentence in part(policy))
+
+
+def _who_may_ask(policy: Policy) -> Iterator[str]:
+    rules = policy.namespaces
+    if not rules.allow.patterns:
+        yield "namespaces.allow is empty: no container can get a GPU"
+    elif "*" in rules.deny.patterns:
+        yield 'namespaces.deny has "*": no container can get a GPU'
+    elif "*" in rules.allow.patterns:
+        but = " but those of namespaces.deny" if rules.deny.patterns else ""
+        yield (
+            f"every namespace{but} may ask: whoever may create a pod there can take this node's GPUs by an annotation; "
+            "list the namespaces in namespaces.allow"
+        )
+
+
+def _patterns_for_nothing(policy: Policy) -> Iterator[str]:
+    rules = policy.namespaces
+    for name, globs in (("allow", rules.allow), ("deny", rules.deny)):
+        for index, pattern in enumerate(globs.patterns):
+            if why := _never_matches(pattern):
+                yield f'namespaces.{name}[{index}] = "{pattern}" can never match a Kubernetes namespace: {why}'
+    yield from _beside_everything(rules)
+    if "*" not in rules.deny.patterns:
+        yield from _denied_anyway(rules)
+        yield from _denied_for_nothing(rules)
+
+
+def _never_matches(pattern: str) -> str:
+    """Why no namespace can have such a name. Brackets are left alone: they hold what they like."""
+    if "[" in pattern:
+        return ""
+    odd = sorted(set(pattern) - _NAME_LETTERS - set("*?"))
+    if odd:
+        return f"names have no {' '.join(odd)}"
+    if len(pattern.replace("*", "")) > _NAME_MAX:
+        return f"names have at most {_NAME_MAX} characters"
+    return "names begin and end with a letter or digit" if "-" in (pattern[0], pattern[-1]) else ""
+
+
+def _beside_everything(rules: NamespaceRules) -> Iterator[str]:
+    if "*" in rules.allow.patterns and len(rules.allow.patterns) > 1:
+        yield 'namespaces.allow has "*", so its other patterns change nothing'
+
+
+def _denied_anyway(rules: NamespaceRules) -> Iterator[str]:
+    for index, pattern in enumerate(rules.allow.patterns):
+        if pattern in rules.deny.patterns:
+            denied: int | None = rules.deny.patterns.index(pattern)
+        else:
+            denied = rules.deny.first(pattern) if is_literal(pattern) else None
+        if denied is not None:
+            yield f'namespaces.allow[{index}] = "{pattern}" changes nothing: namespaces.deny[{denied}] denies it'
+
+
+def _denied_for_nothing(rules: NamespaceRules) -> Iterator[str]:
+    """Where allow is a plain list of names, a denial must hit one of them to mean anything."""
+    if not all(is_literal(pattern) for pattern in rules.allow.patterns):
+        return
+    for index, pattern in enumerate(rules.deny.patterns):
+        if not any(Globs((pattern,)).first(name) == 0 for name in rules.allow.patterns):
+            yield f'namespaces.deny[{index}] = "{pattern}" changes nothing: namespaces.allow lists no such name'
+
+
+def _silence(policy: Policy) -> Iterator[str]:
+    if policy.namespaces.otherwise is Otherwise.IGNORE:
+        yield (
+            'namespaces.otherwise = "ignore": a container that asks and may not starts without GPUs, and only the log '
+            "says so"
+        )
+    if policy.environment.disarm is Disarm.ALL:
+        yield (
+            'environment.disarm = "all" takes the GPUs of containers that NVIDIA\'s device plugin serves through '
+            "NVIDIA_VISIBLE_DEVICES: only for nodes without it"
+        )
+
+
+def _folders(policy: Policy) -> Iterator[str]:
+    for path, value in (("driver.root", policy.driver.root), ("driver.stage_dir", policy.driver.stage_dir)):
+        if f"{value}/".startswith(_PUBLIC_FOLDERS):
+            yield f'{path} = "{value}" lies where anyone may write: containers load libraries from it'
+
+
+_PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (_who_may_ask, _patterns_for_nothing, _silence, _folders)

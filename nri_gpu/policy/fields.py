@@ -1,0 +1,59 @@
+"""The table of settings, read off the declarations in `model.py`: one row per key of the policy file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, get_type_hints
+
+from nri_gpu.policy.kinds import Declaration, Kind
+from nri_gpu.policy.model import Policy
+
+SCHEMA_VERSION: Final = 1  # `schema` at the top of the file
+SCHEMA_HELP: Final = "Version of this file's format."
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row. path: `plugin.socket`. flag: its command line option, or empty."""
+
+    section: str
+    key: str
+    kind: Kind[Any]
+    default: object
+    help: str
+    flag: str
+
+    @property
+    def path(self) -> str:
+        """Dotted key path."""
+        return f"{self.section}.{self.key}"
+
+    @property
+    def raw_default(self) -> object:
+        """The default as TOML has it."""
+        return self.kind.raw(self.default)
+
+
+def _sections() -> Mapping[str, Any]:
+    default = Policy.default()
+    return {each.name: getattr(default, each.name) for each in fields(Policy) if each.name != "source"}
+
+
+def _rows(section: str, default: Any) -> Iterator[Setting]:  # noqa: ANN401 - any of the model's sections
+    hints = get_type_hints(type(default), include_extras=True)
+    for each in fields(default):
+        (declared,) = hints[each.name].__metadata__
+        assert isinstance(declared, Declaration)
+        value = getattr(default, each.name)
+        yield Setting(section, each.name, declared.kind, value, declared.help, declared.flag)
+
+
+SECTIONS: Final = _sections()  # name -> the section with every default
+SETTINGS: Final = tuple(row for section, default in SECTIONS.items() for row in _rows(section, default))
+BY_PATH: Final = {setting.path: setting for setting in SETTINGS}
+
+
+def section_help(section: str) -> str:
+    """What a section is about: its class says it."""
+    return (SECTIONS[section].__doc__ or "").strip()

@@ -1,0 +1,41 @@
+"""Shell-style patterns over names, compiled when a policy is read so that no container waits for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fnmatch import translate
+from typing import Final
+
+_WILD: Final = frozenset("*?[")
+
+Matcher = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Globs:
+    """Patterns in the operator's order; `*`, `?`, `[a-z]`, `[!a-z]`; whole names, case matters."""
+
+    patterns: tuple[str, ...]
+    _matchers: tuple[Matcher, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_matchers", tuple(_matcher(pattern) for pattern in self.patterns))
+
+    def first(self, name: str) -> int | None:
+        """Index of the first pattern that matches, None where none does."""
+        return next((index for index, matches in enumerate(self._matchers) if matches(name)), None)
+
+
+def is_literal(pattern: str) -> bool:
+    """Whether a pattern can only match itself."""
+    return _WILD.isdisjoint(pattern)
+
+
+def _matcher(pattern: str) -> Matcher:
+    return pattern.__eq__ if is_literal(pattern) else re.compile(translate(pattern)).match
+
+
+EVERYTHING: Final = Globs(("*",))
+NOTHING: Final = Globs(())

@@ -1,0 +1,209 @@
+"""What a setting may be: each kind checks a raw TOML value, converts it, and describes itself as JSON Schema."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, Protocol, TypeVar
+
+from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.text import known_words, quoted, toml_type
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+
+# What is wrong: where inside the value ("" or "[2]"), and the sentence.
+Wrong = Iterator[tuple[str, str]]
+
+GLOBS_MAX: Final = 256  # patterns; each is compiled when the file is read
+
+
+class Kind(Protocol[T]):
+    """One kind of value. `convert` takes only what `faults` found nothing in; `raw` is its inverse."""
+
+    def faults(self, raw: object) -> Wrong:
+        """Everything wrong with a raw value."""
+        ...
+
+    def convert(self, raw: Any) -> T:  # noqa: ANN401 - raw TOML, checked by `faults`
+        """The value in our types."""
+        ...
+
+    def raw(self, value: T) -> object:
+        """The value as TOML has it."""
+        ...
+
+    def schema(self) -> dict[str, object]:
+        """The same rule as JSON Schema."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What the policy model says of a setting beside its type and default.
+
+    flag: the command line option that overrides it, if there is one.
+    """
+
+    kind: Kind[Any]
+    help: str
+    flag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string of one pattern, the same for our check and for an editor's. rule: the pattern in words."""
+
+    pattern: str
+    rule: str
+    max_length: int
+
+    def faults(self, raw: object) -> Wrong:
+        """Not a string, too long, or not of the pattern."""
+        if not isinstance(raw, str):
+            yield "", f"must be a string, not {toml_type(raw)}"
+        elif len(raw) > self.max_length:
+            yield "", f"has {len(raw)} characters, over the limit of {self.max_length}"
+        elif not re.fullmatch(self.pattern, raw):
+            yield "", f"must be {self.rule}, not {quoted(raw)}"
+
+    def convert(self, raw: str) -> str:
+        """As it is."""
+        return raw
+
+    def raw(self, value: str) -> object:
+        """As it is."""
+        return value
+
+    def schema(self) -> dict[str, object]:
+        """Pattern and length."""
+        return {"type": "string", "pattern": f"^(?:{self.pattern})$", "maxLength": self.max_length}
+
+
+@dataclass(frozen=True, slots=True)
+class Folder(Text):
+    """A path that may end in a slash, as shells complete it, and is kept without."""
+
+    def convert(self, raw: str) -> str:
+        """Without its last slash."""
+        return raw.rstrip("/") or "/"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number between two bounds, both included."""
+
+    minimum: int
+    maximum: int
+
+    def faults(self, raw: object) -> Wrong:
+        """Not an integer, or out of bounds."""
+        if isinstance(raw, bool) or not isinstance(raw, int):
+            yield "", f"must be a whole number, not {toml_type(raw)}"
+        elif not self.minimum <= raw <= self.maximum:
+            shown = raw if abs(raw) < 10**12 else "a huge number"
+            yield "", f"must be {self.minimum} to {self.maximum}, not {shown}"
+
+    def convert(self, raw: int) -> int:
+        """As it is."""
+        return raw
+
+    def raw(self, value: int) -> object:
+        """As it is."""
+        return value
+
+    def schema(self) -> dict[str, object]:
+        """An integer with its bounds."""
+        return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One word of a closed set."""
+
+    words: type[StrEnum]
+
+    def faults(self, raw: object) -> Wrong:
+        """Not one of the words."""
+        if not isinstance(raw, str):
+            yield "", f"must be a string, not {toml_type(raw)}"
+        elif raw not in set(self.words):
+            yield "", f"cannot be {quoted(raw)}{known_words(raw, self.words)}"
+
+    def convert(self, raw: str) -> StrEnum:
+        """The word."""
+        return self.words(raw)
+
+    def raw(self, value: StrEnum) -> object:
+        """Its text."""
+        return value.value
+
+    def schema(self) -> dict[str, object]:
+        """An enumeration."""
+        return {"enum": [word.value for word in self.words]}
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """At least one of a closed set of words, each once; order does not matter."""
+
+    words: type[StrEnum]
+
+    def faults(self, raw: object) -> Wrong:
+        """Not a list, empty, or an item wrong or doubled."""
+        return _list_faults(raw, Choice(self.words), minimum=1, maximum=len(self.words))
+
+    def convert(self, raw: list[str]) -> frozenset[StrEnum]:
+        """The set."""
+        return frozenset(self.words(word) for word in raw)
+
+    def raw(self, value: frozenset[StrEnum]) -> object:
+        """In the order of their declaration."""
+        return [word.value for word in self.words if word in value]
+
+    def schema(self) -> dict[str, object]:
+        """An array of unique words."""
+        return {"type": "array", "items": Choice(self.words).schema(), "minItems": 1, "uniqueItems": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns:
+    """A list, maybe empty, of shell-style patterns, each once."""
+
+    item: Text
+
+    def faults(self, raw: object) -> Wrong:
+        """Not a list, too long, or an item wrong or doubled."""
+        return _list_faults(raw, self.item, minimum=0, maximum=GLOBS_MAX)
+
+    def convert(self, raw: list[str]) -> Globs:
+        """Compiled."""
+        return Globs(tuple(raw))
+
+    def raw(self, value: Globs) -> object:
+        """The patterns."""
+        return list(value.patterns)
+
+    def schema(self) -> dict[str, object]:
+        """An array of unique patterns."""
+        return {"type": "array", "items": self.item.schema(), "maxItems": GLOBS_MAX, "uniqueItems": True}
+
+
+def _list_faults(raw: object, item: Kind[Any], *, minimum: int, maximum: int) -> Wrong:
+    if not isinstance(raw, list):
+        yield "", f"must be an array, not {toml_type(raw)}"
+        return
+    if len(raw) < minimum:
+        yield "", "must not be empty"
+    seen: set[str] = set()
+    for index, each in enumerate(raw):
+        wrong = [message for _, message in item.faults(each)]
+        if not wrong and each in seen:
+            wrong = [f"{quoted(each)} is listed twice"]
+        yield from ((f"[{index}]", message) for message in wrong)
+        if isinstance(each, str):
+            seen.add(each)
+    if len(raw) > maximum and len(seen) > maximum:
+        yield "", f"has {len(raw)} items, over the limit of {maximum}"

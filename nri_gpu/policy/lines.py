@@ -1,0 +1,81 @@
+"""On which line of a TOML file each key stands: a small scanner, because the standard parser does not tell.
+
+It looks only for headings and keys and trusts nothing: what it cannot follow has no line, and never an error.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_BARE: Final = r"[A-Za-z0-9_-]+"
+_NAME: Final = rf"(?:{_BARE}|\"[^\"\\]*\"|'[^']*')"
+_KEY: Final = rf"{_NAME}(?:[ \t]*\.[ \t]*{_NAME})*"
+_NAMES: Final = re.compile(_NAME)
+_HEADING: Final = re.compile(rf"[ \t]*(\[\[?)[ \t]*({_KEY})[ \t]*\]")
+_ASSIGNMENT: Final = re.compile(rf"[ \t]*({_KEY})[ \t]*=")
+# What a line is made of, as far as it matters where values end.
+_TOKEN: Final = re.compile(r'"""|\'\'\'|"(?:[^"\\]|\\.)*"|\'[^\']*\'|#.*|[\[\]{}]|.')
+
+
+def key_lines(text: str) -> dict[str, int]:
+    """Key path -> 1-based line: `plugin`, `plugin.socket`, and `rule[0].name` below the first `[[rule]]`."""
+    lines: dict[str, int] = {}
+    tables: dict[str, int] = {}  # how often each [[heading]] was seen
+    heading = ""
+    depth, quotes = 0, ""
+    for number, line in enumerate(text.split("\n"), 1):
+        rest = line
+        if not depth and not quotes:
+            if found := _HEADING.match(line):
+                heading = _path(found[2])
+                if found[1] == "[[":
+                    tables[heading] = tables.get(heading, -1) + 1
+                    heading = f"{heading}[{tables[heading]}]"
+                lines.setdefault(heading, number)
+                continue
+            if assigned := _ASSIGNMENT.match(line):
+                path = _path(assigned[1])
+                lines.setdefault(f"{heading}.{path}" if heading else path, number)
+                rest = line[assigned.end() :]
+        depth, quotes = _after(rest, depth, quotes)
+    return lines
+
+
+def _path(key: str) -> str:
+    """A dotted key without blanks and quotes."""
+    return ".".join(name.strip("\"'") for name in _NAMES.findall(key))
+
+
+def _after(line: str, depth: int, quotes: str) -> tuple[int, str]:
+    """How many brackets are open at the end of a line, and which multi-line string."""
+    at = 0
+    while at < len(line):
+        if quotes:
+            end = _closing(line, quotes, at)
+            if end < 0:
+                return depth, quotes
+            at, quotes = end, ""
+            continue
+        token = _TOKEN.match(line, at)
+        if token is None:
+            break
+        at = token.end()
+        match token[0]:
+            case '"""' | "'''":
+                quotes = token[0]
+            case "[" | "{":
+                depth += 1
+            case "]" | "}":
+                depth = max(depth - 1, 0)
+    return depth, quotes
+
+
+def _closing(line: str, quotes: str, at: int) -> int:
+    """Where a multi-line string ends on this line, past its quotes; -1 where it does not."""
+    while (end := line.find(quotes, at)) >= 0:
+        backslashes = len(line[at:end]) - len(line[at:end].rstrip("\\"))
+        if quotes == "'''" or backslashes % 2 == 0:
+            return end + len(quotes)
+        at = end + 1
+    return -1

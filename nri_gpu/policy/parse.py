@@ -1,0 +1,129 @@
+"""A raw mapping, as TOML or the command line gives it, to a Policy; or every fault in it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.policy.fields import BY_PATH, SCHEMA_VERSION, SECTIONS, SETTINGS
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.text import known_words, quoted, toml_type
+
+COMMAND_LINE: Final = "command line"  # stands where a fault names its file
+
+
+def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] | None = None) -> Policy:
+    """The policy a file describes; keys it does not have keep their defaults.
+
+    lines: key path -> 1-based line, as far as known.
+
+    Raises:
+        PolicyError: with every fault, in the order of the file.
+
+    """
+    where = lines or {}
+    found = [Fault(file, path, message, _line(where, path)) for path, message in _faults(raw)]
+    if found:
+        raise PolicyError(tuple(sorted(found, key=lambda fault: fault.line or 0)))
+    values = {path: BY_PATH[path].kind.convert(value) for path, value in _leaves(raw)}
+    return replace(_with(Policy.default(), values), source=file)
+
+
+def override(policy: Policy, overrides: Mapping[str, object]) -> Policy:
+    """The policy with settings from the command line put over it.
+
+    overrides: key path -> raw value; None stands for an option that was not given.
+
+    Raises:
+        PolicyError: each fault under the option's own name.
+
+    """
+    given = {path: raw for path, raw in overrides.items() if raw is not None}
+    found = [
+        Fault(COMMAND_LINE, BY_PATH[path].flag or path, message)
+        for path, raw in given.items()
+        for _, message in BY_PATH[path].kind.faults(raw)
+    ]
+    if found:
+        raise PolicyError(tuple(found))
+    return _with(policy, {path: BY_PATH[path].kind.convert(raw) for path, raw in given.items()})
+
+
+def _faults(raw: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Key path and sentence of each thing wrong."""
+    yield from _schema_faults(raw.get("schema", SCHEMA_VERSION))
+    for name, section in raw.items():
+        if name == "schema":
+            continue
+        if name not in SECTIONS:
+            yield _shown(name), f"unknown {_what(section)}{_known_at_top(name)}"
+        elif not isinstance(section, Mapping):
+            yield name, f"must be a table, [{name}], not {toml_type(section)}"
+        else:
+            yield from _section_faults(name, section)
+
+
+def _schema_faults(version: object) -> Iterator[tuple[str, str]]:
+    if isinstance(version, bool) or not isinstance(version, int):
+        yield "schema", f"must be {SCHEMA_VERSION}, not {toml_type(version)}"
+    elif version != SCHEMA_VERSION:
+        yield "schema", f"must be {SCHEMA_VERSION}, the only version this nri-gpu reads"
+
+
+def _section_faults(section: str, raw: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for key, value in raw.items():
+        path = f"{section}.{key}"
+        if path in BY_PATH:
+            yield from ((path + inner, message) for inner, message in BY_PATH[path].kind.faults(value))
+        else:
+            known = known_words(key, (setting.key for setting in SETTINGS if setting.section == section))
+            yield f"{section}.{_shown(key)}", f"unknown key{_elsewhere(key) or known}"
+
+
+def _known_at_top(name: str) -> str:
+    return _elsewhere(name) or known_words(name, ("schema", *SECTIONS))
+
+
+def _elsewhere(key: str) -> str:
+    """Where a key stands under the wrong heading."""
+    homes = [setting.section for setting in SETTINGS if setting.key == key]
+    return f"; it belongs under [{homes[0]}]" if homes else ""
+
+
+def _what(raw: object) -> str:
+    return "section" if isinstance(raw, Mapping | list) else "key"
+
+
+def _shown(key: str) -> str:
+    """A key as it is where it is plain, else quoted as TOML would have it."""
+    return key if key.isascii() and key.replace("-", "_").isidentifier() and len(key) <= 60 else quoted(key)
+
+
+def _line(lines: Mapping[str, int], path: str) -> int | None:
+    """Its own line, or that of the nearest thing around it."""
+    while path:
+        if path in lines:
+            return lines[path]
+        path = path[: max(path.rfind("."), path.rfind("["), 0)]
+    return None
+
+
+def _leaves(raw: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for section, values in raw.items():
+        if isinstance(values, Mapping):
+            yield from ((f"{section}.{key}", value) for key, value in values.items())
+
+
+def _with(policy: Policy, values: Mapping[str, Any]) -> Policy:
+    """A policy with some settings changed, by key path."""
+    changed: dict[str, Any] = {}
+    for section in _sections_of(values):
+        keys = {path.partition(".")[2]: value for path, value in values.items() if path.startswith(section + ".")}
+        changed[section] = replace(getattr(policy, section), **keys)
+    return replace(policy, **changed)
+
+
+def _sections_of(paths: Iterable[str]) -> list[str]:
+    return sorted({path.partition(".")[0] for path in paths})

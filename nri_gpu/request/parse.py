@@ -1,0 +1,211 @@
+"""The grammar of a request: an annotation's value in, a claim out, or an error that says where and what to write.
+
+    value   = clause *( ";" clause ) [ ";" ]      blanks around ; , = < > do not count; at most 4 KiB of ASCII
+    clause  = "all" | "none" | number | key op text
+
+A clause's key is looked up in CLAUSES: teaching the grammar a new one is one entry there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from nri_gpu.domain.claim import (
+    ArchSelector,
+    Claim,
+    Count,
+    Devices,
+    Everything,
+    MemorySelector,
+    Mode,
+    ModelSelector,
+    Nothing,
+    Operator,
+    Selector,
+    Wanted,
+)
+from nri_gpu.domain.errors import RequestError
+from nri_gpu.domain.gpu import Capabilities
+from nri_gpu.request.keys import select_annotation, shown_key
+from nri_gpu.request.text import Piece, guess, listed, quoted
+from nri_gpu.request.values import (
+    read_arch,
+    read_capabilities,
+    read_count,
+    read_devices,
+    read_memory,
+    read_mode,
+    read_model,
+)
+
+__all__ = ["CLAUSES", "VALUE_MAX", "parse_claim", "select_annotation"]
+
+VALUE_MAX: Final = 4096  # bytes; Kubernetes lets all annotations of a pod together have 256 KiB
+
+Part = Wanted | Mode | Capabilities | Selector
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """One key of the grammar. ordered: it also compares with < <= > >=."""
+
+    read: Callable[[Piece, Operator], Part]
+    example: str
+    ordered: bool = False
+
+
+CLAUSES: Final[Mapping[str, Clause]] = {
+    "count": Clause(read_count, "count=2"),
+    "device": Clause(read_devices, "device=0,1"),
+    "mode": Clause(read_mode, "mode=shared"),
+    "capabilities": Clause(read_capabilities, "capabilities=compute,utility"),
+    "model": Clause(read_model, "model=*H100*"),
+    "memory": Clause(read_memory, "memory>=40Gi", ordered=True),
+    "arch": Clause(read_arch, "arch>=9.0", ordered=True),
+}
+WORDS: Final[Mapping[str, Wanted]] = {"all": Everything(), "none": Nothing()}
+# Keys that a later version will know: worth a sentence of their own.
+LATER: Final = frozenset({"mig", "extras", "sharing"})
+# What people write instead, beyond slips of the finger.
+_OTHER_NAMES: Final = {"gpu": "count", "gpus": "count", "uuid": "device", "index": "device", "caps": "capabilities"}
+_OPERATORS: Final = {operator.value: operator for operator in Operator}
+_NUMBER: Final = "a number"  # what a bare one is called beside other keys
+_ONE_OF: Final = "write one of all, none, a number, count= or device="
+_MODES: Final = frozenset(mode.value for mode in Mode)
+
+
+def parse_claim(key: str, value: str) -> Claim:
+    """Understand one annotation's value.
+
+    Raises:
+        RequestError: it cannot be understood; the position is that of the first thing wrong.
+
+    """
+    whole = Piece(shown_key(key), value, 0)
+    _check_text(whole)
+    parts: dict[str, tuple[Part, Piece]] = {}
+    for clause in _clauses(whole):
+        name, part = _read(clause)
+        if name in parts:
+            raise clause.error(f"{name} is given twice")
+        parts[name] = (part, clause)
+    return _assemble(key, value, whole, parts)
+
+
+def _check_text(whole: Piece) -> None:
+    value = whole.text
+    if len(value) > VALUE_MAX:
+        raise whole.cut(VALUE_MAX).error(f"the value has {len(value)} characters, over the limit of {VALUE_MAX}")
+    if value.isascii() and value.isprintable():
+        return
+    for at, char in enumerate(value):
+        if not (char.isascii() and (char.isprintable() or char == "\t")):
+            what = "a line break" if char in "\r\n" else f"the character {quoted(char)}"
+            raise RequestError(whole.key, f"{what} is not allowed: write printable ASCII on one line", at)
+
+
+def _clauses(whole: Piece) -> list[Piece]:
+    """Its clauses; one `;` may end the last of them, as in any list of declarations."""
+    clauses = list(whole.split(";"))
+    if len(clauses) > 1 and not clauses[-1].text:
+        del clauses[-1]
+    for clause in clauses:
+        if not clause.text:
+            what = "a clause is missing here" if len(clauses) > 1 else "the value is empty"
+            raise clause.error(f"{what}: write a number of GPUs, all, none, or a clause such as device=0")
+    return clauses
+
+
+def _read(clause: Piece) -> tuple[str, Part]:
+    """Name and meaning of one clause."""
+    start = next((at for at, char in enumerate(clause.text) if char in "=<>"), None)
+    if start is None:
+        return _read_word(clause)
+    name = clause.text[:start].rstrip(" \t")
+    rule = CLAUSES.get(name)
+    if rule is None:
+        raise clause.error(_unknown(name))
+    end = start + 1
+    while end < len(clause.text) and clause.text[end] in "=<>":
+        end += 1
+    operator = _OPERATORS.get(clause.text[start:end])
+    if operator is None or not (rule.ordered or operator is Operator.EQUAL):
+        allowed = listed(_OPERATORS) if rule.ordered else Operator.EQUAL.value
+        found = quoted(clause.text[start:end])
+        raise clause.cut(start).error(f'"{name}" does not take {found}, it takes: {allowed} (as in {rule.example})')
+    value = clause.cut(end)
+    if not value.text:
+        raise value.error(f'"{name}" needs a value, such as {rule.example}')
+    return name, rule.read(value, operator)
+
+
+def _read_word(clause: Piece) -> tuple[str, Part]:
+    """`all`, `none` or a bare number."""
+    text = clause.text
+    if text in WORDS:
+        return text, WORDS[text]
+    if text[0] in "+-0123456789" and not _names_gpus(text):
+        return _NUMBER, read_count(clause)
+    if text in CLAUSES:
+        raise clause.error(f'"{text}" needs a value, such as {CLAUSES[text].example}')
+    raise clause.error(_unknown(text))
+
+
+def _names_gpus(text: str) -> bool:
+    """Whether a bare word is a list or an id that belongs behind `device=`."""
+    return "," in text or text[:4].lower() == "gpu-" or (":" in text and text[0] in "0123456789")
+
+
+def _unknown(name: str) -> str:
+    """Why a word is not understood, in the terms of its likely meaning."""
+    if name in LATER:
+        return f'"{name}" is not supported by this version'
+    if name in WORDS:
+        return f'"{name}" takes no value: write {name} by itself'
+    if name in _MODES:
+        return f'"{name}" is a mode: write mode={name}'
+    if _names_gpus(name):
+        return f"{quoted(name)} is not a clause: to name GPUs write device={quoted(name)[1:-1]}"
+    if name.lower() in CLAUSES or name.lower() in WORDS:
+        return f"{quoted(name)} must be in lower case: {name.lower()}"
+    if name in _OTHER_NAMES:
+        return f'unknown {quoted(name)}; did you mean "{_OTHER_NAMES[name]}"?'
+    known = [*WORDS, _NUMBER, *CLAUSES]
+    return f"unknown {quoted(name)}, known: {listed(known)}{guess(name.partition(':')[0], [*WORDS, *CLAUSES])}"
+
+
+def _assemble(key: str, value: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]]) -> Claim:
+    mode: Mode | None = None
+    capabilities: Capabilities | None = None
+    wanted: list[tuple[str, Wanted]] = []
+    selectors: list[Selector] = []
+    for name, (part, clause) in parts.items():
+        match part:
+            case Mode():
+                mode = part
+            case frozenset():
+                capabilities = part
+            case ModelSelector() | MemorySelector() | ArchSelector():
+                selectors.append(part)
+            case Everything() | Nothing() | Count() | Devices():
+                wanted.append((name, part))
+                if len(wanted) > 1:
+                    raise clause.error(f"{name} and {wanted[0][0]} exclude one another: {_ONE_OF}")
+    if not wanted and not selectors:
+        raise whole.cut(0).error(f"this says how GPUs are wanted, not which: {_ONE_OF}")
+    if wanted and isinstance(wanted[0][1], Nothing) and len(parts) > 1:
+        raise _other_than("none", parts).error('"none" stands alone: it asks for no GPU, so nothing can go with it')
+    return Claim(
+        key=key,
+        text=value,
+        wanted=wanted[0][1] if wanted else Count(1),
+        mode=mode,
+        capabilities=capabilities,
+        selectors=tuple(selectors),
+    )
+
+
+def _other_than(name: str, parts: Mapping[str, tuple[Part, Piece]]) -> Piece:
+    return next(clause for other, (_, clause) in parts.items() if other != name)

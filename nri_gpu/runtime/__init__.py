@@ -1,0 +1,1 @@
+"""The running daemon: sockets, clock, log; one outside thing per file."""

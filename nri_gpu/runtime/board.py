@@ -1,0 +1,26 @@
+"""The board: the newest snapshot of the node, put together from its parts and swapped in whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nri_gpu.domain.gpu import DriverFiles, Inventory, Node
+
+
+class Board:
+    """Holds one `Node`; every change of a part publishes a new one with the next number."""
+
+    def __init__(self, inventory: Inventory, driver_fault: str = "") -> None:
+        self._node = Node(number=1, inventory=inventory, driver_fault=driver_fault)
+
+    def snapshot(self) -> Node:
+        """The newest snapshot: one attribute read, which is all the hook path does."""
+        return self._node
+
+    def put_inventory(self, inventory: Inventory) -> None:
+        """GPUs changed."""
+        self._node = replace(self._node, number=self._node.number + 1, inventory=inventory)
+
+    def put_driver(self, driver: DriverFiles | None, fault: str = "") -> None:
+        """The driver's files changed, or cannot be had (fault: the sentence why)."""
+        self._node = replace(self._node, number=self._node.number + 1, driver=driver, driver_fault=fault)

@@ -1,0 +1,52 @@
+"""sd_notify(3): ready, status, watchdog, stopping. Silent where there is no service manager."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+
+class Notifier:
+    """One datagram socket to whoever started us as a `Type=notify` service."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        address = environ.get("NOTIFY_SOCKET", "")
+        # A leading @ stands for a NUL: the abstract namespace.
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) if address else None
+        if self._socket:
+            self._socket.setblocking(False)
+        usec = environ.get("WATCHDOG_USEC", "")
+        pid = environ.get("WATCHDOG_PID", str(os.getpid()))
+        self.watchdog_s = int(usec) / 1e6 if usec.isdecimal() and pid == str(os.getpid()) else None
+
+    def ready(self, status: str) -> None:
+        """The service is up."""
+        self._send(f"READY=1\nSTATUS={status}")
+
+    def status(self, status: str) -> None:
+        """One line for `systemctl status`."""
+        self._send(f"STATUS={status}")
+
+    def alive(self) -> None:
+        """Feed the watchdog."""
+        self._send("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        """The service is on its way out."""
+        self._send("STOPPING=1")
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self._socket:
+            self._socket.close()
+            self._socket = None
+
+    def _send(self, text: str) -> None:
+        if self._socket is None:
+            return
+        try:
+            self._socket.sendto(text.encode(), self._address)
+        except OSError:
+            return  # a manager that does not listen must not stop us from serving

@@ -1,0 +1,265 @@
+"""The plugin: handlers that decide, commit and answer; holds the one Ledger. Everything here is in memory.
+
+No handler awaits, so nobody sees half a step and no lock is needed; what is said to the log is said after the reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from loguru import logger
+
+from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
+from nri_gpu.allocation.mark import MARK_KEY, BadMark, Mark, read_mark, write_mark
+from nri_gpu.decide import BrokenPolicy, decide, foreign_uuids, needs_grant
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
+from nri_gpu.domain.edits import Edits
+from nri_gpu.domain.gpu import Node
+from nri_gpu.nri import convert
+from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed, Markers
+from nri_gpu.nri.status import status_of
+from nri_gpu.nri.subscribe import Event
+from nri_gpu.policy.model import Disarm, Policy
+from nri_gpu.wire.status import Status
+
+Reply = bytes | Status
+
+# What we must hear of: each event is a round trip for every container of the node, so no more than these.
+EVENTS: Final = (
+    Event.CREATE_CONTAINER,
+    Event.START_CONTAINER,
+    Event.STOP_CONTAINER,
+    Event.REMOVE_CONTAINER,
+    Event.STOP_POD_SANDBOX,
+    Event.REMOVE_POD_SANDBOX,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What the plugin needs of the rest of the daemon.
+
+    snapshot: the newest node. clock: monotonic seconds. later: run something once the reply is on its way.
+    changed: told each new ledger.
+    """
+
+    snapshot: Callable[[], Node]
+    clock: Callable[[], float]
+    later: Callable[[Callable[[], None]], object]
+    changed: Callable[[Ledger], None]
+
+
+class Plugin:
+    """Decides for one runtime. Lives as long as the daemon, across connections."""
+
+    def __init__(self, outside: Outside, policy: Policy | BrokenPolicy, key: bytes) -> None:
+        self.ledger = Ledger()
+        self._outside = outside
+        self._key = key
+        self._handlers: Mapping[int, Callable[[Lifecycle], Reply]] = {
+            Event.START_CONTAINER: self._started,
+            Event.STOP_CONTAINER: self._stopped,
+            Event.REMOVE_CONTAINER: self._removed,
+            Event.STOP_POD_SANDBOX: self._pod_gone,
+            Event.REMOVE_POD_SANDBOX: self._pod_gone,
+        }
+        self._markers_of: tuple[int | None, bool] | None = None
+        self._markers = Markers(())
+        self.policy = policy
+
+    def create_container(self, payload: bytes) -> Reply:
+        """CreateContainer: what to add to this container, or why it must not be created."""
+        node = self._outside.snapshot()
+        if not self._needs_reading(payload, node):
+            return EMPTY
+        container = convert.request_from_pb(payload)
+        now = self._outside.clock()
+        grace_s = self.policy.ledger.created_grace_s if isinstance(self.policy, Policy) else 60.0
+        ledger = self.ledger.lapse(now, grace_s)
+        decision = decide(container, node, ledger, self.policy)
+        reply = self._reply(decision)
+        # Committed only once the reply exists: a bug in making it leaks no grant.
+        self._commit(self._with_foreign(ledger.after(decision, now), container, decision, node))
+        elapsed_s = self._outside.clock() - now
+        self._outside.later(lambda: log_decision(container, decision, node, elapsed_s))
+        return reply
+
+    def lifecycle(self, event: int, payload: bytes) -> Reply:
+        """An event that came by its own RPC."""
+        return self._event(event, payload, lambda: convert.event_from_pb(event, payload))
+
+    def state_change(self, payload: bytes) -> Reply:
+        """An event that came by StateChange."""
+        # A container that neither asked nor holds anything changes nothing, whatever happens to it.
+        if not (self.ledger.entries or self.ledger.foreign) and convert.PREFIX.encode() not in payload:
+            return EMPTY
+        change = convert.state_change_from_pb(payload)
+        return self._event(change.event, payload, lambda: change)
+
+    def synchronized(self, listed: tuple[Listed, ...]) -> None:
+        """Start over from what the runtime says there is."""
+        now, node = self._outside.clock(), self._outside.snapshot()
+        entries: list[Entry] = []
+        foreign: list[Foreign] = []
+        for item in listed:
+            mark = self._mark(item.container)
+            if isinstance(mark, Mark):
+                phase = Phase.CREATED if item.created else Phase.RUNNING
+                entries.append(Entry(_grant(item.container, mark), phase, now))
+            else:
+                foreign += self._foreign(item.container, node)
+                self._report(item.container, mark)
+        self._commit(rebuilt(entries, foreign))
+        logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(foreign)).info("ledger rebuilt")
+
+    def _reply(self, decision: Decision) -> Reply:
+        match decision:
+            case Pass(edits):
+                return convert.reply_to_pb(edits) if edits.env else EMPTY
+            case Inject(edits, grant):
+                mark = Edits.of(annotations={MARK_KEY: write_mark(grant, self._key)})
+                return convert.reply_to_pb(edits.merge(mark))
+            case Refuse(reason):
+                return status_of(reason)
+
+    def _event(self, event: int, payload: bytes, read: Callable[[], Lifecycle]) -> Reply:
+        handler = self._handlers.get(event)
+        known = self.ledger.entries or self.ledger.foreign or convert.PREFIX.encode() in payload
+        return handler(read()) if handler and known else EMPTY
+
+    def _started(self, change: Lifecycle) -> Reply:
+        container = change.container
+        if container is None:
+            return EMPTY
+        if container.id not in self.ledger.entries:
+            return self._start_ungranted(container)
+        return self._run(container, self.ledger)
+
+    def _adopt(self, container: Container, mark: Mark) -> Reply:
+        entry = Entry(_grant(container, mark), Phase.LAPSED, self._outside.clock())
+        return self._run(container, self.ledger.with_entry(entry))
+
+    def _run(self, container: Container, ledger: Ledger) -> Reply:
+        running = ledger.started(container.id, self._outside.clock())
+        if running is None:
+            reason = Reason(
+                Code.GPU_BUSY,
+                "this container was created but not started within the grace, and its GPUs went to another one "
+                "meanwhile: create it again.",
+            )
+            return self._refuse_start(container, reason)
+        self._commit(running)
+        return EMPTY
+
+    def _start_ungranted(self, container: Container) -> Reply:
+        """Created while we were away: it asked, nobody decided, and it must not run without what it asked for."""
+        mark = self._mark(container)
+        if isinstance(mark, Mark):
+            # Ours, but created while a Synchronize was under way: old runtimes list it in neither (1.7.24).
+            return self._adopt(container, mark)
+        key = needs_grant(container, self.policy)
+        if not key:
+            return EMPTY
+        reason = Reason(
+            Code.NOT_GRANTED,
+            f"{key} asks for GPUs, but this container was created while nri-gpu was not connected to the "
+            "runtime, so it has none: create it again.",
+        )
+        return self._refuse_start(container, reason)
+
+    def _refuse_start(self, container: Container, reason: Reason) -> Status:
+        bound = logger.bind(**_names(container), decision="refuse", code=reason.code.value, reason=reason.sentence)
+        self._outside.later(lambda: bound.info("start refused"))
+        return status_of(reason)
+
+    def _stopped(self, change: Lifecycle) -> Reply:
+        if change.container is not None:
+            self._commit(self.ledger.stopped(change.container.id, self._outside.clock()))
+        return EMPTY
+
+    def _removed(self, change: Lifecycle) -> Reply:
+        if change.container is not None:
+            self._commit(self.ledger.released(change.container.id))
+        return EMPTY
+
+    def _pod_gone(self, change: Lifecycle) -> Reply:
+        self._commit(self.ledger.pod_gone(change.pod_id))
+        return EMPTY
+
+    def _commit(self, ledger: Ledger) -> None:
+        if ledger is not self.ledger:
+            self.ledger = ledger
+            self._outside.changed(ledger)
+
+    def _needs_reading(self, payload: bytes, node: Node) -> bool:
+        disarm = isinstance(self.policy, Policy) and self.policy.environment.disarm is Disarm.ALL
+        wanted = (node.inventory.majors.nvidia, disarm)
+        if wanted != self._markers_of:
+            self._markers_of, self._markers = wanted, Markers.of(wanted[0], disarm=disarm)
+        return self._markers.found_in(payload)
+
+    def _with_foreign(self, ledger: Ledger, container: Container, decision: Decision, node: Node) -> Ledger:
+        for other in self._foreign(container, node) if isinstance(decision, Pass) else ():
+            ledger = ledger.with_foreign(other)
+        return ledger
+
+    def _foreign(self, container: Container, node: Node) -> tuple[Foreign, ...]:
+        uuids = foreign_uuids(container, node)
+        # A privileged container lists every device of the host and holds none in particular.
+        if container.privileged or not uuids:
+            return ()
+        pod = f"{container.pod.namespace}/{container.pod.name}"
+        return (Foreign(container.id, container.pod.id, pod, uuids),)
+
+    def _mark(self, container: Container) -> Mark | BadMark | None:
+        text = container.annotations.get(MARK_KEY)
+        return None if text is None else read_mark(text, container.pod.uid, container.id, self._key)
+
+    def _report(self, container: Container, mark: BadMark | None) -> None:
+        """Say what an operator should look at: forged marks, and containers that got away without a decision."""
+        bound = logger.bind(**_names(container))
+        if isinstance(mark, BadMark):
+            bound.bind(fault=mark.why).warning("mark ignored")
+        elif needs_grant(container, self.policy):
+            bound.warning("container asked for GPUs but was created without nri-gpu: delete its pod to have it granted")
+
+
+def log_decision(container: Container, decision: Decision, node: Node, elapsed_s: float) -> None:
+    """One INFO line for a decision; nothing for a plain pass."""
+    bound = logger.bind(**_names(container), elapsed_ms=elapsed_s * 1e3, inventory_number=node.number)
+    match decision:
+        case Inject(_, grant, rule):
+            facts = {"gpu_uuid": ",".join(grant.uuids) or "-", "mode": grant.mode or "none", "rule": rule}
+            bound.bind(decision="inject", generation=grant.generation, **facts).info("gpu granted")
+        case Refuse(reason):
+            bound.bind(decision="refuse", code=reason.code.value, reason=reason.sentence).info("container refused")
+        case Pass(_, why):
+            bound.bind(decision="pass", reason=why).debug("container passed")
+
+
+def _names(container: Container) -> dict[str, str]:
+    pod = container.pod
+    return {
+        "namespace": pod.namespace,
+        "pod_name": pod.name,
+        "container_name": container.name,
+        "pod_uid": pod.uid,
+        "container_id": container.id,
+    }
+
+
+def _grant(container: Container, mark: Mark) -> Grant:
+    return Grant(
+        container_id=container.id,
+        container_name=container.name,
+        pod_id=container.pod.id,
+        pod_uid=container.pod.uid,
+        pod_name=container.pod.name,
+        namespace=container.pod.namespace,
+        uuids=mark.uuids,
+        mode=mark.mode,
+        generation=mark.generation,
+    )

@@ -1,0 +1,98 @@
+"""One connection's method table: the session's own requests, and the events handed to the plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from loguru import logger
+
+from nri_gpu.nri import convert
+from nri_gpu.nri.convert import EMPTY, Configured
+from nri_gpu.nri.session import Phase, Session, Step
+from nri_gpu.nri.subscribe import Event, event_mask
+from nri_gpu.runtime.dispatch import Dispatcher, Handler
+from nri_gpu.runtime.plugin import EVENTS, Plugin, Reply
+from nri_gpu.wire.status import Status
+
+PLUGIN: Final = "nri.pkg.api.v1alpha1.Plugin"
+
+# RPCs that carry one event each. StopContainer always; the rest from NRI 0.12, before that all by StateChange.
+EVENT_METHODS: Final = {
+    "RunPodSandbox": Event.RUN_POD_SANDBOX,
+    "PostUpdatePodSandbox": Event.POST_UPDATE_POD_SANDBOX,
+    "StopPodSandbox": Event.STOP_POD_SANDBOX,
+    "RemovePodSandbox": Event.REMOVE_POD_SANDBOX,
+    "PostCreateContainer": Event.POST_CREATE_CONTAINER,
+    "StartContainer": Event.START_CONTAINER,
+    "PostStartContainer": Event.POST_START_CONTAINER,
+    "PostUpdateContainer": Event.POST_UPDATE_CONTAINER,
+    "StopContainer": Event.STOP_CONTAINER,
+    "RemoveContainer": Event.REMOVE_CONTAINER,
+}
+# Requests we do not subscribe to. Answered all the same: an error here would fail a container or an update.
+UNUSED_METHODS: Final = ("UpdateContainer", "UpdatePodSandbox", "ValidateContainerAdjustment")
+
+
+class PluginService:
+    """Serves `nri.pkg.api.v1alpha1.Plugin` on one connection.
+
+    configured: told what the runtime said of itself. ready: told once Synchronize is answered.
+    """
+
+    def __init__(self, plugin: Plugin, configured: Callable[[Configured], None], ready: Callable[[], None]) -> None:
+        self.session = Session()
+        self._plugin = plugin
+        self._configured = configured
+        self._ready = ready
+        table: dict[str, Handler] = {method: _nothing for method in UNUSED_METHODS}
+        for method, event in EVENT_METHODS.items():
+            table[method] = self._guarded(partial(plugin.lifecycle, event))
+        table |= {
+            "Configure": self._configure,
+            "Synchronize": self._synchronize,
+            "CreateContainer": self._guarded(plugin.create_container),
+            "StateChange": self._guarded(plugin.state_change),
+            "Shutdown": self._shutdown,
+        }
+        self.dispatcher = Dispatcher(PLUGIN, table)
+
+    def _guarded(self, handler: Handler) -> Handler:
+        session = self.session
+
+        def guarded(payload: bytes) -> Reply:
+            session.step(Step.EVENT)
+            return handler(payload)
+
+        return guarded
+
+    def _configure(self, payload: bytes) -> bytes:
+        configured = convert.configured_from_pb(payload)
+        self.session.step(Step.CONFIGURE)
+        self._configured(configured)
+        return convert.configured_to_pb(event_mask(EVENTS, configured.nri_version))
+
+    def _synchronize(self, payload: bytes) -> bytes:
+        listed = self.session.synchronize(payload)
+        if listed is None:
+            return convert.synchronize_to_pb(more=True)
+        self._plugin.synchronized(listed)
+        self._ready()
+        return convert.synchronize_to_pb(more=False)
+
+    def _shutdown(self, payload: bytes) -> bytes | Status:
+        """In the protocol, though no released runtime calls it; the end of the connection is what counts."""
+        del payload
+        logger.info("runtime asks to shut down")
+        return EMPTY
+
+    @property
+    def ready(self) -> bool:
+        """Whether events are being served from a synchronized ledger."""
+        return self.session.phase is Phase.READY
+
+
+def _nothing(payload: bytes) -> bytes:
+    del payload
+    return EMPTY

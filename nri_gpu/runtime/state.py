@@ -1,0 +1,121 @@
+"""The state folder: the mark's key, the ledger as people read it, one daemon at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import IO, Any, Final
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.mark import KEY_BYTES
+from nri_gpu.domain.errors import NriGpuError
+
+LEDGER_SCHEMA: Final = "nri-gpu/ledger/v1"
+
+
+class StateError(NriGpuError):
+    """The state folder cannot be used. Says which and why. taken: another daemon has it."""
+
+    def __init__(self, sentence: str, *, taken: bool = False) -> None:
+        super().__init__(sentence)
+        self.taken = taken
+
+
+class StateFolder:
+    """A folder of mode 0700, `/run/nri-gpu` by default. On /run it is as young as the boot, and so is the key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    def open(self) -> None:
+        """Make and lock it. Raises: StateError when that fails, or another daemon holds it."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+            self._lock = (self.path / "lock").open("a+")
+        except OSError as error:
+            raise StateError(
+                f"state folder {self.path} cannot be used: {error.strerror}; run as root, or give --state-dir"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = self._holder()
+            self._lock.close()
+            raise StateError(
+                f"another nri-gpu{holder} runs with state folder {self.path}; two of them would refuse each other's "
+                "containers: stop that one, or give --state-dir and --index",
+                taken=True,
+            ) from None
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
+
+    def close(self) -> None:
+        """Let another daemon have it."""
+        if self._lock:
+            self._lock.close()
+            self._lock = None
+
+    def key(self) -> bytes:
+        """The mark's key, made when there is none. Raises: StateError."""
+        file = self.path / "key"
+        try:
+            if file.exists():
+                file.chmod(0o600)
+                key = file.read_bytes()
+                if len(key) == KEY_BYTES:
+                    return key
+            key = secrets.token_bytes(KEY_BYTES)
+            self._write(file, key)
+        except OSError as error:
+            raise StateError(f"key {file} cannot be read or made: {error.strerror}") from error
+        return key
+
+    def write_ledger(self, ledger: Ledger) -> None:
+        """`ledger.json`, for people and for other verbs; the marks are the truth. Raises: OSError."""
+        text = json.dumps(ledger_json(ledger), indent=1)
+        self._write(self.path / "ledger.json", text.encode())
+
+    def _write(self, file: Path, content: bytes) -> None:
+        fresh = file.with_name(f".{file.name}.new")
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as stream:
+            stream.write(content)
+        fresh.replace(file)
+
+    def _holder(self) -> str:
+        try:
+            pid = (self.path / "lock").read_text().strip()
+        except OSError:
+            pid = ""
+        return f" (pid {pid})" if pid else ""
+
+
+def ledger_json(ledger: Ledger) -> dict[str, Any]:
+    """The ledger in its published shape; fields are only ever added."""
+    return {
+        "schema": LEDGER_SCHEMA,
+        "grants": [
+            {
+                "namespace": entry.grant.namespace,
+                "pod": entry.grant.pod_name,
+                "pod_uid": entry.grant.pod_uid,
+                "container": entry.grant.container_name,
+                "container_id": entry.grant.container_id,
+                "phase": entry.phase.value,
+                "mode": entry.grant.mode.value if entry.grant.mode else "none",
+                "gpu_uuids": list(entry.grant.uuids),
+                "driver_generation": entry.grant.generation,
+            }
+            for entry in ledger.entries.values()
+        ],
+        "foreign": [
+            {"container_id": other.container_id, "pod": other.pod, "gpu_uuids": sorted(other.uuids)}
+            for other in ledger.foreign.values()
+        ],
+    }

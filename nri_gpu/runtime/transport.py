@@ -1,0 +1,161 @@
+"""Unix socket <-> wire: feeds bytes, writes bytes, ends the connection when either side breaks the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from loguru import logger
+
+from nri_gpu.domain.errors import LocalProtocolError, NriGpuError, RemoteProtocolError
+from nri_gpu.wire.events import (
+    ConnectionClosed,
+    RequestReceived,
+    RequestRejected,
+    RequestSent,
+    ResponseReceived,
+    ResponseSent,
+    StreamId,
+)
+from nri_gpu.wire.mux import RUNTIME_SERVICE
+from nri_gpu.wire.status import Status
+from nri_gpu.wire.trunk import Trunk
+
+RUNTIME: Final = "nri.pkg.api.v1alpha1.Runtime"
+# A runtime asks one thing at a time and reads the answer, so anything left unread this long is a runtime that hangs.
+STALL_S: Final = 10.0
+# The Go mux may lose a reply that is followed at once by the end of the connection
+# (containerd/nri pkg/net/multiplex/mux.go), so this much quiet comes first.
+QUIET_S: Final = 0.1
+
+Answer = Callable[[RequestReceived], ResponseSent]
+
+
+@dataclass(frozen=True, slots=True)
+class CallError(NriGpuError):
+    """The runtime answered a call of ours with an error."""
+
+    status: Status
+
+    def __str__(self) -> str:
+        """The runtime's own words."""
+        return str(self.status)
+
+
+class Transport(asyncio.Protocol):
+    """One NRI connection. `closed` ends with the reason: None for the peer's orderly end."""
+
+    def __init__(self, answer: Answer) -> None:
+        loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[Exception | None] = loop.create_future()
+        self._answer = answer
+        self._loop = loop
+        self._trunk = Trunk.for_plugin()
+        self._pending: dict[StreamId, asyncio.Future[bytes]] = {}
+        self._io: asyncio.Transport | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._last_request = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is open."""
+        assert isinstance(transport, asyncio.Transport)
+        self._io = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came; every complete request in them is answered before this returns."""
+        try:
+            for conn_id, event in self._trunk.feed(data):
+                match event:
+                    case RequestReceived():
+                        self._last_request = self._loop.time()
+                        self._write(self._trunk.send(conn_id, self._answer(event)))
+                    case ResponseReceived():
+                        self._resolve(event)
+                    case RequestRejected():
+                        logger.bind(stream_id=event.stream_id, reason=str(event.status)).warning("request rejected")
+                        self._write(self._trunk.send(conn_id, event))
+                    case ConnectionClosed():
+                        pass
+        except (RemoteProtocolError, LocalProtocolError) as error:
+            self.abort(error)
+
+    def eof_received(self) -> None:
+        """The runtime said goodbye; returning None closes our side too."""
+        try:
+            self._trunk.receive_eof()
+            for _ in self._trunk.events():
+                pass
+        except (RemoteProtocolError, LocalProtocolError) as error:
+            self.abort(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed, by whomever."""
+        self.resume_writing()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(ConnectionError("the runtime closed the connection"))
+        self._pending.clear()
+        if not self.closed.done():
+            self.closed.set_result(exc)
+
+    def pause_writing(self) -> None:
+        """The runtime does not read; it has a while to start again."""
+        self._stall = self._loop.call_later(STALL_S, self._stalled)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        if self._stall:
+            self._stall.cancel()
+            self._stall = None
+
+    async def call(self, method: str, payload: bytes, timeout_s: float) -> bytes:
+        """Call the runtime. Raises: CallError, ConnectionError, TimeoutError."""
+        client = self._trunk[RUNTIME_SERVICE]
+        stream_id = client.next_stream_id
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        request = RequestSent(stream_id, RUNTIME, method, payload, int(timeout_s * 1e9))
+        self._write(self._trunk.send(RUNTIME_SERVICE, request))
+        self._pending[stream_id] = future
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            client.forget(stream_id)
+            raise
+        finally:
+            self._pending.pop(stream_id, None)
+
+    async def drain(self, limit_s: float) -> None:
+        """Answer what is on its way, then close; at most limit_s seconds."""
+        deadline = self._loop.time() + limit_s
+        await asyncio.sleep(0)
+        while (now := self._loop.time()) < min(deadline, self._last_request + QUIET_S):  # noqa: ASYNC110 - it moves
+            await asyncio.sleep(min(deadline, self._last_request + QUIET_S) - now)
+        if self._io:
+            self._io.close()
+        await self.closed
+
+    def abort(self, error: Exception) -> None:
+        """End the connection now, and say why."""
+        if not self.closed.done():
+            self.closed.set_result(error)
+        if self._io:
+            self._io.abort()
+
+    def _write(self, data: bytes) -> None:
+        assert self._io is not None
+        self._io.write(data)
+
+    def _resolve(self, event: ResponseReceived) -> None:
+        future = self._pending.pop(event.stream_id, None)
+        if future is None or future.done():
+            return
+        if event.status.ok:
+            future.set_result(event.payload)
+        else:
+            future.set_exception(CallError(event.status))
+
+    def _stalled(self) -> None:
+        self.abort(RemoteProtocolError(f"the runtime has not read our answers for {STALL_S:.0f} s"))

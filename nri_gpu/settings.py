@@ -1,0 +1,163 @@
+"""The policy file on disk: found, read with suspicion, parsed; and the last good one, kept for the next start.
+
+TOML text and command line options become raw mappings here; what they mean is `nri_gpu.policy`'s business. The
+environment is not read at all: a setting that a unit file or a shell profile could change unseen is one that `check`
+could not show.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.policy.lines import key_lines
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.parse import override, parse_policy
+
+DEFAULT_PATH: Final = Path("/etc/nri-gpu/policy.toml")
+LAST_GOOD: Final = "policy.last"  # in the state folder
+POLICY_MAX: Final = 1 << 20  # bytes; the largest lists allowed need a tenth of it
+
+_PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyText:
+    """A policy file as it was read. file: what faults call it."""
+
+    file: str
+    text: str
+
+
+def load_policy(path: Path | None, overrides: Mapping[str, object] | None = None) -> Policy:
+    """The policy of a file with command line options put over it.
+
+    path: None for the default file, which may be missing: then every default holds.
+    overrides: key path (`plugin.socket`) -> raw value, None where the option was not given.
+
+    Raises:
+        PolicyError: with every fault of the file and of the options.
+
+    """
+    return build_policy(read_policy(path), overrides)
+
+
+def read_policy(path: Path | None) -> PolicyText | None:
+    """The text of a policy file; None when the default file is not there.
+
+    Raises:
+        PolicyError: an explicitly named file is missing, or the file cannot be read.
+
+    """
+    chosen = DEFAULT_PATH if path is None else path
+    try:
+        return PolicyText(str(chosen), _read(chosen))
+    except FileNotFoundError:
+        if path is None:
+            return None
+        raise _fault(chosen, "no such file; leave --policy out to start with the defaults") from None
+    except PermissionError:
+        raise _fault(chosen, f"user {os.geteuid()} may not read it") from None
+    except OSError as error:
+        raise _fault(chosen, f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise _fault(chosen, f"is not UTF-8: byte {error.start + 1} is 0x{error.object[error.start]:02x}") from None
+
+
+def build_policy(source: PolicyText | None, overrides: Mapping[str, object] | None = None) -> Policy:
+    """The policy of a text already read.
+
+    Raises:
+        PolicyError: with every fault of the text and of the options.
+
+    """
+    given = overrides or {}
+    try:
+        policy = Policy.default() if source is None else _parse(source)
+    except PolicyError as file_error:
+        try:
+            override(Policy.default(), given)
+        except PolicyError as option_error:
+            raise PolicyError(file_error.faults + option_error.faults) from None
+        raise
+    return override(policy, given)
+
+
+def keep_last_good(state_dir: Path, text: str) -> None:
+    """Remember a policy that was taken up: whole or not at all, for root's eyes only.
+
+    Raises:
+        OSError: the state folder cannot be written.
+
+    """
+    draft = state_dir / f"{LAST_GOOD}.new"
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(descriptor)
+    draft.replace(state_dir / LAST_GOOD)
+
+
+def load_last_good(state_dir: Path, overrides: Mapping[str, object] | None = None) -> Policy | None:
+    """The policy kept by an earlier run; None when none is.
+
+    Raises:
+        PolicyError: it cannot be read, or this version no longer takes it.
+
+    """
+    path = state_dir / LAST_GOOD
+    return build_policy(read_policy(path), overrides) if path.exists() else None
+
+
+def file_advice(path: Path) -> tuple[str, ...]:
+    """What `check` should warn of in the file itself: who else may write it decides who gets GPUs."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return ()
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return (f"{path} may be written by others than its owner (mode {stat.S_IMODE(mode):04o}): chmod go-w {path}",)
+    return ()
+
+
+def _read(path: Path) -> str:
+    # Without O_NONBLOCK a FIFO in the file's place would hold the daemon's start for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _fault(path, "is not a regular file")
+        data = file.read(POLICY_MAX + 1)
+    if len(data) > POLICY_MAX:
+        raise _fault(path, f"is longer than {POLICY_MAX} bytes")
+    return data.decode("utf-8")
+
+
+def _parse(source: PolicyText) -> Policy:
+    try:
+        raw = tomllib.loads(source.text)
+    except RecursionError:
+        raise PolicyError((Fault(source.file, "", "is nested too deeply"),)) from None
+    except ValueError as error:  # TOMLDecodeError, and what int() says of a number with thousands of digits
+        raise PolicyError((_syntax_fault(source, str(error)),)) from None
+    return parse_policy(raw, source.file, key_lines(source.text))
+
+
+def _syntax_fault(source: PolicyText, message: str) -> Fault:
+    place = _PLACE.search(message)
+    sentence = _PLACE.sub("", message)
+    line = source.text.count("\n") + 1 if place and place[1] is None else int(place[1]) if place else None
+    shown = ascii(sentence)[1:-1][:200]
+    return Fault(source.file, "", f"not TOML: {shown[:1].lower()}{shown[1:]}", line)
+
+
+def _fault(path: Path, message: str) -> PolicyError:
+    return PolicyError((Fault(str(path), "", message),))

@@ -1,0 +1,36 @@
+"""`nri-gpu check`: a policy file's faults, all at once, and advice on what is legal but unwise."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from nri_gpu.domain.errors import PolicyError
+from nri_gpu.policy.advice import advise
+from nri_gpu.settings import DEFAULT_PATH, file_advice, load_policy
+from nri_gpu.verbs.exits import Exit
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print faults and advice. Returns 78 for faults."""
+    path = Path(args.file) if args.file else None
+    try:
+        policy = load_policy(path)
+    except PolicyError as error:
+        faults: list[dict[str, object]] = [
+            {"file": f.file, "line": f.line, "key": f.key, "message": f.message} for f in error.faults
+        ]
+        lines = [f"{error.faults[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, error.faults)]
+        _print(args.output, faults, (), lines)
+        return Exit.CONFIGURATION
+    advice = (*file_advice(path or DEFAULT_PATH), *advise(policy))
+    _print(args.output, [], advice, [f"{policy.source}: ok", *(f"advice: {sentence}" for sentence in advice)])
+    return Exit.OK
+
+
+def _print(output: str | None, faults: list[dict[str, object]], advice: tuple[str, ...], lines: list[str]) -> None:
+    if output == "json":
+        print(json.dumps({"schema": "nri-gpu/check/v1", "faults": faults, "advice": list(advice)}, indent=1))
+    else:
+        print("\n".join(lines))

@@ -1,0 +1,198 @@
+"""`nri-gpu explain`: decides for a pod manifest exactly as `run` would; needs no runtime and, with --gpus, no GPU."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.decide import decide
+from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
+from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
+from nri_gpu.domain.edits import Edits
+from nri_gpu.domain.errors import DriverError, InventoryError, NriGpuError, PolicyError
+from nri_gpu.domain.gpu import Capability, DriverFiles, DriverTree, Node
+from nri_gpu.driver.scan import scan
+from nri_gpu.policy.model import Policy
+from nri_gpu.settings import load_policy
+from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.gpus import look
+
+
+class ManifestError(NriGpuError):
+    """The manifest is not one. Says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One container's decision, and the edits it would get."""
+
+    container: Container
+    decision: Decision
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what each container would get. Returns 1 when one would be refused."""
+    try:
+        overrides = {"driver.root": args.driver_root} if args.driver_root else {}
+        policy = load_policy(Path(args.policy) if args.policy else None, overrides)
+        pods = tuple(read_pods(_text(args.file), args.file))
+        node = take_node(args.gpus, policy)
+    except PolicyError as error:
+        print("\n".join(map(str, error.faults)), file=sys.stderr)
+        return Exit.CONFIGURATION
+    except InventoryError as error:
+        print(f"nri-gpu: {error}", file=sys.stderr)
+        return Exit.CONFIGURATION if args.gpus else Exit.UNAVAILABLE
+    except (ManifestError, OSError) as error:
+        print(f"nri-gpu: {error}", file=sys.stderr)
+        return Exit.USAGE
+    explained = decide_all(pods, node, policy)
+    print(json.dumps(to_json(explained), indent=1) if args.output == "json" else to_text(explained, node))
+    return Exit.FINDING if any(isinstance(each.decision, Refuse) for each in explained) else Exit.OK
+
+
+def decide_all(pods: tuple[tuple[Container, ...], ...], node: Node, policy: Policy) -> tuple[Explained, ...]:
+    """Decide for all containers in order, one ledger for all."""
+    ledger, explained = Ledger(), []
+    for container in (container for pod in pods for container in pod):
+        decision = decide(container, node, ledger, policy)
+        ledger = ledger.after(decision, 0.0)
+        explained.append(Explained(container, decision))
+    return tuple(explained)
+
+
+def take_node(topology: str | None, policy: Policy) -> Node:
+    """A snapshot as `run` would have it; nothing is staged. Raises: InventoryError."""
+    inventory = asyncio.run(look(topology, policy.driver.root))
+    try:
+        found = scan(Path(policy.driver.root))
+    except DriverError as error:
+        if not inventory.simulated:
+            return Node(number=1, inventory=inventory, driver_fault=f"{error}.")
+        return Node(number=1, inventory=inventory, driver=_planned(policy, f"{inventory.driver_version}-simulated", ()))
+    names = tuple(file.name for file in found.binaries)
+    return Node(number=1, inventory=inventory, driver=_planned(policy, found.generation, names))
+
+
+def _planned(policy: Policy, generation: str, binaries: tuple[str, ...]) -> DriverFiles:
+    """The driver's files where staging would put them."""
+    sets = [frozenset(some) for size in range(1, len(Capability) + 1) for some in combinations(Capability, size)]
+    base = f"{policy.driver.stage_dir}/{generation}"
+    trees = {some: DriverTree(f"{base}/{'+'.join(c for c in Capability if c in some)}", binaries) for some in sets}
+    return DriverFiles(generation.partition("-")[0], generation, trees, {})
+
+
+def _text(file: str) -> str:
+    return sys.stdin.read() if file == "-" else Path(file).read_text()
+
+
+def read_pods(text: str, file: str) -> Iterator[tuple[Container, ...]]:
+    """The containers of every pod or pod template in a manifest. Raises: ManifestError."""
+    try:
+        import yaml  # only here: the daemon never pays for it
+    except ImportError:
+        raise ManifestError("reading manifests needs PyYAML: pip install 'nri-gpu[explain]'") from None
+    try:
+        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.YAMLError as error:
+        raise ManifestError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    if not documents:
+        raise ManifestError(f"{file} is empty")
+    for number, document in enumerate(documents, 1):
+        yield tuple(_containers(_pod_of(document, f"{file}, document {number}"), number))
+
+
+def _pod_of(document: object, where: str) -> Mapping[str, Any]:
+    """The pod itself, or the template of a Deployment, Job, CronJob and their like."""
+    found = document
+    for _ in range(4):
+        if not isinstance(found, Mapping) or not isinstance(found.get("spec"), Mapping):
+            break
+        spec = found["spec"]
+        if isinstance(spec.get("containers"), list):
+            return found
+        found = spec.get("template") or spec.get("jobTemplate")
+    raise ManifestError(f"{where} holds no pod: no spec.containers, and no template with them")
+
+
+def _containers(manifest: Mapping[str, Any], number: int) -> Iterator[Container]:
+    metadata = manifest.get("metadata") or {}
+    spec = manifest["spec"]
+    annotations = metadata.get("annotations") or {}
+    pod = Pod(
+        id=PodId(f"pod-{number}"),
+        uid=PodUid(f"pod-{number}"),
+        name=str(metadata.get("name") or metadata.get("generateName") or f"pod-{number}"),
+        namespace=str(metadata.get("namespace") or "default"),
+        annotations={str(key): str(value) for key, value in annotations.items()},
+    )
+    for item in [*(spec.get("initContainers") or ()), *spec["containers"]]:
+        name = str(item.get("name") or "unnamed") if isinstance(item, Mapping) else "unnamed"
+        yield Container(id=ContainerId(f"{pod.id}/{name}"), name=name, pod=pod, env=_env(item))
+
+
+def _env(item: object) -> dict[str, str]:
+    entries = item.get("env") or () if isinstance(item, Mapping) else ()
+    return {str(e["name"]): str(e.get("value", "")) for e in entries if isinstance(e, Mapping) and "name" in e}
+
+
+def to_json(explained: tuple[Explained, ...]) -> dict[str, Any]:
+    """Schema `nri-gpu/explain/v1`."""
+    return {"schema": "nri-gpu/explain/v1", "containers": [_json(each) for each in explained]}
+
+
+def _json(each: Explained) -> dict[str, Any]:
+    pod = each.container.pod
+    facts: dict[str, Any] = {"namespace": pod.namespace, "pod": pod.name, "container": each.container.name}
+    match each.decision:
+        case Pass(edits, why):
+            return {**facts, "decision": "pass", "reason": why, "edits": _edits_json(edits)}
+        case Inject(edits, grant, rule):
+            granted = {"gpu_uuids": list(grant.uuids), "mode": grant.mode.value if grant.mode else "none"}
+            return {**facts, "decision": "inject", "rule": rule, **granted, "edits": _edits_json(edits)}
+        case Refuse(reason):
+            return {**facts, "decision": "refuse", "code": reason.code.value, "reason": str(reason)}
+
+
+def _edits_json(edits: Edits) -> dict[str, Any]:
+    return {
+        "devices": [
+            {"path": d.path, "major": d.major, "minor": d.minor, "mode": f"{d.mode:04o}", "permissions": "rw"}
+            for d in edits.devices.values()
+        ],
+        "mounts": [
+            {"destination": m.destination, "source": m.source, "options": list(m.options)}
+            for m in edits.mounts.values()
+        ],
+        "env": dict(edits.env),
+    }
+
+
+def to_text(explained: tuple[Explained, ...], node: Node) -> str:
+    """One paragraph a container."""
+    return "\n\n".join("\n".join(_lines(each, node)) for each in explained)
+
+
+def _lines(each: Explained, node: Node) -> Iterator[str]:
+    pod = each.container.pod
+    yield f"{pod.namespace}/{pod.name} container {each.container.name}"
+    match each.decision:
+        case Pass(edits, why):
+            yield f"  passes untouched: {why}" if not edits.env else f"  passes, disarmed: {why}"
+        case Refuse(reason):
+            yield f"  REFUSED {reason}"
+        case Inject(edits, grant, rule):
+            indices = [str(gpu.index) for gpu in node.gpus if gpu.uuid in grant.uuids]
+            what = f"GPU {', '.join(indices)}, {grant.mode}" if grant.mode else "no GPU, as it asked"
+            yield f"  granted {what} (by {rule})"
+            yield from (f"  device  c {d.major}:{d.minor} rw  {d.path}" for d in edits.devices.values())
+            yield from (f"  mount   {m.destination}  from {m.source}" for m in edits.mounts.values())
+            yield from (f"  env     {key}={value}" for key, value in edits.env.items())

@@ -1,0 +1,110 @@
+"""`nri-gpu gpus`: the node's GPUs, for people and for programs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nri_gpu.allocation.place import why_not
+from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.gpu import Gpu, Inventory
+from nri_gpu.inventory.source import NvmlSource, Source, TopologySource
+from nri_gpu.verbs.exits import Exit
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print them. Returns 1 when there is none that can be granted, 69 when nobody could be asked."""
+    try:
+        inventory = asyncio.run(look(args.gpus, args.driver_root))
+    except InventoryError as error:
+        print(f"nri-gpu: {error}", file=sys.stderr)
+        return Exit.CONFIGURATION if args.gpus else Exit.UNAVAILABLE
+    print(json.dumps(to_json(inventory), indent=1) if args.output == "json" else to_text(inventory))
+    if inventory.fault:
+        return Exit.UNAVAILABLE
+    return Exit.OK if any(not why_not(gpu) for gpu in inventory.gpus) else Exit.FINDING
+
+
+async def look(topology: str | None, driver_root: str | None) -> Inventory:
+    """One look at the node. Raises: InventoryError."""
+    source: Source = TopologySource(Path(topology)) if topology else NvmlSource(Path(driver_root or "/"))
+    try:
+        return await source.refresh()
+    finally:
+        await source.close()
+
+
+def to_json(inventory: Inventory) -> dict[str, Any]:
+    """Schema `nri-gpu/gpus/v1`."""
+    return {
+        "schema": "nri-gpu/gpus/v1",
+        "simulated": inventory.simulated,
+        "driver_version": inventory.driver_version,
+        "cuda_version": inventory.cuda_version,
+        "fault": inventory.fault,
+        "majors": {
+            "nvidia": inventory.majors.nvidia,
+            "nvidia_uvm": inventory.majors.nvidia_uvm,
+            "nvidia_caps": inventory.majors.nvidia_caps,
+        },
+        "gpus": [_gpu_json(gpu) for gpu in inventory.gpus],
+        "faults": [{"index": fault.index, "reason": fault.reason} for fault in inventory.faults],
+        "links": [{"a": link.a, "b": link.b, "pcie": link.pcie, "nvlink": link.nvlink} for link in inventory.links],
+    }
+
+
+def _gpu_json(gpu: Gpu) -> dict[str, Any]:
+    return {
+        "index": gpu.index,
+        "minor_number": gpu.minor_number,
+        "uuid": gpu.uuid,
+        "pci_bus_id": gpu.pci_bus_id,
+        "model": gpu.model,
+        "memory_bytes": gpu.memory_bytes,
+        "arch": f"{gpu.arch[0]}.{gpu.arch[1]}",
+        "numa_node": gpu.numa_node,
+        "mig_enabled": gpu.mig_enabled,
+        "unavailable": why_not(gpu),
+    }
+
+
+def to_text(inventory: Inventory) -> str:
+    """A table, and what is wrong below it."""
+    origin = "simulated" if inventory.simulated else "NVML"
+    versions = f"driver {inventory.driver_version or '?'}, CUDA {inventory.cuda_version or '?'}, from {origin}"
+    lines = [f"{len(inventory.gpus)} GPUs, {versions}"]
+    if inventory.gpus:
+        rows = [_row(gpu) for gpu in inventory.gpus]
+        lines += table(("INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI BUS ID", "NODE", "STATE", "UUID"), rows)
+    lines += [f"GPU {fault.index} cannot be described: {fault.reason}" for fault in inventory.faults]
+    for name, major in (("nvidia", inventory.majors.nvidia), ("nvidia-uvm", inventory.majors.nvidia_uvm)):
+        if major is None:
+            lines.append(f"kernel module {name} is not loaded: no GPU can be granted (modprobe {name})")
+    return "\n".join([*lines, inventory.fault] if inventory.fault else lines)
+
+
+def _row(gpu: Gpu) -> tuple[str, ...]:
+    return (
+        str(gpu.index),
+        gpu.model,
+        f"{gpu.memory_bytes / 2**30:.0f} GiB",
+        f"{gpu.arch[0]}.{gpu.arch[1]}",
+        "-" if gpu.numa_node is None else str(gpu.numa_node),
+        gpu.pci_bus_id,
+        f"/dev/nvidia{gpu.minor_number}",
+        why_not(gpu) or "ok",
+        gpu.uuid,
+    )
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell."""
+    lines = [tuple(heads), *map(tuple, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    padded = ((cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return ["  ".join(line).rstrip() for line in padded]

@@ -1,0 +1,48 @@
+"""The policy file of a running daemon: read, taken up, kept for the next start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from loguru import logger
+
+from nri_gpu.domain.errors import PolicyError
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.parse import override
+from nri_gpu.settings import PolicyText, build_policy, keep_last_good, load_last_good, read_policy
+
+
+class PolicyFile:
+    """One policy file with the command line's options over it. path: None for the default file."""
+
+    def __init__(self, path: str | None, options: Mapping[str, object], state_dir: Path) -> None:
+        """Raises: PolicyError: an option is wrong."""
+        self._path = Path(path) if path else None
+        self._options = options
+        self._state_dir = state_dir
+        self.salvage = override(Policy.default(), options)  # what holds where the file says nothing usable
+
+    def load(self) -> Policy:
+        """The file as it is now, kept as the last good one. Raises: PolicyError."""
+        return self._take(read_policy(self._path))
+
+    def load_text(self, name: str, text: str) -> Policy:
+        """A policy that came as text, in place of the file from now on. Raises: PolicyError."""
+        return self._take(PolicyText(name, text))
+
+    def _take(self, source: PolicyText | None) -> Policy:
+        policy = build_policy(source, self._options)
+        try:
+            keep_last_good(self._state_dir, source.text if source else "")
+        except OSError as error:
+            logger.bind(fault=str(error)).warning("this good policy could not be kept for the next start")
+        return policy
+
+    def last_good(self) -> Policy | None:
+        """The one kept by an earlier run, if it still can be used."""
+        try:
+            return load_last_good(self._state_dir, self._options)
+        except PolicyError as error:
+            logger.bind(fault=str(error.faults[0])).error("the kept policy is not usable either")
+            return None

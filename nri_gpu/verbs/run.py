@@ -1,0 +1,298 @@
+"""`nri-gpu run`: puts the daemon together, hands the rooms to one another, and keeps it going until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+
+from nri_gpu import telemetry
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.decide import BrokenPolicy
+from nri_gpu.domain.errors import DriverError, PolicyError
+from nri_gpu.domain.gpu import DriverFiles, Inventory
+from nri_gpu.driver.scan import scan
+from nri_gpu.driver.stage import prune, stage
+from nri_gpu.inventory.cache import InventoryCache
+from nri_gpu.inventory.source import NvmlSource, Source, TopologySource
+from nri_gpu.nri.convert import Configured
+from nri_gpu.policy.model import Policy
+from nri_gpu.runtime.board import Board
+from nri_gpu.runtime.notify import Notifier
+from nri_gpu.runtime.plugin import Outside, Plugin
+from nri_gpu.runtime.state import StateError, StateFolder
+from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
+from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.policy_file import PolicyFile
+
+DEFAULT_STATE: Final = Path("/run/nri-gpu")
+DRAIN_S: Final = 5.0
+LEDGER_DELAY_S: Final = 0.05  # changes come in bursts; the file is for people
+STARTING: Final = Inventory(taken_at=0, fault="nri-gpu has just started and has not heard from the driver yet")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal. Returns an exit code."""
+    launched = os.environ.get("NRI_PLUGIN_SOCKET", "")
+    state = StateFolder(Path(args.state_dir or DEFAULT_STATE))
+    try:
+        policy_file = PolicyFile(args.policy, _overrides(args), state.path)
+        state.open()
+        key = state.key()
+    except PolicyError as error:
+        print("\n".join(f"nri-gpu: {fault}" for fault in error.faults), file=sys.stderr)
+        return Exit.USAGE
+    except StateError as error:
+        print(f"nri-gpu: {error}", file=sys.stderr)
+        return Exit.UNAVAILABLE if error.taken else Exit.PERMISSION
+    telemetry.set_up(args.log_level, journal=bool(launched))
+    daemon = Daemon(state, key, policy_file, Path(args.gpus) if args.gpus else None)
+    # What was imported lives for ever; the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    try:
+        asyncio.run(daemon.run(int(launched) if launched else None))
+    finally:
+        state.close()
+    return Exit.OK
+
+
+def _overrides(args: argparse.Namespace) -> Mapping[str, object]:
+    wanted = {
+        "plugin.socket": args.socket,
+        "plugin.index": args.index,
+        "driver.root": args.driver_root,
+        "driver.stage_dir": args.stage_dir,
+    }
+    return {key: value for key, value in wanted.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Settings that hold for the life of the process; a reload that changes one says that it needs a restart."""
+
+    socket: str
+    driver_root: str
+    stage_dir: str
+    refresh_s: int
+
+
+class Daemon:
+    """The running service."""
+
+    def __init__(self, state: StateFolder, key: bytes, policy_file: PolicyFile, topology: Path | None) -> None:
+        self._state = state
+        self._policy_file = policy_file
+        self._notifier = Notifier()
+        self._board = Board(STARTING, "the driver's files are being looked for; try again in a moment")
+        policy = self._first_policy()
+        settings = policy if isinstance(policy, Policy) else policy_file.salvage
+        self._fixed = _fixed(settings)
+        self._identity = Identity(settings.plugin.name, settings.plugin.index)
+        self._simulated = topology is not None
+        source: Source = TopologySource(topology) if topology else NvmlSource(Path(self._fixed.driver_root))
+        self._cache = InventoryCache(
+            source, publish=self._inventory_changed, on_fault=self._inventory_fault, refresh_s=self._fixed.refresh_s
+        )
+        self._plugin = Plugin(
+            Outside(self._board.snapshot, time.monotonic, self._later, self._ledger_changed), policy, key
+        )
+        self._supervisor = Supervisor(
+            self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away)
+        )
+        self._stop = asyncio.Event()
+        self._ledger_timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._staging = asyncio.Lock()
+        self._driver_fault = ""
+        self._synchronized = False
+
+    async def run(self, inherited: int | None) -> None:
+        """Serve until SIGTERM, SIGINT, or the end of a connection that we were started with."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self._feed_watchdog()
+        self._look_at_driver()
+        refreshing = asyncio.create_task(self._cache.run())
+        serving = asyncio.create_task(self._serve(inherited))
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        self._notifier.stopping()
+        await self._supervisor.stop(DRAIN_S)
+        for task in (refreshing, serving, stopping, *self._tasks):
+            task.cancel()
+        await asyncio.gather(refreshing, serving, stopping, *self._tasks, return_exceptions=True)
+        self._write_ledger()
+        self._notifier.close()
+        logger.info("stopped")
+
+    async def _serve(self, inherited: int | None) -> None:
+        if inherited is not None:
+            await self._supervisor.run_inherited(inherited)
+        else:
+            await self._supervisor.run(Path(self._fixed.socket))
+
+    def _first_policy(self) -> Policy | BrokenPolicy:
+        try:
+            return self._policy_file.load()
+        except PolicyError as error:
+            for fault in error.faults:
+                logger.bind(fault=str(fault)).error("policy not usable")
+            last = self._policy_file.last_good()
+            if last is None:
+                logger.error("no good policy is kept: every container that asks will be refused")
+                return BrokenPolicy(str(error.faults[0]))
+            logger.warning("started on the last good policy")
+            return last
+
+    def _reload(self) -> None:
+        """SIGHUP: the policy again, and the node again."""
+        try:
+            policy = self._policy_file.load()
+        except PolicyError as error:
+            for fault in error.faults:
+                logger.bind(fault=str(fault)).error("policy not reloaded, the old one stays")
+        else:
+            self._plugin.policy = policy
+            self._identity = Identity(policy.plugin.name, policy.plugin.index)
+            logger.bind(path=policy.source).info("policy reloaded")
+            self._warn_of_fixed(policy)
+        self._cache.poke()
+        self._look_at_driver()
+
+    def _warn_of_fixed(self, policy: Policy) -> None:
+        if _fixed(policy) != self._fixed:
+            logger.warning("socket, driver folders and refresh interval change with a restart only")
+
+    def _later(self, action: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(action)
+
+    def _inventory_changed(self, inventory: Inventory) -> None:
+        self._board.put_inventory(inventory)
+        number = self._board.snapshot().number
+        bound = logger.bind(gpus=len(inventory.gpus), inventory_number=number, driver_version=inventory.driver_version)
+        bound.info("inventory changed")
+        for fault in inventory.faults:
+            logger.bind(index=fault.index, fault=fault.reason).warning("gpu cannot be described")
+        self._look_at_driver()
+
+    def _inventory_fault(self, sentence: str) -> None:
+        logger.bind(fault=sentence).warning("inventory not refreshed")
+
+    def _look_at_driver(self) -> None:
+        """Find and stage the driver's files, off the loop: they are on disk, and staging may copy."""
+        task = asyncio.create_task(self._stage_driver())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _stage_driver(self) -> None:
+        async with self._staging:
+            await self._stage_driver_alone()
+
+    async def _stage_driver_alone(self) -> None:
+        root, base = Path(self._fixed.driver_root), Path(self._fixed.stage_dir)
+        try:
+            files = await asyncio.to_thread(lambda: stage(scan(root), base))
+        except DriverError as error:
+            self._driver_missing(str(error))
+            return
+        self._driver_fault = ""
+        inventory = self._board.snapshot().inventory
+        if inventory.driver_version not in ("", files.version) and not self._simulated:
+            self._board.put_driver(None, _mismatch(files.version, inventory.driver_version))
+            return
+        if files != self._board.snapshot().driver:
+            self._board.put_driver(files)
+            logger.bind(driver_version=files.version, generation=files.generation).info("driver files staged")
+        await self._prune()
+
+    def _driver_missing(self, sentence: str) -> None:
+        if self._simulated:
+            version = self._board.snapshot().inventory.driver_version
+            self._board.put_driver(DriverFiles(version, "simulated", {}, {}))
+            sentence = f"{sentence}; the node is simulated, so GPUs are granted without the driver's files"
+        else:
+            self._board.put_driver(None, f"{sentence}.")
+        if sentence != self._driver_fault:
+            logger.bind(fault=sentence).warning("driver files not found")
+        self._driver_fault = sentence
+
+    async def _prune(self) -> None:
+        """Staged files of old drivers go once no grant names them; not before the runtime told us of all grants."""
+        driver = self._board.snapshot().driver
+        if not self._synchronized or driver is None:
+            return
+        keep = self._plugin.ledger.generations() | {driver.generation}
+        try:
+            removed = await asyncio.to_thread(prune, Path(self._fixed.stage_dir), keep)
+        except DriverError as error:
+            logger.bind(fault=str(error)).warning("old driver files not removed")
+        else:
+            for generation in removed:
+                logger.bind(generation=generation).info("old driver files removed")
+
+    def _configured(self, configured: Configured) -> None:
+        """A plugin that the runtime starts finds its drop-in file's text here: that file is its policy."""
+        if not configured.config.strip():
+            return
+        try:
+            policy = self._policy_file.load_text("the runtime's NRI configuration for this plugin", configured.config)
+        except PolicyError as error:
+            self._plugin.policy = BrokenPolicy(str(error.faults[0]))
+            for fault in error.faults:
+                logger.bind(fault=str(fault)).error("policy not usable")
+        else:
+            self._plugin.policy = policy
+            self._warn_of_fixed(policy)
+
+    def _ready(self) -> None:
+        self._synchronized = True
+        self._notifier.ready(f"serving {self._fixed.socket}, {len(self._plugin.ledger.entries)} grants")
+
+    def _away(self, why: str) -> None:
+        self._notifier.status(f"not connected: {why}")
+
+    def _ledger_changed(self, ledger: Ledger) -> None:
+        del ledger  # what is written is the newest when the timer is up
+        if self._ledger_timer is None:
+            self._ledger_timer = asyncio.get_running_loop().call_later(LEDGER_DELAY_S, self._write_ledger)
+
+    def _write_ledger(self) -> None:
+        self._ledger_timer = None
+        try:
+            self._state.write_ledger(self._plugin.ledger)
+        except OSError as error:
+            logger.bind(fault=str(error)).warning("ledger.json not written; the marks on the containers hold")
+
+    def _feed_watchdog(self) -> None:
+        if self._notifier.watchdog_s:
+            self._notifier.alive()
+            asyncio.get_running_loop().call_later(self._notifier.watchdog_s / 2, self._feed_watchdog)
+
+    def _asked_to_stop(self, number: signal.Signals) -> None:
+        logger.bind(signal=number.name).info("stopping")
+        self._stop.set()
+
+
+def _fixed(policy: Policy) -> Fixed:
+    driver = policy.driver
+    return Fixed(policy.plugin.socket, driver.root, driver.stage_dir, policy.inventory.refresh_s)
+
+
+def _mismatch(files: str, kernel: str) -> str:
+    return (
+        f"the driver's libraries on this node are {files} but its loaded kernel module is {kernel}: reload the module "
+        "or reboot the node; containers created in between would not start properly."
+    )

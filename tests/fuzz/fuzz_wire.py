@@ -1,0 +1,171 @@
+"""Any bytes, cut in any way, end in events, NEED_DATA or RemoteProtocolError, and in nothing else.
+
+And: how they are cut changes nothing; all that comes out can be answered; there are no more events than headers.
+
+    python -m tests.fuzz.fuzz_wire --seconds 60 [--seed N]
+
+The corpus is hex as text, in corpus/wire; under pytest, test_fuzz_wire.py runs over it. An input is fed to each target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.wire import (
+    NEED_DATA,
+    PLUGIN_SERVICE,
+    RUNTIME_SERVICE,
+    Connection,
+    ConnId,
+    Incoming,
+    NeedData,
+    RemoteProtocolError,
+    RequestReceived,
+    RequestRejected,
+    RequestSent,
+    ResponseSent,
+    Role,
+    StreamId,
+    Trunk,
+)
+from nri_gpu.wire.frame import HEADER_BYTES
+
+CORPUS: Final = Path(__file__).parent / "corpus" / "wire"
+CALLS: Final = (1, 3, 5)  # open in every client, so that answers mean something
+
+
+def _client(receive_limit: int) -> Connection:
+    client = Connection(Role.CLIENT, receive_limit=receive_limit)
+    for number in CALLS:
+        client.send(RequestSent(StreamId(number), "s", "m"))
+    return client
+
+
+def _trunk(serves: ConnId, calls: ConnId, receive_limit: int = 1000) -> Trunk:
+    return Trunk({serves: Connection(Role.SERVER, receive_limit=receive_limit, open_limit=3), calls: _client(1000)})
+
+
+class _Bare(Trunk):
+    """One connection without a mux, in a trunk's clothes."""
+
+    __slots__ = ("only",)
+
+    def __init__(self, only: Connection) -> None:
+        super().__init__({PLUGIN_SERVICE: only})
+        self.only = only
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
+        self.only.receive_data(data)
+
+    def receive_eof(self) -> None:
+        self.only.receive_eof()
+
+    def next_event(self) -> tuple[ConnId, Incoming] | NeedData:
+        event = self.only.next_event()
+        return NEED_DATA if event is NEED_DATA else (PLUGIN_SERVICE, event)
+
+
+TARGETS: Final[Mapping[str, Callable[[], Trunk]]] = {
+    "plugin": lambda: _trunk(PLUGIN_SERVICE, RUNTIME_SERVICE),
+    "runtime": lambda: _trunk(RUNTIME_SERVICE, PLUGIN_SERVICE),
+    "server": lambda: _Bare(Connection(Role.SERVER, receive_limit=1000, open_limit=3)),
+    "client": lambda: _Bare(_client(1000)),
+}
+
+
+def outcome(target: str, chunks: Sequence[bytes]) -> tuple[list[tuple[ConnId, Incoming]], str]:
+    """All events of these bytes, and how it ended: text of the error, or nothing. Any other exception gets through."""
+    trunk, events = TARGETS[target](), list[tuple[ConnId, Incoming]]()
+    try:
+        for chunk in chunks:
+            trunk.receive_data(chunk)
+            _drain(trunk, events)
+        trunk.receive_eof()
+        _drain(trunk, events)
+    except RemoteProtocolError as error:
+        return events, str(error)
+    return events, ""
+
+
+def _drain(trunk: Trunk, events: list[tuple[ConnId, Incoming]]) -> None:
+    for conn_id, event in trunk.events():
+        events.append((conn_id, event))
+        if isinstance(event, RequestRejected):
+            trunk.send(conn_id, event)
+        elif isinstance(event, RequestReceived) and event.stream_id % 4 == 1:  # the others stay open
+            trunk.send(conn_id, ResponseSent(event.stream_id, event.payload[:10]))
+
+
+def check(data: bytes) -> None:
+    """The invariant. Raises AssertionError, or whatever should not have been raised."""
+    step = 1 + data[0] % 13 if data else 1
+    for target in TARGETS:
+        whole = outcome(target, [data])
+        assert len(whole[0]) <= len(data) // HEADER_BYTES + 2, "more events than headers"  # 2: the ends
+        pieces = [data[at : at + step] for at in range(0, len(data), step)]
+        assert outcome(target, pieces) == whole, f"{target}: cutting by {step} changes what comes out"
+
+
+def corpus() -> list[Path]:
+    """The inputs that are kept."""
+    return sorted(CORPUS.glob("*.hex"))
+
+
+def read(path: Path) -> bytes:
+    """One input; comments after #."""
+    return bytes.fromhex("".join(line.partition("#")[0] for line in path.read_text().splitlines()))
+
+
+def mutate(data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
+    """A few edits that keep some structure: interesting numbers, pieces repeated, dropped, or from elsewhere."""
+    out = bytearray(data)
+    for _ in range(rng.randint(1, 6)):
+        at, end = sorted(rng.randrange(len(out) + 1) for _ in range(2))
+        match rng.randrange(6):
+            case 0:
+                out[at:at] = rng.choice((b"\0", b"\1", b"\xff", b"\x7f\xff\xff\xff", b"\0\0\0\x0a", b"\0\0\x10\0"))
+            case 1:
+                out[at:end] = b""
+            case 2:
+                out[at:at] = out[at:end]
+            case 3:
+                out[at : at + 4] = rng.choice((0, 1, 2, 9, 10, 1000, 1001, 4096, 2**24, 2**32 - 1)).to_bytes(4)
+            case 4:
+                out[at:at] = rng.choice(pool)
+            case _:
+                out[at : at + 1] = rng.randbytes(1)
+    return bytes(out[:20_000])
+
+
+def main() -> int:
+    """Mutates the corpus until the time is up, or something breaks: that input is kept. Returns 0 or 1."""
+    parser = argparse.ArgumentParser(description="Fuzz nri_gpu.wire.")
+    parser.add_argument("--seconds", type=float, default=60, help="how long")
+    parser.add_argument("--seed", type=int, default=None, help="to repeat a run")
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
+    rng, pool = random.Random(seed), [read(path) for path in corpus()] or [b""]
+    deadline, runs = time.monotonic() + options.seconds, 0
+    while time.monotonic() < deadline:
+        data = mutate(rng.choice(pool), pool, rng)
+        try:
+            check(data)
+        except Exception:
+            path = CORPUS / f"crash-{hashlib.sha256(data).hexdigest()[:12]}.hex"
+            path.write_text(data.hex() + "\n")
+            print(f"seed {seed}, run {runs}: kept as {path}", file=sys.stderr)
+            raise
+        runs += 1
+    print(f"seed {seed}: {runs} inputs, nothing broke")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Law: any text is understood or refused with a RequestError; what is understood survives being written out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nri_gpu.domain.claim import Count, Nothing
+from nri_gpu.domain.errors import RequestError
+from nri_gpu.request.format import format_claim
+from nri_gpu.request.keys import select_annotation
+from nri_gpu.request.parse import parse_claim
+
+KEY = "gpu.nri.io"
+
+hexes = st.text("0123456789abcdefABCDEF", min_size=4, max_size=8)
+devices = st.one_of(
+    st.integers(0, 99).map(str),
+    hexes.map("GPU-{}".format),
+    st.builds("0000:{:02x}:{:02X}.{}".format, st.integers(0, 255), st.integers(0, 31), st.integers(0, 7)),
+)
+operators = st.sampled_from([">=", "<=", ">", "<", "="])
+wanted = st.one_of(
+    st.just("all"),
+    st.integers(1, 128).map(str),
+    st.integers(1, 128).map("count = {}".format),
+    st.lists(devices, min_size=1, max_size=8).map(lambda ids: "device=" + " , ".join(ids)),
+)
+others = st.lists(
+    st.one_of(
+        st.sampled_from(["mode=shared", " mode = exclusive", "capabilities=utility", "capabilities=utility,compute"]),
+        st.builds("memory{}{}{}".format, operators, st.integers(0, 10**6), st.sampled_from(["", "K", "Mi", "Gi", "T"])),
+        st.builds("arch{}{}.{}".format, operators, st.integers(0, 99), st.integers(0, 99)),
+        st.text("abcXYZ019*?[]! -", min_size=1, max_size=20).filter(str.strip).map("model={}".format),
+    ),
+    max_size=4,
+    unique_by=lambda clause: clause.split("=")[0].split(">")[0].split("<")[0].strip(),
+)
+sentences = st.builds(lambda first, rest: ";".join([first, *rest]), wanted, others)
+# Near the grammar, where mistakes live, and far from it.
+WORDS = [
+    "all",
+    "none",
+    "count",
+    "device",
+    "mode",
+    "shared",
+    "memory",
+    "arch",
+    "9.0",
+    "40Gi",
+    "GPU-8f3a",
+    "0",
+    "1",
+    "-1",
+]
+MARKS = ["mig", "capabilities", "compute", "model", "*", "=", ">=", "<", ";", ",", " ", "\t", ":", ".", "\n", "\u0660"]
+fragments = st.lists(st.sampled_from([*WORDS, *MARKS]), max_size=12).map("".join)
+
+
+def understood_or_refused(value: str) -> None:
+    try:
+        claim = parse_claim(KEY, value)
+    except RequestError as error:
+        assert error.position is not None
+        assert 0 <= error.position <= len(value)
+        assert str(error).isascii()
+        assert str(error).isprintable()
+        assert len(str(error)) < 500
+    else:
+        assert claim.text == value
+        assert replace(parse_claim(KEY, format_claim(claim)), text=value) == claim
+        if isinstance(claim.wanted, Count):
+            assert 1 <= claim.wanted.gpus <= 128
+        if isinstance(claim.wanted, Nothing):
+            assert claim.mode is None
+            assert claim.capabilities is None
+            assert not claim.selectors
+
+
+@given(st.text(max_size=200))
+def test_any_text(value: str) -> None:
+    understood_or_refused(value)
+
+
+@given(fragments)
+def test_any_string_of_words_of_the_grammar(value: str) -> None:
+    understood_or_refused(value)
+
+
+@given(sentences)
+def test_sentences_of_the_grammar(value: str) -> None:
+    understood_or_refused(value)
+
+
+@given(sentences, st.integers(0, 200), st.characters())
+def test_sentences_with_one_wrong_character(value: str, at: int, char: str) -> None:
+    understood_or_refused(value[:at] + char + value[at + 1 :])
+
+
+keys = st.one_of(
+    st.sampled_from([KEY, "gpu.nri.io/pod", "gpu.nri.io/container.a", "gpu.nri.io/container.", "gpu.nri.io/grant"]),
+    st.text(max_size=20).map("gpu.nri.io/{}".format),
+    st.text(max_size=20),
+)
+mappings = st.dictionaries(keys, st.text(max_size=5), max_size=5)
+
+
+@given(mappings, mappings, st.sampled_from(["a", "b", ""]))
+def test_any_annotations(pod: dict[str, str], container: dict[str, str], name: str) -> None:
+    try:
+        chosen = select_annotation(pod, container, name)
+    except RequestError as error:
+        assert str(error).isascii()
+        assert len(str(error)) < 500
+    else:
+        assert chosen is None or pod[chosen[0]] == chosen[1]

@@ -1,0 +1,189 @@
+"""A small CRI client: what a kubelet asks of the runtime, as one method a verb. Safe to share between threads."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NewType, Self, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from tests.support._pb import cri_pb2 as pb
+from tests.support.pods import ContainerSpec, PodSpec, container_to_pb, pod_to_pb
+
+PodId = NewType("PodId", str)
+ContainerId = NewType("ContainerId", str)
+Reply = TypeVar("Reply", bound=Message)
+
+CALL_TIMEOUT_S: Final = 60.0
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", 64 << 20),  # bytes; a verbose status carries a whole OCI spec
+    # A restarted containerd must be found again at once; gRPC's own first pause is a second.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+)
+
+
+class CriError(Exception):
+    """The runtime answered an error. code: gRPC status name; details: the text that a kubelet would show."""
+
+    def __init__(self, code: str, details: str) -> None:
+        super().__init__(f"{code}: {details}")
+        self.code = code
+        self.details = details
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod sandbox, with the configuration that each of its containers has to repeat."""
+
+    id: PodId
+    config: pb.PodSandboxConfig = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """A command that ran in a container."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A container as the runtime describes it. oci: the final OCI spec, after every NRI plugin."""
+
+    state: str
+    exit_code: int
+    reason: str
+    pid: int
+    annotations: Mapping[str, str]
+    oci: Mapping[str, Any]  # the OCI runtime spec's own JSON
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of the container's first process."""
+        return dict(pair.split("=", 1) for pair in self.oci["process"]["env"])
+
+    @property
+    def device_paths(self) -> list[str]:
+        """Device nodes beyond the runtime's default ones, in the spec's order."""
+        return [device["path"] for device in self.oci["linux"].get("devices") or ()]
+
+
+class Cri:
+    """One connection to a runtime's CRI socket.
+
+    cgroup_parent: below which cgroup the pods go, as a kubelet says for each; empty for the runtime's default.
+    """
+
+    def __init__(self, socket: Path, *, cgroup_parent: str = "") -> None:
+        self._channel = grpc.insecure_channel(f"unix://{socket}", options=CHANNEL_OPTIONS)
+        self._cgroup_parent = cgroup_parent
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def version(self, timeout_s: float = CALL_TIMEOUT_S) -> str:
+        """The runtime's own version."""
+        reply = self._call("Version", pb.VersionRequest(), pb.VersionResponse, timeout_s)
+        return reply.runtime_version
+
+    def has_image(self, name: str) -> bool:
+        request = pb.ImageStatusRequest(image=pb.ImageSpec(image=name))
+        return self._call("ImageStatus", request, pb.ImageStatusResponse, service="ImageService").HasField("image")
+
+    def run_pod(self, spec: PodSpec | None = None) -> Pod:
+        config = pod_to_pb(spec or PodSpec(), self._cgroup_parent)
+        reply = self._call("RunPodSandbox", pb.RunPodSandboxRequest(config=config), pb.RunPodSandboxResponse)
+        return Pod(PodId(reply.pod_sandbox_id), config)
+
+    def stop_pod(self, pod: PodId) -> None:
+        self._call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=pod), pb.StopPodSandboxResponse)
+
+    def remove_pod(self, pod: PodId) -> None:
+        """Remove a pod with all its containers, running or not."""
+        self._call("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=pod), pb.RemovePodSandboxResponse)
+
+    def pods(self) -> list[pb.PodSandbox]:
+        return list(self._call("ListPodSandbox", pb.ListPodSandboxRequest(), pb.ListPodSandboxResponse).items)
+
+    def create(self, pod: Pod, spec: ContainerSpec | None = None) -> ContainerId:
+        """CreateContainer: where an NRI plugin adjusts, and where its refusal surfaces as a CriError."""
+        config = container_to_pb(spec or ContainerSpec())
+        request = pb.CreateContainerRequest(pod_sandbox_id=pod.id, config=config, sandbox_config=pod.config)
+        return ContainerId(self._call("CreateContainer", request, pb.CreateContainerResponse).container_id)
+
+    def start(self, container: ContainerId) -> None:
+        self._call("StartContainer", pb.StartContainerRequest(container_id=container), pb.StartContainerResponse)
+
+    def run(self, pod: Pod, spec: ContainerSpec | None = None) -> ContainerId:
+        """Create and start."""
+        container = self.create(pod, spec)
+        self.start(container)
+        return container
+
+    def stop(self, container: ContainerId, timeout_s: int = 0) -> None:
+        """Stop a container; after `timeout_s` seconds, by SIGKILL."""
+        request = pb.StopContainerRequest(container_id=container, timeout=timeout_s)
+        self._call("StopContainer", request, pb.StopContainerResponse)
+
+    def remove(self, container: ContainerId) -> None:
+        self._call("RemoveContainer", pb.RemoveContainerRequest(container_id=container), pb.RemoveContainerResponse)
+
+    def containers(self) -> list[pb.Container]:
+        return list(self._call("ListContainers", pb.ListContainersRequest(), pb.ListContainersResponse).containers)
+
+    def status(self, container: ContainerId) -> Status:
+        request = pb.ContainerStatusRequest(container_id=container, verbose=True)
+        reply = self._call("ContainerStatus", request, pb.ContainerStatusResponse)
+        status, info = reply.status, json.loads(reply.info["info"])
+        return Status(
+            state=pb.ContainerState.Name(status.state).removeprefix("CONTAINER_"),
+            exit_code=status.exit_code,
+            reason=status.reason,
+            pid=info.get("pid", 0),
+            annotations=dict(status.annotations),
+            oci=info["runtimeSpec"],
+        )
+
+    def execute(self, container: ContainerId, *command: str, timeout_s: int = 20) -> Executed:
+        """Run a command in a container to its end. Any exit code is an answer, not an error."""
+        request = pb.ExecSyncRequest(container_id=container, cmd=command, timeout=timeout_s)
+        reply = self._call("ExecSync", request, pb.ExecSyncResponse)
+        return Executed(reply.exit_code, reply.stdout.decode(errors="replace"), reply.stderr.decode(errors="replace"))
+
+    def remove_all(self) -> None:
+        """Stop and remove every pod, and with them every container."""
+        for pod in self.pods():
+            self.stop_pod(PodId(pod.id))
+            self.remove_pod(PodId(pod.id))
+
+    def _call(
+        self,
+        method: str,
+        request: Message,
+        reply: type[Reply],
+        timeout_s: float = CALL_TIMEOUT_S,
+        *,
+        service: str = "RuntimeService",
+    ) -> Reply:
+        call: Callable[..., Reply] = self._channel.unary_unary(
+            f"/runtime.v1.{service}/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=reply.FromString,
+        )
+        try:
+            return call(request, timeout=timeout_s)
+        except grpc.RpcError as fault:
+            # The exception is also the finished call, hence code() and details().
+            raise CriError(fault.code().name, fault.details() or "") from None

@@ -1,0 +1,167 @@
+"""`nri-gpu run` as a process of its own, on private paths, ready when it says so to its service manager.
+
+with NriGpu(Launch(base, socket=node.nri_socket, topology=FOUR_GPUS)) as daemon:
+    daemon.wait_ready()
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from tests.support.waiting import wait_for
+
+TOPOLOGIES: Final = Path(__file__).parents[2] / "config" / "topologies"
+FOUR_GPUS: Final = TOPOLOGIES / "four-gpus.toml"
+READY_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a daemon is started. base: folder for state, staged files, log and notify socket; made when missing."""
+
+    base: Path
+    socket: Path
+    topology: Path | None = FOUR_GPUS
+    driver_root: Path | None = None
+    policy: Path | None = None
+    index: str | None = None
+    log_level: str = "DEBUG"
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> Path:
+        return self.base / "state"
+
+    @property
+    def log(self) -> Path:
+        return self.base / "nri-gpu.log"
+
+    def arguments(self) -> Sequence[str]:
+        given = {
+            "--socket": self.socket,
+            "--gpus": self.topology,
+            "--driver-root": self.driver_root,
+            "--policy": self.policy,
+            "--index": self.index,
+            "--state-dir": self.state,
+            "--stage-dir": self.base / "drivers",
+            "--log-level": self.log_level,
+        }
+        return [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+
+
+class NriGpu:
+    """A running daemon. Started by `start` (or `with`), as often as one likes on the same state folder."""
+
+    def __init__(self, launch: Launch) -> None:
+        launch.base.mkdir(parents=True, exist_ok=True)
+        self.launch = launch
+        self._process: subprocess.Popen[bytes] | None = None
+        self._notify: socket.socket | None = None
+        self.notified: list[str] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process and self._process.poll() is None:
+            self.terminate()
+        self._close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it; `wait_ready` tells when it serves."""
+        self._close()
+        address = self.launch.base / "notify"
+        address.unlink(missing_ok=True)
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notify.bind(str(address))
+        self._notify.setblocking(False)
+        self.notified.clear()
+        command = [sys.executable, "-m", "nri_gpu", "run", *self.launch.arguments()]
+        environment = {"PATH": os.environ["PATH"], "NOTIFY_SOCKET": str(address), **self.launch.environment}
+        with self.launch.log.open("ab") as log:
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
+        """Until it told its service manager READY=1."""
+        wait_for("nri-gpu to be ready", lambda: self.has_notified("READY=1"), timeout_s, self._explain)
+
+    def has_notified(self, line: str) -> bool:
+        """Whether it sent that line of sd_notify(3)."""
+        assert self._notify
+        while True:
+            try:
+                self.notified += self._notify.recv(4096).decode().splitlines()
+            except BlockingIOError:
+                return any(line in each for each in self.notified)
+
+    def wait_logged(self, text: str, timeout_s: float = READY_S) -> str:
+        """The first log line that holds a text."""
+
+        def line() -> str:
+            return next((each for each in self.log().splitlines() if text in each), "")
+
+        wait_for(f"the log to say {text!r}", lambda: bool(line()), timeout_s, self._explain)
+        return line()
+
+    def log(self) -> str:
+        return self.launch.log.read_text() if self.launch.log.exists() else ""
+
+    def ledger(self) -> Mapping[str, Any]:
+        """What `ledger.json` says; it is written a moment after each change."""
+        file = self.launch.state / "ledger.json"
+        parsed: Mapping[str, Any] = json.loads(file.read_text()) if file.exists() else {"grants": [], "foreign": []}
+        return parsed
+
+    def held(self) -> dict[str, list[str]]:
+        """Container name -> GPU UUIDs, of what holds GPUs now."""
+        return {
+            grant["container"]: grant["gpu_uuids"] for grant in self.ledger()["grants"] if grant["phase"] != "lapsed"
+        }
+
+    def wait_held(self, expected: Mapping[str, Sequence[str]], timeout_s: float = READY_S) -> None:
+        """Until exactly these containers hold exactly these GPUs."""
+        wait_for("the ledger", lambda: self.held() == expected, timeout_s, lambda: f"it is {self.held()}")
+
+    def hang_up(self) -> None:
+        """SIGHUP: reload."""
+        self._send(signal.SIGHUP)
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye."""
+        self._send(signal.SIGKILL)
+        self._reap()
+
+    def terminate(self) -> int:
+        """SIGTERM, and wait. Returns the exit code."""
+        self._send(signal.SIGTERM)
+        return self._reap()
+
+    def _send(self, number: signal.Signals) -> None:
+        assert self._process
+        self._process.send_signal(number)
+
+    def _reap(self) -> int:
+        assert self._process
+        return self._process.wait(timeout=READY_S)
+
+    def _close(self) -> None:
+        if self._notify:
+            self._notify.close()
+            self._notify = None
+
+    def _explain(self) -> str:
+        return "its log ends:\n" + "\n".join(self.log().splitlines()[-25:])

@@ -1,0 +1,61 @@
+"""Write the smallest shared library that a loader accepts: no code, but a SONAME. Needs no compiler.
+
+Source: System V ABI, chapters "Object Files" and "Dynamic Linking"; elf(5).
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+EM_386, EM_X86_64, EM_AARCH64 = 3, 62, 183
+ET_DYN: Final = 3
+PT_LOAD, PT_DYNAMIC, PT_GNU_STACK = 1, 2, 0x6474E551
+READ_WRITE: Final = 6  # writable, because older loaders relocate the dynamic section in place
+DT_NULL, DT_NEEDED, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME = 0, 1, 4, 5, 6, 10, 11, 14
+PAGE: Final = 0x1000
+# One bucket, one chain, both empty: a hash table over the one symbol that stands for none.
+EMPTY_HASH: Final = struct.pack("<4I", 1, 1, 0, 0)
+
+
+def shared_library(soname: str, *, needed: Sequence[str] = (), bits: int = 64, machine: int = EM_X86_64) -> bytes:
+    """A library that is loaded at address 0 of its own, whole, by one segment. soname: empty for none."""
+    header_bytes, program_bytes, entry_bytes, symbol_bytes = (64, 56, 16, 24) if bits == 64 else (52, 32, 8, 16)
+    strings, sonames, links = _strings(soname, needed)
+    dynamic_at = header_bytes + 3 * program_bytes
+    tags = 6 + len(sonames) + len(links)
+    symbols_at = dynamic_at + tags * entry_bytes
+    hash_at = symbols_at + symbol_bytes
+    strings_at = hash_at + len(EMPTY_HASH)
+    size = strings_at + len(strings)
+    dynamic = [(DT_SONAME, at) for at in sonames] + [(DT_NEEDED, at) for at in links]
+    dynamic += [(DT_HASH, hash_at), (DT_STRTAB, strings_at), (DT_SYMTAB, symbols_at)]
+    dynamic += [(DT_STRSZ, len(strings)), (DT_SYMENT, symbol_bytes), (DT_NULL, 0)]
+    programs = [
+        _program(bits, PT_LOAD, 0, size, PAGE),
+        _program(bits, PT_DYNAMIC, dynamic_at, tags * entry_bytes, 8),
+        _program(bits, PT_GNU_STACK, 0, 0, 16),  # without it a loader asks for an executable stack
+    ]
+    entries = b"".join(struct.pack("<qQ" if bits == 64 else "<iI", *entry) for entry in dynamic)
+    return _header(bits, machine) + b"".join(programs) + entries + bytes(symbol_bytes) + EMPTY_HASH + strings
+
+
+def _strings(soname: str, needed: Sequence[str]) -> tuple[bytes, list[int], list[int]]:
+    """The string table, and the offsets of the SONAME (none or one) and of the needed names in it."""
+    table, offsets = b"\0", []
+    for name in ([soname] if soname else []) + list(needed):
+        offsets.append(len(table))
+        table += name.encode() + b"\0"
+    split = 1 if soname else 0
+    return table, offsets[:split], offsets[split:]
+
+
+def _header(bits: int, machine: int) -> bytes:
+    ident = b"\x7fELF" + bytes([2 if bits == 64 else 1, 1, 1]) + bytes(9)
+    form, header_bytes, program_bytes = ("<HHIQQQIHHHHHH", 64, 56) if bits == 64 else ("<HHIIIIIHHHHHH", 52, 32)
+    return ident + struct.pack(form, ET_DYN, machine, 1, 0, header_bytes, 0, 0, header_bytes, program_bytes, 3, 0, 0, 0)
+
+
+def _program(bits: int, kind: int, offset: int, size: int, align: int) -> bytes:
+    if bits == 64:
+        return struct.pack("<IIQQQQQQ", kind, READ_WRITE, offset, offset, offset, size, size, align)
+    return struct.pack("<8I", kind, offset, offset, offset, size, size, READ_WRITE, align)

@@ -1,0 +1,143 @@
+"""The container image of the tests, built on the spot: an OCI layout in a tar, one layer, no registry.
+
+Import it with `Containerd.import_image`. The same image serves as the pause image, since its command only sleeps.
+"""
+
+import hashlib
+import io
+import json
+import platform
+import subprocess
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Final, assert_never
+
+NAME: Final = "localhost/nri-gpu/busybox:1"
+# Without an argument of days or more, a pod of a slow test would end under it.
+SLEEP: Final = ("/bin/sleep", "86400")
+ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+LAYER, CONFIG, MANIFEST, INDEX = (
+    f"application/vnd.oci.image.{kind}"
+    for kind in ("layer.v1.tar", "config.v1+json", "manifest.v1+json", "index.v1+json")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A regular file of the layer. mode: permission bits."""
+
+    content: bytes
+    mode: int = 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link of the layer."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A directory of the layer; parents of other entries need not be given."""
+
+    mode: int = 0o755
+
+
+Entry = File | Link | Folder
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpec:
+    """One image: what it is called, what it sets, and what its layer holds beside busybox.
+
+    extra: absolute path in the image -> entry; wins over what busybox put there.
+    """
+
+    name: str = NAME
+    env: Mapping[str, str] = field(default_factory=dict)
+    command: Sequence[str] = SLEEP
+    extra: Mapping[str, Entry] = field(default_factory=dict)
+
+
+def build(tar_path: Path, busybox: Path, spec: ImageSpec | None = None) -> Path:
+    """Write the image as an OCI layout tar to `tar_path`, and return that path."""
+    spec = spec or ImageSpec()
+    layer = _layer(_userland(busybox) | dict(spec.extra))
+    config = _json(_config(spec, layer))
+    parts = {"config": _descriptor(CONFIG, config), "layers": [_descriptor(LAYER, layer)]}
+    manifest = _json({"schemaVersion": 2, "mediaType": MANIFEST, **parts})
+    named = {"platform": _platform(), "annotations": {"io.containerd.image.name": spec.name}}
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [_descriptor(MANIFEST, manifest) | named]}
+    files = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json(index)}
+    files |= {f"blobs/sha256/{_digest(blob).removeprefix('sha256:')}": blob for blob in (layer, config, manifest)}
+    with tarfile.open(tar_path, "w") as tar:
+        for name, content in files.items():
+            _add(tar, name, File(content))
+    return tar_path
+
+
+def _config(spec: ImageSpec, layer: bytes) -> dict[str, object]:
+    return _platform() | {
+        "config": {"Env": [f"{key}={value}" for key, value in spec.env.items()], "Cmd": list(spec.command)},
+        "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+    }
+
+
+def _platform() -> dict[str, object]:
+    return {"architecture": ARCHITECTURES[platform.machine()], "os": "linux"}
+
+
+def _userland(busybox: Path) -> dict[str, Entry]:
+    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    folders: dict[str, Entry] = {f"/{name}": Folder() for name in ("dev", "etc", "proc", "root", "sys")}
+    links: dict[str, Entry] = {f"/bin/{applet}": Link("busybox") for applet in applets if applet != "busybox"}
+    return {
+        **folders,
+        **links,
+        "/tmp": Folder(0o1777),
+        "/bin/busybox": File(busybox.read_bytes(), 0o755),
+        "/etc/passwd": File(b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/:/bin/sh\n"),
+        "/etc/group": File(b"root:x:0:\nuser:x:1000:\n"),
+    }
+
+
+def _layer(entries: Mapping[str, Entry]) -> bytes:
+    parents: dict[str, Entry] = {str(parent): Folder() for path in entries for parent in PurePosixPath(path).parents}
+    parents.pop("/", None)
+    whole = parents | dict(entries)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path in sorted(whole):  # a parent sorts before what it holds
+            _add(tar, path.lstrip("/"), whole[path])
+    return buffer.getvalue()
+
+
+def _add(tar: tarfile.TarFile, name: str, entry: Entry) -> None:
+    info = tarfile.TarInfo(name)
+    match entry:
+        case File(content, mode):
+            info.size, info.mode = len(content), mode
+            tar.addfile(info, io.BytesIO(content))
+        case Link(target):
+            info.type, info.linkname, info.mode = tarfile.SYMTYPE, target, 0o777
+            tar.addfile(info)
+        case Folder(mode):
+            info.type, info.mode = tarfile.DIRTYPE, mode
+            tar.addfile(info)
+        case _:
+            assert_never(entry)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _digest(blob: bytes) -> str:
+    return "sha256:" + hashlib.sha256(blob).hexdigest()
+
+
+def _descriptor(media_type: str, blob: bytes) -> dict[str, object]:
+    return {"mediaType": media_type, "digest": _digest(blob), "size": len(blob)}

@@ -1,0 +1,109 @@
+"""The keeper: a small process that starts one private containerd, and takes everything away when its owner is gone.
+
+Run as `python -m tests.support.keeper BASE v1|v2` in a mount namespace of its own. It speaks lines: "ready" at first;
+to "start PATH-OF-CONTAINERD SEARCH-PATH" it answers the new pid. The end of its standard input, which also comes when
+the owner is killed with SIGKILL, means: kill, unmount, remove. Exit code 1: something stayed, its log names it.
+
+It is a subreaper: shims and containers that lost their parent become its children, so whatever lives below it is ours,
+and nothing of ours lives elsewhere.
+"""
+
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.support import cleanup
+from tests.support.config import Layout
+
+PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+# Shims put their sockets, and runc its state, into this fixed folder; a private one keeps us apart from the host's.
+SHARED_STATE: Final = Path("/run/containerd")
+
+
+def main() -> int:
+    layout, cgroup = Layout(Path(sys.argv[1])), sys.argv[2]
+    _hold_lock(layout.lock)
+    _become_subreaper()
+    _mount_privately(cgroup)
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGCHLD, lambda *_: cleanup.reap())
+    print("ready", flush=True)
+    try:
+        for line in sys.stdin:
+            _, program, search_path = line.split()
+            print(_start(layout, program, search_path), flush=True)
+    except (EOFError, BrokenPipeError):
+        pass  # told by SIGTERM, or the owner no longer reads: both mean the end
+    return _tear_down(layout)
+
+
+def _end(*_: object) -> None:
+    raise EOFError
+
+
+def _hold_lock(lock: Path) -> None:
+    # Held until this process ends, so `stale.sweep` can tell an abandoned folder. Made under another name, for
+    # the sweeper must never see it unlocked.
+    fresh = lock.with_suffix(".fresh")
+    fcntl.flock(os.open(fresh, os.O_CREAT | os.O_RDWR, 0o600), fcntl.LOCK_EX)
+    fresh.rename(lock)
+
+
+def _become_subreaper() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def _mount_privately(cgroup: str) -> None:
+    SHARED_STATE.mkdir(mode=0o711, exist_ok=True)
+    _mount("tmpfs", SHARED_STATE)
+    if cgroup == "v2" and not (cleanup.CGROUPS / "cgroup.controllers").exists():
+        _mount("cgroup2", cleanup.CGROUPS)
+
+
+def _mount(kind: str, target: Path) -> None:
+    subprocess.run(["mount", "-t", kind, "none", target], check=True)
+
+
+def _start(layout: Layout, program: str, search_path: str) -> int:
+    log = os.open(layout.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        return os.posix_spawn(
+            program,
+            [program, "--config", str(layout.config)],
+            {"PATH": search_path},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, log, 1),
+                (os.POSIX_SPAWN_DUP2, log, 2),
+            ],
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores these, a child should not
+        )
+    finally:
+        os.close(log)
+
+
+def _tear_down(layout: Layout) -> int:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    cleanup.kill_all(lambda: cleanup.descendants(os.getpid()))
+    cleanup.reap()
+    cleanup.unmount_below(layout.base)
+    cleanup.remove_cgroups(layout.base.name)
+    left = cleanup.leftovers(layout.base, os.getpid())
+    if left or cleanup.cgroups_named(layout.base.name):
+        print(f"could not take away:\n{left}", file=sys.stderr, flush=True)
+        return 1
+    shutil.rmtree(layout.base, ignore_errors=True)
+    return 1 if layout.base.exists() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""Compiles the made-up libnvidia-ml.so.1 into a driver root, and tells it what machine to play."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from nri_gpu.domain.gpu import Inventory
+
+SOURCE = Path(__file__).with_name("fake.c")
+DRIVER = "580.95.05"
+LIB_DIR = f"usr/lib/{os.uname().machine}-linux-gnu"
+SWITCH = -1  # as the far end of an NVLink
+_LEVELS = {"PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeGpu:
+    """What NVML says of one GPU; its index is its place in the list.
+
+    minor: None for the index. numa: -1 where the host does not tell. mig: current and pending mode, (-1, -1) where
+    the GPU has none. nvlinks: what is at the far end of its links, by index, or SWITCH.
+    """
+
+    minor: int | None = None
+    uuid: str = ""
+    domain: int = 0
+    bus: int | None = None
+    model: str = "NVIDIA H100 80GB HBM3"
+    memory_bytes: int = 85_520_809_984
+    arch: tuple[int, int] = (9, 0)
+    numa: int = 0
+    mig: tuple[int, int] = (0, 0)
+    nvlinks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What the library does in one function instead of, or besides, answering.
+
+    function: the symbol's name. gpu: index, -1 for any. code: for `fail`, an NVML return code.
+    """
+
+    function: str
+    deed: Literal["fail", "hang", "crash", "say", "rubbish"]
+    code: int = 0
+    gpu: int = -1
+
+
+def build_fake_nvml(
+    driver_root: Path,
+    gpus: Sequence[FakeGpu] = (),
+    faults: Iterable[Act] = (),
+    *,
+    ancestors: Iterable[tuple[int, int, str]] = (),
+    without: Iterable[str] = (),
+    lib_dir: str = LIB_DIR,
+    driver: str = DRIVER,
+) -> Path:
+    """A driver root whose NVML plays these GPUs; `driver_root` itself, made where it is missing.
+
+    ancestors: (a, b, word of `nvidia-smi topo -m`). without: symbols that this driver does not have.
+    """
+    folder = driver_root / lib_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / f"libnvidia-ml.so.{driver}"
+    fresh = folder / "fresh.so"  # renamed into place: a process may have the old one mapped
+    fresh.write_bytes(_compiled(tuple(sorted(without))))
+    fresh.rename(library)
+    link = folder / "libnvidia-ml.so.1"
+    link.unlink(missing_ok=True)
+    link.symlink_to(library.name)
+    configure(driver_root, gpus, faults, ancestors=ancestors, lib_dir=lib_dir, driver=driver)
+    return driver_root
+
+
+@functools.cache
+def _compiled(without: tuple[str, ...]) -> bytes:
+    """The library, compiled once a test run."""
+    with tempfile.TemporaryDirectory() as folder:
+        exports, library = Path(folder, "exports.map"), Path(folder, "library.so")
+        local = "".join(f"{name}; " for name in without)
+        exports.write_text(f"{{ global: nvml*; local: {local}*; }};\n", encoding="ascii")
+        flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
+        linker = ["-Wl,-soname,libnvidia-ml.so.1", f"-Wl,--version-script={exports}"]
+        subprocess.run(["gcc", *flags, *linker, "-o", library, SOURCE], check=True, timeout=60)
+        return library.read_bytes()
+
+
+def configure(
+    driver_root: Path,
+    gpus: Sequence[FakeGpu] = (),
+    faults: Iterable[Act] = (),
+    *,
+    ancestors: Iterable[tuple[int, int, str]] = (),
+    lib_dir: str = LIB_DIR,
+    driver: str = DRIVER,
+) -> None:
+    """Changes the machine that is played, from the library's next nvmlInit on."""
+    lines = [f"driver {driver}", "cuda 13000"]
+    lines += [_gpu_line(index, gpu) for index, gpu in enumerate(gpus)]
+    for index, gpu in enumerate(gpus):
+        lines += [f"nvlink {index} {link} {remote}" for link, remote in enumerate(gpu.nvlinks)]
+    lines += [f"ancestor {a} {b} {_LEVELS[word]}" for a, b, word in ancestors]
+    lines += [f"act {act.function} {act.gpu} {act.deed} {act.code}" for act in faults]
+    (driver_root / lib_dir / "fake-nvml.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def gpus_of(inventory: Inventory) -> tuple[list[FakeGpu], list[tuple[int, int, str]]]:
+    """The GPUs and ancestors of a topology, for `build_fake_nvml`: the same node, through NVML.
+
+    Its NVLinks all go through switches.
+    """
+    links = {
+        gpu.index: max((k.nvlink for k in inventory.links if gpu.index in (k.a, k.b)), default=0)
+        for gpu in inventory.gpus
+    }
+    gpus = [
+        FakeGpu(
+            minor=gpu.minor_number,
+            uuid=gpu.uuid,
+            domain=int(gpu.pci_bus_id.split(":")[0], 16),
+            bus=int(gpu.pci_bus_id.split(":")[1], 16),
+            model=gpu.model,
+            memory_bytes=gpu.memory_bytes,
+            arch=gpu.arch,
+            numa=-1 if gpu.numa_node is None else gpu.numa_node,
+            mig=(int(gpu.mig_enabled), int(gpu.mig_enabled)),
+            nvlinks=(SWITCH,) * links[gpu.index],
+        )
+        for gpu in inventory.gpus
+    ]
+    return gpus, [(link.a, link.b, link.pcie) for link in inventory.links]
+
+
+def evidence(driver_root: Path, name: Literal["calls", "environ", "status"], lib_dir: str = LIB_DIR) -> str:
+    """What the library noted of the process it was loaded into."""
+    path = driver_root / lib_dir / f"fake-nvml.{name}"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _gpu_line(index: int, gpu: FakeGpu) -> str:
+    minor = index if gpu.minor is None else gpu.minor
+    bus = 0x10 + index if gpu.bus is None else gpu.bus
+    uuid = gpu.uuid or f"GPU-{index:x}fa4e000-0000-4000-8000-{index:012d}"
+    major_cc, minor_cc = gpu.arch
+    return (
+        f"gpu {minor} {gpu.domain:x} {bus:x} {gpu.memory_bytes} {major_cc} {minor_cc} {gpu.numa} "
+        f"{gpu.mig[0]} {gpu.mig[1]} {uuid} {gpu.model}"
+    )

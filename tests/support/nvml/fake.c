@@ -1,0 +1,305 @@
+/* A made-up libnvidia-ml.so.1: what the text file `fake-nvml.conf` beside it says, in the calls that nri-gpu makes.
+ *
+ * The file is read at nvmlInitWithFlags, so a test can change the machine between two refreshes. One thing a line:
+ *
+ *   driver 580.95.05                      cuda 13000
+ *   gpu MINOR DOMAIN BUS MEMORY MAJOR MINOR NUMA MIG PENDING UUID NAME...   (NUMA, MIG -1: not supported)
+ *   nvlink GPU LINK REMOTE                (REMOTE: a GPU's index, -1 for a switch)
+ *   ancestor A B LEVEL
+ *   act FUNCTION GPU fail CODE | hang 0 | crash 0 | say 0 | rubbish 0       (GPU -1: any)
+ *
+ * Every call is noted in `fake-nvml.calls`; the process's own /proc files are kept in `fake-nvml.environ` and `.status`.
+ * Struct layouts and symbol names are those of the public nvml.h.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    SUCCESS = 0,
+    UNINITIALIZED = 1,
+    INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+};
+enum { GPUS = 16, LINKS = 18, ACTS = 32, DEVICE_TYPE_GPU = 0, DEVICE_TYPE_SWITCH = 2, P2P_OK = 0, P2P_NOT_SUPPORTED = 5 };
+enum { LINK_DOWN = -2, LINK_SWITCH = -1 };
+
+typedef struct {
+    char busIdLegacy[16];
+    unsigned int domain, bus, device, pciDeviceId, pciSubSystemId;
+    char busId[32];
+} nvmlPciInfo_t;
+
+typedef struct {
+    unsigned long long total, free, used;
+} nvmlMemory_t;
+
+typedef struct gpu {
+    int minor, numa, mig, pending, major_cc, minor_cc;
+    unsigned int domain, bus;
+    unsigned long long memory;
+    char uuid[96], name[96];
+    int remote[LINKS];
+} *nvmlDevice_t;
+
+static struct gpu gpus[GPUS];
+static int gpu_count, ancestors[GPUS][GPUS], cuda, sessions;
+static char driver[80];
+static struct {
+    char function[64], deed[16];
+    int gpu, code;
+} acts[ACTS];
+static int act_count;
+
+static int index_of(nvmlDevice_t gpu) { return (int)(gpu - gpus); }
+
+/* The file `name` beside this library. */
+static const char *beside(const char *name) {
+    static char path[4096];
+    Dl_info self;
+    dladdr((void *)beside, &self);
+    snprintf(path, sizeof path, "%s", self.dli_fname);
+    char *slash = strrchr(path, '/');
+    snprintf(slash + 1, sizeof path - (size_t)(slash + 1 - path), "%s", name);
+    return path;
+}
+
+static void read_gpu(const char *words) {
+    struct gpu *gpu = &gpus[gpu_count++];
+    sscanf(words, "gpu %d %x %x %llu %d %d %d %d %d %95s %95[^\n]", &gpu->minor, &gpu->domain, &gpu->bus, &gpu->memory,
+           &gpu->major_cc, &gpu->minor_cc, &gpu->numa, &gpu->mig, &gpu->pending, gpu->uuid, gpu->name);
+    for (int link = 0; link < LINKS; link++)
+        gpu->remote[link] = LINK_DOWN;
+}
+
+static void read_line(const char *line) {
+    int a, b, value;
+    if (strncmp(line, "gpu ", 4) == 0)
+        read_gpu(line);
+    else if (sscanf(line, "nvlink %d %d %d", &a, &b, &value) == 3)
+        gpus[a].remote[b] = value;
+    else if (sscanf(line, "ancestor %d %d %d", &a, &b, &value) == 3)
+        ancestors[a][b] = ancestors[b][a] = value;
+    else if (sscanf(line, "act %63s %d %15s %d", acts[act_count].function, &acts[act_count].gpu, acts[act_count].deed,
+                    &acts[act_count].code) == 4)
+        act_count++;
+    else if (sscanf(line, "driver %79s", driver) != 1)
+        sscanf(line, "cuda %d", &cuda);
+}
+
+static void read_conf(void) {
+    char line[512];
+    gpu_count = act_count = cuda = 0;
+    memset(ancestors, -1, sizeof ancestors);
+    FILE *conf = fopen(beside("fake-nvml.conf"), "re");
+    while (conf && fgets(line, sizeof line, conf))
+        read_line(line);
+    if (conf)
+        fclose(conf);
+}
+
+static void keep(const char *from, const char *name) {
+    char block[8192];
+    int in = open(from, O_RDONLY | O_CLOEXEC), out = open(beside(name), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    for (ssize_t length; (length = read(in, block, sizeof block)) > 0;)
+        if (write(out, block, (size_t)length) != length)
+            abort();
+    close(in);
+    close(out);
+}
+
+static void note(const char *function) {
+    FILE *calls = fopen(beside("fake-nvml.calls"), "ae");
+    fprintf(calls, "%s\n", function);
+    fclose(calls);
+}
+
+/* Notes the call and does what the file has in store for it. */
+static int play(const char *function, int gpu) {
+    note(function);
+    for (int i = 0; i < act_count; i++) {
+        if (strcmp(acts[i].function, function) != 0 || (acts[i].gpu != -1 && acts[i].gpu != gpu))
+            continue;
+        if (strcmp(acts[i].deed, "hang") == 0)
+            for (;;)
+                pause();
+        if (strcmp(acts[i].deed, "crash") == 0)
+            raise(SIGSEGV);
+        if (strcmp(acts[i].deed, "say") == 0) {
+            printf("{\"fault\": \"printed by the library\"}\n");
+            fflush(stdout);
+        }
+        if (strcmp(acts[i].deed, "fail") == 0)
+            return acts[i].code;
+    }
+    return SUCCESS;
+}
+
+#define PLAY(gpu)                                                                                                      \
+    do {                                                                                                               \
+        int code_ = sessions ? play(__func__, gpu) : UNINITIALIZED;                                                    \
+        if (code_ != SUCCESS)                                                                                          \
+            return code_;                                                                                              \
+    } while (0)
+
+static int text(char *to, unsigned int size, const char *from) {
+    if (strlen(from) >= size)
+        return INSUFFICIENT_SIZE;
+    strcpy(to, from);
+    return SUCCESS;
+}
+
+static void pci(nvmlPciInfo_t *info, const struct gpu *gpu) {
+    memset(info, 0, sizeof *info);
+    info->domain = gpu->domain;
+    info->bus = gpu->bus;
+    info->pciDeviceId = 0x233010de;
+    snprintf(info->busId, sizeof info->busId, "%08X:%02X:00.0", gpu->domain, gpu->bus);
+    snprintf(info->busIdLegacy, sizeof info->busIdLegacy, "%04X:%02X:00.0", gpu->domain & 0xffff, gpu->bus);
+}
+
+int nvmlInitWithFlags(unsigned int flags) {
+    (void)flags;
+    read_conf();
+    keep("/proc/self/environ", "fake-nvml.environ");
+    keep("/proc/self/status", "fake-nvml.status");
+    int code = play(__func__, -1);
+    sessions += code == SUCCESS;
+    return code;
+}
+
+int nvmlShutdown(void) {
+    PLAY(-1);
+    sessions--;
+    return SUCCESS;
+}
+
+const char *nvmlErrorString(int code) {
+    (void)code;
+    return "an error of the fake";
+}
+
+int nvmlSystemGetDriverVersion(char *version, unsigned int length) {
+    PLAY(-1);
+    return text(version, length, driver);
+}
+
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    PLAY(-1);
+    *version = cuda;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCount_v2(unsigned int *count) {
+    PLAY(-1);
+    *count = (unsigned int)gpu_count;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) {
+    PLAY((int)index);
+    if (index >= (unsigned int)gpu_count)
+        return INVALID_ARGUMENT;
+    *device = &gpus[index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length) {
+    PLAY(index_of(device));
+    return text(uuid, length, device->uuid);
+}
+
+int nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length) {
+    PLAY(index_of(device));
+    for (int i = 0; i < act_count; i++)
+        if (strcmp(acts[i].deed, "rubbish") == 0 && acts[i].gpu == index_of(device))
+            return text(name, length, "\xff\xfe");
+    return text(name, length, device->name);
+}
+
+int nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor) {
+    PLAY(index_of(device));
+    *minor = (unsigned int)device->minor;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *info) {
+    PLAY(index_of(device));
+    pci(info, device);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
+    PLAY(index_of(device));
+    *memory = (nvmlMemory_t){.total = device->memory, .free = device->memory, .used = 0};
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor) {
+    PLAY(index_of(device));
+    *major = device->major_cc;
+    *minor = device->minor_cc;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending) {
+    PLAY(index_of(device));
+    if (device->mig < 0)
+        return NOT_SUPPORTED;
+    *current = (unsigned int)device->mig;
+    *pending = (unsigned int)device->pending;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int size, unsigned long *nodes, unsigned int scope) {
+    (void)scope;
+    PLAY(index_of(device));
+    if (device->numa < 0)
+        return NOT_SUPPORTED;
+    memset(nodes, 0, size * sizeof *nodes);
+    nodes[0] = 1UL << device->numa;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, int *level) {
+    PLAY(index_of(a));
+    *level = ancestors[index_of(a)][index_of(b)];
+    return *level < 0 ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, unsigned int *active) {
+    PLAY(index_of(device));
+    if (link >= LINKS)
+        return INVALID_ARGUMENT;
+    *active = device->remote[link] != LINK_DOWN;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *info) {
+    PLAY(index_of(device));
+    struct gpu nvswitch = {.bus = 0xf0 + link % 4};
+    pci(info, device->remote[link] == LINK_SWITCH ? &nvswitch : &gpus[device->remote[link]]);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link, int *type) {
+    PLAY(index_of(device));
+    *type = device->remote[link] == LINK_SWITCH ? DEVICE_TYPE_SWITCH : DEVICE_TYPE_GPU;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, int index, int *status) {
+    (void)b;
+    (void)index;
+    *status = P2P_NOT_SUPPORTED;
+    PLAY(index_of(a));
+    *status = P2P_OK;
+    return SUCCESS;
+}

@@ -1,0 +1,158 @@
+"""The programs the harness drives: containerd in two generations, runc, a static busybox, bpftool.
+
+What the machine has is used; the rest is unpacked once into a cache folder: $NRI_GPU_CACHE, else nri-gpu below
+$XDG_CACHE_HOME or ~/.cache. Copy that folder to a machine without a network and it serves there. Delete it to refresh.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from tests.support import apt
+from tests.support.errors import HarnessError
+
+PROGRAM_FOLDERS: Final = ("usr/bin", "usr/sbin", "bin", "sbin")
+OLDEST: Final = (1, 7)  # the first containerd with an NRI this project can speak
+
+
+class Version(StrEnum):
+    """The containerd generations every conformance test runs on."""
+
+    V1_7 = "1.7"  # NRI 0.6: no timeouts in Configure, Synchronize in one part, configuration version 2
+    V2_1 = "2.1"  # NRI 0.8
+
+    @property
+    def suite(self) -> str:
+        """The Debian suite that carries it."""
+        return {Version.V1_7: "trixie", Version.V2_1: "sid"}[self]
+
+    @property
+    def accepts(self) -> re.Pattern[str]:
+        """Releases that may stand for it. The second suite moves on; any 2.x speaks at least NRI 0.8."""
+        return {Version.V1_7: re.compile(r"1\.7\."), Version.V2_1: re.compile(r"2\.[1-9]")}[self]
+
+
+VERSIONS: Final = tuple(Version)
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A containerd with its shim and `ctr` in one folder.
+
+    release: what `containerd --version` calls itself, such as `1.7.24~ds1`.
+    """
+
+    folder: Path
+    release: str
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """Major and minor number."""
+        major, minor = self.release.split(".")[:2]
+        return int(major), int(re.match(r"\d+", minor)[0])  # type: ignore[index] # `release` was matched when made
+
+    @property
+    def containerd(self) -> Path:
+        return self.folder / "containerd"
+
+    @property
+    def ctr(self) -> Path:
+        return self.folder / "ctr"
+
+
+def fetch(version: Version) -> Runtime:
+    """The containerd of that generation, from the cache or from Debian.
+
+    Raises: HarnessError without a network, or when the suite has moved to another generation.
+    """
+    runtime = _inspect(_cached("containerd", version.suite) / "usr/bin")
+    if runtime is None or not version.accepts.match(runtime.release):
+        has = runtime.release if runtime else "no usable containerd"
+        raise HarnessError(f"containerd {version} is wanted, and Debian {version.suite} has {has}")
+    return runtime
+
+
+def find_system() -> Runtime | None:
+    """The machine's own containerd with shim and ctr beside it, when it is 1.7 or newer."""
+    found = shutil.which("containerd")
+    runtime = _inspect(Path(found).resolve().parent) if found else None
+    return runtime if runtime and runtime.number >= OLDEST else None
+
+
+def find_any() -> Runtime:
+    """For the demo: the machine's own containerd, else the newest one of ours."""
+    return find_system() or fetch(VERSIONS[-1])
+
+
+def runc() -> Path:
+    """A runc made for this machine's C library."""
+    return _system("runc") or _program("runc", "runc")
+
+
+def busybox() -> Path:
+    """A statically linked busybox: the whole userland of the test image."""
+    own = _system("busybox")
+    return own if own and _is_static(own) else _program("busybox-static", "busybox")
+
+
+def bpftool() -> Path:
+    """Shows which programs filter a cgroup's devices on cgroup v2."""
+    return _system("bpftool") or _program("bpftool", "bpftool")
+
+
+def cache_folder() -> Path:
+    if chosen := os.environ.get("NRI_GPU_CACHE"):
+        return Path(chosen).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "nri-gpu"
+
+
+def _cached(package: str, suite: str | None = None) -> Path:
+    folder = cache_folder() / (suite or "own-release") / package
+    with _one_at_a_time(folder.with_suffix(".lock")):
+        if not folder.exists():
+            unfinished = folder.with_suffix(".unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            apt.unpack(package, suite, unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
+def _program(package: str, name: str) -> Path:
+    # Debian 13 moved the last programs from /bin to /usr/bin.
+    tree = _cached(package)
+    return next(path for folder in PROGRAM_FOLDERS if (path := tree / folder / name).exists())
+
+
+@contextmanager
+def _one_at_a_time(lock: Path) -> Iterator[None]:
+    # Parallel test workers want the same package in the same second.
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _inspect(folder: Path) -> Runtime | None:
+    if not all((folder / name).exists() for name in ("containerd", "containerd-shim-runc-v2", "ctr")):
+        return None
+    said = subprocess.run([folder / "containerd", "--version"], capture_output=True, text=True, check=False).stdout
+    # "containerd <import path> <release> <revision>"; upstream's releases open with a v.
+    match = re.search(r"\sv?(\d+\.\d+\S*)", said)
+    return Runtime(folder, match[1]) if match else None
+
+
+def _system(program: str) -> Path | None:
+    found = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin:/bin")
+    return Path(found).resolve() if found else None
+
+
+def _is_static(program: Path) -> bool:
+    return subprocess.run(["ldd", program], capture_output=True, check=False).returncode != 0

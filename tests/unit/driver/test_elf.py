@@ -1,0 +1,77 @@
+import io
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nri_gpu.domain.errors import DriverError
+from nri_gpu.driver.elf import Elf, parse_elf, read_elf
+from tests.support.elf_file import EM_386, EM_AARCH64, EM_X86_64, shared_library
+
+CUDA = shared_library("libcuda.so.1", needed=("libm.so.6", "libc.so.6"))
+
+
+def parse(data: bytes) -> Elf | None:
+    return parse_elf(io.BytesIO(data))
+
+
+@pytest.mark.parametrize(
+    ("bits", "machine"), [(64, EM_X86_64), (64, EM_AARCH64), (32, EM_386)], ids=["x86_64", "aarch64", "i386"]
+)
+def test_reads_class_machine_and_names(bits: int, machine: int) -> None:
+    library = shared_library("libcuda.so.1", needed=("libm.so.6", "libc.so.6"), bits=bits, machine=machine)
+    assert parse(library) == Elf(bits, machine, "libcuda.so.1", ("libm.so.6", "libc.so.6"))
+
+
+def test_a_library_without_names() -> None:
+    assert parse(shared_library("")) == Elf(64, EM_X86_64)
+
+
+def test_big_endian_fields_are_read_as_such() -> None:
+    header = b"\x7fELF" + bytes([2, 2, 1]) + bytes(9) + struct.pack(">HHIQQQIHHHHHH", 3, 22, *[0] * 11)
+    assert parse(header) == Elf(64, 22)
+
+
+def test_reads_what_a_real_linker_made() -> None:
+    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libc.so.6" in line}
+    libc = read_elf(Path(loaded.pop()))
+    assert libc is not None
+    assert (libc.bits, libc.soname) == (64, "libc.so.6")
+    python = read_elf(Path(sys.executable).resolve())
+    assert python is not None
+    assert "libc.so.6" in python.needed
+
+
+def test_every_truncation_is_no_elf_file() -> None:
+    # The last byte but the names' own is needed, so the only prefix that parses is the whole.
+    assert [size for size in range(len(CUDA) + 1) if parse(CUDA[:size]) is not None] == [len(CUDA)]
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(DriverError, match="No such file"):
+        read_elf(tmp_path / "gone")
+    with pytest.raises(DriverError, match="Is a directory"):
+        read_elf(tmp_path)
+
+
+@given(st.binary(max_size=400))
+def test_garbage_is_none(data: bytes) -> None:
+    assert parse(data) is None  # 64 bytes that begin with the magic by chance would be news
+
+
+@given(st.binary(max_size=400))
+def test_garbage_behind_a_good_beginning_is_an_elf_or_none(data: bytes) -> None:
+    result = parse(CUDA[:20] + data)
+    assert result is None or result.bits == 64
+
+
+@given(st.lists(st.tuples(st.integers(0, len(CUDA) - 1), st.integers(0, 255)), max_size=8))
+def test_a_damaged_library_is_an_elf_or_none(damage: list[tuple[int, int]]) -> None:
+    data = bytearray(CUDA)
+    for position, byte in damage:
+        data[position] = byte
+    result = parse(bytes(data))
+    assert result is None or result.bits in {32, 64}

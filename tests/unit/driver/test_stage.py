@@ -1,0 +1,285 @@
+import errno
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.gpu import Capability, DriverFiles
+from nri_gpu.driver.place import FROM_HOST, Way, copy, hard_link
+from nri_gpu.driver.scan import FoundDriver, scan
+from nri_gpu.driver.stage import prune, stage, tree_name
+from tests.support.driver_root import make_driver_root, write_library
+
+V = "580.95.05"
+COMPUTE, UTILITY = frozenset({Capability.COMPUTE}), frozenset({Capability.UTILITY})
+BOTH = COMPUTE | UTILITY
+PROJECT = Path(__file__).parents[3]
+TIMEOUT_S = 60
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_driver_root(tmp_path / "root", V)
+
+
+@pytest.fixture
+def found(root: Path) -> FoundDriver:
+    return scan(root)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tmp_path / "var/drivers"
+
+
+def listing(files: DriverFiles, capabilities: frozenset[Capability]) -> set[str]:
+    tree = Path(files.trees[capabilities].path)
+    return {str(path.relative_to(tree)) for path in tree.rglob("*") if not path.is_dir()}
+
+
+def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+
+
+# -- what is made
+
+
+def test_every_set_of_capabilities_gets_a_tree(found: FoundDriver, base: Path) -> None:
+    files = stage(found, base)
+    assert files.version == V
+    assert files.generation == found.generation
+    assert {caps: Path(tree.path).name for caps, tree in files.trees.items()} == {
+        BOTH: "compute+utility",
+        COMPUTE: "compute",
+        UTILITY: "utility",
+    }
+    assert all(Path(tree.path).parent == base / found.generation for tree in files.trees.values())
+    assert files.trees[UTILITY].binaries == ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced")
+    assert files.trees[COMPUTE].binaries == ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+
+
+def test_a_tree_holds_what_its_capabilities_ask_for(found: FoundDriver, base: Path) -> None:
+    files = stage(found, base)
+    assert listing(files, UTILITY) == {
+        *(f"lib64/libnvidia-{name}" for name in (f"ml.so.{V}", "ml.so.1", "ml.so", f"cfg.so.{V}", "cfg.so.1")),
+        *(f"bin/nvidia-{name}" for name in ("smi", "debugdump", "persistenced")),
+    }
+    assert "lib64/libcuda.so.1" in listing(files, COMPUTE)
+    assert listing(files, COMPUTE).isdisjoint(listing(files, UTILITY))
+    assert listing(files, BOTH) == listing(files, COMPUTE) | listing(files, UTILITY)
+
+
+def test_names_are_relative_links_and_files_are_real(found: FoundDriver, base: Path) -> None:
+    libraries = Path(stage(found, base).trees[BOTH].path) / "lib64"
+    assert os.fspath((libraries / "libcuda.so").readlink()) == "libcuda.so.1"
+    assert os.fspath((libraries / "libcuda.so.1").readlink()) == f"libcuda.so.{V}"
+    assert not (libraries / f"libcuda.so.{V}").is_symlink()
+
+
+def test_folders_are_open_to_every_container_user_whatever_the_umask(found: FoundDriver, base: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        tree = Path(stage(found, base, (copy,)).trees[BOTH].path)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tree.parent, tree, tree / "lib64", tree / "bin")} == {0o755}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tree / "lib64").iterdir()} == {0o555}
+
+
+@pytest.mark.parametrize("ways", [FROM_HOST, (hard_link,), (copy,)], ids=["default", "hard link", "copy"])
+def test_a_generation_holds_each_file_once(found: FoundDriver, base: Path, ways: Sequence[Way]) -> None:
+    files = stage(found, base, ways)
+    inodes = {Path(files.trees[caps].path, f"lib64/libcuda.so.{V}").stat().st_ino for caps in (BOTH, COMPUTE)}
+    assert len(inodes) == 1
+
+
+def test_copies_where_links_would_cross_mounts(found: FoundDriver, base: Path) -> None:
+    def other_mount(original: Path, target: Path) -> None:  # what link(2) says under a hardened unit
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(original), None, str(target))
+
+    tree = Path(stage(found, base, (other_mount, copy)).trees[BOTH].path)
+    source = found.libraries[0].source
+    staged = tree / "lib64" / found.libraries[0].name
+    assert staged.read_bytes() == source.path.read_bytes()
+    assert staged.stat().st_ino != source.inode
+
+
+def test_the_daemon_writes_nothing_below_the_driver_root(found: FoundDriver, root: Path, base: Path) -> None:
+    def state() -> dict[str, tuple[int, int, int]]:
+        stats = {str(path): path.lstat() for path in root.rglob("*")}
+        return {path: (each.st_mode, each.st_size, each.st_mtime_ns) for path, each in stats.items()}
+
+    before = state()
+    stage(found, base)
+    assert state() == before
+
+
+# -- repeated, interrupted, in parallel
+
+
+def test_staging_again_changes_nothing(found: FoundDriver, base: Path) -> None:
+    first = stage(found, base)
+    inode = (base / first.generation).stat().st_ino
+    assert stage(found, base) == first
+    assert (base / first.generation).stat().st_ino == inode
+
+
+def test_half_made_leftovers_are_swept(found: FoundDriver, base: Path) -> None:
+    leftover = base / f".{found.generation}.tmp/compute/lib64"
+    leftover.mkdir(parents=True)
+    (leftover / "libcuda.so.1").write_text("half")
+    stage(found, base)
+    assert sorted(path.name for path in base.iterdir()) == [".lock", found.generation]
+
+
+DIES = """
+import os, sys
+from pathlib import Path
+from nri_gpu.driver.place import copy
+from nri_gpu.driver.scan import scan
+from nri_gpu.driver.stage import stage
+def way(original, target, count=[0]):
+    count[0] += 1
+    if count[0] == 4:
+        os._exit(9)
+    copy(original, target)
+stage(scan(Path(sys.argv[1])), Path(sys.argv[2]), (way,))
+"""
+
+
+def test_a_process_that_dies_in_the_middle_hinders_nobody(found: FoundDriver, base: Path) -> None:
+    with run_python(DIES, found.root, base) as process:
+        assert process.wait(TIMEOUT_S) == 9
+    assert sorted(path.name for path in base.iterdir()) == [f".{found.generation}.tmp", ".lock"]
+    assert stage(found, base).generation == found.generation
+    assert sorted(path.name for path in base.iterdir()) == [".lock", found.generation]
+
+
+STAGES = """
+import sys
+from pathlib import Path
+from nri_gpu.driver.place import copy
+from nri_gpu.driver.scan import scan
+from nri_gpu.driver.stage import stage
+def way(original, target):
+    print("made", flush=True)
+    copy(original, target)
+stage(scan(Path(sys.argv[1])), Path(sys.argv[2]), (way,))
+"""
+
+
+def test_of_processes_in_parallel_one_makes_it(found: FoundDriver, base: Path) -> None:
+    processes = [run_python(STAGES, found.root, base) for _ in range(3)]
+    made = [process.communicate(timeout=TIMEOUT_S)[0].count("made") for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert sorted(made) == [0, 0, len(found.libraries) + len(found.binaries)]
+    assert sorted(path.name for path in base.iterdir()) == [".lock", found.generation]
+
+
+def test_a_failure_leaves_nothing(found: FoundDriver, base: Path) -> None:
+    def full(original: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    with pytest.raises(DriverError, match="no space left; a copy takes 0 MiB"):
+        stage(found, base, (full,))
+    assert [path.name for path in base.iterdir()] == [".lock"]
+
+
+def test_a_host_file_that_changes_meanwhile(found: FoundDriver, base: Path) -> None:
+    path = found.libraries[0].source.path
+    write_library(path.with_name("new"), "libcuda.so.1").rename(path)
+    with pytest.raises(DriverError, match="changed while it was staged"):
+        stage(found, base)
+    assert [path.name for path in base.iterdir()] == [".lock"]
+
+
+# -- what is staged is never touched again
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut short", "replaced", "a link instead", "link gone", "link astray"])
+def test_a_damaged_stage_is_left_alone_and_made_anew_beside(found: FoundDriver, base: Path, damage: str) -> None:
+    first = stage(found, base, (copy,))
+    libraries = Path(first.trees[COMPUTE].path) / "lib64"
+    victim, link = libraries / f"libcuda.so.{V}", libraries / "libcuda.so"
+    match damage:
+        case "gone":
+            victim.unlink()
+        case "cut short":
+            os.truncate(victim, 5)
+        case "replaced":
+            os.utime(victim, ns=(0, 0))
+        case "a link instead":
+            victim.unlink()
+            victim.symlink_to("/etc/passwd")
+        case "link gone":
+            link.unlink()
+        case "link astray":
+            link.unlink()
+            link.symlink_to("libnvidia-nvvm.so.4")
+    before = {path: path.lstat().st_ino for path in (base / first.generation).rglob("*")}
+    second = stage(found, base, (copy,))
+    assert second.generation == f"{first.generation}.1"
+    assert stage(found, base, (copy,)) == second
+    assert {path: path.lstat().st_ino for path in (base / first.generation).rglob("*")} == before
+    assert listing(second, BOTH) == listing(second, COMPUTE) | listing(second, UTILITY)
+
+
+def test_damage_again_and_again_is_an_error(found: FoundDriver, base: Path) -> None:
+    for _ in range(5):
+        files = stage(found, base)
+        Path(files.trees[COMPUTE].path, "lib64/libcuda.so").unlink()
+    with pytest.raises(DriverError, match="something writes there"):
+        stage(found, base)
+
+
+def test_a_new_driver_is_a_new_folder_and_the_old_one_keeps_its_files(root: Path, base: Path) -> None:
+    old = stage(scan(root), base)
+    path = root / f"lib64/libcuda.so.{V}"
+    content = path.read_bytes()
+    write_library(path.with_name("new"), "libcuda.so.2").rename(path)  # as package managers do
+    new = stage(scan(root), base)
+    assert new.generation != old.generation
+    assert Path(old.trees[BOTH].path, f"lib64/libcuda.so.{V}").read_bytes() == content
+    assert Path(new.trees[BOTH].path, f"lib64/libcuda.so.{V}").read_bytes() == path.read_bytes()
+
+
+# -- pruning, and the base
+
+
+def test_prune_removes_what_nobody_names(root: Path, base: Path) -> None:
+    generations = []
+    for mtime in (1, 2, 3):
+        os.utime(root / f"lib64/libcuda.so.{V}", ns=(0, mtime * 10**9))
+        generations.append(stage(scan(root), base, (copy,)).generation)
+    (base / "notes.txt").write_text("an operator's")
+    (base / ".9-00000000.tmp").mkdir()
+    assert prune(base, {generations[2], generations[0], "unheard-of"}) == (generations[1],)
+    assert {path.name for path in base.iterdir()} == {".lock", "notes.txt", generations[0], generations[2]}
+
+
+def test_prune_where_nothing_was_staged(base: Path) -> None:
+    assert prune(base, set()) == ()
+    assert not base.exists()
+
+
+def test_a_base_others_can_write_to_is_refused(found: FoundDriver, base: Path) -> None:
+    base.mkdir(parents=True)
+    base.chmod(0o777)
+    with pytest.raises(DriverError, match="can be changed by others than root"):
+        stage(found, base)
+
+
+def test_a_base_that_cannot_be_made(found: FoundDriver, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DriverError, match="cannot be staged in"):
+        stage(found, tmp_path / "file/drivers")
+
+
+def test_tree_names_do_not_depend_on_order() -> None:
+    assert tree_name(frozenset({Capability.UTILITY, Capability.COMPUTE})) == "compute+utility"

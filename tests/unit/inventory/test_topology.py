@@ -1,0 +1,202 @@
+"""Topology files: what is shipped, and every fault at once."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.domain.gpu import Inventory, Link, Majors
+from nri_gpu.inventory.topology import TopologyError, load_topology, parse_topology
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = sorted((ROOT / "config/topologies").glob("*.toml"))
+FIXTURES = sorted((ROOT / "tests/fixtures/gpus").glob("*.toml"))
+
+NODE = "schema = 1\n[node]\n"
+GPU = """[[gpu]]
+index = 0
+minor = 0
+uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+bus_id = "0000:3b:00.0"
+model = "NVIDIA H100 80GB HBM3"
+memory_bytes = 85_520_809_984
+arch = "9.0"
+"""
+SECOND = """[[gpu]]
+index = 1
+minor = 1
+uuid = "GPU-11234567-89ab-cdef-0123-456789abcdef"
+bus_id = "0000:3c:00.0"
+model = "NVIDIA H100 80GB HBM3"
+memory_bytes = 85_520_809_984
+arch = "9.0"
+"""
+LINK = '[[link]]\na = 0\nb = 1\npcie = "PIX"\n'
+
+
+def parse(text: str) -> Inventory:
+    return parse_topology(text, "node.toml", 5.0)
+
+
+def faults(text: str) -> list[str]:
+    with pytest.raises(TopologyError) as caught:
+        parse(text)
+    assert all(str(fault) in str(caught.value) for fault in caught.value.faults)
+    return [f"{fault.key}: {fault.message}" for fault in caught.value.faults]
+
+
+def test_the_five_of_the_contracts_are_shipped() -> None:
+    assert {path.stem for path in SHIPPED} == {"four-gpus", "hgx-h100", "dgx-a100", "pcie-8", "none"}
+
+
+@pytest.mark.parametrize("path", [*SHIPPED, *FIXTURES], ids=lambda path: path.stem)
+def test_every_file_parses(path: Path) -> None:
+    inventory = load_topology(path, wall=lambda: 7.0)
+    assert inventory.simulated
+    assert inventory.taken_at == 7.0
+    assert inventory.fault == ""
+    assert [gpu.index for gpu in inventory.gpus] == list(range(len(inventory.gpus)))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_files_list_every_pair(path: Path) -> None:
+    inventory = load_topology(path)
+    assert [(link.a, link.b) for link in inventory.links] == list(combinations(range(len(inventory.gpus)), 2))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_simulated_dynamic_majors_are_out_of_any_drivers_reach(path: Path) -> None:
+    majors = load_topology(path).majors
+    assert majors.nvidia in (None, 195)
+    assert all(major is None or major > 511 for major in (majors.nvidia_uvm, majors.nvidia_caps))
+
+
+def test_shipped_uuids_differ_in_their_first_letters() -> None:
+    for path in SHIPPED:
+        uuids = [gpu.uuid for gpu in load_topology(path).gpus]
+        assert len({uuid[:6] for uuid in uuids}) == len(uuids)
+
+
+def test_hgx_is_wired_as_told() -> None:
+    inventory = load_topology(ROOT / "config/topologies/hgx-h100.toml")
+    assert {link.nvlink for link in inventory.links} == {18}
+    assert {gpu.numa_node for gpu in inventory.gpus} == {0, 1}
+
+
+def test_pcie_8_has_every_kind_of_path() -> None:
+    inventory = load_topology(ROOT / "config/topologies/pcie-8.toml")
+    assert {link.pcie for link in inventory.links} == {"PIX", "PXB", "NODE", "SYS"}
+
+
+def test_dgx_has_minors_unlike_indices() -> None:
+    inventory = load_topology(ROOT / "config/topologies/dgx-a100.toml")
+    assert any(gpu.minor_number != gpu.index for gpu in inventory.gpus)
+
+
+def test_fixtures_show_mig_and_a_lost_gpu() -> None:
+    mig, lost = (load_topology(ROOT / "tests/fixtures/gpus" / name) for name in ("mig.toml", "one-lost.toml"))
+    assert [gpu.mig_enabled for gpu in mig.gpus] == [False, True]
+    assert [bool(gpu.unavailable) for gpu in lost.gpus] == [False, False, True, False]
+    assert lost.majors == Majors(nvidia=195, nvidia_uvm=1510, nvidia_caps=None)
+
+
+def test_what_may_be_left_out() -> None:
+    inventory = parse(NODE + GPU)
+    assert inventory == Inventory(taken_at=5.0, gpus=inventory.gpus, simulated=True)
+    assert inventory.gpus[0].numa_node is None
+    assert not inventory.gpus[0].mig_enabled
+
+
+def test_gpus_and_links_are_ordered_by_index() -> None:
+    inventory = parse(NODE + SECOND + GPU + LINK)
+    assert [gpu.index for gpu in inventory.gpus] == [0, 1]
+    assert inventory.links == (Link(0, 1, "PIX", 0),)
+
+
+def test_bus_ids_are_normalised() -> None:
+    assert parse(NODE + GPU.replace("0000:3b", "00000000:3B")).gpus[0].pci_bus_id == "0000:3b:00.0"
+    assert parse(NODE + GPU.replace("0000:3b", "00010000:3B")).gpus[0].pci_bus_id == "10000:3b:00.0"
+
+
+FAULTS = {
+    "no schema": ("[node]\n", ["schema: missing; a whole number"]),
+    "another schema": ("schema = 2\n[node]\n", ["schema: 2 is not from 1 to 1"]),
+    "a bool is no number": ("schema = true\n[node]\n", ["schema: must be a whole number"]),
+    "no node": ("schema = 1\n", ["node: missing; a table"]),
+    "node is no table": ("schema = 1\nnode = 3\n", ["node: must be a table"]),
+    "unknown key": (
+        f"{NODE}divrer = 'x'\n",
+        ["node.divrer: unknown key (known here: cuda, driver, majors)"],
+    ),
+    "unknown table": (f"{NODE}[gpus]\n", ["gpus: unknown key (known here: gpu, link, node, schema)"]),
+    "not a version": (f"{NODE}driver = '5'\n", ["node.driver: '5' is not a version (580.95.05)"]),
+    "gpu is one table": (f"{NODE}[gpu]\n", ["gpu: must be an array of tables"]),
+    "gpu is no table": (f"gpu = [1]\n{NODE}", ["gpu[0]: must be a table"]),
+    "wrong major": (f"{NODE}[node.majors]\nnvidia = 0\n", ["node.majors.nvidia: 0 is not from 1 to 4095"]),
+    "unknown major": (
+        f"{NODE}[node.majors]\nuvm = 1\n",
+        ["node.majors.uvm: unknown key (known here: nvidia, nvidia_caps, nvidia_uvm)"],
+    ),
+    "minor of nvidiactl": (NODE + GPU.replace("minor = 0", "minor = 255"), ["gpu[0].minor: 255 is not from 0 to 247"]),
+    "memory as text": (NODE + GPU.replace("85_520_809_984", "'80Gi'"), ["gpu[0].memory_bytes: must be a whole number"]),
+    "arch as a number": (NODE + GPU.replace('"9.0"', "9.0"), ["gpu[0].arch: must be text"]),
+    "arch": (NODE + GPU.replace('"9.0"', '"9"'), ["""gpu[0].arch: '9' is not a compute capability ("9.0")"""]),
+    "mig as a number": (NODE + GPU + "mig = 1\n", ["gpu[0].mig: must be true or false"]),
+    "duplicates": (
+        NODE + GPU + GPU,
+        [f"gpu[1].{key}: the same as gpu[0].{key}" for key in ("index", "minor", "uuid", "bus_id")],
+    ),
+    "a link to nowhere": (NODE + GPU + LINK, ["link[0].b: there is no GPU with index 1"]),
+    "a link backwards": (
+        NODE + GPU + SECOND + LINK.replace("a = 0\nb = 1", "a = 1\nb = 0"),
+        ["link[0].a: must be less than b: 1, 0"],
+    ),
+    "a link twice": (NODE + GPU + SECOND + LINK + LINK, ["link[1]: the same as link[0]"]),
+    "a word of its own": (
+        NODE + GPU + SECOND + LINK.replace("PIX", "X"),
+        ["link[0].pcie: 'X' is none of PIX, PXB, PHB, NODE, SYS"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), FAULTS.values(), ids=FAULTS)
+def test_fault(text: str, expected: list[str]) -> None:
+    assert faults(text) == expected
+
+
+@pytest.mark.parametrize("uuid", ["", "GPU-", "MIG-01234567-89ab-cdef-0123-456789abcdef", "GPU-../../etc", "gpu-0"])
+def test_uuids_have_a_grammar(uuid: str) -> None:
+    (fault,) = faults(NODE + GPU.replace("GPU-01234567-89ab-cdef-0123-456789abcdef", uuid))
+    assert fault.startswith("gpu[0].uuid: ")
+
+
+def test_all_faults_at_once() -> None:
+    text = "schema = 3\ncolour = 1\n[node]\ncuda = 13.0\n" + GPU.replace("index = 0\n", "") + "numa = -1\n"
+    assert [fault.split(":")[0] for fault in faults(text)] == [
+        "schema",
+        "node.cuda",
+        "gpu[0].index",
+        "gpu[0].numa",
+        "colour",
+    ]
+
+
+def test_syntax_faults_have_their_line() -> None:
+    with pytest.raises(TopologyError) as caught:
+        parse("schema = 1\n[node\n")
+    assert caught.value.faults[0].line == 2
+    assert str(caught.value).startswith("node.toml:2: ")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match=r"absent\.toml: No such file"):
+        load_topology(tmp_path / "absent.toml")
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(TopologyError, match="UTF-8"):
+        load_topology(path)

@@ -1,0 +1,67 @@
+"""The policy's declarations: types, defaults and the table read off them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.gpu import Capability
+from nri_gpu.policy.fields import BY_PATH, SECTIONS, SETTINGS, Setting, section_help
+from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.model import BUILT_IN, Disarm, Otherwise, Policy, VisibleDevices
+from nri_gpu.policy.parse import parse_policy
+from nri_gpu.policy.reference import reference
+
+each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.path)
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    policy = Policy.default()
+    assert (policy.plugin.name, policy.plugin.index, policy.plugin.socket) == ("nri-gpu", "10", "/var/run/nri/nri.sock")
+    assert (policy.driver.root, policy.driver.stage_dir) == ("/", "/var/lib/nri-gpu/drivers")
+    assert policy.defaults.mode is Mode.EXCLUSIVE
+    assert policy.defaults.capabilities == {Capability.COMPUTE, Capability.UTILITY}
+    assert (policy.namespaces.allow, policy.namespaces.deny) == (Globs(("*",)), Globs(()))
+    assert policy.namespaces.otherwise is Otherwise.REFUSE
+    assert policy.environment.visible_devices is VisibleDevices.UUIDS
+    assert policy.environment.disarm is Disarm.NONE
+    assert (policy.inventory.refresh_s, policy.ledger.created_grace_s) == (60, 60)
+
+
+def test_where_a_policy_came_from_is_no_part_of_what_it_is() -> None:
+    assert Policy.default().source == BUILT_IN
+    assert dataclasses.replace(Policy.default(), source="/x") == Policy.default()
+
+
+@each_setting
+def test_a_default_is_a_value_that_the_file_could_hold(setting: Setting) -> None:
+    assert list(setting.kind.faults(setting.raw_default)) == []
+    assert setting.kind.convert(setting.raw_default) == setting.default
+    assert type(setting.kind.convert(setting.raw_default)) is type(setting.default)
+
+
+@each_setting
+def test_every_setting_explains_itself(setting: Setting) -> None:
+    assert setting.help.endswith(".")
+    assert "|" not in setting.help  # it stands in a table of Markdown
+    assert section_help(setting.section)
+    assert f"`{setting.key}`" in reference()
+
+
+def test_the_flags_are_those_of_the_command_line() -> None:
+    flags = {setting.flag: setting.path for setting in SETTINGS if setting.flag}
+    assert flags == {"--index": "plugin.index", "--socket": "plugin.socket", "--driver-root": "driver.root"}
+
+
+def test_every_field_of_every_section_is_in_the_table() -> None:
+    names = {f"{section}.{each.name}" for section in SECTIONS for each in dataclasses.fields(SECTIONS[section])}
+    assert names == set(BY_PATH)
+
+
+def test_every_default_written_out_is_the_default_policy() -> None:
+    raw: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
+    for setting in SETTINGS:
+        raw[setting.section][setting.key] = setting.raw_default
+    assert parse_policy(raw, "f") == Policy.default()

@@ -1,0 +1,69 @@
+"""The JSON Schema and the parser agree, and the shipped files agree with both."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]  # it ships no types
+import pytest
+
+from nri_gpu.policy.fields import SCHEMA_VERSION, SECTIONS, SETTINGS
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.reference import reference
+from nri_gpu.policy.schema import policy_schema, schema_text
+from nri_gpu.settings import load_policy
+from tests.unit.policy.samples import BAD, GOOD, Raw
+
+ROOT = Path(__file__).parents[3]
+CONFIG = ROOT / "config"
+SHIPPED = [CONFIG / "policy.toml", *sorted((CONFIG / "examples").glob("*.toml"))]
+VALIDATOR: Any = jsonschema.Draft202012Validator(policy_schema())
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(policy_schema())
+
+
+@pytest.mark.parametrize("raw", GOOD.values(), ids=GOOD.keys())
+def test_it_takes_what_the_parser_takes(raw: Raw) -> None:
+    VALIDATOR.validate(raw)
+
+
+@pytest.mark.parametrize("raw", [raw for raw, _, _ in BAD.values()], ids=BAD.keys())
+def test_it_refuses_what_the_parser_refuses(raw: Raw) -> None:
+    assert not VALIDATOR.is_valid(raw)
+
+
+def test_the_shipped_schema_is_the_generated_one() -> None:
+    assert (CONFIG / "policy.schema.json").read_text(encoding="utf-8") == schema_text()
+
+
+def test_the_shipped_policy_is_the_default() -> None:
+    assert load_policy(CONFIG / "policy.toml") == Policy.default()
+
+
+def test_the_shipped_policy_has_every_key_in_the_order_of_the_table() -> None:
+    raw = tomllib.loads((CONFIG / "policy.toml").read_text(encoding="utf-8"))
+    assert raw.pop("schema") == SCHEMA_VERSION
+    assert list(raw) == list(SECTIONS)
+    assert [f"{section}.{key}" for section in raw for key in raw[section]] == [row.path for row in SETTINGS]
+
+
+def test_there_are_examples() -> None:
+    assert len(SHIPPED) >= 4
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_every_shipped_file_is_good_and_explained(path: Path) -> None:
+    load_policy(path)
+    text = path.read_text(encoding="utf-8")
+    VALIDATOR.validate(tomllib.loads(text))
+    schema = text.splitlines()[0].removeprefix("#:schema ")
+    assert (path.parent / schema).resolve() == CONFIG / "policy.schema.json"
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_the_reference_in_the_docs_is_the_generated_one() -> None:
+    assert reference().strip() in (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")

@@ -1,0 +1,91 @@
+"""Which annotation speaks for a container."""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_gpu.allocation.mark import MARK_KEY
+from nri_gpu.domain.errors import RequestError
+from nri_gpu.request.keys import GRANT_KEY, select_annotation
+
+BASE = "gpu.nri.io"
+POD = "gpu.nri.io/pod"
+MAIN = "gpu.nri.io/container.main"
+RUNTIME_KEYS = {"io.kubernetes.cri.sandbox-name": "x", "kubernetes.io/config.seen": "y"}
+
+CHOICES = {
+    "nothing asked": ({}, None),
+    "only the runtime's own keys": (RUNTIME_KEYS, None),
+    "base key": ({BASE: "1"}, (BASE, "1")),
+    "pod key": ({POD: "1"}, (POD, "1")),
+    "container key": ({MAIN: "1"}, (MAIN, "1")),
+    "pod beats base": ({BASE: "1", POD: "2"}, (POD, "2")),
+    "container beats pod and base": ({BASE: "1", POD: "2", MAIN: "none"}, (MAIN, "none")),
+    "an empty value still wins": ({BASE: "1", MAIN: ""}, (MAIN, "")),
+    "another container's key": ({"gpu.nri.io/container.other": "1"}, None),
+    "another container's key beside base": ({"gpu.nri.io/container.other": "1", BASE: "2"}, (BASE, "2")),
+    "a name that begins like ours": ({"gpu.nri.io/container.main2": "1"}, None),
+    "a look-alike domain is not our space": ({"gpu.nri.io.evil/pod": "1", "my-gpu.nri.io/pod": "1"}, None),
+    "our name inside another key": ({"x/gpu.nri.io": "1"}, None),
+    "a value that mentions us": ({"note": "gpu.nri.io/pod"}, None),
+}
+
+
+@pytest.mark.parametrize(("pod", "expected"), CHOICES.values(), ids=CHOICES.keys())
+def test_the_most_specific_key_wins_whole(pod: dict[str, str], expected: tuple[str, str] | None) -> None:
+    assert select_annotation(pod, RUNTIME_KEYS, "main") == expected
+
+
+UNKNOWN = {
+    "mistyped container": ("gpu.nri.io/contaner.main", 'did you mean "gpu.nri.io/container.<name>"?'),
+    "mistyped pod": ("gpu.nri.io/pods", 'did you mean "gpu.nri.io/pod"?'),
+    "container without a dot": ("gpu.nri.io/container", "known: gpu.nri.io, gpu.nri.io/pod"),
+    "container without a name": ("gpu.nri.io/container.", "the container's name is missing"),
+    "nothing behind the slash": ("gpu.nri.io/", "unknown annotation"),
+    "the mark on the pod": (GRANT_KEY, "unknown annotation"),
+    "upper case": ("gpu.nri.io/Pod", 'did you mean "gpu.nri.io/pod"?'),
+}
+
+
+@pytest.mark.parametrize(("key", "sentence"), UNKNOWN.values(), ids=UNKNOWN.keys())
+def test_a_key_in_our_space_that_means_nothing_is_an_error(key: str, sentence: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        select_annotation({key: "1", BASE: "1"}, {}, "main")
+    assert sentence in str(caught.value)
+    assert caught.value.position is None
+
+
+def test_an_empty_container_name_finds_no_key_of_its_own() -> None:
+    assert select_annotation({BASE: "1"}, {}, "") == (BASE, "1")
+
+
+def test_the_mark_has_one_name_in_both_rooms() -> None:
+    assert GRANT_KEY == MARK_KEY
+
+
+def test_a_container_cannot_bring_its_own_mark() -> None:
+    with pytest.raises(RequestError, match="written by nri-gpu alone"):
+        select_annotation({}, {GRANT_KEY: "v1;mode=shared"}, "main")
+
+
+def test_a_mark_copied_from_the_pod_is_no_excuse() -> None:
+    with pytest.raises(RequestError, match="written by nri-gpu alone"):
+        select_annotation({GRANT_KEY: "x"}, {GRANT_KEY: "x"}, "main")
+
+
+def test_a_request_on_the_container_itself_is_refused_with_the_right_place() -> None:
+    with pytest.raises(RequestError, match="read from the pod's annotations"):
+        select_annotation({}, {BASE: "1"}, "main")
+
+
+def test_annotations_that_the_runtime_copied_from_the_pod_do_no_harm() -> None:
+    pod = {BASE: "1", "gpu.nri.io/container.other": "2"}
+    assert select_annotation(pod, dict(pod), "main") == (BASE, "1")
+
+
+def test_a_hostile_key_is_shown_clipped_and_escaped() -> None:
+    with pytest.raises(RequestError) as caught:
+        select_annotation({"gpu.nri.io/" + "z\n\u20ac" * 50_000: ""}, {}, "main")
+    assert str(caught.value).isascii()
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500

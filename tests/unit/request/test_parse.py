@@ -1,0 +1,213 @@
+"""The request grammar: one named case per rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nri_gpu.domain.claim import (
+    ArchSelector,
+    Claim,
+    Count,
+    Devices,
+    Everything,
+    MemorySelector,
+    Mode,
+    ModelSelector,
+    Nothing,
+    Operator,
+)
+from nri_gpu.domain.errors import RequestError
+from nri_gpu.domain.gpu import Capability
+from nri_gpu.request.parse import CLAUSES, VALUE_MAX, parse_claim
+
+KEY = "gpu.nri.io/pod"
+UUID = "GPU-8f3a1b2c-0001-4abc-8def-0123456789ab"
+AT_LEAST = Operator.AT_LEAST
+
+
+def claim(text: str, **parts: Any) -> Claim:  # noqa: ANN401 - any of a claim's fields
+    return Claim(key=KEY, text=text, **{"wanted": Count(1), **parts})
+
+
+GOOD: dict[str, Claim] = {
+    "all": claim("all", wanted=Everything()),
+    "none": claim("none", wanted=Nothing()),
+    "bare number": claim("2", wanted=Count(2)),
+    "count": claim("count=2", wanted=Count(2)),
+    "largest count": claim("128", wanted=Count(128)),
+    "blanks around everything": claim(" \tcount = 2 ; mode= shared\t", wanted=Count(2), mode=Mode.SHARED),
+    "one semicolon may end the value": claim("2;", wanted=Count(2)),
+    "and blanks may follow it": claim("2 ; ", wanted=Count(2)),
+    "indices": claim("device=0,2,3", wanted=Devices(("0", "2", "3"))),
+    "blanks around commas": claim("device= 0 , 2", wanted=Devices(("0", "2"))),
+    "order is kept": claim("device=3,0", wanted=Devices(("3", "0"))),
+    "uuid": claim(f"device={UUID}", wanted=Devices((UUID,))),
+    "uuid in upper case": claim(f"device=GPU-{UUID[4:].upper()}", wanted=Devices((UUID,))),
+    "beginning of a uuid": claim("device=GPU-8f3a", wanted=Devices(("GPU-8f3a",))),
+    "beginning that ends in a dash": claim("device=GPU-8f3a1b2c-", wanted=Devices(("GPU-8f3a1b2c-",))),
+    "bus id": claim("device=0000:3b:00.0", wanted=Devices(("0000:3b:00.0",))),
+    "bus id as nvml prints it": claim("device=00000000:3B:00.0", wanted=Devices(("0000:3b:00.0",))),
+    "bus id in a long domain": claim("device=00010000:3b:00.0", wanted=Devices(("00010000:3b:00.0",))),
+    "mixed": claim("device=0,GPU-8f3a,0001:3b:00.0", wanted=Devices(("0", "GPU-8f3a", "0001:3b:00.0"))),
+    "shared": claim("1;mode=shared", mode=Mode.SHARED),
+    "exclusive": claim("1;mode=exclusive", mode=Mode.EXCLUSIVE),
+    "capabilities": claim("1;capabilities=utility,compute", capabilities=frozenset(Capability)),
+    "one capability": claim("1;capabilities=utility", capabilities=frozenset({Capability.UTILITY})),
+    "model alone is one gpu": claim("model=*H100*", selectors=(ModelSelector("*H100*"),)),
+    "model with blanks inside": claim("model=NVIDIA H100 80GB*", selectors=(ModelSelector("NVIDIA H100 80GB*"),)),
+    "model with an equals sign inside": claim("model=a=b", selectors=(ModelSelector("a=b"),)),
+    "memory in Gi": claim("memory>=40Gi", selectors=(MemorySelector(AT_LEAST, 40 * 2**30),)),
+    "memory in bytes": claim("memory<=5", selectors=(MemorySelector(Operator.AT_MOST, 5),)),
+    "memory above": claim("memory > 1K", selectors=(MemorySelector(Operator.ABOVE, 1000),)),
+    "memory below": claim("memory<1M", selectors=(MemorySelector(Operator.BELOW, 10**6),)),
+    "memory exactly": claim("memory=80G", selectors=(MemorySelector(Operator.EQUAL, 80 * 10**9),)),
+    "memory in T": claim("memory<2T", selectors=(MemorySelector(Operator.BELOW, 2 * 10**12),)),
+    "memory in Ki": claim("memory>3Ki", selectors=(MemorySelector(Operator.ABOVE, 3072),)),
+    "memory in Mi": claim("memory>3Mi", selectors=(MemorySelector(Operator.ABOVE, 3 * 2**20),)),
+    "memory in Ti": claim("memory>1Ti", selectors=(MemorySelector(Operator.ABOVE, 2**40),)),
+    "arch": claim("arch>=9.0", selectors=(ArchSelector(AT_LEAST, (9, 0)),)),
+    "arch of two digits": claim("arch=12.1", selectors=(ArchSelector(Operator.EQUAL, (12, 1)),)),
+    "selectors in their order": claim(
+        "arch<9.0;2;memory>=40Gi",
+        wanted=Count(2),
+        selectors=(ArchSelector(Operator.BELOW, (9, 0)), MemorySelector(AT_LEAST, 40 * 2**30)),
+    ),
+    "all of a model": claim("all;model=*A100*", wanted=Everything(), selectors=(ModelSelector("*A100*"),)),
+}
+
+
+@pytest.mark.parametrize("expected", GOOD.values(), ids=GOOD.keys())
+def test_understood(expected: Claim) -> None:
+    assert parse_claim(KEY, expected.text) == expected
+
+
+# name -> value, 0-based position, words of the sentence
+BAD: dict[str, tuple[str, int, str]] = {
+    "empty": ("", 0, "the value is empty"),
+    "only blanks": ("  ", 2, "the value is empty"),
+    "only a semicolon": (";", 0, "the value is empty"),
+    "clause missing at the start": (";2", 0, "a clause is missing"),
+    "clause missing in the middle": ("2;;mode=shared", 2, "a clause is missing"),
+    "two semicolons at the end": ("2;;", 2, "a clause is missing"),
+    "zero": ("0", 0, "write none"),
+    "count zero": ("count=0", 6, "write none"),
+    "negative": ("-1", 0, "is not a number of GPUs"),
+    "plus sign": ("+2", 0, "is not a number of GPUs"),
+    "leading zero": ("02", 0, "without sign or leading zeros"),
+    "exponent": ("1e1", 0, "is not a number of GPUs"),
+    "hexadecimal": ("0x1", 0, "is not a number of GPUs"),
+    "too many": ("129", 0, "at most 128"),
+    "far too many": ("18446744073709551616", 0, "is not a number of GPUs"),
+    "a list without device": ("0,1", 0, "write device=0,1"),
+    "a uuid without device": ("GPU-8f3a", 0, "write device=GPU-8f3a"),
+    "a bus id without device": ("0000:3b:00.0", 0, "write device=0000:3b:00.0"),
+    "upper case word": ("ALL", 0, "must be in lower case: all"),
+    "upper case key": ("Count=2", 0, "must be in lower case: count"),
+    "unknown word": ("everything", 0, "known: all, none, a number, count, device"),
+    "near miss": ("counts=2", 0, 'did you mean "count"?'),
+    "letters swapped": ("mdoe=shared", 0, 'did you mean "mode"?'),
+    "what others call it": ("gpus=2", 0, 'did you mean "count"?'),
+    "colon for equals": ("device:0", 0, 'did you mean "device"?'),
+    "no key": ("=2", 0, "unknown"),
+    "a mode by itself": ("1;shared", 2, "write mode=shared"),
+    "a key by itself": ("device", 0, "needs a value, such as device=0,1"),
+    "a key with nothing behind": ("1; mode = ", 9, "needs a value, such as mode=shared"),
+    "all with a value": ("all=1", 0, "takes no value"),
+    "wrong way round": ("memory=>40Gi", 6, "it takes: >=, <=, >, <, ="),
+    "doubled equals": ("count==2", 5, "it takes: ="),
+    "an order where there is none": ("mode>=shared", 4, "it takes: ="),
+    "not equal": ("memory!=1", 0, 'did you mean "memory"?'),
+    "key twice": ("count=1;count=1", 8, "count is given twice"),
+    "number twice": ("1;1", 2, "a number is given twice"),
+    "number and count": ("1;count=1", 2, "exclude one another"),
+    "all and none": ("all;none", 4, "exclude one another"),
+    "device and all": ("device=0;all", 9, "exclude one another"),
+    "none and a mode": ("none;mode=shared", 5, "stands alone"),
+    "none after a selector": ("arch>=9.0;none", 0, "stands alone"),
+    "how without which": ("mode=shared", 0, "not which"),
+    "device twice": ("device=0,0", 9, "named twice"),
+    "device twice in two spellings": ("device=0000:3b:00.0,00000000:3B:00.0", 20, "named twice"),
+    "device missing": ("device=0,,1", 9, "a GPU is missing"),
+    "device list ends in a comma": ("device=0,", 9, "a GPU is missing"),
+    "device all": ("device=all", 7, "write all by itself"),
+    "index with a leading zero": ("device=00", 7, "without leading zeros"),
+    "index with a sign": ("device=-1", 7, "does not name a GPU"),
+    "huge index": ("device=4294967296", 7, "is not an index"),
+    "uuid too short": ("device=GPU-8f3", 7, "is too short"),
+    "uuid without digits": ("device=GPU-", 7, "is too short"),
+    "uuid too long": (f"device={UUID}0", 7, "is not a UUID"),
+    "uuid with odd digits": ("device=GPU-8f3g", 7, "is not a UUID"),
+    "uuid with a misplaced dash": ("device=GPU-8f3a-1b2c", 7, "is not a UUID"),
+    "uuid in small letters": ("device=gpu-8f3a", 7, "GPU- in capitals"),
+    "uuid as a path": ("device=GPU-../../etc", 7, "is not a UUID"),
+    "mig uuid": ("device=MIG-8f3a", 7, "not supported by this version"),
+    "mig index": ("device=0:1", 7, "not supported by this version"),
+    "bus id without domain": ("device=3b:00.0", 7, "write 0000:3b:00.0"),
+    "bus id with a short domain": ("device=00:3b:00.0", 7, "does not name a GPU"),
+    "bus id with a long function": ("device=0000:3b:00.00", 7, "does not name a GPU"),
+    "cdi name": ("device=nvidia.com/gpu=0", 7, "does not name a GPU"),
+    "too many devices": ("device=" + ",".join(str(n) for n in range(129)), 409, "at most 128"),
+    "unknown mode": ("1;mode=private", 7, "known: exclusive, shared"),
+    "unknown capability": ("1;capabilities=compute,evil", 23, "known: compute, utility"),
+    "capability of a later version": ("1;capabilities=graphics", 15, "not supported by this version"),
+    "all capabilities": ("1;capabilities=all", 15, '"all" is not accepted'),
+    "capability twice": ("1;capabilities=compute,compute", 23, "named twice"),
+    "capability missing": ("1;capabilities=compute,", 23, "a capability is missing"),
+    "several models": ("model=*H100*,*A100*", 12, "one glob only"),
+    "long glob": ("model=" + "*" * 65, 6, "over the limit of 64"),
+    "memory with a word": ("memory>=lots", 8, "is not a size"),
+    "memory in GB": ("memory>=40GB", 8, "is not a size"),
+    "memory in small letters": ("memory>=40gi", 8, "is not a size"),
+    "memory with a fraction": ("memory>=1.5Gi", 8, "is not a size"),
+    "memory with a blank": ("memory>=40 Gi", 8, "is not a size"),
+    "negative memory": ("memory>=-1", 8, "is not a size"),
+    "more memory than there is": ("memory>=999999999999Ti", 8, "more memory than any GPU has"),
+    "arch without a dot": ("arch>=9", 6, "write major.minor"),
+    "arch by name": ("arch=hopper", 5, "write major.minor"),
+    "arch with three parts": ("arch>=9.0.1", 6, "write major.minor"),
+    "arch with a leading zero": ("arch>=09.0", 6, "write major.minor"),
+    "huge arch": ("arch>=100.0", 6, "write major.minor"),
+    "mig": ("mig=1g.10gb", 0, "not supported by this version"),
+    "line break": ("0\n1", 1, "a line break is not allowed"),
+    "line break at the end": ("device=0\n", 8, "a line break is not allowed"),
+    "NUL": ("0\x00", 1, "is not allowed"),
+    "digits of another script": ("\uff10", 0, "is not allowed"),
+    "superscript": ("count=\xb2", 6, "is not allowed"),
+    "escape sequence": ("\x1b[31m2", 0, "is not allowed"),
+    "too long": ("," * (VALUE_MAX + 1), VALUE_MAX, "over the limit of 4096"),
+}
+
+
+@pytest.mark.parametrize(("value", "position", "sentence"), BAD.values(), ids=BAD.keys())
+def test_refused_with_place_and_way_out(value: str, position: int, sentence: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_claim(KEY, value)
+    assert sentence in str(caught.value)
+    assert caught.value.position == position
+    assert caught.value.key == KEY
+
+
+def test_the_longest_value_is_still_read() -> None:
+    assert parse_claim(KEY, " " * (VALUE_MAX - 1) + "1").wanted == Count(1)
+
+
+def test_every_example_in_the_table_is_one() -> None:
+    for name, rule in CLAUSES.items():
+        value = rule.example if name in ("count", "device") or rule.ordered or name == "model" else f"1;{rule.example}"
+        parse_claim(KEY, value)
+
+
+def test_what_is_echoed_is_clipped_and_escaped() -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_claim(KEY, "device=" + "\\" * 4000)
+    assert str(caught.value).count("\\") < 50
+
+
+def test_the_key_is_kept_whole_in_the_claim_and_clipped_in_an_error() -> None:
+    key = "gpu.nri.io/container." + "n" * 500
+    assert parse_claim(key, "1").key == key
+    with pytest.raises(RequestError) as caught:
+        parse_claim(key, "")
+    assert len(str(caught.value)) < 300

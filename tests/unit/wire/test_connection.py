@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import pytest
+
+from nri_gpu.wire import (
+    NEED_DATA,
+    OK,
+    SEND_MAX,
+    Code,
+    Connection,
+    ConnectionClosed,
+    Incoming,
+    LocalProtocolError,
+    OversizeError,
+    RemoteProtocolError,
+    RequestReceived,
+    RequestRejected,
+    ResponseReceived,
+    ResponseSent,
+    Role,
+    SendOversizeError,
+    Status,
+    StreamId,
+)
+from nri_gpu.wire.envelope import encode_request
+from nri_gpu.wire.frame import DISCARD_MAX
+from tests.unit.wire.helpers import SERVICE, ConnectionPair, call, cuts, drain, feed, raw_frame, stream
+
+ONE = stream(1)
+BODY = encode_request(call(1, b"body"))
+GOOD = raw_frame(1, 1, BODY)
+
+
+def server(receive_limit: int = 1000, open_limit: int = 2) -> Connection:
+    return Connection(Role.SERVER, receive_limit=receive_limit, open_limit=open_limit)
+
+
+def waiting_client() -> Connection:
+    client = Connection(Role.CLIENT, receive_limit=1000)
+    client.send(call(1))
+    return client
+
+
+def test_a_call_there_and_back() -> None:
+    pair = ConnectionPair()
+    request = call(pair.client.next_stream_id, b"ask", 2_000_000_000, (("k", "v"),))
+    assert pair.send(Role.CLIENT, request) == [
+        RequestReceived(ONE, SERVICE, "CreateContainer", b"ask", 2_000_000_000, (("k", "v"),))
+    ]
+    assert pair.client.open_streams == pair.server.open_streams == {1}
+    assert pair.send(Role.SERVER, ResponseSent(ONE, b"told")) == [ResponseReceived(ONE, OK, b"told")]
+    assert pair.client.open_streams == pair.server.open_streams == frozenset()
+
+
+def test_answers_come_in_any_order() -> None:
+    pair = ConnectionPair()
+    for number in (1, 3, 5):
+        pair.send(Role.CLIENT, call(number))
+    for number in (3, 5, 1):
+        [event] = pair.send(Role.SERVER, ResponseSent(stream(number), b"%d" % number))
+        assert event == ResponseReceived(stream(number), OK, b"%d" % number)
+
+
+def test_an_error_travels_with_its_sentence() -> None:
+    pair = ConnectionPair()
+    pair.send(Role.CLIENT, call(1))
+    status = Status(Code.FAILED_PRECONDITION, "no GPU is free")
+    assert pair.send(Role.SERVER, ResponseSent(ONE, status=status)) == [ResponseReceived(ONE, status)]
+
+
+REJECTED = {
+    "an even id": (raw_frame(2, 1, BODY), 2, Code.INVALID_ARGUMENT),
+    "stream zero": (raw_frame(0, 1, BODY), 0, Code.INVALID_ARGUMENT),
+    "an even id of any type": (raw_frame(4, 3, b"x"), 4, Code.INVALID_ARGUMENT),
+    "an even id of no type": (raw_frame(4, 77), 4, Code.INVALID_ARGUMENT),
+    "not a protobuf": (raw_frame(1, 1, b"\xff"), 1, Code.INVALID_ARGUMENT),
+    "a stream whose client has closed": (raw_frame(1, 1, BODY, flags=1), 1, Code.UNIMPLEMENTED),
+    "a stream with more to come": (raw_frame(1, 1, BODY, flags=2), 1, Code.UNIMPLEMENTED),
+    "a flag nobody knows": (raw_frame(1, 1, BODY, flags=0x80), 1, Code.UNIMPLEMENTED),
+    "over the limit": (raw_frame(1, 1, bytes(1001)), 1, Code.RESOURCE_EXHAUSTED),
+}
+
+
+@pytest.mark.parametrize(("wire", "number", "code"), REJECTED.values(), ids=REJECTED)
+def test_a_fault_of_one_stream_is_rejected_and_the_connection_stays(wire: bytes, number: int, code: Code) -> None:
+    for how, chunks in cuts(wire):
+        connection = server()
+        [event] = feed(connection, chunks)
+        assert isinstance(event, RequestRejected), how
+        assert (event.stream_id, event.status.code) == (number, code)
+        assert connection.open_streams == frozenset()
+        assert connection.send(event)[4:10] == raw_frame(number, 2)[4:10]
+        assert isinstance(feed(connection, [raw_frame(5, 1, BODY)])[0], RequestReceived)
+
+
+@pytest.mark.parametrize("case", ["not a protobuf", "a stream with more to come", "over the limit"])
+def test_a_rejected_id_counts_as_used(case: str) -> None:
+    connection = server()
+    feed(connection, [REJECTED[case][0]])
+    [event] = feed(connection, [GOOD])
+    assert isinstance(event, RequestRejected)
+    assert "used before" in event.status.message
+
+
+def test_the_client_reads_a_rejection_as_an_error() -> None:
+    client, connection = waiting_client(), server()
+    [rejected] = feed(connection, [raw_frame(1, 1, BODY, flags=2)])
+    assert isinstance(rejected, RequestRejected)
+    assert feed(client, [connection.send(rejected)]) == [ResponseReceived(ONE, rejected.status)]
+
+
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_an_id_is_not_used_twice_and_may_not_go_back(number: int) -> None:
+    connection = server(open_limit=9)
+    feed(connection, [raw_frame(5, 1, BODY)])
+    [event] = feed(connection, [raw_frame(number, 1, BODY)])
+    assert isinstance(event, RequestRejected)
+    assert event.status.code is Code.INVALID_ARGUMENT
+    connection.send(event)
+    assert connection.open_streams == {5}  # the first request is still there, and still to be answered
+    connection.send(ResponseSent(stream(5)))
+
+
+def test_too_many_open_requests_are_rejected_until_one_is_answered() -> None:
+    connection = server(open_limit=2)
+    events = feed(connection, [raw_frame(number, 1, BODY) for number in (1, 3, 5)])
+    assert [type(event) for event in events] == [RequestReceived, RequestReceived, RequestRejected]
+    connection.send(ResponseSent(ONE))
+    assert isinstance(feed(connection, [raw_frame(7, 1, BODY)])[0], RequestReceived)
+
+
+IGNORED_BY_SERVER = {
+    "a response": raw_frame(1, 2, b"x"),
+    "data of an unknown stream": raw_frame(9, 3, b"x"),
+    "data after a rejected stream": raw_frame(1, 3, b"x", flags=1),
+    "type zero": raw_frame(1, 0),
+    "type 255": raw_frame(1, 255, b"x", flags=255),
+    "oversize data": raw_frame(1, 3, bytes(1001)),
+}
+
+
+@pytest.mark.parametrize("wire", IGNORED_BY_SERVER.values(), ids=IGNORED_BY_SERVER)
+def test_what_a_server_ignores(wire: bytes) -> None:
+    connection = server()
+    [event] = feed(connection, [wire, GOOD])
+    assert isinstance(event, RequestReceived)
+    assert feed(connection, [wire]) == []  # with a stream open, too
+    assert connection.open_streams == {1}
+
+
+FAILED_CALLS = {
+    "an undecodable answer": (raw_frame(1, 2, b"\xff"), Code.INTERNAL),
+    "data instead of a response": (raw_frame(1, 3, b"x"), Code.INTERNAL),
+    "a request instead of a response": (raw_frame(1, 1), Code.INTERNAL),
+    "an answer over the limit": (raw_frame(1, 2, bytes(1001)), Code.RESOURCE_EXHAUSTED),
+}
+
+
+@pytest.mark.parametrize(("wire", "code"), FAILED_CALLS.values(), ids=FAILED_CALLS)
+def test_an_answer_that_makes_no_sense_fails_its_call_alone(wire: bytes, code: Code) -> None:
+    client = waiting_client()
+    client.send(call(3))
+    events = feed(client, [wire, raw_frame(3, 2)])
+    assert isinstance(events[0], ResponseReceived)
+    assert events[0].status.code is code
+    assert events[1:] == [ResponseReceived(stream(3), OK)]
+
+
+@pytest.mark.parametrize("number", [0, 2, 3, 2**32 - 1])
+def test_a_client_drops_frames_of_streams_it_does_not_know(number: int) -> None:
+    assert feed(waiting_client(), [raw_frame(number, 2, b"\xff")]) == []
+
+
+def test_a_late_answer_to_a_forgotten_call_is_dropped() -> None:
+    client = waiting_client()
+    client.forget(ONE)
+    assert client.open_streams == frozenset()
+    assert feed(client, [raw_frame(1, 2)]) == []
+    assert client.next_stream_id == 3
+
+
+def test_answer_and_timeout_may_meet() -> None:
+    client = waiting_client()
+    feed(client, [raw_frame(1, 2)])
+    client.forget(ONE)
+    assert feed(client, [raw_frame(1, 2)]) == []
+
+
+def test_a_second_answer_is_dropped() -> None:
+    assert len(feed(waiting_client(), [raw_frame(1, 2), raw_frame(1, 2)])) == 1
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_message_over_four_mib_changes_nothing(role: Role) -> None:
+    pair = ConnectionPair()
+    big = bytes(SEND_MAX)
+    with pytest.raises(SendOversizeError) as caught:
+        if role is Role.CLIENT:
+            pair.client.send(call(1, big))
+        else:
+            pair.send(Role.CLIENT, call(1))
+            pair.server.send(ResponseSent(ONE, big))
+    assert caught.value.length > caught.value.limit == SEND_MAX
+    if role is Role.CLIENT:
+        assert pair.client.next_stream_id == 1
+        pair.send(Role.CLIENT, call(1))
+    status = Status(Code.RESOURCE_EXHAUSTED, str(caught.value))
+    assert pair.send(Role.SERVER, ResponseSent(ONE, status=status)) == [ResponseReceived(ONE, status)]
+
+
+def test_the_largest_message_goes_through() -> None:
+    pair = ConnectionPair()
+    pair.send(Role.CLIENT, call(1))
+    payload = bytes(SEND_MAX - 5)  # tag and four bytes of length
+    assert pair.send(Role.SERVER, ResponseSent(ONE, payload)) == [ResponseReceived(ONE, OK, payload)]
+
+
+def test_by_default_more_is_read_than_sent() -> None:
+    body = encode_request(call(1, bytes(6_200_000)))
+    [event] = feed(Connection(Role.SERVER), [raw_frame(1, 1, body)])
+    assert isinstance(event, RequestReceived)
+    assert len(event.payload) == 6_200_000
+
+
+def test_breaking_the_rules_ourselves_is_the_end() -> None:
+    for connection, event in (
+        (server(), ResponseSent(ONE)),  # nobody asked
+        (server(), call(1)),  # a server does not call
+        (waiting_client(), call(1)),  # the same id again
+        (waiting_client(), ResponseSent(ONE)),  # a client does not answer
+        (waiting_client(), RequestRejected(ONE, Status(Code.INTERNAL))),  # nor reject
+    ):
+        with pytest.raises(LocalProtocolError):
+            connection.send(event)
+        with pytest.raises(LocalProtocolError, match="after it broke"):
+            connection.next_event()
+        with pytest.raises(LocalProtocolError, match="after it broke"):
+            connection.receive_data(b"")
+
+
+def test_a_request_is_answered_once() -> None:
+    connection = server()
+    feed(connection, [GOOD])
+    connection.send(ResponseSent(ONE))
+    with pytest.raises(LocalProtocolError, match="which is done"):
+        connection.send(ResponseSent(ONE))
+
+
+def test_bytes_out_of_step_end_the_connection() -> None:
+    for role in Role:
+        connection = Connection(role)
+        connection.receive_data(raw_frame(1, 1, length=DISCARD_MAX + 1))
+        with pytest.raises(OversizeError):
+            connection.next_event()
+        with pytest.raises(LocalProtocolError, match="after it broke"):
+            connection.next_event()
+        with pytest.raises(LocalProtocolError, match="after it broke"):
+            connection.send(ResponseSent(ONE))
+
+
+def test_what_came_before_an_error_is_told_first() -> None:
+    connection = server()
+    connection.receive_data(GOOD + raw_frame(3, 1, length=2**32 - 1))
+    assert isinstance(connection.next_event(), RequestReceived)
+    with pytest.raises(RemoteProtocolError):
+        connection.next_event()
+
+
+def test_the_end_between_frames_is_said_once() -> None:
+    connection = server()
+    connection.receive_data(GOOD)
+    connection.receive_eof()
+    events: list[Incoming] = drain(connection)
+    assert [type(event) for event in events] == [RequestReceived, ConnectionClosed]
+    assert connection.next_event() is NEED_DATA
+    assert connection.send(ResponseSent(ONE))  # to a peer that only stopped writing
+
+
+@pytest.mark.parametrize("wire", [GOOD[:1], GOOD[:10], GOOD[:-1], raw_frame(1, 1, bytes(1001))[:-1]])
+def test_the_end_inside_a_frame_is_the_peers_fault(wire: bytes) -> None:
+    connection = server()
+    feed(connection, [wire])
+    connection.receive_eof()
+    with pytest.raises(RemoteProtocolError, match="in the middle"):
+        connection.next_event()
+
+
+def test_stream_ids_run_out_with_a_clear_error() -> None:
+    client = Connection(Role.CLIENT)
+    client.send(call(2**32 - 1))
+    with pytest.raises(LocalProtocolError, match="not an odd number of 32 bits"):
+        call(client.next_stream_id)
+
+
+def test_forgetting_what_was_never_asked_is_our_fault() -> None:
+    with pytest.raises(LocalProtocolError):
+        Connection(Role.CLIENT).forget(StreamId(1))

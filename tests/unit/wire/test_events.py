@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nri_gpu.wire import (
+    OK,
+    Code,
+    LocalProtocolError,
+    RequestReceived,
+    RequestRejected,
+    RequestSent,
+    ResponseReceived,
+    ResponseSent,
+    Status,
+)
+from tests.unit.wire.helpers import stream
+
+WRONG: dict[str, Callable[[], object]] = {
+    "request on an even stream": lambda: RequestSent(stream(2), "s", "m"),
+    "request on stream zero": lambda: RequestSent(stream(0), "s", "m"),
+    "request on a negative stream": lambda: RequestSent(stream(-1), "s", "m"),
+    "request past 32 bits": lambda: RequestSent(stream(2**32 + 1), "s", "m"),
+    "received on an even stream": lambda: RequestReceived(stream(4), "s", "m"),
+    "response on an even stream": lambda: ResponseSent(stream(2)),
+    "answer on an even stream": lambda: ResponseReceived(stream(2), OK),
+    "no service": lambda: RequestSent(stream(1), "", "m"),
+    "no method": lambda: RequestSent(stream(1), "s", ""),
+    "timeout past 64 bits": lambda: RequestSent(stream(1), "s", "m", timeout_ns=2**63),
+    "payload beside an error": lambda: ResponseSent(stream(1), b"x", Status(Code.INTERNAL)),
+    "rejection without an error": lambda: RequestRejected(stream(2), OK),
+}
+
+
+@pytest.mark.parametrize("build", WRONG.values(), ids=WRONG)
+def test_an_event_cannot_be_wrong(build: Callable[[], object]) -> None:
+    with pytest.raises(LocalProtocolError):
+        build()
+
+
+def test_the_highest_stream_id_is_one() -> None:
+    assert RequestSent(stream(2**32 - 1), "s", "m").stream_id == 2**32 - 1
+
+
+def test_a_rejection_may_name_a_stream_that_cannot_be() -> None:
+    assert RequestRejected(stream(0), Status(Code.INVALID_ARGUMENT)).stream_id == 0
