@@ -132,9 +132,10 @@ def file_advice(path: Path) -> tuple[str, ...]:
 def _read(path: Path) -> str:
     # Without O_NONBLOCK a FIFO in the file's place would hold the daemon's start for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _fault(path, "is not a regular file")
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _fault(path, "is not a regular file")
         data = file.read(POLICY_MAX + 1)
     if len(data) > POLICY_MAX:
         raise _fault(path, f"is longer than {POLICY_MAX} bytes")

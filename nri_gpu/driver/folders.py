@@ -13,7 +13,7 @@ from typing import Final, Self
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver import table
 from nri_gpu.driver.elf import Elf, read_elf
-from nri_gpu.driver.source import LeftOut, Source, examine, resolve
+from nri_gpu.driver.source import LeftOut, Source, distinct_folders, examine, resolve
 
 LIBRARY_FILE: Final = re.compile(rf"(?P<name>lib[\w+-]+)\.so\.(?P<version>{table.VERSION})")
 
@@ -49,7 +49,7 @@ class Folders:
             raise DriverError(f"driver root {driver_root} is not a directory")
         tried = tuple(root / folder for folder in table.library_folders(machine))
         entries: dict[str, list[Path]] = defaultdict(list)
-        for folder in _distinct(root, tried):
+        for folder in distinct_folders(root, tried):
             for path in sorted(folder.glob("lib*")):
                 entries[path.name].append(path)
         return cls(root, machine, tried, {name: tuple(paths) for name, paths in entries.items()})
@@ -144,13 +144,3 @@ class Folders:
     def _several(self, library: str, group: Mapping[str, Path]) -> str:
         folder = next(iter(group.values())).parent
         return f"{folder} holds {library} of {' and '.join(sorted(group))}, and no link says which: remove the old one"
-
-
-def _distinct(root: Path, folders: tuple[Path, ...]) -> Iterator[Path]:
-    """Those that exist, each once: `lib64` is often a link to `usr/lib64`."""
-    seen = set()
-    for folder in folders:
-        real = resolve(root, folder)
-        if real is not None and real.is_dir() and real not in seen:
-            seen.add(real)
-            yield folder

@@ -16,7 +16,7 @@ from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.driver import table
 from nri_gpu.driver.folders import Folders
-from nri_gpu.driver.source import LeftOut, Source, examine
+from nri_gpu.driver.source import LeftOut, Source, distinct_folders, examine
 
 # Part of every generation: raise it when the same host files are to be staged differently.
 LAYOUT: Final = 1
@@ -100,27 +100,27 @@ def _libraries(folders: Folders, version: str) -> Iterator[DriverFile]:
         if found is None:
             continue
         source, name, soname = found.source, found.name, found.elf.soname
-        links = dict(_links(library, name, soname, folders.aliases(library.name, source)))
         # Two files with one SONAME (the driver has such) cannot both be it: the first of the table wins.
-        free = tuple((link, target) for link, target in links.items() if link not in taken)
-        taken.update(links)
-        yield DriverFile(name, library.capability, source, free)
+        middle = soname if PLAIN_NAME.fullmatch(soname) and soname not in taken else ""
+        aliases = {*folders.aliases(library.name, source), *table.ALWAYS_LINKED.get(library.name, ())}
+        links = tuple(_links(name, middle, sorted(aliases - taken - {middle})))
+        taken.update(link for link, _ in links)
+        yield DriverFile(name, library.capability, source, links)
 
 
-def _links(library: table.Library, name: str, soname: str, aliases: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    middle = soname if soname != name and PLAIN_NAME.fullmatch(soname) else ""
+def _links(name: str, middle: str, aliases: list[str]) -> Iterator[tuple[str, str]]:
+    """As a host has them: `libcuda.so` leads to `libcuda.so.1`, and that to the file."""
     if middle:
         yield middle, name
-    always = table.ALWAYS_LINKED.get(library.name)
-    for alias in (*aliases, *([always] if always else [])):
-        if alias not in {name, middle}:
-            yield alias, middle or name
+    for alias in aliases:
+        yield alias, middle or name
 
 
 def _binaries(root: Path) -> tuple[tuple[DriverFile, ...], tuple[LeftOut, ...]]:
     found, left_out = [], []
+    folders = tuple(distinct_folders(root, (root / folder for folder in table.BINARY_FOLDERS)))
     for name, capability in table.BINARIES.items():
-        for path in (root / folder / name for folder in table.BINARY_FOLDERS):
+        for path in (folder / name for folder in folders):
             if not path.is_symlink() and not path.exists():
                 continue
             source = examine(root, path)

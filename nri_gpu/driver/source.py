@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -77,6 +78,16 @@ def resolve(root: Path, path: Path) -> Path | None:
         return plain
     inside = _resolve_inside(root, path)
     return inside if inside is not None and inside.exists() else None
+
+
+def distinct_folders(root: Path, folders: Iterable[Path]) -> Iterator[Path]:
+    """Those that exist, each once: `lib64` is often a link to `usr/lib64`."""
+    seen = set()
+    for folder in folders:
+        real = resolve(root, folder)
+        if real is not None and real.is_dir() and real not in seen:
+            seen.add(real)
+            yield folder
 
 
 def trusted(found: os.stat_result) -> bool:

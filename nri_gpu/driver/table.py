@@ -78,7 +78,7 @@ VERSION_LIBRARIES: Final = ("libcuda", "libnvidia-ml")
 
 # Links every container gets although the host may lack them: programs open them by these names.
 # Source: NVIDIA/libnvidia-container src/nvc_mount.c.
-ALWAYS_LINKED: Final = {"libcuda": "libcuda.so"}
+ALWAYS_LINKED: Final = {"libcuda": ("libcuda.so",)}
 
 # Known, and of no capability that is injected today; any other `lib*.so.V` is new to us and reported.
 OTHERS: Final = frozenset(

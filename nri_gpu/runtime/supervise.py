@@ -176,19 +176,3 @@ async def _socket_appears(path: Path) -> None:
     from nri_gpu.runtime.watch import folder_changed  # brings ctypes: only where there is no socket
 
     await folder_changed(path.parent, WAIT_MAX_S)
-
-
-def _pause_s(attempt: int) -> float:
-    """Seconds before the next try: doubling, never far, and not at the same moment as every other plugin."""
-    return min(random.uniform(*FIRST_WAIT_S) * 2.0 ** min(attempt, 8), WAIT_MAX_S * random.uniform(0.5, 1.0))
-
-
-async def _socket_appears(path: Path) -> None:
-    from nri_gpu.runtime.watch import folder_changed  # brings ctypes: only where there is no socket
-
-    await folder_changed(path.parent, WAIT_MAX_S)
-
-
-def _log_configured(configured: Configured) -> None:
-    bound = logger.bind(runtime=configured.runtime, runtime_version=configured.version)
-    bound.bind(nri_version=configured.nri_version or "unknown").info("registered")

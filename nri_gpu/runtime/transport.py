@@ -10,6 +10,7 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.domain.errors import LocalProtocolError, NriGpuError, RemoteProtocolError
+from nri_gpu.nri.status import INTERNAL
 from nri_gpu.wire.events import (
     ConnectionClosed,
     RequestReceived,
@@ -19,7 +20,8 @@ from nri_gpu.wire.events import (
     ResponseSent,
     StreamId,
 )
-from nri_gpu.wire.mux import RUNTIME_SERVICE
+from nri_gpu.wire.frame import SendOversizeError
+from nri_gpu.wire.mux import RUNTIME_SERVICE, ConnId
 from nri_gpu.wire.status import Status
 from nri_gpu.wire.trunk import Trunk
 
@@ -70,7 +72,7 @@ class Transport(asyncio.Protocol):
                 match event:
                     case RequestReceived():
                         self._last_request = self._loop.time()
-                        self._write(self._trunk.send(conn_id, self._answer(event)))
+                        self._write(self._reply(conn_id, self._answer(event)))
                     case ResponseReceived():
                         self._resolve(event)
                     case RequestRejected():
@@ -143,6 +145,14 @@ class Transport(asyncio.Protocol):
             self.closed.set_result(error)
         if self._io:
             self._io.abort()
+
+    def _reply(self, conn_id: ConnId, response: ResponseSent) -> bytes:
+        try:
+            return self._trunk.send(conn_id, response)
+        except SendOversizeError as error:
+            # An error refuses this container; ending the connection would start it without what it asked for.
+            logger.bind(stream_id=response.stream_id, fault=str(error)).error("answer too large")
+            return self._trunk.send(conn_id, ResponseSent(response.stream_id, status=INTERNAL))
 
     def _write(self, data: bytes) -> None:
         assert self._io is not None

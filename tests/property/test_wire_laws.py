@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nri_gpu.wire import (
@@ -43,25 +43,32 @@ def chunked(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[start:end] for start, end in pairwise(places)]
 
 
+# A law is not a stopwatch: on a busy machine one slow example says nothing.
+unhurried = settings(deadline=None)
+
 cut_lists = st.lists(st.integers(0, 2**16), max_size=12)
 
 
+@unhurried
 @given(requests)
 def test_a_request_comes_out_as_it_went_in(request: RequestSent) -> None:
     assert as_sent(decode_request(request.stream_id, encode_request(request))) == request
 
 
+@unhurried
 @given(stream_ids, payloads)
 def test_a_success_comes_out_as_it_went_in(stream_id: StreamId, payload: bytes) -> None:
     event = ResponseSent(stream_id, payload)
     assert as_sent(decode_response(stream_id, encode_response(event.status, payload))) == event
 
 
+@unhurried
 @given(stream_ids, errors)
 def test_an_error_comes_out_as_it_went_in(stream_id: StreamId, status: Status) -> None:
     assert decode_response(stream_id, encode_response(status, b"")).status == status
 
 
+@unhurried
 @given(st.lists(st.tuples(stream_ids, st.sampled_from(FrameType), payloads), max_size=6), cut_lists)
 def test_frames_come_out_as_they_went_in(frames: list[tuple[StreamId, FrameType, bytes]], cuts: list[int]) -> None:
     decoder, found = FrameDecoder(), []
@@ -72,6 +79,7 @@ def test_frames_come_out_as_they_went_in(frames: list[tuple[StreamId, FrameType,
     assert found == [Frame(stream_id, kind, 0, data) for stream_id, kind, data in frames]
 
 
+@unhurried
 @given(st.lists(st.tuples(st.integers(0, 3), payloads), max_size=6), cut_lists)
 def test_streams_come_out_of_the_mux_as_they_went_in(messages: list[tuple[int, bytes]], cuts: list[int]) -> None:
     decoder, found = MuxDecoder(), dict.fromkeys(range(4), b"")
@@ -96,6 +104,7 @@ def wires() -> st.SearchStrategy[bytes]:
     return st.lists(st.one_of(framed, st.binary(max_size=30)), max_size=6).map(b"".join)
 
 
+@unhurried
 @given(st.sampled_from(sorted(TARGETS)), st.one_of(wires(), st.binary()), cut_lists)
 def test_cutting_changes_nothing_and_garbage_ends_in_one_way(target: str, data: bytes, cuts: list[int]) -> None:
     whole = outcome(target, [data])  # any other exception than RemoteProtocolError gets through, and fails
@@ -103,6 +112,7 @@ def test_cutting_changes_nothing_and_garbage_ends_in_one_way(target: str, data: 
     assert outcome(target, [data[at : at + 1] for at in range(len(data))]) == whole
 
 
+@unhurried
 @given(st.lists(st.booleans(), max_size=40))
 def test_ids_only_grow(answered: list[bool]) -> None:
     client, seen = Connection(Role.CLIENT), []
@@ -119,6 +129,7 @@ def test_ids_only_grow(answered: list[bool]) -> None:
     assert not client.open_streams
 
 
+@unhurried
 @given(st.lists(st.tuples(payloads, payloads), max_size=5), cut_lists)
 def test_every_call_is_answered_over_a_trunk(calls: list[tuple[bytes, bytes]], cuts: list[int]) -> None:
     plugin, runtime, conn = Trunk.for_plugin(), Trunk.for_runtime(), ConnId(1)

@@ -136,6 +136,13 @@ class NriGpu:
         """Until exactly these containers hold exactly these GPUs."""
         wait_for("the ledger", lambda: self.held() == expected, timeout_s, lambda: f"it is {self.held()}")
 
+    def gpus(self) -> Any:  # noqa: ANN401 - parsed JSON
+        """What `nri-gpu gpus -o json` says of the same node."""
+        given = {"--gpus": self.launch.topology, "--driver-root": self.launch.driver_root}
+        options = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+        command = [sys.executable, "-m", "nri_gpu", "gpus", "-o", "json", *options]
+        return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+
     def hang_up(self) -> None:
         """SIGHUP: reload."""
         self._send(signal.SIGHUP)

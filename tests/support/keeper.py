@@ -1,8 +1,9 @@
 """The keeper: a small process that starts one private containerd, and takes everything away when its owner is gone.
 
 Run as `python -m tests.support.keeper BASE v1|v2` in a mount namespace of its own. It speaks lines: "ready" at first;
-to "start PATH-OF-CONTAINERD SEARCH-PATH" it answers the new pid. The end of its standard input, which also comes when
-the owner is killed with SIGKILL, means: kill, unmount, remove. Exit code 1: something stayed, its log names it.
+to "start PATH-OF-CONTAINERD SEARCH-PATH" it answers the new pid, or a sentence. The end of its standard input, which
+also comes when the owner is killed with SIGKILL, means: kill, unmount, remove. Exit code 1: something stayed, its log
+names it.
 
 It is a subreaper: shims and containers that lost their parent become its children, so whatever lives below it is ours,
 and nothing of ours lives elsewhere.
@@ -36,8 +37,7 @@ def main() -> int:
     print("ready", flush=True)
     try:
         for line in sys.stdin:
-            _, program, search_path = line.split()
-            print(_start(layout, program, search_path), flush=True)
+            print(_answer(layout, line), flush=True)
     except (EOFError, BrokenPipeError):
         pass  # told by SIGTERM, or the owner no longer reads: both mean the end
     return _tear_down(layout)
@@ -70,6 +70,14 @@ def _mount_privately(cgroup: str) -> None:
 
 def _mount(kind: str, target: Path) -> None:
     subprocess.run(["mount", "-t", kind, "none", target], check=True)
+
+
+def _answer(layout: Layout, line: str) -> str:
+    try:
+        _, program, search_path = line.split()
+        return str(_start(layout, program, search_path))
+    except (OSError, ValueError) as fault:
+        return f"cannot start containerd: {fault}"
 
 
 def _start(layout: Layout, program: str, search_path: str) -> int:

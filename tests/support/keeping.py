@@ -1,5 +1,6 @@
 """The owner's side of the keeper: its process, its pipe, and the containerd it started, held by a pidfd."""
 
+import contextlib
 import os
 import select
 import signal
@@ -64,8 +65,11 @@ class Keeper:
         return self._process.pid
 
     def start(self, program: Path, search_path: str) -> Daemon:
-        """Start containerd with the layout's configuration."""
-        return Daemon(int(self._ask(f"{program} {search_path}")))
+        """Start containerd with the layout's configuration. Raises: HarnessError with the keeper's sentence."""
+        answer = self._ask(f"start {program} {search_path}\n")
+        if not answer.isdecimal():
+            raise HarnessError(answer or f"the keeper of {self._layout.base} is gone: {self._log()}")
+        return Daemon(int(answer))
 
     def close(self) -> None:
         """Tear everything down. Raises: HarnessError with what stayed."""
@@ -79,8 +83,9 @@ class Keeper:
 
     def _ask(self, line: str) -> str:
         assert self._process.stdin  # both ends were asked for
-        self._process.stdin.write(f"start {line}\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # then there is no answer either
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
         return self._read()
 
     def _expect(self, word: str) -> None:

@@ -76,7 +76,9 @@ def fetch(version: Version) -> Runtime:
     runtime = _inspect(_cached("containerd", version.suite) / "usr/bin")
     if runtime is None or not version.accepts.match(runtime.release):
         has = runtime.release if runtime else "no usable containerd"
-        raise HarnessError(f"containerd {version} is wanted, and Debian {version.suite} has {has}")
+        raise HarnessError(
+            f"containerd {version} is wanted, and Debian {version.suite} has {has} (kept in {cache_folder()})"
+        )
     return runtime
 
 

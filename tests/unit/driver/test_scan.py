@@ -160,6 +160,13 @@ def test_a_binary_that_cannot_be_run_is_left_out(root: Path) -> None:
     assert [str(each) for each in found.left_out] == ["bin/nvidia-smi (not executable)"]
 
 
+def test_a_folder_that_is_another_by_a_link_is_looked_at_once(tmp_path: Path) -> None:
+    root = make_driver_root(tmp_path / "root", V, "rhel")
+    (root / "usr/bin/nvidia-smi").chmod(0o775)
+    (root / f"usr/lib64/libnvidia-cfg.so.{V}").chmod(0o775)
+    assert [each.path for each in scan(root).left_out] == [f"usr/lib64/libnvidia-cfg.so.{V}", "usr/bin/nvidia-smi"]
+
+
 def test_unknown_libraries_are_told_and_known_others_are_not(root: Path) -> None:
     for name in (f"libnvidia-newthing.so.{V}", f"libnvidia-eglcore.so.{V}", "libother.so.1.2.3"):
         write_library(root / "lib64" / name, name)
@@ -186,9 +193,13 @@ def test_a_soname_that_is_no_plain_name_makes_no_link(root: Path, soname: str) -
 
 def test_two_libraries_of_one_soname_share_no_name(root: Path) -> None:
     write_library(root / f"lib64/libnvidia-allocator.so.{V}", "libcuda.so.1")
+    (root / "lib64/libnvidia-allocator.so").symlink_to(f"libnvidia-allocator.so.{V}")
     links = names(scan(root))
     assert ("libcuda.so.1", f"libcuda.so.{V}") in links[f"libcuda.so.{V}"]
-    assert "libcuda.so.1" not in dict(links[f"libnvidia-allocator.so.{V}"])
+    assert links[f"libnvidia-allocator.so.{V}"] == (
+        ("libnvidia-allocator.so", f"libnvidia-allocator.so.{V}"),
+        ("libnvidia-allocator.so.1", f"libnvidia-allocator.so.{V}"),
+    )
 
 
 # -- nothing there

@@ -110,6 +110,32 @@ def test_copies_where_links_would_cross_mounts(found: FoundDriver, base: Path) -
     assert staged.stat().st_ino != source.inode
 
 
+OTHER_MOUNT = """
+import sys
+from pathlib import Path
+from nri_gpu.driver.place import hard_link
+from nri_gpu.driver.scan import scan
+from nri_gpu.driver.stage import stage
+found, base = scan(Path(sys.argv[1])), Path(sys.argv[2])
+try:
+    hard_link(found.libraries[0].source.path, base / "link")
+except OSError as error:
+    print(error.strerror)
+print(stage(found, base).generation)
+"""
+
+
+def test_the_kernel_refuses_links_between_mounts_and_staging_copes(found: FoundDriver, base: Path) -> None:
+    base.mkdir(parents=True)
+    mine = [] if os.geteuid() == 0 else ["--map-root-user"]
+    script = 'mount --bind "$3" "$3" && exec "$0" -c "$1" "$2" "$3"'  # as a unit's ReadWritePaths= are mounted
+    command = ["/usr/bin/unshare", *mine, "--mount", "--propagation", "private", "/bin/sh", "-c", script]
+    words: list[str | Path] = [*command, sys.executable, OTHER_MOUNT, found.root, base]
+    done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.stdout.splitlines() == ["Invalid cross-device link", found.generation], done.stderr
+    assert stage(found, base).generation == found.generation
+
+
 def test_the_daemon_writes_nothing_below_the_driver_root(found: FoundDriver, root: Path, base: Path) -> None:
     def state() -> dict[str, tuple[int, int, int]]:
         stats = {str(path): path.lstat() for path in root.rglob("*")}

@@ -1,0 +1,1 @@
+"""`make demo`: the main job on this machine, with a real containerd."""

@@ -1,0 +1,46 @@
+"""What the demo prints."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tests.support.daemon import NriGpu
+
+WIDTH: Final = 24
+_START: Final = time.monotonic()
+
+
+def step(text: str) -> None:
+    print(f"\n[{time.monotonic() - _START:5.1f} s] {text}", flush=True)
+
+
+def lines(head: str, body: Sequence[str]) -> None:
+    for number, line in enumerate(body):
+        print(f"    {head if number == 0 else '':{WIDTH}}{line}")
+
+
+def container(name: str, annotations: Mapping[str, str]) -> None:
+    asked = ", ".join(f"{key}: {value!r}" for key, value in annotations.items()) or "no annotation"
+    print(f"\n  pod {name}    {asked}")
+
+
+def refusal(value: str, sentence: str) -> None:
+    print(f"    {'gpu.nri.io: ' + value}\n      -> {sentence}")
+
+
+def gpus(daemon: NriGpu) -> list[str]:
+    """The node's GPUs, as `nri-gpu gpus` tells; their UUIDs."""
+    found = daemon.gpus()
+    for gpu in found["gpus"]:
+        lines(f"GPU {gpu['index']}", [f"{gpu['model']}  {gpu['uuid']}"])
+    if found["simulated"]:
+        lines("", ["(simulated by config/topologies/four-gpus.toml: this machine has no NVIDIA driver)"])
+    return [gpu["uuid"] for gpu in found["gpus"]]
+
+
+def ledger(daemon: NriGpu, uuids: Sequence[str]) -> None:
+    step("The ledger: who holds which GPU")
+    grants = daemon.ledger()["grants"]
+    for index, uuid in enumerate(uuids):
+        holders = [f"{grant['namespace']}/{grant['pod']}" for grant in grants if uuid in grant["gpu_uuids"]]
+        lines(f"GPU {index}", [f"{len(holders)} x shared: {', '.join(holders)}" if holders else "free"])

@@ -1,0 +1,108 @@
+"""Laws: any mapping and any text give a Policy or a PolicyError; parser and JSON Schema never disagree."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]  # it ships no types
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from nri_gpu.domain.errors import PolicyError
+from nri_gpu.policy.advice import advise
+from nri_gpu.policy.fields import SECTIONS, SETTINGS
+from nri_gpu.policy.lines import key_lines
+from nri_gpu.policy.parse import parse_policy
+from nri_gpu.policy.schema import policy_schema
+from nri_gpu.settings import PolicyText, build_policy
+
+VALIDATOR: Any = jsonschema.Draft202012Validator(policy_schema())
+
+scalars = st.one_of(
+    st.booleans(),
+    st.integers(),
+    # A float without a fraction is an integer to JSON and none to TOML: the one difference there is.
+    st.floats(allow_nan=False, allow_infinity=False).filter(lambda number: not number.is_integer()),
+    # `$` of Python's re, which the schema's validator here is made with, also matches before a last line break.
+    st.text(max_size=8).filter(lambda text: not text.endswith("\n")),
+    st.sampled_from(["/", "/a/b", "/a/..", "10", "shared", "compute", "utility", "refuse", "void", "all", "*", "ml-*"]),
+)
+values = st.one_of(scalars, st.lists(scalars, max_size=3), st.dictionaries(st.text(max_size=3), scalars, max_size=2))
+known_keys = st.sampled_from([setting.key for setting in SETTINGS])
+sections = st.dictionaries(st.one_of(known_keys, known_keys, st.text(max_size=4)), values, max_size=3)
+raws = st.dictionaries(
+    st.one_of(st.sampled_from([*SECTIONS]), st.sampled_from(["schema", "odd"])), st.one_of(sections, values), max_size=3
+)
+
+
+@st.composite
+def near_misses(draw: st.DrawFn) -> dict[str, Any]:
+    """A good policy with a few settings drawn anew."""
+    chosen = draw(st.lists(st.sampled_from(SETTINGS), max_size=4, unique_by=lambda setting: setting.path))
+    raw: dict[str, Any] = {}
+    for setting in chosen:
+        raw.setdefault(setting.section, {})[setting.key] = draw(st.one_of(st.just(setting.raw_default), values))
+    return raw
+
+
+def accepted(raw: dict[str, Any]) -> bool:
+    try:
+        policy = parse_policy(raw, "f", {})
+    except PolicyError as error:
+        assert error.faults
+        assert all(str(fault).isascii() and str(fault).isprintable() for fault in error.faults)
+        assert all(len(fault.message) < 300 for fault in error.faults)
+        return False
+    assert all(isinstance(sentence, str) for sentence in advise(policy))
+    written: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
+    for setting in SETTINGS:
+        value = getattr(getattr(policy, setting.section), setting.key)
+        written[setting.section][setting.key] = setting.kind.raw(value)
+    assert parse_policy(written, "g") == policy
+    return True
+
+
+@given(st.one_of(raws, near_misses()))
+def test_parser_and_schema_agree(raw: dict[str, Any]) -> None:
+    assert accepted(raw) == VALIDATOR.is_valid(raw)
+
+
+@given(st.text(max_size=100))
+def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
+    try:
+        build_policy(PolicyText("f", text))
+    except PolicyError as error:
+        assert error.faults
+
+
+names = st.one_of(st.sampled_from([*SECTIONS, *(setting.key for setting in SETTINGS)]), st.text("ab-_0", min_size=1))
+toml_values = st.sampled_from(
+    ["1", '"x"', "'['", '"""\n[a]\nb = 1\n"""', "'''\n]\n'''", '[\n1, # ]\n"]",\n[2],\n]', "{ x = 1 }", '"\\"["', "[]"]
+)
+toml_lines = st.one_of(
+    names.map("[{}]".format),
+    names.map("[[ {} ]]".format),
+    st.builds("{} = {} # [".format, names, toml_values),
+    st.builds('{}."{}" = {}'.format, names, names, toml_values),
+    st.just(""),
+)
+
+
+@given(st.lists(toml_lines, max_size=10).map("\n".join))
+def test_every_key_of_a_file_has_the_line_it_stands_on(text: str) -> None:
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        assume(False)
+    lines, found = text.split("\n"), key_lines(text)
+    assert all(1 <= number <= len(lines) for number in found.values())
+    for key in raw:
+        line = found.get(key) or found.get(f"{key}[0]") or next(found[path] for path in found if path.startswith(key))
+        assert key in lines[line - 1]
+    assert {path.split(".")[0].split("[")[0] for path in found} == set(raw)
+
+
+@given(st.text(max_size=200))
+def test_any_text_can_be_scanned_for_lines(text: str) -> None:
+    assert all(1 <= number <= text.count("\n") + 1 for number in key_lines(text).values())
