@@ -30,7 +30,7 @@ check: $(READY) ## format, lint, types, floors, generated files, units
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 	$(BIN)/python api/generate.py --check
-	$(BIN)/python -m nri_gpu.policy.schema --check config/policy.schema.json
+	$(BIN)/python config/generate.py --check
 	$(BIN)/python systemd/verify.py
 
 format: $(READY) ## mend what a machine can mend
@@ -41,7 +41,7 @@ proto: $(READY) ## api/*.proto -> generated modules
 	$(BIN)/python api/generate.py
 
 schema: $(READY) ## the policy's declarations -> JSON Schema
-	$(BIN)/python -m nri_gpu.policy.schema config/policy.schema.json
+	$(BIN)/python config/generate.py
 
 conformance: $(READY) ## only the tests on real containerds (needs root)
 	$(BIN)/pytest -q tests/conformance

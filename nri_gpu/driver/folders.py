@@ -70,13 +70,11 @@ class Folders:
         return next((found for path in paths if isinstance(found := self._examine(path), FoundLibrary)), None)
 
     def aliases(self, library: str, source: Source) -> tuple[str, ...]:
-        """Other names, `<library>.so` and `<library>.so.*`, under which the host has links to the file."""
+        """The names, `<library>.so` and `<library>.so.*`, that lead to the file on the host; its own among them."""
         form = re.compile(rf"{re.escape(library)}\.so(?:\.[\w.]+)?")
         names = sorted(name for name in self.entries if form.fullmatch(name))
         return tuple(
-            name
-            for name in names
-            if any(path.is_symlink() and resolve(self.root, path) == source.path for path in self.entries[name])
+            name for name in names if any(resolve(self.root, path) == source.path for path in self.entries[name])
         )
 
     def unknown(self, version: str) -> tuple[str, ...]:

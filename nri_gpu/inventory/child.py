@@ -175,8 +175,9 @@ class NvmlChild:
 
     async def _died(self) -> InventoryError:
         """Sees off one that is gone, or that does not speak our language."""
-        doing, words = self._call or _BUSY, self._process.last_line() if self._process else ""
+        process, doing = self._process, self._call or _BUSY
         status = await self._dismiss()
+        words = process.last_line() if process else ""
         return InventoryError(f"the NVML process {ending(status)} in {doing}" + (f": {words}" if words else ""))
 
     async def _dismiss(self) -> int | None:

@@ -15,6 +15,7 @@ from typing import Final, Self
 LINE_MAX: Final = 1 << 20  # bytes; a report of 16 GPUs with all their links has about 15 000
 LAST_WORDS_MAX: Final = 2048  # bytes of stderr kept
 _REAP_EVERY_S: Final = 0.005
+_LAST_WORDS_S: Final = 0.2
 
 
 def python() -> str:
@@ -38,6 +39,10 @@ class _LastWords(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._tail = b""
+        self.complete = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.complete.set()
 
     def data_received(self, data: bytes) -> None:
         self._tail = (self._tail + data)[-LAST_WORDS_MAX:]
@@ -105,7 +110,7 @@ class LineProcess:
             return b""
 
     def last_line(self) -> str:
-        """The last line it printed on stderr, or on the stdout that we moved there."""
+        """The last line it printed on stderr; complete once `end` has returned."""
         return self._words.last_line()
 
     def kill(self) -> None:
@@ -135,6 +140,9 @@ class LineProcess:
         return self._popen.returncode
 
     async def _close(self) -> None:
+        with contextlib.suppress(TimeoutError):  # something it started may hold its stderr for longer than it lived
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._words.complete.wait()
         self._words_transport.close()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()

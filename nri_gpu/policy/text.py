@@ -16,12 +16,12 @@ def quoted(text: str, limit: int = QUOTE_MAX) -> str:
 
 
 def known_words(word: str, known: Iterable[str]) -> str:
-    """`; did you mean "socket"?` where one is close, else `, known: ...`."""
+    """` (did you mean "socket"?)` where one is close, else `, known: ...`."""
     from difflib import get_close_matches  # here, because only a broken file needs it
 
     words = list(known)
     close = get_close_matches(word.lower()[:QUOTE_MAX], words, n=1)
-    return f'; did you mean "{close[0]}"?' if close else f", known: {', '.join(words)}"
+    return f' (did you mean "{close[0]}"?)' if close else f", known: {', '.join(words)}"
 
 
 def toml_type(raw: object) -> str:

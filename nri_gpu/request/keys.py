@@ -75,4 +75,4 @@ def _guess_key(key: str) -> str:
     """Where the word after the slash is nearly a known one."""
     word = key[len(_SPACE) :].partition(".")[0]
     close = guess(word, _NAMES)
-    return next((f'; did you mean "{_NAMES[name]}"?' for name in _NAMES if f'"{name}"' in close), "")
+    return next((f' (did you mean "{_NAMES[name]}"?)' for name in _NAMES if f'"{name}"' in close), "")

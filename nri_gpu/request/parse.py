@@ -8,7 +8,7 @@ A clause's key is looked up in CLAUSES: teaching the grammar a new one is one en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +29,7 @@ from nri_gpu.domain.claim import (
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capabilities
 from nri_gpu.request.keys import select_annotation, shown_key
-from nri_gpu.request.text import Piece, guess, listed, quoted
+from nri_gpu.request.text import BLANKS, Piece, guess, listed, quoted
 from nri_gpu.request.values import (
     read_arch,
     read_capabilities,
@@ -106,16 +106,14 @@ def _check_text(whole: Piece) -> None:
             raise RequestError(whole.key, f"{what} is not allowed: write printable ASCII on one line", at)
 
 
-def _clauses(whole: Piece) -> list[Piece]:
+def _clauses(whole: Piece) -> Iterator[Piece]:
     """Its clauses; one `;` may end the last of them, as in any list of declarations."""
-    clauses = list(whole.split(";"))
-    if len(clauses) > 1 and not clauses[-1].text:
-        del clauses[-1]
-    for clause in clauses:
+    value = whole.text.rstrip(BLANKS).removesuffix(";")
+    for clause in Piece(whole.key, value, 0).split(";"):
         if not clause.text:
-            what = "a clause is missing here" if len(clauses) > 1 else "the value is empty"
+            what = "a clause is missing here" if ";" in value else "the value is empty"
             raise clause.error(f"{what}: write a number of GPUs, all, none, or a clause such as device=0")
-    return clauses
+        yield clause
 
 
 def _read(clause: Piece) -> tuple[str, Part]:
@@ -123,7 +121,7 @@ def _read(clause: Piece) -> tuple[str, Part]:
     start = next((at for at, char in enumerate(clause.text) if char in "=<>"), None)
     if start is None:
         return _read_word(clause)
-    name = clause.text[:start].rstrip(" \t")
+    name = clause.text[:start].rstrip(BLANKS)
     rule = CLAUSES.get(name)
     if rule is None:
         raise clause.error(_unknown(name))
@@ -171,7 +169,7 @@ def _unknown(name: str) -> str:
     if name.lower() in CLAUSES or name.lower() in WORDS:
         return f"{quoted(name)} must be in lower case: {name.lower()}"
     if name in _OTHER_NAMES:
-        return f'unknown {quoted(name)}; did you mean "{_OTHER_NAMES[name]}"?'
+        return f'unknown {quoted(name)} (did you mean "{_OTHER_NAMES[name]}"?)'
     known = [*WORDS, _NUMBER, *CLAUSES]
     return f"unknown {quoted(name)}, known: {listed(known)}{guess(name.partition(':')[0], [*WORDS, *CLAUSES])}"
 

@@ -54,11 +54,11 @@ def listed(words: Iterable[str]) -> str:
 
 
 def guess(word: str, known: Iterable[str]) -> str:
-    """`; did you mean "count"?` where a known word is close, else nothing."""
+    """` (did you mean "count"?)` where a known word is close, else nothing."""
     if not 0 < len(word) <= WORD_MAX:
         return ""
     close = [(distance, name) for name in known if (distance := edits_between(word.lower(), name)) <= len(name) // 3]
-    return f'; did you mean "{min(close)[1]}"?' if close else ""
+    return f' (did you mean "{min(close)[1]}"?)' if close else ""
 
 
 def edits_between(a: str, b: str) -> int:

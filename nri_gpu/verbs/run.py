@@ -21,7 +21,7 @@ from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decide import BrokenPolicy
 from nri_gpu.domain.errors import DriverError, PolicyError
 from nri_gpu.domain.gpu import DriverFiles, Inventory
-from nri_gpu.driver.scan import scan
+from nri_gpu.driver.scan import FoundDriver, scan
 from nri_gpu.driver.stage import prune, stage
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.inventory.source import NvmlSource, Source, TopologySource
@@ -202,9 +202,8 @@ class Daemon:
             await self._stage_driver_alone()
 
     async def _stage_driver_alone(self) -> None:
-        root, base = Path(self._fixed.driver_root), Path(self._fixed.stage_dir)
         try:
-            files = await asyncio.to_thread(lambda: stage(scan(root), base))
+            found, files = await asyncio.to_thread(self._find_and_stage)
         except DriverError as error:
             self._driver_missing(str(error))
             return
@@ -215,8 +214,12 @@ class Daemon:
             return
         if files != self._board.snapshot().driver:
             self._board.put_driver(files)
-            logger.bind(driver_version=files.version, generation=files.generation).info("driver files staged")
+            _log_driver(found, files)
         await self._prune()
+
+    def _find_and_stage(self) -> tuple[FoundDriver, DriverFiles]:
+        found = scan(Path(self._fixed.driver_root))
+        return found, stage(found, Path(self._fixed.stage_dir))
 
     def _driver_missing(self, sentence: str) -> None:
         if self._simulated:
@@ -289,6 +292,18 @@ class Daemon:
 def _fixed(policy: Policy) -> Fixed:
     driver = policy.driver
     return Fixed(policy.plugin.socket, driver.root, driver.stage_dir, policy.inventory.refresh_s)
+
+
+def _log_driver(found: FoundDriver, files: DriverFiles) -> None:
+    bound = logger.bind(driver_version=files.version, generation=files.generation)
+    bound.info("driver files staged")
+    for capability, names in files.missing.items():
+        if names:
+            bound.bind(fault=f"{capability}: {', '.join(names)}").info("not part of this driver")
+    if found.left_out:
+        bound.bind(fault="; ".join(map(str, found.left_out[:20]))).warning("driver files left out")
+    if found.unknown:
+        bound.bind(fault=", ".join(found.unknown[:20])).info("driver files of no known capability, given to nobody")
 
 
 def _mismatch(files: str, kernel: str) -> str:

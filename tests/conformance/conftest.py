@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support import packages
 from tests.support.cgroup import Cgroup, host_cgroup
 from tests.support.containerd import Containerd
+from tests.support.daemon import Launch, NriGpu
+from tests.support.driver_root import make_driver_root
 
 
 @pytest.fixture(scope="session", params=packages.VERSIONS, ids=str)
@@ -58,4 +61,19 @@ def cgroup_node(session_cgroup_node: Containerd) -> Iterator[Containerd]:
 def fresh_node(runtime: packages.Runtime) -> Iterator[Containerd]:
     """A running containerd of the test's own, to kill and restart."""
     with Containerd(runtime) as running:
+        yield running
+
+
+@pytest.fixture
+def launch(node: Containerd, tmp_path: Path) -> Launch:
+    """How to start nri-gpu on the shared node: four simulated GPUs, a made-up driver."""
+    return Launch(tmp_path / "d", node.nri_socket, driver_root=make_driver_root(tmp_path / "driver"))
+
+
+@pytest.fixture
+def daemon(launch: Launch) -> Iterator[NriGpu]:
+    """nri-gpu, serving the shared node, with the driver's files staged."""
+    with NriGpu(launch) as running:
+        running.wait_ready()
+        running.wait_logged("driver files staged")
         yield running

@@ -127,10 +127,9 @@ class NriGpu:
         return parsed
 
     def held(self) -> dict[str, list[str]]:
-        """Container name -> GPU UUIDs, of what holds GPUs now."""
-        return {
-            grant["container"]: grant["gpu_uuids"] for grant in self.ledger()["grants"] if grant["phase"] != "lapsed"
-        }
+        """`pod/container` -> GPU UUIDs, of what holds GPUs now."""
+        grants = [grant for grant in self.ledger()["grants"] if grant["phase"] != "lapsed"]
+        return {f"{grant['pod']}/{grant['container']}": grant["gpu_uuids"] for grant in grants}
 
     def wait_held(self, expected: Mapping[str, Sequence[str]], timeout_s: float = READY_S) -> None:
         """Until exactly these containers hold exactly these GPUs."""

@@ -48,7 +48,7 @@ class Act:
     """
 
     function: str
-    deed: Literal["fail", "hang", "crash", "say", "rubbish"]
+    deed: Literal["fail", "hang", "crash", "say", "rubbish", "deny"]
     code: int = 0
     gpu: int = -1
 

@@ -6,7 +6,10 @@
  *   gpu MINOR DOMAIN BUS MEMORY MAJOR MINOR NUMA MIG PENDING UUID NAME...   (NUMA, MIG -1: not supported)
  *   nvlink GPU LINK REMOTE                (REMOTE: a GPU's index, -1 for a switch)
  *   ancestor A B LEVEL
- *   act FUNCTION GPU fail CODE | hang 0 | crash 0 | say 0 | rubbish 0       (GPU -1: any)
+ *   act FUNCTION GPU DEED CODE            (GPU -1: any) with DEED one of
+ *       fail: return CODE      hang, crash      say: print on stdout, then go on
+ *       rubbish: nvmlDeviceGetName gives bytes that are no text
+ *       deny: nvmlDeviceGetP2PStatus says that there is no way
  *
  * Every call is noted in `fake-nvml.calls`; the process's own /proc files are kept in `fake-nvml.environ` and `.status`.
  * Struct layouts and symbol names are those of the public nvml.h.
@@ -26,7 +29,6 @@ enum {
     INVALID_ARGUMENT = 2,
     NOT_SUPPORTED = 3,
     INSUFFICIENT_SIZE = 7,
-    DRIVER_NOT_LOADED = 9,
 };
 enum { GPUS = 16, LINKS = 18, ACTS = 32, DEVICE_TYPE_GPU = 0, DEVICE_TYPE_SWITCH = 2, P2P_OK = 0, P2P_NOT_SUPPORTED = 5 };
 enum { LINK_DOWN = -2, LINK_SWITCH = -1 };
@@ -121,25 +123,30 @@ static void note(const char *function) {
     fclose(calls);
 }
 
-/* Notes the call and does what the file has in store for it. */
-static int play(const char *function, int gpu) {
-    note(function);
+/* Whether the file has this deed in store for this call; `code` is the deed's. */
+static int due(const char *deed, const char *function, int gpu, int *code) {
     for (int i = 0; i < act_count; i++) {
-        if (strcmp(acts[i].function, function) != 0 || (acts[i].gpu != -1 && acts[i].gpu != gpu))
-            continue;
-        if (strcmp(acts[i].deed, "hang") == 0)
-            for (;;)
-                pause();
-        if (strcmp(acts[i].deed, "crash") == 0)
-            raise(SIGSEGV);
-        if (strcmp(acts[i].deed, "say") == 0) {
-            printf("{\"fault\": \"printed by the library\"}\n");
-            fflush(stdout);
-        }
-        if (strcmp(acts[i].deed, "fail") == 0)
-            return acts[i].code;
+        *code = acts[i].code;
+        if (strcmp(acts[i].deed, deed) == 0 && strcmp(acts[i].function, function) == 0 &&
+            (acts[i].gpu == -1 || acts[i].gpu == gpu))
+            return 1;
     }
-    return SUCCESS;
+    return 0;
+}
+
+/* Notes the call and does what comes before its answer. */
+static int play(const char *function, int gpu) {
+    int code;
+    note(function);
+    while (due("hang", function, gpu, &code))
+        pause();
+    if (due("crash", function, gpu, &code))
+        raise(SIGSEGV);
+    if (due("say", function, gpu, &code)) {
+        printf("{\"fault\": \"printed by the library\"}\n");
+        fflush(stdout);
+    }
+    return due("fail", function, gpu, &code) ? code : SUCCESS;
 }
 
 #define PLAY(gpu)                                                                                                      \
@@ -218,10 +225,8 @@ int nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length) {
 
 int nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length) {
     PLAY(index_of(device));
-    for (int i = 0; i < act_count; i++)
-        if (strcmp(acts[i].deed, "rubbish") == 0 && acts[i].gpu == index_of(device))
-            return text(name, length, "\xff\xfe");
-    return text(name, length, device->name);
+    int code;
+    return text(name, length, due("rubbish", __func__, index_of(device), &code) ? "\xff\xfe" : device->name);
 }
 
 int nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor) {
@@ -296,10 +301,10 @@ int nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link, 
 }
 
 int nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, int index, int *status) {
+    int code;
     (void)b;
     (void)index;
-    *status = P2P_NOT_SUPPORTED;
     PLAY(index_of(a));
-    *status = P2P_OK;
+    *status = due("deny", __func__, index_of(a), &code) ? P2P_NOT_SUPPORTED : P2P_OK;
     return SUCCESS;
 }

@@ -50,6 +50,27 @@ def test_every_truncation_is_no_elf_file() -> None:
     assert [size for size in range(len(CUDA) + 1) if parse(CUDA[:size]) is not None] == [len(CUDA)]
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        pytest.param((32, "<Q"), 2**64 - 1, id="program headers beyond every file"),
+        pytest.param((54, "<H"), 1, id="program headers of another size"),
+        pytest.param((56, "<H"), 65535, id="more program headers than any library has"),
+        pytest.param((64 + 56 + 8, "<Q"), 2**63, id="dynamic section beyond every file"),
+        pytest.param((64 + 16, "<Q"), 2**40, id="names in no loaded segment"),
+    ],
+)
+def test_a_header_that_points_nowhere_is_no_elf_file(field: tuple[int, str], value: int) -> None:
+    offset, form = field
+    data = bytearray(CUDA)
+    struct.pack_into(form, data, offset, value)
+    assert parse(bytes(data)) is None
+
+
+def test_a_name_without_an_end_is_not_read_for_ever() -> None:
+    assert parse(shared_library("x" * 300)) is None
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DriverError, match="No such file"):
         read_elf(tmp_path / "gone")

@@ -250,6 +250,10 @@ def test_the_generation_changes_with_every_file_and_link(root: Path) -> None:
     changed()
     write_library(root / "lib64/new", "libnvidia-nvvm.so.4").rename(root / f"lib64/libnvidia-nvvm.so.{V}")
     changed()
+    twin = root / "lib64/twin"  # another file of the same size and time
+    shutil.copy2(root / f"lib64/libnvidia-ml.so.{V}", twin)
+    twin.rename(root / f"lib64/libnvidia-ml.so.{V}")
+    changed()
     (root / "lib64/libnvidia-cfg.so").symlink_to("libnvidia-cfg.so.1")
     changed()
     (root / "bin/nvidia-debugdump").unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import pytest
 
 from nri_gpu.policy.fields import SCHEMA_VERSION, SECTIONS, SETTINGS
 from nri_gpu.policy.model import Policy
+from nri_gpu.policy.parse import parse_policy
 from nri_gpu.policy.reference import reference
 from nri_gpu.policy.schema import policy_schema, schema_text
 from nri_gpu.settings import load_policy
 from tests.unit.policy.samples import BAD, GOOD, Raw
 
 ROOT = Path(__file__).parents[3]
+DOCS = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
 CONFIG = ROOT / "config"
 SHIPPED = [CONFIG / "policy.toml", *sorted((CONFIG / "examples").glob("*.toml"))]
 VALIDATOR: Any = jsonschema.Draft202012Validator(policy_schema())
@@ -65,5 +68,12 @@ def test_every_shipped_file_is_good_and_explained(path: Path) -> None:
     assert all(len(line) <= 120 for line in text.splitlines())
 
 
+def test_the_example_in_the_docs_is_a_policy() -> None:
+    examples = re.findall(r"^```toml\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL)
+    assert examples
+    for example in examples:
+        parse_policy(tomllib.loads(example), "docs/policy.md")
+
+
 def test_the_reference_in_the_docs_is_the_generated_one() -> None:
-    assert reference().strip() in (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
+    assert reference().strip() in DOCS

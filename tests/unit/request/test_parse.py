@@ -86,7 +86,7 @@ def test_understood(expected: Claim) -> None:
 # name -> value, 0-based position, words of the sentence
 BAD: dict[str, tuple[str, int, str]] = {
     "empty": ("", 0, "the value is empty"),
-    "only blanks": ("  ", 2, "the value is empty"),
+    "only blanks": ("  ", 0, "the value is empty"),
     "only a semicolon": (";", 0, "the value is empty"),
     "clause missing at the start": (";2", 0, "a clause is missing"),
     "clause missing in the middle": ("2;;mode=shared", 2, "a clause is missing"),

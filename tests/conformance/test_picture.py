@@ -1,0 +1,122 @@
+"""The picture from the literature, on every containerd and both cgroup generations: who sees and opens what."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cgroup import Cgroup, DeviceRule, device_programs, device_rules
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId
+from tests.support.daemon import Launch, NriGpu
+from tests.support.driver_root import make_driver_root
+from tests.support.image import ImageSpec
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.probe import Opened, device_nodes, open_number, open_path
+
+pytestmark = pytest.mark.containerd
+
+UVM_MAJOR = 1510  # of config/topologies/four-gpus.toml
+CTL = (195, 255)
+SHARED_NODES = {"/dev/nvidiactl": CTL, "/dev/nvidia-uvm": (UVM_MAJOR, 0), "/dev/nvidia-uvm-tools": (UVM_MAJOR, 1)}
+ALL_IMAGE = ImageSpec("localhost/nri-gpu/cuda-like:1", env={"NVIDIA_VISIBLE_DEVICES": "all"})
+UUIDS = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
+WANTS = {"a": (0, 1), "b": (0, 2, 3), "c": (3,)}
+
+
+@pytest.fixture
+def serving(cgroup_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
+    launch = Launch(tmp_path / "d", cgroup_node.nri_socket, driver_root=make_driver_root(tmp_path / "driver"))
+    with NriGpu(launch) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        yield daemon
+
+
+def run(node: Containerd, name: str, annotations: dict[str, str]) -> ContainerId:
+    node.import_image(ALL_IMAGE)
+    pod = node.cri.run_pod(PodSpec(name=name, annotations=annotations))
+    return node.cri.run(pod, ContainerSpec(image=ALL_IMAGE.name))
+
+
+def ask(gpus: tuple[int, ...]) -> dict[str, str]:
+    return {"gpu.nri.io/container.main": f"device={','.join(map(str, gpus))}; mode=shared"}
+
+
+def nvidia_nodes(node: Containerd, container: ContainerId) -> dict[str, tuple[int, int]]:
+    return {
+        each.path: (each.major, each.minor)
+        for each in device_nodes(node.cri, container)
+        if "nvidia" in each.path and (each.kind, each.mode, each.uid, each.gid) == ("c", 0o666, 0, 0)
+    }
+
+
+def test_three_containers_share_four_gpus(cgroup_node: Containerd, serving: NriGpu) -> None:
+    containers = {name: run(cgroup_node, name, ask(gpus)) for name, gpus in WANTS.items()}
+
+    for name, gpus in WANTS.items():
+        container = containers[name]
+        expected = SHARED_NODES | {f"/dev/nvidia{n}": (195, n) for n in gpus}
+        assert nvidia_nodes(cgroup_node, container) == expected
+        _may_open(cgroup_node, container, set(expected.values()))
+        status = cgroup_node.cri.status(container)
+        assert status.env["NVIDIA_VISIBLE_DEVICES"] == ",".join(UUIDS[n] for n in gpus)
+        assert not status.oci.get("hooks")
+        _has_driver(cgroup_node, container)
+    serving.wait_held({f"{name}/main": [UUIDS[n] for n in gpus] for name, gpus in WANTS.items()})
+
+
+def test_who_asked_for_nothing_gets_nothing(cgroup_node: Containerd, serving: NriGpu) -> None:
+    """Although its image says NVIDIA_VISIBLE_DEVICES=all, as every CUDA image does."""
+    container = run(cgroup_node, "bystander", {})
+
+    status = cgroup_node.cri.status(container)
+    assert status.env["NVIDIA_VISIBLE_DEVICES"] == "all"  # untouched, and without effect
+    assert status.device_paths == []
+    assert not status.oci.get("hooks")
+    assert nvidia_nodes(cgroup_node, container) == {}
+    assert "/usr/local/nvidia" not in {mount["destination"] for mount in status.oci["mounts"]}
+    assert open_number(cgroup_node.cri, container, 195, 2) is Opened.DENIED
+    assert serving.held() == {}
+
+
+def test_none_is_a_request_for_nothing(cgroup_node: Containerd, serving: NriGpu) -> None:
+    container = run(cgroup_node, "sidecar", {"gpu.nri.io": "all", "gpu.nri.io/container.main": "none"})
+    assert nvidia_nodes(cgroup_node, container) == {}
+    assert open_number(cgroup_node.cri, container, *CTL) is Opened.DENIED
+    serving.wait_held({"sidecar/main": []})
+
+
+def test_utility_alone_brings_no_uvm(cgroup_node: Containerd, serving: NriGpu) -> None:
+    container = run(cgroup_node, "smi", {"gpu.nri.io": "device=1; capabilities=utility"})
+    assert nvidia_nodes(cgroup_node, container) == {"/dev/nvidia1": (195, 1), "/dev/nvidiactl": CTL}
+    libraries = cgroup_node.cri.execute(container, "/bin/ls", "/usr/local/nvidia/lib64").stdout.split()
+    assert "libnvidia-ml.so.1" in libraries
+    assert "libcuda.so.1" not in libraries
+    assert serving.held() == {"smi/main": [UUIDS[1]]}
+
+
+def _may_open(node: Containerd, container: ContainerId, granted: set[tuple[int, int]]) -> None:
+    """Granted numbers pass the device cgroup (and find no driver here); every other one is stopped by it."""
+    for path, number in nvidia_nodes(node, container).items():
+        assert number in granted
+        assert open_path(node.cri, container, path) is Opened.NO_DRIVER
+    for minor in range(5):
+        expected = Opened.NO_DRIVER if (195, minor) in granted else Opened.DENIED
+        assert open_number(node.cri, container, 195, minor) is expected
+    assert open_number(node.cri, container, 195, 254) is Opened.DENIED
+    cgroup = node.container_cgroup(container)
+    if node.cgroup is Cgroup.V1:
+        rules = {rule for rule in device_rules(cgroup) if rule.major in (195, UVM_MAJOR)}
+        assert rules == {DeviceRule("c", major, minor, "rw") for major, minor in granted}
+    else:
+        assert device_programs(cgroup)
+
+
+def _has_driver(node: Containerd, container: ContainerId) -> None:
+    listed = node.cri.execute(container, "/bin/ls", "-l", "/usr/local/nvidia/lib64").stdout
+    assert "libcuda.so.1 -> libcuda.so.580.95.05" in listed
+    smi = node.cri.execute(container, "/bin/sh", "-c", "nvidia-smi")
+    assert (smi.code, "580.95.05" in smi.stdout) == (0, True)
+    written = node.cri.execute(container, "/bin/sh", "-c", "echo x > /usr/local/nvidia/lib64/libcuda.so.1")
+    assert written.code != 0, "the driver's files must be read-only"

@@ -1,0 +1,137 @@
+"""Requests as runtimes send them: every NRI version's own fields, and nothing that a version does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.nri.subscribe import Event
+
+REQUEST_TIMEOUT_NS: Final = 2_000_000_000  # what runtimes give a plugin by default
+
+
+@dataclass(frozen=True, slots=True)
+class Flavour:
+    """How one runtime speaks. own_rpcs: events come by their own methods and not by StateChange."""
+
+    configure: Mapping[str, Any]
+    known_mask: int
+    own_rpcs: bool = False
+
+
+NRI_0_6: Final = Flavour({"runtime_name": "containerd", "runtime_version": "1.7.24~ds1"}, 0x07FF)
+_TIMEOUTS: Final = {"registration_timeout": 5000, "request_timeout": 2000}
+NRI_0_8: Final = Flavour({"runtime_name": "containerd", "runtime_version": "2.1.9+unknown", **_TIMEOUTS}, 0x07FF)
+NRI_0_12: Final = Flavour(
+    {"runtime_name": "containerd", "runtime_version": "2.4.0-beta", "NRI_version": "v0.12.1", **_TIMEOUTS},
+    0x3FFF,
+    own_rpcs=True,
+)
+FLAVOURS: Final = {"nri 0.6": NRI_0_6, "nri 0.8": NRI_0_8, "nri 0.12": NRI_0_12}
+
+# Event -> its own method, and whether a container comes with it. Written down a second time on purpose.
+OWN_RPC: Final = {
+    Event.RUN_POD_SANDBOX: "RunPodSandbox",
+    Event.STOP_POD_SANDBOX: "StopPodSandbox",
+    Event.REMOVE_POD_SANDBOX: "RemovePodSandbox",
+    Event.POST_CREATE_CONTAINER: "PostCreateContainer",
+    Event.START_CONTAINER: "StartContainer",
+    Event.POST_START_CONTAINER: "PostStartContainer",
+    Event.POST_UPDATE_CONTAINER: "PostUpdateContainer",
+    Event.POST_UPDATE_POD_SANDBOX: "PostUpdatePodSandbox",
+    Event.STOP_CONTAINER: "StopContainer",
+    Event.REMOVE_CONTAINER: "RemoveContainer",
+}
+# What every runtime calls by its own method, however old it is.
+ALWAYS_OWN: Final = (Event.STOP_CONTAINER,)
+
+
+def pod(name: str = "train", **fields: Any) -> pb.PodSandbox:  # noqa: ANN401 - any field of the message
+    """A pod; `annotations` are the usual thing to give."""
+    given = {"id": f"sandbox-{name}", "name": name, "uid": f"uid-{name}", "namespace": "ml", "pid": 4711}
+    return pb.PodSandbox(**{**given, **fields})
+
+
+def asking(claim: str, name: str = "train") -> pb.PodSandbox:
+    """A pod whose containers ask for GPUs."""
+    return pod(name, annotations={"gpu.nri.io": claim})
+
+
+def container(of: pb.PodSandbox, name: str = "main", **fields: Any) -> pb.Container:  # noqa: ANN401 - as above
+    """A container as containerd shows it: env, mounts, namespaces, the deny-all rule of its device cgroup."""
+    made = pb.Container(
+        id=f"container-{of.name}-{name}",
+        pod_sandbox_id=of.id,
+        name=name,
+        args=["/bin/sh", "-c", "sleep 1d"],
+        env=["PATH=/usr/local/bin:/usr/bin:/bin", "HOSTNAME=node", "SECRET_TOKEN=hunter2-do-not-log"],
+        annotations={"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.container-name": name},
+        labels={"io.cri-containerd.kind": "container"},
+    )
+    for destination in ("/proc", "/dev", "/sys", "/etc/hosts", "/etc/resolv.conf"):
+        made.mounts.add(destination=destination, type="bind", source="/somewhere", options=["rbind", "rprivate", "rw"])
+    made.linux.resources.devices.add(allow=False, access="rwm")
+    made.MergeFrom(pb.Container(**fields))
+    return made
+
+
+def configure(flavour: Flavour, **fields: Any) -> bytes:  # noqa: ANN401 - as above
+    """ConfigureRequest."""
+    return pb.ConfigureRequest(**{**flavour.configure, **fields}).SerializeToString()
+
+
+def create(of: pb.PodSandbox, made: pb.Container) -> bytes:
+    """CreateContainerRequest."""
+    return pb.CreateContainerRequest(pod=of, container=made).SerializeToString()
+
+
+def event(
+    kind: Event, of: pb.PodSandbox, made: pb.Container | None = None, *, own_rpc: bool = False
+) -> tuple[str, bytes]:
+    """Method and payload that tell an event, by its own method or by StateChange. Their fields differ in number."""
+    if own_rpc or kind in ALWAYS_OWN:
+        return OWN_RPC[kind], pb.StopContainerRequest(pod=of, container=made).SerializeToString()
+    return "StateChange", pb.StateChangeEvent(event=int(kind), pod=of, container=made).SerializeToString()  # type: ignore[arg-type] # an enum's number
+
+
+def synchronize(
+    pods: Sequence[pb.PodSandbox] = (), containers: Sequence[pb.Container] = (), parts: int = 1
+) -> Iterable[bytes]:
+    """SynchronizeRequests: pods and containers spread over the parts, the last without `more`; some may be empty."""
+    for part in range(parts):
+        yield pb.SynchronizeRequest(
+            pods=pods[len(pods) * part // parts : len(pods) * (part + 1) // parts],
+            containers=containers[len(containers) * part // parts : len(containers) * (part + 1) // parts],
+            more=part < parts - 1,
+        ).SerializeToString()
+
+
+def created(made: pb.Container) -> pb.Container:
+    """The same container, listed as created and not started."""
+    return _in_state(made, pb.CONTAINER_CREATED)
+
+
+def running(made: pb.Container) -> pb.Container:
+    """The same container, listed as running."""
+    return _in_state(made, pb.CONTAINER_RUNNING)
+
+
+def adjusted(made: pb.Container, reply: pb.CreateContainerResponse) -> pb.Container:
+    """The container with what a plugin's reply added, as later requests show it."""
+    after = pb.Container()
+    after.CopyFrom(made)
+    for key, value in reply.adjust.annotations.items():
+        after.annotations[key] = value
+    after.env.extend(f"{pair.key}={pair.value}" for pair in reply.adjust.env)
+    after.mounts.extend(reply.adjust.mounts)
+    after.linux.devices.extend(reply.adjust.linux.devices)
+    return after
+
+
+def _in_state(made: pb.Container, state: pb.ContainerState) -> pb.Container:
+    copy = pb.Container()
+    copy.CopyFrom(made)
+    copy.state = state
+    return copy

@@ -1,0 +1,44 @@
+"""Coroutines as tests, each with a deadline; the log as values; sockets in folders with short names."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.unit.runtime.log import Log
+
+TEST_DEADLINE_S: Final = 30.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs `async def test_…` in a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+
+    async def bounded() -> None:
+        async with asyncio.timeout(TEST_DEADLINE_S):
+            await pyfuncitem.obj(**arguments)
+
+    asyncio.run(bounded())
+    return True
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    with Log() as captured:
+        yield captured
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder short enough for the path of a socket in it."""
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-test-") as made:
+        yield Path(made)

@@ -1,0 +1,116 @@
+"""A plugin and its supervisor in this process, on a node with four GPUs, and the scripted runtime they talk to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Self
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.decide import BrokenPolicy
+from nri_gpu.domain.gpu import Capability, DriverFiles, DriverTree, Node
+from nri_gpu.inventory.topology import load_topology
+from nri_gpu.nri.convert import Configured
+from nri_gpu.policy.model import Policy
+from nri_gpu.runtime.plugin import Outside, Plugin
+from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
+from tests.support.daemon import FOUR_GPUS
+from tests.support.nri_messages import NRI_0_8, Flavour
+from tests.support.scripted_runtime import Listener, ScriptedRuntime
+
+KEY: Final = bytes(range(32))
+CAPABILITIES: Final = (frozenset({Capability.COMPUTE, Capability.UTILITY}), frozenset({Capability.UTILITY}))
+
+
+def node(topology: Path = FOUR_GPUS) -> Node:
+    """A node with its driver staged."""
+    inventory = load_topology(topology, wall=lambda: 0.0)
+    trees = {some: DriverTree(f"/staged/{'+'.join(sorted(some))}", ("nvidia-smi",)) for some in CAPABILITIES}
+    return Node(number=1, inventory=inventory, driver=DriverFiles("580.95.05", "580.95.05-test", trees, {}))
+
+
+class Clock:
+    """Seconds, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    """A Plugin without a runtime: what it was told to do later is kept, and what it told its owner."""
+
+    def __init__(self, policy: Policy | BrokenPolicy | None = None, topology: Path = FOUR_GPUS) -> None:
+        self.clock = Clock()
+        self.node = node(topology)
+        self.ledgers: list[Ledger] = []
+        outside = Outside(lambda: self.node, self.clock, self.later, self.ledgers.append)
+        self.plugin = Plugin(outside, Policy.default() if policy is None else policy, KEY)
+        self._later: list[Callable[[], None]] = []
+
+    def later(self, action: Callable[[], None]) -> None:
+        self._later.append(action)
+
+    def settle(self) -> None:
+        """Do what was put off until after the reply."""
+        while self._later:
+            self._later.pop(0)()
+
+    def lose_gpu(self, index: int) -> None:
+        """The next snapshot has a GPU less."""
+        left = tuple(gpu for gpu in self.node.gpus if gpu.index != index)
+        inventory = replace(self.node.inventory, gpus=left)
+        self.node = replace(self.node, number=self.node.number + 1, inventory=inventory)
+
+
+class Station(Bench):
+    """The same with its supervisor, on the socket of a scripted runtime."""
+
+    def __init__(self, folder: Path, policy: Policy | BrokenPolicy | None = None) -> None:
+        super().__init__(policy)
+        self.listener = Listener(folder / "nri.sock")
+        self.identity = Identity("nri-gpu", "10")
+        self.configured: list[Configured] = []
+        self.ready = 0
+        self.away: list[str] = []
+        self.supervisor = Supervisor(
+            self.plugin, lambda: self.identity, Watchers(self.configured.append, self._count_ready, self.away.append)
+        )
+        self._serving: asyncio.Task[None] | None = None
+
+    def later(self, action: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(action)
+
+    async def __aenter__(self) -> Self:
+        self.listener.open()
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Let the supervisor run; entering does it once the socket is there."""
+        self._serving = asyncio.create_task(self.supervisor.run(self.listener.path))
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.supervisor.stop(0.0)
+        assert self._serving
+        self._serving.cancel()
+        await asyncio.gather(self._serving, return_exceptions=True)
+        await self.listener.__aexit__()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the supervisor still tries."""
+        return self._serving is not None and not self._serving.done()
+
+    async def connected(self, flavour: Flavour = NRI_0_8) -> ScriptedRuntime:
+        """A runtime that has been through the whole handshake with the plugin."""
+        runtime = await self.listener.accept()
+        await runtime.handshake(flavour)
+        return runtime
+
+    def _count_ready(self) -> None:
+        self.ready += 1
