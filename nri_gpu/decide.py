@@ -38,9 +38,9 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
             return Pass(_disarm(container, policy))
         claim = parse_claim(*asked)
     except RequestError as error:
-        return _refuse(Code.BAD_REQUEST, f"{error}.")
+        return _refuse(Code.BAD_REQUEST, _ended(str(error)))
     if isinstance(policy, BrokenPolicy):
-        return _refuse(Code.BAD_POLICY, f"no GPU can be granted before the policy is mended: {policy.fault}.")
+        return _refuse(Code.BAD_POLICY, _ended(f"no GPU can be granted before the policy is mended: {policy.fault}"))
     match verdict := select(policy, container):
         case Denied():
             return _refuse(Code.NOT_ALLOWED, verdict.sentence)
@@ -52,12 +52,18 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
 def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, policy: Policy, rule: str) -> Decision:
     mode = claim.mode or policy.defaults.mode
     capabilities = policy.defaults.capabilities if claim.capabilities is None else claim.capabilities
+    if reason := _other_hand(container, node):
+        return Refuse(reason)
     if isinstance(claim.wanted, Nothing):
-        return Inject(NO_EDITS, _record(container, (), None, node), rule)
-    if reason := _hindrance(container, capabilities, node):
+        return Inject(_disarm(container, policy), _record(container, (), None, node), rule)
+    if reason := _hindrance(capabilities, node):
         return Refuse(reason)
     ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
-    gpus = _held(container, node, ledger) or place(claim, Asker(container.pod.uid, mode), node.inventory, ledger)
+    gpus: tuple[Gpu, ...] | Reason
+    if held := _held(container, node, ledger):
+        gpus, mode = held
+    else:
+        gpus = place(claim, Asker(container.pod.uid, mode), node.inventory, ledger)
     if isinstance(gpus, Reason):
         return Refuse(gpus)
     share = Share(
@@ -71,32 +77,41 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
     return Inject(plan(share), _record(container, tuple(gpu.uuid for gpu in gpus), mode, node), rule)
 
 
-def _hindrance(container: Container, capabilities: Capabilities, node: Node) -> Reason | None:
-    """What makes any grant to this container on this node impossible, whatever GPUs are free."""
+def _other_hand(container: Container, node: Node) -> Reason | None:
+    """Why a container that carries GPU nodes of others is not served, not even with `none`: they would go unseen."""
+    if container.privileged or not (held := _nvidia_nodes(container, node)):
+        return None
+    return Reason(
+        Code.HELD_BY_OTHERS,
+        f"the container already holds {held}, put there by a device plugin, CDI or another NRI plugin: two "
+        "injectors never serve one container; drop its resource request or its gpu.nri.io annotation.",
+    )
+
+
+def _hindrance(capabilities: Capabilities, node: Node) -> Reason | None:
+    """What makes any grant on this node impossible, whatever GPUs are free."""
     if node.inventory.fault:
-        return Reason(Code.NODE_NOT_READY, node.inventory.fault)
-    if not container.privileged and (held := _nvidia_nodes(container, node)):
-        return Reason(
-            Code.HELD_BY_OTHERS,
-            f"the container already holds {held}, put there by a device plugin, CDI or another NRI plugin: two "
-            "injectors never serve one container; drop its resource request or its gpu.nri.io annotation.",
-        )
+        return Reason(Code.NODE_NOT_READY, _ended(f"this node cannot grant GPUs: {node.inventory.fault}"))
     if not node.inventory.gpus:
         return None  # place() says it better
     if reason := missing_modules(capabilities, node.inventory):
         return reason
-    if capabilities and node.driver is None:
-        return Reason(Code.NODE_NOT_READY, node.driver_fault or "the driver's files are not found yet; try again.")
+    if node.driver is None:
+        fault = node.driver_fault or "the driver's files are not found yet; try again"
+        return Reason(Code.NODE_NOT_READY, _ended(f"this node cannot grant GPUs: {fault}"))
+    if not node.inventory.simulated and capabilities not in node.driver.trees:
+        wanted = ", ".join(sorted(capabilities))
+        return Reason(Code.NODE_NOT_READY, f"the driver's files for {wanted} are not staged on this node; try again.")
     return None
 
 
-def _held(container: Container, node: Node, ledger: Ledger) -> tuple[Gpu, ...]:
-    """What this very container was granted before: asking twice gives the same."""
+def _held(container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Gpu, ...], Mode] | None:
+    """What this very container was granted before, and how: asking twice gives the same."""
     entry = ledger.entries.get(container.id)
-    if entry is None or not entry.holds:
-        return ()
+    if entry is None or not entry.holds or entry.grant.mode is None:
+        return None
     gpus = tuple(gpu for gpu in node.gpus if gpu.uuid in entry.grant.uuids)
-    return gpus if len(gpus) == len(entry.grant.uuids) else ()
+    return (gpus, entry.grant.mode) if gpus and len(gpus) == len(entry.grant.uuids) else None
 
 
 def needs_grant(container: Container, policy: Policy | BrokenPolicy) -> str:
@@ -141,6 +156,11 @@ def _record(container: Container, uuids: tuple[GpuUuid, ...], mode: Mode | None,
 def _disarm(container: Container, policy: Policy | BrokenPolicy) -> Edits:
     armed = isinstance(policy, Policy) and policy.environment.disarm is Disarm.ALL
     return Edits.of(env=disarmed(container.env)) if armed and container.env else NO_EDITS
+
+
+def _ended(sentence: str) -> str:
+    """With its full stop, once."""
+    return sentence if sentence.endswith((".", "?", "!")) else f"{sentence}."
 
 
 def _refuse(code: Code, sentence: str) -> Refuse:

@@ -65,6 +65,11 @@ class Usage:
     containers: int = 0
     foreign: tuple[str, ...] = ()
 
+    @property
+    def load(self) -> int:
+        """Containers on it, ours and others'."""
+        return self.containers + len(self.foreign)
+
     def blocks(self, mode: Mode, pod_uid: PodUid) -> bool:
         """Whether a container of that pod cannot have this GPU in that mode. Modes never mix on one GPU."""
         if self.mode is not None and self.mode is not mode:
@@ -93,7 +98,9 @@ class Ledger:
                 for uuid in grant.uuids:
                     old = usage.get(uuid, UNUSED)
                     pods = {**old.pods, grant.pod_uid: f"{grant.namespace}/{grant.pod_name}"}
-                    usage[uuid] = replace(old, mode=grant.mode, pods=pods, containers=old.containers + 1)
+                    # A lapsed container that started while we were away may have left both modes on one GPU.
+                    mode = Mode.EXCLUSIVE if Mode.EXCLUSIVE in (old.mode, grant.mode) else grant.mode
+                    usage[uuid] = replace(old, mode=mode, pods=pods, containers=old.containers + 1)
         for other in self.foreign.values():
             for uuid in other.uuids:
                 old = usage.get(uuid, UNUSED)
@@ -189,13 +196,14 @@ class Ledger:
 def rebuilt(entries: Iterable[Entry], foreign: Iterable[Foreign]) -> Ledger:
     """The ledger that the runtime's own list of containers tells, at Synchronize.
 
-    The list does not say which created containers had lapsed: one whose GPUs somebody else has by now did.
+    The list does not say which created containers had lapsed: one whose GPUs we gave to somebody else by now did.
+    Foreign holders do not count there: they may have come after the grant, and take nothing from one that holds.
     """
-    ledger = Ledger(foreign=_frozen({other.container_id: other for other in foreign}))
+    ledger = Ledger()
     for entry in sorted(entries, key=lambda entry: entry.phase is not Phase.RUNNING):
         lapsed = entry.phase is Phase.CREATED and ledger._taken(entry.grant)
         ledger = ledger.with_entry(_lapsed(entry, entry.since) if lapsed else entry)
-    return ledger
+    return replace(ledger, foreign=_frozen({other.container_id: other for other in foreign}))
 
 
 def _lapsed(entry: Entry, now: float) -> Entry:

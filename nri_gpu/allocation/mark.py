@@ -48,7 +48,7 @@ def read_mark(text: str, pod_uid: PodUid, container_id: ContainerId, key: bytes)
     """The mark on a container, if it is ours and about this very container."""
     body, _, mac = text.rpartition(";mac=")
     # compare_digest refuses non-ASCII text; a forged mark may hold anything.
-    if not hmac.compare_digest(mac.encode(), _mac(key, pod_uid, container_id, body).encode()):
+    if not hmac.compare_digest(_bytes(mac), _mac(key, pod_uid, container_id, body).encode()):
         return BadMark("its mac does not match: not written by this node's nri-gpu, or not for this container")
     fields = _fields(text)
     if fields is None:
@@ -65,8 +65,13 @@ def _body(mode: str, uuids: str, generation: str) -> str:
 
 
 def _mac(key: bytes, pod_uid: str, container_id: str, body: str) -> str:
-    message = "\0".join((pod_uid, container_id, body))
-    return hmac.digest(key, message.encode(errors="surrogateescape"), "sha256").hex()
+    # Each part with its length, so that no character of one can move the border to the next.
+    parts = [_bytes(part) for part in (pod_uid, container_id, body)]
+    return hmac.digest(key, b"".join(b"%d:%b" % (len(part), part) for part in parts), "sha256").hex()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
 
 
 def _fields(text: str) -> Mapping[str, str] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from operator import eq, ge, gt, le, lt
@@ -33,6 +33,12 @@ COMPARE: Final[Mapping[Operator, Callable[[Any, Any], bool]]] = {
     Operator.BELOW: lt,
     Operator.EQUAL: eq,
 }
+# A refusal holds 700 characters, and its end says what to do: names and reasons from elsewhere are clipped.
+NAME_SHOWN_MAX: Final = 80  # characters; a pod's `namespace/name` can have 317
+WHY_SHOWN_MAX: Final = 200  # characters
+HOLDERS_SHOWN: Final = 3
+HIDDEN_SHOWN: Final = 3
+INDICES_SHOWN: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,7 @@ def _count(
         return _all_busy(gpus, asker, fitting, open_ones, usage)
     # The least loaded first, then the lowest index. In exclusive mode the only load is the pod's own containers,
     # so they get GPUs of their own while there are any and share when there are none.
-    ranked = sorted(open_ones, key=lambda gpu: (usage.get(gpu.uuid, UNUSED).containers, gpu.index))
+    ranked = sorted(open_ones, key=lambda gpu: (usage.get(gpu.uuid, UNUSED).load, gpu.index))
     return tuple(sorted(ranked[:gpus], key=lambda gpu: gpu.index))
 
 
@@ -115,9 +121,12 @@ def _named(
         if isinstance(gpu, Reason):
             return gpu
         if why := why_not(gpu):
-            return Reason(Code.GPU_UNAVAILABLE, f"GPU {_label(gpu)} cannot be granted: {why}.")
+            return _cannot(_label(gpu), why)
         if not matches(gpu, claim.selectors):
-            return Reason(Code.NO_SUCH_GPU, f"GPU {_label(gpu)}, {gpu.model}, does not fit the selectors beside it.")
+            return Reason(
+                Code.NO_SUCH_GPU,
+                f"GPU {_label(gpu)}, {gpu.model}, does not fit the selectors beside it: drop them, or name another.",
+            )
         if usage.get(gpu.uuid, UNUSED).blocks(asker.mode, asker.pod_uid):
             return _busy(gpu, asker, usage[gpu.uuid])
         chosen[gpu.uuid] = gpu
@@ -130,7 +139,7 @@ def _find(wanted: str, inventory: Inventory) -> Gpu | Reason:
         found = [gpu for gpu in inventory.gpus if gpu.index == int(wanted)]
         lost = [fault.reason for fault in inventory.faults if fault.index == int(wanted)]
         if lost and not found:
-            return Reason(Code.GPU_UNAVAILABLE, f"GPU {wanted} cannot be granted: {lost[0]}.")
+            return _cannot(wanted, lost[0])
     else:
         asked = wanted.lower()
         found = [gpu for gpu in inventory.gpus if gpu.pci_bus_id == asked or gpu.uuid.lower().startswith(asked)]
@@ -146,30 +155,59 @@ def _label(gpu: Gpu) -> str:
 
 
 def _listing(gpus: Sequence[Gpu]) -> str:
-    return "no GPUs" if not gpus else "GPUs " + ", ".join(str(gpu.index) for gpu in gpus)
+    return "no GPUs" if not gpus else "GPUs " + _named_few([str(gpu.index) for gpu in gpus], INDICES_SHOWN)
+
+
+def _named_few(names: Iterable[str], few: int) -> str:
+    """`a, b and 3 more`: names are other people's, and a sentence must keep room for what to do."""
+    distinct = [_clip(name, NAME_SHOWN_MAX) for name in dict.fromkeys(names)]
+    more = f" and {len(distinct) - few} more" if len(distinct) > few else ""
+    return ", ".join(distinct[:few]) + more
+
+
+def _clip(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _cannot(which: str, why: str) -> Reason:
+    return Reason(
+        Code.GPU_UNAVAILABLE,
+        f"GPU {which} cannot be granted: {_clip(why, WHY_SHOWN_MAX)}; ask for another, or mend it on the node "
+        "(`nvidia-smi` and `dmesg | grep NVRM` there say more).",
+    )
 
 
 def _busy(gpu: Gpu, asker: Asker, usage: Usage) -> Reason:
     others = [name for uid, name in usage.pods.items() if uid != asker.pod_uid] or list(usage.pods.values())
-    holders = others[:3] + [f"{pod} (not through nri-gpu)" for pod in usage.foreign[:2]]
+    holders = _named_few([*others, *(f"{pod} (not through nri-gpu)" for pod in usage.foreign)], HOLDERS_SHOWN)
     how = "by" if usage.mode is None else "exclusively by" if usage.mode is Mode.EXCLUSIVE else "in shared mode by"
-    fix = "use mode=shared in both" if Mode.EXCLUSIVE in (usage.mode, asker.mode) else "wait for it"
     return Reason(
         Code.GPU_BUSY,
-        f"GPU {_label(gpu)} is held {how} {', '.join(holders)}; asked for it {asker.mode}: {fix}, or ask for another.",
+        f"GPU {_label(gpu)} is held {how} {holders}, and asked for here in {asker.mode} mode: wait until it is free, "
+        f"ask for other GPUs, or set {_cure(asker.mode, {usage.mode})}.",
     )
+
+
+def _cure(asked: Mode, held: Set[Mode | None]) -> str:
+    """Where `mode=shared` would let both have it."""
+    if asked is Mode.SHARED:
+        return "mode=shared on the holder"
+    return "mode=shared on both" if Mode.EXCLUSIVE in held else "mode=shared here"
 
 
 def _all_busy(
     gpus: int, asker: Asker, fitting: Sequence[Gpu], open_ones: Sequence[Gpu], usage: Mapping[GpuUuid, Usage]
 ) -> Reason:
-    holders = {name for gpu in fitting for name in usage.get(gpu.uuid, UNUSED).pods.values()}
-    holders |= {name for gpu in fitting for name in usage.get(gpu.uuid, UNUSED).foreign}
-    by = f" (held by {', '.join(sorted(holders)[:4])})" if holders else ""
+    taken = [usage[gpu.uuid] for gpu in fitting if gpu not in open_ones]
+    names = [name for each in taken for name in each.pods.values()]
+    names += [f"{pod} (not through nri-gpu)" for each in taken for pod in each.foreign]
+    holders = _named_few(sorted(names), HOLDERS_SHOWN)
+    cure = _cure(asker.mode, {each.mode for each in taken})
     return Reason(
         Code.GPU_BUSY,
-        f"asked for {gpus} {asker.mode} GPU{'s' * (gpus > 1)}, but of {len(fitting)} that fit only {len(open_ones)} "
-        f"can be had{by}: wait for one to be released, or ask for fewer.",
+        f"asked for {gpus} GPU{'s' * (gpus > 1)} in {asker.mode} mode, but of the {len(fitting)} that fit "
+        f"{len(open_ones) or 'none'} can be had now, the rest being held by {holders}: wait until one is free, "
+        f"{'ask for fewer, ' if open_ones else ''}or set {cure}.",
     )
 
 
@@ -177,21 +215,29 @@ def _too_few(gpus: int, claim: Claim, fitting: Sequence[Gpu], inventory: Invento
     which = " that fit the selectors" if claim.selectors else " that can be granted"
     return Reason(
         Code.NO_SUCH_GPU,
-        f"asked for {gpus} GPUs, but this node has {len(fitting)}{which}{_hidden(inventory)}.",
+        f"asked for {gpus} GPUs, but this node has {len(fitting)}{which}{_hidden(inventory)}: ask for fewer, or run "
+        "the pod on another node.",
     )
 
 
 def _none_fit(claim: Claim, inventory: Inventory) -> Reason:
     if claim.selectors and any(not why_not(gpu) for gpu in inventory.gpus):
-        models = ", ".join(sorted({gpu.model for gpu in inventory.gpus}))
+        models = _named_few(sorted({gpu.model for gpu in inventory.gpus}), HOLDERS_SHOWN)
         return Reason(
-            Code.NO_SUCH_GPU, f"no GPU of this node fits {claim.text!r}; it has {models}{_hidden(inventory)}."
+            Code.NO_SUCH_GPU,
+            f"no GPU of this node fits {_clip(claim.text, NAME_SHOWN_MAX)!r}; it has {models}{_hidden(inventory)}: "
+            "loosen the selectors, or run the pod on another node.",
         )
-    return Reason(Code.NO_SUCH_GPU, f"this node has no GPU that can be granted{_hidden(inventory)}.")
+    return Reason(
+        Code.NO_SUCH_GPU,
+        f"this node has no GPU that can be granted{_hidden(inventory)}: run the pod on another node, or see "
+        "`nri-gpu gpus` and `nvidia-smi` on this one.",
+    )
 
 
 def _hidden(inventory: Inventory) -> str:
     """GPUs that are there but cannot be granted, said in passing."""
-    bad = [f"GPU {gpu.index}: {why_not(gpu)}" for gpu in inventory.gpus if why_not(gpu)]
-    bad += [f"GPU {fault.index}: {fault.reason}" for fault in inventory.faults]
-    return f" ({'; '.join(bad[:3])})" if bad else ""
+    bad = [(gpu.index, why_not(gpu)) for gpu in inventory.gpus if why_not(gpu)]
+    bad += [(fault.index, fault.reason) for fault in inventory.faults]
+    said = "; ".join(f"GPU {index}: {_clip(why, NAME_SHOWN_MAX)}" for index, why in bad[:HIDDEN_SHOWN])
+    return f" ({said})" if bad else ""

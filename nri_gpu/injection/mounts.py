@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from posixpath import normpath
 from typing import Final
 
 from nri_gpu.domain.edits import Mount
@@ -46,6 +47,13 @@ def tree_mounts(tree: DriverTree, taken: frozenset[str]) -> tuple[Mount, ...]:
 
 def _touches(place: str, taken: Iterable[str]) -> bool:
     """Whether a mount of the container is at, below or above a place: ours would hide it, or not fit into it."""
-    return any(
-        place == other or place.startswith(f"{other.rstrip('/')}/") or other.startswith(f"{place}/") for other in taken
-    )
+    return any(_within(place, other) or _within(other, place) for other in map(_plain, taken))
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _plain(destination: str) -> str:
+    """As the runtime's runc will read it: absolute, without `//`, `.` and `..`."""
+    return normpath(f"/./{destination}")

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from nri_gpu.domain.errors import InventoryError
@@ -53,13 +54,15 @@ class NvmlChild:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._command = (python(), "-I", "-m", "nri_gpu.inventory.nvml", "--driver-root", driver_root, "--sysfs", sysfs)
+        # It runs in `/`, where a relative path would mean something else.
+        paths = ("--driver-root", str(Path(driver_root).absolute()), "--sysfs", str(Path(sysfs).absolute()))
+        self._command = (python(), "-I", "-m", "nri_gpu.inventory.nvml", *paths)
         self._deadlines = deadlines or Deadlines()
         self._wall = wall
         self._clock = clock
         self._sleep = sleep
         self._process: LineProcess | None = None
-        self._condemned: LineProcess | None = None  # killed, and not yet seen to be dead
+        self._leaving: LineProcess | None = None  # told to go, and not yet reaped
         self._call = ""  # what it said it would do next
         self._failures = 0
         self._failed_at = 0.0
@@ -90,12 +93,7 @@ class NvmlChild:
     async def close(self) -> None:
         """Ends the process. A later refresh starts another."""
         async with self._lock:
-            if self._process:
-                process, self._process = self._process, None
-                await process.end(self._deadlines.end_s)
-            if self._condemned:
-                await self._condemned.end(0)
-                self._condemned = None
+            await self._see_off(self._deadlines.end_s)
 
     async def _pause(self) -> None:
         """A library that crashes at once is not started in a tight loop, however often somebody asks."""
@@ -110,14 +108,15 @@ class NvmlChild:
             async with asyncio.timeout(self._deadlines.refresh_s):
                 said = await self._converse()
                 if "stale" in said:  # a new driver was installed; it needs a new process, which cannot say this again
-                    await self._dismiss()
+                    await self._see_off(self._deadlines.end_s)
                     said = await self._converse()
             answered = True
         except TimeoutError:
             raise await self._hung(self._deadlines.refresh_s, "a whole refresh") from None
         finally:
-            if not answered:  # cancelled: what it still has to say must not be taken for the next answer
-                self._condemn()
+            if not answered and self._process:  # cancelled: what it would still say is no answer to the next question
+                self._process.kill()
+                self._leaving, self._process = self._process, None
         return said
 
     async def _converse(self) -> Mapping[str, Any]:
@@ -134,12 +133,12 @@ class NvmlChild:
     async def _running(self) -> LineProcess:
         """Raises: InventoryError."""
         if self._process is None:
-            if self._condemned and await self._condemned.end(0) is None:
+            await self._see_off(0)
+            if self._leaving:
                 raise InventoryError(
-                    f"process {self._condemned.pid} still hangs in {self._call or _BUSY} and cannot be killed, so no "
+                    f"process {self._leaving.pid} still hangs in {self._call or _BUSY} and cannot be killed, so no "
                     "other is started: see `dmesg | grep NVRM`; the GPU may need a reset, or the node a reboot"
                 )
-            self._condemned = None
             self._call = "start"
             try:
                 self._process = await LineProcess.start(self._command)
@@ -166,31 +165,24 @@ class NvmlChild:
 
     async def _hung(self, limit_s: float, doing: str) -> InventoryError:
         """Kills what does not answer."""
-        self._condemn()
-        status = await self._condemned.end(0) if self._condemned else None
-        if status is not None:
-            self._condemned = None
-        fate = "was killed" if status is not None else "cannot be killed"
+        await self._see_off(0)
+        fate = "cannot be killed" if self._leaving else "was killed"
         return InventoryError(f"{doing} did not return within {limit_s:g} s; the NVML process {fate}")
 
     async def _died(self) -> InventoryError:
         """Sees off one that is gone, or that does not speak our language."""
         process, doing = self._process, self._call or _BUSY
-        status = await self._dismiss()
+        status = await self._see_off(self._deadlines.end_s)
         words = process.last_line() if process else ""
         return InventoryError(f"the NVML process {ending(status)} in {doing}" + (f": {words}" if words else ""))
 
-    async def _dismiss(self) -> int | None:
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        status = await process.end(self._deadlines.end_s)
-        if status is None:
-            self._condemned = process
-        return status
-
-    def _condemn(self) -> None:
-        """Kills without waiting."""
+    async def _see_off(self, grace_s: float) -> int | None:
+        """Ends the process, or tries again with one that would not go; it stays `_leaving` until it is reaped."""
         if self._process:
-            self._process.kill()
-            self._condemned, self._process = self._process, None
+            self._leaving, self._process = self._process, None
+        if self._leaving is None:
+            return None
+        status = await self._leaving.end(grace_s)
+        if status is not None:
+            self._leaving = None
+        return status

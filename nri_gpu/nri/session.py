@@ -59,16 +59,21 @@ class Session:
 
     def step(self, step: Step) -> None:
         """Move on. Raises: RemoteProtocolError when the runtime may not do that now."""
-        after = TRANSITIONS[self.phase].get(step)
-        if after is None:
-            raise RemoteProtocolError(f"{step} came while the session was {self.phase}")
-        self.phase = after
+        self.phase = self._check(step)
 
     def synchronize(self, payload: bytes) -> tuple[Listed, ...] | None:
         """Take one part; all of it after the last, None while more is to come.
 
         An empty part is no end: some runtimes send thousands of them (containerd/nri pkg/adaptation/plugin.go).
+        Raises: RemoteProtocolError when the runtime may not do that now; nothing of the part is kept then.
         """
+        self._check(Step.LAST)  # more or not: both may come in the same phases
         more = self._parts.add(payload)
         self.step(Step.PART if more else Step.LAST)
         return None if more else self._parts.listed()
+
+    def _check(self, step: Step) -> Phase:
+        after = TRANSITIONS[self.phase].get(step)
+        if after is None:
+            raise RemoteProtocolError(f"{step} came while the session was {self.phase}")
+        return after

@@ -6,6 +6,7 @@ oldest mask always works.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from enum import IntEnum
 from typing import Final
@@ -33,6 +34,7 @@ class Event(IntEnum):
 OLDEST_MASK: Final = 0x07FF
 NEWER_MASK: Final = 0x3FFF
 _NEWER_SINCE: Final = (0, 10)
+_PLAIN: Final = re.compile(r"v?([0-9]{1,6})\.([0-9]{1,6})(?:[.+-]|$)")
 
 
 def event_mask(events: Collection[Event], nri_version: str) -> int:
@@ -54,5 +56,5 @@ def known_mask(nri_version: str) -> int:
 
 
 def _parse(version: str) -> tuple[int, ...]:
-    numbers = version.removeprefix("v").split("-")[0].split("+")[0].split(".")
-    return tuple(int(number) for number in numbers[:2]) if all(n.isdecimal() for n in numbers[:2]) else (0,)
+    plain = _PLAIN.match(version)
+    return (int(plain[1]), int(plain[2])) if plain else (0,)

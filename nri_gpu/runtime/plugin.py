@@ -77,8 +77,8 @@ class Plugin:
             return EMPTY
         container = convert.request_from_pb(payload)
         now = self._outside.clock()
-        grace_s = self.policy.ledger.created_grace_s if isinstance(self.policy, Policy) else 60.0
-        ledger = self.ledger.lapse(now, grace_s)
+        settings = self.policy if isinstance(self.policy, Policy) else Policy.default()
+        ledger = self.ledger.lapse(now, settings.ledger.created_grace_s)
         decision = decide(container, node, ledger, self.policy)
         reply = self._reply(decision)
         # Committed only once the reply exists: a bug in making it leaks no grant.

@@ -67,7 +67,7 @@ class Supervisor:
             except OSError as error:
                 missing = error.errno == errno.ENOENT
                 self._complain(explain(error, path), path)
-            if self._was_ready:
+            if self._was_ready or missing:
                 attempt, self._was_ready = 0, False
             if not self._stopping:
                 await (_socket_appears(path) if missing else asyncio.sleep(_pause_s(attempt)))
@@ -114,8 +114,10 @@ class Supervisor:
             if not ready.done() and not transport.closed.done():
                 # containerd 1.7 keeps a plugin that it will never call; only a new connection gets out of that.
                 transport.abort(RemoteProtocolError(f"no Synchronize within {SYNCHRONIZE_TIMEOUT_S:.0f} s"))
-        except (CallError, ConnectionError, TimeoutError) as error:
-            transport.abort(RemoteProtocolError(f"registration failed: {error or type(error).__name__}"))
+        except TimeoutError:
+            transport.abort(RemoteProtocolError(f"RegisterPlugin not answered within {REGISTER_TIMEOUT_S:.0f} s"))
+        except (CallError, ConnectionError) as error:
+            transport.abort(RemoteProtocolError(f"registration failed: {error}"))
         reason = await transport.closed
         self._transport = None
         self._ended(reason, attempt)

@@ -32,7 +32,10 @@ STALL_S: Final = 10.0
 # (containerd/nri pkg/net/multiplex/mux.go), so this much quiet comes first.
 QUIET_S: Final = 0.1
 
-Answer = Callable[[RequestReceived], ResponseSent]
+# A runtime that hangs while it keeps asking must not fill our memory before STALL_S is over.
+UNREAD_MAX: Final = 32 * 1024 * 1024  # bytes of answers
+
+Answer = Callable[[RequestReceived, int], ResponseSent]  # the int: nanoseconds since its bytes were read
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +70,14 @@ class Transport(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; every complete request in them is answered before this returns."""
+        read_at = self._loop.time()
         try:
             for conn_id, event in self._trunk.feed(data):
                 match event:
                     case RequestReceived():
                         self._last_request = self._loop.time()
-                        self._write(self._reply(conn_id, self._answer(event)))
+                        waited_ns = int((self._last_request - read_at) * 1e9)
+                        self._write(self._reply(conn_id, self._answer(event, waited_ns)))
                     case ResponseReceived():
                         self._resolve(event)
                     case RequestRejected():
@@ -114,6 +119,8 @@ class Transport(asyncio.Protocol):
 
     async def call(self, method: str, payload: bytes, timeout_s: float) -> bytes:
         """Call the runtime. Raises: CallError, ConnectionError, TimeoutError."""
+        if self.closed.done():
+            raise ConnectionError("the runtime closed the connection")
         client = self._trunk[RUNTIME_SERVICE]
         stream_id = client.next_stream_id
         future: asyncio.Future[bytes] = self._loop.create_future()
@@ -136,8 +143,9 @@ class Transport(asyncio.Protocol):
         while (now := self._loop.time()) < min(deadline, self._last_request + QUIET_S):  # noqa: ASYNC110 - it moves
             await asyncio.sleep(min(deadline, self._last_request + QUIET_S) - now)
         if self._io:
-            self._io.close()
-        await self.closed
+            self._io.close()  # once what is written has left, which takes a runtime that reads
+        await asyncio.wait({self.closed}, timeout=max(deadline - self._loop.time(), QUIET_S))
+        self.abort(TimeoutError("the runtime did not read our last answers"))
 
     def abort(self, error: Exception) -> None:
         """End the connection now, and say why."""
@@ -157,6 +165,8 @@ class Transport(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         assert self._io is not None
         self._io.write(data)
+        if self._stall and self._io.get_write_buffer_size() > UNREAD_MAX:
+            raise RemoteProtocolError(f"the runtime left {UNREAD_MAX // 2**20} MiB of our answers unread")
 
     def _resolve(self, event: ResponseReceived) -> None:
         future = self._pending.pop(event.stream_id, None)

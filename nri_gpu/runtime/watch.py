@@ -22,8 +22,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 async def folder_changed(folder: Path, limit_s: float) -> None:
     """Return when an entry appears in a folder, or after limit_s. A missing folder is one more reason to wait."""
     loop = asyncio.get_running_loop()
-    fd = _inotify_init()
     woken = asyncio.Event()
+    try:
+        fd = _inotify_init()
+    except OSError:  # a node has few of these (fs.inotify.max_user_instances), and others may have them all
+        await asyncio.sleep(limit_s)
+        return
     try:
         _inotify_add_watch(fd, nearest(folder))
         loop.add_reader(fd, woken.set)

@@ -61,10 +61,9 @@ def run(args: argparse.Namespace) -> int:
     gc.collect()
     gc.freeze()
     try:
-        asyncio.run(daemon.run(int(launched) if launched else None))
+        return asyncio.run(daemon.run(int(launched) if launched else None))
     finally:
         state.close()
-    return Exit.OK
 
 
 def _overrides(args: argparse.Namespace) -> Mapping[str, object]:
@@ -117,7 +116,7 @@ class Daemon:
         self._driver_fault = ""
         self._synchronized = False
 
-    async def run(self, inherited: int | None) -> None:
+    async def run(self, inherited: int | None) -> Exit:
         """Serve until SIGTERM, SIGINT, or the end of a connection that we were started with."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -128,7 +127,10 @@ class Daemon:
         refreshing = asyncio.create_task(self._cache.run())
         serving = asyncio.create_task(self._serve(inherited))
         stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, stopping, refreshing}, return_when=asyncio.FIRST_COMPLETED)
+        died = [task for task in (serving, refreshing) if task.done() and task.exception()]
+        for task in died:
+            logger.opt(exception=task.exception()).critical("bug: a part of nri-gpu died, so all of it ends")
         self._notifier.stopping()
         await self._supervisor.stop(DRAIN_S)
         for task in (refreshing, serving, stopping, *self._tasks):
@@ -137,6 +139,7 @@ class Daemon:
         self._write_ledger()
         self._notifier.close()
         logger.info("stopped")
+        return Exit.BUG if died else Exit.OK
 
     async def _serve(self, inherited: int | None) -> None:
         if inherited is not None:

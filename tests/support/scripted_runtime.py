@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self, TypeVar
@@ -49,6 +49,16 @@ async def within(what: str, awaited: Awaitable[T], deadline_s: float = DEADLINE_
             return await awaited
     except TimeoutError:
         raise HarnessError(f"{what}: still waiting after {deadline_s:.1f} s") from None
+
+
+async def until(what: str, fact: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
+    """Returns once something holds. Raises: HarnessError."""
+
+    async def watch() -> None:
+        while not fact():  # noqa: ASYNC110 - facts of all kinds, none of which would set an Event for us
+            await asyncio.sleep(0.001)
+
+    await within(what, watch(), deadline_s)
 
 
 @dataclass(frozen=True, slots=True)

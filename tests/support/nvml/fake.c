@@ -11,7 +11,7 @@
  *       rubbish: nvmlDeviceGetName gives bytes that are no text
  *       deny: nvmlDeviceGetP2PStatus says that there is no way
  *
- * Every call is noted in `fake-nvml.calls`; the process's own /proc files are kept in `fake-nvml.environ` and `.status`.
+ * Every call is noted in `fake-nvml.calls`; what /proc says of the process is in `fake-nvml.environ` and `.status`.
  * Struct layouts and symbol names are those of the public nvml.h.
  */
 #define _GNU_SOURCE
@@ -30,7 +30,8 @@ enum {
     NOT_SUPPORTED = 3,
     INSUFFICIENT_SIZE = 7,
 };
-enum { GPUS = 16, LINKS = 18, ACTS = 32, DEVICE_TYPE_GPU = 0, DEVICE_TYPE_SWITCH = 2, P2P_OK = 0, P2P_NOT_SUPPORTED = 5 };
+enum { GPUS = 16, LINKS = 18, ACTS = 32 };
+enum { DEVICE_TYPE_GPU = 0, DEVICE_TYPE_SWITCH = 2, P2P_OK = 0, P2P_NOT_SUPPORTED = 5 };
 enum { LINK_DOWN = -2, LINK_SWITCH = -1 };
 
 typedef struct {
