@@ -85,6 +85,7 @@ class Transport(asyncio.Protocol):
                         self._write(self._trunk.send(conn_id, event))
                     case ConnectionClosed():
                         pass
+            self._check_unread()
         except (RemoteProtocolError, LocalProtocolError) as error:
             self.abort(error)
 
@@ -165,8 +166,10 @@ class Transport(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         assert self._io is not None
         self._io.write(data)
-        if self._stall and self._io.get_write_buffer_size() > UNREAD_MAX:
-            raise RemoteProtocolError(f"the runtime left {UNREAD_MAX // 2**20} MiB of our answers unread")
+
+    def _check_unread(self) -> None:
+        if self._stall and self._io and self._io.get_write_buffer_size() > UNREAD_MAX:
+            raise RemoteProtocolError(f"the runtime left {UNREAD_MAX >> 20} MiB of our answers unread")
 
     def _resolve(self, event: ResponseReceived) -> None:
         future = self._pending.pop(event.stream_id, None)

@@ -60,6 +60,10 @@ class Bench:
         while self._later:
             self._later.pop(0)()
 
+    def phases(self) -> dict[str, str]:
+        """Container id -> phase, of all the ledger remembers."""
+        return {entry.grant.container_id: entry.phase.value for entry in self.plugin.ledger.entries.values()}
+
     def lose_gpu(self, index: int) -> None:
         """The next snapshot has a GPU less."""
         left = tuple(gpu for gpu in self.node.gpus if gpu.index != index)

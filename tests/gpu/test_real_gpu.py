@@ -1,0 +1,118 @@
+"""On a machine with an NVIDIA GPU: a container with an annotation computes on what it was granted, and only on that.
+
+`make test-gpu`. The driver root is found by itself (`/usr/local/nvidia` where it holds the driver, else `/`), or named
+by NRI_GPU_DRIVER_ROOT. A machine without a registry needs the containerd cache brought along: NRI_GPU_CACHE.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import packages
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId
+from tests.support.daemon import Launch, NriGpu
+from tests.support.glibc import glibc_files
+from tests.support.image import ImageSpec
+from tests.support.pods import ContainerSpec, PodSpec
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not Path("/proc/driver/nvidia/version").exists(), reason="no NVIDIA driver is loaded on this machine"
+    ),
+]
+IMAGE = "localhost/nri-gpu/vector-add:1"
+SLEEP = ("/bin/sleep", "600")
+
+
+def driver_root() -> Path:
+    named = os.environ.get("NRI_GPU_DRIVER_ROOT", "")
+    flat = Path("/usr/local/nvidia")
+    return Path(named) if named else flat if list(flat.glob("lib*/libcuda.so.*")) else Path("/")
+
+
+@pytest.fixture(scope="module")
+def gpu_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
+    program = tmp_path_factory.mktemp("program") / "vector_add"
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    assert compiler, "a C compiler is needed: install gcc"
+    source = Path(__file__).with_name("vector_add.c")
+    subprocess.run([compiler, "-O2", "-o", program, source, "-ldl"], check=True)
+    with Containerd(packages.find_any()) as node:
+        # Libraries that the driver's own need, but a minimal image has not.
+        extra = glibc_files({"/bin/vector_add": program, **_libraries("libm.so.6", "libpthread.so.0", "librt.so.1")})
+        node.import_image(ImageSpec(IMAGE, env={"NVIDIA_VISIBLE_DEVICES": "all"}, extra=extra))
+        yield node
+
+
+def _libraries(*names: str) -> dict[str, Path]:
+    folder = Path("/lib/x86_64-linux-gnu")
+    folder = folder if folder.exists() else Path("/usr/lib64")
+    return {f"{folder}/{name}": folder / name for name in names if (folder / name).exists()}
+
+
+@pytest.fixture
+def real(gpu_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
+    with NriGpu(Launch(tmp_path / "d", gpu_node.nri_socket, topology=None, driver_root=driver_root())) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("inventory changed", 60)
+        daemon.wait_logged("driver files staged", 120)
+        yield daemon
+    gpu_node.cri.remove_all()
+
+
+def run(node: Containerd, annotations: dict[str, str]) -> ContainerId:
+    pod = node.cri.run_pod(PodSpec(annotations=annotations))
+    return node.cri.run(pod, ContainerSpec(image=IMAGE, command=SLEEP))
+
+
+def test_nvidia_smi_sees_what_was_granted(gpu_node: Containerd, real: NriGpu) -> None:
+    container = run(gpu_node, {"gpu.nri.io": "1"})
+    said = gpu_node.cri.execute(container, "/usr/bin/nvidia-smi", "-L", timeout_s=60)
+    print(said.stdout)
+    (granted,) = next(iter(real.held().values()))
+    assert said.code == 0, said.stderr
+    assert [line for line in said.stdout.splitlines() if line.startswith("GPU ")] == [
+        line for line in said.stdout.splitlines() if granted in line
+    ]
+
+
+def test_a_cuda_program_computes(gpu_node: Containerd, real: NriGpu) -> None:
+    container = run(gpu_node, {"gpu.nri.io": "1"})
+    said = gpu_node.cri.execute(container, "/bin/vector_add", timeout_s=120)
+    print(said.stdout)
+    assert (said.code, said.stderr) == (0, "")
+    assert said.stdout.startswith("GPUs 1\nvector add ok on ")
+    assert len(real.held()) == 1
+
+
+def test_nothing_is_seen_without_the_annotation(gpu_node: Containerd, real: NriGpu) -> None:
+    """Although the image says NVIDIA_VISIBLE_DEVICES=all."""
+    container = run(gpu_node, {})
+    said = gpu_node.cri.execute(container, "/bin/vector_add", timeout_s=60)
+    assert said.code == 2
+    assert "libcuda.so.1" in said.stderr
+    assert real.held() == {}
+
+
+def test_gpus_agrees_with_nvidia_smi(real: NriGpu) -> None:
+    fields = "index,uuid,name,memory.total"
+    smi = next(path for path in (driver_root() / "bin/nvidia-smi", Path("/usr/bin/nvidia-smi")) if path.exists())
+    environment = os.environ | {"LD_LIBRARY_PATH": f"{driver_root()}/lib64"}
+    said = subprocess.run(
+        [smi, f"--query-gpu={fields}", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    ).stdout
+    rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
+    ours = [
+        [str(gpu["index"]), gpu["uuid"], gpu["model"], str(gpu["memory_bytes"] >> 20)] for gpu in real.gpus()["gpus"]
+    ]
+    assert ours == rows

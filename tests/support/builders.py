@@ -1,0 +1,188 @@
+"""Values of the domain with defaults, so that a test names only what it is about; and the same as a runtime sends them.
+
+A node from here has four GPUs whose minors run against their indices, since code that mixes the two up must not pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, combinations
+from typing import Any, Final
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
+from nri_gpu.domain.decision import Grant
+from nri_gpu.domain.gpu import (
+    Capabilities,
+    Capability,
+    DriverFiles,
+    DriverTree,
+    Gpu,
+    GpuUuid,
+    Inventory,
+    Majors,
+    Node,
+    PciBusId,
+)
+
+KEY: Final = "gpu.nri.io"
+MIB: Final = 2**20
+GPUS: Final = 4
+GENERATION: Final = "580.95.05-1a2b3c4d"
+TREES: Final = "/var/lib/nri-gpu/drivers/" + GENERATION
+MAJORS: Final = Majors(nvidia=195, nvidia_uvm=511, nvidia_caps=510)
+EVERY_CAPABILITY: Final = frozenset(Capability)
+
+
+def uuid(index: int) -> GpuUuid:
+    """The UUID of GPU `index`; the first eight digits differ from one GPU to the next."""
+    return GpuUuid(f"GPU-{index:08x}-0000-4000-8000-{index:012x}")
+
+
+def gpu(index: int = 0, **fields: Any) -> Gpu:  # noqa: ANN401 - any field of a Gpu
+    """A healthy A100."""
+    return Gpu(
+        **{
+            "index": index,
+            "minor_number": 7 - index,
+            "uuid": uuid(index),
+            "pci_bus_id": PciBusId(f"0000:{16 + index:02x}:00.0"),
+            "model": "NVIDIA A100-SXM4-40GB",
+            "memory_bytes": 40_960 * MIB,
+            "arch": (8, 0),
+            **fields,
+        }
+    )
+
+
+def gpus(number: int = GPUS) -> tuple[Gpu, ...]:
+    """Healthy GPUs with indices from 0."""
+    return tuple(map(gpu, range(number)))
+
+
+def inventory(found: Sequence[Gpu] | None = None, **fields: Any) -> Inventory:  # noqa: ANN401 - any other field
+    """Four healthy GPUs unless others are given, all modules loaded."""
+    return Inventory(**{"taken_at": 1.0, "gpus": gpus() if found is None else tuple(found), "majors": MAJORS, **fields})
+
+
+def trees(folder: str = TREES) -> Mapping[Capabilities, DriverTree]:
+    """One staged tree for each set of capabilities."""
+    every = tuple(Capability)
+    sets = map(frozenset, chain.from_iterable(combinations(every, size) for size in range(1, len(every) + 1)))
+    return {some: DriverTree(f"{folder}/{'+'.join(sorted(some))}", _binaries(some)) for some in sets}
+
+
+def _binaries(capabilities: Capabilities) -> tuple[str, ...]:
+    return ("nvidia-smi",) if Capability.UTILITY in capabilities else ()
+
+
+def driver(**fields: Any) -> DriverFiles:  # noqa: ANN401 - any field of DriverFiles
+    """A driver that is staged whole."""
+    return DriverFiles(**{"version": "580.95.05", "generation": GENERATION, "trees": trees(), "missing": {}, **fields})
+
+
+def node(found: Sequence[Gpu] | None = None, *, staged: DriverFiles | None = None, **fields: Any) -> Node:  # noqa: ANN401
+    """A node that is ready; the fields are its inventory's."""
+    return Node(number=1, inventory=inventory(found, **fields), driver=staged or driver())
+
+
+def pod(name: str = "train", claim: str | None = None, **fields: Any) -> Pod:  # noqa: ANN401 - any field of a Pod
+    """A pod; claim: what its one annotation asks for all its containers."""
+    return Pod(
+        **{
+            "id": PodId(f"sandbox-{name}"),
+            "uid": PodUid(f"uid-{name}"),
+            "name": name,
+            "namespace": "ml",
+            "annotations": {} if claim is None else {KEY: claim},
+            **fields,
+        }
+    )
+
+
+def container(claim: str | None = None, *, of: str | Pod = "train", name: str = "main", **fields: Any) -> Container:  # noqa: ANN401
+    """A container that asks for `claim` through its pod; of: that pod, or its name."""
+    around = pod(of, claim) if isinstance(of, str) else of
+    return Container(**{"id": ContainerId(f"{around.name}.{name}"), "name": name, "pod": around, **fields})
+
+
+def held_node(of: Gpu, path: str | None = None) -> DeviceRef:
+    """The GPU's device node as a container lists it that has it from others."""
+    return DeviceRef(path or f"/dev/nvidia{of.minor_number}", MAJORS.nvidia or 0, of.minor_number)
+
+
+def grant(
+    *indices: int,
+    mode: Mode | None = Mode.EXCLUSIVE,
+    to: Container | None = None,
+    generation: str = GENERATION,
+) -> Grant:
+    """GPUs by index, granted to a container."""
+    holder = to or container()
+    return Grant(
+        container_id=holder.id,
+        container_name=holder.name,
+        pod_id=holder.pod.id,
+        pod_uid=holder.pod.uid,
+        pod_name=holder.pod.name,
+        namespace=holder.pod.namespace,
+        uuids=tuple(map(uuid, indices)),
+        mode=mode,
+        generation=generation,
+    )
+
+
+def entry(*indices: int, phase: Phase = Phase.RUNNING, since: float = 0.0, **fields: Any) -> Entry:  # noqa: ANN401
+    """A ledger's entry; the fields are its grant's."""
+    return Entry(grant(*indices, **fields), phase, since)
+
+
+def foreign(*indices: int, of: str = "plugin", name: str = "main") -> Foreign:
+    """A holder whose nodes are not from us."""
+    return Foreign(ContainerId(f"{of}.{name}"), PodId(f"sandbox-{of}"), f"ml/{of}", frozenset(map(uuid, indices)))
+
+
+def ledger(*entries: Entry, others: Iterable[Foreign] = ()) -> Ledger:
+    """A ledger of these and no more."""
+    return Ledger({each.grant.container_id: each for each in entries}, {each.container_id: each for each in others})
+
+
+def pod_message(of: Pod, **fields: Any) -> pb.PodSandbox:  # noqa: ANN401 - any field of the message
+    """The pod as runtimes send it."""
+    return pb.PodSandbox(
+        **{
+            "id": of.id,
+            "uid": of.uid,
+            "name": of.name,
+            "namespace": of.namespace,
+            "annotations": of.annotations,
+            "runtime_handler": of.runtime_handler,
+            **fields,
+        }
+    )
+
+
+def container_message(of: Container, **fields: Any) -> pb.Container:  # noqa: ANN401 - any field of the message
+    """The container as containerd sends it: a device cgroup that denies all, or allows all when it is privileged."""
+    made = pb.Container(
+        id=of.id,
+        pod_sandbox_id=of.pod.id,
+        name=of.name,
+        annotations=of.annotations,
+        env=[f"{key}={value}" for key, value in of.env.items()],
+    )
+    for destination in sorted(of.mounts):
+        made.mounts.add(destination=destination, type="bind", source="/somewhere", options=["rbind", "rw"])
+    for device in of.devices:
+        made.linux.devices.add(path=device.path, type="c", major=device.major, minor=device.minor)
+    made.linux.resources.devices.add(allow=of.privileged, access="rwm")
+    made.MergeFrom(pb.Container(**fields))
+    return made
+
+
+def create_payload(of: Container, **fields: Any) -> bytes:  # noqa: ANN401 - any field of the container's message
+    """CreateContainerRequest."""
+    message = pb.CreateContainerRequest(pod=pod_message(of.pod), container=container_message(of, **fields))
+    return message.SerializeToString()

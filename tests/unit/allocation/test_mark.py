@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+
+from nri_gpu.allocation.mark import MARK_KEY, BadMark, Mark, read_mark, write_mark
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import ContainerId, PodUid
+from nri_gpu.domain.decision import Grant
+from nri_gpu.request.keys import GRANT_KEY
+from tests.support import builders as make
+
+KEY = bytes(range(32))
+HOLDER = make.container()
+POD, ID = HOLDER.pod.uid, HOLDER.id
+
+GRANTS = {
+    "one gpu": make.grant(0),
+    "two gpus shared": make.grant(0, 3, mode=Mode.SHARED),
+    "nothing": make.grant(mode=None),
+    "no driver files": make.grant(1, generation="-"),
+    "a repaired generation": make.grant(1, generation="580.95.05-1a2b3c4d.4"),
+}
+GOOD = write_mark(make.grant(0, 1), KEY)
+FORGED = {
+    "empty": "",
+    "noise": "v1",
+    "no mac": GOOD.partition(";mac=")[0],
+    "empty mac": GOOD.partition(";mac=")[0] + ";mac=",
+    "cut mac": GOOD[:-1],
+    "longer mac": GOOD + "0",
+    "mac in capitals": GOOD.partition(";mac=")[0] + ";mac=" + GOOD.partition(";mac=")[2].upper(),
+    "mac of another script": GOOD[:-1] + "\u0660",
+    "broken text": "\ud800;mac=\udfff",
+    "mode": GOOD.replace("exclusive", "shared"),
+    "uuid": GOOD.replace(make.uuid(1), make.uuid(2)),
+    "a uuid more": GOOD.replace(make.uuid(1), f"{make.uuid(1)},{make.uuid(2)}"),
+    "a uuid less": GOOD.replace(f",{make.uuid(1)}", ""),
+    "generation": GOOD.replace("580", "570"),
+    "version": GOOD.replace("v1", "v2"),
+    "a field more": GOOD.replace(";mac", ";x=1;mac"),
+    "mark behind a mark": f"{GOOD};mac={GOOD}",
+    "blank in front": f" {GOOD}",
+    "line break behind": f"{GOOD}\n",
+}
+
+
+def read(text: str, pod_uid: str = POD, container_id: str = ID, key: bytes = KEY) -> Mark | BadMark:
+    return read_mark(text, PodUid(pod_uid), ContainerId(container_id), key)
+
+
+@pytest.mark.parametrize("grant", GRANTS.values(), ids=GRANTS)
+def test_what_is_written_is_read(grant: Grant) -> None:
+    assert read(write_mark(grant, KEY)) == Mark(grant.uuids, grant.mode, grant.generation)
+
+
+def test_a_mark_reads_like_the_contract() -> None:
+    head, _, mac = GOOD.rpartition(";mac=")
+    assert head == f"v1;mode=exclusive;uuid={make.uuid(0)},{make.uuid(1)};gen={make.GENERATION}"
+    assert len(bytes.fromhex(mac)) == 32
+    assert write_mark(make.grant(mode=None), KEY).startswith("v1;mode=none;uuid=;gen=")
+
+
+@pytest.mark.parametrize("text", FORGED.values(), ids=FORGED)
+def test_a_mark_that_was_touched_is_worth_nothing(text: str) -> None:
+    assert isinstance(read(text), BadMark)
+
+
+ELSEWHERE = {
+    "another pod": ("uid-other", ID, KEY),
+    "another container": (POD, "other", KEY),
+    "another node's key": (POD, ID, bytes(32)),
+    "the border moved by a NUL": (f"{POD}\0{ID}", "", KEY),
+    "the border moved": (POD + ID[:1], ID[1:], KEY),
+}
+
+
+@pytest.mark.parametrize(("pod_uid", "container_id", "key"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_a_mark_copied_elsewhere_is_worth_nothing(pod_uid: str, container_id: str, key: bytes) -> None:
+    assert isinstance(read(GOOD, pod_uid, container_id, key), BadMark)
+
+
+def test_a_nul_in_a_name_moves_no_border() -> None:
+    text = write_mark(make.grant(0, to=make.container(of=make.pod(uid="a\0b"), id="c")), KEY)
+    assert isinstance(read(text, "a\0b", "c"), Mark)
+    assert isinstance(read(text, "a", "b\0c"), BadMark)
+
+
+def test_a_right_mac_over_fields_of_another_version_is_told_apart() -> None:
+    odd = write_mark(make.grant(0, generation="x;mode=shared"), KEY)
+    bad = read(odd)
+    assert isinstance(bad, BadMark)
+    assert "another version" in bad.why
+
+
+def test_why_a_mark_is_bad_tells_neither_key_nor_mac() -> None:
+    bad = read(FORGED["mode"])
+    assert isinstance(bad, BadMark)
+    right = write_mark(make.grant(0, 1, mode=Mode.SHARED), KEY).rpartition("=")[2]
+    assert right not in repr(bad)
+    assert KEY.hex() not in repr(bad)
+
+
+def test_the_requests_room_knows_the_marks_key_by_the_same_name() -> None:
+    assert MARK_KEY == GRANT_KEY

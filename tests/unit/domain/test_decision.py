@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from nri_gpu.domain.decision import PERMISSION_CODES, REFUSAL_MAX, Code, Reason
+from tests.support import builders as make
+
+SENTENCES = {
+    "plain": ("no GPU.", "nri-gpu [gpu-busy]: no GPU."),
+    "line breaks and tabs": ("a\nb\tc", "nri-gpu [gpu-busy]: a?b?c"),
+    "another script": ("caf\u00e9 \U0001f600", "nri-gpu [gpu-busy]: caf? ?"),
+    "escapes of a terminal": ("\x1b[31mred\x7f", "nri-gpu [gpu-busy]: ?[31mred?"),
+    "broken text": ("\ud800", "nri-gpu [gpu-busy]: ?"),
+}
+
+
+@pytest.mark.parametrize(("sentence", "shown"), SENTENCES.values(), ids=SENTENCES)
+def test_a_refusal_is_printable_ascii_whatever_stands_in_it(sentence: str, shown: str) -> None:
+    assert str(Reason(Code.GPU_BUSY, sentence)) == shown
+
+
+def test_a_refusal_of_just_the_limit_stays_whole() -> None:
+    head = len(str(Reason(Code.GPU_BUSY, "")))
+    assert str(Reason(Code.GPU_BUSY, "x" * (REFUSAL_MAX - head))).endswith("x")
+
+
+def test_a_longer_one_is_cut_and_says_so() -> None:
+    text = str(Reason(Code.GPU_BUSY, "x" * REFUSAL_MAX))
+    assert len(text) == REFUSAL_MAX
+    assert text.endswith("x...")
+
+
+def test_codes_are_words_that_can_be_grepped_for() -> None:
+    assert all(code.value == code.name.lower().replace("_", "-") for code in Code)
+    assert frozenset({Code.NOT_ALLOWED}) == PERMISSION_CODES
+
+
+def test_names_for_people_are_no_part_of_a_grants_identity() -> None:
+    one, other = make.grant(0), make.grant(0, to=make.container(of=make.pod(namespace="other")))
+    assert one == other
+    assert one != make.grant(1)
+    assert one != make.grant(0, generation="another")
