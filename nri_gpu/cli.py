@@ -6,6 +6,7 @@ import argparse
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -50,6 +51,14 @@ OUTPUT: Final = _option(
     "-o", "--output", help="`json` for programs; its fields are only ever added to", choices=("text", "json")
 )
 
+LOG_LEVEL: Final = _option(
+    "--log-level",
+    help="least level logged (default INFO)",
+    type=str.upper,
+    choices=("TRACE", "DEBUG", "INFO", "WARNING", "ERROR"),
+    default="INFO",
+)
+
 VERBS: Final = (
     Verb(
         "run",
@@ -66,7 +75,7 @@ VERBS: Final = (
             DRIVER_ROOT,
             _option("--state-dir", help="folder for key and ledger (default /run/nri-gpu)", metavar="DIR"),
             _option("--stage-dir", help="folder for staged driver files", metavar="DIR"),
-            _option("--log-level", help="least level logged (default INFO)", metavar="LEVEL", default="INFO"),
+            LOG_LEVEL,
         ),
     ),
     Verb(
@@ -109,20 +118,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = importlib.import_module(args.module).run
     try:
-        return run(args)
+        code = run(args)
+        sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read us has enough; keep the interpreter from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
     except KeyboardInterrupt:
         return 130
+    except Exception:  # the last net: Python's own exit code 1 would read as a finding
+        traceback.print_exc()
+        return Exit.BUG
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nri-gpu",
         description="Gives containers NVIDIA GPUs through containerd's NRI: no hook binary, no wrapper runtime.",
-        epilog=f"Pods ask by annotation: `gpu.nri.io: 2`, or `gpu.nri.io/container.NAME: device=0,1;mode=shared`.\n"
+        epilog='Pods ask by annotation: `gpu.nri.io: "2"`, or `gpu.nri.io/container.NAME: "device=0,1;mode=shared"`.\n'
         f"{EXIT_HELP}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import queue
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,11 +28,15 @@ FIELDS: Final = (
     "decision", "code", "reason", "rule", "namespace", "pod_name", "container_name", "pod_uid", "container_id",
     "gpu_uuid", "mode", "generation", "method", "stream_id", "event", "runtime", "runtime_version", "nri_version",
     "socket", "path", "attempt", "gpus", "grants", "foreign", "driver_version", "inventory_number",
-    "inventory_age_s", "elapsed_ms", "deadline_ms", "fault", "dropped", "signal", "pid", "name", "index",
+    "inventory_age_s", "elapsed_ms", "deadline_ms", "parts", "payload_bytes", "fault", "dropped", "signal", "pid",
+    "name", "index",
 )  # fmt: skip
 QUEUE_LINES: Final = 10_000
+STDERR: Final = 2
 JOURNAL_SOCKET: Final = Path("/run/systemd/journal/socket")
 _PRIORITIES: Final = {"TRACE": 7, "DEBUG": 7, "INFO": 6, "SUCCESS": 5, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+
+_ESCAPES: Final = {"\\": "\\\\", '"': '\\"'}
 
 Write = Callable[[str, "Record"], None]
 
@@ -44,7 +48,17 @@ def set_up(level: str, *, journal: bool = False) -> None:
     logger.remove()
     # diagnose=False: a traceback must not print variables, among them containers' environments.
     logger.add(sink, level=level, format=_format, diagnose=False, backtrace=False)
+    logging.basicConfig(handlers=[_Borrowed()], level=logging.WARNING, force=True)
     atexit.register(sink.close)
+
+
+class _Borrowed(logging.Handler):
+    """What asyncio says of itself, by the same way: its own handler would write to stderr and may hang there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line of ours for one of theirs."""
+        bound = logger.opt(exception=record.exc_info).bind(fault=record.getMessage())
+        bound.log(record.levelname, f"{record.name} has something to say")
 
 
 class _Sink:
@@ -84,8 +98,10 @@ class _Sink:
 def _to_stderr(text: str, record: Record) -> None:
     # journald adds the time itself and says so by this variable (systemd.exec(5)).
     prefix = "" if "JOURNAL_STREAM" in os.environ else record["time"].strftime("%H:%M:%S.%f ")
-    sys.stderr.write(prefix + text)
-    sys.stderr.flush()
+    # Not sys.stderr: a thread that hangs in it holds its lock, and the interpreter aborts over that at exit.
+    data = (prefix + text).encode(errors="backslashreplace")
+    while data:
+        data = data[os.write(STDERR, data) :]
 
 
 def _journal() -> Write:
@@ -112,5 +128,6 @@ def _format(record: Record) -> str:
 
 def _quoted(value: object) -> str:
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    plain = text and not any(c in ' "=\n\t\\' for c in text)
-    return text if plain else '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    if text and text.isprintable() and not any(c in ' "=\\' for c in text):
+        return text
+    return '"' + "".join(_ESCAPES.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in text) + '"'

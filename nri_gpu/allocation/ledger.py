@@ -196,7 +196,8 @@ class Ledger:
 def rebuilt(entries: Iterable[Entry], foreign: Iterable[Foreign]) -> Ledger:
     """The ledger that the runtime's own list of containers tells, at Synchronize.
 
-    The list does not say which created containers had lapsed: one whose GPUs we gave to somebody else by now did.
+    The list does not say which created containers had lapsed: one whose GPUs we gave to somebody else by now did;
+    of two created ones the first listed holds. A lapsed one whose GPUs nobody took holds anew, for another grace.
     Foreign holders do not count there: they may have come after the grant, and take nothing from one that holds.
     """
     ledger = Ledger()

@@ -76,9 +76,11 @@ def _bytes(text: str) -> bytes:
 
 def _fields(text: str) -> Mapping[str, str] | None:
     version, *rest = text.split(";")
-    fields = dict(part.partition("=")[::2] for part in rest)
-    modes = {_NO_MODE, *Mode}
-    return fields if version == "v1" and tuple(fields) == _FIELDS and fields["mode"] in modes else None
+    pairs = [part.partition("=")[::2] for part in rest]
+    if version != "v1" or tuple(name for name, _ in pairs) != _FIELDS:
+        return None
+    fields = dict(pairs)
+    return fields if fields["mode"] in {_NO_MODE, *Mode} else None
 
 
 def _mode_word(mode: Mode | None) -> str:

@@ -23,11 +23,11 @@ class Notifier:
 
     def ready(self, status: str) -> None:
         """The service is up."""
-        self._send(f"READY=1\nSTATUS={status}")
+        self._send(f"READY=1\nSTATUS={_one_line(status)}")
 
     def status(self, status: str) -> None:
         """One line for `systemctl status`."""
-        self._send(f"STATUS={status}")
+        self._send(f"STATUS={_one_line(status)}")
 
     def alive(self) -> None:
         """Feed the watchdog."""
@@ -50,3 +50,8 @@ class Notifier:
             self._socket.sendto(text.encode(), self._address)
         except OSError:
             return  # a manager that does not listen must not stop us from serving
+
+
+def _one_line(status: str) -> str:
+    """The runtime's own words may be part of it, and each line is an assignment to the manager."""
+    return " ".join(status.split())

@@ -14,7 +14,7 @@ from loguru import logger
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
 from nri_gpu.allocation.mark import MARK_KEY, BadMark, Mark, read_mark, write_mark
 from nri_gpu.decide import BrokenPolicy, decide, foreign_uuids, needs_grant
-from nri_gpu.domain.container import Container
+from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import Node
@@ -68,6 +68,8 @@ class Plugin:
         }
         self._markers_of: tuple[int | None, bool] | None = None
         self._markers = Markers(())
+        self._holders: dict[ContainerId, Container] = {}  # with device nodes that others put there
+        self._observed = 0  # number of the snapshot by which the ledger knows whose GPUs those nodes are
         self.policy = policy
 
     def create_container(self, payload: bytes) -> Reply:
@@ -75,6 +77,7 @@ class Plugin:
         node = self._outside.snapshot()
         if not self._needs_reading(payload, node):
             return EMPTY
+        self._observe(node)
         container = convert.request_from_pb(payload)
         now = self._outside.clock()
         settings = self.policy if isinstance(self.policy, Policy) else Policy.default()
@@ -93,8 +96,7 @@ class Plugin:
 
     def state_change(self, payload: bytes) -> Reply:
         """An event that came by StateChange."""
-        # A container that neither asked nor holds anything changes nothing, whatever happens to it.
-        if not (self.ledger.entries or self.ledger.foreign) and convert.PREFIX.encode() not in payload:
+        if not self._concerns(payload):
             return EMPTY
         change = convert.state_change_from_pb(payload)
         return self._event(change.event, payload, lambda: change)
@@ -104,12 +106,14 @@ class Plugin:
         now, node = self._outside.clock(), self._outside.snapshot()
         entries: list[Entry] = []
         foreign: list[Foreign] = []
+        self._holders, self._observed = {}, node.number
         for item in listed:
             mark = self._mark(item.container)
             if isinstance(mark, Mark):
                 phase = Phase.CREATED if item.created else Phase.RUNNING
                 entries.append(Entry(_grant(item.container, mark), phase, now))
             else:
+                self._remember(item.container)
                 foreign += self._foreign(item.container, node)
                 self._report(item.container, mark)
         self._commit(rebuilt(entries, foreign))
@@ -127,8 +131,11 @@ class Plugin:
 
     def _event(self, event: int, payload: bytes, read: Callable[[], Lifecycle]) -> Reply:
         handler = self._handlers.get(event)
-        known = self.ledger.entries or self.ledger.foreign or convert.PREFIX.encode() in payload
-        return handler(read()) if handler and known else EMPTY
+        return handler(read()) if handler and self._concerns(payload) else EMPTY
+
+    def _concerns(self, payload: bytes) -> bool:
+        """Whether an event can change anything: not where nobody holds, and this one asked for nothing."""
+        return bool(self.ledger.entries or self._holders or convert.PREFIX.encode() in payload)
 
     def _started(self, change: Lifecycle) -> Reply:
         container = change.container
@@ -177,15 +184,18 @@ class Plugin:
 
     def _stopped(self, change: Lifecycle) -> Reply:
         if change.container is not None:
+            self._holders.pop(change.container.id, None)
             self._commit(self.ledger.stopped(change.container.id, self._outside.clock()))
         return EMPTY
 
     def _removed(self, change: Lifecycle) -> Reply:
         if change.container is not None:
+            self._holders.pop(change.container.id, None)
             self._commit(self.ledger.released(change.container.id))
         return EMPTY
 
     def _pod_gone(self, change: Lifecycle) -> Reply:
+        self._holders = {id_: held for id_, held in self._holders.items() if held.pod.id != change.pod_id}
         self._commit(self.ledger.pod_gone(change.pod_id))
         return EMPTY
 
@@ -202,9 +212,26 @@ class Plugin:
         return self._markers.found_in(payload)
 
     def _with_foreign(self, ledger: Ledger, container: Container, decision: Decision, node: Node) -> Ledger:
-        for other in self._foreign(container, node) if isinstance(decision, Pass) else ():
+        if not isinstance(decision, Pass):
+            return ledger
+        self._remember(container)
+        for other in self._foreign(container, node):
             ledger = ledger.with_foreign(other)
         return ledger
+
+    def _remember(self, container: Container) -> None:
+        if container.devices and not container.privileged:
+            self._holders[container.id] = container
+
+    def _observe(self, node: Node) -> None:
+        """Whose GPUs others' nodes are is known with the inventory, and Synchronize mostly comes before that."""
+        if node.number == self._observed:
+            return
+        self._observed, ledger = node.number, self.ledger
+        for container in self._holders.values():
+            for other in self._foreign(container, node):
+                ledger = ledger.with_foreign(other)
+        self._commit(ledger)
 
     def _foreign(self, container: Container, node: Node) -> tuple[Foreign, ...]:
         uuids = foreign_uuids(container, node)

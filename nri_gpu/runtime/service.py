@@ -46,6 +46,7 @@ class PluginService:
         self._plugin = plugin
         self._configured = configured
         self._ready = ready
+        self._parts = self._payload_bytes = 0  # of Synchronize so far
         table: dict[str, Handler] = {method: _nothing for method in UNUSED_METHODS}
         for method, event in EVENT_METHODS.items():
             table[method] = self._guarded(partial(plugin.lifecycle, event))
@@ -75,8 +76,12 @@ class PluginService:
 
     def _synchronize(self, payload: bytes) -> bytes:
         listed = self.session.synchronize(payload)
+        self._parts += 1
+        self._payload_bytes += len(payload)
         if listed is None:
             return convert.synchronize_to_pb(more=True)
+        # Once, not for each part: some runtimes send thousands of empty ones (session.py).
+        logger.bind(parts=self._parts, payload_bytes=self._payload_bytes).debug("synchronized")
         self._plugin.synchronized(listed)
         self._ready()
         return convert.synchronize_to_pb(more=False)

@@ -24,6 +24,10 @@ FIRST_WAIT_S: Final = (0.005, 0.05)  # after a connection that worked: at random
 WAIT_MAX_S: Final = 0.25
 REGISTER_TIMEOUT_S: Final = 10.0  # the runtime accepts one plugin at a time and gives a silent one 5 s
 SYNCHRONIZE_TIMEOUT_S: Final = 15.0
+NEVER_TOLD: Final = (
+    "containers that outlive a restart of the runtime stay unknown, so their GPUs can be granted twice; "
+    "take nri-gpu out of the runtime's plugin folder and run it as a service"
+)
 RUNTIME_SOCKETS: Final = (Path("/run/containerd/containerd.sock"), Path("/var/run/containerd/containerd.sock"))
 
 
@@ -53,6 +57,7 @@ class Supervisor:
         self._watchers = watchers
         self._transport: Transport | None = None
         self._stopping = False
+        self._inherited = False
         self._said = ""
         self._was_ready = False
 
@@ -74,6 +79,7 @@ class Supervisor:
 
     async def run_inherited(self, fd: int) -> None:
         """Serve the connection we were started with; its end is ours."""
+        self._inherited = True
         await self._session(socket.socket(fileno=fd), 1)
 
     async def stop(self, limit_s: float) -> None:
@@ -111,7 +117,8 @@ class Supervisor:
             await asyncio.wait(
                 {ready, transport.closed}, timeout=SYNCHRONIZE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
             )
-            if not ready.done() and not transport.closed.done():
+            # The connection we were started with is the only one there will be: without Synchronize it still serves.
+            if not (self._inherited or ready.done() or transport.closed.done()):
                 # containerd 1.7 keeps a plugin that it will never call; only a new connection gets out of that.
                 transport.abort(RemoteProtocolError(f"no Synchronize within {SYNCHRONIZE_TIMEOUT_S:.0f} s"))
         except TimeoutError:
@@ -130,13 +137,17 @@ class Supervisor:
     def _configured(self, configured: Configured) -> None:
         bound = logger.bind(runtime=configured.runtime, runtime_version=configured.version)
         bound.bind(nri_version=configured.nri_version or "unknown").info("registered")
+        if self._inherited and not configured.request_timeout_ms:  # given since NRI 0.7, and so is Synchronize
+            bound.bind(fault=NEVER_TOLD).warning("launched by a runtime that will not synchronize")
         self._watchers.configured(configured)
 
     def _ended(self, reason: Exception | None, attempt: int) -> None:
         if self._stopping:
             return
         sentence = str(reason) if reason else "the runtime closed the connection"
-        if isinstance(reason, LocalProtocolError):
+        if self._inherited and reason is None:
+            logger.bind(fault=sentence).info("connection ended, and with it this plugin")
+        elif isinstance(reason, LocalProtocolError):
             logger.opt(exception=reason).error("connection ended by a bug of ours")
         elif sentence != self._said or self._was_ready:
             logger.bind(fault=sentence, attempt=attempt).warning("connection ended, reconnecting")

@@ -91,7 +91,11 @@ def _planned(policy: Policy, generation: str, binaries: tuple[str, ...]) -> Driv
 
 
 def _text(file: str) -> str:
-    return sys.stdin.read() if file == "-" else Path(file).read_text()
+    """Raises: ManifestError, OSError."""
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{file} is not UTF-8: {error.reason}") from None
 
 
 def read_pods(text: str, file: str) -> Iterator[tuple[Container, ...]]:
@@ -107,7 +111,8 @@ def read_pods(text: str, file: str) -> Iterator[tuple[Container, ...]]:
     if not documents:
         raise ManifestError(f"{file} is empty")
     for number, document in enumerate(documents, 1):
-        yield tuple(_containers(_pod_of(document, f"{file}, document {number}"), number))
+        where = f"{file}, document {number}"
+        yield tuple(_containers(_pod_of(document, where), number, where))
 
 
 def _pod_of(document: object, where: str) -> Mapping[str, Any]:
@@ -123,25 +128,46 @@ def _pod_of(document: object, where: str) -> Mapping[str, Any]:
     raise ManifestError(f"{where} holds no pod: no spec.containers, and no template with them")
 
 
-def _containers(manifest: Mapping[str, Any], number: int) -> Iterator[Container]:
-    metadata = manifest.get("metadata") or {}
+def _containers(manifest: Mapping[str, Any], number: int, where: str) -> Iterator[Container]:
+    metadata = _mapping(manifest.get("metadata"), f"{where}: metadata")
     spec = manifest["spec"]
-    annotations = metadata.get("annotations") or {}
     pod = Pod(
         id=PodId(f"pod-{number}"),
         uid=PodUid(f"pod-{number}"),
         name=str(metadata.get("name") or metadata.get("generateName") or f"pod-{number}"),
         namespace=str(metadata.get("namespace") or "default"),
-        annotations={str(key): str(value) for key, value in annotations.items()},
+        annotations=_annotations(metadata, where),
     )
-    for item in [*(spec.get("initContainers") or ()), *spec["containers"]]:
-        name = str(item.get("name") or "unnamed") if isinstance(item, Mapping) else "unnamed"
-        yield Container(id=ContainerId(f"{pod.id}/{name}"), name=name, pod=pod, env=_env(item))
+    for item in [*_list(spec.get("initContainers"), f"{where}: spec.initContainers"), *spec["containers"]]:
+        container = _mapping(item, f"{where}: a container")
+        name = str(container.get("name") or "unnamed")
+        env = _env(_list(container.get("env"), f"{where}: env of container {name}"))
+        yield Container(id=ContainerId(f"{pod.id}/{name}"), name=name, pod=pod, env=env)
 
 
-def _env(item: object) -> dict[str, str]:
-    entries = item.get("env") or () if isinstance(item, Mapping) else ()
+def _annotations(metadata: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Raises: ManifestError: one is not text; Kubernetes would not take the pod."""
+    annotations = _mapping(metadata.get("annotations"), f"{where}: metadata.annotations")
+    for key, value in annotations.items():
+        if not isinstance(value, str):
+            raise ManifestError(f'{where}: annotation {key} is not text; Kubernetes wants it in quotes: "{value}"')
+    return {str(key): value for key, value in annotations.items()}
+
+
+def _env(entries: list[object]) -> dict[str, str]:
     return {str(e["name"]): str(e.get("value", "")) for e in entries if isinstance(e, Mapping) and "name" in e}
+
+
+def _mapping(value: object, where: str) -> Mapping[str, Any]:
+    if value is None or isinstance(value, Mapping):
+        return value or {}
+    raise ManifestError(f"{where} is not a mapping")
+
+
+def _list(value: object, where: str) -> list[object]:
+    if value is None or isinstance(value, list):
+        return value or []
+    raise ManifestError(f"{where} is not a list")
 
 
 def to_json(explained: tuple[Explained, ...]) -> dict[str, Any]:

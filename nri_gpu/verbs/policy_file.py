@@ -21,15 +21,17 @@ class PolicyFile:
         self._path = Path(path) if path else None
         self._options = options
         self._state_dir = state_dir
+        self._text: PolicyText | None = None  # in place of the file
         self.salvage = override(Policy.default(), options)  # what holds where the file says nothing usable
 
     def load(self) -> Policy:
         """The file as it is now, kept as the last good one. Raises: PolicyError."""
-        return self._take(read_policy(self._path))
+        return self._take(self._text or read_policy(self._path))
 
     def load_text(self, name: str, text: str) -> Policy:
-        """A policy that came as text, in place of the file from now on. Raises: PolicyError."""
-        return self._take(PolicyText(name, text))
+        """A policy that came as text, in place of the file from now on, good or not. Raises: PolicyError."""
+        self._text = PolicyText(name, text)
+        return self._take(self._text)
 
     def _take(self, source: PolicyText | None) -> Policy:
         policy = build_policy(source, self._options)

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -46,6 +47,11 @@ def run(args: argparse.Namespace) -> int:
     launched = os.environ.get("NRI_PLUGIN_SOCKET", "")
     state = StateFolder(Path(args.state_dir or DEFAULT_STATE))
     try:
+        inherited = _inherited(launched) if launched else None
+    except (ValueError, OSError) as error:
+        print(f"nri-gpu: NRI_PLUGIN_SOCKET={launched} names no connected socket: {error}", file=sys.stderr)
+        return Exit.USAGE
+    try:
         policy_file = PolicyFile(args.policy, _overrides(args), state.path)
         state.open()
         key = state.key()
@@ -61,9 +67,16 @@ def run(args: argparse.Namespace) -> int:
     gc.collect()
     gc.freeze()
     try:
-        return asyncio.run(daemon.run(int(launched) if launched else None))
+        return asyncio.run(daemon.run(inherited))
     finally:
         state.close()
+
+
+def _inherited(number: str) -> int:
+    """The descriptor of the connection a runtime started us with. Raises: ValueError, OSError."""
+    connection = socket.socket(fileno=int(number))  # asks what it is
+    connection.set_inheritable(False)
+    return connection.detach()
 
 
 def _overrides(args: argparse.Namespace) -> Mapping[str, object]:
@@ -129,8 +142,8 @@ class Daemon:
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({serving, stopping, refreshing}, return_when=asyncio.FIRST_COMPLETED)
         died = [task for task in (serving, refreshing) if task.done() and task.exception()]
-        for task in died:
-            logger.opt(exception=task.exception()).critical("bug: a part of nri-gpu died, so all of it ends")
+        for part in died:
+            logger.opt(exception=part.exception()).critical("bug: a part of nri-gpu died, so all of it ends")
         self._notifier.stopping()
         await self._supervisor.stop(DRAIN_S)
         for task in (refreshing, serving, stopping, *self._tasks):

@@ -46,6 +46,7 @@ class ContainerSpec:
     cdi_devices: Sequence[str] = ()
     memory_bytes: int = 0
     user: int | None = None
+    readonly_rootfs: bool = False
 
 
 def pod_to_pb(spec: PodSpec, cgroup_parent: str) -> pb.PodSandboxConfig:
@@ -64,7 +65,9 @@ def pod_to_pb(spec: PodSpec, cgroup_parent: str) -> pb.PodSandboxConfig:
 
 
 def container_to_pb(spec: ContainerSpec) -> pb.ContainerConfig:
-    security = pb.LinuxContainerSecurityContext(namespace_options=NAMESPACES, privileged=spec.privileged)
+    security = pb.LinuxContainerSecurityContext(
+        namespace_options=NAMESPACES, privileged=spec.privileged, readonly_rootfs=spec.readonly_rootfs
+    )
     if spec.user is not None:
         security.run_as_user.value = spec.user
     return pb.ContainerConfig(

@@ -1,0 +1,1 @@
+"""What nri-gpu costs: `python -m bench`."""

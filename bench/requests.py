@@ -1,0 +1,55 @@
+"""Requests of the size that real ones have, each for a container of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.nri.subscribe import Event
+from nri_gpu.wire import SEND_MAX
+from tests.support import nri_messages as nri
+
+REQUEST_BYTES = 4700  # a CreateContainer of a small pod under Kubernetes
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One container: method and payload of what is asked of a plugin, the first being the one that counts."""
+
+    create: bytes
+    remove: bytes
+
+
+def life(number: int, claim: str = "") -> Life:
+    """A container's creation and removal; asks for GPUs by `claim`, or for nothing."""
+    annotations = {"kubernetes.io/config.source": "api", "checksum/config": "0" * 64}
+    if claim:
+        annotations["gpu.nri.io"] = claim
+    pod = nri.pod(f"pod-{number:08}", annotations=annotations)
+    pod.labels.update({"app": "train", "pod-template-hash": "5d4f8c7b9"})
+    made = _container(pod, number)
+    method, removal = nri.event(Event.REMOVE_CONTAINER, pod, made)
+    assert method == "StateChange"
+    return Life(nri.create(pod, made), removal)
+
+
+def node(count: int, asking: int) -> tuple[bytes, ...]:
+    """Synchronize of a whole node, `asking` of its containers with an annotation, in parts as a runtime makes them."""
+    pods, containers = [], []
+    for number in range(count):
+        asks = {"gpu.nri.io": "none"} if number < asking else {}
+        pod = nri.pod(f"pod-{number:08}", annotations=asks)
+        pods.append(pod)
+        containers.append(nri.running(_container(pod, number)))
+    bytes_each = len(containers[0].SerializeToString()) + len(pods[0].SerializeToString()) + 8
+    return tuple(nri.synchronize(pods, containers, count * bytes_each // SEND_MAX + 1))
+
+
+def _container(pod: pb.PodSandbox, number: int) -> pb.Container:
+    made = nri.container(pod)
+    made.id = f"{number:064x}"
+    filler = REQUEST_BYTES - len(nri.create(pod, made)) - 8
+    # Kubernetes puts a variable for every service into every container; that is what makes requests this long.
+    for index in range(filler // 47):
+        made.env.append(f"SVC_{index:03}_PORT_8080_TCP_ADDR=tcp://10.96.0.1:8080"[:45])
+    return made

@@ -1,0 +1,146 @@
+"""A policy that is wrong, mended and wrong again under a running daemon; and what the rarer settings do to containers.
+
+On one containerd: all of it is decided before the runtime's version matters.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.support import packages
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError
+from tests.support.daemon import Launch, NriGpu
+from tests.support.image import ImageSpec
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.containerd,
+    pytest.mark.parametrize("runtime", [packages.Version.V2_1], ids=str, indirect=True),
+]
+
+ALL_IMAGE = ImageSpec("localhost/nri-gpu/cuda-like:1", env={"NVIDIA_VISIBLE_DEVICES": "all"})
+UUIDS = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
+GOOD = 'schema = 1\n[defaults]\nmode = "shared"\n'
+BROKEN = 'schema = 1\n\n[defaults]\nmode = "sharde"\n'
+STAGED = "driver files staged"
+RELOADED = "policy reloaded"
+KEPT = "policy not reloaded, the old one stays"
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A node, a daemon with a policy file of its own, and what one does with them."""
+
+    node: Containerd
+    daemon: NriGpu
+    policy: Path
+
+    def begin(self, policy: str) -> None:
+        staged = self._logged(STAGED)
+        self.policy.write_text(policy)
+        self.daemon.start()
+        self.daemon.wait_ready()
+        wait_for("the driver", lambda: self._logged(STAGED) > staged, 20, self.daemon.log)
+
+    def reload(self, policy: str, said: str) -> None:
+        """Change the file and hang up, until the log has said it once more."""
+        before = self._logged(said)
+        self.policy.write_text(policy)
+        self.daemon.hang_up()
+        wait_for(f"the log to say {said!r}", lambda: self._logged(said) > before, 20, self.daemon.log)
+
+    def create(self, name: str, value: str = "", namespace: str = "default") -> ContainerId:
+        self.node.import_image(ALL_IMAGE)
+        annotations = {"gpu.nri.io": value} if value else {}
+        pod = self.node.cri.run_pod(PodSpec(name=name, namespace=namespace, annotations=annotations))
+        return self.node.cri.run(pod, ContainerSpec(image=ALL_IMAGE.name))
+
+    def refused(self, name: str, value: str, namespace: str = "default") -> str:
+        with pytest.raises(CriError) as refusal:
+            self.create(name, value, namespace)
+        assert refusal.value.code in ("FAILED_PRECONDITION", "PERMISSION_DENIED")
+        return refusal.value.details
+
+    def env(self, container: ContainerId) -> dict[str, str]:
+        return self.node.cri.status(container).env
+
+    def _logged(self, text: str) -> int:
+        return self.daemon.log().count(text)
+
+
+@pytest.fixture
+def bench(launch: Launch, node: Containerd, tmp_path: Path) -> Iterator[Bench]:
+    policy = tmp_path / "policy.toml"
+    daemon = NriGpu(replace(launch, policy=policy))
+    try:
+        yield Bench(node, daemon, policy)
+    finally:
+        daemon.__exit__()
+
+
+def test_broken_from_the_start_then_mended_then_broken_again(bench: Bench) -> None:
+    bench.begin(BROKEN)
+    sentence = bench.refused("first", "1")
+    assert "nri-gpu [bad-policy]: no GPU can be granted before the policy is mended" in sentence
+    assert f'{bench.policy}:4: defaults.mode: cannot be "sharde"' in sentence
+    bench.create("bystander")
+    assert "no good policy is kept: every container that asks will be refused" in bench.daemon.log()
+    assert bench.daemon.held() == {}
+
+    bench.reload(GOOD, RELOADED)
+    bench.create("second", "device=0")
+
+    bench.reload(BROKEN, KEPT)
+    bench.create("third", "device=0")  # shared, as the good one says and the built-in defaults do not
+    bench.daemon.wait_held({"second/main": [UUIDS[0]], "third/main": [UUIDS[0]]})
+    assert {grant["mode"] for grant in bench.daemon.ledger()["grants"]} == {"shared"}
+
+
+def test_a_restart_on_a_broken_file_takes_the_last_good_one(bench: Bench) -> None:
+    bench.begin(GOOD)
+    bench.create("first", "device=1")
+    bench.daemon.terminate()
+
+    bench.begin(BROKEN)
+    bench.daemon.wait_logged("started on the last good policy")
+    bench.create("second", "device=1")
+    bench.daemon.wait_held({"first/main": [UUIDS[1]], "second/main": [UUIDS[1]]})
+
+
+def test_who_may_not_ask_is_refused_or_passed_over(bench: Bench) -> None:
+    rules = 'schema = 1\n[namespaces]\ndeny = ["dev-*"]\n'
+    bench.begin(rules)
+    assert "PermissionDenied desc = nri-gpu [not-allowed]" in bench.refused("a", "1", "dev-team")
+
+    bench.reload(f'{rules}otherwise = "ignore"\n', RELOADED)
+    ignored = bench.create("b", "1", "dev-team")
+    assert bench.node.cri.status(ignored).state == "RUNNING"
+    assert bench.node.cri.status(ignored).device_paths == []
+    granted = bench.create("c", "1", "prod")
+    bench.daemon.wait_held({"c/main": [UUIDS[0]]})
+    assert "/dev/nvidia0" in bench.node.cri.status(granted).device_paths
+
+
+def test_an_invalid_request_is_refused_even_where_requests_are_ignored(bench: Bench) -> None:
+    bench.begin('schema = 1\n[namespaces]\nallow = []\notherwise = "ignore"\n')
+    assert "[bad-request]" in bench.refused("a", "frobnicate")
+
+
+def test_disarming_makes_an_images_variable_void(bench: Bench) -> None:
+    bench.begin('schema = 1\n[environment]\ndisarm = "all"\n')
+    assert bench.env(bench.create("bystander"))["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert bench.env(bench.create("none", "none"))["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert bench.env(bench.create("granted", "device=2"))["NVIDIA_VISIBLE_DEVICES"] == UUIDS[2]
+
+
+def test_void_keeps_other_injectors_idle_and_tells_the_uuids_elsewhere(bench: Bench) -> None:
+    bench.begin('schema = 1\n[environment]\nvisible_devices = "void"\n')
+    env = bench.env(bench.create("granted", "device=1,3"))
+    assert (env["NVIDIA_VISIBLE_DEVICES"], env["NRI_GPU_UUIDS"]) == ("void", f"{UUIDS[1]},{UUIDS[3]}")
+    untouched = bench.env(bench.create("bystander"))
+    assert untouched["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert "NRI_GPU_UUIDS" not in untouched

@@ -1,0 +1,245 @@
+"""Launched by containerd itself: no arguments, no environment, no stderr; one connection, and its end is ours.
+
+The wrapper of these tests is what an operator would write to give options, plus two things that need not be there: a
+/run of its own, in which the journal's socket is the test's and no state of the machine's own nri-gpu lies; and the
+exit code, written down because nobody else could see it.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.runtime import supervise
+from tests.support import packages
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError
+from tests.support.daemon import Launch
+from tests.support.driver_root import make_driver_root
+from tests.support.journal import Journal
+from tests.support.nri_messages import NRI_0_6, Flavour, asking, container
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.scripted_runtime import ScriptedRuntime
+from tests.support.waiting import wait_for
+from tests.unit.runtime.station import Bench
+
+pytestmark = pytest.mark.containerd
+
+only_2_1 = pytest.mark.parametrize("runtime", [packages.Version.V2_1], ids=str, indirect=True)
+only_1_7 = pytest.mark.parametrize("runtime", [packages.Version.V1_7], ids=str, indirect=True)
+UUIDS = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
+VOID_POLICY = 'schema = 1\n[defaults]\nmode = "shared"\n[environment]\nvisible_devices = "void"\n'
+DEADLINE_S = 20.0
+
+
+class Plugin:
+    """A containerd with nri-gpu in its plugin folder. Booted by entering `node`."""
+
+    def __init__(self, node: Containerd, folder: Path) -> None:
+        self.node = node
+        self.launch = Launch(folder, node.nri_socket, driver_root=make_driver_root(folder / "driver"))
+        self.code = folder / "code"
+        self.journal = Journal(folder / "journal")
+        self._folder = folder
+
+    def install(self, *command: str, policy: str = "", config_name: str = "10-nri-gpu.conf") -> None:
+        inner = self._folder / "inner.sh"
+        inner.write_text(
+            "set -e\n"
+            "mount -t tmpfs none /run\n"
+            "mkdir -p /run/systemd/journal\n"
+            ": > /run/systemd/journal/socket\n"
+            f"mount --bind {self._folder}/journal /run/systemd/journal/socket\n"
+            "set +e\n"
+            f"{' '.join(command)}\n"
+            f"echo $? > {self.code}\n"
+        )
+        wrapper = self.node.plugin_path / "10-nri-gpu"
+        wrapper.write_text(f"#!/bin/sh\nexec /usr/bin/unshare --mount --propagation private /bin/sh {inner}\n")
+        wrapper.chmod(0o755)
+        if policy:
+            (self.node.plugin_config_path / config_name).write_text(policy)
+
+    def install_with_options(self, policy: str = "", config_name: str = "10-nri-gpu.conf") -> None:
+        """As an operator does it who simulates a node; --socket means nothing here, and harms nobody."""
+        self.install(
+            sys.executable, "-m", "nri_gpu", "run", *self.launch.arguments(), policy=policy, config_name=config_name
+        )
+
+    @property
+    def pid(self) -> int:
+        return int((self.launch.state / "lock").read_text())
+
+    def create(self, name: str, value: str = "") -> ContainerId:
+        annotations = {"gpu.nri.io": value} if value else {}
+        return self.node.cri.create(self.node.cri.run_pod(PodSpec(name=name, annotations=annotations)), ContainerSpec())
+
+    def run(self, name: str, value: str = "") -> ContainerId:
+        created = self.create(name, value)
+        self.node.cri.start(created)
+        return created
+
+    def wait_ended(self, pid: int) -> int:
+        """The exit code, once the process is gone: no zombie either."""
+        wait_for("the plugin to end", lambda: not Path(f"/proc/{pid}").exists(), DEADLINE_S)
+        wait_for("its exit code", lambda: self.code.exists() and bool(self.code.read_text()), DEADLINE_S)
+        return int(self.code.read_text())
+
+
+@pytest.fixture
+def plugin(runtime: packages.Runtime, tmp_path: Path) -> Iterator[Plugin]:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    node = Containerd(runtime)
+    made = Plugin(node, folder)
+    try:
+        yield made
+        node.stop()
+    finally:
+        node.abandon()
+        made.journal.close()
+
+
+@only_2_1
+@pytest.mark.parametrize("config_name", ["10-nri-gpu.conf", "nri-gpu.conf"])
+def test_it_synchronizes_and_grants_by_its_drop_in_policy(plugin: Plugin, config_name: str) -> None:
+    plugin.install_with_options(VOID_POLICY, config_name)
+    plugin.node.boot()
+    plugin.journal.wait("driver files staged")
+    granted = plugin.run("one", "device=2")
+    plugin.run("two", "device=2")  # shared, as only the drop-in says
+
+    env = plugin.node.cri.status(granted).env
+    assert (env["NVIDIA_VISIBLE_DEVICES"], env["NRI_GPU_UUIDS"]) == ("void", UUIDS[2])
+    assert plugin.node.cri.execute(granted, "/bin/sh", "-c", "nvidia-smi").code == 0
+    assert "runtime_version=2.1" in plugin.journal.wait("registered")["MESSAGE"]
+    entry = plugin.journal.wait("gpu granted", 2)
+    assert (entry["SYSLOG_IDENTIFIER"], entry["PRIORITY"]) == ("nri-gpu", "6")
+    assert f"gpu_uuid={UUIDS[2]}" in entry["MESSAGE"]
+    with pytest.raises(CriError, match=r"\[no-such-gpu\]"):
+        plugin.create("three", "device=9")
+
+
+@only_2_1
+def test_what_it_is_started_with(plugin: Plugin) -> None:
+    plugin.install_with_options()
+    plugin.node.boot()
+    plugin.journal.wait("ledger rebuilt")
+    shell = parent(plugin.pid)
+    given = {pair.split("=")[0] for pair in Path(f"/proc/{shell}/environ").read_text().rstrip("\0").split("\0")}
+    assert given - {"PWD"} == {"NRI_PLUGIN_IDX", "NRI_PLUGIN_NAME", "NRI_PLUGIN_SOCKET"}  # PWD is the shell's own
+    assert str(Path(f"/proc/{plugin.pid}/fd/2").readlink()) == "/dev/null"
+
+
+@only_2_1
+@pytest.mark.parametrize("kill", [False, True], ids=["terminated", "killed"])
+def test_it_ends_with_containerd_and_the_next_one_knows_all_grants(plugin: Plugin, kill: bool) -> None:
+    plugin.install_with_options()
+    plugin.node.boot()
+    plugin.journal.wait("driver files staged")
+    survivor, first = plugin.run("survivor", "device=1"), plugin.pid
+
+    (plugin.node.kill if kill else plugin.node.terminate)()
+    assert plugin.wait_ended(first) == 0
+    plugin.journal.wait("with it this plugin")
+    plugin.journal.wait("stopped")
+
+    plugin.node.restart()
+    assert "grants=1" in plugin.journal.wait("ledger rebuilt", 2)["MESSAGE"]
+    assert plugin.pid != first
+    assert plugin.node.cri.status(survivor).state == "RUNNING"
+    with pytest.raises(CriError, match=r"\[gpu-busy\].*default/survivor"):
+        plugin.create("late", "device=1")
+
+
+@only_2_1
+def test_a_broken_drop_in_refuses_who_asks_even_after_a_reload(plugin: Plugin) -> None:
+    plugin.install_with_options('schema = 1\n[defaults]\nmode = "sharde"\n')
+    plugin.node.boot()
+    plugin.journal.wait("driver files staged")
+    plugin.run("bystander")
+    with pytest.raises(CriError, match=r"\[bad-policy\].*NRI configuration.*:3: defaults.mode: cannot be .sharde."):
+        plugin.create("asking", "1")
+    os.kill(plugin.pid, signal.SIGHUP)
+    plugin.journal.wait("policy not reloaded")
+    with pytest.raises(CriError, match=r"\[bad-policy\]"):
+        plugin.create("again", "1")
+
+
+@only_2_1
+def test_a_reload_keeps_the_drop_in(plugin: Plugin) -> None:
+    """SIGHUP must not put the defaults, or the file of the service, in its place."""
+    plugin.install_with_options(VOID_POLICY)
+    plugin.node.boot()
+    plugin.journal.wait("driver files staged")
+    os.kill(plugin.pid, signal.SIGHUP)
+    plugin.journal.wait("policy reloaded")
+    assert plugin.node.cri.status(plugin.run("one", "device=0")).env["NRI_GPU_UUIDS"] == UUIDS[0]
+
+
+@only_2_1
+def test_the_bare_command_is_enough(plugin: Plugin) -> None:
+    """No arguments at all, as when the installed program itself, or a link to it, lies in the plugin folder."""
+    private = "mount -t tmpfs none /var/lib &&"  # where driver files are staged by default
+    plugin.install(private, str(Path(sys.executable).with_name("nri-gpu")))
+    plugin.node.boot()
+    plugin.journal.wait("ledger rebuilt")
+    plugin.run("bystander")
+    with pytest.raises(CriError, match=r"nri-gpu \[(node-not-ready|no-such-gpu)\]"):
+        plugin.create("asking", "device=999")
+
+
+@only_1_7
+def test_1_7_never_synchronizes_so_it_warns_and_grants_all_the_same(plugin: Plugin) -> None:
+    plugin.install_with_options(VOID_POLICY)
+    plugin.node.boot()
+    warning = plugin.journal.wait("launched by a runtime that will not synchronize")
+    assert warning["PRIORITY"] == "4"
+    assert "run it as a service" in warning["MESSAGE"]
+    plugin.journal.wait("driver files staged")
+
+    granted = plugin.run("one", "device=3; mode=exclusive")
+    assert plugin.node.cri.status(granted).env["NRI_GPU_UUIDS"] == UUIDS[3]
+    with pytest.raises(CriError, match=r"\[gpu-busy\]"):
+        plugin.create("two", "device=3")
+    plugin.node.cri.stop(granted)
+    plugin.run("three", "device=3")
+    assert plugin.journal.find("ledger rebuilt") == []
+
+    pid = plugin.pid
+    plugin.node.terminate()
+    assert plugin.wait_ended(pid) == 0
+
+
+@pytest.mark.parametrize("flavour", [NRI_0_6], ids=["nri 0.6"])
+def test_without_synchronize_it_stays_for_good(flavour: Flavour, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would start it again before the runtime itself starts again."""
+    monkeypatch.setattr(supervise, "SYNCHRONIZE_TIMEOUT_S", 0.0)
+    asyncio.run(_unsynchronized(flavour))
+
+
+async def _unsynchronized(flavour: Flavour) -> None:
+    bench, (theirs, ours) = Bench(), socket.socketpair()
+    watchers = supervise.Watchers(lambda _: None, lambda: None, lambda _: None)
+    supervisor = supervise.Supervisor(bench.plugin, lambda: supervise.Identity("nri-gpu", "10"), watchers)
+    serving = asyncio.create_task(supervisor.run_inherited(ours.detach()))
+    runtime = ScriptedRuntime(theirs)
+    await runtime.register(flavour)
+    for name in ("one", "two"):
+        pod = asking("1", name)
+        reply = await runtime.create(pod, container(pod))
+        assert not hasattr(reply, "code"), reply
+    runtime.close()
+    async with asyncio.timeout(DEADLINE_S):
+        await serving
+
+
+def parent(pid: int) -> int:
+    """The process that started it: the wrapper's shell."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])

@@ -1,0 +1,170 @@
+"""Programs in real containers find the driver: by environment, without one, and where the pod is in the way."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.injection.mounts import HWCAPS_PLACES
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId
+from tests.support.daemon import Launch, NriGpu
+from tests.support.driver_root import STUBS, compile_stub, make_driver_root
+from tests.support.glibc import glibc_files
+from tests.support.image import File, ImageSpec
+from tests.support.pods import ContainerSpec, PodSpec
+
+pytestmark = pytest.mark.containerd
+
+V = "580.95.05"
+NAMES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
+USUAL = "/usr/local/nvidia/lib64"
+SECOND = "/opt/nri-gpu/nvidia/lib64"
+OWN = "/opt/app/lib"
+SMI = [
+    f"nvidia-smi: SIMULATION of driver {V}, no GPU behind it",
+    *("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia1", "/dev/nvidiactl"),
+]
+
+only_x86_64 = pytest.mark.skipif(not HWCAPS_PLACES, reason="glibc has hwcaps levels on x86-64 only")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What the compiler made, once for all tests: a driver, a program that loads it, a library of the image's own."""
+
+    driver: Path
+    probe: Path
+    library: Path
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    folder = tmp_path_factory.mktemp("compiled")
+    options = ("-shared", "-fPIC", "-Wl,-soname,libapp.so.1", '-DSTUB_NAME="libapp"')
+    return Compiled(
+        make_driver_root(folder / "driver", V, compiled=True),
+        compile_stub(STUBS / "probe.c", folder / "probe", V),
+        compile_stub(STUBS / "library.c", folder / "libapp.so.1", V, *options),
+    )
+
+
+@pytest.fixture
+def launch(node: Containerd, tmp_path: Path, compiled: Compiled) -> Launch:
+    return Launch(tmp_path / "d", node.nri_socket, driver_root=compiled.driver)
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A running container that holds GPU 1."""
+
+    node: Containerd
+    id: ContainerId
+
+    def run(self, *command: str) -> list[str]:
+        """Output lines of a command that must succeed."""
+        done = self.node.cri.execute(self.id, *command)
+        assert done.code == 0, done.stdout + done.stderr
+        return done.stdout.splitlines()
+
+    def finds(self, folder: str, *before: str) -> None:
+        """Whether every library is found in a folder by a program; `before` goes before the program's name."""
+        found = {name: "libcuda.so.1" if name == "libcuda.so" else name for name in NAMES}
+        assert self.run(*before, "/bin/probe", *NAMES) == [f"{name} -> {folder}/{found[name]}" for name in NAMES]
+
+    @property
+    def library_path(self) -> str:
+        return self.node.cri.status(self.id).env["LD_LIBRARY_PATH"]
+
+
+@pytest.fixture
+def images(node: Containerd, compiled: Compiled) -> dict[str, str]:
+    """Images with glibc and the probe: one that sets nothing, one with a library path and a library of its own."""
+    files = glibc_files({"/bin/probe": compiled.probe})
+    own = files | {f"{OWN}/libapp.so.1": File(compiled.library.read_bytes(), 0o755)}
+    plain = ImageSpec("localhost/nri-gpu/glibc:1", extra=files)
+    setting = ImageSpec("localhost/nri-gpu/glibc-own-path:1", {"LD_LIBRARY_PATH": OWN}, extra=own)
+    for image in (plain, setting):
+        node.import_image(image)
+    return {"plain": plain.name, "own path": setting.name}
+
+
+def grant(node: Containerd, spec: ContainerSpec) -> Granted:
+    pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": "device=1"}))
+    return Granted(node, node.cri.run(pod, spec))
+
+
+@pytest.mark.usefixtures("daemon")
+class TestLoading:
+    def test_with_the_containers_environment(self, node: Containerd, images: dict[str, str]) -> None:
+        container = grant(node, ContainerSpec(image=images["plain"]))
+        container.finds(USUAL)
+        assert container.library_path == USUAL
+        assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
+
+    @only_x86_64
+    def test_with_an_empty_environment(self, node: Containerd, images: dict[str, str]) -> None:
+        """As after `su -`, under sudo, or in a program that cleans up before it starts another."""
+        container = grant(node, ContainerSpec(image=images["plain"]))
+        container.finds(HWCAPS_PLACES[0], "/bin/env", "-i")
+        assert container.run("/bin/env", "-i", "/usr/bin/nvidia-smi") == SMI
+
+    def test_an_image_with_a_library_path_of_its_own_keeps_it(self, node: Containerd, images: dict[str, str]) -> None:
+        container = grant(node, ContainerSpec(image=images["own path"]))
+        assert container.library_path == f"{USUAL}:{OWN}"
+        container.finds(USUAL)
+        assert container.run("/bin/probe", "libapp.so.1") == [f"libapp.so.1 -> {OWN}/libapp.so.1"]
+
+    def test_an_empty_library_path_gets_no_empty_element(self, node: Containerd, images: dict[str, str]) -> None:
+        """To the loader an empty element is the current directory: anybody's library, in a folder anybody may write."""
+        container = grant(node, ContainerSpec(image=images["plain"], env={"LD_LIBRARY_PATH": ""}))
+        assert container.library_path == USUAL
+        container.finds(USUAL)
+
+    @only_x86_64
+    def test_a_pod_that_overrides_its_images_path(self, node: Containerd, images: dict[str, str]) -> None:
+        """The runtime then lists the variable twice, and NRI's adjustment reaches only the first, which loses.
+
+        opencontainers/runtime-tools generate (addEnv), containerd/nri pkg/runtime-tools/generate (AdjustEnv). No reply
+        gets around it; what needs no environment still finds the driver.
+        """
+        container = grant(node, ContainerSpec(image=images["own path"], env={"LD_LIBRARY_PATH": "/pod/lib"}))
+        assert container.library_path == "/pod/lib"
+        container.finds(HWCAPS_PLACES[0])
+        assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
+
+    def test_on_a_read_only_root(self, node: Containerd, images: dict[str, str]) -> None:
+        container = grant(node, ContainerSpec(image=images["plain"], readonly_rootfs=True))
+        container.finds(USUAL)
+        assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
+        assert node.cri.execute(container.id, "/bin/touch", "/new").code != 0
+
+    def test_for_a_user_who_is_not_root(self, node: Containerd, images: dict[str, str]) -> None:
+        container = grant(node, ContainerSpec(image=images["plain"], user=1000))
+        assert container.run("/bin/id", "-u") == ["1000"]
+        container.finds(USUAL)
+        assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
+
+    def test_a_volume_of_the_pod_in_the_usual_place_stays(
+        self, node: Containerd, images: dict[str, str], tmp_path: Path
+    ) -> None:
+        volume = tmp_path / "volume"
+        volume.mkdir()
+        (volume / "mine").write_text("precious")
+        spec = ContainerSpec(image=images["plain"], mounts={"/usr/local/nvidia": str(volume)})
+        container = grant(node, spec)
+        assert container.run("/bin/cat", "/usr/local/nvidia/mine") == ["precious"]
+        container.finds(SECOND)
+        assert container.library_path == SECOND
+        assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
+        container.run("/bin/touch", "/usr/local/nvidia/new")
+        assert sorted(each.name for each in volume.iterdir()) == ["mine", "new"]
+
+    def test_a_static_image_is_unharmed(self, node: Containerd) -> None:
+        container = grant(node, ContainerSpec())
+        assert container.run("/bin/sh", "-c", "echo $LD_LIBRARY_PATH; ls /usr/local/nvidia") == [USUAL, "bin", "lib64"]
+        assert "libcuda.so.1" in container.run("/bin/ls", USUAL)
+
+
+def test_the_daemon_of_these_tests_staged_the_compiled_driver(daemon: NriGpu) -> None:
+    assert "580.95.05" in daemon.wait_logged("driver files staged")

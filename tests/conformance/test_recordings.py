@@ -1,0 +1,179 @@
+"""Sessions recorded on real containerds: the ones checked in are still what a runtime and we say to each other.
+
+With NRI_GPU_RECORD=1 the recordings in tests/fixtures/wire are written anew instead.
+"""
+
+import os
+import platform
+import re
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError, PodId
+from tests.support.daemon import Launch, NriGpu
+from tests.support.driver_root import make_driver_root
+from tests.support.image import ImageSpec
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.recorder import Message, Recorder, Session, render, split
+from tests.support.scrub import scrubbed
+from tests.unit.nri.replaying import FOLDER_NAME, messages_of, path_of
+from tests.unit.runtime.station import KEY
+
+pytestmark = [
+    pytest.mark.containerd,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="recorded on x86-64, where the loader has more folders"),
+]
+
+RECORD: Final = os.environ.get("NRI_GPU_RECORD") == "1"
+NRI: Final = {"1.7": "0.6.1", "2.1": "0.8.0"}
+LONG_PATH: Final = ImageSpec(
+    "localhost/nri-gpu/long-path:1",
+    env={"LD_LIBRARY_PATH": ":".join(f"/opt/application/component-{n:03}/lib" for n in range(120))},
+)
+HEADER: Final = """\
+containerd {version}, nri {nri}: {what}
+Recorded between a real containerd and a real `nri-gpu run --gpus config/topologies/four-gpus.toml` by a man in the
+middle (tests/support/recorder.py; NRI_GPU_RECORD=1 pytest tests/conformance/test_recordings.py makes it anew). Every
+byte is as it was captured, but for what tests/support/scrub.py replaces at the same length: container, pod and image
+ids, pod uids, pids, host name, paths of the test, the driver's generation, and the time left of a request's timeout
+(2 s). The macs of marks cover ids and were recomputed for the replaced ones; the key is bytes 00 to 1f."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A node, and nri-gpu connected to it through a recorder."""
+
+    node: Containerd
+    daemon: NriGpu
+    recorder: Recorder
+
+    def begin(self) -> None:
+        """A session: the daemon started, ready, with a driver."""
+        self.daemon.start()
+        self.daemon.wait_ready()
+        self.daemon.wait_logged("driver files staged")
+
+    def create(self, name: str, value: str = "", spec: ContainerSpec | None = None) -> ContainerId:
+        annotations = {"gpu.nri.io": value} if value else {}
+        return self.node.cri.create(self.node.cri.run_pod(PodSpec(name=name, annotations=annotations)), spec)
+
+    def run(self, name: str, value: str = "") -> ContainerId:
+        container = self.create(name, value)
+        self.node.cri.start(container)
+        return container
+
+    def end_pod(self, name: str) -> None:
+        pod = next(PodId(each.id) for each in self.node.cri.pods() if each.metadata.name == name)
+        self.node.cri.stop_pod(pod)
+        self.node.cri.remove_pod(pod)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Of a name that never differs in length, and short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="ng-rec-", dir="/tmp") as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def stage(node: Containerd, folder: Path) -> Iterator[Stage]:
+    policy = folder / "policy.toml"
+    policy.write_text("schema = 1\n")
+    driver = make_driver_root(folder / "driver")
+    launch = Launch(folder / "d", folder / "nri.sock", driver_root=driver, policy=policy)
+    launch.state.mkdir(parents=True)
+    (launch.state / "key").write_bytes(KEY)
+    with Recorder(launch.socket, node.nri_socket) as recorder:
+        daemon = NriGpu(launch)
+        yield Stage(node, daemon, recorder)
+        daemon.__exit__()
+
+
+def one_life(stage: Stage) -> Session:
+    """register, configure, nothing to synchronize; a grant, created, started, stopped, removed, and its pod."""
+    stage.begin()
+    container = stage.run("train", "device=0,2")
+    stage.node.cri.stop(container)
+    stage.daemon.wait_held({})
+    stage.node.cri.remove(container)
+    stage.end_pod("train")
+    return stage.recorder.sessions[0]
+
+
+def refusal(stage: Stage) -> Session:
+    """A refused container, which the runtime takes back by events; and one that asks for nothing."""
+    stage.begin()
+    with pytest.raises(CriError, match="no-such-gpu"):
+        stage.create("greedy", "device=0,9")
+    stage.run("bystander")
+    return stage.recorder.sessions[0]
+
+
+def second_session(stage: Stage) -> Session:
+    """Two containers to synchronize, of which one is not started yet, and is then."""
+    stage.begin()
+    stage.run("runs", "device=1; mode=shared")
+    created = stage.create("waits", "device=3")
+    stage.daemon.kill()
+    stage.begin()
+    stage.node.cri.start(created)
+    stage.daemon.wait_held({"runs/main": [_uuid(1)], "waits/main": [_uuid(3)]})
+    return stage.recorder.sessions[1]
+
+
+def long_reply(stage: Stage) -> Session:
+    """An image with a long LD_LIBRARY_PATH, and so a reply of two mux frames."""
+    stage.node.import_image(LONG_PATH)
+    stage.begin()
+    stage.create("long", "1", ContainerSpec(image=LONG_PATH.name))
+    return stage.recorder.sessions[0]
+
+
+@pytest.mark.parametrize("scene", [one_life, refusal, second_session, long_reply], ids=lambda scene: scene.__name__)
+def test_what_is_said_is_what_was_recorded(stage: Stage, folder: Path, scene: Callable[[Stage], Session]) -> None:
+    session = scene(stage)
+    stage.daemon.terminate()
+    messages = scrubbed(split(session), KEY, _names(stage.node, folder))
+    path = path_of(scene.__name__, ".".join(map(str, stage.node.runtime.number)))
+    if RECORD:
+        path.write_text(render(_header(messages, scene.__doc__ or ""), messages))
+        assert path.stat().st_size < 60_000
+    recorded = messages_of(path)
+    assert _said_by_us(messages) == _said_by_us(recorded)
+    assert _asked_of_us(messages) == _asked_of_us(recorded)
+
+
+def _said_by_us(messages: list[Message]) -> list[tuple[str, bytes]]:
+    """What we send does not depend on the machine, so it is equal to the byte but for the order of a map."""
+    ours = [message for message in messages if not message.from_runtime]
+    return [(message.comment, message.body.SerializeToString(deterministic=True)) for message in ours]
+
+
+def _asked_of_us(messages: list[Message]) -> list[str]:
+    return [message.comment for message in messages if message.from_runtime and message.is_request]
+
+
+def _names(node: Containerd, folder: Path) -> dict[str, str]:
+    host = f"HOSTNAME={socket.gethostname()}"
+    return {
+        node.base.name: re.sub("(?<=^ng-).*", lambda found: "0" * len(found[0]), node.base.name),
+        folder.name: FOLDER_NAME,
+        host: f"HOSTNAME={'node' * 16}"[: len(host)],
+    }
+
+
+def _header(messages: list[Message], what: str) -> str:
+    [configure] = [message for message in messages if message.method == "Configure" and message.is_request]
+    version = configure.body.runtime_version
+    return HEADER.format(version=version, nri=NRI[version[:3]], what=what.strip())
+
+
+def _uuid(index: int) -> str:
+    return f"GPU-{index}a100004-0000-4000-8000-00000000000{index}"

@@ -1,0 +1,136 @@
+"""The plugin hangs or dies in the middle of a create: the runtime goes on without it, and nothing runs ungranted."""
+
+import ctypes
+import fcntl
+import os
+import signal
+import struct
+import termios
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.support import packages
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError, Pod
+from tests.support.daemon import Launch, NriGpu
+from tests.support.driver_root import make_driver_root
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.containerd
+
+REQUEST_TIMEOUT_S = 3.0
+SYS_PIDFD_GETFD = 438  # asm-generic/unistd.h; the same on every architecture
+UUID = "GPU-0a100004-0000-4000-8000-000000000000"
+
+
+@pytest.fixture(scope="module")
+def hasty(runtime: packages.Runtime) -> Iterator[Containerd]:
+    """A containerd whose request timeout is known."""
+    with Containerd(runtime, request_timeout_s=REQUEST_TIMEOUT_S) as node:
+        yield node
+
+
+@pytest.fixture
+def node(hasty: Containerd) -> Iterator[Containerd]:
+    yield hasty
+    hasty.cri.remove_all()
+
+
+@pytest.fixture
+def serving(node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
+    launch = Launch(tmp_path / "d", node.nri_socket, driver_root=make_driver_root(tmp_path / "driver"))
+    with NriGpu(launch) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        yield daemon
+        os.kill(daemon.pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def aside() -> Iterator[ThreadPoolExecutor]:
+    """Where a create goes on while the test looks at it."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def asking(node: Containerd, name: str) -> Pod:
+    return node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": "device=0"}))
+
+
+def held_up(node: Containerd, daemon: NriGpu, pool: ThreadPoolExecutor) -> Future[ContainerId]:
+    """A create whose request lies unread before a stopped plugin."""
+    pod = asking(node, "victim")
+    os.kill(daemon.pid, signal.SIGSTOP)
+    creating = pool.submit(node.cri.create, pod, ContainerSpec())
+    wait_for("the request to reach the plugin", lambda: unread_bytes(daemon.pid) > 0, 20)
+    return creating
+
+
+def test_a_pause_shorter_than_the_timeout_harms_nobody(
+    node: Containerd, serving: NriGpu, aside: ThreadPoolExecutor
+) -> None:
+    creating = held_up(node, serving, aside)
+    os.kill(serving.pid, signal.SIGCONT)
+    node.cri.start(creating.result())
+    serving.wait_held({"victim/main": [UUID]})
+    assert "reconnecting" not in serving.log()
+
+
+def test_stopped_during_a_create(node: Containerd, serving: NriGpu, aside: ThreadPoolExecutor) -> None:
+    begun = time.monotonic()
+    ungranted = held_up(node, serving, aside).result()
+    assert time.monotonic() - begun >= REQUEST_TIMEOUT_S  # NRI fails open: it waits, and then goes on without us
+    bystander = node.cri.run(node.cri.run_pod(PodSpec(name="bystander")))
+    assert node.cri.status(ungranted).device_paths == []
+
+    os.kill(serving.pid, signal.SIGCONT)
+    wait_for("a second session", lambda: serving.log().count("ledger rebuilt") == 2, 20, serving.log)
+
+    serving.wait_held({})  # what it decided after waking up was never heard
+    with pytest.raises(CriError, match=r"\[not-granted\].*create it again"):
+        node.cri.start(ungranted)
+    assert node.cri.status(bystander).state == "RUNNING"
+    serving.wait_logged("created without nri-gpu")
+    node.cri.run(asking(node, "next"))
+    serving.wait_held({"next/main": [UUID]})
+
+
+def test_killed_during_a_create(node: Containerd, serving: NriGpu, aside: ThreadPoolExecutor) -> None:
+    creating = held_up(node, serving, aside)
+    begun = time.monotonic()
+    serving.kill()
+    ungranted = creating.result()
+    assert time.monotonic() - begun < REQUEST_TIMEOUT_S / 2  # a closed connection is seen at once
+    bystander = node.cri.create(node.cri.run_pod(PodSpec(name="bystander")))
+
+    serving.start()
+    serving.wait_ready()
+
+    with pytest.raises(CriError, match=r"\[not-granted\].*create it again"):
+        node.cri.start(ungranted)
+    node.cri.start(bystander)
+    serving.wait_held({})
+
+
+def unread_bytes(pid: int) -> int:
+    """Bytes that wait in a process's sockets: of a stopped one, what it was sent and has not seen."""
+    libc, owner = ctypes.CDLL(None, use_errno=True), os.pidfd_open(pid)
+    total = 0
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            if not str(link.readlink()).startswith("socket:"):
+                continue
+            if (ours := libc.syscall(SYS_PIDFD_GETFD, owner, int(link.name), 0)) < 0:
+                raise OSError(ctypes.get_errno(), "pidfd_getfd")
+            try:
+                total += struct.unpack("i", fcntl.ioctl(ours, termios.FIONREAD, bytes(4)))[0]
+            finally:
+                os.close(ours)
+    finally:
+        os.close(owner)
+    return total

@@ -1,0 +1,142 @@
+"""Law: what a runtime sends is read as it was meant, and what we answer says the edits; `Markers` overlooks nothing.
+
+Overlooked would be a request that the markers do not match although decoding it leads to more than a plain pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.decide import BrokenPolicy, decide, foreign_uuids, needs_grant
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import Pass
+from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits, Mount
+from nri_gpu.domain.gpu import Majors, Node
+from nri_gpu.nri.convert import (
+    PREFIX,
+    READ_ENV,
+    DecodeError,
+    Markers,
+    Parts,
+    event_from_pb,
+    reply_to_pb,
+    request_from_pb,
+    state_change_from_pb,
+)
+from nri_gpu.policy.model import Disarm, Policy
+from tests.property import worlds
+from tests.support import builders as make
+
+
+def as_read(container: Container) -> Container:
+    """With what `convert` keeps."""
+    pod = replace(
+        container.pod, annotations={k: v for k, v in container.pod.annotations.items() if k.startswith(PREFIX)}
+    )
+    return replace(
+        container,
+        pod=pod,
+        annotations={k: v for k, v in container.annotations.items() if k.startswith(PREFIX)},
+        env={k: v for k, v in container.env.items() if k in READ_ENV},
+    )
+
+
+@given(worlds.containers())
+def test_a_request_is_read_as_it_was_meant(container: Container) -> None:
+    assert request_from_pb(make.create_payload(container)) == as_read(container)
+
+
+@given(worlds.containers())
+def test_an_event_is_read_alike_by_either_way(container: Container) -> None:
+    pod, message = make.pod_message(container.pod), make.container_message(container)
+    own = pb.StopContainerRequest(pod=pod, container=message).SerializeToString()
+    change = pb.StateChangeEvent(event=pb.STOP_CONTAINER, pod=pod, container=message).SerializeToString()
+    assert event_from_pb(pb.STOP_CONTAINER, own) == state_change_from_pb(change)
+    assert event_from_pb(pb.STOP_CONTAINER, own).container == as_read(container)
+
+
+edits = st.builds(
+    lambda devices, mounts, env, annotations: Edits.of(
+        devices=tuple(devices), mounts=tuple(mounts), env=env, annotations=annotations
+    ),
+    st.lists(
+        st.builds(
+            DeviceNode,
+            worlds.texts,
+            st.integers(0, 4095),
+            st.integers(0, 2**20),
+            st.integers(0, 0o7777),
+            st.integers(0, 9),
+        ),
+        max_size=3,
+    ),
+    st.lists(st.builds(Mount, worlds.texts, worlds.texts, st.lists(worlds.texts, max_size=2).map(tuple)), max_size=3),
+    worlds.env,
+    st.dictionaries(worlds.texts, worlds.texts, max_size=2),
+)
+
+
+@given(edits)
+def test_a_reply_says_the_edits(whole: Edits) -> None:
+    adjust = pb.CreateContainerResponse.FromString(reply_to_pb(whole)).adjust
+    read = Edits.of(
+        devices=tuple(
+            DeviceNode(d.path, d.major, d.minor, d.file_mode.value, d.uid.value, d.gid.value)
+            for d in adjust.linux.devices
+        ),
+        mounts=tuple(Mount(m.destination, m.source, tuple(m.options)) for m in adjust.mounts),
+        env={pair.key: pair.value for pair in adjust.env},
+        annotations=dict(adjust.annotations),
+    )
+    assert read == whole
+    assert all(device.HasField("file_mode") and device.HasField("gid") for device in adjust.linux.devices)
+
+
+@given(st.lists(worlds.containers(), max_size=5), st.lists(st.integers(0, 4), max_size=5))
+def test_however_a_synchronize_is_cut_it_lists_the_same(containers: list[Container], cuts: list[int]) -> None:
+    pods = [make.pod_message(c.pod, id=f"{c.pod.id}-{n}") for n, c in enumerate(containers)]
+    made = [make.container_message(c, id=f"c{n}", pod_sandbox_id=f"{c.pod.id}-{n}") for n, c in enumerate(containers)]
+    borders = sorted({0, len(made), *(cut for cut in cuts if cut < len(made))})
+    parts = Parts()
+    for start, end in pairwise(borders):
+        assert parts.add(pb.SynchronizeRequest(containers=made[start:end], more=True).SerializeToString())
+    assert not parts.add(pb.SynchronizeRequest(pods=pods).SerializeToString())
+    whole = Parts()
+    whole.add(pb.SynchronizeRequest(pods=pods, containers=made).SerializeToString())
+    assert parts.listed() == whole.listed()
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_read_or_no_protobuf(payload: bytes) -> None:
+    for read in (request_from_pb, state_change_from_pb, Parts().add):
+        try:
+            read(payload)
+        except DecodeError:
+            event("no protobuf")
+
+
+@settings(max_examples=400)
+@given(worlds.containers(), worlds.nodes, worlds.policies, st.integers(1, 2**20), st.booleans())
+def test_the_markers_overlook_nothing(
+    container: Container, node: Node, policy: Policy | BrokenPolicy, major: int, quiet: bool
+) -> None:
+    if quiet:
+        container = replace(container, pod=replace(container.pod, annotations={}), annotations={})
+    if node.inventory.majors.nvidia:
+        node = replace(node, inventory=replace(node.inventory, majors=Majors(major, 511)))
+        moved = tuple(replace(each, major=major) if each.major == 195 else each for each in container.devices)
+        container = replace(container, devices=moved)
+    payload = make.create_payload(container)
+    read = request_from_pb(payload)
+    decision = decide(read, node, Ledger(), policy)
+    plain = isinstance(decision, Pass) and decision.edits == NO_EDITS
+    disarm = isinstance(policy, Policy) and policy.environment.disarm is Disarm.ALL
+    found = Markers.of(node.inventory.majors.nvidia, disarm=disarm).found_in(payload)
+    event(f"plain: {plain}, found: {found}")
+    assert found or (plain and not foreign_uuids(read, node) and not needs_grant(read, policy))

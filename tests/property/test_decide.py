@@ -1,0 +1,141 @@
+"""Law: decide is total, deterministic, safe to repeat; an exclusive grant never overlaps; a grant gives its own GPUs.
+
+Total: any annotations, node, ledger and policy end in a Pass, an Inject or a Refuse with a sentence; nothing is raised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.place import why_not
+from nri_gpu.decide import BrokenPolicy, decide, needs_grant
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Refuse
+from nri_gpu.domain.gpu import Node
+from nri_gpu.policy.model import Policy
+from tests.property import worlds
+
+MANY = settings(max_examples=300)
+# A refusal cut short may lack what to do; only these two quote somebody else's sentence whole.
+QUOTES = frozenset({Code.BAD_POLICY, Code.NODE_NOT_READY})
+
+
+@MANY
+@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+def test_any_question_has_an_answer(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+) -> None:
+    decision = decide(container, node, ledger, policy)
+    assert isinstance(decision, Pass | Inject | Refuse)
+    event(str(decision.reason.code) if isinstance(decision, Refuse) else type(decision).__name__)
+    if isinstance(decision, Refuse):
+        text = str(decision.reason)
+        assert text.isascii()
+        assert text.isprintable()
+        assert text.startswith(f"nri-gpu [{decision.reason.code}]: ")
+        assert len(text) <= REFUSAL_MAX
+        assert text.endswith((".", "?", "!"))
+        assert not text.endswith("...") or decision.reason.code in QUOTES
+
+
+@MANY
+@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+def test_the_same_question_has_the_same_answer(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+) -> None:
+    entries, foreign = [*ledger.entries.items()], [*ledger.foreign.items()]
+    backwards = Ledger(dict(entries[::-1]), dict(foreign[::-1]))
+    first = decide(container, node, ledger, policy)
+    assert decide(container, node, ledger, policy) == first
+    again = decide(container, node, backwards, policy)
+    if isinstance(first, Refuse) and isinstance(again, Refuse):
+        assert again.reason.code == first.reason.code  # the holders may be named in another order
+    else:
+        assert again == first
+
+
+@MANY
+@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+def test_asking_twice_gives_the_same_grant(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+) -> None:
+    first = decide(container, node, ledger, policy)
+    after = ledger.after(first, 0.0)
+    assert decide(container, node, after, policy) == first
+    assert after.after(decide(container, node, after, policy), 9.0) == after
+
+
+@MANY
+@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+def test_a_grant_overlaps_with_nobody_it_must_not_meet(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+) -> None:
+    ledger = ledger.released(container.id)
+    decision = decide(container, node, ledger, policy)
+    if not isinstance(decision, Inject):
+        return
+    new = worlds.capacity_faults(ledger.after(decision, 0.0))
+    assert not [fault for fault in new if container.id in fault.split(" and ")]
+    if decision.grant.mode is Mode.EXCLUSIVE:
+        abroad = {uuid for other in ledger.foreign.values() for uuid in other.uuids}
+        assert abroad.isdisjoint(decision.grant.uuids)
+
+
+@MANY
+@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+def test_what_is_injected_is_what_was_granted(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+) -> None:
+    ledger = ledger.released(container.id)
+    decision = decide(container, node, ledger, policy)
+    if not isinstance(decision, Inject):
+        assert not (isinstance(decision, Pass) and (decision.edits.devices or decision.edits.mounts))
+        return
+    granted = [gpu for gpu in node.gpus if gpu.uuid in decision.grant.uuids]
+    assert len(granted) == len(decision.grant.uuids)
+    assert not [gpu for gpu in granted if why_not(gpu)]
+    major = node.inventory.majors.nvidia
+    minors = {each.minor for each in decision.edits.devices.values() if each.major == major}
+    assert minors - {255} == {gpu.minor_number for gpu in granted}
+    assert bool(granted) == (decision.grant.mode is not None) == bool(decision.edits.devices)
+
+
+@MANY
+@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies, worlds.env)
+def test_the_environment_never_grants(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy, env: dict[str, str]
+) -> None:
+    one = decide(container, node, ledger, policy)
+    other = decide(replace(container, env=env), node, ledger, policy)
+    assert type(one) is type(other)
+    if isinstance(one, Inject) and isinstance(other, Inject):
+        assert one.grant == other.grant
+        assert (one.edits.devices, one.edits.mounts) == (other.edits.devices, other.edits.mounts)
+
+
+@MANY
+@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+def test_whatever_got_gpus_was_bound_to_have_a_grant_and_what_passes_was_not(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+) -> None:
+    decision = decide(container, node, ledger, policy)
+    key = needs_grant(container, policy)
+    assert key.isascii()
+    if isinstance(decision, Pass):
+        assert not key
+    if isinstance(decision, Inject) and decision.grant.uuids:
+        assert key
+
+
+@given(st.lists(st.tuples(worlds.containers(), worlds.modes), max_size=8), worlds.nodes)
+def test_no_row_of_decisions_oversells_a_node(row: list[tuple[Container, Mode]], node: Node) -> None:
+    ledger = Ledger()
+    for number, (container, mode) in enumerate(row):
+        policy = Policy(defaults=replace(Policy().defaults, mode=mode))
+        ledger = ledger.after(decide(container, node, ledger, policy), float(number))
+        assert not worlds.capacity_faults(ledger)

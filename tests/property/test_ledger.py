@@ -1,0 +1,294 @@
+"""Law: no reachable Ledger is over capacity; release undoes a grant; the ledger rebuilt by Synchronize is the one lived.
+
+A runtime is played here with all its silences (containerd, seen on 1.7 and 2.1): a failed start sends no event, a
+created container may be stopped and start all the same, and nothing is told that happens while the plugin is away.
+
+"Is the one lived" means: what ran, runs, and what held as created holds as created. Three differences are allowed, all
+among containers that never ran:
+- one whose start failed in silence held until its grace was over; the list lacks it, so it is gone at once;
+- one that had lapsed, or gave way to its pod's next attempt, holds anew where its GPUs are free: the list does not tell;
+- one that held may find such a revenant listed before it and lapse: then its start is refused, and it is made again.
+
+One hole is known, and no plugin can close it: a container that lapsed, and is started while the plugin is away, runs
+on GPUs that may be another's by then. Such containers count in no pair, but nobody else is granted their GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
+from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark, write_mark
+from nri_gpu.decide import decide, foreign_uuids, needs_grant
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import Container, ContainerId, PodId
+from nri_gpu.domain.decision import Grant, Inject, Pass, Refuse
+from nri_gpu.domain.edits import NO_EDITS
+from nri_gpu.policy.model import ClaimDefaults, Policy
+from tests.property import worlds
+from tests.support import builders as make
+
+KEY: Final = bytes(32)
+GRACE_S: Final = 60.0
+GPUS: Final = make.gpus(3)
+State = Literal["created", "running", "exited"]
+
+pods = st.sampled_from(worlds.POD_NAMES)
+names = st.sampled_from(worlds.CONTAINER_NAMES)
+claims = st.sampled_from(["1", "2", "all", "device=0", "device=1", "1;mode=shared", "all;mode=shared", "none"])
+picks = st.integers(0, 99)
+
+
+@dataclass
+class Made:
+    """A container as the runtime keeps it."""
+
+    container: Container
+    number: int
+    state: State = "created"
+
+
+class Runtime(RuleBasedStateMachine):
+    """Containers as they really are, beside the ledger as the plugin keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[ContainerId, Made] = {}
+        self.ledger = Ledger()
+        self.node = make.node(GPUS)
+        self.policy = Policy()
+        self.now = 0.0
+        self.number = 0
+        self.away = False
+        self.excused: set[ContainerId] = set()
+
+    # The plugin's side, as runtime/plugin.py plays it.
+
+    def told(self, change: Callable[[Ledger], Ledger]) -> None:
+        if not self.away:
+            self.ledger = change(self.ledger)
+
+    def mark(self, container: Container) -> Mark | None:
+        text = container.annotations.get(MARK_KEY, "")
+        mark = read_mark(text, container.pod.uid, container.id, KEY)
+        return mark if isinstance(mark, Mark) else None
+
+    def entry(self, made: Made, phase: Phase) -> Entry | None:
+        of, mark = made.container, self.mark(made.container)
+        if mark is None:
+            return None
+        grant = make.grant(mode=mark.mode, to=of, generation=mark.generation)
+        return Entry(replace(grant, uuids=mark.uuids), phase, self.now)
+
+    def may_start(self, made: Made) -> bool:
+        container_id = made.container.id
+        ledger = self.ledger
+        if container_id not in ledger.entries:
+            adopted = self.entry(made, Phase.LAPSED)
+            if adopted is None:
+                return not needs_grant(made.container, self.policy)
+            ledger = ledger.with_entry(adopted)
+        running = ledger.started(container_id, self.now)
+        self.ledger = self.ledger if running is None else running
+        return running is not None
+
+    def relisted(self, order: list[int]) -> Ledger:
+        """What Synchronize makes of the runtime's list, which comes in any order."""
+        listed = [made for made in self.made.values() if made.state != "exited"]
+        listed.sort(key=lambda made: order[made.number % len(order)])
+        phases = {"created": Phase.CREATED, "running": Phase.RUNNING}
+        entries = [entry for made in listed if (entry := self.entry(made, phases[made.state]))]
+        foreign = [other for made in listed if (other := self.foreign(made.container))]
+        return rebuilt(entries, foreign)
+
+    def foreign(self, container: Container) -> Foreign | None:
+        uuids = foreign_uuids(container, self.node)
+        return Foreign(container.id, container.pod.id, container.pod.name, uuids) if uuids else None
+
+    # What can happen on a machine.
+
+    def some(self, pick: int, *states: State) -> Made | None:
+        found = [made for made in self.made.values() if made.state in states]
+        return found[pick % len(found)] if found else None
+
+    def sandbox(self, pod: str) -> PodId:
+        living = [made.container.pod.id for made in self.made.values() if made.container.pod.name == pod]
+        return living[0] if living else PodId(f"sandbox-{pod}-{self.number}")
+
+    @rule(pod=pods, name=names, claim=claims)
+    def create(self, pod: str, name: str, claim: str) -> None:
+        self.number += 1
+        of = make.pod(pod, claim, id=self.sandbox(pod))
+        container = make.container(of=of, name=name, id=ContainerId(f"{pod}.{name}.{self.number}"))
+        if self.away:
+            self.made[container.id] = Made(container, self.number)  # the runtime fails open
+            return
+        ledger = self.ledger.lapse(self.now, GRACE_S)
+        decision = decide(container, self.node, ledger, self.policy)
+        self.ledger = ledger.after(decision, self.now)
+        if isinstance(decision, Inject):
+            assert decide(container, self.node, self.ledger, self.policy) == decision
+            self.check_new(decision.grant)
+            annotations = {MARK_KEY: write_mark(decision.grant, KEY)}
+            self.made[container.id] = Made(replace(container, annotations=annotations), self.number)
+        else:
+            assert isinstance(decision, Refuse)
+
+    def check_new(self, grant: Grant) -> None:
+        """A new grant meets nobody it must not meet, however that one came by its GPUs."""
+        faults = worlds.capacity_faults(self.ledger)
+        assert not [fault for fault in faults if grant.container_id in fault.split(" and ")]
+        if grant.mode is Mode.EXCLUSIVE:
+            assert all(other.uuids.isdisjoint(grant.uuids) for other in self.ledger.foreign.values())
+
+    @rule(pod=pods, index=st.integers(0, 2))
+    def create_with_another_injectors_node(self, pod: str, index: int) -> None:
+        self.number += 1
+        of = make.pod(pod, id=self.sandbox(pod))
+        nodes = (make.held_node(GPUS[index]),)
+        container = make.container(of=of, name="dp", id=ContainerId(f"{pod}.dp.{self.number}"), devices=nodes)
+        self.made[container.id] = Made(container, self.number)
+        assert isinstance(decide(container, self.node, self.ledger, self.policy), Pass)
+        other = self.foreign(container)
+        self.told(lambda ledger: ledger.with_foreign(other) if other else ledger)
+
+    @rule(pick=picks)
+    def start(self, pick: int) -> None:
+        made = self.some(pick, "created")
+        if made is None:
+            return
+        container_id = made.container.id
+        if self.away:
+            entry = self.ledger.entries.get(container_id)
+            if entry is None or not entry.holds:
+                self.excused.add(container_id)
+            made.state = "running"
+        elif self.may_start(made):
+            made.state = "running"
+        else:
+            made.state = "exited"
+            self.told(lambda ledger: ledger.stopped(container_id, self.now))
+
+    @rule(pick=picks)
+    def fail_to_start_without_any_event(self, pick: int) -> None:
+        if made := self.some(pick, "created"):
+            made.state = "exited"
+
+    @rule(pick=picks)
+    def stop_what_never_started(self, pick: int) -> None:
+        if made := self.some(pick, "created"):
+            self.told(lambda ledger: ledger.stopped(made.container.id, self.now))
+
+    @rule(pick=picks)
+    def end(self, pick: int) -> None:
+        if made := self.some(pick, "running"):
+            made.state = "exited"
+            self.told(lambda ledger: ledger.stopped(made.container.id, self.now))
+
+    @rule(pick=picks)
+    def remove(self, pick: int) -> None:
+        if made := self.some(pick, "created", "running", "exited"):
+            container_id = made.container.id
+            if made.state != "exited":
+                self.told(lambda ledger: ledger.stopped(container_id, self.now))
+            self.told(lambda ledger: ledger.released(container_id))
+            del self.made[container_id]
+
+    @rule(pod=pods)
+    def remove_pod(self, pod: str) -> None:
+        sandbox = self.sandbox(pod)
+        self.told(lambda ledger: ledger.pod_gone(sandbox))
+        self.made = {name: made for name, made in self.made.items() if made.container.pod.id != sandbox}
+
+    @rule(seconds=st.sampled_from([0.5, 59.0, 61.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(lost=st.sets(st.integers(0, 2), max_size=1))
+    def a_gpu_is_lost_or_back(self, lost: set[int]) -> None:
+        self.node = make.node([gpu for gpu in GPUS if gpu.index not in lost])
+
+    @rule(mode=worlds.modes)
+    def the_policys_default_changes(self, mode: Mode) -> None:
+        self.policy = Policy(defaults=ClaimDefaults(mode=mode))
+
+    @precondition(lambda self: not self.away)
+    @rule()
+    def the_plugin_goes(self) -> None:
+        self.away = True
+
+    @precondition(lambda self: self.away)
+    @rule(order=st.permutations(range(7)))
+    def the_plugin_comes_back(self, order: list[int]) -> None:
+        self.ledger, self.away = self.relisted(order), False
+
+    @precondition(lambda self: not self.away)
+    @rule(order=st.permutations(range(7)))
+    def the_connection_is_made_anew(self, order: list[int]) -> None:
+        lived, self.ledger = self.ledger, self.relisted(order)
+        self.check_rebuilt(lived, self.ledger)
+
+    def check_rebuilt(self, lived: Ledger, anew: Ledger) -> None:
+        assert set(anew.entries) == {name for name, made in self.made.items() if made.state != "exited"} & {
+            name for name, made in self.made.items() if self.mark(made.container)
+        }
+        for name, entry in lived.entries.items():
+            after = anew.entries.get(name)
+            if entry.phase is Phase.RUNNING:
+                assert after == entry
+            elif self.made[name].state == "exited":
+                assert after is None
+            elif entry.phase is Phase.CREATED and after != entry:
+                assert after == replace(entry, phase=Phase.LAPSED)
+                self.check_revenant(lived, anew, after)
+            assert after is None or after.grant == entry.grant
+        assert {name: other for name, other in lived.foreign.items() if self.alive(name) and name in anew.foreign} == {
+            name: other for name, other in anew.foreign.items() if name in lived.foreign
+        }
+
+    def check_revenant(self, lived: Ledger, anew: Ledger, lapsed: Entry) -> None:
+        """It gave way to one that held nothing before."""
+        one = anew.with_entry(replace(lapsed, phase=Phase.CREATED))
+        faults = [fault.split(" and ") for fault in worlds.capacity_faults(one)]
+        met = {name for pair in faults if lapsed.grant.container_id in pair for name in pair}
+        met -= {lapsed.grant.container_id}
+        before = {name: lived.entries.get(ContainerId(name)) for name in met}
+        assert [name for name, entry in before.items() if entry is None or not entry.holds or name in self.excused]
+
+    def alive(self, name: ContainerId) -> bool:
+        return name in self.made and self.made[name].state != "exited"
+
+    @invariant()
+    def nobody_is_over_capacity(self) -> None:
+        assert not worlds.capacity_faults(self.ledger, frozenset(self.excused))
+
+    @invariant()
+    def what_runs_on_gpus_is_known_to_run_and_nothing_else(self) -> None:
+        if self.away:
+            return
+        running = {name for name, made in self.made.items() if made.state == "running" and self.mark(made.container)}
+        assert running == {name for name, entry in self.ledger.entries.items() if entry.phase is Phase.RUNNING}
+        assert set(self.ledger.entries) <= set(self.made)
+        assert set(self.ledger.foreign) <= set(self.made)
+
+
+TestRuntime = Runtime.TestCase
+TestRuntime.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@given(worlds.ledgers, worlds.entries())
+def test_release_undoes_a_grant(ledger: Ledger, entry: Entry) -> None:
+    grant = entry.grant
+    ledger = ledger.released(grant.container_id)
+    ledger = ledger.without_predecessors(grant.container_id, grant.pod_uid, grant.container_name)
+    granted = ledger.after(Inject(NO_EDITS, grant), 1.0)
+    assert granted.released(grant.container_id) == ledger
+    running = granted.started(grant.container_id, 2.0)
+    assert running is not None
+    assert running.stopped(grant.container_id, 3.0) == ledger

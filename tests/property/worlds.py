@@ -1,0 +1,185 @@
+"""Nodes, pods, policies and ledgers as strategies; small, so that what is drawn meets, and hostile where it may be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from hypothesis import strategies as st
+
+from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase
+from nri_gpu.decide import BrokenPolicy
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
+from nri_gpu.domain.gpu import Capability, Gpu, GpuFault, Inventory, Majors, Node
+from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.model import (
+    ClaimDefaults,
+    Disarm,
+    EnvironmentSettings,
+    NamespaceRules,
+    Otherwise,
+    Policy,
+    VisibleDevices,
+)
+from tests.support import builders as make
+
+POD_NAMES: Final = ("a", "b", "c")
+CONTAINER_NAMES: Final = ("main", "side")
+
+modes = st.sampled_from(Mode)
+texts = st.text(max_size=12)
+_wanted = st.one_of(
+    st.sampled_from(["all", "1", "2", "3", "memory>=41Gi", "model=*h100*", "model=[", "2;capabilities=utility"]),
+    st.sampled_from(["device=0", "device=1,2", "device=9", "device=GPU-0000", "all;arch>8.0"]),
+    st.just(f"device={make.uuid(1)}"),
+)
+_asking = st.builds("{}{}".format, _wanted, st.sampled_from(["", ";mode=shared", ";mode=exclusive"]))
+claims = st.one_of(_asking, _asking, _asking, _asking, st.just("none"))
+values = st.one_of(claims, claims, st.text(max_size=20), st.just("model=" + "?" * 60 + ";" + " " * 3000))
+keys = st.one_of(
+    st.sampled_from([make.KEY, make.KEY + "/pod", make.KEY + "/container.main", make.KEY + "/container.side"]),
+    st.sampled_from([make.KEY + "/grant", make.KEY + "/", "nri.io", "x"]),
+    texts.map(f"{make.KEY}/{{}}".format),
+)
+_usual = claims.map(lambda claim: {make.KEY: claim})
+requests = st.one_of(_usual, _usual, st.dictionaries(keys, values, max_size=3))
+
+
+@st.composite
+def gpus(draw: st.DrawFn, index: int) -> Gpu:
+    """Healthy, lost, cut into MIG instances, of either model."""
+    healthy = make.gpu(index, mig_enabled=draw(st.sampled_from([False, False, False, True])))
+    h100 = replace(healthy, model="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30, arch=(9, 0))
+    lost = replace(healthy, unavailable="nvmlDeviceGetName: GPU is lost (15)")
+    return draw(st.sampled_from([healthy, healthy, healthy, h100, lost]))
+
+
+@st.composite
+def inventories(draw: st.DrawFn) -> Inventory:
+    """From no GPU to four of which some are gone."""
+    number = draw(st.integers(0, make.GPUS))
+    gone = draw(st.sets(st.integers(0, make.GPUS - 1), max_size=1))
+    some = st.sampled_from([None, 511])
+    return make.inventory(
+        [draw(gpus(index)) for index in range(number) if index not in gone],
+        faults=tuple(GpuFault(index, draw(texts)) for index in gone),
+        majors=draw(st.one_of(st.just(make.MAJORS), st.builds(Majors, st.just(195), some), st.just(Majors()))),
+        fault=draw(st.sampled_from(["", "", "", "", "driver is gone \u2603" * 60])),
+        simulated=draw(st.booleans()),
+    )
+
+
+nodes = st.builds(
+    Node,
+    number=st.just(1),
+    inventory=st.one_of(st.just(make.inventory()), inventories()),
+    driver=st.sampled_from([make.driver(), make.driver(), make.driver(trees={}), None]),
+    driver_fault=st.sampled_from(["", "looking.\n"]),
+)
+globs = st.sampled_from([("*",), ("ml",), ("m[a-z]", "x*"), ()]).map(Globs)
+good_policies = st.builds(
+    Policy,
+    defaults=st.builds(
+        ClaimDefaults,
+        mode=modes,
+        capabilities=st.sampled_from([frozenset(Capability), frozenset({Capability.UTILITY})]),
+    ),
+    namespaces=st.builds(
+        NamespaceRules,
+        allow=st.one_of(st.just(Globs(("*",))), globs),
+        deny=st.sampled_from([Globs(()), Globs(()), Globs(("ml",))]),
+        otherwise=st.sampled_from(Otherwise),
+    ),
+    environment=st.builds(
+        EnvironmentSettings, visible_devices=st.sampled_from(VisibleDevices), disarm=st.sampled_from(Disarm)
+    ),
+)
+policies = st.one_of(st.just(Policy()), good_policies, st.builds(BrokenPolicy, st.text(max_size=900)))
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> Pod:
+    """One of three pods."""
+    name = draw(st.sampled_from(POD_NAMES))
+    namespace = draw(st.one_of(st.just("ml"), texts))
+    return make.pod(name, annotations=draw(requests), namespace=namespace, runtime_handler=draw(texts))
+
+
+devices = st.one_of(
+    st.sampled_from([DeviceRef("/dev/fuse", 10, 229), DeviceRef("/dev/nvidiactl", 195, 255)]),
+    st.builds(DeviceRef, texts.map("/dev/{}".format), st.sampled_from([1, 195, 511]), st.integers(0, 8)),
+)
+env = st.dictionaries(
+    st.one_of(
+        st.sampled_from(["LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "PATH"]),
+        st.text(max_size=4).filter(lambda name: "=" not in name),
+    ),
+    st.one_of(st.sampled_from(["all", "void", "", ":", "/usr/local/nvidia/lib64:/x"]), texts),
+    max_size=3,
+)
+mounts = st.frozensets(
+    st.one_of(st.sampled_from(["/", "/usr/local", "/usr/local/nvidia", "/opt", "/run/", "/usr/bin", ""]), texts),
+    max_size=4,
+)
+
+
+@st.composite
+def containers(draw: st.DrawFn) -> Container:
+    """A container of one of the pods, most often without anything odd about it."""
+    of, name = draw(pods()), draw(st.sampled_from(CONTAINER_NAMES))
+    return Container(
+        id=ContainerId(f"{of.name}.{name}"),
+        name=name,
+        pod=of,
+        annotations=draw(st.one_of(st.just({}), st.just({}), st.dictionaries(keys, values, max_size=2))),
+        env=draw(env),
+        devices=tuple(draw(st.lists(devices, max_size=2))),
+        mounts=draw(mounts),
+        privileged=draw(st.sampled_from([False, False, False, True])),
+    )
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> Entry:
+    """Of a container that exists here, or of one that is no more."""
+    of = make.pod(draw(st.sampled_from(POD_NAMES)), namespace=draw(texts))
+    name = draw(st.sampled_from(CONTAINER_NAMES))
+    number = draw(st.sampled_from(["", ".2", ".3"]))
+    holder = make.container(of=of, name=name, id=ContainerId(f"{of.name}.{name}{number}"))
+    indices = draw(st.lists(st.integers(0, 5), unique=True, max_size=4))
+    mode = draw(modes) if indices else None
+    return make.entry(*indices, to=holder, mode=mode, phase=draw(st.sampled_from(Phase)))
+
+
+foreigners = st.builds(
+    lambda pod, indices, said: Foreign(
+        ContainerId(f"{pod}.dp"), PodId(f"sandbox-{pod}"), f"{said}/{pod}", frozenset(map(make.uuid, indices))
+    ),
+    st.sampled_from(POD_NAMES),
+    st.sets(st.integers(0, 5), min_size=1, max_size=2),
+    texts,
+)
+# Any ledger at all, over capacity too: a bug elsewhere must not turn into a crash here.
+ledgers = st.builds(
+    lambda some, others: make.ledger(*some, others=others),
+    st.lists(entries(), max_size=5),
+    st.lists(foreigners, max_size=2),
+)
+pod_uids = st.sampled_from([PodUid(f"uid-{name}") for name in POD_NAMES])
+
+
+def capacity_faults(ledger: Ledger, excused: frozenset[ContainerId] = frozenset()) -> list[str]:
+    """Pairs of grants that must not hold one GPU at a time. excused: containers that count in no pair."""
+    holding = [each for each in ledger.entries.values() if each.holds and each.grant.container_id not in excused]
+    return [
+        f"{one.grant.container_id} and {two.grant.container_id}"
+        for at, one in enumerate(holding)
+        for two in holding[at + 1 :]
+        if set(one.grant.uuids) & set(two.grant.uuids) and not _together(one, two)
+    ]
+
+
+def _together(one: Entry, two: Entry) -> bool:
+    same_pod = one.grant.pod_uid == two.grant.pod_uid
+    return one.grant.mode is two.grant.mode and (one.grant.mode is Mode.SHARED or same_pod)

@@ -1,0 +1,113 @@
+"""A unit's system call filters, by libseccomp as systemd has them; what is loaded stays for the process's life.
+
+Sources: systemd.exec(5), systemd's src/shared/seccomp-util.c, seccomp_rule_add_array(3).
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import socket
+import subprocess
+from collections.abc import Iterable
+from typing import Final
+
+from tests.support.errors import HarnessError
+from tests.support.unit_file import Unit
+
+# seccomp.h
+ACT_ALLOW: Final = 0x7FFF0000
+ACT_ERRNO: Final = 0x00050000
+CMP_NE: Final = 1
+CMP_MASKED_EQ: Final = 7
+UNKNOWN: Final = -1  # __NR_SCMP_ERROR
+# linux/sched.h: the namespaces of clone(2), without the time namespace, whose bit lies in the exit signal there
+NAMESPACES: Final = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
+SHM_EXEC: Final = 0o100000
+SETUID, SETGID = 0o4000, 0o2000
+
+
+class _Compare(ctypes.Structure):
+    """struct scmp_arg_cmp. arg: which argument; a, b: the value, or mask and value."""
+
+    _fields_ = (("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
+
+
+class Filter:
+    """One filter in the making; several may be loaded, and each of them has to agree."""
+
+    def __init__(self, otherwise: int) -> None:
+        self._lib = ctypes.CDLL("libseccomp.so.2")
+        self._lib.seccomp_init.restype = ctypes.c_void_p
+        self._context = ctypes.c_void_p(self._lib.seccomp_init(ctypes.c_uint32(otherwise)))
+
+    def rule(self, action: int, call: str, *compares: tuple[int, int, int, int]) -> None:
+        """Add a rule. A call that this machine does not have is left out."""
+        number = self._lib.seccomp_syscall_resolve_name(call.encode())
+        if number == UNKNOWN:
+            return
+        array = (_Compare * len(compares))(*(_Compare(*compare) for compare in compares))
+        result = self._lib.seccomp_rule_add_array(
+            self._context, ctypes.c_uint32(action), ctypes.c_int(number), ctypes.c_uint(len(compares)), array
+        )
+        if result and result != -errno.EDOM:  # a call of another architecture
+            raise HarnessError(f"seccomp rule for {call}: {os.strerror(-result)}")
+
+    def load(self) -> None:
+        """Make it count, for this process and its children, for good."""
+        if result := self._lib.seccomp_load(self._context):
+            raise HarnessError(f"seccomp filter not loaded: {os.strerror(-result)}")
+
+
+def load_filters(unit: Unit) -> None:
+    """Everything of a unit that systemd does by seccomp and that this module knows. The call filter comes last."""
+    denied = Filter(ACT_ALLOW)
+    if unit.value("RestrictAddressFamilies") == "AF_UNIX":
+        denied.rule(_errno(errno.EAFNOSUPPORT), "socket", (0, CMP_NE, socket.AF_UNIX, 0))
+    if unit.on("MemoryDenyWriteExecute"):
+        write_execute = mmap.PROT_WRITE | mmap.PROT_EXEC
+        denied.rule(_errno(errno.EPERM), "mmap", (2, CMP_MASKED_EQ, write_execute, write_execute))
+        for call in ("mprotect", "pkey_mprotect"):
+            denied.rule(_errno(errno.EPERM), call, (2, CMP_MASKED_EQ, mmap.PROT_EXEC, mmap.PROT_EXEC))
+        denied.rule(_errno(errno.EPERM), "shmat", (2, CMP_MASKED_EQ, SHM_EXEC, SHM_EXEC))
+    if unit.on("RestrictNamespaces"):
+        denied.rule(_errno(errno.ENOSYS), "clone3")  # its flags are in memory, where no filter looks
+        denied.rule(_errno(errno.EPERM), "setns")
+        for call in ("clone", "unshare"):
+            for flag in NAMESPACES:
+                denied.rule(_errno(errno.EPERM), call, (0, CMP_MASKED_EQ, flag, flag))
+    if unit.on("RestrictSUIDSGID"):
+        for call, mode in (("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("open", 2), ("openat", 3), ("mkdir", 1)):
+            for bit in (SETUID, SETGID):
+                denied.rule(_errno(errno.EPERM), call, (mode, CMP_MASKED_EQ, bit, bit))
+    allowed = Filter(_errno(getattr(errno, unit.value("SystemCallErrorNumber"))))
+    for call in sorted(allowed_calls(unit)):
+        allowed.rule(ACT_ALLOW, call)
+    denied.load()
+    allowed.load()
+
+
+def allowed_calls(unit: Unit) -> set[str]:
+    """The names that a unit's SystemCallFilter= lets pass."""
+    calls = expand(["@default"])
+    for value in unit.values("SystemCallFilter"):
+        words = expand(value.removeprefix("~").split())
+        calls = calls - words if value.startswith("~") else calls | words
+    return calls
+
+
+def expand(names: Iterable[str]) -> set[str]:
+    """System call names, each @group by what systemd says is in it."""
+    groups = {name for name in names if name.startswith("@")}
+    found = set(names) - groups
+    for group in groups:
+        said = subprocess.run(
+            ["systemd-analyze", "syscall-filter", "--no-pager", group], capture_output=True, text=True, check=True
+        )
+        lines = (line.strip() for line in said.stdout.splitlines()[1:])
+        found |= expand([line for line in lines if line and not line.startswith("#")])
+    return found
+
+
+def _errno(number: int) -> int:
+    return ACT_ERRNO | number

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from nri_gpu.allocation.ledger import UNUSED, Entry, Ledger, Phase, Usage, rebuilt
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import ContainerId, PodId, PodUid
+from nri_gpu.domain.decision import Code, Inject, Pass, Reason, Refuse
+from nri_gpu.domain.edits import NO_EDITS
+from tests.support import builders as make
+
+A, B, A_SIDE = make.container(of="a"), make.container(of="b"), make.container(of="a", name="side")
+EXCLUSIVE, SHARED = Mode.EXCLUSIVE, Mode.SHARED
+CREATED, RUNNING, LAPSED = Phase.CREATED, Phase.RUNNING, Phase.LAPSED
+GRACE_S = 60.0
+
+
+def phases(ledger: Ledger | None) -> dict[str, Phase]:
+    assert ledger is not None
+    return {name: entry.phase for name, entry in ledger.entries.items()}
+
+
+def created(entry: Entry) -> Ledger:
+    return make.ledger(entry)
+
+
+MINE, OTHER = PodUid("mine"), PodUid("other")
+# What is on the GPU, who asks how, and whether that is in the way.
+BLOCKS = {
+    "nobody, exclusive": (UNUSED, EXCLUSIVE, False),
+    "nobody, shared": (UNUSED, SHARED, False),
+    "another pod exclusively, exclusive": (Usage(EXCLUSIVE, {OTHER: "o"}, 1), EXCLUSIVE, True),
+    "another pod exclusively, shared": (Usage(EXCLUSIVE, {OTHER: "o"}, 1), SHARED, True),
+    "another pod shared, shared": (Usage(SHARED, {OTHER: "o"}, 1), SHARED, False),
+    "another pod shared, exclusive": (Usage(SHARED, {OTHER: "o"}, 1), EXCLUSIVE, True),
+    "own pod exclusively, exclusive": (Usage(EXCLUSIVE, {MINE: "m"}, 1), EXCLUSIVE, False),
+    "own pod exclusively, shared": (Usage(EXCLUSIVE, {MINE: "m"}, 1), SHARED, True),
+    "own pod shared, exclusive": (Usage(SHARED, {MINE: "m"}, 1), EXCLUSIVE, True),
+    "own pod and another shared, shared": (Usage(SHARED, {MINE: "m", OTHER: "o"}, 2), SHARED, False),
+    "others' injector, exclusive": (Usage(foreign=("f",)), EXCLUSIVE, True),
+    "others' injector, shared": (Usage(foreign=("f",)), SHARED, False),
+    "own pod exclusively and others' injector": (Usage(EXCLUSIVE, {MINE: "m"}, 1, ("f",)), EXCLUSIVE, True),
+}
+
+
+@pytest.mark.parametrize(("usage", "mode", "blocked"), BLOCKS.values(), ids=BLOCKS)
+def test_who_is_in_whose_way(usage: Usage, mode: Mode, blocked: bool) -> None:
+    assert usage.blocks(mode, MINE) is blocked
+
+
+def test_usage_names_pods_and_counts_containers() -> None:
+    ledger = make.ledger(
+        make.entry(0, 1, mode=SHARED, to=A),
+        make.entry(1, mode=SHARED, to=A_SIDE),
+        make.entry(1, mode=SHARED, to=B),
+        others=[make.foreign(1, 2)],
+    )
+    usage = ledger.usage()
+    assert usage[make.uuid(0)] == Usage(SHARED, {A.pod.uid: "ml/a"}, 1)
+    assert usage[make.uuid(1)] == Usage(SHARED, {A.pod.uid: "ml/a", B.pod.uid: "ml/b"}, 3, ("ml/plugin",))
+    assert usage[make.uuid(1)].load == 4
+    assert usage[make.uuid(2)] == Usage(None, {}, 0, ("ml/plugin",))
+    assert make.uuid(3) not in usage
+
+
+def test_a_grant_of_nothing_and_a_lapsed_one_use_nothing() -> None:
+    ledger = make.ledger(make.entry(mode=None, to=A), make.entry(0, phase=LAPSED, to=B))
+    assert ledger.usage() == {}
+
+
+@pytest.mark.parametrize("order", [*permutations([EXCLUSIVE, SHARED])])
+def test_where_both_modes_stand_on_a_gpu_after_all_nobody_else_gets_it(order: tuple[Mode, Mode]) -> None:
+    ledger = make.ledger(*(make.entry(0, mode=mode, to=to) for mode, to in zip(order, (A, B), strict=True)))
+    usage = ledger.usage()[make.uuid(0)]
+    assert all(usage.blocks(mode, PodUid("third")) for mode in Mode)
+
+
+def test_a_grant_begins_as_created_and_only_an_inject_changes_anything() -> None:
+    empty = Ledger()
+    after = empty.after(Inject(NO_EDITS, make.grant(0, to=A)), 5.0)
+    assert phases(after) == {A.id: CREATED}
+    assert after.entries[A.id].since == 5.0
+    assert empty.after(Pass(NO_EDITS), 5.0) is empty
+    assert empty.after(Refuse(Reason(Code.GPU_BUSY, "")), 5.0) is empty
+    assert not empty.entries
+
+
+def test_the_same_container_twice_is_one_entry() -> None:
+    grant = Inject(NO_EDITS, make.grant(0, to=A))
+    assert Ledger().after(grant, 1.0).after(grant, 2.0) == Ledger().after(grant, 1.0)
+
+
+AGAIN = make.container(of="a", id=ContainerId("a.main.2"))
+PREDECESSORS = {
+    "created and never started": (make.entry(0, to=A, phase=CREATED), False),
+    "lapsed": (make.entry(0, to=A, phase=LAPSED), False),
+    "running": (make.entry(0, to=A, phase=RUNNING), True),
+    "of another name": (make.entry(0, to=A_SIDE, phase=CREATED), True),
+    "of another pod": (make.entry(0, to=B, phase=CREATED), True),
+}
+
+
+@pytest.mark.parametrize(("before", "stays"), PREDECESSORS.values(), ids=PREDECESSORS)
+def test_the_next_attempt_replaces_what_never_ran(before: Entry, stays: bool) -> None:
+    after = make.ledger(before).after(Inject(NO_EDITS, make.grant(1, to=AGAIN)), 0.0)
+    assert (before.grant.container_id in after.entries) is stays
+    assert AGAIN.id in after.entries
+
+
+def test_the_grace_is_over_just_after_its_last_moment() -> None:
+    ledger = created(make.entry(0, phase=CREATED, since=10.0))
+    assert ledger.lapse(10.0 + GRACE_S, GRACE_S) is ledger
+    late = ledger.lapse(10.1 + GRACE_S, GRACE_S)
+    assert [*phases(late).values()] == [LAPSED]
+    assert late.usage() == {}
+
+
+def test_running_containers_never_lapse() -> None:
+    ledger = created(make.entry(0, phase=RUNNING, since=0.0))
+    assert ledger.lapse(1e9, GRACE_S) is ledger
+
+
+def test_starting_makes_it_run_and_lets_the_clock_go() -> None:
+    running = created(make.entry(0, to=A, phase=CREATED, since=0.0)).started(A.id, 50.0)
+    assert phases(running) == {A.id: RUNNING}
+    assert running is not None
+    assert running.lapse(1e9, GRACE_S) is running
+
+
+TAKEN = {
+    "nobody else": ((), True),
+    "another pod, exclusively": ((make.entry(0, to=B),), False),
+    "another pod, created": ((make.entry(0, to=B, phase=CREATED),), False),
+    "another pod, lapsed too": ((make.entry(0, to=B, phase=LAPSED),), True),
+    "another pod, another gpu": ((make.entry(1, to=B),), True),
+    "another pod, half of it": ((make.entry(1, to=B), make.entry(2, to=make.container(of="c"))), True),
+    "own pod": ((make.entry(0, to=A_SIDE),), True),
+    "own pod in the other mode": ((make.entry(0, to=A_SIDE, mode=SHARED),), False),
+}
+
+
+@pytest.mark.parametrize(("others", "may"), TAKEN.values(), ids=TAKEN)
+def test_a_lapsed_container_may_start_while_nobody_has_its_gpus(others: tuple[Entry, ...], may: bool) -> None:
+    late = make.ledger(make.entry(0, to=A, phase=LAPSED), *others).started(A.id, 99.0)
+    assert (late is not None) is may
+    if late is not None:
+        assert late.entries[A.id].phase is RUNNING
+
+
+def test_a_lapsed_container_may_not_start_beside_others_injector_but_a_shared_or_empty_one_may() -> None:
+    def started(entry: Entry) -> Ledger | None:
+        return make.ledger(entry, others=[make.foreign(0)]).started(A.id, 1.0)
+
+    assert started(make.entry(0, to=A, phase=LAPSED)) is None
+    assert started(make.entry(0, to=A, phase=LAPSED, mode=SHARED)) is not None
+    assert started(make.entry(to=A, phase=LAPSED, mode=None)) is not None
+
+
+def test_starting_stopping_or_removing_an_unknown_container_changes_nothing() -> None:
+    ledger = make.ledger(make.entry(0, to=A), others=[make.foreign(1)])
+    unknown = ContainerId("unknown")
+    assert ledger.started(unknown, 1.0) is ledger
+    assert ledger.stopped(unknown, 1.0) is ledger
+    assert ledger.released(unknown) is ledger
+    assert ledger.pod_gone(PodId("unknown")) is ledger
+
+
+STOPS = {"running": (RUNNING, None), "created": (CREATED, LAPSED), "lapsed": (LAPSED, LAPSED)}
+
+
+@pytest.mark.parametrize(("before", "after"), STOPS.values(), ids=STOPS)
+def test_a_stop_ends_what_ran_and_only_lapses_what_may_still_start(before: Phase, after: Phase | None) -> None:
+    stopped = created(make.entry(0, to=A, phase=before)).stopped(A.id, 7.0)
+    assert stopped.usage() == {}
+    assert phases(stopped) == ({} if after is None else {A.id: after})
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_removal_forgets_whatever_the_phase(phase: Phase) -> None:
+    ledger = make.ledger(make.entry(0, to=A, phase=phase), make.entry(1, to=B))
+    assert phases(ledger.released(A.id)) == {B.id: RUNNING}
+
+
+def test_others_holders_leave_by_stop_removal_and_pod() -> None:
+    other = make.foreign(0)
+    ledger = Ledger().with_foreign(other).with_foreign(other)
+    assert ledger == make.ledger(others=[other])
+    assert not ledger.stopped(other.container_id, 0.0).foreign
+    assert not ledger.released(other.container_id).foreign
+    assert not ledger.pod_gone(other.pod_id).foreign
+
+
+def test_a_sandbox_takes_all_its_containers_along_and_only_those() -> None:
+    anew = make.container(of=make.pod("a", id=PodId("sandbox-a-2")), name="new")  # the same pod, its next sandbox
+    ledger = make.ledger(
+        make.entry(0, to=A), make.entry(0, to=A_SIDE, phase=LAPSED), make.entry(0, to=anew), make.entry(1, to=B)
+    )
+    assert set(ledger.pod_gone(A.pod.id).entries) == {anew.id, B.id}
+
+
+def test_driver_generations_stay_while_a_container_may_have_them_mounted() -> None:
+    ledger = make.ledger(make.entry(0, to=A, generation="1"), make.entry(1, to=B, generation="2", phase=LAPSED))
+    assert ledger.generations() == {"1", "2"}
+
+
+def test_rebuilt_is_what_the_runtime_lists() -> None:
+    running, waiting = make.entry(0, to=A), make.entry(1, to=B, phase=CREATED)
+    assert rebuilt([waiting, running], [make.foreign(2)]) == make.ledger(running, waiting, others=[make.foreign(2)])
+
+
+def test_in_a_rebuilt_ledger_what_runs_goes_before_what_was_only_created() -> None:
+    late, owner = make.entry(0, to=A, phase=CREATED), make.entry(0, to=B, phase=RUNNING)
+    for order in permutations([late, owner]):
+        assert phases(rebuilt(order, [])) == {A.id: LAPSED, B.id: RUNNING}
+
+
+def test_of_two_created_ones_the_first_listed_holds_because_nothing_tells_which_had_lapsed() -> None:
+    one, two = make.entry(0, to=A, phase=CREATED), make.entry(0, to=B, phase=CREATED)
+    assert phases(rebuilt([one, two], [])) == {A.id: CREATED, B.id: LAPSED}
+    assert phases(rebuilt([two, one], [])) == {A.id: LAPSED, B.id: CREATED}
+
+
+def test_others_holders_take_nothing_from_a_grant_when_the_ledger_is_rebuilt() -> None:
+    lived = make.ledger(make.entry(0, to=A, phase=CREATED)).with_foreign(make.foreign(0))
+    assert rebuilt(lived.entries.values(), lived.foreign.values()) == lived

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from nri_gpu.domain.decision import Code
+from nri_gpu.domain.edits import DeviceNode
+from nri_gpu.domain.gpu import Capabilities, Capability, Majors
+from nri_gpu.injection.devices import device_nodes, missing_modules
+from tests.support import builders as make
+
+COMPUTE, UTILITY = frozenset({Capability.COMPUTE}), frozenset({Capability.UTILITY})
+BOTH = make.EVERY_CAPABILITY
+GPU_NODES = [("/dev/nvidia7", 195, 7), ("/dev/nvidia5", 195, 5), ("/dev/nvidiactl", 195, 255)]
+UVM_NODES = [("/dev/nvidia-uvm", 511, 0), ("/dev/nvidia-uvm-tools", 511, 1)]
+
+NODES = {
+    "both": (BOTH, make.MAJORS, [*GPU_NODES, *UVM_NODES]),
+    "compute": (COMPUTE, make.MAJORS, [*GPU_NODES, *UVM_NODES]),
+    "utility needs no unified memory": (UTILITY, make.MAJORS, GPU_NODES),
+    "utility without that module": (UTILITY, Majors(nvidia=195), GPU_NODES),
+    "no driver": (BOTH, Majors(), []),
+}
+
+
+@pytest.mark.parametrize(("capabilities", "majors", "nodes"), NODES.values(), ids=NODES)
+def test_nodes_carry_the_gpus_minors_and_the_hosts_majors(
+    capabilities: Capabilities, majors: Majors, nodes: list[tuple[str, int, int]]
+) -> None:
+    made = device_nodes((make.gpu(0), make.gpu(2)), capabilities, majors)
+    assert [(node.path, node.major, node.minor) for node in made] == nodes
+
+
+def test_no_gpu_no_node_not_even_the_shared_ones() -> None:
+    assert device_nodes((), BOTH, make.MAJORS) == ()
+
+
+def test_the_driver_opens_its_nodes_to_every_user() -> None:
+    assert device_nodes((make.gpu(0),), UTILITY, make.MAJORS)[0] == DeviceNode("/dev/nvidia7", 195, 7, 0o666, 0, 0)
+
+
+MISSING = {
+    "all loaded": (BOTH, make.MAJORS, ""),
+    "utility does without unified memory": (UTILITY, Majors(nvidia=195), ""),
+    "compute does not": (COMPUTE, Majors(nvidia=195), "modprobe nvidia-uvm"),
+    "nothing loaded": (UTILITY, Majors(), "`modprobe nvidia`"),
+    "odd: unified memory alone": (BOTH, Majors(nvidia_uvm=511), "`modprobe nvidia`"),
+}
+
+
+@pytest.mark.parametrize(("capabilities", "majors", "fix"), MISSING.values(), ids=MISSING)
+def test_a_module_that_is_not_loaded_is_named_with_its_cure(
+    capabilities: Capabilities, majors: Majors, fix: str
+) -> None:
+    reason = missing_modules(capabilities, make.inventory(majors=majors))
+    assert (reason is None) == (not fix)
+    if reason is not None:
+        assert reason.code is Code.NODE_NOT_READY
+        assert fix in reason.sentence

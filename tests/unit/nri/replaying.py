@@ -1,0 +1,73 @@
+"""The plugin's side of a recorded session: the code of the daemon, without its socket, clock and driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.domain.gpu import Capability, DriverFiles, DriverTree
+from nri_gpu.nri.convert import register_to_pb
+from nri_gpu.runtime.service import PluginService
+from nri_gpu.runtime.supervise import NRI_VERSION, REGISTER_TIMEOUT_S
+from nri_gpu.runtime.transport import RUNTIME
+from nri_gpu.wire import RUNTIME_SERVICE, RequestReceived, RequestSent, Trunk
+from tests.support.recorder import Message, Session, split
+from tests.unit.runtime.station import Bench
+from tests.unit.wire.recording import FOLDER, parse
+
+# What stood where the recordings were made, once scrubbed.
+FOLDER_NAME: Final = "ng-rec-00000000"
+GENERATION: Final = "580.95.05-00000000"
+STAGED: Final = f"/tmp/{FOLDER_NAME}/d/drivers/{GENERATION}"
+SCENES: Final = ("one_life", "refusal", "second_session", "long_reply")
+TREES: Final = {
+    frozenset(Capability): DriverTree(f"{STAGED}/compute+utility", ("nvidia-smi",)),
+    frozenset({Capability.UTILITY}): DriverTree(f"{STAGED}/utility", ("nvidia-smi",)),
+}
+
+
+def path_of(scene: str, version: str) -> Path:
+    return FOLDER / f"{scene.replace('_', '-')}-containerd-{version}.session"
+
+
+def paths() -> list[Path]:
+    return [path for scene in SCENES for path in sorted(FOLDER.glob(f"{scene.replace('_', '-')}-*.session"))]
+
+
+def messages_of(path: Path) -> list[Message]:
+    """A recording's messages."""
+    writes = parse(path.read_text()).writes
+    return split(Session([(write.from_runtime, write.data) for write in writes]))
+
+
+class Replayed:
+    """A plugin on the recorded node. `begin` gives what it says first, `feed` its answers."""
+
+    def __init__(self) -> None:
+        self.bench = Bench()
+        driver = DriverFiles("580.95.05", GENERATION, TREES, {})
+        self.bench.node = replace(self.bench.node, driver=driver)
+        self.ready = 0
+        self._service = PluginService(self.bench.plugin, lambda _: None, self._count)
+        self._trunk = Trunk.for_plugin()
+
+    def begin(self) -> bytes:
+        stream_id = self._trunk[RUNTIME_SERVICE].next_stream_id
+        payload = register_to_pb("nri-gpu", "10", NRI_VERSION)
+        request = RequestSent(stream_id, RUNTIME, "RegisterPlugin", payload, int(REGISTER_TIMEOUT_S * 1e9))
+        return self._trunk.send(RUNTIME_SERVICE, request)
+
+    def feed(self, data: bytes) -> bytes:
+        answers = []
+        for conn_id, event in self._trunk.feed(data):
+            if isinstance(event, RequestReceived):
+                answers.append(self._trunk.send(conn_id, self._service.dispatcher.answer(event)))
+        return b"".join(answers)
+
+    def feed_all(self, chunks: Sequence[bytes]) -> bytes:
+        return b"".join([self.begin(), *map(self.feed, chunks)])
+
+    def _count(self) -> None:
+        self.ready += 1

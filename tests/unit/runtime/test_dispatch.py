@@ -1,0 +1,107 @@
+"""From a request to its answer: what is late, what is broken, and that nothing ever stays unanswered."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf.message import DecodeError
+
+from nri_gpu.domain.errors import RemoteProtocolError
+from nri_gpu.nri import status
+from nri_gpu.runtime.dispatch import MARGIN_NS, Dispatcher
+from nri_gpu.wire import Code, RequestReceived, ResponseSent, Status, StreamId
+from tests.unit.runtime.log import Log
+
+SERVICE = "a.Service"
+SECOND = 1_000_000_000
+
+
+def request(method: str = "Do", payload: bytes = b"", timeout_ns: int = 2 * SECOND) -> RequestReceived:
+    return RequestReceived(StreamId(7), SERVICE, method, payload, timeout_ns)
+
+
+def answer(
+    outcome: bytes | Status | Exception, asked: RequestReceived | None = None, waited_ns: int = 0
+) -> ResponseSent:
+    def handler(_: bytes) -> bytes | Status:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    return Dispatcher(SERVICE, {"Do": handler}).answer(asked or request())
+
+
+def test_a_payload_goes_back_on_its_stream() -> None:
+    assert answer(b"done") == ResponseSent(StreamId(7), b"done")
+
+
+def test_a_refusal_is_a_status_and_no_line_in_the_log(log: Log) -> None:
+    refusal = Status(Code.PERMISSION_DENIED, "no")
+    assert answer(refusal) == ResponseSent(StreamId(7), status=refusal)
+    assert log.lines == []
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (DecodeError("Error parsing message"), status.MALFORMED),
+        (RemoteProtocolError("event came while the session was closed"), None),
+        (KeyError("secret"), status.INTERNAL),
+        (RecursionError(), status.INTERNAL),
+        (MemoryError(), status.INTERNAL),
+    ],
+)
+def test_what_a_handler_raises_becomes_a_status(log: Log, raised: Exception, expected: Status | None) -> None:
+    given = answer(raised).status
+    if expected is None:
+        assert given.code is Code.FAILED_PRECONDITION
+        assert "event came while the session was closed" in given.message
+    else:
+        assert given == expected
+    (line,) = log.lines
+    assert line.level == ("ERROR" if given is status.INTERNAL else "WARNING")
+    assert line.fields["method"] == "Do"
+    assert line.fields["stream_id"] == 7
+
+
+def test_a_bug_leaves_its_traceback_and_tells_the_client_nothing(log: Log) -> None:
+    given = answer(ValueError("/etc/shadow")).status
+    assert given.code is Code.INTERNAL
+    assert "shadow" not in given.message
+    assert isinstance(log.one("bug in a handler").exception, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("timeout_ns", "waited_ns", "late"),
+    [
+        (0, 10 * SECOND, False),  # no limit
+        (-1, 0, True),  # over before it came (ttrpc: server.go)
+        (2 * SECOND, 0, False),
+        (2 * SECOND, 2 * SECOND - MARGIN_NS, False),
+        (2 * SECOND, 2 * SECOND - MARGIN_NS + 1, True),
+        (MARGIN_NS, MARGIN_NS // 2, False),  # a margin as long as the whole would refuse everything
+        (MARGIN_NS, MARGIN_NS // 2 + 1, True),
+        (1, 0, False),
+    ],
+)
+def test_late_is_told_before_the_handler_runs(log: Log, timeout_ns: int, waited_ns: int, late: bool) -> None:
+    ran = []
+    dispatcher = Dispatcher(SERVICE, {"Do": lambda _: bytes(ran.append(1) or b"")})  # type: ignore[func-returns-value] # to note the call
+    given = dispatcher.answer(request(timeout_ns=timeout_ns), waited_ns)
+    assert bool(ran) is not late
+    assert given.status == (status.LATE if late else Status(Code.OK))
+    assert len(log.warnings()) == late
+
+
+def test_unknown_methods_and_services_are_not_worth_a_line(log: Log) -> None:
+    """Newer runtimes try methods we do not have, for each event of each container."""
+    assert answer(b"", request("Dance")).status == Status(Code.UNIMPLEMENTED, "method Dance")
+    other = RequestReceived(StreamId(1), "b.Service", "Do")
+    assert answer(b"", other).status == Status(Code.UNIMPLEMENTED, "service b.Service")
+    assert log.warnings() == []
+
+
+def test_no_status_of_ours_is_resource_exhausted() -> None:
+    """In Synchronize the runtime reads that code as a message that was too big, and sends it again in parts."""
+    ours = [value for value in vars(status).values() if isinstance(value, Status)]
+    assert len(ours) >= 3
+    assert all(each.code is not Code.RESOURCE_EXHAUSTED and each.message for each in ours)

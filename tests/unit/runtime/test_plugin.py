@@ -1,0 +1,389 @@
+"""The plugin on its own: what each request does to the ledger, what is answered, what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.mark import MARK_KEY
+from nri_gpu.decide import BrokenPolicy
+from nri_gpu.nri import convert
+from nri_gpu.nri.convert import Parts
+from nri_gpu.nri.subscribe import Event
+from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.model import Disarm, EnvironmentSettings, NamespaceRules, Otherwise, Policy
+from nri_gpu.wire import Code, Status
+from tests.support import nri_messages as nri
+from tests.unit.runtime.log import Log
+from tests.unit.runtime.station import Bench
+
+GRACE_S: Final = 60.0
+
+
+def create(bench: Bench, of: pb.PodSandbox, made: pb.Container) -> pb.CreateContainerResponse:
+    reply = bench.plugin.create_container(nri.create(of, made))
+    bench.settle()
+    assert isinstance(reply, bytes), reply
+    return pb.CreateContainerResponse.FromString(reply)
+
+
+def refused(bench: Bench, of: pb.PodSandbox, made: pb.Container) -> Status:
+    reply = bench.plugin.create_container(nri.create(of, made))
+    bench.settle()
+    assert isinstance(reply, Status)
+    return reply
+
+
+def tell(bench: Bench, kind: Event, of: pb.PodSandbox, made: pb.Container | None = None) -> bytes | Status:
+    """An event by both ways; both must be answered alike."""
+    method, payload = nri.event(kind, of, made, own_rpc=True)
+    del method
+    reply = bench.plugin.lifecycle(kind, payload)
+    if kind not in nri.ALWAYS_OWN:
+        again = bench.plugin.state_change(nri.event(kind, of, made)[1])
+        assert again == reply
+    bench.settle()
+    return reply
+
+
+def synchronize(bench: Bench, pods: list[pb.PodSandbox], containers: list[pb.Container]) -> None:
+    parts = Parts()
+    (payload,) = nri.synchronize(pods, containers)
+    parts.add(payload)
+    bench.plugin.synchronized(parts.listed())
+
+
+def granted(bench: Bench, claim: str = "1", name: str = "train") -> tuple[pb.PodSandbox, pb.Container]:
+    """A container as later requests show it, mark and nodes included."""
+    of = nri.asking(claim, name)
+    made = nri.container(of)
+    return of, nri.adjusted(made, create(bench, of, made))
+
+
+def test_a_container_that_asks_for_nothing_is_not_even_read(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "request_from_pb", None)
+    bench = Bench()
+    of = nri.pod()
+    assert bench.plugin.create_container(nri.create(of, nri.container(of))) == b""
+    assert bench.ledgers == []
+    assert log.lines == []
+
+
+def test_a_grant_is_answered_committed_and_said_in_this_order(log: Log) -> None:
+    bench = Bench()
+    of = nri.asking("device=0,1")
+    payload = nri.create(of, nri.container(of))
+    reply = bench.plugin.create_container(payload)
+    assert isinstance(reply, bytes)
+    assert len(bench.ledgers) == 1
+    assert log.lines == []
+    bench.settle()
+    line = log.one("gpu granted")
+    assert line.level == "INFO"
+    uuids = [gpu.uuid for gpu in bench.node.gpus[:2]]
+    assert line.fields["gpu_uuid"] == ",".join(uuids)
+    assert (line.fields["decision"], line.fields["mode"]) == ("inject", "exclusive")
+    assert (line.fields["namespace"], line.fields["pod_name"], line.fields["container_name"]) == ("ml", "train", "main")
+
+
+def test_the_reply_names_nodes_mark_and_uuids() -> None:
+    bench = Bench()
+    of = nri.asking("device=2")
+    reply = create(bench, of, nri.container(of))
+    assert [(d.path, d.type, d.major, d.minor) for d in reply.adjust.linux.devices] == [
+        ("/dev/nvidia2", "c", 195, 2),
+        ("/dev/nvidiactl", "c", 195, 255),
+        ("/dev/nvidia-uvm", "c", 1510, 0),
+        ("/dev/nvidia-uvm-tools", "c", 1510, 1),
+    ]
+    assert all(d.HasField("file_mode") and d.HasField("uid") and d.HasField("gid") for d in reply.adjust.linux.devices)
+    assert {pair.key: pair.value for pair in reply.adjust.env}["NVIDIA_VISIBLE_DEVICES"] == bench.node.gpus[2].uuid
+    assert reply.adjust.annotations[MARK_KEY].startswith("v1;mode=exclusive;uuid=GPU-")
+    assert not reply.adjust.HasField("hooks")
+
+
+def test_asking_twice_gives_the_same() -> None:
+    bench = Bench()
+    of = nri.asking("2")
+    assert create(bench, of, nri.container(of)) == create(bench, of, nri.container(of))
+    assert len(bench.plugin.ledger.entries) == 1
+
+
+def test_none_is_marked_too() -> None:
+    bench = Bench()
+    of = nri.asking("none")
+    reply = create(bench, of, nri.container(of))
+    assert list(reply.adjust.annotations) == [MARK_KEY]
+    assert "mode=none" in reply.adjust.annotations[MARK_KEY]
+    assert not reply.adjust.linux.devices
+
+
+@pytest.mark.parametrize(
+    ("policy", "claim", "code", "words"),
+    [
+        (Policy.default(), "device=99", Code.FAILED_PRECONDITION, "[no-such-gpu]"),
+        (Policy.default(), "5", Code.FAILED_PRECONDITION, "nri-gpu ["),
+        (Policy.default(), "many", Code.FAILED_PRECONDITION, "[bad-request]"),
+        (Policy(namespaces=NamespaceRules(allow=Globs(("other",)))), "1", Code.PERMISSION_DENIED, "[not-allowed]"),
+        (BrokenPolicy("policy.toml:3: plugin.index: bad"), "1", Code.FAILED_PRECONDITION, "plugin.index: bad"),
+    ],
+)
+def test_refusals(log: Log, policy: Policy | BrokenPolicy, claim: str, code: Code, words: str) -> None:
+    bench = Bench(policy)
+    of = nri.asking(claim)
+    status = refused(bench, of, nri.container(of))
+    assert status.code is code
+    assert words in status.message
+    assert status.message.isascii()
+    assert len(status.message) <= 700
+    assert bench.plugin.ledger.entries == {}
+    line = log.one("container refused")
+    assert line.fields["decision"] == "refuse"
+    assert f"[{line.fields['code']}]" in status.message
+
+
+def test_ignored_by_policy_passes(log: Log) -> None:
+    rules = NamespaceRules(allow=Globs(("other",)), otherwise=Otherwise.IGNORE)
+    bench = Bench(Policy(namespaces=rules))
+    of = nri.asking("1")
+    assert create(bench, of, nri.container(of)) == pb.CreateContainerResponse()
+    assert tell(bench, Event.START_CONTAINER, of, nri.container(of)) == b""
+
+
+def test_disarming_overrides_an_image_that_asks_by_environment() -> None:
+    bench = Bench(Policy(environment=EnvironmentSettings(disarm=Disarm.ALL)))
+    of = nri.pod()
+    reply = create(bench, of, nri.container(of, env=["NVIDIA_VISIBLE_DEVICES=all"]))
+    assert [(pair.key, pair.value) for pair in reply.adjust.env] == [("NVIDIA_VISIBLE_DEVICES", "void")]
+    assert create(Bench(), of, nri.container(of, env=["NVIDIA_VISIBLE_DEVICES=all"])) == pb.CreateContainerResponse()
+
+
+def test_a_changed_policy_holds_at_once() -> None:
+    bench = Bench()
+    of = nri.pod()
+    armed = nri.container(of, env=["NVIDIA_VISIBLE_DEVICES=all"])
+    assert create(bench, of, armed) == pb.CreateContainerResponse()
+    bench.plugin.policy = Policy(environment=EnvironmentSettings(disarm=Disarm.ALL))
+    assert len(create(bench, of, armed).adjust.env) == 1
+
+
+def test_a_bug_after_the_decision_leaks_no_grant(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    of = nri.asking("1")
+
+    def broken(_: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(convert, "reply_to_pb", broken)
+    with pytest.raises(ZeroDivisionError):
+        bench.plugin.create_container(nri.create(of, nri.container(of)))
+    assert bench.plugin.ledger.entries == {}
+    assert bench.ledgers == []
+
+
+def test_a_failed_start_without_any_event_lapses() -> None:
+    bench = Bench()
+    of, made = granted(bench, "4")
+    other = nri.asking("4", "other")
+    assert "[gpu-busy]" in refused(bench, other, nri.container(other)).message
+    bench.clock.now += GRACE_S + 1
+    create(bench, other, nri.container(other))
+    assert bench.phases() == {made.id: "lapsed", nri.container(other).id: "created"}
+    late = tell(bench, Event.START_CONTAINER, of, made)
+    assert isinstance(late, Status)
+    assert late.code is Code.FAILED_PRECONDITION
+    assert "[gpu-busy]" in late.message
+    assert "create it again" in late.message
+
+
+def test_a_late_start_whose_gpus_are_still_free_runs() -> None:
+    bench = Bench()
+    of, made = granted(bench)
+    bench.clock.now += GRACE_S + 1
+    other = nri.asking("device=3", "other")
+    create(bench, other, nri.container(other))
+    assert tell(bench, Event.START_CONTAINER, of, made) == b""
+    assert bench.phases()[made.id] == "running"
+
+
+def test_stop_frees_what_ran_and_lapses_what_never_did() -> None:
+    bench = Bench()
+    of, made = granted(bench)
+    assert tell(bench, Event.STOP_CONTAINER, of, made) == b""
+    assert bench.phases() == {made.id: "lapsed"}
+    assert tell(bench, Event.START_CONTAINER, of, made) == b""
+    assert tell(bench, Event.STOP_CONTAINER, of, made) == b""
+    assert bench.phases() == {}
+
+
+def test_a_container_created_while_we_were_away_does_not_start(log: Log) -> None:
+    bench = Bench()
+    of = nri.asking("1")
+    reply = tell(bench, Event.START_CONTAINER, of, nri.container(of))
+    assert isinstance(reply, Status)
+    assert reply.code is Code.FAILED_PRECONDITION
+    assert "[not-granted]" in reply.message
+    assert "gpu.nri.io asks for GPUs" in reply.message
+    assert {line.text for line in log.lines} == {"start refused"}
+    assert log.lines[0].fields["pod_name"] == "train"
+
+
+@pytest.mark.parametrize("claim", ["none", ""])
+def test_one_that_asked_for_no_gpu_starts_unmarked(claim: str) -> None:
+    bench = Bench()
+    of = nri.asking(claim) if claim else nri.pod()
+    assert tell(bench, Event.START_CONTAINER, of, nri.container(of)) == b""
+
+
+def test_a_mark_of_ours_is_adopted_at_start() -> None:
+    """Old runtimes list a container that is being created during Synchronize nowhere (containerd 1.7.24)."""
+    first = Bench()
+    of, made = granted(first, "2")
+    bench = Bench()
+    assert tell(bench, Event.START_CONTAINER, of, made) == b""
+    assert bench.phases() == {made.id: "running"}
+    assert bench.plugin.ledger.usage() == first.plugin.ledger.usage()
+
+
+def test_an_adopted_container_whose_gpus_are_taken_does_not_start() -> None:
+    of, made = granted(Bench(), "device=0")
+    bench = Bench()
+    granted(bench, "device=0", "other")
+    reply = tell(bench, Event.START_CONTAINER, of, made)
+    assert isinstance(reply, Status)
+    assert "[gpu-busy]" in reply.message
+    assert made.id not in bench.plugin.ledger.entries
+
+
+def forged(made: pb.Container) -> None:
+    made.annotations[MARK_KEY] = made.annotations[MARK_KEY].replace("exclusive", "shared")
+
+
+def copied(made: pb.Container) -> None:
+    made.id = "another-container"
+
+
+def nonsense(made: pb.Container) -> None:
+    made.annotations[MARK_KEY] = "v1;mode=\u00e9;mac=zz"
+
+
+@pytest.mark.parametrize("tamper", [forged, copied, nonsense])
+def test_a_mark_that_is_not_ours_counts_for_nothing(log: Log, tamper: Callable[[pb.Container], None]) -> None:
+    of, made = granted(Bench())
+    tamper(made)
+    bench = Bench()
+    reply = tell(bench, Event.START_CONTAINER, of, made)
+    assert isinstance(reply, Status)
+    assert "[not-granted]" in reply.message
+    synchronize(bench, [of], [nri.running(made)])
+    line = log.one("mark ignored")
+    assert line.level == "WARNING"
+    assert line.fields["fault"]
+    assert "v1;" not in str(line)
+    assert bench.plugin.ledger.entries == {}
+    (foreign,) = bench.plugin.ledger.foreign.values()
+    assert foreign.uuids == {bench.node.gpus[0].uuid}
+
+
+def test_the_ledger_of_synchronize_is_the_one_that_lived() -> None:
+    bench = Bench()
+    listed = []
+    pods = []
+    for name, claim in (
+        ("a", "device=0,1;mode=shared"),
+        ("b", "device=1;mode=shared"),
+        ("c", "none"),
+        ("d", "device=3"),
+    ):
+        of, made = granted(bench, claim, name)
+        pods.append(of)
+        if name == "a":
+            tell(bench, Event.START_CONTAINER, of, made)
+            listed.append(nri.running(made))
+        else:
+            listed.append(nri.created(made))
+    lived = bench.plugin.ledger
+    synchronize(bench, pods, listed)
+    assert bench.plugin.ledger.entries == lived.entries
+    synchronize(bench, [], [])
+    assert bench.plugin.ledger.entries == {}
+
+
+def test_what_got_away_without_a_decision_is_reported(log: Log) -> None:
+    bench = Bench()
+    of = nri.asking("1")
+    synchronize(
+        bench, [of, nri.pod("plain")], [nri.running(nri.container(of)), nri.running(nri.container(nri.pod("plain")))]
+    )
+    (line,) = log.warnings()
+    assert "created without nri-gpu" in line.text
+    assert line.fields["pod_name"] == "train"
+
+
+def test_nodes_by_other_hands_block_exclusive_grants() -> None:
+    bench = Bench()
+    of = nri.pod("kubelet-served")
+    held = nri.container(of)
+    held.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
+    assert create(bench, of, held) == pb.CreateContainerResponse()
+    asks = nri.asking("device=0", "other")
+    assert "[gpu-busy]" in refused(bench, asks, nri.container(asks)).message
+    assert tell(bench, Event.REMOVE_CONTAINER, of, held) == b""
+    create(bench, asks, nri.container(asks))
+
+
+def test_privileged_containers_hold_nothing_in_particular() -> None:
+    bench = Bench()
+    of = nri.pod("exporter")
+    held = nri.container(of)
+    for minor in range(4):
+        held.linux.devices.add(path=f"/dev/nvidia{minor}", type="c", major=195, minor=minor)
+    held.linux.resources.devices.add(allow=True, access="rwm")
+    create(bench, of, held)
+    assert bench.plugin.ledger.foreign == {}
+
+
+def test_a_container_held_by_others_cannot_ask_as_well() -> None:
+    bench = Bench()
+    of = nri.asking("1")
+    held = nri.container(of)
+    held.linux.devices.add(path="/dev/nvidia1", type="c", major=195, minor=1)
+    assert "[held-by-others]" in refused(bench, of, held).message
+
+
+def test_the_snapshot_is_asked_for_at_each_request() -> None:
+    bench = Bench()
+    bench.lose_gpu(0)
+    of = nri.asking("device=0")
+    assert "[no-such-gpu]" in refused(bench, of, nri.container(of)).message
+
+
+def test_foreign_nodes_seen_before_the_inventory_was(log: Log) -> None:
+    """Synchronize comes within milliseconds of the start; NVML takes longer."""
+    bench = Bench()
+    known = bench.node
+    bench.node = replace(known, number=0, inventory=replace(known.inventory, gpus=(), fault="just started"))
+    of = nri.pod("kubelet-served")
+    held = nri.running(nri.container(of))
+    held.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
+    synchronize(bench, [of], [held])
+    bench.node = known
+    asks = nri.asking("device=0", "other")
+    assert "[gpu-busy]" in refused(bench, asks, nri.container(asks)).message
+
+
+def test_nothing_of_the_environment_is_ever_said(log: Log) -> None:
+    bench = Bench()
+    of, made = granted(bench)
+    tell(bench, Event.START_CONTAINER, of, made)
+    other = nri.asking("device=0", "other")
+    refused(bench, other, nri.container(other))
+    tell(bench, Event.START_CONTAINER, other, nri.container(other))
+    synchronize(bench, [of, other], [nri.running(made), nri.running(nri.container(other))])
+    assert len(log.lines) >= 5
+    assert "hunter2" not in " ".join(map(str, log.lines))
+    assert "SECRET" not in " ".join(map(str, log.lines))

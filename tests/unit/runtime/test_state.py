@@ -1,0 +1,133 @@
+"""The state folder: private, one daemon at a time, a key that survives restarts and is made anew when broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.mark import KEY_BYTES
+from nri_gpu.runtime.state import StateError, StateFolder, ledger_json
+from tests.support import nri_messages as nri
+from tests.unit.runtime.station import Bench
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_made_with_its_parents_and_private(tmp_path: Path) -> None:
+    old_mask = os.umask(0)
+    try:
+        state = StateFolder(tmp_path / "run" / "nri-gpu")
+        state.open()
+        state.key()
+        state.write_ledger(Ledger())
+    finally:
+        os.umask(old_mask)
+    assert mode(state.path) == 0o700
+    assert mode(state.path / "key") == 0o600
+    assert mode(state.path / "ledger.json") == 0o600
+    assert {path.name for path in state.path.iterdir()} == {"lock", "key", "ledger.json"}
+    state.close()
+
+
+def test_one_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "key").write_bytes(b"k" * KEY_BYTES)
+    (tmp_path / "key").chmod(0o644)
+    state = StateFolder(tmp_path)
+    state.open()
+    assert state.key() == b"k" * KEY_BYTES
+    assert mode(tmp_path) == 0o700
+    assert mode(tmp_path / "key") == 0o600
+    state.close()
+
+
+def test_the_key_outlives_the_daemon(tmp_path: Path) -> None:
+    keys = []
+    for _ in range(2):
+        state = StateFolder(tmp_path)
+        state.open()
+        keys.append(state.key())
+        state.close()
+    assert keys[0] == keys[1]
+    assert len(keys[0]) == KEY_BYTES
+
+
+@pytest.mark.parametrize("broken", [b"", b"short", b"x" * (KEY_BYTES + 1)])
+def test_a_broken_key_is_made_anew(tmp_path: Path, broken: bytes) -> None:
+    (tmp_path / "key").write_bytes(broken)
+    state = StateFolder(tmp_path)
+    fresh = state.key()
+    assert len(fresh) == KEY_BYTES
+    assert state.key() == fresh == (tmp_path / "key").read_bytes()
+
+
+def test_a_key_that_cannot_be_had_is_said(tmp_path: Path) -> None:
+    (tmp_path / "key").mkdir()
+    with pytest.raises(StateError, match=r"key .*/key cannot be read or made: Is a directory"):
+        StateFolder(tmp_path).key()
+
+
+def test_one_daemon_at_a_time(tmp_path: Path) -> None:
+    first, second = StateFolder(tmp_path), StateFolder(tmp_path)
+    first.open()
+    with pytest.raises(StateError, match=rf"another nri-gpu \(pid {os.getpid()}\) runs with state folder") as caught:
+        second.open()
+    assert caught.value.taken
+    first.close()
+    second.open()
+    assert (tmp_path / "lock").read_text() == str(os.getpid())
+    second.close()
+    second.close()
+
+
+def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match=r"cannot be used: (File exists|Not a directory); run as root") as caught:
+        StateFolder(tmp_path / "file").open()
+    assert not caught.value.taken
+
+
+def test_the_published_ledger(tmp_path: Path) -> None:
+    bench = Bench()
+    of = nri.asking("device=1,0;mode=shared")
+    made = nri.container(of)
+    assert isinstance(bench.plugin.create_container(nri.create(of, made)), bytes)
+    plain = nri.pod("other")
+    held = nri.container(plain)
+    held.linux.devices.add(path="/dev/nvidia3", type="c", major=195, minor=3)
+    bench.plugin.create_container(nri.create(plain, held))
+    StateFolder(tmp_path).write_ledger(bench.plugin.ledger)
+    text = (tmp_path / "ledger.json").read_text()
+    assert json.loads(text) == {
+        "schema": "nri-gpu/ledger/v1",
+        "grants": [
+            {
+                "namespace": "ml",
+                "pod": "train",
+                "pod_uid": "uid-train",
+                "container": "main",
+                "container_id": made.id,
+                "phase": "created",
+                "mode": "shared",
+                "gpu_uuids": [bench.node.gpus[0].uuid, bench.node.gpus[1].uuid],
+                "driver_generation": "580.95.05-test",
+            }
+        ],
+        "foreign": [{"container_id": held.id, "pod": "ml/other", "gpu_uuids": [bench.node.gpus[3].uuid]}],
+    }
+
+
+def test_a_grant_of_nothing_is_published_too() -> None:
+    bench = Bench()
+    of = nri.asking("none")
+    bench.plugin.create_container(nri.create(of, pb.Container(id="c", name="n")))
+    (grant,) = ledger_json(bench.plugin.ledger)["grants"]
+    assert (grant["mode"], grant["gpu_uuids"]) == ("none", [])

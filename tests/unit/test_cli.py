@@ -1,0 +1,135 @@
+"""The command line: what each verb takes, what help teaches, and which code comes out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nri_gpu import __version__, cli
+from nri_gpu.verbs import check, gpus
+from nri_gpu.verbs.exits import Exit
+from tests.support.daemon import FOUR_GPUS
+
+VERBS = [verb.name for verb in cli.VERBS]
+
+
+def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*arguments, "--help"])
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_verbs() -> None:
+    assert VERBS == ["run", "gpus", "check", "explain"]
+
+
+def test_help_names_every_verb_and_an_annotation_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    text = helped(capsys)
+    assert all(verb.help in " ".join(text.split()) for verb in cli.VERBS)
+    assert 'gpu.nri.io: "2"' in text
+    assert "78 configuration" in text
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_each_verb(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    text = helped(capsys, verb)
+    declared = next(each for each in cli.VERBS if each.name == verb)
+    for option in declared.options:
+        assert option.help in " ".join(text.split()) or len(option.help) > 60
+        assert option.flags[0] in text or str(option.settings.get("metavar", "")) in text
+    assert all(line in text for line in declared.teach.splitlines())
+    assert "exit codes" in text
+    assert all(len(line) <= 160 for line in text.splitlines())
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"nri-gpu {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "required: VERB"),
+        (["dance"], "invalid choice: 'dance'"),
+        (["gpus", "--fast"], "unrecognized arguments: --fast"),
+        (["gpus", "-o", "yaml"], "invalid choice: 'yaml'"),
+        (["explain"], "required: POD.yaml"),
+        (["run", "--log-level", "loud"], "invalid choice: 'LOUD'"),
+    ],
+)
+def test_wrong_usage_is_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    monkeypatch.delenv("NRI_PLUGIN_SOCKET", raising=False)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == Exit.USAGE
+    assert words in capsys.readouterr().err
+
+
+def test_launched_by_the_runtime_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime passes no arguments, only NRI_PLUGIN_SOCKET."""
+    from nri_gpu.verbs import run
+
+    monkeypatch.setenv("NRI_PLUGIN_SOCKET", "3")
+    monkeypatch.setattr(run, "run", lambda args: 40 + (args.log_level == "INFO"))
+    assert cli.main([]) == 41
+
+
+def test_a_bug_is_70_and_its_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(_: object) -> int:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(check, "run", broken)
+    assert cli.main(["check"]) == Exit.BUG
+    assert "ZeroDivisionError: oh" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpus, "run", interrupted)
+    assert cli.main(["gpus"]) == 130
+
+
+def test_no_verb_pays_for_another() -> None:
+    script = "import sys; from nri_gpu import cli; cli._parser(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "nri_gpu.runtime" not in done.stdout
+    assert "nri_gpu.verbs.run" not in done.stdout
+
+
+def test_the_daemon_pays_for_no_manifest_and_no_driver() -> None:
+    script = "import sys, nri_gpu.verbs.run; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"yaml", "pynvml", "grpc", "ctypes", "nri_gpu.verbs.explain", "nri_gpu.inventory.nvml"}
+
+
+@pytest.mark.parametrize("lines", [0, 1])
+def test_a_reader_who_has_enough(lines: int) -> None:
+    """`nri-gpu gpus | head -1`: no traceback, no odd code."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-u", "-m", "nri_gpu", "gpus", "--gpus", str(FOUR_GPUS), "-o", "json"]
+    process = subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    if lines:
+        assert os.read(reading, 10)
+    os.close(reading)
+    _, error = process.communicate(timeout=20)
+    assert error == b""
+    assert process.returncode == Exit.OK
+
+
+def test_as_a_module_and_as_a_command(tmp_path: Path) -> None:
+    for command in ([sys.executable, "-m", "nri_gpu"], [str(Path(sys.executable).with_name("nri-gpu"))]):
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert done.stdout == f"nri-gpu {__version__}\n"

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nri_gpu.allocation.ledger import Entry, Ledger, Phase
+from nri_gpu.decide import BrokenPolicy, decide, foreign_uuids, needs_grant
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import Container, ContainerId, DeviceRef
+from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Refuse
+from nri_gpu.domain.edits import NO_EDITS
+from nri_gpu.domain.gpu import Capability, Majors, Node
+from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.model import (
+    ClaimDefaults,
+    Disarm,
+    EnvironmentSettings,
+    NamespaceRules,
+    Otherwise,
+    Policy,
+    VisibleDevices,
+)
+from tests.support import builders as make
+
+POLICY = Policy()
+DISARMING = Policy(environment=EnvironmentSettings(disarm=Disarm.ALL))
+SHARING = Policy(defaults=ClaimDefaults(mode=Mode.SHARED))
+CLOSED = Policy(namespaces=NamespaceRules(deny=Globs(("ml",))))
+LENIENT = Policy(namespaces=NamespaceRules(deny=Globs(("ml",)), otherwise=Otherwise.IGNORE))
+BROKEN = BrokenPolicy("policy.toml:3: plugin.index: must be two digits.")
+ARMED = {"NVIDIA_VISIBLE_DEVICES": "all"}
+VOID = {"NVIDIA_VISIBLE_DEVICES": "void"}
+NODE = make.node()
+
+
+def injected(container: Container, node: Node = NODE, ledger: Ledger | None = None, policy: Policy = POLICY) -> Inject:
+    decision = decide(container, node, ledger or Ledger(), policy)
+    assert isinstance(decision, Inject), decision
+    return decision
+
+
+def refused(
+    container: Container,
+    node: Node = NODE,
+    ledger: Ledger | None = None,
+    policy: Policy | BrokenPolicy = POLICY,
+) -> Refuse:
+    decision = decide(container, node, ledger or Ledger(), policy)
+    assert isinstance(decision, Refuse), decision
+    assert not str(decision.reason).endswith(("..", "?."))
+    assert len(str(decision.reason)) < REFUSAL_MAX
+    return decision
+
+
+PASSES: dict[str, tuple[Container, Policy | BrokenPolicy]] = {
+    "nothing asked": (make.container(), POLICY),
+    "nothing asked and no good policy": (make.container(), BROKEN),
+    "the environment asks": (make.container(env=ARMED), POLICY),
+    "nothing to disarm": (make.container(), DISARMING),
+    "void already": (make.container(env=VOID), DISARMING),
+    "may not ask, and that is ignored": (make.container("1"), LENIENT),
+    "another's annotation": (make.container(of=make.pod(annotations={"gpu.nri.ioo": "1"})), POLICY),
+}
+
+
+@pytest.mark.parametrize(("container", "policy"), PASSES.values(), ids=PASSES)
+def test_passes_untouched(container: Container, policy: Policy | BrokenPolicy) -> None:
+    decision = decide(container, NODE, Ledger(), policy)
+    assert isinstance(decision, Pass)
+    assert decision.edits == NO_EDITS
+
+
+@pytest.mark.parametrize("policy", [DISARMING, replace(LENIENT, environment=DISARMING.environment)])
+def test_where_nothing_is_granted_an_images_variable_is_disarmed(policy: Policy) -> None:
+    decision = decide(make.container("1" if policy != DISARMING else None, env=ARMED), NODE, Ledger(), policy)
+    assert isinstance(decision, Pass)
+    assert decision.edits.env == VOID
+
+
+def test_who_says_none_is_disarmed_like_who_says_nothing() -> None:
+    decision = injected(make.container("none", env=ARMED), policy=DISARMING)
+    assert decision.edits.env == VOID
+    assert injected(make.container("none", env=ARMED)).edits == NO_EDITS
+
+
+def test_none_is_a_grant_of_nothing_so_that_it_leaves_a_mark() -> None:
+    empty = Node(number=1, inventory=make.inventory((), fault="no driver"))
+    for node in (NODE, empty):
+        grant = injected(make.container("none"), node).grant
+        assert (grant.uuids, grant.mode) == ((), None)
+
+
+def test_a_grant_is_recorded_and_injected_together() -> None:
+    decision = injected(make.container("device=1,3"))
+    assert decision.grant == make.grant(1, 3)
+    assert [path for path in decision.edits.devices if path[-1].isdigit()] == ["/dev/nvidia6", "/dev/nvidia4"]
+    assert decision.edits.env["NVIDIA_VISIBLE_DEVICES"] == f"{make.uuid(1)},{make.uuid(3)}"
+    assert decision.edits.mounts["/usr/local/nvidia"].source == make.TREES + "/compute+utility"
+    assert decision.rule == "namespaces.allow[0]"
+
+
+def test_policy_fills_in_what_the_claim_leaves_open_and_nothing_else() -> None:
+    assert injected(make.container("1"), policy=SHARING).grant.mode is Mode.SHARED
+    assert injected(make.container("1;mode=exclusive"), policy=SHARING).grant.mode is Mode.EXCLUSIVE
+    utility = Policy(defaults=ClaimDefaults(capabilities=frozenset({Capability.UTILITY})))
+    assert "/dev/nvidia-uvm" not in injected(make.container("1"), policy=utility).edits.devices
+    compute = injected(make.container("1;capabilities=compute"), policy=utility)
+    assert "/dev/nvidia-uvm" in compute.edits.devices
+    assert compute.edits.mounts["/usr/local/nvidia"].source == make.TREES + "/compute"
+
+
+def test_a_node_with_an_nvidia_hook_keeps_it_idle() -> None:
+    policy = Policy(environment=EnvironmentSettings(visible_devices=VisibleDevices.VOID))
+    env = injected(make.container("1"), policy=policy).edits.env
+    assert (env["NVIDIA_VISIBLE_DEVICES"], env["NRI_GPU_UUIDS"]) == ("void", make.uuid(0))
+
+
+HOLDING = make.container("1", devices=(make.held_node(make.gpu(2)),))
+GRANTED_ELSEWHERE = make.ledger(make.entry(0, 1, 2, 3, to=make.container(of="other")))
+STARTING = Node(number=1, inventory=make.inventory(), driver_fault="the driver's files are being looked for; try again")
+HALF_STAGED = make.node(staged=make.driver(trees={}))
+REFUSALS: dict[str, tuple[Container, Node, Ledger, Policy | BrokenPolicy, Code, str]] = {
+    "syntax": (make.container("one"), NODE, Ledger(), POLICY, Code.BAD_REQUEST, "gpu.nri.io at character 1"),
+    "mistyped key": (
+        make.container(of=make.pod(annotations={"gpu.nri.io/pods": "1"})),
+        NODE,
+        Ledger(),
+        POLICY,
+        Code.BAD_REQUEST,
+        'did you mean "gpu.nri.io/pod"?',
+    ),
+    "syntax, even where asking is ignored": (make.container("one"), NODE, Ledger(), LENIENT, Code.BAD_REQUEST, "one"),
+    "syntax, even without a policy": (make.container("one"), NODE, Ledger(), BROKEN, Code.BAD_REQUEST, "one"),
+    "a mark of its own": (
+        make.container(annotations={"gpu.nri.io/grant": "v1"}),
+        NODE,
+        Ledger(),
+        POLICY,
+        Code.BAD_REQUEST,
+        "written by nri-gpu alone",
+    ),
+    "no good policy": (make.container("1"), NODE, Ledger(), BROKEN, Code.BAD_POLICY, "plugin.index"),
+    "may not ask": (make.container("1"), NODE, Ledger(), CLOSED, Code.NOT_ALLOWED, "namespaces.deny[0]"),
+    "others' nodes": (HOLDING, NODE, Ledger(), POLICY, Code.HELD_BY_OTHERS, "/dev/nvidia5"),
+    "others' nodes beside none": (
+        make.container("none", devices=HOLDING.devices),
+        NODE,
+        Ledger(),
+        POLICY,
+        Code.HELD_BY_OTHERS,
+        "/dev/nvidia5",
+    ),
+    "the inventory's fault": (
+        make.container("1"),
+        make.node((), fault="nvmlInit: driver not loaded"),
+        Ledger(),
+        POLICY,
+        Code.NODE_NOT_READY,
+        "cannot grant GPUs: nvmlInit: driver not loaded.",
+    ),
+    "no module": (
+        make.container("1"),
+        make.node(majors=Majors(nvidia=195)),
+        Ledger(),
+        POLICY,
+        Code.NODE_NOT_READY,
+        "modprobe nvidia-uvm",
+    ),
+    "no driver files yet": (make.container("1"), STARTING, Ledger(), POLICY, Code.NODE_NOT_READY, "being looked for"),
+    "no files of these capabilities": (
+        make.container("1"),
+        HALF_STAGED,
+        Ledger(),
+        POLICY,
+        Code.NODE_NOT_READY,
+        "compute, utility",
+    ),
+    "no gpus": (make.container("1"), make.node(()), Ledger(), POLICY, Code.NO_SUCH_GPU, "no GPU that can be granted"),
+    "all held": (make.container("1"), NODE, GRANTED_ELSEWHERE, POLICY, Code.GPU_BUSY, "held by ml/other"),
+}
+
+
+@pytest.mark.parametrize(("container", "node", "ledger", "policy", "code", "words"), REFUSALS.values(), ids=REFUSALS)
+def test_refuses(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy, code: Code, words: str
+) -> None:
+    reason = refused(container, node, ledger, policy).reason
+    assert reason.code is code
+    assert words in reason.sentence
+
+
+def test_a_simulated_node_grants_without_the_drivers_files() -> None:
+    node = make.node(staged=make.driver(trees={}), simulated=True)
+    assert not injected(make.container("1"), node).edits.mounts
+
+
+def test_a_privileged_container_lists_every_node_of_the_host_and_may_ask_all_the_same() -> None:
+    every = tuple(make.held_node(gpu) for gpu in NODE.gpus)
+    assert injected(make.container("1", devices=every, privileged=True)).grant.uuids == (make.uuid(0),)
+
+
+BUSY = make.ledger(make.entry(0, mode=Mode.SHARED, to=make.container(of="other")))
+REPEATED = {
+    "named": ("device=2", Ledger()),
+    "counted": ("2", Ledger()),
+    "all": ("all", Ledger()),
+    "shared, by load": ("2;mode=shared", BUSY),
+    "none": ("none", BUSY),
+}
+
+
+@pytest.mark.parametrize(("text", "before"), REPEATED.values(), ids=REPEATED)
+@pytest.mark.parametrize("phase", [Phase.CREATED, Phase.RUNNING])
+def test_asking_twice_gives_the_same(text: str, before: Ledger, phase: Phase) -> None:
+    container = make.container(text)
+    first = injected(container, ledger=before)
+    assert injected(container, ledger=before.with_entry(Entry(first.grant, phase, 0.0))) == first
+
+
+def test_asking_twice_gives_the_same_mode_even_where_the_default_changed_in_between() -> None:
+    container, side = make.container("device=0"), make.container("device=0", name="side")
+    ledger = Ledger().after(injected(container), 0.0)
+    ledger = ledger.after(injected(side, ledger=ledger), 0.0)
+    assert injected(container, ledger=ledger, policy=SHARING) == injected(container)
+
+
+def test_asking_again_after_its_gpu_was_lost_gives_another() -> None:
+    ledger = make.ledger(make.entry(0, to=make.container("1")))
+    assert injected(make.container("1"), make.node(make.gpus()[1:]), ledger).grant.uuids == (make.uuid(1),)
+
+
+def test_the_next_attempt_of_a_container_gets_what_the_dead_one_held() -> None:
+    failed = make.entry(0, 1, 2, 3, to=make.container("all", id=ContainerId("first")), phase=Phase.CREATED)
+    assert len(injected(make.container("all"), ledger=make.ledger(failed)).grant.uuids) == 4
+
+
+def test_a_lapsed_grant_is_in_nobodys_way_and_promises_nothing() -> None:
+    other = make.container("device=0", of="other")
+    ledger = make.ledger(make.entry(0, to=make.container("1"), phase=Phase.LAPSED))
+    ledger = ledger.after(injected(other, ledger=ledger), 0.0)
+    assert injected(make.container("1"), ledger=ledger).grant.uuids == (make.uuid(1),)
+
+
+NEEDS: dict[str, tuple[Container, Policy | BrokenPolicy, str]] = {
+    "nothing asked": (make.container(), POLICY, ""),
+    "asked": (make.container("1"), POLICY, "gpu.nri.io"),
+    "asked by its own key": (
+        make.container(of=make.pod(annotations={"gpu.nri.io/container.main": "1", "gpu.nri.io": "none"})),
+        POLICY,
+        "gpu.nri.io/container.main",
+    ),
+    "none": (make.container("none"), POLICY, ""),
+    "not understood": (make.container("one"), POLICY, "gpu.nri.io"),
+    "may not ask": (make.container("1"), CLOSED, "gpu.nri.io"),
+    "may not ask, and that is ignored": (make.container("1"), LENIENT, ""),
+    "asked, and no good policy": (make.container("1"), BROKEN, "gpu.nri.io"),
+    "its own mark is no request": (make.container(annotations={"gpu.nri.io/grant": "v1"}), POLICY, ""),
+}
+
+
+@pytest.mark.parametrize(("container", "policy", "key"), NEEDS.values(), ids=NEEDS)
+def test_what_must_not_start_without_a_grant(container: Container, policy: Policy | BrokenPolicy, key: str) -> None:
+    assert needs_grant(container, policy) == key
+
+
+HELD: dict[str, tuple[tuple[DeviceRef, ...], Majors, set[int]]] = {
+    "nothing": ((), make.MAJORS, set()),
+    "by number, whatever its name": ((DeviceRef("/dev/x", 195, 5),), make.MAJORS, {2}),
+    "the shared nodes name no gpu": ((DeviceRef("/dev/nvidiactl", 195, 255),), make.MAJORS, set()),
+    "another major": ((DeviceRef("/dev/nvidia5", 226, 5),), make.MAJORS, set()),
+    "no driver": ((DeviceRef("/dev/nvidia5", 195, 5),), Majors(), set()),
+    "two": ((DeviceRef("/dev/a", 195, 7), DeviceRef("/dev/b", 195, 4)), make.MAJORS, {0, 3}),
+}
+
+
+@pytest.mark.parametrize(("devices", "majors", "indices"), HELD.values(), ids=HELD)
+def test_whose_nodes_a_container_holds(devices: tuple[DeviceRef, ...], majors: Majors, indices: set[int]) -> None:
+    found = foreign_uuids(make.container(devices=devices), make.node(majors=majors))
+    assert found == set(map(make.uuid, indices))

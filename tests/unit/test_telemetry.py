@@ -1,0 +1,206 @@
+"""The log's lines: which fields, how quoted; and that nobody who does not read it can hold us up."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from loguru import logger
+
+from nri_gpu import telemetry
+from nri_gpu.telemetry import FIELDS
+
+PACKAGE: Final = Path(telemetry.__file__).parent
+
+
+class Said:
+    """Formats as the daemon does, into a list."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def __call__(self, message: Any) -> None:  # noqa: ANN401 - loguru's Message exists for type checkers only
+        self.text += str(message)
+
+
+@pytest.fixture
+def said() -> Iterator[Said]:
+    sink = Said()
+    logger.remove()
+    number = logger.add(sink, level="TRACE", format=telemetry._format, diagnose=False, backtrace=False)
+    yield sink
+    logger.remove(number)
+
+
+def test_a_fixed_phrase_and_fields_in_a_fixed_order(said: Said) -> None:
+    logger.bind(elapsed_ms=0.12345, decision="inject", gpu_uuid="GPU-1,GPU-2", grants=3).info("gpu granted")
+    assert said.text == "INFO    gpu granted decision=inject gpu_uuid=GPU-1,GPU-2 grants=3 elapsed_ms=0.123\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("plain-1.2/3:x,y", "plain-1.2/3:x,y"),
+        ("", '""'),
+        ("two words", '"two words"'),
+        ("a=b", '"a=b"'),
+        ('say "no"', '"say \\"no\\""'),
+        ("back\\slash", '"back\\\\slash"'),
+        ("line\nINFO    gpu granted", '"line\\nINFO    gpu granted"'),
+        ("\r\t\x1b[31mred", '"\\r\\t\\x1b[31mred"'),
+        ("nul\0 and \u2028 and \u202e", '"nul\\x00 and \\u2028 and \\u202e"'),
+        ("\u00fcml\u00e4ut", "\u00fcml\u00e4ut"),
+        ("lone \udc80", '"lone \\udc80"'),
+        ("{braces} {0} <red>", '"{braces} {0} <red>"'),
+        (True, "True"),
+        (1.0, "1.000"),
+        (None, "None"),
+    ],
+)
+def test_a_value_can_never_look_like_another_field_or_line(said: Said, value: object, shown: str) -> None:
+    logger.bind(fault=value).info("said")
+    assert said.text == f"INFO    said fault={shown}\n"
+
+
+def test_unknown_fields_are_left_out(said: Said) -> None:
+    logger.bind(env="SECRET=1", fault="x").info("said")
+    assert said.text == "INFO    said fault=x\n"
+
+
+def _bound() -> Iterator[tuple[str, str]]:
+    """Every name that our code binds to a line, and where."""
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "bind":
+                for keyword in node.keywords:
+                    if keyword.arg:
+                        yield keyword.arg, f"{file.name}:{node.lineno}"
+
+
+def test_every_field_our_code_binds_is_one_that_is_printed() -> None:
+    bound = dict(_bound())
+    assert len(bound) > 10
+    assert {name: where for name, where in bound.items() if name not in FIELDS} == {}
+
+
+def test_no_field_is_for_an_environment() -> None:
+    assert not {"env", "environment", "args", "annotations"} & set(FIELDS)
+
+
+def test_a_traceback_shows_no_values(said: Said) -> None:
+    def handler(env: str) -> int:
+        return int(len(env) / 0)
+
+    try:
+        handler("SECRET_TOKEN=" + "hunter"[::-1])
+    except ZeroDivisionError:
+        logger.exception("bug in a handler")
+    assert "ZeroDivisionError" in said.text
+    assert "retnuh" not in said.text
+
+
+# ---- as a process: stderr, the journal, and readers that do not read
+
+SPEAKER: Final = """
+import sys, time
+from nri_gpu import telemetry
+from loguru import logger
+telemetry.set_up("INFO"{options})
+{body}
+"""
+
+
+def speak(body: str, options: str = "", **settings: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401 - Popen's
+    command = [sys.executable, "-c", SPEAKER.format(body=body, options=options)]
+    return subprocess.Popen(command, **settings)
+
+
+def test_lines_on_stderr_carry_the_time() -> None:
+    process = speak('logger.bind(pid=1).info("hello"); logger.debug("not this")', stderr=subprocess.PIPE)
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 0
+    clock, rest = error.decode().split(" ", 1)
+    assert len(clock) == len("12:34:56.123456")
+    assert rest == "INFO    hello pid=1\n"
+
+
+def test_under_journald_the_time_is_its_business() -> None:
+    environment = {**os.environ, "JOURNAL_STREAM": "8:1"}
+    process = speak('logger.info("hello")', stderr=subprocess.PIPE, env=environment)
+    assert process.communicate(timeout=20)[1] == b"INFO    hello\n"
+
+
+def test_a_reader_that_stalls_never_blocks_a_line_and_learns_what_it_missed() -> None:
+    """30,000 lines into a pipe nobody reads: over at once; then the reader wakes, and the count is there."""
+    body = """
+began = time.monotonic()
+for number in range(30_000):
+    logger.bind(attempt=number).info("x" * 50)
+print(time.monotonic() - began, flush=True)
+sys.stdin.readline()
+logger.info("one more")
+time.sleep(0.2)
+"""
+    process = speak(body, stderr=subprocess.PIPE, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+    assert process.stdout
+    assert select.select([process.stdout], [], [], 20)[0]
+    assert float(process.stdout.readline()) < 10
+    _, error = process.communicate(b"\n", timeout=20)
+    assert process.returncode == 0
+    lines = error.decode().splitlines()
+    dropped = sum(int(line.rpartition("dropped=")[2]) for line in lines if "dropped=" in line)
+    assert len([line for line in lines if "attempt=" in line]) + dropped + ("one more" in error.decode()) >= 30_000
+
+
+def test_a_reader_that_stalls_does_not_keep_us_from_ending() -> None:
+    reading, writing = os.pipe()
+    try:
+        began = time.monotonic()
+        process = speak('for _ in range(5000): logger.info("x" * 100)', stderr=writing)
+        assert process.wait(timeout=20) == 0
+        assert time.monotonic() - began < 5
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_reader_that_is_gone() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = speak('logger.info("to nobody")', stderr=writing)
+    os.close(writing)
+    assert process.wait(timeout=20) == 0
+
+
+def test_what_asyncio_says_comes_as_a_line_of_ours() -> None:
+    body = 'import logging; logging.getLogger("asyncio").warning("socket.send() raised exception")'
+    _, error = speak(body, stderr=subprocess.PIPE).communicate(timeout=20)
+    assert b'WARNING asyncio has something to say fault="socket.send() raised exception"\n' in error
+    assert logging.getLogger("asyncio").handlers == []
+
+
+def test_the_journal_when_stderr_is_lost(tmp_path: Path) -> None:
+    """A runtime that launches its plugins gives them /dev/null."""
+    address = tmp_path / "journal"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(str(address))
+        journal.settimeout(20)
+        body = 'logger.bind(fault="a\\nPRIORITY=0").warning("said")'
+        prepared = f"from pathlib import Path; telemetry.JOURNAL_SOCKET = Path({str(address)!r})"
+        script = SPEAKER.format(options=", journal=True", body=body).replace(
+            "telemetry.set_up", f"{prepared}; telemetry.set_up"
+        )
+        process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
+        assert process.communicate(timeout=20)[1] == b""
+        lines = journal.recv(65536).decode().splitlines()
+        assert lines == ["PRIORITY=4", "SYSLOG_IDENTIFIER=nri-gpu", 'MESSAGE=WARNING said fault="a\\nPRIORITY=0"']

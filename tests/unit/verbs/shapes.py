@@ -1,0 +1,79 @@
+"""What programs may rely on in our JSON: fields by their type. Fields may be added, so more than these is fine."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import jsonschema  # type: ignore[import-untyped]  # it ships no types
+
+
+def fields(**types: Any) -> dict[str, Any]:  # noqa: ANN401 - a piece of JSON Schema
+    """An object with at least these fields."""
+    return {"type": "object", "required": list(types), "properties": types}
+
+
+def array(of: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": of}
+
+
+def schema(verb: str) -> dict[str, Any]:
+    return {"const": f"nri-gpu/{verb}/v1"}
+
+
+TEXT: Final = {"type": "string"}
+NUMBER: Final = {"type": "integer"}
+TRUTH: Final = {"type": "boolean"}
+MAYBE_NUMBER: Final = {"type": ["integer", "null"]}
+
+GPUS: Final = fields(
+    schema=schema("gpus"),
+    simulated=TRUTH,
+    driver_version=TEXT,
+    cuda_version=TEXT,
+    fault=TEXT,
+    majors=fields(nvidia=MAYBE_NUMBER, nvidia_uvm=MAYBE_NUMBER, nvidia_caps=MAYBE_NUMBER),
+    gpus=array(
+        fields(
+            index=NUMBER,
+            minor_number=NUMBER,
+            uuid=TEXT,
+            pci_bus_id=TEXT,
+            model=TEXT,
+            memory_bytes=NUMBER,
+            arch={"type": "string", "pattern": r"^\d+\.\d+$"},
+            numa_node=MAYBE_NUMBER,
+            mig_enabled=TRUTH,
+            unavailable=TEXT,
+        )
+    ),
+    faults=array(fields(index=NUMBER, reason=TEXT)),
+    links=array(fields(a=NUMBER, b=NUMBER, pcie=TEXT, nvlink=NUMBER)),
+)
+CHECK: Final = fields(
+    schema=schema("check"),
+    faults=array(fields(file=TEXT, line=MAYBE_NUMBER, key=TEXT, message=TEXT)),
+    advice=array(TEXT),
+)
+EDITS: Final = fields(
+    devices=array(fields(path=TEXT, major=NUMBER, minor=NUMBER, mode={"const": "0666"}, permissions={"const": "rw"})),
+    mounts=array(fields(destination=TEXT, source=TEXT, options=array(TEXT))),
+    env={"type": "object", "additionalProperties": TEXT},
+)
+NAMES: Final = {"namespace": TEXT, "pod": TEXT, "container": TEXT}
+EXPLAIN: Final = fields(
+    schema=schema("explain"),
+    containers=array(
+        {
+            "oneOf": [
+                fields(**NAMES, decision={"const": "pass"}, reason=TEXT, edits=EDITS),
+                fields(**NAMES, decision={"const": "inject"}, rule=TEXT, gpu_uuids=array(TEXT), mode=TEXT, edits=EDITS),
+                fields(**NAMES, decision={"const": "refuse"}, code=TEXT, reason=TEXT),
+            ]
+        }
+    ),
+)
+
+
+def check_shape(document: object, shape: dict[str, Any]) -> None:
+    """Raises: jsonschema.ValidationError."""
+    jsonschema.Draft202012Validator(shape).validate(document)

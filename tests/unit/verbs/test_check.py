@@ -1,0 +1,82 @@
+"""`nri-gpu check`: all faults at once with their places, advice that fails nothing, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nri_gpu import settings
+from nri_gpu.cli import main
+from nri_gpu.verbs import check
+from nri_gpu.verbs.exits import Exit
+from tests.unit.verbs.shapes import CHECK, check_shape
+
+CONFIG = Path(__file__).parents[3] / "config"
+BAD = '[plugin]\nindex = 5\n\n[driver]\nrot = "/"\n'
+
+
+def checked(capsys: pytest.CaptureFixture[str], path: Path, *arguments: str) -> tuple[int, str]:
+    code = main(["check", str(path), *arguments])
+    return code, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", [CONFIG / "policy.toml", *sorted((CONFIG / "examples").glob("*.toml"))], ids=str)
+def test_every_shipped_policy_is_good(capsys: pytest.CaptureFixture[str], path: Path) -> None:
+    code, text = checked(capsys, path)
+    assert code == Exit.OK
+    assert text.splitlines()[0] == f"{path}: ok"
+    assert all(line.startswith("advice: ") for line in text.splitlines()[1:])
+    code, document = checked(capsys, path, "-o", "json")
+    assert code == Exit.OK
+    check_shape(json.loads(document), CHECK)
+    assert len(json.loads(document)["advice"]) == len(text.splitlines()) - 1
+
+
+def test_faults_come_all_at_once_with_line_and_key(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(BAD)
+    code, text = checked(capsys, path)
+    assert code == Exit.CONFIGURATION
+    first, *faults = text.splitlines()
+    assert first == f"{path}: 2 faults"
+    assert faults[0].startswith(f"{path}:2: plugin.index: must be a string")
+    assert faults[1].startswith(f"{path}:5: driver.rot: unknown key")
+    code, document = checked(capsys, path, "-o", "json")
+    assert code == Exit.CONFIGURATION
+    parsed = json.loads(document)
+    check_shape(parsed, CHECK)
+    assert [(fault["line"], fault["key"]) for fault in parsed["faults"]] == [(2, "plugin.index"), (5, "driver.rot")]
+    assert parsed["advice"] == []
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "no such file"), ("a b", "not TOML"), ("[a", "not TOML")])
+def test_what_cannot_be_read_is_one_fault(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str | None, words: str
+) -> None:
+    path = tmp_path / "policy.toml"
+    if content is not None:
+        path.write_text(content)
+    code, text = checked(capsys, path)
+    assert code == Exit.CONFIGURATION
+    assert text.startswith(f"{path}: 1 fault\n{path}:")
+    assert words in text
+
+
+def test_the_default_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "DEFAULT_PATH", tmp_path / "policy.toml")
+    monkeypatch.setattr(check, "DEFAULT_PATH", tmp_path / "policy.toml")
+    assert main(["check"]) == Exit.OK
+    assert capsys.readouterr().out.startswith("the built-in defaults: ok\n")
+    (tmp_path / "policy.toml").write_text(BAD)
+    assert main(["check"]) == Exit.CONFIGURATION
+
+
+def test_a_file_others_may_write_gets_advice(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text("")
+    path.chmod(0o666)
+    code, text = checked(capsys, path)
+    assert code == Exit.OK
+    assert f"advice: {path} may be written by others" in text

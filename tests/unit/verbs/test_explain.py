@@ -1,0 +1,222 @@
+"""`nri-gpu explain`: every manifest that holds pods, decided as `run` would, and every one that does not."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nri_gpu.cli import main
+from nri_gpu.verbs.exits import Exit
+from tests.support.daemon import FOUR_GPUS
+from tests.unit.verbs.shapes import EXPLAIN, check_shape
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata:
+  name: train
+  namespace: ml
+  annotations:
+    gpu.nri.io: "device=0,1;mode=shared"
+    gpu.nri.io/container.helper: none
+spec:
+  initContainers:
+  - name: first
+    image: busybox
+  containers:
+  - name: main
+    image: cuda
+    env:
+    - name: LD_LIBRARY_PATH
+      value: /opt/lib
+    - name: SECRET
+      value: hunter2
+  - name: helper
+    image: busybox
+"""
+PLAIN = "kind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: nginx}]}\n"
+GREEDY = POD.replace("device=0,1;mode=shared", "device=9")
+DEPLOYMENT = """
+kind: Deployment
+metadata: {name: outer}
+spec:
+  template:
+    metadata: {annotations: {gpu.nri.io: "1"}, generateName: inner-}
+    spec: {containers: [{name: main}]}
+"""
+CRONJOB = """
+kind: CronJob
+metadata: {name: nightly}
+spec:
+  jobTemplate:
+    spec:
+      template:
+        metadata: {annotations: {gpu.nri.io: "4"}}
+        spec: {containers: [{name: main}]}
+"""
+
+Explain = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Explain:
+    def run(manifest: str, *arguments: str, policy: str = "") -> tuple[int, str, str]:
+        (tmp_path / "policy.toml").write_text(policy)
+        (tmp_path / "pod.yaml").write_text(manifest)
+        always = ["--gpus", str(FOUR_GPUS), "--policy", str(tmp_path / "policy.toml"), "--driver-root", str(tmp_path)]
+        code = main(["explain", str(tmp_path / "pod.yaml"), *always, *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def documents(explain: Explain, manifest: str) -> list[dict[str, Any]]:
+    _, out, _ = explain(manifest, "-o", "json")
+    parsed = json.loads(out)
+    check_shape(parsed, EXPLAIN)
+    containers: list[dict[str, Any]] = parsed["containers"]
+    return containers
+
+
+def test_a_pod_as_text(explain: Explain) -> None:
+    code, text, error = explain(POD)
+    assert (code, error) == (Exit.OK, "")
+    paragraphs = text.split("\n\n")
+    assert [each.splitlines()[0] for each in paragraphs] == [
+        "ml/train container first",
+        "ml/train container main",
+        "ml/train container helper",
+    ]
+    assert "  granted GPU 0, 1, shared (by namespaces.allow[0])" in paragraphs[1]
+    assert "  device  c 195:1 rw  /dev/nvidia1" in paragraphs[1]
+    assert "  env     LD_LIBRARY_PATH=/usr/local/nvidia/lib64:/opt/lib" in paragraphs[1]
+    assert "  granted no GPU, as it asked" in paragraphs[2]
+    assert "hunter2" not in text
+
+
+def test_a_pod_as_json(explain: Explain) -> None:
+    first, main_, helper = documents(explain, POD)
+    assert (first["decision"], main_["decision"], helper["decision"]) == ("inject", "inject", "inject")
+    assert (main_["namespace"], main_["pod"], main_["container"]) == ("ml", "train", "main")
+    assert len(main_["gpu_uuids"]) == 2
+    assert {device["path"] for device in main_["edits"]["devices"]} == {
+        "/dev/nvidia0",
+        "/dev/nvidia1",
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+        "/dev/nvidia-uvm-tools",
+    }
+    assert (helper["mode"], helper["gpu_uuids"]) == ("none", [])
+
+
+def test_a_pod_that_asks_for_nothing(explain: Explain) -> None:
+    assert explain(PLAIN)[:2] == (Exit.OK, "default/web container nginx\n  passes untouched: no gpu annotation\n")
+    (only,) = documents(explain, PLAIN)
+    assert (only["decision"], only["edits"]["devices"]) == ("pass", [])
+
+
+def test_a_refusal_is_1_and_its_sentence_the_one_of_run(explain: Explain) -> None:
+    code, text, _ = explain(GREEDY)
+    assert code == Exit.FINDING
+    assert "  REFUSED nri-gpu [no-such-gpu]: " in text
+    refused = [each for each in documents(explain, GREEDY) if each["decision"] == "refuse"]
+    assert {each["code"] for each in refused} == {"no-such-gpu"}
+
+
+def test_the_ledger_goes_on_from_pod_to_pod(explain: Explain) -> None:
+    taken = POD.replace("device=0,1;mode=shared", "all")
+    code, text, _ = explain(taken + "---\n" + DEPLOYMENT)
+    assert code == Exit.FINDING
+    assert "[gpu-busy]" in text
+
+
+@pytest.mark.parametrize(("manifest", "pod"), [(DEPLOYMENT, "inner-"), (CRONJOB, "pod-1")])
+def test_templates(explain: Explain, manifest: str, pod: str) -> None:
+    (only,) = documents(explain, manifest)
+    assert (only["pod"], only["decision"]) == (pod, "inject")
+
+
+def test_a_policy_decides(explain: Explain) -> None:
+    code, text, _ = explain(POD, policy='[namespaces]\nallow = ["prod"]\n')
+    assert code == Exit.FINDING
+    assert "[not-allowed]" in text
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        ("", "is empty"),
+        ("---\n---\n", "is empty"),
+        ("a: [", "is not YAML"),
+        ("- 1\n- 2\n", "document 1 holds no pod"),
+        ("just text", "document 1 holds no pod"),
+        (PLAIN + "---\nkind: Service\nspec: {ports: []}\n", "document 2 holds no pod"),
+        ("spec: {containers: [], template: 5}", ""),
+        ("metadata: text\nspec: {containers: [{name: a}]}", "metadata"),
+        ("metadata: {annotations: [a]}\nspec: {containers: [{name: a}]}", "annotations"),
+        ("spec: {containers: [{name: a}], initContainers: 5}", "initContainers"),
+        ("spec: {containers: [{name: a, env: 5}]}", "env of container a is not a list"),
+        ("spec: {containers: [a]}", "a container is not a mapping"),
+        ("spec: {containers: [{}, {env: [1, {name: x}]}]}", ""),
+        ("metadata: {annotations: {gpu.nri.io: 2}}\nspec: {containers: [{}]}", 'wants it in quotes: "2"'),
+        ("!!python/object/apply:os.system ['true']", "is not YAML"),
+    ],
+)
+def test_what_is_no_manifest_is_2_and_never_a_traceback(explain: Explain, manifest: str, words: str) -> None:
+    code, _, error = explain(manifest)
+    assert code == (Exit.USAGE if words else Exit.OK)
+    assert words in error
+    assert "Traceback" not in error
+
+
+def test_bytes_that_are_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pod.yaml").write_bytes(b"\xff\xfe\x00")
+    assert main(["explain", str(tmp_path / "pod.yaml"), "--gpus", str(FOUR_GPUS)]) == Exit.USAGE
+    assert "pod.yaml" in capsys.readouterr().err
+
+
+def test_a_missing_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(tmp_path / "none.yaml"), "--gpus", str(FOUR_GPUS)]) == Exit.USAGE
+    assert "none.yaml" in capsys.readouterr().err
+
+
+def test_from_standard_input(
+    explain: Explain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PLAIN))
+    assert main(["explain", "-", "--gpus", str(FOUR_GPUS)]) == Exit.OK
+    assert "default/web container nginx" in capsys.readouterr().out
+
+
+def test_a_broken_policy_is_78(explain: Explain) -> None:
+    code, out, error = explain(POD, policy="[plugin]\nindex = 5\n")
+    assert (code, out) == (Exit.CONFIGURATION, "")
+    assert "policy.toml:2: plugin.index" in error
+
+
+def test_a_broken_topology_is_78(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pod.yaml").write_text(POD)
+    assert main(["explain", str(tmp_path / "pod.yaml"), "--gpus", str(tmp_path / "none.toml")]) == Exit.CONFIGURATION
+    assert "none.toml" in capsys.readouterr().err
+
+
+def test_without_yaml_it_says_what_to_install(explain: Explain, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:  # noqa: ANN401 - the signature of __import__
+        if name == "yaml":
+            raise ImportError(name)
+        return imported(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    code, _, error = explain(POD)
+    assert code == Exit.USAGE
+    assert "pip install 'nri-gpu[explain]'" in error

@@ -1,0 +1,81 @@
+"""`nri-gpu gpus`: a table for people, a schema for programs, a code for scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.cli import main
+from nri_gpu.verbs import gpus
+from nri_gpu.verbs.exits import Exit
+from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
+from tests.unit.verbs.shapes import GPUS, check_shape
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "gpus"
+SHIPPED = sorted(TOPOLOGIES.glob("*.toml"))
+
+
+def shown(capsys: pytest.CaptureFixture[str], topology: Path, *arguments: str) -> tuple[int, str]:
+    code = main(["gpus", "--gpus", str(topology), *arguments])
+    return code, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("topology", [*SHIPPED, *sorted(FIXTURES.glob("*.toml"))], ids=lambda path: path.stem)
+def test_every_topology_in_both_forms(capsys: pytest.CaptureFixture[str], topology: Path) -> None:
+    code, text = shown(capsys, topology)
+    same, document = shown(capsys, topology, "-o", "json")
+    parsed = json.loads(document)
+    check_shape(parsed, GPUS)
+    assert code == same
+    assert code == (Exit.OK if any(not gpu["unavailable"] for gpu in parsed["gpus"]) else Exit.FINDING)
+    assert text.startswith(f"{len(parsed['gpus'])} GPUs, driver {parsed['driver_version'] or '?'}")
+    assert all(gpu["uuid"] in text and f"/dev/nvidia{gpu['minor_number']}" in text for gpu in parsed["gpus"])
+    assert all(gpu["unavailable"] in text for gpu in parsed["gpus"])
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = shown(capsys, FOUR_GPUS)
+    lines = text.splitlines()
+    assert lines[0] == "4 GPUs, driver 580.95.05, CUDA 13.0, from simulated"
+    assert lines[1].split() == ["INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI", "BUS", "ID", "NODE", "STATE", "UUID"]
+    assert len({line.index("GPU-") for line in lines[2:6]}) == 1
+    assert "40 GiB" in lines[2]
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_units_are_in_the_names(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = json.loads(shown(capsys, FOUR_GPUS, "-o", "json")[1])["gpus"][0]
+    assert gpu["memory_bytes"] == 42_949_672_960
+    assert gpu["arch"] == "8.0"
+
+
+def test_modules_that_are_not_loaded_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text("schema = 1\n[node]\n")
+    code, text = shown(capsys, tmp_path / "node.toml")
+    assert code == Exit.FINDING
+    assert "kernel module nvidia is not loaded: no GPU can be granted (modprobe nvidia)" in text
+    assert "kernel module nvidia-uvm is not loaded" in text
+
+
+@pytest.mark.parametrize("content", [None, "schema = 9\n", "no toml", "\xff"])
+def test_a_bad_topology_file_is_78(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "node.toml"
+    if content is not None:
+        path.write_bytes(content.encode("latin-1"))
+    assert main(["gpus", "--gpus", str(path)]) == Exit.CONFIGURATION
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"nri-gpu: {path}")
+
+
+def test_without_a_driver_it_is_69_and_says_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code = main(["gpus", "--driver-root", str(tmp_path)])
+    captured = capsys.readouterr()
+    assert code == Exit.UNAVAILABLE
+    assert str(tmp_path) in captured.out + captured.err
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    assert gpus.table(("A", "BB"), [("long", ""), ("x", "y")]) == ["A     BB", "long", "x     y"]
