@@ -93,6 +93,25 @@ VERBS: Final = (
         (_option("file", help="policy file (default /etc/nri-gpu/policy.toml)", nargs="?", metavar="FILE"), OUTPUT),
     ),
     Verb(
+        "cdi",
+        "nri_gpu.verbs.cdi",
+        "describe the GPUs as a CDI specification without hooks, for Docker, podman and others",
+        "Devices are named by index, by UUID, and `all`. Where nothing true can be said (no driver, or its module has\n"
+        "another version), it says why, removes a specification that is there already, and exits 69. Example:\n"
+        "  nri-gpu cdi generate --output /var/run/cdi/nri-gpu.json && docker run --device nvidia.com/gpu=0 ...",
+        (
+            _option("action", help="`generate`: print it, or write it to --output", choices=("generate",)),
+            POLICY,
+            GPUS,
+            DRIVER_ROOT,
+            _option("--stage-dir", help="folder for staged driver files (default /var/lib/nri-gpu/cdi)", metavar="DIR"),
+            _option("--capabilities", help="parts of the driver (default: the policy's)", metavar="LIST"),
+            _option("--output", help="file to write whole or not at all; ends in .json or .yaml", metavar="FILE"),
+            _option("--watch", help="go on: write it again when driver or GPUs change", action="store_true"),
+            LOG_LEVEL,
+        ),
+    ),
+    Verb(
         "explain",
         "nri_gpu.verbs.explain",
         "what each container of a pod would get, and why; no runtime, and with --gpus no GPU",
@@ -103,6 +122,19 @@ VERBS: Final = (
             _option("file", help="a pod, or anything with a pod template; `-` is standard input", metavar="POD.yaml"),
             POLICY,
             GPUS,
+            DRIVER_ROOT,
+            OUTPUT,
+        ),
+    ),
+    Verb(
+        "prepare",
+        "nri_gpu.verbs.prepare",
+        "make the host ready: kernel modules, device nodes, /dev/char links",
+        "Does what is missing and nothing twice, and exits 1 when something is left that only people can mend.\n"
+        "Where the driver's ModifyDeviceFiles is 0 it makes no node. --dry-run prints and changes nothing.",
+        (
+            _option("--dry-run", help="print what would be done, and do nothing", action="store_true"),
+            _option("--graphics", help="nvidia-modeset too, for containers that draw", action="store_true"),
             DRIVER_ROOT,
             OUTPUT,
         ),

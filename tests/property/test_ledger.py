@@ -1,16 +1,16 @@
-"""Law: no reachable Ledger is over capacity; release undoes a grant; the ledger rebuilt by Synchronize is the one lived.
+"""Law: no reachable Ledger is over capacity; release undoes a grant; the ledger rebuilt by Synchronize lived before.
 
 A runtime is played here with all its silences (containerd, seen on 1.7 and 2.1): a failed start sends no event, a
 created container may be stopped and start all the same, and nothing is told that happens while the plugin is away.
 
-"Is the one lived" means: what ran, runs, and what held as created holds as created. Three differences are allowed, all
+"Lived before" means: what ran, runs, and what held as created holds as created. Three differences are allowed, all
 among containers that never ran:
 - one whose start failed in silence held until its grace was over; the list lacks it, so it is gone at once;
-- one that had lapsed, or gave way to its pod's next attempt, holds anew where its GPUs are free: the list does not tell;
+- one that had lapsed, or gave way to its pod's next attempt, holds anew where its GPUs are free: no list tells;
 - one that held may find such a revenant listed before it and lapse: then its start is refused, and it is made again.
 
 One hole is known, and no plugin can close it: a container that lapsed, and is started while the plugin is away, runs
-on GPUs that may be another's by then. Such containers count in no pair, but nobody else is granted their GPUs.
+on GPUs that may be another's by then. If that one runs too, both do; but nobody else is granted their GPUs.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from tests.support import builders as make
 
 KEY: Final = bytes(32)
 GRACE_S: Final = 60.0
-GPUS: Final = make.gpus(3)
+GPUS: Final = make.gpus(2)  # few, so that requests meet
 State = Literal["created", "running", "exited"]
 
 pods = st.sampled_from(worlds.POD_NAMES)
 names = st.sampled_from(worlds.CONTAINER_NAMES)
-claims = st.sampled_from(["1", "2", "all", "device=0", "device=1", "1;mode=shared", "all;mode=shared", "none"])
+claims = st.sampled_from(["1", "all", "device=0", "device=0;mode=exclusive", "device=0;mode=shared", "none"])
+waits = st.sampled_from([0.5, 0.5, GRACE_S + 1])  # seconds
 picks = st.integers(0, 99)
 
 
@@ -121,8 +122,9 @@ class Runtime(RuleBasedStateMachine):
         living = [made.container.pod.id for made in self.made.values() if made.container.pod.name == pod]
         return living[0] if living else PodId(f"sandbox-{pod}-{self.number}")
 
-    @rule(pod=pods, name=names, claim=claims)
-    def create(self, pod: str, name: str, claim: str) -> None:
+    @rule(pod=pods, name=names, claim=claims, wait_s=waits)
+    def create(self, pod: str, name: str, claim: str, wait_s: float) -> None:
+        self.now += wait_s
         self.number += 1
         of = make.pod(pod, claim, id=self.sandbox(pod))
         container = make.container(of=of, name=name, id=ContainerId(f"{pod}.{name}.{self.number}"))
@@ -140,6 +142,21 @@ class Runtime(RuleBasedStateMachine):
         else:
             assert isinstance(decision, Refuse)
 
+    @precondition(lambda self: not self.away)
+    @rule(pick=picks)
+    def ask_again(self, pick: int) -> None:
+        made = self.some(pick, "created")
+        entry = made and self.ledger.entries.get(made.container.id)
+        if made is None or not entry or not entry.holds or not self.on_node(entry.grant):
+            return
+        decision = decide(replace(made.container, annotations={}), self.node, self.ledger, self.policy)
+        assert isinstance(decision, Inject)
+        assert decision.grant == entry.grant
+        self.ledger = self.ledger.after(decision, self.now)
+
+    def on_node(self, grant: Grant) -> bool:
+        return set(grant.uuids) <= {gpu.uuid for gpu in self.node.gpus}
+
     def check_new(self, grant: Grant) -> None:
         """A new grant meets nobody it must not meet, however that one came by its GPUs."""
         faults = worlds.capacity_faults(self.ledger)
@@ -147,7 +164,7 @@ class Runtime(RuleBasedStateMachine):
         if grant.mode is Mode.EXCLUSIVE:
             assert all(other.uuids.isdisjoint(grant.uuids) for other in self.ledger.foreign.values())
 
-    @rule(pod=pods, index=st.integers(0, 2))
+    @rule(pod=pods, index=st.integers(0, 1))
     def create_with_another_injectors_node(self, pod: str, index: int) -> None:
         self.number += 1
         of = make.pod(pod, id=self.sandbox(pod))
@@ -206,11 +223,7 @@ class Runtime(RuleBasedStateMachine):
         self.told(lambda ledger: ledger.pod_gone(sandbox))
         self.made = {name: made for name, made in self.made.items() if made.container.pod.id != sandbox}
 
-    @rule(seconds=st.sampled_from([0.5, 59.0, 61.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-
-    @rule(lost=st.sets(st.integers(0, 2), max_size=1))
+    @rule(lost=st.sets(st.integers(0, 1), max_size=1))
     def a_gpu_is_lost_or_back(self, lost: set[int]) -> None:
         self.node = make.node([gpu for gpu in GPUS if gpu.index not in lost])
 
@@ -279,7 +292,7 @@ class Runtime(RuleBasedStateMachine):
 
 
 TestRuntime = Runtime.TestCase
-TestRuntime.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestRuntime.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 
 
 @given(worlds.ledgers, worlds.entries())

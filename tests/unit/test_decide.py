@@ -235,6 +235,14 @@ def test_the_next_attempt_of_a_container_gets_what_the_dead_one_held() -> None:
     assert len(injected(make.container("all"), ledger=make.ledger(failed)).grant.uuids) == 4
 
 
+def test_the_dead_attempt_of_a_container_is_no_load() -> None:
+    failed = make.entry(0, to=make.container("1", id=ContainerId("first")), phase=Phase.CREATED)
+    assert injected(make.container("1"), ledger=make.ledger(failed)).grant.uuids == (make.uuid(0),)
+    shared = make.entry(0, 1, mode=Mode.SHARED, to=make.container("2", id=ContainerId("first")), phase=Phase.CREATED)
+    again = injected(make.container("device=0,1"), ledger=make.ledger(shared))
+    assert again.grant.mode is Mode.EXCLUSIVE
+
+
 def test_a_lapsed_grant_is_in_nobodys_way_and_promises_nothing() -> None:
     other = make.container("device=0", of="other")
     ledger = make.ledger(make.entry(0, to=make.container("1"), phase=Phase.LAPSED))

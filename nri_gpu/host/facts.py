@@ -1,0 +1,120 @@
+"""What a look at the host found: the values that planning starts from. Nothing here touches the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, NewType
+
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.gpu import Majors
+
+DevPath = NewType("DevPath", str)  # below /dev: `nvidia0`, `nvidia-caps/nvidia-cap3`, `char/195:0`
+
+CHAR: Final = DevPath("char")
+CAPS: Final = DevPath("nvidia-caps")
+
+
+class HostError(NriGpuError):
+    """The host says something that cannot be understood, or would not let itself be changed. Says what."""
+
+
+class Module(StrEnum):
+    """The kernel modules that may be loaded, in the order in which they build on one another."""
+
+    NVIDIA = "nvidia"
+    UVM = "nvidia-uvm"
+    MODESET = "nvidia-modeset"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the host's trees are. Tests put others here."""
+
+    dev: Path = Path("/dev")
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A character device's node, there or wanted. mode: permission bits only."""
+
+    major: int
+    minor: int
+    mode: int
+    uid: int
+    gid: int
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """What the kernel knows the device by."""
+        return self.major, self.minor
+
+    def __str__(self) -> str:
+        return f"char {self.major}:{self.minor}, mode {self.mode:04o}, owner {self.uid}:{self.gid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link. target: as it is written in it; nobody followed it."""
+
+    target: str
+
+    def __str__(self) -> str:
+        return f"a symbolic link to {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A real directory."""
+
+    def __str__(self) -> str:
+        return "a directory"
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Anything else. kind: `a regular file`, `a block device`, and so on."""
+
+    kind: str
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+Entry = Node | Link | Folder | Other
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that somebody has to see to. path: what it is about; reason: what is wrong, and what to do."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One look at the host. Texts are the kernel's own, not yet understood; empty where there is no such file.
+
+    devices: PCI addresses of NVIDIA's display devices. modules: those loaded. params: /proc/driver/nvidia/params.
+    gpus: PCI address -> its `information` file. capabilities: `gpu0/mig/gi1/access` -> that file, there only while
+    the instance is. mig_minors: /proc/driver/nvidia-caps/mig-minors. entries: what is in /dev now; absent, not there.
+    unreadable: what should have been read and could not be.
+    """
+
+    devices: tuple[str, ...] = ()
+    modules: frozenset[Module] = frozenset()
+    majors: Majors = field(default_factory=Majors)
+    params: str = ""
+    gpus: Mapping[str, str] = field(default_factory=dict)
+    capabilities: Mapping[str, str] = field(default_factory=dict)
+    mig_minors: str = ""
+    entries: Mapping[DevPath, Entry] = field(default_factory=dict)
+    unreadable: tuple[Finding, ...] = ()

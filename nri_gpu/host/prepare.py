@@ -1,0 +1,94 @@
+"""Looks, plans, acts, and looks again, until there is nothing left to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, assert_never
+
+from nri_gpu.host.actions import Action, FixNode, LoadModule, MakeLink, MakeNode
+from nri_gpu.host.facts import Facts, Finding, HostError, Module, Places
+from nri_gpu.host.links import make_link
+from nri_gpu.host.modules import load_module
+from nri_gpu.host.nodes import fix_node, make_node
+from nri_gpu.host.plan import Plan, make_plan
+
+# Modules, then what they serve, then a look that finds all done; one more for somebody who makes nodes beside us.
+_ROUNDS: Final = 4
+
+Act = Callable[[Action], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was done, in order, and what is left for people. facts: of the last look."""
+
+    facts: Facts
+    done: tuple[Action, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+def prepare(look: Callable[[], Facts], act: Act, *, graphics: bool = False) -> Report:
+    """Do all that can be done. What failed is not tried again, and is a finding.
+
+    act: performs one action. Raises: HostError, OSError: it failed.
+    """
+    done: dict[Action, None] = {}
+    failed: dict[Action, str] = {}
+    facts, plan = _look_and_plan(look, graphics)
+    for _ in range(_ROUNDS):
+        todo = [action for action in plan.actions if action not in failed]
+        if not todo:
+            break
+        for action in todo:
+            failure = _perform(action, act, failed)
+            if failure:
+                failed[action] = failure
+            else:
+                done[action] = None
+        facts, plan = _look_and_plan(look, graphics)
+    return Report(facts, tuple(done), (*plan.findings, *_left(plan, failed)))
+
+
+def actor(places: Places, driver_root: Path) -> Act:
+    """The one that changes the machine."""
+
+    def act(action: Action) -> None:
+        match action:
+            case LoadModule():
+                load_module(action.module, places, driver_root)
+            case MakeNode():
+                make_node(places.dev, action)
+            case FixNode():
+                fix_node(places.dev, action)
+            case MakeLink():
+                make_link(places.dev, action)
+            case _:
+                assert_never(action)
+
+    return act
+
+
+def _look_and_plan(look: Callable[[], Facts], graphics: bool) -> tuple[Facts, Plan]:
+    facts = look()
+    return facts, make_plan(facts, graphics=graphics)
+
+
+def _perform(action: Action, act: Act, failed: dict[Action, str]) -> str:
+    """Why it failed; empty when it did not."""
+    if isinstance(action, LoadModule) and LoadModule(Module.NVIDIA) in failed:
+        return "not tried, as it builds on nvidia"
+    try:
+        act(action)
+    except HostError as error:
+        return str(error)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _left(plan: Plan, failed: dict[Action, str]) -> Iterator[Finding]:
+    for action in plan.actions:
+        reason = failed.get(action, "something else on this machine keeps undoing it")
+        yield Finding(action.subject, f"{action.UNDONE}: {reason}")

@@ -1,0 +1,107 @@
+"""The check: an image's requirements against what the node has.
+
+All variables must hold, on every GPU that the container gets. Pure and total: any text gives None or an Unmet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from nri_gpu.requirements import explain
+from nri_gpu.requirements.facts import Facts, GpuFacts, View, views
+from nri_gpu.requirements.grammar import Alternative, Condition, Malformed, parse_requirement
+from nri_gpu.requirements.text import sentence, shown
+
+PREFIX: Final = "NVIDIA_REQUIRE_"
+REQUIRE_CUDA: Final = "NVIDIA_REQUIRE_CUDA"
+JETPACK: Final = "NVIDIA_REQUIRE_JETPACK"  # and whatever begins with it: words for Tegra boards, not conditions
+DISABLE: Final = "NVIDIA_DISABLE_REQUIRE"
+CUDA_VERSION: Final = "CUDA_VERSION"
+
+# Names and values of all requirements together. CUDA 13.0 images have 2.2 kB: 60 alternatives, a dozen a driver branch.
+TOTAL_MAX: Final = 16 * 1024  # characters
+TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})  # Go's strconv.ParseBool
+_NUMBER: Final = r"(0|[1-9][0-9]{0,8})"
+_SEMVER: Final = re.compile(rf"v?{_NUMBER}(?:\.{_NUMBER}(?:\.{_NUMBER}(?:[-+][0-9A-Za-z.+-]{{1,64}})?)?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """A requirement that does not hold, or cannot be understood. All three are printable ASCII.
+
+    variable: where it stands. condition: the one that failed, of several alternatives the first one's; empty when
+    there is too much text to be read.
+    sentence: at most 400 characters: the condition, what the node has, what to do.
+    """
+
+    variable: str
+    condition: str
+    sentence: str
+
+
+def concerns(name: str) -> bool:
+    """Whether a variable of this name is read here."""
+    return name in (CUDA_VERSION, DISABLE) or (name.startswith(PREFIX) and not name.startswith(JETPACK))
+
+
+def unmet(env: Mapping[str, str], facts: Facts, *, may_disable: bool = False) -> Unmet | None:
+    """The first requirement that does not hold, by the order of the variables' names; None when all hold.
+
+    env: the container's, as merged from image and pod; variables of other names are not looked at.
+    may_disable: policy lets NVIDIA_DISABLE_REQUIRE turn the check off.
+    """
+    disabled = env.get(DISABLE, "") in TRUE
+    if disabled and may_disable:
+        return None
+    node = _Node(facts, views(facts), explain.ending(disabled=disabled, may_disable=may_disable))
+    stated = {name: env[name] for name in sorted(env) if name.startswith(PREFIX) and concerns(name)}
+    sizes = {name: len(name) + len(value) for name, value in stated.items()}
+    if sum(sizes.values()) > TOTAL_MAX:
+        longest = max(sizes, key=sizes.__getitem__)
+        return node.refuses(longest, "", explain.oversize(longest, sum(sizes.values()), TOTAL_MAX))
+    checks = (_check(name, value, node, shown(name)) for name, value in stated.items())
+    return _legacy(env, node) or next(filter(None, checks), None)
+
+
+class _Node(NamedTuple):
+    """What every variable is checked against. ending: what every refusal ends with."""
+
+    facts: Facts
+    views: Mapping[GpuFacts | None, View]
+    ending: str
+
+    def refuses(self, variable: str, condition: str, said: str) -> Unmet:
+        return Unmet(shown(variable), shown(condition), sentence(f"{said}{self.ending}."))
+
+
+def _legacy(env: Mapping[str, str], node: _Node) -> Unmet | None:
+    """Images older than NVIDIA_REQUIRE_CUDA say what they need by the version they are for."""
+    version = env.get(CUDA_VERSION, "")
+    if not version or env.get(REQUIRE_CUDA, ""):
+        return None
+    match = _SEMVER.fullmatch(version)
+    if match is None:
+        return node.refuses(CUDA_VERSION, version, explain.not_a_version(version))
+    return _check(CUDA_VERSION, f"cuda>={match[1]}.{match[2] or 0}", node, explain.LEGACY)
+
+
+def _check(variable: str, value: str, node: _Node, called: str) -> Unmet | None:
+    """called: what the sentence calls the variable."""
+    alternatives = parse_requirement(value)
+    if isinstance(alternatives, Malformed):
+        return node.refuses(variable, alternatives.text, explain.malformed(called, alternatives))
+    for gpu, view in node.views.items():
+        if failed := _failed(alternatives, view):
+            said = explain.unmet(called, failed, len(alternatives) - 1, node.facts, gpu, view)
+            return node.refuses(variable, failed.text, said)
+    return None
+
+
+def _failed(alternatives: tuple[Alternative, ...], view: View) -> Condition | None:
+    """None when an alternative holds, or none is required; else what fails in the first: the image's main wish."""
+    if not alternatives or any(all(condition.holds(view) for condition in each) for each in alternatives):
+        return None
+    return next(condition for condition in alternatives[0] if not condition.holds(view))
