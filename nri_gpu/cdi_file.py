@@ -59,8 +59,8 @@ class SpecFile:
             raise SpecFileError(f"{self.path} cannot be removed: {error.strerror}") from error
         return True
 
-    def rivals(self, kind: str, folders: Iterable[Path] = STANDARD) -> tuple[Rival, ...]:
-        """Other files that describe `kind`, here and where runtimes look by default."""
+    def rivals(self, kind: str, folders: Iterable[Path]) -> tuple[Rival, ...]:
+        """Other files that describe `kind`, beside it and in `folders`."""
         distinct = {folder.resolve() for folder in (self.path.parent, *folders)}
         return tuple(rival for folder in sorted(distinct) for rival in self._rivals_in(folder, kind))
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.place import Asker, place
+from nri_gpu.allocation.place import Asker, place, why_not
 from nri_gpu.domain.claim import Claim, Mode, Nothing
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
+from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capabilities, Gpu, GpuUuid, Node
 from nri_gpu.injection.devices import missing_modules
-from nri_gpu.injection.env import disarmed
+from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.plan import Share, plan
 from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
 from nri_gpu.policy.select import Denied, Ignored, select
@@ -35,7 +35,7 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
     try:
         asked = select_annotation(container.pod.annotations, container.annotations, container.name)
         if asked is None:
-            return Pass(_disarm(container, policy))
+            return _passed(container, policy, NOT_ASKED)
         claim = parse_claim(*asked)
     except RequestError as error:
         return _refuse(Code.BAD_REQUEST, _ended(str(error)))
@@ -45,7 +45,7 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
         case Denied():
             return _refuse(Code.NOT_ALLOWED, verdict.sentence)
         case Ignored():
-            return Pass(_disarm(container, policy), why=verdict.sentence)
+            return _passed(container, policy, verdict.sentence)
     return _grant(claim, container, node, ledger, policy, verdict.rule)
 
 
@@ -74,7 +74,15 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
         tree=node.driver.trees.get(capabilities) if node.driver else None,
         void=policy.environment.visible_devices is VisibleDevices.VOID,
     )
-    return Inject(plan(share), _record(container, tuple(gpu.uuid for gpu in gpus), mode, node), rule)
+    grant = _record(container, tuple(gpu.uuid for gpu in gpus), mode, node)
+    edits = plan(share)
+    return Inject(edits, grant, rule, note=_unreached(container, edits))
+
+
+def _unreached(container: Container, edits: Edits) -> str:
+    """What of our environment the program will not see."""
+    names = sorted(container.env_twice & edits.env.keys())
+    return f"image and pod both set {', '.join(names)}: the pod's value stays, ours has no effect" if names else ""
 
 
 def _other_hand(container: Container, node: Node) -> Reason | None:
@@ -110,7 +118,7 @@ def _held(container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Gpu, 
     entry = ledger.entries.get(container.id)
     if entry is None or not entry.holds or entry.grant.mode is None:
         return None
-    gpus = tuple(gpu for gpu in node.gpus if gpu.uuid in entry.grant.uuids)
+    gpus = tuple(gpu for gpu in node.gpus if gpu.uuid in entry.grant.uuids and not why_not(gpu))
     return (gpus, entry.grant.mode) if gpus and len(gpus) == len(entry.grant.uuids) else None
 
 
@@ -153,15 +161,26 @@ def _record(container: Container, uuids: tuple[GpuUuid, ...], mode: Mode | None,
     )
 
 
+def _passed(container: Container, policy: Policy | BrokenPolicy, why: str) -> Decision:
+    edits = _disarm(container, policy)
+    if edits.env and VISIBLE_DEVICES in container.env_twice:
+        return _refuse(
+            Code.NOT_ALLOWED,
+            f"policy disarms {VISIBLE_DEVICES}, but image and pod both set it and NRI reaches only one of the two: "
+            "leave it out of the pod's environment.",
+        )
+    return Pass(edits, why)
+
+
 def _disarm(container: Container, policy: Policy | BrokenPolicy) -> Edits:
     armed = isinstance(policy, Policy) and policy.environment.disarm is Disarm.ALL
     return Edits.of(env=disarmed(container.env)) if armed and container.env else NO_EDITS
 
 
+def _refuse(code: Code, sentence: str) -> Refuse:
+    return Refuse(Reason(code, sentence))
+
+
 def _ended(sentence: str) -> str:
     """With its full stop, once."""
     return sentence if sentence.endswith((".", "?", "!")) else f"{sentence}."
-
-
-def _refuse(code: Code, sentence: str) -> Refuse:
-    return Refuse(Reason(code, sentence))

@@ -38,6 +38,8 @@ class Container:
 
     env: NAME -> value, as merged from image and pod. It never grants; only variables we add to are read.
     devices: extra nodes others put there (CRI, CDI, earlier plugins); a privileged one lists all of the host's.
+    env_twice: variables that come twice, from image and pod both: an adjustment reaches only the first, and the last
+    is what the program sees (seen on containerd 1.7.24 and 2.1.9).
     privileged: its device cgroup allows everything (the wildcard rule containerd writes).
     """
 
@@ -46,6 +48,7 @@ class Container:
     pod: Pod
     annotations: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    env_twice: frozenset[str] = frozenset()
     devices: tuple[DeviceRef, ...] = ()
     mounts: frozenset[str] = frozenset()
     privileged: bool = False

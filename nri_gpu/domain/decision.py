@@ -64,21 +64,28 @@ class Reason:
         return text if len(text) <= REFUSAL_MAX else text[: REFUSAL_MAX - 3] + "..."
 
 
+NOT_ASKED: Final = "no gpu annotation"
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """Nothing was asked. edits: usually none; policy may disarm an image's NVIDIA_VISIBLE_DEVICES."""
 
     edits: Edits
-    why: str = "no gpu annotation"
+    why: str = NOT_ASKED
 
 
 @dataclass(frozen=True, slots=True)
 class Inject:
-    """Granted: what to add, and what the ledger remembers. rule: the policy rule that allowed it."""
+    """Granted: what to add, and what the ledger remembers.
+
+    rule: the policy rule that allowed it. note: something an operator should know of this grant; mostly empty.
+    """
 
     edits: Edits
     grant: Grant
     rule: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,10 @@ class Gpu:
     mig_enabled: bool = False
     unavailable: str = ""
 
+    def __hash__(self) -> int:
+        """By identity alone: GPUs are part of keys in the hook path."""
+        return hash(self.uuid)
+
 
 @dataclass(frozen=True, slots=True)
 class GpuFault:

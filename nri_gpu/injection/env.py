@@ -19,12 +19,11 @@ def visible_devices(gpus: tuple[Gpu, ...], *, void: bool) -> Mapping[str, str]:
     return {VISIBLE_DEVICES: VOID, OUR_UUIDS: uuids} if void else {VISIBLE_DEVICES: uuids}
 
 
-def library_path(folder: str, env: Mapping[str, str]) -> Mapping[str, str]:
+def library_path(folder: str, present: str) -> Mapping[str, str]:
     """The loader's path with a folder before what the container has; nothing when it leads already.
 
     Never adds an empty element: to the loader that is the current directory.
     """
-    present = env.get(LIBRARY_PATH, "")
     if present.split(":")[0] == folder:
         return {}
     return {LIBRARY_PATH: f"{folder}:{present}" if present else folder}

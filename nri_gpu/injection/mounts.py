@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from posixpath import normpath
 from typing import Final
 
@@ -28,26 +29,42 @@ HWCAPS_PLACES: Final[tuple[str, ...]] = (
     else ()
 )
 SMI: Final = "nvidia-smi"
+# Above all of our places; most mounts of a container are elsewhere and need no closer look.
+ROOTS: Final = ("/usr", "/opt", "/run")
 
 
-def tree_place(taken: Iterable[str]) -> str:
-    """Where the tree goes in a container with these mount destinations of its own."""
-    return next((place for place in TREE_PLACES if not _touches(place, taken)), TREE_PLACES[-1])
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the driver's files can go in a container without touching a mount of its own. smi: in /usr/bin."""
+
+    tree: str
+    hwcaps: tuple[str, ...]
+    smi: bool
 
 
-def tree_mounts(tree: DriverTree, taken: frozenset[str]) -> tuple[Mount, ...]:
+def free_places(taken: Iterable[str]) -> Places:
+    """The places left by these mount destinations of a container."""
+    others = [other for other in map(_plain, taken) if other.startswith(ROOTS) or other == "/"]
+    return Places(
+        tree=next((place for place in TREE_PLACES if not _touches(place, others)), TREE_PLACES[-1]),
+        hwcaps=tuple(place for place in HWCAPS_PLACES if not _touches(place, others)),
+        smi=not _touches(f"/usr/bin/{SMI}", others),
+    )
+
+
+def tree_mounts(tree: DriverTree, places: Places) -> tuple[Mount, ...]:
     """The tree at its place, its libraries in the default loader folders, nvidia-smi on every PATH."""
     libraries = f"{tree.path}/lib64"
-    mounts = [Mount(tree_place(taken), tree.path)]
-    mounts += [Mount(place, libraries) for place in HWCAPS_PLACES if not _touches(place, taken)]
-    if SMI in tree.binaries and not _touches(f"/usr/bin/{SMI}", taken):
+    mounts = [Mount(places.tree, tree.path)]
+    mounts += [Mount(place, libraries) for place in places.hwcaps]
+    if places.smi and SMI in tree.binaries:
         mounts.append(Mount(f"/usr/bin/{SMI}", f"{tree.path}/bin/{SMI}"))
     return tuple(mounts)
 
 
-def _touches(place: str, taken: Iterable[str]) -> bool:
+def _touches(place: str, others: Iterable[str]) -> bool:
     """Whether a mount of the container is at, below or above a place: ours would hide it, or not fit into it."""
-    return any(_within(place, other) or _within(other, place) for other in map(_plain, taken))
+    return any(_within(place, other) or _within(other, place) for other in others)
 
 
 def _within(path: str, folder: str) -> bool:
@@ -56,4 +73,5 @@ def _within(path: str, folder: str) -> bool:
 
 def _plain(destination: str) -> str:
     """As the runtime's runc will read it: absolute, without `//`, `.` and `..`."""
-    return normpath(f"/./{destination}")
+    odd = "/." in destination or "//" in destination or not destination.startswith("/") or destination.endswith("/")
+    return normpath(f"/./{destination}") if odd else destination

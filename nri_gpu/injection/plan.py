@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Final
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import NO_EDITS, Edits
-from nri_gpu.domain.gpu import Capabilities, DriverTree, Gpu, Inventory
-from nri_gpu.injection import devices, env, mounts
+from nri_gpu.domain.gpu import Capabilities, DriverTree, Gpu, Inventory, Majors
+from nri_gpu.injection import devices, env
+from nri_gpu.injection.mounts import Places, free_places, tree_mounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,30 +30,60 @@ class Share:
     void: bool
 
 
-Contributor = Callable[[Share], Edits]
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All of a share that decides its edits, and nothing else: containers of one kind have the same one."""
+
+    gpus: tuple[Gpu, ...]
+    capabilities: Capabilities
+    majors: Majors
+    tree: DriverTree | None
+    places: Places
+    library_path: str
+    void: bool
+
+
+Contributor = Callable[[Recipe], Edits]
+# Longer ones are not worth keeping: they come from whoever made the container.
+LIBRARY_PATH_KEPT: Final = 512  # characters
 
 
 def plan(share: Share) -> Edits:
-    """All that is added to the container, each path and key once."""
-    return reduce(Edits.merge, (contribute(share) for contribute in CONTRIBUTORS), NO_EDITS)
+    """All that is added to the container, each path and key once. Containers of one kind get the very same object."""
+    recipe = Recipe(
+        gpus=share.gpus,
+        capabilities=share.capabilities,
+        majors=share.inventory.majors,
+        tree=share.tree,
+        places=free_places(share.container.mounts),
+        library_path=share.container.env.get(env.LIBRARY_PATH, ""),
+        void=share.void,
+    )
+    return _kept(recipe) if len(recipe.library_path) <= LIBRARY_PATH_KEPT else _merged(recipe)
 
 
-def _devices(share: Share) -> Edits:
-    return Edits.of(devices=devices.device_nodes(share.gpus, share.capabilities, share.inventory.majors))
+def _merged(recipe: Recipe) -> Edits:
+    return reduce(Edits.merge, (contribute(recipe) for contribute in CONTRIBUTORS), NO_EDITS)
 
 
-def _driver(share: Share) -> Edits:
-    if share.tree is None or not share.gpus:
+_kept = lru_cache(maxsize=256)(_merged)  # pure, so remembering it changes nothing but its cost
+
+
+def _devices(recipe: Recipe) -> Edits:
+    return Edits.of(devices=devices.device_nodes(recipe.gpus, recipe.capabilities, recipe.majors))
+
+
+def _driver(recipe: Recipe) -> Edits:
+    if recipe.tree is None or not recipe.gpus:
         return NO_EDITS
-    folder = f"{mounts.tree_place(share.container.mounts)}/lib64"
     return Edits.of(
-        mounts=mounts.tree_mounts(share.tree, share.container.mounts),
-        env=env.library_path(folder, share.container.env),
+        mounts=tree_mounts(recipe.tree, recipe.places),
+        env=env.library_path(f"{recipe.places.tree}/lib64", recipe.library_path),
     )
 
 
-def _visible(share: Share) -> Edits:
-    return Edits.of(env=env.visible_devices(share.gpus, void=share.void)) if share.gpus else NO_EDITS
+def _visible(recipe: Recipe) -> Edits:
+    return Edits.of(env=env.visible_devices(recipe.gpus, void=recipe.void)) if recipe.gpus else NO_EDITS
 
 
 CONTRIBUTORS: Final[tuple[Contributor, ...]] = (_devices, _driver, _visible)

@@ -18,6 +18,7 @@ from nri_gpu.domain.edits import Edits
 PREFIX: Final = "gpu.nri.io"
 # The only variables we add to or override; no other is kept, so none can end up in a log.
 READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
+_READ_ENV_EQUALS: Final = tuple(f"{name}=" for name in READ_ENV)
 EMPTY: Final = b""  # the encoding of every message without content
 CREATED: Final = pb.CONTAINER_CREATED
 
@@ -164,12 +165,14 @@ def pod_from_pb(pod: pb.PodSandbox) -> Pod:
 
 def container_from_pb(container: pb.Container, pod: Pod) -> Container:
     """A container, with as much of it as a decision reads."""
+    env, env_twice = _read_env(container.env)
     return Container(
         id=ContainerId(container.id),
         name=container.name,
         pod=pod,
         annotations=_ours(container.annotations),
-        env=_read_env(container.env),
+        env=env,
+        env_twice=env_twice,
         devices=tuple(DeviceRef(d.path, d.major, d.minor) for d in container.linux.devices),
         mounts=frozenset(mount.destination for mount in container.mounts),
         privileged=any(_wildcard(rule) for rule in container.linux.resources.devices),
@@ -194,6 +197,11 @@ def reply_to_pb(edits: Edits) -> bytes:
     return reply.SerializeToString()
 
 
+def annotation_to_pb(key: str, value: str) -> bytes:
+    """CreateContainerResponse with one annotation. Behind another one's bytes it adds to it: protobuf merges them."""
+    return pb.CreateContainerResponse(adjust=pb.ContainerAdjustment(annotations={key: value})).SerializeToString()
+
+
 def _lifecycle(event: int, message: Any) -> Lifecycle:  # noqa: ANN401 - three generated classes with equal fields
     pod = pod_from_pb(message.pod)
     container = container_from_pb(message.container, pod) if message.container.id else None
@@ -204,8 +212,12 @@ def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in annotations.items() if key.startswith(PREFIX)}
 
 
-def _read_env(env: Iterable[str]) -> dict[str, str]:
-    return dict(entry.split("=", 1) for entry in env if entry.partition("=")[0] in READ_ENV and "=" in entry)
+def _read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str]]:
+    """The variables we read, the last of a name winning as in the program; and the names that come twice."""
+    pairs = [entry.split("=", 1) for entry in env if entry.startswith(_READ_ENV_EQUALS)]
+    names = [name for name, _ in pairs]
+    twice = frozenset(name for name in names if names.count(name) > 1)
+    return dict(pairs), twice
 
 
 def _wildcard(rule: pb.LinuxDeviceCgroup) -> bool:

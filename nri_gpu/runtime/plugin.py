@@ -38,6 +38,9 @@ EVENTS: Final = (
 )
 
 
+REPLIES_KEPT: Final = 64
+
+
 @dataclass(frozen=True, slots=True)
 class Outside:
     """What the plugin needs of the rest of the daemon.
@@ -68,6 +71,7 @@ class Plugin:
         }
         self._markers_of: tuple[int | None, bool] | None = None
         self._markers = Markers(())
+        self._replies: dict[int, tuple[Edits, bytes]] = {}
         self._holders: dict[ContainerId, Container] = {}  # with device nodes that others put there
         self._observed = 0  # number of the snapshot by which the ledger knows whose GPUs those nodes are
         self.policy = policy
@@ -124,10 +128,20 @@ class Plugin:
             case Pass(edits):
                 return convert.reply_to_pb(edits) if edits.env else EMPTY
             case Inject(edits, grant):
-                mark = Edits.of(annotations={MARK_KEY: write_mark(grant, self._key)})
-                return convert.reply_to_pb(edits.merge(mark))
+                return self._encoded(edits) + convert.annotation_to_pb(MARK_KEY, write_mark(grant, self._key))
             case Refuse(reason):
                 return status_of(reason)
+
+    def _encoded(self, edits: Edits) -> bytes:
+        """The reply for these edits; the same object is encoded once (`injection.plan` hands out the same ones)."""
+        kept = self._replies.get(id(edits))
+        if kept is not None and kept[0] is edits:
+            return kept[1]
+        encoded = convert.reply_to_pb(edits)
+        if len(self._replies) >= REPLIES_KEPT:
+            self._replies.clear()
+        self._replies[id(edits)] = (edits, encoded)
+        return encoded
 
     def _event(self, event: int, payload: bytes, read: Callable[[], Lifecycle]) -> Reply:
         handler = self._handlers.get(event)
@@ -258,9 +272,11 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
     """One INFO line for a decision; nothing for a plain pass."""
     bound = logger.bind(**_names(container), elapsed_ms=elapsed_s * 1e3, inventory_number=node.number)
     match decision:
-        case Inject(_, grant, rule):
+        case Inject(_, grant, rule, note):
             facts = {"gpu_uuid": ",".join(grant.uuids) or "-", "mode": grant.mode or "none", "rule": rule}
             bound.bind(decision="inject", generation=grant.generation, **facts).info("gpu granted")
+            if note:
+                bound.bind(fault=note).warning("granted, but not all of it reaches the program")
         case Refuse(reason):
             bound.bind(decision="refuse", code=reason.code.value, reason=reason.sentence).info("container refused")
         case Pass(_, why):

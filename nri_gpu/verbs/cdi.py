@@ -17,7 +17,7 @@ from loguru import logger
 
 from nri_gpu import telemetry
 from nri_gpu.allocation.place import why_not
-from nri_gpu.cdi_file import SUFFIXES, SpecFile, SpecFileError
+from nri_gpu.cdi_file import STANDARD, SUFFIXES, SpecFile, SpecFileError
 from nri_gpu.domain.errors import DriverError, InventoryError, NriGpuError, PolicyError
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree, Inventory
 from nri_gpu.driver.scan import scan
@@ -131,7 +131,7 @@ def _withdraw(file: SpecFile | None) -> None:
 
 
 def _rivalry(file: SpecFile) -> Iterator[str]:
-    for rival in file.rivals(KIND):
+    for rival in file.rivals(KIND, STANDARD):
         what = f"{rival.path} describes {KIND} too" + (", with hooks" if rival.hooks else "")
         if rival.path.parent == file.path.parent.resolve():
             yield f"{what}: runtimes refuse a device that two files of one folder name; remove one of them"
@@ -189,7 +189,7 @@ class Watch:
         """Returns after SIGTERM or SIGINT."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._look_again)
         parts = [asyncio.create_task(each) for each in (self._cache.run(), self._keep_true())]
         stopping = asyncio.create_task(self._stop.wait())
@@ -201,6 +201,10 @@ class Watch:
             task.cancel()
         await asyncio.gather(*parts, stopping, return_exceptions=True)
         return Exit.BUG if died else Exit.OK
+
+    def stop(self) -> None:
+        """Let `run` return."""
+        self._stop.set()
 
     async def _keep_true(self) -> None:
         await self._cache.ready()

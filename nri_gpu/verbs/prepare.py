@@ -22,7 +22,7 @@ PLACES = Places()
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare, or with --dry-run say how. Returns 1 when something is left for people, 69 with no device, 77 not root."""
+    """Prepare, or say how. Returns 1 when something is left for people, 69 without a device, 77 when not root."""
     facts = look(PLACES, read_majors)
     if not facts.devices:
         why = "".join(f"; {finding}" for finding in facts.unreadable)

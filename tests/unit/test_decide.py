@@ -227,7 +227,9 @@ def test_asking_twice_gives_the_same_mode_even_where_the_default_changed_in_betw
 
 def test_asking_again_after_its_gpu_was_lost_gives_another() -> None:
     ledger = make.ledger(make.entry(0, to=make.container("1")))
-    assert injected(make.container("1"), make.node(make.gpus()[1:]), ledger).grant.uuids == (make.uuid(1),)
+    broken = [make.gpu(0, unavailable="nvmlDeviceGetName: GPU is lost (15)"), make.gpu(1)]
+    for found in (make.gpus()[1:], broken):
+        assert injected(make.container("1"), make.node(found), ledger).grant.uuids == (make.uuid(1),)
 
 
 def test_the_next_attempt_of_a_container_gets_what_the_dead_one_held() -> None:
@@ -286,3 +288,15 @@ HELD: dict[str, tuple[tuple[DeviceRef, ...], Majors, set[int]]] = {
 def test_whose_nodes_a_container_holds(devices: tuple[DeviceRef, ...], majors: Majors, indices: set[int]) -> None:
     found = foreign_uuids(make.container(devices=devices), make.node(majors=majors))
     assert found == set(map(make.uuid, indices))
+
+
+def test_disarming_refuses_what_it_cannot_override() -> None:
+    twice = make.container(env=ARMED, env_twice=frozenset(ARMED))
+    assert refused(twice, policy=DISARMING).reason.code is Code.NOT_ALLOWED
+    assert isinstance(decide(twice, NODE, Ledger(), POLICY), Pass)
+
+
+def test_a_grant_says_which_of_its_variables_do_not_reach_the_program() -> None:
+    path = {"LD_LIBRARY_PATH": "/opt/lib"}
+    assert "LD_LIBRARY_PATH" in injected(make.container("1", env=path, env_twice=frozenset(path))).note
+    assert injected(make.container("1", env=path)).note == ""

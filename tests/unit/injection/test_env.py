@@ -21,7 +21,7 @@ PATHS: dict[str, tuple[dict[str, str], str | None]] = {
 
 @pytest.mark.parametrize(("env", "value"), PATHS.values(), ids=PATHS)
 def test_the_loaders_path(env: dict[str, str], value: str | None) -> None:
-    assert library_path(FOLDER, env) == ({} if value is None else {"LD_LIBRARY_PATH": value})
+    assert library_path(FOLDER, env.get("LD_LIBRARY_PATH", "")) == ({} if value is None else {"LD_LIBRARY_PATH": value})
 
 
 def test_programs_read_the_granted_uuids() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu.domain.gpu import DriverTree
-from nri_gpu.injection.mounts import HWCAPS_PLACES, TREE_PLACES, tree_mounts, tree_place
+from nri_gpu.injection.mounts import HWCAPS_PLACES, TREE_PLACES, free_places, tree_mounts
 
 TREE = DriverTree("/stage/g/all", ("nvidia-smi",))
 FIRST, SECOND, THIRD = TREE_PLACES
@@ -29,11 +29,11 @@ PLACES = {
 
 @pytest.mark.parametrize(("taken", "place"), PLACES.values(), ids=PLACES)
 def test_the_tree_keeps_clear_of_the_containers_own_mounts(taken: frozenset[str], place: str) -> None:
-    assert tree_place(taken) == place
+    assert free_places(taken).tree == place
 
 
 def test_the_tree_its_loader_folders_and_the_tool() -> None:
-    mounts = {mount.destination: mount.source for mount in tree_mounts(TREE, USUAL)}
+    mounts = {mount.destination: mount.source for mount in tree_mounts(TREE, free_places(USUAL))}
     assert mounts == {
         FIRST: TREE.path,
         **dict.fromkeys(HWCAPS_PLACES, f"{TREE.path}/lib64"),
@@ -50,12 +50,12 @@ LEFT_OUT = {
 
 @pytest.mark.parametrize(("taken", "gone"), LEFT_OUT.values(), ids=LEFT_OUT)
 def test_what_would_hide_a_mount_of_the_containers_is_left_out(taken: frozenset[str], gone: str) -> None:
-    assert gone not in {mount.destination for mount in tree_mounts(TREE, taken)}
+    assert gone not in {mount.destination for mount in tree_mounts(TREE, free_places(taken))}
 
 
 def test_without_the_tool_in_the_tree_it_is_not_mounted() -> None:
-    assert SMI not in {mount.destination for mount in tree_mounts(DriverTree("/stage"), frozenset())}
+    assert SMI not in {mount.destination for mount in tree_mounts(DriverTree("/stage"), free_places(()))}
 
 
 def test_every_mount_is_a_read_only_bind() -> None:
-    assert all({"rbind", "ro"} <= set(mount.options) for mount in tree_mounts(TREE, USUAL))
+    assert all({"rbind", "ro"} <= set(mount.options) for mount in tree_mounts(TREE, free_places(USUAL)))

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.requirements.facts import BRANDS, Facts, GpuFacts, Property, Version, brand_word, brand_words
-from nri_gpu.requirements.facts import version_of, views
+from nri_gpu.requirements.facts import (
+    BRANDS,
+    Facts,
+    GpuFacts,
+    Property,
+    Version,
+    brand_word,
+    brand_words,
+    version_of,
+    views,
+)
 
 VERSIONS: dict[str, Version | None] = {
     "12": (12,),

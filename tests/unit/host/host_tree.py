@@ -1,0 +1,156 @@
+"""A host below a temporary folder: /dev with real nodes (of majors that no driver serves), /proc and /sys as text."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.host.facts import Entry, Facts, Places
+from nri_gpu.host.look import look
+from nri_gpu.inventory.devices import read_majors
+
+# Above 511, the last one that the kernel gives out on its own.
+NVIDIA: Final = 1510
+UVM: Final = 1511
+CAPS: Final = 1512
+OLD_UVM: Final = 1601
+
+PARAMS: Final = """\
+ResmanDebugLevel: 4294967295
+ModifyDeviceFiles: {modify}
+DeviceFileUID: {uid}
+DeviceFileGID: {gid}
+DeviceFileMode: {mode}
+RegistryDwords: ""
+"""
+INFORMATION: Final = """\
+Model: \t\t NVIDIA H100 80GB HBM3
+GPU UUID: \t GPU-00000000-0000-0000-0000-00000000000{minor}
+Bus Location: \t {address}
+Device Minor: \t {minor}
+GPU Excluded:\t {excluded}
+"""
+MODPROBE: Final = """\
+#!{python} -I
+import os, pathlib, sys
+base = pathlib.Path({base!r})
+with (base / "calls").open("a") as calls:
+    print(*sys.argv[1:], sorted(set(os.environ) - {{"LC_CTYPE"}}), file=calls)
+{script}
+"""
+# What the kernel does when the modules come up.
+LOADS: Final = """
+module = sys.argv[-1]
+waiting = base / "waiting" / module
+if waiting.exists():
+    for path in sorted(waiting.rglob("*")):
+        target = base / path.relative_to(waiting)
+        if path.is_dir():
+            target.mkdir(exist_ok=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(path.read_text())
+lines = (base / "majors" / module).read_text()
+devices = base / "proc/devices"
+devices.write_text(devices.read_text().replace("\\nBlock", lines + "\\nBlock"))
+state = base / "sys/module" / module.replace("-", "_")
+state.mkdir(parents=True)
+(state / "initstate").write_text("live\\n")
+"""
+
+
+@dataclass(slots=True)
+class HostTree:
+    """A machine with GPUs whose driver is not loaded; `loaded()` is after modprobe, still without nodes."""
+
+    base: Path
+    minors: tuple[int, ...] = (0, 1)
+    places: Places = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places = Places(self.base / "dev", self.base / "proc", self.base / "sys")
+        self.dev.mkdir(parents=True)
+        (self.dev / "char").mkdir()
+        self.write("proc/devices", "Character devices:\n  1 mem\n\nBlock devices:\n  7 loop\n")
+        for minor in self.minors:
+            self.device(minor)
+            self.write(f"waiting/nvidia/proc/driver/nvidia/gpus/{address(minor)}/information", information(minor))
+        self.write("waiting/nvidia/proc/driver/nvidia/params", params())
+        self.write("majors/nvidia", f"{NVIDIA} nvidia\n{NVIDIA} nvidiactl\n{CAPS} nvidia-caps\n")
+        self.write("majors/nvidia-uvm", f"{UVM} nvidia-uvm\n")
+        self.write("majors/nvidia-modeset", f"{NVIDIA} nvidia-modeset\n")
+        self.modprobe(LOADS)
+
+    @property
+    def dev(self) -> Path:
+        return self.places.dev
+
+    def write(self, path: str, text: str) -> Path:
+        target = self.base / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        return target
+
+    def device(self, minor: int, vendor: str = "0x10de", kind: str = "0x030200") -> None:
+        self.write(f"sys/bus/pci/devices/{address(minor)}/vendor", f"{vendor}\n")
+        self.write(f"sys/bus/pci/devices/{address(minor)}/class", f"{kind}\n")
+
+    def modprobe(self, script: str) -> None:
+        """Another program in place of the host's own."""
+        program = self.write("bin/modprobe", MODPROBE.format(python=sys.executable, base=str(self.base), script=script))
+        program.chmod(0o755)
+        self.write("proc/sys/kernel/modprobe", f"{program}\n")
+
+    def calls(self) -> list[str]:
+        path = self.base / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def loaded(self) -> HostTree:
+        """The driver's modules are in the kernel."""
+        for module in ("nvidia", "nvidia-uvm"):
+            self.write(f"sys/module/{module.replace('-', '_')}/initstate", "live\n")
+        for minor in self.minors:
+            self.write(f"proc/driver/nvidia/gpus/{address(minor)}/information", information(minor))
+        self.write("proc/driver/nvidia/params", params())
+        lines = "".join((self.base / "majors" / module).read_text() for module in ("nvidia", "nvidia-uvm"))
+        self.write("proc/devices", f"Character devices:\n  1 mem\n{lines}\nBlock devices:\n  7 loop\n")
+        return self
+
+    def mig(self, name: str, minor: int, *, modify: int = 1, mode: int = 0o444) -> None:
+        """A MIG instance: `gpu0/gi1` or `gpu0/gi1/ci0`."""
+        gpu, _, instance = name.partition("/")
+        text = f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: {modify}\n"
+        self.write(f"proc/driver/nvidia/capabilities/{gpu}/mig/{instance}/access", text)
+        table = self.base / "proc/driver/nvidia-caps/mig-minors"
+        before = table.read_text() if table.exists() else "config 1\nmonitor 2\n"
+        self.write("proc/driver/nvidia-caps/mig-minors", f"{before}{name}/access {minor}\n")
+
+    def node(self, path: str, major: int, minor: int, mode: int = 0o666, uid: int = 0, gid: int = 0) -> Path:
+        target = self.dev / path
+        target.parent.mkdir(exist_ok=True)
+        os.mknod(target, stat.S_IFCHR, os.makedev(major, minor))
+        target.chmod(mode)
+        os.chown(target, uid, gid)
+        return target
+
+    def look(self) -> Facts:
+        return look(self.places, read_majors)
+
+    def entries(self) -> dict[str, Entry]:
+        return {str(path): entry for path, entry in self.look().entries.items()}
+
+
+def address(minor: int) -> str:
+    return f"0000:{0x18 + minor:02x}:00.0"
+
+
+def information(minor: int, excluded: str = "No") -> str:
+    return INFORMATION.format(address=address(minor), minor=minor, excluded=excluded)
+
+
+def params(modify: int = 1, uid: int = 0, gid: int = 0, mode: int | str = 0o666) -> str:
+    return PARAMS.format(modify=modify, uid=uid, gid=gid, mode=mode)

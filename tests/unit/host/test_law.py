@@ -1,0 +1,157 @@
+"""Laws, on real nodes: whatever lies in /dev, preparing leaves nothing to do, and touches only what it may."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nri_gpu.host.plan import make_plan
+from nri_gpu.host.prepare import actor, prepare
+from tests.unit.host.host_tree import CAPS, NVIDIA, UVM, HostTree, params
+
+PLACES = {
+    "nvidiactl": (NVIDIA, 255),
+    "nvidia0": (NVIDIA, 0),
+    "nvidia1": (NVIDIA, 1),
+    "nvidia7": (NVIDIA, 7),  # of a GPU that is not there
+    "nvidia-modeset": (NVIDIA, 254),
+    "nvidia-uvm": (UVM, 0),
+    "nvidia-uvm-tools": (UVM, 1),
+    "nvidia-caps/nvidia-cap12": (CAPS, 12),
+    "nvidia-caps/nvidia-cap13": (CAPS, 13),
+}
+STATES = ("absent", "good", "wrong number", "wrong mode", "wrong owner", "file", "link", "folder")
+LINK_STATES = ("absent", "good", "absolute", "elsewhere", "file")
+
+worlds = st.fixed_dictionaries(
+    {
+        "nodes": st.fixed_dictionaries({path: st.sampled_from(STATES) for path in PLACES}),
+        "links": st.fixed_dictionaries({path: st.sampled_from(LINK_STATES) for path in PLACES}),
+        "modify": st.sampled_from((1, 1, 1, 0)),
+        "mode": st.sampled_from((0o666, 0o660, 0o600, 666)),
+        "gid": st.sampled_from((0, 44)),
+        "loaded": st.booleans(),
+        "graphics": st.booleans(),
+        "mig": st.booleans(),
+    }
+)
+
+
+def build(base: Path, world: dict[str, object]) -> HostTree:
+    host = HostTree(base)
+    if world["loaded"]:
+        host.loaded()
+    if world["mig"]:
+        host.mig("gpu0/gi1", 12)
+        host.mig("gpu0/gi1/ci0", 13)
+    for folder in (base, base / "waiting/nvidia"):
+        if (folder / "proc/driver/nvidia/params").exists():
+            text = params(modify=int(str(world["modify"])), mode=int(str(world["mode"])), gid=int(str(world["gid"])))
+            (folder / "proc/driver/nvidia/params").write_text(text)
+    states, links = world["nodes"], world["links"]
+    assert isinstance(states, dict)
+    assert isinstance(links, dict)
+    for path, number in PLACES.items():
+        put(host, path, number, states[path])
+        put_link(host, path, number, links[path])
+    return host
+
+
+def put(host: HostTree, path: str, number: tuple[int, int], state: str) -> None:
+    major, minor = number
+    target = host.dev / path
+    target.parent.mkdir(exist_ok=True)
+    match state:
+        case "good":
+            host.node(path, major, minor)
+        case "wrong number":
+            host.node(path, major + 100, minor)
+        case "wrong mode":
+            host.node(path, major, minor, 0o640)
+        case "wrong owner":
+            host.node(path, major, minor, 0o666, 5, 6)
+        case "file":
+            target.write_text("precious")
+        case "link":
+            target.symlink_to(host.base / "proc/devices")
+        case "folder":
+            target.mkdir()
+
+
+def put_link(host: HostTree, path: str, number: tuple[int, int], state: str) -> None:
+    place = host.dev / "char" / f"{number[0]}:{number[1]}"
+    match state:
+        case "good":
+            place.symlink_to(f"../{path}")
+        case "absolute":
+            place.symlink_to(f"/dev/{path}")
+        case "elsewhere":
+            place.symlink_to("../somewhere")
+        case "file":
+            place.write_text("precious")
+
+
+def picture(host: HostTree) -> dict[str, tuple[object, ...]]:
+    """Everything in /dev by inode, mode, owner and content."""
+    seen: dict[str, tuple[object, ...]] = {}
+    for path in sorted(host.dev.rglob("*")):
+        status = path.lstat()
+        content: object = path.readlink() if path.is_symlink() else status.st_rdev
+        if stat.S_ISREG(status.st_mode):
+            content = path.read_text()
+        key = str(path.relative_to(host.dev))
+        seen[key] = (status.st_ino, status.st_mode, status.st_uid, status.st_gid, content)
+    return seen
+
+
+@given(world=worlds)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_prepared_is_prepared(host: HostTree, world: dict[str, object]) -> None:
+    """`host` only says whether this process may make nodes; every example has its own."""
+    with tempfile.TemporaryDirectory(dir=host.base) as base:
+        tree = build(Path(base) / "host", world)
+        before = picture(tree)
+        graphics = bool(world["graphics"])
+        report = prepare(tree.look, actor(tree.places, Path("/")), graphics=graphics)
+        after = picture(tree)
+
+        assert make_plan(tree.look(), graphics=graphics).actions == ()
+        again = prepare(tree.look, actor(tree.places, Path("/")), graphics=graphics)
+        assert again.done == ()
+        assert again.findings == report.findings
+        assert picture(tree) == after
+
+        for path, was in before.items():
+            mode = was[1]
+            assert isinstance(mode, int)
+            replaceable = stat.S_ISCHR(mode) or (stat.S_ISLNK(mode) and path.startswith("char/"))
+            assert replaceable or after[path] == was
+        if world["modify"] == 0 or world["mode"] == 666:
+            assert {p: s for p, s in after.items() if p.startswith("nvidia")} == {
+                p: s for p, s in before.items() if p.startswith("nvidia")
+            }
+        if not report.findings:
+            assert_ready(tree, graphics=graphics, mig=bool(world["mig"]))
+
+
+def assert_ready(tree: HostTree, *, graphics: bool, mig: bool) -> None:
+    """No finding means that a container can be given anything."""
+    skipped = {"nvidia7"} | (set() if graphics else {"nvidia-modeset"})
+    for path, number in PLACES.items():
+        if path in skipped or (path.startswith("nvidia-caps/") and not mig):
+            continue
+        assert (tree.dev / path).lstat().st_rdev == os.makedev(*number)
+        link = tree.dev / "char" / f"{number[0]}:{number[1]}"
+        assert str(link.readlink()) in (f"../{path}", f"/dev/{path}")
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_each_state_can_be_built(host: HostTree, state: str) -> None:
+    put(host, "nvidia0", PLACES["nvidia0"], state)
+    assert ("nvidia0" in host.entries()) == (state != "absent")

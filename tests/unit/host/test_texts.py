@@ -1,0 +1,81 @@
+"""The driver's files under /proc: defaults, decimal modes, and what is refused as unclear."""
+
+from __future__ import annotations
+
+import pytest
+
+from nri_gpu.host.facts import HostError
+from nri_gpu.host.texts import (
+    Capability,
+    Ownership,
+    capability,
+    gpu_minor,
+    minors_table,
+    params_ownership,
+    table_name,
+)
+from tests.unit.host.host_tree import information, params
+
+OWNERS = {
+    "the driver's defaults": ("", Ownership(0o666, 0, 0, True)),
+    "a mode is decimal": (params(mode=432, gid=44), Ownership(0o660, 0, 44, True)),
+    "a user and a group": (params(uid=1000, gid=4294967294), Ownership(0o666, 1000, 4294967294, True)),
+    "kept by the administrator": (params(modify=0), Ownership(0o666, 0, 0, False)),
+    "anything but 1 keeps off": (params(modify=2), Ownership(0o666, 0, 0, False)),
+    "an empty mode is a mode": (params(mode=0), Ownership(0, 0, 0, True)),
+    "the first line of a key counts": ("DeviceFileUID: 1\nDeviceFileUID: 2\n", Ownership(uid=1)),
+    "a value with a colon is another's": ('RegistryDwords: "DeviceFileUID: 5"\n', Ownership()),
+}
+
+
+@pytest.mark.parametrize(("text", "owner"), OWNERS.values(), ids=OWNERS)
+def test_ownership(text: str, owner: Ownership) -> None:
+    assert params_ownership(text) == owner
+
+
+UNCLEAR = {
+    "an octal mode written as decimal": (params(mode=660), "0o1224 in octal"),
+    "a leading zero": (params(mode="0666"), "decimal number"),
+    "a prefix": (params(mode="0x1b6"), "decimal number"),
+    "a negative number": (params(mode="-1"), "decimal number"),
+    "not ASCII digits": (params(mode="४३२"), "decimal number"),
+    "nothing": ("DeviceFileGID:\n", "decimal number"),
+    "chown's 'leave it'": (params(uid=4294967295), "DeviceFileUID"),
+    "a switch of words": ("ModifyDeviceFiles: no\n", "ModifyDeviceFiles"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), UNCLEAR.values(), ids=UNCLEAR)
+def test_what_is_unclear_is_refused(text: str, words: str) -> None:
+    with pytest.raises(HostError, match=words):
+        params_ownership(text)
+
+
+def test_the_minor_of_a_gpu() -> None:
+    assert gpu_minor(information(5)) == 5
+    assert gpu_minor(information(5, excluded="Yes")) is None
+    assert gpu_minor("Device Minor: \t 247\n") == 247
+    for text in ("Model: x\n", "Device Minor: 248\n", "Device Minor: 255\n", "Device Minor: none\n"):
+        with pytest.raises(HostError, match="Device Minor"):
+            gpu_minor(text)
+
+
+def test_a_capability() -> None:
+    text = "DeviceFileMinor: 3\nDeviceFileMode: 292\nDeviceFileModify: 0\n"
+    assert capability(text) == Capability(3, Ownership(0o444, 0, 0, modify=False))
+    for wrong in (
+        "",
+        "DeviceFileMode: 292\n",
+        "DeviceFileMinor: 8192\n",
+        "DeviceFileMinor: 3\nDeviceFileMode: 444444\n",
+    ):
+        with pytest.raises(HostError):
+            capability(wrong)
+
+
+def test_the_table_of_minors() -> None:
+    text = "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n\nsome other line\nx y\n"
+    assert minors_table(text) == {"config": 1, "monitor": 2, "gpu0/gi0/access": 3, "gpu0/gi0/ci0/access": 4}
+    assert table_name("gpu0/mig/gi1/access") == "gpu0/gi1/access"
+    assert table_name("gpu10/mig/gi1/ci2/access") == "gpu10/gi1/ci2/access"
+    assert table_name("mig/config") == "mig/config"

@@ -1,0 +1,208 @@
+"""The CDI specification: one golden value, and the laws that hold for every node there may be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import jsonschema  # type: ignore[import-untyped]  # it ships no types
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nri_gpu.domain.edits import DeviceNode, Edits, Mount
+from nri_gpu.domain.gpu import Capability, DriverTree, Gpu
+from nri_gpu.injection import cdi
+from nri_gpu.injection.plan import Share, plan
+from tests.support import builders as make
+
+SCHEMA: Final = json.loads((Path(__file__).parents[2] / "support" / "cdi_schema.json").read_text())
+TREE: Final = DriverTree("/stage/580.95.05-1a2b3c4d/compute+utility", ("nvidia-smi",))
+MADE_BY_CDI: Final = ("devices", "mounts", "env")
+
+
+def specification(gpus: tuple[Gpu, ...], tree: DriverTree | None = TREE, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
+    capabilities = fields.pop("capabilities", make.EVERY_CAPABILITY)
+    inventory = make.inventory(gpus, **fields)
+    return cdi.specification(gpus, capabilities=capabilities, inventory=inventory, tree=tree)
+
+
+def devices(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {device["name"]: device["containerEdits"] for device in document["devices"]}
+
+
+def every_edits(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [document["containerEdits"], *devices(document).values()]
+
+
+def applied(document: dict[str, Any], *names: str) -> Edits:
+    """What a runtime does to a container that asks for these devices, in our own words."""
+    parts = [document["containerEdits"], *(devices(document)[name] for name in names)]
+    nodes = [node for part in parts for node in part.get("deviceNodes", ())]
+    mounts = [mount for part in parts for mount in part.get("mounts", ())]
+    return Edits.of(
+        devices=tuple(DeviceNode(n["path"], n["major"], n["minor"], n["fileMode"], n["uid"], n["gid"]) for n in nodes),
+        mounts=tuple(Mount(m["containerPath"], m["hostPath"], tuple(m["options"])) for m in mounts),
+        env=dict(pair.split("=", 1) for part in parts for pair in part.get("env", ())),
+    )
+
+
+def planned(*gpus: Gpu) -> Edits:
+    """What NRI gives a container for the same GPUs."""
+    share = Share(
+        container=make.container(),
+        gpus=gpus,
+        capabilities=make.EVERY_CAPABILITY,
+        inventory=make.inventory(gpus),
+        tree=TREE,
+        void=True,
+    )
+    return plan(share)
+
+
+def minimum_version(document: dict[str, Any]) -> str:
+    """By the rules of the CDI reference, for the fields that the schema here knows."""
+    nodes = [node for edits in every_edits(document) for node in edits.get("deviceNodes", ())]
+    mounts = [mount for edits in every_edits(document) for mount in edits.get("mounts", ())]
+    if "." in document["kind"].partition("/")[2]:
+        return "0.6.0"
+    if any(name[0].isdecimal() for name in devices(document)) or any("hostPath" in node for node in nodes):
+        return "0.5.0"
+    return "0.4.0" if any("type" in mount for mount in mounts) else "0.3.0"
+
+
+@st.composite
+def gpu_sets(draw: st.DrawFn) -> tuple[Gpu, ...]:
+    """Up to 16 GPUs; indices may have holes, and minors are anywhere."""
+    indices = draw(st.lists(st.integers(0, 247), min_size=1, max_size=16, unique=True))
+    minors = draw(st.lists(st.integers(0, 247), min_size=len(indices), max_size=len(indices), unique=True))
+    pairs = zip(sorted(indices), minors, strict=True)
+    return tuple(make.gpu(index, minor_number=minor) for index, minor in pairs)
+
+
+def test_the_golden_one() -> None:
+    """As in the documentation: a change here is a change of what containers get."""
+    rw = {"type": "c", "fileMode": 0o666, "permissions": "rw", "uid": 0, "gid": 0}
+    own = {"deviceNodes": [{"path": "/dev/nvidia7", **rw, "major": 195, "minor": 7}]}
+    document = specification((make.gpu(0),))
+    document["containerEdits"].pop("mounts")  # test_mounts.py has them
+    assert document == {
+        "cdiVersion": "0.5.0",
+        "kind": "nvidia.com/gpu",
+        "containerEdits": {
+            "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+            "deviceNodes": [
+                {"path": "/dev/nvidiactl", **rw, "major": 195, "minor": 255},
+                {"path": "/dev/nvidia-uvm", **rw, "major": 511, "minor": 0},
+                {"path": "/dev/nvidia-uvm-tools", **rw, "major": 511, "minor": 1},
+            ],
+        },
+        "devices": [
+            {"name": "0", "containerEdits": own},
+            {"name": make.uuid(0), "containerEdits": own},
+            {"name": "all", "containerEdits": own},
+        ],
+    }
+
+
+def test_mounts_are_the_planners() -> None:
+    [tree, *_] = specification(make.gpus())["containerEdits"]["mounts"]
+    assert tree == {
+        "hostPath": TREE.path,
+        "containerPath": "/usr/local/nvidia",
+        "type": "bind",
+        "options": ["rbind", "rprivate", "ro", "nosuid", "nodev"],
+    }
+
+
+def test_utility_alone_has_no_uvm() -> None:
+    document = specification(make.gpus(), capabilities=frozenset({Capability.UTILITY}))
+    assert [node["path"] for node in document["containerEdits"]["deviceNodes"]] == ["/dev/nvidiactl"]
+
+
+def test_without_the_drivers_files_nodes_are_left() -> None:
+    document = specification(make.gpus(), tree=None)
+    assert "mounts" not in document["containerEdits"]
+    assert set(devices(document)) >= {"0", "3", "all"}
+
+
+def test_a_name_that_cdi_does_not_know_is_left_out() -> None:
+    """Rather than have runtimes drop the whole file for it."""
+    odd = make.gpu(0, uuid="GPU-with blanks")
+    assert [*devices(specification((odd,)))] == ["0", "all"]
+
+
+def test_what_devices_would_set_differently_is_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file that depends on which GPUs a container has: CDI would take the last one's."""
+
+    def with_disputes(share: Share) -> Edits:
+        [gpu] = share.gpus
+        mounts = (Mount("/etc/profile", f"/run/{gpu.minor_number}"), Mount(f"/run/{gpu.uuid}", "/run/x"))
+        return plan(share).merge(Edits.of(mounts=mounts, env={"MASK": str(gpu.index)}))
+
+    monkeypatch.setattr(cdi, "plan", with_disputes)
+    document = specification(make.gpus(2))
+    edits = applied(document, "0", "1")
+    assert not {"/etc/profile"} & set(edits.mounts)
+    assert {f"/run/{make.uuid(0)}", f"/run/{make.uuid(1)}"} <= set(edits.mounts)
+    assert "MASK" not in edits.env
+
+
+def test_every_part_of_edits_has_been_thought_of() -> None:
+    """A new one must either be in CDI too, or be known not to be."""
+    assert {field.name for field in dataclasses.fields(Edits)} - {*MADE_BY_CDI} == {"annotations"}
+
+
+@given(gpu_sets(), st.booleans())
+def test_it_is_valid_whole_and_hook_less(gpus: tuple[Gpu, ...], staged: bool) -> None:
+    document = specification(gpus, tree=TREE if staged else None)
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    assert document["cdiVersion"] == minimum_version(document)
+    names = [device["name"] for device in document["devices"]]
+    assert names == [name for gpu in gpus for name in (str(gpu.index), gpu.uuid)] + ["all"]
+    assert "hook" not in json.dumps(document).lower()
+
+
+@given(gpu_sets())
+def test_every_node_says_all_of_itself(gpus: tuple[Gpu, ...]) -> None:
+    for edits in every_edits(specification(gpus)):
+        for node in edits.get("deviceNodes", ()):
+            assert set(node) == {"path", "type", "major", "minor", "fileMode", "permissions", "uid", "gid"}
+            assert node["permissions"] == "rw"
+
+
+@given(gpu_sets())
+def test_index_and_uuid_are_two_names_of_one_thing(gpus: tuple[Gpu, ...]) -> None:
+    named = devices(specification(gpus))
+    assert all(named[str(gpu.index)] == named[gpu.uuid] for gpu in gpus)
+
+
+@given(gpu_sets(), st.data())
+def test_a_container_gets_what_nri_gives_for_the_same_gpus(gpus: tuple[Gpu, ...], data: st.DataObject) -> None:
+    """But for the environment: its loader's path stays its own, and its GPUs are not listed."""
+    chosen = data.draw(st.lists(st.sampled_from(gpus), min_size=1, unique=True))
+    document = specification(gpus)
+    by_cdi = applied(document, *(data.draw(st.sampled_from((str(gpu.index), gpu.uuid))) for gpu in chosen))
+    by_nri = planned(*chosen)
+    assert by_cdi.devices == by_nri.devices
+    assert by_cdi.mounts == by_nri.mounts
+    assert by_cdi.env == {"NVIDIA_VISIBLE_DEVICES": "void"}
+    assert applied(document, "all").devices == planned(*gpus).devices
+
+
+@given(gpu_sets())
+def test_nothing_is_set_in_two_ways(gpus: tuple[Gpu, ...]) -> None:
+    """Whatever devices are asked for together, no runtime has to choose between two values."""
+    values: dict[tuple[str, str], Any] = {}
+    for edits in every_edits(specification(gpus)):
+        for key, value in _settings(edits):
+            assert values.setdefault(key, value) == value
+
+
+def _settings(edits: dict[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
+    yield from ((("node", node["path"]), node) for node in edits.get("deviceNodes", ()))
+    yield from ((("mount", mount["containerPath"]), mount) for mount in edits.get("mounts", ()))
+    yield from ((("env", pair.partition("=")[0]), pair) for pair in edits.get("env", ()))

@@ -1,0 +1,135 @@
+"""The specification's file: whole or not there, and others of its kind beside it are seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from nri_gpu.cdi_file import Rival, SpecFile, SpecFileError
+
+KIND: Final = "nvidia.com/gpu"
+OURS: Final = json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": []}, indent=1)
+
+RIVALS = {
+    "compact JSON": ("nvidia.json", '{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[]}', False),
+    "YAML": ("nvidia.yaml", "---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: []\n", False),
+    "YAML, quoted": ("nvidia.yaml", 'cdiVersion: "0.5.0"\nkind: "nvidia.com/gpu"\n', False),
+    "with hooks": (
+        "nvidia.yaml",
+        "kind: nvidia.com/gpu\ncontainerEdits:\n  hooks:\n  - hookName: createContainer\n",
+        True,
+    ),
+}
+NO_RIVALS = {
+    "another kind": ("other.json", '{"kind": "nvidia.com/gpu.shared"}'),
+    "another vendor": ("other.yaml", "kind: example.com/gpu\n"),
+    "nested": ("other.yaml", "annotations:\n  kind: nvidia.com/gpu\n"),
+    "read by nobody": ("nvidia.json.bak", OURS),
+    "not JSON": ("nvidia.json", "{"),
+    "no object": ("nvidia.json", "[]"),
+    "not text": ("nvidia.json", "\0\xff"),
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> SpecFile:
+    return SpecFile(tmp_path / "cdi" / "nri-gpu.json")
+
+
+def test_it_is_written_with_its_folder_for_everybody_to_read(file: SpecFile) -> None:
+    before = os.umask(0o077)
+    try:
+        assert file.write(OURS)
+    finally:
+        os.umask(before)
+    assert file.path.read_text() == OURS
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o644
+    assert [*file.path.parent.iterdir()] == [file.path]
+
+
+def test_the_same_again_touches_nothing(file: SpecFile) -> None:
+    file.write(OURS)
+    first = file.path.stat()
+    assert not file.write(OURS)
+    assert (file.path.stat().st_ino, file.path.stat().st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
+
+
+def test_a_reader_never_meets_half_of_it(file: SpecFile) -> None:
+    texts = {json.dumps({"kind": KIND, "devices": [letter] * 20_000}) for letter in "ab"}
+    file.write(min(texts))
+    met: set[str] = set()
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            met.add(file.path.read_text())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(20):
+        for text in texts:
+            file.write(text)
+    done.set()
+    reader.join()
+    assert met <= texts
+
+
+def test_what_a_killed_writer_left_is_in_nobodys_way(file: SpecFile) -> None:
+    file.path.parent.mkdir()
+    left = file.path.with_name(f".{file.path.name}.new")
+    left.write_text("half")
+    file.write(OURS)
+    assert not left.exists()
+
+
+def test_a_link_that_waits_for_us_is_not_followed(file: SpecFile, tmp_path: Path) -> None:
+    file.path.parent.mkdir()
+    file.path.with_name(f".{file.path.name}.new").symlink_to(tmp_path / "elsewhere")
+    file.write(OURS)
+    assert not (tmp_path / "elsewhere").exists()
+    assert not file.path.is_symlink()
+
+
+def test_where_it_cannot_be_written_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "cdi").write_text("a file")
+    with pytest.raises(SpecFileError, match=r"nri-gpu\.json cannot be written: File exists"):
+        SpecFile(tmp_path / "cdi" / "nri-gpu.json").write(OURS)
+
+
+def test_it_is_removed_if_it_is_one(file: SpecFile) -> None:
+    assert not file.remove(KIND)
+    file.write(OURS)
+    assert file.remove(KIND)
+    assert not file.path.exists()
+
+
+def test_what_is_something_else_stays(file: SpecFile) -> None:
+    file.write('{"kind": "example.com/gpu"}')
+    assert not file.remove(KIND)
+    assert file.path.exists()
+
+
+@pytest.mark.parametrize(("name", "text", "hooks"), RIVALS.values(), ids=RIVALS)
+@pytest.mark.parametrize("beside", [True, False], ids=["same folder", "another folder"])
+def test_another_of_its_kind_is_seen(
+    file: SpecFile, tmp_path: Path, name: str, text: str, hooks: bool, beside: bool
+) -> None:
+    folder = file.path.parent if beside else tmp_path / "etc"
+    folder.mkdir()
+    (folder / name).write_text(text)
+    file.write(OURS)
+    assert file.rivals(KIND, (tmp_path / "etc",)) == (Rival(folder / name, hooks),)
+
+
+@pytest.mark.parametrize(("name", "text"), NO_RIVALS.values(), ids=NO_RIVALS)
+def test_what_is_no_rival(file: SpecFile, name: str, text: str) -> None:
+    file.write(OURS)
+    (file.path.parent / name).write_bytes(text.encode("latin-1"))
+    (file.path.parent / "folder.json").mkdir()
+    assert file.rivals(KIND, ()) == ()

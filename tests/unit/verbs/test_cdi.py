@@ -1,0 +1,267 @@
+"""`nri-gpu cdi generate`: printed, written, kept up to date; and what it says and removes when nothing is true."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from nri_gpu.cdi_file import SpecFile
+from nri_gpu.cli import main
+from nri_gpu.domain.gpu import Capability, Inventory, Majors
+from nri_gpu.verbs.cdi import NotReadyError, Watch, Wish, specification_text
+from nri_gpu.verbs.exits import Exit
+from tests.support import builders as make
+from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
+from tests.support.driver_root import make_driver_root
+
+V: Final = "580.95.05"
+WAIT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Folders of one test, and the command line that stays within them."""
+
+    base: Path
+
+    @property
+    def driver(self) -> Path:
+        return self.base / "driver"
+
+    @property
+    def stage(self) -> Path:
+        return self.base / "stage"
+
+    @property
+    def file(self) -> Path:
+        return self.base / "cdi" / "nri-gpu.json"
+
+    @property
+    def topology(self) -> Path:
+        return self.base / "node.toml"
+
+    def wish(self, **fields: Any) -> Wish:  # noqa: ANN401 - any field of a Wish
+        every = frozenset(Capability)
+        return replace(Wish(self.driver, self.stage, every, str(self.topology), refresh_s=0.02), **fields)
+
+    def generate(self, *arguments: str) -> int:
+        own = ["--driver-root", str(self.driver), "--stage-dir", str(self.stage), "--gpus", str(self.topology)]
+        return main(["cdi", "generate", *own, *arguments])
+
+    def specification(self) -> Any:  # noqa: ANN401 - parsed JSON
+        return json.loads(self.file.read_text())
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr("nri_gpu.settings.DEFAULT_PATH", tmp_path / "no-policy.toml")
+    monkeypatch.setattr("nri_gpu.verbs.cdi.STANDARD", ())
+    made = Place(tmp_path)
+    make_driver_root(made.driver, V)
+    shutil.copy(FOUR_GPUS, made.topology)
+    return made
+
+
+@pytest.mark.parametrize("topology", sorted(TOPOLOGIES.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_topology(place: Place, capsys: pytest.CaptureFixture[str], topology: Path) -> None:
+    shutil.copy(topology, place.topology)
+    code = place.generate()
+    captured = capsys.readouterr()
+    if topology.stem == "none":
+        assert (code, captured.out) == (Exit.UNAVAILABLE, "")
+        return
+    assert code == Exit.OK
+    document = json.loads(captured.out)
+    assert document["devices"][-1]["name"] == "all"
+    [tree, *_] = document["containerEdits"]["mounts"]
+    assert (Path(tree["hostPath"]) / "lib64" / "libcuda.so.1").resolve().name == f"libcuda.so.{V}"
+
+
+def test_the_file_is_what_would_be_printed(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert place.generate() == Exit.OK
+    printed = capsys.readouterr().out
+    assert place.generate("--output", str(place.file)) == Exit.OK
+    assert capsys.readouterr() == ("", "")
+    assert place.file.read_text() == printed
+
+
+def test_capabilities_are_the_policys_or_those_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = place.base / "policy.toml"
+    policy.write_text('[defaults]\ncapabilities = ["utility"]\n')
+    assert place.generate("--policy", str(policy)) == Exit.OK
+    assert "nvidia-uvm" not in capsys.readouterr().out
+    assert place.generate("--policy", str(policy), "--capabilities", "compute, utility") == Exit.OK
+    assert "nvidia-uvm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--capabilities", "compute,magic"], "'magic' is none of compute, utility"),
+        (["--capabilities", "compute,"], "'' is none of"),
+        (["--watch"], "say which with --output"),
+        (["--output", "nvidia.txt"], "runtimes only read files that end in .json or .yaml"),
+    ],
+)
+def test_wrong_usage_is_2(place: Place, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    assert place.generate(*arguments) == Exit.USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+
+
+def test_a_broken_policy_is_78(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = place.base / "policy.toml"
+    policy.write_text("nonsense = 1\n")
+    assert place.generate("--policy", str(policy)) == Exit.CONFIGURATION
+    assert f"{policy}:1: nonsense" in capsys.readouterr().err
+
+
+def test_a_broken_topology_is_78(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    place.topology.write_text("schema = 9\n")
+    assert place.generate() == Exit.CONFIGURATION
+    assert str(place.topology) in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_longer_true_goes(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    place.generate("--output", str(place.file))
+    place.topology.write_text("schema = 1\n[node]\n")
+    assert place.generate("--output", str(place.file)) == Exit.UNAVAILABLE
+    assert not place.file.exists()
+    assert f"{place.file} is removed, because it is no longer true" in capsys.readouterr().err
+
+
+def test_a_rival_is_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    place.file.parent.mkdir()
+    rival = place.file.with_name("nvidia.yaml")
+    rival.write_text("kind: nvidia.com/gpu\nhooks:\n- hookName: createContainer\n")
+    assert place.generate("--output", str(place.file)) == Exit.OK
+    assert f"{rival} describes nvidia.com/gpu too, with hooks: runtimes refuse" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_is_77(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    place.file.parent.write_text("a file")
+    assert place.generate("--output", str(place.file)) == Exit.PERMISSION
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_without_a_driver_it_is_69_and_says_where_it_looked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["cdi", "generate", "--driver-root", str(tmp_path), "--stage-dir", str(tmp_path / "stage")])
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (Exit.UNAVAILABLE, "")
+    assert str(tmp_path) in captured.err
+
+
+REAL = make.inventory(driver_version=V)
+NOT_READY = {
+    "a fault of the driver": (replace(REAL, fault="the driver is ill"), "the driver is ill"),
+    "no nvidia module": (replace(REAL, majors=Majors()), "kernel module nvidia is not loaded"),
+    "no uvm module": (replace(REAL, majors=Majors(nvidia=195)), "kernel module nvidia-uvm is not loaded"),
+    "no GPU": (replace(REAL, gpus=()), "no GPU to give (there is none)"),
+    "MIG mode only": (make.inventory([make.gpu(0, mig_enabled=True)]), "GPU 0: it is in MIG mode"),
+    "another module": (replace(REAL, driver_version="570.1"), f"are {V} but its loaded kernel module is 570.1"),
+}
+
+
+@pytest.mark.parametrize(("inventory", "words"), NOT_READY.values(), ids=NOT_READY)
+def test_nothing_half_true_is_written(place: Place, inventory: Inventory, words: str) -> None:
+    with pytest.raises(NotReadyError) as caught:
+        specification_text(inventory, place.wish())
+    assert words in str(caught.value)
+
+
+def test_a_driver_without_files_is_refused_on_a_real_node_only(place: Place) -> None:
+    shutil.rmtree(place.driver / "lib64")
+    with pytest.raises(NotReadyError, match="driver"):
+        specification_text(REAL, place.wish())
+    document = json.loads(specification_text(replace(REAL, simulated=True), place.wish()))
+    assert "mounts" not in document["containerEdits"]
+
+
+def test_a_gpu_that_cannot_be_given_has_no_name(place: Place) -> None:
+    gpus = [make.gpu(0), make.gpu(1, unavailable="it fell off the bus"), make.gpu(2, mig_enabled=True)]
+    document = json.loads(specification_text(make.inventory(gpus), place.wish()))
+    assert [device["name"] for device in document["devices"]] == ["0", make.uuid(0), "all"]
+
+
+def kept_true(place: Place, *steps: Callable[[], object]) -> None:
+    """Run the watch; after each step wait until `step` no longer raises AssertionError, OSError or ValueError."""
+
+    async def main() -> None:
+        watch = Watch(place.wish(), SpecFile(place.file))
+        running = asyncio.create_task(watch.run())
+        for step in steps:
+            deadline = time.monotonic() + WAIT_S
+            while True:
+                try:
+                    step()
+                except (AssertionError, OSError, ValueError):
+                    if running.done() or time.monotonic() > deadline:
+                        raise
+                    await asyncio.sleep(0.01)
+                else:
+                    break
+        watch.stop()
+        assert await asyncio.wait_for(running, WAIT_S) == Exit.OK
+
+    asyncio.run(main())
+
+
+def has_gpus(place: Place, number: int) -> Callable[[], None]:
+    def check() -> None:
+        assert len(place.specification()["devices"]) == 2 * number + 1
+
+    return check
+
+
+def test_watch_follows_the_gpus(place: Place) -> None:
+    def lose_one() -> None:
+        text = place.topology.read_text()
+        gpu = text.rindex("[[gpu]]")
+        place.topology.write_text(text[:gpu] + text[text.index("[[link]]", gpu) :].split("[[link]]")[0])
+
+    kept_true(place, has_gpus(place, 4), lose_one, has_gpus(place, 3))
+    assert place.file.exists(), "it stays, for containers go on being started"
+
+
+def test_watch_follows_the_driver(place: Place) -> None:
+    def generation() -> str:
+        return str(place.specification()["containerEdits"]["mounts"][0]["hostPath"])
+
+    def upgrade() -> None:
+        shutil.rmtree(place.driver)
+        make_driver_root(place.driver, "590.1.2")
+
+    def new() -> None:
+        assert "590.1.2-" in generation()
+
+    kept_true(place, has_gpus(place, 4), upgrade, new)
+
+
+def test_watch_removes_what_is_not_true_and_writes_it_again(place: Place) -> None:
+    text = place.topology.read_text()
+
+    def gone() -> None:
+        assert not place.file.exists()
+
+    steps = (
+        has_gpus(place, 4),
+        lambda: place.topology.write_text("schema = 1\n[node]\n"),
+        gone,
+        lambda: place.topology.write_text(text),
+        has_gpus(place, 4),
+    )
+    kept_true(place, *steps)
+
+
+def test_watch_starts_where_nothing_can_be_said_yet(place: Place) -> None:
+    place.topology.rename(place.base / "later")
+    kept_true(place, lambda: (place.base / "later").rename(place.topology), has_gpus(place, 4))
