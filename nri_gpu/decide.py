@@ -55,7 +55,8 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
     if reason := _other_hand(container, node):
         return Refuse(reason)
     if isinstance(claim.wanted, Nothing):
-        return Inject(_disarm(container, policy), _record(container, (), None, node), rule)
+        passed = _passed(container, policy, NOT_ASKED)
+        return passed if isinstance(passed, Refuse) else Inject(passed.edits, _record(container, (), None, node), rule)
     if reason := _hindrance(capabilities, node):
         return Refuse(reason)
     ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
@@ -161,7 +162,7 @@ def _record(container: Container, uuids: tuple[GpuUuid, ...], mode: Mode | None,
     )
 
 
-def _passed(container: Container, policy: Policy | BrokenPolicy, why: str) -> Decision:
+def _passed(container: Container, policy: Policy | BrokenPolicy, why: str) -> Pass | Refuse:
     edits = _disarm(container, policy)
     if edits.env and VISIBLE_DEVICES in container.env_twice:
         return _refuse(

@@ -1,22 +1,21 @@
 """Logging, set up once: fixed phrases with fields, to stderr, and never in the way of a reply.
 
 A log that blocks would hold the whole node: the runtime waits for us under one lock, and starts containers without
-us when we are late. So lines go through a bounded queue to a thread; when the reader of stderr stalls, lines are
-dropped and counted.
+us when we are late. So a line is written only when that cannot block; when the reader of stderr stalls, some lines are
+kept, the rest dropped and counted.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
-import queue
+import select
 import socket
-import threading
-from collections.abc import Callable
+import time
+from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from loguru import logger
 
@@ -31,20 +30,18 @@ FIELDS: Final = (
     "inventory_age_s", "elapsed_ms", "deadline_ms", "parts", "payload_bytes", "fault", "dropped", "signal", "pid",
     "name", "index",
 )  # fmt: skip
-QUEUE_LINES: Final = 10_000
+WAITING_LINES: Final = 1_000
+PIPE_BUF: Final = 4096  # bytes
 STDERR: Final = 2
 JOURNAL_SOCKET: Final = Path("/run/systemd/journal/socket")
 _PRIORITIES: Final = {"TRACE": 7, "DEBUG": 7, "INFO": 6, "SUCCESS": 5, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 
 _ESCAPES: Final = {"\\": "\\\\", '"': '\\"'}
 
-Write = Callable[[str, "Record"], None]
-
 
 def set_up(level: str, *, journal: bool = False) -> None:
     """Send the log to stderr, or to the journal's socket when stderr is lost (launched by the runtime)."""
-    write = _journal() if journal and JOURNAL_SOCKET.exists() else _to_stderr
-    sink = _Sink(write)
+    sink = _Sink(_Journal() if journal and JOURNAL_SOCKET.exists() else _Stderr())
     logger.remove()
     # diagnose=False: a traceback must not print variables, among them containers' environments.
     logger.add(sink, level=level, format=_format, diagnose=False, backtrace=False)
@@ -62,60 +59,111 @@ class _Borrowed(logging.Handler):
 
 
 class _Sink:
-    """A bounded queue and the thread that empties it."""
+    """Writes lines that can be written now, keeps some that cannot, and never waits.
 
-    def __init__(self, write: Write) -> None:
-        self._write = write
+    No thread: one that wakes for every line fights the event loop for the interpreter just when a reply is due.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._waiting: deque[bytes] = deque()
         self._dropped = 0
-        self._queue: queue.Queue[tuple[str, Record] | None] = queue.Queue(QUEUE_LINES)
-        self._thread = threading.Thread(target=self._drain, name="log", daemon=True)
-        self._thread.start()
 
     def __call__(self, message: Message) -> None:
-        try:
-            self._queue.put_nowait((str(message), message.record))
-        except queue.Full:
+        """Take one line."""
+        data = self._channel.encode(str(message), message.record)
+        if len(self._waiting) < WAITING_LINES:
+            self._waiting.append(data)
+        else:
             self._dropped += 1
+        self._flush()
 
-    def _drain(self) -> None:
-        while (item := self._queue.get()) is not None:
-            text, record = item
-            if self._dropped:
-                text = f"{text.rstrip()} dropped={self._dropped}\n"
-                self._dropped = 0
-            with contextlib.suppress(OSError):  # nobody reads, and there is nowhere to say so
-                self._write(text, record)
+    def _flush(self) -> None:
+        try:
+            while self._waiting and self._channel.writable(0):
+                rest = self._waiting[0][self._channel.write(self._waiting[0]) :]
+                if rest:
+                    self._waiting[0] = rest
+                else:
+                    self._waiting.popleft()
+                    self._tell_dropped()
+        except OSError:  # nobody reads any more, and there is nowhere to say so
+            self._waiting.clear()
+
+    def _tell_dropped(self) -> None:
+        if self._dropped and not self._waiting:
+            self._waiting.append(self._channel.encode_plain(f"WARNING log lines lost dropped={self._dropped}\n"))
+            self._dropped = 0
 
     def close(self) -> None:
-        """Write what is queued, for a second at most."""
-        try:
-            self._queue.put(None, timeout=0.1)
-        except queue.Full:
-            return
-        self._thread.join(timeout=1)
+        """Write what is kept, for a second at most."""
+        deadline = time.monotonic() + 1
+        while self._waiting and (left := deadline - time.monotonic()) > 0 and self._channel.writable(left):
+            self._flush()
 
 
-def _to_stderr(text: str, record: Record) -> None:
-    # journald adds the time itself and says so by this variable (systemd.exec(5)).
-    prefix = "" if "JOURNAL_STREAM" in os.environ else record["time"].strftime("%H:%M:%S.%f ")
-    # Not sys.stderr: a thread that hangs in it holds its lock, and the interpreter aborts over that at exit.
-    data = (prefix + text).encode(errors="backslashreplace")
-    while data:
-        data = data[os.write(STDERR, data) :]
+class Channel(Protocol):
+    """Where lines go."""
+
+    def encode(self, text: str, record: Record) -> bytes:
+        """A line as it is written here."""
+
+    def encode_plain(self, text: str) -> bytes:
+        """The same without a record."""
+
+    def writable(self, timeout_s: float) -> bool:
+        """Whether a write would not block, after waiting for timeout_s at most."""
+
+    def write(self, data: bytes) -> int:
+        """Write some of it. Returns how many bytes were taken. Raises: OSError."""
 
 
-def _journal() -> Write:
+class _Stderr:
+    """The descriptor itself: sys.stderr has locks and buffers of its own."""
+
+    def __init__(self) -> None:
+        # journald adds the time itself and says so by this variable (systemd.exec(5)).
+        self._timed = "JOURNAL_STREAM" not in os.environ
+        self._poll = select.poll()
+        self._poll.register(STDERR, select.POLLOUT)
+
+    def encode(self, text: str, record: Record) -> bytes:
+        return self.encode_plain(record["time"].strftime("%H:%M:%S.%f ") + text if self._timed else text)
+
+    def encode_plain(self, text: str) -> bytes:
+        return text.encode(errors="backslashreplace")
+
+    def writable(self, timeout_s: float) -> bool:
+        return bool(self._poll.poll(timeout_s * 1000))
+
+    def write(self, data: bytes) -> int:
+        # What poll calls writable takes this much at once, pipes and stream sockets alike (pipe(7), unix(7)).
+        return os.write(STDERR, data[:PIPE_BUF])
+
+
+class _Journal:
     """The journal's native protocol: one datagram of NAME=value lines (systemd.journal-fields(7))."""
-    channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
-    def write(text: str, record: Record) -> None:
-        priority = _PRIORITIES.get(record["level"].name, 6)
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+
+    def encode(self, text: str, record: Record) -> bytes:
+        return self.encode_plain(text, _PRIORITIES.get(record["level"].name, 6))
+
+    def encode_plain(self, text: str, priority: int = _PRIORITIES["WARNING"]) -> bytes:
         body = text.rstrip("\n").replace("\n", " | ")
-        channel.sendto(
-            f"PRIORITY={priority}\nSYSLOG_IDENTIFIER=nri-gpu\nMESSAGE={body}\n".encode(), os.fspath(JOURNAL_SOCKET)
-        )
+        return f"PRIORITY={priority}\nSYSLOG_IDENTIFIER=nri-gpu\nMESSAGE={body}\n".encode(errors="backslashreplace")
 
-    return write
+    def writable(self, timeout_s: float) -> bool:
+        del timeout_s  # a datagram is taken or lost, at once
+        return True
+
+    def write(self, data: bytes) -> int:
+        try:
+            self._socket.sendto(data, socket.MSG_DONTWAIT, os.fspath(JOURNAL_SOCKET))
+        except OSError:
+            return len(data)  # the journal is full or away; the next line may find it again
+        return len(data)
 
 
 def _format(record: Record) -> str:

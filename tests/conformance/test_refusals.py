@@ -66,7 +66,9 @@ def test_counting_gives_each_pod_its_own(node: Containerd, daemon: NriGpu) -> No
     assert sorted(uuid for uuids in daemon.held().values() for uuid in uuids) == sorted(
         gpu["uuid"] for gpu in daemon.gpus()["gpus"]
     )
-    with pytest.raises(CriError, match=r"\[gpu-busy\]: asked for 1 GPU in exclusive mode, but of the 4 that fit none can be had"):
+    with pytest.raises(
+        CriError, match=r"\[gpu-busy\]: asked for 1 GPU in exclusive mode, but of the 4 that fit none can be had"
+    ):
         create(node, "1", pod="late")
 
 

@@ -110,6 +110,7 @@ def test_what_is_injected_is_what_was_granted(
 def test_the_environment_never_grants(
     container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy, env: dict[str, str]
 ) -> None:
+    container = replace(container, env_twice=frozenset())  # these may refuse what policy wants disarmed
     one = decide(container, node, ledger, policy)
     other = decide(replace(container, env=env), node, ledger, policy)
     assert type(one) is type(other)

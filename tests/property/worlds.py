@@ -12,6 +12,7 @@ from nri_gpu.decide import BrokenPolicy
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
 from nri_gpu.domain.gpu import Capability, Gpu, GpuFault, Inventory, Majors, Node
+from nri_gpu.nri.convert import READ_ENV
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import (
     ClaimDefaults,
@@ -127,13 +128,15 @@ mounts = st.frozensets(
 @st.composite
 def containers(draw: st.DrawFn) -> Container:
     """A container of one of the pods, most often without anything odd about it."""
-    of, name = draw(pods()), draw(st.sampled_from(CONTAINER_NAMES))
+    of, name, variables = draw(pods()), draw(st.sampled_from(CONTAINER_NAMES)), draw(env)
+    twice = draw(st.sampled_from([frozenset[str](), frozenset(READ_ENV)])) & variables.keys()
     return Container(
         id=ContainerId(f"{of.name}.{name}"),
         name=name,
         pod=of,
         annotations=draw(st.one_of(st.just({}), st.just({}), st.dictionaries(keys, values, max_size=2))),
-        env=draw(env),
+        env=variables,
+        env_twice=frozenset(twice),
         devices=tuple(draw(st.lists(devices, max_size=2))),
         mounts=draw(mounts),
         privileged=draw(st.sampled_from([False, False, False, True])),

@@ -1,8 +1,8 @@
 """A real Docker engine on private paths, its own containerd below it; it takes nothing along and leaves nothing behind.
 
     with Docker() as docker:
-        docker.load(ImageSpec())
-        container = docker.run("--device", "nvidia.com/gpu=0", image=image.NAME)
+        docker.load()
+        container = docker.run("--device", "nvidia.com/gpu=0")
 
 No network, no firewall rule, no socket but its own. Its mounts are in a namespace of their own, and the keeper of
 `tests.support.keeper` ends it with all its containers, also when the tests are killed.
@@ -76,9 +76,9 @@ class Programs:
 
 
 class Docker:
-    """One engine. cdi: the folder it reads CDI specifications from. features: of daemon.json, over the defaults."""
+    """One engine. cdi: the folder it reads CDI specifications from; bin: first on its search path."""
 
-    def __init__(self, features: Mapping[str, bool] | None = None) -> None:
+    def __init__(self) -> None:
         if os.geteuid():
             raise HarnessError("a private Docker engine needs root: mounts, cgroups, devices; run this with sudo")
         self._programs = Programs.fetch()
@@ -86,8 +86,9 @@ class Docker:
         self.layout = Layout(Path(tempfile.mkdtemp(prefix=stale.PREFIX, dir=stale.PARENT)))
         self._daemon: Daemon | None = None
         try:
-            self.cdi.mkdir()
-            self.layout.config.write_text(json.dumps(self._settings(features or {}), indent=1))
+            for folder in (self.cdi, self.bin):
+                folder.mkdir()
+            self.layout.config.write_text(json.dumps(self._settings(), indent=1))
             self._keeper = Keeper(self.layout, Cgroup(host_cgroup()))
         except BaseException:
             shutil.rmtree(self.layout.base, ignore_errors=True)
@@ -100,6 +101,10 @@ class Docker:
     @property
     def cdi(self) -> Path:
         return self.layout.cdi
+
+    @property
+    def bin(self) -> Path:
+        return self.base / "bin"
 
     @property
     def keeper_pid(self) -> int:
@@ -117,6 +122,11 @@ class Docker:
         if self._daemon:
             self._daemon.close()
         self._keeper.close()
+
+    def version(self) -> tuple[int, int]:
+        """Major and minor number of the engine."""
+        major, minor = self("version", "--format", "{{.Server.Version}}").split(".")[:2]
+        return int(major), int(minor)
 
     def __call__(self, *arguments: str) -> str:
         """Run the client. Raises: DockerError with what it said."""
@@ -161,7 +171,7 @@ class Docker:
     def log_tail(self) -> str:
         return "\n".join(self.layout.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
-    def _settings(self, features: Mapping[str, bool]) -> dict[str, object]:
+    def _settings(self) -> dict[str, object]:
         base = self.layout.base
         return {
             "hosts": [f"unix://{base}/docker.sock"],
@@ -171,7 +181,7 @@ class Docker:
             "cgroup-parent": f"/{base.name}",
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
             "cdi-spec-dirs": [str(self.cdi)],
-            "features": {"cdi": True, **features},
+            "features": {"cdi": True},
             # Nothing of the machine's network is touched.
             "bridge": "none",
             "iptables": False,
@@ -185,7 +195,7 @@ class Docker:
         wrapper = self.base / "dockerd.sh"
         wrapper.write_text(WRAPPER.format(name=self.base.name, base=self.base, dockerd=self._programs.dockerd))
         wrapper.chmod(0o755)
-        search_path = ":".join([*map(str, self._programs.folders), SYSTEM_PATH])
+        search_path = ":".join([str(self.bin), *map(str, self._programs.folders), SYSTEM_PATH])
         self._daemon = self._keeper.start(wrapper, search_path)
         wait_for("dockerd", self._answers, BOOT_TIMEOUT_S, self.log_tail)
 

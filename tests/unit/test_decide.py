@@ -84,6 +84,18 @@ def test_who_says_none_is_disarmed_like_who_says_nothing() -> None:
     assert injected(make.container("none", env=ARMED)).edits == NO_EDITS
 
 
+TWICE = frozenset({"NVIDIA_VISIBLE_DEVICES"})
+
+
+@pytest.mark.parametrize("text", [None, "none"], ids=["nothing asked", "none"])
+def test_what_cannot_be_disarmed_is_refused_where_policy_disarms(text: str | None) -> None:
+    container = make.container(text, env=ARMED, env_twice=TWICE)
+    assert "leave it out of the pod's environment" in str(refused(container, policy=DISARMING).reason)
+    assert not isinstance(decide(container, NODE, Ledger(), POLICY), Refuse)
+    void = replace(container, env=VOID)
+    assert not isinstance(decide(void, NODE, Ledger(), DISARMING), Refuse)
+
+
 def test_none_is_a_grant_of_nothing_so_that_it_leaves_a_mark() -> None:
     empty = Node(number=1, inventory=make.inventory((), fault="no driver"))
     for node in (NODE, empty):

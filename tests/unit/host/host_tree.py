@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from nri_gpu.host.facts import Entry, Facts, Places
 from nri_gpu.host.look import look
 from nri_gpu.inventory.devices import read_majors
@@ -154,3 +156,14 @@ def information(minor: int, excluded: str = "No") -> str:
 
 def params(modify: int = 1, uid: int = 0, gid: int = 0, mode: int | str = 0o666) -> str:
     return PARAMS.format(modify=modify, uid=uid, gid=gid, mode=mode)
+
+
+def host_below(folder: Path) -> HostTree:
+    """A host, or a skip where this process may not make device nodes."""
+    probe = folder / "probe"
+    try:
+        os.mknod(probe, stat.S_IFCHR | 0o600, os.makedev(NVIDIA, 0))
+    except PermissionError:
+        pytest.skip("this process may not make device nodes: it needs root")
+    probe.unlink()
+    return HostTree(folder / "host")

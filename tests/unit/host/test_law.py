@@ -36,7 +36,7 @@ worlds = st.fixed_dictionaries(
         "modify": st.sampled_from((1, 1, 1, 0)),
         "mode": st.sampled_from((0o666, 0o660, 0o600, 666)),
         "gid": st.sampled_from((0, 44)),
-        "loaded": st.booleans(),
+        "loaded": st.sampled_from((True, True, True, False)),
         "graphics": st.booleans(),
         "mig": st.booleans(),
     }

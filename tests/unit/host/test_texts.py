@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nri_gpu.host.facts import HostError
 from nri_gpu.host.texts import (
@@ -79,3 +81,17 @@ def test_the_table_of_minors() -> None:
     assert table_name("gpu0/mig/gi1/access") == "gpu0/gi1/access"
     assert table_name("gpu10/mig/gi1/ci2/access") == "gpu10/gi1/ci2/access"
     assert table_name("mig/config") == "mig/config"
+
+
+KEYS = ("DeviceFileMode", "DeviceFileUID", "ModifyDeviceFiles", "DeviceFileMinor", "Device Minor", "GPU Excluded")
+lines = st.one_of(st.text(max_size=20), st.builds("{}: {}".format, st.sampled_from(KEYS), st.text(max_size=12)))
+
+
+@given(text=st.lists(lines, max_size=6).map("\n".join))
+def test_any_text_is_understood_or_refused(text: str) -> None:
+    for parse in (params_ownership, gpu_minor, capability):
+        try:
+            parse(text)
+        except HostError as error:
+            assert len(str(error)) < 300
+    minors_table(text)

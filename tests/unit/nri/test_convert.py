@@ -43,6 +43,22 @@ def test_odd_environment_entries_are_passed_over() -> None:
     assert convert.request_from_pb(payload).env == {"NVIDIA_VISIBLE_DEVICES": "a=b"}
 
 
+def test_of_a_variable_that_comes_twice_the_last_counts_and_it_is_said() -> None:
+    twice = ["NVIDIA_VISIBLE_DEVICES=all", "PATH=/a", "PATH=/b", "LD_LIBRARY_PATH=", "NVIDIA_VISIBLE_DEVICES=void"]
+    read = convert.request_from_pb(make.create_payload(make.container(), env=twice))
+    assert read.env == {"NVIDIA_VISIBLE_DEVICES": "void", "LD_LIBRARY_PATH": ""}
+    assert read.env_twice == {"NVIDIA_VISIBLE_DEVICES"}
+
+
+def test_an_annotation_behind_a_reply_adds_to_it() -> None:
+    edits = Edits.of(devices=(DeviceNode("/dev/nvidia0", 195, 0),), env={"K": "v"}, annotations={"a": "b"})
+    whole = convert.reply_to_pb(edits) + convert.annotation_to_pb("c", "d")
+    merged = pb.CreateContainerResponse.FromString(whole)
+    assert merged == pb.CreateContainerResponse.FromString(
+        convert.reply_to_pb(edits.merge(Edits.of(annotations={"c": "d"})))
+    )
+
+
 def test_a_hand_made_pod_without_a_uid_is_its_sandbox() -> None:
     assert convert.pod_from_pb(pb.PodSandbox(id="s")).uid == "s"
 

@@ -12,11 +12,8 @@ from nri_gpu.cli import main
 from nri_gpu.host.facts import Places
 from nri_gpu.verbs import prepare
 from nri_gpu.verbs.exits import Exit
-from tests.unit.host.conftest import host
-from tests.unit.host.host_tree import NVIDIA, UVM, HostTree, params
+from tests.unit.host.host_tree import NVIDIA, UVM, HostTree, host_below, params
 from tests.unit.verbs.shapes import NUMBER, TEXT, TRUTH, array, check_shape, fields, schema
-
-__all__ = ["host"]  # a fixture, used by name
 
 MODE = {"type": "string", "pattern": "^0[0-7]{3}$"}
 NODE = {"major": NUMBER, "minor": NUMBER, "mode": MODE, "uid": NUMBER, "gid": NUMBER}
@@ -48,8 +45,9 @@ PREPARE = fields(
 
 
 @pytest.fixture
-def machine(host: HostTree, monkeypatch: pytest.MonkeyPatch) -> HostTree:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
     """The machine that the verb works on; never the one that the tests run on."""
+    host = host_below(tmp_path)
     monkeypatch.setattr(prepare, "PLACES", host.places)
     return host
 

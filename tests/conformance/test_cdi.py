@@ -1,0 +1,148 @@
+"""The CDI specification in containerd's own hands: a container by CDI is a container by NRI, seen from inside."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.cgroup import Cgroup, DeviceRule, device_programs, device_rules
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError
+from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
+from tests.support.driver_root import STUBS, compile_stub, make_driver_root
+from tests.support.glibc import glibc_files
+from tests.support.image import NAME, ImageSpec
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.probe import DeviceNode, Opened, device_nodes, open_number, open_path
+
+pytestmark = pytest.mark.containerd
+
+V: Final = "580.95.05"
+CTL, UVM, UVM_TOOLS = (195, 255), (1510, 0), (1510, 1)  # of config/topologies/four-gpus.toml
+HASHES: Final = 'find -L "$0" -type f | sort | xargs sha256sum; find "$0" -type l | sort | xargs -r ls -l'
+only_x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="glibc has hwcaps levels on x86-64 only")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a container is, as far as GPUs go. mounts: destination -> (source, options, what is in there)."""
+
+    nodes: list[DeviceNode]
+    rules: frozenset[DeviceRule]
+    mounts: Mapping[str, tuple[str, str, str]]
+
+
+def generate(folder: Path, driver_root: Path, stage_dir: Path) -> Iterator[Path]:
+    """Our specification in a folder that a runtime reads, for as long as a test takes."""
+    file = folder / "nri-gpu.json"
+    places = ["--gpus", FOUR_GPUS, "--driver-root", driver_root, "--stage-dir", stage_dir, "--output", file]
+    command = [sys.executable, "-m", "nri_gpu", "cdi", "generate", *map(str, places)]
+    subprocess.run(command, check=True, timeout=60)
+    yield file
+    file.unlink()
+
+
+@pytest.fixture
+def specification(node: Containerd, launch: Launch) -> Iterator[Path]:
+    """For the shared node, staged where the daemon stages, so that sources can be compared."""
+    assert launch.driver_root
+    yield from generate(node.layout.cdi, launch.driver_root, launch.base / "drivers")
+
+
+def by_cdi(node: Containerd, *names: str, user: int | None = None, image: str = NAME) -> ContainerId:
+    devices = tuple(f"nvidia.com/gpu={name}" for name in names)
+    pod = node.cri.run_pod(PodSpec(name="by-cdi"))
+    return node.cri.run(pod, ContainerSpec(cdi_devices=devices, user=user, image=image))
+
+
+def by_nri(node: Containerd, gpus: str, user: int | None = None) -> ContainerId:
+    annotations = {"gpu.nri.io": f"device={gpus}; mode=shared"}
+    pod = node.cri.run_pod(PodSpec(name="by-nri", annotations=annotations))
+    return node.cri.run(pod, ContainerSpec(user=user))
+
+
+def see(node: Containerd, container: ContainerId, stage_dir: Path) -> Seen:
+    rows = node.cri.execute(container, "/bin/cat", "/proc/self/mountinfo").stdout.splitlines()
+    found = [row.split() for row in rows if str(stage_dir) in row]
+    return Seen(
+        nodes=[each for each in device_nodes(node.cri, container) if "nvidia" in each.path],
+        rules=device_rules(node.container_cgroup(container)) if node.cgroup is Cgroup.V1 else frozenset(),
+        mounts={row[4]: (row[3], row[5], _content(node, container, row[4])) for row in found},
+    )
+
+
+def _content(node: Containerd, container: ContainerId, place: str) -> str:
+    done = node.cri.execute(container, "/bin/sh", "-c", HASHES, place)
+    assert done.code == 0, done.stderr
+    return done.stdout
+
+
+def numbers(seen: Seen) -> set[tuple[int, int]]:
+    return {(each.major, each.minor) for each in seen.nodes}
+
+
+@pytest.mark.parametrize("user", [None, 1000], ids=["root", "a user"])
+@pytest.mark.parametrize("gpus", ["0", "1,3"])
+def test_by_cdi_as_by_nri(node: Containerd, daemon: NriGpu, specification: Path, gpus: str, user: int | None) -> None:
+    stage_dir = daemon.launch.base / "drivers"
+    nri = by_nri(node, gpus, user)
+    cdi = by_cdi(node, *gpus.split(","), user=user)
+
+    assert see(node, cdi, stage_dir) == see(node, nri, stage_dir)
+    seen = see(node, cdi, stage_dir)
+    assert numbers(seen) == {CTL, UVM, UVM_TOOLS, *((195, int(gpu)) for gpu in gpus.split(","))}
+    assert all((each.kind, each.mode, each.uid, each.gid) == ("c", 0o666, 0, 0) for each in seen.nodes)
+    assert "/usr/local/nvidia" in seen.mounts
+    for container in (nri, cdi):
+        assert not node.cri.status(container).oci.get("hooks")
+        assert open_path(node.cri, container, "/dev/nvidiactl") is Opened.NO_DRIVER
+    assert node.cri.status(cdi).env["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+def test_index_uuid_and_all_are_names_of_the_same(node: Containerd, launch: Launch, specification: Path) -> None:
+    stage_dir = launch.base / "drivers"
+    document = json.loads(specification.read_text())
+    uuids = [device["name"] for device in document["devices"] if device["name"].startswith("GPU-")]
+    by_index = see(node, by_cdi(node, "0", "1", "2", "3"), stage_dir)
+    assert see(node, by_cdi(node, *uuids), stage_dir) == by_index
+    assert see(node, by_cdi(node, "all"), stage_dir) == by_index
+    assert see(node, by_cdi(node, "0", uuids[0]), stage_dir) == see(node, by_cdi(node, "0"), stage_dir)
+
+
+def test_a_gpu_that_is_not_there_is_refused(node: Containerd, specification: Path) -> None:
+    with pytest.raises(CriError, match=r"unresolvable CDI devices nvidia\.com/gpu=9"):
+        by_cdi(node, "9")
+
+
+def test_only_what_was_named_can_be_opened(cgroup_node: Containerd, tmp_path: Path) -> None:
+    """On both cgroup generations, and by a container that makes its own nodes."""
+    driver = make_driver_root(tmp_path / "driver", V)
+    for _ in generate(cgroup_node.layout.cdi, driver, tmp_path / "stage"):
+        container = by_cdi(cgroup_node, "2")
+        for granted in ("nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"):
+            assert open_path(cgroup_node.cri, container, f"/dev/{granted}") is Opened.NO_DRIVER
+        for minor in (0, 1, 3, 254):
+            assert open_number(cgroup_node.cri, container, 195, minor) is Opened.DENIED
+        if cgroup_node.cgroup is Cgroup.V2:
+            assert device_programs(cgroup_node.container_cgroup(container))
+
+
+@only_x86_64
+def test_the_loader_finds_it_without_environment_and_hook(node: Containerd, tmp_path: Path) -> None:
+    probe = compile_stub(STUBS / "probe.c", tmp_path / "probe", V)
+    image = ImageSpec("localhost/nri-gpu/glibc-probe:1", extra=glibc_files({"/bin/probe": probe}))
+    node.import_image(image)
+    driver = make_driver_root(tmp_path / "driver", V, "debian", compiled=True)
+    for _ in generate(node.layout.cdi, driver, tmp_path / "stage"):
+        container = by_cdi(node, "0", image=image.name)
+        done = node.cri.execute(container, "/bin/env", "-i", "/bin/probe", "libcuda.so.1", "libnvidia-ml.so.1")
+        assert "glibc-hwcaps/x86-64-v2/libcuda.so.1" in done.stdout
+        assert "glibc-hwcaps/x86-64-v2/libnvidia-ml.so.1" in done.stdout

@@ -1,0 +1,225 @@
+"""The CDI specification in a real Docker engine's hands, which NRI does not reach."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+import pytest
+
+from tests.support import cleanup, stale
+from tests.support.cgroup import Cgroup, DeviceRule, device_rules, host_cgroup
+from tests.support.cri import ContainerId, Cri
+from tests.support.daemon import FOUR_GPUS
+from tests.support.docker import Docker, DockerError
+from tests.support.driver_root import STUBS, compile_stub, make_driver_root
+from tests.support.glibc import glibc_files
+from tests.support.image import ImageSpec
+from tests.support.keeping import PROJECT
+from tests.support.probe import DeviceNode, Opened, device_nodes, open_number, open_path
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.containerd
+
+V: Final = "580.95.05"
+SHARED: Final = {(195, 255), (1510, 0), (1510, 1)}  # of config/topologies/four-gpus.toml
+UUIDS: Final = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
+CUDA_LIKE: Final = ImageSpec("localhost/nri-gpu/cuda-like:1", env={"NVIDIA_VISIBLE_DEVICES": "all"})
+GPUS_BY_CDI: Final = (29, 2)  # the first engine that tries CDI for `--gpus`
+BOOT_AND_WAIT: Final = """
+import sys
+from tests.support.docker import Docker
+with Docker() as docker:
+    docker.load()
+    docker.run("--device", "/dev/null")
+    print(docker.base, docker.keeper_pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An engine, and the driver and files that its specification is about."""
+
+    docker: Docker
+    base: Path
+
+    @property
+    def driver(self) -> Path:
+        return self.base / "driver"
+
+    @property
+    def cri(self) -> Cri:
+        """For the probes, which only ever call `execute`."""
+        return cast("Cri", self.docker)
+
+    def generate(self) -> None:
+        places = ["--gpus", FOUR_GPUS, "--driver-root", self.driver, "--stage-dir", self.base / "stage"]
+        output = ["--output", self.docker.cdi / "nri-gpu.json"]
+        command = [sys.executable, "-m", "nri_gpu", "cdi", "generate", *map(str, [*places, *output])]
+        subprocess.run(command, check=True, timeout=60)
+
+    def run(self, *names: str, options: tuple[str, ...] = (), image: str = CUDA_LIKE.name) -> ContainerId:
+        devices = [word for name in names for word in ("--device", f"nvidia.com/gpu={name}")]
+        return self.docker.run(*devices, *options, image_name=image)
+
+    def nodes(self, container: ContainerId) -> list[DeviceNode]:
+        return [each for each in device_nodes(self.cri, container) if "nvidia" in each.path]
+
+
+@pytest.fixture(scope="module")
+def docker() -> Iterator[Docker]:
+    if os.geteuid():
+        pytest.fail("these tests boot a real Docker engine and need root: run them with sudo, or deselect containerd")
+    with Docker() as running:
+        running.load(CUDA_LIKE)
+        yield running
+
+
+@pytest.fixture
+def node(docker: Docker, tmp_path: Path) -> Iterator[Node]:
+    made = Node(docker, tmp_path)
+    make_driver_root(made.driver, V, "debian", compiled=True)
+    made.generate()
+    yield made
+    docker.remove_all()
+
+
+def numbers(nodes: list[DeviceNode]) -> set[tuple[int, int]]:
+    return {(each.major, each.minor) for each in nodes}
+
+
+@pytest.mark.parametrize("user", ["0:0", "1000:1000"])
+@pytest.mark.parametrize(
+    ("names", "minors"),
+    [
+        pytest.param(("0",), {0}, id="by index"),
+        pytest.param((UUIDS[2],), {2}, id="by UUID"),
+        pytest.param(("1", UUIDS[3]), {1, 3}, id="two of them"),
+        pytest.param(("0", UUIDS[0]), {0}, id="one by both names"),
+        pytest.param(("all",), {0, 1, 2, 3}, id="all"),
+    ],
+)
+def test_a_container_has_what_it_names_and_no_more(
+    node: Node, names: tuple[str, ...], minors: set[int], user: str
+) -> None:
+    container = node.run(*names, options=("--user", user))
+    granted = SHARED | {(195, minor) for minor in minors}
+    nodes = node.nodes(container)
+    assert numbers(nodes) == granted
+    assert all((each.kind, each.mode, each.uid, each.gid) == ("c", 0o666, 0, 0) for each in nodes)
+    for each in nodes:
+        assert open_path(node.cri, container, each.path) is Opened.NO_DRIVER
+    if host_cgroup() is Cgroup.V1:
+        rules = {rule for rule in device_rules(node.docker.cgroup(container)) if rule.major in (195, 1510)}
+        assert rules == {DeviceRule("c", major, minor, "rw") for major, minor in granted}
+    assert not node.docker.oci(container).get("hooks")
+
+
+def test_it_may_not_open_the_others(node: Node) -> None:
+    """Not even by nodes of its own making."""
+    container = node.run("0")
+    for minor in (1, 2, 3, 254):
+        assert open_number(node.cri, container, 195, minor) is Opened.DENIED
+
+
+def test_who_names_nothing_gets_nothing(node: Node) -> None:
+    container = node.run()
+    assert node.nodes(container) == []
+    assert open_number(node.cri, container, 195, 0) is Opened.DENIED
+
+
+def test_what_is_not_there_is_refused(node: Node) -> None:
+    with pytest.raises(DockerError, match=r"unresolvable CDI devices nvidia\.com/gpu=9"):
+        node.run("9")
+
+
+def test_the_drivers_files_are_there_to_read(node: Node) -> None:
+    container = node.run("0", options=("--read-only",))
+    listed = node.docker.execute(container, "ls", "-l", "/usr/local/nvidia/lib64").stdout
+    assert f"libcuda.so.1 -> libcuda.so.{V}" in listed
+    written = node.docker.execute(container, "sh", "-c", "echo x > /usr/local/nvidia/lib64/libcuda.so.1")
+    assert "Read-only file system" in written.stderr
+
+
+def test_its_programs_environment(node: Node) -> None:
+    """What is exec'd into it has the image's own: CDI reaches the first process only, so nothing may rest on it."""
+    container = node.run("0")
+    first = node.docker.execute(container, "sh", "-c", "tr '\\0' '\\n' < /proc/1/environ").stdout.split()
+    assert "NVIDIA_VISIBLE_DEVICES=void" in first
+    assert "NVIDIA_VISIBLE_DEVICES=all" not in first
+    assert not [pair for pair in first if pair.startswith("LD_LIBRARY_PATH=")]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="glibc has hwcaps levels on x86-64 only")
+def test_the_loader_finds_it_without_environment_and_hook(node: Node, tmp_path: Path) -> None:
+    probe = compile_stub(STUBS / "probe.c", tmp_path / "probe", V)
+    smi_needs = glibc_files({"/bin/probe": probe, "/bin/smi": node.driver / "usr/lib/nvidia/current/nvidia-smi"})
+    image = ImageSpec("localhost/nri-gpu/glibc-probe:1", extra=smi_needs)
+    node.docker.load(image)
+    container = node.run("0", image=image.name)
+    done = node.docker.execute(container, "env", "-i", "/bin/probe", "libcuda.so.1", "libnvidia-ml.so.1")
+    assert done.stdout.count("/glibc-hwcaps/x86-64-v2/lib") == 2
+    smi = node.docker.execute(container, "nvidia-smi")
+    assert smi.stdout.startswith(f"nvidia-smi: SIMULATION of driver {V}")
+
+
+def test_a_restart_takes_the_new_driver(node: Node) -> None:
+    container = node.run("0", options=("--stop-timeout", "0"))
+    shutil.rmtree(node.driver)
+    make_driver_root(node.driver, "590.1.2")
+    node.generate()
+    listing = ("ls", "/usr/local/nvidia/lib64")
+    assert f"libcuda.so.{V}" in node.docker.execute(container, *listing).stdout.split(), "it keeps what it has"
+    node.docker("restart", container)
+    assert "libcuda.so.590.1.2" in node.docker.execute(container, *listing).stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("value", "minors"),
+    [("all", {0, 1, 2, 3}), ("2", {0, 1}), ('"device=0,3"', {0, 3}), (f"device={UUIDS[1]}", {1})],
+)
+def test_the_gpus_option(node: Node, value: str, minors: set[int]) -> None:
+    """By CDI on engines that try it; older ones only know NVIDIA's hook, and say so where there is none."""
+    # Newer engines look for this program before they do, and never run it: our specification names no hook.
+    (node.docker.bin / "nvidia-cdi-hook").write_text("#!/bin/sh\nexit 1\n")
+    (node.docker.bin / "nvidia-cdi-hook").chmod(0o755)
+    if node.docker.version() < GPUS_BY_CDI:
+        with pytest.raises(DockerError, match="could not select device driver"):
+            node.run(options=("--gpus", value))
+        return
+    assert numbers(node.nodes(node.run(options=("--gpus", value)))) == SHARED | {(195, minor) for minor in minors}
+
+
+def test_it_leaves_nothing_even_when_all_of_it_is_killed() -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", BOOT_AND_WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT
+    )
+    assert owner.stdin
+    assert owner.stdout
+    base, keeper = owner.stdout.readline().split()
+    owner.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(keeper), signal.SIGKILL)
+    owner.communicate()
+    wait_for("the keeper to be gone", lambda: not Path(f"/proc/{keeper}/root").exists(), 10)
+
+    stale.sweep()
+    assert not Path(base).exists()
+    assert cleanup.cgroups_named(Path(base).name) == ()
+    assert not [line for line in _command_lines() if base in line]
+
+
+def _command_lines() -> Iterator[str]:
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
