@@ -39,6 +39,8 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
         claim = parse_claim(*asked)
     except RequestError as error:
         return _refuse(Code.BAD_REQUEST, _ended(str(error)))
+    if isinstance(claim.wanted, Nothing):
+        return _nothing(container, node, policy)
     if isinstance(policy, BrokenPolicy):
         return _refuse(Code.BAD_POLICY, _ended(f"no GPU can be granted before the policy is mended: {policy.fault}"))
     match verdict := select(policy, container):
@@ -49,14 +51,19 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
     return _grant(claim, container, node, ledger, policy, verdict.rule)
 
 
+def _nothing(container: Container, node: Node, policy: Policy | BrokenPolicy) -> Decision:
+    """`none` asks for nothing, so no policy is asked either; the mark says that somebody decided."""
+    if reason := _other_hand(container, node):
+        return Refuse(reason)
+    passed = _passed(container, policy, NOT_ASKED)
+    return Inject(passed.edits, _record(container, (), None, node)) if isinstance(passed, Pass) else passed
+
+
 def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, policy: Policy, rule: str) -> Decision:
     mode = claim.mode or policy.defaults.mode
     capabilities = policy.defaults.capabilities if claim.capabilities is None else claim.capabilities
     if reason := _other_hand(container, node):
         return Refuse(reason)
-    if isinstance(claim.wanted, Nothing):
-        passed = _passed(container, policy, NOT_ASKED)
-        return passed if isinstance(passed, Refuse) else Inject(passed.edits, _record(container, (), None, node), rule)
     if reason := _hindrance(capabilities, node):
         return Refuse(reason)
     ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)

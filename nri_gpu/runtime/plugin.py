@@ -5,6 +5,7 @@ No handler awaits, so nobody sees half a step and no lock is needed; what is sai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -39,6 +40,9 @@ EVENTS: Final = (
 
 
 REPLIES_KEPT: Final = 64
+# A container listed as created may be in the middle of its start, which we then never hear of. It keeps its GPUs until
+# it is removed or its pod's next attempt is made: held too long by one that failed, never granted twice.
+NEVER_LAPSES: Final = math.inf  # seconds, as the beginning of its phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ class Plugin:
             mark = self._mark(item.container)
             if isinstance(mark, Mark):
                 phase = Phase.CREATED if item.created else Phase.RUNNING
-                entries.append(Entry(_grant(item.container, mark), phase, now))
+                entries.append(Entry(_grant(item.container, mark), phase, NEVER_LAPSES if item.created else now))
             else:
                 self._remember(item.container)
                 foreign += self._foreign(item.container, node)

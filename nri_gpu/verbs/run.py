@@ -39,7 +39,9 @@ from nri_gpu.verbs.policy_file import PolicyFile
 DEFAULT_STATE: Final = Path("/run/nri-gpu")
 DRAIN_S: Final = 5.0
 LEDGER_DELAY_S: Final = 0.05  # changes come in bursts; the file is for people
-STARTING: Final = Inventory(taken_at=0, fault="nri-gpu has just started and has not heard from the driver yet")
+STARTING: Final = Inventory(
+    taken_at=0, fault="nri-gpu has just started and has not heard from the driver yet; try again in a moment"
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -181,7 +181,6 @@ class Docker:
             "cgroup-parent": f"/{base.name}",
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
             "cdi-spec-dirs": [str(self.cdi)],
-            "features": {"cdi": True},
             # Nothing of the machine's network is touched.
             "bridge": "none",
             "iptables": False,

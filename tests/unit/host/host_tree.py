@@ -135,8 +135,8 @@ class HostTree:
         target = self.dev / path
         target.parent.mkdir(exist_ok=True)
         os.mknod(target, stat.S_IFCHR, os.makedev(major, minor))
-        target.chmod(mode)
         os.chown(target, uid, gid)
+        target.chmod(mode)
         return target
 
     def look(self) -> Facts:

@@ -79,6 +79,12 @@ def test_majors_and_minors_are_wider_than_a_byte(host: HostTree) -> None:
     assert host.entries()["nvidia0"] == Node(4095, 0xFFFFF, 0o666, 0, 0)
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o4666, 0o1666, 0])
+def test_every_bit_of_a_mode_is_seen(host: HostTree, mode: int) -> None:
+    host.node("nvidia0", NVIDIA, 0, mode)
+    assert host.entries()["nvidia0"] == Node(NVIDIA, 0, mode, 0, 0)
+
+
 def test_a_folder_that_is_a_link_is_not_looked_into(host: HostTree, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "nvidia-cap3").write_text("")

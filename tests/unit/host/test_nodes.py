@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def test_it_is_open_to_nobody_before_it_has_its_owner(host: HostTree, monkeypatc
         chown(path, uid, gid)
 
     monkeypatch.setattr(os, "chown", watched)
+    os.umask(0)
     make_node(host.dev, MakeNode(GPU, WANTED))
     assert seen == [0o600]
 
@@ -101,6 +103,29 @@ def test_what_changed_since_the_look_is_not_touched(host: HostTree, tmp_path: Pa
     assert (after.st_ino, after.st_mode, after.st_uid) == (before.st_ino, before.st_mode, before.st_uid)
     assert victim.read_text() == "precious"
     assert victim.stat().st_mode & 0o777 == 0o600
+
+
+def test_not_even_a_link_to_the_very_device_is_followed(host: HostTree) -> None:
+    """The folder that it leads to may be somebody else's."""
+    was = Node(NVIDIA, 0, 0o600, 0, 0)
+    host.node("elsewhere", NVIDIA, 0, 0o600)
+    (host.dev / "nvidia0").symlink_to("elsewhere")
+    with pytest.raises(HostError, match="no longer the device"):
+        fix_node(host.dev, FixNode(GPU, WANTED, was))
+    with pytest.raises(HostError, match="no longer the device"):
+        make_node(host.dev, MakeNode(GPU, WANTED, was))
+    assert (host.dev / "elsewhere").stat().st_mode & 0o777 == 0o600
+    assert (host.dev / "nvidia0").is_symlink()
+
+
+def test_a_block_device_of_the_same_number_is_not_touched(host: HostTree) -> None:
+    os.mknod(host.dev / "nvidia0", stat.S_IFBLK | 0o600, os.makedev(NVIDIA, 0))
+    was = Node(NVIDIA, 0, 0o600, 0, 0)
+    with pytest.raises(HostError, match="no longer the device"):
+        fix_node(host.dev, FixNode(GPU, WANTED, was))
+    with pytest.raises(HostError, match="no longer the device"):
+        make_node(host.dev, MakeNode(GPU, WANTED, was))
+    assert (host.dev / "nvidia0").stat().st_mode == stat.S_IFBLK | 0o600
 
 
 def test_a_folder_that_is_a_link_is_not_followed(host: HostTree, tmp_path: Path) -> None:

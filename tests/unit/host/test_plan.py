@@ -151,6 +151,14 @@ def test_a_folder_that_is_none_is_one_finding(entry: Entry) -> None:
     assert only_finding(plan).path == "/dev/char"
 
 
+@pytest.mark.parametrize("entry", [Link("/tmp"), Other("a regular file")], ids=str)
+def test_nothing_is_made_in_what_is_no_folder(entry: Entry) -> None:
+    capabilities = {**mig("gpu0/mig/gi1/access", 12), **mig("gpu0/mig/gi1/ci0/access", 13)}
+    plan = make_plan(facts(capabilities=capabilities, entries=dev(nvidia_caps=entry)))
+    assert plan.actions == ()
+    assert only_finding(plan).path == "/dev/nvidia-caps"
+
+
 def test_the_administrators_nodes_are_never_made() -> None:
     entries = dev("nvidia0", f"char/{NVIDIA}:0", nvidia_uvm=root(OLD_UVM, 0))
     plan = make_plan(facts(params=params(modify=0), entries=entries))

@@ -112,7 +112,8 @@ def test_a_driver_that_does_not_load(host: HostTree, loads_nothing: str) -> None
     assert not report.done
     assert host.calls() == ["nvidia []"]  # once, and nothing that builds on it
     assert [finding.path for finding in report.findings] == ["module nvidia", "module nvidia-uvm"]
-    assert "not loaded: not tried, as it builds on nvidia" in report.findings[1].reason
+    assert report.findings[0].reason.startswith("not loaded: /")
+    assert report.findings[1].reason == "not loaded: not tried, as it builds on nvidia"
     assert list(host.entries()) == ["char"]
 
 
@@ -128,13 +129,16 @@ def test_what_may_not_be_made_is_said_once_and_its_link_not_made(
     host: HostTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.loaded()
+    tried = []
 
-    def forbidden(*_: object, **__: object) -> None:
+    def forbidden(name: str, *_: object, **__: object) -> None:
+        tried.append(name)
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "mknod", forbidden)
     report = prepared(host)
     assert not report.done
+    assert tried == ["nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm", "nvidia-uvm-tools"]  # each once
     assert str(report.findings[0]) == "/dev/nvidiactl: not made: Operation not permitted"
     assert str(report.findings[1]) == f"/dev/char/{NVIDIA}:255: not made: ../nvidiactl is not there"
     assert list(host.entries()) == ["char"]

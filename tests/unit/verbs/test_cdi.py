@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,11 +19,13 @@ import pytest
 from nri_gpu.cdi_file import SpecFile
 from nri_gpu.cli import main
 from nri_gpu.domain.gpu import Capability, Inventory, Majors
-from nri_gpu.verbs.cdi import NotReadyError, Watch, Wish, specification_text
+from nri_gpu.verbs.cdi_spec import NotReadyError, Wish, specification_text
+from nri_gpu.verbs.cdi_watch import Watch
 from nri_gpu.verbs.exits import Exit
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.driver_root import make_driver_root
+from tests.support.waiting import wait_for
 
 V: Final = "580.95.05"
 WAIT_S: Final = 10.0
@@ -63,7 +68,7 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr("nri_gpu.settings.DEFAULT_PATH", tmp_path / "no-policy.toml")
-    monkeypatch.setattr("nri_gpu.verbs.cdi.STANDARD", ())
+    monkeypatch.setattr("nri_gpu.verbs.cdi_spec.STANDARD", ())
     made = Place(tmp_path)
     make_driver_root(made.driver, V)
     shutil.copy(FOUR_GPUS, made.topology)
@@ -91,6 +96,21 @@ def test_the_file_is_what_would_be_printed(place: Place, capsys: pytest.CaptureF
     assert place.generate("--output", str(place.file)) == Exit.OK
     assert capsys.readouterr() == ("", "")
     assert place.file.read_text() == printed
+
+
+def test_what_changes_while_it_is_written_is_written_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a driver that is still being installed; systemd says nothing of it while the unit runs."""
+    write = SpecFile.write
+
+    def write_and_upgrade(file: SpecFile, text: str) -> bool:
+        if not place.file.exists():
+            shutil.rmtree(place.driver)
+            make_driver_root(place.driver, "590.1.2")
+        return write(file, text)
+
+    monkeypatch.setattr(SpecFile, "write", write_and_upgrade)
+    assert place.generate("--output", str(place.file)) == Exit.OK
+    assert "/590.1.2-" in place.file.read_text()
 
 
 def test_capabilities_are_the_policys_or_those_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,3 +285,23 @@ def test_watch_removes_what_is_not_true_and_writes_it_again(place: Place) -> Non
 def test_watch_starts_where_nothing_can_be_said_yet(place: Place) -> None:
     place.topology.rename(place.base / "later")
     kept_true(place, lambda: (place.base / "later").rename(place.topology), has_gpus(place, 4))
+
+
+def test_watch_as_a_process_hears_signals(place: Place) -> None:
+    """SIGHUP: look again now, where the pause would be a minute. SIGTERM: an end in good order."""
+    places = ["--gpus", place.topology, "--driver-root", place.driver, "--stage-dir", place.stage]
+    command = [sys.executable, "-m", "nri_gpu", "cdi", "generate", "--watch", "--output", place.file, *places]
+    process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for("the file", place.file.exists, WAIT_S)
+        shutil.copy(TOPOLOGIES / "dgx-a100.toml", place.topology)
+        process.send_signal(signal.SIGHUP)
+        wait_for("eight GPUs", lambda: len(place.specification()["devices"]) == 17, WAIT_S)
+        process.terminate()
+        _, log = process.communicate(timeout=WAIT_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == Exit.OK
+    assert log.count("CDI specification written") == 2
+    assert place.file.exists()

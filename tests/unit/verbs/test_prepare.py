@@ -15,7 +15,7 @@ from nri_gpu.verbs.exits import Exit
 from tests.unit.host.host_tree import NVIDIA, UVM, HostTree, host_below, params
 from tests.unit.verbs.shapes import NUMBER, TEXT, TRUTH, array, check_shape, fields, schema
 
-MODE = {"type": "string", "pattern": "^0[0-7]{3}$"}
+MODE = {"type": "string", "pattern": "^[0-7]{4}$"}
 NODE = {"major": NUMBER, "minor": NUMBER, "mode": MODE, "uid": NUMBER, "gid": NUMBER}
 PREPARE = fields(
     schema=schema("prepare"),

@@ -1,0 +1,75 @@
+"""What `cdi generate` writes and when it writes nothing: shared by its two ways of going about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nri_gpu.allocation.place import why_not
+from nri_gpu.cdi_file import STANDARD, SpecFile
+from nri_gpu.domain.errors import DriverError, NriGpuError
+from nri_gpu.domain.gpu import Capabilities, DriverTree, Inventory
+from nri_gpu.driver.scan import scan
+from nri_gpu.driver.stage import stage
+from nri_gpu.injection.cdi import KIND, specification
+from nri_gpu.injection.devices import missing_modules
+
+
+class NotReadyError(NriGpuError):
+    """Nothing true can be written about this node. Says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for. topology: the file of a simulated node. refresh_s: between two looks of `--watch`."""
+
+    driver_root: Path
+    stage_dir: Path
+    capabilities: Capabilities
+    topology: str | None
+    refresh_s: float
+
+
+def specification_text(inventory: Inventory, wish: Wish) -> str:
+    """The specification as a file holds it; the driver's files are staged then. Raises: NotReadyError."""
+    if inventory.fault:
+        raise NotReadyError(inventory.fault)
+    if reason := missing_modules(wish.capabilities, inventory):
+        raise NotReadyError(reason.sentence)
+    gpus = tuple(gpu for gpu in inventory.gpus if not why_not(gpu))
+    if not gpus:
+        why = "; ".join(f"GPU {gpu.index}: {why_not(gpu)}" for gpu in inventory.gpus) or "there is none"
+        raise NotReadyError(f"this node has no GPU to give ({why})")
+    tree = _staged(inventory, wish)
+    document = specification(gpus, capabilities=wish.capabilities, inventory=inventory, tree=tree)
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _staged(inventory: Inventory, wish: Wish) -> DriverTree | None:
+    try:
+        found = scan(wish.driver_root)
+        if inventory.driver_version not in ("", found.version) and not inventory.simulated:
+            raise NotReadyError(
+                f"the driver's libraries on this node are {found.version} but its loaded kernel module is "
+                f"{inventory.driver_version}: reload the module or reboot the node"
+            )
+        tree = stage(found, wish.stage_dir).trees.get(wish.capabilities)
+    except DriverError as error:
+        if inventory.simulated:
+            return None
+        raise NotReadyError(str(error)) from error
+    if tree is None and not inventory.simulated:
+        raise NotReadyError(f"the driver's files for {', '.join(sorted(wish.capabilities))} are not staged")
+    return tree
+
+
+def rivalry(file: SpecFile) -> Iterator[str]:
+    """A sentence for each other specification that names the same devices."""
+    for rival in file.rivals(KIND, STANDARD):
+        what = f"{rival.path} describes {KIND} too" + (", with hooks" if rival.hooks else "")
+        if rival.path.parent == file.path.parent.resolve():
+            yield f"{what}: runtimes refuse a device that two files of one folder name; remove one of them"
+        else:
+            yield f"{what}: where both name a device, the file in the later folder of the runtime's list wins"

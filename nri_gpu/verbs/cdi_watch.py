@@ -1,0 +1,92 @@
+"""`nri-gpu cdi generate --watch`: the specification follows GPUs and driver until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+
+from loguru import logger
+
+from nri_gpu.cdi_file import SpecFile, SpecFileError
+from nri_gpu.injection.cdi import KIND
+from nri_gpu.inventory.cache import InventoryCache
+from nri_gpu.inventory.source import NvmlSource, Source, TopologySource
+from nri_gpu.verbs.cdi_spec import NotReadyError, Wish, rivalry, specification_text
+from nri_gpu.verbs.exits import Exit
+
+
+class Watch:
+    """Keeps the file true until told to stop; then it stays, for containers go on being started."""
+
+    def __init__(self, wish: Wish, file: SpecFile) -> None:
+        self._wish = wish
+        self._file = file
+        source: Source = TopologySource(wish.topology) if wish.topology else NvmlSource(wish.driver_root)
+        self._cache = InventoryCache(
+            source, publish=lambda _: self._again.set(), on_fault=self._fault, refresh_s=wish.refresh_s
+        )
+        self._again = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._said = ""
+
+    async def run(self) -> Exit:
+        """Returns after SIGTERM or SIGINT."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._look_again)
+        parts = [asyncio.create_task(each) for each in (self._cache.run(), self._keep_true())]
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({*parts, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        died = [part for part in parts if part.done() and part.exception()]
+        for part in died:
+            logger.opt(exception=part.exception()).critical("bug: a part of nri-gpu died, so all of it ends")
+        for task in (*parts, stopping):
+            task.cancel()
+        await asyncio.gather(*parts, stopping, return_exceptions=True)
+        return Exit.BUG if died else Exit.OK
+
+    def stop(self) -> None:
+        """Let `run` return."""
+        self._stop.set()
+
+    async def _keep_true(self) -> None:
+        await self._cache.ready()
+        while True:
+            self._again.clear()
+            # Off the loop: it reads the disk, and staging may copy.
+            await asyncio.to_thread(self._update)
+            # Nothing tells of a driver's files, so they are looked at each time: a few milliseconds.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._wish.refresh_s):
+                    await self._again.wait()
+
+    def _update(self) -> None:
+        inventory = self._cache.current
+        assert inventory, "the cache is ready"
+        bound = logger.bind(path=str(self._file.path), driver_version=inventory.driver_version)
+        try:
+            if self._file.write(specification_text(inventory, self._wish)):
+                bound.bind(gpus=len(inventory.gpus)).info("CDI specification written")
+                for sentence in rivalry(self._file):
+                    bound.bind(fault=sentence).warning("another CDI specification is in the way")
+            self._said = ""
+        except NotReadyError as error:
+            self._report("the node has no CDI specification now", str(error))
+            with contextlib.suppress(SpecFileError):  # where it cannot be written either, that has been said
+                self._file.remove(KIND)
+        except SpecFileError as error:
+            self._report("CDI specification not written", str(error))
+
+    def _report(self, what: str, sentence: str) -> None:
+        if sentence != self._said:
+            logger.bind(path=str(self._file.path), fault=sentence).warning(what)
+        self._said = sentence
+
+    def _fault(self, sentence: str) -> None:
+        logger.bind(fault=sentence).warning("inventory not refreshed")
+
+    def _look_again(self) -> None:
+        self._cache.poke()
+        self._again.set()
