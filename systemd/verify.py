@@ -1,4 +1,4 @@
-"""Asks systemd itself about our unit: is it well-formed, and is it as tight as it says. No systemd needs to run.
+"""Asks systemd itself about our units: are they well-formed, and as tight as they say. No systemd needs to run.
 
     python systemd/verify.py [UNIT ...]
 
@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-UNIT: Final = Path(__file__).with_name("nri-gpu.service")
+FOLDER: Final = Path(__file__).parent
 # Tenths of the figure of `systemd-analyze security`, which has to stay below. The unit gives 9 on systemd 252; newer
 # ones ask more questions, so there is room for a few, and none for losing a line that counts.
 THRESHOLD: Final = 15
+# Making nodes and loading modules takes four capabilities that the daemon does without.
+THRESHOLDS: Final = {"nri-gpu-prepare.service": 25}
 ANALYZE: Final = "systemd-analyze"
 OFFLINE_SINCE: Final = 250  # the version of systemd that learned --offline and --threshold
 TIMEOUT_S: Final = 60
@@ -39,12 +41,14 @@ def figure(report: str) -> str:
     return match[1] if match else ""
 
 
-def faults(unit: Path, threshold: int = THRESHOLD) -> list[str]:
-    """Sentences on what systemd has against a unit file; none is good."""
+def faults(unit: Path, threshold: int | None = None) -> list[str]:
+    """Sentences on what systemd has against a unit file; none is good. Only services have an exposure."""
+    limit = THRESHOLDS.get(unit.name, THRESHOLD) if threshold is None else threshold
     with tempfile.TemporaryDirectory() as folder:
+        for each in {unit, unit.with_suffix(".service")}:  # a path unit is nothing without its service
+            (Path(folder) / each.name).write_text(runnable(each.read_text(), sys.executable))
         copy = Path(folder) / unit.name
-        copy.write_text(runnable(unit.read_text(), sys.executable))
-        return [*_malformed(copy), *_exposed(copy, threshold)]
+        return [*_malformed(copy), *(_exposed(copy, limit) if unit.suffix == ".service" else ())]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,7 +58,8 @@ def main(arguments: Sequence[str]) -> int:
         has = f"is {version}" if version else "is not installed"
         print(f"systemd/verify.py: {ANALYZE} {has}, {OFFLINE_SINCE} or newer is needed: units not checked")
         return int(os.environ.get("CI") == "true")
-    found = [f"{unit}: {fault}" for unit in (*map(Path, arguments),) or (UNIT,) for fault in faults(unit)]
+    units = [Path(argument) for argument in arguments] or sorted(FOLDER.glob("nri-gpu*.*"))
+    found = [f"{unit}: {fault}" for unit in units for fault in faults(unit)]
     print("\n".join(found), end="\n" if found else "")
     return int(bool(found))
 
