@@ -7,7 +7,6 @@ driver. All the rest is real: containerd, runc, the kernel's device cgroup.
 
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -67,8 +66,8 @@ def demonstrate(stack: ExitStack) -> None:
     runtime = packages.find_any()
     show.step(f"containerd {runtime.release} on private paths; what it writes goes with this demo")
     node = stack.enter_context(Containerd(runtime))
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nri-gpu-demo-")))
-    launch = _launch(folder, node.nri_socket)
+    # Below containerd's own folder, which goes even when this program is killed.
+    launch = _launch(node.base / "demo", node.nri_socket)
     show.step("nri-gpu run " + " ".join(launch.arguments()[:4]) + " ...")
     daemon = stack.enter_context(NriGpu(launch))
     daemon.wait_ready()
@@ -100,6 +99,7 @@ def _grants(daemon: NriGpu) -> dict[str, tuple[str, ...]]:
 def _launch(folder: Path, socket: Path) -> Launch:
     if _has_gpus():
         return Launch(folder, socket, topology=None, log_level="INFO")
+    folder.mkdir()
     driver_root = make_driver_root(folder / "driver")
     return Launch(folder, socket, topology=FOUR_GPUS, driver_root=driver_root, log_level="INFO")
 

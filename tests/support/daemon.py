@@ -90,7 +90,8 @@ class NriGpu:
         self._notify.bind(str(address))
         self._notify.setblocking(False)
         self.notified.clear()
-        command = [sys.executable, "-m", "nri_gpu", "run", *self.launch.arguments()]
+        # Whoever started it may be killed before cleaning up; then it goes too.
+        command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "nri_gpu", "run", *self.launch.arguments()]
         environment = {"PATH": os.environ["PATH"], "NOTIFY_SOCKET": str(address), **self.launch.environment}
         with self.launch.log.open("ab") as log:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)

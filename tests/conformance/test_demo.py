@@ -1,0 +1,58 @@
+"""`make demo`, from beginning to end, and killed in the middle."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import stale
+from tests.support.daemon import TOPOLOGIES
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.containerd
+
+PROJECT = TOPOLOGIES.parents[1]
+COMMAND = [sys.executable, "-u", "-m", "tests.demo"]
+BASE = re.compile(rf"{re.escape(str(stale.PARENT))}/{re.escape(stale.PREFIX)}\w+")
+
+
+def test_it_shows_the_picture() -> None:
+    done = subprocess.run(COMMAND, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "GPU 0                   2 x shared: default/a, default/b" in done.stdout
+    assert "Operation not permitted" in done.stdout
+    assert "the same 3 as before" in done.stdout
+    assert "never happen" not in done.stdout
+
+
+def test_killed_in_the_middle_it_leaves_nothing() -> None:
+    process = subprocess.Popen(COMMAND, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    base = ""
+    for line in process.stdout:
+        match = BASE.search(line)
+        base = match[0] if match else base
+        if "device cgroup allows" in line or "nvidia-smi" in line:  # containers are running
+            break
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert base
+    wait_for("everything of it to be gone", lambda: not _left(base), 30, lambda: "\n".join(_left(base)))
+
+
+def _left(base: str) -> list[str]:
+    """Its folder, its mounts, and processes that name it."""
+    left = [base] if Path(base).exists() else []
+    left += [line for line in Path("/proc/mounts").read_text().splitlines() if base in line]
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = cmdline.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if base in text:
+            left.append(text)
+    return left
