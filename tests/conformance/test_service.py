@@ -5,7 +5,6 @@ No systemd runs here; `tests/support/sandbox.py` applies the unit's lines by han
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -62,23 +61,14 @@ class ServiceNriGpu(NriGpu):
     """The daemon as the unit starts it: in its sandbox, its folders made for it."""
 
     def start(self) -> None:
-        state, drivers = self.launch.state, self.launch.base / "drivers"
-        state.mkdir(mode=0o700, exist_ok=True)
-        drivers.mkdir(mode=0o755, exist_ok=True)
+        self.launch.state.mkdir(mode=0o700, exist_ok=True)
+        (self.launch.base / "drivers").mkdir(mode=0o755, exist_ok=True)
+        super().start()
+
+    def program(self) -> list[str]:
         keep = [self.launch.base, self.launch.socket.parents[1]]
         keep += [self.launch.driver_root] if self.launch.driver_root else []
-        self._close()
-        address = self.launch.base / "notify"
-        address.unlink(missing_ok=True)
-        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._notify.bind(str(address))
-        self._notify.setblocking(False)
-        self.notified.clear()
-        program = [sys.executable, "-m", "nri_gpu", "run", *self.launch.arguments()]
-        command = sandbox.command(program, rw=(state, drivers), keep=keep)
-        environment = {**ENVIRONMENT, "NOTIFY_SOCKET": str(address), **self.launch.environment}
-        with self.launch.log.open("ab") as log:
-            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd="/")
+        return sandbox.command(super().program(), rw=(self.launch.state, self.launch.base / "drivers"), keep=keep)
 
 
 @dataclass(frozen=True, slots=True)

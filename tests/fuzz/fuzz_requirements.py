@@ -6,26 +6,18 @@ mutates that corpus until the time is over and prints the value that broke the i
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 import sys
-import time
-from ast import literal_eval
-from pathlib import Path
 from typing import Final
 
 import pytest
 
 from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, PREFIX, REQUIRE_CUDA, TOTAL_MAX, unmet
 from nri_gpu.requirements.facts import BRANDS, Facts, GpuFacts
+from tests.fuzz.mutation import Texts, read_corpus
 
-# One Python string literal a line, so that control characters and other scripts diff as text.
-CORPUS: Final = tuple(
-    literal_eval(line)
-    for line in Path(__file__).with_name("requirements.corpus").read_text(encoding="ascii").splitlines()
-    if line and not line.startswith("#")
-)
+CORPUS: Final = read_corpus("requirements.corpus")
 WELL_FORMED: Final = 10  # so many values at the corpus' start are requirements
 GRAMMAR: Final = (
     *("cuda", "driver", "arch", "brand", "=", "!=", "<", "<=", ">", ">=", ",", " ", "12", "12.4", "470", "9.0", "."),
@@ -39,6 +31,7 @@ NODES: Final = (
 CONDITION: Final = re.compile(
     r"(?:(?:cuda|driver|arch)(?:=|!=|<=?|>=?)\d[\d.]*|brand!?=[\w.-]+)", re.ASCII | re.IGNORECASE
 )
+TEXTS: Final = Texts(CORPUS, WELL_FORMED, GRAMMAR)
 
 
 def check(value: str) -> bool:
@@ -84,38 +77,8 @@ def test_the_corpus_begins_with_requirements() -> None:
 def test_a_thousand_mutations() -> None:
     dice = random.Random(3)
     for _ in range(1000):
-        check(mutated(dice))
-
-
-def mutated(dice: random.Random) -> str:
-    """A value of the corpus with a few short pieces cut, doubled, changed or put in."""
-    value: str = dice.choice(CORPUS if dice.random() < 0.5 else CORPUS[:WELL_FORMED])
-    for _ in range(dice.randint(1, 4)):
-        at = dice.randint(0, len(value))
-        end = min(len(value), at + dice.choice((0, 0, 1, 1, 2, 5)))
-        near, far = dice.choice(GRAMMAR), chr(dice.choice((dice.randint(0, 127), dice.randint(0, 0xD7FF))))
-        new = dice.choice((near, near, near, value[at:end], far))
-        value = value[:at] + new + value[dice.choice((at, end)) :]
-    return value * dice.choice((1, 1, 1, 1, 50))
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--seed", type=int, default=time.time_ns())
-    options = parser.parse_args()
-    dice, end, tried, met = random.Random(options.seed), time.monotonic() + options.seconds, 0, 0
-    while time.monotonic() < end:
-        value = mutated(dice)
-        try:
-            met += check(value)
-        except Exception:
-            print(f"seed {options.seed}, value {value!a}", file=sys.stderr)
-            raise
-        tried += 1
-    print(f"{tried} values, {met} met, seed {options.seed}")
-    return 0
+        check(TEXTS.mutated(dice))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(TEXTS.fuzz(check, __doc__ or ""))

@@ -20,6 +20,8 @@ from tests.support.waiting import wait_for
 TOPOLOGIES: Final = Path(__file__).parents[2] / "config" / "topologies"
 FOUR_GPUS: Final = TOPOLOGIES / "four-gpus.toml"
 READY_S: Final = 20.0
+# The package beside these tests, whatever else is installed.
+ENVIRONMENT: Final = {"PATH": os.environ["PATH"], "PYTHONPATH": str(TOPOLOGIES.parents[1])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,19 @@ class NriGpu:
         self._notify.bind(str(address))
         self._notify.setblocking(False)
         self.notified.clear()
-        # Whoever started it may be killed before cleaning up; then it goes too.
-        command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "nri_gpu", "run", *self.launch.arguments()]
-        environment = {"PATH": os.environ["PATH"], "NOTIFY_SOCKET": str(address), **self.launch.environment}
+        environment = ENVIRONMENT | {"NOTIFY_SOCKET": str(address)} | dict(self.launch.environment)
         with self.launch.log.open("ab") as log:
-            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                self.command(), env=environment, cwd="/", stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    def command(self) -> list[str]:
+        """What is started, and ends with whoever started it, however that ends."""
+        return ["setpriv", "--pdeathsig", "KILL", *self.program()]
+
+    def program(self) -> list[str]:
+        """The daemon and its arguments."""
+        return [sys.executable, "-m", "nri_gpu", "run", *self.launch.arguments()]
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Until it told its service manager READY=1."""

@@ -1,0 +1,56 @@
+"""What the text targets share: a corpus of Python string literals, mutations of it, and the loop that tries them."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from ast import literal_eval
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """A corpus beside the targets. well_formed: so many values at its start are; grammar: pieces worth putting in."""
+
+    corpus: tuple[str, ...]
+    well_formed: int
+    grammar: tuple[str, ...]
+
+    def mutated(self, dice: random.Random) -> str:
+        """A value of the corpus with a few short pieces cut, doubled, changed or put in."""
+        value = dice.choice(self.corpus if dice.random() < 0.5 else self.corpus[: self.well_formed])
+        for _ in range(dice.randint(1, 4)):
+            at = dice.randint(0, len(value))
+            end = min(len(value), at + dice.choice((0, 0, 1, 1, 2, 5)))
+            near, far = dice.choice(self.grammar), chr(dice.choice((dice.randint(0, 127), dice.randint(0, 0xD7FF))))
+            new = dice.choice((near, near, near, value[at:end], far))
+            value = value[:at] + new + value[dice.choice((at, end)) :]
+        return value * dice.choice((1, 1, 1, 1, 50))
+
+    def fuzz(self, check: Callable[[str], bool], about: str, arguments: Sequence[str] | None = None) -> int:
+        """Mutate until the time is over; the value that broke the invariant is printed. Returns an exit code."""
+        parser = argparse.ArgumentParser(description=about)
+        parser.add_argument("--seconds", type=float, default=30)
+        parser.add_argument("--seed", type=int, default=time.time_ns())
+        options = parser.parse_args(arguments)
+        dice, end, tried, good = random.Random(options.seed), time.monotonic() + options.seconds, 0, 0
+        while time.monotonic() < end:
+            value = self.mutated(dice)
+            try:
+                good += check(value)
+            except Exception:
+                print(f"seed {options.seed}, value {value!a}", file=sys.stderr)
+                raise
+            tried += 1
+        print(f"{tried} values, {good} of them good, seed {options.seed}")
+        return 0
+
+
+def read_corpus(name: str) -> tuple[str, ...]:
+    """One Python string literal a line, so that control characters and other scripts diff as text."""
+    lines = Path(__file__).with_name(name).read_text(encoding="ascii").splitlines()
+    return tuple(literal_eval(line) for line in lines if line and not line.startswith("#"))
