@@ -5,6 +5,7 @@ Pure and total: any request, node, ledger and policy give a Pass, an Inject or a
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from nri_gpu.allocation.ledger import Ledger
@@ -14,8 +15,8 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.gpu import Capabilities, Gpu, GpuUuid, Node
-from nri_gpu.injection.devices import missing_modules
+from nri_gpu.domain.gpu import Capabilities, Gpu, GpuUuid, Node, Unit
+from nri_gpu.injection.devices import missing_capability_major, missing_modules
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.plan import Share, plan
 from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
@@ -67,13 +68,15 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
     if reason := _hindrance(capabilities, node):
         return Refuse(reason)
     ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
-    gpus: tuple[Gpu, ...] | Reason
+    gpus: tuple[Unit, ...] | Reason
     if held := _held(container, node, ledger):
         gpus, mode = held
     else:
         gpus = place(claim, Asker(container.pod.uid, mode), node.inventory, ledger)
     if isinstance(gpus, Reason):
         return Refuse(gpus)
+    if reason := missing_capability_major(gpus, node.inventory.majors):
+        return Refuse(reason)
     share = Share(
         container=container,
         gpus=gpus,
@@ -121,12 +124,12 @@ def _hindrance(capabilities: Capabilities, node: Node) -> Reason | None:
     return None
 
 
-def _held(container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Gpu, ...], Mode] | None:
+def _held(container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Unit, ...], Mode] | None:
     """What this very container was granted before, and how: asking twice gives the same."""
     entry = ledger.entries.get(container.id)
     if entry is None or not entry.holds or entry.grant.mode is None:
         return None
-    gpus = tuple(gpu for gpu in node.gpus if gpu.uuid in entry.grant.uuids and not why_not(gpu))
+    gpus = tuple(unit for unit in node.inventory.units if unit.uuid in entry.grant.uuids and not why_not(unit))
     return (gpus, entry.grant.mode) if gpus and len(gpus) == len(entry.grant.uuids) else None
 
 
@@ -144,10 +147,23 @@ def needs_grant(container: Container, policy: Policy | BrokenPolicy) -> str:
 
 
 def foreign_uuids(container: Container, node: Node) -> frozenset[GpuUuid]:
-    """GPUs whose nodes a container holds, by whoever's hand."""
-    major = node.inventory.majors.nvidia
-    minors = {device.minor for device in container.devices if device.major == major}
-    return frozenset(gpu.uuid for gpu in node.gpus if gpu.minor_number in minors)
+    """GPUs and MIG devices whose nodes a container holds, by whoever's hand.
+
+    With the node of a GPU in MIG mode, those of its MIG devices whose capability nodes it holds too, so that a device
+    plugin's container is in the way of nobody else; all of them where it holds none, since we cannot tell.
+    """
+    majors = node.inventory.majors
+    minors = {device.minor for device in container.devices if device.major == majors.nvidia}
+    held = [gpu for gpu in node.gpus if gpu.minor_number in minors]
+    if not any(gpu.mig for gpu in held):
+        return frozenset(gpu.uuid for gpu in held)
+    caps = {device.minor for device in container.devices if device.major == majors.nvidia_caps}
+    return frozenset(uuid for gpu in held for uuid in (gpu.uuid, *_held_parts(gpu, caps)))
+
+
+def _held_parts(gpu: Gpu, caps: Set[int]) -> frozenset[GpuUuid]:
+    known = frozenset(device.uuid for device in gpu.mig if device.compute_instance_minor in caps)
+    return known or frozenset(device.uuid for device in gpu.mig)
 
 
 def _nvidia_nodes(container: Container, node: Node) -> str:

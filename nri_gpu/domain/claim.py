@@ -44,12 +44,31 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """`device=0,GPU-…,0000:3b:00.0`: ids as written: NVML index, UUID or its unambiguous beginning, PCI bus id."""
+    """`device=0,GPU-…,0000:3b:00.0,0:1,MIG-…`: ids as written.
+
+    Of a GPU: NVML index, UUID or its unambiguous beginning, PCI bus id. Of a MIG device: both indices, UUID or the
+    beginning of one.
+    """
 
     ids: tuple[str, ...]
 
 
-Wanted = Everything | Nothing | Count | Devices
+@dataclass(frozen=True, slots=True)
+class MigProfile:
+    """So many MIG devices of one profile."""
+
+    profile: str
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class MigProfiles:
+    """`mig=1g.10gb:2,3g.40gb`: each profile once."""
+
+    wanted: tuple[MigProfile, ...]
+
+
+Wanted = Everything | Nothing | Count | Devices | MigProfiles
 
 
 @dataclass(frozen=True, slots=True)

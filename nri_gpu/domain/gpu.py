@@ -25,6 +25,29 @@ Capabilities = frozenset[Capability]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MigDevice:
+    """One MIG device of a GPU in MIG mode: a compute instance inside a GPU instance.
+
+    index: its place in NVML's list, the j of `i:j`; not an id: it moves when an instance is removed.
+    uuid: `MIG-...`; another one each time the instance is made.
+    profile: as `nvidia-smi -L` writes it, lower case: `1g.10gb`, `1c.3g.40gb`, `1g.10gb+me`.
+    memory_bytes: of its GPU instance, bytes (nvmlDeviceGetAttributes_v2).
+    gpu_instance_minor, compute_instance_minor: of its capability nodes, /dev/nvidia-caps/nvidia-capN; None: not known.
+    unavailable: why it cannot be granted; empty when it can.
+    """
+
+    index: int
+    uuid: GpuUuid
+    gpu_instance_id: int
+    compute_instance_id: int
+    profile: str
+    memory_bytes: int
+    gpu_instance_minor: int | None = None
+    compute_instance_minor: int | None = None
+    unavailable: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One physical GPU as NVML described it when its `Node` was taken.
 
@@ -34,6 +57,7 @@ class Gpu:
     memory_bytes: total framebuffer, bytes (nvmlDeviceGetMemoryInfo).
     arch: compute capability, (9, 0) for Hopper (nvmlDeviceGetCudaComputeCapability).
     numa_node: None where the host does not tell.
+    mig: its MIG devices in NVML's order; a GPU in MIG mode can have none.
     unavailable: why it cannot be granted; empty when it can.
     """
 
@@ -47,10 +71,66 @@ class Gpu:
     numa_node: int | None = None
     mig_enabled: bool = False
     unavailable: str = ""
+    mig: tuple[MigDevice, ...] = ()
 
     def __hash__(self) -> int:
         """By identity alone: GPUs are part of keys in the hook path."""
         return hash(self.uuid)
+
+    @property
+    def parts(self) -> tuple[MigPart, ...]:
+        """Its MIG devices, each with this GPU."""
+        return tuple(MigPart(self, device) for device in self.mig)
+
+
+@dataclass(frozen=True, slots=True)
+class MigPart:
+    """A MIG device and the GPU that it is a part of: granted, held and released like a GPU of its own."""
+
+    gpu: Gpu
+    device: MigDevice
+
+    def __hash__(self) -> int:
+        """By identity alone, as a GPU's."""
+        return hash(self.device.uuid)
+
+    @property
+    def uuid(self) -> GpuUuid:
+        """The MIG device's own."""
+        return self.device.uuid
+
+    @property
+    def model(self) -> str:
+        """The whole GPU's."""
+        return self.gpu.model
+
+    @property
+    def memory_bytes(self) -> int:
+        """The MIG device's own."""
+        return self.device.memory_bytes
+
+    @property
+    def arch(self) -> tuple[int, int]:
+        """The whole GPU's."""
+        return self.gpu.arch
+
+    @property
+    def place(self) -> str:
+        """NVML's indices of GPU and MIG device: `0:1`."""
+        return f"{self.gpu.index}:{self.device.index}"
+
+
+Unit = Gpu | MigPart  # what can be granted: one has a UUID, and at most one mode at a time
+
+
+def whole(unit: Unit) -> Gpu:
+    """The GPU that it is, or is a part of."""
+    return unit.gpu if isinstance(unit, MigPart) else unit
+
+
+def nvml_order(unit: Unit) -> tuple[int, int]:
+    """To sort by: a GPU before its MIG devices."""
+    return (unit.gpu.index, unit.device.index) if isinstance(unit, MigPart) else (unit.index, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +214,19 @@ class Inventory:
     cuda_version: str = ""
     fault: str = ""
     simulated: bool = False
+
+    @property
+    def parts(self) -> tuple[MigPart, ...]:
+        """All MIG devices, in NVML order."""
+        return tuple(part for gpu in self.gpus for part in gpu.parts)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """GPUs and MIG devices in NVML order, whether they can be granted or not."""
+        found: list[Unit] = []
+        for gpu in self.gpus:
+            found += (gpu, *gpu.parts)
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
-from nri_gpu.domain.gpu import Capabilities, DriverTree, Gpu, GpuUuid, Inventory, PciBusId
+from nri_gpu.domain.gpu import Capabilities, DriverTree, Gpu, GpuUuid, Inventory, MigPart, PciBusId, Unit, whole
 from nri_gpu.injection.env import LIBRARY_PATH
 from nri_gpu.injection.plan import Share, plan
 
@@ -39,11 +39,12 @@ Things = Mapping[Key, Thing]
 
 
 def specification(
-    gpus: Sequence[Gpu], *, capabilities: Capabilities, inventory: Inventory, tree: DriverTree | None
+    gpus: Sequence[Unit], *, capabilities: Capabilities, inventory: Inventory, tree: DriverTree | None
 ) -> dict[str, Any]:
-    """The specification as JSON values; at least one GPU, for CDI has no empty ones.
+    """The specification as JSON values; at least one device, for CDI has no empty ones.
 
-    gpus: those to be had, in NVML order. tree: the staged driver files, None on a simulated node without any.
+    gpus: GPUs and MIG devices to be had, in NVML order. tree: the staged driver files, None on a simulated node that
+    has none.
     """
     # With void, because a list of UUIDs cannot be put together from the devices a container asks for.
     everything = Share(
@@ -62,13 +63,14 @@ def specification(
     }
 
 
-def _names(gpu: Gpu) -> Iterator[str]:
-    return filter(DEVICE_NAME.fullmatch, (str(gpu.index), gpu.uuid))
+def _names(unit: Unit) -> Iterator[str]:
+    place = unit.place if isinstance(unit, MigPart) else str(unit.index)
+    return filter(DEVICE_NAME.fullmatch, (place, unit.uuid))
 
 
-def _ghost(gpus: Iterable[Gpu]) -> Gpu:
+def _ghost(units: Iterable[Unit]) -> Gpu:
     """A GPU like the first with an identity of its own: what even it would get belongs to no GPU."""
-    known = tuple(gpus)
+    known = tuple(map(whole, units))
     return replace(
         known[0],
         index=max(gpu.index for gpu in known) + 1,

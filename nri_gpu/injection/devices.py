@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import DeviceNode
-from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, Inventory, Majors
+from nri_gpu.domain.gpu import Capabilities, Capability, Inventory, Majors, MigPart, Unit, whole
 
 # Minors that the driver fixes: NVIDIA/open-gpu-kernel-modules kernel-open/common/inc/nv-chardev-numbers.h and
 # kernel-open/nvidia-uvm/uvm_common.h. Majors are never constants here: the driver's are dynamic but one.
 NVIDIACTL_MINOR: Final = 255
 UVM_MINOR: Final = 0
 UVM_TOOLS_MINOR: Final = 1
+# A MIG instance's right is an open file of that minor: the driver lets anybody open it, for reading.
+# kernel-open/nvidia/nv-caps.c, and DeviceFileMode in /proc/driver/nvidia/capabilities/gpu*/mig/gi*/access.
+CAPABILITY_MODE: Final = 0o444
 
 
 def missing_modules(capabilities: Capabilities, inventory: Inventory) -> Reason | None:
@@ -24,16 +28,37 @@ def missing_modules(capabilities: Capabilities, inventory: Inventory) -> Reason 
     return None
 
 
-def device_nodes(gpus: tuple[Gpu, ...], capabilities: Capabilities, majors: Majors) -> tuple[DeviceNode, ...]:
-    """Nodes for these GPUs; nothing for no GPUs. `missing_modules` has been asked before."""
+def missing_capability_major(gpus: Iterable[Unit], majors: Majors) -> Reason | None:
+    """Why MIG devices among these cannot be given: without its capability nodes one opens, and then fails."""
+    if majors.nvidia_caps is not None or not any(isinstance(unit, MigPart) for unit in gpus):
+        return None
+    return Reason(
+        Code.NODE_NOT_READY,
+        "nvidia-caps has no major on this node (not in /proc/devices), so MIG devices cannot be granted: load kernel "
+        "module nvidia again on it, and see `dmesg | grep NVRM`.",
+    )
+
+
+def device_nodes(gpus: tuple[Unit, ...], capabilities: Capabilities, majors: Majors) -> tuple[DeviceNode, ...]:
+    """Nodes for these GPUs and MIG devices; nothing for none of them. What may be missing has been asked before."""
     if not gpus or majors.nvidia is None:
         return ()
-    nodes = [DeviceNode(f"/dev/nvidia{gpu.minor_number}", majors.nvidia, gpu.minor_number) for gpu in gpus]
+    minors = dict.fromkeys(whole(unit).minor_number for unit in gpus)
+    nodes = [DeviceNode(f"/dev/nvidia{minor}", majors.nvidia, minor) for minor in minors]
     nodes.append(DeviceNode("/dev/nvidiactl", majors.nvidia, NVIDIACTL_MINOR))
     if Capability.COMPUTE in capabilities and majors.nvidia_uvm is not None:
         nodes.append(DeviceNode("/dev/nvidia-uvm", majors.nvidia_uvm, UVM_MINOR))
         nodes.append(DeviceNode("/dev/nvidia-uvm-tools", majors.nvidia_uvm, UVM_TOOLS_MINOR))
-    return tuple(nodes)
+    return (*nodes, *_capability_nodes(gpus, majors.nvidia_caps))
+
+
+def _capability_nodes(gpus: Iterable[Unit], major: int | None) -> Iterator[DeviceNode]:
+    """Of the GPU instance and of the compute instance. Those to configure and monitor MIG are never given."""
+    devices = [unit.device for unit in gpus if isinstance(unit, MigPart)]
+    pairs = ((device.gpu_instance_minor, device.compute_instance_minor) for device in devices)
+    for minor in dict.fromkeys(minor for pair in pairs for minor in pair):
+        if major is not None and minor is not None:
+            yield DeviceNode(f"/dev/nvidia-caps/nvidia-cap{minor}", major, minor, CAPABILITY_MODE)
 
 
 def _not_loaded(module: str, fix: str) -> Reason:

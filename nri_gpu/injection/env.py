@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from nri_gpu.domain.gpu import Gpu
+from nri_gpu.domain.gpu import Unit
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 OUR_UUIDS: Final = "NRI_GPU_UUIDS"
@@ -13,7 +13,7 @@ LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
 VOID: Final = "void"  # NVIDIA's word for "keep off": an old runtime or hook on the node then does nothing
 
 
-def visible_devices(gpus: tuple[Gpu, ...], *, void: bool) -> Mapping[str, str]:
+def visible_devices(gpus: tuple[Unit, ...], *, void: bool) -> Mapping[str, str]:
     """The granted UUIDs. void: under another name, because something on this node still obeys the usual one."""
     uuids = ",".join(gpu.uuid for gpu in gpus)
     return {VISIBLE_DEVICES: VOID, OUR_UUIDS: uuids} if void else {VISIBLE_DEVICES: uuids}

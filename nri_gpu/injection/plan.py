@@ -9,7 +9,7 @@ from typing import Final
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import NO_EDITS, Edits
-from nri_gpu.domain.gpu import Capabilities, DriverTree, Gpu, Inventory, Majors
+from nri_gpu.domain.gpu import Capabilities, DriverTree, Inventory, Majors, Unit
 from nri_gpu.injection import devices, env
 from nri_gpu.injection.mounts import Places, free_places, tree_mounts
 
@@ -18,12 +18,12 @@ from nri_gpu.injection.mounts import Places, free_places, tree_mounts
 class Share:
     """What one container is to receive.
 
-    gpus: granted, in NVML order; none for `none`. tree: the staged driver files for its capabilities.
+    gpus: GPUs and MIG devices, in NVML order; none for `none`. tree: the staged driver files for its capabilities.
     void: policy keeps NVIDIA_VISIBLE_DEVICES for others on this node. The mark is not ours to add: the shell signs it.
     """
 
     container: Container
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[Unit, ...]
     capabilities: Capabilities
     inventory: Inventory
     tree: DriverTree | None
@@ -34,7 +34,7 @@ class Share:
 class Recipe:
     """All of a share that decides its edits, and nothing else: containers of one kind have the same one."""
 
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[Unit, ...]
     capabilities: Capabilities
     majors: Majors
     tree: DriverTree | None

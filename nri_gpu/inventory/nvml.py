@@ -23,9 +23,10 @@ from typing import Any, BinaryIO, Final
 import pynvml
 
 from nri_gpu.inventory.advice import Refusal, advice
+from nri_gpu.inventory.asking import CallError
 from nri_gpu.inventory.confine import confine
 from nri_gpu.inventory.library import NVML, find_library, tried
-from nri_gpu.inventory.survey import CallError, survey
+from nri_gpu.inventory.survey import survey
 
 LOAD: Final = "dlopen"  # what a progress line calls the loading of the library
 Fingerprint = tuple[str, int, int, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import Gpu, GpuFault, GpuUuid, Inventory, Link, PciBusId
+from nri_gpu.domain.gpu import Gpu, GpuFault, GpuUuid, Inventory, Link, MigDevice, PciBusId
 
 
 def inventory_from_report(report: Any, taken_at: float) -> Inventory:  # noqa: ANN401 (straight out of json)
@@ -39,6 +39,20 @@ def _gpu(facts: Any) -> Gpu:  # noqa: ANN401
         arch=(int(major), int(minor)),
         numa_node=None if numa_node is None else int(numa_node),
         mig_enabled=bool(facts["mig_enabled"]),
+        unavailable=str(facts["unavailable"]),
+        mig=tuple(_mig_device(device) for device in facts["mig"]),
+    )
+
+
+def _mig_device(facts: Any) -> MigDevice:  # noqa: ANN401
+    """Without its minors: they are the kernel's to tell."""
+    return MigDevice(
+        index=int(facts["index"]),
+        uuid=GpuUuid(str(facts["uuid"])),
+        gpu_instance_id=int(facts["gpu_instance_id"]),
+        compute_instance_id=int(facts["compute_instance_id"]),
+        profile=str(facts["profile"]),
+        memory_bytes=int(facts["memory_bytes"]),
         unavailable=str(facts["unavailable"]),
     )
 

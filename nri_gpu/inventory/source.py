@@ -8,7 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from loguru import logger
+
 from nri_gpu.domain.gpu import Inventory
+from nri_gpu.inventory.capabilities import PROC, unusual, with_minors
 from nri_gpu.inventory.child import Deadlines, NvmlChild
 from nri_gpu.inventory.devices import PROC_DEVICES, host_majors
 from nri_gpu.inventory.topology import load_topology
@@ -43,25 +46,33 @@ class TopologySource:
 
 
 class NvmlSource:
-    """The machine itself: GPUs from NVML, majors from the kernel."""
+    """The machine itself: GPUs from NVML, majors and the minors of MIG's capabilities from the kernel."""
 
     def __init__(
         self,
         driver_root: str | Path,
         *,
         proc_devices: str = PROC_DEVICES,
+        proc: str | Path = PROC,
         sysfs: str = "/sys",
         deadlines: Deadlines | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._child = NvmlChild(str(driver_root), sysfs=sysfs, deadlines=deadlines, wall=wall)
         self._proc_devices = proc_devices
+        self._proc = Path(proc)
+        self._said: tuple[str, ...] = ()
 
     async def refresh(self) -> Inventory:
         """What NVML and the kernel say now. Raises: InventoryError."""
         inventory = await self._child.refresh()
         # After NVML: its start may be what loads the module.
-        return dataclasses.replace(inventory, majors=host_majors(self._proc_devices))
+        majors, gpus = host_majors(self._proc_devices), with_minors(inventory.gpus, self._proc)
+        said, self._said = self._said, unusual(gpus)
+        for sentence in self._said:
+            if sentence not in said:
+                logger.bind(fault=sentence).warning("odd capability minors, believed")
+        return dataclasses.replace(inventory, majors=majors, gpus=gpus)
 
     async def close(self) -> None:
         """Ends the NVML process."""

@@ -5,18 +5,16 @@ Runs in the NVML process and knows no pynvml: an `Ask` makes the calls. The resu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from nri_gpu.inventory.asking import ABSENT, Ask, CallError, maybe, parsed, tolerant
 from nri_gpu.inventory.identity import parse_bus_id, parse_model, parse_uuid
+from nri_gpu.inventory.mig import mig_devices
 
-# Codes and numbers of nvml.h.
-NOT_SUPPORTED: Final = 3
-FUNCTION_NOT_FOUND: Final = 13
-GPU_IS_LOST: Final = 15
-RESET_REQUIRED: Final = 16
+# Numbers of nvml.h.
 AFFINITY_SCOPE_NODE: Final = 0
 P2P_CAPS_INDEX_NVLINK: Final = 2
 P2P_STATUS_OK: Final = 0
@@ -24,29 +22,9 @@ NVLINK_MAX_LINKS: Final = 36  # of the newest header; an older library answers "
 NVLINK_DEVICE_TYPE_SWITCH: Final = 2
 MIG_ENABLED: Final = 1
 
-_ABSENT: Final = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})
-_GONE: Final = frozenset({GPU_IS_LOST, RESET_REQUIRED})
 # nvmlGpuTopologyLevel_t in the words of `nvidia-smi topo -m`; two GPUs of one board (0) share that board's switch.
 _ANCESTORS: Final[Mapping[int, str]] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _FARTHEST: Final = "SYS"
-
-
-class CallError(Exception):
-    """An NVML call that failed: `nvmlDeviceGetUUID: GPU is lost (15)`. code: 0 where the answer was unreadable."""
-
-    def __init__(self, name: str, message: str, code: int = 0) -> None:
-        super().__init__(f"{name}: {message} ({code})" if code else f"{name}: {message}")
-        self.code = code
-
-
-class Ask(Protocol):
-    """Makes one NVML call, said aloud before it is made."""
-
-    def __call__(self, name: str, *arguments: object, gpu: int | None = None) -> Any:  # noqa: ANN401 (NVML's own types)
-        """The call's result.
-
-        Raises: CallError.
-        """
 
 
 @dataclass(slots=True)
@@ -69,7 +47,7 @@ def survey(ask: Ask, sysfs: Path) -> dict[str, object]:
     """
     faults: list[dict[str, object]] = []
     seen: list[_Seen] = []
-    report = {"driver_version": _maybe(ask, "", "nvmlSystemGetDriverVersion"), "cuda_version": _cuda_version(ask)}
+    report = {"driver_version": maybe(ask, "", "nvmlSystemGetDriverVersion"), "cuda_version": _cuda_version(ask)}
     for index in range(ask("nvmlDeviceGetCount")):
         try:
             seen.append(_identify(ask, index))
@@ -83,7 +61,7 @@ def survey(ask: Ask, sysfs: Path) -> dict[str, object]:
 
 
 def _cuda_version(ask: Ask) -> str:
-    version = int(_maybe(ask, 0, "nvmlSystemGetCudaDriverVersion_v2"))  # 13000 for 13.0
+    version = int(maybe(ask, 0, "nvmlSystemGetCudaDriverVersion_v2"))  # 13000 for 13.0
     return f"{version // 1000}.{version % 1000 // 10}" if version else ""
 
 
@@ -95,7 +73,7 @@ def _identify(ask: Ask, index: int) -> _Seen:
     handle = ask("nvmlDeviceGetHandleByIndex", index, gpu=index)
     facts: dict[str, object] = {
         "index": index,
-        "uuid": _parsed(parse_uuid, ask("nvmlDeviceGetUUID", handle, gpu=index), "nvmlDeviceGetUUID"),
+        "uuid": parsed(parse_uuid, ask("nvmlDeviceGetUUID", handle, gpu=index), "nvmlDeviceGetUUID"),
         "minor_number": int(ask("nvmlDeviceGetMinorNumber", handle, gpu=index)),
         "pci_bus_id": _bus_id(ask("nvmlDeviceGetPciInfo_v3", handle, gpu=index), "nvmlDeviceGetPciInfo_v3"),
         "unavailable": "",
@@ -106,6 +84,7 @@ def _identify(ask: Ask, index: int) -> _Seen:
 def _describe(ask: Ask, gpu: _Seen, sysfs: Path) -> None:
     """The rest; a GPU that fails here keeps its name and is unavailable."""
     gpu.facts |= {"model": "unknown", "memory_bytes": 0, "arch": [0, 0], "numa_node": None, "mig_enabled": False}
+    gpu.facts["mig"] = []
     try:
         for facts in _descriptions(ask, gpu, sysfs):
             gpu.facts |= facts
@@ -115,17 +94,19 @@ def _describe(ask: Ask, gpu: _Seen, sysfs: Path) -> None:
 
 def _descriptions(ask: Ask, gpu: _Seen, sysfs: Path) -> Iterator[Mapping[str, object]]:
     handle, index = gpu.handle, gpu.index
-    yield {"model": _parsed(parse_model, ask("nvmlDeviceGetName", handle, gpu=index), "nvmlDeviceGetName")}
+    yield {"model": parsed(parse_model, ask("nvmlDeviceGetName", handle, gpu=index), "nvmlDeviceGetName")}
     # A GPU that shares the host's memory has none of its own to tell of.
-    memory = _maybe(ask, None, "nvmlDeviceGetMemoryInfo", handle, gpu=index, tolerated=_ABSENT)
+    memory = maybe(ask, None, "nvmlDeviceGetMemoryInfo", handle, gpu=index, tolerated=ABSENT)
     yield {"memory_bytes": int(memory.total) if memory else 0}
     yield {"arch": list(ask("nvmlDeviceGetCudaComputeCapability", handle, gpu=index))}
     yield {"numa_node": _numa_node(ask, gpu, sysfs)}
     # Not knowing whether a GPU is cut into MIG instances is not the same as knowing that it is whole.
-    mode = _maybe(ask, (0, 0), "nvmlDeviceGetMigMode", handle, gpu=index, tolerated=_ABSENT)
+    mode = maybe(ask, (0, 0), "nvmlDeviceGetMigMode", handle, gpu=index, tolerated=ABSENT)
     yield {"mig_enabled": mode[0] == MIG_ENABLED}
     if mode[0] != mode[1]:
         raise CallError("nvmlDeviceGetMigMode", "MIG mode is changing: it takes effect with the GPU's next reset")
+    if mode[0] == MIG_ENABLED:
+        yield {"mig": mig_devices(ask, handle, index)}
 
 
 def _numa_node(ask: Ask, gpu: _Seen, sysfs: Path) -> int | None:
@@ -134,7 +115,7 @@ def _numa_node(ask: Ask, gpu: _Seen, sysfs: Path) -> int | None:
     NVML's mask of nodes first, sysfs where NVML has none. Not nvmlDeviceGetNumaNodeId: that is the node which a GPU's
     own memory makes up on coherent machines.
     """
-    mask = _maybe(ask, None, "nvmlDeviceGetMemoryAffinity", gpu.handle, 1, AFFINITY_SCOPE_NODE, gpu=gpu.index)
+    mask = maybe(ask, None, "nvmlDeviceGetMemoryAffinity", gpu.handle, 1, AFFINITY_SCOPE_NODE, gpu=gpu.index)
     if mask and (nodes := int(mask[0])).bit_count() == 1:
         return nodes.bit_length() - 1
     try:
@@ -150,7 +131,7 @@ def _links(ask: Ask, gpus: list[_Seen]) -> Iterator[dict[str, object]]:
     for at, first in enumerate(gpus):
         for second in gpus[at + 1 :]:
             name = "nvmlDeviceGetTopologyCommonAncestor"
-            level = _tolerant(ask, None, name, first.handle, second.handle, gpu=first.index)
+            level = tolerant(ask, None, name, first.handle, second.handle, gpu=first.index)
             nvlink = _nvlinks(ask, first, second, remotes)
             if level in _ANCESTORS or nvlink:
                 pcie = _ANCESTORS.get(level, _FARTHEST)
@@ -160,15 +141,15 @@ def _links(ask: Ask, gpus: list[_Seen]) -> Iterator[dict[str, object]]:
 def _remotes(ask: Ask, gpu: _Seen, known: frozenset[str]) -> Iterator[str]:
     """For each active NVLink of a GPU the bus id of the GPU at its far end; empty for a switch."""
     for link in range(NVLINK_MAX_LINKS):
-        state = _tolerant(ask, None, "nvmlDeviceGetNvLinkState", gpu.handle, link, gpu=gpu.index)
+        state = tolerant(ask, None, "nvmlDeviceGetNvLinkState", gpu.handle, link, gpu=gpu.index)
         if not state:
             continue
-        info = _tolerant(ask, None, "nvmlDeviceGetNvLinkRemotePciInfo", gpu.handle, link, gpu=gpu.index)
+        info = tolerant(ask, None, "nvmlDeviceGetNvLinkRemotePciInfo", gpu.handle, link, gpu=gpu.index)
         remote = _bus_id(info, "nvmlDeviceGetNvLinkRemotePciInfo", strict=False) if info else ""
         if remote in known:
             yield remote
             continue
-        kind = _tolerant(ask, None, "nvmlDeviceGetNvLinkRemoteDeviceType", gpu.handle, link, gpu=gpu.index)
+        kind = tolerant(ask, None, "nvmlDeviceGetNvLinkRemoteDeviceType", gpu.handle, link, gpu=gpu.index)
         if kind in (None, NVLINK_DEVICE_TYPE_SWITCH):
             yield ""
 
@@ -181,46 +162,11 @@ def _nvlinks(ask: Ask, first: _Seen, second: _Seen, remotes: Mapping[int, list[s
         return direct
     # A fabric that is not up yet (its manager is not running) has active links that lead nowhere.
     name = "nvmlDeviceGetP2PStatus"
-    status = _tolerant(ask, None, name, first.handle, second.handle, P2P_CAPS_INDEX_NVLINK, gpu=first.index)
+    status = tolerant(ask, None, name, first.handle, second.handle, P2P_CAPS_INDEX_NVLINK, gpu=first.index)
     return switched if status in (None, P2P_STATUS_OK) else 0
-
-
-def _tolerant(ask: Ask, default: object, name: str, *arguments: object, gpu: int) -> Any:  # noqa: ANN401
-    """An answer nothing depends on: links only help to choose well."""
-    try:
-        return ask(name, *arguments, gpu=gpu)
-    except CallError:
-        return default
-
-
-def _maybe(
-    ask: Ask,
-    default: object,
-    name: str,
-    *arguments: object,
-    gpu: int | None = None,
-    tolerated: frozenset[int] | None = None,
-) -> Any:  # noqa: ANN401
-    """An optional fact: `default` where this GPU or driver lacks it, or on any error short of a lost GPU.
-
-    Raises: CallError, for a code that is not in `tolerated`; where that is not given, for a GPU that is gone.
-    """
-    try:
-        return ask(name, *arguments, gpu=gpu)
-    except CallError as error:
-        if error.code in _GONE if tolerated is None else error.code not in tolerated:
-            raise
-        return default
 
 
 def _bus_id(info: Any, name: str, *, strict: bool = True) -> str:  # noqa: ANN401
     """The address in an nvmlPciInfo_t, from its numbers: its texts differ between versions of the struct."""
     text = f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
-    return _parsed(parse_bus_id, text, name) if strict else text
-
-
-def _parsed(parse: Callable[[str], str], text: str, name: str) -> str:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise CallError(name, str(error)) from error
+    return parsed(parse_bus_id, text, name) if strict else text

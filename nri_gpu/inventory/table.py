@@ -101,6 +101,12 @@ class Table:
         for key in sorted(self._data.keys() - self._asked):
             self.wrong(key, f"unknown key (known here: {', '.join(sorted(self._asked))})")
 
+    def flag_or_tables(self, key: str) -> tuple[bool, list[Table]]:
+        """True or false, or an array of tables, which says true."""
+        if isinstance(self._data.get(key), list):
+            return True, self.tables(key)
+        return self.flag(key, default=False), []
+
     def _take(self, key: str, kind: type[T], default: T | None, *, optional: bool = False) -> T | None:
         self._asked.add(key)
         if key not in self._data:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.domain.errors import Fault, InventoryError
-from nri_gpu.domain.gpu import Gpu, GpuUuid, Inventory, Link, Majors, PciBusId
-from nri_gpu.inventory.identity import parse_bus_id, parse_model, parse_uuid
+from nri_gpu.domain.gpu import Gpu, GpuUuid, Inventory, Link, Majors, MigDevice, PciBusId
+from nri_gpu.inventory.capabilities import CAP_MINOR_MAX, COMPUTE_INSTANCES_MAX, GPU_INSTANCES_MAX, usual_minors
+from nri_gpu.inventory.identity import parse_bus_id, parse_mig_uuid, parse_model, parse_profile, parse_uuid
 from nri_gpu.inventory.table import Notes, Table
 
 SCHEMA: Final = 1
@@ -111,6 +112,7 @@ def _gpu(table: Table) -> Gpu:
     uuid, bus_id = table.parsed("uuid", parse_uuid), table.parsed("bus_id", parse_bus_id)
     for key, value in (("index", index), ("minor", minor), ("uuid", uuid), ("bus_id", bus_id)):
         table.once(key, value, among="gpu")
+    mig_enabled, instances = table.flag_or_tables("mig")
     gpu = Gpu(
         index=index or 0,
         minor_number=minor or 0,
@@ -120,11 +122,42 @@ def _gpu(table: Table) -> Gpu:
         memory_bytes=table.number("memory_bytes", 0, 2**63 - 1) or 0,
         arch=table.parsed("arch", _parse_arch) or (0, 0),
         numa_node=table.number("numa", 0, NUMA_MAX, optional=True),
-        mig_enabled=table.flag("mig", default=False),
+        mig_enabled=mig_enabled,
         unavailable=table.text("unavailable", default="") or "",
+        mig=tuple(_mig_device(each, place, minor or 0) for place, each in enumerate(instances)),
     )
     table.done()
     return gpu
+
+
+def _mig_device(table: Table, place: int, gpu_minor: int) -> MigDevice:
+    """Its place in the file is its index. Minors that are not said are those that drivers use."""
+    instance = table.number("gi", 0, GPU_INSTANCES_MAX - 1)
+    compute = table.number("ci", 0, COMPUTE_INSTANCES_MAX - 1)
+    uuid = table.parsed("uuid", parse_mig_uuid)
+    table.once("uuid", uuid, among="gpu")
+    if instance is not None and compute is not None:
+        table.once("", (gpu_minor, instance, compute), among="mig")
+    minors = _cap_minors(table, usual_minors(gpu_minor, instance or 0, compute or 0))
+    device = MigDevice(
+        index=place,
+        uuid=uuid or GpuUuid(""),
+        gpu_instance_id=instance or 0,
+        compute_instance_id=compute or 0,
+        profile=table.parsed("profile", parse_profile) or "",
+        memory_bytes=table.number("memory_bytes", 0, 2**63 - 1) or 0,
+        gpu_instance_minor=minors[0],
+        compute_instance_minor=minors[1],
+        unavailable=table.text("unavailable", default="") or "",
+    )
+    table.done()
+    return device
+
+
+def _cap_minors(table: Table, usual: tuple[int, int] | None) -> tuple[int | None, int | None]:
+    said = tuple(table.number(key, 0, CAP_MINOR_MAX, optional=True) for key in ("gi_minor", "ci_minor"))
+    minors = [said[at] if said[at] is not None or usual is None else usual[at] for at in (0, 1)]
+    return minors[0], minors[1]
 
 
 def _parse_arch(text: str) -> tuple[int, int]:

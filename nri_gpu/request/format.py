@@ -12,6 +12,7 @@ from nri_gpu.domain.claim import (
     Devices,
     Everything,
     MemorySelector,
+    MigProfiles,
     ModelSelector,
     Nothing,
     Selector,
@@ -44,6 +45,8 @@ def _wanted(wanted: Wanted) -> str:
             return f"count={gpus}"
         case Devices(ids):
             return "device=" + ",".join(ids)
+        case MigProfiles(profiles):
+            return "mig=" + ",".join(f"{each.profile}:{each.devices}" for each in profiles)
         case never:
             assert_never(never)
 

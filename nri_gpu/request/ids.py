@@ -1,4 +1,7 @@
-"""How a GPU is named in a request: NVML index, UUID or the beginning of one, PCI bus id. Only the spelling."""
+"""How a GPU or a MIG device is named in a request. Only the spelling.
+
+A GPU by NVML index, UUID or the beginning of one, PCI bus id; a MIG device by both indices, UUID or the beginning.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from nri_gpu.request.text import Piece, quoted
 
 INDEX_DIGITS_MAX: Final = 3  # the kernel module has 248 minors
 UUID_PREFIX: Final = "GPU-"
+MIG_PREFIX: Final = "MIG-"
+MIG_INDEX_DIGITS_MAX: Final = 2  # a GPU has at most 8 MIG devices now
 UUID_DIGITS_MIN: Final = 4  # hexadecimal digits of a beginning: fewer would match by accident
 
 _HEX: Final = frozenset("0123456789abcdef")
@@ -18,17 +23,20 @@ _KNOWN: Final = "write an index (0), a UUID or its beginning (GPU-8f3a...) or a 
 
 
 def read_id(item: Piece) -> str:
-    """One name of a GPU in the inventory's spelling.
+    """One name of a GPU or a MIG device in the inventory's spelling.
 
     Raises:
-        RequestError: it is none of the three.
+        RequestError: it is none that we know.
 
     """
     text = item.text
     if text.isdecimal():
         return _index(item)
-    if text.startswith(UUID_PREFIX):
-        return _uuid(item)
+    for prefix in (UUID_PREFIX, MIG_PREFIX):
+        if text.startswith(prefix):
+            return _uuid(item, prefix)
+    if text.replace(":", "", 1).isdecimal():
+        return _mig_index(item)
     if ":" in text:
         return _bus_id(item)
     raise item.error(_why(text))
@@ -41,14 +49,26 @@ def _index(item: Piece) -> str:
     return text
 
 
-def _uuid(item: Piece) -> str:
-    digits = item.text[len(UUID_PREFIX) :].lower()
+def _mig_index(item: Piece) -> str:
+    gpu, _, device = item.text.partition(":")
+    short = 0 < len(gpu) <= INDEX_DIGITS_MAX and 0 < len(device) <= MIG_INDEX_DIGITS_MAX
+    if not short or any(index[0] == "0" and index != "0" for index in (gpu, device)):
+        raise item.error(
+            f"{quoted(item.text)} is not a MIG device: write the GPU's index and the MIG device's, such as 0:1"
+        )
+    return item.text
+
+
+def _uuid(item: Piece, prefix: str) -> str:
+    digits = item.text[len(prefix) :].lower()
+    if prefix == MIG_PREFIX and digits.startswith("gpu-"):
+        raise item.error(f"{quoted(item.text)} is a MIG name of drivers before 470: write 0:1, or MIG- and a UUID")
     shaped = all((char == "-") if at in _UUID_DASHES else (char in _HEX) for at, char in enumerate(digits))
     if not shaped or len(digits) > _UUID_LENGTH:
-        raise item.error(f"{quoted(item.text)} is not a UUID: {UUID_PREFIX} and then 8-4-4-4-12 hexadecimal digits")
+        raise item.error(f"{quoted(item.text)} is not a UUID: {prefix} and then 8-4-4-4-12 hexadecimal digits")
     if len(digits) < UUID_DIGITS_MIN:
-        raise item.error(f"{quoted(item.text)} is too short: at least {UUID_DIGITS_MIN} digits after {UUID_PREFIX}")
-    return UUID_PREFIX + digits
+        raise item.error(f"{quoted(item.text)} is too short: at least {UUID_DIGITS_MIN} digits after {prefix}")
+    return prefix + digits
 
 
 def _bus_id(item: Piece) -> str:
@@ -73,10 +93,9 @@ def _why(text: str) -> str:
         return f"a GPU is missing here: {_KNOWN}"
     if text in ("all", "none"):
         return f'"{text}" is not a GPU: write {text} by itself, without device='
-    if text.startswith("MIG-") or (text[0].isdecimal() and text.replace(":", "").isdecimal()):
-        return f"{quoted(text)} names a MIG device, which is not supported by this version"
-    if text.lower().startswith("gpu-"):
-        return f"{quoted(text)} is not a UUID: it begins with {UUID_PREFIX} in capitals"
+    for prefix in (UUID_PREFIX, MIG_PREFIX):
+        if text.lower().startswith(prefix.lower()):
+            return f"{quoted(text)} is not a UUID: it begins with {prefix} in capitals"
     if text.count(":") == 1 and "." in text:
         return f"{quoted(text)} lacks the PCI domain: write 0000:{quoted(text)[1:-1]}"
     return f"{quoted(text)} does not name a GPU: {_KNOWN}"

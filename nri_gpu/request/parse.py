@@ -19,6 +19,7 @@ from nri_gpu.domain.claim import (
     Devices,
     Everything,
     MemorySelector,
+    MigProfiles,
     Mode,
     ModelSelector,
     Nothing,
@@ -36,6 +37,7 @@ from nri_gpu.request.values import (
     read_count,
     read_devices,
     read_memory,
+    read_mig,
     read_mode,
     read_model,
 )
@@ -59,6 +61,7 @@ class Clause:
 CLAUSES: Final[Mapping[str, Clause]] = {
     "count": Clause(read_count, "count=2"),
     "device": Clause(read_devices, "device=0,1"),
+    "mig": Clause(read_mig, "mig=1g.10gb:2"),
     "mode": Clause(read_mode, "mode=shared"),
     "capabilities": Clause(read_capabilities, "capabilities=compute,utility"),
     "model": Clause(read_model, "model=*H100*"),
@@ -67,12 +70,12 @@ CLAUSES: Final[Mapping[str, Clause]] = {
 }
 WORDS: Final[Mapping[str, Wanted]] = {"all": Everything(), "none": Nothing()}
 # Keys that a later version will know: worth a sentence of their own.
-LATER: Final = frozenset({"mig", "extras", "sharing"})
+LATER: Final = frozenset({"extras", "sharing"})
 # What people write instead, beyond slips of the finger.
 _OTHER_NAMES: Final = {"gpu": "count", "gpus": "count", "uuid": "device", "index": "device", "caps": "capabilities"}
 _OPERATORS: Final = {operator.value: operator for operator in Operator}
 _NUMBER: Final = "a number"  # what a bare one is called beside other keys
-_ONE_OF: Final = "write one of all, none, a number, count= or device="
+_ONE_OF: Final = "write one of all, none, a number, count=, device= or mig="
 _MODES: Final = frozenset(mode.value for mode in Mode)
 
 
@@ -153,7 +156,8 @@ def _read_word(clause: Piece) -> tuple[str, Part]:
 
 def _names_gpus(text: str) -> bool:
     """Whether a bare word is a list or an id that belongs behind `device=`."""
-    return "," in text or text[:4].lower() == "gpu-" or (":" in text and text[0] in "0123456789")
+    uuid = text[:4].lower() in ("gpu-", "mig-")
+    return "," in text or uuid or (":" in text and text[0] in "0123456789")
 
 
 def _unknown(name: str) -> str:
@@ -187,7 +191,7 @@ def _assemble(key: str, value: str, whole: Piece, parts: Mapping[str, tuple[Part
                 capabilities = part
             case ModelSelector() | MemorySelector() | ArchSelector():
                 selectors.append(part)
-            case Everything() | Nothing() | Count() | Devices():
+            case Everything() | Nothing() | Count() | Devices() | MigProfiles():
                 wanted.append((name, part))
                 if len(wanted) > 1:
                     raise clause.error(f"{name} and {wanted[0][0]} exclude one another: {_ONE_OF}")

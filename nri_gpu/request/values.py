@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from nri_gpu.domain.claim import (
@@ -9,13 +10,15 @@ from nri_gpu.domain.claim import (
     Count,
     Devices,
     MemorySelector,
+    MigProfile,
+    MigProfiles,
     Mode,
     ModelSelector,
     Operator,
 )
 from nri_gpu.domain.gpu import Capabilities, Capability
 from nri_gpu.request.ids import read_id
-from nri_gpu.request.text import Piece, guess, listed, quoted
+from nri_gpu.request.text import BLANKS, Piece, guess, listed, quoted
 
 COUNT_MAX: Final = 128  # GPUs; the largest machines sold hold 16, and a slip of the finger should not pass
 DEVICES_MAX: Final = COUNT_MAX
@@ -23,6 +26,8 @@ DEVICES_MAX: Final = COUNT_MAX
 GLOB_MAX: Final = 64  # characters; NVML's own limit for a name is 96, real ones stay below 50
 MEMORY_MAX: Final = 10**18 - 1  # bytes
 ARCH_MAX: Final = 99
+# Compute slices where they are fewer than the GPU's, GPU slices, memory, attributes: `1c.3g.40gb+me`.
+_PROFILE: Final = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]{0,3}gb(?:[+-][a-z]{1,8}(?:\.[a-z]{1,8})*){0,3}")
 _DIGITS_MAX: Final = 18
 
 _SIZE_UNITS: Final = {
@@ -65,6 +70,22 @@ def read_devices(piece: Piece, _: Operator) -> Devices:
         if len(ids) > DEVICES_MAX:
             raise item.error(f"at most {DEVICES_MAX} GPUs can be named")
     return Devices(tuple(ids))
+
+
+def read_mig(piece: Piece, __: Operator) -> MigProfiles:
+    """`1g.10gb:2,3g.40gb`."""
+    profiles: dict[str, int] = {}
+    for item in piece.split(","):
+        profile, colon, _ = item.text.partition(":")
+        profile = profile.rstrip(BLANKS)
+        if not _PROFILE.fullmatch(profile):
+            raise item.error(f"{quoted(profile)} is not a MIG profile: write one such as 1g.10gb (`nri-gpu gpus`)")
+        if profile in profiles:
+            raise item.error(f"{quoted(profile)} is named twice: write {profile}:2")
+        profiles[profile] = read_count(item.cut(item.text.find(":") + 1)).gpus if colon else 1
+        if sum(profiles.values()) > DEVICES_MAX:
+            raise item.error(f"at most {DEVICES_MAX} MIG devices can be asked for")
+    return MigProfiles(tuple(MigProfile(profile, devices) for profile, devices in profiles.items()))
 
 
 def read_mode(piece: Piece, _: Operator) -> Mode:

@@ -10,11 +10,11 @@ from pathlib import Path
 from nri_gpu.allocation.place import why_not
 from nri_gpu.cdi_file import STANDARD, SpecFile
 from nri_gpu.domain.errors import DriverError, NriGpuError
-from nri_gpu.domain.gpu import Capabilities, DriverTree, Inventory
+from nri_gpu.domain.gpu import Capabilities, DriverTree, Gpu, Inventory
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 from nri_gpu.injection.cdi import KIND, specification
-from nri_gpu.injection.devices import missing_modules
+from nri_gpu.injection.devices import missing_capability_major, missing_modules
 
 
 class NotReadyError(NriGpuError):
@@ -38,7 +38,11 @@ def specification_text(inventory: Inventory, wish: Wish) -> str:
         raise NotReadyError(inventory.fault)
     if reason := missing_modules(wish.capabilities, inventory):
         raise NotReadyError(reason.sentence)
-    gpus = tuple(gpu for gpu in inventory.gpus if not why_not(gpu))
+    gpus = tuple(unit for unit in inventory.units if not why_not(unit))
+    if reason := missing_capability_major(gpus, inventory.majors):
+        gpus = tuple(unit for unit in gpus if isinstance(unit, Gpu))
+        if not gpus:
+            raise NotReadyError(reason.sentence)
     if not gpus:
         why = "; ".join(f"GPU {gpu.index}: {why_not(gpu)}" for gpu in inventory.gpus) or "there is none"
         raise NotReadyError(f"this node has no GPU to give ({why})")

@@ -18,7 +18,7 @@ from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.errors import DriverError, InventoryError, NriGpuError, PolicyError
-from nri_gpu.domain.gpu import Capability, DriverFiles, DriverTree, Node
+from nri_gpu.domain.gpu import Capability, DriverFiles, DriverTree, MigPart, Node
 from nri_gpu.driver.scan import scan
 from nri_gpu.policy.model import Policy
 from nri_gpu.settings import load_policy
@@ -216,7 +216,8 @@ def _lines(each: Explained, node: Node) -> Iterator[str]:
         case Refuse(reason):
             yield f"  REFUSED {reason}"
         case Inject(edits, grant, rule):
-            indices = [str(gpu.index) for gpu in node.gpus if gpu.uuid in grant.uuids]
+            units = [unit for unit in node.inventory.units if unit.uuid in grant.uuids]
+            indices = [unit.place if isinstance(unit, MigPart) else str(unit.index) for unit in units]
             what = f"GPU {', '.join(indices)}, {grant.mode}" if grant.mode else "no GPU, as it asked"
             yield f"  granted {what} (by {rule})"
             yield from (f"  device  c {d.major}:{d.minor} rw  {d.path}" for d in edits.devices.values())

@@ -12,7 +12,7 @@ from typing import Any
 
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import Gpu, Inventory
+from nri_gpu.domain.gpu import Gpu, Inventory, MigPart, Unit
 from nri_gpu.inventory.source import NvmlSource, Source, TopologySource
 from nri_gpu.verbs.exits import Exit
 
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     print(json.dumps(to_json(inventory), indent=1) if args.output == "json" else to_text(inventory))
     if inventory.fault:
         return Exit.UNAVAILABLE
-    return Exit.OK if any(not why_not(gpu) for gpu in inventory.gpus) else Exit.FINDING
+    return Exit.OK if any(not why_not(unit) for unit in inventory.units) else Exit.FINDING
 
 
 async def look(topology: str | None, driver_root: str | None) -> Inventory:
@@ -70,6 +70,22 @@ def _gpu_json(gpu: Gpu) -> dict[str, Any]:
         "numa_node": gpu.numa_node,
         "mig_enabled": gpu.mig_enabled,
         "unavailable": why_not(gpu),
+        "mig": [_part_json(part) for part in gpu.parts],
+    }
+
+
+def _part_json(part: MigPart) -> dict[str, Any]:
+    device = part.device
+    return {
+        "index": device.index,
+        "uuid": device.uuid,
+        "profile": device.profile,
+        "memory_bytes": device.memory_bytes,
+        "gpu_instance_id": device.gpu_instance_id,
+        "compute_instance_id": device.compute_instance_id,
+        "gpu_instance_minor": device.gpu_instance_minor,
+        "compute_instance_minor": device.compute_instance_minor,
+        "unavailable": why_not(part),
     }
 
 
@@ -79,16 +95,38 @@ def to_text(inventory: Inventory) -> str:
     versions = f"driver {inventory.driver_version or '?'}, CUDA {inventory.cuda_version or '?'}, from {origin}"
     lines = [f"{len(inventory.gpus)} GPUs, {versions}"]
     if inventory.gpus:
-        rows = [_row(gpu) for gpu in inventory.gpus]
+        rows = [_row(unit) for unit in inventory.units]
         lines += table(("INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI BUS ID", "NODE", "STATE", "UUID"), rows)
     lines += [f"GPU {fault.index} cannot be described: {fault.reason}" for fault in inventory.faults]
     for name, major in (("nvidia", inventory.majors.nvidia), ("nvidia-uvm", inventory.majors.nvidia_uvm)):
         if major is None:
             lines.append(f"kernel module {name} is not loaded: no GPU can be granted (modprobe {name})")
+    if inventory.parts and inventory.majors.nvidia_caps is None:
+        lines.append("nvidia-caps has no major: no MIG device can be granted")
     return "\n".join([*lines, inventory.fault] if inventory.fault else lines)
 
 
-def _row(gpu: Gpu) -> tuple[str, ...]:
+def _row(unit: Unit) -> tuple[str, ...]:
+    return _part_row(unit) if isinstance(unit, MigPart) else _gpu_row(unit)
+
+
+def _part_row(part: MigPart) -> tuple[str, ...]:
+    """Below its GPU and indented. Its node is the compute instance's capability."""
+    minor = part.device.compute_instance_minor
+    return (
+        f"  {part.place}",
+        f"  MIG {part.device.profile}",
+        f"{part.memory_bytes / 2**30:.0f} GiB",
+        "",
+        "",
+        f"gi {part.device.gpu_instance_id}, ci {part.device.compute_instance_id}",
+        "-" if minor is None else f"nvidia-cap{minor}",
+        why_not(part) or "ok",
+        part.uuid,
+    )
+
+
+def _gpu_row(gpu: Gpu) -> tuple[str, ...]:
     return (
         str(gpu.index),
         gpu.model,

@@ -16,7 +16,7 @@ from nri_gpu.decide import BrokenPolicy, decide, needs_grant
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Refuse
-from nri_gpu.domain.gpu import Node
+from nri_gpu.domain.gpu import MigPart, Node, whole
 from nri_gpu.policy.model import Policy
 from tests.property import worlds
 
@@ -96,12 +96,16 @@ def test_what_is_injected_is_what_was_granted(
     if not isinstance(decision, Inject):
         assert not (isinstance(decision, Pass) and (decision.edits.devices or decision.edits.mounts))
         return
-    granted = [gpu for gpu in node.gpus if gpu.uuid in decision.grant.uuids]
+    granted = [unit for unit in node.inventory.units if unit.uuid in decision.grant.uuids]
     assert len(granted) == len(decision.grant.uuids)
-    assert not [gpu for gpu in granted if why_not(gpu)]
-    major = node.inventory.majors.nvidia
-    minors = {each.minor for each in decision.edits.devices.values() if each.major == major}
-    assert minors - {255} == {gpu.minor_number for gpu in granted}
+    assert not [unit for unit in granted if why_not(unit)]
+    majors = node.inventory.majors
+    minors = {each.minor for each in decision.edits.devices.values() if each.major == majors.nvidia}
+    assert minors - {255} == {whole(unit).minor_number for unit in granted}
+    caps = {each.minor for each in decision.edits.devices.values() if each.path.startswith("/dev/nvidia-caps/")}
+    parts = [unit.device for unit in granted if isinstance(unit, MigPart)]
+    assert caps == {minor for part in parts for minor in (part.gpu_instance_minor, part.compute_instance_minor)}
+    assert not parts or majors.nvidia_caps is not None
     assert bool(granted) == (decision.grant.mode is not None) == bool(decision.edits.devices)
 
 

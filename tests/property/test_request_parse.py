@@ -19,13 +19,24 @@ hexes = st.text("0123456789abcdefABCDEF", min_size=4, max_size=8)
 devices = st.one_of(
     st.integers(0, 99).map(str),
     hexes.map("GPU-{}".format),
+    hexes.map("MIG-{}".format),
+    st.builds("{}:{}".format, st.integers(0, 247), st.integers(0, 99)),
     st.builds("0000:{:02x}:{:02X}.{}".format, st.integers(0, 255), st.integers(0, 31), st.integers(0, 7)),
+)
+profiles = st.builds(
+    "{}{}g.{}gb{}{}".format,
+    st.sampled_from(["", "", "1c."]),
+    st.integers(1, 7),
+    st.integers(1, 96),
+    st.sampled_from(["", "", "+me", "+gfx", "-me"]),
+    st.sampled_from(["", ":1", " : 2", ":128", ":0"]),
 )
 operators = st.sampled_from([">=", "<=", ">", "<", "="])
 wanted = st.one_of(
     st.just("all"),
     st.integers(1, 128).map(str),
     st.integers(1, 128).map("count = {}".format),
+    st.lists(profiles, min_size=1, max_size=4).map(lambda each: "mig = " + " , ".join(each)),
     st.lists(devices, min_size=1, max_size=8).map(lambda ids: "device=" + " , ".join(ids)),
 )
 others = st.lists(
@@ -52,6 +63,9 @@ WORDS = [
     "9.0",
     "40Gi",
     "GPU-8f3a",
+    "MIG-8f3a",
+    "1g.10gb",
+    "0:1",
     "0",
     "1",
     "-1",

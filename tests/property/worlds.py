@@ -11,7 +11,7 @@ from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase
 from nri_gpu.decide import BrokenPolicy
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
-from nri_gpu.domain.gpu import Capability, Gpu, GpuFault, Inventory, Majors, Node
+from nri_gpu.domain.gpu import Capability, Gpu, GpuFault, GpuUuid, Inventory, Majors, MigDevice, Node
 from nri_gpu.nri.convert import READ_ENV
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import (
@@ -34,6 +34,8 @@ _wanted = st.one_of(
     st.sampled_from(["all", "1", "2", "3", "memory>=41Gi", "model=*h100*", "model=[", "2;capabilities=utility"]),
     st.sampled_from(["device=0", "device=1,2", "device=9", "device=GPU-0000", "all;arch>8.0"]),
     st.just(f"device={make.uuid(1)}"),
+    st.sampled_from(["mig=1g.5gb", "mig=1g.5gb:2,3g.20gb", "mig=3g.20gb;memory>=10Gi", "mig=7g.40gb", "device=0:0,1"]),
+    st.sampled_from([f"device={make.mig_uuid(1)}", "device=MIG-0000", "device=0:1", "device=1:0,0:0", "device=3:9"]),
 )
 _asking = st.builds("{}{}".format, _wanted, st.sampled_from(["", ";mode=shared", ";mode=exclusive"]))
 claims = st.one_of(_asking, _asking, _asking, _asking, st.just("none"))
@@ -47,10 +49,24 @@ _usual = claims.map(lambda claim: {make.KEY: claim})
 requests = st.one_of(_usual, _usual, st.dictionaries(keys, values, max_size=3))
 
 
+def migs(gpu_index: int) -> st.SearchStrategy[MigDevice]:
+    """A MIG device as NVML and the kernel may tell of it."""
+    sound = st.builds(
+        lambda place, profile: make.mig(gpu_index, place, profile=profile),
+        st.integers(0, 3),
+        st.sampled_from(["1g.5gb", "1g.5gb", "3g.20gb"]),
+    )
+    vague = sound.map(lambda part: replace(part, compute_instance_minor=None))
+    failed = sound.map(lambda part: replace(part, unavailable="nvmlDeviceGetAttributes_v2: Unknown Error (999)"))
+    return st.one_of(sound, sound, sound, vague, failed)
+
+
 @st.composite
 def gpus(draw: st.DrawFn, index: int) -> Gpu:
-    """Healthy, lost, cut into MIG instances, of either model."""
-    healthy = make.gpu(index, mig_enabled=draw(st.sampled_from([False, False, False, True])))
+    """Healthy, lost, cut into MIG devices, of either model."""
+    parts = tuple(draw(st.lists(migs(index), max_size=3, unique_by=lambda part: part.index)))
+    cut = make.gpu(index, mig_enabled=True, mig=parts)
+    healthy = draw(st.sampled_from([make.gpu(index), make.gpu(index), cut]))
     h100 = replace(healthy, model="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30, arch=(9, 0))
     lost = replace(healthy, unavailable="nvmlDeviceGetName: GPU is lost (15)")
     return draw(st.sampled_from([healthy, healthy, healthy, h100, lost]))
@@ -74,7 +90,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
 nodes = st.builds(
     Node,
     number=st.just(1),
-    inventory=st.one_of(st.just(make.inventory()), inventories()),
+    inventory=st.one_of(st.just(make.inventory()), inventories(), inventories()),
     driver=st.sampled_from([make.driver(), make.driver(), make.driver(trees={}), None]),
     driver_fault=st.sampled_from(["", "looking.\n"]),
 )
@@ -143,6 +159,9 @@ def containers(draw: st.DrawFn) -> Container:
     )
 
 
+mig_uuids: st.SearchStrategy[GpuUuid] = st.builds(make.mig_uuid, st.integers(0, 3), st.integers(0, 3))
+
+
 @st.composite
 def entries(draw: st.DrawFn) -> Entry:
     """Of a container that exists here, or of one that is no more."""
@@ -151,16 +170,18 @@ def entries(draw: st.DrawFn) -> Entry:
     number = draw(st.sampled_from(["", ".2", ".3"]))
     holder = make.container(of=of, name=name, id=ContainerId(f"{of.name}.{name}{number}"))
     indices = draw(st.lists(st.integers(0, 5), unique=True, max_size=4))
-    mode = draw(modes) if indices else None
-    return make.entry(*indices, to=holder, mode=mode, phase=draw(st.sampled_from(Phase)))
+    parts = draw(st.lists(mig_uuids, unique=True, max_size=2))
+    mode = draw(modes) if indices or parts else None
+    entry = make.entry(*indices, to=holder, mode=mode, phase=draw(st.sampled_from(Phase)))
+    return replace(entry, grant=replace(entry.grant, uuids=(*entry.grant.uuids, *parts)))
 
 
 foreigners = st.builds(
-    lambda pod, indices, said: Foreign(
-        ContainerId(f"{pod}.dp"), PodId(f"sandbox-{pod}"), f"{said}/{pod}", frozenset(map(make.uuid, indices))
+    lambda pod, uuids, said: Foreign(
+        ContainerId(f"{pod}.dp"), PodId(f"sandbox-{pod}"), f"{said}/{pod}", frozenset(uuids)
     ),
     st.sampled_from(POD_NAMES),
-    st.sets(st.integers(0, 5), min_size=1, max_size=2),
+    st.sets(st.one_of(st.integers(0, 5).map(make.uuid), mig_uuids), min_size=1, max_size=2),
     texts,
 )
 # Any ledger at all, over capacity too: a bug elsewhere must not turn into a crash here.

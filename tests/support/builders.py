@@ -6,6 +6,7 @@ A node from here has four GPUs whose minors run against their indices, since cod
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, combinations
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from nri_gpu.domain.gpu import (
     GpuUuid,
     Inventory,
     Majors,
+    MigDevice,
     Node,
     PciBusId,
 )
@@ -55,6 +57,35 @@ def gpu(index: int = 0, **fields: Any) -> Gpu:  # noqa: ANN401 - any field of a 
             **fields,
         }
     )
+
+
+def mig_uuid(gpu_index: int, place: int = 0) -> GpuUuid:
+    """The UUID of MIG device `gpu_index:place`; no two begin alike in their first eight digits."""
+    return GpuUuid(f"MIG-{gpu_index:04x}{place:04x}-0000-5000-8000-{place:012x}")
+
+
+def mig(gpu_index: int = 0, place: int = 0, **fields: Any) -> MigDevice:  # noqa: ANN401 - any field of a MigDevice
+    """A 1g.5gb of an A100, with minors that no two of a node share."""
+    minor = 3 + 135 * (7 - gpu_index) + 9 * (place + 7)
+    return MigDevice(
+        **{
+            "index": place,
+            "uuid": mig_uuid(gpu_index, place),
+            "gpu_instance_id": place + 7,
+            "compute_instance_id": 0,
+            "profile": "1g.5gb",
+            "memory_bytes": 4_864 * MIB,
+            "gpu_instance_minor": minor,
+            "compute_instance_minor": minor + 1,
+            **fields,
+        }
+    )
+
+
+def mig_gpu(index: int = 0, profiles: Sequence[str] = ("1g.5gb", "1g.5gb"), **fields: Any) -> Gpu:  # noqa: ANN401
+    """An A100 in MIG mode, cut into these."""
+    parts = tuple(mig(index, place, profile=profile) for place, profile in enumerate(profiles))
+    return gpu(index, **{"mig_enabled": True, "mig": parts, **fields})
 
 
 def gpus(number: int = GPUS) -> tuple[Gpu, ...]:
@@ -137,6 +168,11 @@ def grant(
 def entry(*indices: int, phase: Phase = Phase.RUNNING, since: float = 0.0, **fields: Any) -> Entry:  # noqa: ANN401
     """A ledger's entry; the fields are its grant's."""
     return Entry(grant(*indices, **fields), phase, since)
+
+
+def entry_of(*uuids: GpuUuid, phase: Phase = Phase.RUNNING, **fields: Any) -> Entry:  # noqa: ANN401
+    """The same by UUID, of GPUs and MIG devices."""
+    return Entry(replace(grant(**fields), uuids=uuids), phase, 0.0)
 
 
 def foreign(*indices: int, of: str = "plugin", name: str = "main") -> Foreign:

@@ -10,7 +10,7 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Refuse
 from nri_gpu.domain.edits import NO_EDITS
-from nri_gpu.domain.gpu import Capability, Majors, Node
+from nri_gpu.domain.gpu import Capability, GpuUuid, Majors, Node
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import (
     ClaimDefaults,
@@ -312,3 +312,65 @@ def test_a_grant_says_which_of_its_variables_do_not_reach_the_program() -> None:
     path = {"LD_LIBRARY_PATH": "/opt/lib"}
     assert "LD_LIBRARY_PATH" in injected(make.container("1", env=path, env_twice=frozenset(path))).note
     assert injected(make.container("1", env=path)).note == ""
+
+
+CUT = make.mig_gpu(1, ["1g.5gb", "1g.5gb"])
+CUT_NODE = make.node([make.gpu(0), CUT])
+
+
+def caps(*places: int) -> tuple[DeviceRef, ...]:
+    """Capability nodes of MIG devices of GPU 1, of both kinds, beside its own."""
+    minors = [m for at in places for m in (CUT.mig[at].gpu_instance_minor, CUT.mig[at].compute_instance_minor) if m]
+    return (make.held_node(CUT), *(DeviceRef(f"/dev/nvidia-caps/nvidia-cap{minor}", 510, minor) for minor in minors))
+
+
+def test_a_mig_device_is_granted_by_its_own_uuid() -> None:
+    decision = injected(make.container("mig=1g.5gb"), CUT_NODE)
+    assert decision.grant.uuids == (make.mig_uuid(1, 0),)
+    assert decision.edits.env["NVIDIA_VISIBLE_DEVICES"] == make.mig_uuid(1, 0)
+    minors = (CUT.mig[0].gpu_instance_minor, CUT.mig[0].compute_instance_minor)
+    assert {f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in minors} < set(decision.edits.devices)
+
+
+def test_each_mig_device_has_its_own_holder() -> None:
+    first = injected(make.container("mig=1g.5gb", of="a"), CUT_NODE)
+    second = injected(make.container("mig=1g.5gb", of="b"), CUT_NODE, Ledger().after(first, 0.0))
+    assert second.grant.uuids == (make.mig_uuid(1, 1),)
+    both = Ledger().after(first, 0.0).after(second, 0.0)
+    third = decide(make.container("mig=1g.5gb", of="c"), CUT_NODE, both, POLICY)
+    assert isinstance(third, Refuse)
+    assert third.reason.code is Code.GPU_BUSY
+
+
+def test_mig_asked_twice_gives_the_same() -> None:
+    container = make.container("mig=1g.5gb")
+    first = injected(container, CUT_NODE)
+    assert injected(container, CUT_NODE, Ledger().after(first, 0.0)) == first
+
+
+def test_mig_without_the_capabilities_major_is_refused() -> None:
+    node = make.node([CUT], majors=Majors(nvidia=195, nvidia_uvm=511))
+    refusal = decide(make.container("mig=1g.5gb"), node, Ledger(), POLICY)
+    assert isinstance(refusal, Refuse)
+    assert (refusal.reason.code, "nvidia-caps" in refusal.reason.sentence) == (Code.NODE_NOT_READY, True)
+
+
+HELD_PARTS: dict[str, tuple[tuple[DeviceRef, ...], list[GpuUuid]]] = {
+    "the first": (caps(0), [make.mig_uuid(1, 0)]),
+    "both": (caps(0, 1), [make.mig_uuid(1, 0), make.mig_uuid(1, 1)]),
+    "nobody can tell which": (caps(), [make.mig_uuid(1, 0), make.mig_uuid(1, 1)]),
+}
+
+
+@pytest.mark.parametrize(("devices", "parts"), HELD_PARTS.values(), ids=HELD_PARTS)
+def test_others_hold_the_mig_devices_whose_capabilities_they_have(
+    devices: tuple[DeviceRef, ...], parts: list[GpuUuid]
+) -> None:
+    found = foreign_uuids(make.container(devices=devices), CUT_NODE)
+    assert found == {CUT.uuid, *parts}
+
+
+def test_a_container_with_a_mig_device_of_others_is_given_no_other() -> None:
+    refusal = decide(make.container("mig=1g.5gb", devices=caps(0)), CUT_NODE, Ledger(), POLICY)
+    assert isinstance(refusal, Refuse)
+    assert refusal.reason.code is Code.HELD_BY_OTHERS

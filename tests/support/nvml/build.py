@@ -11,13 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nri_gpu.domain.gpu import Inventory
+from nri_gpu.domain.gpu import Inventory, MigDevice
 
 SOURCE = Path(__file__).with_name("fake.c")
 DRIVER = "580.95.05"
 LIB_DIR = f"usr/lib/{os.uname().machine}-linux-gnu"
 SWITCH = -1  # as the far end of an NVLink
 _LEVELS = {"PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeMig:
+    """One MIG device. place: its index, empty ones between are holes. profile: empty where the name has none."""
+
+    place: int
+    uuid: str
+    gi: int
+    ci: int = 0
+    slices: int = 1
+    compute_slices: int | None = None
+    memory_mib: int = 9728
+    profile: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +52,7 @@ class FakeGpu:
     numa: int = 0
     mig: tuple[int, int] = (0, 0)
     nvlinks: tuple[int, ...] = ()
+    parts: tuple[FakeMig, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +121,7 @@ def configure(
     lines = [f"driver {driver}", "cuda 13000"]
     lines += [_gpu_line(index, gpu) for index, gpu in enumerate(gpus)]
     for index, gpu in enumerate(gpus):
+        lines += [_mig_line(index, gpu, part) for part in gpu.parts]
         lines += [f"nvlink {index} {link} {remote}" for link, remote in enumerate(gpu.nvlinks)]
     lines += [f"ancestor {a} {b} {_LEVELS[word]}" for a, b, word in ancestors]
     lines += [f"act {act.function} {act.gpu} {act.deed} {act.code}" for act in faults]
@@ -133,10 +149,25 @@ def gpus_of(inventory: Inventory) -> tuple[list[FakeGpu], list[tuple[int, int, s
             numa=-1 if gpu.numa_node is None else gpu.numa_node,
             mig=(int(gpu.mig_enabled), int(gpu.mig_enabled)),
             nvlinks=(SWITCH,) * links[gpu.index],
+            parts=tuple(map(_fake_mig, gpu.mig)),
         )
         for gpu in inventory.gpus
     ]
     return gpus, [(link.a, link.b, link.pcie) for link in inventory.links]
+
+
+def _fake_mig(device: MigDevice) -> FakeMig:
+    slices = int(device.profile.partition("g.")[0].rpartition(".")[2])
+    compute = int(device.profile.partition("c.")[0]) if "c." in device.profile else slices
+    return FakeMig(
+        place=device.index,
+        uuid=device.uuid,
+        gi=device.gpu_instance_id,
+        ci=device.compute_instance_id,
+        slices=slices,
+        compute_slices=compute,
+        memory_mib=device.memory_bytes // 2**20,
+    )
 
 
 def evidence(driver_root: Path, name: Literal["calls", "environ", "status"], lib_dir: str = LIB_DIR) -> str:
@@ -154,3 +185,9 @@ def _gpu_line(index: int, gpu: FakeGpu) -> str:
         f"gpu {minor} {gpu.domain:x} {bus:x} {gpu.memory_bytes} {major_cc} {minor_cc} {gpu.numa} "
         f"{gpu.mig[0]} {gpu.mig[1]} {uuid} {gpu.model}"
     )
+
+
+def _mig_line(index: int, gpu: FakeGpu, part: FakeMig) -> str:
+    compute = part.slices if part.compute_slices is None else part.compute_slices
+    ids = f"{part.place} {part.gi} {part.ci} {part.slices} {compute} {part.memory_mib}"
+    return f"mig {index} {ids} {part.uuid} {gpu.model} MIG {part.profile or 'of no name'}"

@@ -4,6 +4,7 @@
  *
  *   driver 580.95.05                      cuda 13000
  *   gpu MINOR DOMAIN BUS MEMORY MAJOR MINOR NUMA MIG PENDING UUID NAME...   (NUMA, MIG -1: not supported)
+ *   mig GPU INDEX GI CI SLICES COMPUTE_SLICES MIB UUID NAME...   (a MIG device; INDEX may leave holes)
  *   nvlink GPU LINK REMOTE                (REMOTE: a GPU's index, -1 for a switch)
  *   ancestor A B LEVEL
  *   act FUNCTION GPU DEED CODE            (GPU -1: any) with DEED one of
@@ -28,9 +29,10 @@ enum {
     UNINITIALIZED = 1,
     INVALID_ARGUMENT = 2,
     NOT_SUPPORTED = 3,
+    NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
 };
-enum { GPUS = 16, LINKS = 18, ACTS = 32 };
+enum { GPUS = 16, LINKS = 18, ACTS = 32, MIGS = 32, MIGS_OF_A_GPU = 7 };
 enum { DEVICE_TYPE_GPU = 0, DEVICE_TYPE_SWITCH = 2, P2P_OK = 0, P2P_NOT_SUPPORTED = 5 };
 enum { LINK_DOWN = -2, LINK_SWITCH = -1 };
 
@@ -44,16 +46,24 @@ typedef struct {
     unsigned long long total, free, used;
 } nvmlMemory_t;
 
+typedef struct {
+    unsigned int multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount,
+        sharedOfaCount, gpuInstanceSliceCount, computeInstanceSliceCount;
+    unsigned long long memorySizeMB;
+} nvmlDeviceAttributes_t;
+
+/* A GPU, or a MIG device: NVML has one kind of handle for both. */
 typedef struct gpu {
     int minor, numa, mig, pending, major_cc, minor_cc;
     unsigned int domain, bus;
     unsigned long long memory;
     char uuid[96], name[96];
     int remote[LINKS];
+    int parent, place, gi, ci, slices, compute_slices;
 } *nvmlDevice_t;
 
-static struct gpu gpus[GPUS];
-static int gpu_count, ancestors[GPUS][GPUS], cuda, sessions;
+static struct gpu gpus[GPUS], migs[MIGS];
+static int gpu_count, mig_count, ancestors[GPUS][GPUS], cuda, sessions;
 static char driver[80];
 static struct {
     char function[64], deed[16];
@@ -61,7 +71,10 @@ static struct {
 } acts[ACTS];
 static int act_count;
 
-static int index_of(nvmlDevice_t gpu) { return (int)(gpu - gpus); }
+static int is_mig(nvmlDevice_t device) { return device >= migs && device < migs + MIGS; }
+
+/* A MIG device counts as its GPU here. */
+static int index_of(nvmlDevice_t device) { return is_mig(device) ? device->parent : (int)(device - gpus); }
 
 /* The file `name` beside this library. */
 static const char *beside(const char *name) {
@@ -82,10 +95,18 @@ static void read_gpu(const char *words) {
         gpu->remote[link] = LINK_DOWN;
 }
 
+static void read_mig(const char *words) {
+    struct gpu *mig = &migs[mig_count++];
+    sscanf(words, "mig %d %d %d %d %d %d %llu %95s %95[^\n]", &mig->parent, &mig->place, &mig->gi, &mig->ci,
+           &mig->slices, &mig->compute_slices, &mig->memory, mig->uuid, mig->name);
+}
+
 static void read_line(const char *line) {
     int a, b, value;
     if (strncmp(line, "gpu ", 4) == 0)
         read_gpu(line);
+    else if (strncmp(line, "mig ", 4) == 0)
+        read_mig(line);
     else if (sscanf(line, "nvlink %d %d %d", &a, &b, &value) == 3)
         gpus[a].remote[b] = value;
     else if (sscanf(line, "ancestor %d %d %d", &a, &b, &value) == 3)
@@ -99,7 +120,7 @@ static void read_line(const char *line) {
 
 static void read_conf(void) {
     char line[512];
-    gpu_count = act_count = cuda = 0;
+    gpu_count = mig_count = act_count = cuda = 0;
     memset(ancestors, -1, sizeof ancestors);
     FILE *conf = fopen(beside("fake-nvml.conf"), "re");
     while (conf && fgets(line, sizeof line, conf))
@@ -232,6 +253,8 @@ int nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length) {
 
 int nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor) {
     PLAY(index_of(device));
+    if (is_mig(device))
+        return INVALID_ARGUMENT;
     *minor = (unsigned int)device->minor;
     return SUCCESS;
 }
@@ -261,6 +284,53 @@ int nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned in
         return NOT_SUPPORTED;
     *current = (unsigned int)device->mig;
     *pending = (unsigned int)device->pending;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count) {
+    PLAY(index_of(device));
+    *count = device->mig < 0 ? 0 : MIGS_OF_A_GPU;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int place, nvmlDevice_t *mig) {
+    PLAY(index_of(device));
+    if (device->mig != 1)
+        return NOT_SUPPORTED;
+    for (int i = 0; i < mig_count; i++)
+        if (migs[i].parent == index_of(device) && migs[i].place == (int)place) {
+            *mig = &migs[i];
+            return SUCCESS;
+        }
+    return place < MIGS_OF_A_GPU ? NOT_FOUND : INVALID_ARGUMENT;
+}
+
+int nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id) {
+    PLAY(index_of(device));
+    if (!is_mig(device))
+        return INVALID_ARGUMENT;
+    *id = (unsigned int)device->gi;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id) {
+    PLAY(index_of(device));
+    if (!is_mig(device))
+        return INVALID_ARGUMENT;
+    *id = (unsigned int)device->ci;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes) {
+    PLAY(index_of(device));
+    if (!is_mig(device))
+        return NOT_SUPPORTED;
+    *attributes = (nvmlDeviceAttributes_t){
+        .multiprocessorCount = 14 * (unsigned int)device->compute_slices,
+        .gpuInstanceSliceCount = (unsigned int)device->slices,
+        .computeInstanceSliceCount = (unsigned int)device->compute_slices,
+        .memorySizeMB = device->memory,
+    };
     return SUCCESS;
 }
 

@@ -9,7 +9,7 @@ from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.place import Asker, matches, place, why_not
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
-from nri_gpu.domain.gpu import Gpu, GpuFault, Inventory, PciBusId
+from nri_gpu.domain.gpu import Gpu, GpuFault, Inventory, PciBusId, Unit, whole
 from nri_gpu.request.parse import parse_claim
 from tests.support import builders as make
 
@@ -24,7 +24,7 @@ LOST = make.inventory([make.gpu(0)], faults=(GpuFault(1, "nvmlDeviceGetUUID: GPU
 
 def asked(
     text: str, found: Sequence[Gpu] | Inventory, ledger: Ledger | None = None, mode: Mode = EXCLUSIVE
-) -> tuple[Gpu, ...] | Reason:
+) -> tuple[Unit, ...] | Reason:
     claim = parse_claim(make.KEY, text)
     inventory = found if isinstance(found, Inventory) else make.inventory(found)
     return place(claim, Asker(ME.pod.uid, claim.mode or mode), inventory, ledger or Ledger())
@@ -33,7 +33,7 @@ def asked(
 def indices(text: str, found: Sequence[Gpu], ledger: Ledger | None = None) -> list[int]:
     chosen = asked(text, found, ledger)
     assert not isinstance(chosen, Reason), chosen
-    return [gpu.index for gpu in chosen]
+    return [whole(unit).index for unit in chosen]
 
 
 def refusal(text: str, found: Sequence[Gpu] | Inventory, ledger: Ledger | None = None) -> Reason:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
-from nri_gpu.domain.gpu import Capability, DriverTree, Gpu
+from nri_gpu.domain.gpu import Capability, DriverTree, Gpu, Unit, whole
 from nri_gpu.injection import cdi
 from nri_gpu.injection.plan import Share, plan
 from tests.support import builders as make
@@ -50,13 +50,13 @@ def applied(document: dict[str, Any], *names: str) -> Edits:
     )
 
 
-def planned(*gpus: Gpu) -> Edits:
+def planned(*gpus: Unit) -> Edits:
     """What NRI gives a container for the same GPUs."""
     share = Share(
         container=make.container(),
         gpus=gpus,
         capabilities=make.EVERY_CAPABILITY,
-        inventory=make.inventory(gpus),
+        inventory=make.inventory([whole(unit) for unit in gpus]),
         tree=TREE,
         void=True,
     )
@@ -140,6 +140,7 @@ def test_what_devices_would_set_differently_is_in_none(monkeypatch: pytest.Monke
 
     def with_disputes(share: Share) -> Edits:
         [gpu] = share.gpus
+        assert isinstance(gpu, Gpu)
         mounts = (Mount("/etc/profile", f"/run/{gpu.minor_number}"), Mount(f"/run/{gpu.uuid}", "/run/x"))
         return plan(share).merge(Edits.of(mounts=mounts, env={"MASK": str(gpu.index)}))
 
@@ -206,3 +207,28 @@ def _settings(edits: dict[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
     yield from ((("node", node["path"]), node) for node in edits.get("deviceNodes", ()))
     yield from ((("mount", mount["containerPath"]), mount) for mount in edits.get("mounts", ()))
     yield from ((("env", pair.partition("=")[0]), pair) for pair in edits.get("env", ()))
+
+
+def test_mig_devices_are_listed_by_both_indices_and_by_uuid() -> None:
+    cut = make.mig_gpu(1)
+    units: tuple[Unit, ...] = (make.gpu(0), *cut.parts)
+    document = cdi.specification(
+        units, capabilities=make.EVERY_CAPABILITY, inventory=make.inventory([make.gpu(0), cut]), tree=TREE
+    )
+    jsonschema.validate(document, SCHEMA)
+    assert [*devices(document)] == [
+        *("0", make.uuid(0), "1:0", make.mig_uuid(1, 0), "1:1", make.mig_uuid(1, 1)),
+        "all",
+    ]
+    assert applied(document, "1:0", "1:1").devices == planned(*cut.parts).devices
+    assert applied(document, make.mig_uuid(1, 1)).devices == planned(cut.parts[1]).devices
+    assert applied(document, "all").devices == planned(*units).devices
+
+
+def test_mig_alone_shares_no_gpus_node() -> None:
+    cut = make.mig_gpu(1)
+    document = cdi.specification(
+        cut.parts, capabilities=make.EVERY_CAPABILITY, inventory=make.inventory([cut]), tree=None
+    )
+    assert "/dev/nvidia6" not in {node["path"] for node in document["containerEdits"]["deviceNodes"]}
+    assert applied(document, "1:0").devices == planned(cut.parts[0]).devices

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pytest
 
+from nri_gpu.allocation.fit import why_not
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree
 from nri_gpu.injection import mounts
 from nri_gpu.injection.cdi import specification
@@ -52,7 +53,7 @@ def test_it_is_what_it_was(topology: str, capabilities: str, monkeypatch: pytest
     monkeypatch.setattr(mounts, "HWCAPS_PLACES", X86_64)
     inventory = load_topology(TOPOLOGIES / f"{topology}.toml")
     document = specification(
-        inventory.gpus,
+        [unit for unit in inventory.units if not why_not(unit)],
         capabilities=CAPABILITIES[capabilities],
         inventory=inventory,
         tree=DriverTree(f"/stage/{capabilities}", ("nvidia-smi",)),

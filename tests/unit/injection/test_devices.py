@@ -5,7 +5,7 @@ import pytest
 from nri_gpu.domain.decision import Code
 from nri_gpu.domain.edits import DeviceNode
 from nri_gpu.domain.gpu import Capabilities, Capability, Majors
-from nri_gpu.injection.devices import device_nodes, missing_modules
+from nri_gpu.injection.devices import device_nodes, missing_capability_major, missing_modules
 from tests.support import builders as make
 
 COMPUTE, UTILITY = frozenset({Capability.COMPUTE}), frozenset({Capability.UTILITY})
@@ -56,3 +56,35 @@ def test_a_module_that_is_not_loaded_is_named_with_its_cure(
     if reason is not None:
         assert reason.code is Code.NODE_NOT_READY
         assert fix in reason.sentence
+
+
+CUT = make.mig_gpu(2, mig=(make.mig(2, 0), make.mig(2, 1, gpu_instance_minor=738, compute_instance_minor=740)))
+CAPS = [("/dev/nvidia-caps/nvidia-cap741", 510, 741), ("/dev/nvidia-caps/nvidia-cap742", 510, 742)]
+
+
+def test_a_mig_device_is_its_gpus_node_and_two_capabilities() -> None:
+    made = device_nodes((CUT.parts[0],), BOTH, make.MAJORS)
+    nodes = [("/dev/nvidia5", 195, 5), GPU_NODES[2], *UVM_NODES, *CAPS]
+    assert [(node.path, node.major, node.minor) for node in made] == nodes
+    assert {node.mode for node in made if "caps" in node.path} == {0o444}
+
+
+def test_several_mig_devices_of_a_gpu_have_its_node_once() -> None:
+    made = device_nodes((make.gpu(0), *CUT.parts), UTILITY, make.MAJORS)
+    assert [node.path for node in made].count("/dev/nvidia5") == 1
+    assert [node.minor for node in made if "caps" in node.path] == [741, 742, 738, 740]
+
+
+def test_compute_instances_of_one_gpu_instance_share_its_capability() -> None:
+    pair = tuple(make.mig(2, at, gpu_instance_minor=738, compute_instance_minor=739 + at) for at in (0, 1))
+    made = device_nodes(make.mig_gpu(2, mig=pair).parts, UTILITY, make.MAJORS)
+    assert [node.minor for node in made if "caps" in node.path] == [738, 739, 740]
+
+
+def test_mig_without_capabilities_is_refused_and_whole_gpus_do_without() -> None:
+    majors = Majors(nvidia=195, nvidia_uvm=511)
+    reason = missing_capability_major(CUT.parts, majors)
+    assert reason is not None
+    assert (reason.code, "nvidia-caps" in reason.sentence) == (Code.NODE_NOT_READY, True)
+    assert missing_capability_major(CUT.parts, make.MAJORS) is None
+    assert missing_capability_major(make.gpus(), majors) is None

@@ -47,8 +47,8 @@ def faults(text: str) -> list[str]:
     return [f"{fault.key}: {fault.message}" for fault in caught.value.faults]
 
 
-def test_the_five_of_the_contracts_are_shipped() -> None:
-    assert {path.stem for path in SHIPPED} == {"four-gpus", "hgx-h100", "dgx-a100", "pcie-8", "none"}
+def test_the_five_of_the_contracts_are_shipped_and_one_with_mig() -> None:
+    assert {path.stem for path in SHIPPED} == {"four-gpus", "hgx-h100", "dgx-a100", "pcie-8", "none", "mig-a100"}
 
 
 @pytest.mark.parametrize("path", [*SHIPPED, *FIXTURES], ids=lambda path: path.stem)
@@ -75,7 +75,7 @@ def test_simulated_dynamic_majors_are_out_of_any_drivers_reach(path: Path) -> No
 
 def test_shipped_uuids_differ_in_their_first_letters() -> None:
     for path in SHIPPED:
-        uuids = [gpu.uuid for gpu in load_topology(path).gpus]
+        uuids = [unit.uuid for unit in load_topology(path).units]
         assert len({uuid[:6] for uuid in uuids}) == len(uuids)
 
 
@@ -100,6 +100,60 @@ def test_fixtures_show_mig_and_a_lost_gpu() -> None:
     assert [gpu.mig_enabled for gpu in mig.gpus] == [False, True]
     assert [bool(gpu.unavailable) for gpu in lost.gpus] == [False, False, True, False]
     assert lost.majors == Majors(nvidia=195, nvidia_uvm=1510, nvidia_caps=None)
+
+
+MIG = """[[gpu.mig]]
+uuid = "MIG-01234567-89ab-5def-8123-456789abcdef"
+profile = "1g.10gb"
+gi = 9
+ci = 0
+memory_bytes = 10_200_547_328
+"""
+
+
+def test_a_mig_device_has_the_minors_that_drivers_use() -> None:
+    """By the GPU's minor, here 0: 3 + 135 * 0 + 9 * 9."""
+    (gpu,) = parse(NODE + GPU + MIG).gpus
+    assert gpu.mig_enabled
+    (device,) = gpu.mig
+    assert (device.index, device.profile, device.gpu_instance_minor, device.compute_instance_minor) == (
+        *(0, "1g.10gb"),
+        *(84, 85),
+    )
+    (other,) = parse(NODE + GPU.replace("minor = 0", "minor = 2") + MIG).gpus[0].mig
+    assert (other.gpu_instance_minor, other.compute_instance_minor) == (354, 355)
+
+
+def test_minors_may_be_said() -> None:
+    (device,) = parse(NODE + GPU + MIG + "gi_minor = 7\nci_minor = 8\n").gpus[0].mig
+    assert (device.gpu_instance_minor, device.compute_instance_minor) == (7, 8)
+
+
+def test_beyond_the_capabilities_there_are_minors_are_not_made_up() -> None:
+    (device,) = parse(NODE + GPU.replace("minor = 0", "minor = 40") + MIG).gpus[0].mig
+    assert (device.gpu_instance_minor, device.compute_instance_minor) == (None, None)
+
+
+MIG_FAULTS = {
+    "a profile of none": (MIG.replace("1g.10gb", "10gb"), "profile: '10gb' is not a MIG profile"),
+    "a gpu's uuid": (MIG.replace("MIG-", "GPU-"), "uuid: 'GPU-"),
+    "no gi": (MIG.replace("gi = 9\n", ""), "gi: missing"),
+    "gi": (MIG.replace("gi = 9", "gi = 15"), "gi: 15 is not from 0 to 14"),
+    "ci": (MIG.replace("ci = 0", "ci = 8"), "ci: 8 is not from 0 to 7"),
+    "minor": (MIG + "gi_minor = 8192\n", "gi_minor: 8192 is not from 0 to 8191"),
+    "unknown key": (MIG + "slices = 1\n", "slices: unknown key"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), MIG_FAULTS.values(), ids=MIG_FAULTS)
+def test_mig_fault(text: str, words: str) -> None:
+    (fault,) = faults(NODE + GPU + text)
+    assert fault.startswith(f"gpu[0].mig[0].{words}")
+
+
+def test_a_mig_device_twice() -> None:
+    found = faults(NODE + GPU + MIG + MIG)
+    assert [fault.split(":")[0] for fault in found] == ["gpu[0].mig[1].uuid", "gpu[0].mig[1]"]
 
 
 def test_what_may_be_left_out() -> None:

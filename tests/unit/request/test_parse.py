@@ -13,6 +13,8 @@ from nri_gpu.domain.claim import (
     Devices,
     Everything,
     MemorySelector,
+    MigProfile,
+    MigProfiles,
     Mode,
     ModelSelector,
     Nothing,
@@ -58,6 +60,17 @@ GOOD: dict[str, Claim] = {
     "model alone is one gpu": claim("model=*H100*", selectors=(ModelSelector("*H100*"),)),
     "model with blanks inside": claim("model=NVIDIA H100 80GB*", selectors=(ModelSelector("NVIDIA H100 80GB*"),)),
     "model with an equals sign inside": claim("model=a=b", selectors=(ModelSelector("a=b"),)),
+    "mig": claim("mig=1g.10gb", wanted=MigProfiles((MigProfile("1g.10gb", 1),))),
+    "mig with numbers": claim(
+        "mig = 1g.10gb : 2 , 1c.3g.40gb+me.all",
+        wanted=MigProfiles((MigProfile("1g.10gb", 2), MigProfile("1c.3g.40gb+me.all", 1))),
+    ),
+    "mig of a model": claim(
+        "mig=1g.10gb;model=*H100*",
+        wanted=MigProfiles((MigProfile("1g.10gb", 1),)),
+        selectors=(ModelSelector("*H100*"),),
+    ),
+    "mig devices by name": claim("device=0:1,MIG-8F3A,2", wanted=Devices(("0:1", "MIG-8f3a", "2"))),
     "memory in Gi": claim("memory>=40Gi", selectors=(MemorySelector(AT_LEAST, 40 * 2**30),)),
     "memory in bytes": claim("memory<=5", selectors=(MemorySelector(Operator.AT_MOST, 5),)),
     "memory above": claim("memory > 1K", selectors=(MemorySelector(Operator.ABOVE, 1000),)),
@@ -142,8 +155,17 @@ BAD: dict[str, tuple[str, int, str]] = {
     "uuid with a misplaced dash": ("device=GPU-8f3a-1b2c", 7, "is not a UUID"),
     "uuid in small letters": ("device=gpu-8f3a", 7, "GPU- in capitals"),
     "uuid as a path": ("device=GPU-../../etc", 7, "is not a UUID"),
-    "mig uuid": ("device=MIG-8f3a", 7, "not supported by this version"),
-    "mig index": ("device=0:1", 7, "not supported by this version"),
+    "mig uuid too short": ("device=MIG-8f3", 7, "is too short"),
+    "mig uuid as a path": ("device=MIG-../../etc", 7, "is not a UUID: MIG- and"),
+    "mig uuid in small letters": ("device=mig-8f3a", 7, "MIG- in capitals"),
+    "mig uuid without device": ("MIG-8f3a", 0, "write device=MIG-8f3a"),
+    "mig name of old": (f"device=MIG-{UUID}/1/0", 7, "write 0:1"),
+    "mig index without device": ("0:1", 0, "write device=0:1"),
+    "mig index without the gpu's": ("device=:1", 7, "such as 0:1"),
+    "mig index without its own": ("device=0:", 7, "such as 0:1"),
+    "mig index of three parts": ("device=0:0:0", 7, "does not name a GPU"),
+    "mig index with a leading zero": ("device=0:01", 7, "such as 0:1"),
+    "huge mig index": ("device=0:100", 7, "such as 0:1"),
     "bus id without domain": ("device=3b:00.0", 7, "write 0000:3b:00.0"),
     "bus id with a short domain": ("device=00:3b:00.0", 7, "does not name a GPU"),
     "bus id with a long function": ("device=0000:3b:00.00", 7, "does not name a GPU"),
@@ -169,7 +191,19 @@ BAD: dict[str, tuple[str, int, str]] = {
     "arch with three parts": ("arch>=9.0.1", 6, "write major.minor"),
     "arch with a leading zero": ("arch>=09.0", 6, "write major.minor"),
     "huge arch": ("arch>=100.0", 6, "write major.minor"),
-    "mig": ("mig=1g.10gb", 0, "not supported by this version"),
+    "mig by itself": ("mig", 0, "needs a value, such as mig=1g.10gb:2"),
+    "mig and a count": ("mig=1g.10gb;2", 12, "exclude one another"),
+    "mig and all": ("all;mig=1g.10gb", 4, "exclude one another"),
+    "mig and device": ("device=0;mig=1g.10gb", 9, "exclude one another"),
+    "mig profile of nothing": ("mig=1g.10gb,", 12, "is not a MIG profile"),
+    "mig profile in capitals": ("mig=1G.10GB", 4, "is not a MIG profile"),
+    "mig profile without memory": ("mig=1g", 4, "is not a MIG profile"),
+    "mig profile as a path": ("mig=1g.10gb/../x", 4, "is not a MIG profile"),
+    "mig profile twice": ("mig=1g.10gb,1g.10gb", 12, "write 1g.10gb:2"),
+    "mig of none": ("mig=1g.10gb:0", 12, "are no request"),
+    "mig of how many": ("mig=1g.10gb:", 12, "is not a number"),
+    "mig of a negative number": ("mig=1g.10gb:-1", 12, "is not a number"),
+    "mig of too many": ("mig=1g.10gb:128,2g.20gb", 16, "at most 128 MIG devices"),
     "line break": ("0\n1", 1, "a line break is not allowed"),
     "line break at the end": ("device=0\n", 8, "a line break is not allowed"),
     "NUL": ("0\x00", 1, "is not allowed"),
@@ -195,7 +229,11 @@ def test_the_longest_value_is_still_read() -> None:
 
 def test_every_example_in_the_table_is_one() -> None:
     for name, rule in CLAUSES.items():
-        value = rule.example if name in ("count", "device") or rule.ordered or name == "model" else f"1;{rule.example}"
+        value = (
+            rule.example
+            if name in ("count", "device", "mig") or rule.ordered or name == "model"
+            else f"1;{rule.example}"
+        )
         parse_claim(KEY, value)
 
 

@@ -44,6 +44,19 @@ GPUS: Final = fields(
             numa_node=MAYBE_NUMBER,
             mig_enabled=TRUTH,
             unavailable=TEXT,
+            mig=array(
+                fields(
+                    index=NUMBER,
+                    uuid=TEXT,
+                    profile=TEXT,
+                    memory_bytes=NUMBER,
+                    gpu_instance_id=NUMBER,
+                    compute_instance_id=NUMBER,
+                    gpu_instance_minor=MAYBE_NUMBER,
+                    compute_instance_minor=MAYBE_NUMBER,
+                    unavailable=TEXT,
+                )
+            ),
         )
     ),
     faults=array(fields(index=NUMBER, reason=TEXT)),
@@ -55,7 +68,9 @@ CHECK: Final = fields(
     advice=array(TEXT),
 )
 EDITS: Final = fields(
-    devices=array(fields(path=TEXT, major=NUMBER, minor=NUMBER, mode={"const": "0666"}, permissions={"const": "rw"})),
+    devices=array(
+        fields(path=TEXT, major=NUMBER, minor=NUMBER, mode={"enum": ["0666", "0444"]}, permissions={"const": "rw"})
+    ),
     mounts=array(fields(destination=TEXT, source=TEXT, options=array(TEXT))),
     env={"type": "object", "additionalProperties": TEXT},
 )

@@ -187,6 +187,10 @@ NOT_READY = {
     "no uvm module": (replace(REAL, majors=Majors(nvidia=195)), "kernel module nvidia-uvm is not loaded"),
     "no GPU": (replace(REAL, gpus=()), "no GPU to give (there is none)"),
     "MIG mode only": (make.inventory([make.gpu(0, mig_enabled=True)]), "GPU 0: it is in MIG mode"),
+    "MIG devices without their major": (
+        make.inventory([make.mig_gpu(0)], majors=Majors(nvidia=195, nvidia_uvm=511)),
+        "nvidia-caps has no major",
+    ),
     "another module": (replace(REAL, driver_version="570.1"), f"are {V} but its loaded kernel module is 570.1"),
 }
 
@@ -210,6 +214,16 @@ def test_a_gpu_that_cannot_be_given_has_no_name(place: Place) -> None:
     gpus = [make.gpu(0), make.gpu(1, unavailable="it fell off the bus"), make.gpu(2, mig_enabled=True)]
     document = json.loads(specification_text(make.inventory(gpus), place.wish()))
     assert [device["name"] for device in document["devices"]] == ["0", make.uuid(0), "all"]
+
+
+def test_mig_devices_have_names_and_their_gpu_has_none(place: Place) -> None:
+    gpus = [make.gpu(0), make.mig_gpu(1, mig=(make.mig(1, 0), make.mig(1, 1, unavailable="it failed")))]
+    some = Majors(nvidia=195, nvidia_uvm=511)
+    whole = ["0", make.uuid(0)]
+    parts = ["1:0", make.mig_uuid(1, 0)]
+    for majors, names in ((make.MAJORS, [*whole, *parts, "all"]), (some, [*whole, "all"])):
+        document = json.loads(specification_text(make.inventory(gpus, majors=majors), place.wish()))
+        assert [device["name"] for device in document["devices"]] == names
 
 
 def kept_true(place: Place, *steps: Callable[[], object]) -> None:

@@ -45,6 +45,43 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line == line.rstrip() for line in lines)
 
 
+def test_mig_devices_stand_below_their_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = shown(capsys, TOPOLOGIES / "mig-a100.toml")
+    rows = text.splitlines()[2:]
+    assert [row.split()[0] for row in rows] == ["0", "1", "1:0", "1:1", "1:2", "1:3", "2", "2:0", "2:1", "2:2", "3"]
+    assert [row.startswith("  ") for row in rows] == [":" in row.split()[0] for row in rows]
+    assert "MIG 3g.40gb" in rows[2]
+    assert "nvidia-cap22" in rows[2]
+
+
+def test_mig_devices_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    gpus_json = json.loads(shown(capsys, TOPOLOGIES / "mig-a100.toml", "-o", "json")[1])["gpus"]
+    assert [len(gpu["mig"]) for gpu in gpus_json] == [0, 4, 3, 0]
+    assert gpus_json[1]["mig"][0] == {
+        "index": 0,
+        "uuid": "MIG-10a10080-0000-5000-8000-020000000000",
+        "profile": "3g.40gb",
+        "memory_bytes": 42_144_366_592,
+        "gpu_instance_id": 2,
+        "compute_instance_id": 0,
+        "gpu_instance_minor": 21,
+        "compute_instance_minor": 22,
+        "unavailable": "",
+    }
+
+
+def test_a_node_of_mig_devices_alone_has_something_to_grant(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = (TOPOLOGIES / "mig-a100.toml").read_text()
+    (tmp_path / "node.toml").write_text(
+        text.replace("nvidia_caps = 1511\n", "").replace(
+            'arch = "8.0"\nnuma = 0\n', 'arch = "8.0"\nunavailable = "lost"\n', 1
+        )
+    )
+    code, shown_text = shown(capsys, tmp_path / "node.toml")
+    assert code == Exit.OK
+    assert "nvidia-caps has no major: no MIG device can be granted" in shown_text
+
+
 def test_units_are_in_the_names(capsys: pytest.CaptureFixture[str]) -> None:
     gpu = json.loads(shown(capsys, FOUR_GPUS, "-o", "json")[1])["gpus"][0]
     assert gpu["memory_bytes"] == 42_949_672_960

@@ -1,0 +1,168 @@
+"""Why a claim gets nothing, in sentences that end with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Final
+
+from nri_gpu.allocation.fit import matches, why_not
+from nri_gpu.allocation.ledger import Usage
+from nri_gpu.domain.claim import Claim, MigProfile, Mode
+from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.gpu import Gpu, GpuUuid, Inventory, MigPart, Unit
+
+# A refusal holds 700 characters, and its end says what to do: names and reasons from elsewhere are clipped.
+NAME_SHOWN_MAX: Final = 80  # characters; a pod's `namespace/name` can have 317
+WHY_SHOWN_MAX: Final = 200  # characters
+HOLDERS_SHOWN: Final = 3
+HIDDEN_SHOWN: Final = 3
+INDICES_SHOWN: Final = 16
+
+
+def called(unit: Unit) -> str:
+    """`GPU 0 (GPU-...)`, `MIG device 0:1 (MIG-...)`."""
+    name = f"MIG device {unit.place}" if isinstance(unit, MigPart) else f"GPU {unit.index}"
+    return f"{name} ({unit.uuid})"
+
+
+def unknown(wanted: str, inventory: Inventory) -> Reason:
+    """A name that nothing here has."""
+    if wanted.startswith("MIG-") or wanted.count(":") == 1:
+        return Reason(Code.NO_SUCH_GPU, f"this node has no MIG device {wanted!r}; it has {_parts(inventory.parts)}.")
+    return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {_listing(inventory.gpus)}.")
+
+
+def ambiguous(wanted: str, found: int) -> Reason:
+    """The beginning of several UUIDs."""
+    return Reason(Code.BAD_REQUEST, f"{wanted!r} is the beginning of {found} UUIDs here: write more of it.")
+
+
+def misfit(unit: Unit) -> Reason:
+    """Named, and not as the selectors say."""
+    return Reason(
+        Code.NO_SUCH_GPU,
+        f"{called(unit)}, {unit.model}, does not fit the selectors beside it: drop them, or name another.",
+    )
+
+
+def _listing(gpus: Sequence[Gpu]) -> str:
+    return "no GPUs" if not gpus else "GPUs " + _named_few([str(gpu.index) for gpu in gpus], INDICES_SHOWN)
+
+
+def _parts(parts: Sequence[MigPart]) -> str:
+    return "none" if not parts else _named_few([part.place for part in parts], INDICES_SHOWN)
+
+
+def _named_few(names: Iterable[str], few: int) -> str:
+    """`a, b and 3 more`: names are other people's, and a sentence must keep room for what to do."""
+    distinct = [_clip(name, NAME_SHOWN_MAX) for name in dict.fromkeys(names)]
+    more = f" and {len(distinct) - few} more" if len(distinct) > few else ""
+    return ", ".join(distinct[:few]) + more
+
+
+def _clip(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def cannot(which: str, why: str) -> Reason:
+    """Named, and lost or otherwise not to be had."""
+    return Reason(
+        Code.GPU_UNAVAILABLE,
+        f"{which} cannot be granted: {_clip(why, WHY_SHOWN_MAX)}; ask for another, or mend it on the node "
+        "(`nvidia-smi` and `dmesg | grep NVRM` there say more).",
+    )
+
+
+def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage) -> Reason:
+    """Held by others in a way that excludes this request."""
+    others = [name for uid, name in usage.pods.items() if uid != pod_uid] or list(usage.pods.values())
+    holders = _named_few([*others, *(f"{pod} (not through nri-gpu)" for pod in usage.foreign)], HOLDERS_SHOWN)
+    how = "by" if usage.mode is None else "exclusively by" if usage.mode is Mode.EXCLUSIVE else "in shared mode by"
+    return Reason(
+        Code.GPU_BUSY,
+        f"{called(unit)} is held {how} {holders}, and asked for here in {asked} mode: wait until it is free, "
+        f"ask for other GPUs, or set {_cure(asked, {usage.mode})}.",
+    )
+
+
+def _cure(asked: Mode, held: Set[Mode | None]) -> str:
+    """Where `mode=shared` would let both have it."""
+    if asked is Mode.SHARED:
+        return "mode=shared on the holder"
+    return "mode=shared on both" if Mode.EXCLUSIVE in held else "mode=shared here"
+
+
+def all_busy(
+    asked: str, mode: Mode, fitting: Sequence[Unit], open_ones: Sequence[Unit], usage: Mapping[GpuUuid, Usage]
+) -> Reason:
+    """Too few of those that fit are free. asked: `2 GPUs`."""
+    taken = [usage[gpu.uuid] for gpu in fitting if gpu not in open_ones]
+    names = [name for each in taken for name in each.pods.values()]
+    names += [f"{pod} (not through nri-gpu)" for each in taken for pod in each.foreign]
+    holders = _named_few(sorted(names), HOLDERS_SHOWN)
+    cure = _cure(mode, {each.mode for each in taken})
+    return Reason(
+        Code.GPU_BUSY,
+        f"asked for {asked} in {mode} mode, but of the {len(fitting)} that fit "
+        f"{len(open_ones) or 'none'} can be had now, the rest being held by {holders}: wait until one is free, "
+        f"{'ask for fewer, ' if open_ones else ''}or set {cure}.",
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{number} {noun}{'s' * (number > 1)}"
+
+
+def too_few(gpus: int, claim: Claim, fitting: Sequence[Gpu], inventory: Inventory) -> Reason:
+    """Not as many as asked for, whoever holds them."""
+    which = " that fit the selectors" if claim.selectors else " that can be granted"
+    return Reason(
+        Code.NO_SUCH_GPU,
+        f"asked for {gpus} GPUs, but this node has {len(fitting)}{which}{_hidden(inventory)}: ask for fewer, or run "
+        "the pod on another node.",
+    )
+
+
+def too_few_parts(wanted: MigProfile, claim: Claim, inventory: Inventory) -> Reason:
+    """Not as many MIG devices of that profile, whoever holds them; says what there is."""
+    there = [part for part in inventory.parts if matches(part, claim.selectors)]
+    usable = [part for part in there if not why_not(part)]
+    fitting = sum(part.device.profile == wanted.profile for part in usable)
+    profiles = sorted({part.device.profile for part in usable})
+    known = ", ".join(f"{sum(part.device.profile == name for part in usable)} of {name}" for name in profiles)
+    has = f"{fitting or 'no'} MIG device{'s' * (fitting != 1)} of profile {wanted.profile}"
+    but = f" (it has {_clip(known, WHY_SHOWN_MAX)})" if known else ""
+    bad = [f"{part.place}: {_clip(why_not(part), NAME_SHOWN_MAX)}" for part in there if why_not(part)]
+    bad_ones = f" (not to be had: {'; '.join(bad[:HIDDEN_SHOWN])})" if bad else ""
+    return Reason(
+        Code.NO_SUCH_GPU,
+        f"asked for {wanted.devices}, but this node has {has}"
+        f"{' that fits the selectors' * bool(claim.selectors)}{but}{bad_ones}: ask for another profile, make such "
+        "MIG devices on the node, or run the pod on another.",
+    )
+
+
+def none_fit(claim: Claim, inventory: Inventory) -> Reason:
+    """Nothing that can be granted is as asked for."""
+    if claim.selectors and any(not why_not(gpu) for gpu in inventory.gpus):
+        models = _named_few(sorted({gpu.model for gpu in inventory.gpus}), HOLDERS_SHOWN)
+        return Reason(
+            Code.NO_SUCH_GPU,
+            f"no GPU of this node fits {_clip(claim.text, NAME_SHOWN_MAX)!r}; it has {models}{_hidden(inventory)}: "
+            "loosen the selectors, or run the pod on another node.",
+        )
+    return Reason(
+        Code.NO_SUCH_GPU,
+        f"this node has no GPU that can be granted{_hidden(inventory)}: run the pod on another node, or see "
+        "`nri-gpu gpus` and `nvidia-smi` on this one.",
+    )
+
+
+def _hidden(inventory: Inventory) -> str:
+    """GPUs that are there but cannot be granted, said in passing."""
+    bad = [(gpu.index, why_not(gpu)) for gpu in inventory.gpus if why_not(gpu)]
+    bad += [(fault.index, fault.reason) for fault in inventory.faults]
+    said = "; ".join(f"GPU {index}: {_clip(why, NAME_SHOWN_MAX)}" for index, why in bad[:HIDDEN_SHOWN])
+    return f" ({said})" if bad else ""

@@ -1,0 +1,141 @@
+"""MIG devices on every containerd: their GPU's node, their two capabilities, and nobody else's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.cgroup import Cgroup, DeviceRule, device_rules
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError
+from tests.support.daemon import TOPOLOGIES, Launch, NriGpu
+from tests.support.driver_root import make_driver_root
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.probe import Opened, device_nodes, open_number, open_path
+
+pytestmark = pytest.mark.containerd
+
+TOPOLOGY: Final = TOPOLOGIES / "mig-a100.toml"
+CAPS: Final = 1511
+SHARED: Final = {(195, 255), (1510, 0), (1510, 1)}
+# Of GPU 1, whose minor is 0: the two 1g.10gb, in GPU instances 9 and 10.
+FIRST, SECOND = "MIG-12a10080-0000-5000-8000-090000000000", "MIG-13a10080-0000-5000-8000-0a0000000000"
+FIRST_CAPS, SECOND_CAPS = {(CAPS, 84), (CAPS, 85)}, {(CAPS, 93), (CAPS, 94)}
+PARENT: Final = (195, 0)
+
+
+@pytest.fixture
+def serving(cgroup_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
+    root = make_driver_root(tmp_path / "driver")
+    with NriGpu(Launch(tmp_path / "d", cgroup_node.nri_socket, topology=TOPOLOGY, driver_root=root)) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        yield daemon
+
+
+def run(node: Containerd, name: str, value: str) -> ContainerId:
+    pod = node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": value}))
+    return node.cri.run(pod, ContainerSpec())
+
+
+def numbers(node: Containerd, container: ContainerId) -> dict[str, tuple[int, int]]:
+    found = [each for each in device_nodes(node.cri, container) if "nvidia" in each.path]
+    assert all(each.mode == (0o444 if "nvidia-caps" in each.path else 0o666) for each in found)
+    return {each.path: (each.major, each.minor) for each in found}
+
+
+def check_sees(node: Containerd, container: ContainerId, granted: set[tuple[int, int]]) -> None:
+    """These nodes and no other; these numbers open and no other capability does, not even MIG's configuration."""
+    seen = numbers(node, container)
+    assert set(seen.values()) == granted | SHARED
+    assert all(f"nvidia-cap{minor}" in "".join(seen) for major, minor in granted if major == CAPS)
+    for path in seen:
+        assert open_path(node.cri, container, path) is Opened.NO_DRIVER
+    for number in [(CAPS, minor) for minor in (1, 2, 84, 85, 93, 94)] + [(195, minor) for minor in range(4)]:
+        expected = Opened.NO_DRIVER if number in granted else Opened.DENIED
+        assert open_number(node.cri, container, *number) is expected, number
+    if node.cgroup is Cgroup.V1:
+        rules = {rule for rule in device_rules(node.container_cgroup(container)) if rule.major in (195, 1510, CAPS)}
+        assert rules == {DeviceRule("c", major, minor, "rw") for major, minor in granted | SHARED}
+
+
+def test_two_containers_on_two_mig_devices_of_one_gpu(cgroup_node: Containerd, serving: NriGpu) -> None:
+    """Each exclusively, by index and by UUID; whoever asks for one of them next is refused."""
+    one = run(cgroup_node, "one", "device=1:2")
+    two = run(cgroup_node, "two", f"device={SECOND[:13]}")
+    check_sees(cgroup_node, one, {PARENT, *FIRST_CAPS})
+    check_sees(cgroup_node, two, {PARENT, *SECOND_CAPS})
+    for container, uuid in ((one, FIRST), (two, SECOND)):
+        status = cgroup_node.cri.status(container)
+        assert status.env["NVIDIA_VISIBLE_DEVICES"] == uuid
+        assert not status.oci.get("hooks")
+    serving.wait_held({"one/main": [FIRST], "two/main": [SECOND]})
+
+    with pytest.raises(CriError, match=r"\[gpu-busy\]: MIG device 1:2 \(MIG-.* is held exclusively by default/one"):
+        run(cgroup_node, "three", "device=1:2")
+    run(cgroup_node, "four", "mig=1g.10gb")  # the one on GPU 2
+    with pytest.raises(CriError, match=r"\[gpu-busy\]: asked for 1 1g.10gb MIG device in exclusive mode, but of the 3"):
+        run(cgroup_node, "five", "mig=1g.10gb")
+
+
+def test_two_of_one_gpu_in_one_container(cgroup_node: Containerd, serving: NriGpu) -> None:
+    container = run(cgroup_node, "pair", "mig=1g.10gb:2")
+    check_sees(cgroup_node, container, {PARENT, *FIRST_CAPS, *SECOND_CAPS})
+    assert serving.held() == {"pair/main": [FIRST, SECOND]}
+
+
+def test_whole_gpus_bring_no_capabilities_and_those_in_mig_mode_stay(cgroup_node: Containerd, serving: NriGpu) -> None:
+    container = run(cgroup_node, "whole", "all")
+    check_sees(cgroup_node, container, {(195, 1)})
+    with pytest.raises(CriError, match=r"\[gpu-unavailable\]: GPU 1 .* it is in MIG mode"):
+        run(cgroup_node, "cut", "device=1")
+    assert len(serving.held()) == 1
+
+
+def test_a_restart_keeps_who_holds_what(cgroup_node: Containerd, serving: NriGpu) -> None:
+    run(cgroup_node, "one", "device=1:2")
+    serving.terminate()
+    serving.start()
+    serving.wait_ready()
+    serving.wait_held({"one/main": [FIRST]})
+    serving.wait_logged("driver files staged")
+    with pytest.raises(CriError, match=r"\[gpu-busy\]: MIG device 1:2"):
+        run(cgroup_node, "two", "device=1:2")
+
+
+def test_a_node_without_the_capabilities_major_says_so(cgroup_node: Containerd, tmp_path: Path) -> None:
+    topology = tmp_path / "node.toml"
+    topology.write_text(TOPOLOGY.read_text().replace("nvidia_caps = 1511\n", ""))
+    root = make_driver_root(tmp_path / "driver")
+    with NriGpu(Launch(tmp_path / "d", cgroup_node.nri_socket, topology=topology, driver_root=root)) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        with pytest.raises(CriError, match=r"\[node-not-ready\]: nvidia-caps has no major"):
+            run(cgroup_node, "one", "mig=1g.10gb")
+        run(cgroup_node, "whole", "device=0")
+
+
+def test_cdi_gives_the_same_nodes(cgroup_node: Containerd, serving: NriGpu, tmp_path: Path) -> None:
+    by_nri = run(cgroup_node, "by-nri", "device=1:2,1:3; mode=shared")
+    file = cgroup_node.layout.cdi / "nri-gpu.json"
+    places = ["--gpus", TOPOLOGY, "--driver-root", tmp_path / "driver", "--stage-dir", tmp_path / "stage"]
+    command = [sys.executable, "-m", "nri_gpu", "cdi", "generate", *map(str, places), "--output", str(file)]
+    subprocess.run(command, check=True, timeout=60)
+    try:
+        assert "1:2" in {device["name"] for device in json.loads(file.read_text())["devices"]}
+        names = ("nvidia.com/gpu=1:2", f"nvidia.com/gpu={SECOND}")
+        pod = cgroup_node.cri.run_pod(PodSpec(name="by-cdi"))
+        by_cdi = cgroup_node.cri.run(pod, ContainerSpec(cdi_devices=names))
+    finally:
+        file.unlink()
+    assert numbers(cgroup_node, by_cdi) == numbers(cgroup_node, by_nri)
+    check_sees(cgroup_node, by_cdi, {PARENT, *FIRST_CAPS, *SECOND_CAPS})
+    with pytest.raises(CriError, match=r"\[gpu-busy\]: MIG device 1:2 .* default/by-cdi \(not through nri-gpu\)"):
+        run(cgroup_node, "late", "device=1:2")
+    run(cgroup_node, "beside", "device=1:0")  # of the same GPU, and its capability is not held by CDI
