@@ -27,7 +27,7 @@ from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
 from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark, write_mark
 from nri_gpu.decide import decide, foreign_uuids, needs_grant
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import Container, ContainerId, PodId
+from nri_gpu.domain.container import Container, ContainerId, DeviceRef, PodId
 from nri_gpu.domain.decision import Grant, Inject, Pass, Refuse
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.policy.model import ClaimDefaults, Policy
@@ -36,12 +36,17 @@ from tests.support import builders as make
 
 KEY: Final = bytes(32)
 GRACE_S: Final = 60.0
-GPUS: Final = make.gpus(2)  # few, so that requests meet
+GPUS: Final = (*make.gpus(2), make.mig_gpu(2))  # few, so that requests meet
 State = Literal["created", "running", "exited"]
 
 pods = st.sampled_from(worlds.POD_NAMES)
 names = st.sampled_from(worlds.CONTAINER_NAMES)
-claims = st.sampled_from(["1", "all", "device=0", "device=0;mode=exclusive", "device=0;mode=shared", "none"])
+claims = st.sampled_from(
+    [
+        *("1", "all", "device=0", "device=0;mode=exclusive", "device=0;mode=shared", "none"),
+        *("mig=1g.5gb", "mig=1g.5gb:2;mode=shared", "device=2:0", "device=0,2:1;mode=exclusive"),
+    ]
+)
 waits = st.sampled_from([0.5, 0.5, GRACE_S + 1])  # seconds
 picks = st.integers(0, 99)
 
@@ -155,7 +160,7 @@ class Runtime(RuleBasedStateMachine):
         self.ledger = self.ledger.after(decision, self.now)
 
     def on_node(self, grant: Grant) -> bool:
-        return set(grant.uuids) <= {gpu.uuid for gpu in self.node.gpus}
+        return set(grant.uuids) <= {unit.uuid for unit in self.node.inventory.units}
 
     def check_new(self, grant: Grant) -> None:
         """A new grant meets nobody it must not meet, however that one came by its GPUs."""
@@ -164,11 +169,12 @@ class Runtime(RuleBasedStateMachine):
         if grant.mode is Mode.EXCLUSIVE:
             assert all(other.uuids.isdisjoint(grant.uuids) for other in self.ledger.foreign.values())
 
-    @rule(pod=pods, index=st.integers(0, 1))
-    def create_with_another_injectors_node(self, pod: str, index: int) -> None:
+    @rule(pod=pods, index=st.integers(0, 2), caps=st.booleans())
+    def create_with_another_injectors_node(self, pod: str, index: int, caps: bool) -> None:
         self.number += 1
         of = make.pod(pod, id=self.sandbox(pod))
-        nodes = (make.held_node(GPUS[index]),)
+        minors = [GPUS[2].mig[0].compute_instance_minor or 0] if index == 2 and caps else []
+        nodes = (make.held_node(GPUS[index]), *(DeviceRef(f"/dev/cap{minor}", 510, minor) for minor in minors))
         container = make.container(of=of, name="dp", id=ContainerId(f"{pod}.dp.{self.number}"), devices=nodes)
         self.made[container.id] = Made(container, self.number)
         assert isinstance(decide(container, self.node, self.ledger, self.policy), Pass)
@@ -223,7 +229,7 @@ class Runtime(RuleBasedStateMachine):
         self.told(lambda ledger: ledger.pod_gone(sandbox))
         self.made = {name: made for name, made in self.made.items() if made.container.pod.id != sandbox}
 
-    @rule(lost=st.sets(st.integers(0, 1), max_size=1))
+    @rule(lost=st.sets(st.integers(0, 2), max_size=1))
     def a_gpu_is_lost_or_back(self, lost: set[int]) -> None:
         self.node = make.node([gpu for gpu in GPUS if gpu.index not in lost])
 
