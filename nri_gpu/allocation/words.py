@@ -139,7 +139,7 @@ def too_few_parts(wanted: MigProfile, claim: Claim, inventory: Inventory) -> Rea
     return Reason(
         Code.NO_SUCH_GPU,
         f"asked for {wanted.devices}, but this node has {has}"
-        f"{' that fits the selectors' * bool(claim.selectors)}{but}{bad_ones}: ask for another profile, make such "
+        f"{' beside these selectors' * bool(claim.selectors)}{but}{bad_ones}: ask for another profile, make such "
         "MIG devices on the node, or run the pod on another.",
     )
 

@@ -6,10 +6,10 @@ import re
 from typing import Final
 
 from nri_gpu.domain.gpu import GpuUuid, PciBusId
+from nri_gpu.domain.profile import MIG_PROFILE
 
 _UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MIG_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_PROFILE: Final = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]{0,3}gb(?:[+-][a-z]{1,8}(?:\.[a-z]{1,8})*){0,3}")
 _BUS_ID: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 
 MODEL_MAX: Final = 96  # characters; NVML's own buffer (NVML_DEVICE_NAME_V2_BUFFER_SIZE)
@@ -40,7 +40,7 @@ def parse_profile(text: str) -> str:
 
     Raises: ValueError.
     """
-    if not _PROFILE.fullmatch(text):
+    if not MIG_PROFILE.fullmatch(text):
         raise ValueError(f"{text!r} is not a MIG profile (1g.10gb, 1c.3g.40gb, 1g.10gb+me)")
     return text
 
@@ -48,7 +48,7 @@ def parse_profile(text: str) -> str:
 def profile_in(name: str) -> str:
     """The profile in a MIG device's name, `NVIDIA A100-SXM4-40GB MIG 1g.5gb`; empty where it has none."""
     last = name.rpartition(" MIG ")[2].lower()
-    return last if " MIG " in name and _PROFILE.fullmatch(last) else ""
+    return last if " MIG " in name and MIG_PROFILE.fullmatch(last) else ""
 
 
 def parse_bus_id(text: str) -> PciBusId:

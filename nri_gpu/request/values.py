@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from nri_gpu.domain.claim import (
@@ -17,6 +16,7 @@ from nri_gpu.domain.claim import (
     Operator,
 )
 from nri_gpu.domain.gpu import Capabilities, Capability
+from nri_gpu.domain.profile import MIG_PROFILE
 from nri_gpu.request.ids import read_id
 from nri_gpu.request.text import BLANKS, Piece, guess, listed, quoted
 
@@ -26,8 +26,6 @@ DEVICES_MAX: Final = COUNT_MAX
 GLOB_MAX: Final = 64  # characters; NVML's own limit for a name is 96, real ones stay below 50
 MEMORY_MAX: Final = 10**18 - 1  # bytes
 ARCH_MAX: Final = 99
-# Compute slices where they are fewer than the GPU's, GPU slices, memory, attributes: `1c.3g.40gb+me`.
-_PROFILE: Final = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]{0,3}gb(?:[+-][a-z]{1,8}(?:\.[a-z]{1,8})*){0,3}")
 _DIGITS_MAX: Final = 18
 
 _SIZE_UNITS: Final = {
@@ -78,7 +76,7 @@ def read_mig(piece: Piece, __: Operator) -> MigProfiles:
     for item in piece.split(","):
         profile, colon, _ = item.text.partition(":")
         profile = profile.rstrip(BLANKS)
-        if not _PROFILE.fullmatch(profile):
+        if not MIG_PROFILE.fullmatch(profile):
             raise item.error(f"{quoted(profile)} is not a MIG profile: write one such as 1g.10gb (`nri-gpu gpus`)")
         if profile in profiles:
             raise item.error(f"{quoted(profile)} is named twice: write {profile}:2")

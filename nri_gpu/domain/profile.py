@@ -1,0 +1,9 @@
+"""How MIG profiles are written: `1g.10gb`, `1c.3g.40gb`, `1g.10gb+me`; the same in requests and in inventories."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# Compute slices where they are fewer than the GPU instance's, its slices, its memory, and its attributes.
+MIG_PROFILE: Final = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]{0,3}gb(?:[+-][a-z]{1,8}(?:\.[a-z]{1,8})*){0,3}")
