@@ -1,8 +1,9 @@
 """A plugin that does nothing, as plainly as asyncio and protobuf allow: what any Python plugin costs at least.
 
-It reads whole messages by length, decodes the request, and answers with an empty success.
+It reads whole messages by length, decodes the request, and answers with an empty success; or every creation with the
+same bytes, for a bench that wants to know what these cost the runtime.
 
-python -m bench.nothing SOCKET
+python -m bench.nothing SOCKET EVENT-MASK [FILE-WITH-THE-REPLY]
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import sys
+from pathlib import Path
 from typing import Any
 
 from nri_gpu._pb import nri_pb2 as pb
@@ -17,7 +19,6 @@ from nri_gpu._pb import ttrpc_pb2
 
 MUX = struct.Struct(">II")
 FRAME = struct.Struct(">IIBB")
-EVENTS = 0x064E
 REQUESTS: dict[str, Any] = {
     "CreateContainer": pb.CreateContainerRequest,
     "StopContainer": pb.StopContainerRequest,
@@ -27,7 +28,11 @@ REQUESTS: dict[str, Any] = {
 
 
 class Nothing(asyncio.Protocol):
-    """Trusts every byte it reads."""
+    """Trusts every byte it reads. events: the mask it subscribes by; created: the reply to each CreateContainer."""
+
+    def __init__(self, events: int, created: bytes) -> None:
+        configured = pb.ConfigureResponse(events=events).SerializeToString()
+        self._replies = {"Configure": configured, "CreateContainer": created}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -60,22 +65,25 @@ class Nothing(asyncio.Protocol):
             del self._stream[: FRAME.size + length]
             if request.method in REQUESTS:
                 REQUESTS[request.method].FromString(request.payload)
-            reply = pb.ConfigureResponse(events=EVENTS).SerializeToString() if request.method == "Configure" else b""
+            reply = self._replies.get(request.method, b"")
             self._send(1, stream_id, 2, ttrpc_pb2.Response(payload=reply).SerializeToString())
 
     def _send(self, conn_id: int, stream_id: int, kind: int, data: bytes) -> None:
         frame = FRAME.pack(len(data), stream_id, kind, 0) + data
-        self._io.write(MUX.pack(conn_id, len(frame)) + frame)
+        # As the runtime reads it: all after the first frame of at most 4096 in a second one (nri_gpu.wire.mux).
+        for part in (frame[:4096], frame[4096:]):
+            if part:
+                self._io.write(MUX.pack(conn_id, len(part)) + part)
 
 
-async def main(path: str) -> None:
+async def main(path: str, events: int, created: bytes) -> None:
     loop = asyncio.get_running_loop()
-    await loop.create_unix_connection(Nothing, path)
+    await loop.create_unix_connection(lambda: Nothing(events, created), path)
     await loop.create_future()
 
 
 if __name__ == "__main__":
     try:
-        asyncio.run(main(sys.argv[1]))
+        asyncio.run(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]).read_bytes() if sys.argv[3:] else b""))
     except RuntimeError:  # the loop was stopped: the runtime is gone
         sys.exit(0)

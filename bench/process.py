@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from bench.link import Link, listen
+from nri_gpu.nri.subscribe import event_mask
+from nri_gpu.runtime.plugin import EVENTS
 from tests.support.daemon import TOPOLOGIES
 from tests.support.driver_root import make_driver_root
 
-TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+EIGHT_GPUS: Final = TOPOLOGIES / "hgx-h100.toml"
+OUR_EVENTS: Final = event_mask(EVENTS, "")
 
 
 class Running:
@@ -55,7 +58,7 @@ def daemon(folder: Path, name: str = "nri-gpu") -> Running:
         make_driver_root(root)
     options = {
         "--socket": folder / f"{name}.sock",
-        "--gpus": TOPOLOGIES / "hgx-h100.toml",
+        "--gpus": EIGHT_GPUS,
         "--driver-root": root,
         "--state-dir": folder / "state",
         "--stage-dir": folder / "staged",
@@ -65,5 +68,5 @@ def daemon(folder: Path, name: str = "nri-gpu") -> Running:
 
 
 def nothing(folder: Path, name: str = "nothing") -> Running:
-    """The plugin that does nothing."""
-    return Running(folder, ["bench.nothing", str(folder / f"{name}.sock")], name)
+    """The plugin that does nothing, told of the same events."""
+    return Running(folder, ["bench.nothing", str(folder / f"{name}.sock"), str(OUR_EVENTS)], name)

@@ -1,0 +1,109 @@
+"""Create and start of one container on a real containerd: every contender once a round, in random order.
+
+Machines slow down and recover while one waits, so a contender is compared with its neighbours of the same round only.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.effort import Effort
+from bench.figures import Figure, paired
+from bench.sites import Cost, Site, Sites
+from tests.support.cri import Pod
+from tests.support.pods import ContainerSpec
+
+TITLE: Final = "Create + start of one container on a real containerd, against bare (NRI off, no GPU); CPU likewise"
+WARM_UP: Final = 3  # rounds
+BARE, AGAIN = "bare", "bare, on a second containerd (noise)"
+NOTHING, UNASKED = "NRI, a plugin that does nothing", "nri-gpu, nothing asked"
+ONE, EIGHT = "nri-gpu, 1 GPU", "nri-gpu, 8 GPUs"
+FILES, CDI = "8 GPUs, a mount per file, through NRI", "8 GPUs, our CDI specification, NRI off"
+PLAIN: Final = ContainerSpec()
+# Contender -> (must, aim), against bare.
+BUDGET: Final = {ONE: (1.13, 1.09), EIGHT: (1.15, 1.10)}
+UNASKED_BUDGET: Final = (1.03, 1.00)  # against the plugin that does nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A container that can be had again and again."""
+
+    site: Site
+    pod: Pod
+    spec: ContainerSpec = PLAIN
+
+    def life(self) -> Cost:
+        return self.site.one_life(self.pod, self.spec)
+
+    def additions(self) -> tuple[int, int]:
+        return self.site.additions(self.pod, self.spec)
+
+
+Costs = Mapping[str, list[Cost]]
+
+
+def figures(effort: Effort) -> Iterator[Figure]:
+    """All of this part. Raises: HarnessError where no containerd can be had."""
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-bench-") as folder, ExitStack() as stack:
+        contenders = _contenders(Sites(stack, Path(folder)))
+        names = _described(contenders)
+        costs = _rounds(contenders, effort.containers)
+    yield Figure(BARE, statistics.median(cost.wall_s for cost in costs[BARE]) * 1e3, "ms")
+    for name in (each for each in contenders if each != BARE):
+        yield _figure(names[name], costs[name], costs[BARE], BUDGET.get(name))
+        if name == UNASKED:
+            yield _figure("  against the plugin that does nothing", costs[UNASKED], costs[NOTHING], UNASKED_BUDGET)
+
+
+def _contenders(sites: Sites) -> Mapping[str, Contender]:
+    bare, again, nothing, ours, files = (
+        sites.bare(),
+        sites.bare(),
+        sites.nothing(),
+        sites.ours(),
+        sites.file_by_file(),
+    )
+    return {
+        BARE: Contender(bare, bare.pod()),
+        AGAIN: Contender(again, again.pod()),
+        NOTHING: Contender(nothing, nothing.pod()),
+        UNASKED: Contender(ours, ours.pod()),
+        ONE: Contender(ours, ours.pod({"gpu.nri.io/pod": "1"})),
+        EIGHT: Contender(ours, ours.pod({"gpu.nri.io/pod": "all"})),
+        FILES: Contender(files, files.pod()),
+        CDI: Contender(again, again.pod(), ContainerSpec(cdi_devices=("nvidia.com/gpu=all",))),
+    }
+
+
+def _described(contenders: Mapping[str, Contender]) -> Mapping[str, str]:
+    """Contender -> its line's name, with what its container has beyond the bare one: seen, not believed."""
+    nodes, mounts = contenders[BARE].additions()
+    names = {}
+    for name, contender in contenders.items():
+        more_nodes, more_mounts = contender.additions()
+        more = f" ({more_nodes - nodes} nodes, {more_mounts - mounts} mounts)" if more_nodes > nodes else ""
+        names[name] = name + more
+    return names
+
+
+def _rounds(contenders: Mapping[str, Contender], count: int) -> Costs:
+    costs: Costs = {name: [] for name in contenders}
+    for _ in range(WARM_UP + count):
+        for name in random.sample(list(contenders), len(contenders)):
+            costs[name].append(contenders[name].life())
+    return {name: each[WARM_UP:] for name, each in costs.items()}
+
+
+def _figure(name: str, ours: list[Cost], theirs: list[Cost], budget: tuple[float, float] | None) -> Figure:
+    wall = paired([cost.wall_s for cost in ours], [cost.wall_s for cost in theirs])
+    cpu = paired([cost.cpu_s for cost in ours], [cost.cpu_s for cost in theirs])
+    must, aim = budget or (None, None)
+    return Figure(name, wall.median, "x", must, aim, f"±{wall.spread:.2f}, CPU {cpu.median:.2f} ±{cpu.spread:.2f}")

@@ -1,0 +1,129 @@
+"""The plugin alone, over the real wire: latencies are ratios to a plugin that does nothing, in the same run, in turns.
+
+A busy machine is then busy for both.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.effort import Effort
+from bench.figures import Figure, percentile
+from bench.process import Running, daemon, nothing
+from bench.requests import REQUEST_BYTES, life, node
+
+TITLE: Final = f"The plugin alone; 8 GPUs (simulated), requests of {REQUEST_BYTES} bytes, back to back"
+BATCH: Final = 50  # of one contender, before it is the other's turn
+WARM_UP: Final = 300
+
+
+@dataclass
+class Contest:
+    """Seconds per request of two plugins that take turns."""
+
+    ours: list[float]
+    theirs: list[float]
+
+    def figures(self, name: str, must: tuple[float, float], aim: tuple[float, float]) -> Iterator[Figure]:
+        """p50 and p99 as ratios, and what they are ratios of."""
+        for percent, most, wish in zip((50, 99), must, aim, strict=True):
+            ours, theirs = percentile(self.ours, percent), percentile(self.theirs, percent)
+            yield Figure(f"{name}, p{percent}", ours * 1e6, "us")
+            yield Figure("  the same, a plugin that does nothing", theirs * 1e6, "us")
+            yield Figure("  ratio", ours / theirs, "x", most, wish)
+
+
+def figures(effort: Effort) -> Iterator[Figure]:
+    """All of this part, as they are found."""
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-bench-") as name:
+        folder = Path(name)
+        yield from _start_figures(folder, effort)
+        ours, theirs = daemon(folder), nothing(folder)
+        _when_ready(ours)
+        yield from _memory_figures(ours, theirs, "when ready")
+        yield from _idle_figures(ours, effort)
+        granted, plain = _contest(ours, theirs, "all", effort), _contest(ours, theirs, "", effort)
+        yield from granted.figures("request to reply, 8-GPU grant", (1.6, 2.0), (1.2, 1.3))
+        yield from plain.figures("request to reply, no annotation", (1.05, 1.05), (0.9, 0.9))
+        yield from _memory_figures(ours, theirs, f"after {4 * (effort.requests + WARM_UP)} requests")
+        ours.stop()
+        theirs.stop()
+        yield from _synchronize_figures(folder, effort)
+
+
+def _contest(ours: Running, theirs: Running, claim: str, effort: Effort) -> Contest:
+    """Both answer the same requests; each container is new, and gone again before the next."""
+    found = Contest([], [])
+    number = 0
+    while len(found.ours) < effort.requests + WARM_UP:
+        for plugin, samples in ((ours, found.ours), (theirs, found.theirs)):
+            for _ in range(BATCH):
+                number += 1
+                samples.append(_one_life(plugin, number, claim))
+    return Contest(found.ours[WARM_UP:], found.theirs[WARM_UP:])
+
+
+def _one_life(plugin: Running, number: int, claim: str) -> float:
+    asked = life(number, claim)
+    answer, took_s = plugin.link.call("CreateContainer", asked.create)
+    if not answer.status.ok:
+        raise RuntimeError(f"bench needs its grants: {answer.status}")
+    plugin.link.call("StateChange", asked.remove)
+    return took_s
+
+
+def _when_ready(plugin: Running) -> None:
+    """Synchronized, its node known and its files staged: until then it refuses."""
+    plugin.link.call("Synchronize", b"")
+    while True:
+        asked = life(0, "all")
+        answer, _ = plugin.link.call("CreateContainer", asked.create)
+        plugin.link.call("StateChange", asked.remove)
+        if answer.status.ok:
+            return
+        time.sleep(0.02)
+
+
+def _start_figures(folder: Path, effort: Effort) -> Iterator[Figure]:
+    """From exec to registered: the median of some starts, in turns."""
+    for name, starter, budget in (("nri-gpu", daemon, (200.0, 110.0)), ("does nothing", nothing, (None, None))):
+        took = []
+        for number in range(effort.starts):
+            plugin = starter(folder, f"{name[:4]}-{number}")
+            took.append(plugin.registered_s)
+            plugin.stop()
+        yield Figure(f"exec to registered, {name}", statistics.median(took) * 1e3, "ms", *budget)
+
+
+def _memory_figures(ours: Running, theirs: Running, moment: str) -> Iterator[Figure]:
+    """Resident memory: RSS counts shared pages in full, PSS by their share."""
+    rss, pss = ours.memory_mib()
+    yield Figure(f"resident (RSS), {moment}", rss, "MiB", 35, 28)
+    yield Figure("  the same as PSS", pss, "MiB")
+    yield Figure("  RSS of a plugin that does nothing", theirs.memory_mib()[0], "MiB")
+
+
+def _idle_figures(ours: Running, effort: Effort) -> Iterator[Figure]:
+    """CPU while nobody asks anything."""
+    before = ours.cpu_s()
+    time.sleep(effort.idle_s)
+    used_s = ours.cpu_s() - before
+    yield Figure(f"CPU when idle, over {effort.idle_s:.1f} s", used_s * 1e3 / effort.idle_s, "ms/s", 0.5, 0.0)
+
+
+def _synchronize_figures(folder: Path, effort: Effort) -> Iterator[Figure]:
+    """A whole node at once, a tenth of it with annotations; half the runtime's 2 s is the most it may take."""
+    count = effort.synchronized
+    parts = node(count, asking=count // 10)
+    for name, starter, budget in (("nri-gpu", daemon, (1000.0, 100.0)), ("does nothing", nothing, (None, None))):
+        plugin = starter(folder, f"sync-{name[:3]}")
+        time.sleep(0.5)
+        took_s = sum(plugin.link.call("Synchronize", part)[1] for part in parts)
+        plugin.stop()
+        yield Figure(f"Synchronize, {count} containers, {name}", took_s * 1e3, "ms", *budget)

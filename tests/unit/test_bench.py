@@ -1,0 +1,103 @@
+"""The bench: its arithmetic, and that it still runs; its figures are for people."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.effort import SAMPLES, Effort
+from bench.figures import Figure, paired, percentile
+from bench.wire import Contest
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("value", "mark"),
+    [(0.9, "aim"), (1.0, "aim"), (1.01, "ok"), (1.1, "ok"), (1.11, "OVER")],
+    ids=["below the aim", "the aim itself", "above the aim", "the most it may be", "above that"],
+)
+def test_mark(value: float, mark: str) -> None:
+    assert Figure("f", value, "x", 1.1, 1.0).line().split()[-1] == mark
+
+
+def test_a_figure_without_budget_has_no_mark() -> None:
+    assert Figure("bare", 41.906, "ms", note="seen").line().split() == ["bare", "41.91", "ms", "seen"]
+
+
+def test_a_slow_round_changes_no_ratio() -> None:
+    ratio = paired([11.0, 22.0, 1100.0, 33.0], [10.0, 20.0, 1000.0, 30.0])
+    assert ratio.median == pytest.approx(1.1)
+    assert ratio.spread == pytest.approx(0.0)
+
+
+def test_one_bad_sample_hardly_moves_the_median() -> None:
+    ratio = paired([1.0, 1.1, 1.2, 1.3, 99.0], [1.0] * 5)
+    assert ratio.median == pytest.approx(1.2)
+    assert ratio.spread == pytest.approx(1.57 * 0.2 / 5**0.5)
+
+
+def test_rounds_are_whole() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        paired([1.0, 2.0], [1.0])
+
+
+def test_percentiles() -> None:
+    samples = [float(number) for number in range(101)]
+    assert [percentile(samples, percent) for percent in (50, 99)] == [50.0, 99.0]
+    ratios = [figure.value for figure in Contest(samples, [2.0] * 101).figures("f", (1, 1), (1, 1)) if figure.must]
+    assert ratios == [25.0, 49.5]
+
+
+def test_effort_is_in_proportion() -> None:
+    usual, half, least = Effort.of(SAMPLES), Effort.of(SAMPLES // 2), Effort.of(2)
+    assert (usual.containers, usual.requests, usual.starts, usual.idle_s, usual.synchronized) == (60, 4000, 7, 10, 5000)
+    assert (half.containers, half.requests) == (30, 2000)
+    assert (least.containers, least.requests, least.starts) == (2, 133, 2)
+    assert Effort.of(10 * SAMPLES).requests == usual.requests  # only what was asked for grows
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench", *arguments]
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_the_wire_part_runs() -> None:
+    done = run("--only", "wire", "--samples", "2")
+    assert done.returncode == 0, done.stderr
+    assert "request to reply, 8-GPU grant, p50" in done.stdout
+    assert "real containerd" not in done.stdout
+
+
+@pytest.mark.containerd
+def test_the_containerd_part_runs() -> None:
+    if os.geteuid():
+        pytest.fail("this test boots real containerds and needs root: run it with sudo, or deselect containerd")
+    done = run("--only", "containerd", "--samples", "2")
+    assert done.returncode == 0, done.stderr
+    assert "nri-gpu, nothing asked  " in done.stdout
+    for contender in (
+        "nri-gpu, 8 GPUs",
+        "8 GPUs, a mount per file, through NRI",
+        "8 GPUs, our CDI specification, NRI off",
+    ):
+        assert f"{contender} (11 nodes, " in done.stdout
+
+
+def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from bench import __main__ as bench
+
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sys, "argv", ["bench", "--only", "containerd"])
+    bench.main()
+    assert "Left out: a private containerd needs root" in capsys.readouterr().out
+
+
+def test_too_few_samples() -> None:
+    done = run("--samples", "1")
+    assert done.returncode == 2
+    assert "at least 2" in done.stderr
