@@ -86,6 +86,14 @@ VERBS: Final = (
         (GPUS, DRIVER_ROOT, OUTPUT),
     ),
     Verb(
+        "driver",
+        "nri_gpu.verbs.driver",
+        "show what of the NVIDIA driver is found for containers, and what is not",
+        "Looks where `run` would, by each capability: libraries with the names programs load them by, programs,\n"
+        "configuration. Exits 1 when files had to be left out, 69 when there is no driver.",
+        (POLICY, DRIVER_ROOT, OUTPUT),
+    ),
+    Verb(
         "check",
         "nri_gpu.verbs.check",
         "check a policy file: every fault at once, with its place",

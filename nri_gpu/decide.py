@@ -15,12 +15,12 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.gpu import Capabilities, Gpu, GpuUuid, Node, Unit
+from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Gpu, GpuUuid, Node, Unit, closure
 from nri_gpu.injection.devices import missing_capability_major, missing_modules
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.plan import Share, plan
 from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
-from nri_gpu.policy.select import Denied, Ignored, select
+from nri_gpu.policy.select import Denied, Ignored, denied_capabilities, select
 from nri_gpu.request.parse import parse_claim, select_annotation
 
 
@@ -62,7 +62,9 @@ def _nothing(container: Container, node: Node, policy: Policy | BrokenPolicy) ->
 
 def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, policy: Policy, rule: str) -> Decision:
     mode = claim.mode or policy.defaults.mode
-    capabilities = policy.defaults.capabilities if claim.capabilities is None else claim.capabilities
+    capabilities = closure(policy.defaults.capabilities if claim.capabilities is None else claim.capabilities)
+    if sentence := denied_capabilities(policy, capabilities):
+        return _refuse(Code.NOT_ALLOWED, sentence)
     if reason := _other_hand(container, node):
         return Refuse(reason)
     if reason := _hindrance(capabilities, node):
@@ -119,9 +121,21 @@ def _hindrance(capabilities: Capabilities, node: Node) -> Reason | None:
         fault = node.driver_fault or "the driver's files are not found yet; try again"
         return Reason(Code.NODE_NOT_READY, _ended(f"this node cannot grant GPUs: {fault}"))
     if not node.inventory.simulated and capabilities not in node.driver.trees:
-        wanted = ", ".join(sorted(capabilities))
-        return Reason(Code.NODE_NOT_READY, f"the driver's files for {wanted} are not staged on this node; try again.")
+        return Reason(Code.NODE_NOT_READY, _not_staged(capabilities, node.driver))
     return None
+
+
+def _not_staged(capabilities: Capabilities, driver: DriverFiles) -> str:
+    known = frozenset[Capability]().union(*driver.trees)
+    if lacking := [each for each in Capability if each in capabilities - known]:
+        return (
+            f"the driver on this node has no files for {', '.join(lacking)}: install that part of it, ask without, or "
+            "run the pod where it is."
+        )
+    if capabilities == {Capability.COMPAT32}:
+        return "compat32 means the 32-bit libraries of other capabilities: name them too."
+    wanted = ", ".join(sorted(capabilities))
+    return f"the driver's files for {wanted} are not staged on this node; try again."
 
 
 def _held(container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Unit, ...], Mode] | None:

@@ -2,26 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType
+from itertools import combinations
+from typing import Final, NewType
 
 GpuUuid = NewType("GpuUuid", str)
 PciBusId = NewType("PciBusId", str)
 
 
 class Capability(StrEnum):
-    """What a container wants of the driver; the words of NVIDIA_DRIVER_CAPABILITIES.
-
-    Only what is injected today is listed, so that asking for more is refused instead of half given.
-    """
+    """What a container wants of the driver; the words of NVIDIA_DRIVER_CAPABILITIES."""
 
     COMPUTE = "compute"
     UTILITY = "utility"
+    VIDEO = "video"
+    GRAPHICS = "graphics"
+    DISPLAY = "display"
+    NGX = "ngx"
+    COMPAT32 = "compat32"
 
 
 Capabilities = frozenset[Capability]
+
+DEFAULT_CAPABILITIES: Final[Capabilities] = frozenset({Capability.COMPUTE, Capability.UTILITY})
+
+# What cannot work alone: decoding runs on CUDA, a screen shows what was drawn. As NVIDIA/libnvidia-container does it
+# (src/options.h: video takes all compute libraries, display all of graphics).
+_BRINGS: Final[Mapping[Capability, Capability]] = {
+    Capability.VIDEO: Capability.COMPUTE,
+    Capability.DISPLAY: Capability.GRAPHICS,
+}
+
+
+def closure(capabilities: Capabilities) -> Capabilities:
+    """These capabilities and those they bring along. Files, nodes and policy only ever meet sets closed like this."""
+    return capabilities | {_BRINGS[each] for each in capabilities if each in _BRINGS}
+
+
+def closed_sets() -> Iterator[Capabilities]:
+    """Every set that `closure` can give for a request, the smallest first."""
+    every = tuple(Capability)
+    subsets = (frozenset(some) for size in range(1, len(every) + 1) for some in combinations(every, size))
+    return (some for some in subsets if closure(some) == some)
+
+
+@dataclass(frozen=True, slots=True)
+class DrmNode:
+    """One node of the kernel's graphics interface that belongs to a GPU; there while nvidia-drm is loaded.
+
+    name: `card1` or `renderD128`, as below /dev/dri.
+    """
+
+    name: str
+    major: int
+    minor: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +95,7 @@ class Gpu:
     numa_node: None where the host does not tell.
     mig: its MIG devices in NVML's order; a GPU in MIG mode can have none.
     unavailable: why it cannot be granted; empty when it can.
+    drm: its card and render nodes; empty where nvidia-drm is not loaded.
     """
 
     index: int
@@ -72,6 +109,7 @@ class Gpu:
     mig_enabled: bool = False
     unavailable: str = ""
     mig: tuple[MigDevice, ...] = ()
+    drm: tuple[DrmNode, ...] = ()
 
     def __hash__(self) -> int:
         """By identity alone: GPUs are part of keys in the hook path."""
@@ -174,12 +212,18 @@ class Majors:
 class DriverTree:
     """The driver's files for one set of capabilities, staged as a folder that is mounted whole.
 
-    path: host folder with `lib64/` (files and real symlinks under every name) and `bin/` below it.
-    binaries: names in `bin/`.
+    path: host folder with `lib64/` (files and real symlinks under every name) and `bin/` below it, and `lib32/` in a
+    tree with compat32. binaries: names in `bin/`. files: (place in the container, path in the tree) of what programs
+    look for where nothing else of the driver is: configuration, and modules of programs of the image.
     """
 
     path: str
     binaries: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+
+    def __hash__(self) -> int:
+        """By place alone: trees are part of keys in the hook path, and what is staged never changes."""
+        return hash(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +231,7 @@ class DriverFiles:
     """The host driver's user space, staged once per generation.
 
     version: as in the files' names, `580.95.05`. generation: names the staged folder; changes whenever a file does.
+    trees: one for each closed set of capabilities; sets that come to the same files share one.
     missing: capability -> libraries a current driver has and this one lacks; for people, not for decisions.
     """
 

@@ -14,6 +14,7 @@ from typing import BinaryIO, Final
 
 from nri_gpu.domain.errors import DriverError
 
+EM_386: Final = 3
 EM_X86_64: Final = 62
 EM_AARCH64: Final = 183
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from posixpath import join
 from typing import Final, Self
 
 from nri_gpu.domain.errors import DriverError
@@ -16,11 +17,15 @@ from nri_gpu.driver.elf import Elf, read_elf
 from nri_gpu.driver.source import LeftOut, Source, distinct_folders, examine, resolve
 
 LIBRARY_FILE: Final = re.compile(rf"(?P<name>lib[\w+-]+)\.so\.(?P<version>{table.VERSION})")
+PATTERNS: Final = ("lib*", "vdpau/lib*")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundLibrary:
-    """A library containers may have, with its ELF identity. name: of the entry, which may be a link to `source`."""
+    """A library containers may have, with its ELF identity.
+
+    name: of the entry, which may be a link to `source`; below its library folder.
+    """
 
     name: str
     source: Source
@@ -31,28 +36,34 @@ class FoundLibrary:
 class Folders:
     """The folders below one root that may hold libraries; reads of files are remembered while it lives.
 
-    tried: every folder looked for, for the sentence that says where no driver was. entries: file name -> its paths,
-    in the order in which they win.
+    tried: every folder looked for, for the sentence that says where no driver was. entries: path below a library
+    folder -> its paths, in the order in which they win. listed: the folders that exist, in that order.
     """
 
     root: Path
     machine: table.Machine
     tried: tuple[Path, ...]
+    listed: tuple[Path, ...]
     entries: Mapping[str, tuple[Path, ...]]
     _verdicts: dict[Path, FoundLibrary | LeftOut] = field(default_factory=dict)
 
     @classmethod
-    def below(cls, driver_root: Path, machine: table.Machine) -> Self:
-        """List the folders of `driver_root`. Raises: DriverError: it is no directory; OSError."""
+    def below(cls, driver_root: Path, machine: table.Machine, first: Sequence[str] = ()) -> Self:
+        """List the folders of `driver_root`, `first` before those we know.
+
+        Raises: DriverError: it is no directory; OSError.
+        """
         root = Path(os.path.realpath(driver_root))  # Path.resolve raises on a circle of links
         if not root.is_dir():
             raise DriverError(f"driver root {driver_root} is not a directory")
-        tried = tuple(root / folder for folder in table.library_folders(machine))
+        tried = tuple(root / folder for folder in (*first, *machine.folders))
         entries: dict[str, list[Path]] = defaultdict(list)
-        for folder in distinct_folders(root, tried):
-            for path in sorted(folder.glob("lib*")):
-                entries[path.name].append(path)
-        return cls(root, machine, tried, {name: tuple(paths) for name, paths in entries.items()})
+        listed = tuple(distinct_folders(root, tried))
+        for folder in listed:
+            for pattern in PATTERNS:
+                for path in sorted(folder.glob(pattern)):
+                    entries[str(path.relative_to(folder))].append(path)
+        return cls(root, machine, tried, listed, {name: tuple(paths) for name, paths in entries.items()})
 
     def version(self) -> str:
         """The version in the names of libcuda and libnvidia-ml. Raises: DriverError: none, or they disagree."""
@@ -66,12 +77,16 @@ class Folders:
 
     def first(self, names: tuple[str, ...]) -> FoundLibrary | None:
         """The first usable library of any of these names."""
-        paths = (path for name in names for path in self.entries.get(name, ()))
-        return next((found for path in paths if isinstance(found := self._examine(path), FoundLibrary)), None)
+        for name in names:
+            for path in self.entries.get(name, ()):
+                found = self._examine(path)
+                if isinstance(found, FoundLibrary):
+                    return replace(found, name=name)
+        return None
 
-    def aliases(self, library: str, source: Source) -> tuple[str, ...]:
+    def aliases(self, library: table.Library, source: Source) -> tuple[str, ...]:
         """The names, `<library>.so` and `<library>.so.*`, that lead to the file on the host; its own among them."""
-        form = re.compile(rf"{re.escape(library)}\.so(?:\.[\w.]+)?")
+        form = re.compile(rf"{re.escape(join(library.folder, library.name))}\.so(?:\.[\w.]+)?")
         names = sorted(name for name in self.entries if form.fullmatch(name))
         return tuple(
             name for name in names if any(resolve(self.root, path) == source.path for path in self.entries[name])
@@ -84,8 +99,9 @@ class Folders:
         return tuple(match[0] for match in matches if match["version"] == version and match["name"] not in known)
 
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Every library looked at and refused so far."""
-        return tuple(verdict for verdict in self._verdicts.values() if isinstance(verdict, LeftOut))
+        """Every library looked at and refused so far; in 32-bit folders those of other classes are none of ours."""
+        refused = (verdict for verdict in self._verdicts.values() if isinstance(verdict, LeftOut))
+        return tuple(each for each in refused if self.machine.bits == 64 or each.reason != self._other_class())
 
     def _version_of(self, library: str) -> str:
         for group in self._by_folder(library):
@@ -100,7 +116,7 @@ class Folders:
 
     def _by_folder(self, library: str) -> Iterator[dict[str, Path]]:
         """Version -> path of the library's files, folder by folder, best first."""
-        groups: dict[Path, dict[str, Path]] = {folder: {} for folder in self.tried}
+        groups: dict[Path, dict[str, Path]] = {folder: {} for folder in self.listed}
         for name, paths in self.entries.items():
             match = LIBRARY_FILE.fullmatch(name)
             if match and match["name"] == library:
@@ -129,9 +145,12 @@ class Folders:
         elf = read_elf(source.path)
         if elf is None:
             return LeftOut(source.relative, "no ELF file")
-        if (elf.bits, elf.machine) != (64, self.machine.elf):
-            return LeftOut(source.relative, f"not a 64-bit {self.machine.name} library")
+        if (elf.bits, elf.machine) != (self.machine.bits, self.machine.elf):
+            return LeftOut(source.relative, self._other_class())
         return FoundLibrary(path.name, source, elf)
+
+    def _other_class(self) -> str:
+        return f"not a {self.machine.bits}-bit {self.machine.name} library"
 
     def _no_driver(self) -> str:
         places = ", ".join(str(folder) for folder in self.tried)

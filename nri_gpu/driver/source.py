@@ -81,13 +81,16 @@ def resolve(root: Path, path: Path) -> Path | None:
 
 
 def distinct_folders(root: Path, folders: Iterable[Path]) -> Iterator[Path]:
-    """Those that exist, each once: `lib64` is often a link to `usr/lib64`."""
+    """Those that exist, each once: `lib64` is often a link to `usr/lib64`.
+
+    By the name given, or where that leads out of the root, by the one it has inside.
+    """
     seen = set()
     for folder in folders:
         real = resolve(root, folder)
         if real is not None and real.is_dir() and real not in seen:
             seen.add(real)
-            yield folder
+            yield folder if os.path.realpath(folder) == str(real) else real
 
 
 def trusted(found: os.stat_result) -> bool:

@@ -1,8 +1,8 @@
 """Stage a found driver once per generation: a folder for every set of capabilities, ready to be mounted whole.
 
-`<base>/<generation>/<capabilities>/{lib64,bin}/`, with real files and real relative symlinks. A staged folder is
-never written to again, nor is any file of it removed while it may be mounted somewhere: what is found damaged stays,
-and a new folder is made beside it (`<generation>.1`). Only `prune` removes, and only what nobody names.
+`<base>/<generation>/<capabilities>/{lib64,lib32,bin,extra}/`, with real files and real relative symlinks. A staged
+folder is never written to again, nor is any file of it removed while it may be mounted somewhere: what is found
+damaged stays, and a new folder is made beside it (`<generation>.1`). Only `prune` removes, and only what nobody names.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from itertools import combinations
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Final
 
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, DriverTree
+from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, DriverTree, closed_sets
 from nri_gpu.driver.place import FROM_HOST, WITHIN_GENERATION, Way, place
-from nri_gpu.driver.scan import FoundDriver
+from nri_gpu.driver.scan import DriverFile, FoundDriver
 from nri_gpu.driver.source import Source, trusted
 
-LIBRARIES, BINARIES = "lib64", "bin"
+LIBRARIES, LIBRARIES_32, BINARIES, EXTRAS = "lib64", "lib32", "bin", "extra"
 FOLDER_MODE: Final = 0o755
 # Damage this often is no accident: something writes below the base, and each new folder may cost a copy.
 ATTEMPTS: Final = 5
@@ -58,7 +57,7 @@ def stage(found: FoundDriver, base: Path, ways: Sequence[Way] = FROM_HOST) -> Dr
                     _make(folder, name, plan, ways)
     except OSError as error:
         raise DriverError(f"the driver's files cannot be staged in {base}: {_explain(error, found)}") from error
-    return _files(found, folder / name)
+    return planned(found, folder / name)
 
 
 def prune(base: Path, keep: AbstractSet[str]) -> tuple[str, ...]:
@@ -91,37 +90,78 @@ def tree_name(capabilities: Capabilities) -> str:
 def _explain(error: OSError, found: FoundDriver) -> str:
     if error.errno != errno.ENOSPC:
         return str(error)
-    needed = sum(file.source.size_bytes for file in found.libraries + found.binaries)
+    needed = sum(source.size_bytes for source in {file.source for _, file in _parts(found)})
     return f"no space left; a copy takes {needed / 2**20:.0f} MiB, less where hard links or reflinks are possible"
+
+
+def planned(found: FoundDriver, folder: Path) -> DriverFiles:
+    """What a generation staged at `folder` is to containers. Nothing is asked of the disk."""
+    names = _tree_names(found)
+    made = {
+        name: DriverTree(
+            path=str(folder / name),
+            binaries=tuple(file.name for file in found.binaries if file.capabilities & capabilities),
+            files=tuple(
+                (place, f"{EXTRAS}/{file.name}")
+                for file in found.extras
+                if file.capabilities & capabilities
+                for place in file.places
+            ),
+        )
+        for capabilities, name in reversed(tuple(names.items()))
+    }
+    trees = {capabilities: made[name] for capabilities, name in names.items()}
+    return DriverFiles(found.version, folder.name, MappingProxyType(trees), found.missing)
+
+
+def _parts(found: FoundDriver) -> Iterator[tuple[str, DriverFile]]:
+    """Every file, and the part of a tree it belongs to."""
+    parts = (LIBRARIES, found.libraries), (LIBRARIES_32, found.libraries_32), (BINARIES, found.binaries)
+    return ((part, file) for part, files in (*parts, (EXTRAS, found.extras)) for file in files)
+
+
+def _content(found: FoundDriver, capabilities: Capabilities) -> Iterator[tuple[str, DriverFile]]:
+    """What of it a set of capabilities is given."""
+    compat = frozenset({Capability.COMPAT32})
+    for part, file in _parts(found):
+        if part == LIBRARIES_32:
+            wanted = compat <= capabilities and (file.capabilities - compat) & capabilities
+        else:
+            wanted = file.capabilities & capabilities
+        if wanted:
+            yield part, file
+
+
+def _tree_names(found: FoundDriver) -> Mapping[Capabilities, str]:
+    """The tree of every closed set of capabilities that this driver has files for.
+
+    Sets that come to the same files share the tree of the smallest, so a driver without 32-bit libraries or an X
+    server has a quarter of them.
+    """
+    # A file of two capabilities is no sign of either: a driver for servers has the compiler of both, and no graphics.
+    have = {next(iter(file.capabilities)) for file in found.libraries if len(file.capabilities) == 1}
+    have |= {Capability.COMPAT32} if found.libraries_32 else set()
+    if Capability.GRAPHICS in have:
+        have.add(Capability.DISPLAY)  # a screen needs no X server
+    names: dict[Capabilities, str] = {}
+    firsts: dict[tuple[tuple[str, str], ...], str] = {}
+    for capabilities in closed_sets():
+        if capabilities <= have:
+            content = tuple((part, file.name) for part, file in _content(found, capabilities))
+            if content:  # compat32 alone has none
+                names[capabilities] = firsts.setdefault(content, tree_name(capabilities))
+    return names
 
 
 def _plan(found: FoundDriver) -> Plan:
     plan: dict[str, Source | str] = {}
-    for capabilities in _combinations():
-        tree = tree_name(capabilities)
-        for folder, files in ((LIBRARIES, found.libraries), (BINARIES, found.binaries)):
-            for file in (each for each in files if each.capability in capabilities):
-                plan[f"{tree}/{folder}/{file.name}"] = file.source
-                plan.update({f"{tree}/{folder}/{name}": target for name, target in file.links})
+    for capabilities, tree in _tree_names(found).items():
+        if tree != tree_name(capabilities):
+            continue
+        for part, file in _content(found, capabilities):
+            plan[f"{tree}/{part}/{file.name}"] = file.source
+            plan.update({f"{tree}/{part}/{name}": target for name, target in file.links})
     return MappingProxyType(plan)
-
-
-def _combinations() -> Iterator[Capabilities]:
-    """Every set of capabilities one may ask for, the whole first."""
-    every = tuple(Capability)
-    for size in range(len(every), 0, -1):
-        yield from map(frozenset, combinations(every, size))
-
-
-def _files(found: FoundDriver, folder: Path) -> DriverFiles:
-    trees = {
-        capabilities: DriverTree(
-            path=str(folder / tree_name(capabilities)),
-            binaries=tuple(file.name for file in found.binaries if file.capability in capabilities),
-        )
-        for capabilities in _combinations()
-    }
-    return DriverFiles(found.version, folder.name, MappingProxyType(trees), found.missing)
 
 
 def _slot(base: Path, generation: str, plan: Plan) -> tuple[str, bool]:
@@ -165,10 +205,8 @@ def _make(base: Path, name: str, plan: Plan, ways: Sequence[Way]) -> None:
 
 
 def _fill(folder: Path, plan: Plan, ways: Sequence[Way]) -> None:
-    _make_folder(folder)
-    for capabilities in _combinations():
-        for part in ("", LIBRARIES, BINARIES):
-            _make_folder(folder / tree_name(capabilities) / part)
+    for path in sorted(_folders(plan)):
+        _make_folder(folder / path)
     placed: dict[Path, Path] = {}
     for path, entry in plan.items():
         target = folder / path
@@ -179,6 +217,13 @@ def _fill(folder: Path, plan: Plan, ways: Sequence[Way]) -> None:
         else:
             _place_from_host(entry, target, ways)
             placed[entry.path] = target
+
+
+def _folders(plan: Plan) -> set[str]:
+    """Every folder of a generation, itself as `.`; all trees have the two that are mounted or searched by name."""
+    parents = {str(parent) for path in plan for parent in PurePosixPath(path).parents}
+    trees = {path.partition("/")[0] for path in plan}
+    return parents | {f"{tree}/{part}" for tree in trees for part in (LIBRARIES, BINARIES)}
 
 
 def _place_from_host(source: Source, target: Path, ways: Sequence[Way]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from posixpath import join
 from typing import Final
 
-from nri_gpu.domain.gpu import Capability
-from nri_gpu.driver.elf import EM_AARCH64, EM_X86_64
+from nri_gpu.domain.gpu import Capabilities, Capability
+from nri_gpu.driver.elf import EM_386, EM_AARCH64, EM_X86_64
 
 VERSION: Final = r"\d+\.\d+(?:\.\d+)?"
 V: Final = "{V}"  # in a suffix: the driver's version
@@ -16,89 +18,145 @@ V: Final = "{V}"  # in a suffix: the driver's version
 class Library:
     """One library of the driver.
 
-    suffixes: what may follow `<name>.so.` in the name of the file itself, best first.
+    capabilities: whoever has one of them gets it. suffixes: what may follow `<name>.so.` in the name of the file
+    itself, best first. folder: below a library folder, where it lies on the host and in our trees.
     expected_on: machines whose current driver (580) has it; missing there is worth telling a person.
     """
 
     name: str
-    capability: Capability
+    capabilities: Capabilities
     expected_on: frozenset[str] = frozenset()
     suffixes: tuple[str, ...] = (V,)
+    folder: str = ""
 
     def file_names(self, version: str) -> tuple[str, ...]:
-        """Names the file may have in a driver of this version."""
-        return tuple(f"{self.name}.so.{suffix.replace(V, version)}" for suffix in self.suffixes)
+        """Paths below a library folder that the file may have in a driver of this version."""
+        return tuple(join(self.folder, f"{self.name}.so.{suffix.replace(V, version)}") for suffix in self.suffixes)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A processor architecture the driver is made for. name: as `uname -m`; triple: Debian's multiarch folder."""
+    """A processor architecture the driver is made for. name: as `uname -m`; triple: Debian's multiarch folder.
+
+    folders: below a driver root that may hold its libraries, in the order in which they win.
+    """
 
     name: str
     elf: int
     triple: str
+    folders: tuple[str, ...]
+    bits: int = 64
+
+
+def _folders(triple: str) -> tuple[str, ...]:
+    """The first is the root itself; `lib64` is where a flat root such as `/usr/local/nvidia` has them.
+
+    Source: NVIDIA/nvidia-container-toolkit pkg/lookup/library.go.
+    """
+    usr, plain = f"usr/lib/{triple}", f"lib/{triple}"
+    return ("", "usr/lib64", usr, f"{usr}/nvidia/current", "lib64", plain, f"{plain}/nvidia/current")
 
 
 MACHINES: Final = {
     machine.name: machine
     for machine in (
-        Machine("x86_64", EM_X86_64, "x86_64-linux-gnu"),
-        Machine("aarch64", EM_AARCH64, "aarch64-linux-gnu"),
+        Machine("x86_64", EM_X86_64, "x86_64-linux-gnu", _folders("x86_64-linux-gnu")),
+        Machine("aarch64", EM_AARCH64, "aarch64-linux-gnu", _folders("aarch64-linux-gnu")),
     )
 }
+# For compat32. `usr/lib` is where RHEL has 32-bit libraries; elsewhere it holds others, which do not count.
+I386: Final = Machine(
+    "i386",
+    EM_386,
+    "i386-linux-gnu",
+    (*_folders("i386-linux-gnu")[2:4], "usr/lib32", "usr/lib", *_folders("i386-linux-gnu")[5:], "lib32", "lib"),
+    bits=32,
+)
+COMPATIBLE: Final = {"x86_64": I386}
 
 ALL: Final = frozenset(MACHINES)
 X86: Final = frozenset({"x86_64"})
-COMPUTE, UTILITY = Capability.COMPUTE, Capability.UTILITY
+COMPUTE, UTILITY = frozenset({Capability.COMPUTE}), frozenset({Capability.UTILITY})
+VIDEO, GRAPHICS = frozenset({Capability.VIDEO}), frozenset({Capability.GRAPHICS})
+DISPLAY, NGX = frozenset({Capability.DISPLAY}), frozenset({Capability.NGX})
+# A package of its own version: known by its SONAME's link, whatever the file behind it is called.
+SO1, SO4 = ("1",), ("4",)
 
 # Order is the order of everything we print. Those without `expected_on` are old, new, or come in packages of their own.
 # Source: NVIDIA/libnvidia-container src/nvc_info.c, src/options.h (which capability); the file lists of 580 and 595 in
-# bottlerocket-os/bottlerocket-kernel-kit packages/kmod-6.12-nvidia-r{580,595}/*.spec (which exist, under which name).
+# bottlerocket-os/bottlerocket-kernel-kit packages/kmod-6.12-nvidia-r{580,595}/*.spec (which exist, under which name);
+# NVIDIA/nvidia-container-toolkit internal/discover/graphics.go (platform libraries of EGL).
 LIBRARIES: Final = (
     Library("libcuda", COMPUTE, ALL),
     Library("libcudadebugger", COMPUTE, ALL),
     Library("libnvidia-opencl", COMPUTE, ALL),
-    Library("libnvidia-gpucomp", COMPUTE, ALL),
+    # The shader compiler of Vulkan and OpenGL too; and the allocator is also what GBM loads (ALWAYS_LINKED).
+    Library("libnvidia-gpucomp", COMPUTE | GRAPHICS, ALL),
     Library("libnvidia-ptxjitcompiler", COMPUTE, ALL),
     Library("libnvidia-nvvm", COMPUTE, ALL, (V, "4.0.0")),  # 4.0.0 in older drivers
-    Library("libnvidia-nvvm70", COMPUTE, frozenset(), ("4",)),
+    Library("libnvidia-nvvm70", COMPUTE, frozenset(), SO4),
     Library("libnvidia-pkcs11", COMPUTE, X86),
     Library("libnvidia-pkcs11-openssl3", COMPUTE, X86),
-    Library("libnvidia-allocator", COMPUTE),
+    Library("libnvidia-allocator", COMPUTE | GRAPHICS),
     Library("libnvidia-tileiras", COMPUTE),  # from 595
     Library("libnvidia-fatbinaryloader", COMPUTE),  # until 450
     Library("libnvidia-compiler", COMPUTE),  # until 520
     Library("libnvidia-ml", UTILITY, ALL),
     Library("libnvidia-cfg", UTILITY, ALL),
     Library("libnvidia-nscq", UTILITY),
+    Library("libnvcuvid", VIDEO, ALL),
+    Library("libnvidia-encode", VIDEO, ALL),
+    Library("libnvidia-opticalflow", VIDEO, ALL),
+    Library("libvdpau_nvidia", VIDEO, ALL, folder="vdpau"),
+    Library("libGLX_nvidia", GRAPHICS, ALL),
+    Library("libEGL_nvidia", GRAPHICS, ALL),
+    Library("libGLESv2_nvidia", GRAPHICS, ALL),
+    Library("libGLESv1_CM_nvidia", GRAPHICS, ALL),
+    Library("libnvidia-glcore", GRAPHICS, ALL),
+    Library("libnvidia-eglcore", GRAPHICS, ALL),
+    Library("libnvidia-glsi", GRAPHICS, ALL),
+    Library("libnvidia-tls", GRAPHICS, ALL),
+    Library("libnvidia-glvkspirv", GRAPHICS, ALL),
+    Library("libnvidia-rtcore", GRAPHICS, ALL),
+    Library("libnvoptix", GRAPHICS, ALL),
+    Library("libnvidia-fbc", GRAPHICS, ALL),
+    Library("libnvidia-present", GRAPHICS, X86),
+    Library("libnvidia-wayland-client", GRAPHICS),
+    Library("libnvidia-vksc-core", GRAPHICS),
+    Library("libnvidia-api", GRAPHICS, frozenset(), SO1),
+    Library("libnvidia-egl-gbm", GRAPHICS, ALL, SO1),
+    Library("libnvidia-egl-wayland", GRAPHICS, ALL, SO1),
+    Library("libnvidia-egl-wayland2", GRAPHICS, frozenset(), SO1),  # from 595
+    Library("libnvidia-egl-xcb", GRAPHICS, frozenset(), SO1),
+    Library("libnvidia-egl-xlib", GRAPHICS, frozenset(), SO1),
+    Library("libnvidia-vulkan-producer", GRAPHICS),  # old drivers
+    Library("libnvidia-ifr", GRAPHICS),  # until 470
+    Library("libnvidia-cbl", GRAPHICS),  # until 470
+    Library("libnvidia-ngx", NGX, ALL),
 )
 
 # The driver's version is read off these two, in this order; they must agree.
 VERSION_LIBRARIES: Final = ("libcuda", "libnvidia-ml")
 
-# Links every container gets although the host may lack them: programs open them by these names.
-# Source: NVIDIA/libnvidia-container src/nvc_mount.c.
-ALWAYS_LINKED: Final = {"libcuda": ("libcuda.so",)}
+# Links every container gets although the host may lack them: programs open them by these names. Each leads to the
+# library's SONAME; the paths are below the library folder. Source: NVIDIA/libnvidia-container src/nvc_mount.c,
+# NVIDIA/nvidia-container-toolkit internal/discover/{symlinks,graphics}.go. VDPAU's loader falls back to the plain
+# folders when its own has no driver (libvdpau: src/vdpau_wrapper.c).
+ALWAYS_LINKED: Final[Mapping[str, tuple[str, ...]]] = {
+    "libcuda": ("libcuda.so",),
+    "libnvidia-opticalflow": ("libnvidia-opticalflow.so",),
+    "libGLX_nvidia": ("libGLX_indirect.so.0",),
+    "libvdpau_nvidia": ("libvdpau_nvidia.so.1", "libvdpau_nvidia.so"),
+    "libnvidia-allocator": ("gbm/nvidia-drm_gbm.so",),
+    "libnvidia-vulkan-producer": ("libnvidia-vulkan-producer.so",),
+}
 
-# Known, and of no capability that is injected today; any other `lib*.so.V` is new to us and reported.
+# Known, and never given; any other `lib*.so.V` is new to us and reported.
 OTHERS: Final = frozenset(
     {
-        # video
-        *("libvdpau_nvidia", "libnvidia-encode", "libnvidia-opticalflow", "libnvcuvid"),
-        # graphics, display
-        *("libnvidia-eglcore", "libnvidia-glcore", "libnvidia-tls", "libnvidia-glsi", "libnvidia-fbc", "libnvidia-ifr"),
-        *(
-            "libnvidia-rtcore",
-            "libnvoptix",
-            "libGLX_nvidia",
-            "libEGL_nvidia",
-            "libGLESv2_nvidia",
-            "libGLESv1_CM_nvidia",
-        ),
-        *("libnvidia-glvkspirv", "libnvidia-cbl", "libnvidia-present", "libnvidia-wayland-client", "libEGL"),
-        *("libnvidia-vulkan-producer", "libnvidia-vksc-core", "libglxserver_nvidia"),
-        # ngx
-        "libnvidia-ngx",
+        "libglxserver_nvidia",  # a module of the X server's: `extras.py` finds it
+        # Loaders that images bring themselves; two with one SONAME would break one of them.
+        *("libGL", "libEGL", "libGLESv2", "libGLESv1_CM"),
         # parts of programs that never belong in a container, and of NVIDIA's own injection
         *("libnvidia-gtk2", "libnvidia-gtk3", "libnvidia-wfb", "libnvidia-sandboxutils"),
     }
@@ -110,16 +168,6 @@ BINARIES: Final = {
     "nvidia-persistenced": UTILITY,
     "nvidia-cuda-mps-control": COMPUTE,
     "nvidia-cuda-mps-server": COMPUTE,
+    "nvidia-xconfig": GRAPHICS,
 }
 BINARY_FOLDERS: Final = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/local/bin", "opt/bin")
-
-
-def library_folders(machine: Machine) -> tuple[str, ...]:
-    """Folders below a driver root that may hold libraries, in the order in which they win.
-
-    The first is the root itself; `lib64` is where a flat root such as `/usr/local/nvidia` has them.
-    Source: NVIDIA/nvidia-container-toolkit pkg/lookup/library.go.
-    """
-    triple = machine.triple
-    usr, plain = f"usr/lib/{triple}", f"lib/{triple}"
-    return ("", "usr/lib64", usr, f"{usr}/nvidia/current", "lib64", plain, f"{plain}/nvidia/current")

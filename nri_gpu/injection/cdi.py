@@ -43,8 +43,8 @@ def specification(
 ) -> dict[str, Any]:
     """The specification as JSON values; at least one device, for CDI has no empty ones.
 
-    gpus: GPUs and MIG devices to be had, in NVML order. tree: the staged driver files, None on a simulated node that
-    has none.
+    gpus: GPUs and MIG devices to be had, in NVML order. capabilities: closed. tree: the staged driver files, None on
+    a simulated node that has none.
     """
     # With void, because a list of UUIDs cannot be put together from the devices a container asks for.
     everything = Share(
@@ -77,6 +77,7 @@ def _ghost(units: Iterable[Unit]) -> Gpu:
         minor_number=max(gpu.minor_number for gpu in known) + 1,
         uuid=GpuUuid("GPU-of-nobody"),
         pci_bus_id=PciBusId("ffff:ff:1f.7"),
+        drm=(),
     )
 
 

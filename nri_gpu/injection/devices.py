@@ -7,13 +7,14 @@ from typing import Final
 
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import DeviceNode
-from nri_gpu.domain.gpu import Capabilities, Capability, Inventory, Majors, MigPart, Unit, whole
+from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, Inventory, Majors, MigPart, Unit, whole
 
 # Minors that the driver fixes: NVIDIA/open-gpu-kernel-modules kernel-open/common/inc/nv-chardev-numbers.h and
 # kernel-open/nvidia-uvm/uvm_common.h. Majors are never constants here: the driver's are dynamic but one.
 NVIDIACTL_MINOR: Final = 255
 UVM_MINOR: Final = 0
 UVM_TOOLS_MINOR: Final = 1
+MODESET_MINOR: Final = 254
 # A MIG instance's right is an open file of that minor: the driver lets anybody open it, for reading.
 # kernel-open/nvidia/nv-caps.c, and DeviceFileMode in /proc/driver/nvidia/capabilities/gpu*/mig/gi*/access.
 CAPABILITY_MODE: Final = 0o444
@@ -40,7 +41,10 @@ def missing_capability_major(gpus: Iterable[Unit], majors: Majors) -> Reason | N
 
 
 def device_nodes(gpus: tuple[Unit, ...], capabilities: Capabilities, majors: Majors) -> tuple[DeviceNode, ...]:
-    """Nodes for these GPUs and MIG devices; nothing for none of them. What may be missing has been asked before."""
+    """Nodes for these GPUs and MIG devices; nothing for none of them.
+
+    capabilities: closed. What may be missing has been asked before.
+    """
     if not gpus or majors.nvidia is None:
         return ()
     minors = dict.fromkeys(whole(unit).minor_number for unit in gpus)
@@ -49,6 +53,10 @@ def device_nodes(gpus: tuple[Unit, ...], capabilities: Capabilities, majors: Maj
     if Capability.COMPUTE in capabilities and majors.nvidia_uvm is not None:
         nodes.append(DeviceNode("/dev/nvidia-uvm", majors.nvidia_uvm, UVM_MINOR))
         nodes.append(DeviceNode("/dev/nvidia-uvm-tools", majors.nvidia_uvm, UVM_TOOLS_MINOR))
+    if Capability.GRAPHICS in capabilities:
+        nodes.append(DeviceNode("/dev/nvidia-modeset", majors.nvidia, MODESET_MINOR))
+        # A MIG device is a part: the nodes of its whole GPU would be more than was granted.
+        nodes.extend(node for unit in gpus if isinstance(unit, Gpu) for node in _drm_nodes(unit))
     return (*nodes, *_capability_nodes(gpus, majors.nvidia_caps))
 
 
@@ -59,6 +67,17 @@ def _capability_nodes(gpus: Iterable[Unit], major: int | None) -> Iterator[Devic
     for minor in dict.fromkeys(minor for pair in pairs for minor in pair):
         if major is not None and minor is not None:
             yield DeviceNode(f"/dev/nvidia-caps/nvidia-cap{minor}", major, minor, CAPABILITY_MODE)
+
+
+def _drm_nodes(gpu: Gpu) -> Iterator[DeviceNode]:
+    """Each by its name and by the GPU's place on the bus, where hosts have a link: NRI makes nodes and no links.
+
+    The host's are for its groups video and render, whose numbers an image does not share: here everybody may use them.
+    """
+    for node in gpu.drm:
+        kind = "card" if node.name.startswith("card") else "render"
+        yield DeviceNode(f"/dev/dri/{node.name}", node.major, node.minor)
+        yield DeviceNode(f"/dev/dri/by-path/pci-{gpu.pci_bus_id}-{kind}", node.major, node.minor)
 
 
 def _not_loaded(module: str, fix: str) -> Reason:

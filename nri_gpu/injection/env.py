@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from nri_gpu.domain.gpu import Unit
@@ -19,14 +19,14 @@ def visible_devices(gpus: tuple[Unit, ...], *, void: bool) -> Mapping[str, str]:
     return {VISIBLE_DEVICES: VOID, OUR_UUIDS: uuids} if void else {VISIBLE_DEVICES: uuids}
 
 
-def library_path(folder: str, present: str) -> Mapping[str, str]:
-    """The loader's path with a folder before what the container has; nothing when it leads already.
+def library_path(folders: Sequence[str], present: str) -> Mapping[str, str]:
+    """The loader's path with these folders before what the container has; nothing when they lead already.
 
     Never adds an empty element: to the loader that is the current directory.
     """
-    if present.split(":")[0] == folder:
+    if present.split(":")[: len(folders)] == list(folders):
         return {}
-    return {LIBRARY_PATH: f"{folder}:{present}" if present else folder}
+    return {LIBRARY_PATH: ":".join((*folders, present) if present else folders)}
 
 
 def disarmed(env: Mapping[str, str]) -> Mapping[str, str]:

@@ -30,35 +30,41 @@ HWCAPS_PLACES: Final[tuple[str, ...]] = (
 )
 SMI: Final = "nvidia-smi"
 # Above all of our places; most mounts of a container are elsewhere and need no closer look.
-ROOTS: Final = ("/usr", "/opt", "/run")
+ROOTS: Final = ("/usr", "/opt", "/run", "/etc")
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the driver's files can go in a container without touching a mount of its own. smi: in /usr/bin."""
+    """Where the driver's files can go in a container without touching a mount of its own.
+
+    smi: in /usr/bin. refused: places of a tree's single files that are taken; mostly empty.
+    """
 
     tree: str
     hwcaps: tuple[str, ...]
     smi: bool
+    refused: tuple[str, ...] = ()
 
 
-def free_places(taken: Iterable[str]) -> Places:
-    """The places left by these mount destinations of a container."""
+def free_places(taken: Iterable[str], tree: DriverTree | None = None) -> Places:
+    """The places left for a tree by these mount destinations of a container."""
     others = [other for other in map(_plain, taken) if other.startswith(ROOTS) or other == "/"]
     return Places(
         tree=next((place for place in TREE_PLACES if not _touches(place, others)), TREE_PLACES[-1]),
         hwcaps=tuple(place for place in HWCAPS_PLACES if not _touches(place, others)),
         smi=not _touches(f"/usr/bin/{SMI}", others),
+        refused=tuple(place for place, _ in tree.files if _touches(place, others)) if tree and others else (),
     )
 
 
 def tree_mounts(tree: DriverTree, places: Places) -> tuple[Mount, ...]:
-    """The tree at its place, its libraries in the default loader folders, nvidia-smi on every PATH."""
+    """The tree at its place, its libraries in the default loader folders, nvidia-smi on every PATH, single files."""
     libraries = f"{tree.path}/lib64"
     mounts = [Mount(places.tree, tree.path)]
     mounts += [Mount(place, libraries) for place in places.hwcaps]
     if places.smi and SMI in tree.binaries:
         mounts.append(Mount(f"/usr/bin/{SMI}", f"{tree.path}/bin/{SMI}"))
+    mounts += [Mount(place, f"{tree.path}/{file}") for place, file in tree.files if place not in places.refused]
     return tuple(mounts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +47,7 @@ class NvmlChild:
     def __init__(
         self,
         driver_root: str,
+        library_dirs: Sequence[str] = (),
         *,
         sysfs: str = "/sys",
         deadlines: Deadlines | None = None,
@@ -56,7 +57,8 @@ class NvmlChild:
     ) -> None:
         # It runs in `/`, where a relative path would mean something else.
         paths = ("--driver-root", str(Path(driver_root).absolute()), "--sysfs", str(Path(sysfs).absolute()))
-        self._command = (python(), "-I", "-m", "nri_gpu.inventory.nvml", *paths)
+        folders = (f"--library-dir={folder}" for folder in library_dirs)
+        self._command = (python(), "-I", "-m", "nri_gpu.inventory.nvml", *paths, *folders)
         self._deadlines = deadlines or Deadlines()
         self._wall = wall
         self._clock = clock

@@ -11,6 +11,8 @@ from nri_gpu.domain.profile import MIG_PROFILE
 _UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MIG_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BUS_ID: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
+# Nodes below /dev/dri that programs open; a card's folder in sysfs holds its connectors too.
+DRM_NAME: Final = re.compile(r"(?:card|renderD)[0-9]{1,5}")
 
 MODEL_MAX: Final = 96  # characters; NVML's own buffer (NVML_DEVICE_NAME_V2_BUFFER_SIZE)
 
@@ -70,4 +72,11 @@ def parse_model(text: str) -> str:
     """
     if not text or len(text) > MODEL_MAX or any(not " " <= letter <= "~" for letter in text):
         raise ValueError(f"{text[:MODEL_MAX]!r} is not a model name (1 to {MODEL_MAX} printable ASCII characters)")
+    return text
+
+
+def parse_drm_name(text: str) -> str:
+    """The name of a node below /dev/dri. Raises: ValueError."""
+    if not DRM_NAME.fullmatch(text):
+        raise ValueError(f"{text!r} is neither card0 nor renderD128 nor the like")
     return text

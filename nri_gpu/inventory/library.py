@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,22 +23,30 @@ def library_dirs(machine: str) -> tuple[str, ...]:
     return (*plain, *debian, "usr/lib", "lib", ".")
 
 
-def find_library(driver_root: Path, name: str = NVML) -> Path | None:
-    """The first usable library of that name, by the path it is known by; None if there is none."""
-    return next(_usable(driver_root, name), None)
+def find_library(driver_root: Path, first: Sequence[str] = (), name: str = NVML) -> Path | None:
+    """The first usable library of that name, by the path it is known by; None if there is none.
+
+    first: folders below the root, looked into before those we know.
+    """
+    return next(_usable(driver_root, first, name), None)
 
 
-def tried(driver_root: Path) -> str:
+def tried(driver_root: Path, first: Sequence[str] = ()) -> str:
     """The folders looked into, for a sentence."""
-    return ", ".join(str(driver_root / folder) for folder in library_dirs(os.uname().machine))
+    return ", ".join(map(str, _folders(driver_root, first)))
 
 
-def _usable(driver_root: Path, name: str) -> Iterator[Path]:
+def _folders(driver_root: Path, first: Sequence[str]) -> Iterator[Path]:
+    folders = (*(folder.strip("/") for folder in first), *library_dirs(os.uname().machine))
+    return (driver_root / folder for folder in folders)
+
+
+def _usable(driver_root: Path, first: Sequence[str], name: str) -> Iterator[Path]:
     # An absolute link in a driver root elsewhere points out of it, at best to nothing and at worst to the library of
     # another driver; the file it means is found under a later folder (Debian's alternatives: nvidia/current).
     root = driver_root.resolve()
-    for folder in library_dirs(os.uname().machine):
-        path = driver_root / folder / name
+    for folder in _folders(driver_root, first):
+        path = folder / name
         if _is_elf64(path) and path.resolve().is_relative_to(root):
             yield path
 

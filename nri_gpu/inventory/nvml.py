@@ -1,6 +1,6 @@
 """Asks NVML what GPUs there are: the one importer of pynvml, a program of its own that `child.py` runs.
 
-    python -I -m nri_gpu.inventory.nvml --driver-root DIR [--sysfs DIR]
+    python -I -m nri_gpu.inventory.nvml --driver-root DIR [--library-dir DIR ...] [--sysfs DIR]
 
 One JSON object a line. In: {"ask": "refresh"}. Out: {"call": "nvmlDeviceGetName", "gpu": 2} before each call, then one
 of {"inventory": {…}}, {"fault": "a sentence"} and {"stale": "a sentence"} (a new library was installed: this process
@@ -64,8 +64,9 @@ class Speaker:
 class Library:
     """NVML's library, loaded at most once: a second copy in one process would not be the one that pynvml finds."""
 
-    def __init__(self, driver_root: Path) -> None:
+    def __init__(self, driver_root: Path, library_dirs: Sequence[str] = ()) -> None:
         self._driver_root = driver_root
+        self._library_dirs = library_dirs
         self._loaded: ctypes.CDLL | None = None
         self._fingerprint: Fingerprint | None = None
 
@@ -74,11 +75,12 @@ class Library:
 
         Raises: LibraryError.
         """
-        path = find_library(self._driver_root)
+        path = find_library(self._driver_root, self._library_dirs)
         if path is None:
+            places = tried(self._driver_root, self._library_dirs)
             raise LibraryError(
-                f"{NVML} was not found below the driver root {self._driver_root}: looked in "
-                f"{tried(self._driver_root)}; install the driver, or set the driver root to where it is"
+                f"{NVML} was not found below the driver root {self._driver_root}: looked in {places}; "
+                "install the driver, or set the driver root to where it is"
             )
         return path
 
@@ -162,11 +164,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serves refreshes until stdin ends."""
     parser = argparse.ArgumentParser(prog="nri_gpu.inventory.nvml")
     parser.add_argument("--driver-root", type=Path, required=True)
+    parser.add_argument("--library-dir", action="append", default=[], help="below the root, before those we know")
     parser.add_argument("--sysfs", type=Path, default=Path("/sys"))
     options = parser.parse_args(arguments)
     speaker, requests = _private_pipes()
     confine()
-    library = Library(options.driver_root)
+    library = Library(options.driver_root, options.library_dir)
     with os.fdopen(requests, "rb", buffering=0) as lines, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         for _ in lines:  # every line is the one request there is
             reply = answer(library, speaker, options.sysfs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import Gpu, GpuFault, GpuUuid, Inventory, Link, MigDevice, PciBusId
+from nri_gpu.domain.gpu import DrmNode, Gpu, GpuFault, GpuUuid, Inventory, Link, MigDevice, PciBusId
 
 
 def inventory_from_report(report: Any, taken_at: float) -> Inventory:  # noqa: ANN401 (straight out of json)
@@ -41,6 +41,7 @@ def _gpu(facts: Any) -> Gpu:  # noqa: ANN401
         mig_enabled=bool(facts["mig_enabled"]),
         unavailable=str(facts["unavailable"]),
         mig=tuple(_mig_device(device) for device in facts["mig"]),
+        drm=tuple(DrmNode(str(name), int(major), int(minor)) for name, major, minor in facts["drm"]),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -51,6 +51,7 @@ class NvmlSource:
     def __init__(
         self,
         driver_root: str | Path,
+        library_dirs: Sequence[str] = (),
         *,
         proc_devices: str = PROC_DEVICES,
         proc: str | Path = PROC,
@@ -58,7 +59,7 @@ class NvmlSource:
         deadlines: Deadlines | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._child = NvmlChild(str(driver_root), sysfs=sysfs, deadlines=deadlines, wall=wall)
+        self._child = NvmlChild(str(driver_root), library_dirs, sysfs=sysfs, deadlines=deadlines, wall=wall)
         self._proc_devices = proc_devices
         self._proc = Path(proc)
         self._said: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nri_gpu.inventory.asking import ABSENT, Ask, CallError, maybe, parsed, tolerant
-from nri_gpu.inventory.identity import parse_bus_id, parse_model, parse_uuid
+from nri_gpu.inventory.identity import DRM_NAME, parse_bus_id, parse_model, parse_uuid
 from nri_gpu.inventory.mig import mig_devices
 
 # Numbers of nvml.h.
@@ -85,6 +85,7 @@ def _describe(ask: Ask, gpu: _Seen, sysfs: Path) -> None:
     """The rest; a GPU that fails here keeps its name and is unavailable."""
     gpu.facts |= {"model": "unknown", "memory_bytes": 0, "arch": [0, 0], "numa_node": None, "mig_enabled": False}
     gpu.facts["mig"] = []
+    gpu.facts["drm"] = []
     try:
         for facts in _descriptions(ask, gpu, sysfs):
             gpu.facts |= facts
@@ -99,7 +100,7 @@ def _descriptions(ask: Ask, gpu: _Seen, sysfs: Path) -> Iterator[Mapping[str, ob
     memory = maybe(ask, None, "nvmlDeviceGetMemoryInfo", handle, gpu=index, tolerated=ABSENT)
     yield {"memory_bytes": int(memory.total) if memory else 0}
     yield {"arch": list(ask("nvmlDeviceGetCudaComputeCapability", handle, gpu=index))}
-    yield {"numa_node": _numa_node(ask, gpu, sysfs)}
+    yield {"numa_node": _numa_node(ask, gpu, sysfs), "drm": list(_drm(gpu, sysfs))}
     # Not knowing whether a GPU is cut into MIG instances is not the same as knowing that it is whole.
     mode = maybe(ask, (0, 0), "nvmlDeviceGetMigMode", handle, gpu=index, tolerated=ABSENT)
     yield {"mig_enabled": mode[0] == MIG_ENABLED}
@@ -123,6 +124,22 @@ def _numa_node(ask: Ask, gpu: _Seen, sysfs: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None
+
+
+def _drm(gpu: _Seen, sysfs: Path) -> Iterator[tuple[str, int, int]]:
+    """Name, major and minor of the GPU's card and render node, as the kernel has them."""
+    try:
+        found = sorted((sysfs / "bus/pci/devices" / gpu.bus_id / "drm").iterdir())
+    except OSError:
+        return  # nvidia-drm is not loaded
+    for folder in found:
+        if not DRM_NAME.fullmatch(folder.name):
+            continue
+        try:
+            major, _, minor = (folder / "dev").read_text(encoding="ascii").strip().partition(":")
+            yield folder.name, int(major), int(minor)
+        except (OSError, ValueError):
+            continue  # it went away meanwhile
 
 
 def _links(ask: Ask, gpus: list[_Seen]) -> Iterator[dict[str, object]]:

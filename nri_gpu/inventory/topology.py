@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.domain.errors import Fault, InventoryError
-from nri_gpu.domain.gpu import Gpu, GpuUuid, Inventory, Link, Majors, MigDevice, PciBusId
+from nri_gpu.domain.gpu import DrmNode, Gpu, GpuUuid, Inventory, Link, Majors, MigDevice, PciBusId
 from nri_gpu.inventory.capabilities import CAP_MINOR_MAX, COMPUTE_INSTANCES_MAX, GPU_INSTANCES_MAX, usual_minors
-from nri_gpu.inventory.identity import parse_bus_id, parse_mig_uuid, parse_model, parse_profile, parse_uuid
+from nri_gpu.inventory.identity import (
+    parse_bus_id,
+    parse_drm_name,
+    parse_mig_uuid,
+    parse_model,
+    parse_profile,
+    parse_uuid,
+)
 from nri_gpu.inventory.table import Notes, Table
 
 SCHEMA: Final = 1
 GPUS_MAX: Final = 248  # /dev/nvidia0 to 247 (open-gpu-kernel-modules: kernel-open/common/inc/nv-chardev-numbers.h)
+DRM_MINOR_MAX: Final = 2**20 - 1  # 20 bits (linux/kdev_t.h)
 MAJOR_MAX: Final = 4095  # 12 bits (linux/kdev_t.h)
 NUMA_MAX: Final = 1023  # MAX_NUMNODES
 NVLINK_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
@@ -125,6 +133,7 @@ def _gpu(table: Table) -> Gpu:
         mig_enabled=mig_enabled,
         unavailable=table.text("unavailable", default="") or "",
         mig=tuple(_mig_device(each, place, minor or 0) for place, each in enumerate(instances)),
+        drm=tuple(_drm(each) for each in table.tables("drm")),
     )
     table.done()
     return gpu
@@ -158,6 +167,18 @@ def _cap_minors(table: Table, usual: tuple[int, int] | None) -> tuple[int | None
     said = tuple(table.number(key, 0, CAP_MINOR_MAX, optional=True) for key in ("gi_minor", "ci_minor"))
     minors = [said[at] if said[at] is not None or usual is None else usual[at] for at in (0, 1)]
     return minors[0], minors[1]
+
+
+def _drm(table: Table) -> DrmNode:
+    name = table.parsed("name", parse_drm_name)
+    table.once("name", name, among="drm")
+    node = DrmNode(
+        name=name or "",
+        major=table.number("major", 1, MAJOR_MAX) or 0,
+        minor=table.number("minor", 0, DRM_MINOR_MAX) or 0,
+    )
+    table.done()
+    return node
 
 
 def _parse_arch(text: str) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from nri_gpu.domain.gpu import closure
 from nri_gpu.policy.globs import Globs, is_literal
 from nri_gpu.policy.model import Disarm, NamespaceRules, Otherwise, Policy
 
@@ -94,10 +95,25 @@ def _silence(policy: Policy) -> Iterator[str]:
         )
 
 
+def _parts(policy: Policy) -> Iterator[str]:
+    denied = closure(policy.defaults.capabilities) - policy.capabilities.allowed
+    if denied:
+        yield (
+            f"defaults.capabilities needs {', '.join(sorted(denied))}, which capabilities.allowed does not list: "
+            "requests that do not say are refused"
+        )
+
+
 def _folders(policy: Policy) -> Iterator[str]:
     for path, value in (("driver.root", policy.driver.root), ("driver.stage_dir", policy.driver.stage_dir)):
         if f"{value}/".startswith(_PUBLIC_FOLDERS):
             yield f'{path} = "{value}" lies where anyone may write: containers load libraries from it'
 
 
-_PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (_who_may_ask, _patterns_for_nothing, _silence, _folders)
+_PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (
+    _who_may_ask,
+    _patterns_for_nothing,
+    _parts,
+    _silence,
+    _folders,
+)

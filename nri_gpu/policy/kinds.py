@@ -169,6 +169,30 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
+class Texts:
+    """A list, maybe empty, of strings of one kind, each once; order matters."""
+
+    item: Text
+    maximum: int
+
+    def faults(self, raw: object) -> Wrong:
+        """Not a list, too long, or an item wrong or doubled."""
+        return _list_faults(raw, self.item, minimum=0, maximum=self.maximum)
+
+    def convert(self, raw: list[str]) -> tuple[str, ...]:
+        """Each as its kind has it."""
+        return tuple(map(self.item.convert, raw))
+
+    def raw(self, value: tuple[str, ...]) -> object:
+        """The strings."""
+        return list(value)
+
+    def schema(self) -> dict[str, object]:
+        """An array of unique strings."""
+        return {"type": "array", "items": self.item.schema(), "maxItems": self.maximum, "uniqueItems": True}
+
+
+@dataclass(frozen=True, slots=True)
 class Patterns:
     """A list, maybe empty, of shell-style patterns, each once."""
 

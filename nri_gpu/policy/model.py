@@ -11,11 +11,12 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.gpu import Capabilities, Capability
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability
 from nri_gpu.policy.globs import EVERYTHING, NOTHING, Globs
-from nri_gpu.policy.kinds import Choice, Choices, Declaration, Folder, Patterns, Text, Whole
+from nri_gpu.policy.kinds import Choice, Choices, Declaration, Folder, Patterns, Text, Texts, Whole
 
 BUILT_IN: Final = "the built-in defaults"  # the source of a policy that came from no file
+LIBRARY_DIRS_MAX: Final = 16
 SOCKET_PATH_MAX: Final = 107  # bytes: sun_path of a Unix socket holds 108 with its NUL (Linux: unix(7))
 
 # Printable ASCII without blanks, because these paths are shown in refusals; no part of a path is "." or "..".
@@ -70,6 +71,14 @@ class DriverSettings:
         str,
         Declaration(_ANY_FOLDER, 'Folder the driver\'s user space lives under: "/" or a tree.', flag="--driver-root"),
     ] = "/"
+    library_dirs: Annotated[
+        tuple[str, ...],
+        Declaration(
+            Texts(_FOLDER, LIBRARY_DIRS_MAX),
+            "Folders below root with the driver's libraries, looked into before those that distributions use; bin, "
+            "share and etc beside them too.",
+        ),
+    ] = ()
     stage_dir: Annotated[
         str,
         Declaration(
@@ -87,6 +96,20 @@ class ClaimDefaults:
     )
     capabilities: Annotated[
         Capabilities, Declaration(Choices(Capability), "Which parts of the driver a container gets.")
+    ] = DEFAULT_CAPABILITIES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapabilityRules:
+    """Which parts of the driver may be asked for at all."""
+
+    allowed: Annotated[
+        Capabilities,
+        Declaration(
+            Choices(Capability),
+            "A request for any other is refused. What a capability brings along must be allowed too: video brings "
+            "compute, display brings graphics.",
+        ),
     ] = frozenset(Capability)
 
 
@@ -154,6 +177,7 @@ class Policy:
     plugin: PluginSettings = PluginSettings()
     driver: DriverSettings = DriverSettings()
     defaults: ClaimDefaults = ClaimDefaults()
+    capabilities: CapabilityRules = CapabilityRules()
     namespaces: NamespaceRules = NamespaceRules()
     environment: EnvironmentSettings = EnvironmentSettings()
     inventory: InventorySettings = InventorySettings()

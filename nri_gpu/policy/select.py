@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from nri_gpu.domain.container import Container
+from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.policy.model import Otherwise, Policy
 from nri_gpu.policy.text import quoted
 
@@ -47,6 +48,20 @@ def select(policy: Policy, container: Container) -> Verdict:
     if allowed is None:
         return _may_not(policy, namespace, _not_listed(len(rules.allow.patterns)))
     return Allowed(f"namespaces.allow[{allowed}]")
+
+
+def denied_capabilities(policy: Policy, capabilities: Capabilities) -> str:
+    """Why a container may not have these parts of the driver; empty when it may. capabilities: closed."""
+    if capabilities <= policy.capabilities.allowed:
+        return ""
+    denied = [each for each in Capability if each in capabilities - policy.capabilities.allowed]
+    brought = [each for each in denied if any(each in closure(frozenset({other})) for other in capabilities - {each})]
+    why = f" ({', '.join(brought)} is brought along by another)" if brought else ""
+    source = quoted(policy.source, _SOURCE_SHOWN_MAX)[1:-1]
+    return (
+        f"capabilities {', '.join(denied)} may not be asked for{why}: capabilities.allowed in {source} does not list "
+        "them; change that list, or ask without."
+    )
 
 
 def _not_listed(patterns: int) -> str:

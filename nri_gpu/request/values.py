@@ -39,8 +39,6 @@ _SIZE_UNITS: Final = {
     "Gi": 1024**3,
     "Ti": 1024**4,
 }
-# Words of NVIDIA_DRIVER_CAPABILITIES that mean something, though not to this version.
-_LATER_CAPABILITIES: Final = frozenset({"graphics", "video", "display", "ngx", "compat32"})
 
 
 def read_count(piece: Piece, _: Operator = Operator.EQUAL) -> Count:
@@ -111,8 +109,6 @@ def _capability(item: Piece) -> Capability:
     known = [capability.value for capability in Capability]
     if not item.text:
         raise item.error(f"a capability is missing here, known: {listed(known)}")
-    if item.text in _LATER_CAPABILITIES:
-        raise item.error(f'capability "{item.text}" is not supported by this version, which gives {listed(known)}')
     if item.text == "all":
         raise item.error(f'"all" is not accepted, because it would mean more with each version: name {listed(known)}')
     try:

@@ -11,7 +11,7 @@ from typing import Final
 from nri_gpu import telemetry
 from nri_gpu.cdi_file import SUFFIXES, SpecFile, SpecFileError
 from nri_gpu.domain.errors import InventoryError, NriGpuError, PolicyError
-from nri_gpu.domain.gpu import Capabilities, Capability
+from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.injection.cdi import KIND
 from nri_gpu.settings import load_policy
 from nri_gpu.verbs.cdi_spec import NotReadyError, Wish, rivalry, specification_text
@@ -66,7 +66,7 @@ def _once(wish: Wish, file: SpecFile | None) -> Exit:
 
 def _text_now(wish: Wish) -> str:
     """Raises: InventoryError, NotReadyError."""
-    return specification_text(asyncio.run(look(wish.topology, str(wish.driver_root))), wish)
+    return specification_text(asyncio.run(look(wish.topology, str(wish.driver_root), wish.library_dirs)), wish)
 
 
 def _settle(wish: Wish, file: SpecFile) -> None:
@@ -94,8 +94,9 @@ def _wish(args: argparse.Namespace) -> Wish:
     policy = load_policy(Path(args.policy) if args.policy else None, overrides)
     return Wish(
         driver_root=Path(policy.driver.root),
+        library_dirs=policy.driver.library_dirs,
         stage_dir=Path(args.stage_dir or DEFAULT_STAGE).absolute(),
-        capabilities=_capabilities(args.capabilities) if args.capabilities else policy.defaults.capabilities,
+        capabilities=closure(_capabilities(args.capabilities) if args.capabilities else policy.defaults.capabilities),
         topology=args.gpus,
         refresh_s=policy.inventory.refresh_s,
     )

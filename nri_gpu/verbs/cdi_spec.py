@@ -23,9 +23,13 @@ class NotReadyError(NriGpuError):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked for. topology: the file of a simulated node. refresh_s: between two looks of `--watch`."""
+    """What is asked for.
+
+    capabilities: closed. topology: the file of a simulated node. refresh_s: between two looks of `--watch`.
+    """
 
     driver_root: Path
+    library_dirs: tuple[str, ...]
     stage_dir: Path
     capabilities: Capabilities
     topology: str | None
@@ -53,7 +57,7 @@ def specification_text(inventory: Inventory, wish: Wish) -> str:
 
 def _staged(inventory: Inventory, wish: Wish) -> DriverTree | None:
     try:
-        found = scan(wish.driver_root)
+        found = scan(wish.driver_root, library_dirs=wish.library_dirs)
         if inventory.driver_version not in ("", found.version) and not inventory.simulated:
             raise NotReadyError(
                 f"the driver's libraries on this node are {found.version} but its loaded kernel module is "
@@ -65,7 +69,7 @@ def _staged(inventory: Inventory, wish: Wish) -> DriverTree | None:
             return None
         raise NotReadyError(str(error)) from error
     if tree is None and not inventory.simulated:
-        raise NotReadyError(f"the driver's files for {', '.join(sorted(wish.capabilities))} are not staged")
+        raise NotReadyError(f"the driver on this node has not all the files for {', '.join(sorted(wish.capabilities))}")
     return tree
 
 

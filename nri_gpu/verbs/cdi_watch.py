@@ -22,7 +22,9 @@ class Watch:
     def __init__(self, wish: Wish, file: SpecFile) -> None:
         self._wish = wish
         self._file = file
-        source: Source = TopologySource(wish.topology) if wish.topology else NvmlSource(wish.driver_root)
+        source: Source = (
+            TopologySource(wish.topology) if wish.topology else NvmlSource(wish.driver_root, wish.library_dirs)
+        )
         self._cache = InventoryCache(
             source, publish=lambda _: self._again.set(), on_fault=self._fault, refresh_s=wish.refresh_s
         )

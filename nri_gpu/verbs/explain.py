@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.errors import DriverError, InventoryError, NriGpuError, PolicyError
-from nri_gpu.domain.gpu import Capability, DriverFiles, DriverTree, MigPart, Node
+from nri_gpu.domain.gpu import DriverFiles, DriverTree, MigPart, Node, closed_sets
 from nri_gpu.driver.scan import scan
+from nri_gpu.driver.stage import planned, tree_name
 from nri_gpu.policy.model import Policy
 from nri_gpu.settings import load_policy
 from nri_gpu.verbs.exits import Exit
@@ -71,23 +71,22 @@ def decide_all(pods: tuple[tuple[Container, ...], ...], node: Node, policy: Poli
 
 def take_node(topology: str | None, policy: Policy) -> Node:
     """A snapshot as `run` would have it; nothing is staged. Raises: InventoryError."""
-    inventory = asyncio.run(look(topology, policy.driver.root))
+    inventory = asyncio.run(look(topology, policy.driver.root, policy.driver.library_dirs))
     try:
-        found = scan(Path(policy.driver.root))
+        found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs)
     except DriverError as error:
         if not inventory.simulated:
             return Node(number=1, inventory=inventory, driver_fault=f"{error}.")
-        return Node(number=1, inventory=inventory, driver=_planned(policy, f"{inventory.driver_version}-simulated", ()))
-    names = tuple(file.name for file in found.binaries)
-    return Node(number=1, inventory=inventory, driver=_planned(policy, found.generation, names))
+        return Node(number=1, inventory=inventory, driver=_imagined(policy, inventory.driver_version))
+    folder = Path(policy.driver.stage_dir, found.generation)
+    return Node(number=1, inventory=inventory, driver=planned(found, folder))
 
 
-def _planned(policy: Policy, generation: str, binaries: tuple[str, ...]) -> DriverFiles:
-    """The driver's files where staging would put them."""
-    sets = [frozenset(some) for size in range(1, len(Capability) + 1) for some in combinations(Capability, size)]
-    base = f"{policy.driver.stage_dir}/{generation}"
-    trees = {some: DriverTree(f"{base}/{'+'.join(c for c in Capability if c in some)}", binaries) for some in sets}
-    return DriverFiles(generation.partition("-")[0], generation, trees, {})
+def _imagined(policy: Policy, version: str) -> DriverFiles:
+    """The driver's files where staging would put them, for a simulated node on a machine without a driver."""
+    base = f"{policy.driver.stage_dir}/{version}-simulated"
+    trees = {some: DriverTree(f"{base}/{tree_name(some)}") for some in closed_sets()}
+    return DriverFiles(version, f"{version}-simulated", trees, {})
 
 
 def _text(file: str) -> str:

@@ -30,9 +30,9 @@ def run(args: argparse.Namespace) -> int:
     return Exit.OK if any(not why_not(unit) for unit in inventory.units) else Exit.FINDING
 
 
-async def look(topology: str | None, driver_root: str | None) -> Inventory:
+async def look(topology: str | None, driver_root: str | None, library_dirs: Sequence[str] = ()) -> Inventory:
     """One look at the node. Raises: InventoryError."""
-    source: Source = TopologySource(Path(topology)) if topology else NvmlSource(Path(driver_root or "/"))
+    source: Source = TopologySource(Path(topology)) if topology else NvmlSource(Path(driver_root or "/"), library_dirs)
     try:
         return await source.refresh()
     finally:
@@ -71,6 +71,7 @@ def _gpu_json(gpu: Gpu) -> dict[str, Any]:
         "mig_enabled": gpu.mig_enabled,
         "unavailable": why_not(gpu),
         "mig": [_part_json(part) for part in gpu.parts],
+        "drm": [{"name": node.name, "major": node.major, "minor": node.minor} for node in gpu.drm],
     }
 
 

@@ -97,6 +97,7 @@ class Fixed:
 
     socket: str
     driver_root: str
+    library_dirs: tuple[str, ...]
     stage_dir: str
     refresh_s: int
 
@@ -114,7 +115,7 @@ class Daemon:
         self._fixed = _fixed(settings)
         self._identity = Identity(settings.plugin.name, settings.plugin.index)
         self._simulated = topology is not None
-        source: Source = TopologySource(topology) if topology else NvmlSource(Path(self._fixed.driver_root))
+        source: Source = TopologySource(topology) if topology else _nvml(self._fixed)
         self._cache = InventoryCache(
             source, publish=self._inventory_changed, on_fault=self._inventory_fault, refresh_s=self._fixed.refresh_s
         )
@@ -236,7 +237,7 @@ class Daemon:
         await self._prune()
 
     def _find_and_stage(self) -> tuple[FoundDriver, DriverFiles]:
-        found = scan(Path(self._fixed.driver_root))
+        found = scan(Path(self._fixed.driver_root), library_dirs=self._fixed.library_dirs)
         return found, stage(found, Path(self._fixed.stage_dir))
 
     def _driver_missing(self, sentence: str) -> None:
@@ -307,9 +308,13 @@ class Daemon:
         self._stop.set()
 
 
+def _nvml(fixed: Fixed) -> NvmlSource:
+    return NvmlSource(Path(fixed.driver_root), fixed.library_dirs)
+
+
 def _fixed(policy: Policy) -> Fixed:
     driver = policy.driver
-    return Fixed(policy.plugin.socket, driver.root, driver.stage_dir, policy.inventory.refresh_s)
+    return Fixed(policy.plugin.socket, driver.root, driver.library_dirs, driver.stage_dir, policy.inventory.refresh_s)
 
 
 def _log_driver(found: FoundDriver, files: DriverFiles) -> None:

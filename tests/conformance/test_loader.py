@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.gpu import Capability
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
 from nri_gpu.driver.place import FROM_HOST, copy
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
@@ -72,7 +72,7 @@ def staged(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     folder = tmp_path_factory.mktemp("driver")
     found = scan(make_driver_root(folder / "root", V, "debian", compiled=True))
     files = stage(found, folder / "drivers", FROM_HOST if request.param == "by link" else (copy,))
-    return Path(files.trees[frozenset(Capability)].path)
+    return Path(files.trees[DEFAULT_CAPABILITIES].path)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from nri_gpu.domain.gpu import Capability
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
 from nri_gpu.driver.stage import tree_name
 from tests.support import packages, sandbox
 from tests.support.containerd import Containerd
@@ -126,7 +126,7 @@ def test_it_grants_gpus_with_the_drivers_files(node: Containerd, service: Servic
 def test_staged_files_are_copies_that_all_may_read(service: ServiceNriGpu, launch: Launch) -> None:
     """link(2) does not cross from the read-only mount to the writable one; and UMask= must not show."""
     assert launch.driver_root
-    tree = tree_name(frozenset(Capability))
+    tree = tree_name(DEFAULT_CAPABILITIES)
     [staged] = (launch.base / "drivers").glob(f"*/{tree}/lib64/libcuda.so.{V}")
     original = launch.driver_root / "lib64" / staged.name
     assert staged.read_bytes() == original.read_bytes()

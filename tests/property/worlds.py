@@ -11,7 +11,17 @@ from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase
 from nri_gpu.decide import BrokenPolicy
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
-from nri_gpu.domain.gpu import Capability, Gpu, GpuFault, GpuUuid, Inventory, Majors, MigDevice, Node
+from nri_gpu.domain.gpu import (
+    DEFAULT_CAPABILITIES,
+    Capability,
+    Gpu,
+    GpuFault,
+    GpuUuid,
+    Inventory,
+    Majors,
+    MigDevice,
+    Node,
+)
 from nri_gpu.nri.convert import READ_ENV
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import (
@@ -87,11 +97,15 @@ def inventories(draw: st.DrawFn) -> Inventory:
     )
 
 
+SOME = (DEFAULT_CAPABILITIES, *(frozenset({each}) for each in DEFAULT_CAPABILITIES))
+DRAWING = frozenset({Capability.COMPUTE, Capability.GRAPHICS})
+# A few of the trees there can be: hypothesis prints what it fails with.
+DRIVER = make.driver(trees={some: make.trees()[some] for some in (*SOME, DRAWING, DRAWING | SOME[0])})
 nodes = st.builds(
     Node,
     number=st.just(1),
     inventory=st.one_of(st.just(make.inventory()), inventories(), inventories()),
-    driver=st.sampled_from([make.driver(), make.driver(), make.driver(trees={}), None]),
+    driver=st.sampled_from([DRIVER, DRIVER, make.driver(trees={}), None]),
     driver_fault=st.sampled_from(["", "looking.\n"]),
 )
 globs = st.sampled_from([("*",), ("ml",), ("m[a-z]", "x*"), ()]).map(Globs)
@@ -100,7 +114,9 @@ good_policies = st.builds(
     defaults=st.builds(
         ClaimDefaults,
         mode=modes,
-        capabilities=st.sampled_from([frozenset(Capability), frozenset({Capability.UTILITY})]),
+        capabilities=st.sampled_from(
+            [DEFAULT_CAPABILITIES, frozenset({Capability.UTILITY}), frozenset({Capability.DISPLAY}), DRAWING]
+        ),
     ),
     namespaces=st.builds(
         NamespaceRules,

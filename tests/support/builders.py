@@ -35,7 +35,6 @@ GPUS: Final = 4
 GENERATION: Final = "580.95.05-1a2b3c4d"
 TREES: Final = "/var/lib/nri-gpu/drivers/" + GENERATION
 MAJORS: Final = Majors(nvidia=195, nvidia_uvm=511, nvidia_caps=510)
-EVERY_CAPABILITY: Final = frozenset(Capability)
 
 
 def uuid(index: int) -> GpuUuid:

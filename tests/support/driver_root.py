@@ -7,12 +7,13 @@ hand, and a machine with nothing but Python makes them.
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
-from tests.support.elf_file import EM_AARCH64, EM_X86_64, shared_library
+from tests.support.elf_file import EM_386, EM_AARCH64, EM_X86_64, shared_library
 from tests.support.errors import HarnessError
 
 Layout = Literal["flat", "ubuntu", "debian", "rhel"]
@@ -34,6 +35,51 @@ LIBRARIES: Final = {
     "libnvidia-ml": "libnvidia-ml.so.1",
     "libnvidia-cfg": "libnvidia-cfg.so.1",
 }
+# The same for the other capabilities, where a driver root has "everything".
+VIDEO: Final = {
+    "libnvcuvid": "libnvcuvid.so.1",
+    "libnvidia-encode": "libnvidia-encode.so.1",
+    "libnvidia-opticalflow": "libnvidia-opticalflow.so.1",
+    "vdpau/libvdpau_nvidia": "libvdpau_nvidia.so.1",
+}
+GRAPHICS: Final = {
+    "libGLX_nvidia": "libGLX_nvidia.so.0",
+    "libEGL_nvidia": "libEGL_nvidia.so.0",
+    "libGLESv2_nvidia": "libGLESv2_nvidia.so.2",
+    "libGLESv1_CM_nvidia": "libGLESv1_CM_nvidia.so.1",
+    "libnvidia-glcore": "libnvidia-glcore.so.{V}",
+    "libnvidia-eglcore": "libnvidia-eglcore.so.{V}",
+    "libnvidia-glsi": "libnvidia-glsi.so.{V}",
+    "libnvidia-tls": "libnvidia-tls.so.{V}",
+    "libnvidia-glvkspirv": "libnvidia-glvkspirv.so.{V}",
+    "libnvidia-rtcore": "libnvidia-rtcore.so.{V}",
+    "libnvoptix": "libnvoptix.so.1",
+    "libnvidia-fbc": "libnvidia-fbc.so.1",
+    "libnvidia-present": "libnvidia-present.so.{V}",
+    "libnvidia-wayland-client": "libnvidia-wayland-client.so.{V}",
+    "libnvidia-vksc-core": "libnvidia-vksc-core.so.1",
+}
+NGX: Final = {"libnvidia-ngx": "libnvidia-ngx.so.1"}
+# Libraries with versions of their own: name -> (SONAME, version).
+OWN_VERSIONS: Final = {
+    "libnvidia-egl-gbm": ("libnvidia-egl-gbm.so.1", "1.1.2"),
+    "libnvidia-egl-wayland": ("libnvidia-egl-wayland.so.1", "1.1.19"),
+    "libnvidia-egl-xcb": ("libnvidia-egl-xcb.so.1", "1.0.3"),
+    "libnvidia-egl-xlib": ("libnvidia-egl-xlib.so.1", "1.0.3"),
+    "libnvidia-api": ("libnvidia-api.so.1", ""),
+}
+# In a driver's package, and nothing for containers.
+NEVER: Final = {"libEGL": "libEGL.so.1", "libnvidia-gtk3": "", "libnvidia-sandboxutils": "libnvidia-sandboxutils.so.1"}
+CONFIGS: Final = {
+    "share/vulkan/icd.d/nvidia_icd.json": '{"ICD": {"library_path": "libGLX_nvidia.so.0"}}',
+    "share/vulkan/implicit_layer.d/nvidia_layers.json": '{"layers": [{"library_path": "libGLX_nvidia.so.0"}]}',
+    "share/glvnd/egl_vendor.d/10_nvidia.json": '{"ICD": {"library_path": "libEGL_nvidia.so.0"}}',
+    "share/egl/egl_external_platform.d/15_nvidia_gbm.json": '{"ICD": {"library_path": "libnvidia-egl-gbm.so.1"}}',
+    "share/egl/egl_external_platform.d/20_nvidia_xcb.json": '{"ICD": {"library_path": "libnvidia-egl-xcb.so.1"}}',
+    "share/nvidia/nvoptix.bin": "weights",
+    "share/X11/xorg.conf.d/10-nvidia.conf": 'Section "OutputClass"\nEndSection\n',
+    "etc/OpenCL/vendors/nvidia.icd": "libnvidia-opencl.so.1\n",
+}
 PROGRAMS: Final = (
     "nvidia-smi",
     "nvidia-debugdump",
@@ -41,6 +87,7 @@ PROGRAMS: Final = (
     "nvidia-cuda-mps-control",
     "nvidia-cuda-mps-server",
 )
+MORE_PROGRAMS: Final = ("nvidia-xconfig", "nvidia-settings")
 # What the runtime libraries of a program link to themselves; the name is the other's SONAME.
 LINKED_TO: Final = {"libnvidia-opencl": "libnvidia-gpucomp"}
 
@@ -68,15 +115,24 @@ class _Places:
     programs: str
     library_links: str = ""
     program_links: str = ""
+    compatible: str = "lib"
+    data: str = ""
     links: Mapping[str, str] | None = None
 
 
 def make_driver_root(
-    path: Path, version: str = "580.95.05", layout: Layout = "flat", *, compiled: bool = False, machine: str = ""
+    path: Path,
+    version: str = "580.95.05",
+    layout: Layout = "flat",
+    *,
+    compiled: bool = False,
+    machine: str = "",
+    everything: bool = False,
 ) -> Path:
     """A driver root at `path` (made when missing) and `path` itself.
 
     layout: `flat` as /usr/local/nvidia, the others as a whole root of that distribution. machine: as `uname -m`.
+    everything: the files of every capability and 32-bit libraries, not only those of compute and utility.
     Raises: HarnessError: `compiled` without a C compiler.
     """
     machine = machine or platform.machine()
@@ -87,10 +143,16 @@ def make_driver_root(
     for link, target in (places.links or {}).items():
         (path / link).symlink_to(target)
     if compiled:
-        _compile(libraries, programs, version)
+        _compile(libraries, LIBRARIES, version)
+        _compile_programs(programs, version)
     else:
-        _write(libraries, programs, version, machine)
+        _write(libraries, LIBRARIES, version, ELF_MACHINES[machine])
+        for name in PROGRAMS:
+            _write_program(programs / name, version)
     _link_names(libraries, version)
+    if everything:
+        make = _compile if compiled else partial(_write, machine=ELF_MACHINES[machine])
+        _more(path, places, version, make)
     _alternatives(path, libraries, places.library_links, "glx")
     _alternatives(path, programs, places.program_links, "nvidia")
     return path
@@ -120,17 +182,87 @@ def _places(layout: Layout, machine: str) -> _Places:
     triple = f"usr/lib/{machine}-linux-gnu"
     return {
         "flat": _Places("lib64", "bin"),
-        "ubuntu": _Places(triple, "usr/bin", links={"lib": "usr/lib", "bin": "usr/bin"}),
-        "rhel": _Places("usr/lib64", "usr/bin", links={"lib64": "usr/lib64", "bin": "usr/bin"}),
-        "debian": _Places(f"{triple}/nvidia/current", "usr/lib/nvidia/current", triple, "usr/bin"),
+        "ubuntu": _Places(
+            triple,
+            "usr/bin",
+            compatible="usr/lib/i386-linux-gnu",
+            data="usr/",
+            links={"lib": "usr/lib", "bin": "usr/bin"},
+        ),
+        "rhel": _Places(
+            "usr/lib64", "usr/bin", compatible="usr/lib", data="usr/", links={"lib64": "usr/lib64", "bin": "usr/bin"}
+        ),
+        "debian": _Places(
+            f"{triple}/nvidia/current",
+            "usr/lib/nvidia/current",
+            triple,
+            "usr/bin",
+            compatible="usr/lib/i386-linux-gnu/nvidia/current",
+            data="usr/",
+        ),
     }[layout]
 
 
-def _write(libraries: Path, programs: Path, version: str, machine: str) -> None:
-    for name, soname in LIBRARIES.items():
-        write_library(libraries / f"{name}.so.{version}", soname.format(V=version), machine)
-    for name in PROGRAMS:
-        _write_program(programs / name, version)
+def _more(root: Path, places: _Places, version: str, make: Callable[[Path, Mapping[str, str], str], None]) -> None:
+    libraries, compatible = root / places.libraries, root / places.compatible
+    more = VIDEO | GRAPHICS | NGX
+    (libraries / "vdpau").mkdir()
+    make(libraries, more | {name: soname or f"{name}.so.{version}" for name, soname in NEVER.items()}, version)
+    for name, soname in more.items():
+        _link(libraries, name, soname.format(V=version), version)
+    for name, (soname, own) in OWN_VERSIONS.items():
+        make(libraries, {name: soname}, own or "1")
+        if own:
+            _link(libraries, name, soname, own)
+    _modules(libraries, version)
+    (compatible / "vdpau").mkdir(parents=True, exist_ok=True)
+    for name, soname in (LIBRARIES | more).items():
+        write_32(compatible / f"{name}.so.{version}", soname.format(V=version))
+        _link(compatible, name, soname.format(V=version), version)
+    for place, text in CONFIGS.items():
+        target = root / (place if place.startswith("etc/") else places.data + place)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    for name in MORE_PROGRAMS:
+        _write_program(root / places.programs / name, version)
+
+
+def _modules(libraries: Path, version: str) -> None:
+    """Of the X server's: the driver and its GLX."""
+    folder = libraries / "xorg/modules"
+    for kind in ("drivers", "extensions"):
+        (folder / kind).mkdir(parents=True)
+    write_library(folder / "drivers/nvidia_drv.so", "")
+    write_library(folder / f"extensions/libglxserver_nvidia.so.{version}", "libglxserver_nvidia.so")
+
+
+def write_32(path: Path, soname: str) -> Path:
+    """A 32-bit library; one with a function where the C compiler can make it."""
+    compiler = shutil.which("gcc")
+    options: list[str | Path] = [
+        "-m32",
+        "-shared",
+        "-nostdlib",
+        "-fPIC",
+        f"-Wl,-soname,{soname}",
+        '-DSTUB_NAME="32"',
+        "-o",
+        path,
+    ]
+    done = compiler and subprocess.run(
+        [compiler, *options, STUBS / "library.c"], capture_output=True, text=True, check=False
+    )
+    if not done or done.returncode:
+        path.write_bytes(shared_library(soname, bits=32, machine=EM_386))
+    path.chmod(0o755)
+    return path
+
+
+def _write(libraries: Path, sonames: Mapping[str, str], version: str, machine: int) -> None:
+    for name, soname in sonames.items():
+        path = libraries / f"{name}.so.{version}"
+        path.write_bytes(shared_library(soname.format(V=version), machine=machine))
+        path.chmod(0o755)
 
 
 def _write_program(path: Path, version: str) -> None:
@@ -139,28 +271,37 @@ def _write_program(path: Path, version: str) -> None:
     path.chmod(0o755)
 
 
-def _compile(libraries: Path, programs: Path, version: str) -> None:
-    for name in sorted(LIBRARIES, key=lambda name: name in LINKED_TO):  # those that others link to come first
+def _compile(libraries: Path, sonames: Mapping[str, str], version: str) -> None:
+    for name in sorted(sonames, key=lambda name: name in LINKED_TO):  # those that others link to come first
         own = STUBS / f"{name}.c"
         target = libraries / f"{name}.so.{version}"
         other = LINKED_TO.get(name)
         needs = [str(libraries / f"{other}.so.{version}")] if other else []
         source = own if own.exists() else STUBS / "library.c"
-        soname = LIBRARIES[name].format(V=version)
+        soname = sonames[name].format(V=version)
         options = ["-shared", "-fPIC", "-Wl,--no-as-needed", f"-Wl,-soname,{soname}", f'-DSTUB_NAME="{name}"']
         compile_stub(source, target, version, *options, *needs)
+
+
+def _compile_programs(programs: Path, version: str) -> None:
     for name in PROGRAMS:
         _write_program(programs / name, version)
     (programs / "nvidia-smi").unlink()
     compile_stub(STUBS / "nvidia-smi.c", programs / "nvidia-smi", version)
 
 
+def _link(libraries: Path, name: str, soname: str, version: str) -> None:
+    """A SONAME's link beside its file."""
+    file = libraries / f"{name}.so.{version}"
+    link = file.with_name(soname)
+    if not link.exists():
+        link.symlink_to(file.name)
+
+
 def _link_names(libraries: Path, version: str) -> None:
     """The links an installer makes: every SONAME, and `.so` for what one links programs against."""
     for name, soname in LIBRARIES.items():
-        link = libraries / soname.format(V=version)
-        if not link.exists():
-            link.symlink_to(f"{name}.so.{version}")
+        _link(libraries, name, soname.format(V=version), version)
     for name in ("libcuda", "libnvidia-ml"):
         (libraries / f"{name}.so").symlink_to(LIBRARIES[name])
 

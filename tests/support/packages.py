@@ -1,4 +1,4 @@
-"""The programs the harness drives: containerd in two generations, runc, a static busybox, bpftool.
+"""The programs the harness drives: containerd in two generations, runc, busybox, bpftool, a 32-bit libc.
 
 What the machine has is used; the rest is unpacked once into a cache folder: $NRI_GPU_CACHE, else nri-gpu below
 $XDG_CACHE_HOME or ~/.cache. Copy that folder to a machine without a network and it serves there. Delete it to refresh.
@@ -108,6 +108,12 @@ def busybox() -> Path:
 def bpftool() -> Path:
     """Shows which programs filter a cgroup's devices on cgroup v2."""
     return _system("bpftool") or _program("bpftool", "bpftool")
+
+
+def libc_32() -> Path:
+    """The folder of a C library for 32-bit programs on x86-64: `ld-linux.so.2`, `libc.so.6`."""
+    tree = _cached("libc6-i386")
+    return next(folder for each in ("lib32", "usr/lib32") if (folder := tree / each).is_dir())
 
 
 def cache_folder() -> Path:

@@ -10,9 +10,10 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Refuse
 from nri_gpu.domain.edits import NO_EDITS
-from nri_gpu.domain.gpu import Capability, GpuUuid, Majors, Node
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, GpuUuid, Majors, Node
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import (
+    CapabilityRules,
     ClaimDefaults,
     Disarm,
     EnvironmentSettings,
@@ -131,6 +132,13 @@ def test_a_node_with_an_nvidia_hook_keeps_it_idle() -> None:
 HOLDING = make.container("1", devices=(make.held_node(make.gpu(2)),))
 GRANTED_ELSEWHERE = make.ledger(make.entry(0, 1, 2, 3, to=make.container(of="other")))
 STARTING = Node(number=1, inventory=make.inventory(), driver_fault="the driver's files are being looked for; try again")
+SERVER = make.node(
+    staged=make.driver(trees={some: tree for some, tree in make.trees().items() if some <= DEFAULT_CAPABILITIES})
+)
+COMPATIBLE = make.node(
+    staged=make.driver(trees={some: tree for some, tree in make.trees().items() if some != {Capability.COMPAT32}})
+)
+HEADLESS = Policy(capabilities=CapabilityRules(allowed=frozenset(Capability) - {Capability.DISPLAY}))
 HALF_STAGED = make.node(staged=make.driver(trees={}))
 REFUSALS: dict[str, tuple[Container, Node, Ledger, Policy | BrokenPolicy, Code, str]] = {
     "syntax": (make.container("one"), NODE, Ledger(), POLICY, Code.BAD_REQUEST, "gpu.nri.io at character 1"),
@@ -154,6 +162,38 @@ REFUSALS: dict[str, tuple[Container, Node, Ledger, Policy | BrokenPolicy, Code, 
     ),
     "no good policy": (make.container("1"), NODE, Ledger(), BROKEN, Code.BAD_POLICY, "plugin.index"),
     "may not ask": (make.container("1"), NODE, Ledger(), CLOSED, Code.NOT_ALLOWED, "namespaces.deny[0]"),
+    "a capability that policy denies": (
+        make.container("1;capabilities=display"),
+        NODE,
+        Ledger(),
+        HEADLESS,
+        Code.NOT_ALLOWED,
+        "capabilities display may not be asked for",
+    ),
+    "a capability that brings a denied one": (
+        make.container("1;capabilities=video"),
+        NODE,
+        Ledger(),
+        Policy(capabilities=CapabilityRules(allowed=frozenset({Capability.VIDEO}))),
+        Code.NOT_ALLOWED,
+        "capabilities compute may not be asked for (compute is brought along by another)",
+    ),
+    "a capability that the driver has no files for": (
+        make.container("1;capabilities=compute,graphics,ngx"),
+        SERVER,
+        Ledger(),
+        POLICY,
+        Code.NODE_NOT_READY,
+        "has no files for graphics, ngx",
+    ),
+    "32-bit libraries of nothing": (
+        make.container("1;capabilities=compat32"),
+        COMPATIBLE,
+        Ledger(),
+        POLICY,
+        Code.NODE_NOT_READY,
+        "name them too",
+    ),
     "others' nodes": (HOLDING, NODE, Ledger(), POLICY, Code.HELD_BY_OTHERS, "/dev/nvidia5"),
     "others' nodes beside none": (
         make.container("none", devices=HOLDING.devices),
@@ -374,3 +414,17 @@ def test_a_container_with_a_mig_device_of_others_is_given_no_other() -> None:
     refusal = decide(make.container("mig=1g.5gb", devices=caps(0)), CUT_NODE, Ledger(), POLICY)
     assert isinstance(refusal, Refuse)
     assert refusal.reason.code is Code.HELD_BY_OTHERS
+
+
+def test_a_capability_brings_along_what_it_needs() -> None:
+    video = injected(make.container("1;capabilities=video"))
+    assert "/dev/nvidia-uvm" in video.edits.devices
+    assert video.edits.mounts["/usr/local/nvidia"].source == make.TREES + "/compute+video"
+    display = injected(make.container("1;capabilities=display,utility"))
+    assert "/dev/nvidia-modeset" in display.edits.devices
+    assert display.edits.mounts["/usr/local/nvidia"].source == make.TREES + "/display+graphics+utility"
+
+
+def test_32_bit_libraries_are_found_by_the_variable() -> None:
+    edits = injected(make.container("1;capabilities=utility,compat32")).edits
+    assert edits.env["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64:/usr/local/nvidia/lib32"

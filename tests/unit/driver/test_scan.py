@@ -32,7 +32,9 @@ def test_finds_the_whole_driver_in_every_layout(tmp_path: Path, layout: Layout) 
     assert set(names(found)) == {f"{name}.so.{V}" for name in LIBRARIES}
     assert [file.name for file in found.binaries] == list(PROGRAMS)
     assert (found.unknown, found.left_out) == ((), ())
-    assert found.missing == {Capability.COMPUTE: (), Capability.UTILITY: ()}
+    assert found.missing[Capability.COMPUTE] == found.missing[Capability.UTILITY] == ()
+    assert "libnvcuvid.so" in found.missing[Capability.VIDEO]
+    assert found.missing[Capability.COMPAT32] == (("every 32-bit library",) if MACHINE == "x86_64" else ())
 
 
 @pytest.mark.parametrize("layout", ["flat", "ubuntu", "debian", "rhel"])
@@ -168,7 +170,7 @@ def test_a_folder_that_is_another_by_a_link_is_looked_at_once(tmp_path: Path) ->
 
 
 def test_unknown_libraries_are_told_and_known_others_are_not(root: Path) -> None:
-    for name in (f"libnvidia-newthing.so.{V}", f"libnvidia-eglcore.so.{V}", "libother.so.1.2.3"):
+    for name in (f"libnvidia-newthing.so.{V}", f"libnvidia-gtk3.so.{V}", "libother.so.1.2.3"):
         write_library(root / "lib64" / name, name)
     found = scan(root)
     assert found.unknown == (f"libnvidia-newthing.so.{V}",)
@@ -188,7 +190,9 @@ def test_older_and_unversioned_file_names(root: Path) -> None:
 def test_a_soname_that_is_no_plain_name_makes_no_link(root: Path, soname: str) -> None:
     write_library(root / f"lib64/libnvidia-allocator.so.{V}", soname)
     (root / "lib64/libnvidia-allocator.so.1").unlink()
-    assert names(scan(root))[f"libnvidia-allocator.so.{V}"] == ()
+    assert names(scan(root))[f"libnvidia-allocator.so.{V}"] == (
+        ("gbm/nvidia-drm_gbm.so", f"../libnvidia-allocator.so.{V}"),
+    )
 
 
 def test_two_libraries_of_one_soname_share_no_name(root: Path) -> None:
@@ -197,6 +201,7 @@ def test_two_libraries_of_one_soname_share_no_name(root: Path) -> None:
     links = names(scan(root))
     assert ("libcuda.so.1", f"libcuda.so.{V}") in links[f"libcuda.so.{V}"]
     assert links[f"libnvidia-allocator.so.{V}"] == (
+        ("gbm/nvidia-drm_gbm.so", f"../libnvidia-allocator.so.{V}"),
         ("libnvidia-allocator.so", f"libnvidia-allocator.so.{V}"),
         ("libnvidia-allocator.so.1", f"libnvidia-allocator.so.{V}"),
     )

@@ -89,7 +89,7 @@ def test_folders_are_open_to_every_container_user_whatever_the_umask(found: Foun
     finally:
         os.umask(before)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tree.parent, tree, tree / "lib64", tree / "bin")} == {0o755}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (tree / "lib64").iterdir()} == {0o555}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tree / "lib64").iterdir() if path.is_file()} == {0o555}
 
 
 @pytest.mark.parametrize("ways", [FROM_HOST, (hard_link,), (copy,)], ids=["default", "hard link", "copy"])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
-from nri_gpu.domain.gpu import Capability, DriverTree, Gpu, Unit, whole
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DriverTree, Gpu, Unit, whole
 from nri_gpu.injection import cdi
 from nri_gpu.injection.plan import Share, plan
 from tests.support import builders as make
@@ -25,7 +25,7 @@ MADE_BY_CDI: Final = ("devices", "mounts", "env")
 
 
 def specification(gpus: tuple[Gpu, ...], tree: DriverTree | None = TREE, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
-    capabilities = fields.pop("capabilities", make.EVERY_CAPABILITY)
+    capabilities = fields.pop("capabilities", DEFAULT_CAPABILITIES)
     inventory = make.inventory(gpus, **fields)
     return cdi.specification(gpus, capabilities=capabilities, inventory=inventory, tree=tree)
 
@@ -55,7 +55,7 @@ def planned(*gpus: Unit) -> Edits:
     share = Share(
         container=make.container(),
         gpus=gpus,
-        capabilities=make.EVERY_CAPABILITY,
+        capabilities=DEFAULT_CAPABILITIES,
         inventory=make.inventory([whole(unit) for unit in gpus]),
         tree=TREE,
         void=True,
@@ -213,7 +213,7 @@ def test_mig_devices_are_listed_by_both_indices_and_by_uuid() -> None:
     cut = make.mig_gpu(1)
     units: tuple[Unit, ...] = (make.gpu(0), *cut.parts)
     document = cdi.specification(
-        units, capabilities=make.EVERY_CAPABILITY, inventory=make.inventory([make.gpu(0), cut]), tree=TREE
+        units, capabilities=DEFAULT_CAPABILITIES, inventory=make.inventory([make.gpu(0), cut]), tree=TREE
     )
     jsonschema.validate(document, SCHEMA)
     assert [*devices(document)] == [
@@ -228,7 +228,7 @@ def test_mig_devices_are_listed_by_both_indices_and_by_uuid() -> None:
 def test_mig_alone_shares_no_gpus_node() -> None:
     cut = make.mig_gpu(1)
     document = cdi.specification(
-        cut.parts, capabilities=make.EVERY_CAPABILITY, inventory=make.inventory([cut]), tree=None
+        cut.parts, capabilities=DEFAULT_CAPABILITIES, inventory=make.inventory([cut]), tree=None
     )
     assert "/dev/nvidia6" not in {node["path"] for node in document["containerEdits"]["deviceNodes"]}
     assert applied(document, "1:0").devices == planned(cut.parts[0]).devices

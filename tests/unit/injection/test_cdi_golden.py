@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from nri_gpu.allocation.fit import why_not
-from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree
+from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree, closure
 from nri_gpu.injection import mounts
 from nri_gpu.injection.cdi import specification
 from nri_gpu.inventory.topology import load_topology
@@ -26,6 +26,17 @@ FOLDER: Final = Path(__file__).parents[2] / "fixtures" / "cdi"
 CAPABILITIES: Final[dict[str, Capabilities]] = {
     "compute+utility": frozenset({Capability.COMPUTE, Capability.UTILITY}),
     "utility": frozenset({Capability.UTILITY}),
+    "video": closure(frozenset({Capability.VIDEO})),
+    "graphics": frozenset({Capability.GRAPHICS}),
+    "display": closure(frozenset({Capability.DISPLAY})),
+    "ngx": frozenset({Capability.NGX}),
+    "utility+compat32": frozenset({Capability.UTILITY, Capability.COMPAT32}),
+}
+# A few of the files that go in one by one, of every capability that has some.
+FILES: Final = {
+    Capability.COMPUTE: ("/etc/OpenCL/vendors/nvidia.icd",),
+    Capability.GRAPHICS: ("/etc/vulkan/icd.d/nvidia_icd.json", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json"),
+    Capability.DISPLAY: ("/usr/lib/xorg/modules/drivers/nvidia_drv.so",),
 }
 X86_64: Final = ("/usr/lib/x86_64-linux-gnu/glibc-hwcaps/x86-64-v2", "/usr/lib64/glibc-hwcaps/x86-64-v2")
 NAMES: Final = [path.stem for path in sorted(TOPOLOGIES.glob("*.toml")) if load_topology(path).gpus]
@@ -47,6 +58,14 @@ def _edits(name: str, edits: dict[str, Any]) -> Iterator[str]:
         yield f"{name}: mount {mount['containerPath']} from {mount['hostPath']} {','.join(mount['options'])}"
 
 
+def tree(name: str) -> DriverTree:
+    """As staged; of single files that compute and utility have, none, as on most hosts without OpenCL."""
+    wanted = CAPABILITIES[name] if name not in ("compute+utility", "utility") else frozenset()
+    places = tuple(place for each in Capability if each in wanted for place in FILES.get(each, ()))
+    smi = ("nvidia-smi",) if Capability.UTILITY in CAPABILITIES[name] else ()
+    return DriverTree(f"/stage/{name}", smi, tuple((place, f"extra{place}") for place in places))
+
+
 @pytest.mark.parametrize("capabilities", CAPABILITIES)
 @pytest.mark.parametrize("topology", NAMES)
 def test_it_is_what_it_was(topology: str, capabilities: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +75,7 @@ def test_it_is_what_it_was(topology: str, capabilities: str, monkeypatch: pytest
         [unit for unit in inventory.units if not why_not(unit)],
         capabilities=CAPABILITIES[capabilities],
         inventory=inventory,
-        tree=DriverTree(f"/stage/{capabilities}", ("nvidia-smi",)),
+        tree=tree(capabilities),
     )
     golden = FOLDER / f"{topology}.{capabilities}.txt"
     text = "\n".join(lines(document)) + "\n"

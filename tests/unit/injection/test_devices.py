@@ -4,20 +4,33 @@ import pytest
 
 from nri_gpu.domain.decision import Code
 from nri_gpu.domain.edits import DeviceNode
-from nri_gpu.domain.gpu import Capabilities, Capability, Majors
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, DrmNode, Majors, closure
 from nri_gpu.injection.devices import device_nodes, missing_capability_major, missing_modules
 from tests.support import builders as make
 
 COMPUTE, UTILITY = frozenset({Capability.COMPUTE}), frozenset({Capability.UTILITY})
-BOTH = make.EVERY_CAPABILITY
+BOTH = DEFAULT_CAPABILITIES
 GPU_NODES = [("/dev/nvidia7", 195, 7), ("/dev/nvidia5", 195, 5), ("/dev/nvidiactl", 195, 255)]
 UVM_NODES = [("/dev/nvidia-uvm", 511, 0), ("/dev/nvidia-uvm-tools", 511, 1)]
+MODESET = ("/dev/nvidia-modeset", 195, 254)
+DRM = (DrmNode("card1", 226, 1), DrmNode("renderD129", 226, 129))
+DRM_NODES = [
+    ("/dev/dri/card1", 226, 1),
+    (f"/dev/dri/by-path/pci-{make.gpu(2).pci_bus_id}-card", 226, 1),
+    ("/dev/dri/renderD129", 226, 129),
+    (f"/dev/dri/by-path/pci-{make.gpu(2).pci_bus_id}-render", 226, 129),
+]
 
 NODES = {
     "both": (BOTH, make.MAJORS, [*GPU_NODES, *UVM_NODES]),
     "compute": (COMPUTE, make.MAJORS, [*GPU_NODES, *UVM_NODES]),
     "utility needs no unified memory": (UTILITY, make.MAJORS, GPU_NODES),
     "utility without that module": (UTILITY, Majors(nvidia=195), GPU_NODES),
+    "video": (closure(frozenset({Capability.VIDEO})), make.MAJORS, [*GPU_NODES, *UVM_NODES]),
+    "graphics": (frozenset({Capability.GRAPHICS}), make.MAJORS, [*GPU_NODES, MODESET, *DRM_NODES]),
+    "display": (closure(frozenset({Capability.DISPLAY})), make.MAJORS, [*GPU_NODES, MODESET, *DRM_NODES]),
+    "ngx": (frozenset({Capability.NGX}), make.MAJORS, GPU_NODES),
+    "compat32": (frozenset({Capability.COMPAT32}), make.MAJORS, GPU_NODES),
     "no driver": (BOTH, Majors(), []),
 }
 
@@ -26,12 +39,17 @@ NODES = {
 def test_nodes_carry_the_gpus_minors_and_the_hosts_majors(
     capabilities: Capabilities, majors: Majors, nodes: list[tuple[str, int, int]]
 ) -> None:
-    made = device_nodes((make.gpu(0), make.gpu(2)), capabilities, majors)
+    made = device_nodes((make.gpu(0), make.gpu(2, drm=DRM)), capabilities, majors)
     assert [(node.path, node.major, node.minor) for node in made] == nodes
 
 
 def test_no_gpu_no_node_not_even_the_shared_ones() -> None:
     assert device_nodes((), BOTH, make.MAJORS) == ()
+
+
+def test_everybody_may_use_the_graphics_nodes_whatever_the_hosts_groups() -> None:
+    made = device_nodes((make.gpu(2, drm=DRM),), frozenset({Capability.GRAPHICS}), make.MAJORS)
+    assert {(node.mode, node.uid, node.gid) for node in made} == {(0o666, 0, 0)}
 
 
 def test_the_driver_opens_its_nodes_to_every_user() -> None:

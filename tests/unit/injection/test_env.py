@@ -21,7 +21,16 @@ PATHS: dict[str, tuple[dict[str, str], str | None]] = {
 
 @pytest.mark.parametrize(("env", "value"), PATHS.values(), ids=PATHS)
 def test_the_loaders_path(env: dict[str, str], value: str | None) -> None:
-    assert library_path(FOLDER, env.get("LD_LIBRARY_PATH", "")) == ({} if value is None else {"LD_LIBRARY_PATH": value})
+    assert library_path([FOLDER], env.get("LD_LIBRARY_PATH", "")) == (
+        {} if value is None else {"LD_LIBRARY_PATH": value}
+    )
+
+
+def test_the_loaders_path_with_32_bit_libraries() -> None:
+    folders = [FOLDER, "/usr/local/nvidia/lib32"]
+    assert library_path(folders, "/a") == {"LD_LIBRARY_PATH": f"{FOLDER}:/usr/local/nvidia/lib32:/a"}
+    assert library_path(folders, ":".join([*folders, "/a"])) == {}
+    assert library_path(folders, FOLDER) == {"LD_LIBRARY_PATH": ":".join([*folders, FOLDER])}
 
 
 def test_programs_read_the_granted_uuids() -> None:

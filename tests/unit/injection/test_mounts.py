@@ -59,3 +59,20 @@ def test_without_the_tool_in_the_tree_it_is_not_mounted() -> None:
 
 def test_every_mount_is_a_read_only_bind() -> None:
     assert all({"rbind", "ro"} <= set(mount.options) for mount in tree_mounts(TREE, free_places(USUAL)))
+
+
+ICD, EGL = "/etc/vulkan/icd.d/nvidia_icd.json", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json"
+DRAWING = DriverTree("/stage", files=((ICD, f"extra{ICD}"), (EGL, f"extra{EGL}")))
+BESIDE = {
+    "nothing in the way": (USUAL, {ICD, EGL}),
+    "a file of its own": (frozenset({ICD}), {EGL}),
+    "a folder of its own": (frozenset({"/etc/vulkan"}), {EGL}),
+    "another file of the folder": (frozenset({"/etc/vulkan/icd.d/mine.json", "/etc/hosts"}), {ICD, EGL}),
+}
+
+
+@pytest.mark.parametrize(("taken", "given"), BESIDE.values(), ids=BESIDE)
+def test_single_files_go_beside_the_containers_own(taken: frozenset[str], given: set[str]) -> None:
+    mounts = {each.destination: each.source for each in tree_mounts(DRAWING, free_places(taken, DRAWING))}
+    assert {place: f"/stage/extra{place}" for place in given}.items() <= mounts.items()
+    assert not ({ICD, EGL} - given) & mounts.keys()

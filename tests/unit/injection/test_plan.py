@@ -6,7 +6,7 @@ import pytest
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import NO_EDITS
-from nri_gpu.domain.gpu import DriverTree
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, DriverTree
 from nri_gpu.injection.plan import Share, plan
 from tests.support import builders as make
 
@@ -14,7 +14,7 @@ TREE = DriverTree("/stage/all", ("nvidia-smi",))
 SHARE = Share(
     container=make.container(),
     gpus=(make.gpu(1),),
-    capabilities=make.EVERY_CAPABILITY,
+    capabilities=DEFAULT_CAPABILITIES,
     inventory=make.inventory(),
     tree=TREE,
     void=False,

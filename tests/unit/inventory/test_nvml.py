@@ -77,11 +77,28 @@ def test_one_gpu_in_full(tmp_path: Path) -> None:
     assert inventory == Inventory(taken_at=7.0, gpus=(expected,), driver_version="580.95.05", cuda_version="13.0")
 
 
+def make_drm(sysfs: Path, gpu: Gpu) -> None:
+    """The kernel's folder of a GPU's graphics nodes, with what else it holds."""
+    folder = sysfs / "bus/pci/devices" / gpu.pci_bus_id / "drm"
+    for name, number in [(node.name, f"{node.major}:{node.minor}") for node in gpu.drm]:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "dev").write_text(f"{number}\n")
+    if gpu.drm:
+        for name, number in (("card9-DP-1", "226:9"), ("controlD64", "226:64"), ("card8", "nothing")):
+            (folder / name).mkdir()
+            (folder / name / "dev").write_text(number)
+        (folder / "card7").mkdir()  # on its way out: no number any more
+
+
 @pytest.mark.parametrize("name", ["four-gpus", "hgx-h100", "dgx-a100", "pcie-8"])
 def test_a_topology_and_nvml_tell_of_a_node_alike(tmp_path: Path, name: str) -> None:
     simulated = load_topology(ROOT / "config/topologies" / f"{name}.toml", wall=lambda: 7.0)
     gpus, ancestors = gpus_of(simulated)
-    inventory = ask(build_fake_nvml(tmp_path, gpus, ancestors=ancestors, driver=simulated.driver_version))
+    sysfs = tmp_path / "sys"
+    for gpu in simulated.gpus:
+        make_drm(sysfs, gpu)
+    fake = build_fake_nvml(tmp_path, gpus, ancestors=ancestors, driver=simulated.driver_version)
+    inventory = ask(fake, str(sysfs))
     assert inventory == dataclasses.replace(
         simulated, majors=inventory.majors, cuda_version=inventory.cuda_version, simulated=False
     )

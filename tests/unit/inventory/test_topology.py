@@ -254,3 +254,25 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(TopologyError, match="UTF-8"):
         load_topology(path)
+
+
+DRM_FAULTS = {
+    "name": ('[{ name = "card0-DP-1", major = 226, minor = 0 }]', "gpu[0].drm[0].name"),
+    "twice": (
+        '[{ name = "card0", major = 226, minor = 0 }, { name = "card0", major = 226, minor = 1 }]',
+        "gpu[0].drm[1].name",
+    ),
+    "no number": ('[{ name = "card0", major = 226 }]', "gpu[0].drm[0].minor"),
+    "no table": ('["card0"]', "gpu[0].drm[0]"),
+    "more": ('[{ name = "card0", major = 226, minor = 0, mode = 1 }]', "gpu[0].drm[0].mode"),
+}
+
+
+@pytest.mark.parametrize(("drm", "key"), DRM_FAULTS.values(), ids=DRM_FAULTS)
+def test_graphics_nodes_are_checked_like_the_rest(tmp_path: Path, drm: str, key: str) -> None:
+    text = (ROOT / "tests/fixtures/gpus/mig.toml").read_text()
+    path = tmp_path / "node.toml"
+    path.write_text(text.replace("[[gpu]]\n", f"[[gpu]]\ndrm = {drm}\n", 1))
+    with pytest.raises(TopologyError) as caught:
+        load_topology(path)
+    assert [fault.key for fault in caught.value.faults] == [key]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.domain.gpu import Capability, DriverFiles, DriverTree
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DriverFiles, DriverTree
 from nri_gpu.nri.convert import register_to_pb
 from nri_gpu.runtime.service import PluginService
 from nri_gpu.runtime.supervise import NRI_VERSION, REGISTER_TIMEOUT_S
@@ -23,7 +23,7 @@ GENERATION: Final = "580.95.05-00000000"
 STAGED: Final = f"/tmp/{FOLDER_NAME}/d/drivers/{GENERATION}"
 SCENES: Final = ("one_life", "refusal", "second_session", "long_reply")
 TREES: Final = {
-    frozenset(Capability): DriverTree(f"{STAGED}/compute+utility", ("nvidia-smi",)),
+    DEFAULT_CAPABILITIES: DriverTree(f"{STAGED}/compute+utility", ("nvidia-smi",)),
     frozenset({Capability.UTILITY}): DriverTree(f"{STAGED}/utility", ("nvidia-smi",)),
 }
 

@@ -46,6 +46,10 @@ ADVICE: dict[str, tuple[Raw, str]] = {
         {"namespaces": {"allow": ["a", "b"], "deny": ["c*"]}},
         'namespaces.deny[0] = "c*" changes nothing: namespaces.allow lists no such name',
     ),
+    "defaults that are not allowed": (
+        {"capabilities": {"allowed": ["utility", "video"]}, "defaults": {"capabilities": ["video"]}},
+        "defaults.capabilities needs compute, which capabilities.allowed does not list",
+    ),
     "silence": ({"namespaces": {"otherwise": "ignore"}}, "starts without GPUs"),
     "disarming": ({"environment": {"disarm": "all"}}, "device plugin"),
     "public stage": ({"driver": {"stage_dir": "/tmp/stage"}}, "driver.stage_dir"),

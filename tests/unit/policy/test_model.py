@@ -23,6 +23,8 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert (policy.driver.root, policy.driver.stage_dir) == ("/", "/var/lib/nri-gpu/drivers")
     assert policy.defaults.mode is Mode.EXCLUSIVE
     assert policy.defaults.capabilities == {Capability.COMPUTE, Capability.UTILITY}
+    assert policy.capabilities.allowed == frozenset(Capability)
+    assert policy.driver.library_dirs == ()
     assert (policy.namespaces.allow, policy.namespaces.deny) == (Globs(("*",)), Globs(()))
     assert policy.namespaces.otherwise is Otherwise.REFUSE
     assert policy.environment.visible_devices is VisibleDevices.UUIDS

@@ -6,9 +6,10 @@ import pytest
 
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, closure
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.select import Allowed, Denied, Ignored, select
+from nri_gpu.policy.select import Allowed, Denied, Ignored, denied_capabilities, select
 
 
 def policy(**rules: object) -> Policy:
@@ -71,3 +72,13 @@ def test_hostile_names_and_long_paths_leave_the_sentence_whole() -> None:
     assert verdict.sentence.isascii()
     assert verdict.sentence.isprintable()
     assert str(Reason(Code.NOT_ALLOWED, verdict.sentence)).endswith("may ask.")
+
+
+def test_denied_capabilities_are_named_with_the_list() -> None:
+    rules = parse_policy({"capabilities": {"allowed": ["compute", "utility"]}}, "/etc/nri-gpu/policy.toml")
+    assert denied_capabilities(rules, DEFAULT_CAPABILITIES) == ""
+    sentence = denied_capabilities(rules, closure(frozenset({Capability.DISPLAY, Capability.UTILITY})))
+    assert sentence == (
+        "capabilities graphics, display may not be asked for (graphics is brought along by another): "
+        "capabilities.allowed in /etc/nri-gpu/policy.toml does not list them; change that list, or ask without."
+    )

@@ -18,7 +18,7 @@ import pytest
 
 from nri_gpu.cdi_file import SpecFile
 from nri_gpu.cli import main
-from nri_gpu.domain.gpu import Capability, Inventory, Majors
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Inventory, Majors
 from nri_gpu.verbs.cdi_spec import NotReadyError, Wish, specification_text
 from nri_gpu.verbs.cdi_watch import Watch
 from nri_gpu.verbs.exits import Exit
@@ -54,8 +54,8 @@ class Place:
         return self.base / "node.toml"
 
     def wish(self, **fields: Any) -> Wish:  # noqa: ANN401 - any field of a Wish
-        every = frozenset(Capability)
-        return replace(Wish(self.driver, self.stage, every, str(self.topology), refresh_s=0.02), **fields)
+        every = DEFAULT_CAPABILITIES
+        return replace(Wish(self.driver, (), self.stage, every, str(self.topology), refresh_s=0.02), **fields)
 
     def generate(self, *arguments: str) -> int:
         own = ["--driver-root", str(self.driver), "--stage-dir", str(self.stage), "--gpus", str(self.topology)]

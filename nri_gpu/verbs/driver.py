@@ -1,0 +1,95 @@
+"""`nri-gpu driver`: what of the host's NVIDIA driver containers can have, by capability, and what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from nri_gpu.domain.errors import DriverError, PolicyError
+from nri_gpu.domain.gpu import Capability
+from nri_gpu.driver.scan import DriverFile, FoundDriver, scan
+from nri_gpu.settings import load_policy
+from nri_gpu.verbs.exits import Exit
+
+COMPAT: Final = frozenset({Capability.COMPAT32})
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it. Returns 1 when files had to be left out, 69 when there is no driver."""
+    overrides = {"driver.root": args.driver_root} if args.driver_root else {}
+    try:
+        policy = load_policy(Path(args.policy) if args.policy else None, overrides)
+        found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs)
+    except PolicyError as error:
+        print("\n".join(map(str, error.faults)), file=sys.stderr)
+        return Exit.CONFIGURATION
+    except DriverError as error:
+        print(f"nri-gpu: {error}", file=sys.stderr)
+        return Exit.UNAVAILABLE
+    print(json.dumps(to_json(found), indent=1) if args.output == "json" else to_text(found))
+    return Exit.FINDING if found.left_out else Exit.OK
+
+
+def to_json(found: FoundDriver) -> dict[str, Any]:
+    """Schema `nri-gpu/driver/v1`."""
+    return {
+        "schema": "nri-gpu/driver/v1",
+        "root": str(found.root),
+        "version": found.version,
+        "generation": found.generation,
+        "capabilities": {
+            capability.value: {
+                "files": [_file_json(kind, file) for kind, file in _of(found, capability)],
+                "missing": list(found.missing[capability]),
+            }
+            for capability in Capability
+        },
+        "left_out": [{"path": each.path, "reason": each.reason} for each in found.left_out],
+        "unknown": list(found.unknown),
+    }
+
+
+def _file_json(kind: str, file: DriverFile) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "name": file.name,
+        "source": file.source.relative,
+        "size_bytes": file.source.size_bytes,
+        "links": [name for name, _ in file.links],
+        "places": list(file.places),
+    }
+
+
+def to_text(found: FoundDriver) -> str:
+    """A paragraph for each capability, then what nobody gets and why."""
+    return "\n".join(_lines(found))
+
+
+def _lines(found: FoundDriver) -> Iterator[str]:
+    yield f"driver {found.version} below {found.root}, generation {found.generation}"
+    for capability in Capability:
+        yield f"\n{capability}"
+        for kind, file in _of(found, capability):
+            names = ", ".join(file.places or [name for name, _ in file.links])
+            yield f"  {kind:<8} {file.source.relative}{' as ' if names else ''}{names}"
+        if missing := found.missing[capability]:
+            yield f"  missing  {', '.join(missing)}"
+    if found.left_out:
+        yield "\nleft out, given to nobody"
+        yield from (f"  {each.path}: {each.reason}" for each in found.left_out)
+    if found.unknown:
+        yield "\nof no known capability, given to nobody"
+        yield from (f"  {name}" for name in found.unknown)
+
+
+def _of(found: FoundDriver, capability: Capability) -> Iterator[tuple[str, DriverFile]]:
+    """The files of one capability; a 32-bit library is of compat32 alone."""
+    kinds = ("library", found.libraries), ("program", found.binaries), ("file", found.extras)
+    for kind, files in (*kinds, ("library", found.libraries_32)):
+        for file in files:
+            if capability in (file.capabilities & COMPAT or file.capabilities):
+                yield kind, file
