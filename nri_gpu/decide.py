@@ -15,13 +15,15 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Gpu, GpuUuid, Node, Unit, closure
+from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Gpu, GpuUuid, Node, Unit, closure, whole
 from nri_gpu.injection.devices import missing_capability_major, missing_modules
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.plan import Share, plan
 from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
 from nri_gpu.policy.select import Denied, Ignored, denied_capabilities, select
 from nri_gpu.request.parse import parse_claim, select_annotation
+from nri_gpu.requirements.check import unmet
+from nri_gpu.requirements.facts import Facts, GpuFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
     if isinstance(gpus, Reason):
         return Refuse(gpus)
     if reason := missing_capability_major(gpus, node.inventory.majors):
+        return Refuse(reason)
+    if reason := _requirement(container, gpus, node, policy):
         return Refuse(reason)
     share = Share(
         container=container,
@@ -136,6 +140,16 @@ def _not_staged(capabilities: Capabilities, driver: DriverFiles) -> str:
         return "compat32 means the 32-bit libraries of other capabilities: name them too."
     wanted = ", ".join(sorted(capabilities))
     return f"the driver's files for {wanted} are not staged on this node; try again."
+
+
+def _requirement(container: Container, gpus: tuple[Unit, ...], node: Node, policy: Policy) -> Reason | None:
+    """What the image requires, and the node or one of the GPUs chosen for it is not."""
+    if not policy.requirements.check:
+        return None
+    each = tuple(GpuFacts(gpu.arch, gpu.brand) for gpu in map(whole, gpus))
+    facts = Facts(node.inventory.driver_version, node.inventory.cuda_version, each)
+    failed = unmet(container.env, facts, may_disable=policy.requirements.may_disable)
+    return Reason(Code.REQUIREMENT_NOT_MET, failed.sentence) if failed else None
 
 
 def _held(container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Unit, ...], Mode] | None:

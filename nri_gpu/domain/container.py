@@ -36,7 +36,8 @@ class Pod:
 class Container:
     """One container of a pod.
 
-    env: NAME -> value, as merged from image and pod. It never grants; only variables we add to are read.
+    env: NAME -> value, as merged from image and pod. It never grants; only variables we add to are read, and those by
+    which an image says what it requires.
     devices: extra nodes others put there (CRI, CDI, earlier plugins); a privileged one lists all of the host's.
     env_twice: variables that come twice, from image and pod both: an adjustment reaches only the first, and the last
     is what the program sees (seen on containerd 1.7.24 and 2.1.9).

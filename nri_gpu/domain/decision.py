@@ -40,6 +40,7 @@ class Code(StrEnum):
     NOT_ALLOWED = "not-allowed"  # policy says no
     NO_SUCH_GPU = "no-such-gpu"  # names a GPU this node does not have, or has none that match
     GPU_UNAVAILABLE = "gpu-unavailable"  # it is there and cannot be granted: lost, MIG mode
+    REQUIREMENT_NOT_MET = "requirement-not-met"  # the image requires a driver or GPU that it would not get
     GPU_BUSY = "gpu-busy"  # held by others in a way that excludes this request
     NODE_NOT_READY = "node-not-ready"  # driver, modules or inventory are missing
     BAD_POLICY = "bad-policy"  # the policy file is broken and no good one is kept

@@ -94,6 +94,7 @@ class Gpu:
     arch: compute capability, (9, 0) for Hopper (nvmlDeviceGetCudaComputeCapability).
     numa_node: None where the host does not tell.
     mig: its MIG devices in NVML's order; a GPU in MIG mode can have none.
+    brand: nvmlDeviceGetBrand as a word, `nvidia`; empty where nobody told.
     unavailable: why it cannot be granted; empty when it can.
     drm: its card and render nodes; empty where nvidia-drm is not loaded.
     """
@@ -107,6 +108,7 @@ class Gpu:
     arch: tuple[int, int]
     numa_node: int | None = None
     mig_enabled: bool = False
+    brand: str = ""
     unavailable: str = ""
     mig: tuple[MigDevice, ...] = ()
     drm: tuple[DrmNode, ...] = ()

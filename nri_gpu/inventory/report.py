@@ -39,6 +39,7 @@ def _gpu(facts: Any) -> Gpu:  # noqa: ANN401
         arch=(int(major), int(minor)),
         numa_node=None if numa_node is None else int(numa_node),
         mig_enabled=bool(facts["mig_enabled"]),
+        brand=str(facts["brand"]),
         unavailable=str(facts["unavailable"]),
         mig=tuple(_mig_device(device) for device in facts["mig"]),
         drm=tuple(DrmNode(str(name), int(major), int(minor)) for name, major, minor in facts["drm"]),

@@ -13,6 +13,7 @@ from typing import Any, Final
 from nri_gpu.inventory.asking import ABSENT, Ask, CallError, maybe, parsed, tolerant
 from nri_gpu.inventory.identity import DRM_NAME, parse_bus_id, parse_model, parse_uuid
 from nri_gpu.inventory.mig import mig_devices
+from nri_gpu.requirements.facts import brand_word
 
 # Numbers of nvml.h.
 AFFINITY_SCOPE_NODE: Final = 0
@@ -86,6 +87,7 @@ def _describe(ask: Ask, gpu: _Seen, sysfs: Path) -> None:
     gpu.facts |= {"model": "unknown", "memory_bytes": 0, "arch": [0, 0], "numa_node": None, "mig_enabled": False}
     gpu.facts["mig"] = []
     gpu.facts["drm"] = []
+    gpu.facts |= {"brand": ""}
     try:
         for facts in _descriptions(ask, gpu, sysfs):
             gpu.facts |= facts
@@ -100,6 +102,8 @@ def _descriptions(ask: Ask, gpu: _Seen, sysfs: Path) -> Iterator[Mapping[str, ob
     memory = maybe(ask, None, "nvmlDeviceGetMemoryInfo", handle, gpu=index, tolerated=ABSENT)
     yield {"memory_bytes": int(memory.total) if memory else 0}
     yield {"arch": list(ask("nvmlDeviceGetCudaComputeCapability", handle, gpu=index))}
+    brand = maybe(ask, None, "nvmlDeviceGetBrand", handle, gpu=index)
+    yield {"brand": "" if brand is None else brand_word(int(brand))}
     yield {"numa_node": _numa_node(ask, gpu, sysfs), "drm": list(_drm(gpu, sysfs))}
     # Not knowing whether a GPU is cut into MIG instances is not the same as knowing that it is whole.
     mode = maybe(ask, (0, 0), "nvmlDeviceGetMigMode", handle, gpu=index, tolerated=ABSENT)

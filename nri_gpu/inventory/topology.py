@@ -21,6 +21,7 @@ from nri_gpu.inventory.identity import (
     parse_uuid,
 )
 from nri_gpu.inventory.table import Notes, Table
+from nri_gpu.requirements.facts import BRANDS
 
 SCHEMA: Final = 1
 GPUS_MAX: Final = 248  # /dev/nvidia0 to 247 (open-gpu-kernel-modules: kernel-open/common/inc/nv-chardev-numbers.h)
@@ -131,6 +132,7 @@ def _gpu(table: Table) -> Gpu:
         arch=table.parsed("arch", _parse_arch) or (0, 0),
         numa_node=table.number("numa", 0, NUMA_MAX, optional=True),
         mig_enabled=mig_enabled,
+        brand=_brand(table),
         unavailable=table.text("unavailable", default="") or "",
         mig=tuple(_mig_device(each, place, minor or 0) for place, each in enumerate(instances)),
         drm=tuple(_drm(each) for each in table.tables("drm")),
@@ -179,6 +181,14 @@ def _drm(table: Table) -> DrmNode:
     )
     table.done()
     return node
+
+
+def _brand(table: Table) -> str:
+    """NVML's word for it; empty where the file gives none."""
+    brand = table.text("brand", default="") or ""
+    if brand and brand not in BRANDS:
+        table.wrong("brand", f"{brand!r} is no brand of NVML's ({', '.join(BRANDS)})")
+    return brand
 
 
 def _parse_arch(text: str) -> tuple[int, int]:

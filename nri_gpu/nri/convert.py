@@ -5,6 +5,7 @@ Decoding is the dear part of passing a container through, so `Markers` looks at 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,11 +15,13 @@ from google.protobuf.message import DecodeError as DecodeError
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
 from nri_gpu.domain.edits import Edits
+from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, concerns
+from nri_gpu.requirements.check import PREFIX as REQUIRE
 
 PREFIX: Final = "gpu.nri.io"
-# The only variables we add to or override; no other is kept, so none can end up in a log.
+# The variables we add to or override. They and an image's requirements are kept, no other: none can end up in a log.
 READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
-_READ_ENV_EQUALS: Final = tuple(f"{name}=" for name in READ_ENV)
+_READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DISABLE)), REQUIRE)
 EMPTY: Final = b""  # the encoding of every message without content
 CREATED: Final = pb.CONTAINER_CREATED
 
@@ -214,10 +217,10 @@ def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
 
 def _read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str]]:
     """The variables we read, the last of a name winning as in the program; and the names that come twice."""
-    pairs = [entry.split("=", 1) for entry in env if entry.startswith(_READ_ENV_EQUALS)]
-    names = [name for name, _ in pairs]
-    twice = frozenset(name for name in names if names.count(name) > 1)
-    return dict(pairs), twice
+    parts = [entry.partition("=") for entry in env if entry.startswith(_READ_ENV_STARTS)]
+    pairs = [(name, value) for name, equals, value in parts if equals and (name in READ_ENV or concerns(name))]
+    times = Counter(name for name, _ in pairs)
+    return dict(pairs), frozenset(name for name, number in times.items() if number > 1)
 
 
 def _wildcard(rule: pb.LinuxDeviceCgroup) -> bool:

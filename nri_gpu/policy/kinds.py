@@ -120,6 +120,28 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    def faults(self, raw: object) -> Wrong:
+        """Not a boolean."""
+        if not isinstance(raw, bool):
+            yield "", f"must be true or false, not {toml_type(raw)}"
+
+    def convert(self, raw: bool) -> bool:
+        """As it is."""
+        return raw
+
+    def raw(self, value: bool) -> object:
+        """As it is."""
+        return value
+
+    def schema(self) -> dict[str, object]:
+        """A boolean."""
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One word of a closed set."""
 

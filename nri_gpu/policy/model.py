@@ -13,7 +13,7 @@ from typing import Annotated, Final
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability
 from nri_gpu.policy.globs import EVERYTHING, NOTHING, Globs
-from nri_gpu.policy.kinds import Choice, Choices, Declaration, Folder, Patterns, Text, Texts, Whole
+from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Folder, Patterns, Text, Texts, Whole
 
 BUILT_IN: Final = "the built-in defaults"  # the source of a policy that came from no file
 LIBRARY_DIRS_MAX: Final = 16
@@ -151,6 +151,23 @@ class EnvironmentSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequirementSettings:
+    """What images say they need of driver and GPU, by NVIDIA_REQUIRE_* and CUDA_VERSION."""
+
+    check: Annotated[
+        bool, Declaration(Flag(), "Refuse a container whose image requires what this node does not have.")
+    ] = True
+    may_disable: Annotated[
+        bool,
+        Declaration(
+            Flag(),
+            "Whether an image or a pod may turn the check off for itself, by NVIDIA_DISABLE_REQUIRE=1. It then starts "
+            "and fails by itself; it is granted nothing more.",
+        ),
+    ] = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InventorySettings:
     """How often the driver is asked what GPUs there are."""
 
@@ -180,6 +197,7 @@ class Policy:
     capabilities: CapabilityRules = CapabilityRules()
     namespaces: NamespaceRules = NamespaceRules()
     environment: EnvironmentSettings = EnvironmentSettings()
+    requirements: RequirementSettings = RequirementSettings()
     inventory: InventorySettings = InventorySettings()
     ledger: LedgerSettings = LedgerSettings()
     source: str = field(default=BUILT_IN, compare=False)

@@ -67,6 +67,7 @@ def _gpu_json(gpu: Gpu) -> dict[str, Any]:
         "model": gpu.model,
         "memory_bytes": gpu.memory_bytes,
         "arch": f"{gpu.arch[0]}.{gpu.arch[1]}",
+        "brand": gpu.brand,
         "numa_node": gpu.numa_node,
         "mig_enabled": gpu.mig_enabled,
         "unavailable": why_not(gpu),

@@ -30,6 +30,7 @@ from nri_gpu.nri.convert import (
     state_change_from_pb,
 )
 from nri_gpu.policy.model import Disarm, Policy
+from nri_gpu.requirements.check import concerns
 from tests.property import worlds
 from tests.support import builders as make
 
@@ -43,7 +44,7 @@ def as_read(container: Container) -> Container:
         container,
         pod=pod,
         annotations={k: v for k, v in container.annotations.items() if k.startswith(PREFIX)},
-        env={k: v for k, v in container.env.items() if k in READ_ENV},
+        env={k: v for k, v in container.env.items() if k in READ_ENV or concerns(k)},
     )
 
 

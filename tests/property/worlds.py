@@ -31,10 +31,12 @@ from nri_gpu.policy.model import (
     NamespaceRules,
     Otherwise,
     Policy,
+    RequirementSettings,
     VisibleDevices,
 )
 from tests.support import builders as make
 
+REQUIREMENTS: Final = ("NVIDIA_REQUIRE_CUDA", "CUDA_VERSION", "NVIDIA_DISABLE_REQUIRE", "NVIDIA_REQUIRE_JETPACK")
 POD_NAMES: Final = ("a", "b", "c")
 CONTAINER_NAMES: Final = ("main", "side")
 
@@ -124,6 +126,7 @@ good_policies = st.builds(
         deny=st.sampled_from([Globs(()), Globs(()), Globs(("ml",))]),
         otherwise=st.sampled_from(Otherwise),
     ),
+    requirements=st.builds(RequirementSettings, check=st.booleans(), may_disable=st.booleans()),
     environment=st.builds(
         EnvironmentSettings, visible_devices=st.sampled_from(VisibleDevices), disarm=st.sampled_from(Disarm)
     ),
@@ -145,10 +148,10 @@ devices = st.one_of(
 )
 env = st.dictionaries(
     st.one_of(
-        st.sampled_from(["LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "PATH"]),
+        st.sampled_from(["LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "PATH", *REQUIREMENTS]),
         st.text(max_size=4).filter(lambda name: "=" not in name),
     ),
-    st.one_of(st.sampled_from(["all", "void", "", ":", "/usr/local/nvidia/lib64:/x"]), texts),
+    st.one_of(st.sampled_from(["all", "void", "", ":", "/usr/local/nvidia/lib64:/x", "1", "cuda>=13.0"]), texts),
     max_size=3,
 )
 mounts = st.frozensets(

@@ -20,6 +20,7 @@ from nri_gpu.policy.model import (
     NamespaceRules,
     Otherwise,
     Policy,
+    RequirementSettings,
     VisibleDevices,
 )
 from tests.support import builders as make
@@ -240,6 +241,48 @@ def test_refuses(
     reason = refused(container, node, ledger, policy).reason
     assert reason.code is code
     assert words in reason.sentence
+
+
+REQUIRING = {"NVIDIA_REQUIRE_CUDA": "cuda>=13.0 brand=tesla,driver>=570"}
+UNCHECKED = Policy(requirements=RequirementSettings(check=False))
+STRICT = Policy(requirements=RequirementSettings(may_disable=False))
+OLD = make.node(driver_version="570.10", cuda_version="12.8")
+TESLA = make.node([make.gpu(brand="tesla")], driver_version="570.10", cuda_version="12.8")
+SAYS_OFF = {**REQUIRING, "NVIDIA_DISABLE_REQUIRE": "1"}
+
+
+def test_what_an_image_requires_and_would_not_get_is_refused_with_the_condition() -> None:
+    for ledger in (Ledger(), make.ledger(make.entry(0, to=make.container("1")))):  # asked again: no different
+        reason = refused(make.container("1", env=REQUIRING), OLD, ledger).reason
+        assert reason.code is Code.REQUIREMENT_NOT_MET
+        assert "needs cuda>=13.0, and its other alternative does not hold; this node has CUDA 12.8" in reason.sentence
+    assert "CUDA_VERSION" in refused(make.container("1", env={"CUDA_VERSION": "13.0.1"}), OLD).reason.sentence
+
+
+def test_requirements_are_asked_of_the_gpus_that_were_chosen() -> None:
+    assert injected(make.container("1", env=REQUIRING), TESLA)
+    both = make.node([make.gpu(0, brand="tesla"), make.gpu(1)], driver_version="570.10", cuda_version="12.8")
+    assert injected(make.container("device=0", env=REQUIRING), both)
+    refused(make.container("device=1", env=REQUIRING), both)
+    refused(make.container("all", env=REQUIRING), both)
+
+
+def test_whoever_gets_no_gpu_requires_nothing() -> None:
+    assert injected(make.container("none", env=REQUIRING), OLD)
+    assert isinstance(decide(make.container(env=REQUIRING), OLD, Ledger(), POLICY), Pass)
+
+
+def test_policy_says_whether_requirements_count_and_who_may_turn_them_off() -> None:
+    assert injected(make.container("1", env=REQUIRING), OLD, policy=UNCHECKED)
+    assert injected(make.container("1", env=SAYS_OFF), OLD)
+    assert (
+        "policy does not let it count" in refused(make.container("1", env=SAYS_OFF), OLD, policy=STRICT).reason.sentence
+    )
+
+
+def test_a_requirement_that_cannot_be_met_and_a_busy_gpu_are_told_apart() -> None:
+    container = make.container("1", env=REQUIRING)
+    assert refused(container, OLD, GRANTED_ELSEWHERE).reason.code is Code.GPU_BUSY
 
 
 def test_a_simulated_node_grants_without_the_drivers_files() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from nri_gpu.domain.gpu import Inventory, MigDevice
+from nri_gpu.requirements.facts import BRANDS
 
 SOURCE = Path(__file__).with_name("fake.c")
 DRIVER = "580.95.05"
@@ -39,7 +40,8 @@ class FakeGpu:
     """What NVML says of one GPU; its index is its place in the list.
 
     minor: None for the index. numa: -1 where the host does not tell. mig: current and pending mode, (-1, -1) where
-    the GPU has none. nvlinks: what is at the far end of its links, by index, or SWITCH.
+    the GPU has none. brand: nvmlBrandType_t, -1 where the driver does not tell. nvlinks: what is at the far end of its
+    links, by index, or SWITCH.
     """
 
     minor: int | None = None
@@ -51,6 +53,7 @@ class FakeGpu:
     arch: tuple[int, int] = (9, 0)
     numa: int = 0
     mig: tuple[int, int] = (0, 0)
+    brand: int = 14
     nvlinks: tuple[int, ...] = ()
     parts: tuple[FakeMig, ...] = ()
 
@@ -148,6 +151,7 @@ def gpus_of(inventory: Inventory) -> tuple[list[FakeGpu], list[tuple[int, int, s
             arch=gpu.arch,
             numa=-1 if gpu.numa_node is None else gpu.numa_node,
             mig=(int(gpu.mig_enabled), int(gpu.mig_enabled)),
+            brand=BRANDS.index(gpu.brand) if gpu.brand else -1,
             nvlinks=(SWITCH,) * links[gpu.index],
             parts=tuple(map(_fake_mig, gpu.mig)),
         )
@@ -183,7 +187,7 @@ def _gpu_line(index: int, gpu: FakeGpu) -> str:
     major_cc, minor_cc = gpu.arch
     return (
         f"gpu {minor} {gpu.domain:x} {bus:x} {gpu.memory_bytes} {major_cc} {minor_cc} {gpu.numa} "
-        f"{gpu.mig[0]} {gpu.mig[1]} {uuid} {gpu.model}"
+        f"{gpu.mig[0]} {gpu.mig[1]} {gpu.brand} {uuid} {gpu.model}"
     )
 
 

@@ -54,7 +54,7 @@ typedef struct {
 
 /* A GPU, or a MIG device: NVML has one kind of handle for both. */
 typedef struct gpu {
-    int minor, numa, mig, pending, major_cc, minor_cc;
+    int minor, numa, mig, pending, brand, major_cc, minor_cc;
     unsigned int domain, bus;
     unsigned long long memory;
     char uuid[96], name[96];
@@ -89,8 +89,9 @@ static const char *beside(const char *name) {
 
 static void read_gpu(const char *words) {
     struct gpu *gpu = &gpus[gpu_count++];
-    sscanf(words, "gpu %d %x %x %llu %d %d %d %d %d %95s %95[^\n]", &gpu->minor, &gpu->domain, &gpu->bus, &gpu->memory,
-           &gpu->major_cc, &gpu->minor_cc, &gpu->numa, &gpu->mig, &gpu->pending, gpu->uuid, gpu->name);
+    sscanf(words, "gpu %d %x %x %llu %d %d %d %d %d %d %95s %95[^\n]", &gpu->minor, &gpu->domain, &gpu->bus, &gpu->memory,
+           &gpu->major_cc, &gpu->minor_cc, &gpu->numa, &gpu->mig, &gpu->pending, &gpu->brand, gpu->uuid,
+           gpu->name);
     for (int link = 0; link < LINKS; link++)
         gpu->remote[link] = LINK_DOWN;
 }
@@ -275,6 +276,14 @@ int nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *min
     PLAY(index_of(device));
     *major = device->major_cc;
     *minor = device->minor_cc;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetBrand(nvmlDevice_t device, int *brand) {
+    PLAY(index_of(device));
+    if (device->brand < 0)
+        return NOT_SUPPORTED;
+    *brand = device->brand;
     return SUCCESS;
 }
 

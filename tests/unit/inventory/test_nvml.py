@@ -62,6 +62,7 @@ def test_one_gpu_in_full(tmp_path: Path) -> None:
         memory_bytes=24_152_899_584,
         arch=(8, 9),
         numa=1,
+        brand=2,
     )
     inventory = ask(build_fake_nvml(tmp_path, [gpu]))
     expected = Gpu(
@@ -73,6 +74,7 @@ def test_one_gpu_in_full(tmp_path: Path) -> None:
         memory_bytes=24_152_899_584,
         arch=(8, 9),
         numa_node=1,
+        brand="tesla",
     )
     assert inventory == Inventory(taken_at=7.0, gpus=(expected,), driver_version="580.95.05", cuda_version="13.0")
 
@@ -167,6 +169,7 @@ DESCRIPTION = [
     "nvmlDeviceGetName",
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetCudaComputeCapability",
+    "nvmlDeviceGetBrand",
     "nvmlDeviceGetMemoryAffinity",
     "nvmlDeviceGetMigMode",
 ]
@@ -212,6 +215,13 @@ def test_mig_mode_that_cannot_be_told_is_not_taken_for_none(tmp_path: Path, code
     assert inventory.gpus[0].unavailable.startswith("nvmlDeviceGetMigMode: ")
 
 
+def test_brands_old_new_newer_and_not_told(tmp_path: Path) -> None:
+    gpus = [FakeGpu(brand=number) for number in (1, 16, 99, -1)]
+    inventory = played(tmp_path, [], gpus=gpus)
+    assert [gpu.brand for gpu in inventory.gpus] == ["quadro", "titanrtx", "unknown", ""]
+    assert not any(gpu.unavailable for gpu in inventory.gpus)
+
+
 def test_a_gpu_without_memory_of_its_own(tmp_path: Path) -> None:
     (gpu,) = played(tmp_path, [Act("nvmlDeviceGetMemoryInfo", "fail", 3)], gpus=[FakeGpu()]).gpus
     assert gpu.memory_bytes == 0
@@ -221,6 +231,7 @@ def test_a_gpu_without_memory_of_its_own(tmp_path: Path) -> None:
 # --- what a driver lacks ----------------------------------------------------------------------------------------------
 
 OPTIONAL = [
+    "nvmlDeviceGetBrand",
     "nvmlSystemGetDriverVersion",
     "nvmlSystemGetCudaDriverVersion_v2",
     "nvmlDeviceGetMemoryAffinity",

@@ -9,6 +9,7 @@ import pytest
 
 from nri_gpu.domain.gpu import Inventory, Link, Majors
 from nri_gpu.inventory.topology import TopologyError, load_topology, parse_topology
+from nri_gpu.requirements import facts
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "config/topologies").glob("*.toml"))
@@ -174,6 +175,7 @@ def test_bus_ids_are_normalised() -> None:
     assert parse(NODE + GPU.replace("0000:3b", "00010000:3B")).gpus[0].pci_bus_id == "10000:3b:00.0"
 
 
+BRANDS = ", ".join(facts.BRANDS)
 FAULTS = {
     "no schema": ("[node]\n", ["schema: missing; a whole number"]),
     "another schema": ("schema = 2\n[node]\n", ["schema: 2 is not from 1 to 1"]),
@@ -197,6 +199,7 @@ FAULTS = {
     "memory as text": (NODE + GPU.replace("85_520_809_984", "'80Gi'"), ["gpu[0].memory_bytes: must be a whole number"]),
     "arch as a number": (NODE + GPU.replace('"9.0"', "9.0"), ["gpu[0].arch: must be text"]),
     "arch": (NODE + GPU.replace('"9.0"', '"9"'), ["""gpu[0].arch: '9' is not a compute capability ("9.0")"""]),
+    "a brand of its own": (NODE + GPU + "brand = 'acme'\n", [f"gpu[0].brand: 'acme' is no brand of NVML's ({BRANDS})"]),
     "mig as a number": (NODE + GPU + "mig = 1\n", ["gpu[0].mig: must be true or false"]),
     "duplicates": (
         NODE + GPU + GPU,

@@ -50,6 +50,21 @@ def test_of_a_variable_that_comes_twice_the_last_counts_and_it_is_said() -> None
     assert read.env_twice == {"NVIDIA_VISIBLE_DEVICES"}
 
 
+def test_what_an_image_requires_is_kept_and_nothing_that_only_looks_like_it() -> None:
+    stated = ["NVIDIA_REQUIRE_CUDA=cuda>=12.4 brand=tesla", "CUDA_VERSION=12.4.1", "NVIDIA_DISABLE_REQUIRE=1"]
+    others = ["NVIDIA_REQUIRE_JETPACK=csv-mounts=all", "NVIDIA_REQUIRE_X", "CUDA_VERSION_MAJOR=12", "XCUDA_VERSION=1"]
+    read = convert.request_from_pb(make.create_payload(make.container(), env=[*stated, *others]))
+    assert read.env == dict(entry.split("=", 1) for entry in stated)
+    again = convert.request_from_pb(make.create_payload(make.container(), env=[*stated, "CUDA_VERSION=11.0"]))
+    assert again.env["CUDA_VERSION"] == "11.0"
+    assert again.env_twice == {"CUDA_VERSION"}
+
+
+def test_a_flood_of_variables_is_read_in_one_pass() -> None:
+    flood = ["NVIDIA_REQUIRE_A=1"] * 50_000
+    assert convert.request_from_pb(make.create_payload(make.container(), env=flood)).env_twice == {"NVIDIA_REQUIRE_A"}
+
+
 def test_an_annotation_behind_a_reply_adds_to_it() -> None:
     edits = Edits.of(devices=(DeviceNode("/dev/nvidia0", 195, 0),), env={"K": "v"}, annotations={"a": "b"})
     whole = convert.reply_to_pb(edits) + convert.annotation_to_pb("c", "d")

@@ -26,6 +26,7 @@ GOOD: Final[dict[str, Raw]] = {
     "nobody": {"namespaces": {"allow": []}},
     "most patterns": {"namespaces": {"allow": [f"n{number}" for number in range(256)]}},
     "environment": {"environment": {"visible_devices": "void", "disarm": "all"}},
+    "requirements": {"requirements": {"check": False, "may_disable": False}},
     "shortest times": {"inventory": {"refresh_s": 1}, "ledger": {"created_grace_s": 5}},
     "longest times": {"inventory": {"refresh_s": 3600}, "ledger": {"created_grace_s": 3600}},
 }
@@ -98,6 +99,8 @@ BAD: Final[dict[str, tuple[Raw, str, str]]] = {
     "unknown way": ({"namespaces": {"otherwise": "deny"}}, "namespaces.otherwise", "known: refuse, ignore"),
     "unknown environment": ({"environment": {"disarm": "some"}}, "environment.disarm", "known: none, all"),
     "truth for a word": ({"environment": {"disarm": False}}, "environment.disarm", "not a boolean"),
+    "text for a truth": ({"requirements": {"check": "no"}}, "requirements.check", "true or false, not a string"),
+    "number for a truth": ({"requirements": {"may_disable": 1}}, "requirements.may_disable", "not an integer"),
     "too short": ({"inventory": {"refresh_s": 0}}, "inventory.refresh_s", "must be 1 to 3600, not 0"),
     "too long": ({"ledger": {"created_grace_s": 3601}}, "ledger.created_grace_s", "must be 5 to 3600, not 3601"),
     "huge": ({"inventory": {"refresh_s": 10**30}}, "inventory.refresh_s", "not a huge number"),

@@ -29,6 +29,7 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert policy.namespaces.otherwise is Otherwise.REFUSE
     assert policy.environment.visible_devices is VisibleDevices.UUIDS
     assert policy.environment.disarm is Disarm.NONE
+    assert (policy.requirements.check, policy.requirements.may_disable) == (True, True)
     assert (policy.inventory.refresh_s, policy.ledger.created_grace_s) == (60, 60)
 
 

@@ -41,6 +41,7 @@ GPUS: Final = fields(
             model=TEXT,
             memory_bytes=NUMBER,
             arch={"type": "string", "pattern": r"^\d+\.\d+$"},
+            brand=TEXT,
             numa_node=MAYBE_NUMBER,
             mig_enabled=TRUTH,
             unavailable=TEXT,

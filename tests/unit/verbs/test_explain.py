@@ -131,6 +131,15 @@ def test_a_refusal_is_1_and_its_sentence_the_one_of_run(explain: Explain) -> Non
     assert {each["code"] for each in refused} == {"no-such-gpu"}
 
 
+def test_what_a_pod_requires_is_checked_on_a_simulated_node_too(explain: Explain) -> None:
+    requiring = POD.replace("name: SECRET", "name: NVIDIA_REQUIRE_CUDA").replace("hunter2", "cuda>=99")
+    code, text, _ = explain(requiring)
+    assert code == Exit.FINDING
+    assert "REFUSED nri-gpu [requirement-not-met]: NVIDIA_REQUIRE_CUDA needs cuda>=99; this node has CUDA 13.0" in text
+    assert explain(requiring.replace("cuda>=99", "'cuda>=99 brand=nvidia,driver>=580'"))[0] == Exit.OK
+    assert explain(requiring, policy="[requirements]\ncheck = false\n")[0] == Exit.OK
+
+
 def test_the_ledger_goes_on_from_pod_to_pod(explain: Explain) -> None:
     taken = POD.replace("device=0,1;mode=shared", "all")
     code, text, _ = explain(taken + "---\n" + DEPLOYMENT)
