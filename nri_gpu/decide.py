@@ -124,6 +124,8 @@ def _hindrance(capabilities: Capabilities, node: Node) -> Reason | None:
     if node.driver is None:
         fault = node.driver_fault or "the driver's files are not found yet; try again"
         return Reason(Code.NODE_NOT_READY, _ended(f"this node cannot grant GPUs: {fault}"))
+    if fault := _generation_fault(node.driver.version, node):
+        return Reason(Code.NODE_NOT_READY, f"this node cannot grant GPUs: {fault}")
     if not node.inventory.simulated and capabilities not in node.driver.trees:
         return Reason(Code.NODE_NOT_READY, _not_staged(capabilities, node.driver))
     return None
@@ -140,6 +142,24 @@ def _not_staged(capabilities: Capabilities, driver: DriverFiles) -> str:
         return "compat32 means the 32-bit libraries of other capabilities: name them too."
     wanted = ", ".join(sorted(capabilities))
     return f"the driver's files for {wanted} are not staged on this node; try again."
+
+
+def _generation_fault(files: str, node: Node) -> str:
+    """Why libraries of this version would not work with the kernel module that is loaded; empty when they would."""
+    if node.inventory.simulated:
+        return ""
+    if node.module_version == "":
+        return (
+            f"the nvidia kernel module was unloaded, and the driver's libraries are {files}: a driver is being "
+            "replaced or was removed; once `modprobe nvidia` has loaded it, try again."
+        )
+    for kernel in filter(None, (node.module_version, node.inventory.driver_version)):
+        if kernel != files:
+            return (
+                f"the driver's libraries on this node are {files} but its loaded kernel module is {kernel}: reload the "
+                "module or reboot the node; containers created in between would not start properly."
+            )
+    return ""
 
 
 def _requirement(container: Container, gpus: tuple[Unit, ...], node: Node, policy: Policy) -> Reason | None:

@@ -281,13 +281,15 @@ class Node:
     """One numbered snapshot of all that a decision needs to know of the machine.
 
     number: grows by one with each snapshot published. driver: None until the driver's files are staged;
-    driver_fault then says why, or what it waits for.
+    driver_fault then says why, or what it waits for. module_version: of the kernel module that is loaded, asked of the
+    kernel and not of NVML; empty when it was loaded and is no more, None when it never was, or the node is simulated.
     """
 
     number: int
     inventory: Inventory
     driver: DriverFiles | None = None
     driver_fault: str = ""
+    module_version: str | None = None
 
     @property
     def generation(self) -> str:

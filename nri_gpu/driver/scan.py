@@ -61,6 +61,11 @@ class FoundDriver:
     unknown: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
 
+    @property
+    def files(self) -> tuple[DriverFile, ...]:
+        """All of them."""
+        return self.libraries + self.libraries_32 + self.binaries + self.extras
+
 
 def scan(driver_root: Path, machine_name: str = "", library_dirs: Sequence[str] = ()) -> FoundDriver:
     """Look through `driver_root` (`/`, or a folder such as `/usr/local/nvidia`) for the driver.

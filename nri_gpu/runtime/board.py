@@ -21,6 +21,10 @@ class Board:
         """GPUs changed."""
         self._node = replace(self._node, number=self._node.number + 1, inventory=inventory)
 
+    def put_module(self, version: str) -> None:
+        """Another kernel module is loaded; empty: none any more."""
+        self._node = replace(self._node, number=self._node.number + 1, module_version=version)
+
     def put_driver(self, driver: DriverFiles | None, fault: str = "") -> None:
         """The driver's files changed, or cannot be had (fault: the sentence why)."""
         self._node = replace(self._node, number=self._node.number + 1, driver=driver, driver_fault=fault)

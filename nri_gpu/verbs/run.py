@@ -20,10 +20,8 @@ from loguru import logger
 from nri_gpu import telemetry
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decide import BrokenPolicy
-from nri_gpu.domain.errors import DriverError, PolicyError
-from nri_gpu.domain.gpu import DriverFiles, Inventory
-from nri_gpu.driver.scan import FoundDriver, scan
-from nri_gpu.driver.stage import prune, stage
+from nri_gpu.domain.errors import PolicyError
+from nri_gpu.domain.gpu import Inventory
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.inventory.source import NvmlSource, Source, TopologySource
 from nri_gpu.nri.convert import Configured
@@ -33,6 +31,7 @@ from nri_gpu.runtime.notify import Notifier
 from nri_gpu.runtime.plugin import Outside, Plugin
 from nri_gpu.runtime.state import StateError, StateFolder
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
+from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.policy_file import PolicyFile
 
@@ -114,7 +113,6 @@ class Daemon:
         settings = policy if isinstance(policy, Policy) else policy_file.salvage
         self._fixed = _fixed(settings)
         self._identity = Identity(settings.plugin.name, settings.plugin.index)
-        self._simulated = topology is not None
         source: Source = TopologySource(topology) if topology else _nvml(self._fixed)
         self._cache = InventoryCache(
             source, publish=self._inventory_changed, on_fault=self._inventory_fault, refresh_s=self._fixed.refresh_s
@@ -127,10 +125,18 @@ class Daemon:
         )
         self._stop = asyncio.Event()
         self._ledger_timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._staging = asyncio.Lock()
-        self._driver_fault = ""
         self._synchronized = False
+        self._driver = DriverKeeper(
+            DriverPlace(
+                root=Path(self._fixed.driver_root),
+                library_dirs=self._fixed.library_dirs,
+                stage_dir=Path(self._fixed.stage_dir),
+                simulated=topology is not None,
+                retry_s=self._fixed.refresh_s,
+            ),
+            self._board,
+            Around(self._generations, self._cache.poke),
+        )
 
     async def run(self, inherited: int | None) -> Exit:
         """Serve until SIGTERM, SIGINT, or the end of a connection that we were started with."""
@@ -139,19 +145,19 @@ class Daemon:
             loop.add_signal_handler(number, self._asked_to_stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._feed_watchdog()
-        self._look_at_driver()
+        looking = asyncio.create_task(self._driver.run())
         refreshing = asyncio.create_task(self._cache.run())
         serving = asyncio.create_task(self._serve(inherited))
         stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({serving, stopping, refreshing}, return_when=asyncio.FIRST_COMPLETED)
-        died = [task for task in (serving, refreshing) if task.done() and task.exception()]
+        await asyncio.wait({serving, stopping, refreshing, looking}, return_when=asyncio.FIRST_COMPLETED)
+        died = [task for task in (serving, refreshing, looking) if task.done() and task.exception()]
         for part in died:
             logger.opt(exception=part.exception()).critical("bug: a part of nri-gpu died, so all of it ends")
         self._notifier.stopping()
         await self._supervisor.stop(DRAIN_S)
-        for task in (refreshing, serving, stopping, *self._tasks):
+        for task in (refreshing, looking, serving, stopping):
             task.cancel()
-        await asyncio.gather(refreshing, serving, stopping, *self._tasks, return_exceptions=True)
+        await asyncio.gather(refreshing, looking, serving, stopping, return_exceptions=True)
         self._write_ledger()
         self._notifier.close()
         logger.info("stopped")
@@ -189,7 +195,7 @@ class Daemon:
             logger.bind(path=policy.source).info("policy reloaded")
             self._warn_of_fixed(policy)
         self._cache.poke()
-        self._look_at_driver()
+        self._driver.look_again()
 
     def _warn_of_fixed(self, policy: Policy) -> None:
         if _fixed(policy) != self._fixed:
@@ -205,65 +211,14 @@ class Daemon:
         bound.info("inventory changed")
         for fault in inventory.faults:
             logger.bind(index=fault.index, fault=fault.reason).warning("gpu cannot be described")
-        self._look_at_driver()
+        self._driver.look_again()
 
     def _inventory_fault(self, sentence: str) -> None:
         logger.bind(fault=sentence).warning("inventory not refreshed")
 
-    def _look_at_driver(self) -> None:
-        """Find and stage the driver's files, off the loop: they are on disk, and staging may copy."""
-        task = asyncio.create_task(self._stage_driver())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _stage_driver(self) -> None:
-        async with self._staging:
-            await self._stage_driver_alone()
-
-    async def _stage_driver_alone(self) -> None:
-        try:
-            found, files = await asyncio.to_thread(self._find_and_stage)
-        except DriverError as error:
-            self._driver_missing(str(error))
-            return
-        self._driver_fault = ""
-        inventory = self._board.snapshot().inventory
-        if inventory.driver_version not in ("", files.version) and not self._simulated:
-            self._board.put_driver(None, _mismatch(files.version, inventory.driver_version))
-            return
-        if files != self._board.snapshot().driver:
-            self._board.put_driver(files)
-            _log_driver(found, files)
-        await self._prune()
-
-    def _find_and_stage(self) -> tuple[FoundDriver, DriverFiles]:
-        found = scan(Path(self._fixed.driver_root), library_dirs=self._fixed.library_dirs)
-        return found, stage(found, Path(self._fixed.stage_dir))
-
-    def _driver_missing(self, sentence: str) -> None:
-        if self._simulated:
-            version = self._board.snapshot().inventory.driver_version
-            self._board.put_driver(DriverFiles(version, "simulated", {}, {}))
-            sentence = f"{sentence}; the node is simulated, so GPUs are granted without the driver's files"
-        else:
-            self._board.put_driver(None, f"{sentence}.")
-        if sentence != self._driver_fault:
-            logger.bind(fault=sentence).warning("driver files not found")
-        self._driver_fault = sentence
-
-    async def _prune(self) -> None:
-        """Staged files of old drivers go once no grant names them; not before the runtime told us of all grants."""
-        driver = self._board.snapshot().driver
-        if not self._synchronized or driver is None:
-            return
-        keep = self._plugin.ledger.generations() | {driver.generation}
-        try:
-            removed = await asyncio.to_thread(prune, Path(self._fixed.stage_dir), keep)
-        except DriverError as error:
-            logger.bind(fault=str(error)).warning("old driver files not removed")
-        else:
-            for generation in removed:
-                logger.bind(generation=generation).info("old driver files removed")
+    def _generations(self) -> frozenset[str] | None:
+        """Which drivers' files containers have mounted, once the runtime has told."""
+        return self._plugin.ledger.generations() if self._synchronized else None
 
     def _configured(self, configured: Configured) -> None:
         """A plugin that the runtime starts finds its drop-in file's text here: that file is its policy."""
@@ -315,22 +270,3 @@ def _nvml(fixed: Fixed) -> NvmlSource:
 def _fixed(policy: Policy) -> Fixed:
     driver = policy.driver
     return Fixed(policy.plugin.socket, driver.root, driver.library_dirs, driver.stage_dir, policy.inventory.refresh_s)
-
-
-def _log_driver(found: FoundDriver, files: DriverFiles) -> None:
-    bound = logger.bind(driver_version=files.version, generation=files.generation)
-    bound.info("driver files staged")
-    for capability, names in files.missing.items():
-        if names:
-            bound.bind(fault=f"{capability}: {', '.join(names)}").info("not part of this driver")
-    if found.left_out:
-        bound.bind(fault="; ".join(map(str, found.left_out[:20]))).warning("driver files left out")
-    if found.unknown:
-        bound.bind(fault=", ".join(found.unknown[:20])).info("driver files of no known capability, given to nobody")
-
-
-def _mismatch(files: str, kernel: str) -> str:
-    return (
-        f"the driver's libraries on this node are {files} but its loaded kernel module is {kernel}: reload the module "
-        "or reboot the node; containers created in between would not start properly."
-    )

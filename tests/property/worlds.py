@@ -109,6 +109,7 @@ nodes = st.builds(
     inventory=st.one_of(st.just(make.inventory()), inventories(), inventories()),
     driver=st.sampled_from([DRIVER, DRIVER, make.driver(trees={}), None]),
     driver_fault=st.sampled_from(["", "looking.\n"]),
+    module_version=st.sampled_from([None, None, "580.95.05", "570.26", ""]),
 )
 globs = st.sampled_from([("*",), ("ml",), ("m[a-z]", "x*"), ()]).map(Globs)
 good_policies = st.builds(

@@ -229,6 +229,30 @@ REFUSALS: dict[str, tuple[Container, Node, Ledger, Policy | BrokenPolicy, Code, 
         Code.NODE_NOT_READY,
         "compute, utility",
     ),
+    "libraries of one version, the module of another": (
+        make.container("1"),
+        replace(NODE, module_version="570.26"),
+        Ledger(),
+        POLICY,
+        Code.NODE_NOT_READY,
+        "libraries on this node are 580.95.05 but its loaded kernel module is 570.26",
+    ),
+    "the same, as NVML says": (
+        make.container("1"),
+        make.node(driver_version="590.44.01"),
+        Ledger(),
+        POLICY,
+        Code.NODE_NOT_READY,
+        "libraries on this node are 580.95.05 but its loaded kernel module is 590.44.01",
+    ),
+    "the module unloaded": (
+        make.container("1"),
+        replace(NODE, module_version=""),
+        Ledger(),
+        POLICY,
+        Code.NODE_NOT_READY,
+        "module was unloaded, and the driver's libraries are 580.95.05",
+    ),
     "no gpus": (make.container("1"), make.node(()), Ledger(), POLICY, Code.NO_SUCH_GPU, "no GPU that can be granted"),
     "all held": (make.container("1"), NODE, GRANTED_ELSEWHERE, POLICY, Code.GPU_BUSY, "held by ml/other"),
 }
@@ -246,8 +270,8 @@ def test_refuses(
 REQUIRING = {"NVIDIA_REQUIRE_CUDA": "cuda>=13.0 brand=tesla,driver>=570"}
 UNCHECKED = Policy(requirements=RequirementSettings(check=False))
 STRICT = Policy(requirements=RequirementSettings(may_disable=False))
-OLD = make.node(driver_version="570.10", cuda_version="12.8")
-TESLA = make.node([make.gpu(brand="tesla")], driver_version="570.10", cuda_version="12.8")
+OLD = make.node(driver_version="580.95.05", cuda_version="12.8")
+TESLA = make.node([make.gpu(brand="tesla")], driver_version="580.95.05", cuda_version="12.8")
 SAYS_OFF = {**REQUIRING, "NVIDIA_DISABLE_REQUIRE": "1"}
 
 
@@ -261,7 +285,7 @@ def test_what_an_image_requires_and_would_not_get_is_refused_with_the_condition(
 
 def test_requirements_are_asked_of_the_gpus_that_were_chosen() -> None:
     assert injected(make.container("1", env=REQUIRING), TESLA)
-    both = make.node([make.gpu(0, brand="tesla"), make.gpu(1)], driver_version="570.10", cuda_version="12.8")
+    both = make.node([make.gpu(0, brand="tesla"), make.gpu(1)], driver_version="580.95.05", cuda_version="12.8")
     assert injected(make.container("device=0", env=REQUIRING), both)
     refused(make.container("device=1", env=REQUIRING), both)
     refused(make.container("all", env=REQUIRING), both)
@@ -286,7 +310,7 @@ def test_a_requirement_that_cannot_be_met_and_a_busy_gpu_are_told_apart() -> Non
 
 
 def test_a_simulated_node_grants_without_the_drivers_files() -> None:
-    node = make.node(staged=make.driver(trees={}), simulated=True)
+    node = make.node(staged=make.driver(trees={}), simulated=True, driver_version="570.26")
     assert not injected(make.container("1"), node).edits.mounts
 
 

@@ -19,3 +19,6 @@ def test_every_change_is_a_new_snapshot() -> None:
     board.put_driver(None, "gone.")
     assert (board.snapshot().driver, board.snapshot().driver_fault) == (None, "gone.")
     assert first.number == 1
+    assert board.snapshot().module_version is None
+    board.put_module("580.95.05")
+    assert (board.snapshot().number, board.snapshot().module_version) == (5, "580.95.05")

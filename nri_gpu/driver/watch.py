@@ -1,0 +1,37 @@
+"""Whether a driver may have changed since it was scanned: some hundred stats, nothing listed, nothing read."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from nri_gpu.driver import table
+from nri_gpu.driver.scan import FoundDriver
+
+# One entry a folder: device, inode and time of change; None where it is not.
+Signs = tuple[tuple[int, int, int] | None, ...]
+
+
+def signs(driver_root: Path, library_dirs: Sequence[str] = ()) -> Signs:
+    """Of the folders that a scan looks into. Taken before one, they also show what changed during it."""
+    name = platform.machine()
+    machines = [each for each in (table.MACHINES.get(name), table.COMPATIBLE.get(name)) if each]
+    libraries = [folder for machine in machines for folder in machine.folders]
+    own = [folder.strip("/") for folder in library_dirs]
+    return tuple(_sign(driver_root / folder) for folder in (*own, *libraries, *table.BINARY_FOLDERS))
+
+
+def changed(driver_root: Path, library_dirs: Sequence[str], before: Signs, found: FoundDriver | None) -> bool:
+    """Whether a folder is another one or has other entries, or a file that was found has other content."""
+    if signs(driver_root, library_dirs) != before:
+        return True
+    return found is not None and not all(file.source.unchanged() for file in found.files)
+
+
+def _sign(folder: Path) -> tuple[int, int, int] | None:
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns

@@ -1,0 +1,196 @@
+"""Keeps the driver's staged files and its kernel module's version on the board; everything off the hook's path."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+
+from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.gpu import DriverFiles
+from nri_gpu.driver.module import module_version
+from nri_gpu.driver.scan import FoundDriver, scan
+from nri_gpu.driver.stage import prune, stage
+from nri_gpu.driver.watch import Signs, changed, signs
+from nri_gpu.runtime.board import Board
+
+LOOK_S: Final = 5.0  # between two looks, which cost a millisecond where nothing changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverPlace:
+    """Where the driver is and its copies go.
+
+    library_dirs: below the root, where policy names more. simulated: no kernel module is looked for, no files are needed.
+    retry_s: how long after a failure the same files are scanned again.
+    """
+
+    root: Path
+    library_dirs: tuple[str, ...] = ()
+    stage_dir: Path
+    simulated: bool
+    retry_s: float
+    module: Callable[[], str] = module_version
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What it needs of the daemon.
+
+    held: the driver generations that containers have mounted, None before the runtime told of its containers.
+    module_changed: told when the kernel module is another one than before.
+    """
+
+    held: Callable[[], frozenset[str] | None]
+    module_changed: Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Last:
+    """What is known of the last scan. signs: taken before it, None before the first. found: None where it failed."""
+
+    signs: Signs | None = None
+    found: FoundDriver | None = None
+    fault: str = ""
+    at: float = 0.0
+    kept: frozenset[str] = frozenset()  # generations that the last prune left
+    waiting: str = ""  # the version whose kernel module is waited for
+
+
+class DriverKeeper:
+    """Looks every few seconds; scans and stages when asked, or when a look shows that the driver changed."""
+
+    def __init__(
+        self, place: DriverPlace, board: Board, around: Around, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._place = place
+        self._board = board
+        self._around = around
+        self._clock = clock
+        self._last = _Last()
+        self._again = asyncio.Event()
+        self._asked = True
+
+    def look_again(self) -> None:
+        """Scan anew now, whatever a look would show."""
+        self._asked = True
+        self._again.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._again.clear()
+            await self.look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(LOOK_S, self._place.retry_s)):
+                    await self._again.wait()
+
+    async def look(self) -> None:
+        """One look; a scan where it, or somebody, asks for one. Staging may copy for as long as the disk takes."""
+        await self._look_at_module()
+        asked, self._asked = self._asked, False
+        if asked or await asyncio.to_thread(self._has_changed):
+            await self._scan()
+        await self._prune()
+
+    async def _look_at_module(self) -> None:
+        if self._place.simulated:
+            return
+        known = self._board.snapshot().module_version
+        version = await asyncio.to_thread(self._place.module)
+        if version == (known or ""):
+            return
+        self._board.put_module(version)
+        self._asked = True
+        if known is not None:
+            logger.bind(driver_version=version or "-").info("kernel module changed")
+            self._around.module_changed()
+
+    def _has_changed(self) -> bool:
+        last = self._last
+        if last.signs is None or changed(self._place.root, self._place.library_dirs, last.signs, last.found):
+            return True
+        return last.found is None and self._clock() - last.at >= self._place.retry_s
+
+    async def _scan(self) -> None:
+        last, place = self._last, self._place
+        last.signs, last.found, last.at = (
+            await asyncio.to_thread(signs, place.root, place.library_dirs),
+            None,
+            self._clock(),
+        )
+        try:
+            last.found = await asyncio.to_thread(scan, place.root, library_dirs=place.library_dirs)
+            if not self._waits(last.found.version):
+                await self._stage(last.found)
+        except DriverError as error:
+            last.found = None
+            self._missing(str(error))
+        else:
+            last.fault = ""
+
+    async def _stage(self, found: FoundDriver) -> None:
+        files = await asyncio.to_thread(stage, found, self._place.stage_dir)
+        if files != self._board.snapshot().driver:
+            self._board.put_driver(files)
+            _log_driver(found, files)
+
+    def _waits(self, version: str) -> bool:
+        """Whether these files have to wait for their kernel module.
+
+        The staged files of the old driver are whole until then, and the module that is loaded understands them.
+        """
+        node, last = self._board.snapshot(), self._last
+        kernel = node.module_version or node.inventory.driver_version
+        waits = node.driver is not None and node.driver.version == kernel != version and not self._place.simulated
+        if waits and last.waiting != version:
+            logger.bind(driver_version=version).warning(
+                "the new driver's kernel module is not loaded: containers get the old one's staged files until it is"
+            )
+        last.waiting = version if waits else ""
+        return waits
+
+    def _missing(self, sentence: str) -> None:
+        last, node = self._last, self._board.snapshot()
+        if self._place.simulated:
+            files = DriverFiles(node.inventory.driver_version, "simulated", {}, {})
+            if node.driver != files:
+                self._board.put_driver(files)
+            sentence = f"{sentence}; the node is simulated, so GPUs are granted without the driver's files"
+        elif (node.driver, node.driver_fault) != (None, fault := f"{sentence}."):
+            self._board.put_driver(None, fault)
+        if sentence != last.fault:
+            logger.bind(fault=sentence).warning("driver files not found")
+        last.fault = sentence
+
+    async def _prune(self) -> None:
+        """Staged files of old drivers go once no grant names them; not before the runtime told us of all grants."""
+        driver, held = self._board.snapshot().driver, self._around.held()
+        if held is None or driver is None or (keep := held | {driver.generation}) == self._last.kept:
+            return
+        try:
+            removed = await asyncio.to_thread(prune, self._place.stage_dir, keep)
+        except DriverError as error:
+            logger.bind(fault=str(error)).warning("old driver files not removed")
+        else:
+            for generation in removed:
+                logger.bind(generation=generation).info("old driver files removed")
+        self._last.kept = keep
+
+
+def _log_driver(found: FoundDriver, files: DriverFiles) -> None:
+    bound = logger.bind(driver_version=files.version, generation=files.generation)
+    bound.info("driver files staged")
+    for capability, names in files.missing.items():
+        if names:
+            bound.bind(fault=f"{capability}: {', '.join(names)}").info("not part of this driver")
+    if found.left_out:
+        bound.bind(fault="; ".join(map(str, found.left_out[:20]))).warning("driver files left out")
+    if found.unknown:
+        bound.bind(fault=", ".join(found.unknown[:20])).info("driver files of no known capability, given to nobody")

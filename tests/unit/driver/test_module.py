@@ -1,0 +1,39 @@
+"""The kernel module's version, in every form that kernels tell it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.driver.module import module_version
+
+CLOSED = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  12.2\n"
+)
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)\n"
+CASES = {
+    "sysfs": ("580.95.05\n", "", "580.95.05"),
+    "two parts": ("570.26\n", "", "570.26"),
+    "sysfs goes first": ("580.95.05\n", CLOSED, "580.95.05"),
+    "proc alone, closed": (None, CLOSED, "535.129.03"),
+    "proc alone, open": (None, OPEN, "580.95.05"),
+    "nothing in sysfs": ("\n", OPEN, "580.95.05"),
+    "rubbish in sysfs": ("58\x1b[31m0\n", OPEN, "580.95.05"),
+    "rubbish": ("one", "NVRM version: two\n", ""),
+    "a version on a later line": (None, "NVRM version:\nKernel Module  1.2.3  \n", ""),
+    "bytes": (None, "\x80\x81", ""),
+    "no module": (None, None, ""),
+}
+
+
+@pytest.mark.parametrize(("sysfs", "proc", "version"), CASES.values(), ids=CASES)
+def test_module_version(tmp_path: Path, sysfs: str | None, proc: str | None, version: str) -> None:
+    for name, text in (("sysfs", sysfs), ("proc", proc)):
+        if text is not None:
+            (tmp_path / name).write_bytes(text.encode("latin-1"))
+    assert module_version(tmp_path / "sysfs", tmp_path / "proc") == version
+
+
+def test_a_folder_in_its_place_is_no_version(tmp_path: Path) -> None:
+    assert module_version(tmp_path, tmp_path) == ""

@@ -1,0 +1,187 @@
+"""The driver on the board follows the one on the disk and the kernel's module, and is never half of each."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.domain.gpu import DriverFiles, Inventory, Node
+from nri_gpu.runtime.board import Board
+from nri_gpu.verbs import driver_keeper
+from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
+from tests.support.driver_root import make_driver_root
+from tests.support.scripted_runtime import until
+
+OLD, NEW = "570.26", "580.95.05"
+
+
+class Bench:
+    """A host with a driver, and who looks after it. module: what the kernel says; held: what the runtime does."""
+
+    def __init__(self, base: Path, *, simulated: bool = False) -> None:
+        self.root, self.stage_dir = base / "root", base / "stage"
+        make_driver_root(base / OLD, OLD)
+        make_driver_root(base / NEW, NEW)
+        self.install(OLD)
+        self.module = OLD
+        self.held: frozenset[str] | None = frozenset()
+        self.pokes = 0
+        self.now = 0.0
+        self.board = Board(Inventory(taken_at=1, driver_version="" if simulated else OLD), "looking")
+        place = DriverPlace(
+            root=self.root, stage_dir=self.stage_dir, simulated=simulated, retry_s=60, module=lambda: self.module
+        )
+        self.keeper = DriverKeeper(place, self.board, Around(lambda: self.held, self._poke), clock=lambda: self.now)
+
+    def install(self, version: str) -> None:
+        fresh = self.root.with_name("fresh")
+        fresh.symlink_to(version)
+        fresh.rename(self.root)
+
+    def look(self) -> Node:
+        asyncio.run(self.keeper.look())
+        return self.board.snapshot()
+
+    def driver(self) -> DriverFiles:
+        driver = self.look().driver
+        assert driver is not None
+        return driver
+
+    def staged(self) -> set[str]:
+        return {path.name for path in self.stage_dir.iterdir() if not path.name.startswith(".")}
+
+    def _poke(self) -> None:
+        self.pokes += 1
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_look_without_a_change_costs_no_scan_and_no_snapshot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = bench.look()
+    assert (first.driver and first.driver.version, first.module_version) == (OLD, OLD)
+
+    def scanned(_: Path) -> None:
+        raise AssertionError("scanned")
+
+    monkeypatch.setattr(driver_keeper, "scan", scanned)
+    assert bench.look() is first
+
+
+def test_a_new_driver_is_taken_up_once_its_module_is_loaded(bench: Bench) -> None:
+    old = bench.driver()
+    bench.install(NEW)
+    assert bench.driver() == old
+    assert bench.staged() == {old.generation}
+    bench.module = NEW
+    node = bench.look()
+    assert (node.driver and node.driver.version, node.module_version) == (NEW, NEW)
+    assert bench.pokes == 1  # NVML has to be asked again
+    assert bench.staged() == {node.generation}
+
+
+def test_a_module_that_is_ahead_of_its_files_shows_at_once(bench: Bench) -> None:
+    bench.look()
+    bench.module = NEW
+    node = bench.look()
+    assert (node.driver and node.driver.version, node.module_version) == (OLD, NEW)  # decide() refuses with both
+    bench.install(NEW)
+    assert bench.driver().version == NEW
+
+
+def test_a_module_that_was_unloaded_is_not_one_that_never_was(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.module = ""
+    assert bench.look().module_version is None
+    bench.module = OLD
+    assert bench.look().module_version == OLD
+    assert bench.pokes == 0
+    bench.module = ""
+    assert bench.look().module_version == ""
+    assert bench.pokes == 1
+
+
+def test_a_library_that_vanished_is_not_missed_by_containers(bench: Bench) -> None:
+    before = bench.driver()
+    (bench.root / f"lib64/libnvidia-ptxjitcompiler.so.{OLD}").unlink()
+    after = bench.driver()
+    assert after.generation != before.generation
+    for tree in before.trees.values():  # what was granted until this look, and lives on in who has it
+        assert all(path.stat().st_size for path in Path(tree.path).rglob("lib*"))
+    assert any("ptxjit" in name for names in after.missing.values() for name in names)
+
+
+def test_a_driver_that_is_gone_is_said_and_found_again(bench: Bench) -> None:
+    bench.look()
+    aside = bench.root.with_name("aside")
+    bench.root.rename(aside)
+    gone = bench.look()
+    assert gone.driver is None
+    assert "is not a directory" in gone.driver_fault
+    assert bench.look() is gone
+    aside.rename(bench.root)
+    assert bench.driver().version == OLD
+
+
+def test_two_versions_at_once_are_an_installation_under_way(bench: Bench) -> None:
+    bench.look()
+    folder = bench.root / "lib64"
+    shutil.copy2(bench.root.parent / NEW / f"lib64/libnvidia-ml.so.{NEW}", folder)
+    (folder / f"libnvidia-ml.so.{OLD}").unlink()
+    fault = bench.look().driver_fault
+    assert OLD in fault
+    assert NEW in fault
+
+
+def test_what_failed_for_another_reason_is_tried_again_later(bench: Bench) -> None:
+    bench.stage_dir.mkdir()
+    bench.stage_dir.chmod(0o777)
+    failed = bench.look()
+    assert "can be changed by others" in failed.driver_fault
+    bench.stage_dir.chmod(0o755)
+    assert bench.look() is failed
+    bench.now = 60
+    assert bench.driver().version == OLD
+
+
+def test_old_generations_go_with_the_last_container_that_has_them(bench: Bench) -> None:
+    old = bench.driver().generation
+    bench.held = None  # the runtime has not told yet
+    bench.install(NEW)
+    bench.module = NEW
+    new = bench.driver().generation
+    assert bench.staged() == {old, new}
+    bench.held = frozenset({old})
+    bench.look()
+    assert bench.staged() == {old, new}
+    bench.held = frozenset()
+    bench.look()
+    assert bench.staged() == {new}
+
+
+def test_a_simulated_node_takes_the_files_there_are_and_asks_no_kernel(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, simulated=True)
+    assert (bench.driver().version, bench.look().module_version) == (OLD, None)
+    bench.install(NEW)
+    assert bench.driver().version == NEW
+    bench.root.unlink()
+    assert bench.driver().generation == "simulated"
+
+
+def test_it_goes_on_looking_and_can_be_told_to(bench: Bench) -> None:
+    async def scenario() -> None:
+        running = asyncio.create_task(bench.keeper.run())
+        await until("the first look", lambda: bench.board.snapshot().driver)
+        bench.module = NEW
+        bench.install(NEW)
+        bench.keeper.look_again()
+        await until("the new driver", lambda: bench.board.snapshot().generation.startswith(NEW))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
