@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import Final
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.place import Asker, place, why_not
@@ -24,6 +25,9 @@ from nri_gpu.policy.select import Denied, Ignored, denied_capabilities, select
 from nri_gpu.request.parse import parse_claim, select_annotation
 from nri_gpu.requirements.check import unmet
 from nri_gpu.requirements.facts import Facts, GpuFacts
+
+NVIDIA: Final = "nvidia.com"  # vendors of CDI devices end in it
+NAMES_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,8 @@ def _unreached(container: Container, edits: Edits) -> str:
 
 def _other_hand(container: Container, node: Node) -> Reason | None:
     """Why a container that carries GPU nodes of others is not served, not even with `none`: they would go unseen."""
-    if container.privileged or not (held := _nvidia_nodes(container, node)):
+    held = "" if container.privileged else _nvidia_nodes(container, node)
+    if not (held := held or _nvidia_names(container)):
         return None
     return Reason(
         Code.HELD_BY_OTHERS,
@@ -217,6 +222,16 @@ def _held_parts(gpu: Gpu, caps: Set[int]) -> frozenset[GpuUuid]:
 def _nvidia_nodes(container: Container, node: Node) -> str:
     uuids = foreign_uuids(container, node)
     return ", ".join(f"/dev/nvidia{gpu.minor_number}" for gpu in node.gpus if gpu.uuid in uuids)
+
+
+def _nvidia_names(container: Container) -> str:
+    """CDI names of NVIDIA's own, its device plugin's or its DRA drivers' devices.
+
+    All their vendors end alike: `nvidia.com`, `k8s.device-plugin.nvidia.com`, `k8s.gpu.nvidia.com` and so on.
+    """
+    vendors = ((name, name.partition("/")[0]) for name in container.cdi_devices)
+    named = [name for name, vendor in vendors if f".{vendor}".endswith(f".{NVIDIA}")]
+    return ", ".join(named[:NAMES_SHOWN]) + (", ..." if len(named) > NAMES_SHOWN else "")
 
 
 def _record(container: Container, uuids: tuple[GpuUuid, ...], mode: Mode | None, node: Node) -> Grant:

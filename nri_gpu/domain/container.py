@@ -41,6 +41,8 @@ class Container:
     devices: extra nodes others put there (CRI, CDI, earlier plugins); a privileged one lists all of the host's.
     env_twice: variables that come twice, from image and pod both: an adjustment reaches only the first, and the last
     is what the program sees (seen on containerd 1.7.24 and 2.1.9).
+    cdi_devices: fully qualified names that the pod's makers or the kubelet asked the runtime for; known from NRI 0.10.
+    nvidia_hooks: programs of NVIDIA's that OCI hooks of the container run, by their names.
     privileged: its device cgroup allows everything (the wildcard rule containerd writes).
     """
 
@@ -52,4 +54,6 @@ class Container:
     env_twice: frozenset[str] = frozenset()
     devices: tuple[DeviceRef, ...] = ()
     mounts: frozenset[str] = frozenset()
+    cdi_devices: tuple[str, ...] = ()
+    nvidia_hooks: frozenset[str] = frozenset()
     privileged: bool = False

@@ -6,7 +6,7 @@ Decoding is the dear part of passing a container through, so `Markers` looks at 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +22,8 @@ PREFIX: Final = "gpu.nri.io"
 # The variables we add to or override. They and an image's requirements are kept, no other: none can end up in a log.
 READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
 _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DISABLE)), REQUIRE)
+# Programs that NVIDIA's runtimes and CDI specifications have run as hooks.
+NVIDIA_HOOKS: Final = frozenset({"nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-runtime-hook"})
 EMPTY: Final = b""  # the encoding of every message without content
 CREATED: Final = pb.CONTAINER_CREATED
 
@@ -178,6 +180,8 @@ def container_from_pb(container: pb.Container, pod: Pod) -> Container:
         env_twice=env_twice,
         devices=tuple(DeviceRef(d.path, d.major, d.minor) for d in container.linux.devices),
         mounts=frozenset(mount.destination for mount in container.mounts),
+        cdi_devices=tuple(device.name for device in container.CDI_devices),
+        nvidia_hooks=frozenset(_nvidia_hooks(container.hooks)) if container.HasField("hooks") else frozenset(),
         privileged=any(_wildcard(rule) for rule in container.linux.resources.devices),
     )
 
@@ -221,6 +225,14 @@ def _read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str]]:
     pairs = [(name, value) for name, equals, value in parts if equals and (name in READ_ENV or concerns(name))]
     times = Counter(name for name, _ in pairs)
     return dict(pairs), frozenset(name for name, number in times.items() if number > 1)
+
+
+def _nvidia_hooks(hooks: pb.Hooks) -> Iterator[str]:
+    """Names of NVIDIA's programs that are run, by path or as the first argument."""
+    for stage in hooks.DESCRIPTOR.fields:
+        for hook in getattr(hooks, stage.name):
+            names = {path.rpartition("/")[2] for path in (hook.path, *hook.args[:1])}
+            yield from names & NVIDIA_HOOKS
 
 
 def _wildcard(rule: pb.LinuxDeviceCgroup) -> bool:

@@ -45,6 +45,13 @@ REPLIES_KEPT: Final = 64
 NEVER_LAPSES: Final = math.inf  # seconds, as the beginning of its phase
 
 
+# NRI can add hooks and remove none, so nothing less helps (containerd/nri: pkg/runtime-tools/generate).
+HOOK_ADVICE: Final = (
+    "a CDI specification, a runtime or another plugin of NVIDIA's adds it; `nri-gpu check` tells what of these is on "
+    "this node"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Outside:
     """What the plugin needs of the rest of the daemon.
@@ -77,6 +84,7 @@ class Plugin:
         self._markers = Markers(())
         self._replies: dict[int, tuple[Edits, bytes]] = {}
         self._holders: dict[ContainerId, Container] = {}  # with device nodes that others put there
+        self._hooks_seen: frozenset[str] = frozenset()  # that were warned of
         self._observed = 0  # number of the snapshot by which the ledger knows whose GPUs those nodes are
         self.policy = policy
 
@@ -96,6 +104,8 @@ class Plugin:
         self._commit(self._with_foreign(ledger.after(decision, now), container, decision, node))
         elapsed_s = self._outside.clock() - now
         self._outside.later(lambda: log_decision(container, decision, node, elapsed_s))
+        if container.nvidia_hooks and not isinstance(decision, Pass):
+            self._outside.later(lambda: self._warn_of_hooks(container))
         return reply
 
     def lifecycle(self, event: int, payload: bytes) -> Reply:
@@ -116,6 +126,7 @@ class Plugin:
         foreign: list[Foreign] = []
         self._holders, self._observed = {}, node.number
         for item in listed:
+            self._warn_of_hooks(item.container)
             mark = self._mark(item.container)
             if isinstance(mark, Mark):
                 phase = Phase.CREATED if item.created else Phase.RUNNING
@@ -262,6 +273,14 @@ class Plugin:
     def _mark(self, container: Container) -> Mark | BadMark | None:
         text = container.annotations.get(MARK_KEY)
         return None if text is None else read_mark(text, container.pod.uid, container.id, self._key)
+
+    def _warn_of_hooks(self, container: Container) -> None:
+        """Somebody else's injection is at work on this node: said once a kind, as long as we live."""
+        for program in sorted(container.nvidia_hooks - self._hooks_seen):
+            logger.bind(**_names(container), fault=f"{program}: {HOOK_ADVICE}").warning(
+                "a container has NVIDIA's hooks"
+            )
+        self._hooks_seen |= container.nvidia_hooks
 
     def _report(self, container: Container, mark: BadMark | None) -> None:
         """Say what an operator should look at: forged marks, and containers that got away without a decision."""

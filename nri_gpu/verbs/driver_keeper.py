@@ -27,7 +27,8 @@ LOOK_S: Final = 5.0  # between two looks, which cost a millisecond where nothing
 class DriverPlace:
     """Where the driver is and its copies go.
 
-    library_dirs: below the root, where policy names more. simulated: no kernel module is looked for, no files are needed.
+    library_dirs: below the root, where policy names more. simulated: no kernel module is looked for, and no files are
+    needed.
     retry_s: how long after a failure the same files are scanned again.
     """
 

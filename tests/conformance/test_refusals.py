@@ -84,3 +84,14 @@ def test_a_mistyped_key_does_not_start_a_container_without_its_gpu(node: Contain
     with pytest.raises(CriError, match="unknown annotation"):
         node.cri.create(pod, ContainerSpec())
     assert daemon.held() == {}
+
+
+def test_what_the_image_requires_is_refused_with_the_condition(node: Containerd, daemon: NriGpu) -> None:
+    with pytest.raises(CriError) as refused:
+        create(node, "1", env={"NVIDIA_REQUIRE_CUDA": "cuda>=99.1 brand=tesla,driver>=580"})
+    sentence = "nri-gpu [requirement-not-met]: NVIDIA_REQUIRE_CUDA needs cuda>=99.1, and its other alternative does not"
+    assert PREFIX + sentence in refused.value.details
+    assert daemon.held() == {}
+    create(node, "1", env={"NVIDIA_REQUIRE_CUDA": "cuda>=99.1 brand=nvidia,driver>=580", "CUDA_VERSION": "99.1.0"})
+    create(node, "1", env={"CUDA_VERSION": "99.1.0", "NVIDIA_DISABLE_REQUIRE": "1"}, pod="unchecked")
+    assert len(daemon.held()) == 2

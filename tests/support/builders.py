@@ -212,6 +212,10 @@ def container_message(of: Container, **fields: Any) -> pb.Container:  # noqa: AN
         made.mounts.add(destination=destination, type="bind", source="/somewhere", options=["rbind", "rw"])
     for device in of.devices:
         made.linux.devices.add(path=device.path, type="c", major=device.major, minor=device.minor)
+    for name in of.cdi_devices:
+        made.CDI_devices.add(name=name)
+    for program in sorted(of.nvidia_hooks):
+        made.hooks.create_container.add(path=f"/usr/bin/{program}", args=[program, "hook"])
     made.linux.resources.devices.add(allow=of.privileged, access="rwm")
     made.MergeFrom(pb.Container(**fields))
     return made

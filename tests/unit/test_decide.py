@@ -267,6 +267,35 @@ def test_refuses(
     assert words in reason.sentence
 
 
+VENDORS = (
+    "nvidia.com/gpu",
+    "management.nvidia.com/gpu",
+    "runtime.nvidia.com/gpu",
+    "k8s.device-plugin.nvidia.com/gpu",
+    "k8s.gpu.nvidia.com/claim",
+    "k8s.compute-domain.nvidia.com/claim",
+)
+
+
+@pytest.mark.parametrize("kind", VENDORS)
+@pytest.mark.parametrize("privileged", [False, True])
+@pytest.mark.parametrize("text", ["1", "none"])
+def test_whoever_was_promised_gpus_by_name_gets_no_more(kind: str, privileged: bool, text: str) -> None:
+    container = make.container(text, cdi_devices=(f"{kind}=0",), privileged=privileged)
+    reason = refused(container).reason
+    assert reason.code is Code.HELD_BY_OTHERS
+    assert f"already holds {kind}=0, put there" in reason.sentence
+    asked_for_nothing = replace(container, pod=make.pod())
+    assert isinstance(decide(asked_for_nothing, NODE, Ledger(), POLICY), Pass)
+
+
+def test_many_names_stay_a_sentence_and_other_vendors_are_none_of_ours() -> None:
+    many = tuple(f"nvidia.com/gpu={'x' * 50}{number}" for number in range(9))
+    assert "..." in refused(make.container("1", cdi_devices=many)).reason.sentence
+    others = ("notnvidia.com/gpu=0", "nvidia.com.org/gpu=0", "nvidia.comm/gpu=0", "", "=", "vendor.org/nvidia.com=0")
+    assert injected(make.container("1", cdi_devices=others))
+
+
 REQUIRING = {"NVIDIA_REQUIRE_CUDA": "cuda>=13.0 brand=tesla,driver>=570"}
 UNCHECKED = Policy(requirements=RequirementSettings(check=False))
 STRICT = Policy(requirements=RequirementSettings(may_disable=False))

@@ -66,6 +66,6 @@ def test_a_change_shows(root: Path, change: Callable[[Path], object]) -> None:
 
 def test_a_root_that_is_not_there_changes_by_appearing(tmp_path: Path) -> None:
     before = signs(tmp_path / "root")
-    assert not changed(tmp_path / "root", before, None)
+    assert not changed(tmp_path / "root", (), before, None)
     make_driver_root(tmp_path / "root", V)
-    assert changed(tmp_path / "root", before, None)
+    assert changed(tmp_path / "root", (), before, None)

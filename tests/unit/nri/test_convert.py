@@ -17,6 +17,8 @@ FULL = make.container(
     env={"LD_LIBRARY_PATH": "/a=b", "NVIDIA_VISIBLE_DEVICES": ""},
     devices=(DeviceRef("/dev/nvidia0", 195, 0), DeviceRef("/dev/fuse", 10, 229)),
     mounts=frozenset({"/proc", "/dev"}),
+    cdi_devices=("nvidia.com/gpu=0", "x.org/y=z"),
+    nvidia_hooks=frozenset({"nvidia-cdi-hook", "nvidia-ctk"}),
     privileged=True,
 )
 
@@ -63,6 +65,24 @@ def test_what_an_image_requires_is_kept_and_nothing_that_only_looks_like_it() ->
 def test_a_flood_of_variables_is_read_in_one_pass() -> None:
     flood = ["NVIDIA_REQUIRE_A=1"] * 50_000
     assert convert.request_from_pb(make.create_payload(make.container(), env=flood)).env_twice == {"NVIDIA_REQUIRE_A"}
+
+
+HOOKS: dict[str, tuple[pb.Hook, bool]] = {
+    "by path": (pb.Hook(path="/usr/bin/nvidia-cdi-hook"), True),
+    "by its first argument": (pb.Hook(path="/bin/env", args=["/x/nvidia-ctk", "hook"]), True),
+    "by another argument": (pb.Hook(path="/bin/log", args=["log", "nvidia-ctk"]), False),
+    "a longer name": (pb.Hook(path="/usr/bin/nvidia-cdi-hook2"), False),
+    "somebody else's": (pb.Hook(path="/usr/bin/hook", args=["hook"]), False),
+    "nothing": (pb.Hook(), False),
+}
+
+
+@pytest.mark.parametrize(("hook", "is_nvidias"), HOOKS.values(), ids=HOOKS)
+@pytest.mark.parametrize("stage", ["prestart", "create_runtime", "create_container", "start_container", "poststop"])
+def test_nvidias_hooks_are_known_by_their_programs(stage: str, hook: pb.Hook, is_nvidias: bool) -> None:
+    message = pb.Container(id="c")
+    getattr(message.hooks, stage).append(hook)
+    assert bool(convert.container_from_pb(message, make.pod()).nvidia_hooks) is is_nvidias
 
 
 def test_an_annotation_behind_a_reply_adds_to_it() -> None:

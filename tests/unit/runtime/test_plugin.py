@@ -355,6 +355,19 @@ def test_a_container_held_by_others_cannot_ask_as_well() -> None:
     assert "[held-by-others]" in refused(bench, of, held).message
 
 
+def test_nvidias_hooks_are_warned_of_once_a_kind(log: Log) -> None:
+    bench = Bench()
+    for name, program in (("a", "nvidia-cdi-hook"), ("b", "nvidia-cdi-hook"), ("c", "nvidia-ctk")):
+        of = nri.asking("none", name)
+        held = nri.container(of)
+        held.hooks.create_container.add(path=f"/usr/bin/{program}")
+        create(bench, of, held)
+        synchronize(bench, [of], [nri.running(held)])
+    warned = [line for line in log.lines if "a container has NVIDIA's hooks" in str(line)]
+    assert len(warned) == 2
+    assert "nri-gpu check" in str(warned[0])
+
+
 def test_the_snapshot_is_asked_for_at_each_request() -> None:
     bench = Bench()
     bench.lose_gpu(0)
