@@ -11,7 +11,7 @@ from typing import Final
 from bench.process import EIGHT_GPUS
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.edits import Mount
-from nri_gpu.domain.gpu import Capability, DriverTree
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, DriverTree
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 from nri_gpu.injection.plan import Share, plan
@@ -26,7 +26,7 @@ PLACES: Final = {"lib64": f"/usr/lib/{platform.machine()}-linux-gnu", "bin": "/u
 
 def reply(driver_root: Path, stage_dir: Path) -> bytes:
     """CreateContainerResponse for all 8 GPUs; the driver is staged there, as the daemon would."""
-    inventory, capabilities = load_topology(EIGHT_GPUS), frozenset(Capability)
+    inventory, capabilities = load_topology(EIGHT_GPUS), DEFAULT_CAPABILITIES
     tree = stage(scan(driver_root), stage_dir).trees[capabilities]
     share = Share(
         container=ANYBODY, gpus=inventory.gpus, capabilities=capabilities, inventory=inventory, tree=tree, void=False
