@@ -93,7 +93,7 @@ def test_utility_alone_brings_no_uvm(cgroup_node: Containerd, serving: NriGpu) -
     libraries = cgroup_node.cri.execute(container, "/bin/ls", "/usr/local/nvidia/lib64").stdout.split()
     assert "libnvidia-ml.so.1" in libraries
     assert "libcuda.so.1" not in libraries
-    assert serving.held() == {"smi/main": [UUIDS[1]]}
+    serving.wait_held({"smi/main": [UUIDS[1]]})
 
 
 def _may_open(node: Containerd, container: ContainerId, granted: set[tuple[int, int]]) -> None:

@@ -42,7 +42,7 @@ def test_exclusive_keeps_other_pods_away_in_any_mode(node: Containerd, daemon: N
     for value in ("device=1", "device=1; mode=shared", "all", "all; mode=shared"):
         with pytest.raises(CriError, match=r"\[gpu-busy\]: GPU 1 .* is held exclusively by default/owner"):
             create(node, value, pod="other")
-    daemon.wait_held({"owner/main": daemon.held()["owner/main"]})
+    daemon.wait_grants(1)
 
 
 def test_shared_keeps_exclusive_away(node: Containerd, daemon: NriGpu) -> None:
@@ -50,7 +50,7 @@ def test_shared_keeps_exclusive_away(node: Containerd, daemon: NriGpu) -> None:
     create(node, "device=2; mode=shared", pod="second")
     with pytest.raises(CriError, match=r"\[gpu-busy\]: GPU 2 .* in shared mode by default/first, default/second"):
         create(node, "device=2; mode=exclusive", pod="third")
-    assert len(daemon.held()) == 2
+    daemon.wait_grants(2)
 
 
 def test_a_pods_own_containers_may_share_what_is_exclusive_to_it(node: Containerd, daemon: NriGpu) -> None:
@@ -63,6 +63,7 @@ def test_a_pods_own_containers_may_share_what_is_exclusive_to_it(node: Container
 def test_counting_gives_each_pod_its_own(node: Containerd, daemon: NriGpu) -> None:
     for number in range(4):
         create(node, "1", pod=f"p{number}")
+    daemon.wait_grants(4)
     assert sorted(uuid for uuids in daemon.held().values() for uuid in uuids) == sorted(
         gpu["uuid"] for gpu in daemon.gpus()["gpus"]
     )
@@ -94,4 +95,4 @@ def test_what_the_image_requires_is_refused_with_the_condition(node: Containerd,
     assert daemon.held() == {}
     create(node, "1", env={"NVIDIA_REQUIRE_CUDA": "cuda>=99.1 brand=nvidia,driver>=580", "CUDA_VERSION": "99.1.0"})
     create(node, "1", env={"CUDA_VERSION": "99.1.0", "NVIDIA_DISABLE_REQUIRE": "1"}, pod="unchecked")
-    assert len(daemon.held()) == 2
+    daemon.wait_grants(2)

@@ -75,6 +75,7 @@ def test_nvidia_smi_sees_what_was_granted(gpu_node: Containerd, real: NriGpu) ->
     container = run(gpu_node, {"gpu.nri.io": "1"})
     said = gpu_node.cri.execute(container, "/usr/bin/nvidia-smi", "-L", timeout_s=60)
     print(said.stdout)
+    real.wait_grants(1)
     (granted,) = next(iter(real.held().values()))
     assert said.code == 0, said.stderr
     assert [line for line in said.stdout.splitlines() if line.startswith("GPU ")] == [
@@ -88,7 +89,7 @@ def test_a_cuda_program_computes(gpu_node: Containerd, real: NriGpu) -> None:
     print(said.stdout)
     assert (said.code, said.stderr) == (0, "")
     assert said.stdout.startswith("GPUs 1\nvector add ok on ")
-    assert len(real.held()) == 1
+    real.wait_grants(1)
 
 
 def test_nothing_is_seen_without_the_annotation(gpu_node: Containerd, real: NriGpu) -> None:

@@ -153,6 +153,10 @@ class NriGpu:
         command = [sys.executable, "-m", "nri_gpu", "gpus", "-o", "json", *options]
         return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
 
+    def wait_grants(self, count: int, timeout_s: float = READY_S) -> None:
+        """Until so many containers hold something."""
+        wait_for(f"{count} grants", lambda: len(self.held()) == count, timeout_s, lambda: f"it is {self.held()}")
+
     def hang_up(self) -> None:
         """SIGHUP: reload."""
         self._send(signal.SIGHUP)
