@@ -17,7 +17,7 @@ from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pa
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Gpu, GpuUuid, Node, Unit, closure, whole
-from nri_gpu.injection.devices import missing_capability_major, missing_modules
+from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.plan import Share, plan
 from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
@@ -63,7 +63,7 @@ def _nothing(container: Container, node: Node, policy: Policy | BrokenPolicy) ->
     if reason := _other_hand(container, node):
         return Refuse(reason)
     passed = _passed(container, policy, NOT_ASKED)
-    return Inject(passed.edits, _record(container, (), None, node)) if isinstance(passed, Pass) else passed
+    return Inject(passed.edits, Grant.to(container, (), None, node.generation)) if isinstance(passed, Pass) else passed
 
 
 def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, policy: Policy, rule: str) -> Decision:
@@ -95,7 +95,7 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
         tree=node.driver.trees.get(capabilities) if node.driver else None,
         void=policy.environment.visible_devices is VisibleDevices.VOID,
     )
-    grant = _record(container, tuple(gpu.uuid for gpu in gpus), mode, node)
+    grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, node.generation)
     edits = plan(share)
     return Inject(edits, grant, rule, note=_unreached(container, edits))
 
@@ -160,10 +160,7 @@ def _generation_fault(files: str, node: Node) -> str:
         )
     for kernel in filter(None, (node.module_version, node.inventory.driver_version)):
         if kernel != files:
-            return (
-                f"the driver's libraries on this node are {files} but its loaded kernel module is {kernel}: reload the "
-                "module or reboot the node; containers created in between would not start properly."
-            )
+            return f"{two_versions(files, kernel)}; containers created in between would not start properly."
     return ""
 
 
@@ -232,20 +229,6 @@ def _nvidia_names(container: Container) -> str:
     vendors = ((name, name.partition("/")[0]) for name in container.cdi_devices)
     named = [name for name, vendor in vendors if f".{vendor}".endswith(f".{NVIDIA}")]
     return ", ".join(named[:NAMES_SHOWN]) + (", ..." if len(named) > NAMES_SHOWN else "")
-
-
-def _record(container: Container, uuids: tuple[GpuUuid, ...], mode: Mode | None, node: Node) -> Grant:
-    return Grant(
-        container_id=container.id,
-        container_name=container.name,
-        pod_id=container.pod.id,
-        pod_uid=container.pod.uid,
-        pod_name=container.pod.name,
-        namespace=container.pod.namespace,
-        uuids=uuids,
-        mode=mode,
-        generation=node.generation,
-    )
 
 
 def _passed(container: Container, policy: Policy | BrokenPolicy, why: str) -> Pass | Refuse:

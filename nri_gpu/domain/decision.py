@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import ContainerId, PodId, PodUid
+from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import GpuUuid
 
@@ -31,6 +31,21 @@ class Grant:
     uuids: tuple[GpuUuid, ...]
     mode: Mode | None
     generation: str
+
+    @classmethod
+    def to(cls, container: Container, uuids: tuple[GpuUuid, ...], mode: Mode | None, generation: str) -> Self:
+        """A grant of these GPUs to a container."""
+        return cls(
+            container_id=container.id,
+            container_name=container.name,
+            pod_id=container.pod.id,
+            pod_uid=container.pod.uid,
+            pod_name=container.pod.name,
+            namespace=container.pod.namespace,
+            uuids=uuids,
+            mode=mode,
+            generation=generation,
+        )
 
 
 class Code(StrEnum):

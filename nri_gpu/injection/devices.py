@@ -80,6 +80,14 @@ def _drm_nodes(gpu: Gpu) -> Iterator[DeviceNode]:
         yield DeviceNode(f"/dev/dri/by-path/pci-{gpu.pci_bus_id}-{kind}", node.major, node.minor)
 
 
+def two_versions(files: str, kernel: str) -> str:
+    """What to say where the driver's libraries and its loaded kernel module are of different versions."""
+    return (
+        f"the driver's libraries on this node are {files} but its loaded kernel module is {kernel}: reload the module "
+        "or reboot the node"
+    )
+
+
 def _not_loaded(module: str, fix: str) -> Reason:
     return Reason(
         Code.NODE_NOT_READY,

@@ -78,3 +78,8 @@ class NvmlSource:
     async def close(self) -> None:
         """Ends the NVML process."""
         await self._child.close()
+
+
+def source_of(topology: str | Path | None, driver_root: str | Path, library_dirs: Sequence[str] = ()) -> Source:
+    """A topology file's node where one is named, else this machine."""
+    return TopologySource(topology) if topology else NvmlSource(driver_root, library_dirs)

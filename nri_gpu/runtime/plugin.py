@@ -37,14 +37,10 @@ EVENTS: Final = (
     Event.STOP_POD_SANDBOX,
     Event.REMOVE_POD_SANDBOX,
 )
-
-
 REPLIES_KEPT: Final = 64
 # A container listed as created may be in the middle of its start, which we then never hear of. It keeps its GPUs until
 # it is removed or its pod's next attempt is made: held too long by one that failed, never granted twice.
 NEVER_LAPSES: Final = math.inf  # seconds, as the beginning of its phase
-
-
 # NRI can add hooks and remove none, so nothing less helps (containerd/nri: pkg/runtime-tools/generate).
 HOOK_ADVICE: Final = (
     "a CDI specification, a runtime or another plugin of NVIDIA's adds it; `nri-gpu check` tells what of these is on "
@@ -318,14 +314,4 @@ def _names(container: Container) -> dict[str, str]:
 
 
 def _grant(container: Container, mark: Mark) -> Grant:
-    return Grant(
-        container_id=container.id,
-        container_name=container.name,
-        pod_id=container.pod.id,
-        pod_uid=container.pod.uid,
-        pod_name=container.pod.name,
-        namespace=container.pod.namespace,
-        uuids=mark.uuids,
-        mode=mark.mode,
-        generation=mark.generation,
-    )
+    return Grant.to(container, mark.uuids, mark.mode, mark.generation)

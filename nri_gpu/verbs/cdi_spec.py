@@ -14,7 +14,7 @@ from nri_gpu.domain.gpu import Capabilities, DriverTree, Gpu, Inventory
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 from nri_gpu.injection.cdi import KIND, specification
-from nri_gpu.injection.devices import missing_capability_major, missing_modules
+from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
 
 
 class NotReadyError(NriGpuError):
@@ -59,10 +59,7 @@ def _staged(inventory: Inventory, wish: Wish) -> DriverTree | None:
     try:
         found = scan(wish.driver_root, library_dirs=wish.library_dirs)
         if inventory.driver_version not in ("", found.version) and not inventory.simulated:
-            raise NotReadyError(
-                f"the driver's libraries on this node are {found.version} but its loaded kernel module is "
-                f"{inventory.driver_version}: reload the module or reboot the node"
-            )
+            raise NotReadyError(two_versions(found.version, inventory.driver_version))
         tree = stage(found, wish.stage_dir).trees.get(wish.capabilities)
     except DriverError as error:
         if inventory.simulated:

@@ -11,9 +11,10 @@ from loguru import logger
 from nri_gpu.cdi_file import SpecFile, SpecFileError
 from nri_gpu.injection.cdi import KIND
 from nri_gpu.inventory.cache import InventoryCache
-from nri_gpu.inventory.source import NvmlSource, Source, TopologySource
+from nri_gpu.inventory.source import source_of
 from nri_gpu.verbs.cdi_spec import NotReadyError, Wish, rivalry, specification_text
 from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.parts import exit_code
 
 
 class Watch:
@@ -22,11 +23,11 @@ class Watch:
     def __init__(self, wish: Wish, file: SpecFile) -> None:
         self._wish = wish
         self._file = file
-        source: Source = (
-            TopologySource(wish.topology) if wish.topology else NvmlSource(wish.driver_root, wish.library_dirs)
-        )
         self._cache = InventoryCache(
-            source, publish=lambda _: self._again.set(), on_fault=self._fault, refresh_s=wish.refresh_s
+            source_of(wish.topology, wish.driver_root, wish.library_dirs),
+            publish=lambda _: self._again.set(),
+            on_fault=self._fault,
+            refresh_s=wish.refresh_s,
         )
         self._again = asyncio.Event()
         self._stop = asyncio.Event()
@@ -41,13 +42,11 @@ class Watch:
         parts = [asyncio.create_task(each) for each in (self._cache.run(), self._keep_true())]
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({*parts, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        died = [part for part in parts if part.done() and part.exception()]
-        for part in died:
-            logger.opt(exception=part.exception()).critical("bug: a part of nri-gpu died, so all of it ends")
+        code = exit_code(parts)
         for task in (*parts, stopping):
             task.cancel()
         await asyncio.gather(*parts, stopping, return_exceptions=True)
-        return Exit.BUG if died else Exit.OK
+        return code
 
     def stop(self) -> None:
         """Let `run` return."""

@@ -7,13 +7,12 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Gpu, Inventory, MigPart, Unit
-from nri_gpu.inventory.source import NvmlSource, Source, TopologySource
+from nri_gpu.inventory.source import source_of
 from nri_gpu.verbs.exits import Exit
 
 
@@ -32,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def look(topology: str | None, driver_root: str | None, library_dirs: Sequence[str] = ()) -> Inventory:
     """One look at the node. Raises: InventoryError."""
-    source: Source = TopologySource(Path(topology)) if topology else NvmlSource(Path(driver_root or "/"), library_dirs)
+    source = source_of(topology, driver_root or "/", library_dirs)
     try:
         return await source.refresh()
     finally:

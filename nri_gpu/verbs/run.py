@@ -23,7 +23,7 @@ from nri_gpu.decide import BrokenPolicy
 from nri_gpu.domain.errors import PolicyError
 from nri_gpu.domain.gpu import Inventory
 from nri_gpu.inventory.cache import InventoryCache
-from nri_gpu.inventory.source import NvmlSource, Source, TopologySource
+from nri_gpu.inventory.source import source_of
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.model import Policy
 from nri_gpu.runtime.board import Board
@@ -33,6 +33,7 @@ from nri_gpu.runtime.state import StateError, StateFolder
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
 from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.parts import exit_code
 from nri_gpu.verbs.policy_file import PolicyFile
 
 DEFAULT_STATE: Final = Path("/run/nri-gpu")
@@ -113,7 +114,7 @@ class Daemon:
         settings = policy if isinstance(policy, Policy) else policy_file.salvage
         self._fixed = _fixed(settings)
         self._identity = Identity(settings.plugin.name, settings.plugin.index)
-        source: Source = TopologySource(topology) if topology else _nvml(self._fixed)
+        source = source_of(topology, self._fixed.driver_root, self._fixed.library_dirs)
         self._cache = InventoryCache(
             source, publish=self._inventory_changed, on_fault=self._inventory_fault, refresh_s=self._fixed.refresh_s
         )
@@ -150,9 +151,7 @@ class Daemon:
         serving = asyncio.create_task(self._serve(inherited))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({serving, stopping, refreshing, looking}, return_when=asyncio.FIRST_COMPLETED)
-        died = [task for task in (serving, refreshing, looking) if task.done() and task.exception()]
-        for part in died:
-            logger.opt(exception=part.exception()).critical("bug: a part of nri-gpu died, so all of it ends")
+        code = exit_code((serving, refreshing, looking))
         self._notifier.stopping()
         await self._supervisor.stop(DRAIN_S)
         for task in (refreshing, looking, serving, stopping):
@@ -161,7 +160,7 @@ class Daemon:
         self._write_ledger()
         self._notifier.close()
         logger.info("stopped")
-        return Exit.BUG if died else Exit.OK
+        return code
 
     async def _serve(self, inherited: int | None) -> None:
         if inherited is not None:
@@ -261,10 +260,6 @@ class Daemon:
     def _asked_to_stop(self, number: signal.Signals) -> None:
         logger.bind(signal=number.name).info("stopping")
         self._stop.set()
-
-
-def _nvml(fixed: Fixed) -> NvmlSource:
-    return NvmlSource(Path(fixed.driver_root), fixed.library_dirs)
 
 
 def _fixed(policy: Policy) -> Fixed:

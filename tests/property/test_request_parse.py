@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from nri_gpu.domain.claim import Count, Nothing
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.request.format import format_claim
 from nri_gpu.request.keys import select_annotation
 from nri_gpu.request.parse import parse_claim
+from tests.support.claims import format_claim
 
 KEY = "gpu.nri.io"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.request.format import format_claim
 from nri_gpu.request.parse import parse_claim
+from tests.support.claims import format_claim
 
 WRITTEN = {
     "2": "count=2",

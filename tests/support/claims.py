@@ -1,4 +1,4 @@
-"""A claim written out again in the request grammar: what `explain` shows, and the other half of the round trip."""
+"""A claim written out again in the request grammar: the other half of the round trip."""
 
 from __future__ import annotations
 
