@@ -1,0 +1,131 @@
+"""The journal: grants just given, for the moments in which nobody but us knows of them.
+
+A container enters the runtime's list only after CreateContainer is answered. A daemon that dies in between would hear
+nothing of that grant at its next Synchronize, and give its GPUs away again before the container starts. So each grant
+is one line, appended without waiting for a disk, on /run, which is as young as the boot. The mark in it is the proof:
+a line that was edited, cut or copied is worth nothing. Where an append fails the marks on the containers still hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from nri_gpu.allocation.mark import Mark, read_mark, write_mark
+from nri_gpu.domain.container import ContainerId, PodId, PodUid
+from nri_gpu.domain.decision import Grant
+
+# Some 500 grants. Beyond that, lines whose grace is over are dropped.
+COMPACT_BYTES: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """One grant of the journal. at: seconds on the boot's monotonic clock, the same for every process."""
+
+    grant: Grant
+    at: float
+
+
+class Journal:
+    """An append-only file. Every method may raise OSError; nothing in it is needed to go on."""
+
+    def __init__(self, path: Path, key: bytes) -> None:
+        self._path = path
+        self._key = key
+        self._fd: int | None = None
+        self._bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to `compact`."""
+        return self._bytes > COMPACT_BYTES
+
+    def granted(self, grant: Grant, mark: str, now: float) -> None:
+        """Append a grant. mark: as written on the container."""
+        record = {
+            "at": now,
+            "container_id": grant.container_id,
+            "container": grant.container_name,
+            "pod_id": grant.pod_id,
+            "pod_uid": grant.pod_uid,
+            "pod": grant.pod_name,
+            "namespace": grant.namespace,
+            "mark": mark,
+        }
+        self._append(record)
+
+    def released(self, container_id: ContainerId) -> None:
+        """Append that a grant is no more."""
+        self._append({"released": container_id})
+
+    def remembered(self, since: float) -> tuple[Remembered, ...]:
+        """Grants given at `since` or later and not released, in their order. A file that is not there is empty."""
+        found: dict[ContainerId, Remembered] = {}
+        for record in self._records():
+            if "released" in record:
+                found.pop(ContainerId(str(record["released"])), None)
+            elif (remembered := self._understood(record)) and remembered.at >= since:
+                found[remembered.grant.container_id] = remembered
+        return tuple(found.values())
+
+    def compact(self, since: float) -> None:
+        """Write it anew, with what `remembered` tells and nothing else."""
+        kept = self.remembered(since)
+        self.close()
+        fresh = self._path.with_name(f".{self._path.name}.new")
+        self._fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._bytes = 0
+        for each in kept:
+            self.granted(each.grant, write_mark(each.grant, self._key), each.at)
+        fresh.replace(self._path)
+
+    def close(self) -> None:
+        """Close the file; the next append opens it again."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _append(self, record: dict[str, Any]) -> None:
+        if self._fd is None:
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._bytes = os.fstat(self._fd).st_size
+        # A line break first: behind a line that a full disk cut short, this one can still be read.
+        self._bytes += os.write(self._fd, b"\n" + json.dumps(record).encode())
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except FileNotFoundError:
+            return
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):  # cut short, or edited by hand
+                continue
+            if isinstance(record, dict):
+                yield record
+
+    def _understood(self, record: dict[str, Any]) -> Remembered | None:
+        at = record.get("at")
+        texts = {name: str(record.get(name, "")) for name in ("container_id", "pod_uid", "mark")}
+        container_id, pod_uid = ContainerId(texts["container_id"]), PodUid(texts["pod_uid"])
+        mark = read_mark(texts["mark"], pod_uid, container_id, self._key)
+        if not isinstance(mark, Mark) or not isinstance(at, int | float) or isinstance(at, bool):
+            return None
+        grant = Grant(
+            container_id=container_id,
+            container_name=str(record.get("container", "")),
+            pod_id=PodId(str(record.get("pod_id", ""))),
+            pod_uid=pod_uid,
+            pod_name=str(record.get("pod", "")),
+            namespace=str(record.get("namespace", "")),
+            uuids=mark.uuids,
+            mode=mark.mode,
+            generation=mark.generation,
+        )
+        return Remembered(grant, float(at))
