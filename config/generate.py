@@ -1,25 +1,35 @@
-"""`config/policy.schema.json` from the policy's own declarations; with --check, whether it is up to date.
+"""What is read off the policy's own declarations: `config/policy.schema.json`, and the reference in `docs/policy.md`.
 
-python config/generate.py [--check]
+python config/generate.py [--check]     --check: only tell whether they are up to date
 """
 
 import sys
 from pathlib import Path
 
+from nri_gpu.policy.reference import reference
 from nri_gpu.policy.schema import schema_text
 
 SCHEMA = Path(__file__).with_name("policy.schema.json")
+MANUAL = Path(__file__).parents[1] / "docs" / "policy.md"
+FIRST = "### `[plugin]`"  # the reference is the end of the manual, from here on
+
+
+def manual_text() -> str:
+    """The manual with its reference as it has to be."""
+    return MANUAL.read_text(encoding="utf-8").partition(FIRST)[0] + reference().strip() + "\n"
 
 
 def main() -> int:
     """Write or check. Returns an exit code."""
+    wanted = {SCHEMA: schema_text(), MANUAL: manual_text()}
     if "--check" not in sys.argv[1:]:
-        SCHEMA.write_text(schema_text())
+        for file, text in wanted.items():
+            file.write_text(text, encoding="utf-8")
         return 0
-    if SCHEMA.read_text() == schema_text():
-        return 0
-    print(f"{SCHEMA.name} is not what the declarations in nri_gpu/policy/model.py say: run `make schema`")
-    return 1
+    stale = [file.name for file, text in wanted.items() if file.read_text(encoding="utf-8") != text]
+    for name in stale:
+        print(f"{name} is not what the declarations in nri_gpu/policy/model.py say: run `make schema`")
+    return bool(stale)
 
 
 if __name__ == "__main__":

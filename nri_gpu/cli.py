@@ -86,6 +86,17 @@ VERBS: Final = (
         (GPUS, DRIVER_ROOT, OUTPUT),
     ),
     Verb(
+        "status",
+        "nri_gpu.verbs.status",
+        "show who holds which GPU, in which mode and since when, and why another is not to be had",
+        "Asks the running daemon over its control socket: root, or the group that the policy names, and nobody over a\n"
+        "network. Exits 1 when the daemon cannot grant just now, 69 when there is none.",
+        (
+            _option("--state-dir", help="the daemon's state folder (default /run/nri-gpu)", metavar="DIR"),
+            OUTPUT,
+        ),
+    ),
+    Verb(
         "driver",
         "nri_gpu.verbs.driver",
         "show what of the NVIDIA driver is found for containers, and what is not",

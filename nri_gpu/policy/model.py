@@ -27,6 +27,8 @@ _SOCKET: Final = Text(_PATH, 'an absolute path to a socket without blanks, "." o
 # The runtime's own rule since NRI 0.12 (containerd/nri: pkg/api/validate.go).
 _NAME: Final = Text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
 _INDEX: Final = Text(r"[0-9]{2}", 'two digits in quotes, such as "10"', 2)
+# shadow-utils' rule for names, and nothing at all.
+_GROUP: Final = Text(r"(?:[A-Za-z_][A-Za-z0-9_.-]*)?", "a group's name", 32)
 _NAMESPACES: Final = Patterns(Text(r"[!-~]+", "a pattern of printable ASCII without blanks", 253))
 
 
@@ -188,6 +190,20 @@ class LedgerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSettings:
+    """Who may ask the daemon about itself."""
+
+    group: Annotated[
+        str,
+        Declaration(
+            _GROUP,
+            "Group that may ask for `nri-gpu status` beside root; empty for root alone. The systemd unit needs it as "
+            "its Group= too.",
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Everything an operator decides. source: the file it was read from, for sentences; no part of its identity."""
 
@@ -200,6 +216,7 @@ class Policy:
     requirements: RequirementSettings = RequirementSettings()
     inventory: InventorySettings = InventorySettings()
     ledger: LedgerSettings = LedgerSettings()
+    control: ControlSettings = ControlSettings()
     source: str = field(default=BUILT_IN, compare=False)
 
     @classmethod

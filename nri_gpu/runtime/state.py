@@ -13,6 +13,8 @@ from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.mark import KEY_BYTES
 from nri_gpu.domain.errors import NriGpuError
 
+DEFAULT_STATE: Final = Path("/run/nri-gpu")
+CONTROL_SOCKET: Final = "control.sock"
 LEDGER_SCHEMA: Final = "nri-gpu/ledger/v1"
 
 

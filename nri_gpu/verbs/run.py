@@ -29,14 +29,14 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.runtime.board import Board
 from nri_gpu.runtime.notify import Notifier
 from nri_gpu.runtime.plugin import Outside, Plugin
-from nri_gpu.runtime.state import StateError, StateFolder
+from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE, StateError, StateFolder
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.parts import exit_code
 from nri_gpu.verbs.policy_file import PolicyFile
+from nri_gpu.verbs.reporter import Reporter, Subjects
 
-DEFAULT_STATE: Final = Path("/run/nri-gpu")
 DRAIN_S: Final = 5.0
 LEDGER_DELAY_S: Final = 0.05  # changes come in bursts; the file is for people
 STARTING: Final = Inventory(
@@ -124,6 +124,7 @@ class Daemon:
         self._supervisor = Supervisor(
             self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away)
         )
+        self._reporter = Reporter(state.path / CONTROL_SOCKET, Subjects(self._board, self._plugin, self._cache))
         self._stop = asyncio.Event()
         self._ledger_timer: asyncio.TimerHandle | None = None
         self._synchronized = False
@@ -149,14 +150,15 @@ class Daemon:
         looking = asyncio.create_task(self._driver.run())
         refreshing = asyncio.create_task(self._cache.run())
         serving = asyncio.create_task(self._serve(inherited))
+        parts = (serving, refreshing, looking, asyncio.create_task(self._reporter.run()))
         stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({serving, stopping, refreshing, looking}, return_when=asyncio.FIRST_COMPLETED)
-        code = exit_code((serving, refreshing, looking))
+        await asyncio.wait({stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
+        code = exit_code(parts)
         self._notifier.stopping()
         await self._supervisor.stop(DRAIN_S)
-        for task in (refreshing, looking, serving, stopping):
+        for task in (stopping, *parts):
             task.cancel()
-        await asyncio.gather(refreshing, looking, serving, stopping, return_exceptions=True)
+        await asyncio.gather(stopping, *parts, return_exceptions=True)
         self._write_ledger()
         self._notifier.close()
         logger.info("stopped")
@@ -193,6 +195,7 @@ class Daemon:
             self._identity = Identity(policy.plugin.name, policy.plugin.index)
             logger.bind(path=policy.source).info("policy reloaded")
             self._warn_of_fixed(policy)
+            self._reporter.policy_changed()
         self._cache.poke()
         self._driver.look_again()
 
@@ -221,6 +224,7 @@ class Daemon:
 
     def _configured(self, configured: Configured) -> None:
         """A plugin that the runtime starts finds its drop-in file's text here: that file is its policy."""
+        self._reporter.configured(configured)
         if not configured.config.strip():
             return
         try:
@@ -232,12 +236,15 @@ class Daemon:
         else:
             self._plugin.policy = policy
             self._warn_of_fixed(policy)
+            self._reporter.policy_changed()
 
     def _ready(self) -> None:
         self._synchronized = True
+        self._reporter.ready()
         self._notifier.ready(f"serving {self._fixed.socket}, {len(self._plugin.ledger.entries)} grants")
 
     def _away(self, why: str) -> None:
+        self._reporter.away(why)
         self._notifier.status(f"not connected: {why}")
 
     def _ledger_changed(self, ledger: Ledger) -> None:

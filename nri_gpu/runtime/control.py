@@ -1,0 +1,122 @@
+"""The control socket: local, guarded by file permissions, and read only. One question a connection, one answer.
+
+    client: `status` and a line break          daemon: one JSON document, then it closes
+
+Questions are words in a table. Nothing that comes in can change anything, and nobody who asks can hold the daemon up:
+a connection that says nothing is closed, and only so many are open at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from loguru import logger
+
+Answer = Callable[[], Mapping[str, Any]]
+QUESTION_MAX: Final = 64  # bytes
+OPEN_MAX: Final = 8
+PATIENCE_S: Final = 5.0
+
+
+class ControlSocket:
+    """Listens while it is open. table: question -> answer."""
+
+    def __init__(self, path: Path, table: Mapping[str, Answer]) -> None:
+        self._path = path
+        self._table = table
+        self._server: asyncio.Server | None = None
+        self._open: set[_Visit] = set()
+
+    async def open(self) -> None:
+        """Listen, to root alone. Raises: OSError."""
+        self._path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            # Before it has a name: bind(2) gives the file the socket's own mode (Linux: net/unix/af_unix.c).
+            os.fchmod(listener.fileno(), 0o600)
+            listener.bind(str(self._path))
+        except OSError:
+            listener.close()
+            raise
+        self._server = await asyncio.get_running_loop().create_unix_server(self._visit, sock=listener)
+
+    def admit(self, group: int | None) -> None:
+        """Let this group in beside root; it may pass the folder, not list it. None: root alone. Raises: OSError."""
+        for path, alone, together in ((self._path.parent, 0o700, 0o710), (self._path, 0o600, 0o660)):
+            # A hardened unit may not change groups, and with Group= in it has nothing to change.
+            if group is not None and path.stat().st_gid != group:
+                os.chown(path, -1, group)
+            path.chmod(alone if group is None else together)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._server is None:
+            return
+        self._server.close()
+        for visit in tuple(self._open):
+            visit.end()
+        await self._server.wait_closed()
+        self._server = None
+        self._path.unlink(missing_ok=True)
+
+    def _visit(self) -> asyncio.Protocol:
+        return _Visit(self._table, self._open)
+
+
+class _Visit(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, table: Mapping[str, Answer], others: set[_Visit]) -> None:
+        self._table = table
+        self._others = others
+        self._question = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._others.add(self)
+        if len(self._others) > OPEN_MAX:
+            self._say({"error": "too many connections at once; try again"})
+            return
+        self._patience = asyncio.get_running_loop().call_later(PATIENCE_S, self.end)
+
+    def data_received(self, data: bytes) -> None:
+        self._question += data
+        if len(self._question) > QUESTION_MAX:
+            self._say({"error": f"a question has at most {QUESTION_MAX} bytes"})
+        elif b"\n" in self._question:
+            self._say(self._answer(self._question.partition(b"\n")[0].decode(errors="replace").strip()))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._others.discard(self)
+        if self._patience:
+            self._patience.cancel()
+
+    def end(self) -> None:
+        """Close without a word."""
+        if self._transport:
+            self._transport.abort()
+
+    def _answer(self, question: str) -> Mapping[str, Any]:
+        answer = self._table.get(question)
+        if answer is None:
+            return {"error": f"unknown question {question!r}, known: {', '.join(sorted(self._table))}"}
+        try:
+            return answer()
+        except Exception:  # whoever asks must not be able to end the daemon
+            logger.bind(method=question).exception("bug in an answer")
+            return {"error": "a bug of nri-gpu; its log has the traceback"}
+
+    def _say(self, answer: Mapping[str, Any]) -> None:
+        if self._transport and not self._transport.is_closing():
+            self._transport.write(json.dumps(answer).encode() + b"\n")
+            self._transport.close()

@@ -1,0 +1,131 @@
+"""What a running daemon tells of itself: who holds which GPU, since when, and why another is not to be had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nri_gpu.allocation.ledger import Entry, Ledger, Phase, Usage
+from nri_gpu.allocation.place import why_not
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.gpu import MigPart, Node, Unit
+
+STATUS_SCHEMA: Final = "nri-gpu/status/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """How we stand with the runtime. since: seconds since the epoch. why: the reason when it is not ready."""
+
+    ready: bool
+    since: float
+    runtime: str = ""
+    version: str = ""
+    nri_version: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A moment of the daemon.
+
+    wall, monotonic: that moment in seconds, on both clocks. policy_fault: empty where the policy can be used.
+    """
+
+    node: Node
+    ledger: Ledger
+    connection: Connection
+    wall: float
+    monotonic: float
+    inventory_age_s: float | None
+    inventory_fault: str
+    policy_source: str
+    policy_fault: str
+
+    def wall_of(self, monotonic: float) -> float | None:
+        """The same moment in seconds since the epoch; None for one that never was on our clock."""
+        return self.wall - (self.monotonic - monotonic) if abs(monotonic) != float("inf") else None
+
+
+def status_json(view: View) -> dict[str, Any]:
+    """Schema `nri-gpu/status/v1`; fields are only ever added. Times are seconds since the epoch, null if unknown."""
+    node, connection = view.node, view.connection
+    usage = view.ledger.usage()
+    return {
+        "schema": STATUS_SCHEMA,
+        "runtime": {
+            "ready": connection.ready,
+            "since_s": connection.since,
+            "name": connection.runtime,
+            "version": connection.version,
+            "nri_version": connection.nri_version,
+            "fault": connection.why,
+        },
+        "node": {
+            "driver_version": node.inventory.driver_version,
+            "driver_generation": node.generation,
+            "driver_fault": node.driver_fault,
+            "inventory_number": node.number,
+            "inventory_age_s": view.inventory_age_s,
+            "inventory_fault": node.inventory.fault or view.inventory_fault,
+            "simulated": node.inventory.simulated,
+        },
+        "policy": {"source": view.policy_source, "fault": view.policy_fault},
+        "gpus": [_unit_json(unit, usage.get(unit.uuid), view) for unit in node.inventory.units],
+        "gone": [_holder_json(entry, view) for entry in _of_gone_gpus(view)],
+    }
+
+
+def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:
+    part = isinstance(unit, MigPart)
+    return {
+        "place": unit.place if isinstance(unit, MigPart) else str(unit.index),
+        "kind": "mig" if part else "gpu",
+        "uuid": unit.uuid,
+        "model": unit.device.profile if isinstance(unit, MigPart) else unit.model,
+        "mode": usage.mode.value if usage and usage.mode else "",
+        "unavailable": _unavailable(unit, usage),
+        "holders": [_holder_json(entry, view) for entry in _holding(unit, view.ledger)],
+        "foreign": list(usage.foreign) if usage else [],
+    }
+
+
+def _unavailable(unit: Unit, usage: Usage | None) -> str:
+    """Why a container of another pod could not have it exclusively; empty when it could."""
+    if reason := why_not(unit):
+        return reason
+    if usage is None or not (usage.pods or usage.foreign):
+        return ""
+    pods = ", ".join(sorted(usage.pods.values()))
+    if usage.mode is Mode.EXCLUSIVE:
+        return f"held exclusively by {pods}"
+    by_others = f"{', '.join(usage.foreign)}, whom somebody else gave it" if usage.foreign else ""
+    return f"held in shared mode by {pods}" if pods else f"held by {by_others}"
+
+
+def _holding(unit: Unit, ledger: Ledger) -> Iterator[Entry]:
+    return (entry for entry in ledger.entries.values() if entry.holds and unit.uuid in entry.grant.uuids)
+
+
+def _of_gone_gpus(view: View) -> Iterator[Entry]:
+    """Grants of GPUs that the node does not have any more."""
+    known = {unit.uuid for unit in view.node.inventory.units}
+    return (entry for entry in view.ledger.entries.values() if entry.holds and set(entry.grant.uuids) - known)
+
+
+def _holder_json(entry: Entry, view: View) -> dict[str, Any]:
+    grant = entry.grant
+    return {
+        "namespace": grant.namespace,
+        "pod": grant.pod_name,
+        "pod_uid": grant.pod_uid,
+        "container": grant.container_name,
+        "container_id": grant.container_id,
+        "mode": grant.mode.value if grant.mode else "none",
+        "phase": entry.phase.value,
+        "since_s": view.wall_of(entry.since),
+        "running": entry.phase is Phase.RUNNING,
+        "gpu_uuids": list(grant.uuids),
+        "driver_generation": grant.generation,
+    }

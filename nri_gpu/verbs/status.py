@@ -1,0 +1,105 @@
+"""`nri-gpu status`: who holds which GPU on this node, asked of the running daemon over its control socket."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.gpus import table
+
+TIMEOUT_S: Final = 5.0
+READ_BYTES: Final = 1 << 16
+UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+HEADS: Final = ("GPU", "MODEL", "MODE", "HELD BY", "CONTAINER", "FOR", "UNAVAILABLE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it. Returns 1 when the daemon is not ready to grant, 69 when it cannot be asked, 77 without permission."""
+    path = Path(args.state_dir or DEFAULT_STATE) / CONTROL_SOCKET
+    try:
+        said = ask(path, "status")
+    except PermissionError:
+        print(f"nri-gpu: no permission to ask {path}: be root, or in the policy's control.group", file=sys.stderr)
+        return Exit.PERMISSION
+    except (OSError, ValueError) as error:
+        print(f"nri-gpu: the daemon cannot be asked at {path}: {error}; does `nri-gpu run` run?", file=sys.stderr)
+        return Exit.UNAVAILABLE
+    print(json.dumps(said, indent=1) if args.output == "json" else to_text(said, time.time()))
+    return Exit.FINDING if faults(said) else Exit.OK
+
+
+def ask(path: Path, question: str) -> Mapping[str, Any]:
+    """One answer of the daemon. Raises: OSError; ValueError: it answered something else."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(TIMEOUT_S)
+        connection.connect(str(path))
+        connection.sendall(f"{question}\n".encode())
+        answer = json.loads(b"".join(iter(lambda: connection.recv(READ_BYTES), b"")))
+    if not isinstance(answer, dict) or "error" in answer:
+        raise ValueError(answer.get("error") if isinstance(answer, dict) else "not a JSON object")
+    return answer
+
+
+def faults(said: Mapping[str, Any]) -> list[str]:
+    """Sentences on what keeps the daemon from granting."""
+    runtime, node, policy = said["runtime"], said["node"], said["policy"]
+    found = [] if runtime["ready"] else [f"not connected to the runtime: {runtime['fault'] or 'connecting'}"]
+    found += [sentence for sentence in (node["inventory_fault"], node["driver_fault"]) if sentence]
+    return found + ([f"policy not usable: {policy['fault']}"] if policy["fault"] else [])
+
+
+def to_text(said: Mapping[str, Any], now: float) -> str:
+    """A headline, a table with a line for each GPU and holder, and what is wrong below it."""
+    runtime, node = said["runtime"], said["node"]
+    name = f"{runtime['name'] or 'runtime'} {runtime['version']}".strip()
+    lines = [f"{name}, driver {node['driver_version'] or '?'}, policy: {said['policy']['source']}"]
+    if said["gpus"]:
+        lines += table(HEADS, [row for gpu in said["gpus"] for row in _rows(gpu, now)])
+    else:
+        lines.append("no GPUs")
+    for holder in said["gone"]:
+        lines.append(f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder['gpu_uuids'])}")
+    return "\n".join([*lines, *faults(said)])
+
+
+def _rows(gpu: Mapping[str, Any], now: float) -> Iterator[tuple[str, ...]]:
+    """One for each holder, the GPU itself on the first alone."""
+    first = (f"{'  ' if gpu['kind'] == 'mig' else ''}{gpu['place']}", gpu["model"], gpu["mode"] or "-")
+    holders = [(_pod(each), each["container"], _since(each, now)) for each in gpu["holders"]]
+    holders += [(pod, "-", "-") for pod in gpu["foreign"]]
+    # Whom it is held by is in the columns already.
+    why = "" if gpu["holders"] or gpu["foreign"] else gpu["unavailable"]
+    yield (*first, *(holders[0] if holders else ("-", "-", "-")), why)
+    for holder in holders[1:]:
+        yield ("", "", "", *holder, "")
+
+
+def _pod(holder: Mapping[str, Any]) -> str:
+    return f"{holder['namespace']}/{holder['pod']}"
+
+
+def _since(holder: Mapping[str, Any], now: float) -> str:
+    since_s = holder["since_s"]
+    phase = "" if holder["running"] else f" ({holder['phase']})"
+    return ("?" if since_s is None else ago(now - since_s)) + phase
+
+
+def ago(seconds: float) -> str:
+    """A duration as kubectl writes ages: `3d4h`, `12m`, `7s`; two units at most."""
+    left = max(0, int(seconds))
+    words: list[str] = []
+    for unit, size in UNITS_S:
+        if left >= size and len(words) < 2:
+            words.append(f"{left // size}{unit}")
+            left %= size
+        elif words:
+            break
+    return "".join(words) or "0s"

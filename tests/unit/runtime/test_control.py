@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nri_gpu.runtime import control as module
+from nri_gpu.runtime.control import OPEN_MAX, QUESTION_MAX, ControlSocket
+from tests.unit.runtime.log import Log
+
+
+def broken() -> dict[str, Any]:
+    raise ZeroDivisionError
+
+
+@contextlib.asynccontextmanager
+async def listening(folder: Path, group: int | None = None) -> AsyncIterator[Path]:
+    path = folder / "control.sock"
+    control = ControlSocket(path, {"status": lambda: {"n": 1}, "broken": broken})
+    await control.open()
+    control.admit(group)
+    try:
+        yield path
+    finally:
+        await control.close()
+
+
+async def said(path: Path, question: bytes) -> Any:  # noqa: ANN401 - parsed JSON
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(question)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return json.loads(answer) if answer else None
+
+
+def owner_and_mode(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_uid, stat.S_IMODE(found.st_mode)
+
+
+def group_of(path: Path) -> int:
+    return path.stat().st_gid
+
+
+async def test_a_question_is_answered(tmp_path: Path) -> None:
+    async with listening(tmp_path) as path:
+        assert await said(path, b"status\n") == {"n": 1}
+
+
+async def test_a_question_may_come_in_pieces(tmp_path: Path) -> None:
+    async with listening(tmp_path) as path:
+        reader, writer = await asyncio.open_unix_connection(path)
+        for byte in b"status\n":
+            writer.write(bytes([byte]))
+            await writer.drain()
+        assert json.loads(await reader.read()) == {"n": 1}
+        writer.close()
+
+
+@pytest.mark.parametrize("question", [b"stop\n", b"\n", b"\xff\xfe\n", b"{}\n"])
+async def test_an_unknown_question_is_told_the_known_ones(tmp_path: Path, question: bytes) -> None:
+    async with listening(tmp_path) as path:
+        assert "known: broken, status" in (await said(path, question))["error"]
+
+
+async def test_a_long_question_is_cut_off(tmp_path: Path) -> None:
+    async with listening(tmp_path) as path:
+        assert "at most" in (await said(path, b"x" * (QUESTION_MAX + 1)))["error"]
+
+
+async def test_a_bug_in_an_answer_ends_nothing(tmp_path: Path, log: Log) -> None:
+    async with listening(tmp_path) as path:
+        assert "bug" in (await said(path, b"broken\n"))["error"]
+        assert await said(path, b"status\n") == {"n": 1}
+    assert log.one("bug in an answer").fields["method"] == "broken"
+
+
+async def test_who_says_nothing_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+    async with listening(tmp_path) as path:
+        reader, writer = await asyncio.open_unix_connection(path)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_only_so_many_at_once(tmp_path: Path) -> None:
+    async with listening(tmp_path) as path:
+        silent = [await asyncio.open_unix_connection(path) for _ in range(OPEN_MAX)]
+        reader, writer = await asyncio.open_unix_connection(path)
+        assert "too many" in json.loads(await reader.read())["error"]
+        for _, each in [*silent, (reader, writer)]:
+            each.close()
+        for _, each in silent:
+            await each.wait_closed()
+        assert await said(path, b"status\n") == {"n": 1}
+
+
+@pytest.mark.parametrize(("group", "folder", "file"), [(None, 0o700, 0o600), (0, 0o710, 0o660)])
+async def test_permissions_are_the_guard(tmp_path: Path, group: int | None, folder: int, file: int) -> None:
+    async with listening(tmp_path, group) as path:
+        assert [owner_and_mode(each) for each in (tmp_path, path)] == [(os.geteuid(), folder), (os.geteuid(), file)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change a group")
+async def test_another_group_can_be_let_in_and_out_again(tmp_path: Path) -> None:
+    control = ControlSocket(tmp_path / "control.sock", {})
+    await control.open()
+    control.admit(4711)
+    assert [group_of(each) for each in (tmp_path, tmp_path / "control.sock")] == [4711, 4711]
+    control.admit(None)
+    assert [group_of(each) for each in (tmp_path, tmp_path / "control.sock")] == [4711, 4711]
+    assert owner_and_mode(tmp_path) == (0, 0o700)
+    await control.close()
+
+
+async def test_what_a_dead_daemon_left_is_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "control.sock"))
+    async with listening(tmp_path) as path:
+        assert await said(path, b"status\n") == {"n": 1}
+    assert not path.exists()
+
+
+async def test_a_folder_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        await ControlSocket(tmp_path / "gone" / "control.sock", {}).open()

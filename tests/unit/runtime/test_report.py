@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nri_gpu.allocation.ledger import Ledger, Phase
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.gpu import Node
+from nri_gpu.runtime.report import Connection, View, status_json
+from tests.support import builders as make
+
+NOW, CLOCK = 1_800_000_000.0, 5_000.0
+TRAIN, OTHER = make.container(of="train"), make.container(of="other")
+
+
+def view(ledger: Ledger | None = None, node: Node | None = None, **fields: Any) -> View:  # noqa: ANN401 - of a View
+    return View(
+        **{
+            "node": node or make.node(),
+            "ledger": ledger or make.ledger(),
+            "connection": Connection(ready=True, since=NOW - 60, runtime="containerd", version="2.1.9"),
+            "wall": NOW,
+            "monotonic": CLOCK,
+            "inventory_age_s": 3.0,
+            "inventory_fault": "",
+            "policy_source": "/etc/nri-gpu/policy.toml",
+            "policy_fault": "",
+            **fields,
+        }
+    )
+
+
+def gpu(said: dict[str, Any], index: int) -> dict[str, Any]:
+    found: dict[str, Any] = said["gpus"][index]
+    return found
+
+
+def test_every_gpu_is_there_and_free() -> None:
+    said = status_json(view())
+    assert [each["place"] for each in said["gpus"]] == ["0", "1", "2", "3"]
+    assert not any(each["unavailable"] or each["holders"] for each in said["gpus"])
+    assert json.loads(json.dumps(said)) == said
+
+
+def test_a_holder_with_its_mode_and_since_when() -> None:
+    said = status_json(view(make.ledger(make.entry(1, to=TRAIN, since=CLOCK - 90))))
+    held = gpu(said, 1)
+    assert (held["mode"], held["unavailable"]) == ("exclusive", "held exclusively by ml/train")
+    (holder,) = held["holders"]
+    assert (holder["pod"], holder["container"], holder["since_s"], holder["running"]) == (
+        "train",
+        "main",
+        NOW - 90,
+        True,
+    )
+    assert gpu(said, 0)["holders"] == []
+
+
+def test_shared_by_two() -> None:
+    entries = [make.entry(0, to=each, mode=Mode.SHARED) for each in (TRAIN, OTHER)]
+    shared = gpu(status_json(view(make.ledger(*entries))), 0)
+    assert shared["unavailable"] == "held in shared mode by ml/other, ml/train"
+    assert len(shared["holders"]) == 2
+
+
+def test_a_foreign_holder() -> None:
+    foreign = gpu(status_json(view(make.ledger(others=[make.foreign(2)]))), 2)
+    assert foreign["foreign"] == ["ml/plugin"]
+    assert foreign["unavailable"] == "held by ml/plugin, whom somebody else gave it"
+
+
+def test_a_lapsed_grant_holds_nothing() -> None:
+    said = status_json(view(make.ledger(make.entry(1, phase=Phase.LAPSED))))
+    assert gpu(said, 1)["holders"] == []
+
+
+def test_since_a_time_that_never_was_is_null() -> None:
+    said = status_json(view(make.ledger(make.entry(1, phase=Phase.CREATED, since=math.inf))))
+    (holder,) = gpu(said, 1)["holders"]
+    assert holder["since_s"] is None
+    assert not holder["running"]
+
+
+def test_a_gpu_that_cannot_be_granted_says_why() -> None:
+    node = make.node([make.gpu(0, unavailable="it fell off the bus")])
+    assert "it fell off the bus" in gpu(status_json(view(node=node)), 0)["unavailable"]
+
+
+def test_mig_devices_come_below_their_gpu() -> None:
+    said = status_json(view(node=make.node([make.mig_gpu(0), make.gpu(1)])))
+    assert [(each["kind"], each["place"]) for each in said["gpus"]] == [
+        ("gpu", "0"),
+        ("mig", "0:0"),
+        ("mig", "0:1"),
+        ("gpu", "1"),
+    ]
+
+
+def test_a_holder_of_a_gpu_that_is_gone_is_not_forgotten() -> None:
+    said = status_json(view(make.ledger(make.entry(3, to=TRAIN)), make.node([make.gpu(0)])))
+    assert [each["pod"] for each in said["gone"]] == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "expected"),
+    [
+        ({"policy_fault": "line 3"}, ("policy", "fault"), "line 3"),
+        ({"inventory_fault": "NVML hangs"}, ("node", "inventory_fault"), "NVML hangs"),
+        ({"inventory_age_s": None}, ("node", "inventory_age_s"), None),
+        ({"connection": Connection(ready=False, since=NOW, why="gone")}, ("runtime", "fault"), "gone"),
+    ],
+)
+def test_what_is_wrong_is_said(fields: dict[str, Any], place: tuple[str, str], expected: object) -> None:
+    part, name = place
+    assert status_json(view(**fields))[part][name] == expected
+
+
+def test_a_fault_of_the_inventory_itself_comes_first() -> None:
+    node = make.node()
+    node = replace(node, inventory=replace(node.inventory, fault="no driver"))
+    assert status_json(view(node=node, inventory_fault="other"))["node"]["inventory_fault"] == "no driver"

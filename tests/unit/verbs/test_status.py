@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nri_gpu.allocation.ledger import Phase
+from nri_gpu.cli import main
+from nri_gpu.domain.claim import Mode
+from nri_gpu.runtime.report import Connection, status_json
+from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.status import ago, to_text
+from tests.support import builders as make
+from tests.unit.runtime.test_report import CLOCK, NOW, view
+
+FREE = status_json(view(node=make.node(driver_version="580.95.05")))
+
+
+@contextmanager
+def daemon(folder: Path, answer: bytes) -> Iterator[str]:
+    """Something that answers one question with these bytes."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "control.sock"))
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield str(folder)
+        thread.join()
+
+
+def asked(folder: Path, answer: Mapping[str, Any] | bytes, *options: str) -> int:
+    encoded = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    with daemon(folder, encoded) as state:
+        return main(["status", "--state-dir", state, *options])
+
+
+def test_a_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked(tmp_path, FREE) == Exit.OK
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "containerd 2.1.9, driver 580.95.05, policy: /etc/nri-gpu/policy.toml"
+    assert said[1].split() == ["GPU", "MODEL", "MODE", "HELD", "BY", "CONTAINER", "FOR", "UNAVAILABLE"]
+    assert len(said) == 2 + make.GPUS
+
+
+def test_json_is_what_the_daemon_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked(tmp_path, FREE, "-o", "json") == Exit.OK
+    assert json.loads(capsys.readouterr().out) == FREE
+
+
+def test_holders_one_line_each() -> None:
+    train, other = make.container(of="train"), make.container(of="other")
+    ledger = make.ledger(
+        make.entry(0, to=train, mode=Mode.SHARED, since=CLOCK - 3700),
+        make.entry(0, to=other, mode=Mode.SHARED, since=CLOCK - 5, phase=Phase.CREATED),
+        others=[make.foreign(2)],
+    )
+    lines = to_text(status_json(view(ledger)), NOW).splitlines()[2:]
+    assert lines[0].split()[-4:] == ["shared", "ml/train", "main", "1h1m"]
+    assert lines[1].split() == ["ml/other", "main", "5s", "(created)"]
+    assert lines[3].split()[-3:] == ["ml/plugin", "-", "-"]
+
+
+def test_a_gpu_that_is_not_to_be_had_says_why() -> None:
+    said = status_json(view(node=make.node([make.gpu(0, unavailable="it fell off the bus")])))
+    assert "it fell off the bus" in to_text(said, NOW)
+
+
+def test_no_gpus() -> None:
+    assert "no GPUs" in to_text(status_json(view(node=make.node([]))), NOW)
+
+
+def test_a_daemon_that_cannot_grant_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    away = status_json(view(connection=Connection(ready=False, since=NOW, why="no NRI socket"), policy_fault="line 3"))
+    assert asked(tmp_path, away) == Exit.FINDING
+    said = capsys.readouterr().out
+    assert "not connected to the runtime: no NRI socket" in said
+    assert "policy not usable: line 3" in said
+
+
+def test_no_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--state-dir", str(tmp_path)]) == Exit.UNAVAILABLE
+    assert "does `nri-gpu run` run?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", [b"", b"nonsense", b"[]", b'{"error": "too many"}'])
+def test_an_answer_that_is_none(tmp_path: Path, answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked(tmp_path, answer) == Exit.UNAVAILABLE
+    assert "cannot be asked" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-3, "0s"), (0, "0s"), (7.9, "7s"), (60, "1m"), (61, "1m1s"), (3600, "1h"), (3605, "1h"), (90_000, "1d1h")],
+)
+def test_ages_are_written_as_kubectl_does(seconds: float, words: str) -> None:
+    assert ago(seconds) == words
