@@ -146,6 +146,19 @@ VERBS: Final = (
         ),
     ),
     Verb(
+        "replay",
+        "nri_gpu.verbs.replay",
+        "decide again what an audit log recorded, and print what differs",
+        "Decisions are pure, so by the recorded policies nothing differs. With --policy, a change can be tried on\n"
+        "last week's requests. Several files go on from one another, the oldest first. Example:\n"
+        "  nri-gpu replay /run/nri-gpu/audit.1.jsonl /run/nri-gpu/audit.jsonl --policy new.toml",
+        (
+            _option("files", help="audit logs, the oldest first", nargs="+", metavar="LOG"),
+            _option("--policy", help="policy in place of those recorded", metavar="FILE"),
+            OUTPUT,
+        ),
+    ),
+    Verb(
         "prepare",
         "nri_gpu.verbs.prepare",
         "make the host ready: kernel modules, device nodes, /dev/char links",

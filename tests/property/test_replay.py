@@ -1,0 +1,125 @@
+"""What an audit log recorded is decided again to the byte, and leads to the same ledger, whatever happened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.decide import BrokenPolicy, decide
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.gpu import Node
+from nri_gpu.policy.model import Policy
+from nri_gpu.replay import (
+    AnyPolicy,
+    Compared,
+    Record,
+    Replay,
+    changed_record,
+    decision_record,
+    ledger_record,
+    node_record,
+    policy_record,
+)
+from tests.property import worlds
+from tests.support import builders as make
+
+Step = Container | Node | Policy | BrokenPolicy | Ledger | str
+steps = st.lists(
+    st.one_of(
+        worlds.containers(),
+        worlds.containers(),
+        worlds.containers(),
+        worlds.nodes,
+        worlds.policies,
+        worlds.ledgers,
+        st.sampled_from(["start", "stop", "remove", "pod gone", "wait"]),
+    ),
+    max_size=8,
+)
+
+
+class Recorder:
+    """A plugin's part, in small: it decides, commits, and writes down what it did."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = [node_record(make.node()), policy_record("0", "", "")]
+        self.policies: list[AnyPolicy] = [Policy.default()]
+        self.node, self.ledger, self.now = make.node(), Ledger(), 100.0
+        self.last: Container | None = None
+
+    def take(self, step: Step) -> None:
+        self.now += 7
+        match step:
+            case Container():
+                self._decide(step)
+            case Node():
+                self.node = step
+                self.records.append(node_record(step))
+            case Ledger():
+                self.ledger = step
+                self.records.append(ledger_record(step))
+            case str():
+                self._happen(step)
+            case _:
+                self.policies.append(step)
+                fault = step.fault if isinstance(step, BrokenPolicy) else ""
+                self.records.append(policy_record(str(len(self.policies) - 1), "", fault))
+
+    def _decide(self, container: Container) -> None:
+        self.last, policy = container, self.policies[-1]
+        grace_s = (policy if isinstance(policy, Policy) else Policy()).ledger.created_grace_s
+        ledger = self.ledger.lapse(self.now, grace_s)
+        decision = decide(container, self.node, ledger, policy)
+        self.records.append(decision_record(container, decision, 1e9 + self.now, self.now))
+        self._commit(ledger.after(decision, self.now))
+
+    def _happen(self, event: str) -> None:
+        if event == "wait":
+            self.now += 1000
+        elif self.last:
+            of, now = self.last, self.now
+            happened: dict[str, Callable[[], Ledger | None]] = {
+                "start": lambda: self.ledger.started(of.id, now),
+                "stop": lambda: self.ledger.stopped(of.id, now),
+                "remove": lambda: self.ledger.released(of.id),
+                "pod gone": lambda: self.ledger.pod_gone(of.pod.id),
+            }
+            self._commit(happened[event]() or self.ledger)
+
+    def _commit(self, ledger: Ledger) -> None:
+        changed = changed_record(self.ledger, ledger)
+        self.ledger = ledger
+        if changed:
+            self.records.append(changed)
+
+    def compared(self, replay: Replay) -> Iterator[Compared]:
+        for record in self.records:
+            if found := replay.take(json.loads(json.dumps(record))):
+                yield found
+
+
+@given(steps)
+def test_unchanged_it_is_identical(story: list[Step]) -> None:
+    recorder = Recorder()
+    for step in story:
+        recorder.take(step)
+    replay = Replay(lambda name, _: recorder.policies[int(name)])
+    for compared in recorder.compared(replay):
+        assert compared.same, (compared.recorded, compared.now)
+    assert replay.ledger == recorder.ledger
+
+
+@given(steps, worlds.good_policies)
+def test_by_another_policy_it_never_grants_twice(story: list[Step], other: Policy) -> None:
+    """Ledgers that the world made up aside: what the replay grants by itself is never over capacity."""
+    recorder = Recorder()
+    for step in story:
+        if not isinstance(step, Ledger):
+            recorder.take(step)
+    replay = Replay(lambda name, _: recorder.policies[int(name)], other)
+    for _ in recorder.compared(replay):
+        assert not worlds.capacity_faults(replay.ledger)

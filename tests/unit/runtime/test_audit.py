@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.decide import decide
+from nri_gpu.domain.container import Container
+from nri_gpu.policy.model import Policy
+from nri_gpu.runtime import audit as module
+from nri_gpu.runtime.audit import FILE, GRANTS_AT_ONCE, OLD_FILE, WAITING_MAX, AuditLog, PolicyNote
+from nri_gpu.verbs.replay import compare
+from tests.support import builders as make
+from tests.unit.runtime.log import Log
+
+NODE = make.node()
+MIB = 2**20
+
+
+class Shell:
+    """A plugin's part: decides, commits, tells the log."""
+
+    def __init__(self, log: AuditLog) -> None:
+        self.log, self.ledger, self.now = log, Ledger(), 50.0
+
+    def create(self, container: Container) -> None:
+        self.now += 0.01  # nobody's grace is over
+        decision = decide(container, NODE, self.ledger, Policy.default())
+        self.log.decided(container, decision, NODE, self.now)
+        self.ledger = self.ledger.after(decision, self.now)
+        self.log.ledger_changed(self.ledger)
+
+    def remove(self, container: Container) -> None:
+        self.ledger = self.ledger.released(container.id)
+        self.log.ledger_changed(self.ledger)
+
+
+def asking(number: int, claim: str = "1") -> Container:
+    return make.container(claim, of=f"pod-{number}")
+
+
+@contextlib.asynccontextmanager
+async def writing(folder: Path, most_bytes: int = MIB) -> AsyncIterator[AuditLog]:
+    """A log that has written all it was told once this ends."""
+    log = AuditLog(folder, most_bytes, wall=lambda: 1_800_000_000.0)
+    task = asyncio.create_task(log.run())
+    await asyncio.sleep(0)
+    yield log
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def records(file: Path) -> list[Any]:
+    return [json.loads(line) for line in file.read_text().splitlines() if line]
+
+
+async def test_it_replays_to_the_byte(tmp_path: Path) -> None:
+    async with writing(tmp_path) as log:
+        log.policy_changed(PolicyNote("", ""))
+        shell = Shell(log)
+        for number in range(6):  # of four GPUs
+            shell.create(asking(number))
+        shell.remove(asking(2))
+        shell.create(asking(7, "device=1;mode=shared"))
+        shell.create(asking(8, "nonsense"))
+        shell.create(make.container())
+    compared = list(compare([tmp_path / FILE]))
+    assert len(compared) == 9
+    assert all(not isinstance(each, str) and each.same for each in compared)
+
+
+async def test_another_daemon_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    for number in range(2):
+        async with writing(tmp_path) as log:
+            Shell(log).create(asking(number))
+    assert [each["kind"] for each in records(tmp_path / FILE)].count("decision") == 2
+    assert all(not isinstance(each, str) and each.same for each in compare([tmp_path / FILE]))
+
+
+async def test_both_files_together_are_bounded_and_each_can_be_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DELAY_S", 0)
+    async with writing(tmp_path, most_bytes=40_000) as log:
+        shell = Shell(log)
+        for number in range(200):
+            shell.create(asking(number))
+            if number > 2:
+                shell.remove(asking(number - 2))
+            await log.written()
+    sizes = [(tmp_path / name).stat().st_size for name in (FILE, OLD_FILE)]
+    assert max(sizes) < 60_000
+    for name in (OLD_FILE, FILE):
+        compared = list(compare([tmp_path / name]))
+        assert compared
+        assert all(not isinstance(each, str) and each.same for each in compared)
+
+
+async def test_a_large_ledger_is_written_in_parts(tmp_path: Path) -> None:
+    entries = [make.entry(to=make.container(of=f"p{n}"), mode=None) for n in range(GRANTS_AT_ONCE * 2 + 1)]
+    async with writing(tmp_path) as log:
+        log.synchronized(make.ledger(*entries))
+    parts = [each for each in records(tmp_path / FILE) if each["kind"] in ("ledger", "changed")]
+    assert max(len(part["entries"]) for part in parts) == GRANTS_AT_ONCE
+    assert len({id_ for part in parts for id_ in part["entries"]}) == len(entries)
+
+
+async def test_a_line_cut_short_is_told_of_and_spoils_no_other(tmp_path: Path) -> None:
+    async with writing(tmp_path) as log:
+        Shell(log).create(asking(0))
+    file = tmp_path / FILE
+    file.write_bytes(file.read_bytes()[:-40])
+    async with writing(tmp_path) as log:
+        Shell(log).create(asking(1))
+    said = [each for each in compare([file]) if isinstance(each, str)]
+    assert len(said) == 1
+    assert str(file) in said[0]
+    assert [each.same for each in compare([file]) if not isinstance(each, str)] == [True, True]
+
+
+async def test_a_folder_that_is_gone_is_said_once_and_costs_nothing_else(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DELAY_S", 0)
+    async with writing(tmp_path / "gone") as audit:
+        shell = Shell(audit)
+        for number in range(3):
+            shell.create(asking(number))
+            await audit.written()
+    assert len(log.said("audit log not written; nothing else depends on it")) == 1
+
+
+async def test_on_a_disk_that_hangs_the_newest_are_lost_and_counted(tmp_path: Path, log: Log) -> None:
+    async with writing(tmp_path) as audit:
+        shell = Shell(audit)
+        for number in range(WAITING_MAX + 5):
+            shell.create(asking(number, "none"))
+    assert log.one("audit log: decisions lost").fields["dropped"] == 5
