@@ -17,7 +17,7 @@ from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pa
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Gpu, GpuUuid, Node, Unit, closure, whole
-from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
+from nri_gpu.injection.devices import covered_node, missing_capability_major, missing_modules, two_versions
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.plan import Share, plan
 from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
@@ -97,6 +97,8 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
     )
     grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, node.generation)
     edits = plan(share)
+    if reason := covered_node(edits.devices, container.mounts):
+        return Refuse(reason)
     return Inject(edits, grant, rule, note=_unreached(container, edits))
 
 

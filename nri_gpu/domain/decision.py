@@ -60,6 +60,7 @@ class Code(StrEnum):
     NODE_NOT_READY = "node-not-ready"  # driver, modules or inventory are missing
     BAD_POLICY = "bad-policy"  # the policy file is broken and no good one is kept
     HELD_BY_OTHERS = "held-by-others"  # the container already carries GPU nodes that others put there
+    VOLUME_IN_THE_WAY = "volume-in-the-way"  # the pod mounts something of its own where a GPU's node goes
     NOT_GRANTED = "not-granted"  # asked, but was created without us: it must not start
 
 

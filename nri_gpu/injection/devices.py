@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from posixpath import normpath
 from typing import Final
 
 from nri_gpu.domain.decision import Code, Reason
@@ -18,6 +19,8 @@ MODESET_MINOR: Final = 254
 # A MIG instance's right is an open file of that minor: the driver lets anybody open it, for reading.
 # kernel-open/nvidia/nv-caps.c, and DeviceFileMode in /proc/driver/nvidia/capabilities/gpu*/mig/gi*/access.
 CAPABILITY_MODE: Final = 0o444
+# What runtimes and the kubelet mount below /dev by themselves; none of it is in a node's way.
+USUAL_MOUNTS: Final = frozenset({"/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/termination-log"})
 
 
 def missing_modules(capabilities: Capabilities, inventory: Inventory) -> Reason | None:
@@ -37,6 +40,23 @@ def missing_capability_major(gpus: Iterable[Unit], majors: Majors) -> Reason | N
         Code.NODE_NOT_READY,
         "nvidia-caps has no major on this node (not in /proc/devices), so MIG devices cannot be granted: load kernel "
         "module nvidia again on it, and see `dmesg | grep NVRM`.",
+    )
+
+
+def covered_node(nodes: Iterable[str], mounts: Iterable[str]) -> Reason | None:
+    """Why these nodes would not all be there: a volume of the container's own is at one, or above it.
+
+    runc makes nodes after mounts. In a volume it leaves them on the host, in place of a mounted file it makes none, and
+    in a /dev from elsewhere none at all (opencontainers/runc: libcontainer/rootfs_linux.go, createDevices).
+    """
+    volumes = [normpath(f"/./{each}") for each in mounts if "dev" in each and each not in USUAL_MOUNTS]
+    node = next((node for node in nodes if any(f"{node}/".startswith(f"{each}/") for each in volumes)), None)
+    if node is None:
+        return None
+    return Reason(
+        Code.VOLUME_IN_THE_WAY,
+        f"the container has a volume of its own at {node} or above it, where the GPU's node belongs: mount it "
+        "elsewhere, or leave out of capabilities= what needs that node.",
     )
 
 

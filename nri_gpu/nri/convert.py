@@ -179,7 +179,7 @@ def container_from_pb(container: pb.Container, pod: Pod) -> Container:
         env=env,
         env_twice=env_twice,
         devices=tuple(DeviceRef(d.path, d.major, d.minor) for d in container.linux.devices),
-        mounts=frozenset(mount.destination for mount in container.mounts),
+        mounts=frozenset(mount.destination for mount in container.mounts if not _usual_dev(mount)),
         cdi_devices=tuple(device.name for device in container.CDI_devices),
         nvidia_hooks=frozenset(_nvidia_hooks(container.hooks)) if container.HasField("hooks") else frozenset(),
         privileged=any(_wildcard(rule) for rule in container.linux.resources.devices),
@@ -238,6 +238,11 @@ def _nvidia_hooks(hooks: pb.Hooks) -> Iterator[str]:
 def _wildcard(rule: pb.LinuxDeviceCgroup) -> bool:
     """The one rule containerd writes for a privileged container (internal/cri/server/container_create.go)."""
     return rule.allow and rule.type in ("", "a") and not rule.HasField("major") and not rule.HasField("minor")
+
+
+def _usual_dev(mount: pb.Mount) -> bool:
+    """The runtime's own /dev, or the host's: in either, the GPU's nodes are or will be."""
+    return mount.destination == "/dev" and (mount.type == "tmpfs" or mount.source == "/dev")
 
 
 def _unknown_pod(container: pb.Container) -> Pod:

@@ -46,7 +46,12 @@ class Folder:
     mode: int = 0o755
 
 
-Entry = File | Link | Folder
+@dataclass(frozen=True, slots=True)
+class Fifo:
+    """A named pipe of the layer: who opens it to read hangs."""
+
+
+Entry = File | Link | Folder | Fifo
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,9 @@ def _add(tar: tarfile.TarFile, name: str, entry: Entry) -> None:
             tar.addfile(info)
         case Folder(mode):
             info.type, info.mode = tarfile.DIRTYPE, mode
+            tar.addfile(info)
+        case Fifo():
+            info.type, info.mode = tarfile.FIFOTYPE, 0o644
             tar.addfile(info)
         case _:
             assert_never(entry)

@@ -70,7 +70,8 @@ def container(of: pb.PodSandbox, name: str = "main", **fields: Any) -> pb.Contai
         annotations={"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.container-name": name},
         labels={"io.cri-containerd.kind": "container"},
     )
-    for destination in ("/proc", "/dev", "/sys", "/etc/hosts", "/etc/resolv.conf"):
+    made.mounts.add(destination="/dev", type="tmpfs", source="tmpfs", options=["nosuid", "mode=755"])
+    for destination in ("/proc", "/sys", "/etc/hosts", "/etc/resolv.conf"):
         made.mounts.add(destination=destination, type="bind", source="/somewhere", options=["rbind", "rprivate", "rw"])
     made.linux.resources.devices.add(allow=False, access="rwm")
     made.MergeFrom(pb.Container(**fields))

@@ -5,7 +5,7 @@ import pytest
 from nri_gpu.domain.decision import Code
 from nri_gpu.domain.edits import DeviceNode
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, DrmNode, Majors, closure
-from nri_gpu.injection.devices import device_nodes, missing_capability_major, missing_modules
+from nri_gpu.injection.devices import covered_node, device_nodes, missing_capability_major, missing_modules
 from tests.support import builders as make
 
 COMPUTE, UTILITY = frozenset({Capability.COMPUTE}), frozenset({Capability.UTILITY})
@@ -106,3 +106,26 @@ def test_mig_without_capabilities_is_refused_and_whole_gpus_do_without() -> None
     assert (reason.code, "nvidia-caps" in reason.sentence) == (Code.NODE_NOT_READY, True)
     assert missing_capability_major(CUT.parts, make.MAJORS) is None
     assert missing_capability_major(make.gpus(), majors) is None
+
+
+COVERED = {
+    "nothing of its own": ((), None),
+    "what every container has": (
+        ("/proc", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/termination-log", "/sys"),
+        None,
+    ),
+    "a volume elsewhere": (("/mnt/dev", "/dev/nvidia", "/dev/nvidia7x", "/dev/infiniband"), None),
+    "all of /dev": (("/dev",), "/dev/nvidia7"),
+    "a file in the place of a node": (("/dev/nvidia-uvm",), "/dev/nvidia-uvm"),
+    "the folder of a node": (("/dev/dri",), "/dev/dri/card1"),
+    "in a roundabout way": (("//dev/./x/../dri/",), "/dev/dri/card1"),
+}
+
+
+@pytest.mark.parametrize(("mounts", "node"), COVERED.values(), ids=COVERED)
+def test_a_volume_in_the_place_of_a_node(mounts: tuple[str, ...], node: str | None) -> None:
+    reason = covered_node(["/dev/nvidia7", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/dri/card1"], mounts)
+    assert (reason is None) is (node is None)
+    if reason and node:
+        assert reason.code is Code.VOLUME_IN_THE_WAY
+        assert f"at {node} or above it" in reason.sentence

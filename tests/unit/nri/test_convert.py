@@ -85,6 +85,23 @@ def test_nvidias_hooks_are_known_by_their_programs(stage: str, hook: pb.Hook, is
     assert bool(convert.container_from_pb(message, make.pod()).nvidia_hooks) is is_nvidias
 
 
+@pytest.mark.parametrize(
+    ("mount", "in_the_way"),
+    [
+        (pb.Mount(destination="/dev", type="tmpfs", source="tmpfs"), False),
+        (pb.Mount(destination="/dev", type="bind", source="/dev"), False),
+        (pb.Mount(destination="/dev", type="bind", source="/var/lib/volume"), True),
+        (pb.Mount(destination="/dev/dri", type="bind", source="/dev/dri"), True),
+        (pb.Mount(destination="/dev/shm", type="tmpfs", source="shm"), True),
+    ],
+    ids=["the runtime's", "the host's", "a volume", "part of the host's", "what every container has below it"],
+)
+def test_the_usual_dev_is_no_mount_of_the_containers_own(mount: pb.Mount, in_the_way: bool) -> None:
+    request = pb.CreateContainerRequest(container=pb.Container(mounts=[mount]))
+    read = convert.request_from_pb(request.SerializeToString())
+    assert read.mounts == ({mount.destination} if in_the_way else frozenset())
+
+
 def test_an_annotation_behind_a_reply_adds_to_it() -> None:
     edits = Edits.of(devices=(DeviceNode("/dev/nvidia0", 195, 0),), env={"K": "v"}, annotations={"a": "b"})
     whole = convert.reply_to_pb(edits) + convert.annotation_to_pb("c", "d")
