@@ -1,5 +1,6 @@
 """The harness itself: a real containerd boots, runs containers, guards devices, and leaves nothing behind."""
 
+import json
 import os
 import signal
 import stat
@@ -53,6 +54,18 @@ def test_a_container_runs_and_describes_itself(node: Containerd) -> None:
     assert status.oci["linux"]["resources"]["memory"]["limit"] == 64 << 20
     assert Path(f"/proc/{status.pid}").exists()
     assert node.nri_socket.is_socket()
+
+
+def test_a_container_with_a_hook_is_noticed(fresh_node: Containerd) -> None:
+    edits = {"hooks": [{"hookName": "createRuntime", "path": "/bin/true", "args": ["true"]}]}
+    device = {"name": "0", "containerEdits": edits}
+    (fresh_node.layout.cdi / "hook.json").write_text(
+        json.dumps({"cdiVersion": "0.5.0", "kind": "example.com/hook", "devices": [device]})
+    )
+    fresh_node.cri.run(fresh_node.cri.run_pod(), ContainerSpec(cdi_devices=("example.com/hook=0",)))
+    with pytest.raises(HarnessError, match=r"containers had hooks: .*/bin/true"):
+        fresh_node.cri.remove_all()
+    assert fresh_node.cri.containers() == []
 
 
 def test_runtimes_errors_keep_their_code(node: Containerd) -> None:

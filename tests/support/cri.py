@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from tests.support._pb import cri_pb2 as pb
+from tests.support.errors import HarnessError
 from tests.support.pods import ContainerSpec, PodSpec, container_to_pb, pod_to_pb
 
 PodId = NewType("PodId", str)
@@ -163,10 +164,24 @@ class Cri:
         return Executed(reply.exit_code, reply.stdout.decode(errors="replace"), reply.stderr.decode(errors="replace"))
 
     def remove_all(self) -> None:
-        """Stop and remove every pod, and with them every container."""
+        """Stop and remove every pod, and with them every container.
+
+        Raises: HarnessError: one of them had a hook. That none ever has is asked here, of all tests' containers.
+        """
+        hooked = {each.id: hooks for each in self.containers() if (hooks := self._hooks(ContainerId(each.id)))}
         for pod in self.pods():
             self.stop_pod(PodId(pod.id))
             self.remove_pod(PodId(pod.id))
+        if hooked:
+            raise HarnessError(f"containers had hooks: {hooked}")
+
+    def _hooks(self, container: ContainerId) -> object:
+        try:
+            return self.status(container).oci.get("hooks")
+        except CriError as gone:  # between the list and the question
+            if gone.code != "NOT_FOUND":
+                raise
+            return None
 
     def _call(
         self,

@@ -1,0 +1,138 @@
+"""Law: a reply names no hook and nothing twice, gives nodes of the grant alone, and mounts the staged driver alone.
+
+Asked of the bytes that go to the runtime, whatever the container, the node, the ledger and the policy are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from hypothesis import assume, event, given, settings
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark
+from nri_gpu.decide import BrokenPolicy
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.gpu import Gpu, MigPart, Node, Unit, whole
+from nri_gpu.policy.model import Policy
+from nri_gpu.runtime.plugin import Outside, Plugin
+from tests.property import worlds
+from tests.support import builders as make
+
+KEY: Final = bytes(range(32))
+CTL, MODESET = 255, 254  # minors of the driver's own major
+KERNEL: Final = ("/proc", "/sys", "/dev")
+READ_ONLY: Final = {"ro", "nosuid", "nodev"}
+
+
+def reply_to(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+) -> pb.CreateContainerResponse:
+    """What goes to the runtime; empty for a refusal, which is no message."""
+    plugin = Plugin(Outside(lambda: node, lambda: 0.0, lambda _: None, lambda _: None), policy, KEY)
+    plugin.ledger = ledger.released(container.id)
+    reply = plugin.create_container(make.create_payload(container))
+    event("bytes" if isinstance(reply, bytes) and reply else "nothing")
+    return pb.CreateContainerResponse.FromString(reply if isinstance(reply, bytes) else b"")
+
+
+def granted(reply: pb.CreateContainerResponse, container: Container, node: Node) -> tuple[Unit, ...]:
+    """The GPUs and MIG devices that the mark names."""
+    text = reply.adjust.annotations.get(MARK_KEY)
+    if text is None:
+        return ()
+    mark = read_mark(text, container.pod.uid, container.id, KEY)
+    assert isinstance(mark, Mark)
+    return tuple(unit for unit in node.inventory.units if unit.uuid in mark.uuids)
+
+
+def allowed(units: Iterable[Unit], node: Node) -> Iterator[tuple[int | None, int | None]]:
+    """Numbers of nodes: the GPUs', those that all of them share, and of MIG devices their two capabilities'."""
+    majors = node.inventory.majors
+    for unit in units:
+        yield from ((majors.nvidia, minor) for minor in (whole(unit).minor_number, CTL, MODESET))
+        yield from ((majors.nvidia_uvm, minor) for minor in (0, 1))
+        if isinstance(unit, Gpu):
+            yield from ((drm.major, drm.minor) for drm in unit.drm)
+        if isinstance(unit, MigPart):
+            device = unit.device
+            yield majors.nvidia_caps, device.gpu_instance_minor
+            yield majors.nvidia_caps, device.compute_instance_minor
+
+
+def within(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{folder}/")
+
+
+@settings(max_examples=300)
+@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+def test_there_is_no_hook_and_nothing_that_could_bring_one(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+) -> None:
+    reply = reply_to(container, node, ledger, policy)
+    assert not reply.adjust.HasField("hooks")
+    assert not reply.adjust.CDI_devices
+    assert not reply.update
+    assert not reply.evict
+
+
+@settings(max_examples=300)
+@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+def test_nothing_is_named_twice(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+) -> None:
+    """To a runtime a second one is a conflict with ourselves."""
+    adjust = reply_to(container, node, ledger, policy).adjust
+    for names in (
+        [each.path for each in adjust.linux.devices],
+        [each.destination for each in adjust.mounts],
+        [each.key for each in adjust.env],
+    ):
+        assert len(set(names)) == len(names)
+        assert all(names)
+
+
+@settings(max_examples=300)
+@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+def test_every_node_is_the_grants_or_shared(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+) -> None:
+    reply = reply_to(container, node, ledger, policy)
+    units = granted(reply, container, node)
+    devices = reply.adjust.linux.devices
+    assert {(each.major, each.minor) for each in devices} <= set(allowed(units, node))
+    assert bool(devices) is bool(units)
+    assert all(each.type == "c" and within(each.path, "/dev") and ".." not in each.path for each in devices)
+
+
+@settings(max_examples=300)
+@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+def test_every_mount_is_of_the_staged_driver(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+) -> None:
+    reply = reply_to(container, node, ledger, policy)
+    assume(reply.adjust.mounts)
+    trees = {tree.path for tree in node.driver.trees.values()} if node.driver else set()
+    for mount in reply.adjust.mounts:
+        assert any(within(mount.source, tree) for tree in trees)
+        assert not any(within(mount.destination, folder) for folder in KERNEL)
+        assert mount.destination.startswith("/")
+        assert ".." not in mount.source + mount.destination
+        assert set(mount.options) >= READ_ONLY
+        assert mount.type == "bind"
+
+
+@settings(max_examples=300)
+@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+def test_the_loaders_path_only_grows_in_front(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+) -> None:
+    """To the loader an empty element is the current directory; whoever had none before has none now."""
+    for pair in reply_to(container, node, ledger, policy).adjust.env:
+        if pair.key == "LD_LIBRARY_PATH":
+            before = container.env.get("LD_LIBRARY_PATH", "")
+            assert pair.value.endswith(before)
+            added = pair.value.removesuffix(before).removesuffix(":").split(":")
+            assert all(folder.startswith("/") for folder in added)
