@@ -83,7 +83,7 @@ VERBS: Final = (
         "nri_gpu.verbs.gpus",
         "show the GPUs of this node as nri-gpu sees them",
         "Asks NVML once, in a child process, and prints what it said; a GPU that cannot be granted has its reason.",
-        (GPUS, DRIVER_ROOT, OUTPUT),
+        (POLICY, GPUS, DRIVER_ROOT, OUTPUT),
     ),
     Verb(
         "status",

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -66,13 +66,18 @@ def prune(base: Path, keep: AbstractSet[str]) -> tuple[str, ...]:
     A container that still has a removed one mounted would see its files vanish. Returns what was removed.
     Raises: DriverError: one could not be removed.
     """
+    return prune_where(base, lambda folder: folder.name not in keep)
+
+
+def prune_where(base: Path, unwanted: Callable[[Path], bool]) -> tuple[str, ...]:
+    """The same for the generations that `unwanted` says so of, asked while nobody makes one."""
     if not base.is_dir():
         return ()
     try:
         folder = _private(base)
         with _locked(folder):
             _sweep(folder)
-            names = sorted(p.name for p in folder.iterdir() if GENERATION.fullmatch(p.name) and p.name not in keep)
+            names = sorted(p.name for p in folder.iterdir() if GENERATION.fullmatch(p.name) and unwanted(p))
             for name in names:
                 # Renamed first, so that nobody ever meets half of one under its name.
                 (folder / name).rename(_temporary(folder, name))

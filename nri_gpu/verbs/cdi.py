@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from nri_gpu import telemetry
 from nri_gpu.cdi_file import SUFFIXES, SpecFile, SpecFileError
-from nri_gpu.domain.errors import InventoryError, NriGpuError, PolicyError
-from nri_gpu.domain.gpu import Capabilities, Capability, closure
+from nri_gpu.domain.errors import DriverError, InventoryError, NriGpuError, PolicyError
+from nri_gpu.domain.gpu import Capabilities, Capability, Inventory, closure
 from nri_gpu.injection.cdi import KIND
 from nri_gpu.settings import load_policy
+from nri_gpu.verbs.cdi_old import remove_old
 from nri_gpu.verbs.cdi_spec import NotReadyError, Wish, rivalry, specification_text
 from nri_gpu.verbs.cdi_watch import Watch
 from nri_gpu.verbs.exits import Exit
@@ -49,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
 def _once(wish: Wish, file: SpecFile | None) -> Exit:
     try:
         if file is None:
-            print(_text_now(wish), end="")
+            print(specification_text(_look_now(wish), wish), end="")
             return Exit.OK
-        _settle(wish, file)
+        inventory = _settle(wish, file)
     except (InventoryError, NotReadyError) as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         _withdraw(file)
@@ -59,24 +61,35 @@ def _once(wish: Wish, file: SpecFile | None) -> Exit:
     except SpecFileError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.PERMISSION
-    for sentence in rivalry(file):
+    for sentence in (*rivalry(file), *_tidied(wish, file, inventory)):
         print(f"nri-gpu: {sentence}", file=sys.stderr)
     return Exit.OK
 
 
-def _text_now(wish: Wish) -> str:
-    """Raises: InventoryError, NotReadyError."""
-    return specification_text(asyncio.run(look(wish.topology, str(wish.driver_root), wish.library_dirs)), wish)
+def _look_now(wish: Wish) -> Inventory:
+    """Raises: InventoryError."""
+    return asyncio.run(look(wish.topology, str(wish.driver_root), wish.library_dirs))
 
 
-def _settle(wish: Wish, file: SpecFile) -> None:
+def _tidied(wish: Wish, file: SpecFile, inventory: Inventory) -> Iterator[str]:
+    try:
+        if removed := remove_old(wish, file, inventory):
+            yield f"files of old drivers are removed from {wish.stage_dir}: {', '.join(removed)}"
+    except DriverError as error:
+        yield str(error)
+
+
+def _settle(wish: Wish, file: SpecFile) -> Inventory:
     """Write until a look finds nothing new: systemd drops what its path unit sees while the service still runs.
 
-    Raises: InventoryError, NotReadyError, SpecFileError.
+    Returns the last look. Raises: InventoryError, NotReadyError, SpecFileError.
     """
+    inventory = _look_now(wish)
     for _ in range(LOOKS):
-        if not file.write(_text_now(wish)):
-            return
+        if not file.write(specification_text(inventory, wish)):
+            break
+        inventory = _look_now(wish)
+    return inventory
 
 
 def _withdraw(file: SpecFile | None) -> None:

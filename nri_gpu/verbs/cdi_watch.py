@@ -9,9 +9,11 @@ import signal
 from loguru import logger
 
 from nri_gpu.cdi_file import SpecFile, SpecFileError
+from nri_gpu.domain.errors import DriverError
 from nri_gpu.injection.cdi import KIND
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.inventory.source import source_of
+from nri_gpu.verbs.cdi_old import remove_old
 from nri_gpu.verbs.cdi_spec import NotReadyError, Wish, rivalry, specification_text
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.parts import exit_code
@@ -72,6 +74,8 @@ class Watch:
                 bound.bind(gpus=len(inventory.gpus)).info("CDI specification written")
                 for sentence in rivalry(self._file):
                     bound.bind(fault=sentence).warning("another CDI specification is in the way")
+                for generation in remove_old(self._wish, self._file, inventory):
+                    bound.bind(generation=generation).info("old driver files removed")
             self._said = ""
         except NotReadyError as error:
             self._report("the node has no CDI specification now", str(error))
@@ -79,6 +83,8 @@ class Watch:
                 self._file.remove(KIND)
         except SpecFileError as error:
             self._report("CDI specification not written", str(error))
+        except DriverError as error:
+            self._report("old driver files not removed", str(error))
 
     def _report(self, what: str, sentence: str) -> None:
         if sentence != self._said:

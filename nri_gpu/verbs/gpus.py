@@ -7,19 +7,24 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from nri_gpu.allocation.place import why_not
-from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.errors import InventoryError, PolicyError
 from nri_gpu.domain.gpu import Gpu, Inventory, MigPart, Unit
 from nri_gpu.inventory.source import source_of
+from nri_gpu.settings import load_policy
 from nri_gpu.verbs.exits import Exit
 
 
 def run(args: argparse.Namespace) -> int:
     """Print them. Returns 1 when there is none that can be granted, 69 when nobody could be asked."""
     try:
-        inventory = asyncio.run(look(args.gpus, args.driver_root))
+        inventory = asyncio.run(_look(args))
+    except PolicyError as error:
+        print("\n".join(map(str, error.faults)), file=sys.stderr)
+        return Exit.CONFIGURATION
     except InventoryError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.CONFIGURATION if args.gpus else Exit.UNAVAILABLE
@@ -27,6 +32,15 @@ def run(args: argparse.Namespace) -> int:
     if inventory.fault:
         return Exit.UNAVAILABLE
     return Exit.OK if any(not why_not(unit) for unit in inventory.units) else Exit.FINDING
+
+
+async def _look(args: argparse.Namespace) -> Inventory:
+    """Where policy says that the driver is; a simulated node has none. Raises: InventoryError, PolicyError."""
+    if args.gpus:
+        return await look(args.gpus, None)
+    overrides = {"driver.root": args.driver_root} if args.driver_root else {}
+    driver = load_policy(Path(args.policy) if args.policy else None, overrides).driver
+    return await look(None, driver.root, driver.library_dirs)
 
 
 async def look(topology: str | None, driver_root: str | None, library_dirs: Sequence[str] = ()) -> Inventory:

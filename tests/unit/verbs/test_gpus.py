@@ -116,3 +116,20 @@ def test_without_a_driver_it_is_69_and_says_why(capsys: pytest.CaptureFixture[st
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     assert gpus.table(("A", "BB"), [("long", ""), ("x", "y")]) == ["A     BB", "long", "x     y"]
+
+
+def test_policy_says_where_the_driver_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(f'[driver]\nroot = "{tmp_path}"\nlibrary_dirs = ["/odd/place"]\n')
+    assert main(["gpus", "--policy", str(policy)]) == Exit.UNAVAILABLE
+    captured = capsys.readouterr()
+    assert f"{tmp_path}/odd/place" in captured.out + captured.err
+    assert main(["gpus", "--policy", str(policy), "--gpus", str(FOUR_GPUS)]) == Exit.OK
+
+
+def test_a_broken_policy_is_78(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("nonsense = 1\n")
+    assert main(["gpus", "--policy", str(policy)]) == Exit.CONFIGURATION
+    captured = capsys.readouterr()
+    assert (captured.out, f"{policy}:1: nonsense" in captured.err) == ("", True)
