@@ -14,7 +14,7 @@ from typing import Final, Self
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver import table
 from nri_gpu.driver.elf import Elf, read_elf
-from nri_gpu.driver.source import LeftOut, Source, distinct_folders, examine, resolve
+from nri_gpu.driver.source import LeftOut, Source, changeable, distinct_folders, examine, resolve, trusted
 
 LIBRARY_FILE: Final = re.compile(rf"(?P<name>lib[\w+-]+)\.so\.(?P<version>{table.VERSION})")
 PATTERNS: Final = ("lib*", "vdpau/lib*")
@@ -51,7 +51,7 @@ class Folders:
     def below(cls, driver_root: Path, machine: table.Machine, first: Sequence[str] = ()) -> Self:
         """List the folders of `driver_root`, `first` before those we know.
 
-        Raises: DriverError: it is no directory; OSError.
+        Raises: DriverError: it is no directory, or others than root can put files there; OSError.
         """
         root = Path(os.path.realpath(driver_root))  # Path.resolve raises on a circle of links
         if not root.is_dir():
@@ -59,6 +59,8 @@ class Folders:
         tried = tuple(root / folder for folder in (*first, *machine.folders))
         entries: dict[str, list[Path]] = defaultdict(list)
         listed = tuple(distinct_folders(root, tried))
+        for folder in (root, *listed):
+            _check_folder(folder)
         for folder in listed:
             for pattern in PATTERNS:
                 for path in sorted(folder.glob(pattern)):
@@ -155,9 +157,17 @@ class Folders:
     def _no_driver(self) -> str:
         places = ", ".join(str(folder) for folder in self.tried)
         refused = self.left_out()
-        but = f"; found but not usable: {', '.join(map(str, refused))}" if refused else ""
-        return f"no libcuda.so.V or libnvidia-ml.so.V of a driver in any of {places}{but}"
+        # First, because a refusal is cut where it is too long, and the folders are the long part.
+        but = f"found but not usable: {', '.join(map(str, refused))}; " if refused else ""
+        return f"{but}no {'other ' if but else ''}libcuda.so.V or libnvidia-ml.so.V of a driver in any of {places}"
 
     def _several(self, library: str, group: Mapping[str, Path]) -> str:
         folder = next(iter(group.values())).parent
         return f"{folder} holds {library} of {' and '.join(sorted(group))}, and no link says which: remove the old one"
+
+
+def _check_folder(folder: Path) -> None:
+    """Each file is looked at too, but in such a folder the next one may be another under the same name."""
+    found = folder.stat()
+    if not trusted(found):
+        raise DriverError(f"driver folder {folder} is not safe ({changeable(found)}): chown root and chmod go-w it")

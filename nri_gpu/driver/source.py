@@ -120,12 +120,15 @@ def _resolve_inside(root: Path, path: Path) -> Path | None:
     return here
 
 
+def changeable(found: os.stat_result) -> str:
+    """Why it is not `trusted`: a clause."""
+    return f"owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}: others than root can change it"
+
+
 def _distrust(found: os.stat_result) -> str:
     """Why not, empty when there is no reason."""
     if not stat.S_ISREG(found.st_mode):
         return "not a regular file"
     if found.st_mode & (stat.S_ISUID | stat.S_ISGID):
         return "setuid or setgid"
-    if not trusted(found):
-        return f"owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}: others than root can change it"
-    return ""
+    return "" if trusted(found) else changeable(found)

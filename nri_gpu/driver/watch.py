@@ -6,8 +6,10 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
+from nri_gpu.domain.gpu import DriverFiles
 from nri_gpu.driver import table
 from nri_gpu.driver.scan import FoundDriver
+from nri_gpu.driver.stage import BINARIES, LIBRARIES, LIBRARIES_32
 
 # One entry a folder: device, inode and time of change; None where it is not.
 Signs = tuple[tuple[int, int, int] | None, ...]
@@ -27,6 +29,12 @@ def changed(driver_root: Path, library_dirs: Sequence[str], before: Signs, found
     if signs(driver_root, library_dirs) != before:
         return True
     return found is not None and not all(file.source.unchanged() for file in found.files)
+
+
+def staged_signs(files: DriverFiles) -> Signs:
+    """Of the folders that containers get: some hundred stats for a whole driver. One that loses a file shows."""
+    trees = dict.fromkeys(tree.path for tree in files.trees.values())
+    return tuple(_sign(Path(tree, part)) for tree in trees for part in ("", LIBRARIES, LIBRARIES_32, BINARIES))
 
 
 def _sign(folder: Path) -> tuple[int, int, int] | None:

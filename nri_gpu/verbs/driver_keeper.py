@@ -17,7 +17,7 @@ from nri_gpu.domain.gpu import DriverFiles
 from nri_gpu.driver.module import module_version
 from nri_gpu.driver.scan import FoundDriver, scan
 from nri_gpu.driver.stage import prune, stage
-from nri_gpu.driver.watch import Signs, changed, signs
+from nri_gpu.driver.watch import Signs, changed, signs, staged_signs
 from nri_gpu.runtime.board import Board
 
 LOOK_S: Final = 5.0  # between two looks, which cost a millisecond where nothing changed
@@ -60,6 +60,7 @@ class _Last:
     found: FoundDriver | None = None
     fault: str = ""
     at: float = 0.0
+    staged: Signs | None = None  # of the staged files, when they were last seen whole
     kept: frozenset[str] = frozenset()  # generations that the last prune left
     waiting: str = ""  # the version whose kernel module is waited for
 
@@ -114,8 +115,11 @@ class DriverKeeper:
             self._around.module_changed()
 
     def _has_changed(self) -> bool:
-        last = self._last
+        last, driver = self._last, self._board.snapshot().driver
         if last.signs is None or changed(self._place.root, self._place.library_dirs, last.signs, last.found):
+            return True
+        if driver is not None and last.staged is not None and staged_signs(driver) != last.staged:
+            logger.bind(generation=driver.generation).warning("staged driver files were changed by others")
             return True
         return last.found is None and self._clock() - last.at >= self._place.retry_s
 
@@ -138,6 +142,7 @@ class DriverKeeper:
 
     async def _stage(self, found: FoundDriver) -> None:
         files = await asyncio.to_thread(stage, found, self._place.stage_dir)
+        self._last.staged = await asyncio.to_thread(staged_signs, files)
         if files != self._board.snapshot().driver:
             self._board.put_driver(files)
             _log_driver(found, files)

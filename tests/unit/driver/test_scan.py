@@ -263,3 +263,37 @@ def test_the_generation_changes_with_every_file_and_link(root: Path) -> None:
     changed()
     (root / "bin/nvidia-debugdump").unlink()
     changed()
+
+
+# -- roots that are not to be trusted
+
+
+@pytest.mark.parametrize("folder", [".", "lib64"])
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_folder_that_others_can_write_to(root: Path, folder: str, mode: int) -> None:
+    """They cannot make a file that we would take, but rename ours: to an older one, or away."""
+    (root / folder).chmod(mode)
+    with pytest.raises(DriverError) as caught:
+        scan(root)
+    assert str(caught.value) == (
+        f"driver folder {root / folder} is not safe (owner {os.geteuid()}, mode {mode:04o}: others than root can "
+        "change it): chown root and chmod go-w it"
+    )
+
+
+def test_a_root_of_links_that_lead_out(root: Path) -> None:
+    outside = root.parent / "outside"
+    (root / "lib64").rename(outside)
+    (root / "lib64").mkdir()
+    for path in outside.iterdir():
+        (root / "lib64" / path.name).symlink_to(path)
+    with pytest.raises(DriverError) as caught:
+        scan(root)
+    assert f"lib64/libcuda.so.{V} (leads to nothing below the driver root)" in str(caught.value)
+
+
+def test_a_library_folder_that_leads_out_is_none_of_the_drivers(root: Path) -> None:
+    (root / "lib64").rename(root.parent / "outside")
+    (root / "lib64").symlink_to("../outside")
+    with pytest.raises(DriverError, match=f"{re.escape(str(root))}"):
+        scan(root)

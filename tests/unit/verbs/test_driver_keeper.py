@@ -138,6 +138,19 @@ def test_two_versions_at_once_are_an_installation_under_way(bench: Bench) -> Non
     assert NEW in fault
 
 
+@pytest.mark.parametrize("what", ["compute/lib64/libcuda.so.1", "compute/bin/nvidia-cuda-mps-server", "compute", "."])
+def test_staged_files_that_vanish_are_made_again(bench: Bench, what: str) -> None:
+    before = bench.driver()
+    gone = bench.stage_dir / before.generation / what
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    after = bench.driver()
+    assert (after != before) is (what != ".")  # a folder that may be mounted somewhere is not written to again
+    for tree in after.trees.values():
+        assert all(path.exists() for path in Path(tree.path).rglob("*"))
+        assert Path(tree.path, "lib64").is_dir()
+    assert bench.driver() is after
+
+
 def test_what_failed_for_another_reason_is_tried_again_later(bench: Bench) -> None:
     bench.stage_dir.mkdir()
     bench.stage_dir.chmod(0o777)
