@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.containerd import Containerd
-from tests.support.cri import ContainerId, CriError
+from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.pods import ContainerSpec, PodSpec
@@ -18,7 +18,8 @@ from tests.support.waiting import wait_for
 pytestmark = pytest.mark.containerd
 
 VERSIONS = ("570.195.03", "580.95.05")
-CONTAINERS = 100
+CONTAINERS = 200
+PODS = 20
 AT_A_TIME = 4
 SWAP_EVERY_S = 0.3
 # The only sentence that a container may be refused with: the files changed in the middle of staging them.
@@ -94,38 +95,46 @@ def swapping(drivers: Drivers, daemon: NriGpu) -> Iterator[None]:
     thread.join()
 
 
-def created(node: Containerd, number: int) -> ContainerId | None:
+def pod(node: Containerd, number: int = 0) -> Pod:
+    return node.cri.run_pod(PodSpec(name=f"p{number}", annotations={"gpu.nri.io": "1; mode=shared"}))
+
+
+def created(node: Containerd, of: Pod, number: int = 0) -> ContainerId | None:
     """A container that runs, or None where the gate refused it."""
-    pod = node.cri.run_pod(PodSpec(name=f"p{number}", annotations={"gpu.nri.io": "1; mode=shared"}))
     try:
-        return node.cri.run(pod, ContainerSpec(command=("/bin/sleep", "600")))
+        return node.cri.run(of, ContainerSpec(name=f"c{number}", command=("/bin/sleep", "600")))
     except CriError as error:
         assert GATE in error.details
         return None
 
 
 @pytest.mark.usefixtures("swapping")
-def test_each_of_a_hundred_containers_has_one_driver(node: Containerd, daemon: NriGpu) -> None:
+def test_each_of_two_hundred_containers_has_one_driver(node: Containerd, daemon: NriGpu) -> None:
+    pods = [pod(node, number) for number in range(PODS)]
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        containers = [each for each in pool.map(lambda number: created(node, number), range(CONTAINERS)) if each]
-    assert len(containers) > CONTAINERS // 2
-    stage_dir, seen = daemon.launch.base / "drivers", set()
-    for container in containers:
-        status = node.cri.status(container)
-        staged = [Path(mount["source"]) for mount in status.oci["mounts"] if str(stage_dir) in mount["source"]]
-        (generation,) = {source.relative_to(stage_dir).parts[0] for source in staged}
-        version = generation.partition("-")[0]
-        shown = node.cri.execute(container, "/bin/sh", "-c", PROBE)
-        assert shown.stdout.splitlines() == [f"nvidia-smi: SIMULATION of driver {version}, no GPU behind it", version]
-        assert f"gen={generation};" in status.oci["annotations"]["gpu.nri.io/grant"]
-        seen.add(version)
-    assert seen == set(VERSIONS)
+        numbers = range(CONTAINERS)
+        found = list(pool.map(lambda number: created(node, pods[number % PODS], number), numbers))
+        containers = [each for each in found if each]
+        assert len(containers) > CONTAINERS // 2
+        assert set(pool.map(lambda container: one_driver(node, daemon, container), containers)) == set(VERSIONS)
+
+
+def one_driver(node: Containerd, daemon: NriGpu, container: ContainerId) -> str:
+    """The version of all that the container has of a driver."""
+    stage_dir, status = daemon.launch.base / "drivers", node.cri.status(container)
+    staged = [Path(mount["source"]) for mount in status.oci["mounts"] if str(stage_dir) in mount["source"]]
+    (generation,) = {source.relative_to(stage_dir).parts[0] for source in staged}
+    version = generation.partition("-")[0]
+    shown = node.cri.execute(container, "/bin/sh", "-c", PROBE)
+    assert shown.stdout.splitlines() == [f"nvidia-smi: SIMULATION of driver {version}, no GPU behind it", version]
+    assert f"gen={generation};" in status.oci["annotations"]["gpu.nri.io/grant"]
+    return version
 
 
 def test_the_old_drivers_files_stay_as_long_as_a_container_has_them(
     node: Containerd, daemon: NriGpu, drivers: Drivers
 ) -> None:
-    container = created(node, 0)
+    container = created(node, pod(node))
     assert container
     drivers.install(VERSIONS[1])
     daemon.wait_logged(f"driver files staged generation={VERSIONS[1]}")
@@ -140,7 +149,7 @@ def test_the_old_drivers_files_stay_as_long_as_a_container_has_them(
 def test_a_library_that_vanishes_takes_no_container_along(node: Containerd, daemon: NriGpu, drivers: Drivers) -> None:
     library = drivers.root / f"lib64/libcuda.so.{VERSIONS[0]}"
     library.unlink()
-    container = created(node, 0)  # before the next look or after it: staged files are whole
+    container = created(node, pod(node))  # before the next look or after it: staged files are whole
     assert container
     shown = node.cri.execute(container, "/bin/ls", "-L", f"/usr/local/nvidia/lib64/libnvidia-ml.so.{VERSIONS[0]}")
     assert shown.code == 0

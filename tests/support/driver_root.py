@@ -4,9 +4,11 @@ Compiled, its libraries have functions to call and need a C compiler; otherwise 
 hand, and a machine with nothing but Python makes them.
 """
 
+import functools
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -238,24 +240,23 @@ def _modules(libraries: Path, version: str) -> None:
 
 def write_32(path: Path, soname: str) -> Path:
     """A 32-bit library; one with a function where the C compiler can make it."""
-    compiler = shutil.which("gcc")
-    options: list[str | Path] = [
-        "-m32",
-        "-shared",
-        "-nostdlib",
-        "-fPIC",
-        f"-Wl,-soname,{soname}",
-        '-DSTUB_NAME="32"',
-        "-o",
-        path,
-    ]
-    done = compiler and subprocess.run(
-        [compiler, *options, STUBS / "library.c"], capture_output=True, text=True, check=False
-    )
-    if not done or done.returncode:
-        path.write_bytes(shared_library(soname, bits=32, machine=EM_386))
+    path.write_bytes(_library_32(soname))
     path.chmod(0o755)
     return path
+
+
+@functools.cache
+def _library_32(soname: str) -> bytes:
+    """Compiled once a test run: there are fifty, in each of a hundred driver roots."""
+    plain = shared_library(soname, bits=32, machine=EM_386)
+    compiler = shutil.which("gcc")
+    if not compiler:
+        return plain
+    options = ["-m32", "-shared", "-nostdlib", "-fPIC", f"-Wl,-soname,{soname}", '-DSTUB_NAME="32"']
+    with tempfile.NamedTemporaryFile() as made:
+        command = [compiler, *options, "-o", made.name, str(STUBS / "library.c")]
+        done = subprocess.run(command, capture_output=True, check=False)
+        return plain if done.returncode else Path(made.name).read_bytes()
 
 
 def _write(libraries: Path, sonames: Mapping[str, str], version: str, machine: int) -> None:
