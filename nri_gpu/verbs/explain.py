@@ -137,11 +137,13 @@ def _containers(manifest: Mapping[str, Any], number: int, where: str) -> Iterato
         namespace=str(metadata.get("namespace") or "default"),
         annotations=_annotations(metadata, where),
     )
+    hosts_dev = _hosts_dev(_list(spec.get("volumes"), f"{where}: spec.volumes"))
     for item in [*_list(spec.get("initContainers"), f"{where}: spec.initContainers"), *spec["containers"]]:
         container = _mapping(item, f"{where}: a container")
         name = str(container.get("name") or "unnamed")
         env = _env(_list(container.get("env"), f"{where}: env of container {name}"))
-        yield Container(id=ContainerId(f"{pod.id}/{name}"), name=name, pod=pod, env=env)
+        mounts = _mounts(_list(container.get("volumeMounts"), f"{where}: volumeMounts of container {name}"), hosts_dev)
+        yield Container(id=ContainerId(f"{pod.id}/{name}"), name=name, pod=pod, env=env, mounts=mounts)
 
 
 def _annotations(metadata: Mapping[str, Any], where: str) -> dict[str, str]:
@@ -155,6 +157,17 @@ def _annotations(metadata: Mapping[str, Any], where: str) -> dict[str, str]:
 
 def _env(entries: list[object]) -> dict[str, str]:
     return {str(e["name"]): str(e.get("value", "")) for e in entries if isinstance(e, Mapping) and "name" in e}
+
+
+def _hosts_dev(volumes: list[object]) -> frozenset[str]:
+    """Names of volumes that are the host's own /dev: mounted there, they are in nobody's way."""
+    paths = {str(v.get("name")): v.get("hostPath") for v in volumes if isinstance(v, Mapping)}
+    return frozenset(name for name, path in paths.items() if isinstance(path, Mapping) and path.get("path") == "/dev")
+
+
+def _mounts(entries: list[object], hosts_dev: frozenset[str]) -> frozenset[str]:
+    named = [(str(e.get("mountPath", "")), str(e.get("name"))) for e in entries if isinstance(e, Mapping)]
+    return frozenset(path for path, name in named if path and not (path == "/dev" and name in hosts_dev))
 
 
 def _mapping(value: object, where: str) -> Mapping[str, Any]:

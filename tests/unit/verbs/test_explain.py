@@ -229,3 +229,30 @@ def test_without_yaml_it_says_what_to_install(explain: Explain, monkeypatch: pyt
     code, _, error = explain(POD)
     assert code == Exit.USAGE
     assert "pip install 'nri-gpu[explain]'" in error
+
+
+VOLUMES = """
+kind: Pod
+metadata: {name: drawing, annotations: {gpu.nri.io: "device=0;capabilities=graphics"}}
+spec:
+  volumes:
+  - {name: own, emptyDir: {}}
+  - {name: hosts, hostPath: {path: /dev}}
+  containers:
+  - name: main
+    volumeMounts: [{name: NAME, mountPath: PATH}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "refused"),
+    [("own", "/dev/dri", True), ("own", "/dev", True), ("hosts", "/dev", False), ("own", "/data", False)],
+)
+def test_volumes_count_as_they_would(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, path: str, refused: bool
+) -> None:
+    manifest = tmp_path / "pod.yaml"
+    manifest.write_text(VOLUMES.replace("NAME", name).replace("PATH", path))
+    code = main(["explain", str(manifest), "--gpus", str(FOUR_GPUS)])
+    assert ("[volume-in-the-way]" in capsys.readouterr().out) is refused
+    assert code == (Exit.FINDING if refused else Exit.OK)
