@@ -242,6 +242,7 @@ async def test_a_runtime_that_stops_reading(folder: Path, log: Log, monkeypatch:
 
 async def test_unread_answers_have_a_limit(folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "UNREAD_MAX", 1 << 20)
+    monkeypatch.setattr(transport, "STALL_S", 600.0)  # the other limit, which a busy machine would meet first
     pod = nri.asking("device=99")
     async with Station(folder) as station:
         runtime = await station.connected()
