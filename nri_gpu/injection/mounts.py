@@ -112,9 +112,7 @@ def _library_files(tree: DriverTree, files: Sequence[str], files_32: Sequence[st
             yield from ((f"{folder}/{name}", path) for path, names in libraries for name in names)
 
 
-def _refused(
-    tree: DriverTree, files: Sequence[str], files_32: Sequence[str], others: Sequence[str]
-) -> tuple[str, ...]:
+def _refused(tree: DriverTree, files: Sequence[str], files_32: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
     singles = [place for place, _ in tree.files]
     if any(_within(other, folder) for folder in (*files, *files_32) for other in others):
         singles += [place for place, _ in _library_files(tree, files, files_32)]

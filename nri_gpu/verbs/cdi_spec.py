@@ -53,9 +53,7 @@ def specification_text(inventory: Inventory, wish: Wish) -> str:
         why = "; ".join(f"GPU {gpu.index}: {why_not(gpu)}" for gpu in inventory.gpus) or "there is none"
         raise NotReadyError(f"this node has no GPU to give ({why})")
     tree = _staged(inventory, wish)
-    document = specification(
-        gpus, capabilities=wish.capabilities, inventory=inventory, tree=tree, loader=wish.loader
-    )
+    document = specification(gpus, capabilities=wish.capabilities, inventory=inventory, tree=tree, loader=wish.loader)
     return json.dumps(document, indent=1) + "\n"
 
 

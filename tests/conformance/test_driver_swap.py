@@ -25,9 +25,7 @@ SWAP_EVERY_S = 0.3
 # The only sentence that a container may be refused with: the files changed in the middle of staging them.
 GATE = "changed while it was staged: a driver is being installed"
 # What a program in the container sees: the version that nvidia-smi is of, and those that the libraries are of.
-PROBE = (
-    f"nvidia-smi | head -n 1; ls {LIBRARIES} | sed -n 's/.*\\.so\\.\\([0-9]*\\.[0-9.]*\\)$/\\1/p' | sort -u"
-)
+PROBE = f"nvidia-smi | head -n 1; ls {LIBRARIES} | sed -n 's/.*\\.so\\.\\([0-9]*\\.[0-9.]*\\)$/\\1/p' | sort -u"
 
 
 @dataclass(frozen=True, slots=True)

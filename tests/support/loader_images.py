@@ -70,7 +70,9 @@ def specs(folder: Path) -> dict[str, ImageSpec]:
         "debian": _spec("debian", debian),
         "own path": _spec("own-path", debian, env={"LD_LIBRARY_PATH": OWN}),
         "cache": _spec("cache", with_others | _cache(with_others, OTHERS)),
-        "distroless": ImageSpec(f"{NAME}-distroless:1", extra=glibc_files({"/bin/probe": programs.native()}), userland=False),
+        "distroless": ImageSpec(
+            f"{NAME}-distroless:1", extra=glibc_files({"/bin/probe": programs.native()}), userland=False
+        ),
         "rhel": _spec("rhel", _rhel(programs)),
         "old": _spec("old", old),
         "nvidia, old": _spec("nvidia-old", old, env=NVIDIA),

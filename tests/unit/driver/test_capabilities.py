@@ -99,7 +99,9 @@ def test_a_set_holds_its_own_and_nothing_else(flat: Path, tmp_path: Path, capabi
     tree = files.trees[wanted].path
     own = {file.name for file in found.libraries if file.capabilities & wanted}
     assert {name for name in names(tree, "lib64") if not Path(tree, "lib64", name).is_symlink()} == own
-    assert not any(Path(tree, folder).is_symlink() or Path(tree, folder).exists() for folder in ("lib32", "lib64/lib32"))
+    assert not any(
+        Path(tree, folder).is_symlink() or Path(tree, folder).exists() for folder in ("lib32", "lib64/lib32")
+    )
     assert {path for _, path in files.trees[wanted].files} == {
         f"extra/{file.name}" for file in found.extras if file.capabilities & wanted
     }

@@ -71,7 +71,9 @@ def test_hwcaps_are_the_same_folders_and_no_variable() -> None:
 
 def test_files_are_every_name_in_every_default_folder() -> None:
     names = {f"{folder}/{name}" for folder in (DEBIAN, RHEL) for name in ("libcuda.so.5", "libcuda.so.1", "libcuda.so")}
-    older = {f"{folder}/{name}" for folder in ("/usr/lib/i386-linux-gnu", "/usr/lib") for name in TREE.libraries_32[0][1]}
+    older = {
+        f"{folder}/{name}" for folder in ("/usr/lib/i386-linux-gnu", "/usr/lib") for name in TREE.libraries_32[0][1]
+    }
     assert given(Loader.FILES) == {
         **dict.fromkeys(names, f"{LIBRARIES}/libcuda.so.5"),
         **dict.fromkeys(older, f"{LIBRARIES}/lib32/libcuda.so.5"),

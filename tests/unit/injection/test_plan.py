@@ -50,7 +50,9 @@ CONTAINERS = {
     "plain": make.container(),
     "a volume where the tree usually goes": make.container(mounts=frozenset({"/usr/local/nvidia"})),
     "a volume in a loader's folder": make.container(mounts=frozenset({"/usr/lib"})),
-    "volumes in every place": make.container(mounts=frozenset({"/usr/local", "/usr/lib", "/usr/lib64", "/opt", "/run"})),
+    "volumes in every place": make.container(
+        mounts=frozenset({"/usr/local", "/usr/lib", "/usr/lib64", "/opt", "/run"})
+    ),
 }
 
 

@@ -56,7 +56,9 @@ class Place:
 
     def wish(self, **fields: Any) -> Wish:  # noqa: ANN401 - any field of a Wish
         every = DEFAULT_CAPABILITIES
-        return replace(Wish(self.driver, (), self.stage, Loader.FOLDERS, every, str(self.topology), refresh_s=0.02), **fields)
+        return replace(
+            Wish(self.driver, (), self.stage, Loader.FOLDERS, every, str(self.topology), refresh_s=0.02), **fields
+        )
 
     def generate(self, *arguments: str) -> int:
         own = ["--driver-root", str(self.driver), "--stage-dir", str(self.stage), "--gpus", str(self.topology)]
