@@ -25,6 +25,7 @@ from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
 from tests.support.keeping import PROJECT
+from tests.support.loading import LIBRARIES
 from tests.support.probe import DeviceNode, Opened, device_nodes, open_number, open_path
 from tests.support.waiting import wait_for
 
@@ -38,7 +39,6 @@ GPUS_BY_CDI: Final = (29, 2)  # the first engine that tries CDI for `--gpus`
 BOOT_AND_WAIT: Final = """
 import sys
 from tests.support.docker import Docker
-from tests.support.loading import LIBRARIES
 with Docker() as docker:
     docker.load()
     docker.run("--device", "/dev/null")

@@ -1,4 +1,4 @@
-"""Images in which loaders differ: what each searches by itself, what its image tells it, and which ones have neither."""
+"""Images in which loaders differ: by what they search themselves, and by what their image tells them."""
 
 import subprocess
 import tempfile
@@ -21,7 +21,7 @@ NVIDIA: Final = {
     "PATH": "/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LD_LIBRARY_PATH": "/usr/local/nvidia/lib:/usr/local/nvidia/lib64",
 }
-Files = Mapping[str, Entry]
+Files = dict[str, Entry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def specs(folder: Path) -> dict[str, ImageSpec]:
     """Short name -> image. Programs and libraries are compiled in `folder`."""
     programs = Programs(folder)
     debian, old = _debian(programs), _old(programs)
-    with_others = debian | {f"{OTHERS}/libcuda.so.1": _file(programs.library("libcuda.so.1"))}
+    with_others: Files = {**debian, f"{OTHERS}/libcuda.so.1": _file(programs.library("libcuda.so.1"))}
     return {
         "debian": _spec("debian", debian),
         "own path": _spec("own-path", debian, env={"LD_LIBRARY_PATH": OWN}),
@@ -93,7 +93,8 @@ def _debian(programs: Programs) -> Files:
     """With a 32-bit C library beside it, and a probe that runs as its owner."""
     libc = packages.libc_32()
     probe = programs.native()
-    return glibc_files({"/bin/probe": probe}) | {
+    return {
+        **glibc_files({"/bin/probe": probe}),
         "/bin/probe-setuid": _file(probe, 0o4755),
         "/bin/probe32": _file(programs.compatible()),
         LOADER_32: _file(libc / "ld-linux.so.2"),
@@ -114,7 +115,7 @@ def _rhel(programs: Programs) -> Files:
 def _old(programs: Programs) -> Files:
     libc = packages.glibc_231()
     libraries = {f"/lib/x86_64-linux-gnu/{name}": _file(libc / name) for name in ("libc.so.6", "libdl.so.2")}
-    return libraries | {LOADER: _file(libc / "ld-2.31.so"), "/bin/probe": _file(programs.old())}
+    return {**libraries, LOADER: _file(libc / "ld-2.31.so"), "/bin/probe": _file(programs.old())}
 
 
 def _musl(programs: Programs) -> Files:
@@ -127,7 +128,7 @@ def _musl(programs: Programs) -> Files:
 
 def _cache(files: Files, folder: str) -> Files:
     """As `ldconfig` writes it in an image that lists a folder in its configuration."""
-    configuration = {"/etc/ld.so.conf": File(f"{folder}\n".encode())}
+    configuration: Files = {"/etc/ld.so.conf": File(f"{folder}\n".encode())}
     with tempfile.TemporaryDirectory() as root:
         for path, entry in (files | configuration).items():
             if isinstance(entry, File):
@@ -135,7 +136,7 @@ def _cache(files: Files, folder: str) -> Files:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(entry.content)
         subprocess.run(["/sbin/ldconfig", "-r", root], check=True, timeout=30)
-        return configuration | {"/etc/ld.so.cache": File(Path(root, "etc/ld.so.cache").read_bytes())}
+        return {**configuration, "/etc/ld.so.cache": File(Path(root, "etc/ld.so.cache").read_bytes())}
 
 
 def _file(path: Path, mode: int = 0o755) -> File:
