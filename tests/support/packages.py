@@ -5,7 +5,9 @@ $XDG_CACHE_HOME or ~/.cache. Copy that folder to a machine without a network and
 """
 
 import fcntl
+import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -103,6 +105,32 @@ def busybox() -> Path:
     """A statically linked busybox: the whole userland of the test image."""
     own = _system("busybox")
     return own if own and _is_static(own) else _program("busybox-static", "busybox")
+
+
+def runc_for_user_namespaces(folder: Path) -> Path:
+    """A runc that can map the ids of mounts, which came with 1.2: the usual one, or one made from a later Debian's.
+
+    folder: for the made one, which brings its C library along.
+    """
+    usual = runc()
+    if _maps_ids(usual):
+        return usual
+    suite, libraries = Version.V2_1.suite, f"usr/lib/{platform.machine()}-linux-gnu"
+    libc, seccomp = (_cached(package, suite) / libraries for package in ("libc6", "libseccomp2"))
+    [loader] = libc.glob("ld-linux-*.so.*")
+    made = Path(shutil.copy(_cached("runc", suite) / "usr/bin/runc", folder / "runc"))
+    patchelf = _program("patchelf", "patchelf")
+    subprocess.run(
+        [patchelf, "--set-interpreter", loader, "--set-rpath", f"{libc}:{seccomp}", made], check=True, timeout=60
+    )
+    return made
+
+
+def _maps_ids(program: Path) -> bool:
+    # `runc features` came before that; older ones fail here.
+    said = subprocess.run([program, "features"], capture_output=True, text=True, check=False)
+    features = json.loads(said.stdout) if not said.returncode else {}
+    return bool(features.get("linux", {}).get("mountExtensions", {}).get("idmap", {}).get("enabled"))
 
 
 def bpftool() -> Path:
