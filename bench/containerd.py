@@ -17,6 +17,7 @@ from typing import Final
 from bench.effort import Effort
 from bench.figures import Figure, paired
 from bench.sites import Cost, Site, Sites
+from nri_gpu.domain.loader import Loader
 from tests.support.cri import Pod
 from tests.support.pods import ContainerSpec
 
@@ -25,7 +26,8 @@ WARM_UP: Final = 3  # rounds
 BARE, AGAIN = "bare", "bare, on a second containerd (noise)"
 NOTHING, UNASKED = "NRI, a plugin that does nothing", "nri-gpu, nothing asked"
 ONE, EIGHT = "nri-gpu, 1 GPU", "nri-gpu, 8 GPUs"
-FILES, CDI = "8 GPUs, a mount per file, through NRI", "8 GPUs, our CDI specification, NRI off"
+TREE, FILES = "nri-gpu, 8 GPUs, loader = tree", "nri-gpu, 8 GPUs, loader = files"
+CDI = "8 GPUs, our CDI specification, NRI off"
 PLAIN: Final = ContainerSpec()
 # Contender -> (must, aim), against bare.
 BUDGET: Final = {ONE: (1.13, 1.09), EIGHT: (1.15, 1.10)}
@@ -64,13 +66,8 @@ def figures(effort: Effort) -> Iterator[Figure]:
 
 
 def _contenders(sites: Sites) -> Mapping[str, Contender]:
-    bare, again, nothing, ours, files = (
-        sites.bare(),
-        sites.bare(),
-        sites.nothing(),
-        sites.ours(),
-        sites.file_by_file(),
-    )
+    bare, again, nothing = sites.bare(), sites.bare(), sites.nothing()
+    ours, tree, files = sites.ours(), sites.ours(Loader.TREE), sites.ours(Loader.FILES)
     return {
         BARE: Contender(bare, bare.pod()),
         AGAIN: Contender(again, again.pod()),
@@ -78,7 +75,8 @@ def _contenders(sites: Sites) -> Mapping[str, Contender]:
         UNASKED: Contender(ours, ours.pod()),
         ONE: Contender(ours, ours.pod({"gpu.nri.io/pod": "1"})),
         EIGHT: Contender(ours, ours.pod({"gpu.nri.io/pod": "all"})),
-        FILES: Contender(files, files.pod()),
+        TREE: Contender(tree, tree.pod({"gpu.nri.io/pod": "all"})),
+        FILES: Contender(files, files.pod({"gpu.nri.io/pod": "all"})),
         CDI: Contender(again, again.pod(), ContainerSpec(cdi_devices=("nvidia.com/gpu=all",))),
     }
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import struct
 import sys
-from pathlib import Path
 from typing import Any
 
 from nri_gpu._pb import nri_pb2 as pb
@@ -28,11 +27,11 @@ REQUESTS: dict[str, Any] = {
 
 
 class Nothing(asyncio.Protocol):
-    """Trusts every byte it reads. events: the mask it subscribes by; created: the reply to each CreateContainer."""
+    """Trusts every byte it reads. events: the mask it subscribes by."""
 
-    def __init__(self, events: int, created: bytes) -> None:
+    def __init__(self, events: int) -> None:
         configured = pb.ConfigureResponse(events=events).SerializeToString()
-        self._replies = {"Configure": configured, "CreateContainer": created}
+        self._replies = {"Configure": configured}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -76,14 +75,14 @@ class Nothing(asyncio.Protocol):
                 self._io.write(MUX.pack(conn_id, len(part)) + part)
 
 
-async def main(path: str, events: int, created: bytes) -> None:
+async def main(path: str, events: int) -> None:
     loop = asyncio.get_running_loop()
-    await loop.create_unix_connection(lambda: Nothing(events, created), path)
+    await loop.create_unix_connection(lambda: Nothing(events), path)
     await loop.create_future()
 
 
 if __name__ == "__main__":
     try:
-        asyncio.run(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]).read_bytes() if sys.argv[3:] else b""))
+        asyncio.run(main(sys.argv[1], int(sys.argv[2])))
     except RuntimeError:  # the loop was stopped: the runtime is gone
         sys.exit(0)

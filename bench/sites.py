@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench import per_file
 from bench.cpu import Meter
 from bench.process import EIGHT_GPUS, OUR_EVENTS
+from nri_gpu.domain.loader import Loader
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import Pod
@@ -82,12 +82,10 @@ class Sites:
         """NRI off; what it is asked for by a CDI name, it finds in our specification."""
         return self._site(nri=False, cdi=True)
 
-    def nothing(self, created: bytes = b"", events: int = OUR_EVENTS) -> Site:
-        """With a plugin that does nothing but answer each creation with these bytes."""
+    def nothing(self) -> Site:
+        """With a plugin that does nothing but answer."""
         site = self._site()
-        reply = site.node.base / "reply"
-        reply.write_bytes(created)
-        arguments = ["bench.nothing", str(site.node.nri_socket), str(events), str(reply)]
+        arguments = ["bench.nothing", str(site.node.nri_socket), str(OUR_EVENTS)]
         # Whoever started it may be killed before cleaning up; then it goes too.
         command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", *arguments]
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(PROJECT)}
@@ -98,15 +96,18 @@ class Sites:
         wait_for("the plugin", lambda: "connected and synchronized" in site.node.log_path.read_text(), READY_S)
         return site
 
-    def file_by_file(self) -> Site:
-        """With a plugin that gives all 8 GPUs, and mounts the driver's files one by one."""
-        return self.nothing(per_file.reply(self._driver, self._folder / "staged"))
-
-    def ours(self) -> Site:
-        """With nri-gpu, as it is when it is installed, and 8 GPUs."""
+    def ours(self, loader: Loader = Loader.FOLDERS) -> Site:
+        """With nri-gpu, as it is when it is installed, and 8 GPUs; or with another strategy."""
         site = self._site()
+        policy = site.node.base / "policy.toml"
+        policy.write_text(f'[driver]\nloader = "{loader}"\n')
         launch = Launch(
-            site.node.base / "nri-gpu", site.node.nri_socket, EIGHT_GPUS, driver_root=self._driver, log_level="INFO"
+            site.node.base / "nri-gpu",
+            site.node.nri_socket,
+            EIGHT_GPUS,
+            driver_root=self._driver,
+            policy=policy,
+            log_level="INFO",
         )
         daemon = self._stack.enter_context(NriGpu(launch))
         site.meter.add(daemon.pid)

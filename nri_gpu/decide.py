@@ -93,6 +93,7 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
         capabilities=capabilities,
         inventory=node.inventory,
         tree=node.driver.trees.get(capabilities) if node.driver else None,
+        loader=policy.driver.loader,
         void=policy.environment.visible_devices is VisibleDevices.VOID,
     )
     grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, node.generation)

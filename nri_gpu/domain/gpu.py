@@ -214,14 +214,18 @@ class Majors:
 class DriverTree:
     """The driver's files for one set of capabilities, staged as a folder that is mounted whole.
 
-    path: host folder with `lib64/` (files and real symlinks under every name) and `bin/` below it, and `lib32/` in a
-    tree with compat32. binaries: names in `bin/`. files: (place in the container, path in the tree) of what programs
-    look for where nothing else of the driver is: configuration, and modules of programs of the image.
+    path: host folder with `lib64/` (files and real symlinks under every name), `lib64/bin/`, in a tree with compat32
+    `lib64/lib32/`, and links `bin` and `lib32` to these: so either it or its `lib64` alone can be mounted. binaries:
+    names in `lib64/bin/`. files: (place in the container, path in the tree) of what programs look for where nothing
+    else of the driver is: configuration, and modules of programs of the image. libraries, libraries_32: (path in the
+    tree, every name that programs ask for it by).
     """
 
     path: str
     binaries: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
+    libraries: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    libraries_32: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def __hash__(self) -> int:
         """By place alone: trees are part of keys in the hook path, and what is staged never changes."""

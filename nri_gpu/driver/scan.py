@@ -20,7 +20,7 @@ from nri_gpu.driver.folders import Folders
 from nri_gpu.driver.source import LeftOut, Source, distinct_folders, examine
 
 # Part of every generation: raise it when the same host files are to be staged differently.
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 # A SONAME becomes a name in a folder of ours.
 PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*")
 

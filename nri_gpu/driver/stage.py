@@ -1,7 +1,8 @@
 """Stage a found driver once per generation: a folder for every set of capabilities, ready to be mounted whole.
 
-`<base>/<generation>/<capabilities>/{lib64,lib32,bin,extra}/`, with real files and real relative symlinks. A staged
-folder is never written to again, nor is any file of it removed while it may be mounted somewhere: what is found
+`<base>/<generation>/<capabilities>/{lib64,lib64/lib32,lib64/bin,extra}/`, with real files and real relative symlinks;
+`lib32` and `bin` are links, so that a tree has them whether it is mounted whole or its `lib64` alone. A staged folder
+is never written to again, nor is any file of it removed while it may be mounted somewhere: what is found
 damaged stays, and a new folder is made beside it (`<generation>.1`). Only `prune` removes, and only what nobody names.
 """
 
@@ -26,7 +27,8 @@ from nri_gpu.driver.place import FROM_HOST, WITHIN_GENERATION, Way, place
 from nri_gpu.driver.scan import DriverFile, FoundDriver
 from nri_gpu.driver.source import Source, trusted
 
-LIBRARIES, LIBRARIES_32, BINARIES, EXTRAS = "lib64", "lib32", "bin", "extra"
+LIBRARIES, EXTRAS = "lib64", "extra"
+LIBRARIES_32, BINARIES = (f"{LIBRARIES}/{part}" for part in ("lib32", "bin"))
 FOLDER_MODE: Final = 0o755
 # Damage this often is no accident: something writes below the base, and each new folder may cost a copy.
 ATTEMPTS: Final = 5
@@ -36,6 +38,7 @@ NS_PER_S: Final = 10**9
 # Path below the generation's folder -> the host's file, or the target of a symlink. It is all that must be there, so
 # it also serves as the manifest a staged folder is checked against: a pure function of what was found.
 Plan = Mapping[str, Source | str]
+Row = tuple[str, tuple[str, ...]]  # a library's path in a tree, and its names
 
 
 def stage(found: FoundDriver, base: Path, ways: Sequence[Way] = FROM_HOST) -> DriverFiles:
@@ -102,21 +105,28 @@ def _explain(error: OSError, found: FoundDriver) -> str:
 def planned(found: FoundDriver, folder: Path) -> DriverFiles:
     """What a generation staged at `folder` is to containers. Nothing is asked of the disk."""
     names = _tree_names(found)
-    made = {
-        name: DriverTree(
-            path=str(folder / name),
-            binaries=tuple(file.name for file in found.binaries if file.capabilities & capabilities),
-            files=tuple(
-                (place, f"{EXTRAS}/{file.name}")
-                for file in found.extras
-                if file.capabilities & capabilities
-                for place in file.places
-            ),
-        )
-        for capabilities, name in reversed(tuple(names.items()))
-    }
+    # One row a file, so that some 70 trees share them.
+    rows = {(part, file.name): _row(part, file) for part, file in _parts(found)}
+    made: dict[str, DriverTree] = {}
+    for capabilities, name in names.items():
+        if name not in made:
+            made[name] = _tree(str(folder / name), tuple(_content(found, capabilities)), rows)
     trees = {capabilities: made[name] for capabilities, name in names.items()}
     return DriverFiles(found.version, folder.name, MappingProxyType(trees), found.missing)
+
+
+def _row(part: str, file: DriverFile) -> Row:
+    return f"{part}/{file.name}", (file.name, *(name for name, _ in file.links))
+
+
+def _tree(path: str, content: Sequence[tuple[str, DriverFile]], rows: Mapping[tuple[str, str], Row]) -> DriverTree:
+    return DriverTree(
+        path=path,
+        binaries=tuple(file.name for part, file in content if part == BINARIES),
+        files=tuple((place, f"{part}/{file.name}") for part, file in content for place in file.places),
+        libraries=tuple(rows[part, file.name] for part, file in content if part == LIBRARIES),
+        libraries_32=tuple(rows[part, file.name] for part, file in content if part == LIBRARIES_32),
+    )
 
 
 def _parts(found: FoundDriver) -> Iterator[tuple[str, DriverFile]]:
@@ -166,6 +176,9 @@ def _plan(found: FoundDriver) -> Plan:
         for part, file in _content(found, capabilities):
             plan[f"{tree}/{part}/{file.name}"] = file.source
             plan.update({f"{tree}/{part}/{name}": target for name, target in file.links})
+            if part == LIBRARIES_32:
+                plan[f"{tree}/{PurePosixPath(part).name}"] = part
+        plan[f"{tree}/{PurePosixPath(BINARIES).name}"] = BINARIES
     return MappingProxyType(plan)
 
 

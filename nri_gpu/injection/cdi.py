@@ -15,6 +15,7 @@ from typing import Any, Final
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
 from nri_gpu.domain.gpu import Capabilities, DriverTree, Gpu, GpuUuid, Inventory, MigPart, PciBusId, Unit, whole
+from nri_gpu.domain.loader import Loader
 from nri_gpu.injection.env import LIBRARY_PATH
 from nri_gpu.injection.plan import Share, plan
 
@@ -39,16 +40,22 @@ Things = Mapping[Key, Thing]
 
 
 def specification(
-    gpus: Sequence[Unit], *, capabilities: Capabilities, inventory: Inventory, tree: DriverTree | None
+    gpus: Sequence[Unit], *, capabilities: Capabilities, inventory: Inventory, tree: DriverTree | None, loader: Loader
 ) -> dict[str, Any]:
     """The specification as JSON values; at least one device, for CDI has no empty ones.
 
     gpus: GPUs and MIG devices to be had, in NVML order. capabilities: closed. tree: the staged driver files, None on
-    a simulated node that has none.
+    a simulated node that has none. loader: how they are found, as far as mounts do it.
     """
     # With void, because a list of UUIDs cannot be put together from the devices a container asks for.
     everything = Share(
-        container=_ANYBODY, gpus=tuple(gpus), capabilities=capabilities, inventory=inventory, tree=tree, void=True
+        container=_ANYBODY,
+        gpus=tuple(gpus),
+        capabilities=capabilities,
+        inventory=inventory,
+        tree=tree,
+        loader=loader,
+        void=True,
     )
     plans = [_things(plan(replace(everything, gpus=(gpu,)))) for gpu in (*gpus, _ghost(gpus))]
     common = _in_all(plans)
@@ -82,8 +89,8 @@ def _ghost(units: Iterable[Unit]) -> Gpu:
 
 
 def _things(edits: Edits) -> Things:
-    # The loader's path is the image's, which CDI cannot add to, only overwrite; there, libraries are found in the
-    # default folders alone. Annotations have no place in CDI.
+    # The loader's path is the image's, which CDI cannot add to, only overwrite; there, libraries are found by where
+    # they are mounted alone. Annotations have no place in CDI.
     env = {name: value for name, value in edits.env.items() if name != LIBRARY_PATH}
     parts: Mapping[str, Mapping[str, Thing]] = {"device": edits.devices, "mount": edits.mounts, "env": env}
     return {(part, name): thing for part, things in parts.items() for name, thing in things.items()}

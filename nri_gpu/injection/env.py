@@ -24,7 +24,7 @@ def library_path(folders: Sequence[str], present: str) -> Mapping[str, str]:
 
     Never adds an empty element: to the loader that is the current directory.
     """
-    if present.split(":")[: len(folders)] == list(folders):
+    if not folders or present.split(":")[: len(folders)] == list(folders):
         return {}
     return {LIBRARY_PATH: ":".join((*folders, present) if present else folders)}
 

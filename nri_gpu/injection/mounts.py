@@ -1,33 +1,36 @@
-"""Mounts: the staged driver tree, where the container's loader finds it without a hook.
+"""Mounts: the staged driver, where the container's loader finds it without a hook.
 
-One folder, mounted whole, costs the same for five libraries as for fifty; a mount per file would cost about 0.4 ms
-of container start each. See ADR 6 for what each destination serves.
+One folder, mounted whole, costs the same for five libraries as for fifty; a mount per file costs about 0.4 ms of
+container start each. See ADR 6 and docs/loader.md for whom each strategy serves.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from posixpath import normpath
 from typing import Final
 
 from nri_gpu.domain.edits import Mount
 from nri_gpu.domain.gpu import DriverTree
+from nri_gpu.domain.loader import Loader
 
 # NVIDIA's own images have the first on PATH and LD_LIBRARY_PATH. The others serve pods with a volume of theirs there.
 TREE_PLACES: Final = ("/usr/local/nvidia", "/opt/nri-gpu/nvidia", "/run/nri-gpu/nvidia")
 
-# glibc 2.33 and newer look here with neither cache nor environment: Debian-like and RHEL-like default directories.
-# The levels exist on x86-64 only (glibc: sysdeps/x86_64/dl-hwcaps-subdirs.c).
+# What a loader searches with neither cache nor environment: Debian-like and RHEL-like.
+MACHINE: Final = os.uname().machine
+DEFAULT_PLACES: Final = (f"/usr/lib/{MACHINE}-linux-gnu", "/usr/lib64")
+DEFAULT_PLACES_32: Final = ("/usr/lib/i386-linux-gnu", "/usr/lib")
+
+# glibc 2.33 and newer look here before the default folders themselves. The levels exist on x86-64 only
+# (glibc: sysdeps/x86_64/dl-hwcaps-subdirs.c).
 HWCAPS_PLACES: Final[tuple[str, ...]] = (
-    (
-        "/usr/lib/x86_64-linux-gnu/glibc-hwcaps/x86-64-v2",
-        "/usr/lib64/glibc-hwcaps/x86-64-v2",
-    )
-    if os.uname().machine == "x86_64"
-    else ()
+    tuple(f"{place}/glibc-hwcaps/x86-64-v2" for place in DEFAULT_PLACES) if MACHINE == "x86_64" else ()
 )
+LIBRARIES, LIBRARIES_32, PROGRAMS = "lib64", "lib32", "bin"  # in a tree; the last two in the first as well
+PROGRAM_PLACE: Final = "/usr/bin"
 SMI: Final = "nvidia-smi"
 # Above all of our places; most mounts of a container are elsewhere and need no closer look.
 ROOTS: Final = ("/usr", "/opt", "/run", "/etc")
@@ -35,37 +38,90 @@ ROOTS: Final = ("/usr", "/opt", "/run", "/etc")
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the driver's files can go in a container without touching a mount of its own.
+    """Where the driver's files go in a container without touching a mount of its own.
 
-    smi: in /usr/bin. refused: places of a tree's single files that are taken; mostly empty.
+    tree: the whole tree; empty: nowhere. folders: the folder of libraries, at each of them. files: a mount for every
+    name of every library, in each of them; files_32 likewise. programs: those that go to /usr/bin, by name.
+    variable: LD_LIBRARY_PATH is to lead to the libraries. refused: places of single files that are taken; mostly empty.
     """
 
-    tree: str
-    hwcaps: tuple[str, ...]
-    smi: bool
+    tree: str = ""
+    folders: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    files_32: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    variable: bool = False
     refused: tuple[str, ...] = ()
 
+    def search(self, *, compatible: bool) -> tuple[str, ...]:
+        """Folders for LD_LIBRARY_PATH. compatible: 32-bit programs are to be served too.
 
-def free_places(taken: Iterable[str], tree: DriverTree | None = None) -> Places:
-    """The places left for a tree by these mount destinations of a container."""
+        Whatever the strategy, no loader searches a folder of ours for 32-bit libraries by itself: glibc has no hwcaps
+        level for them. Each of the two loaders passes over the other's libraries.
+        """
+        folder = f"{self.tree}/{LIBRARIES}" if self.tree else next(iter(self.folders), "")
+        native = (folder,) if folder and self.variable else ()
+        return (*native, f"{folder}/{LIBRARIES_32}") if folder and compatible else native
+
+
+def free_places(loader: Loader, taken: Iterable[str], tree: DriverTree | None) -> Places:
+    """The places of a strategy that these mount destinations of a container leave; the whole tree's where none is.
+
+    On a machine without hwcaps levels that is so for two of the strategies: a container is never given less than
+    libraries that its loader finds.
+    """
     others = [other for other in map(_plain, taken) if other.startswith(ROOTS) or other == "/"]
+    by_folder = loader in (Loader.FOLDERS, Loader.HWCAPS)
+    folders = tuple(place for place in HWCAPS_PLACES if not _touches(place, others)) if by_folder else ()
+    files = _uncovered(DEFAULT_PLACES, others) if loader is Loader.FILES else ()
+    whole = "" if folders or files else next((p for p in TREE_PLACES if not _touches(p, others)), TREE_PLACES[-1])
+    files_32 = _uncovered(DEFAULT_PLACES_32, others) if files and tree and tree.libraries_32 else ()
     return Places(
-        tree=next((place for place in TREE_PLACES if not _touches(place, others)), TREE_PLACES[-1]),
-        hwcaps=tuple(place for place in HWCAPS_PLACES if not _touches(place, others)),
-        smi=not _touches(f"/usr/bin/{SMI}", others),
-        refused=tuple(place for place, _ in tree.files if _touches(place, others)) if tree and others else (),
+        tree=whole,
+        folders=folders,
+        files=files,
+        files_32=files_32,
+        programs=_programs(loader, others, tree) if tree else (),
+        variable=bool(whole) or loader is Loader.FOLDERS,
+        refused=_refused(tree, files, files_32, others) if tree and others else (),
     )
 
 
 def tree_mounts(tree: DriverTree, places: Places) -> tuple[Mount, ...]:
-    """The tree at its place, its libraries in the default loader folders, nvidia-smi on every PATH, single files."""
-    libraries = f"{tree.path}/lib64"
-    mounts = [Mount(places.tree, tree.path)]
-    mounts += [Mount(place, libraries) for place in places.hwcaps]
-    if places.smi and SMI in tree.binaries:
-        mounts.append(Mount(f"/usr/bin/{SMI}", f"{tree.path}/bin/{SMI}"))
-    mounts += [Mount(place, f"{tree.path}/{file}") for place, file in tree.files if place not in places.refused]
+    """All mounts of a driver's files: whole folders first, then single files."""
+    mounts = [Mount(places.tree, tree.path)] if places.tree else []
+    mounts += [Mount(place, f"{tree.path}/{LIBRARIES}") for place in places.folders]
+    mounts += [
+        Mount(f"{PROGRAM_PLACE}/{name}", f"{tree.path}/{LIBRARIES}/{PROGRAMS}/{name}") for name in places.programs
+    ]
+    singles = (*_library_files(tree, places.files, places.files_32), *tree.files)
+    mounts += [Mount(place, f"{tree.path}/{file}") for place, file in singles if place not in places.refused]
     return tuple(mounts)
+
+
+def _programs(loader: Loader, others: Sequence[str], tree: DriverTree) -> tuple[str, ...]:
+    """The tree has a folder for PATH, so by that strategy nothing goes to /usr/bin."""
+    wanted = {Loader.TREE: (), Loader.FILES: tree.binaries}.get(loader, (SMI,))
+    return tuple(n for n in wanted if n in tree.binaries and not _touches(f"{PROGRAM_PLACE}/{n}", others))
+
+
+def _library_files(tree: DriverTree, files: Sequence[str], files_32: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(place, path in the tree): the same file under each of its names, which a loader takes for one."""
+    for folders, libraries in ((files, tree.libraries), (files_32, tree.libraries_32)):
+        for folder in folders:
+            yield from ((f"{folder}/{name}", path) for path, names in libraries for name in names)
+
+
+def _refused(tree: DriverTree, files: Sequence[str], files_32: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    singles = [place for place, _ in tree.files]
+    if any(_within(other, folder) for folder in (*files, *files_32) for other in others):
+        singles += [place for place, _ in _library_files(tree, files, files_32)]
+    return tuple(place for place in singles if _touches(place, others))
+
+
+def _uncovered(places: Iterable[str], others: Sequence[str]) -> tuple[str, ...]:
+    """Folders that a file of ours can be put into, beside what the container mounts there."""
+    return tuple(place for place in places if not any(_within(place, other) for other in others))
 
 
 def _touches(place: str, others: Iterable[str]) -> bool:

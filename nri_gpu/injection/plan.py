@@ -10,6 +10,7 @@ from typing import Final
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree, Inventory, Majors, Unit
+from nri_gpu.domain.loader import Loader
 from nri_gpu.injection import devices, env
 from nri_gpu.injection.mounts import Places, free_places, tree_mounts
 
@@ -19,8 +20,8 @@ class Share:
     """What one container is to receive.
 
     gpus: GPUs and MIG devices, in NVML order; none for `none`. capabilities: closed. tree: the staged driver files for
-    them. void: policy keeps NVIDIA_VISIBLE_DEVICES for others on this node. The mark is not ours to add: the shell
-    signs it.
+    them. loader: how they are found. void: policy keeps NVIDIA_VISIBLE_DEVICES for others on this node. The mark is
+    not ours to add: the shell signs it.
     """
 
     container: Container
@@ -28,6 +29,7 @@ class Share:
     capabilities: Capabilities
     inventory: Inventory
     tree: DriverTree | None
+    loader: Loader
     void: bool
 
 
@@ -56,7 +58,7 @@ def plan(share: Share) -> Edits:
         capabilities=share.capabilities,
         majors=share.inventory.majors,
         tree=share.tree,
-        places=free_places(share.container.mounts, share.tree),
+        places=free_places(share.loader, share.container.mounts, share.tree),
         library_path=share.container.env.get(env.LIBRARY_PATH, ""),
         void=share.void,
     )
@@ -77,12 +79,10 @@ def _devices(recipe: Recipe) -> Edits:
 def _driver(recipe: Recipe) -> Edits:
     if recipe.tree is None or not recipe.gpus:
         return NO_EDITS
-    # No default folder of a 32-bit loader can take a tree of ours without hiding the image's, so the variable alone
-    # leads there; each of the two loaders passes over the other's libraries.
-    parts = ("lib64", "lib32") if Capability.COMPAT32 in recipe.capabilities else ("lib64",)
+    folders = recipe.places.search(compatible=Capability.COMPAT32 in recipe.capabilities)
     return Edits.of(
         mounts=tree_mounts(recipe.tree, recipe.places),
-        env=env.library_path([f"{recipe.places.tree}/{part}" for part in parts], recipe.library_path),
+        env=env.library_path(folders, recipe.library_path),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability
+from nri_gpu.domain.loader import Loader
 from nri_gpu.policy.globs import EVERYTHING, NOTHING, Globs
 from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Folder, Patterns, Text, Texts, Whole
 
@@ -67,7 +68,7 @@ class PluginSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverSettings:
-    """Where the host's NVIDIA driver is, and where its files are staged for containers."""
+    """Where the host's NVIDIA driver is, where its files are staged, and how containers find them."""
 
     root: Annotated[
         str,
@@ -87,6 +88,14 @@ class DriverSettings:
             _FOLDER, "Folder for one staged copy per driver generation; on the driver's filesystem it is free."
         ),
     ] = "/var/lib/nri-gpu/drivers"
+    loader: Annotated[
+        Loader,
+        Declaration(
+            Choice(Loader),
+            "How a container's loader finds the libraries; docs/loader.md says which images each way serves, and what "
+            "it costs.",
+        ),
+    ] = Loader.FOLDERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,6 +109,7 @@ def _wish(args: argparse.Namespace) -> Wish:
         driver_root=Path(policy.driver.root),
         library_dirs=policy.driver.library_dirs,
         stage_dir=Path(args.stage_dir or DEFAULT_STAGE).absolute(),
+        loader=policy.driver.loader,
         capabilities=closure(_capabilities(args.capabilities) if args.capabilities else policy.defaults.capabilities),
         topology=args.gpus,
         refresh_s=policy.inventory.refresh_s,

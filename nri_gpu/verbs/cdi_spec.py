@@ -11,6 +11,7 @@ from nri_gpu.allocation.place import why_not
 from nri_gpu.cdi_file import STANDARD, SpecFile
 from nri_gpu.domain.errors import DriverError, NriGpuError
 from nri_gpu.domain.gpu import Capabilities, DriverTree, Gpu, Inventory
+from nri_gpu.domain.loader import Loader
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 from nri_gpu.injection.cdi import KIND, specification
@@ -31,6 +32,7 @@ class Wish:
     driver_root: Path
     library_dirs: tuple[str, ...]
     stage_dir: Path
+    loader: Loader
     capabilities: Capabilities
     topology: str | None
     refresh_s: float
@@ -51,7 +53,7 @@ def specification_text(inventory: Inventory, wish: Wish) -> str:
         why = "; ".join(f"GPU {gpu.index}: {why_not(gpu)}" for gpu in inventory.gpus) or "there is none"
         raise NotReadyError(f"this node has no GPU to give ({why})")
     tree = _staged(inventory, wish)
-    document = specification(gpus, capabilities=wish.capabilities, inventory=inventory, tree=tree)
+    document = specification(gpus, capabilities=wish.capabilities, inventory=inventory, tree=tree, loader=wish.loader)
     return json.dumps(document, indent=1) + "\n"
 
 

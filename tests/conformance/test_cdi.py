@@ -20,6 +20,7 @@ from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.glibc import glibc_files
 from tests.support.image import NAME, ImageSpec
+from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import DeviceNode, Opened, device_nodes, open_number, open_path
 
@@ -100,7 +101,7 @@ def test_by_cdi_as_by_nri(node: Containerd, daemon: NriGpu, specification: Path,
     seen = see(node, cdi, stage_dir)
     assert numbers(seen) == {CTL, UVM, UVM_TOOLS, *((195, int(gpu)) for gpu in gpus.split(","))}
     assert all((each.kind, each.mode, each.uid, each.gid) == ("c", 0o666, 0, 0) for each in seen.nodes)
-    assert "/usr/local/nvidia" in seen.mounts
+    assert LIBRARIES in seen.mounts
     for container in (nri, cdi):
         assert not node.cri.status(container).oci.get("hooks")
         assert open_path(node.cri, container, "/dev/nvidiactl") is Opened.NO_DRIVER

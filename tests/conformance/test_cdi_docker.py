@@ -25,6 +25,7 @@ from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
 from tests.support.keeping import PROJECT
+from tests.support.loading import LIBRARIES
 from tests.support.probe import DeviceNode, Opened, device_nodes, open_number, open_path
 from tests.support.waiting import wait_for
 
@@ -145,9 +146,9 @@ def test_what_is_not_there_is_refused(node: Node) -> None:
 
 def test_the_drivers_files_are_there_to_read(node: Node) -> None:
     container = node.run("0", options=("--read-only",))
-    listed = node.docker.execute(container, "ls", "-l", "/usr/local/nvidia/lib64").stdout
+    listed = node.docker.execute(container, "ls", "-l", LIBRARIES).stdout
     assert f"libcuda.so.1 -> libcuda.so.{V}" in listed
-    written = node.docker.execute(container, "sh", "-c", "echo x > /usr/local/nvidia/lib64/libcuda.so.1")
+    written = node.docker.execute(container, "sh", "-c", f"echo x > {LIBRARIES}/libcuda.so.1")
     assert "Read-only file system" in written.stderr
 
 
@@ -178,7 +179,7 @@ def test_a_restart_takes_the_new_driver(node: Node) -> None:
     shutil.rmtree(node.driver)
     make_driver_root(node.driver, "590.1.2")
     node.generate()
-    listing = ("ls", "/usr/local/nvidia/lib64")
+    listing = ("ls", LIBRARIES)
     assert f"libcuda.so.{V}" in node.docker.execute(container, *listing).stdout.split(), "it keeps what it has"
     node.docker("restart", container)
     assert "libcuda.so.590.1.2" in node.docker.execute(container, *listing).stdout.split()

@@ -12,6 +12,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
+from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
@@ -25,9 +26,7 @@ SWAP_EVERY_S = 0.3
 # The only sentence that a container may be refused with: the files changed in the middle of staging them.
 GATE = "changed while it was staged: a driver is being installed"
 # What a program in the container sees: the version that nvidia-smi is of, and those that the libraries are of.
-PROBE = (
-    "nvidia-smi | head -n 1; ls /usr/local/nvidia/lib64 | sed -n 's/.*\\.so\\.\\([0-9]*\\.[0-9.]*\\)$/\\1/p' | sort -u"
-)
+PROBE = f"nvidia-smi | head -n 1; ls {LIBRARIES} | sed -n 's/.*\\.so\\.\\([0-9]*\\.[0-9.]*\\)$/\\1/p' | sort -u"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ def test_the_old_drivers_files_stay_as_long_as_a_container_has_them(
     assert container
     drivers.install(VERSIONS[1])
     daemon.wait_logged(f"driver files staged generation={VERSIONS[1]}")
-    shown = node.cri.execute(container, "/usr/local/nvidia/bin/nvidia-smi")
+    shown = node.cri.execute(container, f"{LIBRARIES}/bin/nvidia-smi")
     assert f"SIMULATION of driver {VERSIONS[0]}" in shown.stdout
     node.cri.remove_all()
     daemon.wait_logged(f"old driver files removed generation={VERSIONS[0]}")
@@ -151,7 +150,7 @@ def test_a_library_that_vanishes_takes_no_container_along(node: Containerd, daem
     library.unlink()
     container = created(node, pod(node))  # before the next look or after it: staged files are whole
     assert container
-    shown = node.cri.execute(container, "/bin/ls", "-L", f"/usr/local/nvidia/lib64/libnvidia-ml.so.{VERSIONS[0]}")
+    shown = node.cri.execute(container, "/bin/ls", "-L", f"{LIBRARIES}/libnvidia-ml.so.{VERSIONS[0]}")
     assert shown.code == 0
     wait_for("the next look", lambda: "libcuda.so" in "".join(_missing(daemon)), 10)
 

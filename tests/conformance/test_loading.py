@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.injection.mounts import HWCAPS_PLACES
+from nri_gpu.injection.mounts import HWCAPS_PLACES, TREE_PLACES
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.glibc import glibc_files
 from tests.support.image import File, ImageSpec
+from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
 
 pytestmark = pytest.mark.containerd
 
 V = "580.95.05"
 NAMES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
-USUAL = "/usr/local/nvidia/lib64"
-SECOND = "/opt/nri-gpu/nvidia/lib64"
+LAST = "/opt/nri-gpu/nvidia/lib64"
 OWN = "/opt/app/lib"
 SMI = [
     f"nvidia-smi: SIMULATION of driver {V}, no GPU behind it",
@@ -98,8 +98,8 @@ def grant(node: Containerd, spec: ContainerSpec) -> Granted:
 class TestLoading:
     def test_with_the_containers_environment(self, node: Containerd, images: dict[str, str]) -> None:
         container = grant(node, ContainerSpec(image=images["plain"]))
-        container.finds(USUAL)
-        assert container.library_path == USUAL
+        container.finds(LIBRARIES)
+        assert container.library_path == LIBRARIES
         assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
 
     @only_x86_64
@@ -111,15 +111,15 @@ class TestLoading:
 
     def test_an_image_with_a_library_path_of_its_own_keeps_it(self, node: Containerd, images: dict[str, str]) -> None:
         container = grant(node, ContainerSpec(image=images["own path"]))
-        assert container.library_path == f"{USUAL}:{OWN}"
-        container.finds(USUAL)
+        assert container.library_path == f"{LIBRARIES}:{OWN}"
+        container.finds(LIBRARIES)
         assert container.run("/bin/probe", "libapp.so.1") == [f"libapp.so.1 -> {OWN}/libapp.so.1"]
 
     def test_an_empty_library_path_gets_no_empty_element(self, node: Containerd, images: dict[str, str]) -> None:
         """To the loader an empty element is the current directory: anybody's library, in a folder anybody may write."""
         container = grant(node, ContainerSpec(image=images["plain"], env={"LD_LIBRARY_PATH": ""}))
-        assert container.library_path == USUAL
-        container.finds(USUAL)
+        assert container.library_path == LIBRARIES
+        container.finds(LIBRARIES)
 
     @only_x86_64
     def test_a_pod_that_overrides_its_images_path(self, node: Containerd, images: dict[str, str]) -> None:
@@ -135,35 +135,36 @@ class TestLoading:
 
     def test_on_a_read_only_root(self, node: Containerd, images: dict[str, str]) -> None:
         container = grant(node, ContainerSpec(image=images["plain"], readonly_rootfs=True))
-        container.finds(USUAL)
+        container.finds(LIBRARIES)
         assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
         assert node.cri.execute(container.id, "/bin/touch", "/new").code != 0
 
     def test_for_a_user_who_is_not_root(self, node: Containerd, images: dict[str, str]) -> None:
         container = grant(node, ContainerSpec(image=images["plain"], user=1000))
         assert container.run("/bin/id", "-u") == ["1000"]
-        container.finds(USUAL)
+        container.finds(LIBRARIES)
         assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
 
-    def test_a_volume_of_the_pod_in_the_usual_place_stays(
+    def test_volumes_of_the_pod_in_the_usual_places_stay(
         self, node: Containerd, images: dict[str, str], tmp_path: Path
     ) -> None:
         volume = tmp_path / "volume"
         volume.mkdir()
         (volume / "mine").write_text("precious")
-        spec = ContainerSpec(image=images["plain"], mounts={"/usr/local/nvidia": str(volume)})
-        container = grant(node, spec)
-        assert container.run("/bin/cat", "/usr/local/nvidia/mine") == ["precious"]
-        container.finds(SECOND)
-        assert container.library_path == SECOND
+        taken = (*HWCAPS_PLACES, TREE_PLACES[0])
+        container = grant(node, ContainerSpec(image=images["plain"], mounts=dict.fromkeys(taken, str(volume))))
+        for place in taken:
+            assert container.run("/bin/cat", f"{place}/mine") == ["precious"]
+        container.finds(LAST)
+        assert container.library_path == LAST
         assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
-        container.run("/bin/touch", "/usr/local/nvidia/new")
+        container.run("/bin/touch", f"{taken[0]}/new")
         assert sorted(each.name for each in volume.iterdir()) == ["mine", "new"]
 
     def test_a_static_image_is_unharmed(self, node: Containerd) -> None:
         container = grant(node, ContainerSpec())
-        assert container.run("/bin/sh", "-c", "echo $LD_LIBRARY_PATH; ls /usr/local/nvidia") == [USUAL, "bin", "lib64"]
-        assert "libcuda.so.1" in container.run("/bin/ls", USUAL)
+        assert container.run("/bin/sh", "-c", "echo $LD_LIBRARY_PATH") == [LIBRARIES]
+        assert {"libcuda.so.1", "bin"} <= {*container.run("/bin/ls", LIBRARIES)}
 
 
 def test_the_daemon_of_these_tests_staged_the_compiled_driver(daemon: NriGpu) -> None:

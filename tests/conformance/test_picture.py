@@ -11,6 +11,7 @@ from tests.support.cri import ContainerId
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.image import ImageSpec
+from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import Opened, device_nodes, open_number, open_path
 
@@ -75,7 +76,7 @@ def test_who_asked_for_nothing_gets_nothing(cgroup_node: Containerd, serving: Nr
     assert status.device_paths == []
     assert not status.oci.get("hooks")
     assert nvidia_nodes(cgroup_node, container) == {}
-    assert "/usr/local/nvidia" not in {mount["destination"] for mount in status.oci["mounts"]}
+    assert LIBRARIES not in {mount["destination"] for mount in status.oci["mounts"]}
     assert open_number(cgroup_node.cri, container, 195, 2) is Opened.DENIED
     assert serving.held() == {}
 
@@ -90,7 +91,7 @@ def test_none_is_a_request_for_nothing(cgroup_node: Containerd, serving: NriGpu)
 def test_utility_alone_brings_no_uvm(cgroup_node: Containerd, serving: NriGpu) -> None:
     container = run(cgroup_node, "smi", {"gpu.nri.io": "device=1; capabilities=utility"})
     assert nvidia_nodes(cgroup_node, container) == {"/dev/nvidia1": (195, 1), "/dev/nvidiactl": CTL}
-    libraries = cgroup_node.cri.execute(container, "/bin/ls", "/usr/local/nvidia/lib64").stdout.split()
+    libraries = cgroup_node.cri.execute(container, "/bin/ls", LIBRARIES).stdout.split()
     assert "libnvidia-ml.so.1" in libraries
     assert "libcuda.so.1" not in libraries
     serving.wait_held({"smi/main": [UUIDS[1]]})
@@ -114,9 +115,9 @@ def _may_open(node: Containerd, container: ContainerId, granted: set[tuple[int, 
 
 
 def _has_driver(node: Containerd, container: ContainerId) -> None:
-    listed = node.cri.execute(container, "/bin/ls", "-l", "/usr/local/nvidia/lib64").stdout
+    listed = node.cri.execute(container, "/bin/ls", "-l", LIBRARIES).stdout
     assert "libcuda.so.1 -> libcuda.so.580.95.05" in listed
     smi = node.cri.execute(container, "/bin/sh", "-c", "nvidia-smi")
     assert (smi.code, "580.95.05" in smi.stdout) == (0, True)
-    written = node.cri.execute(container, "/bin/sh", "-c", "echo x > /usr/local/nvidia/lib64/libcuda.so.1")
+    written = node.cri.execute(container, "/bin/sh", "-c", f"echo x > {LIBRARIES}/libcuda.so.1")
     assert written.code != 0, "the driver's files must be read-only"

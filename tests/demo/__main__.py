@@ -21,6 +21,7 @@ from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import FOUR_GPUS, READY_S, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.errors import HarnessError
+from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
@@ -135,7 +136,7 @@ def _look(node: Containerd, asking: Asking, container: ContainerId) -> None:
     hooks = status.oci.get("hooks") or {}
     show.lines("OCI hooks", [str(hooks) if hooks else "none"])
     if asking.wants is not None:
-        libraries = node.cri.execute(container, "/bin/ls", "/usr/local/nvidia/lib64").stdout.split()
+        libraries = node.cri.execute(container, "/bin/ls", LIBRARIES).stdout.split()
         shown = [name for name in libraries if name.startswith("libcuda.so")]
         show.lines("driver libraries", [f"{' '.join(shown)} and {len(libraries) - len(shown)} more"])
         smi = node.cri.execute(container, "/bin/sh", "-c", "nvidia-smi 2>&1 || true").stdout

@@ -47,15 +47,15 @@ def archives() -> tuple[Archive, ...]:
     return tuple(found)
 
 
-def unpack(package: str, suite: str | None, into: Path) -> None:
+def unpack(package: str, suite: str | None, into: Path, architecture: str = "") -> None:
     """Download `package` of `suite` (None: the machine's own release), verify it, unpack it to `into`.
 
-    Raises: HarnessError when no mirror could give it.
+    architecture: Debian's name of it; this machine's when empty. Raises: HarnessError when no mirror could give it.
     """
     faults = []
     for archive in archives():
         try:
-            _unpack_from(archive.site, suite or archive.release, package, into)
+            _unpack_from(archive.site, suite or archive.release, package, into, architecture)
         except HarnessError as fault:
             faults.append(str(fault))
         else:
@@ -65,10 +65,10 @@ def unpack(package: str, suite: str | None, into: Path) -> None:
     )
 
 
-def _unpack_from(site: str, suite: str, package: str, into: Path) -> None:
+def _unpack_from(site: str, suite: str, package: str, into: Path, architecture: str) -> None:
     with tempfile.TemporaryDirectory(prefix="nri-gpu-apt-") as name:
         work = Path(name)
-        options = _private_apt(work, site, suite)
+        options = _private_apt(work, site, suite, architecture)
         _run("apt-get", *options, "-qq", "update", cwd=work)
         _run("apt-get", *options, "-qq", "download", package, cwd=work)
         [deb] = work.glob("*.deb")
@@ -80,13 +80,14 @@ def _unpack_from(site: str, suite: str, package: str, into: Path) -> None:
             raise
 
 
-def _private_apt(work: Path, site: str, suite: str) -> list[str]:
+def _private_apt(work: Path, site: str, suite: str, architecture: str) -> list[str]:
     keyring = next((key for key in KEYRINGS if key.exists()), None)
     signed_by = f"[signed-by={keyring}] " if keyring else ""
     (work / "sources.list").write_text(f"deb {signed_by}{site} {suite} main\n")
     for folder in ("state/lists/partial", "cache/archives/partial"):
         (work / folder).mkdir(parents=True)
-    settings = {
+    other = {"APT::Architecture": architecture, "APT::Architectures": architecture} if architecture else {}
+    settings = other | {
         "Dir::State": work / "state",
         "Dir::State::status": "/dev/null",
         "Dir::Cache": work / "cache",

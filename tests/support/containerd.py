@@ -34,7 +34,7 @@ SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/b
 class Containerd:
     """One instance. Made, it has its folders, where launched plugins may be dropped; `boot` (or `with`) starts it.
 
-    cgroup: what it sees; by default what the machine has. Times are in seconds.
+    cgroup: what it sees; by default what the machine has. runc: instead of the usual one. Times are in seconds.
     Raises: HarnessError when the machine cannot run it.
     """
 
@@ -44,11 +44,13 @@ class Containerd:
         *,
         cgroup: Cgroup | None = None,
         nri: bool = True,
+        runc: Path | None = None,
         request_timeout_s: float = 2.0,
         registration_timeout_s: float = 5.0,
     ) -> None:
         self.runtime = runtime
         self.cgroup = cgroup or host_cgroup()
+        self._given_runc = runc
         _require_machine(self.cgroup)
         stale.sweep()
         self._daemon: Daemon | None = None
@@ -235,7 +237,7 @@ class Containerd:
             self._daemon = None
 
     def _runc(self) -> Path:
-        real = packages.runc()
+        real = self._given_runc or packages.runc()
         if self.cgroup is host_cgroup():
             return real
         return runc_devices_only.write_wrapper(self.layout.runc_wrapper, real)

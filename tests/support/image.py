@@ -58,19 +58,21 @@ Entry = File | Link | Folder | Fifo
 class ImageSpec:
     """One image: what it is called, what it sets, and what its layer holds beside busybox.
 
-    extra: absolute path in the image -> entry; wins over what busybox put there.
+    extra: absolute path in the image -> entry; wins over what busybox put there. userland: all of busybox; without, a
+    `sleep` and no shell.
     """
 
     name: str = NAME
     env: Mapping[str, str] = field(default_factory=dict)
     command: Sequence[str] = SLEEP
     extra: Mapping[str, Entry] = field(default_factory=dict)
+    userland: bool = True
 
 
 def build(tar_path: Path, busybox: Path, spec: ImageSpec | None = None) -> Path:
     """Write the image as an OCI layout tar to `tar_path`, and return that path."""
     spec = spec or ImageSpec()
-    layer = _layer(_userland(busybox) | dict(spec.extra))
+    layer = _layer((_userland(busybox) if spec.userland else _sleeper(busybox)) | dict(spec.extra))
     config = _json(_config(spec, layer))
     parts = {"config": _descriptor(CONFIG, config), "layers": [_descriptor(LAYER, layer)]}
     manifest = _json({"schemaVersion": 2, "mediaType": MANIFEST, **parts})
@@ -107,6 +109,10 @@ def _userland(busybox: Path) -> dict[str, Entry]:
         "/etc/passwd": File(b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/:/bin/sh\n"),
         "/etc/group": File(b"root:x:0:\nuser:x:1000:\n"),
     }
+
+
+def _sleeper(busybox: Path) -> dict[str, Entry]:
+    return {SLEEP[0]: File(busybox.read_bytes(), 0o755), "/etc/passwd": File(b"root:x:0:0:root:/:/none\n")}
 
 
 def _layer(entries: Mapping[str, Entry]) -> bytes:

@@ -1,11 +1,13 @@
-"""The programs the harness drives: containerd in two generations, runc, busybox, bpftool, a 32-bit libc.
+"""The programs the harness drives: containerd in two generations, runc, busybox, bpftool, C libraries.
 
 What the machine has is used; the rest is unpacked once into a cache folder: $NRI_GPU_CACHE, else nri-gpu below
 $XDG_CACHE_HOME or ~/.cache. Copy that folder to a machine without a network and it serves there. Delete it to refresh.
 """
 
 import fcntl
+import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -105,6 +107,32 @@ def busybox() -> Path:
     return own if own and _is_static(own) else _program("busybox-static", "busybox")
 
 
+def runc_for_user_namespaces(folder: Path) -> Path:
+    """A runc that can map the ids of mounts, which came with 1.2: the usual one, or one made from a later Debian's.
+
+    folder: for the made one, which brings its C library along.
+    """
+    usual = runc()
+    if _maps_ids(usual):
+        return usual
+    suite, libraries = Version.V2_1.suite, f"usr/lib/{platform.machine()}-linux-gnu"
+    libc, seccomp = (_cached(package, suite) / libraries for package in ("libc6", "libseccomp2"))
+    [loader] = libc.glob("ld-linux-*.so.*")
+    made = Path(shutil.copy(_cached("runc", suite) / "usr/bin/runc", folder / "runc"))
+    patchelf = _program("patchelf", "patchelf")
+    subprocess.run(
+        [patchelf, "--set-interpreter", loader, "--set-rpath", f"{libc}:{seccomp}", made], check=True, timeout=60
+    )
+    return made
+
+
+def _maps_ids(program: Path) -> bool:
+    # `runc features` came before that; older ones fail here.
+    said = subprocess.run([program, "features"], capture_output=True, text=True, check=False)
+    features = json.loads(said.stdout) if not said.returncode else {}
+    return bool(features.get("linux", {}).get("mountExtensions", {}).get("idmap", {}).get("enabled"))
+
+
 def bpftool() -> Path:
     """Shows which programs filter a cgroup's devices on cgroup v2."""
     return _system("bpftool") or _program("bpftool", "bpftool")
@@ -116,19 +144,37 @@ def libc_32() -> Path:
     return next(folder for each in ("lib32", "usr/lib32") if (folder := tree / each).is_dir())
 
 
+def glibc_231() -> Path:
+    """The folder of a C library from before glibc-hwcaps: of Debian 11, as Debian lays it out."""
+    return _cached("libc6", "bullseye") / "lib/x86_64-linux-gnu"
+
+
+def glibc_lib64() -> Path:
+    """The folder of a C library whose loader searches /lib64 and /usr/lib64, and no folder of Debian's.
+
+    That is what Debian's 32-bit port ships for 64-bit programs, and what a RHEL has.
+    """
+    return _cached("libc6-amd64", architecture="i386") / "lib64"
+
+
+def musl() -> Path:
+    """The loader of musl, which is its C library too."""
+    return _cached("musl") / "lib/ld-musl-x86_64.so.1"
+
+
 def cache_folder() -> Path:
     if chosen := os.environ.get("NRI_GPU_CACHE"):
         return Path(chosen).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "nri-gpu"
 
 
-def _cached(package: str, suite: str | None = None) -> Path:
-    folder = cache_folder() / (suite or "own-release") / package
+def _cached(package: str, suite: str | None = None, architecture: str = "") -> Path:
+    folder = cache_folder() / (suite or "own-release") / (f"{package}-{architecture}" if architecture else package)
     with _one_at_a_time(folder.with_suffix(".lock")):
         if not folder.exists():
             unfinished = folder.with_suffix(".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
-            apt.unpack(package, suite, unfinished)
+            apt.unpack(package, suite, unfinished, architecture)
             unfinished.rename(folder)
     return folder
 

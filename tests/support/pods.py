@@ -10,11 +10,22 @@ from tests.support._pb import cri_pb2 as pb
 
 # The node's network needs no CNI plugin, and shares the node's host name with it; the rest is as a kubelet asks.
 NAMESPACES: Final = pb.NamespaceOption(network=pb.NODE, pid=pb.CONTAINER, ipc=pb.POD)
+# A kubelet gives each pod 65536 ids of its own. The node's network is not to be had in a user namespace.
+IDS: Final = pb.IDMapping(host_id=100000, container_id=0, length=65536)
+USER_NAMESPACES: Final = pb.NamespaceOption(
+    network=pb.POD,
+    pid=pb.CONTAINER,
+    ipc=pb.POD,
+    userns_options=pb.UserNamespace(mode=pb.POD, uids=[IDS], gids=[IDS]),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """What a pod is asked for. log_directory: absolute, on the host; none, no logs."""
+    """What a pod is asked for. log_directory: absolute, on the host; none, no logs.
+
+    user_namespace: one of its own; takes a pod network.
+    """
 
     name: str = "pod"
     namespace: str = "default"
@@ -24,6 +35,7 @@ class PodSpec:
     attempt: int = 0
     privileged: bool = False
     log_directory: str = ""
+    user_namespace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,11 @@ class ContainerSpec:
     memory_bytes: int = 0
     user: int | None = None
     readonly_rootfs: bool = False
+    user_namespace: bool = False  # as its pod
+
+
+def _namespaces(spec: PodSpec | ContainerSpec) -> pb.NamespaceOption:
+    return USER_NAMESPACES if spec.user_namespace else NAMESPACES
 
 
 def pod_to_pb(spec: PodSpec, cgroup_parent: str) -> pb.PodSandboxConfig:
@@ -59,14 +76,16 @@ def pod_to_pb(spec: PodSpec, cgroup_parent: str) -> pb.PodSandboxConfig:
         annotations=spec.annotations,
         linux=pb.LinuxPodSandboxConfig(
             cgroup_parent=cgroup_parent,
-            security_context=pb.LinuxSandboxSecurityContext(namespace_options=NAMESPACES, privileged=spec.privileged),
+            security_context=pb.LinuxSandboxSecurityContext(
+                namespace_options=_namespaces(spec), privileged=spec.privileged
+            ),
         ),
     )
 
 
 def container_to_pb(spec: ContainerSpec) -> pb.ContainerConfig:
     security = pb.LinuxContainerSecurityContext(
-        namespace_options=NAMESPACES, privileged=spec.privileged, readonly_rootfs=spec.readonly_rootfs
+        namespace_options=_namespaces(spec), privileged=spec.privileged, readonly_rootfs=spec.readonly_rootfs
     )
     if spec.user is not None:
         security.run_as_user.value = spec.user

@@ -82,7 +82,8 @@ def test_the_containerd_part_runs() -> None:
     assert "nri-gpu, nothing asked  " in done.stdout
     for contender in (
         "nri-gpu, 8 GPUs",
-        "8 GPUs, a mount per file, through NRI",
+        "nri-gpu, 8 GPUs, loader = tree",
+        "nri-gpu, 8 GPUs, loader = files",
         "8 GPUs, our CDI specification, NRI off",
     ):
         assert f"{contender} (11 nodes, " in done.stdout

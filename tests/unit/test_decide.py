@@ -24,6 +24,7 @@ from nri_gpu.policy.model import (
     VisibleDevices,
 )
 from tests.support import builders as make
+from tests.support.loading import LIBRARIES, tree_of
 
 POLICY = Policy()
 DISARMING = Policy(environment=EnvironmentSettings(disarm=Disarm.ALL))
@@ -110,7 +111,7 @@ def test_a_grant_is_recorded_and_injected_together() -> None:
     assert decision.grant == make.grant(1, 3)
     assert [path for path in decision.edits.devices if path[-1].isdigit()] == ["/dev/nvidia6", "/dev/nvidia4"]
     assert decision.edits.env["NVIDIA_VISIBLE_DEVICES"] == f"{make.uuid(1)},{make.uuid(3)}"
-    assert decision.edits.mounts["/usr/local/nvidia"].source == make.TREES + "/compute+utility"
+    assert tree_of(decision.edits) == make.TREES + "/compute+utility"
     assert decision.rule == "namespaces.allow[0]"
 
 
@@ -121,7 +122,7 @@ def test_policy_fills_in_what_the_claim_leaves_open_and_nothing_else() -> None:
     assert "/dev/nvidia-uvm" not in injected(make.container("1"), policy=utility).edits.devices
     compute = injected(make.container("1;capabilities=compute"), policy=utility)
     assert "/dev/nvidia-uvm" in compute.edits.devices
-    assert compute.edits.mounts["/usr/local/nvidia"].source == make.TREES + "/compute"
+    assert tree_of(compute.edits) == make.TREES + "/compute"
 
 
 def test_a_node_with_an_nvidia_hook_keeps_it_idle() -> None:
@@ -523,12 +524,12 @@ def test_a_container_with_a_mig_device_of_others_is_given_no_other() -> None:
 def test_a_capability_brings_along_what_it_needs() -> None:
     video = injected(make.container("1;capabilities=video"))
     assert "/dev/nvidia-uvm" in video.edits.devices
-    assert video.edits.mounts["/usr/local/nvidia"].source == make.TREES + "/compute+video"
+    assert tree_of(video.edits) == make.TREES + "/compute+video"
     display = injected(make.container("1;capabilities=display,utility"))
     assert "/dev/nvidia-modeset" in display.edits.devices
-    assert display.edits.mounts["/usr/local/nvidia"].source == make.TREES + "/display+graphics+utility"
+    assert tree_of(display.edits) == make.TREES + "/display+graphics+utility"
 
 
 def test_32_bit_libraries_are_found_by_the_variable() -> None:
     edits = injected(make.container("1;capabilities=utility,compat32")).edits
-    assert edits.env["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64:/usr/local/nvidia/lib32"
+    assert edits.env["LD_LIBRARY_PATH"] == f"{LIBRARIES}:{LIBRARIES}/lib32"

@@ -68,7 +68,7 @@ def test_a_tree_holds_what_its_capabilities_ask_for(found: FoundDriver, base: Pa
     files = stage(found, base)
     assert listing(files, UTILITY) == {
         *(f"lib64/libnvidia-{name}" for name in (f"ml.so.{V}", "ml.so.1", "ml.so", f"cfg.so.{V}", "cfg.so.1")),
-        *(f"bin/nvidia-{name}" for name in ("smi", "debugdump", "persistenced")),
+        *(f"lib64/bin/nvidia-{name}" for name in ("smi", "debugdump", "persistenced")),
     }
     assert "lib64/libcuda.so.1" in listing(files, COMPUTE)
     assert listing(files, COMPUTE).isdisjoint(listing(files, UTILITY))
@@ -80,6 +80,26 @@ def test_names_are_relative_links_and_files_are_real(found: FoundDriver, base: P
     assert os.fspath((libraries / "libcuda.so").readlink()) == "libcuda.so.1"
     assert os.fspath((libraries / "libcuda.so.1").readlink()) == f"libcuda.so.{V}"
     assert not (libraries / f"libcuda.so.{V}").is_symlink()
+
+
+def test_the_libraries_folder_alone_has_the_programs_too(found: FoundDriver, base: Path) -> None:
+    """It is what is mounted by default; the whole tree has them where NVIDIA's images have a PATH to."""
+    tree = Path(stage(found, base).trees[BOTH].path)
+    assert (tree / "bin/nvidia-smi").samefile(tree / "lib64/bin/nvidia-smi")
+    assert os.fspath((tree / "bin").readlink()) == "lib64/bin"
+
+
+def test_every_name_of_a_library_is_known_with_its_file(found: FoundDriver, base: Path) -> None:
+    files = stage(found, base)
+    tree = files.trees[BOTH]
+    names = {name: path for path, names in tree.libraries for name in names}
+    assert names["libcuda.so"] == names["libcuda.so.1"] == f"lib64/libcuda.so.{V}"
+    for name, path in names.items():
+        assert not Path(tree.path, path).is_symlink()
+        assert Path(tree.path, "lib64", name).samefile(Path(tree.path, path))
+    paths = (path for path in Path(tree.path, "lib64").rglob("*.so*") if not path.is_dir())
+    assert names.keys() == {str(path.relative_to(Path(tree.path, "lib64"))) for path in paths}
+    assert {id(row) for row in files.trees[COMPUTE].libraries} <= {id(row) for row in tree.libraries}, "shared"
 
 
 def test_folders_are_open_to_every_container_user_whatever_the_umask(found: FoundDriver, base: Path) -> None:

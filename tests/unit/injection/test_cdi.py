@@ -15,19 +15,25 @@ from hypothesis import strategies as st
 
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DriverTree, Gpu, Unit, whole
+from nri_gpu.domain.loader import Loader
 from nri_gpu.injection import cdi
 from nri_gpu.injection.plan import Share, plan
 from tests.support import builders as make
 
 SCHEMA: Final = json.loads((Path(__file__).parents[2] / "support" / "cdi_schema.json").read_text())
-TREE: Final = DriverTree("/stage/580.95.05-1a2b3c4d/compute+utility", ("nvidia-smi",))
+TREE: Final = DriverTree(
+    "/stage/580.95.05-1a2b3c4d/compute+utility",
+    ("nvidia-smi",),
+    libraries=(("lib64/libcuda.so.580.95.05", ("libcuda.so.580.95.05", "libcuda.so.1")),),
+)
 MADE_BY_CDI: Final = ("devices", "mounts", "env")
 
 
 def specification(gpus: tuple[Gpu, ...], tree: DriverTree | None = TREE, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
     capabilities = fields.pop("capabilities", DEFAULT_CAPABILITIES)
+    loader = fields.pop("loader", Loader.FOLDERS)
     inventory = make.inventory(gpus, **fields)
-    return cdi.specification(gpus, capabilities=capabilities, inventory=inventory, tree=tree)
+    return cdi.specification(gpus, capabilities=capabilities, inventory=inventory, tree=tree, loader=loader)
 
 
 def devices(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -50,7 +56,7 @@ def applied(document: dict[str, Any], *names: str) -> Edits:
     )
 
 
-def planned(*gpus: Unit) -> Edits:
+def planned(*gpus: Unit, loader: Loader = Loader.FOLDERS) -> Edits:
     """What NRI gives a container for the same GPUs."""
     share = Share(
         container=make.container(),
@@ -58,6 +64,7 @@ def planned(*gpus: Unit) -> Edits:
         capabilities=DEFAULT_CAPABILITIES,
         inventory=make.inventory([whole(unit) for unit in gpus]),
         tree=TREE,
+        loader=loader,
         void=True,
     )
     return plan(share)
@@ -109,7 +116,7 @@ def test_the_golden_one() -> None:
 
 
 def test_mounts_are_the_planners() -> None:
-    [tree, *_] = specification(make.gpus())["containerEdits"]["mounts"]
+    [tree] = specification(make.gpus(), loader=Loader.TREE)["containerEdits"]["mounts"]
     assert tree == {
         "hostPath": TREE.path,
         "containerPath": "/usr/local/nvidia",
@@ -181,13 +188,15 @@ def test_index_and_uuid_are_two_names_of_one_thing(gpus: tuple[Gpu, ...]) -> Non
     assert all(named[str(gpu.index)] == named[gpu.uuid] for gpu in gpus)
 
 
-@given(gpu_sets(), st.data())
-def test_a_container_gets_what_nri_gives_for_the_same_gpus(gpus: tuple[Gpu, ...], data: st.DataObject) -> None:
+@given(gpu_sets(), st.sampled_from(Loader), st.data())
+def test_a_container_gets_what_nri_gives_for_the_same_gpus(
+    gpus: tuple[Gpu, ...], loader: Loader, data: st.DataObject
+) -> None:
     """But for the environment: its loader's path stays its own, and its GPUs are not listed."""
     chosen = data.draw(st.lists(st.sampled_from(gpus), min_size=1, unique=True))
-    document = specification(gpus)
+    document = specification(gpus, loader=loader)
     by_cdi = applied(document, *(data.draw(st.sampled_from((str(gpu.index), gpu.uuid))) for gpu in chosen))
-    by_nri = planned(*chosen)
+    by_nri = planned(*chosen, loader=loader)
     assert by_cdi.devices == by_nri.devices
     assert by_cdi.mounts == by_nri.mounts
     assert by_cdi.env == {"NVIDIA_VISIBLE_DEVICES": "void"}
@@ -213,7 +222,11 @@ def test_mig_devices_are_listed_by_both_indices_and_by_uuid() -> None:
     cut = make.mig_gpu(1)
     units: tuple[Unit, ...] = (make.gpu(0), *cut.parts)
     document = cdi.specification(
-        units, capabilities=DEFAULT_CAPABILITIES, inventory=make.inventory([make.gpu(0), cut]), tree=TREE
+        units,
+        capabilities=DEFAULT_CAPABILITIES,
+        inventory=make.inventory([make.gpu(0), cut]),
+        tree=TREE,
+        loader=Loader.FOLDERS,
     )
     jsonschema.validate(document, SCHEMA)
     assert [*devices(document)] == [
@@ -228,7 +241,11 @@ def test_mig_devices_are_listed_by_both_indices_and_by_uuid() -> None:
 def test_mig_alone_shares_no_gpus_node() -> None:
     cut = make.mig_gpu(1)
     document = cdi.specification(
-        cut.parts, capabilities=DEFAULT_CAPABILITIES, inventory=make.inventory([cut]), tree=None
+        cut.parts,
+        capabilities=DEFAULT_CAPABILITIES,
+        inventory=make.inventory([cut]),
+        tree=None,
+        loader=Loader.FOLDERS,
     )
     assert "/dev/nvidia6" not in {node["path"] for node in document["containerEdits"]["deviceNodes"]}
     assert applied(document, "1:0").devices == planned(cut.parts[0]).devices

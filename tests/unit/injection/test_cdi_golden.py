@@ -16,6 +16,7 @@ import pytest
 
 from nri_gpu.allocation.fit import why_not
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree, closure
+from nri_gpu.domain.loader import Loader
 from nri_gpu.injection import mounts
 from nri_gpu.injection.cdi import specification
 from nri_gpu.inventory.topology import load_topology
@@ -38,8 +39,22 @@ FILES: Final = {
     Capability.GRAPHICS: ("/etc/vulkan/icd.d/nvidia_icd.json", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json"),
     Capability.DISPLAY: ("/usr/lib/xorg/modules/drivers/nvidia_drv.so",),
 }
-X86_64: Final = ("/usr/lib/x86_64-linux-gnu/glibc-hwcaps/x86-64-v2", "/usr/lib64/glibc-hwcaps/x86-64-v2")
+LIBRARIES: Final = (
+    ("lib64/libcuda.so.580.95.05", ("libcuda.so.580.95.05", "libcuda.so.1", "libcuda.so")),
+    ("lib64/libnvidia-ml.so.580.95.05", ("libnvidia-ml.so.580.95.05", "libnvidia-ml.so.1")),
+)
+FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
+HWCAPS: Final = tuple(f"{folder}/glibc-hwcaps/x86-64-v2" for folder in FOLDERS)
 NAMES: Final = [path.stem for path in sorted(TOPOLOGIES.glob("*.toml")) if load_topology(path).gpus]
+# Golden file -> topology, capabilities, strategy: all of the default one, and one of each other.
+CASES: Final = {
+    **{f"{t}.{c}.txt": (t, c, Loader.FOLDERS) for t in NAMES for c in CAPABILITIES},
+    **{
+        f"four-gpus.compute+utility.{loader}.txt": ("four-gpus", "compute+utility", loader)
+        for loader in Loader
+        if loader is not Loader.FOLDERS
+    },
+}
 
 
 def lines(document: dict[str, Any]) -> Iterator[str]:
@@ -63,21 +78,23 @@ def tree(name: str) -> DriverTree:
     wanted = CAPABILITIES[name] if name not in ("compute+utility", "utility") else frozenset()
     places = tuple(place for each in Capability if each in wanted for place in FILES.get(each, ()))
     smi = ("nvidia-smi",) if Capability.UTILITY in CAPABILITIES[name] else ()
-    return DriverTree(f"/stage/{name}", smi, tuple((place, f"extra{place}") for place in places))
+    return DriverTree(f"/stage/{name}", smi, tuple((place, f"extra{place}") for place in places), LIBRARIES)
 
 
-@pytest.mark.parametrize("capabilities", CAPABILITIES)
-@pytest.mark.parametrize("topology", NAMES)
-def test_it_is_what_it_was(topology: str, capabilities: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mounts, "HWCAPS_PLACES", X86_64)
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_what_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "HWCAPS_PLACES", HWCAPS)
+    monkeypatch.setattr(mounts, "DEFAULT_PLACES", FOLDERS)
+    topology, capabilities, loader = CASES[name]
     inventory = load_topology(TOPOLOGIES / f"{topology}.toml")
     document = specification(
         [unit for unit in inventory.units if not why_not(unit)],
         capabilities=CAPABILITIES[capabilities],
         inventory=inventory,
         tree=tree(capabilities),
+        loader=loader,
     )
-    golden = FOLDER / f"{topology}.{capabilities}.txt"
+    golden = FOLDER / name
     text = "\n".join(lines(document)) + "\n"
     if os.environ.get("NRI_GPU_GOLDEN") == "write":
         golden.parent.mkdir(exist_ok=True)
@@ -86,4 +103,4 @@ def test_it_is_what_it_was(topology: str, capabilities: str, monkeypatch: pytest
 
 
 def test_there_is_no_golden_file_of_nothing() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {f"{t}.{c}.txt" for t in NAMES for c in CAPABILITIES}
+    assert {path.name for path in FOLDER.iterdir()} == CASES.keys()

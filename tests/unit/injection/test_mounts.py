@@ -3,62 +3,151 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu.domain.gpu import DriverTree
-from nri_gpu.injection.mounts import HWCAPS_PLACES, TREE_PLACES, free_places, tree_mounts
+from nri_gpu.domain.loader import Loader
+from nri_gpu.injection import mounts
+from nri_gpu.injection.mounts import TREE_PLACES, Places, free_places, tree_mounts
 
-TREE = DriverTree("/stage/g/all", ("nvidia-smi",))
+TREE = DriverTree(
+    "/stage/g/all",
+    ("nvidia-smi", "nvidia-debugdump"),
+    libraries=(("lib64/libcuda.so.5", ("libcuda.so.5", "libcuda.so.1", "libcuda.so")),),
+    libraries_32=(("lib64/lib32/libcuda.so.5", ("libcuda.so.5", "libcuda.so.1")),),
+)
 FIRST, SECOND, THIRD = TREE_PLACES
-SMI = "/usr/bin/nvidia-smi"
+DEBIAN, RHEL = "/usr/lib/x86_64-linux-gnu", "/usr/lib64"
+HWCAPS = (f"{DEBIAN}/glibc-hwcaps/x86-64-v2", f"{RHEL}/glibc-hwcaps/x86-64-v2")
+SMI, DUMP = "/usr/bin/nvidia-smi", "/usr/bin/nvidia-debugdump"
+LIBRARIES = f"{TREE.path}/lib64"
 # Where a container of containerd's always has mounts.
 USUAL = frozenset({"/proc", "/dev", "/dev/pts", "/dev/shm", "/sys", "/sys/fs/cgroup", "/etc/hosts", "/etc/resolv.conf"})
 
+
+@pytest.fixture(autouse=True)
+def _x86_64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "HWCAPS_PLACES", HWCAPS)
+    monkeypatch.setattr(mounts, "DEFAULT_PLACES", (DEBIAN, RHEL))
+
+
+def given(loader: Loader, taken: frozenset[str] = USUAL, tree: DriverTree = TREE) -> dict[str, str]:
+    """Destination -> source."""
+    return {mount.destination: mount.source for mount in tree_mounts(tree, free_places(loader, taken, tree))}
+
+
+def search(loader: Loader, taken: frozenset[str] = USUAL, *, compatible: bool = False) -> tuple[str, ...]:
+    return free_places(loader, taken, TREE).search(compatible=compatible)
+
+
 PLACES = {
     "nothing in the way": (USUAL, FIRST),
-    "a volume at the place": ({FIRST}, SECOND),
-    "a volume below it": ({FIRST + "/lib64"}, SECOND),
-    "a volume above it": ({"/usr/local"}, SECOND),
-    "a volume beside it": ({FIRST + "-old", "/usr/local/nvidi"}, FIRST),
-    "a slash at the end": ({FIRST + "/"}, SECOND),
-    "slashes doubled": ({"//usr//local/nvidia"}, SECOND),
-    "a detour": ({"/usr/local/bin/../nvidia"}, SECOND),
-    "a relative destination": ({"usr/local"}, SECOND),
-    "two taken": ({FIRST, "/opt"}, THIRD),
-    "all taken": ({FIRST, SECOND, THIRD}, THIRD),
-    "the root": ({"/"}, THIRD),
+    "a volume at the place": (frozenset({FIRST}), SECOND),
+    "a volume below it": (frozenset({FIRST + "/lib64"}), SECOND),
+    "a volume above it": (frozenset({"/usr/local"}), SECOND),
+    "a volume beside it": (frozenset({FIRST + "-old", "/usr/local/nvidi"}), FIRST),
+    "a slash at the end": (frozenset({FIRST + "/"}), SECOND),
+    "slashes doubled": (frozenset({"//usr//local/nvidia"}), SECOND),
+    "a detour": (frozenset({"/usr/local/bin/../nvidia"}), SECOND),
+    "a relative destination": (frozenset({"usr/local"}), SECOND),
+    "two taken": (frozenset({FIRST, "/opt"}), THIRD),
+    "all taken": (frozenset({FIRST, SECOND, THIRD}), THIRD),
+    "the root": (frozenset({"/"}), THIRD),
 }
 
 
 @pytest.mark.parametrize(("taken", "place"), PLACES.values(), ids=PLACES)
 def test_the_tree_keeps_clear_of_the_containers_own_mounts(taken: frozenset[str], place: str) -> None:
-    assert free_places(taken).tree == place
+    assert given(Loader.TREE, taken) == {place: TREE.path}
+    assert search(Loader.TREE, taken) == (f"{place}/lib64",)
 
 
-def test_the_tree_its_loader_folders_and_the_tool() -> None:
-    mounts = {mount.destination: mount.source for mount in tree_mounts(TREE, free_places(USUAL))}
-    assert mounts == {
-        FIRST: TREE.path,
-        **dict.fromkeys(HWCAPS_PLACES, f"{TREE.path}/lib64"),
-        SMI: f"{TREE.path}/bin/nvidia-smi",
+def test_by_default_two_folders_the_tool_and_the_variable() -> None:
+    assert given(Loader.FOLDERS) == dict.fromkeys(HWCAPS, LIBRARIES) | {SMI: f"{LIBRARIES}/bin/nvidia-smi"}
+    assert search(Loader.FOLDERS) == (HWCAPS[0],)
+
+
+def test_hwcaps_are_the_same_folders_and_no_variable() -> None:
+    assert given(Loader.HWCAPS) == given(Loader.FOLDERS)
+    assert search(Loader.HWCAPS) == ()
+
+
+def test_files_are_every_name_in_every_default_folder() -> None:
+    names = {f"{folder}/{name}" for folder in (DEBIAN, RHEL) for name in ("libcuda.so.5", "libcuda.so.1", "libcuda.so")}
+    older = {
+        f"{folder}/{name}" for folder in ("/usr/lib/i386-linux-gnu", "/usr/lib") for name in TREE.libraries_32[0][1]
     }
+    assert given(Loader.FILES) == {
+        **dict.fromkeys(names, f"{LIBRARIES}/libcuda.so.5"),
+        **dict.fromkeys(older, f"{LIBRARIES}/lib32/libcuda.so.5"),
+        SMI: f"{LIBRARIES}/bin/nvidia-smi",
+        DUMP: f"{LIBRARIES}/bin/nvidia-debugdump",
+    }
+    assert search(Loader.FILES, compatible=True) == ()
 
 
-LEFT_OUT = {
-    "the tool, where it has a file of that name": (frozenset({SMI}), SMI),
-    "the tool, where its folder is a volume": (frozenset({"/usr/bin"}), SMI),
-    "the loader folder, where it is a volume": (frozenset({"/usr/lib64"}), "/usr/lib64/glibc-hwcaps/x86-64-v2"),
+COMPATIBLE = {
+    Loader.FOLDERS: (HWCAPS[0], f"{HWCAPS[0]}/lib32"),
+    Loader.TREE: (f"{FIRST}/lib64", f"{FIRST}/lib64/lib32"),
+    Loader.HWCAPS: (f"{HWCAPS[0]}/lib32",),
+    Loader.FILES: (),
 }
 
 
-@pytest.mark.parametrize(("taken", "gone"), LEFT_OUT.values(), ids=LEFT_OUT)
-def test_what_would_hide_a_mount_of_the_containers_is_left_out(taken: frozenset[str], gone: str) -> None:
-    assert gone not in {mount.destination for mount in tree_mounts(TREE, free_places(taken))}
+@pytest.mark.parametrize("loader", Loader)
+def test_32_bit_programs_are_led_by_the_variable_where_nothing_else_can(loader: Loader) -> None:
+    assert search(loader, compatible=True) == COMPATIBLE[loader]
+
+
+# Strategy, the pod's volume, what is left, what the variable then leads to.
+VOLUMES = {
+    "one folder": (Loader.FOLDERS, {RHEL}, {HWCAPS[0], SMI}, (HWCAPS[0],)),
+    "the other folder": (Loader.FOLDERS, {DEBIAN}, {HWCAPS[1], SMI}, (HWCAPS[1],)),
+    "both folders": (Loader.FOLDERS, {DEBIAN, RHEL}, {FIRST, SMI}, (f"{FIRST}/lib64",)),
+    "both, and the tree's": (Loader.FOLDERS, {DEBIAN, RHEL, FIRST}, {SECOND, SMI}, (f"{SECOND}/lib64",)),
+    "the tree's place, which is not used": (Loader.FOLDERS, {FIRST}, {*HWCAPS, SMI}, (HWCAPS[0],)),
+    "the tool": (Loader.FOLDERS, {SMI}, {*HWCAPS}, (HWCAPS[0],)),
+    "the tool's folder": (Loader.FOLDERS, {"/usr/bin"}, {*HWCAPS}, (HWCAPS[0],)),
+    "hwcaps, one folder": (Loader.HWCAPS, {DEBIAN}, {HWCAPS[1], SMI}, ()),
+    "hwcaps, both": (Loader.HWCAPS, {DEBIAN, RHEL}, {FIRST, SMI}, (f"{FIRST}/lib64",)),
+    "files, all folders": (Loader.FILES, {"/usr/lib", RHEL}, {FIRST, SMI, DUMP}, (f"{FIRST}/lib64",)),
+}
+
+
+@pytest.mark.parametrize(("loader", "taken", "left", "led"), VOLUMES.values(), ids=VOLUMES)
+def test_what_would_hide_a_mount_of_the_containers_goes_elsewhere(
+    loader: Loader, taken: set[str], left: set[str], led: tuple[str, ...]
+) -> None:
+    assert given(loader, USUAL | taken).keys() == left
+    assert search(loader, USUAL | taken) == led
+
+
+def test_a_file_of_the_containers_own_keeps_its_name() -> None:
+    mine = f"{DEBIAN}/libcuda.so.1"
+    mounted = given(Loader.FILES, frozenset({mine, f"{RHEL}/other"}))
+    assert mounted.keys() == given(Loader.FILES).keys() - {mine}
+
+
+def test_a_covered_folder_costs_only_its_own_files() -> None:
+    mounted = given(Loader.FILES, frozenset({RHEL, "/usr/lib/i386-linux-gnu"}))
+    assert mounted.keys() == {p for p in given(Loader.FILES) if not p.startswith((f"{RHEL}/", "/usr/lib/i386"))}
+
+
+@pytest.mark.parametrize("loader", [Loader.FOLDERS, Loader.HWCAPS])
+def test_a_machine_without_hwcaps_levels_has_the_tree(monkeypatch: pytest.MonkeyPatch, loader: Loader) -> None:
+    monkeypatch.setattr(mounts, "HWCAPS_PLACES", ())
+    assert given(loader) == {FIRST: TREE.path, SMI: f"{LIBRARIES}/bin/nvidia-smi"}
+    assert search(loader) == (f"{FIRST}/lib64",)
 
 
 def test_without_the_tool_in_the_tree_it_is_not_mounted() -> None:
-    assert SMI not in {mount.destination for mount in tree_mounts(DriverTree("/stage"), free_places(()))}
+    assert not {SMI, DUMP} & given(Loader.FOLDERS, tree=DriverTree("/stage")).keys()
 
 
-def test_every_mount_is_a_read_only_bind() -> None:
-    assert all({"rbind", "ro"} <= set(mount.options) for mount in tree_mounts(TREE, free_places(USUAL)))
+def test_without_a_driver_there_are_no_programs() -> None:
+    assert free_places(Loader.FILES, (), None) == Places(files=(DEBIAN, RHEL))
+
+
+@pytest.mark.parametrize("loader", Loader)
+def test_every_mount_is_a_read_only_bind(loader: Loader) -> None:
+    assert all({"rbind", "ro"} <= set(mount.options) for mount in tree_mounts(TREE, free_places(loader, USUAL, TREE)))
 
 
 ICD, EGL = "/etc/vulkan/icd.d/nvidia_icd.json", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json"
@@ -71,8 +160,9 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize(("taken", "given"), BESIDE.values(), ids=BESIDE)
-def test_single_files_go_beside_the_containers_own(taken: frozenset[str], given: set[str]) -> None:
-    mounts = {each.destination: each.source for each in tree_mounts(DRAWING, free_places(taken, DRAWING))}
-    assert {place: f"/stage/extra{place}" for place in given}.items() <= mounts.items()
-    assert not ({ICD, EGL} - given) & mounts.keys()
+@pytest.mark.parametrize("loader", Loader)
+@pytest.mark.parametrize(("taken", "files"), BESIDE.values(), ids=BESIDE)
+def test_single_files_go_beside_the_containers_own(taken: frozenset[str], files: set[str], loader: Loader) -> None:
+    mounted = given(loader, taken, DRAWING)
+    assert {place: f"/stage/extra{place}" for place in files}.items() <= mounted.items()
+    assert not ({ICD, EGL} - files) & mounted.keys()

@@ -7,8 +7,10 @@ import pytest
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, DriverTree
+from nri_gpu.domain.loader import Loader
 from nri_gpu.injection.plan import Share, plan
 from tests.support import builders as make
+from tests.support.loading import LIBRARIES, tree_of
 
 TREE = DriverTree("/stage/all", ("nvidia-smi",))
 SHARE = Share(
@@ -17,6 +19,7 @@ SHARE = Share(
     capabilities=DEFAULT_CAPABILITIES,
     inventory=make.inventory(),
     tree=TREE,
+    loader=Loader.FOLDERS,
     void=False,
 )
 
@@ -24,9 +27,9 @@ SHARE = Share(
 def test_a_share_is_nodes_files_and_environment() -> None:
     edits = plan(SHARE)
     assert list(edits.devices) == ["/dev/nvidia6", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
-    assert edits.mounts["/usr/local/nvidia"].source == TREE.path
+    assert tree_of(edits) == TREE.path
     assert edits.env == {
-        "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64",
+        "LD_LIBRARY_PATH": LIBRARIES,
         "NVIDIA_VISIBLE_DEVICES": make.uuid(1),
     }
     assert not edits.annotations  # the mark is the shell's to sign
@@ -46,12 +49,26 @@ def test_a_simulated_node_without_driver_files_still_gives_nodes() -> None:
 CONTAINERS = {
     "plain": make.container(),
     "a volume where the tree usually goes": make.container(mounts=frozenset({"/usr/local/nvidia"})),
-    "volumes in every place": make.container(mounts=frozenset({"/usr/local", "/opt", "/run"})),
+    "a volume in a loader's folder": make.container(mounts=frozenset({"/usr/lib"})),
+    "volumes in every place": make.container(
+        mounts=frozenset({"/usr/local", "/usr/lib", "/usr/lib64", "/opt", "/run"})
+    ),
 }
 
 
+@pytest.mark.parametrize("loader", [Loader.FOLDERS, Loader.TREE])
 @pytest.mark.parametrize("container", CONTAINERS.values(), ids=CONTAINERS)
-def test_the_loaders_path_points_at_where_the_tree_was_mounted(container: Container) -> None:
-    edits = plan(replace(SHARE, container=container))
-    folder = edits.env["LD_LIBRARY_PATH"].removesuffix("/lib64")
-    assert edits.mounts[folder].source == TREE.path
+def test_the_loaders_path_points_at_where_the_libraries_were_mounted(container: Container, loader: Loader) -> None:
+    edits = plan(replace(SHARE, container=container, loader=loader))
+    folder = edits.env["LD_LIBRARY_PATH"]
+    mounted = {mount.destination: mount.source for mount in edits.mounts.values()}
+    assert mounted.get(folder, f"{mounted.get(folder.removesuffix('/lib64'))}/lib64") == f"{TREE.path}/lib64"
+
+
+def test_a_strategy_changes_the_next_plan() -> None:
+    """As after a reload: plans are kept, so the strategy is a part of what they are kept under."""
+    plans = [plan(replace(SHARE, loader=loader)) for loader in (*Loader, *Loader)]
+    for first, again in zip(plans[: len(Loader)], plans[len(Loader) :], strict=True):
+        assert first is again
+    assert "LD_LIBRARY_PATH" not in plans[list(Loader).index(Loader.FILES)].env
+    assert plans[list(Loader).index(Loader.TREE)].mounts.keys() == {"/usr/local/nvidia"}

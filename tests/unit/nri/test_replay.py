@@ -15,6 +15,7 @@ from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark
 from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.nri.subscribe import Event
 from nri_gpu.wire.mux import FIRST_FRAME_MAX
+from tests.support.loading import LIBRARIES
 from tests.support.recorder import Message
 from tests.unit.nri.replaying import SCENES, Replayed, messages_of, path_of, paths
 from tests.unit.runtime.station import KEY
@@ -131,7 +132,7 @@ def test_a_reply_of_two_mux_frames(version: str) -> None:
     ]
     assert len(reply.data) > FIRST_FRAME_MAX
     [path] = [each.value for each in reply.body.adjust.env if each.key == "LD_LIBRARY_PATH"]
-    assert path.startswith("/usr/local/nvidia/lib64:/opt/application/component-000/lib:")
+    assert path.startswith(f"{LIBRARIES}:/opt/application/component-000/lib:")
 
 
 @both

@@ -19,6 +19,7 @@ import pytest
 from nri_gpu.cdi_file import SpecFile
 from nri_gpu.cli import main
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Inventory, Majors
+from nri_gpu.domain.loader import Loader
 from nri_gpu.verbs.cdi_spec import NotReadyError, Wish, specification_text
 from nri_gpu.verbs.cdi_watch import Watch
 from nri_gpu.verbs.exits import Exit
@@ -55,7 +56,9 @@ class Place:
 
     def wish(self, **fields: Any) -> Wish:  # noqa: ANN401 - any field of a Wish
         every = DEFAULT_CAPABILITIES
-        return replace(Wish(self.driver, (), self.stage, every, str(self.topology), refresh_s=0.02), **fields)
+        return replace(
+            Wish(self.driver, (), self.stage, Loader.FOLDERS, every, str(self.topology), refresh_s=0.02), **fields
+        )
 
     def generate(self, *arguments: str) -> int:
         own = ["--driver-root", str(self.driver), "--stage-dir", str(self.stage), "--gpus", str(self.topology)]
@@ -86,8 +89,8 @@ def test_every_topology(place: Place, capsys: pytest.CaptureFixture[str], topolo
     assert code == Exit.OK
     document = json.loads(captured.out)
     assert document["devices"][-1]["name"] == "all"
-    [tree, *_] = document["containerEdits"]["mounts"]
-    assert (Path(tree["hostPath"]) / "lib64" / "libcuda.so.1").resolve().name == f"libcuda.so.{V}"
+    [libraries, *_] = document["containerEdits"]["mounts"]
+    assert (Path(libraries["hostPath"]) / "libcuda.so.1").resolve().name == f"libcuda.so.{V}"
 
 
 def test_the_file_is_what_would_be_printed(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

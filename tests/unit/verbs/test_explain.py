@@ -15,6 +15,7 @@ import pytest
 from nri_gpu.cli import main
 from nri_gpu.verbs.exits import Exit
 from tests.support.daemon import FOUR_GPUS
+from tests.support.loading import LIBRARIES
 from tests.unit.verbs.shapes import EXPLAIN, check_shape
 
 POD = """
@@ -97,7 +98,7 @@ def test_a_pod_as_text(explain: Explain) -> None:
     ]
     assert "  granted GPU 0, 1, shared (by namespaces.allow[0])" in paragraphs[1]
     assert "  device  c 195:1 rw  /dev/nvidia1" in paragraphs[1]
-    assert "  env     LD_LIBRARY_PATH=/usr/local/nvidia/lib64:/opt/lib" in paragraphs[1]
+    assert f"  env     LD_LIBRARY_PATH={LIBRARIES}:/opt/lib" in paragraphs[1]
     assert "  granted no GPU, as it asked" in paragraphs[2]
     assert "hunter2" not in text
 
