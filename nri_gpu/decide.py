@@ -66,6 +66,8 @@ def _unasked(container: Container, node: Node, policy: Policy | BrokenPolicy) ->
     if not isinstance(policy, Policy) or not wanted:
         return _passed(container, policy, NOT_ASKED)
     capabilities = closure(policy.defaults.capabilities)
+    if sentence := denied_capabilities(policy, capabilities):
+        return _refuse(Code.NOT_ALLOWED, sentence)
     if reason := _hindrance(capabilities, node):
         return Refuse(reason)
     if odd := unknown_nodes(container, node) or not foreign_units(container, node):

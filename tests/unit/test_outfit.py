@@ -9,20 +9,13 @@ import pytest
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decide import decide
-from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Refuse
 from nri_gpu.domain.gpu import Node
 from nri_gpu.policy.model import CompatSettings, Policy
 from tests.support import builders as make
 
-PACKAGE = CompatPackage(
-    cuda=(14, 0),
-    version="600.10.01",
-    drivers=frozenset({580}),
-    generation="compat14.0-600.10.01-0a1b2c3d",
-    path="/var/lib/nri-gpu/drivers/compat14.0-600.10.01-0a1b2c3d",
-)
+PACKAGE = make.package()
 PLACE, TREE = "/opt/nri-gpu/compat", "/usr/local/nvidia/lib64"
 POLICY = Policy(compat=CompatSettings(dir="/packages"))
 NODE = replace(
