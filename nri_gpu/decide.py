@@ -5,10 +5,9 @@ Pure and total: any request, node, ledger and policy give a Pass, an Inject or a
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass
-from typing import Final
 
+from nri_gpu.allocation.foreign import beyond, completable, foreign_units, nvidia_names, nvidia_nodes, unknown_nodes
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.place import Asker, place, why_not
 from nri_gpu.domain.claim import Claim, Mode, Nothing
@@ -16,18 +15,13 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Gpu, GpuUuid, Node, Unit, closure, whole
-from nri_gpu.injection.devices import covered_node, missing_capability_major, missing_modules, two_versions
+from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Node, Unit, closure
+from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
-from nri_gpu.injection.plan import Share, plan
-from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
+from nri_gpu.outfit import outfit
+from nri_gpu.policy.model import Complete, Disarm, Policy
 from nri_gpu.policy.select import Denied, Ignored, denied_capabilities, select
 from nri_gpu.request.parse import parse_claim, select_annotation
-from nri_gpu.requirements.check import unmet
-from nri_gpu.requirements.facts import Facts, GpuFacts
-
-NVIDIA: Final = "nvidia.com"  # vendors of CDI devices end in it
-NAMES_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +36,7 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
     try:
         asked = select_annotation(container.pod.annotations, container.annotations, container.name)
         if asked is None:
-            return _passed(container, policy, NOT_ASKED)
+            return _unasked(container, node, policy)
         claim = parse_claim(*asked)
     except RequestError as error:
         return _refuse(Code.BAD_REQUEST, _ended(str(error)))
@@ -66,13 +60,51 @@ def _nothing(container: Container, node: Node, policy: Policy | BrokenPolicy) ->
     return Inject(passed.edits, Grant.to(container, (), None, node.generation)) if isinstance(passed, Pass) else passed
 
 
+def _unasked(container: Container, node: Node, policy: Policy | BrokenPolicy) -> Decision:
+    """Let alone, unless policy completes what a device plugin gave."""
+    wanted = isinstance(policy, Policy) and policy.foreign.complete is Complete.ALL and completable(container, node)
+    if not isinstance(policy, Policy) or not wanted:
+        return _passed(container, policy, NOT_ASKED)
+    capabilities = closure(policy.defaults.capabilities)
+    if sentence := denied_capabilities(policy, capabilities):
+        return _refuse(Code.NOT_ALLOWED, sentence)
+    if reason := _hindrance(capabilities, node):
+        return Refuse(reason)
+    if odd := unknown_nodes(container, node) or not foreign_units(container, node):
+        return _passed(container, policy, f"not completed: {odd or 'what it holds'} is of no GPU known here")
+    return _complete(container, capabilities, node, policy, "foreign.complete")
+
+
+def _asked_of_others(claim: Claim, container: Container, capabilities: Capabilities, node: Node) -> Reason | None:
+    """Why a container with GPUs of others' may not even shape what it holds."""
+    odd, held = unknown_nodes(container, node), foreign_units(container, node)
+    if odd or not held:
+        return Reason(
+            Code.HELD_BY_OTHERS,
+            f"the container already holds {odd or 'a GPU in MIG mode'} by others' hand, of no GPU or MIG device known "
+            "on this node, so it cannot be completed: see `nri-gpu gpus` there, or drop its gpu.nri.io annotation.",
+        )
+    if more := beyond(claim, container, held, node.inventory):
+        return Reason(
+            Code.HELD_BY_OTHERS,
+            f"the container already holds {nvidia_nodes(container, node)}, put there by a device plugin or another NRI "
+            f"plugin, and {claim.key} asks for {more}: beside others it may only shape what they gave, so ask for no "
+            "more than that.",
+        )
+    return _hindrance(capabilities, node)
+
+
 def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, policy: Policy, rule: str) -> Decision:
     mode = claim.mode or policy.defaults.mode
     capabilities = closure(policy.defaults.capabilities if claim.capabilities is None else claim.capabilities)
     if sentence := denied_capabilities(policy, capabilities):
         return _refuse(Code.NOT_ALLOWED, sentence)
     if reason := _other_hand(container, node):
-        return Refuse(reason)
+        if policy.foreign.complete is Complete.NONE or not completable(container, node):
+            return Refuse(reason)
+        if reason := _asked_of_others(claim, container, capabilities, node):
+            return Refuse(reason)
+        return _complete(container, capabilities, node, policy, rule)
     if reason := _hindrance(capabilities, node):
         return Refuse(reason)
     ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
@@ -85,22 +117,22 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
         return Refuse(gpus)
     if reason := missing_capability_major(gpus, node.inventory.majors):
         return Refuse(reason)
-    if reason := _requirement(container, gpus, node, policy):
-        return Refuse(reason)
-    share = Share(
-        container=container,
-        gpus=gpus,
-        capabilities=capabilities,
-        inventory=node.inventory,
-        tree=node.driver.trees.get(capabilities) if node.driver else None,
-        loader=policy.driver.loader,
-        void=policy.environment.visible_devices is VisibleDevices.VOID,
-    )
-    grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, node.generation)
-    edits = plan(share)
-    if reason := covered_node(edits.devices, container.mounts):
-        return Refuse(reason)
-    return Inject(edits, grant, rule, note=_unreached(container, edits))
+    made = outfit(container, gpus, capabilities, node, policy)
+    if isinstance(made, Reason):
+        return Refuse(made)
+    grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, made.generation)
+    return Inject(made.edits, grant, rule, note=_unreached(container, made.edits), compat=made.compat)
+
+
+def _complete(container: Container, capabilities: Capabilities, node: Node, policy: Policy, rule: str) -> Decision:
+    """What it lacks to use the GPUs that it holds already; a grant of nothing, since none of them is ours to grant."""
+    held = foreign_units(container, node)
+    made = outfit(container, held, capabilities, node, policy, completes=True)
+    if isinstance(made, Reason):
+        return Refuse(made)
+    grant, uuids = Grant.to(container, (), None, made.generation), tuple(unit.uuid for unit in held)
+    note = _unreached(container, made.edits)
+    return Inject(made.edits, grant, rule, note=note, compat=made.compat, completes=uuids)
 
 
 def _unreached(container: Container, edits: Edits) -> str:
@@ -111,8 +143,8 @@ def _unreached(container: Container, edits: Edits) -> str:
 
 def _other_hand(container: Container, node: Node) -> Reason | None:
     """Why a container that carries GPU nodes of others is not served, not even with `none`: they would go unseen."""
-    held = "" if container.privileged else _nvidia_nodes(container, node)
-    if not (held := held or _nvidia_names(container)):
+    held = "" if container.privileged else nvidia_nodes(container, node)
+    if not (held := held or nvidia_names(container)):
         return None
     return Reason(
         Code.HELD_BY_OTHERS,
@@ -167,16 +199,6 @@ def _generation_fault(files: str, node: Node) -> str:
     return ""
 
 
-def _requirement(container: Container, gpus: tuple[Unit, ...], node: Node, policy: Policy) -> Reason | None:
-    """What the image requires, and the node or one of the GPUs chosen for it is not."""
-    if not policy.requirements.check:
-        return None
-    each = tuple(GpuFacts(gpu.arch, gpu.brand) for gpu in map(whole, gpus))
-    facts = Facts(node.inventory.driver_version, node.inventory.cuda_version, each)
-    failed = unmet(container.env, facts, may_disable=policy.requirements.may_disable)
-    return Reason(Code.REQUIREMENT_NOT_MET, failed.sentence) if failed else None
-
-
 def _held(container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Unit, ...], Mode] | None:
     """What this very container was granted before, and how: asking twice gives the same."""
     entry = ledger.entries.get(container.id)
@@ -197,41 +219,6 @@ def needs_grant(container: Container, policy: Policy | BrokenPolicy) -> str:
         return ""
     ignored = isinstance(policy, Policy) and isinstance(select(policy, container), Ignored)
     return "" if ignored else claim.key
-
-
-def foreign_uuids(container: Container, node: Node) -> frozenset[GpuUuid]:
-    """GPUs and MIG devices whose nodes a container holds, by whoever's hand.
-
-    With the node of a GPU in MIG mode, those of its MIG devices whose capability nodes it holds too, so that a device
-    plugin's container is in the way of nobody else; all of them where it holds none, since we cannot tell.
-    """
-    majors = node.inventory.majors
-    minors = {device.minor for device in container.devices if device.major == majors.nvidia}
-    held = [gpu for gpu in node.gpus if gpu.minor_number in minors]
-    if not any(gpu.mig for gpu in held):
-        return frozenset(gpu.uuid for gpu in held)
-    caps = {device.minor for device in container.devices if device.major == majors.nvidia_caps}
-    return frozenset(uuid for gpu in held for uuid in (gpu.uuid, *_held_parts(gpu, caps)))
-
-
-def _held_parts(gpu: Gpu, caps: Set[int]) -> frozenset[GpuUuid]:
-    known = frozenset(device.uuid for device in gpu.mig if device.compute_instance_minor in caps)
-    return known or frozenset(device.uuid for device in gpu.mig)
-
-
-def _nvidia_nodes(container: Container, node: Node) -> str:
-    uuids = foreign_uuids(container, node)
-    return ", ".join(f"/dev/nvidia{gpu.minor_number}" for gpu in node.gpus if gpu.uuid in uuids)
-
-
-def _nvidia_names(container: Container) -> str:
-    """CDI names of NVIDIA's own, its device plugin's or its DRA drivers' devices.
-
-    All their vendors end alike: `nvidia.com`, `k8s.device-plugin.nvidia.com`, `k8s.gpu.nvidia.com` and so on.
-    """
-    vendors = ((name, name.partition("/")[0]) for name in container.cdi_devices)
-    named = [name for name, vendor in vendors if f".{vendor}".endswith(f".{NVIDIA}")]
-    return ", ".join(named[:NAMES_SHOWN]) + (", ..." if len(named) > NAMES_SHOWN else "")
 
 
 def _passed(container: Container, policy: Policy | BrokenPolicy, why: str) -> Pass | Refuse:

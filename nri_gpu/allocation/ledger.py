@@ -176,8 +176,8 @@ class Ledger:
         return replace(self, foreign=_frozen({**self.foreign, foreign.container_id: foreign}))
 
     def generations(self) -> frozenset[str]:
-        """Driver generations that containers still have mounted."""
-        return frozenset(entry.grant.generation for entry in self.entries.values())
+        """Driver generations that containers still have mounted, and those of compatibility packages."""
+        return frozenset(each for entry in self.entries.values() for each in entry.grant.generations)
 
     def _taken(self, grant: Grant) -> bool:
         usage = self.usage()

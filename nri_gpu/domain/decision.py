@@ -19,7 +19,8 @@ REFUSAL_MAX: Final = 700  # characters
 class Grant:
     """The GPUs one container holds.
 
-    mode: None for a grant of nothing (`none`). generation: the driver generation it was made with.
+    mode: None for a grant of nothing (`none`). generation: the driver generation it was made with, and behind a `+`
+    that of a compatibility package of CUDA where it has one.
     """
 
     container_id: ContainerId
@@ -31,6 +32,11 @@ class Grant:
     uuids: tuple[GpuUuid, ...]
     mode: Mode | None
     generation: str
+
+    @property
+    def generations(self) -> tuple[str, ...]:
+        """Names of the staged folders that it needs."""
+        return tuple(self.generation.split("+"))
 
     @classmethod
     def to(cls, container: Container, uuids: tuple[GpuUuid, ...], mode: Mode | None, generation: str) -> Self:
@@ -97,12 +103,16 @@ class Inject:
     """Granted: what to add, and what the ledger remembers.
 
     rule: the policy rule that allowed it. note: something an operator should know of this grant; mostly empty.
+    compat: which newer CUDA than the driver's it gets, or why none; empty where it wants none.
+    completes: GPUs that it holds by others' hand, where they are what the edits are for: the grant then names none.
     """
 
     edits: Edits
     grant: Grant
     rule: str = ""
     note: str = ""
+    compat: str = ""
+    completes: tuple[GpuUuid, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

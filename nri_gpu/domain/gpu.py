@@ -8,6 +8,8 @@ from enum import StrEnum
 from itertools import combinations
 from typing import Final, NewType
 
+from nri_gpu.domain.compat import CompatPackage
+
 GpuUuid = NewType("GpuUuid", str)
 PciBusId = NewType("PciBusId", str)
 
@@ -287,6 +289,7 @@ class Node:
     number: grows by one with each snapshot published. driver: None until the driver's files are staged;
     driver_fault then says why, or what it waits for. module_version: of the kernel module that is loaded, asked of the
     kernel and not of NVML; empty when it was loaded and is no more, None when it never was, or the node is simulated.
+    compat: packages of a newer CUDA for this driver, the lowest CUDA first.
     """
 
     number: int
@@ -294,6 +297,7 @@ class Node:
     driver: DriverFiles | None = None
     driver_fault: str = ""
     module_version: str | None = None
+    compat: tuple[CompatPackage, ...] = ()
 
     @property
     def generation(self) -> str:

@@ -1,7 +1,7 @@
-"""What we ask of an ELF file: class, machine, SONAME and what it is linked to. Reads a few KiB of it, never all.
+"""What we ask of an ELF file: class, machine, SONAME, what it is linked to, a note. Reads a few KiB of it, never all.
 
 Any bytes are fine: what is no ELF file, or is cut short, is None and never an exception.
-Source: elf(5); System V ABI, chapters "Object Files" and "Dynamic Linking".
+Source: elf(5); System V ABI, chapters "Object Files" (sections, notes) and "Dynamic Linking".
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ EM_AARCH64: Final = 183
 
 PT_LOAD, PT_DYNAMIC = 1, 2
 DT_NULL, DT_NEEDED, DT_STRTAB, DT_SONAME = 0, 1, 5, 14
+SHT_NOTE: Final = 7
 
 # A library has about ten program headers and forty dynamic entries; a file that claims far more is not one we want,
 # and bounds are what keep a hostile file from making us read or loop for long.
 PROGRAM_HEADERS_MAX: Final = 1024
 DYNAMIC_BYTES_MAX: Final = 64 * 1024
 NAME_BYTES_MAX: Final = 256  # NAME_MAX of linux/limits.h and the NUL
+SECTIONS_MAX: Final = 1024  # a library has about thirty
+NOTE_BYTES_MAX: Final = 64 * 1024
 
 Read = Callable[[int, int], bytes]  # offset, size -> exactly that many bytes, or _MalformedError
 
@@ -52,13 +55,18 @@ class _Shape:
     program: str
     dynamic: str
     segment: tuple[int, int, int]
+    section: str
 
 
 SHAPES: Final = {
-    1: _Shape(32, "HHIIIIIHHHHHH", "IIIIIIII", "iI", (1, 2, 4)),
-    2: _Shape(64, "HHIQQQIHHHHHH", "IIQQQQQQ", "qQ", (2, 3, 5)),
+    1: _Shape(32, "HHIIIIIHHHHHH", "IIIIIIII", "iI", (1, 2, 4), "10I"),
+    2: _Shape(64, "HHIQQQIHHHHHH", "IIQQQQQQ", "qQ", (2, 3, 5), "IIQQQQIIQQ"),
 }
 ORDERS: Final = {1: "<", 2: ">"}
+
+
+class MalformedNoteError(Exception):
+    """There is such a section, and it is no whole note of that owner."""
 
 
 class _MalformedError(Exception):
@@ -90,6 +98,17 @@ def parse_elf(file: BinaryIO) -> Elf | None:
         return None
 
 
+def parse_note(file: BinaryIO, section: str, owner: str) -> bytes | None:
+    """What the first note in a section says, without the NULs around it; None where there is no such section.
+
+    Raises: MalformedNoteError: it is cut short, somebody else's, or in what is no whole ELF file.
+    """
+    try:
+        return _note(_reader(file), section.encode(), owner.encode())
+    except _MalformedError:
+        raise MalformedNoteError from None
+
+
 def _reader(file: BinaryIO) -> Read:
     end = file.seek(0, 2)
 
@@ -105,12 +124,17 @@ def _reader(file: BinaryIO) -> Read:
     return read
 
 
-def _parse(read: Read) -> Elf:
+def _opened(read: Read) -> tuple[_Shape, str, tuple[int, ...]]:
+    """Class, byte order, and the header behind its first sixteen bytes."""
     ident = read(0, 16)
     shape, order = SHAPES.get(ident[4]), ORDERS.get(ident[5])
     if not ident.startswith(b"\x7fELF") or shape is None or order is None:
         raise _MalformedError
-    header = _unpack(read, order + shape.header, 16)
+    return shape, order, _unpack(read, order + shape.header, 16)
+
+
+def _parse(read: Read) -> Elf:
+    shape, order, header = _opened(read)
     machine, table, entry_bytes, count = header[1], header[4], header[8], header[9]
     if count and (count > PROGRAM_HEADERS_MAX or entry_bytes != struct.calcsize(order + shape.program)):
         raise _MalformedError
@@ -170,3 +194,33 @@ def _string(read: Read, offset: int) -> str:
 
 def _unpack(read: Read, form: str, offset: int) -> tuple[int, ...]:
     return struct.unpack(form, read(offset, struct.calcsize(form)))
+
+
+def _note(read: Read, wanted: bytes, owner: bytes) -> bytes | None:
+    shape, order, header = _opened(read)
+    table, entry_bytes, count, names_index = header[5], header[10], header[11], header[12]
+    if not count:  # stripped of its sections
+        return None
+    form = order + shape.section
+    if count > SECTIONS_MAX or names_index >= count or entry_bytes != struct.calcsize(form):
+        raise _MalformedError
+    # name, type, flags, address, offset, size, link, info, alignment, size of entries: in both classes
+    sections = [_unpack(read, form, table + i * entry_bytes) for i in range(count)]
+    names = sections[names_index][4]
+    for section in sections:
+        if section[1] == SHT_NOTE and _string(read, names + section[0]).encode() == wanted:
+            return _description(read(section[4], min(section[5], NOTE_BYTES_MAX)), order, section[8], owner)
+    return None
+
+
+def _description(data: bytes, order: str, alignment: int, owner: bytes) -> bytes:
+    if len(data) < 12:
+        raise _MalformedError
+    owner_bytes, description_bytes, _ = struct.unpack(f"{order}III", data[:12])
+    # NVIDIA's reader pads the owner as its section is aligned (nvidia-container-toolkit:
+    # cmd/nvidia-cdi-hook/cudacompat/cuda-elf-header.go); with 4, the usual one, that is what the ABI says.
+    padding = alignment if alignment in (1, 8) else 4
+    start = 12 + -(-owner_bytes // padding) * padding
+    if data[12 : 12 + owner_bytes].strip(b"\0") != owner or start + description_bytes > len(data):
+        raise _MalformedError
+    return data[start : start + description_bytes].strip(b"\0")

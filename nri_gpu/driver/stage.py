@@ -32,7 +32,7 @@ LIBRARIES_32, BINARIES = (f"{LIBRARIES}/{part}" for part in ("lib32", "bin"))
 FOLDER_MODE: Final = 0o755
 # Damage this often is no accident: something writes below the base, and each new folder may cost a copy.
 ATTEMPTS: Final = 5
-GENERATION: Final = re.compile(r"[0-9.]+-[0-9a-f]{8}(?:\.\d+)?")
+GENERATION: Final = re.compile(r"(?:compat[0-9.]+-)?[0-9.]+-[0-9a-f]{8}(?:\.\d+)?")
 NS_PER_S: Final = 10**9
 
 # Path below the generation's folder -> the host's file, or the target of a symlink. It is all that must be there, so
@@ -48,19 +48,24 @@ def stage(found: FoundDriver, base: Path, ways: Sequence[Way] = FROM_HOST) -> Dr
     Blocks: milliseconds when made, by reflink or by hard link; a copy as long as the disk takes for some 500 MB.
     Raises: DriverError: no space, no permission, a host file changed meanwhile, a base that others can write to.
     """
-    plan = _plan(found)
     try:
-        folder = _private(base)
-        name, made = _slot(folder, found.generation, plan)
-        if not made:
-            with _locked(folder):
-                # Again: another process may have made it while we waited for the lock.
-                name, made = _slot(folder, found.generation, plan)
-                if not made:
-                    _make(folder, name, plan, ways)
+        folder = stage_plan(_plan(found), found.generation, base, ways)
     except OSError as error:
         raise DriverError(f"the driver's files cannot be staged in {base}: {_explain(error, found)}") from error
-    return planned(found, folder / name)
+    return planned(found, folder)
+
+
+def stage_plan(plan: Plan, generation: str, base: Path, ways: Sequence[Way] = FROM_HOST) -> Path:
+    """The folder that holds a plan's files, made unless it is there and whole. Raises: DriverError, OSError."""
+    folder = _private(base)
+    name, made = _slot(folder, generation, plan)
+    if not made:
+        with _locked(folder):
+            # Again: another process may have made it while we waited for the lock.
+            name, made = _slot(folder, generation, plan)
+            if not made:
+                _make(folder, name, plan, ways)
+    return folder / name
 
 
 def prune(base: Path, keep: AbstractSet[str]) -> tuple[str, ...]:
@@ -240,7 +245,7 @@ def _fill(folder: Path, plan: Plan, ways: Sequence[Way]) -> None:
 def _folders(plan: Plan) -> set[str]:
     """Every folder of a generation, itself as `.`; all trees have the two that are mounted or searched by name."""
     parents = {str(parent) for path in plan for parent in PurePosixPath(path).parents}
-    trees = {path.partition("/")[0] for path in plan}
+    trees = {path.partition("/")[0] for path in plan if "/" in path}
     return parents | {f"{tree}/{part}" for tree in trees for part in (LIBRARIES, BINARIES)}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from posixpath import normpath
 from typing import Final
 
+from nri_gpu.domain.container import DeviceRef
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import DeviceNode
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, Inventory, Majors, MigPart, Unit, whole
@@ -16,6 +17,9 @@ NVIDIACTL_MINOR: Final = 255
 UVM_MINOR: Final = 0
 UVM_TOOLS_MINOR: Final = 1
 MODESET_MINOR: Final = 254
+NVIDIACTL, MODESET = "/dev/nvidiactl", "/dev/nvidia-modeset"
+UVM, UVM_TOOLS = "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"
+SHARED: Final = frozenset({NVIDIACTL, MODESET, UVM, UVM_TOOLS})
 # A MIG instance's right is an open file of that minor: the driver lets anybody open it, for reading.
 # kernel-open/nvidia/nv-caps.c, and DeviceFileMode in /proc/driver/nvidia/capabilities/gpu*/mig/gi*/access.
 CAPABILITY_MODE: Final = 0o444
@@ -69,15 +73,28 @@ def device_nodes(gpus: tuple[Unit, ...], capabilities: Capabilities, majors: Maj
         return ()
     minors = dict.fromkeys(whole(unit).minor_number for unit in gpus)
     nodes = [DeviceNode(f"/dev/nvidia{minor}", majors.nvidia, minor) for minor in minors]
-    nodes.append(DeviceNode("/dev/nvidiactl", majors.nvidia, NVIDIACTL_MINOR))
-    if Capability.COMPUTE in capabilities and majors.nvidia_uvm is not None:
-        nodes.append(DeviceNode("/dev/nvidia-uvm", majors.nvidia_uvm, UVM_MINOR))
-        nodes.append(DeviceNode("/dev/nvidia-uvm-tools", majors.nvidia_uvm, UVM_TOOLS_MINOR))
+    nodes += shared_nodes(capabilities, majors)
     if Capability.GRAPHICS in capabilities:
-        nodes.append(DeviceNode("/dev/nvidia-modeset", majors.nvidia, MODESET_MINOR))
         # A MIG device is a part: the nodes of its whole GPU would be more than was granted.
         nodes.extend(node for unit in gpus if isinstance(unit, Gpu) for node in _drm_nodes(unit))
     return (*nodes, *_capability_nodes(gpus, majors.nvidia_caps))
+
+
+def shared_nodes(capabilities: Capabilities, majors: Majors) -> Iterator[DeviceNode]:
+    """Those that all GPUs are used through, and that give none of them. capabilities: closed."""
+    if majors.nvidia is None:
+        return
+    yield DeviceNode(NVIDIACTL, majors.nvidia, NVIDIACTL_MINOR)
+    if Capability.COMPUTE in capabilities and majors.nvidia_uvm is not None:
+        yield DeviceNode(UVM, majors.nvidia_uvm, UVM_MINOR)
+        yield DeviceNode(UVM_TOOLS, majors.nvidia_uvm, UVM_TOOLS_MINOR)
+    if Capability.GRAPHICS in capabilities:
+        yield DeviceNode(MODESET, majors.nvidia, MODESET_MINOR)
+
+
+def shared_among(held: Iterable[DeviceRef]) -> frozenset[str]:
+    """Paths of shared nodes among those that a container has."""
+    return SHARED & {device.path for device in held}
 
 
 def _capability_nodes(gpus: Iterable[Unit], major: int | None) -> Iterator[DeviceNode]:

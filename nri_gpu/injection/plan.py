@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Final
 
+from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree, Inventory, Majors, Unit
 from nri_gpu.domain.loader import Loader
 from nri_gpu.injection import devices, env
+from nri_gpu.injection.compat import compat_mount
 from nri_gpu.injection.mounts import Places, free_places, tree_mounts
 
 
@@ -20,8 +22,9 @@ class Share:
     """What one container is to receive.
 
     gpus: GPUs and MIG devices, in NVML order; none for `none`. capabilities: closed. tree: the staged driver files for
-    them. loader: how they are found. void: policy keeps NVIDIA_VISIBLE_DEVICES for others on this node. The mark is
-    not ours to add: the shell signs it.
+    them. loader: how they are found. void: policy keeps NVIDIA_VISIBLE_DEVICES for others on this node. compat: a newer
+    CUDA than the driver's. completes: it holds its GPUs by others' hand, and gets no node of a GPU. The mark is not
+    ours to add: the shell signs it.
     """
 
     container: Container
@@ -31,11 +34,16 @@ class Share:
     tree: DriverTree | None
     loader: Loader
     void: bool
+    compat: CompatPackage | None = None
+    completes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All of a share that decides its edits, and nothing else: containers of one kind have the same one."""
+    """All of a share that decides its edits, and nothing else: containers of one kind have the same one.
+
+    present: of a container that is completed, the shared nodes that it has already; None of all others.
+    """
 
     gpus: tuple[Unit, ...]
     capabilities: Capabilities
@@ -44,6 +52,8 @@ class Recipe:
     places: Places
     library_path: str
     void: bool
+    compat: CompatPackage | None = None
+    present: frozenset[str] | None = None
 
 
 Contributor = Callable[[Recipe], Edits]
@@ -61,6 +71,8 @@ def plan(share: Share) -> Edits:
         places=free_places(share.loader, share.container.mounts, share.tree),
         library_path=share.container.env.get(env.LIBRARY_PATH, ""),
         void=share.void,
+        compat=share.compat,
+        present=devices.shared_among(share.container.devices) if share.completes else None,
     )
     return _kept(recipe) if len(recipe.library_path) <= LIBRARY_PATH_KEPT else _merged(recipe)
 
@@ -73,6 +85,9 @@ _kept = lru_cache(maxsize=256)(_merged)  # pure, so remembering it changes nothi
 
 
 def _devices(recipe: Recipe) -> Edits:
+    if recipe.present is not None:
+        shared = devices.shared_nodes(recipe.capabilities, recipe.majors)
+        return Edits.of(devices=tuple(node for node in shared if node.path not in recipe.present))
     return Edits.of(devices=devices.device_nodes(recipe.gpus, recipe.capabilities, recipe.majors))
 
 
@@ -86,8 +101,16 @@ def _driver(recipe: Recipe) -> Edits:
     )
 
 
+def _compat(recipe: Recipe) -> Edits:
+    """After the driver's, whose path it leads; glibc takes the first library of a name that it finds there."""
+    if recipe.compat is None:
+        return NO_EDITS
+    mount, behind = compat_mount(recipe.compat), _driver(recipe).env.get(env.LIBRARY_PATH, recipe.library_path)
+    return Edits.of(mounts=(mount,), env=env.library_path([mount.destination], behind))
+
+
 def _visible(recipe: Recipe) -> Edits:
     return Edits.of(env=env.visible_devices(recipe.gpus, void=recipe.void)) if recipe.gpus else NO_EDITS
 
 
-CONTRIBUTORS: Final[tuple[Contributor, ...]] = (_devices, _driver, _visible)
+CONTRIBUTORS: Final[tuple[Contributor, ...]] = (_devices, _driver, _compat, _visible)

@@ -105,7 +105,8 @@ def _parts(policy: Policy) -> Iterator[str]:
 
 
 def _folders(policy: Policy) -> Iterator[str]:
-    for path, value in (("driver.root", policy.driver.root), ("driver.stage_dir", policy.driver.stage_dir)):
+    driver = (("driver.root", policy.driver.root), ("driver.stage_dir", policy.driver.stage_dir))
+    for path, value in (*driver, ("compat.dir", policy.compat.dir)):
         if f"{value}/".startswith(_PUBLIC_FOLDERS):
             yield f'{path} = "{value}" lies where anyone may write: containers load libraries from it'
 

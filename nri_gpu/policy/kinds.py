@@ -88,7 +88,7 @@ class Folder(Text):
 
     def convert(self, raw: str) -> str:
         """Without its last slash."""
-        return raw.rstrip("/") or "/"
+        return raw.rstrip("/") or raw[:1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ SOCKET_PATH_MAX: Final = 107  # bytes: sun_path of a Unix socket holds 108 with 
 _PATH: Final = r"(?:/(?!\.\.?(?:/|$))[!-.0-~]+)+"
 _ANY_FOLDER: Final = Folder(rf"/|{_PATH}/?", 'an absolute path without blanks, "." or ".."', 1024)
 _FOLDER: Final = Folder(rf"{_PATH}/?", 'an absolute path below / without blanks, "." or ".."', 1024)
+_FOLDER_OR_NONE: Final = Folder(rf"|{_PATH}/?", 'empty or an absolute path below / without blanks, "." or ".."', 1024)
+_BRANDS: Final = Texts(Text(r"[a-z]+", "a brand in NVML's words, such as tesla, in lower case", 32), 32)
 _SOCKET: Final = Text(_PATH, 'an absolute path to a socket without blanks, "." or ".."', SOCKET_PATH_MAX)
 # The runtime's own rule since NRI 0.12 (containerd/nri: pkg/api/validate.go).
 _NAME: Final = Text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
@@ -179,6 +181,54 @@ class RequirementSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompatSettings:
+    """A newer CUDA than the driver's, from NVIDIA's forward-compatibility packages on the host."""
+
+    dir: Annotated[
+        str,
+        Declaration(
+            _FOLDER_OR_NONE,
+            "Folder with one package per CUDA version in folders named for it (13.0/libcuda.so.580.65.06 ...); empty: "
+            "off.",
+        ),
+    ] = ""
+    brands: Annotated[
+        tuple[str, ...],
+        Declaration(_BRANDS, "Brands of GPUs that may have it; on others such a libcuda fails with CUDA's error 804."),
+    ] = ("tesla", "nvidia")
+    across_minor: Annotated[
+        bool,
+        Declaration(
+            Flag(),
+            "Also for an image that is newer than the driver by a minor version only, which CUDA mostly runs without.",
+        ),
+    ] = False
+
+
+class Complete(StrEnum):
+    """Which containers that hold GPUs by others' hand are given what they lack to use them."""
+
+    NONE = "none"
+    ASKED = "asked"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignSettings:
+    """Containers that hold GPU nodes which others put there, such as a device plugin."""
+
+    complete: Annotated[
+        Complete,
+        Declaration(
+            Choice(Complete),
+            "Who gets the driver's libraries, shared nodes and environment for the GPUs it holds, and never another "
+            "GPU: none; asked: who asks by annotation too, which may then only shape; all: those that do not ask as "
+            "well.",
+        ),
+    ] = Complete.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InventorySettings:
     """How often the driver is asked what GPUs there are."""
 
@@ -223,6 +273,8 @@ class Policy:
     namespaces: NamespaceRules = NamespaceRules()
     environment: EnvironmentSettings = EnvironmentSettings()
     requirements: RequirementSettings = RequirementSettings()
+    compat: CompatSettings = CompatSettings()
+    foreign: ForeignSettings = ForeignSettings()
     inventory: InventorySettings = InventorySettings()
     ledger: LedgerSettings = LedgerSettings()
     control: ControlSettings = ControlSettings()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from nri_gpu.requirements import explain
-from nri_gpu.requirements.facts import Facts, GpuFacts, View, views
+from nri_gpu.requirements.facts import Facts, GpuFacts, Version, View, views
 from nri_gpu.requirements.grammar import Alternative, Condition, Malformed, parse_requirement
 from nri_gpu.requirements.text import sentence, shown
 
@@ -77,15 +77,21 @@ class _Node(NamedTuple):
         return Unmet(shown(variable), shown(condition), sentence(f"{said}{self.ending}."))
 
 
+def legacy_version(text: str) -> Version | None:
+    """Major and minor of an image's CUDA_VERSION; None where it is none."""
+    match = _SEMVER.fullmatch(text)
+    return (int(match[1]), int(match[2] or 0)) if match else None
+
+
 def _legacy(env: Mapping[str, str], node: _Node) -> Unmet | None:
     """Images older than NVIDIA_REQUIRE_CUDA say what they need by the version they are for."""
     version = env.get(CUDA_VERSION, "")
     if not version or env.get(REQUIRE_CUDA, ""):
         return None
-    match = _SEMVER.fullmatch(version)
-    if match is None:
+    stated = legacy_version(version)
+    if stated is None:
         return node.refuses(CUDA_VERSION, version, explain.not_a_version(version))
-    return _check(CUDA_VERSION, f"cuda>={match[1]}.{match[2] or 0}", node, explain.LEGACY)
+    return _check(CUDA_VERSION, "cuda>={}.{}".format(*stated), node, explain.LEGACY)
 
 
 def _check(variable: str, value: str, node: _Node, called: str) -> Unmet | None:

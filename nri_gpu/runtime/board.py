@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.gpu import DriverFiles, Inventory, Node
 
 
@@ -28,3 +29,7 @@ class Board:
     def put_driver(self, driver: DriverFiles | None, fault: str = "") -> None:
         """The driver's files changed, or cannot be had (fault: the sentence why)."""
         self._node = replace(self._node, number=self._node.number + 1, driver=driver, driver_fault=fault)
+
+    def put_compat(self, packages: tuple[CompatPackage, ...]) -> None:
+        """The compatibility packages of CUDA changed."""
+        self._node = replace(self._node, number=self._node.number + 1, compat=packages)

@@ -12,9 +12,10 @@ from typing import Final
 
 from loguru import logger
 
+from nri_gpu.allocation.foreign import foreign_uuids
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
 from nri_gpu.allocation.mark import MARK_KEY, BadMark, Mark, read_mark, write_mark
-from nri_gpu.decide import BrokenPolicy, decide, foreign_uuids, needs_grant
+from nri_gpu.decide import BrokenPolicy, decide, needs_grant
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import Edits
@@ -127,9 +128,10 @@ class Plugin:
             if isinstance(mark, Mark):
                 phase = Phase.CREATED if item.created else Phase.RUNNING
                 entries.append(Entry(_grant(item.container, mark), phase, NEVER_LAPSES if item.created else now))
-            else:
+            if not isinstance(mark, Mark) or not mark.uuids:  # a mark without GPUs vouches for none that it has
                 self._remember(item.container)
                 foreign += self._foreign(item.container, node)
+            if not isinstance(mark, Mark):
                 self._report(item.container, mark)
         self._commit(rebuilt(entries, foreign))
         logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(foreign)).info("ledger rebuilt")
@@ -172,7 +174,8 @@ class Plugin:
 
     def _adopt(self, container: Container, mark: Mark) -> Reply:
         entry = Entry(_grant(container, mark), Phase.LAPSED, self._outside.clock())
-        return self._run(container, self.ledger.with_entry(entry))
+        ledger = self.ledger if mark.uuids else self._with_others(self.ledger, container, self._outside.snapshot())
+        return self._run(container, ledger.with_entry(entry))
 
     def _run(self, container: Container, ledger: Ledger) -> Reply:
         running = ledger.started(container.id, self._outside.clock())
@@ -237,8 +240,12 @@ class Plugin:
         return self._markers.found_in(payload)
 
     def _with_foreign(self, ledger: Ledger, container: Container, decision: Decision, node: Node) -> Ledger:
-        if not isinstance(decision, Pass):
+        if isinstance(decision, Refuse) or (isinstance(decision, Inject) and decision.grant.uuids):
             return ledger
+        return self._with_others(ledger, container, node)
+
+    def _with_others(self, ledger: Ledger, container: Container, node: Node) -> Ledger:
+        """With what a container holds that was not ours to give."""
         self._remember(container)
         for other in self._foreign(container, node):
             ledger = ledger.with_foreign(other)
@@ -291,9 +298,12 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
     """One INFO line for a decision; nothing for a plain pass."""
     bound = logger.bind(**_names(container), elapsed_ms=elapsed_s * 1e3, inventory_number=node.number)
     match decision:
-        case Inject(_, grant, rule, note):
-            facts = {"gpu_uuid": ",".join(grant.uuids) or "-", "mode": grant.mode or "none", "rule": rule}
-            bound.bind(decision="inject", generation=grant.generation, **facts).info("gpu granted")
+        case Inject(_, grant, rule, note, compat, completes):
+            uuids = ",".join(completes or grant.uuids) or "-"
+            facts = {"gpu_uuid": uuids, "mode": grant.mode or "none", "rule": rule, "reason": compat}
+            said = "container completed for GPUs that others gave it" if completes else "gpu granted"
+            facts = {name: fact for name, fact in facts.items() if fact}
+            bound.bind(decision="inject", generation=grant.generation, **facts).info(said)
             if note:
                 bound.bind(fault=note).warning("granted, but not all of it reaches the program")
         case Refuse(reason):

@@ -13,25 +13,30 @@ from nri_gpu.domain.errors import DriverError, PolicyError
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.driver.scan import DriverFile, FoundDriver, scan
 from nri_gpu.settings import load_policy
+from nri_gpu.verbs import compat
 from nri_gpu.verbs.exits import Exit
 
-COMPAT: Final = frozenset({Capability.COMPAT32})
+COMPAT_32: Final = frozenset({Capability.COMPAT32})
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it. Returns 1 when files had to be left out, 69 when there is no driver."""
+    """Print it, and CUDA's compatibility packages. Returns 1 when files had to be left out, 69 without a driver."""
     overrides = {"driver.root": args.driver_root} if args.driver_root else {}
     try:
         policy = load_policy(Path(args.policy) if args.policy else None, overrides)
         found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs)
+        packages = compat.look(policy.compat.dir)
     except PolicyError as error:
         print("\n".join(map(str, error.faults)), file=sys.stderr)
         return Exit.CONFIGURATION
     except DriverError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.UNAVAILABLE
-    print(json.dumps(to_json(found), indent=1) if args.output == "json" else to_text(found))
-    return Exit.FINDING if found.left_out else Exit.OK
+    if args.output == "json":
+        print(json.dumps({**to_json(found), "compat": compat.to_json(packages, found.version)}, indent=1))
+    else:
+        print("\n".join((to_text(found), *compat.to_lines(packages, found.version))))
+    return Exit.FINDING if found.left_out or packages.left_out else Exit.OK
 
 
 def to_json(found: FoundDriver) -> dict[str, Any]:
@@ -91,5 +96,5 @@ def _of(found: FoundDriver, capability: Capability) -> Iterator[tuple[str, Drive
     kinds = ("library", found.libraries), ("program", found.binaries), ("file", found.extras)
     for kind, files in (*kinds, ("library", found.libraries_32)):
         for file in files:
-            if capability in (file.capabilities & COMPAT or file.capabilities):
+            if capability in (file.capabilities & COMPAT_32 or file.capabilities):
                 yield kind, file

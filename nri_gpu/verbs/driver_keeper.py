@@ -19,6 +19,7 @@ from nri_gpu.driver.scan import FoundDriver, scan
 from nri_gpu.driver.stage import prune, stage
 from nri_gpu.driver.watch import Signs, changed, signs, staged_signs
 from nri_gpu.runtime.board import Board
+from nri_gpu.verbs.compat_keeper import CompatKeeper
 
 LOOK_S: Final = 5.0  # between two looks, which cost a millisecond where nothing changed
 
@@ -28,7 +29,7 @@ class DriverPlace:
     """Where the driver is and its copies go.
 
     library_dirs: below the root, where policy names more. simulated: no kernel module is looked for, and no files are
-    needed.
+    needed. compat_dir: CUDA's compatibility packages; None: there are none to look after.
     retry_s: how long after a failure the same files are scanned again.
     """
 
@@ -38,6 +39,7 @@ class DriverPlace:
     simulated: bool
     retry_s: float
     module: Callable[[], str] = module_version
+    compat_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class DriverKeeper:
         self._last = _Last()
         self._again = asyncio.Event()
         self._asked = True
+        self._compat = CompatKeeper(place.compat_dir, place.stage_dir, board) if place.compat_dir else None
 
     def look_again(self) -> None:
         """Scan anew now, whatever a look would show."""
@@ -99,6 +102,8 @@ class DriverKeeper:
         asked, self._asked = self._asked, False
         if asked or await asyncio.to_thread(self._has_changed):
             await self._scan()
+        if self._compat:
+            await self._compat.look(asked=asked)
         await self._prune()
 
     async def _look_at_module(self) -> None:
@@ -177,8 +182,11 @@ class DriverKeeper:
 
     async def _prune(self) -> None:
         """Staged files of old drivers go once no grant names them; not before the runtime told us of all grants."""
-        driver, held = self._board.snapshot().driver, self._around.held()
-        if held is None or driver is None or (keep := held | {driver.generation}) == self._last.kept:
+        node, held = self._board.snapshot(), self._around.held()
+        if held is None or node.driver is None:
+            return
+        keep = held | {node.driver.generation} | {package.generation for package in node.compat}
+        if keep == self._last.kept:
             return
         try:
             removed = await asyncio.to_thread(prune, self._place.stage_dir, keep)

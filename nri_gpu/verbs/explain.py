@@ -7,17 +7,19 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decide import decide
+from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.errors import DriverError, InventoryError, NriGpuError, PolicyError
 from nri_gpu.domain.gpu import DriverFiles, DriverTree, MigPart, Node, closed_sets
+from nri_gpu.driver.compat import scan_compat
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import planned, tree_name
 from nri_gpu.policy.model import Policy
@@ -72,14 +74,26 @@ def decide_all(pods: tuple[tuple[Container, ...], ...], node: Node, policy: Poli
 def take_node(topology: str | None, policy: Policy) -> Node:
     """A snapshot as `run` would have it; nothing is staged. Raises: InventoryError."""
     inventory = asyncio.run(look(topology, policy.driver.root, policy.driver.library_dirs))
+    node = Node(number=1, inventory=inventory, compat=_packages(policy))
     try:
         found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs)
     except DriverError as error:
         if not inventory.simulated:
-            return Node(number=1, inventory=inventory, driver_fault=f"{error}.")
-        return Node(number=1, inventory=inventory, driver=_imagined(policy, inventory.driver_version))
+            return replace(node, driver_fault=f"{error}.")
+        return replace(node, driver=_imagined(policy, inventory.driver_version))
     folder = Path(policy.driver.stage_dir, found.generation)
-    return Node(number=1, inventory=inventory, driver=planned(found, folder))
+    return replace(node, driver=planned(found, folder))
+
+
+def _packages(policy: Policy) -> tuple[CompatPackage, ...]:
+    """Where staging would put them; a folder that cannot be looked at has none, and `driver` says why."""
+    if not policy.compat.dir:
+        return ()
+    try:
+        found = scan_compat(Path(policy.compat.dir)).packages
+    except DriverError:
+        return ()
+    return tuple(each.at(Path(policy.driver.stage_dir, each.generation)) for each in found)
 
 
 def _imagined(policy: Policy, version: str) -> DriverFiles:
@@ -193,9 +207,16 @@ def _json(each: Explained) -> dict[str, Any]:
     match each.decision:
         case Pass(edits, why):
             return {**facts, "decision": "pass", "reason": why, "edits": _edits_json(edits)}
-        case Inject(edits, grant, rule):
+        case Inject(edits, grant, rule, _, compat):
             granted = {"gpu_uuids": list(grant.uuids), "mode": grant.mode.value if grant.mode else "none"}
-            return {**facts, "decision": "inject", "rule": rule, **granted, "edits": _edits_json(edits)}
+            return {
+                **facts,
+                "decision": "inject",
+                "rule": rule,
+                **granted,
+                "compat": compat,
+                "edits": _edits_json(edits),
+            }
         case Refuse(reason):
             return {**facts, "decision": "refuse", "code": reason.code.value, "reason": str(reason)}
 
@@ -227,11 +248,13 @@ def _lines(each: Explained, node: Node) -> Iterator[str]:
             yield f"  passes untouched: {why}" if not edits.env else f"  passes, disarmed: {why}"
         case Refuse(reason):
             yield f"  REFUSED {reason}"
-        case Inject(edits, grant, rule):
+        case Inject(edits, grant, rule, _, compat):
             units = [unit for unit in node.inventory.units if unit.uuid in grant.uuids]
             indices = [unit.place if isinstance(unit, MigPart) else str(unit.index) for unit in units]
             what = f"GPU {', '.join(indices)}, {grant.mode}" if grant.mode else "no GPU, as it asked"
             yield f"  granted {what} (by {rule})"
+            if compat:
+                yield f"  compat  {compat}"
             yield from (f"  device  c {d.major}:{d.minor} rw  {d.path}" for d in edits.devices.values())
             yield from (f"  mount   {m.destination}  from {m.source}" for m in edits.mounts.values())
             yield from (f"  env     {key}={value}" for key, value in edits.env.items())

@@ -100,6 +100,7 @@ class Fixed:
     library_dirs: tuple[str, ...]
     stage_dir: str
     refresh_s: int
+    compat_dir: str
 
 
 class Daemon:
@@ -135,6 +136,7 @@ class Daemon:
                 stage_dir=Path(self._fixed.stage_dir),
                 simulated=topology is not None,
                 retry_s=self._fixed.refresh_s,
+                compat_dir=Path(self._fixed.compat_dir) if self._fixed.compat_dir else None,
             ),
             self._board,
             Around(self._generations, self._cache.poke),
@@ -271,4 +273,11 @@ class Daemon:
 
 def _fixed(policy: Policy) -> Fixed:
     driver = policy.driver
-    return Fixed(policy.plugin.socket, driver.root, driver.library_dirs, driver.stage_dir, policy.inventory.refresh_s)
+    return Fixed(
+        policy.plugin.socket,
+        driver.root,
+        driver.library_dirs,
+        driver.stage_dir,
+        policy.inventory.refresh_s,
+        policy.compat.dir,
+    )

@@ -26,8 +26,11 @@ from nri_gpu.nri.convert import READ_ENV
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import (
     ClaimDefaults,
+    CompatSettings,
+    Complete,
     Disarm,
     EnvironmentSettings,
+    ForeignSettings,
     NamespaceRules,
     Otherwise,
     Policy,
@@ -80,6 +83,7 @@ def gpus(draw: st.DrawFn, index: int) -> Gpu:
     cut = make.gpu(index, mig_enabled=True, mig=parts)
     healthy = draw(st.sampled_from([make.gpu(index), make.gpu(index), cut]))
     h100 = replace(healthy, model="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30, arch=(9, 0))
+    healthy = replace(healthy, brand=draw(st.sampled_from(["", "nvidia", "geforce"])))
     lost = replace(healthy, unavailable="nvmlDeviceGetName: GPU is lost (15)")
     return draw(st.sampled_from([healthy, healthy, healthy, h100, lost]))
 
@@ -94,6 +98,8 @@ def inventories(draw: st.DrawFn) -> Inventory:
         [draw(gpus(index)) for index in range(number) if index not in gone],
         faults=tuple(GpuFault(index, draw(texts)) for index in gone),
         majors=draw(st.one_of(st.just(make.MAJORS), st.builds(Majors, st.just(195), some), st.just(Majors()))),
+        driver_version=draw(st.sampled_from(["", "580.95.05"])),
+        cuda_version=draw(st.sampled_from(["", "13.0"])),
         fault=draw(st.sampled_from(["", "", "", "", "driver is gone \u2603" * 60])),
         simulated=draw(st.booleans()),
     )
@@ -110,6 +116,7 @@ nodes = st.builds(
     driver=st.sampled_from([DRIVER, DRIVER, make.driver(trees={}), None]),
     driver_fault=st.sampled_from(["", "looking.\n"]),
     module_version=st.sampled_from([None, None, "580.95.05", "570.26", ""]),
+    compat=st.sampled_from([(), (make.package(),)]),
 )
 globs = st.sampled_from([("*",), ("ml",), ("m[a-z]", "x*"), ()]).map(Globs)
 good_policies = st.builds(
@@ -127,6 +134,8 @@ good_policies = st.builds(
         deny=st.sampled_from([Globs(()), Globs(()), Globs(("ml",))]),
         otherwise=st.sampled_from(Otherwise),
     ),
+    compat=st.builds(CompatSettings, dir=st.sampled_from(["", "/packages"]), across_minor=st.booleans()),
+    foreign=st.builds(ForeignSettings, complete=st.sampled_from(Complete)),
     requirements=st.builds(RequirementSettings, check=st.booleans(), may_disable=st.booleans()),
     environment=st.builds(
         EnvironmentSettings, visible_devices=st.sampled_from(VisibleDevices), disarm=st.sampled_from(Disarm)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import (
@@ -111,6 +112,21 @@ def _binaries(capabilities: Capabilities) -> tuple[str, ...]:
 def driver(**fields: Any) -> DriverFiles:  # noqa: ANN401 - any field of DriverFiles
     """A driver that is staged whole."""
     return DriverFiles(**{"version": "580.95.05", "generation": GENERATION, "trees": trees(), "missing": {}, **fields})
+
+
+def package(**fields: Any) -> CompatPackage:  # noqa: ANN401 - any field of a CompatPackage
+    """CUDA 14.0 for that driver, staged."""
+    generation = "compat14.0-600.10.01-0a1b2c3d"
+    return CompatPackage(
+        **{
+            "cuda": (14, 0),
+            "version": "600.10.01",
+            "drivers": frozenset({580}),
+            "generation": generation,
+            "path": f"/var/lib/nri-gpu/drivers/{generation}",
+            **fields,
+        }
+    )
 
 
 def node(found: Sequence[Gpu] | None = None, *, staged: DriverFiles | None = None, **fields: Any) -> Node:  # noqa: ANN401

@@ -35,7 +35,7 @@ from nri_gpu.runtime.plugin import Outside, Plugin
 from nri_gpu.wire.status import Status
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
-from tests.unit.injection.test_cdi_golden import FILES, X86_64
+from tests.unit.injection.test_cdi_golden import FILES, FOLDERS, HWCAPS, LIBRARIES
 
 FOLDER: Final = Path(__file__).parents[2] / "fixtures" / "nri"
 NAMES: Final = sorted(path.stem for path in TOPOLOGIES.glob("*.toml"))
@@ -59,7 +59,7 @@ def tree(capabilities: Capabilities) -> DriverTree:
     places = [place for each in Capability if each in capabilities for place in FILES.get(each, ())]
     binaries = ("nvidia-smi",) if Capability.UTILITY in capabilities else ()
     path = f"/stage/{'+'.join(sorted(capabilities))}"
-    return DriverTree(path, binaries, tuple((place, f"extra{place}") for place in places))
+    return DriverTree(path, binaries, tuple((place, f"extra{place}") for place in places), LIBRARIES)
 
 
 TREES: Final = {some: tree(some) for some in closed_sets() if some != {Capability.COMPAT32}}
@@ -118,7 +118,8 @@ def text_of(topology: str) -> str:
 
 @pytest.mark.parametrize("topology", NAMES)
 def test_it_is_what_it_was(topology: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mounts, "HWCAPS_PLACES", X86_64)
+    monkeypatch.setattr(mounts, "HWCAPS_PLACES", HWCAPS)
+    monkeypatch.setattr(mounts, "DEFAULT_PLACES", FOLDERS)
     golden, text = FOLDER / f"{topology}.txt", text_of(topology)
     if os.environ.get("NRI_GPU_GOLDEN") == "write":
         golden.parent.mkdir(exist_ok=True)

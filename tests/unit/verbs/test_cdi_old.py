@@ -13,6 +13,7 @@ import pytest
 from nri_gpu.cdi_file import SpecFile
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Inventory
+from nri_gpu.domain.loader import Loader
 from nri_gpu.verbs import cdi_old
 from nri_gpu.verbs.cdi_old import remove_old
 from nri_gpu.verbs.cdi_spec import Wish, specification_text
@@ -42,7 +43,7 @@ class Place:
 
     @property
     def wish(self) -> Wish:
-        return Wish(self.base / "driver", (), self.stage, DEFAULT_CAPABILITIES, None, refresh_s=1)
+        return Wish(self.base / "driver", (), self.stage, Loader.FOLDERS, DEFAULT_CAPABILITIES, None, refresh_s=1)
 
     @property
     def file(self) -> SpecFile:

@@ -1,0 +1,221 @@
+"""CUDA's forward-compatibility packages that an administrator put on the host: one folder a CUDA version.
+
+`<dir>/13.0/libcuda.so.580.65.06` and what belongs to it, as NVIDIA's package `cuda-compat-13-0` has it below
+/usr/local/cuda-13.0/compat. Each is judged by itself: one that cannot be used is left out, and the others stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from nri_gpu.domain.compat import CompatPackage, CudaVersion
+from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.gpu import Capability
+from nri_gpu.driver import table
+from nri_gpu.driver.elf import Elf, MalformedNoteError, parse_note, read_elf
+from nri_gpu.driver.source import LeftOut, Source, examine, trusted
+
+# NVIDIA/nvidia-container-toolkit: cmd/nvidia-cdi-hook/cudacompat/cuda-elf-header.go.
+NOTE_SECTION: Final = ".note.cuda.fwd_compatibility"
+NOTE_OWNER: Final = "NVIDIA Corporation"
+LAYOUT: Final = 1  # part of every generation: raise it when the same files are to be staged differently
+FOLDER_NAME: Final = re.compile(r"([1-9]\d{0,2})\.(0|[1-9]\d?)")
+LIBRARY_FILE: Final = re.compile(r"(?P<name>lib[\w+-]+)\.so(?:\.(?P<version>[\d.]+))?")
+CUDA_FILE: Final = re.compile(rf"libcuda\.so\.({table.VERSION})")
+PLAIN_NAME: Final = re.compile(r"lib[\w+.-]+")  # a SONAME becomes a name in a folder of ours
+DRIVERS_MAX: Final = 256  # majors in a note; today's have six
+# Libraries that nothing of another driver version may stand in for: they speak to the kernel module by its version.
+_OF_THE_DRIVER: Final = {each.name for each in table.LIBRARIES if Capability.COMPUTE not in each.capabilities}
+_UNVERSIONED: Final = {each.name for each in table.LIBRARIES if each.suffixes == table.SO4}
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCompat:
+    """One package that containers may have. files: name -> the host's file, or what a symlink of that name leads to."""
+
+    cuda: CudaVersion
+    version: str
+    drivers: frozenset[int] | None
+    files: Mapping[str, Source | str]
+
+    @property
+    def generation(self) -> str:
+        """Safe as a file name; changes whenever a file does."""
+        facts = [
+            (name, each if isinstance(each, str) else (each.relative, each.size_bytes, each.mtime_ns, each.inode))
+            for name, each in sorted(self.files.items())
+        ]
+        digest = hashlib.sha256(json.dumps([LAYOUT, facts]).encode()).hexdigest()[:8]
+        return "compat{}.{}-{}-{}".format(*self.cuda, self.version, digest)
+
+    def at(self, folder: Path) -> CompatPackage:
+        """What it is to containers, staged at `folder`."""
+        return CompatPackage(
+            cuda=self.cuda,
+            version=self.version,
+            drivers=self.drivers,
+            generation=folder.name,
+            path=str(folder),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPackages:
+    """What a folder of packages holds: those of use, the lowest CUDA first, and what had to be left out."""
+
+    packages: tuple[FoundCompat, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def scan_compat(folder: Path, machine_name: str = "") -> FoundPackages:
+    """Look through `folder`. machine_name: as `uname -m`, this machine's when empty.
+
+    Raises: DriverError: it is no directory, cannot be read, or others than root can change it.
+    """
+    machine = table.MACHINES.get(machine_name or platform.machine())
+    if machine is None:
+        return FoundPackages()
+    try:
+        if not trusted(folder.stat()):
+            raise DriverError(f"{folder} can be changed by others than root: chown root and chmod 755 it")
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise DriverError(f"compatibility packages in {folder} cannot be looked at: {error.strerror}") from error
+    left_out: list[LeftOut] = []
+    packages = [found for entry in entries if (found := _package(entry, machine, left_out))]
+    return FoundPackages(tuple(sorted(packages, key=lambda each: each.cuda)), tuple(left_out))
+
+
+def signs(folder: Path) -> tuple[tuple[object, ...], ...]:
+    """What differs once anything in a folder of packages does: a stat for each of its files, nothing read."""
+    found: list[tuple[object, ...]] = []
+    with contextlib.suppress(OSError):
+        for path in (folder, *sorted(folder.iterdir()), *sorted(folder.glob("*/*"))):
+            with contextlib.suppress(OSError):  # a link to nothing
+                now = path.stat()
+                # Not the time of change, which our own hard links move.
+                found.append((str(path), now.st_dev, now.st_ino, now.st_mode, now.st_uid, now.st_size, now.st_mtime_ns))
+    return tuple(found)
+
+
+def _package(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> FoundCompat | None:
+    """The package in a folder; None where that is none. left_out: told of what is not given to containers."""
+    named = FOLDER_NAME.fullmatch(folder.name)
+    if named is None:
+        left_out.append(LeftOut(folder.name, "not named for a CUDA version such as 13.0"))
+        return None
+    try:
+        files = _files(folder, machine, left_out)
+        version, drivers = _identity(folder.name, files)
+    except (DriverError, OSError) as error:
+        reason = (error.strerror or "") if isinstance(error, OSError) else str(error)
+        left_out.append(LeftOut(folder.name, reason))
+        return None
+    kept = {name: each for name, each in files.items() if _belongs(name, version)}
+    left_out += [_stranger(folder.name, name, version) for name in files if name not in kept]
+    plan = {name: source for name, (source, _) in kept.items()}
+    return FoundCompat((int(named[1]), int(named[2])), version, drivers, MappingProxyType({**_links(kept), **plan}))
+
+
+def _files(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> dict[str, tuple[Source, Elf]]:
+    """The libraries that lie in a folder, by the names of the files themselves. Raises: DriverError, OSError."""
+    root = Path(os.path.realpath(folder))
+    if not trusted(root.stat()):
+        raise DriverError("others than root can change it")
+    found: dict[str, tuple[Source, Elf]] = {}
+    for path in sorted(each for each in root.iterdir() if LIBRARY_FILE.fullmatch(each.name)):
+        source = examine(root, path)
+        if isinstance(source, LeftOut):
+            reason = "leads out of the package" if path.is_symlink() else source.reason
+            left_out.append(LeftOut(f"{folder.name}/{path.name}", reason))
+        elif source.path == path:  # links are made anew
+            elf = read_elf(path)
+            if elf and (elf.bits, elf.machine) == (machine.bits, machine.elf):
+                found[path.name] = source, elf
+            else:
+                reason = f"not a {machine.bits}-bit {machine.name} library"
+                left_out.append(LeftOut(f"{folder.name}/{path.name}", reason))
+    return found
+
+
+def _identity(folder: str, files: Mapping[str, tuple[Source, Elf]]) -> tuple[str, frozenset[int] | None]:
+    """Version and host drivers of the one libcuda among them. Raises: DriverError."""
+    matches = [match for name in files if (match := CUDA_FILE.fullmatch(name))]
+    if len(matches) != 1:
+        names = ", ".join(match[0] for match in matches)
+        raise DriverError(f"holds several: {names}" if names else "holds no usable libcuda.so.V")
+    source, elf = files[matches[0][0]]
+    if elf.soname != "libcuda.so.1":
+        raise DriverError(f"the SONAME of its {matches[0][0]} is not libcuda.so.1")
+    return matches[0][1], _drivers(source.path, folder)
+
+
+def _drivers(libcuda: Path, folder: str) -> frozenset[int] | None:
+    """The host drivers that its note lists, None where it has no note or no list. Raises: DriverError, OSError."""
+    try:
+        with libcuda.open("rb") as file:
+            text = parse_note(file, NOTE_SECTION, NOTE_OWNER)
+        if text is None:
+            return None
+        cuda, drivers = read_note(text)
+    except MalformedNoteError:
+        raise DriverError(f"the note {NOTE_SECTION} of its libcuda cannot be understood") from None
+    if cuda and cuda != folder:
+        raise DriverError(f"its libcuda is for CUDA {cuda}, which the folder is not named for")
+    return drivers or None
+
+
+def read_note(text: bytes) -> tuple[str, frozenset[int]]:
+    """The CUDA version and the majors of host drivers in a note's text; empty where it does not say.
+
+    Raises: MalformedNoteError: no JSON, or another format than the one we know.
+    """
+    try:
+        content: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        raise MalformedNoteError from None
+    if not isinstance(content, dict):
+        raise MalformedNoteError
+    cuda, drivers = content.get("CUDA Version", ""), content.get("Driver") or []
+    listed = isinstance(drivers, list) and len(drivers) <= DRIVERS_MAX and all(type(each) is int for each in drivers)
+    if not (listed and isinstance(cuda, str) and (not cuda or FOLDER_NAME.fullmatch(cuda))):
+        raise MalformedNoteError
+    return cuda, frozenset(drivers)
+
+
+def _belongs(name: str, version: str) -> bool:
+    """Whether a library is part of the package: of its version, and nothing that the driver must bring itself."""
+    match = LIBRARY_FILE.fullmatch(name)
+    if match is None or match["name"] in _OF_THE_DRIVER | table.OTHERS:
+        return False
+    return match["version"] == version or match["name"] in _UNVERSIONED
+
+
+def _stranger(folder: str, name: str, version: str) -> LeftOut:
+    match = LIBRARY_FILE.fullmatch(name)
+    own = match is not None and match["version"] == version
+    reason = "must be the driver's own" if own else f"not of version {version}, as its libcuda is"
+    return LeftOut(f"{folder}/{name}", reason)
+
+
+def _links(files: Mapping[str, tuple[Source, Elf]]) -> dict[str, str]:
+    return dict(_named_links((name, elf.soname) for name, (_, elf) in sorted(files.items())))
+
+
+def _named_links(files: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """By its SONAME, as programs load it; libcuda also by the name without a version."""
+    for name, soname in files:
+        if PLAIN_NAME.fullmatch(soname) and soname != name:
+            yield soname, name
+        if soname == "libcuda.so.1":
+            yield "libcuda.so", soname

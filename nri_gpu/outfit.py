@@ -1,0 +1,96 @@
+"""What a container is given for GPUs that are settled: its image's wishes first, then all that is added to it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.edits import Edits
+from nri_gpu.domain.gpu import Capabilities, Capability, Node, Unit, whole
+from nri_gpu.injection.compat import compat_hindrance
+from nri_gpu.injection.devices import covered_node
+from nri_gpu.injection.plan import Share, plan
+from nri_gpu.policy.model import Policy, VisibleDevices
+from nri_gpu.requirements.check import unmet
+from nri_gpu.requirements.compat import DRIVERS_OWN, Choice, Terms, choose, with_compat
+from nri_gpu.requirements.facts import Facts, GpuFacts
+
+REQUIREMENT_MAX: Final = 650  # characters of a sentence, so that it stays whole
+
+
+@dataclass(frozen=True, slots=True)
+class Outfit:
+    """The edits, what of the staged files they need, and which newer CUDA than the driver's is among them, or why none.
+
+    generation, compat: as in `Grant` and `Inject`.
+    """
+
+    edits: Edits
+    generation: str
+    compat: str
+
+
+def outfit(
+    container: Container,
+    gpus: tuple[Unit, ...],
+    capabilities: Capabilities,
+    node: Node,
+    policy: Policy,
+    *,
+    completes: bool = False,
+) -> Outfit | Reason:
+    """For these GPUs, or the requirement that does not hold. completes: others gave them, so no GPU's node is added."""
+    facts = _facts(gpus, node)
+    choice = _compat(container, facts, capabilities, node, policy)
+    if reason := _requirement(container, with_compat(facts, choice.package), choice, policy):
+        return reason
+    share = Share(
+        container=container,
+        gpus=gpus,
+        capabilities=capabilities,
+        inventory=node.inventory,
+        tree=node.driver.trees.get(capabilities) if node.driver else None,
+        loader=policy.driver.loader,
+        void=policy.environment.visible_devices is VisibleDevices.VOID,
+        compat=choice.package,
+        completes=completes,
+    )
+    edits = plan(share)
+    if reason := covered_node(edits.devices, container.mounts):
+        return reason
+    staged = f"{node.generation}+{choice.package.generation}" if choice.package else node.generation
+    return Outfit(edits, staged, choice.why)
+
+
+def _facts(gpus: tuple[Unit, ...], node: Node) -> Facts:
+    each = tuple(GpuFacts(gpu.arch, gpu.brand) for gpu in map(whole, gpus))
+    return Facts(node.inventory.driver_version, node.inventory.cuda_version, each)
+
+
+def _compat(container: Container, facts: Facts, capabilities: Capabilities, node: Node, policy: Policy) -> Choice:
+    """The newer CUDA that it gets from a package on the host; mostly none, and nothing is looked at."""
+    settings = policy.compat
+    if not settings.dir or Capability.COMPUTE not in capabilities:
+        return DRIVERS_OWN
+    terms = Terms(
+        brands=frozenset(settings.brands),
+        across_minor=settings.across_minor,
+        check=policy.requirements.check,
+        may_disable=policy.requirements.may_disable,
+    )
+    choice = choose(container.env, facts, node.compat, terms)
+    hindrance = compat_hindrance(container) if choice.package else ""
+    return Choice(why=hindrance) if hindrance else choice
+
+
+def _requirement(container: Container, facts: Facts, choice: Choice, policy: Policy) -> Reason | None:
+    """What the image requires, and the node or one of the GPUs chosen for it is not."""
+    if not policy.requirements.check:
+        return None
+    failed = unmet(container.env, facts, may_disable=policy.requirements.may_disable)
+    if failed is None:
+        return None
+    more = f"{failed.sentence[:-1]}; no compatibility package helps: {choice.why}." if choice.why else ""
+    return Reason(Code.REQUIREMENT_NOT_MET, more if more and len(more) <= REQUIREMENT_MAX else failed.sentence)

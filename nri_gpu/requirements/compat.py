@@ -1,0 +1,135 @@
+"""Whether a container gets a newer CUDA than its node's driver speaks, from a compatibility package on the host.
+
+Only where it must: an older libcuda in front of a newer driver, or one on a GPU that it refuses, breaks programs that
+would run (CUDA's errors 803 and 804). Pure and total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from nri_gpu.domain.compat import CompatPackage, CudaVersion
+from nri_gpu.requirements.check import CUDA_VERSION, REQUIRE_CUDA, TOTAL_MAX, legacy_version, unmet
+from nri_gpu.requirements.facts import Facts, Property, Version, version_of
+from nri_gpu.requirements.grammar import Malformed, parse_requirement
+from nri_gpu.requirements.text import shown
+
+_ABOVE: Final = (">=", ">", "=")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What policy says.
+
+    brands: NVML's words for the GPUs that may have it. across_minor: also where driver and image differ within one
+    major of CUDA, which CUDA promises to bridge by itself. check, may_disable: as for all requirements.
+    """
+
+    brands: frozenset[str]
+    across_minor: bool
+    check: bool
+    may_disable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a container gets. package: None where the driver's own libraries serve.
+
+    why: a clause for people; empty where nothing newer is wanted than the driver has.
+    """
+
+    package: CompatPackage | None = None
+    why: str = ""
+
+
+DRIVERS_OWN: Final = Choice()
+
+
+def choose(env: Mapping[str, str], facts: Facts, packages: Sequence[CompatPackage], terms: Terms) -> Choice:
+    """The package for an image of this environment, on these GPUs.
+
+    Of several that would do it is the lowest CUDA: what the image was built and tested with, and the least distance
+    between libcuda and the kernel module below it.
+    """
+    want, have = wanted(env), version_of(facts.cuda_version)
+    if want is None or not facts.gpus or (have and want <= _pair(have)):
+        return DRIVERS_OWN
+    called = "CUDA {}.{}".format(*want)
+    if not have or not version_of(facts.driver_version):
+        return Choice(why=f"{called} is wanted, and what the driver speaks is not known")
+    if want[0] == have[0] and not terms.across_minor:
+        return Choice(why=f"{called} is wanted, of the driver's own major version, and compat.across_minor is false")
+    for brand in (gpu.brand for gpu in facts.gpus):
+        if brand.lower() not in terms.brands:
+            return Choice(
+                why=f"{called} is wanted, and compat.brands does not list the GPU's {shown(brand or '(unknown)')}"
+            )
+    unfit = []
+    for package in sorted(packages, key=lambda each: each.cuda):
+        why = _unfit(package, want, facts) or _not_met(env, package, facts, terms)
+        if not why:
+            return Choice(
+                package, f"CUDA {package.cuda_version} by libcuda {package.version}, because {called} is wanted"
+            )
+        unfit.append(f"{package.cuda_version}: {why}")
+    return Choice(why=f"{called} is wanted, and no package serves ({', '.join(unfit) or 'there is none'})")
+
+
+def with_compat(facts: Facts, package: CompatPackage | None) -> Facts:
+    """What the image is checked against: the package's CUDA, on the same driver and GPUs."""
+    return replace(facts, cuda_version=package.cuda_version) if package else facts
+
+
+def wanted(env: Mapping[str, str]) -> CudaVersion | None:
+    """The CUDA that an image is for: the highest of CUDA_VERSION and of what its first alternative asks for.
+
+    The alternatives behind it are for older drivers on which the image would bring its own compatibility package.
+    """
+    found = [version for version in (legacy_version(env.get(CUDA_VERSION, "")), *_required(env)) if version]
+    return max(map(_pair, found), default=None)
+
+
+def _required(env: Mapping[str, str]) -> Iterator[Version]:
+    text = env.get(REQUIRE_CUDA, "")
+    alternatives = parse_requirement(text) if 0 < len(text) <= TOTAL_MAX else ()
+    if isinstance(alternatives, Malformed):
+        return
+    for condition in alternatives[0] if alternatives else ():
+        if (
+            condition.property is Property.CUDA
+            and condition.operator in _ABOVE
+            and isinstance(condition.operand, tuple)
+        ):
+            yield condition.operand
+
+
+def unfit_driver(version: str, drivers: frozenset[int] | None, driver_version: str) -> str:
+    """Why a package's libcuda does not run on a driver; empty where it does. drivers: as in `CompatPackage`."""
+    own, driver = version_of(version), version_of(driver_version)
+    if not own or not driver:
+        return "the driver's version is not known"
+    if own <= driver:
+        return f"its libcuda {version} is not newer than the driver"
+    if drivers is None:
+        # Without a list NVIDIA's own rule (nvidia-container-toolkit: cmd/nvidia-cdi-hook/cudacompat).
+        return "" if own[0] > driver[0] else "it does not say for which drivers it is"
+    return "" if driver[0] in drivers else f"it is not made for driver {driver[0]}"
+
+
+def _unfit(package: CompatPackage, want: CudaVersion, facts: Facts) -> str:
+    too_old = "it is older" if package.cuda < want else ""
+    return too_old or unfit_driver(package.version, package.drivers, facts.driver_version)
+
+
+def _not_met(env: Mapping[str, str], package: CompatPackage, facts: Facts, terms: Terms) -> str:
+    """Where an image also sets an upper bound, a package may be above it."""
+    if not terms.check or not unmet(env, with_compat(facts, package), may_disable=terms.may_disable):
+        return ""
+    return "the image's requirements do not hold with it"
+
+
+def _pair(version: Version) -> CudaVersion:
+    major, minor, *_ = (*version, 0, 0)
+    return major, minor

@@ -1,0 +1,168 @@
+"""A newer CUDA than the driver's in real containers: by real loaders, where the image needs it and nowhere else."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.injection.mounts import HWCAPS_PLACES
+from tests.support import compat
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError
+from tests.support.daemon import Launch, NriGpu
+from tests.support.driver_root import STUBS, compile_stub, make_driver_root
+from tests.support.glibc import glibc_files
+from tests.support.image import ImageSpec
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.containerd
+
+V, NEWER = "580.95.05", "600.10.01"  # the simulated node has CUDA 13.0
+PLACE, TREE = "/opt/nri-gpu/compat", "/usr/local/nvidia/lib64"
+# As an image for CUDA 14.0 has it: new enough, or an older branch that its own package would run on.
+WANTS_14 = {"CUDA_VERSION": "14.0.1", "NVIDIA_REQUIRE_CUDA": "cuda>=14.0 brand=tesla,driver>=470,driver<471"}
+WANTS_13 = {"CUDA_VERSION": "13.0.1", "NVIDIA_REQUIRE_CUDA": "cuda>=13.0 brand=tesla,driver>=470,driver<471"}
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What the compiler made, once for all tests."""
+
+    driver: Path
+    packages: Path
+    probe: Path
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    folder = tmp_path_factory.mktemp("compiled")
+    packages = folder / "packages"
+    compat.make_package(packages, "14.0", NEWER, compat.note("14.0", (550, 580)))
+    compat.make_package(packages, "14.1", "610.10.01", compat.note("14.1", (550,)))
+    return Compiled(
+        make_driver_root(folder / "driver", V, compiled=True),
+        packages,
+        compile_stub(STUBS / "which.c", folder / "which", V),
+    )
+
+
+@pytest.fixture
+def packages(compiled: Compiled, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(compiled.packages, tmp_path / "packages", symlinks=True))
+
+
+@pytest.fixture
+def policy(packages: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "policy.toml"
+    file.write_text(f'[compat]\ndir = "{packages}"\n[inventory]\nrefresh_s = 1\n')
+    return file
+
+
+@pytest.fixture
+def launch(node: Containerd, tmp_path: Path, compiled: Compiled, policy: Path) -> Launch:
+    return Launch(tmp_path / "d", node.nri_socket, driver_root=compiled.driver, policy=policy)
+
+
+@pytest.fixture
+def serving(daemon: NriGpu) -> NriGpu:
+    daemon.wait_logged("CUDA compatibility packages staged")
+    return daemon
+
+
+def image(node: Containerd, compiled: Compiled, name: str, env: dict[str, str]) -> str:
+    spec = ImageSpec(f"localhost/nri-gpu/compat-{name}:1", env, extra=glibc_files({"/bin/which-cuda": compiled.probe}))
+    node.import_image(spec)
+    return spec.name
+
+
+def run(node: Containerd, name: str, value: str = "device=1; mode=shared", **fields: object) -> ContainerId:
+    pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": value}))
+    return node.cri.run(pod, ContainerSpec(image=name, **fields))  # type: ignore[arg-type] # any field of a spec
+
+
+def loaded(node: Containerd, container: ContainerId, *command: str) -> str:
+    done = node.cri.execute(container, *command, "/bin/which-cuda")
+    assert done.code == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.usefixtures("serving")
+def test_the_package_where_the_image_is_newer_and_the_drivers_own_where_not(
+    node: Containerd, compiled: Compiled
+) -> None:
+    newer = run(node, image(node, compiled, "14", WANTS_14))
+    assert loaded(node, newer) == f"{PLACE}/libcuda.so.1 CUDA 14000"
+    assert node.cri.status(newer).env["LD_LIBRARY_PATH"] == f"{PLACE}:{TREE}"
+    behind = node.cri.execute(newer, "/bin/which-cuda", "libnvidia-ml.so.1")
+    assert behind.stdout.strip() == f"{TREE}/libnvidia-ml.so.1 CUDA 0"
+    compiler = node.cri.execute(newer, "/bin/which-cuda", "libnvidia-ptxjitcompiler.so.1")
+    assert compiler.stdout.startswith(f"{PLACE}/libnvidia-ptxjitcompiler.so.1")
+    assert not node.cri.status(newer).oci.get("hooks")
+
+    same = run(node, image(node, compiled, "13", WANTS_13))
+    assert loaded(node, same) == f"{TREE}/libcuda.so.1 CUDA 13000"
+    assert node.cri.execute(same, "/bin/ls", PLACE).code != 0
+    plain = run(node, image(node, compiled, "plain", {}))
+    assert loaded(node, plain) == f"{TREE}/libcuda.so.1 CUDA 13000"
+
+
+@pytest.mark.usefixtures("serving")
+def test_before_an_images_own_package_and_for_any_user(node: Containerd, compiled: Compiled) -> None:
+    own = WANTS_14 | {"LD_LIBRARY_PATH": "/usr/local/cuda/compat/lib:/usr/local/nvidia/lib64"}
+    container = run(node, image(node, compiled, "ngc", own), user=1000, readonly_rootfs=True)
+    assert loaded(node, container) == f"{PLACE}/libcuda.so.1 CUDA 14000"
+    assert node.cri.execute(container, "/bin/touch", f"{PLACE}/new").code != 0
+
+
+@pytest.mark.skipif(not HWCAPS_PLACES, reason="glibc has hwcaps levels on x86-64 only")
+@pytest.mark.usefixtures("serving")
+def test_a_program_without_environment_has_the_drivers_own(node: Containerd, compiled: Compiled) -> None:
+    """Documented: nothing but the variable wins over what a loader finds by itself."""
+    container = run(node, image(node, compiled, "14", WANTS_14))
+    done = node.cri.execute(container, "/bin/env", "-i", "/bin/which-cuda")
+    assert done.stdout.strip() == f"{HWCAPS_PLACES[0]}/libcuda.so.1 CUDA 13000"
+
+
+@pytest.mark.usefixtures("serving")
+def test_what_no_package_serves_is_refused_with_the_reason(node: Containerd, compiled: Compiled) -> None:
+    for env, why in (
+        ({"NVIDIA_REQUIRE_CUDA": "cuda>=14.1"}, "14.1: it is not made for driver 580"),
+        ({"NVIDIA_REQUIRE_CUDA": "cuda>=14.0,brand=tesla"}, "the image's requirements do not hold with it"),
+    ):
+        name = image(node, compiled, "unmet", env)
+        with pytest.raises(CriError, match=r"requirement-not-met.*no compatibility package helps") as refused:
+            run(node, name)
+        assert why in refused.value.details
+    with pytest.raises(CriError, match="the pod has a mount of its own"):
+        run(node, image(node, compiled, "14", WANTS_14), mounts={PLACE: str(compiled.packages)})
+
+
+def test_packages_come_and_go_under_a_running_daemon(
+    node: Containerd, serving: NriGpu, compiled: Compiled, packages: Path
+) -> None:
+    name = image(node, compiled, "14", WANTS_14)
+    container = run(node, name)
+    shutil.rmtree(packages / "14.0")
+    stage_dir = serving.launch.base / "drivers"
+
+    def gone() -> bool:
+        try:
+            node.cri.remove(run(node, name))
+        except CriError as error:
+            return "no compatibility package" in error.details
+        return False
+
+    wait_for("the package to be taken off", gone, 15)
+    assert loaded(node, container) == f"{PLACE}/libcuda.so.1 CUDA 14000"
+    assert list(stage_dir.glob("compat14.0-*"))
+    mark = node.cri.status(container).oci["annotations"]["gpu.nri.io/grant"]
+    assert f"+compat14.0-{NEWER}-" in mark
+
+    serving.kill()
+    serving.start()
+    serving.wait_ready()
+    assert loaded(node, container) == f"{PLACE}/libcuda.so.1 CUDA 14000"
+    node.cri.remove_all()
+    wait_for("its staged files to go", lambda: not list(stage_dir.glob("compat14.0-*")), 15)

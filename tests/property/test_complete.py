@@ -1,0 +1,87 @@
+"""Law: a container that holds GPUs by others' hand holds the same ones after us, whatever it asks and policy says.
+
+What is added to it is no node of a GPU and no right to a MIG device, and its environment names what it holds.
+"""
+
+from __future__ import annotations
+
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+from nri_gpu.allocation.foreign import foreign_units, foreign_uuids
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.decide import decide
+from nri_gpu.domain.container import Container, DeviceRef
+from nri_gpu.domain.decision import Inject
+from nri_gpu.domain.edits import Edits
+from nri_gpu.domain.gpu import Gpu, Node
+from nri_gpu.policy.model import ClaimDefaults, Complete, ForeignSettings, Policy
+from tests.property import worlds
+from tests.support import builders as make
+
+SHARED = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
+
+
+@st.composite
+def holding(draw: st.DrawFn, node: Node) -> tuple[DeviceRef, ...]:
+    """What a device plugin may have put into a container of this node."""
+    majors = node.inventory.majors
+    found: list[DeviceRef] = [DeviceRef("/dev/nvidiactl", majors.nvidia or 195, 255)] * draw(st.integers(0, 1))
+    for gpu in draw(st.lists(st.sampled_from(node.gpus), unique=True, max_size=3)) if node.gpus else ():
+        found.append(make.held_node(gpu))
+        found += _caps(draw, gpu)
+    return tuple(found)
+
+
+def _caps(draw: st.DrawFn, gpu: Gpu) -> list[DeviceRef]:
+    parts = draw(st.lists(st.sampled_from(gpu.mig), unique=True)) if gpu.mig else []
+    minors = [minor for part in parts for minor in (part.gpu_instance_minor, part.compute_instance_minor) if minor]
+    return [DeviceRef(f"/dev/nvidia-caps/nvidia-cap{minor}", 510, minor) for minor in minors]
+
+
+@st.composite
+def served(draw: st.DrawFn) -> tuple[Container, Node]:
+    node = draw(worlds.nodes)
+    container = draw(worlds.containers())
+    devices = draw(holding(node))
+    asked = draw(st.one_of(st.just({}), worlds.claims.map(lambda claim: {make.KEY: claim})))
+    of = make.pod(container.pod.name, annotations=asked)
+    return make.container(of=of, mounts=container.mounts, devices=devices, env=container.env), node
+
+
+policies = st.builds(
+    Policy,
+    foreign=st.builds(ForeignSettings, complete=st.sampled_from(Complete)),
+    defaults=st.builds(ClaimDefaults, capabilities=st.sampled_from([*worlds.SOME, worlds.DRAWING])),
+)
+
+
+@settings(max_examples=600)
+@given(served(), policies)
+def test_the_same_gpus_before_and_after(served: tuple[Container, Node], policy: Policy) -> None:
+    container, node = served
+    before = foreign_uuids(container, node)
+    assume(before)
+    decision = decide(container, node, Ledger(), policy)
+    edits = Edits() if not isinstance(decision, Inject) else decision.edits
+    after = Container(
+        id=container.id,
+        name=container.name,
+        pod=container.pod,
+        devices=(
+            *container.devices,
+            *(DeviceRef(each.path, each.major, each.minor) for each in edits.devices.values()),
+        ),
+    )
+    assert foreign_uuids(after, node) == before
+    assert foreign_units(after, node) == foreign_units(container, node)
+    assert edits.devices.keys() <= SHARED - {device.path for device in container.devices}
+    if not isinstance(decision, Inject):
+        return
+    event("completed" if decision.completes else "none")
+    assert not decision.grant.uuids
+    if decision.completes:
+        assert policy.foreign.complete is not Complete.NONE
+        assert set(decision.completes) <= before
+        assert edits.env["NVIDIA_VISIBLE_DEVICES"].split(",") == list(decision.completes)
+        assert "/dev/nvidiactl" in {*edits.devices, *(device.path for device in container.devices)}

@@ -1,0 +1,179 @@
+"""Packages that an administrator put on the host: which are of use, what is left out and why, what is staged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.domain.errors import DriverError
+from nri_gpu.driver.compat import FoundPackages, scan_compat, signs
+from nri_gpu.driver.source import Source
+from nri_gpu.driver.stage import prune, stage_plan
+from tests.support import compat
+from tests.support.driver_root import write_library
+
+CUDA, V = "13.0", "580.65.06"
+LIBCUDA = f"libcuda.so.{V}"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "packages"
+    compat.make_package(folder, CUDA, V, compat.note(CUDA, (535, 550, 570)))
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "packages", symlinks=True))
+
+
+def left_out(found: FoundPackages) -> list[str]:
+    return list(map(str, found.left_out))
+
+
+def test_a_package_is_what_its_files_say(folder: Path) -> None:
+    found = scan_compat(folder)
+    (package,) = found.packages
+    assert (package.cuda, package.version, package.drivers) == ((13, 0), V, frozenset({535, 550, 570}))
+    files = {name for name, each in package.files.items() if isinstance(each, Source)}
+    assert files == {f"{name}.so.{V}" for name in compat.LIBRARIES}
+    links = {name: each for name, each in package.files.items() if isinstance(each, str)}
+    assert links == {soname: f"{name}.so.{V}" for name, soname in compat.LIBRARIES.items()} | {
+        "libcuda.so": "libcuda.so.1"
+    }
+    assert not found.left_out
+    assert package.generation.startswith(f"compat{CUDA}-{V}-")
+
+
+def test_packages_come_the_lowest_first_by_number(folder: Path) -> None:
+    for cuda in ("9.2", "12.10", "12.9"):
+        shutil.copytree(folder / CUDA, folder / cuda, symlinks=True)
+        write_library(folder / cuda / LIBCUDA, "libcuda.so.1")  # without a note, which names one version
+    found = scan_compat(folder)
+    assert [each.cuda for each in found.packages] == [(9, 2), (12, 9), (12, 10), (13, 0)]
+    assert [each.drivers for each in found.packages] == [None, None, None, frozenset({535, 550, 570})]
+
+
+def rename(path: Path, name: str) -> None:
+    path.rename(path.with_name(name))
+
+
+def no_folder(path: Path) -> None:
+    shutil.rmtree(path)
+    path.touch()
+
+
+def no_target(path: Path) -> None:
+    shutil.rmtree(path)
+    path.symlink_to("gone")
+
+
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no version's name": (lambda p: rename(p, "cuda13"), "cuda13 (not named for a CUDA version such as 13.0)"),
+    "for another CUDA": (lambda p: rename(p, "13.1"), "13.1 (its libcuda is for CUDA 13.0, which the folder is not"),
+    "no libcuda": (lambda p: (p / LIBCUDA).unlink(), "13.0 (holds no usable libcuda.so.V)"),
+    "two of them": (lambda p: write_library(p / "libcuda.so.570.26", "libcuda.so.1"), "13.0 (holds several: "),
+    "another library's SONAME": (lambda p: write_library(p / LIBCUDA, "libcudart.so.1"), "is not libcuda.so.1)"),
+    "others can write there": (lambda p: p.chmod(0o777), "13.0 (others than root can change it)"),
+    "no folder": (no_folder, "13.0 (Not a directory)"),
+    "a link to nothing": (no_target, "13.0 (No such file or directory)"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "said"), BAD.values(), ids=BAD)
+def test_a_package_that_is_none_is_left_out(folder: Path, spoil: Callable[[Path], object], said: str) -> None:
+    spoil(folder / CUDA)
+    found = scan_compat(folder)
+    assert not found.packages
+    assert said in "\n".join(left_out(found))
+
+
+def test_a_note_that_is_not_understood_leaves_a_package_out(tmp_path: Path) -> None:
+    compat.make_package(tmp_path / "packages", CUDA, V, '{"Driver": "all of them"}')
+    assert "cannot be understood" in left_out(scan_compat(tmp_path / "packages"))[0]
+
+
+STRAY: dict[str, tuple[Callable[[Path], object], str]] = {
+    "the driver's own": (
+        lambda p: write_library(p / f"libnvidia-ml.so.{V}", "libnvidia-ml.so.1"),
+        f"13.0/libnvidia-ml.so.{V} (must be the driver's own)",
+    ),
+    "another version's": (
+        lambda p: write_library(p / "libnvidia-nvvm.so.570.26", "libnvidia-nvvm.so.4"),
+        f"13.0/libnvidia-nvvm.so.570.26 (not of version {V}, as its libcuda is)",
+    ),
+    "of another class": (
+        lambda p: (p / f"libcudadebugger.so.{V}").write_bytes(b"no ELF"),
+        f"13.0/libcudadebugger.so.{V} (not a 64-bit",
+    ),
+    "of another machine": (
+        lambda p: write_library(p / f"libcudadebugger.so.{V}", "libcudadebugger.so.1", "aarch64"),
+        f"13.0/libcudadebugger.so.{V} (not a 64-bit",
+    ),
+    "open to others": (
+        lambda p: (p / f"libcudadebugger.so.{V}").chmod(0o666),
+        f"13.0/libcudadebugger.so.{V} (owner 0, mode 0666: others than root can change it)",
+    ),
+    "a link out of it": (lambda p: (p / "libevil.so.1").symlink_to("/etc/passwd"), "13.0/libevil.so.1 (leads out of"),
+}
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="one case needs a library of another machine")
+@pytest.mark.parametrize(("spoil", "said"), STRAY.values(), ids=STRAY)
+def test_a_file_that_does_not_belong_is_left_out_alone(
+    folder: Path, spoil: Callable[[Path], object], said: str
+) -> None:
+    spoil(folder / CUDA)
+    found = scan_compat(folder)
+    assert [each.version for each in found.packages] == [V]
+    assert any(each.startswith(said) for each in left_out(found)), left_out(found)
+    names = {each.path.rpartition("/")[2] for each in found.left_out}
+    assert names.isdisjoint(found.packages[0].files)
+
+
+def test_a_package_may_be_a_link_to_where_it_was_installed(folder: Path, tmp_path: Path) -> None:
+    (folder / CUDA).rename(tmp_path / "compat")
+    (folder / CUDA).symlink_to(tmp_path / "compat")
+    assert [each.version for each in scan_compat(folder).packages] == [V]
+
+
+def test_a_folder_that_cannot_be_trusted_or_read(folder: Path, tmp_path: Path) -> None:
+    folder.chmod(0o775)
+    with pytest.raises(DriverError, match=r"others than root: chown root and chmod 755 it"):
+        scan_compat(folder)
+    with pytest.raises(DriverError, match="No such file"):
+        scan_compat(tmp_path / "gone")
+
+
+def test_what_is_staged_is_whole_and_goes_when_nobody_names_it(folder: Path, tmp_path: Path) -> None:
+    (found,) = scan_compat(folder).packages
+    base = tmp_path / "stage"
+    staged = stage_plan(found.files, found.generation, base)
+    package = found.at(staged)
+    assert (package.path, package.generation, package.cuda_version) == (str(staged), found.generation, "13.0")
+    assert {each.name for each in staged.iterdir()} == set(found.files)
+    for name in compat.LIBRARIES.values():
+        assert (staged / name).resolve().read_bytes() == (folder / CUDA / name).read_bytes()
+    assert stage_plan(found.files, found.generation, base) == staged
+    assert prune(base, {found.generation}) == ()
+    assert prune(base, frozenset()) == (found.generation,)
+
+
+def test_signs_change_with_whatever_a_scan_would_see(folder: Path) -> None:
+    seen = {signs(folder)}
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: (folder / CUDA / f"libnvidia-nvvm.so.{V}").chmod(0o777),
+        lambda: (folder / CUDA / f"libnvidia-nvvm.so.{V}").unlink(),
+        lambda: (folder / "12.9").mkdir(),
+        lambda: shutil.rmtree(folder),
+    )
+    for number, change in enumerate(changes, 2):
+        change()
+        seen.add(signs(folder))
+        assert len(seen) == number
+    assert signs(folder) == ()

@@ -1,0 +1,121 @@
+"""A newer CUDA than the driver's: required, chosen, in front of the driver's libraries, and named by the grant."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.decide import decide
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Refuse
+from nri_gpu.domain.gpu import Node
+from nri_gpu.policy.model import CompatSettings, Policy
+from tests.support import builders as make
+
+PACKAGE = make.package()
+PLACE, TREE = "/opt/nri-gpu/compat", "/usr/local/nvidia/lib64"
+POLICY = Policy(compat=CompatSettings(dir="/packages"))
+NODE = replace(
+    make.node([make.gpu(0, brand="nvidia")], driver_version="580.95.05", cuda_version="13.0"), compat=(PACKAGE,)
+)
+WISH = {"NVIDIA_REQUIRE_CUDA": "cuda>=14.0 brand=tesla,driver>=535,driver<536", "CUDA_VERSION": "14.0.1"}
+
+
+def decided(container: Container, node: Node = NODE, policy: Policy = POLICY) -> Inject:
+    decision = decide(container, node, Ledger(), policy)
+    assert isinstance(decision, Inject), decision
+    return decision
+
+
+def sentence(container: Container, node: Node = NODE, policy: Policy = POLICY) -> str:
+    decision = decide(container, node, Ledger(), policy)
+    assert isinstance(decision, Refuse), decision
+    assert decision.reason.code is Code.REQUIREMENT_NOT_MET
+    assert len(str(decision.reason)) < REFUSAL_MAX
+    return decision.reason.sentence
+
+
+def test_a_package_leads_the_drivers_libraries() -> None:
+    decision = decided(make.container("1", env=WISH))
+    assert decision.edits.mounts[PLACE].source == PACKAGE.path
+    assert decision.edits.env["LD_LIBRARY_PATH"] == f"{PLACE}:{TREE}"
+    assert decision.grant.generations == (make.GENERATION, PACKAGE.generation)
+    assert decision.compat == "CUDA 14.0 by libcuda 600.10.01, because CUDA 14.0 is wanted"
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [
+        ("/app", f"{PLACE}:{TREE}:/app"),
+        ("", f"{PLACE}:{TREE}"),
+        (TREE, f"{PLACE}:{TREE}"),
+        (f"{PLACE}:{TREE}", None),
+        ("/usr/local/cuda/compat/lib", f"{PLACE}:{TREE}:/usr/local/cuda/compat/lib"),
+    ],
+)
+def test_what_the_container_has_comes_behind(present: str, expected: str | None) -> None:
+    edits = decided(make.container("1", env=WISH | {"LD_LIBRARY_PATH": present})).edits
+    path = edits.env.get("LD_LIBRARY_PATH")
+    assert (path or present).split(":")[:2] == [PLACE, TREE]
+    if expected:
+        assert path == expected
+
+
+@pytest.mark.parametrize("env", [{}, {"CUDA_VERSION": "13.0"}, {"CUDA_VERSION": "12.1.1"}])
+def test_an_image_that_the_driver_serves_gets_the_drivers_own(env: dict[str, str]) -> None:
+    decision = decided(make.container("1", env=env))
+    assert PLACE not in decision.edits.mounts
+    assert decision.edits == decided(make.container("1", env=env), policy=Policy()).edits
+    assert (decision.compat, decision.grant.generations) == ("", (make.GENERATION,))
+
+
+def test_where_policy_names_no_folder_or_no_compute_is_asked_none_is_given() -> None:
+    assert "no compatibility package" not in sentence(make.container("1", env=WISH), policy=Policy())
+    utility = make.container("1; capabilities=utility", env={"CUDA_VERSION": "14.0", "NVIDIA_REQUIRE_CUDA": "arch>=1"})
+    assert decided(utility).compat == ""
+
+
+def test_a_refusal_says_why_no_package_helps() -> None:
+    said = sentence(make.container("1", env=WISH), replace(NODE, compat=()))
+    assert said.endswith(
+        "; no compatibility package helps: CUDA 14.0 is wanted, and no package serves (there is none)."
+    )
+    many = tuple(replace(PACKAGE, path=str(each), drivers=frozenset({each})) for each in range(40))
+    assert sentence(make.container("1", env=WISH), replace(NODE, compat=many))
+
+
+IN_THE_WAY: dict[str, dict[str, Any]] = {
+    "a volume at the place": {"mounts": frozenset({PLACE})},
+    "a volume above it": {"mounts": frozenset({"/opt"})},
+    "a volume in it": {"mounts": frozenset({f"{PLACE}/x"})},
+    "a variable of image and pod both": {"env_twice": frozenset({"LD_LIBRARY_PATH"})},
+}
+
+
+@pytest.mark.parametrize("fields", IN_THE_WAY.values(), ids=IN_THE_WAY)
+def test_where_it_could_not_win_it_does_not_count(fields: dict[str, Any]) -> None:
+    env = WISH | {"LD_LIBRARY_PATH": "/pod"}
+    assert "no compatibility package helps: " in sentence(make.container("1", env=env, **fields))
+    careless = make.container("1", env=env | {"NVIDIA_DISABLE_REQUIRE": "1"}, **fields)
+    decision = decided(careless)
+    assert PLACE not in decision.edits.mounts
+    assert decision.compat
+
+
+def test_a_mig_device_has_its_gpus_brand() -> None:
+    cut = make.mig_gpu(0, brand="nvidia")
+    node = replace(make.node([cut], driver_version="580.95.05", cuda_version="13.0"), compat=(PACKAGE,))
+    decision = decided(make.container("mig=1g.5gb", env=WISH), node)
+    assert PLACE in decision.edits.mounts
+
+
+def test_all_gpus_of_a_container_must_be_eligible() -> None:
+    node = make.node(
+        [make.gpu(0, brand="nvidia"), make.gpu(1, brand="geforce")], driver_version="580.95.05", cuda_version="13.0"
+    )
+    mixed = replace(node, compat=(PACKAGE,))
+    assert PLACE in decided(make.container("device=0", env=WISH), mixed).edits.mounts
+    assert "geforce" in sentence(make.container("device=0,1", env=WISH), mixed)
