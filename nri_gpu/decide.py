@@ -19,9 +19,10 @@ from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Gpu, GpuUuid, Node, Unit, closure, whole
 from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
+from nri_gpu.injection.extras import Wish, extra_parts, kept_limits
 from nri_gpu.injection.plan import Share, plan
 from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
-from nri_gpu.policy.select import Denied, Ignored, denied_capabilities, select
+from nri_gpu.policy.select import Denied, Ignored, denied_capabilities, denied_extras, select
 from nri_gpu.request.parse import parse_claim, select_annotation
 from nri_gpu.requirements.check import unmet
 from nri_gpu.requirements.facts import Facts, GpuFacts
@@ -71,6 +72,8 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
     capabilities = closure(policy.defaults.capabilities if claim.capabilities is None else claim.capabilities)
     if sentence := denied_capabilities(policy, capabilities):
         return _refuse(Code.NOT_ALLOWED, sentence)
+    if sentence := denied_extras(policy, claim.extras.asked):
+        return _refuse(Code.NOT_ALLOWED, sentence)
     if reason := _other_hand(container, node):
         return Refuse(reason)
     if reason := _hindrance(capabilities, node):
@@ -85,6 +88,9 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
         return Refuse(gpus)
     if reason := missing_capability_major(gpus, node.inventory.majors):
         return Refuse(reason)
+    extra = extra_parts(Wish(claim.extras, gpus, capabilities, node, container))
+    if isinstance(extra, Reason):
+        return Refuse(extra)
     if reason := _requirement(container, gpus, node, policy):
         return Refuse(reason)
     share = Share(
@@ -94,10 +100,12 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
         inventory=node.inventory,
         tree=node.driver.trees.get(capabilities) if node.driver else None,
         void=policy.environment.visible_devices is VisibleDevices.VOID,
+        extra=extra,
     )
     grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, node.generation)
     edits = plan(share)
-    return Inject(edits, grant, rule, note=_unreached(container, edits))
+    notes = (_unreached(container, edits), kept_limits(claim.extras, container))
+    return Inject(edits, grant, rule, note="; ".join(filter(None, notes)))
 
 
 def _unreached(container: Container, edits: Edits) -> str:

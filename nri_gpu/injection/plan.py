@@ -9,6 +9,7 @@ from typing import Final
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import NO_EDITS, Edits
+from nri_gpu.domain.extras import NO_PARTS, Parts
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree, Inventory, Majors, Unit
 from nri_gpu.injection import devices, env
 from nri_gpu.injection.mounts import Places, free_places, tree_mounts
@@ -19,8 +20,8 @@ class Share:
     """What one container is to receive.
 
     gpus: GPUs and MIG devices, in NVML order; none for `none`. capabilities: closed. tree: the staged driver files for
-    them. void: policy keeps NVIDIA_VISIBLE_DEVICES for others on this node. The mark is not ours to add: the shell
-    signs it.
+    them. void: policy keeps NVIDIA_VISIBLE_DEVICES for others on this node. extra: what its extras are made of. The
+    mark is not ours to add: the shell signs it.
     """
 
     container: Container
@@ -29,6 +30,7 @@ class Share:
     inventory: Inventory
     tree: DriverTree | None
     void: bool
+    extra: Parts = NO_PARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Recipe:
     places: Places
     library_path: str
     void: bool
+    extra: Parts
 
 
 Contributor = Callable[[Recipe], Edits]
@@ -59,6 +62,7 @@ def plan(share: Share) -> Edits:
         places=free_places(share.container.mounts, share.tree),
         library_path=share.container.env.get(env.LIBRARY_PATH, ""),
         void=share.void,
+        extra=share.extra,
     )
     return _kept(recipe) if len(recipe.library_path) <= LIBRARY_PATH_KEPT else _merged(recipe)
 
@@ -90,4 +94,9 @@ def _visible(recipe: Recipe) -> Edits:
     return Edits.of(env=env.visible_devices(recipe.gpus, void=recipe.void)) if recipe.gpus else NO_EDITS
 
 
-CONTRIBUTORS: Final[tuple[Contributor, ...]] = (_devices, _driver, _visible)
+def _extras(recipe: Recipe) -> Edits:
+    parts = recipe.extra
+    return Edits.of(devices=parts.nodes, mounts=parts.mounts, rlimits=parts.rlimits) if recipe.gpus else NO_EDITS
+
+
+CONTRIBUTORS: Final[tuple[Contributor, ...]] = (_devices, _driver, _visible, _extras)

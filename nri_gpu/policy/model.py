@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.extras import HARMLESS, Extra
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability
 from nri_gpu.policy.globs import EVERYTHING, NOTHING, Globs
 from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Folder, Patterns, Text, Texts, Whole
@@ -116,6 +117,16 @@ class CapabilityRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraRules:
+    """Which extras may be asked for; docs/extras.md says what each opens beyond the GPUs that were granted."""
+
+    allowed: Annotated[
+        frozenset[Extra],
+        Declaration(Choices(Extra, minimum=0), "A request for any other is refused."),
+    ] = HARMLESS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceRules:
     """Who may ask, by the pod's namespace: whole names, shell-style patterns; deny wins over allow."""
 
@@ -211,6 +222,7 @@ class Policy:
     driver: DriverSettings = DriverSettings()
     defaults: ClaimDefaults = ClaimDefaults()
     capabilities: CapabilityRules = CapabilityRules()
+    extras: ExtraRules = ExtraRules()
     namespaces: NamespaceRules = NamespaceRules()
     environment: EnvironmentSettings = EnvironmentSettings()
     requirements: RequirementSettings = RequirementSettings()

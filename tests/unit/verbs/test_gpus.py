@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.cli import main
+from nri_gpu.domain.extras import Extra, Offer
+from nri_gpu.domain.gpu import Inventory
 from nri_gpu.verbs import gpus
 from nri_gpu.verbs.exits import Exit
+from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.unit.verbs.shapes import GPUS, check_shape
 
@@ -116,3 +119,20 @@ def test_without_a_driver_it_is_69_and_says_why(capsys: pytest.CaptureFixture[st
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     assert gpus.table(("A", "BB"), [("long", ""), ("x", "y")]) == ["A     BB", "long", "x     y"]
+
+
+def test_extras_of_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = shown(capsys, TOPOLOGIES / "hgx-h100.toml")
+    assert text.splitlines()[-1] == "extras: gdrcopy, rdma, nvswitch, imex, mig-config, mig-monitor"
+    _, document = shown(capsys, TOPOLOGIES / "hgx-h100.toml", "-o", "json")
+    assert json.loads(document)["extras"]["imex"] == {"lacking": "", "nodes": [], "mounts": [], "channels": 2048}
+
+
+def test_extras_that_are_not_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    async def look(*_: object) -> Inventory:
+        return make.inventory(extras={Extra.GDS: Offer(lacking="there is no /dev/nvidia-fsN")})
+
+    monkeypatch.setattr(gpus, "look", look)
+    _, text = shown(capsys, FOUR_GPUS)
+    assert text.splitlines()[-1] == "extras not here: gds (`-o json` says why)"
+    assert json.loads(shown(capsys, FOUR_GPUS, "-o", "json")[1])["extras"]["gds"]["lacking"]
