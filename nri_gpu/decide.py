@@ -18,9 +18,10 @@ from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Node, Unit, closure
 from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
+from nri_gpu.injection.extras import Wish, extra_parts, kept_limits
 from nri_gpu.outfit import outfit
 from nri_gpu.policy.model import Complete, Disarm, Policy
-from nri_gpu.policy.select import Denied, Ignored, denied_capabilities, select
+from nri_gpu.policy.select import Denied, Ignored, denied_capabilities, denied_extras, select
 from nri_gpu.request.parse import parse_claim, select_annotation
 
 
@@ -99,6 +100,8 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
     capabilities = closure(policy.defaults.capabilities if claim.capabilities is None else claim.capabilities)
     if sentence := denied_capabilities(policy, capabilities):
         return _refuse(Code.NOT_ALLOWED, sentence)
+    if sentence := denied_extras(policy, claim.extras.asked):
+        return _refuse(Code.NOT_ALLOWED, sentence)
     if reason := _other_hand(container, node):
         if policy.foreign.complete is Complete.NONE or not completable(container, node):
             return Refuse(reason)
@@ -117,11 +120,15 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
         return Refuse(gpus)
     if reason := missing_capability_major(gpus, node.inventory.majors):
         return Refuse(reason)
-    made = outfit(container, gpus, capabilities, node, policy)
+    extra = extra_parts(Wish(claim.extras, gpus, capabilities, node, container))
+    if isinstance(extra, Reason):
+        return Refuse(extra)
+    made = outfit(container, gpus, capabilities, node, policy, extra=extra)
     if isinstance(made, Reason):
         return Refuse(made)
     grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, made.generation)
-    return Inject(made.edits, grant, rule, note=_unreached(container, made.edits), compat=made.compat)
+    notes = (_unreached(container, made.edits), kept_limits(claim.extras, container))
+    return Inject(made.edits, grant, rule, note="; ".join(filter(None, notes)), compat=made.compat)
 
 
 def _complete(container: Container, capabilities: Capabilities, node: Node, policy: Policy, rule: str) -> Decision:

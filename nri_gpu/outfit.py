@@ -8,6 +8,7 @@ from typing import Final
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import Edits
+from nri_gpu.domain.extras import NO_PARTS, Parts
 from nri_gpu.domain.gpu import Capabilities, Capability, Node, Unit, whole
 from nri_gpu.injection.compat import compat_hindrance
 from nri_gpu.injection.devices import covered_node
@@ -39,9 +40,13 @@ def outfit(
     node: Node,
     policy: Policy,
     *,
+    extra: Parts = NO_PARTS,
     completes: bool = False,
 ) -> Outfit | Reason:
-    """For these GPUs, or the requirement that does not hold. completes: others gave them, so no GPU's node is added."""
+    """For these GPUs, or what is in the way.
+
+    extra: what its extras are made of. completes: others gave the GPUs, so no node of one is added.
+    """
     facts = _facts(gpus, node)
     choice = _compat(container, facts, capabilities, node, policy)
     if reason := _requirement(container, with_compat(facts, choice.package), choice, policy):
@@ -54,6 +59,7 @@ def outfit(
         tree=node.driver.trees.get(capabilities) if node.driver else None,
         loader=policy.driver.loader,
         void=policy.environment.visible_devices is VisibleDevices.VOID,
+        extra=extra,
         compat=choice.package,
         completes=completes,
     )

@@ -82,6 +82,8 @@ def unknown_nodes(container: Container, node: Node) -> str:
 
 def beyond(claim: Claim, container: Container, held: tuple[Unit, ...], inventory: Inventory) -> str:
     """What a claim asks for that these GPUs, which others gave, are not; empty when it only shapes. A clause."""
+    if claim.extras.asked:  # they come with a grant, and this is none
+        return f"extras {', '.join(sorted(claim.extras.asked))}"
     if claim.mode is Mode.EXCLUSIVE:
         return "mode=exclusive, which nobody can promise for GPUs that others give out"
     if isinstance(claim.wanted, Everything) and any(not why_not(gpu) and gpu not in held for gpu in inventory.gpus):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from nri_gpu.domain.extras import NO_EXTRAS, Extras
 from nri_gpu.domain.gpu import Capabilities
 
 
@@ -110,3 +111,4 @@ class Claim:
     mode: Mode | None = None
     capabilities: Capabilities | None = None
     selectors: tuple[Selector, ...] = ()
+    extras: Extras = NO_EXTRAS

@@ -43,6 +43,7 @@ class Container:
     is what the program sees (seen on containerd 1.7.24 and 2.1.9).
     cdi_devices: fully qualified names that the pod's makers or the kubelet asked the runtime for; known from NRI 0.10.
     nvidia_hooks: programs of NVIDIA's that OCI hooks of the container run, by their names.
+    rlimits: kinds of limits that it comes with, `RLIMIT_MEMLOCK`; told by containerd from 2.3 on.
     privileged: its device cgroup allows everything (the wildcard rule containerd writes).
     """
 
@@ -56,4 +57,5 @@ class Container:
     mounts: frozenset[str] = frozenset()
     cdi_devices: tuple[str, ...] = ()
     nvidia_hooks: frozenset[str] = frozenset()
+    rlimits: frozenset[str] = frozenset()
     privileged: bool = False

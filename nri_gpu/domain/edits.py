@@ -1,11 +1,11 @@
-"""What is added to a container: devices, mounts, environment, annotations; one value with one merge."""
+"""What is added to a container: devices, mounts, environment, annotations, limits; one value with one merge."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,17 @@ class Mount:
     options: tuple[str, ...] = ("rbind", "rprivate", "ro", "nosuid", "nodev")
 
 
+@dataclass(frozen=True, slots=True)
+class Rlimit:
+    """A limit of the container's processes. type: as in setrlimit(2), `RLIMIT_MEMLOCK`. hard, soft: its own unit."""
+
+    type: str
+    hard: int
+    soft: int
+
+
+UNLIMITED: Final = 2**64 - 1  # RLIM_INFINITY
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -45,14 +56,16 @@ def _frozen(items: Mapping[K, V]) -> Mapping[K, V]:
 class Edits:
     """Everything we add to one container.
 
-    Keyed by what the runtime calls a conflict (device path, mount destination, variable, annotation), so the same
-    key cannot stand in a reply twice. Where two parts name one key the later wins, which keeps merge associative.
+    Keyed by what the runtime calls a conflict (device path, mount destination, variable, annotation, kind of limit),
+    so the same key cannot stand in a reply twice. Where two parts name one key the later wins, which keeps merge
+    associative.
     """
 
     devices: Mapping[str, DeviceNode] = field(default_factory=dict)
     mounts: Mapping[str, Mount] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    rlimits: Mapping[str, Rlimit] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -62,6 +75,7 @@ class Edits:
         mounts: tuple[Mount, ...] = (),
         env: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
+        rlimits: tuple[Rlimit, ...] = (),
     ) -> Self:
         """Edits from plain parts."""
         return cls(
@@ -69,6 +83,7 @@ class Edits:
             mounts=_frozen({mount.destination: mount for mount in mounts}),
             env=_frozen(env or {}),
             annotations=_frozen(annotations or {}),
+            rlimits=_frozen({limit.type: limit for limit in rlimits}),
         )
 
     def merge(self, other: Edits) -> Edits:
@@ -78,6 +93,7 @@ class Edits:
             mounts=_frozen({**self.mounts, **other.mounts}),
             env=_frozen({**self.env, **other.env}),
             annotations=_frozen({**self.annotations, **other.annotations}),
+            rlimits=_frozen({**self.rlimits, **other.rlimits}),
         )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import combinations
 from typing import Final, NewType
 
 from nri_gpu.domain.compat import CompatPackage
+from nri_gpu.domain.extras import Extra, Offer, Profiles
 
 GpuUuid = NewType("GpuUuid", str)
 PciBusId = NewType("PciBusId", str)
@@ -204,12 +205,14 @@ class Link:
 class Majors:
     """Character device majors of the driver's kernel modules. None: that module is not loaded.
 
+    modeset: whether nvidia-modeset is loaded, which shares nvidia's major; None: drivers before 545 do not tell.
     Source: /proc/devices (whole names), or a topology file for a simulated node.
     """
 
     nvidia: int | None = None
     nvidia_uvm: int | None = None
     nvidia_caps: int | None = None
+    modeset: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +259,7 @@ class Inventory:
     fault: why nothing can be granted at all (no driver, version mismatch); empty when something can.
     taken_at: seconds since the epoch. driver_version, cuda_version: empty when unknown; `580.95.05`, `13.0`.
     simulated: a topology file's node; its majors come from the file.
+    extras: what the node has of each extra that is not made of the GPUs alone; one that is left out was not looked for.
     """
 
     taken_at: float
@@ -267,6 +271,7 @@ class Inventory:
     cuda_version: str = ""
     fault: str = ""
     simulated: bool = False
+    extras: Mapping[Extra, Offer] = field(default_factory=dict)
 
     @property
     def parts(self) -> tuple[MigPart, ...]:
@@ -289,7 +294,8 @@ class Node:
     number: grows by one with each snapshot published. driver: None until the driver's files are staged;
     driver_fault then says why, or what it waits for. module_version: of the kernel module that is loaded, asked of the
     kernel and not of NVML; empty when it was loaded and is no more, None when it never was, or the node is simulated.
-    compat: packages of a newer CUDA for this driver, the lowest CUDA first.
+    compat: packages of a newer CUDA for this driver, the lowest CUDA first. profiles: application profiles that lie
+    ready; None before they were written.
     """
 
     number: int
@@ -298,6 +304,7 @@ class Node:
     driver_fault: str = ""
     module_version: str | None = None
     compat: tuple[CompatPackage, ...] = ()
+    profiles: Profiles | None = None
 
     @property
     def generation(self) -> str:

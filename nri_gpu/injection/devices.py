@@ -33,6 +33,8 @@ def missing_modules(capabilities: Capabilities, inventory: Inventory) -> Reason 
         return _not_loaded("nvidia", "modprobe nvidia")
     if Capability.COMPUTE in capabilities and inventory.majors.nvidia_uvm is None:
         return _not_loaded("nvidia-uvm", "modprobe nvidia-uvm")
+    if Capability.GRAPHICS in capabilities and inventory.majors.modeset is False:
+        return _not_loaded("nvidia-modeset", "modprobe nvidia-modeset")
     return None
 
 
@@ -75,8 +77,7 @@ def device_nodes(gpus: tuple[Unit, ...], capabilities: Capabilities, majors: Maj
     nodes = [DeviceNode(f"/dev/nvidia{minor}", majors.nvidia, minor) for minor in minors]
     nodes += shared_nodes(capabilities, majors)
     if Capability.GRAPHICS in capabilities:
-        # A MIG device is a part: the nodes of its whole GPU would be more than was granted.
-        nodes.extend(node for unit in gpus if isinstance(unit, Gpu) for node in _drm_nodes(unit))
+        nodes.extend(node for unit in gpus if draws(unit) for node in drm_nodes(whole(unit)))
     return (*nodes, *_capability_nodes(gpus, majors.nvidia_caps))
 
 
@@ -106,7 +107,19 @@ def _capability_nodes(gpus: Iterable[Unit], major: int | None) -> Iterator[Devic
             yield DeviceNode(f"/dev/nvidia-caps/nvidia-cap{minor}", major, minor, CAPABILITY_MODE)
 
 
-def _drm_nodes(gpu: Gpu) -> Iterator[DeviceNode]:
+def draws(unit: Unit) -> bool:
+    """Whether the nodes of its GPU in /dev/dri come with it: of MIG devices only with those that can draw.
+
+    To any other they would be more than was granted. Source: the attribute `gfx` of a GPU instance's profile, which
+    NVIDIA/nvidia-container-toolkit internal/platform-support/dgpu/nvml.go asks for too.
+    """
+    if isinstance(unit, Gpu):
+        return True
+    attributes = unit.device.profile.partition("+")[2]
+    return any("gfx" in part.partition("-")[0].split(".") for part in attributes.split("+"))
+
+
+def drm_nodes(gpu: Gpu) -> Iterator[DeviceNode]:
     """Each by its name and by the GPU's place on the bus, where hosts have a link: NRI makes nodes and no links.
 
     The host's are for its groups video and render, whose numbers an image does not share: here everybody may use them.

@@ -10,6 +10,7 @@ from typing import Final
 from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import NO_EDITS, Edits
+from nri_gpu.domain.extras import NO_PARTS, Parts
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree, Inventory, Majors, Unit
 from nri_gpu.domain.loader import Loader
 from nri_gpu.injection import devices, env
@@ -22,9 +23,9 @@ class Share:
     """What one container is to receive.
 
     gpus: GPUs and MIG devices, in NVML order; none for `none`. capabilities: closed. tree: the staged driver files for
-    them. loader: how they are found. void: policy keeps NVIDIA_VISIBLE_DEVICES for others on this node. compat: a newer
-    CUDA than the driver's. completes: it holds its GPUs by others' hand, and gets no node of a GPU. The mark is not
-    ours to add: the shell signs it.
+    them. loader: how they are found. void: policy keeps NVIDIA_VISIBLE_DEVICES for others on this node. extra: what its
+    extras are made of. compat: a newer CUDA than the driver's. completes: it holds its GPUs by others' hand, and gets
+    no node of a GPU. The mark is not ours to add: the shell signs it.
     """
 
     container: Container
@@ -34,6 +35,7 @@ class Share:
     tree: DriverTree | None
     loader: Loader
     void: bool
+    extra: Parts = NO_PARTS
     compat: CompatPackage | None = None
     completes: bool = False
 
@@ -52,6 +54,7 @@ class Recipe:
     places: Places
     library_path: str
     void: bool
+    extra: Parts
     compat: CompatPackage | None = None
     present: frozenset[str] | None = None
 
@@ -71,6 +74,7 @@ def plan(share: Share) -> Edits:
         places=free_places(share.loader, share.container.mounts, share.tree),
         library_path=share.container.env.get(env.LIBRARY_PATH, ""),
         void=share.void,
+        extra=share.extra,
         compat=share.compat,
         present=devices.shared_among(share.container.devices) if share.completes else None,
     )
@@ -113,4 +117,9 @@ def _visible(recipe: Recipe) -> Edits:
     return Edits.of(env=env.visible_devices(recipe.gpus, void=recipe.void)) if recipe.gpus else NO_EDITS
 
 
-CONTRIBUTORS: Final[tuple[Contributor, ...]] = (_devices, _driver, _compat, _visible)
+def _extras(recipe: Recipe) -> Edits:
+    parts = recipe.extra
+    return Edits.of(devices=parts.nodes, mounts=parts.mounts, rlimits=parts.rlimits) if recipe.gpus else NO_EDITS
+
+
+CONTRIBUTORS: Final[tuple[Contributor, ...]] = (_devices, _driver, _compat, _visible, _extras)

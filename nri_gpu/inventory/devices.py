@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,16 @@ def read_majors(proc_devices_text: str) -> Majors:
         nvidia=majors.get("nvidia", majors.get("nvidia-frontend")),
         nvidia_uvm=majors.get("nvidia-uvm"),
         nvidia_caps=majors.get("nvidia-caps"),
+        modeset="nvidia-modeset" in majors if {"nvidia", "nvidiactl"} <= majors.keys() else None,
     )
+
+
+def majors_by_name(proc_devices_text: str) -> Mapping[str, frozenset[int]]:
+    """Every major of each name: some modules take another when their first has no minors left."""
+    names: dict[str, frozenset[int]] = {}
+    for name, major in _pairs(proc_devices_text):
+        names[name] = names.get(name, frozenset()) | {major}
+    return names
 
 
 def host_majors(proc_devices: str = PROC_DEVICES) -> Majors:
@@ -44,6 +53,12 @@ def host_majors(proc_devices: str = PROC_DEVICES) -> Majors:
 def _character_devices(text: str) -> Mapping[str, int]:
     """Whole name -> major, of the first section only: block devices reuse numbers and could reuse names."""
     majors: dict[str, int] = {}
+    for name, major in _pairs(text):
+        majors.setdefault(name, major)
+    return majors
+
+
+def _pairs(text: str) -> Iterator[tuple[str, int]]:
     section = ""
     for line in text.splitlines():
         if line.endswith(":"):
@@ -51,5 +66,4 @@ def _character_devices(text: str) -> Mapping[str, int]:
             continue
         major, _, name = line.strip().partition(" ")
         if section == _SECTION and major.isascii() and major.isdigit():
-            majors.setdefault(name, int(major))
-    return majors
+            yield name, int(major)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from nri_gpu.domain.gpu import Inventory
 from nri_gpu.inventory.capabilities import PROC, unusual, with_minors
 from nri_gpu.inventory.child import Deadlines, NvmlChild
 from nri_gpu.inventory.devices import PROC_DEVICES, host_majors
+from nri_gpu.inventory.offers import Roots, find_offers
 from nri_gpu.inventory.topology import load_topology
 
 
@@ -62,6 +64,7 @@ class NvmlSource:
         self._child = NvmlChild(str(driver_root), library_dirs, sysfs=sysfs, deadlines=deadlines, wall=wall)
         self._proc_devices = proc_devices
         self._proc = Path(proc)
+        self._roots = Roots(proc=self._proc, sys=Path(sysfs), driver=Path(driver_root))
         self._said: tuple[str, ...] = ()
 
     async def refresh(self) -> Inventory:
@@ -73,7 +76,8 @@ class NvmlSource:
         for sentence in self._said:
             if sentence not in said:
                 logger.bind(fault=sentence).warning("odd capability minors, believed")
-        return dataclasses.replace(inventory, majors=majors, gpus=gpus)
+        offers = await asyncio.to_thread(find_offers, self._roots, inventory.driver_version)
+        return dataclasses.replace(inventory, majors=majors, gpus=gpus, extras=offers)
 
     async def close(self) -> None:
         """Ends the NVML process."""

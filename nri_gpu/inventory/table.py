@@ -52,6 +52,10 @@ class Table:
         taken = self._take(key, bool, default)
         return default if taken is None else taken
 
+    def maybe_flag(self, key: str) -> bool | None:
+        """A boolean, or nothing."""
+        return self._take(key, bool, None, optional=True)
+
     def number(self, key: str, low: int, high: int, *, optional: bool = False) -> int | None:
         """A whole number from `low` to `high`."""
         number = self._take(key, int, None, optional=optional)
@@ -60,9 +64,9 @@ class Table:
             return None
         return number
 
-    def parsed(self, key: str, parse: Callable[[str], T]) -> T | None:
+    def parsed(self, key: str, parse: Callable[[str], T], *, default: str | None = None) -> T | None:
         """A string that `parse` understands; its ValueError is the fault."""
-        text = self.text(key)
+        text = self.text(key, default=default)
         try:
             return None if text is None else parse(text)
         except ValueError as error:

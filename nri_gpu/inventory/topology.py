@@ -20,6 +20,7 @@ from nri_gpu.inventory.identity import (
     parse_profile,
     parse_uuid,
 )
+from nri_gpu.inventory.offer_table import read_offers
 from nri_gpu.inventory.table import Notes, Table
 from nri_gpu.requirements.facts import BRANDS
 
@@ -84,6 +85,7 @@ def _inventory(root: Table, taken_at: float) -> Inventory:
     node = root.table("node")
     driver, cuda = _version(node, "driver"), _version(node, "cuda")
     majors = _majors(node.table("majors", optional=True))
+    offers = read_offers(node)
     node.done()
     gpus = sorted((_gpu(table) for table in root.tables("gpu")), key=lambda gpu: gpu.index)
     indices = frozenset(gpu.index for gpu in gpus)
@@ -97,6 +99,7 @@ def _inventory(root: Table, taken_at: float) -> Inventory:
         driver_version=driver,
         cuda_version=cuda,
         simulated=True,
+        extras=offers,
     )
 
 
@@ -110,8 +113,9 @@ def _version(node: Table, key: str) -> str:
 def _majors(table: Table) -> Majors:
     names = ("nvidia", "nvidia_uvm", "nvidia_caps")
     nvidia, uvm, caps = (table.number(name, 1, MAJOR_MAX, optional=True) for name in names)
+    modeset = table.maybe_flag("modeset")
     table.done()
-    return Majors(nvidia=nvidia, nvidia_uvm=uvm, nvidia_caps=caps)
+    return Majors(nvidia=nvidia, nvidia_uvm=uvm, nvidia_caps=caps, modeset=modeset)
 
 
 def _gpu(table: Table) -> Gpu:

@@ -182,6 +182,7 @@ def container_from_pb(container: pb.Container, pod: Pod) -> Container:
         mounts=frozenset(mount.destination for mount in container.mounts if not _usual_dev(mount)),
         cdi_devices=tuple(device.name for device in container.CDI_devices),
         nvidia_hooks=frozenset(_nvidia_hooks(container.hooks)) if container.HasField("hooks") else frozenset(),
+        rlimits=frozenset(limit.type for limit in container.rlimits),
         privileged=any(_wildcard(rule) for rule in container.linux.resources.devices),
     )
 
@@ -201,6 +202,8 @@ def reply_to_pb(edits: Edits) -> bytes:
         device.file_mode.value = node.mode
         device.uid.value = node.uid
         device.gid.value = node.gid
+    for limit in edits.rlimits.values():
+        adjust.rlimits.add(type=limit.type, hard=limit.hard, soft=limit.soft)
     return reply.SerializeToString()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from nri_gpu.domain.extras import HARMLESS, Extra
 from nri_gpu.domain.gpu import closure
 from nri_gpu.policy.globs import Globs, is_literal
 from nri_gpu.policy.model import Disarm, NamespaceRules, Otherwise, Policy
@@ -104,6 +105,15 @@ def _parts(policy: Policy) -> Iterator[str]:
         )
 
 
+def _extras(policy: Policy) -> Iterator[str]:
+    reaching = sorted(policy.extras.allowed - HARMLESS - {Extra.FIRMWARE})
+    if reaching and "*" in policy.namespaces.allow.patterns:
+        yield (
+            f"extras.allowed lists {', '.join(reaching)}, which reach beyond the GPUs granted, and every namespace may "
+            "ask: docs/extras.md says what each opens to whoever may create a pod"
+        )
+
+
 def _folders(policy: Policy) -> Iterator[str]:
     driver = (("driver.root", policy.driver.root), ("driver.stage_dir", policy.driver.stage_dir))
     for path, value in (*driver, ("compat.dir", policy.compat.dir)):
@@ -115,6 +125,7 @@ _PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (
     _who_may_ask,
     _patterns_for_nothing,
     _parts,
+    _extras,
     _silence,
     _folders,
 )

@@ -169,13 +169,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """At least one of a closed set of words, each once; order does not matter."""
+    """Some of a closed set of words, each once; order does not matter. minimum: how many at least."""
 
     words: type[StrEnum]
+    minimum: int = 1
 
     def faults(self, raw: object) -> Wrong:
-        """Not a list, empty, or an item wrong or doubled."""
-        return _list_faults(raw, Choice(self.words), minimum=1, maximum=len(self.words))
+        """Not a list, too short, or an item wrong or doubled."""
+        return _list_faults(raw, Choice(self.words), minimum=self.minimum, maximum=len(self.words))
 
     def convert(self, raw: list[str]) -> frozenset[StrEnum]:
         """The set."""
@@ -187,7 +188,8 @@ class Choices:
 
     def schema(self) -> dict[str, object]:
         """An array of unique words."""
-        return {"type": "array", "items": Choice(self.words).schema(), "minItems": 1, "uniqueItems": True}
+        least = {"minItems": self.minimum} if self.minimum else {}
+        return {"type": "array", "items": Choice(self.words).schema(), **least, "uniqueItems": True}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.extras import HARMLESS, Extra
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability
 from nri_gpu.domain.loader import Loader
 from nri_gpu.policy.globs import EVERYTHING, NOTHING, Globs
@@ -124,6 +125,16 @@ class CapabilityRules:
             "compute, display brings graphics.",
         ),
     ] = frozenset(Capability)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraRules:
+    """Which extras may be asked for; docs/extras.md says what each opens beyond the GPUs that were granted."""
+
+    allowed: Annotated[
+        frozenset[Extra],
+        Declaration(Choices(Extra, minimum=0), "A request for any other is refused."),
+    ] = HARMLESS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +281,7 @@ class Policy:
     driver: DriverSettings = DriverSettings()
     defaults: ClaimDefaults = ClaimDefaults()
     capabilities: CapabilityRules = CapabilityRules()
+    extras: ExtraRules = ExtraRules()
     namespaces: NamespaceRules = NamespaceRules()
     environment: EnvironmentSettings = EnvironmentSettings()
     requirements: RequirementSettings = RequirementSettings()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from nri_gpu.domain.container import Container
+from nri_gpu.domain.extras import Extra
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.policy.model import Otherwise, Policy
 from nri_gpu.policy.text import quoted
@@ -61,6 +62,18 @@ def denied_capabilities(policy: Policy, capabilities: Capabilities) -> str:
     return (
         f"capabilities {', '.join(denied)} may not be asked for{why}: capabilities.allowed in {source} does not list "
         "them; change that list, or ask without."
+    )
+
+
+def denied_extras(policy: Policy, asked: frozenset[Extra]) -> str:
+    """Why a container may not have these extras; empty when it may."""
+    if asked <= policy.extras.allowed:
+        return ""
+    denied = ", ".join(each for each in Extra if each in asked - policy.extras.allowed)
+    source = quoted(policy.source, _SOURCE_SHOWN_MAX)[1:-1]
+    return (
+        f"extras {denied} may not be asked for: extras.allowed in {source} does not list them; "
+        "change that list, or ask without."
     )
 
 

@@ -28,7 +28,9 @@ from nri_gpu.domain.claim import (
     Wanted,
 )
 from nri_gpu.domain.errors import RequestError
+from nri_gpu.domain.extras import NO_EXTRAS, Extras
 from nri_gpu.domain.gpu import Capabilities
+from nri_gpu.request.extras import read_extras
 from nri_gpu.request.keys import select_annotation, shown_key
 from nri_gpu.request.text import BLANKS, Piece, guess, listed, quoted
 from nri_gpu.request.values import (
@@ -46,7 +48,7 @@ __all__ = ["CLAUSES", "VALUE_MAX", "parse_claim", "select_annotation"]
 
 VALUE_MAX: Final = 4096  # bytes; Kubernetes lets all annotations of a pod together have 256 KiB
 
-Part = Wanted | Mode | Capabilities | Selector
+Part = Wanted | Mode | Capabilities | Selector | Extras
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,14 @@ CLAUSES: Final[Mapping[str, Clause]] = {
     "mig": Clause(read_mig, "mig=1g.10gb:2"),
     "mode": Clause(read_mode, "mode=shared"),
     "capabilities": Clause(read_capabilities, "capabilities=compute,utility"),
+    "extras": Clause(read_extras, "extras=drm"),
     "model": Clause(read_model, "model=*H100*"),
     "memory": Clause(read_memory, "memory>=40Gi", ordered=True),
     "arch": Clause(read_arch, "arch>=9.0", ordered=True),
 }
 WORDS: Final[Mapping[str, Wanted]] = {"all": Everything(), "none": Nothing()}
 # Keys that a later version will know: worth a sentence of their own.
-LATER: Final = frozenset({"extras", "sharing"})
+LATER: Final = frozenset({"sharing"})
 # What people write instead, beyond slips of the finger.
 _OTHER_NAMES: Final = {"gpu": "count", "gpus": "count", "uuid": "device", "index": "device", "caps": "capabilities"}
 _OPERATORS: Final = {operator.value: operator for operator in Operator}
@@ -183,12 +186,15 @@ def _assemble(key: str, value: str, whole: Piece, parts: Mapping[str, tuple[Part
     capabilities: Capabilities | None = None
     wanted: list[tuple[str, Wanted]] = []
     selectors: list[Selector] = []
+    extras = NO_EXTRAS
     for name, (part, clause) in parts.items():
         match part:
             case Mode():
                 mode = part
             case frozenset():
                 capabilities = part
+            case Extras():
+                extras = part
             case ModelSelector() | MemorySelector() | ArchSelector():
                 selectors.append(part)
             case Everything() | Nothing() | Count() | Devices() | MigProfiles():
@@ -206,6 +212,7 @@ def _assemble(key: str, value: str, whole: Piece, parts: Mapping[str, tuple[Part
         mode=mode,
         capabilities=capabilities,
         selectors=tuple(selectors),
+        extras=extras,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nri_gpu.domain.compat import CompatPackage
+from nri_gpu.domain.extras import Profiles
 from nri_gpu.domain.gpu import DriverFiles, Inventory, Node
 
 
@@ -25,6 +26,10 @@ class Board:
     def put_module(self, version: str) -> None:
         """Another kernel module is loaded; empty: none any more."""
         self._node = replace(self._node, number=self._node.number + 1, module_version=version)
+
+    def put_profiles(self, profiles: Profiles) -> None:
+        """Application profiles lie ready for other GPUs than before, or cannot be written."""
+        self._node = replace(self._node, number=self._node.number + 1, profiles=profiles)
 
     def put_driver(self, driver: DriverFiles | None, fault: str = "") -> None:
         """The driver's files changed, or cannot be had (fault: the sentence why)."""

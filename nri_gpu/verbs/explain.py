@@ -16,10 +16,11 @@ from nri_gpu.decide import decide
 from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
-from nri_gpu.domain.edits import Edits
+from nri_gpu.domain.edits import UNLIMITED, Edits
 from nri_gpu.domain.errors import DriverError, InventoryError, NriGpuError, PolicyError
 from nri_gpu.domain.gpu import DriverFiles, DriverTree, MigPart, Node, closed_sets
 from nri_gpu.driver.compat import scan_compat
+from nri_gpu.driver.profiles import planned_profiles
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import planned, tree_name
 from nri_gpu.policy.model import Policy
@@ -74,7 +75,12 @@ def decide_all(pods: tuple[tuple[Container, ...], ...], node: Node, policy: Poli
 def take_node(topology: str | None, policy: Policy) -> Node:
     """A snapshot as `run` would have it; nothing is staged. Raises: InventoryError."""
     inventory = asyncio.run(look(topology, policy.driver.root, policy.driver.library_dirs))
-    node = Node(number=1, inventory=inventory, compat=_packages(policy))
+    node = Node(
+        number=1,
+        inventory=inventory,
+        compat=_packages(policy),
+        profiles=planned_profiles(Path(policy.driver.stage_dir), (gpu.minor_number for gpu in inventory.gpus)),
+    )
     try:
         found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs)
     except DriverError as error:
@@ -232,6 +238,7 @@ def _edits_json(edits: Edits) -> dict[str, Any]:
             for m in edits.mounts.values()
         ],
         "env": dict(edits.env),
+        "rlimits": [{"type": each.type, "hard": each.hard, "soft": each.soft} for each in edits.rlimits.values()],
     }
 
 
@@ -258,3 +265,8 @@ def _lines(each: Explained, node: Node) -> Iterator[str]:
             yield from (f"  device  c {d.major}:{d.minor} rw  {d.path}" for d in edits.devices.values())
             yield from (f"  mount   {m.destination}  from {m.source}" for m in edits.mounts.values())
             yield from (f"  env     {key}={value}" for key, value in edits.env.items())
+            yield from (f"  rlimit  {each.type}={_shown(each.soft)}" for each in edits.rlimits.values())
+
+
+def _shown(limit: int) -> str:
+    return "unlimited" if limit == UNLIMITED else str(limit)

@@ -6,12 +6,13 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.errors import InventoryError, PolicyError
+from nri_gpu.domain.extras import Extra, Offer
 from nri_gpu.domain.gpu import Gpu, Inventory, MigPart, Unit
 from nri_gpu.inventory.source import source_of
 from nri_gpu.settings import load_policy
@@ -65,9 +66,20 @@ def to_json(inventory: Inventory) -> dict[str, Any]:
             "nvidia_uvm": inventory.majors.nvidia_uvm,
             "nvidia_caps": inventory.majors.nvidia_caps,
         },
+        "modeset": inventory.majors.modeset,
+        "extras": {extra.value: _offer_json(offer) for extra, offer in inventory.extras.items()},
         "gpus": [_gpu_json(gpu) for gpu in inventory.gpus],
         "faults": [{"index": fault.index, "reason": fault.reason} for fault in inventory.faults],
         "links": [{"a": link.a, "b": link.b, "pcie": link.pcie, "nvlink": link.nvlink} for link in inventory.links],
+    }
+
+
+def _offer_json(offer: Offer) -> dict[str, Any]:
+    return {
+        "lacking": offer.lacking,
+        "nodes": [{"path": node.path, "major": node.major, "minor": node.minor} for node in offer.nodes],
+        "mounts": [mount.destination for mount in offer.mounts],
+        "channels": offer.channels.count if offer.channels else 0,
     }
 
 
@@ -118,7 +130,18 @@ def to_text(inventory: Inventory) -> str:
             lines.append(f"kernel module {name} is not loaded: no GPU can be granted (modprobe {name})")
     if inventory.parts and inventory.majors.nvidia_caps is None:
         lines.append("nvidia-caps has no major: no MIG device can be granted")
+    lines += _offer_lines(inventory.extras)
     return "\n".join([*lines, inventory.fault] if inventory.fault else lines)
+
+
+def _offer_lines(offers: Mapping[Extra, Offer]) -> Iterator[str]:
+    """Extras of the host; drm and profile are made of the GPUs themselves."""
+    here = [extra for extra, offer in offers.items() if not offer.lacking]
+    lacking = [extra for extra, offer in offers.items() if offer.lacking]
+    if here:
+        yield f"extras: {', '.join(here)}"
+    if lacking:
+        yield f"extras not here: {', '.join(lacking)} (`-o json` says why)"
 
 
 def _row(unit: Unit) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.parts import exit_code
 from nri_gpu.verbs.policy_file import PolicyFile
+from nri_gpu.verbs.profile_keeper import ProfileKeeper
 from nri_gpu.verbs.reporter import Reporter, Subjects
 
 DRAIN_S: Final = 5.0
@@ -129,6 +130,7 @@ class Daemon:
         self._stop = asyncio.Event()
         self._ledger_timer: asyncio.TimerHandle | None = None
         self._synchronized = False
+        self._profiles = ProfileKeeper(Path(self._fixed.stage_dir), self._board)
         self._driver = DriverKeeper(
             DriverPlace(
                 root=Path(self._fixed.driver_root),
@@ -151,8 +153,9 @@ class Daemon:
         self._feed_watchdog()
         looking = asyncio.create_task(self._driver.run())
         refreshing = asyncio.create_task(self._cache.run())
+        writing = asyncio.create_task(self._profiles.run())
         serving = asyncio.create_task(self._serve(inherited))
-        parts = (serving, refreshing, looking, asyncio.create_task(self._reporter.run()))
+        parts = (serving, refreshing, looking, writing, asyncio.create_task(self._reporter.run()))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
         code = exit_code(parts)
@@ -216,6 +219,7 @@ class Daemon:
         for fault in inventory.faults:
             logger.bind(index=fault.index, fault=fault.reason).warning("gpu cannot be described")
         self._driver.look_again()
+        self._profiles.look_again()
 
     def _inventory_fault(self, sentence: str) -> None:
         logger.bind(fault=sentence).warning("inventory not refreshed")

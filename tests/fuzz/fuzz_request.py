@@ -19,7 +19,27 @@ from tests.fuzz.mutation import Texts, read_corpus
 
 CORPUS: Final = read_corpus("request.corpus")
 WELL_FORMED: Final = 7  # so many values at the corpus' start are requests
-GRAMMAR: Final = (*WORDS, *CLAUSES, "=", ">=", "<=", "<", ">", ";", ",", " ", "GPU-", "0", "1", "9.0", "40Gi", "shared")
+GRAMMAR: Final = (
+    *WORDS,
+    *CLAUSES,
+    "=",
+    ">=",
+    "<=",
+    "<",
+    ">",
+    ";",
+    ",",
+    " ",
+    "GPU-",
+    "0",
+    "1",
+    "9.0",
+    "40Gi",
+    "shared",
+    "drm",
+    "imex:",
+    "rdma",
+)
 TEXTS: Final = Texts(CORPUS, WELL_FORMED, GRAMMAR)
 
 

@@ -17,7 +17,7 @@ from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decide import BrokenPolicy, decide, needs_grant
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Pass
-from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits, Mount
+from nri_gpu.domain.edits import NO_EDITS, UNLIMITED, DeviceNode, Edits, Mount, Rlimit
 from nri_gpu.domain.gpu import Majors, Node
 from nri_gpu.nri.convert import (
     PREFIX,
@@ -64,8 +64,8 @@ def test_an_event_is_read_alike_by_either_way(container: Container) -> None:
 
 
 edits = st.builds(
-    lambda devices, mounts, env, annotations: Edits.of(
-        devices=tuple(devices), mounts=tuple(mounts), env=env, annotations=annotations
+    lambda devices, mounts, env, annotations, rlimits: Edits.of(
+        devices=tuple(devices), mounts=tuple(mounts), env=env, annotations=annotations, rlimits=tuple(rlimits)
     ),
     st.lists(
         st.builds(
@@ -81,6 +81,7 @@ edits = st.builds(
     st.lists(st.builds(Mount, worlds.texts, worlds.texts, st.lists(worlds.texts, max_size=2).map(tuple)), max_size=3),
     worlds.env,
     st.dictionaries(worlds.texts, worlds.texts, max_size=2),
+    st.lists(st.builds(Rlimit, worlds.texts, st.integers(0, UNLIMITED), st.integers(0, UNLIMITED)), max_size=2),
 )
 
 
@@ -95,6 +96,7 @@ def test_a_reply_says_the_edits(whole: Edits) -> None:
         mounts=tuple(Mount(m.destination, m.source, tuple(m.options)) for m in adjust.mounts),
         env={pair.key: pair.value for pair in adjust.env},
         annotations=dict(adjust.annotations),
+        rlimits=tuple(Rlimit(limit.type, limit.hard, limit.soft) for limit in adjust.rlimits),
     )
     assert read == whole
     assert all(device.HasField("file_mode") and device.HasField("gid") for device in adjust.linux.devices)

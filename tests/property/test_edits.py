@@ -6,20 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits, Mount
+from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits, Mount, Rlimit
 from nri_gpu.nri.convert import reply_to_pb
 
 # Few names, so that they meet.
 names = st.sampled_from("abc")
 values = st.text(max_size=3)
 edits = st.builds(
-    lambda devices, mounts, env, annotations: Edits.of(
-        devices=tuple(devices), mounts=tuple(mounts), env=env, annotations=annotations
+    lambda devices, mounts, env, annotations, rlimits: Edits.of(
+        devices=tuple(devices), mounts=tuple(mounts), env=env, annotations=annotations, rlimits=tuple(rlimits)
     ),
     st.lists(st.builds(DeviceNode, names.map("/dev/{}".format), st.integers(0, 4095), st.integers(0, 255)), max_size=4),
     st.lists(st.builds(Mount, names.map("/{}".format), names), max_size=4),
     st.dictionaries(names, values, max_size=3),
     st.dictionaries(names, values, max_size=3),
+    st.lists(st.builds(Rlimit, names, st.integers(0, 9), st.integers(0, 9)), max_size=3),
 )
 
 
@@ -35,7 +36,7 @@ def test_no_edits_are_the_unit(one: Edits) -> None:
 
 @given(edits, edits)
 def test_merging_changes_neither_and_loses_no_key(one: Edits, two: Edits) -> None:
-    before = Edits(dict(one.devices), dict(one.mounts), dict(one.env), dict(one.annotations))
+    before = Edits(dict(one.devices), dict(one.mounts), dict(one.env), dict(one.annotations), dict(one.rlimits))
     merged = one.merge(two)
     assert one == before
     assert set(merged.env) == {*one.env, *two.env}

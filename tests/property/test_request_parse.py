@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from nri_gpu.domain.claim import Count, Nothing
 from nri_gpu.domain.errors import RequestError
+from nri_gpu.domain.extras import Extra
 from nri_gpu.request.keys import select_annotation
 from nri_gpu.request.parse import parse_claim
 from tests.support.claims import format_claim
@@ -31,6 +32,10 @@ profiles = st.builds(
     st.sampled_from(["", "", "+me", "+gfx", "-me"]),
     st.sampled_from(["", ":1", " : 2", ":128", ":0"]),
 )
+extras = st.one_of(
+    st.sampled_from([extra.value for extra in Extra]),
+    st.builds("imex{}{}".format, st.sampled_from([":", " : ", ""]), st.integers(-1, 2**20 + 1)),
+)
 operators = st.sampled_from([">=", "<=", ">", "<", "="])
 wanted = st.one_of(
     st.just("all"),
@@ -43,6 +48,7 @@ others = st.lists(
     st.one_of(
         st.sampled_from(["mode=shared", " mode = exclusive", "capabilities=utility", "capabilities=utility,compute"]),
         st.builds("memory{}{}{}".format, operators, st.integers(0, 10**6), st.sampled_from(["", "K", "Mi", "Gi", "T"])),
+        st.lists(extras, min_size=1, max_size=4).map(lambda each: "extras = " + " , ".join(each)),
         st.builds("arch{}{}.{}".format, operators, st.integers(0, 99), st.integers(0, 99)),
         st.text("abcXYZ019*?[]! -", min_size=1, max_size=20).filter(str.strip).map("model={}".format),
     ),
@@ -66,6 +72,9 @@ WORDS = [
     "MIG-8f3a",
     "1g.10gb",
     "0:1",
+    "extras",
+    "imex:0",
+    "drm",
     "0",
     "1",
     "-1",
@@ -92,6 +101,8 @@ def understood_or_refused(value: str) -> None:
             assert claim.mode is None
             assert claim.capabilities is None
             assert not claim.selectors
+            assert not claim.extras.asked
+        assert bool(claim.extras.channels) == (Extra.IMEX in claim.extras.asked)
 
 
 @given(st.text(max_size=200))

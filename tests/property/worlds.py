@@ -11,9 +11,12 @@ from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase
 from nri_gpu.decide import BrokenPolicy
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
+from nri_gpu.domain.edits import DeviceNode, Mount
+from nri_gpu.domain.extras import HARMLESS, Channels, Extra, Offer, Profiles
 from nri_gpu.domain.gpu import (
     DEFAULT_CAPABILITIES,
     Capability,
+    DrmNode,
     Gpu,
     GpuFault,
     GpuUuid,
@@ -30,6 +33,7 @@ from nri_gpu.policy.model import (
     Complete,
     Disarm,
     EnvironmentSettings,
+    ExtraRules,
     ForeignSettings,
     NamespaceRules,
     Otherwise,
@@ -52,7 +56,14 @@ _wanted = st.one_of(
     st.sampled_from(["mig=1g.5gb", "mig=1g.5gb:2,3g.20gb", "mig=3g.20gb;memory>=10Gi", "mig=7g.40gb", "device=0:0,1"]),
     st.sampled_from([f"device={make.mig_uuid(1)}", "device=MIG-0000", "device=0:1", "device=1:0,0:0", "device=3:9"]),
 )
-_asking = st.builds("{}{}".format, _wanted, st.sampled_from(["", ";mode=shared", ";mode=exclusive"]))
+_extra = st.sampled_from(["drm", "gds", "rdma", "gdrcopy", "nvswitch", "imex:0", "imex:9", "profile", "mig-config"])
+_extras = st.lists(_extra, min_size=1, max_size=3, unique=True).map(lambda some: ";extras=" + ",".join(some))
+_asking = st.builds(
+    "{}{}{}".format,
+    _wanted,
+    st.sampled_from(["", ";mode=shared", ";mode=exclusive"]),
+    st.one_of(st.just(""), st.just(""), _extras),
+)
 claims = st.one_of(_asking, _asking, _asking, _asking, st.just("none"))
 values = st.one_of(claims, claims, st.text(max_size=20), st.just("model=" + "?" * 60 + ";" + " " * 3000))
 keys = st.one_of(
@@ -69,7 +80,7 @@ def migs(gpu_index: int) -> st.SearchStrategy[MigDevice]:
     sound = st.builds(
         lambda place, profile: make.mig(gpu_index, place, profile=profile),
         st.integers(0, 3),
-        st.sampled_from(["1g.5gb", "1g.5gb", "3g.20gb"]),
+        st.sampled_from(["1g.5gb", "1g.5gb", "3g.20gb", "1g.5gb+gfx"]),
     )
     vague = sound.map(lambda part: replace(part, compute_instance_minor=None))
     failed = sound.map(lambda part: replace(part, unavailable="nvmlDeviceGetAttributes_v2: Unknown Error (999)"))
@@ -81,11 +92,27 @@ def gpus(draw: st.DrawFn, index: int) -> Gpu:
     """Healthy, lost, cut into MIG devices, of either model."""
     parts = tuple(draw(st.lists(migs(index), max_size=3, unique_by=lambda part: part.index)))
     cut = make.gpu(index, mig_enabled=True, mig=parts)
-    healthy = draw(st.sampled_from([make.gpu(index), make.gpu(index), cut]))
+    drm = draw(st.sampled_from([(), (DrmNode(f"card{index}", 226, index),)]))
+    healthy = replace(draw(st.sampled_from([make.gpu(index), make.gpu(index), cut])), drm=drm)
     h100 = replace(healthy, model="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30, arch=(9, 0))
     healthy = replace(healthy, brand=draw(st.sampled_from(["", "nvidia", "geforce"])))
     lost = replace(healthy, unavailable="nvmlDeviceGetName: GPU is lost (15)")
     return draw(st.sampled_from([healthy, healthy, healthy, h100, lost]))
+
+
+OFFERS: Final = {
+    Extra.GDS: Offer((DeviceNode("/dev/nvidia-fs0", 1520, 0),), (Mount("/etc/cufile.json", "/etc/cufile.json"),)),
+    Extra.GDRCOPY: Offer(lacking="there is no /dev/gdrdrv"),
+    Extra.RDMA: Offer((DeviceNode("/dev/infiniband/uverbs0", 231, 192),)),
+    Extra.IMEX: Offer(channels=Channels(512, 8)),
+    Extra.MIG_CONFIG: Offer((DeviceNode("/dev/nvidia-caps/nvidia-cap1", 510, 1, 0o400),)),
+}
+offers = st.one_of(
+    st.just(OFFERS), st.sets(st.sampled_from([*OFFERS])).map(lambda some: {extra: OFFERS[extra] for extra in some})
+)
+profiles = st.sampled_from(
+    [None, Profiles("/p", frozenset(range(8))), Profiles("/p", frozenset({7})), Profiles("/p", fault="no space left")]
+)
 
 
 @st.composite
@@ -102,6 +129,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
         cuda_version=draw(st.sampled_from(["", "13.0"])),
         fault=draw(st.sampled_from(["", "", "", "", "driver is gone \u2603" * 60])),
         simulated=draw(st.booleans()),
+        extras=draw(offers),
     )
 
 
@@ -112,11 +140,12 @@ DRIVER = make.driver(trees={some: make.trees()[some] for some in (*SOME, DRAWING
 nodes = st.builds(
     Node,
     number=st.just(1),
-    inventory=st.one_of(st.just(make.inventory()), inventories(), inventories()),
+    inventory=st.one_of(st.just(make.inventory(extras=OFFERS)), inventories(), inventories()),
     driver=st.sampled_from([DRIVER, DRIVER, make.driver(trees={}), None]),
     driver_fault=st.sampled_from(["", "looking.\n"]),
     module_version=st.sampled_from([None, None, "580.95.05", "570.26", ""]),
     compat=st.sampled_from([(), (make.package(),)]),
+    profiles=profiles,
 )
 globs = st.sampled_from([("*",), ("ml",), ("m[a-z]", "x*"), ()]).map(Globs)
 good_policies = st.builds(
@@ -127,6 +156,9 @@ good_policies = st.builds(
         capabilities=st.sampled_from(
             [DEFAULT_CAPABILITIES, frozenset({Capability.UTILITY}), frozenset({Capability.DISPLAY}), DRAWING]
         ),
+    ),
+    extras=st.builds(
+        ExtraRules, allowed=st.sampled_from([frozenset(Extra), frozenset(Extra), HARMLESS, frozenset[Extra]()])
     ),
     namespaces=st.builds(
         NamespaceRules,
@@ -184,6 +216,7 @@ def containers(draw: st.DrawFn) -> Container:
         env_twice=frozenset(twice),
         devices=tuple(draw(st.lists(devices, max_size=2))),
         mounts=draw(mounts),
+        rlimits=draw(st.sampled_from([frozenset[str](), frozenset({"RLIMIT_MEMLOCK", "RLIMIT_NOFILE"})])),
         privileged=draw(st.sampled_from([False, False, False, True])),
     )
 

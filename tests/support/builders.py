@@ -232,6 +232,8 @@ def container_message(of: Container, **fields: Any) -> pb.Container:  # noqa: AN
         made.CDI_devices.add(name=name)
     for program in sorted(of.nvidia_hooks):
         made.hooks.create_container.add(path=f"/usr/bin/{program}", args=[program, "hook"])
+    for kind in sorted(of.rlimits):
+        made.rlimits.add(type=kind, hard=1, soft=1)
     made.linux.resources.devices.add(allow=of.privileged, access="rwm")
     made.MergeFrom(pb.Container(**fields))
     return made

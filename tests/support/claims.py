@@ -18,6 +18,7 @@ from nri_gpu.domain.claim import (
     Selector,
     Wanted,
 )
+from nri_gpu.domain.extras import Extra
 
 
 def format_claim(claim: Claim) -> str:
@@ -31,6 +32,9 @@ def _clauses(claim: Claim) -> Iterator[str]:
         yield f"mode={claim.mode}"
     if claim.capabilities is not None:
         yield "capabilities=" + ",".join(sorted(claim.capabilities))
+    if claim.extras.asked:
+        words = [extra.value for extra in sorted(claim.extras.asked - {Extra.IMEX})]
+        yield "extras=" + ",".join([*words, *(f"imex:{channel}" for channel in claim.extras.channels)])
     for selector in claim.selectors:
         yield _selector(selector)
 

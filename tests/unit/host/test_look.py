@@ -24,7 +24,7 @@ def test_a_host_with_its_driver(host: HostTree) -> None:
     facts = host.look()
     assert facts.devices == (address(0), address(1))
     assert facts.modules == {Module.NVIDIA, Module.UVM}
-    assert facts.majors == Majors(NVIDIA, UVM, CAPS)
+    assert facts.majors == Majors(NVIDIA, UVM, CAPS, modeset=False)
     assert facts.params == params()
     assert facts.gpus == {address(0): information(0), address(1): information(1)}
     assert list(facts.capabilities) == ["gpu0/mig/gi1/access"]

@@ -8,7 +8,7 @@ import pytest
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Majors
-from nri_gpu.inventory.devices import host_majors, read_majors
+from nri_gpu.inventory.devices import host_majors, majors_by_name, read_majors
 
 NEW = """Character devices:
   1 mem
@@ -25,7 +25,8 @@ Block devices:
 """
 
 CASES = {
-    "driver 545 and newer": (NEW, Majors(195, 508, 235)),
+    "driver 545 and newer": (NEW, Majors(195, 508, 235, modeset=True)),
+    "without nvidia-modeset": (NEW.replace("195 nvidia-modeset\n", ""), Majors(195, 508, 235, modeset=False)),
     "driver 535 has one line": ("Character devices:\n195 nvidia-frontend\n511 nvidia-uvm\n", Majors(195, 511, None)),
     "only the first module": ("Character devices:\n195 nvidia\n", Majors(195, None, None)),
     "names are whole": ("Character devices:\n195 nvidiactl\n196 nvidia-uvmx\n197 xnvidia-caps\n", Majors()),
@@ -47,7 +48,12 @@ def test_this_machine_can_be_read(tmp_path: Path) -> None:
     assert isinstance(host_majors(), Majors)
     table = tmp_path / "devices"
     table.write_text(NEW)
-    assert host_majors(str(table)) == Majors(195, 508, 235)
+    assert host_majors(str(table)) == Majors(195, 508, 235, modeset=True)
+
+
+def test_a_name_can_have_several_majors() -> None:
+    text = "Character devices:\n231 infiniband_verbs\n511 infiniband_verbs\n195 nvidia\nBlock devices:\n9 nvidia\n"
+    assert majors_by_name(text) == {"infiniband_verbs": {231, 511}, "nvidia": {195}}
 
 
 def test_an_unreadable_table_is_an_inventory_error(tmp_path: Path) -> None:

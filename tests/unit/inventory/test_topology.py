@@ -184,7 +184,7 @@ FAULTS = {
     "node is no table": ("schema = 1\nnode = 3\n", ["node: must be a table"]),
     "unknown key": (
         f"{NODE}divrer = 'x'\n",
-        ["node.divrer: unknown key (known here: cuda, driver, majors)"],
+        ["node.divrer: unknown key (known here: cuda, driver, extra, majors)"],
     ),
     "unknown table": (f"{NODE}[gpus]\n", ["gpus: unknown key (known here: gpu, link, node, schema)"]),
     "not a version": (f"{NODE}driver = '5'\n", ["node.driver: '5' is not a version (580.95.05)"]),
@@ -193,7 +193,7 @@ FAULTS = {
     "wrong major": (f"{NODE}[node.majors]\nnvidia = 0\n", ["node.majors.nvidia: 0 is not from 1 to 4095"]),
     "unknown major": (
         f"{NODE}[node.majors]\nuvm = 1\n",
-        ["node.majors.uvm: unknown key (known here: nvidia, nvidia_caps, nvidia_uvm)"],
+        ["node.majors.uvm: unknown key (known here: modeset, nvidia, nvidia_caps, nvidia_uvm)"],
     ),
     "minor of nvidiactl": (NODE + GPU.replace("minor = 0", "minor = 255"), ["gpu[0].minor: 255 is not from 0 to 247"]),
     "memory as text": (NODE + GPU.replace("85_520_809_984", "'80Gi'"), ["gpu[0].memory_bytes: must be a whole number"]),

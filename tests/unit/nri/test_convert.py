@@ -19,6 +19,7 @@ FULL = make.container(
     mounts=frozenset({"/proc", "/dev"}),
     cdi_devices=("nvidia.com/gpu=0", "x.org/y=z"),
     nvidia_hooks=frozenset({"nvidia-cdi-hook", "nvidia-ctk"}),
+    rlimits=frozenset({"RLIMIT_MEMLOCK", "RLIMIT_NOFILE"}),
     privileged=True,
 )
 

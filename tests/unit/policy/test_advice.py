@@ -12,6 +12,7 @@ QUIET: dict[str, Raw] = {
     "a list of names": {"namespaces": {"allow": ["a", "b"]}},
     "patterns": {"namespaces": {"allow": ["ml-*", "[ab]-x"]}},
     "a denial that bites": {"namespaces": {"allow": ["ml-*"], "deny": ["ml-sandbox"]}},
+    "extras for some": {"namespaces": {"allow": ["a"]}, "extras": {"allowed": ["rdma"]}},
     "a stage that is not public": {"namespaces": {"allow": ["a"]}, "driver": {"stage_dir": "/tmpfs/stage"}},
 }
 
@@ -52,6 +53,10 @@ ADVICE: dict[str, tuple[Raw, str]] = {
     ),
     "silence": ({"namespaces": {"otherwise": "ignore"}}, "starts without GPUs"),
     "disarming": ({"environment": {"disarm": "all"}}, "device plugin"),
+    "extras for everybody": (
+        {"extras": {"allowed": ["drm", "firmware", "rdma", "imex"]}},
+        "extras.allowed lists imex, rdma, which reach beyond",
+    ),
     "public stage": ({"driver": {"stage_dir": "/tmp/stage"}}, "driver.stage_dir"),
     "public root": ({"driver": {"root": "/var/tmp"}}, "driver.root"),
 }

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.extras import Extra
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.policy.fields import BY_PATH, SECTIONS, SETTINGS, Setting, section_help
 from nri_gpu.policy.globs import Globs
@@ -24,6 +25,7 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert policy.defaults.mode is Mode.EXCLUSIVE
     assert policy.defaults.capabilities == {Capability.COMPUTE, Capability.UTILITY}
     assert policy.capabilities.allowed == frozenset(Capability)
+    assert policy.extras.allowed == {Extra.DRM, Extra.PROFILE}
     assert policy.driver.library_dirs == ()
     assert (policy.namespaces.allow, policy.namespaces.deny) == (Globs(("*",)), Globs(()))
     assert policy.namespaces.otherwise is Otherwise.REFUSE

@@ -6,10 +6,11 @@ import pytest
 
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.extras import Extra
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, closure
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.select import Allowed, Denied, Ignored, denied_capabilities, select
+from nri_gpu.policy.select import Allowed, Denied, Ignored, denied_capabilities, denied_extras, select
 
 
 def policy(**rules: object) -> Policy:
@@ -81,4 +82,13 @@ def test_denied_capabilities_are_named_with_the_list() -> None:
     assert sentence == (
         "capabilities graphics, display may not be asked for (graphics is brought along by another): "
         "capabilities.allowed in /etc/nri-gpu/policy.toml does not list them; change that list, or ask without."
+    )
+
+
+def test_denied_extras_are_named_with_the_list() -> None:
+    rules = parse_policy({"extras": {"allowed": ["rdma"]}}, "/etc/nri-gpu/policy.toml")
+    assert denied_extras(rules, frozenset({Extra.RDMA})) == denied_extras(rules, frozenset()) == ""
+    assert denied_extras(rules, frozenset({Extra.MIG_CONFIG, Extra.DRM, Extra.RDMA})) == (
+        "extras drm, mig-config may not be asked for: extras.allowed in /etc/nri-gpu/policy.toml does not list them; "
+        "change that list, or ask without."
     )

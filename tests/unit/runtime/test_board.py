@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nri_gpu.domain.extras import Profiles
 from nri_gpu.domain.gpu import DriverFiles, Inventory
 from nri_gpu.runtime.board import Board
 
@@ -20,5 +21,8 @@ def test_every_change_is_a_new_snapshot() -> None:
     assert (board.snapshot().driver, board.snapshot().driver_fault) == (None, "gone.")
     assert first.number == 1
     assert board.snapshot().module_version is None
+    profiles = Profiles("/p", frozenset({1}))
+    board.put_profiles(profiles)
+    assert board.snapshot().profiles is profiles
     board.put_module("580.95.05")
-    assert (board.snapshot().number, board.snapshot().module_version) == (5, "580.95.05")
+    assert (board.snapshot().number, board.snapshot().module_version) == (6, "580.95.05")

@@ -32,6 +32,16 @@ GPUS: Final = fields(
     cuda_version=TEXT,
     fault=TEXT,
     majors=fields(nvidia=MAYBE_NUMBER, nvidia_uvm=MAYBE_NUMBER, nvidia_caps=MAYBE_NUMBER),
+    modeset={"type": ["boolean", "null"]},
+    extras={
+        "type": "object",
+        "additionalProperties": fields(
+            lacking=TEXT,
+            nodes=array(fields(path=TEXT, major=NUMBER, minor=NUMBER)),
+            mounts=array(TEXT),
+            channels=NUMBER,
+        ),
+    },
     gpus=array(
         fields(
             index=NUMBER,
@@ -70,10 +80,13 @@ CHECK: Final = fields(
 )
 EDITS: Final = fields(
     devices=array(
-        fields(path=TEXT, major=NUMBER, minor=NUMBER, mode={"enum": ["0666", "0444"]}, permissions={"const": "rw"})
+        fields(
+            path=TEXT, major=NUMBER, minor=NUMBER, mode={"enum": ["0666", "0444", "0400"]}, permissions={"const": "rw"}
+        )
     ),
     mounts=array(fields(destination=TEXT, source=TEXT, options=array(TEXT))),
     env={"type": "object", "additionalProperties": TEXT},
+    rlimits=array(fields(type=TEXT, hard=NUMBER, soft=NUMBER)),
 )
 NAMES: Final = {"namespace": TEXT, "pod": TEXT, "container": TEXT}
 EXPLAIN: Final = fields(

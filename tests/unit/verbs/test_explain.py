@@ -14,7 +14,7 @@ import pytest
 
 from nri_gpu.cli import main
 from nri_gpu.verbs.exits import Exit
-from tests.support.daemon import FOUR_GPUS
+from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.loading import LIBRARIES
 from tests.unit.verbs.shapes import EXPLAIN, check_shape
 
@@ -257,3 +257,19 @@ def test_volumes_count_as_they_would(
     code = main(["explain", str(manifest), "--gpus", str(FOUR_GPUS)])
     assert ("[volume-in-the-way]" in capsys.readouterr().out) is refused
     assert code == (Exit.FINDING if refused else Exit.OK)
+
+
+def test_extras_are_shown(explain: Explain) -> None:
+    pod = POD.replace("device=0,1;mode=shared", "1;capabilities=graphics;extras=drm,profile,rdma,imex:3")
+    gpus = ("--gpus", str(TOPOLOGIES / "hgx-h100.toml"))
+    code, out, _ = explain(pod, *gpus)
+    assert (code, "extras rdma, imex may not be asked for" in out) == (Exit.FINDING, True)
+    allowed = '[extras]\nallowed = ["drm", "profile", "rdma", "imex"]\n'
+    code, out, err = explain(pod.replace("drm,", ""), *gpus, policy=allowed)
+    assert (code, err) == (Exit.OK, "")
+    assert "device  c 1523:3 rw  /dev/nvidia-caps-imex-channels/channel3" in out
+    assert "rlimit  RLIMIT_MEMLOCK=unlimited" in out
+    assert "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf  from" in out
+    code, out, _ = explain(pod.replace("drm,", ""), *gpus, "-o", "json", policy=allowed)
+    check_shape(json.loads(out), EXPLAIN)
+    assert code == Exit.OK

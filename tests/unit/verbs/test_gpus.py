@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.cli import main
+from nri_gpu.domain.extras import Extra, Offer
+from nri_gpu.domain.gpu import Inventory
 from nri_gpu.verbs import gpus
 from nri_gpu.verbs.exits import Exit
+from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.unit.verbs.shapes import GPUS, check_shape
 
@@ -133,3 +136,20 @@ def test_a_broken_policy_is_78(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert main(["gpus", "--policy", str(policy)]) == Exit.CONFIGURATION
     captured = capsys.readouterr()
     assert (captured.out, f"{policy}:1: nonsense" in captured.err) == ("", True)
+
+
+def test_extras_of_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = shown(capsys, TOPOLOGIES / "hgx-h100.toml")
+    assert text.splitlines()[-1] == "extras: gdrcopy, rdma, nvswitch, imex, mig-config, mig-monitor"
+    _, document = shown(capsys, TOPOLOGIES / "hgx-h100.toml", "-o", "json")
+    assert json.loads(document)["extras"]["imex"] == {"lacking": "", "nodes": [], "mounts": [], "channels": 2048}
+
+
+def test_extras_that_are_not_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    async def look(*_: object) -> Inventory:
+        return make.inventory(extras={Extra.GDS: Offer(lacking="there is no /dev/nvidia-fsN")})
+
+    monkeypatch.setattr(gpus, "look", look)
+    _, text = shown(capsys, FOUR_GPUS)
+    assert text.splitlines()[-1] == "extras not here: gds (`-o json` says why)"
+    assert json.loads(shown(capsys, FOUR_GPUS, "-o", "json")[1])["extras"]["gds"]["lacking"]

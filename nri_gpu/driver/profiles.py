@@ -1,0 +1,88 @@
+"""Application profiles: one small file for each set of a node's GPUs, by which EGL and Vulkan pass over the others.
+
+Written ahead and beside the staged driver, because who makes the mounts is the runtime: it must see the files, and for
+containers in user namespaces it may look as somebody else than root. So not in the state folder, which is root's alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from itertools import chain, combinations
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.domain.errors import DriverError
+from nri_gpu.domain.extras import PROFILE_GPUS_MAX, PROFILE_MINOR_MAX, Profiles, mask
+from nri_gpu.driver.source import trusted
+
+FOLDER: Final = "profiles"  # below the folder of staged drivers; no name of a driver generation
+FOLDER_MODE: Final = 0o755
+_NAME: Final = "_container_"
+
+
+def planned_profiles(base: Path, minors: Iterable[int]) -> Profiles:
+    """What `write_profiles` would make. Nothing is asked of the disk."""
+    known, folder = frozenset(minors), str(base / FOLDER)
+    if len(known) > PROFILE_GPUS_MAX:
+        fault = f"it has {len(known)} GPUs, and profiles are written for up to {PROFILE_GPUS_MAX}"
+        return Profiles(folder, fault=fault)
+    if high := [minor for minor in known if minor > PROFILE_MINOR_MAX]:
+        fault = f"/dev/nvidia{min(high)} has a minor above {PROFILE_MINOR_MAX}, which profiles have no bit for"
+        return Profiles(folder, fault=fault)
+    return Profiles(folder, known)
+
+
+def write_profiles(base: Path, minors: Iterable[int]) -> Profiles:
+    """Write a file for each set of these GPUs; those that are there already stay.
+
+    Raises: DriverError: one could not be written.
+    """
+    plan = planned_profiles(base, minors)
+    folder = Path(plan.folder)
+    try:
+        base.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        if not (trusted(base.stat()) and trusted(folder.lstat())):
+            raise DriverError(f"{folder} can be changed by others than root: chown root and chmod 755 it")
+        folder.chmod(FOLDER_MODE)  # whatever the umask left
+        for some in _sets(plan.minors):
+            _write(Path(plan.path(some)), profile_text(some).encode())
+    except OSError as error:
+        raise DriverError(f"application profiles cannot be written below {folder}: {error.strerror}") from error
+    return plan
+
+
+def profile_text(minors: Iterable[int]) -> str:
+    """The file's content: a mask of device minors for every program.
+
+    Source: the driver's README on application profiles; NVIDIA/nvidia-container-toolkit
+    cmd/nvidia-cdi-hook/update-application-profile, for a rule that fits everything.
+    """
+    profile = {"name": _NAME, "settings": ["EGLVisibleDGPUDevices", mask(minors)]}
+    return json.dumps({"profiles": [profile], "rules": [{"pattern": [], "profile": _NAME}]}) + "\n"
+
+
+def _sets(minors: frozenset[int]) -> Iterator[tuple[int, ...]]:
+    return chain.from_iterable(combinations(sorted(minors), size) for size in range(1, len(minors) + 1))
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Whole or not at all; running containers keep the file that they have mounted."""
+    if _content(file) == content:
+        return
+    fresh = file.with_name(f".{file.name}.new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444)
+    with os.fdopen(descriptor, "wb") as stream:
+        os.fchmod(stream.fileno(), 0o444)
+        stream.write(content)
+    fresh.replace(file)
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""

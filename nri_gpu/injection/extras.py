@@ -1,0 +1,156 @@
+"""Extras: what a container asked for beside its GPUs, whole or not at all.
+
+One function both finds out and gives, so that nothing can be given of a request that is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from posixpath import normpath
+from typing import Final
+
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.edits import UNLIMITED, DeviceNode, Mount, Rlimit
+from nri_gpu.domain.extras import NO_PARTS, Channels, Extra, Extras, Offer, Parts
+from nri_gpu.domain.gpu import Capabilities, Capability, MigPart, Node, Unit, whole
+from nri_gpu.injection.devices import draws, drm_nodes
+
+# Where the driver's libraries look for settings that a distribution or an administrator made; the last file wins.
+PROFILE_PLACE: Final = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
+CHANNELS_FOLDER: Final = "/dev/nvidia-caps-imex-channels"
+# Whoever may open a channel is settled by who gets its node; the driver's own are everybody's (nv-caps-imex.c).
+CHANNEL_MODE: Final = 0o666
+MEMLOCK: Final = Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Who asks for what. gpus: those that were found for it. capabilities: closed."""
+
+    extras: Extras
+    gpus: tuple[Unit, ...]
+    capabilities: Capabilities
+    node: Node
+    container: Container
+
+
+def extra_parts(wish: Wish) -> Parts | Reason:
+    """All that the extras of a request are made of, or why there is one that cannot be given."""
+    if not wish.extras.asked:
+        return NO_PARTS
+    found: list[Parts] = []
+    for extra in Extra:
+        if extra in wish.extras.asked:
+            part = _GIVERS.get(extra, _offered)(extra, wish)
+            if isinstance(part, Reason):
+                return part
+            if reason := _in_the_way(extra, part.mounts, wish.container.mounts):
+                return reason
+            found.append(part)
+    return Parts(
+        nodes=tuple(node for part in found for node in part.nodes),
+        mounts=tuple(mount for part in found for mount in part.mounts),
+        rlimits=tuple(limit for part in found for limit in part.rlimits),
+    )
+
+
+def kept_limits(extras: Extras, container: Container) -> str:
+    """What to tell of a limit that the container has already, since NRI can add one and change none."""
+    if Extra.RDMA in extras.asked and MEMLOCK.type in container.rlimits:
+        return f"the container comes with a {MEMLOCK.type} of its own, which stays: rdma may lack memory to pin"
+    return ""
+
+
+def _offered(extra: Extra, wish: Wish) -> Parts | Reason:
+    offer = _offer(extra, wish)
+    return offer if isinstance(offer, Reason) else Parts(offer.nodes, offer.mounts)
+
+
+def _offer(extra: Extra, wish: Wish) -> Offer | Reason:
+    offer = wish.node.inventory.extras.get(extra)
+    if offer is None:
+        return _lacking(extra, "it was not looked for, or a simulated node's topology file does not name it")
+    return _lacking(extra, offer.lacking) if offer.lacking else offer
+
+
+def _drm(extra: Extra, wish: Wish) -> Parts | Reason:
+    """The GPUs' own nodes, without the libraries that draw."""
+    for unit in wish.gpus:
+        if isinstance(unit, MigPart) and not draws(unit):
+            profile = unit.device.profile
+            return _lacking(extra, f"MIG device {unit.place} is a {profile}, and only profiles with +gfx can draw")
+        if not whole(unit).drm:
+            what = f"GPU {whole(unit).index} has no node below /dev/dri"
+            return _lacking(extra, f"{what}: load kernel module nvidia-drm (`modprobe nvidia-drm`)")
+    return Parts(tuple(node for unit in wish.gpus for node in drm_nodes(whole(unit))))
+
+
+def _rdma(extra: Extra, wish: Wish) -> Parts | Reason:
+    """The adapters' nodes, and leave to pin as much memory as they are to reach."""
+    offer = _offer(extra, wish)
+    if isinstance(offer, Reason):
+        return offer
+    return Parts(offer.nodes, offer.mounts, () if MEMLOCK.type in wish.container.rlimits else (MEMLOCK,))
+
+
+def _imex(extra: Extra, wish: Wish) -> Parts | Reason:
+    offer = _offer(extra, wish)
+    if isinstance(offer, Reason):
+        return offer
+    channels = offer.channels or Channels(0, 0)
+    beyond = [number for number in wish.extras.channels if number >= channels.count]
+    if beyond:
+        return _lacking(
+            extra,
+            f"channel {beyond[0]} is not one of its {channels.count}, which count from 0: ask for another, or raise "
+            "NVreg_ImexChannelCount of kernel module nvidia",
+        )
+    paths = ((number, f"{CHANNELS_FOLDER}/channel{number}") for number in wish.extras.channels)
+    return Parts(tuple(DeviceNode(path, channels.major, number, CHANNEL_MODE) for number, path in paths))
+
+
+def _profile(extra: Extra, wish: Wish) -> Parts | Reason:
+    """Settings by which EGL and Vulkan pass over GPUs that are on the host and not in the container."""
+    if Capability.GRAPHICS not in wish.capabilities:
+        return Reason(
+            Code.BAD_REQUEST,
+            "extra profile tells EGL and Vulkan which GPUs are there, and this container has neither: ask for "
+            "capabilities=graphics or display too, or leave it out.",
+        )
+    minors = {whole(unit).minor_number for unit in wish.gpus}
+    profiles = wish.node.profiles
+    if profiles is None:
+        return _lacking(extra, "its files are not written yet; try again in a moment")
+    if profiles.fault:
+        return _lacking(extra, profiles.fault)
+    if not minors <= profiles.minors:
+        return _lacking(extra, "no file is written for these GPUs yet; try again in a moment")
+    return Parts(mounts=(Mount(PROFILE_PLACE, profiles.path(minors)),))
+
+
+def _lacking(extra: Extra, why: str) -> Reason:
+    return Reason(Code.NODE_NOT_READY, f"extra {extra} cannot be given on this node: {why}.")
+
+
+def _in_the_way(extra: Extra, mounts: Iterable[Mount], taken: Iterable[str]) -> Reason | None:
+    """A volume of the container that one of ours would hide. One above ours is fine: runtimes mount by depth."""
+    others = [normpath(f"/{other.lstrip('/')}") for other in taken]
+    for mount in mounts:
+        place = mount.destination
+        if any(other == place or other.startswith(f"{place}/") for other in others):
+            return Reason(
+                Code.BAD_REQUEST,
+                f"extra {extra} is mounted at {place}, and the container has a volume of its own there: move the "
+                "volume, or leave the extra out.",
+            )
+    return None
+
+
+_GIVERS: Final[Mapping[Extra, Callable[[Extra, Wish], Parts | Reason]]] = {
+    Extra.DRM: _drm,
+    Extra.RDMA: _rdma,
+    Extra.IMEX: _imex,
+    Extra.PROFILE: _profile,
+}

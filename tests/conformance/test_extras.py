@@ -1,0 +1,289 @@
+"""Extras in real containers: their nodes and no others, their files, sockets that answer; never half of a request."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from nri_gpu.domain.edits import UNLIMITED
+from tests.support.cgroup import Cgroup, DeviceRule, device_rules
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError
+from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
+from tests.support.driver_root import STUBS, compile_stub, make_driver_root
+from tests.support.image import File, ImageSpec
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.probe import DeviceNode, Opened, device_nodes, open_number, open_path
+
+pytestmark = pytest.mark.containerd
+
+FS, GDR, VERBS, SWITCH, CHANNELS, CAPS, DRM = 1520, 1521, 1522, 1523, 1524, 1525, 1226
+EXTRAS: Final = """
+[[node.extra]]
+name = "gds"
+nodes = [
+    {{ path = "/dev/nvidia-fs0", major = 1520, minor = 0 }},
+    {{ path = "/dev/nvidia-fs1", major = 1520, minor = 1 }},
+]
+mounts = [{{ destination = "/etc/cufile.json", source = "{base}/cufile.json" }}]
+
+[[node.extra]]
+name = "gdrcopy"
+nodes = [{{ path = "/dev/gdrdrv", major = 1521, minor = 0 }}]
+
+[[node.extra]]
+name = "rdma"
+nodes = [{{ path = "/dev/infiniband/uverbs0", major = 1522, minor = 192 }}]
+
+[[node.extra]]
+name = "nvswitch"
+nodes = [
+    {{ path = "/dev/nvidia-nvswitchctl", major = 1523, minor = 255 }},
+    {{ path = "/dev/nvidia-nvswitch0", major = 1523, minor = 0 }},
+]
+
+[[node.extra]]
+name = "imex"
+major = 1524
+channels = 8
+
+[[node.extra]]
+name = "mig-config"
+nodes = [{{ path = "/dev/nvidia-caps/nvidia-cap1", major = 1525, minor = 1, mode = "0400" }}]
+
+[[node.extra]]
+name = "mig-monitor"
+nodes = [{{ path = "/dev/nvidia-caps/nvidia-cap2", major = 1525, minor = 2, mode = "0444" }}]
+
+[[node.extra]]
+name = "persistenced"
+mounts = [{{ destination = "/run/nvidia-persistenced/socket", source = "{base}/persistenced" }}]
+"""
+EVERYTHING: Final = """
+[extras]
+allowed = ["drm", "gds", "gdrcopy", "rdma", "nvswitch", "imex", "persistenced", "fabricmanager", "profile", "firmware",
+    "mig-config", "mig-monitor"]
+"""
+GPU_NODES: Final = {
+    "/dev/nvidia1": (195, 1, 0o666),
+    "/dev/nvidiactl": (195, 255, 0o666),
+    "/dev/nvidia-uvm": (1510, 0, 0o666),
+    "/dev/nvidia-uvm-tools": (1510, 1, 0o666),
+}
+BY_PATH: Final = "/dev/dri/by-path/pci-0000:41:00.0"
+CHANNEL: Final = "/dev/nvidia-caps-imex-channels/channel"
+# extras -> path, number and mode of the nodes they bring to a container with GPU 1.
+NODES: Final[dict[str, dict[str, tuple[int, int, int]]]] = {
+    "drm": {
+        "/dev/dri/card1": (DRM, 1, 0o666),
+        f"{BY_PATH}-card": (DRM, 1, 0o666),
+        "/dev/dri/renderD129": (DRM, 129, 0o666),
+        f"{BY_PATH}-render": (DRM, 129, 0o666),
+    },
+    "gds": {f"/dev/nvidia-fs{minor}": (FS, minor, 0o666) for minor in (0, 1)},
+    "gdrcopy": {"/dev/gdrdrv": (GDR, 0, 0o666)},
+    "nvswitch": {"/dev/nvidia-nvswitchctl": (SWITCH, 255, 0o666), "/dev/nvidia-nvswitch0": (SWITCH, 0, 0o666)},
+    "imex:0,imex:7": {f"{CHANNEL}{channel}": (CHANNELS, channel, 0o666) for channel in (0, 7)},
+    "mig-config": {"/dev/nvidia-caps/nvidia-cap1": (CAPS, 1, 0o400)},
+    "mig-monitor": {"/dev/nvidia-caps/nvidia-cap2": (CAPS, 2, 0o444)},
+}
+OURS: Final = {195, 1510, DRM, *range(FS, CAPS + 1)}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "cufile.json").write_text('{"logging": {}}')
+    (tmp_path / "node.toml").write_text(FOUR_GPUS.read_text() + EXTRAS.format(base=tmp_path))
+    (tmp_path / "policy.toml").write_text(EVERYTHING)
+    return tmp_path
+
+
+@contextmanager
+def serving(node: Containerd, base: Path, policy: str = EVERYTHING) -> Iterator[NriGpu]:
+    (base / "policy.toml").write_text(policy)
+    launch = Launch(
+        base / "d",
+        node.nri_socket,
+        topology=base / "node.toml",
+        driver_root=make_driver_root(base / "driver"),
+        policy=base / "policy.toml",
+    )
+    with NriGpu(launch) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        daemon.wait_logged("application profiles written")
+        yield daemon
+
+
+def create(node: Containerd, extras: str, more: str = "", image: str = "", **spec: object) -> ContainerId:
+    claim = f"device=1; mode=shared; extras={extras}{more}"
+    pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": claim}))
+    fields = {"image": image, **spec} if image else spec
+    return node.cri.create(pod, ContainerSpec(**fields))  # type: ignore[arg-type] # passed through
+
+
+def run(node: Containerd, extras: str, more: str = "", image: str = "", **spec: object) -> ContainerId:
+    container = create(node, extras, more, image, **spec)
+    node.cri.start(container)
+    return container
+
+
+def nodes_of(node: Containerd, container: ContainerId) -> dict[str, DeviceNode]:
+    return {each.path: each for each in device_nodes(node.cri, container) if each.major in OURS}
+
+
+def said(node: Containerd, container: ContainerId, *command: str) -> str:
+    done = node.cri.execute(container, *command)
+    assert done.code == 0, done.stderr
+    return done.stdout
+
+
+def test_each_brings_its_nodes_and_no_others(cgroup_node: Containerd, base: Path) -> None:
+    every = {number[:2] for nodes in NODES.values() for number in nodes.values()}
+    with serving(cgroup_node, base):
+        for extras, wanted in NODES.items():
+            container = run(cgroup_node, extras)
+            found = nodes_of(cgroup_node, container)
+            expected = GPU_NODES | wanted
+            assert {path: (each.major, each.minor, each.mode) for path, each in found.items()} == expected
+            assert all((each.uid, each.gid) == (0, 0) for each in found.values())
+            numbers = {number[:2] for number in wanted.values()}
+            for number in {*every, (CHANNELS, 1), (FS, 2)}:
+                answer = Opened.NO_DRIVER if number in numbers else Opened.DENIED
+                assert open_number(cgroup_node.cri, container, *number) is answer, (extras, number)
+            if cgroup_node.cgroup is Cgroup.V1:
+                rules = {rule for rule in device_rules(cgroup_node.container_cgroup(container)) if rule.major in OURS}
+                assert rules == {DeviceRule("c", number[0], number[1], "rw") for number in expected.values()}
+
+
+def test_all_at_once(node: Containerd, base: Path) -> None:
+    with serving(node, base):
+        container = run(node, ",".join(NODES))
+        found = nodes_of(node, container)
+        assert set(found) == set(GPU_NODES).union(*NODES.values())
+        for path in found:
+            assert open_path(node.cri, container, path) is Opened.NO_DRIVER
+        assert said(node, container, "/bin/cat", "/etc/cufile.json") == '{"logging": {}}'
+        assert node.cri.execute(container, "/bin/sh", "-c", ": > /etc/cufile.json").code != 0
+        assert not node.cri.status(container).oci.get("hooks")
+
+
+def test_whoever_is_not_root_cannot_configure_mig(node: Containerd, base: Path) -> None:
+    with serving(node, base):
+        container = run(node, "mig-config,mig-monitor", user=1000)
+        config, monitor = (
+            node.cri.execute(container, "/bin/sh", "-c", f"exec 3</dev/nvidia-caps/nvidia-cap{minor}")
+            for minor in (1, 2)
+        )
+        assert "Permission denied" in config.stderr
+        assert "No such device" in monitor.stderr
+
+
+def test_the_profile_names_the_gpus_granted(node: Containerd, base: Path) -> None:
+    place = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
+    with serving(node, base):
+        for gpus, mask in (("1", 2), ("0,3", 9), ("0,1,2,3", 15)):
+            claim = f"device={gpus}; mode=shared; capabilities=graphics,utility; extras=profile"
+            pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": claim}))
+            container = node.cri.run(pod, ContainerSpec(user=1000))
+            document = json.loads(said(node, container, "/bin/cat", place))
+            assert document["profiles"][0]["settings"] == ["EGLVisibleDGPUDevices", mask]
+            assert node.cri.execute(container, "/bin/sh", "-c", f"echo x > {place}").code != 0
+
+
+def _greet(listening: socket.socket) -> None:
+    while True:
+        try:
+            caller, _ = listening.accept()
+        except OSError:
+            return
+        with caller:
+            caller.sendall(b"hello from the host")
+
+
+def test_a_socket_answers_and_cannot_be_changed(node: Containerd, base: Path) -> None:
+    probe = compile_stub(STUBS / "connect.c", base / "connect", "", "-static")
+    image = ImageSpec("localhost/nri-gpu/connect:1", extra={"/bin/connect": File(probe.read_bytes(), 0o755)})
+    node.import_image(image)
+    place = "/run/nvidia-persistenced/socket"
+    with socket.socket(socket.AF_UNIX) as listening, serving(node, base):
+        listening.bind(str(base / "persistenced"))
+        listening.listen()
+        answering = threading.Thread(target=_greet, args=(listening,), daemon=True)
+        answering.start()
+        mode = (base / "persistenced").stat().st_mode
+        container = run(node, "persistenced", image=image.name)
+        assert said(node, container, "/bin/connect", place) == "hello from the host"
+        for change in (f"chmod 0 {place}", f"chown 1 {place}", f"rm -f {place}", f"mv {place} /tmp/other"):
+            assert node.cri.execute(container, "/bin/sh", "-c", change).code != 0, change
+        assert said(node, container, "/bin/ls", "/run/nvidia-persistenced").split() == ["socket"]
+        assert (base / "persistenced").stat().st_mode == mode
+        listening.shutdown(socket.SHUT_RDWR)
+        answering.join(10)
+
+
+def _may_raise_limits() -> bool:
+    """Whether whoever starts containers here may give them more than it has itself (CAP_SYS_RESOURCE)."""
+    before = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    try:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    except ValueError:
+        return False
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, before)
+    return True
+
+
+def test_rdma_may_pin_memory(node: Containerd, base: Path) -> None:
+    with serving(node, base):
+        container = create(node, "rdma")
+        limits = [each for each in node.cri.status(container).oci["process"]["rlimits"] if "MEMLOCK" in each["type"]]
+        assert limits == [{"type": "RLIMIT_MEMLOCK", "hard": UNLIMITED, "soft": UNLIMITED}]
+        if not _may_raise_limits():
+            # The kernel refuses it to the runtime of such a machine, and says so: a container never runs with less.
+            with pytest.raises(CriError, match="rlimit"):
+                node.cri.start(container)
+            return
+        node.cri.start(container)
+        assert "/dev/infiniband/uverbs0" in nodes_of(node, container)
+        (line,) = (
+            each for each in said(node, container, "/bin/cat", "/proc/1/limits").splitlines() if "locked" in each
+        )
+        assert line.split()[3:5] == ["unlimited", "unlimited"]
+        assert said(node, container, "/bin/sh", "-c", "ulimit -l").strip() == "unlimited"
+
+
+REFUSED = {
+    "not on this node": ("gdrcopy,fabricmanager", "", r"\[node-not-ready\]: extra fabricmanager cannot be given"),
+    "beyond the channels": ("imex:8", "", r"\[node-not-ready\]: .*channel 8 is not one of its 8"),
+    "a profile of nothing": ("profile", "", r"\[bad-request\]: extra profile .* ask for capabilities=graphics"),
+    "unknown": ("gdrcpy", "", r"\[bad-request\]: .*did you mean \"gdrcopy\""),
+}
+
+
+def test_what_cannot_be_given_whole_is_refused(node: Containerd, base: Path) -> None:
+    with serving(node, base) as daemon:
+        for extras, more, sentence in REFUSED.values():
+            with pytest.raises(CriError, match=sentence):
+                create(node, extras, more)
+        volume = {"/etc/cufile.json": str(base / "node.toml")}
+        with pytest.raises(CriError, match=r"\[bad-request\]: extra gds is mounted at /etc/cufile.json, and the"):
+            create(node, "gds", mounts=volume)
+        assert node.cri.containers() == []
+        assert daemon.held() == {}
+
+
+def test_by_default_nothing_that_reaches_beyond_the_gpus(node: Containerd, base: Path) -> None:
+    with serving(node, base, "") as daemon:
+        for extras in NODES.keys() - {"drm"} | {"rdma", "persistenced"}:
+            with pytest.raises(CriError, match=r"\[not-allowed\]: extras .* may not be asked for: extras.allowed in"):
+                create(node, f"drm,{extras}")
+        run(node, "drm,profile", "; capabilities=graphics")
+        daemon.wait_grants(1)

@@ -1,0 +1,189 @@
+"""What extras are made of, and why one cannot be given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.edits import UNLIMITED, DeviceNode, Mount, Rlimit
+from nri_gpu.domain.extras import NO_EXTRAS, NO_PARTS, Channels, Extra, Extras, Offer, Parts, Profiles
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DrmNode, Node, Unit
+from nri_gpu.injection.devices import device_nodes, draws, missing_modules
+from nri_gpu.injection.extras import PROFILE_PLACE, Wish, extra_parts, kept_limits
+from tests.support import builders as make
+
+GRAPHICS = frozenset({Capability.GRAPHICS})
+DRM = (DrmNode("card1", 226, 1), DrmNode("renderD129", 226, 129))
+BOUND = make.gpu(2).pci_bus_id
+DRM_PATHS = [
+    "/dev/dri/card1",
+    f"/dev/dri/by-path/pci-{BOUND}-card",
+    "/dev/dri/renderD129",
+    f"/dev/dri/by-path/pci-{BOUND}-render",
+]
+DRAWING = make.gpu(2, drm=DRM)
+CUT = make.mig_gpu(2, ("1g.5gb", "1g.5gb+gfx"), drm=DRM)
+UVERBS = DeviceNode("/dev/infiniband/uverbs0", 231, 192)
+FS = DeviceNode("/dev/nvidia-fs0", 1520, 0)
+CUFILE = Mount("/etc/cufile.json", "/etc/cufile.json")
+CONFIG = DeviceNode("/dev/nvidia-caps/nvidia-cap1", 510, 1, 0o400)
+OFFERS = {
+    Extra.RDMA: Offer((UVERBS,)),
+    Extra.GDS: Offer((FS,), (CUFILE,)),
+    Extra.IMEX: Offer(channels=Channels(511, 8)),
+    Extra.MIG_CONFIG: Offer((CONFIG,)),
+    Extra.GDRCOPY: Offer(lacking="there is no /dev/gdrdrv (`modprobe gdrdrv`)"),
+}
+PROFILES = Profiles("/stage/profiles", frozenset(range(8)))
+MEMLOCK = Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED)
+
+
+def node(**fields: object) -> Node:
+    return replace(make.node(extras=OFFERS), **{"profiles": PROFILES, **fields})  # type: ignore[arg-type]
+
+
+def wish(
+    *asked: Extra,
+    channels: tuple[int, ...] = (),
+    gpus: tuple[Unit, ...] = (DRAWING,),
+    of: Node | None = None,
+    container: Container | None = None,
+    capabilities: frozenset[Capability] = DEFAULT_CAPABILITIES,
+) -> Wish:
+    extras = Extras(frozenset(asked), channels)
+    return Wish(extras, gpus, capabilities, of or node(), container or make.container())
+
+
+def given(asked: Wish) -> Parts:
+    parts = extra_parts(asked)
+    assert isinstance(parts, Parts), parts
+    return parts
+
+
+def refused(asked: Wish) -> Reason:
+    reason = extra_parts(asked)
+    assert isinstance(reason, Reason), reason
+    assert reason.sentence.endswith(".")
+    return reason
+
+
+def test_nothing_asked_nothing_given() -> None:
+    assert extra_parts(replace(wish(), extras=NO_EXTRAS)) is NO_PARTS
+
+
+def test_the_nodes_of_the_gpus_granted_without_what_draws() -> None:
+    parts = given(wish(Extra.DRM))
+    assert [each.path for each in parts.nodes] == DRM_PATHS
+    assert not parts.mounts
+
+
+def test_rdma_brings_leave_to_pin_memory() -> None:
+    assert given(wish(Extra.RDMA)) == Parts((UVERBS,), (), (MEMLOCK,))
+
+
+def test_a_limit_that_is_there_stays_and_is_told_of() -> None:
+    bound = make.container(rlimits=frozenset({"RLIMIT_MEMLOCK"}))
+    assert given(wish(Extra.RDMA, container=bound)) == Parts((UVERBS,))
+    extras = Extras(frozenset({Extra.RDMA}))
+    assert "RLIMIT_MEMLOCK" in kept_limits(extras, bound)
+    assert kept_limits(NO_EXTRAS, bound) == kept_limits(extras, make.container()) == ""
+
+
+def test_storage_brings_its_files() -> None:
+    assert given(wish(Extra.GDS)) == Parts((FS,), (CUFILE,))
+
+
+def test_channels_are_those_asked_for() -> None:
+    parts = given(wish(Extra.IMEX, channels=(0, 7)))
+    folder = "/dev/nvidia-caps-imex-channels/channel"
+    assert parts.nodes == (DeviceNode(f"{folder}0", 511, 0), DeviceNode(f"{folder}7", 511, 7))
+
+
+def test_a_right_has_the_drivers_own_mode() -> None:
+    assert given(wish(Extra.MIG_CONFIG)).nodes == (CONFIG,)
+
+
+def test_a_profile_is_one_file_for_just_these_gpus() -> None:
+    parts = given(wish(Extra.PROFILE, gpus=(make.gpu(0), DRAWING), capabilities=GRAPHICS))
+    assert parts == Parts(mounts=(Mount(PROFILE_PLACE, "/stage/profiles/a0.conf"),))  # minors 7 and 5
+    assert "ro" in parts.mounts[0].options
+
+
+def test_of_a_mig_device_the_profile_names_its_gpu() -> None:
+    parts = given(wish(Extra.PROFILE, gpus=CUT.parts, capabilities=GRAPHICS))
+    assert parts.mounts[0].source == "/stage/profiles/20.conf"
+
+
+def test_several_come_together() -> None:
+    parts = given(wish(Extra.RDMA, Extra.GDS, Extra.DRM))
+    assert [each.path for each in parts.nodes] == [*DRM_PATHS, FS.path, UVERBS.path]
+    assert (parts.mounts, parts.rlimits) == ((CUFILE,), (MEMLOCK,))
+
+
+REFUSED = {
+    "lacking": (wish(Extra.GDRCOPY), "extra gdrcopy cannot be given on this node: there is no /dev/gdrdrv (`modprobe"),
+    "not looked for": (wish(Extra.NVSWITCH), "extra nvswitch cannot be given on this node: it was not looked for"),
+    "one of two": (wish(Extra.RDMA, Extra.GDRCOPY), "extra gdrcopy cannot be given"),
+    "channel beyond": (wish(Extra.IMEX, channels=(0, 8)), "channel 8 is not one of its 8, which count from 0"),
+    "no node to draw on": (
+        wish(Extra.DRM, gpus=(make.gpu(1),)),
+        "GPU 1 has no node below /dev/dri: load kernel module",
+    ),
+    "one GPU of two": (wish(Extra.DRM, gpus=(DRAWING, make.gpu(1))), "GPU 1 has no node below /dev/dri"),
+    "mig that cannot draw": (wish(Extra.DRM, gpus=(CUT.parts[0],)), "is a 1g.5gb, and only profiles with +gfx"),
+    "no profile yet": (wish(Extra.PROFILE, of=node(profiles=None), capabilities=GRAPHICS), "try again in a moment"),
+    "no profile of that GPU": (
+        wish(Extra.PROFILE, of=node(profiles=Profiles("/x", frozenset({1}))), capabilities=GRAPHICS),
+        "try again in a moment",
+    ),
+    "too many GPUs for profiles": (
+        wish(Extra.PROFILE, of=node(profiles=Profiles("/x", fault="it has 16 GPUs")), capabilities=GRAPHICS),
+        "extra profile cannot be given on this node: it has 16 GPUs.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_the_node_lacks_is_named(asked: Wish, words: str) -> None:
+    reason = refused(asked)
+    assert (reason.code, words in reason.sentence) == (Code.NODE_NOT_READY, True), reason.sentence
+
+
+def test_a_profile_without_graphics_is_a_mistake() -> None:
+    reason = refused(wish(Extra.PROFILE))
+    assert (reason.code, "capabilities=graphics" in reason.sentence) == (Code.BAD_REQUEST, True)
+
+
+@pytest.mark.parametrize(
+    "place", ["/etc/cufile.json", "/etc//cufile.json/", "/etc/./cufile.json", "/etc/cufile.json/x"]
+)
+def test_a_volume_of_the_containers_own_is_never_hidden(place: str) -> None:
+    reason = refused(wish(Extra.GDS, container=make.container(mounts=frozenset({place}))))
+    assert (reason.code, "/etc/cufile.json" in reason.sentence) == (Code.BAD_REQUEST, True)
+
+
+def test_a_volume_above_is_in_nobodys_way() -> None:
+    given(wish(Extra.GDS, container=make.container(mounts=frozenset({"/etc", "/", "", "/etc/cufile.jso"}))))
+
+
+PROFILED = {"1g.5gb": False, "1g.5gb+gfx": True, "1g.24gb+me.gfx": True, "2g.5gb+me": False, "1g.5gb-gfx": False}
+
+
+@pytest.mark.parametrize(("profile", "can"), PROFILED.items(), ids=PROFILED)
+def test_a_mig_device_draws_only_where_its_profile_says_so(profile: str, can: bool) -> None:
+    (part,) = make.mig_gpu(2, (profile,), drm=DRM).parts
+    assert draws(part) is can
+    nodes = {each.path for each in device_nodes((part,), GRAPHICS, make.MAJORS)}
+    assert nodes.isdisjoint(DRM_PATHS) is not can
+    assert nodes.issuperset(DRM_PATHS) is can
+
+
+@pytest.mark.parametrize("loaded", [True, False, None], ids=["loaded", "not loaded", "older drivers do not tell"])
+def test_modeset_is_missed_only_where_the_driver_tells(loaded: bool | None) -> None:
+    majors = replace(make.MAJORS, modeset=loaded)
+    reason = missing_modules(GRAPHICS, make.inventory(majors=majors))
+    assert (reason is not None and "modprobe nvidia-modeset" in reason.sentence) is (loaded is False)
+    assert missing_modules(DEFAULT_CAPABILITIES, make.inventory(majors=majors)) is None

@@ -1,0 +1,79 @@
+"""Extras in a decision: policy first, then what the node has; with a grant or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.decide import decide
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import Code, Inject, Reason, Refuse
+from nri_gpu.domain.edits import DeviceNode
+from nri_gpu.domain.extras import Extra, Offer, Profiles
+from nri_gpu.domain.gpu import DrmNode
+from nri_gpu.policy.model import ExtraRules, Policy
+from tests.support import builders as make
+
+GDR = DeviceNode("/dev/gdrdrv", 1521, 0)
+GPUS = tuple(make.gpu(index, drm=(DrmNode(f"card{index}", 226, index),)) for index in range(2))
+NODE = replace(
+    make.node(
+        GPUS,
+        extras={Extra.GDRCOPY: Offer((GDR,)), Extra.RDMA: Offer((DeviceNode("/dev/infiniband/uverbs0", 231, 192),))},
+    ),
+    profiles=Profiles("/p", frozenset({6, 7})),
+)
+ALLOWING = Policy(extras=ExtraRules(allowed=frozenset(Extra)))
+
+
+def injected(container: Container, policy: Policy = ALLOWING, ledger: Ledger | None = None) -> Inject:
+    decision = decide(container, NODE, ledger or Ledger(), policy)
+    assert isinstance(decision, Inject), decision
+    return decision
+
+
+def refused(container: Container, policy: Policy = ALLOWING) -> Reason:
+    decision = decide(container, NODE, Ledger(), policy)
+    assert isinstance(decision, Refuse), decision
+    return decision.reason
+
+
+def test_what_policy_does_not_list_is_refused_before_anybody_looks_for_it() -> None:
+    reason = refused(make.container("1;extras=gdrcopy,fabricmanager"), Policy())
+    assert (reason.code, "extras gdrcopy, fabricmanager may not be asked for" in reason.sentence) == (
+        Code.NOT_ALLOWED,
+        True,
+    )
+    assert refused(make.container("1;extras=fabricmanager")).code is Code.NODE_NOT_READY
+
+
+def test_the_default_policy_lets_the_granted_gpus_be_drawn_on() -> None:
+    decision = injected(make.container("device=1;capabilities=graphics,compute;extras=drm,profile"), Policy())
+    assert "/dev/dri/card1" in decision.edits.devices
+    assert [mount.source for mount in decision.edits.mounts.values() if "profiles" in mount.destination] == [
+        "/p/40.conf"
+    ]
+
+
+def test_a_container_that_asks_for_none_has_none() -> None:
+    edits = injected(make.container("1")).edits
+    assert GDR.path not in edits.devices
+    assert not edits.rlimits
+
+
+def test_containers_of_one_kind_share_their_edits_and_others_do_not() -> None:
+    plain, extra = (injected(make.container(f"device=1;mode=shared{more}")).edits for more in ("", ";extras=gdrcopy"))
+    assert extra is injected(make.container("device=1;mode=shared;extras=gdrcopy", of="other")).edits
+    assert extra.devices == {**plain.devices, GDR.path: GDR}
+
+
+def test_asking_again_gives_the_same() -> None:
+    container = make.container("1;extras=rdma,drm")
+    first = injected(container)
+    assert injected(container, ledger=Ledger().after(first, 0.0)) == first
+
+
+def test_a_limit_of_the_containers_own_is_told_of() -> None:
+    decision = injected(make.container("1;extras=rdma", rlimits=frozenset({"RLIMIT_MEMLOCK"})))
+    assert "RLIMIT_MEMLOCK" in decision.note
+    assert not decision.edits.rlimits
