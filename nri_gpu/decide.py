@@ -80,7 +80,7 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
     if held := _held(container, node, ledger):
         gpus, mode = held
     else:
-        gpus = place(claim, Asker(container.pod.uid, mode), node.inventory, ledger)
+        gpus = place(claim, Asker(container.pod.uid, mode, policy.placement.strategy), node.inventory, ledger)
     if isinstance(gpus, Reason):
         return Refuse(gpus)
     if reason := missing_capability_major(gpus, node.inventory.majors):
@@ -94,6 +94,7 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
         inventory=node.inventory,
         tree=node.driver.trees.get(capabilities) if node.driver else None,
         void=policy.environment.visible_devices is VisibleDevices.VOID,
+        numa=policy.placement.numa,
     )
     grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, node.generation)
     edits = plan(share)

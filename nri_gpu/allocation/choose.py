@@ -75,11 +75,19 @@ def best_set(alone: Sequence[int], rows: Sequence[Sequence[int]], number: int) -
 
     Exact up to EXACT_MAX; beyond it grown GPU by GPU from different beginnings, and bettered by exchanges.
     """
+    if 2 * number > len(alone):
+        left = set(best_set(*_turned(alone, rows), len(alone) - number))
+        return tuple(place for place in range(len(alone)) if place not in left)
     if not number:
         return ()
     if comb(len(alone), number - 1) <= EXACT_MAX:
         return max(_completed((), 0, alone, rows, number))[1]
     return _greedy(alone, rows, number)
+
+
+def _turned(alone: Sequence[int], rows: Sequence[Sequence[int]]) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+    """The same question from its other end: which are best left over. All pairs but those among them are lost."""
+    return [-(own + sum(row)) for own, row in zip(alone, rows, strict=True)], rows
 
 
 def _completed(

@@ -43,6 +43,7 @@ class Container:
     is what the program sees (seen on containerd 1.7.24 and 2.1.9).
     cdi_devices: fully qualified names that the pod's makers or the kubelet asked the runtime for; known from NRI 0.10.
     nvidia_hooks: programs of NVIDIA's that OCI hooks of the container run, by their names.
+    pinned: it has a cpuset of its own: the kubelet's static CPU manager or another plugin looks after its CPUs.
     privileged: its device cgroup allows everything (the wildcard rule containerd writes).
     """
 
@@ -56,4 +57,5 @@ class Container:
     mounts: frozenset[str] = frozenset()
     cdi_devices: tuple[str, ...] = ()
     nvidia_hooks: frozenset[str] = frozenset()
+    pinned: bool = False
     privileged: bool = False

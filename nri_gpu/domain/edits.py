@@ -47,12 +47,15 @@ class Edits:
 
     Keyed by what the runtime calls a conflict (device path, mount destination, variable, annotation), so the same
     key cannot stand in a reply twice. Where two parts name one key the later wins, which keeps merge associative.
+    cpuset_cpus, cpuset_mems: lists in the kernel's syntax, `0-15,32`; empty leaves them as they are.
     """
 
     devices: Mapping[str, DeviceNode] = field(default_factory=dict)
     mounts: Mapping[str, Mount] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
 
     @classmethod
     def of(
@@ -62,6 +65,8 @@ class Edits:
         mounts: tuple[Mount, ...] = (),
         env: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
+        cpuset_cpus: str = "",
+        cpuset_mems: str = "",
     ) -> Self:
         """Edits from plain parts."""
         return cls(
@@ -69,6 +74,8 @@ class Edits:
             mounts=_frozen({mount.destination: mount for mount in mounts}),
             env=_frozen(env or {}),
             annotations=_frozen(annotations or {}),
+            cpuset_cpus=cpuset_cpus,
+            cpuset_mems=cpuset_mems,
         )
 
     def merge(self, other: Edits) -> Edits:
@@ -78,6 +85,8 @@ class Edits:
             mounts=_frozen({**self.mounts, **other.mounts}),
             env=_frozen({**self.env, **other.env}),
             annotations=_frozen({**self.annotations, **other.annotations}),
+            cpuset_cpus=other.cpuset_cpus or self.cpuset_cpus,
+            cpuset_mems=other.cpuset_mems or self.cpuset_mems,
         )
 
 

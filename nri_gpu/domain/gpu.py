@@ -199,6 +199,18 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class NumaNode:
+    """One NUMA node of the host that a GPU is nearest to.
+
+    cpus: its CPUs in the kernel's list syntax, `0-15,32-47`; empty when it has none. memory: whether it has any.
+    """
+
+    number: int
+    cpus: str
+    memory: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Majors:
     """Character device majors of the driver's kernel modules. None: that module is not loaded.
 
@@ -249,6 +261,7 @@ class Inventory:
 
     fault: why nothing can be granted at all (no driver, version mismatch); empty when something can.
     taken_at: seconds since the epoch. driver_version, cuda_version: empty when unknown; `580.95.05`, `13.0`.
+    numa: the nodes that GPUs are nearest to, as far as the host tells.
     simulated: a topology file's node; its majors come from the file.
     """
 
@@ -256,6 +269,7 @@ class Inventory:
     gpus: tuple[Gpu, ...] = ()
     faults: tuple[GpuFault, ...] = ()
     links: tuple[Link, ...] = ()
+    numa: tuple[NumaNode, ...] = ()
     majors: Majors = Majors()
     driver_version: str = ""
     cuda_version: str = ""

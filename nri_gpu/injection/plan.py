@@ -10,7 +10,9 @@ from typing import Final
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree, Inventory, Majors, Unit
+from nri_gpu.domain.placement import NumaBinding
 from nri_gpu.injection import devices, env
+from nri_gpu.injection.cpuset import Cpuset, cpuset_of
 from nri_gpu.injection.mounts import Places, free_places, tree_mounts
 
 
@@ -19,8 +21,8 @@ class Share:
     """What one container is to receive.
 
     gpus: GPUs and MIG devices, in NVML order; none for `none`. capabilities: closed. tree: the staged driver files for
-    them. void: policy keeps NVIDIA_VISIBLE_DEVICES for others on this node. The mark is not ours to add: the shell
-    signs it.
+    them. void: policy keeps NVIDIA_VISIBLE_DEVICES for others on this node. numa: what policy keeps to the GPUs' NUMA
+    nodes. The mark is not ours to add: the shell signs it.
     """
 
     container: Container
@@ -29,6 +31,7 @@ class Share:
     inventory: Inventory
     tree: DriverTree | None
     void: bool
+    numa: NumaBinding = NumaBinding.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Recipe:
     places: Places
     library_path: str
     void: bool
+    cpuset: Cpuset
 
 
 Contributor = Callable[[Recipe], Edits]
@@ -59,6 +63,7 @@ def plan(share: Share) -> Edits:
         places=free_places(share.container.mounts, share.tree),
         library_path=share.container.env.get(env.LIBRARY_PATH, ""),
         void=share.void,
+        cpuset=cpuset_of(share.gpus, share.inventory.numa, share.numa, pinned=share.container.pinned),
     )
     return _kept(recipe) if len(recipe.library_path) <= LIBRARY_PATH_KEPT else _merged(recipe)
 
@@ -90,4 +95,8 @@ def _visible(recipe: Recipe) -> Edits:
     return Edits.of(env=env.visible_devices(recipe.gpus, void=recipe.void)) if recipe.gpus else NO_EDITS
 
 
-CONTRIBUTORS: Final[tuple[Contributor, ...]] = (_devices, _driver, _visible)
+def _cpuset(recipe: Recipe) -> Edits:
+    return Edits.of(cpuset_cpus=recipe.cpuset.cpus, cpuset_mems=recipe.cpuset.mems)
+
+
+CONTRIBUTORS: Final[tuple[Contributor, ...]] = (_devices, _driver, _visible, _cpuset)

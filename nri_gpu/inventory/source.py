@@ -14,6 +14,7 @@ from nri_gpu.domain.gpu import Inventory
 from nri_gpu.inventory.capabilities import PROC, unusual, with_minors
 from nri_gpu.inventory.child import Deadlines, NvmlChild
 from nri_gpu.inventory.devices import PROC_DEVICES, host_majors
+from nri_gpu.inventory.numa import numa_nodes
 from nri_gpu.inventory.topology import load_topology
 
 
@@ -46,7 +47,7 @@ class TopologySource:
 
 
 class NvmlSource:
-    """The machine itself: GPUs from NVML, majors and the minors of MIG's capabilities from the kernel."""
+    """The machine itself: GPUs from NVML, majors, NUMA nodes and the minors of MIG's capabilities from the kernel."""
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class NvmlSource:
         self._child = NvmlChild(str(driver_root), library_dirs, sysfs=sysfs, deadlines=deadlines, wall=wall)
         self._proc_devices = proc_devices
         self._proc = Path(proc)
+        self._sysfs = Path(sysfs)
         self._said: tuple[str, ...] = ()
 
     async def refresh(self) -> Inventory:
@@ -73,7 +75,7 @@ class NvmlSource:
         for sentence in self._said:
             if sentence not in said:
                 logger.bind(fault=sentence).warning("odd capability minors, believed")
-        return dataclasses.replace(inventory, majors=majors, gpus=gpus)
+        return dataclasses.replace(inventory, majors=majors, gpus=gpus, numa=numa_nodes(gpus, self._sysfs))
 
     async def close(self) -> None:
         """Ends the NVML process."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nri_gpu.allocation.fabric import links_among
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decide import decide
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
@@ -32,10 +33,11 @@ class ManifestError(NriGpuError):
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One container's decision, and the edits it would get."""
+    """One container's decision. links: how many pairs of its GPUs are joined how, `NV18` or `PIX`, the best first."""
 
     container: Container
     decision: Decision
+    links: Mapping[str, int]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,8 +67,13 @@ def decide_all(pods: tuple[tuple[Container, ...], ...], node: Node, policy: Poli
     for container in (container for pod in pods for container in pod):
         decision = decide(container, node, ledger, policy)
         ledger = ledger.after(decision, 0.0)
-        explained.append(Explained(container, decision))
+        explained.append(Explained(container, decision, _links(decision, node)))
     return tuple(explained)
+
+
+def _links(decision: Decision, node: Node) -> Mapping[str, int]:
+    uuids = decision.grant.uuids if isinstance(decision, Inject) else ()
+    return links_among([unit for unit in node.inventory.units if unit.uuid in uuids], node.inventory)
 
 
 def take_node(topology: str | None, policy: Policy) -> Node:
@@ -182,7 +189,8 @@ def _json(each: Explained) -> dict[str, Any]:
             return {**facts, "decision": "pass", "reason": why, "edits": _edits_json(edits)}
         case Inject(edits, grant, rule):
             granted = {"gpu_uuids": list(grant.uuids), "mode": grant.mode.value if grant.mode else "none"}
-            return {**facts, "decision": "inject", "rule": rule, **granted, "edits": _edits_json(edits)}
+            links = {"links": dict(each.links)}
+            return {**facts, "decision": "inject", "rule": rule, **granted, **links, "edits": _edits_json(edits)}
         case Refuse(reason):
             return {**facts, "decision": "refuse", "code": reason.code.value, "reason": str(reason)}
 
@@ -198,6 +206,8 @@ def _edits_json(edits: Edits) -> dict[str, Any]:
             for m in edits.mounts.values()
         ],
         "env": dict(edits.env),
+        "cpuset_cpus": edits.cpuset_cpus,
+        "cpuset_mems": edits.cpuset_mems,
     }
 
 
@@ -219,6 +229,11 @@ def _lines(each: Explained, node: Node) -> Iterator[str]:
             indices = [unit.place if isinstance(unit, MigPart) else str(unit.index) for unit in units]
             what = f"GPU {', '.join(indices)}, {grant.mode}" if grant.mode else "no GPU, as it asked"
             yield f"  granted {what} (by {rule})"
+            if each.links:
+                yield f"  links   {', '.join(f'{word} x{pairs}' for word, pairs in each.links.items())}"
             yield from (f"  device  c {d.major}:{d.minor} rw  {d.path}" for d in edits.devices.values())
             yield from (f"  mount   {m.destination}  from {m.source}" for m in edits.mounts.values())
             yield from (f"  env     {key}={value}" for key, value in edits.env.items())
+            for name, value in (("cpus", edits.cpuset_cpus), ("mems", edits.cpuset_mems)):
+                if value:
+                    yield f"  cpuset  {name} {value}"

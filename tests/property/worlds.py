@@ -175,6 +175,7 @@ def containers(draw: st.DrawFn) -> Container:
         env_twice=frozenset(twice),
         devices=tuple(draw(st.lists(devices, max_size=2))),
         mounts=draw(mounts),
+        pinned=draw(st.sampled_from([False, False, True])),
         privileged=draw(st.sampled_from([False, False, False, True])),
     )
 

@@ -216,6 +216,8 @@ def container_message(of: Container, **fields: Any) -> pb.Container:  # noqa: AN
         made.CDI_devices.add(name=name)
     for program in sorted(of.nvidia_hooks):
         made.hooks.create_container.add(path=f"/usr/bin/{program}", args=[program, "hook"])
+    if of.pinned:
+        made.linux.resources.cpu.cpus = "0-3"
     made.linux.resources.devices.add(allow=of.privileged, access="rwm")
     made.MergeFrom(pb.Container(**fields))
     return made

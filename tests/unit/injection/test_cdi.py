@@ -154,7 +154,8 @@ def test_what_devices_would_set_differently_is_in_none(monkeypatch: pytest.Monke
 
 def test_every_part_of_edits_has_been_thought_of() -> None:
     """A new one must either be in CDI too, or be known not to be."""
-    assert {field.name for field in dataclasses.fields(Edits)} - {*MADE_BY_CDI} == {"annotations"}
+    other = {field.name for field in dataclasses.fields(Edits)} - {*MADE_BY_CDI}
+    assert other == {"annotations", "cpuset_cpus", "cpuset_mems"}
 
 
 @given(gpu_sets(), st.booleans())

@@ -49,7 +49,15 @@ def faults(text: str) -> list[str]:
 
 
 def test_the_five_of_the_contracts_are_shipped_and_one_with_mig() -> None:
-    assert {path.stem for path in SHIPPED} == {"four-gpus", "hgx-h100", "dgx-a100", "pcie-8", "none", "mig-a100"}
+    assert {path.stem for path in SHIPPED} == {
+        "four-gpus",
+        "hgx-h100",
+        "dgx-a100",
+        "pcie-8",
+        "none",
+        "mig-a100",
+        "dgx1-v100",
+    }
 
 
 @pytest.mark.parametrize("path", [*SHIPPED, *FIXTURES], ids=lambda path: path.stem)
@@ -186,7 +194,7 @@ FAULTS = {
         f"{NODE}divrer = 'x'\n",
         ["node.divrer: unknown key (known here: cuda, driver, majors)"],
     ),
-    "unknown table": (f"{NODE}[gpus]\n", ["gpus: unknown key (known here: gpu, link, node, schema)"]),
+    "unknown table": (f"{NODE}[gpus]\n", ["gpus: unknown key (known here: gpu, link, node, numa, schema)"]),
     "not a version": (f"{NODE}driver = '5'\n", ["node.driver: '5' is not a version (580.95.05)"]),
     "gpu is one table": (f"{NODE}[gpu]\n", ["gpu: must be an array of tables"]),
     "gpu is no table": (f"gpu = [1]\n{NODE}", ["gpu[0]: must be a table"]),
