@@ -86,17 +86,23 @@ def _best(
     fabric = fabric_of(inventory)
     ranked = sorted((_rank(gpu, asker, usage), fabric.places[gpu.uuid]) for gpu in open_ones)
     last, _ = ranked[number - 1]
-    taken = tuple(place for rank, place in ranked if rank < last)
-    pool = tuple(place for rank, place in ranked if rank == last)
-    if asker.mode is Mode.SHARED:  # spread by load alone: others come and go beside it
+    taken = tuple(at for rank, at in ranked if rank < last)
+    pool = tuple(at for rank, at in ranked if rank == last)
+    if asker.mode is Mode.SHARED:  # spread by load alone; what is left stays open to others
         chosen = choose(fabric, number - len(taken), pool, taken=taken)
     else:
-        at = {gpu.uuid: place for place, gpu in enumerate(inventory.gpus) if not why_not(gpu)}
-        friends = tuple(at[uuid] for uuid in at if uuid in usage and asker.pod_uid in usage[uuid].pods)
-        free = tuple(at[uuid] for uuid in at if uuid not in usage)
-        room = Room(friends, free, asker.strategy)
-        chosen = choose(fabric, number - len(taken), pool, taken=taken, room=room)
-    return tuple(inventory.gpus[place] for place in sorted((*taken, *chosen)))
+        chosen = choose(fabric, number - len(taken), pool, taken=taken, room=_room(asker, inventory, usage))
+    return tuple(inventory.gpus[at] for at in sorted((*taken, *chosen)))
+
+
+def _room(asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]) -> Room:
+    """Of the whole node: what the selectors leave out is still there for others."""
+    able = [(at, usage.get(gpu.uuid)) for at, gpu in enumerate(inventory.gpus) if not why_not(gpu)]
+    return Room(
+        friends=tuple(at for at, use in able if use is not None and asker.pod_uid in use.pods),
+        free=tuple(at for at, use in able if use is None),
+        strategy=asker.strategy,
+    )
 
 
 def _rank(unit: Unit, asker: Asker, usage: Mapping[GpuUuid, Usage]) -> tuple[int, bool]:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.gpu import NumaNode
+from nri_gpu.domain.gpu import Inventory, NumaNode
 from nri_gpu.inventory.numa import numa_nodes, parse_cpulist
+from nri_gpu.inventory.source import NvmlSource
 from tests.support import builders as make
+from tests.support.nvml import FakeGpu, build_fake_nvml
 
 MEMINFO = "Node {0} MemTotal:       {1} kB\nNode {0} MemFree:         1 kB\n"
 
@@ -60,3 +63,19 @@ def test_lists(text: str) -> None:
 def test_no_lists(text: str) -> None:
     with pytest.raises(ValueError, match="is not a list of CPUs"):
         parse_cpulist(text)
+
+
+def test_the_nvml_source_reads_them_with_the_inventory(tmp_path: Path) -> None:
+    make_node(tmp_path, 1, "16-31")
+    devices = tmp_path / "proc_devices"
+    devices.write_text("Character devices:\n195 nvidia\n")
+    root = build_fake_nvml(tmp_path / "driver", [FakeGpu(numa=1)])
+
+    async def once() -> Inventory:
+        source = NvmlSource(root, proc_devices=str(devices), sysfs=str(tmp_path))
+        try:
+            return await source.refresh()
+        finally:
+            await source.close()
+
+    assert asyncio.run(once()).numa == (NumaNode(1, "16-31"),)

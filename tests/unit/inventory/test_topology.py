@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.gpu import Inventory, Link, Majors
+from nri_gpu.domain.gpu import Inventory, Link, Majors, NumaNode
 from nri_gpu.inventory.topology import TopologyError, load_topology, parse_topology
 from nri_gpu.requirements import facts
 
@@ -183,12 +183,26 @@ def test_bus_ids_are_normalised() -> None:
     assert parse(NODE + GPU.replace("0000:3b", "00010000:3B")).gpus[0].pci_bus_id == "10000:3b:00.0"
 
 
+def test_numa_nodes_in_order() -> None:
+    text = "[[numa]]\nnode = 3\ncpus = '48'\nmemory = false\n[[numa]]\nnode = 1\ncpus = '0-15,32-47'\n"
+    assert parse(NODE + text).numa == (NumaNode(1, "0-15,32-47"), NumaNode(3, "48", memory=False))
+
+
 BRANDS = ", ".join(facts.BRANDS)
 FAULTS = {
     "no schema": ("[node]\n", ["schema: missing; a whole number"]),
     "another schema": ("schema = 2\n[node]\n", ["schema: 2 is not from 1 to 1"]),
     "a bool is no number": ("schema = true\n[node]\n", ["schema: must be a whole number"]),
     "no node": ("schema = 1\n", ["node: missing; a table"]),
+    "no cpus": (f"{NODE}[[numa]]\nnode = 0\n", ["numa[0].cpus: missing; text"]),
+    "odd cpus": (
+        f"{NODE}[[numa]]\nnode = 0\ncpus = 'all'\n",
+        ["numa[0].cpus: 'all' is not a list of CPUs (\"0-15,32-47\")"],
+    ),
+    "a numa node twice": (
+        f"{NODE}[[numa]]\nnode = 0\ncpus = '0'\n[[numa]]\nnode = 0\ncpus = '1'\n",
+        ["numa[1].node: the same as numa[0].node"],
+    ),
     "node is no table": ("schema = 1\nnode = 3\n", ["node: must be a table"]),
     "unknown key": (
         f"{NODE}divrer = 'x'\n",
