@@ -115,7 +115,7 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
     if held := _held(container, node, ledger):
         gpus, mode = held
     else:
-        gpus = place(claim, Asker(container.pod.uid, mode), node.inventory, ledger)
+        gpus = place(claim, Asker(container.pod.uid, mode, policy.placement.strategy), node.inventory, ledger)
     if isinstance(gpus, Reason):
         return Refuse(gpus)
     if reason := missing_capability_major(gpus, node.inventory.majors):

@@ -59,6 +59,7 @@ def outfit(
         tree=node.driver.trees.get(capabilities) if node.driver else None,
         loader=policy.driver.loader,
         void=policy.environment.visible_devices is VisibleDevices.VOID,
+        numa=policy.placement.numa,
         extra=extra,
         compat=choice.package,
         completes=completes,

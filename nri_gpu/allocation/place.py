@@ -1,4 +1,4 @@
-"""Which GPUs a claim gets: pure and deterministic. Topology comes later; here order is NVML's."""
+"""Which GPUs a claim gets: pure and deterministic."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, assert_never
 
+from nri_gpu.allocation.choose import Room, choose
+from nri_gpu.allocation.fabric import fabric_of
 from nri_gpu.allocation.fit import matches, why_not
 from nri_gpu.allocation.ledger import UNUSED, Ledger, Usage
 from nri_gpu.allocation.words import (
@@ -25,16 +27,18 @@ from nri_gpu.domain.claim import Claim, Count, Devices, Everything, MigProfile, 
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.decision import Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid, Inventory, MigPart, Unit, nvml_order
+from nri_gpu.domain.placement import Strategy
 
 __all__ = ["Asker", "matches", "place", "why_not"]
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks, and in which mode."""
+    """Who asks, in which mode, and what policy says of where exclusive GPUs are taken."""
 
     pod_uid: PodUid
     mode: Mode
+    strategy: Strategy = Strategy.PACK
 
 
 def place(claim: Claim, asker: Asker, inventory: Inventory, ledger: Ledger) -> tuple[Unit, ...] | Reason:
@@ -71,7 +75,44 @@ def _count(
     fitting = [gpu for gpu in inventory.gpus if not why_not(gpu) and matches(gpu, claim.selectors)]
     if len(fitting) < gpus:
         return none_fit(claim, inventory) if not fitting else too_few(gpus, claim, fitting, inventory)
-    return _least_loaded(gpus, "GPU", fitting, asker, usage)
+    open_ones = _open(gpus, "GPU", fitting, asker, usage)
+    return open_ones if isinstance(open_ones, Reason) else _best(gpus, open_ones, asker, inventory, usage)
+
+
+def _best(
+    number: int, open_ones: Sequence[Gpu], asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]
+) -> tuple[Gpu, ...]:
+    """The first by rank; of those that are equal there, the ones best linked to each other and to the first."""
+    fabric = fabric_of(inventory)
+    ranked = sorted((_rank(gpu, asker, usage), fabric.places[gpu.uuid]) for gpu in open_ones)
+    last, _ = ranked[number - 1]
+    taken = tuple(at for rank, at in ranked if rank < last)
+    pool = tuple(at for rank, at in ranked if rank == last)
+    if asker.mode is Mode.SHARED:  # spread by load alone; what is left stays open to others
+        chosen = choose(fabric, number - len(taken), pool, taken=taken)
+    else:
+        chosen = choose(fabric, number - len(taken), pool, taken=taken, room=_room(asker, inventory, usage))
+    return tuple(inventory.gpus[at] for at in sorted((*taken, *chosen)))
+
+
+def _room(asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]) -> Room:
+    """Of the whole node: what the selectors leave out is still there for others."""
+    able = [(at, usage.get(gpu.uuid)) for at, gpu in enumerate(inventory.gpus) if not why_not(gpu)]
+    return Room(
+        friends=tuple(at for at, use in able if use is not None and asker.pod_uid in use.pods),
+        free=tuple(at for at, use in able if use is None),
+        strategy=asker.strategy,
+    )
+
+
+def _rank(unit: Unit, asker: Asker, usage: Mapping[GpuUuid, Usage]) -> tuple[int, bool]:
+    """The least loaded first; among the equally loaded those that the pod's other containers have.
+
+    In exclusive mode the only load is the pod's own containers, so they get GPUs of their own while there are any and
+    share when there are none.
+    """
+    use = usage.get(unit.uuid, UNUSED)
+    return use.load, asker.pod_uid not in use.pods
 
 
 def _profiles(
@@ -83,29 +124,44 @@ def _profiles(
         fitting = [part for part in alike if matches(part, claim.selectors)]
         if len(fitting) < wanted.devices:
             return too_few_parts(wanted, claim, inventory)
-        some = _least_loaded(wanted.devices, f"{wanted.profile} MIG device", fitting, asker, usage)
-        if isinstance(some, Reason):
-            return some
-        chosen += some  # no profile comes twice, so neither does a device
+        open_ones = _open(wanted.devices, f"{wanted.profile} MIG device", fitting, asker, usage)
+        if isinstance(open_ones, Reason):
+            return open_ones
+        chosen += _fewest_gpus(wanted.devices, open_ones, asker, usage, chosen)  # no profile comes twice
     return tuple(sorted(chosen, key=nvml_order))
+
+
+def _fewest_gpus(
+    number: int,
+    open_ones: Sequence[MigPart],
+    asker: Asker,
+    usage: Mapping[GpuUuid, Usage],
+    chosen: Sequence[MigPart],
+) -> Sequence[MigPart]:
+    """The first by rank, then of the GPU with the most MIG devices in use, which leaves others whole; or the fewest.
+
+    Links are no matter: a program can use only one MIG device, and none of them reaches another.
+    """
+    weight = 0 if asker.mode is Mode.SHARED else {Strategy.PACK: -1, Strategy.SPREAD: 1}[asker.strategy]
+    among = {part.gpu.uuid: part.gpu for part in open_ones}
+    in_use = {uuid: sum(part in chosen or part.uuid in usage for part in gpu.parts) for uuid, gpu in among.items()}
+    return sorted(
+        open_ones,
+        key=lambda part: (_rank(part, asker, usage), weight * in_use[part.gpu.uuid], nvml_order(part)),
+    )[:number]
 
 
 U = TypeVar("U", Gpu, MigPart)
 
 
-def _least_loaded(
+def _open(
     number: int, noun: str, fitting: Sequence[U], asker: Asker, usage: Mapping[GpuUuid, Usage]
-) -> tuple[U, ...] | Reason:
-    """The least loaded first, then the lowest index.
-
-    In exclusive mode the only load is the pod's own containers, so they get GPUs of their own while there are any and
-    share when there are none.
-    """
+) -> list[U] | Reason:
+    """Those that can be had now, or why they are too few."""
     open_ones = [unit for unit in fitting if not usage.get(unit.uuid, UNUSED).blocks(asker.mode, asker.pod_uid)]
     if len(open_ones) < number:
         return all_busy(counted(number, noun), asker.mode, fitting, open_ones, usage)
-    ranked = sorted(open_ones, key=lambda unit: (usage.get(unit.uuid, UNUSED).load, nvml_order(unit)))
-    return tuple(sorted(ranked[:number], key=nvml_order))
+    return open_ones
 
 
 def _named(

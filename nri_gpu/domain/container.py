@@ -44,6 +44,7 @@ class Container:
     cdi_devices: fully qualified names that the pod's makers or the kubelet asked the runtime for; known from NRI 0.10.
     nvidia_hooks: programs of NVIDIA's that OCI hooks of the container run, by their names.
     rlimits: kinds of limits that it comes with, `RLIMIT_MEMLOCK`; told by containerd from 2.3 on.
+    pinned: it has a cpuset of its own: the kubelet's static CPU manager or another plugin looks after its CPUs.
     privileged: its device cgroup allows everything (the wildcard rule containerd writes).
     """
 
@@ -58,4 +59,5 @@ class Container:
     cdi_devices: tuple[str, ...] = ()
     nvidia_hooks: frozenset[str] = frozenset()
     rlimits: frozenset[str] = frozenset()
+    pinned: bool = False
     privileged: bool = False

@@ -58,7 +58,7 @@ class Edits:
 
     Keyed by what the runtime calls a conflict (device path, mount destination, variable, annotation, kind of limit),
     so the same key cannot stand in a reply twice. Where two parts name one key the later wins, which keeps merge
-    associative.
+    associative. cpuset_cpus, cpuset_mems: lists in the kernel's syntax, `0-15,32`; empty leaves them as they are.
     """
 
     devices: Mapping[str, DeviceNode] = field(default_factory=dict)
@@ -66,6 +66,8 @@ class Edits:
     env: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     rlimits: Mapping[str, Rlimit] = field(default_factory=dict)
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
 
     @classmethod
     def of(
@@ -76,6 +78,8 @@ class Edits:
         env: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
         rlimits: tuple[Rlimit, ...] = (),
+        cpuset_cpus: str = "",
+        cpuset_mems: str = "",
     ) -> Self:
         """Edits from plain parts."""
         return cls(
@@ -84,6 +88,8 @@ class Edits:
             env=_frozen(env or {}),
             annotations=_frozen(annotations or {}),
             rlimits=_frozen({limit.type: limit for limit in rlimits}),
+            cpuset_cpus=cpuset_cpus,
+            cpuset_mems=cpuset_mems,
         )
 
     def merge(self, other: Edits) -> Edits:
@@ -94,6 +100,8 @@ class Edits:
             env=_frozen({**self.env, **other.env}),
             annotations=_frozen({**self.annotations, **other.annotations}),
             rlimits=_frozen({**self.rlimits, **other.rlimits}),
+            cpuset_cpus=other.cpuset_cpus or self.cpuset_cpus,
+            cpuset_mems=other.cpuset_mems or self.cpuset_mems,
         )
 
 

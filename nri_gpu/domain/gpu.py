@@ -202,6 +202,18 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class NumaNode:
+    """One NUMA node of the host that a GPU is nearest to.
+
+    cpus: its CPUs in the kernel's list syntax, `0-15,32-47`; empty when it has none. memory: whether it has any.
+    """
+
+    number: int
+    cpus: str
+    memory: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Majors:
     """Character device majors of the driver's kernel modules. None: that module is not loaded.
 
@@ -258,6 +270,7 @@ class Inventory:
 
     fault: why nothing can be granted at all (no driver, version mismatch); empty when something can.
     taken_at: seconds since the epoch. driver_version, cuda_version: empty when unknown; `580.95.05`, `13.0`.
+    numa: the nodes that GPUs are nearest to, as far as the host tells.
     simulated: a topology file's node; its majors come from the file.
     extras: what the node has of each extra that is not made of the GPUs alone; one that is left out was not looked for.
     """
@@ -266,6 +279,7 @@ class Inventory:
     gpus: tuple[Gpu, ...] = ()
     faults: tuple[GpuFault, ...] = ()
     links: tuple[Link, ...] = ()
+    numa: tuple[NumaNode, ...] = ()
     majors: Majors = Majors()
     driver_version: str = ""
     cuda_version: str = ""

@@ -13,8 +13,10 @@ from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.extras import NO_PARTS, Parts
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree, Inventory, Majors, Unit
 from nri_gpu.domain.loader import Loader
+from nri_gpu.domain.placement import NumaBinding
 from nri_gpu.injection import devices, env
 from nri_gpu.injection.compat import compat_mount
+from nri_gpu.injection.cpuset import Cpuset, cpuset_of
 from nri_gpu.injection.mounts import Places, free_places, tree_mounts
 
 
@@ -23,9 +25,10 @@ class Share:
     """What one container is to receive.
 
     gpus: GPUs and MIG devices, in NVML order; none for `none`. capabilities: closed. tree: the staged driver files for
-    them. loader: how they are found. void: policy keeps NVIDIA_VISIBLE_DEVICES for others on this node. extra: what its
-    extras are made of. compat: a newer CUDA than the driver's. completes: it holds its GPUs by others' hand, and gets
-    no node of a GPU. The mark is not ours to add: the shell signs it.
+    them. loader: how they are found. void: policy keeps NVIDIA_VISIBLE_DEVICES for others on this node. numa: what
+    policy keeps to the GPUs' NUMA nodes. extra: what its extras are made of. compat: a newer CUDA than the driver's.
+    completes: it holds its GPUs by others' hand, and gets no node of a GPU. The mark is not ours to add: the shell
+    signs it.
     """
 
     container: Container
@@ -35,6 +38,7 @@ class Share:
     tree: DriverTree | None
     loader: Loader
     void: bool
+    numa: NumaBinding = NumaBinding.NONE
     extra: Parts = NO_PARTS
     compat: CompatPackage | None = None
     completes: bool = False
@@ -54,6 +58,7 @@ class Recipe:
     places: Places
     library_path: str
     void: bool
+    cpuset: Cpuset
     extra: Parts
     compat: CompatPackage | None = None
     present: frozenset[str] | None = None
@@ -74,6 +79,7 @@ def plan(share: Share) -> Edits:
         places=free_places(share.loader, share.container.mounts, share.tree),
         library_path=share.container.env.get(env.LIBRARY_PATH, ""),
         void=share.void,
+        cpuset=cpuset_of(share.gpus, share.inventory.numa, share.numa, pinned=share.container.pinned),
         extra=share.extra,
         compat=share.compat,
         present=devices.shared_among(share.container.devices) if share.completes else None,
@@ -122,4 +128,8 @@ def _extras(recipe: Recipe) -> Edits:
     return Edits.of(devices=parts.nodes, mounts=parts.mounts, rlimits=parts.rlimits) if recipe.gpus else NO_EDITS
 
 
-CONTRIBUTORS: Final[tuple[Contributor, ...]] = (_devices, _driver, _compat, _visible, _extras)
+def _cpuset(recipe: Recipe) -> Edits:
+    return Edits.of(cpuset_cpus=recipe.cpuset.cpus, cpuset_mems=recipe.cpuset.mems)
+
+
+CONTRIBUTORS: Final[tuple[Contributor, ...]] = (_devices, _driver, _compat, _visible, _extras, _cpuset)

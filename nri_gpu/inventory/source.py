@@ -15,6 +15,7 @@ from nri_gpu.domain.gpu import Inventory
 from nri_gpu.inventory.capabilities import PROC, unusual, with_minors
 from nri_gpu.inventory.child import Deadlines, NvmlChild
 from nri_gpu.inventory.devices import PROC_DEVICES, host_majors
+from nri_gpu.inventory.numa import numa_nodes
 from nri_gpu.inventory.offers import Roots, find_offers
 from nri_gpu.inventory.topology import load_topology
 
@@ -48,7 +49,7 @@ class TopologySource:
 
 
 class NvmlSource:
-    """The machine itself: GPUs from NVML, majors and the minors of MIG's capabilities from the kernel."""
+    """The machine itself: GPUs from NVML, majors, NUMA nodes and the minors of MIG's capabilities from the kernel."""
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class NvmlSource:
         self._child = NvmlChild(str(driver_root), library_dirs, sysfs=sysfs, deadlines=deadlines, wall=wall)
         self._proc_devices = proc_devices
         self._proc = Path(proc)
-        self._roots = Roots(proc=self._proc, sys=Path(sysfs), driver=Path(driver_root))
+        self._sysfs = Path(sysfs)
+        self._roots = Roots(proc=self._proc, sys=self._sysfs, driver=Path(driver_root))
         self._said: tuple[str, ...] = ()
 
     async def refresh(self) -> Inventory:
@@ -77,7 +79,8 @@ class NvmlSource:
             if sentence not in said:
                 logger.bind(fault=sentence).warning("odd capability minors, believed")
         offers = await asyncio.to_thread(find_offers, self._roots, inventory.driver_version)
-        return dataclasses.replace(inventory, majors=majors, gpus=gpus, extras=offers)
+        numa = numa_nodes(gpus, self._sysfs)
+        return dataclasses.replace(inventory, majors=majors, gpus=gpus, numa=numa, extras=offers)
 
     async def close(self) -> None:
         """Ends the NVML process."""

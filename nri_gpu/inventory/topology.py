@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.domain.errors import Fault, InventoryError
-from nri_gpu.domain.gpu import DrmNode, Gpu, GpuUuid, Inventory, Link, Majors, MigDevice, PciBusId
+from nri_gpu.domain.gpu import DrmNode, Gpu, GpuUuid, Inventory, Link, Majors, MigDevice, NumaNode, PciBusId
 from nri_gpu.inventory.capabilities import CAP_MINOR_MAX, COMPUTE_INSTANCES_MAX, GPU_INSTANCES_MAX, usual_minors
 from nri_gpu.inventory.identity import (
     parse_bus_id,
@@ -20,6 +20,7 @@ from nri_gpu.inventory.identity import (
     parse_profile,
     parse_uuid,
 )
+from nri_gpu.inventory.numa import parse_cpulist
 from nri_gpu.inventory.offer_table import read_offers
 from nri_gpu.inventory.table import Notes, Table
 from nri_gpu.requirements.facts import BRANDS
@@ -90,11 +91,13 @@ def _inventory(root: Table, taken_at: float) -> Inventory:
     gpus = sorted((_gpu(table) for table in root.tables("gpu")), key=lambda gpu: gpu.index)
     indices = frozenset(gpu.index for gpu in gpus)
     links = sorted((_link(table, indices) for table in root.tables("link")), key=lambda link: (link.a, link.b))
+    numa = sorted((_numa_node(table) for table in root.tables("numa")), key=lambda each: each.number)
     root.done()
     return Inventory(
         taken_at=taken_at,
         gpus=tuple(gpus),
         links=tuple(links),
+        numa=tuple(numa),
         majors=majors,
         driver_version=driver,
         cuda_version=cuda,
@@ -220,6 +223,14 @@ def _link(table: Table, indices: frozenset[int]) -> Link:
     )
     table.done()
     return link
+
+
+def _numa_node(table: Table) -> NumaNode:
+    number = table.number("node", 0, NUMA_MAX)
+    table.once("node", number, among="numa")
+    node = NumaNode(number or 0, table.parsed("cpus", parse_cpulist) or "", memory=table.flag("memory", default=True))
+    table.done()
+    return node
 
 
 def _parse_pcie(text: str) -> str:

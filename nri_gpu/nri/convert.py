@@ -183,6 +183,7 @@ def container_from_pb(container: pb.Container, pod: Pod) -> Container:
         cdi_devices=tuple(device.name for device in container.CDI_devices),
         nvidia_hooks=frozenset(_nvidia_hooks(container.hooks)) if container.HasField("hooks") else frozenset(),
         rlimits=frozenset(limit.type for limit in container.rlimits),
+        pinned=bool(container.linux.resources.cpu.cpus or container.linux.resources.cpu.mems),
         privileged=any(_wildcard(rule) for rule in container.linux.resources.devices),
     )
 
@@ -204,6 +205,11 @@ def reply_to_pb(edits: Edits) -> bytes:
         device.gid.value = node.gid
     for limit in edits.rlimits.values():
         adjust.rlimits.add(type=limit.type, hard=limit.hard, soft=limit.soft)
+    # Only what is set: a message that is there but empty would already claim the container's CPUs for us.
+    if edits.cpuset_cpus:
+        adjust.linux.resources.cpu.cpus = edits.cpuset_cpus
+    if edits.cpuset_mems:
+        adjust.linux.resources.cpu.mems = edits.cpuset_mems
     return reply.SerializeToString()
 
 

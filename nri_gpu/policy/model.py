@@ -14,6 +14,7 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.extras import HARMLESS, Extra
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability
 from nri_gpu.domain.loader import Loader
+from nri_gpu.domain.placement import NumaBinding, Strategy
 from nri_gpu.policy.globs import EVERYTHING, NOTHING, Globs
 from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Folder, Patterns, Text, Texts, Whole
 
@@ -240,6 +241,28 @@ class ForeignSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementSettings:
+    """Which GPUs of many are taken, and what else of the node goes with them."""
+
+    strategy: Annotated[
+        Strategy,
+        Declaration(
+            Choice(Strategy),
+            "Of sets of GPUs that are linked equally well, for exclusive requests: pack leaves the others together, "
+            "spread takes from where most are free. Shared requests always go where the load is least.",
+        ),
+    ] = Strategy.PACK
+    numa: Annotated[
+        NumaBinding,
+        Declaration(
+            Choice(NumaBinding),
+            "Keep a granted container to CPUs, memory or both of its GPUs' NUMA nodes, where nobody else has set its "
+            "cpuset.",
+        ),
+    ] = NumaBinding.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InventorySettings:
     """How often the driver is asked what GPUs there are."""
 
@@ -287,6 +310,7 @@ class Policy:
     requirements: RequirementSettings = RequirementSettings()
     compat: CompatSettings = CompatSettings()
     foreign: ForeignSettings = ForeignSettings()
+    placement: PlacementSettings = PlacementSettings()
     inventory: InventorySettings = InventorySettings()
     ledger: LedgerSettings = LedgerSettings()
     control: ControlSettings = ControlSettings()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nri_gpu.allocation.fabric import links_among
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decide import decide
 from nri_gpu.domain.compat import CompatPackage
@@ -35,10 +36,11 @@ class ManifestError(NriGpuError):
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One container's decision, and the edits it would get."""
+    """One container's decision. links: how many pairs of its GPUs are joined how, `NV18` or `PIX`, the best first."""
 
     container: Container
     decision: Decision
+    links: Mapping[str, int]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,8 +70,13 @@ def decide_all(pods: tuple[tuple[Container, ...], ...], node: Node, policy: Poli
     for container in (container for pod in pods for container in pod):
         decision = decide(container, node, ledger, policy)
         ledger = ledger.after(decision, 0.0)
-        explained.append(Explained(container, decision))
+        explained.append(Explained(container, decision, _links(decision, node)))
     return tuple(explained)
+
+
+def _links(decision: Decision, node: Node) -> Mapping[str, int]:
+    uuids = decision.grant.uuids if isinstance(decision, Inject) else ()
+    return links_among([unit for unit in node.inventory.units if unit.uuid in uuids], node.inventory)
 
 
 def take_node(topology: str | None, policy: Policy) -> Node:
@@ -220,6 +227,7 @@ def _json(each: Explained) -> dict[str, Any]:
                 "decision": "inject",
                 "rule": rule,
                 **granted,
+                "links": dict(each.links),
                 "compat": compat,
                 "edits": _edits_json(edits),
             }
@@ -239,6 +247,8 @@ def _edits_json(edits: Edits) -> dict[str, Any]:
         ],
         "env": dict(edits.env),
         "rlimits": [{"type": each.type, "hard": each.hard, "soft": each.soft} for each in edits.rlimits.values()],
+        "cpuset_cpus": edits.cpuset_cpus,
+        "cpuset_mems": edits.cpuset_mems,
     }
 
 
@@ -260,12 +270,17 @@ def _lines(each: Explained, node: Node) -> Iterator[str]:
             indices = [unit.place if isinstance(unit, MigPart) else str(unit.index) for unit in units]
             what = f"GPU {', '.join(indices)}, {grant.mode}" if grant.mode else "no GPU, as it asked"
             yield f"  granted {what} (by {rule})"
+            if each.links:
+                yield f"  links   {', '.join(f'{word} x{pairs}' for word, pairs in each.links.items())}"
             if compat:
                 yield f"  compat  {compat}"
             yield from (f"  device  c {d.major}:{d.minor} rw  {d.path}" for d in edits.devices.values())
             yield from (f"  mount   {m.destination}  from {m.source}" for m in edits.mounts.values())
             yield from (f"  env     {key}={value}" for key, value in edits.env.items())
             yield from (f"  rlimit  {each.type}={_shown(each.soft)}" for each in edits.rlimits.values())
+            for name, value in (("cpus", edits.cpuset_cpus), ("mems", edits.cpuset_mems)):
+                if value:
+                    yield f"  cpuset  {name} {value}"
 
 
 def _shown(limit: int) -> str:

@@ -71,6 +71,7 @@ def to_json(inventory: Inventory) -> dict[str, Any]:
         "gpus": [_gpu_json(gpu) for gpu in inventory.gpus],
         "faults": [{"index": fault.index, "reason": fault.reason} for fault in inventory.faults],
         "links": [{"a": link.a, "b": link.b, "pcie": link.pcie, "nvlink": link.nvlink} for link in inventory.links],
+        "numa": [{"node": node.number, "cpus": node.cpus, "memory": node.memory} for node in inventory.numa],
     }
 
 

@@ -217,6 +217,7 @@ def containers(draw: st.DrawFn) -> Container:
         devices=tuple(draw(st.lists(devices, max_size=2))),
         mounts=draw(mounts),
         rlimits=draw(st.sampled_from([frozenset[str](), frozenset({"RLIMIT_MEMLOCK", "RLIMIT_NOFILE"})])),
+        pinned=draw(st.sampled_from([False, False, True])),
         privileged=draw(st.sampled_from([False, False, False, True])),
     )
 

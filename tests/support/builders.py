@@ -234,6 +234,8 @@ def container_message(of: Container, **fields: Any) -> pb.Container:  # noqa: AN
         made.hooks.create_container.add(path=f"/usr/bin/{program}", args=[program, "hook"])
     for kind in sorted(of.rlimits):
         made.rlimits.add(type=kind, hard=1, soft=1)
+    if of.pinned:
+        made.linux.resources.cpu.cpus = "0-3"
     made.linux.resources.devices.add(allow=of.privileged, access="rwm")
     made.MergeFrom(pb.Container(**fields))
     return made

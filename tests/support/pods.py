@@ -42,6 +42,7 @@ class PodSpec:
 class ContainerSpec:
     """What a container is asked for. memory_bytes: its limit, 0 for none; command empty: the image's own.
 
+    cpuset_cpus: as the kubelet's static CPU manager sets it; empty: every CPU.
     devices, mounts: path in the container -> path on the host.
     """
 
@@ -57,6 +58,7 @@ class ContainerSpec:
     mounts: Mapping[str, str] = field(default_factory=dict)
     cdi_devices: Sequence[str] = ()
     memory_bytes: int = 0
+    cpuset_cpus: str = ""
     user: int | None = None
     readonly_rootfs: bool = False
     user_namespace: bool = False  # as its pod
@@ -102,7 +104,8 @@ def container_to_pb(spec: ContainerSpec) -> pb.ContainerConfig:
         annotations=spec.annotations,
         log_path=f"{spec.name}_{spec.attempt}.log",
         linux=pb.LinuxContainerConfig(
-            resources=pb.LinuxContainerResources(memory_limit_in_bytes=spec.memory_bytes), security_context=security
+            resources=pb.LinuxContainerResources(memory_limit_in_bytes=spec.memory_bytes, cpuset_cpus=spec.cpuset_cpus),
+            security_context=security,
         ),
         CDI_devices=[pb.CDIDevice(name=name) for name in spec.cdi_devices],
     )

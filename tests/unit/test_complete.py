@@ -82,7 +82,8 @@ def test_by_default_who_asks_is_refused() -> None:
 
 
 ONLY_SHAPING = ["1", "2", "count=2", "device=1", f"device={make.uuid(3)}", "device=1,3", "1; mode=shared", "arch>=8.0"]
-MORE = ["3", "device=0", "device=0,1", "all", "mig=1g.5gb", "model=*H100*", "1; mode=exclusive", "device=9", "2; extras=drm"]
+MORE = ["3", "device=0", "device=0,1", "all", "mig=1g.5gb", "model=*H100*", "1; mode=exclusive", "device=9"]
+MORE += ["2; extras=drm"]
 
 
 @pytest.mark.parametrize("claim", ONLY_SHAPING)

@@ -11,7 +11,8 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Refuse
 from nri_gpu.domain.edits import NO_EDITS
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, GpuUuid, Majors, Node
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, GpuUuid, Majors, Node, NumaNode
+from nri_gpu.domain.placement import NumaBinding, Strategy
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import (
     CapabilityRules,
@@ -20,11 +21,13 @@ from nri_gpu.policy.model import (
     EnvironmentSettings,
     NamespaceRules,
     Otherwise,
+    PlacementSettings,
     Policy,
     RequirementSettings,
     VisibleDevices,
 )
 from tests.support import builders as make
+from tests.support.fabrics import KNOWN
 from tests.support.loading import LIBRARIES, tree_of
 
 POLICY = Policy()
@@ -534,3 +537,29 @@ def test_a_capability_brings_along_what_it_needs() -> None:
 def test_32_bit_libraries_are_found_by_the_variable() -> None:
     edits = injected(make.container("1;capabilities=utility,compat32")).edits
     assert edits.env["LD_LIBRARY_PATH"] == f"{LIBRARIES}:{LIBRARIES}/lib32"
+
+
+@pytest.mark.parametrize(("strategy", "chosen"), [(Strategy.PACK, 1), (Strategy.SPREAD, 4)], ids=str)
+def test_policy_says_where_equal_gpus_are_taken(strategy: Strategy, chosen: int) -> None:
+    known = KNOWN["8 x PCIe"]
+    node = make.node(known.gpus, links=known.links)
+    policy = Policy(placement=PlacementSettings(strategy=strategy))
+    ledger = make.ledger(make.entry(0, to=make.container(of="other")))
+    assert injected(make.container("1"), node, ledger, policy).grant.uuids == (make.uuid(chosen),)
+
+
+@pytest.mark.parametrize(
+    ("binding", "pinned", "cpuset"),
+    [
+        (NumaBinding.NONE, False, ("", "")),
+        (NumaBinding.CPUS, False, ("0-7", "")),
+        (NumaBinding.MEMORY, False, ("", "0")),
+        (NumaBinding.BOTH, False, ("0-7", "0")),
+        (NumaBinding.BOTH, True, ("", "")),
+    ],
+)
+def test_policy_says_what_is_kept_near_the_gpus(binding: NumaBinding, pinned: bool, cpuset: tuple[str, str]) -> None:
+    node = make.node([make.gpu(0, numa_node=0)], numa=(NumaNode(0, "0-7"),))
+    policy = Policy(placement=PlacementSettings(numa=binding))
+    edits = injected(make.container("1", pinned=pinned), node, policy=policy).edits
+    assert (edits.cpuset_cpus, edits.cpuset_mems) == cpuset

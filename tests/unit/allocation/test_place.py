@@ -10,12 +10,15 @@ from nri_gpu.allocation.place import Asker, matches, place, why_not
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.domain.gpu import Gpu, GpuFault, Inventory, PciBusId, Unit, whole
+from nri_gpu.domain.placement import Strategy
 from nri_gpu.request.parse import parse_claim
 from tests.support import builders as make
+from tests.support.fabrics import KNOWN
 
 ME, OTHER, THIRD = make.container(of="me"), make.container(of="other"), make.container(of="third")
 SIDE = make.container(of="me", name="side")
 EXCLUSIVE, SHARED = Mode.EXCLUSIVE, Mode.SHARED
+FREE = Ledger()
 # GPU 1 is lost, GPU 2 cut by MIG.
 WORN = (make.gpu(0), make.gpu(1, unavailable="nvmlDeviceGetName: GPU is lost (15)"), make.gpu(2, mig_enabled=True))
 MIXED = (make.gpu(0), make.gpu(1, model="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30, arch=(9, 0)))
@@ -78,6 +81,18 @@ CHOSEN: dict[str, tuple[str, Sequence[Gpu], Ledger, list[int]]] = {
         make.ledger(make.entry(0, to=OTHER, mode=SHARED), make.entry(0, 1, to=THIRD, mode=SHARED)),
         [1, 2],
     ),
+    "shared prefers what the pod has, among the equally loaded": (
+        "1;mode=shared",
+        make.gpus(2),
+        make.ledger(make.entry(0, to=OTHER, mode=SHARED), make.entry(1, to=SIDE, mode=SHARED)),
+        [1],
+    ),
+    "but not before a less loaded one": (
+        "1;mode=shared",
+        make.gpus(3),
+        make.ledger(make.entry(0, to=SIDE, mode=SHARED)),
+        [1],
+    ),
     "selectors alone mean one": ("memory>=40Gi", MIXED, Ledger(), [0]),
     "by index": ("device=2,0", make.gpus(), Ledger(), [0, 2]),
     "by uuid": (f"device={make.uuid(3)}", make.gpus(), Ledger(), [3]),
@@ -94,6 +109,53 @@ CHOSEN: dict[str, tuple[str, Sequence[Gpu], Ledger, list[int]]] = {
 @pytest.mark.parametrize(("text", "found", "ledger", "chosen"), CHOSEN.values(), ids=CHOSEN)
 def test_what_a_claim_gets(text: str, found: Sequence[Gpu], ledger: Ledger, chosen: list[int]) -> None:
     assert indices(text, found, ledger) == chosen
+
+
+PCIE_8 = KNOWN["8 x PCIe"]
+LINKED: dict[str, tuple[str, Inventory, Ledger, list[int]]] = {
+    "the best linked": ("2", PCIE_8, make.ledger(make.entry(0, 3, to=OTHER)), [4, 5]),
+    "one that breaks no switch": ("1", PCIE_8, make.ledger(make.entry(5, to=OTHER)), [4]),
+    "lost ones leave no room": (
+        "1",
+        replace(PCIE_8, gpus=(make.gpu(0, unavailable="lost"), *PCIE_8.gpus[1:])),
+        FREE,
+        [1],
+    ),
+    "near what the pod has": ("1", PCIE_8, make.ledger(make.entry(6, to=SIDE), make.entry(0, to=OTHER)), [7]),
+    "beside what it must share": (
+        "2",
+        PCIE_8,
+        make.ledger(make.entry(5, to=SIDE), make.entry(0, 1, 2, 3, 4, 6, to=OTHER)),
+        [5, 7],
+    ),
+    "shared, the best linked of the least loaded": (
+        "2;mode=shared",
+        PCIE_8,
+        make.ledger(make.entry(0, 1, 3, 5, to=OTHER, mode=SHARED)),
+        [6, 7],
+    ),
+    "shared, linked to the less loaded": (
+        "2;mode=shared",
+        PCIE_8,
+        make.ledger(make.entry(0, 1, 2, 3, 4, 5, 7, to=OTHER, mode=SHARED)),
+        [6, 7],
+    ),
+    "that fit the selectors": ("2;memory>=40Gi", PCIE_8, make.ledger(make.entry(0, to=OTHER)), [2, 3]),
+}
+
+
+@pytest.mark.parametrize(("text", "found", "ledger", "chosen"), LINKED.values(), ids=LINKED)
+def test_which_of_many(text: str, found: Inventory, ledger: Ledger, chosen: list[int]) -> None:
+    units = asked(text, found, ledger)
+    assert not isinstance(units, Reason), units
+    assert [whole(unit).index for unit in units] == chosen
+
+
+def test_spread_takes_a_switch_of_its_own() -> None:
+    asker = Asker(ME.pod.uid, EXCLUSIVE, Strategy.SPREAD)
+    units = place(parse_claim(make.KEY, "1"), asker, PCIE_8, make.ledger(make.entry(0, to=OTHER)))
+    assert not isinstance(units, Reason)
+    assert [whole(unit).index for unit in units] == [4]
 
 
 HELD = make.ledger(make.entry(0, to=OTHER))

@@ -12,6 +12,7 @@ from nri_gpu.allocation.place import Asker, place
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit
+from nri_gpu.domain.placement import Strategy
 from nri_gpu.request.parse import parse_claim
 from tests.support import builders as make
 
@@ -62,6 +63,22 @@ def test_what_a_claim_gets(text: str, ledger: Ledger, chosen: list[str]) -> None
     units = asked(text, NODE, ledger)
     assert not isinstance(units, Reason), units
     assert [unit.place if isinstance(unit, MigPart) else str(unit.index) for unit in units] == chosen
+
+
+def test_packing_leaves_gpus_whole_and_spreading_does_not() -> None:
+    chosen = {}
+    for strategy in Strategy:
+        asker = Asker(ME.pod.uid, Mode.EXCLUSIVE, strategy)
+        for text in (f"mig={SMALL}", f"mig={SMALL}:2"):
+            units = place(parse_claim(make.KEY, text), asker, make.inventory(NODE), holding(part(2, 0)))
+            assert not isinstance(units, Reason)
+            chosen[strategy, text] = [unit.place for unit in units if isinstance(unit, MigPart)]
+    assert chosen == {
+        (Strategy.PACK, "mig=1g.5gb"): ["2:1"],
+        (Strategy.PACK, "mig=1g.5gb:2"): ["1:0", "2:1"],
+        (Strategy.SPREAD, "mig=1g.5gb"): ["1:0"],
+        (Strategy.SPREAD, "mig=1g.5gb:2"): ["1:0", "1:2"],
+    }
 
 
 ALL_SMALL = holding(part(1, 0), part(1, 2), part(2, 0), part(2, 1))

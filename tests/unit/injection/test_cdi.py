@@ -160,8 +160,9 @@ def test_what_devices_would_set_differently_is_in_none(monkeypatch: pytest.Monke
 
 
 def test_every_part_of_edits_has_been_thought_of() -> None:
-    """A new one must either be in CDI too, or be known not to be: CDI has no word for limits."""
-    assert {field.name for field in dataclasses.fields(Edits)} - {*MADE_BY_CDI} == {"annotations", "rlimits"}
+    """A new one must either be in CDI too, or be known not to be: CDI has no word for limits and cpusets."""
+    other = {field.name for field in dataclasses.fields(Edits)} - {*MADE_BY_CDI}
+    assert other == {"annotations", "rlimits", "cpuset_cpus", "cpuset_mems"}
 
 
 @given(gpu_sets(), st.booleans())

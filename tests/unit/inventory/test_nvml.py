@@ -102,7 +102,12 @@ def test_a_topology_and_nvml_tell_of_a_node_alike(tmp_path: Path, name: str) -> 
     fake = build_fake_nvml(tmp_path, gpus, ancestors=ancestors, driver=simulated.driver_version)
     inventory = ask(fake, str(sysfs))
     assert inventory == dataclasses.replace(
-        simulated, majors=inventory.majors, cuda_version=inventory.cuda_version, simulated=False, extras={}
+        simulated,
+        majors=inventory.majors,
+        cuda_version=inventory.cuda_version,
+        simulated=False,
+        extras={},
+        numa=(),
     )
 
 

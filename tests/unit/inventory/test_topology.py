@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.gpu import Inventory, Link, Majors
+from nri_gpu.domain.gpu import Inventory, Link, Majors, NumaNode
 from nri_gpu.inventory.topology import TopologyError, load_topology, parse_topology
 from nri_gpu.requirements import facts
 
@@ -49,7 +49,15 @@ def faults(text: str) -> list[str]:
 
 
 def test_the_five_of_the_contracts_are_shipped_and_one_with_mig() -> None:
-    assert {path.stem for path in SHIPPED} == {"four-gpus", "hgx-h100", "dgx-a100", "pcie-8", "none", "mig-a100"}
+    assert {path.stem for path in SHIPPED} == {
+        "four-gpus",
+        "hgx-h100",
+        "dgx-a100",
+        "pcie-8",
+        "none",
+        "mig-a100",
+        "dgx1-v100",
+    }
 
 
 @pytest.mark.parametrize("path", [*SHIPPED, *FIXTURES], ids=lambda path: path.stem)
@@ -175,18 +183,32 @@ def test_bus_ids_are_normalised() -> None:
     assert parse(NODE + GPU.replace("0000:3b", "00010000:3B")).gpus[0].pci_bus_id == "10000:3b:00.0"
 
 
+def test_numa_nodes_in_order() -> None:
+    text = "[[numa]]\nnode = 3\ncpus = '48'\nmemory = false\n[[numa]]\nnode = 1\ncpus = '0-15,32-47'\n"
+    assert parse(NODE + text).numa == (NumaNode(1, "0-15,32-47"), NumaNode(3, "48", memory=False))
+
+
 BRANDS = ", ".join(facts.BRANDS)
 FAULTS = {
     "no schema": ("[node]\n", ["schema: missing; a whole number"]),
     "another schema": ("schema = 2\n[node]\n", ["schema: 2 is not from 1 to 1"]),
     "a bool is no number": ("schema = true\n[node]\n", ["schema: must be a whole number"]),
     "no node": ("schema = 1\n", ["node: missing; a table"]),
+    "no cpus": (f"{NODE}[[numa]]\nnode = 0\n", ["numa[0].cpus: missing; text"]),
+    "odd cpus": (
+        f"{NODE}[[numa]]\nnode = 0\ncpus = 'all'\n",
+        ["numa[0].cpus: 'all' is not a list of CPUs (\"0-15,32-47\")"],
+    ),
+    "a numa node twice": (
+        f"{NODE}[[numa]]\nnode = 0\ncpus = '0'\n[[numa]]\nnode = 0\ncpus = '1'\n",
+        ["numa[1].node: the same as numa[0].node"],
+    ),
     "node is no table": ("schema = 1\nnode = 3\n", ["node: must be a table"]),
     "unknown key": (
         f"{NODE}divrer = 'x'\n",
         ["node.divrer: unknown key (known here: cuda, driver, extra, majors)"],
     ),
-    "unknown table": (f"{NODE}[gpus]\n", ["gpus: unknown key (known here: gpu, link, node, schema)"]),
+    "unknown table": (f"{NODE}[gpus]\n", ["gpus: unknown key (known here: gpu, link, node, numa, schema)"]),
     "not a version": (f"{NODE}driver = '5'\n", ["node.driver: '5' is not a version (580.95.05)"]),
     "gpu is one table": (f"{NODE}[gpu]\n", ["gpu: must be an array of tables"]),
     "gpu is no table": (f"gpu = [1]\n{NODE}", ["gpu[0]: must be a table"]),

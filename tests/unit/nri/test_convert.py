@@ -20,6 +20,7 @@ FULL = make.container(
     cdi_devices=("nvidia.com/gpu=0", "x.org/y=z"),
     nvidia_hooks=frozenset({"nvidia-cdi-hook", "nvidia-ctk"}),
     rlimits=frozenset({"RLIMIT_MEMLOCK", "RLIMIT_NOFILE"}),
+    pinned=True,
     privileged=True,
 )
 
@@ -66,6 +67,33 @@ def test_what_an_image_requires_is_kept_and_nothing_that_only_looks_like_it() ->
 def test_a_flood_of_variables_is_read_in_one_pass() -> None:
     flood = ["NVIDIA_REQUIRE_A=1"] * 50_000
     assert convert.request_from_pb(make.create_payload(make.container(), env=flood)).env_twice == {"NVIDIA_REQUIRE_A"}
+
+
+@pytest.mark.parametrize(
+    ("cpu", "pinned"),
+    [
+        (pb.LinuxCPU(), False),
+        (pb.LinuxCPU(cpus="0-3"), True),
+        (pb.LinuxCPU(mems="0"), True),
+        (pb.LinuxCPU(shares=pb.OptionalUInt64(value=2), quota=pb.OptionalInt64(value=1)), False),
+    ],
+    ids=["nothing", "cpus", "memory", "shares and a quota"],
+)
+def test_a_container_is_pinned_by_its_cpuset_alone(cpu: pb.LinuxCPU, pinned: bool) -> None:
+    message = pb.Container(linux=pb.LinuxContainer(resources=pb.LinuxResources(cpu=cpu)))
+    assert convert.container_from_pb(message, make.pod()).pinned is pinned
+
+
+def test_a_cpuset_is_written_and_nothing_where_there_is_none() -> None:
+    reply = pb.CreateContainerResponse.FromString(convert.reply_to_pb(Edits.of(cpuset_cpus="0-3", cpuset_mems="0")))
+    cpu = reply.adjust.linux.resources.cpu
+    assert (cpu.cpus, cpu.mems) == ("0-3", "0")
+    assert not cpu.HasField("shares")
+    for edits in (NO_EDITS, Edits.of(env={"A": "b"}), Edits.of(devices=(DeviceNode("/dev/x", 1, 2),))):
+        plain = pb.CreateContainerResponse.FromString(convert.reply_to_pb(edits))
+        assert not plain.adjust.linux.HasField("resources")
+    only = pb.CreateContainerResponse.FromString(convert.reply_to_pb(Edits.of(cpuset_mems="1")))
+    assert (only.adjust.linux.resources.cpu.cpus, only.adjust.linux.resources.cpu.mems) == ("", "1")
 
 
 HOOKS: dict[str, tuple[pb.Hook, bool]] = {

@@ -72,6 +72,7 @@ GPUS: Final = fields(
     ),
     faults=array(fields(index=NUMBER, reason=TEXT)),
     links=array(fields(a=NUMBER, b=NUMBER, pcie=TEXT, nvlink=NUMBER)),
+    numa=array(fields(node=NUMBER, cpus=TEXT, memory=TRUTH)),
 )
 CHECK: Final = fields(
     schema=schema("check"),
@@ -87,7 +88,10 @@ EDITS: Final = fields(
     mounts=array(fields(destination=TEXT, source=TEXT, options=array(TEXT))),
     env={"type": "object", "additionalProperties": TEXT},
     rlimits=array(fields(type=TEXT, hard=NUMBER, soft=NUMBER)),
+    cpuset_cpus=TEXT,
+    cpuset_mems=TEXT,
 )
+LINKS: Final = {"type": "object", "additionalProperties": NUMBER}
 NAMES: Final = {"namespace": TEXT, "pod": TEXT, "container": TEXT}
 EXPLAIN: Final = fields(
     schema=schema("explain"),
@@ -95,10 +99,30 @@ EXPLAIN: Final = fields(
         {
             "oneOf": [
                 fields(**NAMES, decision={"const": "pass"}, reason=TEXT, edits=EDITS),
-                fields(**NAMES, decision={"const": "inject"}, rule=TEXT, gpu_uuids=array(TEXT), mode=TEXT, edits=EDITS),
+                fields(
+                    **NAMES,
+                    decision={"const": "inject"},
+                    rule=TEXT,
+                    gpu_uuids=array(TEXT),
+                    mode=TEXT,
+                    links=LINKS,
+                    edits=EDITS,
+                ),
                 fields(**NAMES, decision={"const": "refuse"}, code=TEXT, reason=TEXT),
             ]
         }
+    ),
+)
+
+RATIO: Final = {"type": ["number", "null"], "minimum": 0, "maximum": 1}
+SIMULATE: Final = fields(
+    schema=schema("simulate"),
+    requests=NUMBER,
+    seed=NUMBER,
+    load_ratio={"type": "number"},
+    least_ratio={"type": "number"},
+    placements=array(
+        fields(name=TEXT, link_score_ratio=RATIO, best_ratio=RATIO, refused_ratio=RATIO, refused_large_ratio=RATIO)
     ),
 )
 

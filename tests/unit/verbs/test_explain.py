@@ -103,6 +103,20 @@ def test_a_pod_as_text(explain: Explain) -> None:
     assert "hunter2" not in text
 
 
+def test_how_its_gpus_are_joined(explain: Explain) -> None:
+    _, text, _ = explain(POD)
+    assert "  links   NV4 x1\n" in text
+    assert explain(POD.replace("device=0,1;", "device=0;"))[1].count("  links") == 0
+    _, main_, helper = documents(explain, POD)
+    assert (main_["links"], helper["links"]) == ({"NV4": 1}, {})
+
+
+def test_what_policy_keeps_near_the_gpus(explain: Explain) -> None:
+    _, text, _ = explain(POD, policy='[placement]\nnuma = "both"\n')
+    assert text.count("  cpuset  cpus 0-31,64-95\n  cpuset  mems 0\n") == 2
+    assert "cpuset" not in explain(POD)[1]
+
+
 def test_a_pod_as_json(explain: Explain) -> None:
     first, main_, helper = documents(explain, POD)
     assert (first["decision"], main_["decision"], helper["decision"]) == ("inject", "inject", "inject")

@@ -1,0 +1,57 @@
+"""Containers kept near their GPUs: what the kernel's cpuset says, on both containerds.
+
+On the machine's own cgroups only: its cpuset controller cannot be in two generations at once.
+"""
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId
+from tests.support.daemon import FOUR_GPUS, Launch
+from tests.support.pods import ContainerSpec, PodSpec
+
+pytestmark = [pytest.mark.containerd, pytest.mark.usefixtures("daemon")]
+
+CPUS = sorted(os.sched_getaffinity(0))
+FIRST, LAST = str(CPUS[0]), str(CPUS[-1])
+
+
+@pytest.fixture
+def launch(launch: Launch, tmp_path: Path) -> Launch:
+    """GPUs 0 and 1 are near this machine's first CPU; those of 2 and 3 it has not."""
+    topology, policy = tmp_path / "near.toml", tmp_path / "policy.toml"
+    topology.write_text(re.sub(r'cpus = "0-31,64-95"', f'cpus = "{FIRST}"', FOUR_GPUS.read_text()))
+    policy.write_text('[placement]\nnuma = "both"\n')
+    return replace(launch, topology=topology, policy=policy)
+
+
+def cpuset(node: Containerd, container: ContainerId) -> tuple[str, str]:
+    folder = node.container_cgroup(container, "cpuset")
+    return (folder / "cpuset.cpus").read_text().strip(), (folder / "cpuset.mems").read_text().strip()
+
+
+def run(node: Containerd, claim: str, **fields: object) -> ContainerId:
+    pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": claim}))
+    return node.cri.run(pod, replace(ContainerSpec(), **fields))  # type: ignore[arg-type]  # any field
+
+
+def test_a_container_is_kept_to_the_cpus_and_memory_of_its_gpus(node: Containerd) -> None:
+    container = run(node, "2")
+    assert cpuset(node, container) == (FIRST, "0")
+    seen = node.cri.execute(container, "grep", "allowed_list", "/proc/self/status").stdout.split()
+    assert seen == ["Cpus_allowed_list:", FIRST, "Mems_allowed_list:", "0"]
+
+
+def test_who_has_a_cpuset_keeps_it(node: Containerd) -> None:
+    container = run(node, "device=0", cpuset_cpus=LAST)
+    assert cpuset(node, container)[0] == LAST
+
+
+def test_who_asks_for_nothing_is_left_alone(node: Containerd) -> None:
+    container = run(node, "none")
+    assert cpuset(node, container)[0] == (FIRST if FIRST == LAST else f"{FIRST}-{LAST}")
