@@ -78,6 +78,8 @@ def _unasked(container: Container, node: Node, policy: Policy | BrokenPolicy) ->
 
 def _asked_of_others(claim: Claim, container: Container, capabilities: Capabilities, node: Node) -> Reason | None:
     """Why a container with GPUs of others' may not even shape what it holds."""
+    if reason := _hindrance(capabilities, node):
+        return reason
     odd, held = unknown_nodes(container, node), foreign_units(container, node)
     if odd or not held:
         return Reason(
@@ -92,7 +94,7 @@ def _asked_of_others(claim: Claim, container: Container, capabilities: Capabilit
             f"plugin, and {claim.key} asks for {more}: beside others it may only shape what they gave, so ask for no "
             "more than that.",
         )
-    return _hindrance(capabilities, node)
+    return None
 
 
 def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, policy: Policy, rule: str) -> Decision:
@@ -150,7 +152,8 @@ def _unreached(container: Container, edits: Edits) -> str:
 
 def _other_hand(container: Container, node: Node) -> Reason | None:
     """Why a container that carries GPU nodes of others is not served, not even with `none`: they would go unseen."""
-    held = "" if container.privileged else nvidia_nodes(container, node)
+    # A node of no GPU known here counts too: the inventory may be new, or have lost one that a device plugin gave.
+    held = "" if container.privileged else nvidia_nodes(container, node) or unknown_nodes(container, node)
     if not (held := held or nvidia_names(container)):
         return None
     return Reason(

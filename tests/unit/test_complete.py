@@ -151,6 +151,12 @@ def test_a_gpu_that_nobody_knows_is_not_completed() -> None:
     assert (reason.code, "/dev/nvidia9" in reason.sentence) == (Code.HELD_BY_OTHERS, True)
 
 
+def test_by_default_it_is_given_no_other_either() -> None:
+    for claim in ("1", "none"):
+        reason = refused(make.container(claim, devices=STRANGE), policy=NONE)
+        assert (reason.code, "/dev/nvidia9" in reason.sentence) == (Code.HELD_BY_OTHERS, True)
+
+
 CUT = make.mig_gpu(1)
 CUT_NODE = make.node([make.gpu(0), CUT])
 
