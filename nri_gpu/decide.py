@@ -11,7 +11,7 @@ from typing import Final
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.place import Asker, place, why_not
-from nri_gpu.domain.claim import Claim, Mode, Nothing
+from nri_gpu.domain.claim import Claim, Everything, Mode, Nothing
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS, Edits
@@ -20,8 +20,11 @@ from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Gpu, GpuUu
 from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.plan import Share, plan
-from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
-from nri_gpu.policy.select import Denied, Ignored, denied_capabilities, select
+from nri_gpu.offer import Bidder, offered, over_limit
+from nri_gpu.policy.model import Disarm, Policy, PrivilegedAction, VisibleDevices
+from nri_gpu.policy.select import Allowed, Denied, Ignored, select
+from nri_gpu.policy.stale import stale_fault
+from nri_gpu.request.environment import VARIABLE, claim_of_environment
 from nri_gpu.request.parse import parse_claim, select_annotation
 from nri_gpu.requirements.check import unmet
 from nri_gpu.requirements.facts import Facts, GpuFacts
@@ -41,9 +44,9 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
     """What to do with a container that is about to be created."""
     try:
         asked = select_annotation(container.pod.annotations, container.annotations, container.name)
-        if asked is None:
-            return _passed(container, policy, NOT_ASKED)
-        claim = parse_claim(*asked)
+        claim = parse_claim(*asked) if asked else _of_environment(container, policy)
+        if claim is None:
+            return _passed(container, node, policy, NOT_ASKED)
     except RequestError as error:
         return _refuse(Code.BAD_REQUEST, _ended(str(error)))
     if isinstance(claim.wanted, Nothing):
@@ -54,25 +57,55 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
         case Denied():
             return _refuse(Code.NOT_ALLOWED, verdict.sentence)
         case Ignored():
-            return _passed(container, policy, verdict.sentence)
-    return _grant(claim, container, node, ledger, policy, verdict.rule)
+            return _passed(container, node, policy, verdict.sentence)
+    if sentence := _not_this(claim, container, policy):
+        return _refuse(Code.NOT_ALLOWED, sentence)
+    return _grant(claim, container, node, ledger, policy, verdict)
+
+
+def _of_environment(container: Container, policy: Policy | BrokenPolicy) -> Claim | None:
+    """What a container without an annotation asks by its environment, where policy lets it. Raises: RequestError."""
+    value = container.env.get(VARIABLE)
+    if not value or not isinstance(policy, Policy) or policy.environment.may_ask.first(container.pod.namespace) is None:
+        return None
+    return claim_of_environment(value)
+
+
+def _not_this(claim: Claim, container: Container, policy: Policy) -> str:
+    """What policy has against a request or its container, whoever may ask."""
+    if claim.key == VARIABLE and isinstance(claim.wanted, Everything) and not policy.environment.may_ask_all:
+        return (
+            f"{VARIABLE}=all asks for every GPU, and every CUDA image says so without being asked: name GPUs in it, "
+            "say void or use a gpu.nri.io annotation, or set environment.may_ask_all in the policy."
+        )
+    if container.privileged and policy.privileged.action is PrivilegedAction.DENY:
+        return (
+            "a privileged container can use every GPU of this node whatever it is granted, so privileged.action in the "
+            "policy denies its request: make it unprivileged, or change that setting."
+        )
+    return ""
 
 
 def _nothing(container: Container, node: Node, policy: Policy | BrokenPolicy) -> Decision:
     """`none` asks for nothing, so no policy is asked either; the mark says that somebody decided."""
     if reason := _other_hand(container, node):
         return Refuse(reason)
-    passed = _passed(container, policy, NOT_ASKED)
+    passed = _passed(container, node, policy, NOT_ASKED)
     return Inject(passed.edits, Grant.to(container, (), None, node.generation)) if isinstance(passed, Pass) else passed
 
 
-def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, policy: Policy, rule: str) -> Decision:
-    mode = claim.mode or policy.defaults.mode
-    capabilities = closure(policy.defaults.capabilities if claim.capabilities is None else claim.capabilities)
-    if sentence := denied_capabilities(policy, capabilities):
+def _grant(
+    claim: Claim, container: Container, node: Node, ledger: Ledger, policy: Policy, allowed: Allowed
+) -> Decision:
+    terms = allowed.terms
+    mode = claim.mode or terms.mode
+    capabilities = closure(terms.capabilities if claim.capabilities is None else claim.capabilities)
+    if sentence := terms.denied_mode(mode) or terms.denied_capabilities(capabilities):
         return _refuse(Code.NOT_ALLOWED, sentence)
     if reason := _other_hand(container, node):
         return Refuse(reason)
+    if sentence := stale_fault(policy, node.inventory_age_s):
+        return _refuse(Code.NODE_NOT_READY, sentence)
     if reason := _hindrance(capabilities, node):
         return Refuse(reason)
     ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
@@ -80,7 +113,10 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
     if held := _held(container, node, ledger):
         gpus, mode = held
     else:
-        gpus = place(claim, Asker(container.pod.uid, mode), node.inventory, ledger)
+        bidder = Bidder(container, mode, node.inventory, ledger, terms)
+        offer = offered(bidder, claim)
+        gpus = place(claim, Asker(container.pod.uid, mode), offer.inventory, ledger)
+        gpus = offer.explained(gpus) if isinstance(gpus, Reason) else over_limit(bidder, gpus) or gpus
     if isinstance(gpus, Reason):
         return Refuse(gpus)
     if reason := missing_capability_major(gpus, node.inventory.majors):
@@ -97,7 +133,16 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
     )
     grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, node.generation)
     edits = plan(share)
-    return Inject(edits, grant, rule, note=_unreached(container, edits))
+    note = "; ".join(filter(None, (_unreached(container, edits), _seen_by_privileged(container, node, policy))))
+    return Inject(edits, grant, allowed.rule, note=note)
+
+
+def _seen_by_privileged(container: Container, node: Node, policy: Policy | BrokenPolicy) -> str:
+    """What a privileged container can use past its grant, where policy wants to hear of it."""
+    quiet = not isinstance(policy, Policy) or policy.privileged.action is PrivilegedAction.ALLOW
+    if quiet or not container.privileged or not node.gpus:
+        return ""
+    return "it is privileged: it can use every GPU of this node, whatever is granted to it or to others"
 
 
 def _unreached(container: Container, edits: Edits) -> str:
@@ -187,13 +232,24 @@ def needs_grant(container: Container, policy: Policy | BrokenPolicy) -> str:
     """The annotation key by which a container that exists already must hold a grant; empty when it need not."""
     try:
         asked = select_annotation(container.pod.annotations, {}, container.name)
-        claim = parse_claim(*asked) if asked else None
+        claim = parse_claim(*asked) if asked else _of_environment(container, policy)
     except RequestError as error:
         return error.key  # it should never have been created
     if claim is None or isinstance(claim.wanted, Nothing):
         return ""
     ignored = isinstance(policy, Policy) and isinstance(select(policy, container), Ignored)
     return "" if ignored else claim.key
+
+
+def may_ask_by_environment(policy: Policy | BrokenPolicy) -> bool:
+    """Whether NVIDIA_VISIBLE_DEVICES is anybody's request."""
+    return isinstance(policy, Policy) and bool(policy.environment.may_ask.patterns)
+
+
+def reads_environment(policy: Policy | BrokenPolicy) -> bool:
+    """Whether a container with NVIDIA_VISIBLE_DEVICES needs a look although it asks for nothing else."""
+    disarms = isinstance(policy, Policy) and policy.environment.disarm is Disarm.ALL
+    return disarms or may_ask_by_environment(policy)
 
 
 def foreign_uuids(container: Container, node: Node) -> frozenset[GpuUuid]:
@@ -231,7 +287,7 @@ def _nvidia_names(container: Container) -> str:
     return ", ".join(named[:NAMES_SHOWN]) + (", ..." if len(named) > NAMES_SHOWN else "")
 
 
-def _passed(container: Container, policy: Policy | BrokenPolicy, why: str) -> Pass | Refuse:
+def _passed(container: Container, node: Node, policy: Policy | BrokenPolicy, why: str) -> Pass | Refuse:
     edits = _disarm(container, policy)
     if edits.env and VISIBLE_DEVICES in container.env_twice:
         return _refuse(
@@ -239,7 +295,7 @@ def _passed(container: Container, policy: Policy | BrokenPolicy, why: str) -> Pa
             f"policy disarms {VISIBLE_DEVICES}, but image and pod both set it and NRI reaches only one of the two: "
             "leave it out of the pod's environment.",
         )
-    return Pass(edits, why)
+    return Pass(edits, why, _seen_by_privileged(container, node, policy))
 
 
 def _disarm(container: Container, policy: Policy | BrokenPolicy) -> Edits:

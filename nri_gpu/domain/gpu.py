@@ -283,6 +283,7 @@ class Node:
     number: grows by one with each snapshot published. driver: None until the driver's files are staged;
     driver_fault then says why, or what it waits for. module_version: of the kernel module that is loaded, asked of the
     kernel and not of NVML; empty when it was loaded and is no more, None when it never was, or the node is simulated.
+    inventory_age_s: seconds since the inventory was last confirmed; filled in by the shell where policy asks for it.
     """
 
     number: int
@@ -290,6 +291,7 @@ class Node:
     driver: DriverFiles | None = None
     driver_fault: str = ""
     module_version: str | None = None
+    inventory_age_s: float = 0.0
 
     @property
     def generation(self) -> str:

@@ -37,7 +37,7 @@ BAD: Final[dict[str, tuple[Raw, str, str]]] = {
     "version as text": ({"schema": "1"}, "schema", "must be 1, not a string"),
     "version as truth": ({"schema": True}, "schema", "not a boolean"),
     "unknown section": ({"plugins": {}}, "plugins", 'unknown section (did you mean "plugin"?'),
-    "unknown list of sections": ({"rule": [{}]}, "rule", "unknown section, known: schema, plugin"),
+    "unknown list of sections": ({"rooms": [{}]}, "rooms", "unknown section, known: schema, plugin"),
     "unknown key at the top": ({"colour": 1}, "colour", "unknown key, known: schema"),
     "key without its section": ({"socket": "/x"}, "socket", "it belongs under [plugin]"),
     "key in the wrong section": ({"driver": {"socket": "/x"}}, "driver.socket", "it belongs under [plugin]"),

@@ -8,7 +8,7 @@ import pytest
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import Capability
-from nri_gpu.policy.fields import BY_PATH, SECTIONS, SETTINGS, Setting, section_help
+from nri_gpu.policy.fields import BY_PATH, LISTS, SECTIONS, SETTINGS, Setting, section_help
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import BUILT_IN, Disarm, Otherwise, Policy, VisibleDevices
 from nri_gpu.policy.parse import parse_policy
