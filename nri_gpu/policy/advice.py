@@ -6,6 +6,15 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from nri_gpu.domain.gpu import closure
+from nri_gpu.policy.advice_rules import (
+    catch_all,
+    limits_among_themselves,
+    namespaces_behind_rules,
+    other_settings,
+    pools_among_themselves,
+    rule_terms,
+    unreachable_rules,
+)
 from nri_gpu.policy.globs import Globs, is_literal
 from nri_gpu.policy.model import Disarm, NamespaceRules, Otherwise, Policy
 
@@ -22,6 +31,8 @@ def advise(policy: Policy) -> tuple[str, ...]:
 
 def _who_may_ask(policy: Policy) -> Iterator[str]:
     rules = policy.namespaces
+    if catch_all(policy) is not None or (policy.rule.rules and not rules.allow.patterns):
+        return  # rules say who
     if not rules.allow.patterns:
         yield "namespaces.allow is empty: no container can get a GPU"
     elif "*" in rules.deny.patterns:
@@ -113,7 +124,13 @@ def _folders(policy: Policy) -> Iterator[str]:
 _PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (
     _who_may_ask,
     _patterns_for_nothing,
+    unreachable_rules,
+    namespaces_behind_rules,
+    rule_terms,
+    limits_among_themselves,
+    pools_among_themselves,
     _parts,
     _silence,
+    other_settings,
     _folders,
 )

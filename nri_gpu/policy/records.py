@@ -64,7 +64,7 @@ class Record:
     def raw(self, value: object) -> object:
         """Without the keys that were left out."""
         items = ((key, field, getattr(value, key)) for key, field in fields_of(self.cls).items())
-        return {key: field.declared.kind.raw(item) for key, field, item in items if item is not None}
+        return {key: field.declared.kind.raw(item) for key, field, item in items if item != field.default}
 
     def schema(self) -> dict[str, object]:
         """An object that takes no other key."""

@@ -32,6 +32,8 @@ def claim_of_environment(value: str) -> Claim | None:
     whole = Piece(VARIABLE, value, 0)
     if len(value) > VALUE_MAX:
         raise whole.cut(VALUE_MAX).error(f"the value has {len(value)} characters, over the limit of {VALUE_MAX}")
+    if not (value.isascii() and value.replace("\t", "").isprintable()):
+        raise whole.error("write printable ASCII on one line")
     items = [item for item in whole.split(",") if item.text]
     words = {item.text for item in items}
     if not items or "void" in words or words == {"none"}:
