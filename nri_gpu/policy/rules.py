@@ -1,20 +1,19 @@
 """`[[rule]]`: who is meant, and what they may have. Matched in order, the first that matches decides.
 
-A policy may have thousands, and a container must not wait for them. Rules that name their namespaces, or the value of
-a label, are looked up by that; of the rest, one regular expression over many says whether any of them is worth a look.
+A policy may have thousands, and a container must not wait for them: `Index` says which few are worth a look.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Qos
 from nri_gpu.domain.gpu import Capabilities, Capability
-from nri_gpu.policy.globs import Globs, is_literal
+from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.index import Index
 from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Text
 from nri_gpu.policy.limits import Limits
 from nri_gpu.policy.records import Partial
@@ -22,7 +21,6 @@ from nri_gpu.policy.shorthands import LabelPatterns, PatternOrMore, WordOrMore
 from nri_gpu.policy.words import POOL_NAMES, Otherwise
 
 RULES_MAX: Final = 8192
-BLOCK: Final = 32  # rules behind one regular expression
 
 _NAMES: Final = PatternOrMore(Text(r"[!-~]+", "a pattern of printable ASCII without blanks", 253))
 _LABELS: Final = LabelPatterns(
@@ -90,9 +88,11 @@ class Rule:
         )
 
     @property
-    def named_patterns(self) -> tuple[Globs | None, ...]:
-        """Of the names that `Rules` looks at all at once, in its order."""
-        return (self.namespace, self.pod, self.container, self.runtime_handler)
+    def anchors(self) -> Mapping[str, Globs]:
+        """Patterns by the name that they are about, for the index."""
+        names = {key: getattr(self, key) for key in ("namespace", "pod", "container", "runtime_handler")}
+        labels = {f"label {key}": globs for key, globs in self.labels or ()}
+        return {key: globs for key, globs in {**names, **labels}.items() if globs is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,93 +100,26 @@ class Rules:
     """All rules, in the operator's order."""
 
     rules: tuple[Rule, ...] = ()
-    _blocks: dict[object, tuple[Block, ...]] = field(init=False, compare=False, repr=False)
+    _index: Index = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        homes: dict[object, list[int]] = {}
-        for index, rule in enumerate(self.rules):
-            for home in _homes(rule):
-                homes.setdefault(home, []).append(index)
-        blocks = {home: tuple(_blocks(indices, self.rules)) for home, indices in homes.items()}
-        object.__setattr__(self, "_blocks", blocks)
+        object.__setattr__(self, "_index", Index.of([rule.anchors for rule in self.rules]))
 
     def first(self, of: Container) -> int | None:
         """Index of the first rule that is about a container, None where none is."""
         if not self.rules:
             return None
         pod = of.pod
-        names = _subject((pod.namespace, pod.name, of.name, pod.runtime_handler))
-        homes = (None, pod.namespace, *pod.labels.items())
-        found = (self._first_in(block, names, of) for home in homes for block in (self._blocks.get(home),) if block)
+        names = {"namespace": pod.namespace, "pod": pod.name, "container": of.name}
+        names |= {"runtime_handler": pod.runtime_handler, **{f"label {key}": each for key, each in pod.labels.items()}}
+        found = (self._first_of(some, of) for some in self._index.candidates(names))
         return min((index for index in found if index is not None), default=None)
 
-    def _first_in(self, blocks: tuple[Block, ...], names: str, of: Container) -> int | None:
-        for block in blocks:
-            if block.may_match is None or block.may_match.match(names):
-                for index in block.indices:
-                    if self.rules[index].matches(of):
-                        return index
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Some rules, in order. may_match: over all names, true wherever one of the rules matches; None where few."""
-
-    indices: tuple[int, ...]
-    may_match: re.Pattern[str] | None
+    def _first_of(self, indices: tuple[int, ...], of: Container) -> int | None:
+        return next((index for index in indices if self.rules[index].matches(of)), None)
 
 
 NO_RULES: Final = Rules()
-
-_SEPARATOR: Final = "\0"  # in no name; where a hostile one has it, it is taken out
-_ANY: Final = f"[^{_SEPARATOR}]*"
-
-
-def _homes(rule: Rule) -> Iterator[object]:
-    """Under which keys a rule is looked up: its namespaces, the value of one of its labels, or None with the rest."""
-    if rule.namespace is not None and all(map(is_literal, rule.namespace.patterns)):
-        yield from rule.namespace.patterns
-        return
-    for key, globs in rule.labels or ():
-        if is_literal(globs.patterns[0]):
-            yield key, globs.patterns[0]
-            return
-    yield None
-
-
-def _blocks(indices: Sequence[int], rules: tuple[Rule, ...]) -> Iterator[Block]:
-    if len(indices) <= BLOCK:
-        yield Block(tuple(indices), None)
-        return
-    for start in range(0, len(indices), BLOCK):
-        some = tuple(indices[start : start + BLOCK])
-        yield Block(some, re.compile("|".join(dict.fromkeys(_loosely(rules[index]) for index in some)), re.DOTALL))
-
-
-def _subject(names: Sequence[str]) -> str:
-    return "".join(name.replace(_SEPARATOR, "") + _SEPARATOR for name in names)
-
-
-def _loosely(rule: Rule) -> str:
-    """An expression that matches whatever the rule does, and more: beginnings and ends of its patterns alone."""
-    return "".join(_field(globs) + _SEPARATOR for globs in rule.named_patterns)
-
-
-def _field(globs: Globs | None) -> str:
-    if globs is None:
-        return _ANY
-    return f"(?:{'|'.join(_ends(pattern) for pattern in globs.patterns)})"
-
-
-def _ends(pattern: str) -> str:
-    if is_literal(pattern):
-        return re.escape(pattern)
-    first = min(at for at in map(pattern.find, "*?[") if at >= 0)
-    last = max(map(pattern.rfind, "*?]"))
-    # A bracket that is never closed stands for itself: nothing is known of what follows.
-    end = pattern[last + 1 :] if last >= first else ""
-    return re.escape(pattern[:first]) + _ANY + re.escape(end)
 
 
 def _takes(globs: Globs | None, name: str | None) -> bool:

@@ -248,11 +248,13 @@ class Plugin:
         return self._markers.found_in(payload)
 
     def _aged(self, node: Node) -> Node:
-        """The snapshot with its age, where policy judges by it."""
+        """The snapshot with its age, where that is why policy refuses; else the very same one."""
         if not isinstance(self.policy, Policy) or self.policy.inventory.stale is Stale.SERVE:
             return node
         age_s = self._outside.inventory_age_s()
-        return node if age_s is None else replace(node, inventory_age_s=age_s)
+        if age_s is None or age_s <= self.policy.inventory.stale_after_s:
+            return node
+        return replace(node, inventory_age_s=age_s)
 
     def _with_foreign(self, ledger: Ledger, container: Container, decision: Decision, node: Node) -> Ledger:
         if not isinstance(decision, Pass):

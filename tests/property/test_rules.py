@@ -20,7 +20,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.reach import covers
-from nri_gpu.policy.rules import BLOCK, Rule, Rules
+from nri_gpu.policy.rules import Rule, Rules
 from nri_gpu.policy.select import Allowed, select
 from tests.property import worlds
 from tests.support import builders as make
@@ -85,17 +85,17 @@ def _qos(cgroup: str) -> Qos | None:
     return Qos.GUARANTEED if "pod1" in cgroup else None
 
 
-@given(st.lists(worlds.rules_of(), max_size=BLOCK + 8), worlds.containers())
+@given(st.lists(worlds.rules_of(), max_size=12), worlds.containers())
 def test_the_first_rule_that_matches_decides(some: list[Rule], of: Container) -> None:
     rules = Rules(tuple(some))
     assert rules.first(of) == naive(rules.rules, of)
 
 
 @MANY
-@given(worlds.rules_of(), worlds.rules_of(), worlds.containers(), st.integers(0, 3 * BLOCK))
+@given(worlds.rules_of(), worlds.rules_of(), worlds.containers(), st.integers(0, 60))
 def test_it_does_so_among_many(one: Rule, other: Rule, of: Container, before: int) -> None:
     never = replace(one, container=Globs(("no-such-container-*",)))
-    rules = Rules((*[never] * before, one, *[never] * BLOCK, other))
+    rules = Rules((*[never] * before, one, *[never] * 30, other))
     event(f"found: {rules.first(of) is not None}")
     assert rules.first(of) == naive(rules.rules, of)
 
