@@ -119,7 +119,11 @@ VERBS: Final = (
         "nri_gpu.verbs.check",
         "check a policy file: every fault at once, with its place",
         "Exits 78 when the file has faults. Advice on a good file does not change the exit code.",
-        (_option("file", help="policy file (default /etc/nri-gpu/policy.toml)", nargs="?", metavar="FILE"), OUTPUT),
+        (
+            _option("file", help="policy file (default /etc/nri-gpu/policy.toml)", nargs="?", metavar="FILE"),
+            _option("--gpus", help="hold pools and limits against this topology file's GPUs", metavar="FILE"),
+            OUTPUT,
+        ),
     ),
     Verb(
         "cdi",

@@ -10,18 +10,23 @@ from dataclasses import dataclass
 from nri_gpu.allocation.foreign import beyond, completable, foreign_units, nvidia_names, nvidia_nodes, unknown_nodes
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.place import Asker, place, why_not
-from nri_gpu.domain.claim import Claim, Mode, Nothing
+from nri_gpu.domain.claim import Claim, Everything, Mode, Nothing
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Node, Unit, closure
-from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
+from nri_gpu.domain.gpu import Capabilities, Node, Unit, closure
+from nri_gpu.injection.devices import missing_capability_major
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.extras import Wish, extra_parts, kept_limits
+from nri_gpu.offer import Bidder, offered, over_limit
 from nri_gpu.outfit import outfit
-from nri_gpu.policy.model import Complete, Disarm, Policy
-from nri_gpu.policy.select import Denied, Ignored, denied_capabilities, denied_extras, select
+from nri_gpu.policy.model import Complete, Disarm, Policy, PrivilegedAction
+from nri_gpu.policy.select import Allowed, Denied, Ignored, denied_extras, select
+from nri_gpu.policy.stale import stale_fault
+from nri_gpu.policy.terms import Terms
+from nri_gpu.readiness import ended, hindrance
+from nri_gpu.request.environment import VARIABLE, claim_of_environment
 from nri_gpu.request.parse import parse_claim, select_annotation
 
 
@@ -36,28 +41,53 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
     """What to do with a container that is about to be created."""
     try:
         asked = select_annotation(container.pod.annotations, container.annotations, container.name)
-        if asked is None:
+        claim = parse_claim(*asked) if asked else _of_environment(container, policy)
+        if claim is None:
             return _unasked(container, node, policy)
-        claim = parse_claim(*asked)
     except RequestError as error:
-        return _refuse(Code.BAD_REQUEST, _ended(str(error)))
+        return _refuse(Code.BAD_REQUEST, ended(str(error)))
     if isinstance(claim.wanted, Nothing):
         return _nothing(container, node, policy)
     if isinstance(policy, BrokenPolicy):
-        return _refuse(Code.BAD_POLICY, _ended(f"no GPU can be granted before the policy is mended: {policy.fault}"))
+        return _refuse(Code.BAD_POLICY, ended(f"no GPU can be granted before the policy is mended: {policy.fault}"))
     match verdict := select(policy, container):
         case Denied():
             return _refuse(Code.NOT_ALLOWED, verdict.sentence)
         case Ignored():
-            return _passed(container, policy, verdict.sentence)
-    return _grant(claim, container, node, ledger, policy, verdict.rule)
+            return _passed(container, node, policy, verdict.sentence)
+    if sentence := _not_this(claim, container, policy):
+        return _refuse(Code.NOT_ALLOWED, sentence)
+    return _grant(claim, container, node, ledger, policy, verdict)
+
+
+def _of_environment(container: Container, policy: Policy | BrokenPolicy) -> Claim | None:
+    """What a container without an annotation asks by its environment, where policy lets it. Raises: RequestError."""
+    value = container.env.get(VARIABLE)
+    if not value or not isinstance(policy, Policy) or policy.environment.may_ask.first(container.pod.namespace) is None:
+        return None
+    return claim_of_environment(value)
+
+
+def _not_this(claim: Claim, container: Container, policy: Policy) -> str:
+    """What policy has against a request or its container, whoever may ask."""
+    if claim.key == VARIABLE and isinstance(claim.wanted, Everything) and not policy.environment.may_ask_all:
+        return (
+            f"{VARIABLE}=all asks for every GPU, and every CUDA image says so without being asked: name GPUs in it, "
+            "say void or use a gpu.nri.io annotation, or set environment.may_ask_all in the policy."
+        )
+    if container.privileged and policy.privileged.action is PrivilegedAction.DENY:
+        return (
+            "a privileged container can use every GPU of this node whatever it is granted, so privileged.action in the "
+            "policy denies its request: make it unprivileged, or change that setting."
+        )
+    return ""
 
 
 def _nothing(container: Container, node: Node, policy: Policy | BrokenPolicy) -> Decision:
     """`none` asks for nothing, so no policy is asked either; the mark says that somebody decided."""
     if reason := _other_hand(container, node):
         return Refuse(reason)
-    passed = _passed(container, policy, NOT_ASKED)
+    passed = _passed(container, node, policy, NOT_ASKED)
     return Inject(passed.edits, Grant.to(container, (), None, node.generation)) if isinstance(passed, Pass) else passed
 
 
@@ -65,20 +95,20 @@ def _unasked(container: Container, node: Node, policy: Policy | BrokenPolicy) ->
     """Let alone, unless policy completes what a device plugin gave."""
     wanted = isinstance(policy, Policy) and policy.foreign.complete is Complete.ALL and completable(container, node)
     if not isinstance(policy, Policy) or not wanted:
-        return _passed(container, policy, NOT_ASKED)
+        return _passed(container, node, policy, NOT_ASKED)
     capabilities = closure(policy.defaults.capabilities)
-    if sentence := denied_capabilities(policy, capabilities):
+    if sentence := Terms(policy=policy).denied_capabilities(capabilities):
         return _refuse(Code.NOT_ALLOWED, sentence)
-    if reason := _hindrance(capabilities, node):
+    if reason := hindrance(capabilities, node):
         return Refuse(reason)
     if odd := unknown_nodes(container, node) or not foreign_units(container, node):
-        return _passed(container, policy, f"not completed: {odd or 'what it holds'} is of no GPU known here")
+        return _passed(container, node, policy, f"not completed: {odd or 'what it holds'} is of no GPU known here")
     return _complete(container, capabilities, node, policy, "foreign.complete")
 
 
 def _asked_of_others(claim: Claim, container: Container, capabilities: Capabilities, node: Node) -> Reason | None:
     """Why a container with GPUs of others' may not even shape what it holds."""
-    if reason := _hindrance(capabilities, node):
+    if reason := hindrance(capabilities, node):
         return reason
     odd, held = unknown_nodes(container, node), foreign_units(container, node)
     if odd or not held:
@@ -97,10 +127,13 @@ def _asked_of_others(claim: Claim, container: Container, capabilities: Capabilit
     return None
 
 
-def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, policy: Policy, rule: str) -> Decision:
-    mode = claim.mode or policy.defaults.mode
-    capabilities = closure(policy.defaults.capabilities if claim.capabilities is None else claim.capabilities)
-    if sentence := denied_capabilities(policy, capabilities):
+def _grant(
+    claim: Claim, container: Container, node: Node, ledger: Ledger, policy: Policy, allowed: Allowed
+) -> Decision:
+    terms = allowed.terms
+    mode = claim.mode or terms.mode
+    capabilities = closure(terms.capabilities if claim.capabilities is None else claim.capabilities)
+    if sentence := terms.denied_mode(mode) or terms.denied_capabilities(capabilities):
         return _refuse(Code.NOT_ALLOWED, sentence)
     if sentence := denied_extras(policy, claim.extras.asked):
         return _refuse(Code.NOT_ALLOWED, sentence)
@@ -109,19 +142,15 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
             return Refuse(reason)
         if reason := _asked_of_others(claim, container, capabilities, node):
             return Refuse(reason)
-        return _complete(container, capabilities, node, policy, rule)
-    if reason := _hindrance(capabilities, node):
+        return _complete(container, capabilities, node, policy, allowed.rule)
+    if sentence := stale_fault(policy, node.inventory_age_s):
+        return _refuse(Code.NODE_NOT_READY, sentence)
+    if reason := hindrance(capabilities, node):
         return Refuse(reason)
-    ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
-    gpus: tuple[Unit, ...] | Reason
-    if held := _held(container, node, ledger):
-        gpus, mode = held
-    else:
-        gpus = place(claim, Asker(container.pod.uid, mode, policy.placement.strategy), node.inventory, ledger)
-    if isinstance(gpus, Reason):
-        return Refuse(gpus)
-    if reason := missing_capability_major(gpus, node.inventory.majors):
-        return Refuse(reason)
+    chosen = _chosen(claim, container, node, ledger, mode, terms)
+    if isinstance(chosen, Reason):
+        return Refuse(chosen)
+    gpus, mode = chosen
     extra = extra_parts(Wish(claim.extras, gpus, capabilities, node, container))
     if isinstance(extra, Reason):
         return Refuse(extra)
@@ -129,8 +158,28 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
     if isinstance(made, Reason):
         return Refuse(made)
     grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, made.generation)
-    notes = (_unreached(container, made.edits), kept_limits(claim.extras, container))
-    return Inject(made.edits, grant, rule, note="; ".join(filter(None, notes)), compat=made.compat)
+    notes = (
+        _unreached(container, made.edits),
+        kept_limits(claim.extras, container),
+        _seen_by_privileged(container, node, policy),
+    )
+    return Inject(made.edits, grant, allowed.rule, note="; ".join(filter(None, notes)), compat=made.compat)
+
+
+def _chosen(
+    claim: Claim, container: Container, node: Node, ledger: Ledger, mode: Mode, terms: Terms
+) -> tuple[tuple[Unit, ...], Mode] | Reason:
+    """The GPUs and how they are held: those that this very container has already, or the best it may have."""
+    ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
+    if held := _held(container, node, ledger):
+        return held
+    bidder = Bidder(container, mode, node.inventory, ledger, terms)
+    offer = offered(bidder, claim)
+    asker = Asker(container.pod.uid, mode, terms.policy.placement.strategy)
+    gpus = place(claim, asker, offer.inventory, ledger)
+    if isinstance(gpus, Reason):
+        return offer.explained(gpus)
+    return over_limit(bidder, gpus) or missing_capability_major(gpus, node.inventory.majors) or (gpus, mode)
 
 
 def _complete(container: Container, capabilities: Capabilities, node: Node, policy: Policy, rule: str) -> Decision:
@@ -142,6 +191,14 @@ def _complete(container: Container, capabilities: Capabilities, node: Node, poli
     grant, uuids = Grant.to(container, (), None, made.generation), tuple(unit.uuid for unit in held)
     note = _unreached(container, made.edits)
     return Inject(made.edits, grant, rule, note=note, compat=made.compat, completes=uuids)
+
+
+def _seen_by_privileged(container: Container, node: Node, policy: Policy | BrokenPolicy) -> str:
+    """What a privileged container can use past its grant, where policy wants to hear of it."""
+    quiet = not isinstance(policy, Policy) or policy.privileged.action is PrivilegedAction.ALLOW
+    if quiet or not container.privileged or not node.gpus:
+        return ""
+    return "it is privileged: it can use every GPU of this node, whatever is granted to it or to others"
 
 
 def _unreached(container: Container, edits: Edits) -> str:
@@ -163,52 +220,6 @@ def _other_hand(container: Container, node: Node) -> Reason | None:
     )
 
 
-def _hindrance(capabilities: Capabilities, node: Node) -> Reason | None:
-    """What makes any grant on this node impossible, whatever GPUs are free."""
-    if node.inventory.fault:
-        return Reason(Code.NODE_NOT_READY, _ended(f"this node cannot grant GPUs: {node.inventory.fault}"))
-    if not node.inventory.gpus:
-        return None  # place() says it better
-    if reason := missing_modules(capabilities, node.inventory):
-        return reason
-    if node.driver is None:
-        fault = node.driver_fault or "the driver's files are not found yet; try again"
-        return Reason(Code.NODE_NOT_READY, _ended(f"this node cannot grant GPUs: {fault}"))
-    if fault := _generation_fault(node.driver.version, node):
-        return Reason(Code.NODE_NOT_READY, f"this node cannot grant GPUs: {fault}")
-    if not node.inventory.simulated and capabilities not in node.driver.trees:
-        return Reason(Code.NODE_NOT_READY, _not_staged(capabilities, node.driver))
-    return None
-
-
-def _not_staged(capabilities: Capabilities, driver: DriverFiles) -> str:
-    known = frozenset[Capability]().union(*driver.trees)
-    if lacking := [each for each in Capability if each in capabilities - known]:
-        return (
-            f"the driver on this node has no files for {', '.join(lacking)}: install that part of it, ask without, or "
-            "run the pod where it is."
-        )
-    if capabilities == {Capability.COMPAT32}:
-        return "compat32 means the 32-bit libraries of other capabilities: name them too."
-    wanted = ", ".join(sorted(capabilities))
-    return f"the driver's files for {wanted} are not staged on this node; try again."
-
-
-def _generation_fault(files: str, node: Node) -> str:
-    """Why libraries of this version would not work with the kernel module that is loaded; empty when they would."""
-    if node.inventory.simulated:
-        return ""
-    if node.module_version == "":
-        return (
-            f"the nvidia kernel module was unloaded, and the driver's libraries are {files}: a driver is being "
-            "replaced or was removed; once `modprobe nvidia` has loaded it, try again."
-        )
-    for kernel in filter(None, (node.module_version, node.inventory.driver_version)):
-        if kernel != files:
-            return f"{two_versions(files, kernel)}; containers created in between would not start properly."
-    return ""
-
-
 def _held(container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Unit, ...], Mode] | None:
     """What this very container was granted before, and how: asking twice gives the same."""
     entry = ledger.entries.get(container.id)
@@ -222,7 +233,7 @@ def needs_grant(container: Container, policy: Policy | BrokenPolicy) -> str:
     """The annotation key by which a container that exists already must hold a grant; empty when it need not."""
     try:
         asked = select_annotation(container.pod.annotations, {}, container.name)
-        claim = parse_claim(*asked) if asked else None
+        claim = parse_claim(*asked) if asked else _of_environment(container, policy)
     except RequestError as error:
         return error.key  # it should never have been created
     if claim is None or isinstance(claim.wanted, Nothing):
@@ -231,7 +242,18 @@ def needs_grant(container: Container, policy: Policy | BrokenPolicy) -> str:
     return "" if ignored else claim.key
 
 
-def _passed(container: Container, policy: Policy | BrokenPolicy, why: str) -> Pass | Refuse:
+def may_ask_by_environment(policy: Policy | BrokenPolicy) -> bool:
+    """Whether NVIDIA_VISIBLE_DEVICES is anybody's request."""
+    return isinstance(policy, Policy) and bool(policy.environment.may_ask.patterns)
+
+
+def reads_environment(policy: Policy | BrokenPolicy) -> bool:
+    """Whether a container with NVIDIA_VISIBLE_DEVICES needs a look although it asks for nothing else."""
+    disarms = isinstance(policy, Policy) and policy.environment.disarm is Disarm.ALL
+    return disarms or may_ask_by_environment(policy)
+
+
+def _passed(container: Container, node: Node, policy: Policy | BrokenPolicy, why: str) -> Pass | Refuse:
     edits = _disarm(container, policy)
     if edits.env and VISIBLE_DEVICES in container.env_twice:
         return _refuse(
@@ -239,7 +261,7 @@ def _passed(container: Container, policy: Policy | BrokenPolicy, why: str) -> Pa
             f"policy disarms {VISIBLE_DEVICES}, but image and pod both set it and NRI reaches only one of the two: "
             "leave it out of the pod's environment.",
         )
-    return Pass(edits, why)
+    return Pass(edits, why, _seen_by_privileged(container, node, policy))
 
 
 def _disarm(container: Container, policy: Policy | BrokenPolicy) -> Edits:
@@ -249,8 +271,3 @@ def _disarm(container: Container, policy: Policy | BrokenPolicy) -> Edits:
 
 def _refuse(code: Code, sentence: str) -> Refuse:
     return Refuse(Reason(code, sentence))
-
-
-def _ended(sentence: str) -> str:
-    """With its full stop, once."""
-    return sentence if sentence.endswith((".", "?", "!")) else f"{sentence}."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NewType
+from enum import StrEnum
+from typing import Final, NewType
 
 ContainerId = NewType("ContainerId", str)
 PodId = NewType("PodId", str)  # of the sandbox; a pod's sandbox can be made anew
@@ -20,9 +21,26 @@ class DeviceRef:
     minor: int
 
 
+class Qos(StrEnum):
+    """A pod's service class, as the kubelet derives it from requests and limits."""
+
+    GUARANTEED = "guaranteed"
+    BURSTABLE = "burstable"
+    BESTEFFORT = "besteffort"
+
+
+# Where the kubelet's cgroup drivers put a pod: /kubepods/burstable/podUID, or below some slice
+# kubepods-burstable-podUID.slice; a guaranteed pod has no word between (kubernetes: pkg/kubelet/cm).
+_KUBEPODS: Final = "kubepods"
+_QOS_FOLDERS: Final = {"burstable": Qos.BURSTABLE, "besteffort": Qos.BESTEFFORT, "pod": Qos.GUARANTEED}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """The pod around a container. Annotations are written by whoever made the pod: untrusted."""
+    """The pod around a container. Annotations and labels are written by whoever made the pod: untrusted.
+
+    cgroup_parent: as the runtime was told; empty where nobody told it.
+    """
 
     id: PodId
     uid: PodUid
@@ -30,6 +48,16 @@ class Pod:
     namespace: str
     annotations: Mapping[str, str] = field(default_factory=dict)
     runtime_handler: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    cgroup_parent: str = ""
+
+    @property
+    def qos(self) -> Qos | None:
+        """The service class, derived from the cgroup: NRI does not tell it. None where no kubelet made the pod."""
+        _, found, below = self.cgroup_parent.rpartition(_KUBEPODS)
+        if not found or below[:1] not in ("/", "-"):
+            return None
+        return next((qos for word, qos in _QOS_FOLDERS.items() if below.startswith(word, 1)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,7 @@ class Code(StrEnum):
     NO_SUCH_GPU = "no-such-gpu"  # names a GPU this node does not have, or has none that match
     GPU_UNAVAILABLE = "gpu-unavailable"  # it is there and cannot be granted: lost, MIG mode
     REQUIREMENT_NOT_MET = "requirement-not-met"  # the image requires a driver or GPU that it would not get
+    OVER_LIMIT = "over-limit"  # policy grants so many, and this would be more
     GPU_BUSY = "gpu-busy"  # held by others in a way that excludes this request
     NODE_NOT_READY = "node-not-ready"  # driver, modules or inventory are missing
     BAD_POLICY = "bad-policy"  # the policy file is broken and no good one is kept
@@ -92,10 +93,14 @@ NOT_ASKED: Final = "no gpu annotation"
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Nothing was asked. edits: usually none; policy may disarm an image's NVIDIA_VISIBLE_DEVICES."""
+    """Nothing was asked. edits: usually none; policy may disarm an image's NVIDIA_VISIBLE_DEVICES.
+
+    note: something an operator should know of this container; mostly empty.
+    """
 
     edits: Edits
     why: str = NOT_ASKED
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

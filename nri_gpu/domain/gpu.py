@@ -309,7 +309,8 @@ class Node:
     driver_fault then says why, or what it waits for. module_version: of the kernel module that is loaded, asked of the
     kernel and not of NVML; empty when it was loaded and is no more, None when it never was, or the node is simulated.
     compat: packages of a newer CUDA for this driver, the lowest CUDA first. profiles: application profiles that lie
-    ready; None before they were written.
+    ready; None before they were written. inventory_age_s: seconds since the inventory was last confirmed; filled in by
+    the shell where policy asks for it.
     """
 
     number: int
@@ -319,6 +320,7 @@ class Node:
     module_version: str | None = None
     compat: tuple[CompatPackage, ...] = ()
     profiles: Profiles | None = None
+    inventory_age_s: float = 0.0
 
     @property
     def generation(self) -> str:

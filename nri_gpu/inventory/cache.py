@@ -35,6 +35,7 @@ class InventoryCache:
         *,
         refresh_s: float = REFRESH_S,
         wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._source = source
@@ -42,6 +43,8 @@ class InventoryCache:
         self._on_fault = on_fault
         self._refresh_s = refresh_s
         self._wall = wall
+        self._monotonic = monotonic
+        self._answered: float | None = None  # by that clock
         self._sleep = sleep
         self._current: Inventory | None = None
         self._fault = ""
@@ -60,10 +63,8 @@ class InventoryCache:
         return self._fault
 
     def age_s(self) -> float | None:
-        """Seconds since the source last answered; None where it never did."""
-        if self._current is None or self._current.fault:
-            return None
-        return max(0.0, self._wall() - self._current.taken_at)
+        """Seconds since the source last answered, whatever happened to the time of day; None where it never did."""
+        return None if self._answered is None else self._monotonic() - self._answered
 
     def poke(self) -> None:
         """Asks for a refresh now, without the rest of the pause."""
@@ -98,6 +99,7 @@ class InventoryCache:
         if self._fault:
             logger.bind(attempt=self._failures).info("inventory refreshed again")
         self._fault, self._failures = "", 0
+        self._answered = self._monotonic()
         before, self._current = self._current, inventory
         if before is None or dataclasses.replace(before, taken_at=inventory.taken_at) != inventory:
             self._publish(inventory)

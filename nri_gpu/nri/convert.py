@@ -22,6 +22,7 @@ PREFIX: Final = "gpu.nri.io"
 # The variables we add to or override. They and an image's requirements are kept, no other: none can end up in a log.
 READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
 _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DISABLE)), REQUIRE)
+VISIBLE_NEEDLE: Final = b"NVIDIA_VISIBLE_DEVICES"
 # Programs that NVIDIA's runtimes and CDI specifications have run as hooks.
 NVIDIA_HOOKS: Final = frozenset({"nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-runtime-hook"})
 EMPTY: Final = b""  # the encoding of every message without content
@@ -32,20 +33,20 @@ CREATED: Final = pb.CONTAINER_CREATED
 class Markers:
     """Byte strings one of which stands in every request that needs more than a pass.
 
-    Our annotations' prefix; device nodes of NVIDIA's major, or named so, which others injected; with disarming on,
-    the variable to disarm. A false alarm costs one decoding and nothing else.
+    Our annotations' prefix; device nodes of NVIDIA's major, or named so, which others injected; where policy reads the
+    environment, the variable that it reads. A false alarm costs one decoding and nothing else.
     """
 
     needles: tuple[bytes, ...]
 
     @classmethod
-    def of(cls, nvidia_major: int | None, *, disarm: bool) -> Markers:
-        """For a node with that device major; disarm: also requests that name NVIDIA_VISIBLE_DEVICES."""
+    def of(cls, nvidia_major: int | None, *, environment: bool) -> Markers:
+        """For a node with that device major; environment: also requests that name NVIDIA_VISIBLE_DEVICES."""
         needles = [PREFIX.encode(), b"/dev/nvidia"]
         if nvidia_major is not None:
             needles.append(pb.LinuxDevice(major=nvidia_major).SerializeToString())
-        if disarm:
-            needles.append(b"NVIDIA_VISIBLE_DEVICES")
+        if environment:
+            needles.append(VISIBLE_NEEDLE)
         return cls(tuple(needles))
 
     def found_in(self, payload: bytes) -> bool:
@@ -165,6 +166,8 @@ def pod_from_pb(pod: pb.PodSandbox) -> Pod:
         namespace=pod.namespace,
         annotations=_ours(pod.annotations),
         runtime_handler=pod.runtime_handler,
+        labels=dict(pod.labels),
+        cgroup_parent=pod.linux.cgroup_parent,
     )
 
 

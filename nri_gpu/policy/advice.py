@@ -7,6 +7,15 @@ from typing import Final
 
 from nri_gpu.domain.extras import HARMLESS, Extra
 from nri_gpu.domain.gpu import closure
+from nri_gpu.policy.advice_rules import (
+    catch_all,
+    limits_among_themselves,
+    namespaces_behind_rules,
+    other_settings,
+    pools_among_themselves,
+    rule_terms,
+    unreachable_rules,
+)
 from nri_gpu.policy.globs import Globs, is_literal
 from nri_gpu.policy.model import Disarm, NamespaceRules, Otherwise, Policy
 
@@ -23,6 +32,8 @@ def advise(policy: Policy) -> tuple[str, ...]:
 
 def _who_may_ask(policy: Policy) -> Iterator[str]:
     rules = policy.namespaces
+    if catch_all(policy) is not None or (policy.rule.rules and not rules.allow.patterns):
+        return  # rules say who
     if not rules.allow.patterns:
         yield "namespaces.allow is empty: no container can get a GPU"
     elif "*" in rules.deny.patterns:
@@ -124,8 +135,14 @@ def _folders(policy: Policy) -> Iterator[str]:
 _PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (
     _who_may_ask,
     _patterns_for_nothing,
+    unreachable_rules,
+    namespaces_behind_rules,
+    rule_terms,
+    limits_among_themselves,
+    pools_among_themselves,
     _parts,
     _extras,
     _silence,
+    other_settings,
     _folders,
 )

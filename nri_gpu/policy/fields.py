@@ -8,6 +8,9 @@ from typing import Any, Final, get_type_hints
 
 from nri_gpu.policy.kinds import Declaration, Kind
 from nri_gpu.policy.model import Policy
+from nri_gpu.policy.pools import POOLS_MAX, Pool
+from nri_gpu.policy.records import Record, Tables
+from nri_gpu.policy.rules import RULES_MAX, Rule
 
 SCHEMA_VERSION: Final = 1  # `schema` at the top of the file
 SCHEMA_HELP: Final = "Version of this file's format."
@@ -37,7 +40,7 @@ class Setting:
 
 def _sections() -> Mapping[str, Any]:
     default = Policy.default()
-    return {each.name: getattr(default, each.name) for each in fields(Policy) if each.name != "source"}
+    return {each.name: getattr(default, each.name) for each in fields(Policy) if each.name not in (*LISTS, "source")}
 
 
 def _rows(section: str, default: Any) -> Iterator[Setting]:  # noqa: ANN401 - any of the model's sections
@@ -49,6 +52,8 @@ def _rows(section: str, default: Any) -> Iterator[Setting]:  # noqa: ANN401 - an
         yield Setting(section, each.name, declared.kind, value, declared.help, declared.flag)
 
 
+# Arrays of tables, `[[rule]]`.
+LISTS: Final = {"rule": Tables(Record(Rule), RULES_MAX), "pool": Tables(Record(Pool), POOLS_MAX)}
 SECTIONS: Final = _sections()  # name -> the section with every default
 SETTINGS: Final = tuple(row for section, default in SECTIONS.items() for row in _rows(section, default))
 BY_PATH: Final = {setting.path: setting for setting in SETTINGS}
@@ -56,4 +61,5 @@ BY_PATH: Final = {setting.path: setting for setting in SETTINGS}
 
 def section_help(section: str) -> str:
     """What a section is about: its class says it."""
-    return (SECTIONS[section].__doc__ or "").strip()
+    about = LISTS[section].record.cls if section in LISTS else SECTIONS[section]
+    return (about.__doc__ or "").strip()

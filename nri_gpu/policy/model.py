@@ -17,6 +17,10 @@ from nri_gpu.domain.loader import Loader
 from nri_gpu.domain.placement import NumaBinding, Strategy
 from nri_gpu.policy.globs import EVERYTHING, NOTHING, Globs
 from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Folder, Patterns, Text, Texts, Whole
+from nri_gpu.policy.limits import NO_LIMITS, Limits
+from nri_gpu.policy.pools import NO_POOLS, Pools
+from nri_gpu.policy.rules import NO_RULES, Rules
+from nri_gpu.policy.words import Otherwise as Otherwise
 
 BUILT_IN: Final = "the built-in defaults"  # the source of a policy that came from no file
 LIBRARY_DIRS_MAX: Final = 16
@@ -37,13 +41,6 @@ _GROUP: Final = Text(r"(?:[A-Za-z_][A-Za-z0-9_.-]*)?", "a group's name", 32)
 _NAMESPACES: Final = Patterns(Text(r"[!-~]+", "a pattern of printable ASCII without blanks", 253))
 
 
-class Otherwise(StrEnum):
-    """What happens to a container that asks from a namespace that may not."""
-
-    REFUSE = "refuse"
-    IGNORE = "ignore"
-
-
 class VisibleDevices(StrEnum):
     """What a granted container finds in NVIDIA_VISIBLE_DEVICES."""
 
@@ -56,6 +53,21 @@ class Disarm(StrEnum):
 
     NONE = "none"
     ALL = "all"
+
+
+class PrivilegedAction(StrEnum):
+    """What becomes of a privileged container's request. It can use every device of the host anyway."""
+
+    ALLOW = "allow"
+    AUDIT = "audit"
+    DENY = "deny"
+
+
+class Stale(StrEnum):
+    """What happens to requests while the inventory is older than it should be."""
+
+    SERVE = "serve"
+    REFUSE = "refuse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +151,17 @@ class ExtraRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModeRules:
+    """How GPUs may be asked for at all."""
+
+    allowed: Annotated[frozenset[Mode], Declaration(Choices(Mode), "A request for any other mode is refused.")] = (
+        frozenset(Mode)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceRules:
-    """Who may ask, by the pod's namespace: whole names, shell-style patterns; deny wins over allow."""
+    """Who may ask where no rule decides, by the pod's namespace: whole names, shell-style patterns; deny wins."""
 
     allow: Annotated[Globs, Declaration(_NAMESPACES, "Namespaces whose pods may ask for GPUs.")] = EVERYTHING
     deny: Annotated[Globs, Declaration(_NAMESPACES, "Namespaces whose pods may not, whatever allow says.")] = NOTHING
@@ -155,7 +176,7 @@ class NamespaceRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSettings:
-    """What is written to containers' environment. It is never read as a request."""
+    """What is written to containers' environment, and where it is read as a request: nowhere, by default."""
 
     visible_devices: Annotated[
         VisibleDevices,
@@ -173,6 +194,31 @@ class EnvironmentSettings:
             "device plugin, which asks through that variable.",
         ),
     ] = Disarm.NONE
+    may_ask: Annotated[
+        Globs,
+        Declaration(
+            _NAMESPACES,
+            "Namespaces where NVIDIA_VISIBLE_DEVICES is a request, for containers without an annotation; an image "
+            "that sets it then asks, too.",
+        ),
+    ] = NOTHING
+    may_ask_all: Annotated[
+        bool,
+        Declaration(Flag(), "Whether it may be all there: every CUDA image says so, so each would get every GPU."),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivilegedSettings:
+    """Privileged containers: they can use every device of the host, whatever is granted."""
+
+    action: Annotated[
+        PrivilegedAction,
+        Declaration(
+            Choice(PrivilegedAction),
+            "Their requests: allow; audit, which grants and warns, of those that did not ask too; deny, which refuses.",
+        ),
+    ] = PrivilegedAction.ALLOW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,9 +310,15 @@ class PlacementSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventorySettings:
-    """How often the driver is asked what GPUs there are."""
+    """How often the driver is asked what GPUs there are, and what holds while it does not answer."""
 
     refresh_s: Annotated[int, Declaration(Whole(1, 3600), "Seconds between two looks.")] = 60
+    stale_after_s: Annotated[
+        int, Declaration(Whole(1, 86400), "Seconds without an answer after which what is known counts as stale.")
+    ] = 300
+    stale: Annotated[
+        Stale, Declaration(Choice(Stale), "Requests then: serve them by what is known, or refuse them.")
+    ] = Stale.SERVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,8 +357,11 @@ class Policy:
     defaults: ClaimDefaults = ClaimDefaults()
     capabilities: CapabilityRules = CapabilityRules()
     extras: ExtraRules = ExtraRules()
+    modes: ModeRules = ModeRules()
     namespaces: NamespaceRules = NamespaceRules()
+    limits: Limits = NO_LIMITS
     environment: EnvironmentSettings = EnvironmentSettings()
+    privileged: PrivilegedSettings = PrivilegedSettings()
     requirements: RequirementSettings = RequirementSettings()
     compat: CompatSettings = CompatSettings()
     foreign: ForeignSettings = ForeignSettings()
@@ -314,6 +369,8 @@ class Policy:
     inventory: InventorySettings = InventorySettings()
     ledger: LedgerSettings = LedgerSettings()
     control: ControlSettings = ControlSettings()
+    rule: Rules = NO_RULES
+    pool: Pools = NO_POOLS
     source: str = field(default=BUILT_IN, compare=False)
 
     @classmethod

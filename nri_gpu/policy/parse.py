@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from nri_gpu.domain.errors import Fault, PolicyError
-from nri_gpu.policy.fields import BY_PATH, SCHEMA_VERSION, SECTIONS, SETTINGS
+from nri_gpu.policy.cross import cross_faults
+from nri_gpu.policy.fields import BY_PATH, LISTS, SCHEMA_VERSION, SECTIONS, SETTINGS
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.text import known_words, quoted, toml_type
+from nri_gpu.policy.pools import Pools
+from nri_gpu.policy.rules import Rules
+from nri_gpu.policy.text import known_words, shown_key, toml_type
 
 COMMAND_LINE: Final = "command line"  # stands where a fault names its file
 
@@ -24,11 +27,17 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
 
     """
     where = lines or {}
-    found = [Fault(file, path, message, _line(where, path)) for path, message in _faults(raw)]
+    found = list(_faults(raw))
+    tables: Mapping[str, Any] = raw
+    lists = {} if found else {name: kind.convert(tables.get(name, [])) for name, kind in LISTS.items()}
+    if lists:
+        found += cross_faults(lists["rule"], lists["pool"])
     if found:
-        raise PolicyError(tuple(sorted(found, key=lambda fault: fault.line or 0)))
+        faults = [Fault(file, path, message, _line(where, path)) for path, message in found]
+        raise PolicyError(tuple(sorted(faults, key=lambda fault: fault.line or 0)))
     values = {path: BY_PATH[path].kind.convert(value) for path, value in _leaves(raw)}
-    return replace(_with(Policy.default(), values), source=file)
+    policy = _with(Policy.default(), values)
+    return replace(policy, rule=Rules(lists["rule"]), pool=Pools(lists["pool"]), source=file)
 
 
 def override(policy: Policy, overrides: Mapping[str, object]) -> Policy:
@@ -57,8 +66,10 @@ def _faults(raw: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for name, section in raw.items():
         if name == "schema":
             continue
-        if name not in SECTIONS:
-            yield _shown(name), f"unknown {_what(section)}{_known_at_top(name)}"
+        if name in LISTS:
+            yield from ((name + inner, message) for inner, message in LISTS[name].faults(section))
+        elif name not in SECTIONS:
+            yield shown_key(name), f"unknown {_what(section)}{_known_at_top(name)}"
         elif not isinstance(section, Mapping):
             yield name, f"must be a table, [{name}], not {toml_type(section)}"
         else:
@@ -79,11 +90,11 @@ def _section_faults(section: str, raw: Mapping[str, object]) -> Iterator[tuple[s
             yield from ((path + inner, message) for inner, message in BY_PATH[path].kind.faults(value))
         else:
             known = known_words(key, (setting.key for setting in SETTINGS if setting.section == section))
-            yield f"{section}.{_shown(key)}", f"unknown key{_elsewhere(key) or known}"
+            yield f"{section}.{shown_key(key)}", f"unknown key{_elsewhere(key) or known}"
 
 
 def _known_at_top(name: str) -> str:
-    return _elsewhere(name) or known_words(name, ("schema", *SECTIONS))
+    return _elsewhere(name) or known_words(name, ("schema", *SECTIONS, *LISTS))
 
 
 def _elsewhere(key: str) -> str:
@@ -94,11 +105,6 @@ def _elsewhere(key: str) -> str:
 
 def _what(raw: object) -> str:
     return "section" if isinstance(raw, Mapping | list) else "key"
-
-
-def _shown(key: str) -> str:
-    """A key as it is where it is plain, else quoted as TOML would have it."""
-    return key if key.isascii() and key.replace("-", "_").isidentifier() and len(key) <= 60 else quoted(key)
 
 
 def _line(lines: Mapping[str, int], path: str) -> int | None:

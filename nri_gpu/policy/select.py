@@ -1,24 +1,23 @@
-"""Whether a container may ask at all, and which rule says so. `[[rule]]` sections will be looked up here too."""
+"""Whether a container may ask at all, and which rule says so: `[[rule]]` first, then the lists of namespaces."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.extras import Extra
-from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.policy.model import Otherwise, Policy
+from nri_gpu.policy.rules import Rule
+from nri_gpu.policy.terms import Terms, shown_source
 from nri_gpu.policy.text import quoted
-
-_SOURCE_SHOWN_MAX: Final = 160  # characters of the file's path
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """It may ask. rule: what allowed it, `namespaces.allow[0]`."""
+    """It may ask. rule: what allowed it, `namespaces.allow[0]`. terms: what it may have."""
 
     rule: str
+    terms: Terms = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,9 @@ Verdict = Allowed | Denied | Ignored
 
 def select(policy: Policy, container: Container) -> Verdict:
     """What policy says of a container that asks."""
+    index = policy.rule.first(container)
+    if index is not None:
+        return _by_rule(policy, container, index)
     namespace = container.pod.namespace
     rules = policy.namespaces
     denied = rules.deny.first(namespace)
@@ -48,21 +50,25 @@ def select(policy: Policy, container: Container) -> Verdict:
     allowed = rules.allow.first(namespace)
     if allowed is None:
         return _may_not(policy, namespace, _not_listed(len(rules.allow.patterns)))
-    return Allowed(f"namespaces.allow[{allowed}]")
+    return Allowed(f"namespaces.allow[{allowed}]", Terms(policy=policy))
 
 
-def denied_capabilities(policy: Policy, capabilities: Capabilities) -> str:
-    """Why a container may not have these parts of the driver; empty when it may. capabilities: closed."""
-    if capabilities <= policy.capabilities.allowed:
-        return ""
-    denied = [each for each in Capability if each in capabilities - policy.capabilities.allowed]
-    brought = [each for each in denied if any(each in closure(frozenset({other})) for other in capabilities - {each})]
-    why = f" ({', '.join(brought)} is brought along by another)" if brought else ""
-    source = quoted(policy.source, _SOURCE_SHOWN_MAX)[1:-1]
-    return (
-        f"capabilities {', '.join(denied)} may not be asked for{why}: capabilities.allowed in {source} does not list "
-        "them; change that list, or ask without."
-    )
+def _by_rule(policy: Policy, container: Container, index: int) -> Verdict:
+    rule = policy.rule.rules[index]
+    called = _called(rule, index)
+    if rule.allow:
+        return Allowed(called, Terms(policy=policy, rule=rule, path=f"rule[{index}]"))
+    pod = container.pod
+    who = f"container {quoted(container.name)} of pod {quoted(f'{pod.namespace}/{pod.name}')}"
+    why = f"{who} may not ask for GPUs: {called} in {shown_source(policy)} says no{rule.reason and f' ({rule.reason})'}"
+    if rule.otherwise is Otherwise.IGNORE:
+        return Ignored(f"{why}, and has its request ignored.")
+    return Denied(f"{why}; change that rule, or what it matches the pod by.")
+
+
+def _called(rule: Rule, index: int) -> str:
+    """`rule[2] "batch"`."""
+    return f'rule[{index}] "{rule.name}"' if rule.name else f"rule[{index}]"
 
 
 def denied_extras(policy: Policy, asked: frozenset[Extra]) -> str:
@@ -70,7 +76,7 @@ def denied_extras(policy: Policy, asked: frozenset[Extra]) -> str:
     if asked <= policy.extras.allowed:
         return ""
     denied = ", ".join(each for each in Extra if each in asked - policy.extras.allowed)
-    source = quoted(policy.source, _SOURCE_SHOWN_MAX)[1:-1]
+    source = shown_source(policy)
     return (
         f"extras {denied} may not be asked for: extras.allowed in {source} does not list them; "
         "change that list, or ask without."
@@ -88,7 +94,7 @@ def _not_listed(patterns: int) -> str:
 
 
 def _may_not(policy: Policy, namespace: str, why: str) -> Denied | Ignored:
-    source = quoted(policy.source, _SOURCE_SHOWN_MAX)[1:-1]
+    source = shown_source(policy)
     who = f"namespace {quoted(namespace)} may not ask for GPUs: {why}"
     if policy.namespaces.otherwise is Otherwise.IGNORE:
         return Ignored(f"{who} in {source}, and namespaces.otherwise is ignore.")

@@ -24,6 +24,11 @@ def known_words(word: str, known: Iterable[str]) -> str:
     return f' (did you mean "{close[0]}"?)' if close else f", known: {', '.join(words)}"
 
 
+def shown_key(key: str) -> str:
+    """A key as it is where it is plain, else quoted as TOML would have it."""
+    return key if key.isascii() and key.replace("-", "_").isidentifier() and len(key) <= QUOTE_MAX else quoted(key)
+
+
 def toml_type(raw: object) -> str:
     """A value's type in the words of TOML's manual."""
     match raw:

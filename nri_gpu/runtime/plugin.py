@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from loguru import logger
@@ -15,7 +15,7 @@ from loguru import logger
 from nri_gpu.allocation.foreign import foreign_uuids
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
 from nri_gpu.allocation.mark import MARK_KEY, BadMark, Mark, read_mark, write_mark
-from nri_gpu.decide import BrokenPolicy, decide, needs_grant
+from nri_gpu.decide import BrokenPolicy, decide, may_ask_by_environment, needs_grant, reads_environment
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import Edits
@@ -24,7 +24,7 @@ from nri_gpu.nri import convert
 from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed, Markers
 from nri_gpu.nri.status import status_of
 from nri_gpu.nri.subscribe import Event
-from nri_gpu.policy.model import Disarm, Policy
+from nri_gpu.policy.model import Policy, Stale
 from nri_gpu.wire.status import Status
 
 Reply = bytes | Status
@@ -54,13 +54,15 @@ class Outside:
     """What the plugin needs of the rest of the daemon.
 
     snapshot: the newest node. clock: monotonic seconds. later: run something once the reply is on its way.
-    changed: told each new ledger.
+    changed: told each new ledger. inventory_age_s: how long ago the source of the inventory last answered; None where
+    it never did.
     """
 
     snapshot: Callable[[], Node]
     clock: Callable[[], float]
     later: Callable[[Callable[[], None]], object]
     changed: Callable[[Ledger], None]
+    inventory_age_s: Callable[[], float | None] = lambda: None
 
 
 class Plugin:
@@ -91,6 +93,7 @@ class Plugin:
         if not self._needs_reading(payload, node):
             return EMPTY
         self._observe(node)
+        node = self._aged(node)
         container = convert.request_from_pb(payload)
         now = self._outside.clock()
         settings = self.policy if isinstance(self.policy, Policy) else Policy.default()
@@ -162,7 +165,9 @@ class Plugin:
 
     def _concerns(self, payload: bytes) -> bool:
         """Whether an event can change anything: not where nobody holds, and this one asked for nothing."""
-        return bool(self.ledger.entries or self._holders or convert.PREFIX.encode() in payload)
+        asking = convert.PREFIX.encode() in payload
+        asking = asking or (may_ask_by_environment(self.policy) and convert.VISIBLE_NEEDLE in payload)
+        return bool(self.ledger.entries or self._holders or asking)
 
     def _started(self, change: Lifecycle) -> Reply:
         container = change.container
@@ -233,11 +238,19 @@ class Plugin:
             self._outside.changed(ledger)
 
     def _needs_reading(self, payload: bytes, node: Node) -> bool:
-        disarm = isinstance(self.policy, Policy) and self.policy.environment.disarm is Disarm.ALL
-        wanted = (node.inventory.majors.nvidia, disarm)
+        wanted = (node.inventory.majors.nvidia, reads_environment(self.policy))
         if wanted != self._markers_of:
-            self._markers_of, self._markers = wanted, Markers.of(wanted[0], disarm=disarm)
+            self._markers_of, self._markers = wanted, Markers.of(wanted[0], environment=wanted[1])
         return self._markers.found_in(payload)
+
+    def _aged(self, node: Node) -> Node:
+        """The snapshot with its age, where that is why policy refuses; else the very same one."""
+        if not isinstance(self.policy, Policy) or self.policy.inventory.stale is Stale.SERVE:
+            return node
+        age_s = self._outside.inventory_age_s()
+        if age_s is None or age_s <= self.policy.inventory.stale_after_s:
+            return node
+        return replace(node, inventory_age_s=age_s)
 
     def _with_foreign(self, ledger: Ledger, container: Container, decision: Decision, node: Node) -> Ledger:
         if isinstance(decision, Refuse) or (isinstance(decision, Inject) and decision.grant.uuids):
@@ -308,8 +321,10 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
                 bound.bind(fault=note).warning("granted, but not all of it reaches the program")
         case Refuse(reason):
             bound.bind(decision="refuse", code=reason.code.value, reason=reason.sentence).info("container refused")
-        case Pass(_, why):
+        case Pass(_, why, note):
             bound.bind(decision="pass", reason=why).debug("container passed")
+            if note:
+                bound.bind(fault=note).warning("container passed that can use GPUs")
 
 
 def _names(container: Container) -> dict[str, str]:

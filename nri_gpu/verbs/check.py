@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import sys
 from pathlib import Path
 
-from nri_gpu.domain.errors import PolicyError
+from nri_gpu.domain.errors import InventoryError, PolicyError
 from nri_gpu.policy.advice import advise
+from nri_gpu.policy.advice_rules import advise_for
+from nri_gpu.policy.model import Policy
 from nri_gpu.settings import DEFAULT_PATH, file_advice, load_policy
 from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.gpus import look
 from nri_gpu.verbs.neighbours import node_advice
 
 
@@ -25,9 +30,27 @@ def run(args: argparse.Namespace) -> int:
         lines = [f"{error.faults[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, error.faults)]
         _print(args.output, faults, (), lines)
         return Exit.CONFIGURATION
-    advice = (*file_advice(path or DEFAULT_PATH), *advise(policy), *node_advice(policy))
+    try:
+        gpus = _of_gpus(policy, args.gpus)
+    except InventoryError as error:
+        print(f"nri-gpu: {error}", file=sys.stderr)
+        return Exit.CONFIGURATION
+    advice = (*file_advice(path or DEFAULT_PATH), *advise(policy), *gpus, *node_advice(policy))
     _print(args.output, [], advice, [f"{policy.source}: ok", *(f"advice: {sentence}" for sentence in advice)])
     return Exit.OK
+
+
+def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
+    """What a policy means for the GPUs of this node, or of a topology file. Raises: InventoryError, of that file."""
+    if not topology and not policy.pool.pools:
+        return ()  # without pools it does not matter enough to wake the driver
+    try:
+        inventory = asyncio.run(look(topology, policy.driver.root, policy.driver.library_dirs))
+    except InventoryError as error:
+        if topology:
+            raise
+        return (f"the pools could not be held against this node's GPUs: {error}; --gpus FILE takes a topology file",)
+    return advise_for(policy, inventory)
 
 
 def _print(output: str | None, faults: list[dict[str, object]], advice: tuple[str, ...], lines: list[str]) -> None:

@@ -28,6 +28,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.settings import load_policy
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.gpus import look
+from nri_gpu.verbs.qos import cgroup_of
 
 
 class ManifestError(NriGpuError):
@@ -163,14 +164,28 @@ def _containers(manifest: Mapping[str, Any], number: int, where: str) -> Iterato
         name=str(metadata.get("name") or metadata.get("generateName") or f"pod-{number}"),
         namespace=str(metadata.get("namespace") or "default"),
         annotations=_annotations(metadata, where),
+        # A RuntimeClass mostly has its handler's name; the class itself is not in the manifest.
+        runtime_handler=str(spec.get("runtimeClassName") or ""),
+        labels={str(k): str(v) for k, v in _mapping(metadata.get("labels"), f"{where}: metadata.labels").items()},
+        cgroup_parent=cgroup_of(spec),
     )
     hosts_dev = _hosts_dev(_list(spec.get("volumes"), f"{where}: spec.volumes"))
     for item in [*_list(spec.get("initContainers"), f"{where}: spec.initContainers"), *spec["containers"]]:
         container = _mapping(item, f"{where}: a container")
         name = str(container.get("name") or "unnamed")
         env = _env(_list(container.get("env"), f"{where}: env of container {name}"))
-        mounts = _mounts(_list(container.get("volumeMounts"), f"{where}: volumeMounts of container {name}"), hosts_dev)
-        yield Container(id=ContainerId(f"{pod.id}/{name}"), name=name, pod=pod, env=env, mounts=mounts)
+        volumes = _list(container.get("volumeMounts"), f"{where}: volumeMounts of container {name}")
+        security = _mapping(container.get("securityContext"), f"{where}: securityContext of container {name}")
+        yield Container(
+            id=ContainerId(f"{pod.id}/{name}"),
+            name=name,
+            pod=pod,
+            env=env,
+            mounts=_mounts(
+                _list(container.get("volumeMounts"), f"{where}: volumeMounts of container {name}"), hosts_dev
+            ),
+            privileged=security.get("privileged") is True,
+        )
 
 
 def _annotations(metadata: Mapping[str, Any], where: str) -> dict[str, str]:
@@ -261,11 +276,12 @@ def _lines(each: Explained, node: Node) -> Iterator[str]:
     pod = each.container.pod
     yield f"{pod.namespace}/{pod.name} container {each.container.name}"
     match each.decision:
-        case Pass(edits, why):
+        case Pass(edits, why, note):
             yield f"  passes untouched: {why}" if not edits.env else f"  passes, disarmed: {why}"
+            yield from _note(note)
         case Refuse(reason):
             yield f"  REFUSED {reason}"
-        case Inject(edits, grant, rule, _, compat):
+        case Inject(edits, grant, rule, note, compat):
             units = [unit for unit in node.inventory.units if unit.uuid in grant.uuids]
             indices = [unit.place if isinstance(unit, MigPart) else str(unit.index) for unit in units]
             what = f"GPU {', '.join(indices)}, {grant.mode}" if grant.mode else "no GPU, as it asked"
@@ -281,7 +297,13 @@ def _lines(each: Explained, node: Node) -> Iterator[str]:
             for name, value in (("cpus", edits.cpuset_cpus), ("mems", edits.cpuset_mems)):
                 if value:
                     yield f"  cpuset  {name} {value}"
+            yield from _note(note)
 
 
 def _shown(limit: int) -> str:
     return "unlimited" if limit == UNLIMITED else str(limit)
+
+
+def _note(note: str) -> Iterator[str]:
+    if note:
+        yield f"  note    {note}"

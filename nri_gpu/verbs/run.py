@@ -121,7 +121,9 @@ class Daemon:
             source, publish=self._inventory_changed, on_fault=self._inventory_fault, refresh_s=self._fixed.refresh_s
         )
         self._plugin = Plugin(
-            Outside(self._board.snapshot, time.monotonic, self._later, self._ledger_changed), policy, key
+            Outside(self._board.snapshot, time.monotonic, self._later, self._ledger_changed, self._cache.age_s),
+            policy,
+            key,
         )
         self._supervisor = Supervisor(
             self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away)

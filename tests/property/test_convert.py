@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.foreign import foreign_uuids
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decide import BrokenPolicy, decide, needs_grant
+from nri_gpu.decide import BrokenPolicy, decide, needs_grant, reads_environment
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Pass
 from nri_gpu.domain.edits import NO_EDITS, UNLIMITED, DeviceNode, Edits, Mount, Rlimit
@@ -30,7 +30,7 @@ from nri_gpu.nri.convert import (
     request_from_pb,
     state_change_from_pb,
 )
-from nri_gpu.policy.model import Disarm, Policy
+from nri_gpu.policy.model import Policy
 from nri_gpu.requirements.check import concerns
 from tests.property import worlds
 from tests.support import builders as make
@@ -140,7 +140,6 @@ def test_the_markers_overlook_nothing(
     read = request_from_pb(payload)
     decision = decide(read, node, Ledger(), policy)
     plain = isinstance(decision, Pass) and decision.edits == NO_EDITS
-    disarm = isinstance(policy, Policy) and policy.environment.disarm is Disarm.ALL
-    found = Markers.of(node.inventory.majors.nvidia, disarm=disarm).found_in(payload)
+    found = Markers.of(node.inventory.majors.nvidia, environment=reads_environment(policy)).found_in(payload)
     event(f"plain: {plain}, found: {found}")
     assert found or (plain and not foreign_uuids(read, node) and not needs_grant(read, policy))

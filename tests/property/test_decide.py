@@ -20,6 +20,7 @@ from nri_gpu.domain.decision import REFUSAL_MAX, Code, Decision, Inject, Pass, R
 from nri_gpu.domain.edits import Mount
 from nri_gpu.domain.gpu import MigPart, Node, whole
 from nri_gpu.injection.compat import PLACE as COMPAT
+from nri_gpu.policy.globs import NOTHING
 from nri_gpu.policy.model import Policy
 from tests.property import worlds
 
@@ -130,10 +131,12 @@ def _unmet(decision: Decision) -> bool:
 
 @MANY
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies, worlds.env)
-def test_the_environment_never_grants(
+def test_the_environment_never_grants_unless_policy_lets_it_ask(
     container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy, env: dict[str, str]
 ) -> None:
     container = replace(container, env_twice=frozenset())  # these may refuse what policy wants disarmed
+    if isinstance(policy, Policy):
+        policy = replace(policy, environment=replace(policy.environment, may_ask=NOTHING))
     one = decide(container, node, ledger, policy)
     other = decide(replace(container, env=env), node, ledger, policy)
     if _unmet(one) or _unmet(other):  # what an image requires can cost it its grant, and nothing else

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from hypothesis import strategies as st
 
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase
 from nri_gpu.decide import BrokenPolicy
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
+from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid, Qos
 from nri_gpu.domain.edits import DeviceNode, Mount
 from nri_gpu.domain.extras import HARMLESS, Channels, Extra, Offer, Profiles
 from nri_gpu.domain.gpu import (
@@ -27,6 +27,7 @@ from nri_gpu.domain.gpu import (
 )
 from nri_gpu.nri.convert import READ_ENV
 from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.limits import LIMIT_KEYS, NO_LIMITS, Limits
 from nri_gpu.policy.model import (
     ClaimDefaults,
     CompatSettings,
@@ -35,12 +36,20 @@ from nri_gpu.policy.model import (
     EnvironmentSettings,
     ExtraRules,
     ForeignSettings,
+    InventorySettings,
+    ModeRules,
     NamespaceRules,
     Otherwise,
     Policy,
+    PrivilegedAction,
+    PrivilegedSettings,
     RequirementSettings,
+    Stale,
     VisibleDevices,
 )
+from nri_gpu.policy.pools import Pool, Pools
+from nri_gpu.policy.rules import Rule, Rules
+from nri_gpu.policy.shorthands import UNLIMITED
 from tests.support import builders as make
 
 REQUIREMENTS: Final = ("NVIDIA_REQUIRE_CUDA", "CUDA_VERSION", "NVIDIA_DISABLE_REQUIRE", "NVIDIA_REQUIRE_JETPACK")
@@ -146,9 +155,98 @@ nodes = st.builds(
     module_version=st.sampled_from([None, None, "580.95.05", "570.26", ""]),
     compat=st.sampled_from([(), (make.package(),)]),
     profiles=profiles,
+    inventory_age_s=st.sampled_from([0.0, 301.0]),
 )
 globs = st.sampled_from([("*",), ("ml",), ("m[a-z]", "x*"), ()]).map(Globs)
-good_policies = st.builds(
+name_globs = st.one_of(
+    st.none(),
+    st.lists(
+        st.sampled_from(["*", "ml", "m*", "*l", "m?", "[a-m]l", "[!x]*", "a", "b", "main", "s*", "?", "", "x[", "*a*"]),
+        min_size=1,
+        max_size=2,
+        unique=True,
+    ).map(lambda patterns: Globs(tuple(patterns))),
+)
+label_values = st.sampled_from(["", "a", "b", "ab"])
+labels = st.dictionaries(st.sampled_from(["team", "example.com/tier"]), label_values, max_size=2)
+label_globs = st.dictionaries(
+    st.sampled_from(["team", "example.com/tier"]), st.sampled_from(["a", "*", "?", "a*"]), min_size=1, max_size=2
+).map(lambda pairs: tuple((key, Globs((pattern,))) for key, pattern in pairs.items()))
+CGROUPS: Final = (
+    "/kubepods/burstable/pod1",
+    "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1.slice",
+    "/kubepods/pod1",
+    "",
+    "/kubepods",
+    "/system.slice",
+)
+numbers = st.one_of(st.just(UNLIMITED), st.integers(0, 3))
+limits = st.one_of(
+    st.just(NO_LIMITS),
+    st.builds(
+        lambda values, shares: Limits(**dict(zip(LIMIT_KEYS, (*values, shares), strict=True))),
+        st.lists(numbers, min_size=len(LIMIT_KEYS) - 1, max_size=len(LIMIT_KEYS) - 1),
+        st.sampled_from([UNLIMITED, 1, 2]),
+    ),
+)
+own_limits = st.dictionaries(st.sampled_from(LIMIT_KEYS), st.integers(1, 3), max_size=2).map(
+    lambda own: tuple(own.items())
+)
+POOL_NAMES: Final = ("big", "cut")
+
+
+def optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Most often nothing."""
+    return st.one_of(st.none(), st.none(), strategy)
+
+
+@st.composite
+def rules_of(draw: st.DrawFn, pools: tuple[str, ...] = ()) -> Rule:
+    """A rule that may match, and says little more than what the parser would let it say."""
+    whom = {key: draw(optional(name_globs)) for key in ("namespace", "pod", "container", "runtime_handler")}
+    rule = Rule(
+        allow=draw(st.booleans()),
+        name=draw(st.sampled_from(["", "r"])),
+        labels=draw(optional(label_globs)),
+        qos=draw(optional(st.frozensets(st.sampled_from(Qos), min_size=1))),
+        reason=draw(st.sampled_from(["", "because " * 24])),
+        **whom,
+    )
+    if not rule.allow:
+        return replace(rule, otherwise=draw(optional(st.sampled_from(Otherwise))))
+    return replace(
+        rule,
+        default_mode=draw(optional(modes)),
+        modes=draw(optional(st.frozensets(modes, min_size=1))),
+        default_capabilities=draw(optional(st.just(frozenset({Capability.UTILITY})))),
+        capabilities=draw(optional(st.just(DEFAULT_CAPABILITIES))),
+        pool=draw(optional(st.sampled_from(pools).map(lambda name: Globs((name,))))) if pools else None,
+        limits=draw(optional(own_limits)),
+    )
+
+
+@st.composite
+def _pool(draw: st.DrawFn, name: str) -> Pool:
+    return Pool(
+        name=name,
+        device=draw(optional(st.sampled_from([("0", "1"), (make.uuid(2),), ("0:1", make.mig_uuid(1)), ("9",)]))),
+        model=draw(optional(st.sampled_from([Globs(("*h100*",)), Globs(("*",))]))),
+        memory_at_least=draw(optional(st.just(41 * 2**30))),
+        mig=draw(optional(st.just(("1g.5gb",)))),
+        namespaces=draw(optional(st.sampled_from([Globs(("ml",)), Globs(("x",))]))),
+        containers_per_gpu=draw(optional(st.sampled_from([1, 2, UNLIMITED]))),
+    )
+
+
+@st.composite
+def rules_and_pools(draw: st.DrawFn) -> tuple[Rules, Pools]:
+    """Most policies have neither."""
+    names = draw(st.sampled_from([(), (), POOL_NAMES[:1], POOL_NAMES]))
+    rules = draw(st.one_of(st.just([]), st.lists(rules_of(names), max_size=4)))
+    return Rules(tuple(rules)), Pools(tuple(draw(_pool(name)) for name in names))
+
+
+_plain_policies = st.builds(
     Policy,
     defaults=st.builds(
         ClaimDefaults,
@@ -170,8 +268,19 @@ good_policies = st.builds(
     foreign=st.builds(ForeignSettings, complete=st.sampled_from(Complete)),
     requirements=st.builds(RequirementSettings, check=st.booleans(), may_disable=st.booleans()),
     environment=st.builds(
-        EnvironmentSettings, visible_devices=st.sampled_from(VisibleDevices), disarm=st.sampled_from(Disarm)
+        EnvironmentSettings,
+        visible_devices=st.sampled_from(VisibleDevices),
+        disarm=st.sampled_from(Disarm),
+        may_ask=st.sampled_from([Globs(()), Globs(()), Globs(("ml",))]),
+        may_ask_all=st.booleans(),
     ),
+    modes=st.builds(ModeRules, allowed=st.sampled_from([frozenset(Mode), frozenset(Mode), frozenset({Mode.SHARED})])),
+    limits=st.one_of(st.just(NO_LIMITS), limits),
+    privileged=st.builds(PrivilegedSettings, action=st.sampled_from(PrivilegedAction)),
+    inventory=st.builds(InventorySettings, stale=st.sampled_from(Stale)),
+)
+good_policies = st.builds(
+    lambda policy, tables: replace(policy, rule=tables[0], pool=tables[1]), _plain_policies, rules_and_pools()
 )
 policies = st.one_of(st.just(Policy()), good_policies, st.builds(BrokenPolicy, st.text(max_size=900)))
 
@@ -181,7 +290,14 @@ def pods(draw: st.DrawFn) -> Pod:
     """One of three pods."""
     name = draw(st.sampled_from(POD_NAMES))
     namespace = draw(st.one_of(st.just("ml"), texts))
-    return make.pod(name, annotations=draw(requests), namespace=namespace, runtime_handler=draw(texts))
+    return make.pod(
+        name,
+        annotations=draw(requests),
+        namespace=namespace,
+        runtime_handler=draw(texts),
+        labels=draw(labels),
+        cgroup_parent=draw(st.sampled_from(CGROUPS)),
+    )
 
 
 devices = st.one_of(
@@ -193,7 +309,7 @@ env = st.dictionaries(
         st.sampled_from(["LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "PATH", *REQUIREMENTS]),
         st.text(max_size=4).filter(lambda name: "=" not in name),
     ),
-    st.one_of(st.sampled_from(["all", "void", "", ":", "/usr/local/nvidia/lib64:/x", "1", "cuda>=13.0"]), texts),
+    st.one_of(st.sampled_from(["all", "void", "", ":", "/usr/local/nvidia/lib64:/x", "1", "0,1", "cuda>=13.0"]), texts),
     max_size=3,
 )
 mounts = st.frozensets(

@@ -210,6 +210,8 @@ def pod_message(of: Pod, **fields: Any) -> pb.PodSandbox:  # noqa: ANN401 - any 
             "namespace": of.namespace,
             "annotations": of.annotations,
             "runtime_handler": of.runtime_handler,
+            "labels": of.labels,
+            "linux": pb.LinuxPodSandbox(cgroup_parent=of.cgroup_parent),
             **fields,
         }
     )

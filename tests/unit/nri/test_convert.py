@@ -284,10 +284,10 @@ MARKED = {
 
 @pytest.mark.parametrize(("container", "disarm", "found"), MARKED.values(), ids=MARKED)
 def test_markers(container: Container, disarm: bool, found: bool) -> None:
-    assert Markers.of(195, disarm=disarm).found_in(make.create_payload(container)) is found
+    assert Markers.of(195, environment=disarm).found_in(make.create_payload(container)) is found
 
 
 def test_without_a_driver_a_node_is_known_by_its_name_only() -> None:
-    markers = Markers.of(None, disarm=False)
+    markers = Markers.of(None, environment=False)
     assert markers.found_in(make.create_payload(MARKED["a node named so"][0]))
     assert not markers.found_in(make.create_payload(make.container()))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu.policy.advice import advise
+from nri_gpu.policy.advice_rules import advise_for
 from nri_gpu.policy.parse import parse_policy
+from nri_gpu.policy.reach import pattern_covers
+from tests.support import builders as make
 from tests.unit.policy.samples import Raw
 
 QUIET: dict[str, Raw] = {
@@ -13,6 +16,23 @@ QUIET: dict[str, Raw] = {
     "patterns": {"namespaces": {"allow": ["ml-*", "[ab]-x"]}},
     "a denial that bites": {"namespaces": {"allow": ["ml-*"], "deny": ["ml-sandbox"]}},
     "extras for some": {"namespaces": {"allow": ["a"]}, "extras": {"allowed": ["rdma"]}},
+    "rules that say who": {"namespaces": {"allow": []}, "rule": [{"namespace": "a", "allow": True}]},
+    "rules one after the other": {
+        "namespaces": {"allow": ["a"]},
+        "rule": [
+            {"namespace": "ml-?", "pod": "a*", "allow": True},
+            {"namespace": "ml-*", "allow": True, "limits": {"gpus_per_pod": 2}},
+            {"labels": {"a": "b"}, "allow": False},
+            {"labels": {"a": "*"}, "allow": False},
+            {"qos": "burstable", "allow": False},
+            {"qos": ["burstable", "guaranteed"], "allow": False},
+        ],
+    },
+    "a pool for somebody": {
+        "namespaces": {"allow": ["a"]},
+        "pool": [{"name": "a", "device": ["0"], "namespaces": ["a"]}, {"name": "b", "device": ["1"]}],
+        "rule": [{"namespace": "b", "allow": True, "pool": "b"}],
+    },
     "a stage that is not public": {"namespaces": {"allow": ["a"]}, "driver": {"stage_dir": "/tmpfs/stage"}},
 }
 
@@ -57,6 +77,67 @@ ADVICE: dict[str, tuple[Raw, str]] = {
         {"extras": {"allowed": ["drm", "firmware", "rdma", "imex"]}},
         "extras.allowed lists imex, rdma, which reach beyond",
     ),
+    "a shadowed rule": (
+        {"rule": [{"name": "all-ml", "namespace": "ml-*", "allow": True}, {"namespace": "ml-x", "allow": False}]},
+        'rule[1] can never decide: rule[0] "all-ml" before it takes all that it matches',
+    ),
+    "a rule for all": (
+        {"rule": [{"pod": "x", "allow": True}, {"allow": False}]},
+        "rule[1] matches all, so namespaces.allow and namespaces.deny change nothing",
+    ),
+    "a default mode that a rule refuses": (
+        {"rule": [{"namespace": "x", "allow": True, "modes": ["shared"]}]},
+        "rule[0]: its own default is refused: mode exclusive may not be asked for",
+    ),
+    "default parts that a rule refuses": (
+        {"rule": [{"namespace": "x", "allow": True, "capabilities": ["utility"]}]},
+        "rule[0]: its own default is refused: capabilities compute may not",
+    ),
+    "a part never allowed": (
+        {"capabilities": {"allowed": ["utility", "compute", "display"]}},
+        "capabilities.allowed lists display, never allowed: it brings graphics",
+    ),
+    "a part that a rule never allows": (
+        {"rule": [{"namespace": "x", "allow": True, "capabilities": ["compute", "utility", "display"]}]},
+        "rule[0].capabilities lists display, never allowed",
+    ),
+    "labels alone": (
+        {"rule": [{"labels": {"gpu": "yes"}, "allow": True}]},
+        "rule[0] allows by labels alone",
+    ),
+    "default mode that is not allowed": ({"modes": {"allowed": ["shared"]}}, "defaults.mode is exclusive, which modes"),
+    "no GPU for anybody": ({"limits": {"gpus_per_node": 0}}, "limits.gpus_per_node = 0: no container that it is about"),
+    "no GPU by a rule": (
+        {"rule": [{"namespace": "x", "allow": True, "limits": {"exclusive_gpus_per_namespace": 0}}]},
+        "rule[0].limits.exclusive_gpus_per_namespace = 0: no container that it is about can get a GPU in exclusive",
+    ),
+    "a limit behind a lower one": (
+        {"limits": {"gpus_per_container": 8, "gpus_per_pod": 4}},
+        "limits.gpus_per_container = 8 changes nothing: limits.gpus_per_pod = 4 is lower",
+    ),
+    "a rule's limit behind the policy's": (
+        {
+            "limits": {"gpus_per_node": 4},
+            "rule": [{"namespace": "x", "allow": True, "limits": {"gpus_per_namespace": 6}}],
+        },
+        "rule[0].limits.gpus_per_namespace = 6 changes nothing: limits.gpus_per_node = 4 is lower",
+    ),
+    "sharers where nobody shares": (
+        {"limits": {"containers_per_gpu": 2}, "modes": {"allowed": ["exclusive"]}},
+        "limits.containers_per_gpu changes nothing",
+    ),
+    "a pool for nobody": ({"pool": [{"name": "a", "device": ["0"]}]}, 'pool[0] "a" is for nobody'),
+    "environment": ({"environment": {"may_ask": ["x"]}}, "makes every image with NVIDIA_VISIBLE_DEVICES ask"),
+    "all, of nobody": ({"environment": {"may_ask_all": True}}, "environment.may_ask lists no namespace"),
+    "all, of everybody": (
+        {"environment": {"may_ask": ["*"], "may_ask_all": True}},
+        "each container of a CUDA image takes every free GPU",
+    ),
+    "stale at once": (
+        {"inventory": {"stale": "refuse", "stale_after_s": 60}},
+        "requests are refused between two looks",
+    ),
+    "privileged": ({"privileged": {"action": "deny"}}, "keep these out by an admission policy"),
     "public stage": ({"driver": {"stage_dir": "/tmp/stage"}}, "driver.stage_dir"),
     "public root": ({"driver": {"root": "/var/tmp"}}, "driver.root"),
 }
@@ -67,3 +148,65 @@ def test_said(raw: Raw, sentence: str) -> None:
     advice = advise(parse_policy(raw, "f"))
     assert any(sentence in each for each in advice), advice
     assert all(each.isascii() and len(each) < 400 for each in advice)
+
+
+def test_a_generated_policy_is_told_about_in_a_few_sentences() -> None:
+    rules = [{"pod": "*", "allow": True}, *({"namespace": f"n{n}", "allow": True} for n in range(3000))]
+    advice = advise(parse_policy({"rule": rules}, "f"))
+    assert len(advice) < 40
+    assert "2980 more rules can never decide" in advice
+
+
+NODE = make.inventory([make.gpu(0), make.gpu(1), make.mig_gpu(2, ("1g.5gb", "1g.5gb"))])
+ON_NODE: dict[str, tuple[Raw, str]] = {
+    "nothing fits": (
+        {"pool": [{"name": "a", "model": "*B200*"}]},
+        'pool[0] "a" has no GPU of this node: its selectors',
+    ),
+    "an earlier pool takes all": (
+        {"pool": [{"name": "a", "device": ["0", "1"]}, {"name": "b", "device": ["1"]}]},
+        'pool[1] "b" has no GPU of this node: those that fit are in pool a before it',
+    ),
+    "no whole GPU has a profile": (
+        {"pool": [{"name": "a", "device": ["0"], "mig": ["1g.5gb"]}]},
+        "its selectors fit none",
+    ),
+    "a limit above all": (
+        {"limits": {"gpus_per_node": 4}},
+        "limits.gpus_per_node = 4 can never bind: this node has 4 GPUs and MIG devices",
+    ),
+}
+
+
+@pytest.mark.parametrize(("raw", "sentence"), ON_NODE.values(), ids=ON_NODE)
+def test_said_of_a_node(raw: Raw, sentence: str) -> None:
+    (said,) = advise_for(parse_policy(raw, "f"), NODE)
+    assert sentence in said
+
+
+def test_nothing_to_say_of_a_node() -> None:
+    raw = {
+        "limits": {"gpus_per_node": 3},
+        "pool": [{"name": "a", "mig": ["1g.5gb"]}, {"name": "b", "device": ["2:0", "0"]}],
+    }
+    assert advise_for(parse_policy(raw, "f"), NODE) == ()
+
+
+COVERS = {
+    ("*", "a?"): True,
+    ("a*", "a-*"): True,
+    ("a*", "a?"): True,
+    ("a?", "a*"): False,
+    ("a?", "ab"): True,
+    ("*-x", "a*-x"): True,
+    ("*-x", "a*"): False,
+    ("[ab]", "a"): True,
+    ("[ab]", "[ab]"): True,
+    ("*b]", "[ab]"): False,
+    ("a", "a*"): False,
+}
+
+
+@pytest.mark.parametrize(("pair", "covers"), COVERS.items(), ids=str)
+def test_which_pattern_takes_all_of_another(pair: tuple[str, str], covers: bool) -> None:
+    assert pattern_covers(*pair) is covers

@@ -11,9 +11,12 @@ from nri_gpu.domain.extras import Extra
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.policy.fields import BY_PATH, SECTIONS, SETTINGS, Setting, section_help
 from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.model import BUILT_IN, Disarm, Otherwise, Policy, VisibleDevices
+from nri_gpu.policy.limits import NO_LIMITS
+from nri_gpu.policy.model import BUILT_IN, Disarm, Otherwise, Policy, PrivilegedAction, Stale, VisibleDevices
 from nri_gpu.policy.parse import parse_policy
+from nri_gpu.policy.pools import NO_POOLS
 from nri_gpu.policy.reference import reference
+from nri_gpu.policy.rules import NO_RULES
 
 each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.path)
 
@@ -33,6 +36,12 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert policy.environment.disarm is Disarm.NONE
     assert (policy.requirements.check, policy.requirements.may_disable) == (True, True)
     assert (policy.inventory.refresh_s, policy.ledger.created_grace_s) == (60, 60)
+    assert policy.modes.allowed == frozenset(Mode)
+    assert policy.limits == NO_LIMITS
+    assert (policy.environment.may_ask, policy.environment.may_ask_all) == (Globs(()), False)
+    assert policy.privileged.action is PrivilegedAction.ALLOW
+    assert (policy.inventory.stale, policy.inventory.stale_after_s) == (Stale.SERVE, 300)
+    assert (policy.rule, policy.pool) == (NO_RULES, NO_POOLS)
 
 
 def test_where_a_policy_came_from_is_no_part_of_what_it_is() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
-from nri_gpu.policy.fields import SCHEMA_VERSION, SECTIONS, SETTINGS
+from nri_gpu.policy.fields import LISTS, SCHEMA_VERSION, SECTIONS, SETTINGS
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
+from nri_gpu.policy.records import fields_of
 from nri_gpu.policy.reference import reference
 from nri_gpu.policy.schema import policy_schema, schema_text
 from nri_gpu.settings import load_policy
@@ -52,6 +53,17 @@ def test_the_shipped_policy_has_every_key_in_the_order_of_the_table() -> None:
     assert raw.pop("schema") == SCHEMA_VERSION
     assert list(raw) == list(SECTIONS)
     assert [f"{section}.{key}" for section in raw for key in raw[section]] == [row.path for row in SETTINGS]
+
+
+def test_the_examples_in_the_shipped_policy_are_good_and_show_every_key() -> None:
+    text = (CONFIG / "policy.toml").read_text(encoding="utf-8")
+    lines = [re.sub("^#(?=[^ #:])", "", line) for line in text.splitlines()]
+    raw = tomllib.loads("\n".join(lines))
+    parse_policy(raw, "policy.toml")
+    VALIDATOR.validate(raw)
+    for name, kind in LISTS.items():
+        shown = {key for table in raw[name] for key in table}
+        assert shown == set(fields_of(kind.record.cls))
 
 
 def test_there_are_examples() -> None:

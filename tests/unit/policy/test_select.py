@@ -10,7 +10,8 @@ from nri_gpu.domain.extras import Extra
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, closure
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.select import Allowed, Denied, Ignored, denied_capabilities, denied_extras, select
+from nri_gpu.policy.select import Allowed, Denied, Ignored, denied_extras, select
+from nri_gpu.policy.terms import Terms
 
 
 def policy(**rules: object) -> Policy:
@@ -35,7 +36,9 @@ ALLOWED = {
 
 @pytest.mark.parametrize(("rules", "namespace", "rule"), ALLOWED.values(), ids=ALLOWED.keys())
 def test_allowed_by_which_rule(rules: dict[str, object], namespace: str, rule: str) -> None:
-    assert select(policy(**rules), container(namespace)) == Allowed(rule)
+    verdict = select(policy(**rules), container(namespace))
+    assert isinstance(verdict, Allowed)
+    assert (verdict.rule, verdict.terms.rule) == (rule, None)
 
 
 DENIED = {
@@ -77,8 +80,8 @@ def test_hostile_names_and_long_paths_leave_the_sentence_whole() -> None:
 
 def test_denied_capabilities_are_named_with_the_list() -> None:
     rules = parse_policy({"capabilities": {"allowed": ["compute", "utility"]}}, "/etc/nri-gpu/policy.toml")
-    assert denied_capabilities(rules, DEFAULT_CAPABILITIES) == ""
-    sentence = denied_capabilities(rules, closure(frozenset({Capability.DISPLAY, Capability.UTILITY})))
+    assert Terms(policy=rules).denied_capabilities(DEFAULT_CAPABILITIES) == ""
+    sentence = Terms(policy=rules).denied_capabilities(closure(frozenset({Capability.DISPLAY, Capability.UTILITY})))
     assert sentence == (
         "capabilities graphics, display may not be asked for (graphics is brought along by another): "
         "capabilities.allowed in /etc/nri-gpu/policy.toml does not list them; change that list, or ask without."

@@ -48,7 +48,8 @@ class Bench:
         self.clock = Clock()
         self.node = node(topology)
         self.ledgers: list[Ledger] = []
-        outside = Outside(lambda: self.node, self.clock, self.later, self.ledgers.append)
+        self.inventory_age_s: float | None = 0.0
+        outside = Outside(lambda: self.node, self.clock, self.later, self.ledgers.append, lambda: self.inventory_age_s)
         self.plugin = Plugin(outside, Policy.default() if policy is None else policy, KEY)
         self._later: list[Callable[[], None]] = []
 

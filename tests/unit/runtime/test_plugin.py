@@ -15,7 +15,17 @@ from nri_gpu.nri import convert
 from nri_gpu.nri.convert import Parts
 from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.model import Disarm, EnvironmentSettings, NamespaceRules, Otherwise, Policy
+from nri_gpu.policy.model import (
+    Disarm,
+    EnvironmentSettings,
+    InventorySettings,
+    NamespaceRules,
+    Otherwise,
+    Policy,
+    PrivilegedAction,
+    PrivilegedSettings,
+    Stale,
+)
 from nri_gpu.wire import Code, Status
 from tests.support import nri_messages as nri
 from tests.unit.runtime.log import Log
@@ -400,3 +410,43 @@ def test_nothing_of_the_environment_is_ever_said(log: Log) -> None:
     assert len(log.lines) >= 5
     assert "hunter2" not in " ".join(map(str, log.lines))
     assert "SECRET" not in " ".join(map(str, log.lines))
+
+
+BY_ENVIRONMENT: Final = Policy(environment=EnvironmentSettings(may_ask=Globs(("ml",))))
+
+
+def test_where_the_environment_may_ask_it_is_read_in_requests_and_at_starts(log: Log) -> None:
+    bench = Bench(BY_ENVIRONMENT)
+    of = nri.pod()
+    made = nri.container(of, env=["NVIDIA_VISIBLE_DEVICES=1"])
+    reply = create(bench, of, made)
+    assert [each.path for each in reply.adjust.linux.devices if each.path == "/dev/nvidia1"]
+    assert "gpu granted" in [line.text for line in log.lines]
+    missed = nri.container(of, "missed", env=["NVIDIA_VISIBLE_DEVICES=2"])
+    status = tell(Bench(BY_ENVIRONMENT), Event.START_CONTAINER, of, missed)
+    assert isinstance(status, Status)
+    assert "NVIDIA_VISIBLE_DEVICES asks for GPUs, but this container was created while" in status.message
+    assert tell(Bench(), Event.START_CONTAINER, of, missed) == b""
+
+
+@pytest.mark.parametrize(("stale", "asked"), [(Stale.SERVE, False), (Stale.REFUSE, True)])
+def test_the_inventory_s_age_is_asked_for_only_where_policy_judges_by_it(stale: Stale, asked: bool) -> None:
+    bench = Bench(Policy(inventory=InventorySettings(stale=stale)))
+    bench.inventory_age_s = 301.0
+    of = nri.asking("1")
+    if asked:
+        assert "last heard of 301 s ago" in refused(bench, of, nri.container(of)).message
+        bench.inventory_age_s = None
+    assert create(bench, of, nri.container(of)).adjust.linux.devices
+
+
+def test_a_privileged_container_that_asks_for_nothing_is_warned_of(log: Log) -> None:
+    bench = Bench(Policy(privileged=PrivilegedSettings(action=PrivilegedAction.AUDIT)))
+    of = nri.pod()
+    made = nri.container(of)
+    made.linux.resources.devices.add(allow=True, access="rwm")
+    made.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
+    assert bench.plugin.create_container(nri.create(of, made)) == b""
+    bench.settle()
+    (line,) = [line for line in log.lines if line.text == "container passed that can use GPUs"]
+    assert line.level == "WARNING"

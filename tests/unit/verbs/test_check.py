@@ -11,6 +11,7 @@ from nri_gpu import settings
 from nri_gpu.cli import main
 from nri_gpu.verbs import check
 from nri_gpu.verbs.exits import Exit
+from tests.support.daemon import FOUR_GPUS
 from tests.unit.verbs.shapes import CHECK, check_shape
 
 CONFIG = Path(__file__).parents[3] / "config"
@@ -80,3 +81,33 @@ def test_a_file_others_may_write_gets_advice(capsys: pytest.CaptureFixture[str],
     code, text = checked(capsys, path)
     assert code == Exit.OK
     assert f"advice: {path} may be written by others" in text
+
+
+POOLED = '[[pool]]\nname = "big"\nmodel = "*B200*"\nnamespaces = ["a"]\n'
+
+
+def test_pools_are_held_against_a_topology(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(POOLED)
+    code, text = checked(capsys, path, "--gpus", str(FOUR_GPUS))
+    assert code == Exit.OK
+    assert 'advice: pool[0] "big" has no GPU of this node: its selectors fit none' in text
+    path.write_text(POOLED.replace("*B200*", "*"))
+    assert "has no GPU of this node" not in checked(capsys, path, "--gpus", str(FOUR_GPUS))[1]
+
+
+def test_a_topology_that_cannot_be_read_is_a_fault(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(POOLED)
+    assert main(["check", str(path), "--gpus", str(tmp_path / "none.toml")]) == Exit.CONFIGURATION
+    assert "none.toml" in capsys.readouterr().err
+
+
+def test_without_a_driver_it_is_said_that_pools_could_not_be_looked_at(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(f'{POOLED}[driver]\nroot = "{tmp_path}"\n')
+    code, text = checked(capsys, path)
+    assert code == Exit.OK
+    assert "the pools could not be held against this node's GPUs: " in text

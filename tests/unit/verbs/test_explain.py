@@ -287,3 +287,57 @@ def test_extras_are_shown(explain: Explain) -> None:
     code, out, _ = explain(pod.replace("drm,", ""), *gpus, "-o", "json", policy=allowed)
     check_shape(json.loads(out), EXPLAIN)
     assert code == Exit.OK
+
+
+RULES = """
+[[rule]]
+name = "no-best-effort"
+qos = "besteffort"
+allow = false
+[[rule]]
+name = "vision"
+labels = { team = "vision" }
+runtime_handler = "gpu-*"
+allow = true
+[privileged]
+action = "audit"
+"""
+LABELLED = """
+kind: Pod
+metadata: {name: train, labels: {team: vision}, annotations: {gpu.nri.io: "1"}}
+spec:
+  runtimeClassName: gpu-runc
+  containers:
+  - name: main
+    resources: {requests: {cpu: 1}}
+    securityContext: {privileged: true}
+"""
+
+
+def test_the_rule_that_decides_is_named(explain: Explain) -> None:
+    code, text, _ = explain(LABELLED, policy=RULES)
+    assert code == Exit.OK
+    assert '(by rule[1] "vision")' in text
+    assert "  note    it is privileged" in text
+    code, text, _ = explain(LABELLED.replace("cpu: 1", "example.com/x: 1"), policy=RULES)
+    assert code == Exit.FINDING
+    assert 'rule[0] "no-best-effort" in' in text
+
+
+CLASSES = {
+    "none": ("{}", "besteffort"),
+    "requests": ("{requests: {memory: 1Gi}}", "burstable"),
+    "half the limits": ("{limits: {cpu: 1}}", "burstable"),
+    "limits": ("{limits: {cpu: 1, memory: 1Gi}}", "guaranteed"),
+    "limits and requests": ("{limits: {cpu: 1, memory: 1Gi}, requests: {cpu: 1}}", "guaranteed"),
+    "lower requests": ("{limits: {cpu: 2, memory: 1Gi}, requests: {cpu: 1}}", "burstable"),
+    "nothing on purpose": ("{requests: {cpu: 0}}", "besteffort"),
+    "nonsense": ("[1]", "besteffort"),
+}
+
+
+@pytest.mark.parametrize(("resources", "qos"), CLASSES.values(), ids=CLASSES)
+def test_the_service_class_is_the_kubelet_s(explain: Explain, resources: str, qos: str) -> None:
+    manifest = LABELLED.replace("{requests: {cpu: 1}}", resources)
+    policy = f'[namespaces]\nallow = []\n[[rule]]\nqos = "{qos}"\nallow = true\n'
+    assert explain(manifest, policy=policy)[0] == Exit.OK

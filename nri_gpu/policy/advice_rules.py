@@ -1,0 +1,177 @@
+"""Warnings about rules, limits and pools: what contradicts itself, and what can never matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.gpu import Capabilities, Capability, Inventory, closure
+from nri_gpu.policy.limits import LIMIT_KEYS, Limits
+from nri_gpu.policy.model import Policy, PrivilegedAction, Stale
+from nri_gpu.policy.reach import pattern_covers, shadowed
+from nri_gpu.policy.shorthands import UNLIMITED
+from nri_gpu.policy.terms import Terms
+
+SHOWN_MAX: Final = 20  # sentences of one kind; a generated policy may have thousands
+# Of each, the first cannot be reached where the second is lower.
+_WITHIN: Final = (
+    ("gpus_per_container", "gpus_per_pod"),
+    ("gpus_per_pod", "gpus_per_namespace"),
+    ("exclusive_gpus_per_namespace", "gpus_per_namespace"),
+    ("gpus_per_namespace", "gpus_per_node"),
+)
+_WHOM: Final = ("namespace", "pod", "container", "runtime_handler", "labels", "qos")
+_PathOf = Callable[[str], str]
+
+
+def unreachable_rules(policy: Policy) -> Iterator[str]:
+    """Rules that an earlier one leaves nothing to decide."""
+    found = [
+        f"{_called(policy, index)} can never decide: {_called(policy, before)} before it takes all that it matches"
+        for index, before in shadowed(policy.rule.rules)
+    ]
+    yield from found[:SHOWN_MAX]
+    if len(found) > SHOWN_MAX:
+        yield f"{len(found) - SHOWN_MAX} more rules can never decide"
+
+
+def namespaces_behind_rules(policy: Policy) -> Iterator[str]:
+    """Lists of namespaces that no container ever comes to."""
+    index = catch_all(policy)
+    if index is not None:
+        yield f"{_called(policy, index)} matches all, so namespaces.allow and namespaces.deny change nothing"
+
+
+def catch_all(policy: Policy) -> int | None:
+    """Index of the first rule that says of nobody in particular, None where none does."""
+    each = enumerate(policy.rule.rules)
+    return next((index for index, rule in each if all(getattr(rule, key) is None for key in _WHOM)), None)
+
+
+def rule_terms(policy: Policy) -> Iterator[str]:
+    """What rules allow, against what requests get that do not say."""
+    found = [sentence for index in range(len(policy.rule.rules)) for sentence in _terms_of(policy, index)]
+    yield from found[:SHOWN_MAX]
+    yield from _lonely(policy.capabilities.allowed, "capabilities.allowed")
+    if policy.defaults.mode not in policy.modes.allowed:
+        yield (
+            f"defaults.mode is {policy.defaults.mode}, which modes.allowed does not list: requests that do not say are "
+            "refused"
+        )
+
+
+def _terms_of(policy: Policy, index: int) -> Iterator[str]:
+    rule, path = policy.rule.rules[index], f"rule[{index}]"
+    if not rule.allow:
+        return
+    terms = Terms(policy=policy, rule=rule, path=path)
+    changed = any(getattr(rule, key) is not None for key in ("default_mode", "modes"))
+    if changed and (sentence := terms.denied_mode(terms.mode)):
+        yield f"{path}: its own default is refused: {sentence.partition(':')[0]}"
+    changed = any(getattr(rule, key) is not None for key in ("default_capabilities", "capabilities"))
+    if changed and (sentence := terms.denied_capabilities(closure(terms.capabilities))):
+        yield f"{path}: its own default is refused: {sentence.partition(':')[0]}"
+    if rule.capabilities is not None:
+        yield from _lonely(rule.capabilities, f"{path}.capabilities")
+    if rule.labels and rule.namespace is None:
+        yield (
+            f"{path} allows by labels alone, in any namespace: whoever makes a pod writes its labels; name the "
+            "namespaces too"
+        )
+    yield from _limits_of(terms.limits, terms.limit_path, only=frozenset(dict(rule.limits or ())))
+
+
+def _lonely(allowed: Capabilities, path: str) -> Iterator[str]:
+    for each in Capability:
+        lacking = closure(frozenset({each})) - allowed
+        if each in allowed and lacking:
+            yield f"{path} lists {each}, never allowed: it brings {', '.join(sorted(lacking))}, not listed there"
+
+
+def limits_among_themselves(policy: Policy) -> Iterator[str]:
+    """Limits that exclude everything, or that another keeps from ever binding."""
+    yield from _limits_of(policy.limits, "limits.{}".format, only=frozenset(LIMIT_KEYS))
+    if policy.limits.containers_per_gpu != UNLIMITED and not _anybody_shares(policy):
+        yield "limits.containers_per_gpu changes nothing: no mode that is allowed shares a GPU"
+
+
+def _anybody_shares(policy: Policy) -> bool:
+    lists = (policy.modes.allowed, *(rule.modes for rule in policy.rule.rules if rule.modes is not None))
+    return any(modes - {Mode.EXCLUSIVE} for modes in lists)
+
+
+def _limits_of(limits: Limits, path_of: _PathOf, *, only: frozenset[str]) -> Iterator[str]:
+    values = {key: getattr(limits, key) for key in LIMIT_KEYS}
+    for key in LIMIT_KEYS:
+        if key in only and values[key] == 0:
+            which = " in exclusive mode" if key.startswith("exclusive") else ""
+            yield f"{path_of(key)} = 0: no container that it is about can get a GPU{which}"
+    for inner, outer in _WITHIN:
+        if (inner in only or outer in only) and values[outer] < values[inner] < UNLIMITED:
+            yield f"{path_of(inner)} = {values[inner]} changes nothing: {path_of(outer)} = {values[outer]} is lower"
+
+
+def pools_among_themselves(policy: Policy) -> Iterator[str]:
+    """Pools that nobody may have GPUs of."""
+    named = {name for rule in policy.rule.rules if rule.pool for name in rule.pool.patterns}
+    for index, pool in enumerate(policy.pool.pools):
+        if pool.name not in named and not (pool.namespaces and pool.namespaces.patterns):
+            yield (
+                f'pool[{index}] "{pool.name}" is for nobody: it has no namespaces, and no rule names it, so its GPUs '
+                "are granted to no container"
+            )
+
+
+def other_settings(policy: Policy) -> Iterator[str]:
+    """Requests by environment, privileged containers, stale inventories."""
+    environment, inventory = policy.environment, policy.inventory
+    if environment.may_ask.patterns:
+        yield (
+            "environment.may_ask makes every image with NVIDIA_VISIBLE_DEVICES ask for GPUs in these namespaces: not "
+            "on nodes with NVIDIA's device plugin"
+        )
+    elif environment.may_ask_all:
+        yield "environment.may_ask_all changes nothing: environment.may_ask lists no namespace"
+    if environment.may_ask_all and any(pattern_covers(each, "*") for each in environment.may_ask.patterns):
+        yield "environment.may_ask_all with every namespace: each container of a CUDA image takes every free GPU"
+    if inventory.stale is Stale.REFUSE and inventory.stale_after_s <= inventory.refresh_s:
+        yield (
+            f"inventory.stale_after_s = {inventory.stale_after_s} is not above inventory.refresh_s = "
+            f"{inventory.refresh_s}: requests are refused between two looks although nothing is wrong"
+        )
+    if policy.privileged.action is PrivilegedAction.DENY:
+        yield (
+            'privileged.action = "deny" refuses requests alone: a privileged container that asks for nothing can still '
+            "use every GPU; keep these out by an admission policy"
+        )
+
+
+def advise_for(policy: Policy, inventory: Inventory) -> tuple[str, ...]:
+    """What a policy means on a node with these GPUs: pools that have none of them, limits above their number."""
+    members = policy.pool.members(inventory)
+    used = {pool.name for pool in members.values()}
+    units = len([unit for gpu in inventory.gpus for unit in (gpu.parts if gpu.mig_enabled else (gpu,))])
+    has = f"this node has {units} GPUs and MIG devices that can be granted"
+    sentences = [
+        f'pool[{index}] "{pool.name}" has no GPU of this node: {_why_empty(policy, index, inventory)}'
+        for index, pool in enumerate(policy.pool.pools)
+        if pool.name not in used
+    ]
+    sentences += [
+        f"limits.{key} = {getattr(policy.limits, key)} can never bind: {has}"
+        for key in LIMIT_KEYS
+        if key != "containers_per_gpu" and units <= getattr(policy.limits, key) < UNLIMITED
+    ]
+    return tuple(sentences)
+
+
+def _why_empty(policy: Policy, index: int, inventory: Inventory) -> str:
+    pool, earlier = policy.pool.pools[index], policy.pool.members(inventory)
+    taken = {earlier[unit.uuid].name for unit in inventory.units if pool.has(unit) and unit.uuid in earlier}
+    return f"those that fit are in pool {', '.join(sorted(taken))} before it" if taken else "its selectors fit none"
+
+
+def _called(policy: Policy, index: int) -> str:
+    name = policy.rule.rules[index].name
+    return f'rule[{index}] "{name}"' if name else f"rule[{index}]"

@@ -1,0 +1,107 @@
+"""How many GPUs may be granted to whom, and the sentence when it would be more.
+
+A MIG device counts as a GPU. What counts is distinct GPUs: a pod whose two containers share one holds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, fields
+from typing import Annotated, Final
+
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.policy.kinds import Declaration
+from nri_gpu.policy.shorthands import UNLIMITED, Limit
+from nri_gpu.policy.text import quoted
+
+_LIMIT: Final = Limit()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How many GPUs may be granted; a MIG device counts as one. Judged when a container is created, never later."""
+
+    gpus_per_container: Annotated[int, Declaration(_LIMIT, "GPUs of one container.")] = UNLIMITED
+    gpus_per_pod: Annotated[int, Declaration(_LIMIT, "Different GPUs of all containers of a pod together.")] = UNLIMITED
+    gpus_per_namespace: Annotated[
+        int, Declaration(_LIMIT, "Different GPUs of all pods of a namespace on this node together.")
+    ] = UNLIMITED
+    exclusive_gpus_per_namespace: Annotated[
+        int, Declaration(_LIMIT, "The same, counting only those held in exclusive mode.")
+    ] = UNLIMITED
+    gpus_per_node: Annotated[
+        int, Declaration(_LIMIT, "Different GPUs of this node that may be granted at all at one time.")
+    ] = UNLIMITED
+    containers_per_gpu: Annotated[
+        int, Declaration(Limit(minimum=1), "Containers that may share one GPU in shared mode.")
+    ] = UNLIMITED
+
+
+NO_LIMITS: Final = Limits()
+LIMIT_KEYS: Final = tuple(each.name for each in fields(Limits))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """What is held before a container gets its own: different GPUs of its pod, its namespace, and all."""
+
+    pod: Set[GpuUuid] = frozenset()
+    namespace: Set[GpuUuid] = frozenset()
+    namespace_exclusive: Set[GpuUuid] = frozenset()
+    node: Set[GpuUuid] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """One limit that a grant would break. whose: `pod "x"`; used, more: GPUs held, and those that would come on top."""
+
+    key: str
+    limit: int
+    whose: str
+    used: int
+    more: int
+
+    def sentence(self, path: str, source: str) -> str:
+        """For a refusal. path: where the limit stands, `rule[2].limits.gpus_per_pod`. source: the policy file."""
+        held = f" and holds {self.used} already" if self.used else ""
+        wait = "wait until some are given back, " if self.used and self.more <= self.limit else ""
+        return (
+            f"{self.whose} may have at most {self.limit} {_noun(self.key)}{held}; this container asks for "
+            f"{self.more}{' more' * bool(self.used)} ({path} in {source}): {wait}ask for fewer, or raise that limit."
+        )
+
+
+def excesses(
+    limits: Limits, held: Holdings, chosen: Set[GpuUuid], namespace: str, pod: str, *, exclusive: bool
+) -> Iterator[Excess]:
+    """Every limit that granting these GPUs would break, the narrowest first."""
+    none: Set[GpuUuid] = frozenset()
+    in_namespace = f"namespace {quoted(namespace)}"
+    counted = (
+        ("gpus_per_container", "a container", none, chosen),
+        ("gpus_per_pod", f"pod {quoted(pod)}", held.pod, chosen),
+        ("exclusive_gpus_per_namespace", in_namespace, held.namespace_exclusive, chosen if exclusive else none),
+        ("gpus_per_namespace", in_namespace, held.namespace, chosen),
+        ("gpus_per_node", "all containers of this node together", held.node, chosen),
+    )
+    for key, whose, before, new in counted:
+        limit, more = getattr(limits, key), len(new - before)
+        if more and len(before) + more > limit:
+            yield Excess(key, limit, whose, len(before), more)
+
+
+def counts_holders(limits: Limits) -> bool:
+    """Whether any limit depends on what others hold: if not, nobody need count it."""
+    return any(
+        limit != UNLIMITED
+        for limit in (
+            limits.gpus_per_pod,
+            limits.gpus_per_namespace,
+            limits.exclusive_gpus_per_namespace,
+            limits.gpus_per_node,
+        )
+    )
+
+
+def _noun(key: str) -> str:
+    return "GPUs in exclusive mode" if key.startswith("exclusive") else "GPUs"

@@ -1,0 +1,99 @@
+"""`[[pool]]`: GPUs set apart for some. A GPU belongs to the first pool whose selectors all fit it, or to none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+from nri_gpu.domain.gpu import GpuUuid, Inventory, MigPart, Unit, whole
+from nri_gpu.domain.profile import MIG_PROFILE
+from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.kinds import Declaration, Patterns, Text, Texts
+from nri_gpu.policy.shorthands import Limit, PatternOrMore, Size
+from nri_gpu.policy.words import POOL_NAMES
+
+POOLS_MAX: Final = 64
+SELECTORS: Final = ("device", "model", "memory_at_least", "memory_at_most", "mig")
+_HEX: Final = "[0-9a-f]"
+_UUID: Final = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
+_DEVICE: Final = Text(
+    rf"(?:0|[1-9][0-9]{{0,2}})(?::(?:0|[1-9][0-9]?))?|(?:GPU|MIG)-{_UUID}|{_HEX}{{4}}:{_HEX}{{2}}:{_HEX}{{2}}\.{_HEX}",
+    "an index (0), a MIG device's (0:1), a whole UUID in lower case (GPU-8f3a...) or a PCI bus id (0000:3b:00.0)",
+    64,
+)
+_MODEL: Final = PatternOrMore(Text(r"[ -~]+", "a pattern of printable ASCII", 96))
+_PROFILE: Final = Text(MIG_PROFILE.pattern, "a MIG profile such as 1g.10gb", 40)
+_NAMESPACES: Final = Patterns(Text(r"[!-~]+", "a pattern of printable ASCII without blanks", 253))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """GPUs set apart: those that fit every selector that is there. No other container is offered them."""
+
+    name: Annotated[str, Declaration(POOL_NAMES, "What rules and sentences call this pool.")]
+    device: Annotated[
+        tuple[str, ...] | None,
+        Declaration(Texts(_DEVICE, 256), "GPUs, with their MIG devices, or MIG devices: index, UUID or PCI bus id."),
+    ] = None
+    model: Annotated[Globs | None, Declaration(_MODEL, "Patterns of the model's name; case does not matter.")] = None
+    memory_at_least: Annotated[int | None, Declaration(Size(), 'Memory of the GPU or MIG device: "40Gi".')] = None
+    memory_at_most: Annotated[int | None, Declaration(Size(), 'Memory of the GPU or MIG device: "40Gi".')] = None
+    mig: Annotated[
+        tuple[str, ...] | None, Declaration(Texts(_PROFILE, 64), "Profiles of MIG devices; no whole GPU has one.")
+    ] = None
+    namespaces: Annotated[
+        Globs | None,
+        Declaration(_NAMESPACES, "Patterns of namespaces whose containers may have them, beside rules that name them."),
+    ] = None
+    containers_per_gpu: Annotated[
+        int | None, Declaration(Limit(minimum=1), "Containers that may share one of them, whatever limits say.")
+    ] = None
+    _models: Globs | None = field(init=False, compare=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.model is not None:
+            object.__setattr__(self, "_models", Globs(tuple(map(str.lower, self.model.patterns))))
+
+    def has(self, unit: Unit) -> bool:
+        """Whether a GPU or a MIG device fits."""
+        return (
+            (self.device is None or not _called(unit).isdisjoint(self.device))
+            and (self._models is None or self._models.first(unit.model.lower()) is not None)
+            and (self.memory_at_least is None or unit.memory_bytes >= self.memory_at_least)
+            and (self.memory_at_most is None or unit.memory_bytes <= self.memory_at_most)
+            and (self.mig is None or (isinstance(unit, MigPart) and unit.device.profile in self.mig))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """All pools, in the operator's order."""
+
+    pools: tuple[Pool, ...] = ()
+    # Of the last inventory that was asked about: every container asks about the same one.
+    _kept: list[tuple[Inventory, Mapping[GpuUuid, Pool]]] = field(
+        init=False, compare=False, repr=False, default_factory=list
+    )
+
+    def members(self, inventory: Inventory) -> Mapping[GpuUuid, Pool]:
+        """Which pool each GPU and MIG device is in; those in none are absent."""
+        if not self.pools:
+            return {}
+        if not (self._kept and self._kept[0][0] is inventory):
+            found = {unit.uuid: self._of(unit) for unit in inventory.units}
+            self._kept[:] = [(inventory, {uuid: pool for uuid, pool in found.items() if pool is not None})]
+        return self._kept[0][1]
+
+    def _of(self, unit: Unit) -> Pool | None:
+        return next((pool for pool in self.pools if pool.has(unit)), None)
+
+
+NO_POOLS: Final = Pools()
+
+
+def _called(unit: Unit) -> frozenset[str]:
+    """Everything by which a `device` list can mean it; a MIG device also by what its GPU is called."""
+    gpu = whole(unit)
+    of_gpu = frozenset({str(gpu.index), gpu.uuid, gpu.pci_bus_id})
+    return of_gpu | {unit.uuid, unit.place} if isinstance(unit, MigPart) else of_gpu

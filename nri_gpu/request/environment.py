@@ -1,0 +1,59 @@
+"""NVIDIA_VISIBLE_DEVICES as a request, where policy lets it be one. Stricter than NVIDIA's own reading of it.
+
+    value = "" | "void" | "none" | "all" | id *( "," id )      blanks around commas do not count, nor do empty items
+
+Image and pod both may have set it, and nobody can tell which did.
+Source: NVIDIA/nvidia-container-toolkit internal/config/image/devices.go; there `all` or `none` beside other items
+decides, an unknown item fails late, and `none` still brings the driver's files.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nri_gpu.domain.claim import Claim, Devices, Everything
+from nri_gpu.request.ids import MIG_PREFIX, UUID_PREFIX, read_id
+from nri_gpu.request.text import BLANKS, Piece, quoted
+from nri_gpu.request.values import DEVICES_MAX
+
+VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
+VALUE_MAX: Final = 4096  # bytes, as of an annotation
+_UUID_LENGTH: Final = 36
+_NOTHING: Final = frozenset({"void", "none"})
+
+
+def claim_of_environment(value: str) -> Claim | None:
+    """What the variable's value asks for; None where it asks for nothing.
+
+    Raises:
+        RequestError: it cannot be understood.
+
+    """
+    whole = Piece(VARIABLE, value, 0)
+    if len(value) > VALUE_MAX:
+        raise whole.cut(VALUE_MAX).error(f"the value has {len(value)} characters, over the limit of {VALUE_MAX}")
+    if not (value.isascii() and value.replace("\t", "").isprintable()):
+        raise whole.error("write printable ASCII on one line")
+    items = [item for item in whole.split(",") if item.text]
+    words = {item.text for item in items}
+    if not items or "void" in words or words == {"none"}:
+        return None
+    if words == {"all"}:
+        return Claim(key=VARIABLE, text=value, wanted=Everything())
+    ids = tuple(dict.fromkeys(map(_id, items)))
+    if len(ids) > DEVICES_MAX:
+        raise whole.error(f"at most {DEVICES_MAX} GPUs can be named")
+    return Claim(key=VARIABLE, text=value.strip(BLANKS), wanted=Devices(ids))
+
+
+def _id(item: Piece) -> str:
+    """One GPU or MIG device: an index, both indices, or a whole UUID."""
+    if item.text in ("all", *_NOTHING):
+        raise item.error(f'"{item.text}" stands alone here')
+    if item.text.count(":") > 1:
+        raise item.error(f"{quoted(item.text)} is a PCI bus id: write the GPU's index or UUID")
+    name = read_id(item)
+    for prefix in (UUID_PREFIX, MIG_PREFIX):
+        if name.startswith(prefix) and len(name) != len(prefix) + _UUID_LENGTH:
+            raise item.error(f"{quoted(item.text)} is not a whole UUID")
+    return name

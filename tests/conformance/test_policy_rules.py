@@ -1,0 +1,128 @@
+"""Rules, limits and pools as a client of the runtime meets them, and what of a pod a real runtime shows to match on.
+
+On one containerd: all of it is decided before the runtime's version matters.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support import packages
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError
+from tests.support.daemon import Launch, NriGpu
+from tests.support.pods import ContainerSpec, PodSpec
+
+pytestmark = [
+    pytest.mark.containerd,
+    pytest.mark.parametrize("runtime", [packages.Version.V2_1], ids=str, indirect=True),
+]
+
+UUIDS = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
+POLICY = """
+schema = 1
+
+[limits]
+containers_per_gpu = 2
+gpus_per_namespace = 2
+
+[environment]
+may_ask = ["legacy"]
+
+[privileged]
+action = "deny"
+
+[[rule]]
+name = "no-batch"
+namespace = "batch"
+labels = { "example.com/urgent" = "no" }
+allow = false
+reason = "batch runs elsewhere"
+
+[[rule]]
+name = "guests"
+namespace = "guest-*"
+pod = "visit-?"
+allow = true
+modes = ["shared"]
+default_mode = "shared"
+pool = "guests"
+
+[[pool]]
+name = "guests"
+device = ["3"]
+"""
+
+
+@pytest.fixture
+def ruled(launch: Launch, tmp_path: Path) -> Iterator[NriGpu]:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(POLICY)
+    with NriGpu(replace(launch, policy=policy)) as running:
+        running.wait_ready()
+        running.wait_logged("driver files staged")
+        yield running
+
+
+def create(node: Containerd, value: str, pod: PodSpec, spec: ContainerSpec | None = None) -> ContainerId:
+    annotations = {"gpu.nri.io": value} if value else {}
+    return node.cri.run(node.cri.run_pod(replace(pod, annotations=annotations)), spec or ContainerSpec())
+
+
+def refused(node: Containerd, value: str, pod: PodSpec, spec: ContainerSpec | None = None) -> CriError:
+    with pytest.raises(CriError) as caught:
+        create(node, value, pod, spec)
+    return caught.value
+
+
+def test_a_label_decides(node: Containerd, ruled: NriGpu) -> None:
+    error = refused(node, "1", PodSpec(namespace="batch", labels={"example.com/urgent": "no"}))
+    assert error.code == "PERMISSION_DENIED"
+    assert "[not-allowed]" in error.details
+    assert 'rule[0] "no-batch" in' in error.details
+    assert "(batch runs elsewhere)" in error.details
+    create(node, "1", PodSpec(name="urgent", namespace="batch", labels={"example.com/urgent": "yes"}))
+    ruled.wait_held({"urgent/main": [UUIDS[0]]})
+
+
+def test_a_pool_is_for_its_rule_alone(node: Containerd, ruled: NriGpu) -> None:
+    error = refused(node, "device=3", PodSpec(name="a"))
+    assert "[no-such-gpu]" in error.details
+    assert 'not offered here: 1 in pool "guests", kept for others' in error.details
+    create(node, "1", PodSpec(name="visit-1", namespace="guest-x"))
+    create(node, "1", PodSpec(name="visit-2", namespace="guest-y"))
+    ruled.wait_held({"visit-1/main": [UUIDS[3]], "visit-2/main": [UUIDS[3]]})
+    third = refused(node, "device=3", PodSpec(name="visit-3", namespace="guest-z"))
+    assert "[over-limit]: GPU 3" in third.details
+    assert "limits.containers_per_gpu in" in third.details
+    assert "modes" in refused(node, "1;mode=exclusive", PodSpec(name="visit-4", namespace="guest-x")).details
+
+
+def test_a_namespace_gets_no_more_than_its_limit_until_it_gives_back(node: Containerd, ruled: NriGpu) -> None:
+    first = create(node, "2", PodSpec(name="a", namespace="ml"))
+    error = refused(node, "1", PodSpec(name="b", namespace="ml"))
+    assert "[over-limit]" in error.details
+    assert 'namespace "ml" may have at most 2 GPUs and holds 2 already; this container asks for 1 more' in error.details
+    create(node, "1", PodSpec(name="c", namespace="other"))
+    node.cri.stop(first)
+    ruled.wait_held({"c/main": [UUIDS[2]]})
+    create(node, "1", PodSpec(name="d", namespace="ml"))
+
+
+def test_the_environment_asks_where_it_may(node: Containerd, ruled: NriGpu) -> None:
+    legacy = ContainerSpec(env={"NVIDIA_VISIBLE_DEVICES": "1"})
+    create(node, "", PodSpec(name="old", namespace="legacy"), legacy)
+    ruled.wait_held({"old/main": [UUIDS[1]]})
+    create(node, "", PodSpec(name="other", namespace="modern"), legacy)
+    every = ContainerSpec(env={"NVIDIA_VISIBLE_DEVICES": "all"})
+    error = refused(node, "", PodSpec(name="greedy", namespace="legacy"), every)
+    assert "environment.may_ask_all" in error.details
+    ruled.wait_held({"old/main": [UUIDS[1]]})
+
+
+def test_a_privileged_container_is_denied(node: Containerd, ruled: NriGpu) -> None:
+    error = refused(node, "1", PodSpec(privileged=True), ContainerSpec(privileged=True))
+    assert "privileged.action in the policy denies its request" in error.details
+    assert ruled.held() == {}
