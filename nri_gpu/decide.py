@@ -6,7 +6,6 @@ Pure and total: any request, node, ledger and policy give a Pass, an Inject or a
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
 from typing import Final
 
 from nri_gpu.allocation.ledger import Ledger
@@ -20,6 +19,7 @@ from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Gpu, GpuUu
 from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.plan import Share, plan
+from nri_gpu.policy.broken import BrokenPolicy as BrokenPolicy
 from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
 from nri_gpu.policy.select import Denied, Ignored, denied_capabilities, select
 from nri_gpu.request.parse import parse_claim, select_annotation
@@ -28,13 +28,6 @@ from nri_gpu.requirements.facts import Facts, GpuFacts
 
 NVIDIA: Final = "nvidia.com"  # vendors of CDI devices end in it
 NAMES_SHOWN: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenPolicy:
-    """No usable policy: every container that asks is refused. fault: what is wrong with the file."""
-
-    fault: str
 
 
 def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy) -> Decision:
@@ -181,19 +174,6 @@ def _held(container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Unit,
         return None
     gpus = tuple(unit for unit in node.inventory.units if unit.uuid in entry.grant.uuids and not why_not(unit))
     return (gpus, entry.grant.mode) if gpus and len(gpus) == len(entry.grant.uuids) else None
-
-
-def needs_grant(container: Container, policy: Policy | BrokenPolicy) -> str:
-    """The annotation key by which a container that exists already must hold a grant; empty when it need not."""
-    try:
-        asked = select_annotation(container.pod.annotations, {}, container.name)
-        claim = parse_claim(*asked) if asked else None
-    except RequestError as error:
-        return error.key  # it should never have been created
-    if claim is None or isinstance(claim.wanted, Nothing):
-        return ""
-    ignored = isinstance(policy, Policy) and isinstance(select(policy, container), Ignored)
-    return "" if ignored else claim.key
 
 
 def foreign_uuids(container: Container, node: Node) -> frozenset[GpuUuid]:

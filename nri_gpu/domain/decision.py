@@ -61,6 +61,7 @@ class Code(StrEnum):
     BAD_POLICY = "bad-policy"  # the policy file is broken and no good one is kept
     HELD_BY_OTHERS = "held-by-others"  # the container already carries GPU nodes that others put there
     NOT_GRANTED = "not-granted"  # asked, but was created without us: it must not start
+    UNGRANTED_NODES = "ungranted-nodes"  # a plugin added GPU nodes that no grant of ours names
 
 
 PERMISSION_CODES: Final = frozenset({Code.NOT_ALLOWED})

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decide import BrokenPolicy, decide, foreign_uuids, needs_grant
+from nri_gpu.decide import BrokenPolicy, decide, foreign_uuids
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Pass
 from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits, Mount
 from nri_gpu.domain.gpu import Majors, Node
+from nri_gpu.judge import needs_grant
 from nri_gpu.nri.convert import (
     PREFIX,
     READ_ENV,

@@ -25,11 +25,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
 from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark, write_mark
-from nri_gpu.decide import decide, foreign_uuids, needs_grant
+from nri_gpu.decide import decide, foreign_uuids
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, PodId
 from nri_gpu.domain.decision import Grant, Inject, Pass, Refuse
 from nri_gpu.domain.edits import NO_EDITS
+from nri_gpu.judge import needs_grant
 from nri_gpu.policy.model import ClaimDefaults, Policy
 from tests.property import worlds
 from tests.support import builders as make

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase
-from nri_gpu.decide import BrokenPolicy, decide, foreign_uuids, needs_grant
+from nri_gpu.decide import BrokenPolicy, decide, foreign_uuids
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Refuse
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, GpuUuid, Majors, Node
+from nri_gpu.judge import needs_grant
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import (
     CapabilityRules,

@@ -1,0 +1,67 @@
+"""Stops containers through CRI: a program of its own, because gRPC brings threads and some 25 MiB, and then ends.
+
+    python -I -m nri_gpu.runtime.cri SOCKET GRACE_S        container ids on standard input, one a line
+
+The one importer of grpcio. One line a container comes back, `ID ok` or `ID` and what went wrong. NRI itself has an
+eviction message that no runtime obeys (containerd/nri: pkg/adaptation/plugin.go), hence CRI.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from nri_gpu._pb import cri_pb2 as pb
+
+METHOD: Final = "/runtime.v1.RuntimeService/StopContainer"
+CALL_S: Final = 30.0  # beyond the grace: a runtime that has just started answers CRI a moment later than NRI
+DONE: Final = "ok"
+
+
+def request(container: str, grace_s: int) -> pb.StopContainerRequest:
+    """grace_s: seconds until it is killed."""
+    return pb.StopContainerRequest(container_id=container, timeout=grace_s)
+
+
+def main(arguments: list[str], ids: Iterable[str]) -> int:
+    """Returns 0 when every container is stopped, or was gone already."""
+    import grpc  # missing without the cri extra; said in words then
+
+    socket, grace_s = arguments[0], int(arguments[1])
+    outcomes = []
+    with grpc.insecure_channel(f"unix://{socket}") as channel:
+        call = channel.unary_unary(
+            METHOD,
+            request_serializer=pb.StopContainerRequest.SerializeToString,
+            response_deserializer=pb.StopContainerResponse.FromString,
+        )
+        for container, outcome in _stopped(call, ids, grace_s):
+            print(container, outcome, flush=True)
+            outcomes.append(outcome)
+    return int(any(outcome != DONE for outcome in outcomes))
+
+
+def _stopped(call: Any, ids: Iterable[str], grace_s: int) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - grpc's
+    import grpc
+
+    # All at once: the graces of many containers must not add up.
+    asked = [
+        (each, call.future(request(each, grace_s), timeout=grace_s + CALL_S, wait_for_ready=True))
+        for each in filter(None, map(str.strip, ids))
+    ]
+    for container, answer in asked:
+        try:
+            answer.result()
+        except grpc.RpcError as error:
+            gone = error.code() is grpc.StatusCode.NOT_FOUND
+            yield container, DONE if gone else f"{error.code().name}: {' '.join(str(error.details()).split())[:300]}"
+        else:
+            yield container, DONE
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:], sys.stdin))
+    except ImportError as error:
+        sys.exit(f"{error}: install the cri extra, pip install 'nri-gpu[cri]'")
