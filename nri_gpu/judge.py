@@ -95,8 +95,14 @@ def _of_nvidia(adjusted: Adjusted) -> Iterator[Added | AddedNode]:
             yield device
 
 
-def _gpus(nodes: tuple[AddedNode, ...]) -> frozenset[int]:
-    return frozenset(node.minor for node in nodes if node.major == NVIDIA_MAJOR and node.minor not in NOT_GPUS)
+def _gpus(nodes: tuple[AddedNode, ...]) -> frozenset[tuple[int, int]]:
+    """By number; by name too, because simulated nodes have a major of their own."""
+    return frozenset(
+        (node.major, node.minor)
+        for node in nodes
+        if (node.major == NVIDIA_MAJOR and node.minor not in NOT_GPUS)
+        or node.name.removeprefix(NVIDIA_PATH).isdecimal()
+    )
 
 
 def _not_ours(added: Added | AddedNode, why: str) -> Reason:

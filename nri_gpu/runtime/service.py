@@ -103,6 +103,7 @@ class PluginService:
     def _configure(self, payload: bytes) -> bytes:
         configured = convert.configured_from_pb(payload)
         self.session.step(Step.CONFIGURE)
+        self.dispatcher.request_timeout_ns = configured.request_timeout_ms * 1_000_000
         self._configured(configured)
         asked = self._subscription.mask(
             self._plugin.events, configured.runtime, configured.version, configured.nri_version

@@ -33,7 +33,8 @@ from nri_gpu.verbs.parts import exit_code
 
 DEFAULT_STATE: Final = Path("/run/nri-gpu")
 DRAIN_S: Final = 2.0
-STOP_LIMIT_S: Final = 60.0  # beyond the grace, for a runtime that hangs
+PATIENCE_S: Final = 30.0  # beyond the grace, for a runtime whose CRI is still starting
+STOP_LIMIT_S: Final = 2 * PATIENCE_S
 CRI_MODULE: Final = "nri_gpu.runtime.cri"
 
 
@@ -153,7 +154,7 @@ class GuardProcess:
         names: dict[str, str] = {
             container.id: f"{container.pod.namespace}/{container.pod.name}" for container in containers
         }
-        command = (sys.executable, "-I", "-m", CRI_MODULE, guard.cri_socket, str(guard.stop_grace_s))
+        command = (sys.executable, "-I", "-m", CRI_MODULE, guard.cri_socket, str(guard.stop_grace_s), str(PATIENCE_S))
         pipe = asyncio.subprocess.PIPE
         child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
         try:

@@ -173,18 +173,6 @@ def test_what_ran_while_both_were_away(site: Site, launch: Launch, tmp_path: Pat
         assert [site.state(each) for each in (granted, innocent)] == ["RUNNING", "RUNNING"]
 
 
-def test_a_cri_that_is_not_there_is_said(site: Site, launch: Launch, tmp_path: Path) -> None:
-    policy = tmp_path / "policy.toml"
-    policy.write_text(f'[guard]\nstop_ungranted = true\nstop_grace_s = 0\ncri_socket = "{tmp_path}/none.sock"\n')
-    ungranted = site.run("ungranted", ASKS)
-    with NriGuard(launch, policy) as guard:
-        guard.wait_ready()
-        line = guard.wait_logged("container not stopped", 60)
-        assert ungranted in line
-        assert "DEADLINE_EXCEEDED" in line or "UNAVAILABLE" in line
-    assert site.state(ungranted) == "RUNNING"
-
-
 def test_a_guard_that_hangs_fails_open_and_says_so_afterwards(site: Site, guard: NriGuard) -> None:
     """What stays open (docs/guard.md): the runtime waits for a plugin once, and then does without it."""
     container = site.create("ungranted", ASKS)
