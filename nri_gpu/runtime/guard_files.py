@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,8 +96,7 @@ def read_seen(folder: Path = DEFAULT_RUN_DIR) -> Seen | None:
     """What the guard that runs now says of itself; None where none runs."""
     try:
         raw: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        del raw["schema"]
-        seen = Seen(**raw)
+        seen = Seen(**{field.name: raw[field.name] for field in fields(Seen)})
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return seen if seen.started == started(seen.pid) else None

@@ -10,6 +10,7 @@ from nri_gpu.domain.errors import PolicyError
 from nri_gpu.policy.advice import advise
 from nri_gpu.settings import DEFAULT_PATH, file_advice, load_policy
 from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.guard_advice import guard_advice
 from nri_gpu.verbs.neighbours import node_advice
 
 
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         lines = [f"{error.faults[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, error.faults)]
         _print(args.output, faults, (), lines)
         return Exit.CONFIGURATION
-    advice = (*file_advice(path or DEFAULT_PATH), *advise(policy), *node_advice(policy))
+    advice = (*file_advice(path or DEFAULT_PATH), *advise(policy), *node_advice(policy), *guard_advice(policy))
     _print(args.output, [], advice, [f"{policy.source}: ok", *(f"advice: {sentence}" for sentence in advice)])
     return Exit.OK
 

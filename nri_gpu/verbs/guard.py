@@ -26,12 +26,12 @@ from nri_gpu.policy.parse import override
 from nri_gpu.runtime.guard import Guard
 from nri_gpu.runtime.guard_files import DEFAULT_RUN_DIR, DaemonState, Seen, started, write_seen
 from nri_gpu.runtime.notify import Notifier
+from nri_gpu.runtime.state import DEFAULT_STATE
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.settings import DEFAULT_PATH, LAST_GOOD, load_last_good, load_policy
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.parts import exit_code
 
-DEFAULT_STATE: Final = Path("/run/nri-gpu")
 DRAIN_S: Final = 2.0
 PATIENCE_S: Final = 30.0  # beyond the grace, for a runtime whose CRI is still starting
 STOP_LIMIT_S: Final = 2 * PATIENCE_S

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.runtime.guard_files import read_seen
+from tests.support import sandbox
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import Launch, NriGpu
 from tests.support.guard import NriGuard
 from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.unit_file import OURS
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.containerd
 ASKS = {"gpu.nri.io": "device=0"}
 REFUSED = r"nri-gpu \[not-granted\]: gpu.nri.io asks for GPUs, but nobody granted it any"
 INJECTORS = r"\[not-granted\].*created while nri-gpu was not connected"
+GUARD_UNIT = OURS.with_name("nri-gpu-guard.service")
 WITHOUT = "container runs without the GPUs it asked for"
 
 
@@ -171,6 +174,37 @@ def test_what_ran_while_both_were_away(site: Site, launch: Launch, tmp_path: Pat
         assert daemon.has_notified("1 containers run without the GPUs") is not stopping
         assert (site.state(ungranted) == "RUNNING") is not stopping
         assert [site.state(each) for each in (granted, innocent)] == ["RUNNING", "RUNNING"]
+
+
+class ServiceGuard(NriGuard):
+    """The guard as its unit starts it."""
+
+    def program(self) -> list[str]:
+        self.run_dir.mkdir(mode=0o755, exist_ok=True)
+        self._state.mkdir(mode=0o700, exist_ok=True)
+        keep = [self.launch.base, self._state, self.launch.socket.parents[1]]
+        return sandbox.command(super().program(), rw=[self.run_dir], keep=keep, unit=GUARD_UNIT)
+
+
+def test_in_the_units_sandbox(site: Site, launch: Launch, tmp_path: Path) -> None:
+    """The key and the policy are read, its own file is written, and gRPC works under the system call filter."""
+    policy = launch.base.with_name("d-guard") / "policy.toml"
+    with NriGpu(launch) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        granted = site.create("granted", ASKS)
+        daemon.kill()
+    ungranted = site.run("ungranted", {"gpu.nri.io": "device=1"})
+    guard = ServiceGuard(launch, policy)
+    policy.write_text(f'[guard]\nstop_ungranted = true\nstop_grace_s = 0\ncri_socket = "{site.node.cri_socket}"\n')
+    with guard:
+        guard.wait_ready()
+        site.node.cri.start(granted)
+        with pytest.raises(CriError, match=REFUSED):
+            site.node.cri.start(site.create("waiting", {"gpu.nri.io": "device=2"}))
+        wait_for("it to be stopped", lambda: site.state(ungranted) == "EXITED", 20, guard.log)
+        assert read_seen(guard.run_dir)
+        assert "not see this guard" not in guard.log()
 
 
 def test_a_guard_that_hangs_fails_open_and_says_so_afterwards(site: Site, guard: NriGuard) -> None:
