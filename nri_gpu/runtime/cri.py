@@ -1,4 +1,4 @@
-"""Stops containers through CRI: a program of its own, because gRPC brings threads and some 25 MiB, and then ends.
+"""Stops containers through CRI: a program of its own, because gRPC brings six threads and some 20 MiB, and then ends.
 
     python -I -m nri_gpu.runtime.cri SOCKET GRACE_S PATIENCE_S        container ids on standard input, one a line
 

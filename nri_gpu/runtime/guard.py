@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     import loguru
 
 Reply = bytes | Status
-# Not CREATE_CONTAINER: it could only refuse what will not start anyway, and the injector would be asked first.
 EVENTS: Final = (Event.START_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)
+# Runtimes that heed an error answered to START_CONTAINER. CRI-O logs it and goes on (server/container_start.go), Docker
+# sends none: there the creation is judged too, where a plugin behind the injector sees the mark already. It costs a
+# round trip for every container, so not where it would only refuse what will not start anyway.
+HEED_STARTS: Final = frozenset({"containerd"})
 
 
 class State(Protocol):
@@ -55,19 +58,25 @@ class Found:
 
 
 class Guard:
-    """Judges for one runtime. found: as of the last Synchronize. later: run once the reply is on its way."""
+    """Judges for one runtime. found: as of the last Synchronize. later: run once the reply is on its way.
 
-    events = EVENTS
+    runtime: its name, as it told before it asked for `events`.
+    """
 
     def __init__(self, state: State, later: Callable[[Callable[[], None]], object]) -> None:
         self.found = Found()
+        self.runtime = ""
         self._state = state
         self._later = later
 
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What it must hear of."""
+        return EVENTS if self.runtime in HEED_STARTS else (*EVENTS, Event.CREATE_CONTAINER)
+
     def create_container(self, payload: bytes) -> Reply:
-        """Never subscribed to; answered all the same."""
-        del payload
-        return EMPTY
+        """CreateContainer, as the plugins before this one left it."""
+        return self._judge(convert.request_from_pb(payload), "container refused") if _asks(payload) else EMPTY
 
     def validate(self, payload: bytes) -> Reply:
         """ValidateContainerAdjustment: no creation without a grant, nor with GPU nodes that no grant names."""
@@ -107,16 +116,16 @@ class Guard:
         self.found = Found(tuple(running), tuple(doubtful), tuple(waiting))
 
     def _start(self, change: Lifecycle) -> Reply:
-        container = change.container
-        if container is None:
-            return EMPTY
+        return self._judge(change.container, "start refused") if change.container else EMPTY
+
+    def _judge(self, container: Container, phrase: str) -> Reply:
         mark = _mark(container, self._state.key())
         if isinstance(mark, Mark):  # the policy is read for the others only
             return EMPTY
         reason = judge_start(container, mark, self._state.policy())
         if reason is None:
             return EMPTY
-        self._log(container, reason, "start refused")
+        self._log(container, reason, phrase)
         return status_of(reason)
 
     def _log(self, container: Container, reason: Reason, phrase: str) -> None:

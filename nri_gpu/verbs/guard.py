@@ -128,6 +128,7 @@ class GuardProcess:
         asyncio.get_running_loop().call_soon(action)
 
     def _configured(self, configured: Configured) -> None:
+        self._guard.runtime = configured.runtime
         self._seen = replace(self._seen, runtime=configured.runtime, runtime_version=configured.version)
 
     def _ready(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import event, given
+from hypothesis import strategies as st
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Ledger
@@ -12,7 +13,7 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Inject, Refuse
 from nri_gpu.domain.gpu import Node
 from nri_gpu.judge import judge_adjusted, judge_start, mark_of, needs_grant
-from nri_gpu.nri.convert import annotation_to_pb, reply_to_pb
+from nri_gpu.nri.convert import DecodeError, annotation_to_pb, reply_to_pb
 from nri_gpu.nri.validation import adjusted_from_pb, concerns_us
 from nri_gpu.policy.model import Policy
 from tests.property import worlds
@@ -45,6 +46,15 @@ def test_the_judge_agrees_with_whoever_decides(
     assert reason is None
     mark = mark_of(container, write_mark(decision.grant, KEY) if isinstance(decision, Inject) else None, KEY)
     assert judge_start(container, mark, policy) is None
+
+
+@given(st.one_of(st.binary(max_size=200), st.binary(max_size=60).map(lambda some: some + b"gpu.nri.io")))
+def test_garbage_is_read_or_refused(payload: bytes) -> None:
+    try:
+        adjusted = adjusted_from_pb(payload, MARK_KEY)
+    except DecodeError:
+        return
+    judge_adjusted(adjusted, KEY, Policy.default())
 
 
 @given(worlds.containers(), worlds.policies)

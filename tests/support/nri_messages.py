@@ -26,6 +26,8 @@ _TIMEOUTS: Final = {"registration_timeout": 5000, "request_timeout": 2000}
 NRI_0_8: Final = Flavour({"runtime_name": "containerd", "runtime_version": "2.1.9+unknown", **_TIMEOUTS}, 0x07FF)
 # Of containerd 2.2: NRI 0.10 and 0.11 know validation, and do not tell their version.
 NRI_0_10: Final = Flavour({"runtime_name": "containerd", "runtime_version": "2.2.0", **_TIMEOUTS}, 0x3FFF)
+# It heeds no error answered to a start (its server/container_start.go).
+CRI_O: Final = Flavour({"runtime_name": "cri-o", "runtime_version": "1.33.2", **_TIMEOUTS}, 0x07FF)
 NRI_0_12: Final = Flavour(
     {"runtime_name": "containerd", "runtime_version": "2.4.0-beta", "NRI_version": "v0.12.1", **_TIMEOUTS},
     0x3FFF,

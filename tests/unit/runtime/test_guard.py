@@ -16,11 +16,11 @@ from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.broken import BrokenPolicy
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import NamespaceRules, Otherwise, Policy
-from nri_gpu.runtime.guard import EVENTS, Guard
+from nri_gpu.runtime.guard import Guard
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.wire import OK, Code, Status
 from tests.support import nri_messages as nri
-from tests.support.nri_messages import FLAVOURS, NRI_0_10, NRI_0_12, Flavour
+from tests.support.nri_messages import CRI_O, FLAVOURS, NRI_0_10, NRI_0_12, Flavour
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
 from tests.unit.runtime.log import Log
 from tests.unit.runtime.station import KEY, Bench, Station
@@ -57,11 +57,13 @@ async def guarding(folder: Path, flavour: Flavour, state: Known | None = None) -
     """A runtime with the guard registered."""
     async with Listener(folder / "nri.sock") as listener:
         watchers = Watchers(lambda _: None, lambda: None, lambda _: None)
-        supervisor = Supervisor(guard(state), lambda: Identity("nri-gpu-guard", "90"), watchers)
+        judge = guard(state)
+        judge.runtime = flavour.configure["runtime_name"]
+        supervisor = Supervisor(judge, lambda: Identity("nri-gpu-guard", "90"), watchers)
         serving = asyncio.create_task(supervisor.run(listener.path))
         runtime = await listener.accept()
         registered = await runtime.handshake(flavour)
-        assert registered.events == sum(1 << (event - 1) for event in EVENTS) & flavour.known_mask
+        assert registered.events == sum(1 << (event - 1) for event in judge.events) & flavour.known_mask
         yield runtime
         await supervisor.stop(0.0)
         serving.cancel()
@@ -86,11 +88,31 @@ async def test_what_asked_and_holds_nothing_does_not_start(folder: Path, log: Lo
 
 @each_version
 async def test_events_it_never_asked_for_are_answered(folder: Path, flavour: Flavour) -> None:
-    of = nri.asking("1")
+    of, quiet = nri.asking("1"), nri.pod("quiet")
     async with guarding(folder, flavour) as runtime:
-        assert await runtime.create(of, nri.container(of)) == pb.CreateContainerResponse()
+        assert await runtime.create(quiet, nri.container(quiet)) == pb.CreateContainerResponse()
         for event in (Event.RUN_POD_SANDBOX, Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.POST_START_CONTAINER):
             assert await runtime.event(event, of, nri.container(of)) == OK
+
+
+@pytest.mark.parametrize("flavour", [*FLAVOURS.values(), CRI_O], ids=[*FLAVOURS, "CRI-O"])
+def test_creations_are_asked_for_only_where_starts_cannot_be_refused(flavour: Flavour) -> None:
+    judge = guard()
+    assert Event.CREATE_CONTAINER in judge.events  # as long as it is not known who asks
+    judge.runtime = flavour.configure["runtime_name"]
+    assert (Event.CREATE_CONTAINER in judge.events) is (flavour is CRI_O)
+
+
+async def test_a_runtime_that_heeds_no_start_has_its_creations_judged(folder: Path, log: Log) -> None:
+    of, made = granted(Bench())  # as a plugin behind the injector is shown it
+    late, quiet = nri.asking("1", "late"), nri.pod("quiet")
+    async with guarding(folder, CRI_O) as runtime:
+        assert await runtime.create(of, made) == pb.CreateContainerResponse()
+        assert await runtime.create(quiet, nri.container(quiet)) == pb.CreateContainerResponse()
+        refused = await runtime.create(late, nri.container(late))
+        assert isinstance(refused, Status)
+        assert "[not-granted]" in refused.message
+    assert log.one("container refused").fields["pod_name"] == "late"
 
 
 @each_validating
