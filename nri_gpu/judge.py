@@ -62,11 +62,18 @@ def judge_start(container: Container, mark: Mark | BadMark | None, policy: Polic
     return Reason(Code.NOT_GRANTED, f"{key} asks for GPUs, but {why}; {AGAIN}.")
 
 
-def judge_adjusted(adjusted: Adjusted, key: bytes | None, policy: Policy | BrokenPolicy) -> Reason | None:
-    """Why a container must not be created with what plugins made of it. None where it may."""
+def judge_adjusted(
+    adjusted: Adjusted, key: bytes | None, policy: Policy | BrokenPolicy, *, strangers: bool = True
+) -> Reason | None:
+    """Why a container must not be created with what plugins made of it. None where it may.
+
+    strangers: whether it matters what others gave to a container that nri-gpu granted nothing.
+    """
     container = adjusted.container
     mark = mark_of(container, adjusted.mark.name if adjusted.mark else None, key)
-    return judge_start(container, mark, policy) or _judge_added(adjusted, mark)
+    if reason := judge_start(container, mark, policy):
+        return reason
+    return _judge_added(adjusted, mark) if strangers or isinstance(mark, Mark) else None
 
 
 def _judge_added(adjusted: Adjusted, mark: Mark | BadMark | None) -> Reason | None:
@@ -110,5 +117,5 @@ def _not_ours(added: Added | AddedNode, why: str) -> Reason:
     return Reason(
         Code.UNGRANTED_NODES,
         f"{by} added {added.name[:NAME_SHOWN_MAX]} to this container, and {why or 'no grant names it'}: GPUs of this "
-        "node are granted by nri-gpu alone; take that plugin off the node, or stop nri-gpu-guard.",
+        "node are given out by nri-gpu alone; take that plugin off the node, or leave this one container to it.",
     )

@@ -119,7 +119,8 @@ class Plugin:
         if not validation.concerns_us(payload):
             return EMPTY
         adjusted = validation.adjusted_from_pb(payload, MARK_KEY)
-        reason = judge_adjusted(adjusted, self._key, self.policy)
+        # What others give to containers that are not ours is the guard's business, where an operator wants it.
+        reason = judge_adjusted(adjusted, self._key, self.policy, strangers=False)
         if reason:
             self._log_refusal(adjusted.container, reason, "container rejected")
         return validation.verdict_to_pb(reason)

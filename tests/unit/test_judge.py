@@ -172,6 +172,14 @@ def test_creations(adjusted: Adjusted, code: Code | None, words: str) -> None:
     assert words in (reason.sentence if reason else "")
 
 
+def test_strangers_matter_to_the_guard_alone() -> None:
+    theirs = Adjusted(container=QUIET, nodes=(node(0, "20-other"),))
+    assert judge_adjusted(theirs, KEY, POLICY)
+    assert judge_adjusted(theirs, KEY, POLICY, strangers=False) is None
+    both = replace(granted(0), nodes=(node(7), node(6, "20-other")))
+    assert judge_adjusted(both, KEY, POLICY, strangers=False)
+
+
 def test_without_a_key_no_mark_counts() -> None:
     reason = judge_adjusted(granted(0), None, POLICY)
     assert reason
@@ -183,7 +191,7 @@ def test_sentences_keep_their_length_whatever_a_plugin_is_called() -> None:
     reason = judge_adjusted(Adjusted(container=QUIET, nodes=(hostile,)), KEY, POLICY)
     assert isinstance(reason, Reason)
     assert len(str(reason)) < REFUSAL_MAX
-    assert str(reason).endswith("or stop nri-gpu-guard.")
+    assert str(reason).endswith("or leave this one container to it.")
     assert "\n" not in str(reason)
 
 
