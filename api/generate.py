@@ -35,7 +35,7 @@ class Unit:
 UNITS: Final = (
     Unit(Path("api/nri.proto"), Path("nri_gpu/_pb")),
     Unit(Path("api/ttrpc.proto"), Path("nri_gpu/_pb")),
-    Unit(Path("tests/support/cri.proto"), Path("tests/support/_pb")),  # the tests' own client of a real runtime
+    Unit(Path("api/cri.proto"), Path("nri_gpu/_pb")),
 )
 
 

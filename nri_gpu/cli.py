@@ -89,6 +89,21 @@ VERBS: Final = (
         ),
     ),
     Verb(
+        "guard",
+        "nri_gpu.verbs.guard",
+        "refuse containers that ask for GPUs and were granted none, whatever became of `run`",
+        "A second NRI plugin, in a process of its own. It grants nothing: it reads the marks' key from the state\n"
+        "folder of `run`, and refuses to start (with NRI 0.10, to create) what asked and carries no valid grant.\n"
+        "The policy's [guard] section is read when it starts.",
+        (
+            _option("--socket", help="the runtime's NRI socket (default /var/run/nri/nri.sock)", metavar="PATH"),
+            POLICY,
+            _option("--state-dir", help="state folder of `run` (default /run/nri-gpu); only read", metavar="DIR"),
+            _option("--run-dir", help="folder for the guard's own state (default /run/nri-gpu-guard)", metavar="DIR"),
+            LOG_LEVEL,
+        ),
+    ),
+    Verb(
         "gpus",
         "nri_gpu.verbs.gpus",
         "show the GPUs of this node as nri-gpu sees them",

@@ -5,11 +5,10 @@ Pure and total: any request, node, ledger and policy give a Pass, an Inject or a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from nri_gpu.allocation.foreign import beyond, completable, foreign_units, nvidia_names, nvidia_nodes, unknown_nodes
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.place import Asker, place, why_not
+from nri_gpu.asking import claim_of
 from nri_gpu.domain.claim import Claim, Everything, Mode, Nothing
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
@@ -21,31 +20,23 @@ from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.extras import Wish, extra_parts, kept_limits
 from nri_gpu.offer import Bidder, offered, over_limit
 from nri_gpu.outfit import outfit
+from nri_gpu.policy.broken import BrokenPolicy as BrokenPolicy
 from nri_gpu.policy.model import Complete, Disarm, Policy, PrivilegedAction
 from nri_gpu.policy.select import Allowed, Denied, Ignored, denied_extras, select
 from nri_gpu.policy.stale import stale_fault
 from nri_gpu.policy.terms import Terms
 from nri_gpu.readiness import ended, hindrance
-from nri_gpu.request.environment import VARIABLE, claim_of_environment
-from nri_gpu.request.parse import parse_claim, select_annotation
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenPolicy:
-    """No usable policy: every container that asks is refused. fault: what is wrong with the file."""
-
-    fault: str
+from nri_gpu.request.environment import VARIABLE
 
 
 def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy) -> Decision:
     """What to do with a container that is about to be created."""
     try:
-        asked = select_annotation(container.pod.annotations, container.annotations, container.name)
-        claim = parse_claim(*asked) if asked else _of_environment(container, policy)
-        if claim is None:
-            return _unasked(container, node, policy)
+        claim = claim_of(container, policy)
     except RequestError as error:
         return _refuse(Code.BAD_REQUEST, ended(str(error)))
+    if claim is None:
+        return _unasked(container, node, policy)
     if isinstance(claim.wanted, Nothing):
         return _nothing(container, node, policy)
     if isinstance(policy, BrokenPolicy):
@@ -58,14 +49,6 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
     if sentence := _not_this(claim, container, policy):
         return _refuse(Code.NOT_ALLOWED, sentence)
     return _grant(claim, container, node, ledger, policy, verdict)
-
-
-def _of_environment(container: Container, policy: Policy | BrokenPolicy) -> Claim | None:
-    """What a container without an annotation asks by its environment, where policy lets it. Raises: RequestError."""
-    value = container.env.get(VARIABLE)
-    if not value or not isinstance(policy, Policy) or policy.environment.may_ask.first(container.pod.namespace) is None:
-        return None
-    return claim_of_environment(value)
 
 
 def _not_this(claim: Claim, container: Container, policy: Policy) -> str:
@@ -227,30 +210,6 @@ def _held(container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Unit,
         return None
     gpus = tuple(unit for unit in node.inventory.units if unit.uuid in entry.grant.uuids and not why_not(unit))
     return (gpus, entry.grant.mode) if gpus and len(gpus) == len(entry.grant.uuids) else None
-
-
-def needs_grant(container: Container, policy: Policy | BrokenPolicy) -> str:
-    """The annotation key by which a container that exists already must hold a grant; empty when it need not."""
-    try:
-        asked = select_annotation(container.pod.annotations, {}, container.name)
-        claim = parse_claim(*asked) if asked else _of_environment(container, policy)
-    except RequestError as error:
-        return error.key  # it should never have been created
-    if claim is None or isinstance(claim.wanted, Nothing):
-        return ""
-    ignored = isinstance(policy, Policy) and isinstance(select(policy, container), Ignored)
-    return "" if ignored else claim.key
-
-
-def may_ask_by_environment(policy: Policy | BrokenPolicy) -> bool:
-    """Whether NVIDIA_VISIBLE_DEVICES is anybody's request."""
-    return isinstance(policy, Policy) and bool(policy.environment.may_ask.patterns)
-
-
-def reads_environment(policy: Policy | BrokenPolicy) -> bool:
-    """Whether a container with NVIDIA_VISIBLE_DEVICES needs a look although it asks for nothing else."""
-    disarms = isinstance(policy, Policy) and policy.environment.disarm is Disarm.ALL
-    return disarms or may_ask_by_environment(policy)
 
 
 def _passed(container: Container, node: Node, policy: Policy | BrokenPolicy, why: str) -> Pass | Refuse:

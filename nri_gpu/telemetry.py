@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 FIELDS: Final = (
     "decision", "code", "reason", "rule", "namespace", "pod_name", "container_name", "pod_uid", "container_id",
     "gpu_uuid", "mode", "generation", "method", "stream_id", "event", "runtime", "runtime_version", "nri_version",
-    "socket", "path", "attempt", "gpus", "grants", "foreign", "driver_version", "inventory_number",
-    "inventory_age_s", "elapsed_ms", "deadline_ms", "parts", "payload_bytes", "fault", "dropped", "signal", "pid",
-    "name", "index",
+    "socket", "path", "attempt", "gpus", "grants", "foreign", "ungranted", "waiting", "driver_version",
+    "inventory_number", "inventory_age_s", "elapsed_ms", "deadline_ms", "parts", "payload_bytes", "fault",
+    "dropped", "signal", "pid", "name", "index",
 )  # fmt: skip
 WAITING_LINES: Final = 1_000
 PIPE_BUF: Final = 4096  # bytes

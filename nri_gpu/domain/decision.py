@@ -69,6 +69,7 @@ class Code(StrEnum):
     HELD_BY_OTHERS = "held-by-others"  # the container already carries GPU nodes that others put there
     VOLUME_IN_THE_WAY = "volume-in-the-way"  # the pod mounts something of its own where a GPU's node goes
     NOT_GRANTED = "not-granted"  # asked, but was created without us: it must not start
+    UNGRANTED_NODES = "ungranted-nodes"  # a plugin added GPU nodes that no grant of ours names
 
 
 PERMISSION_CODES: Final = frozenset({Code.NOT_ALLOWED})

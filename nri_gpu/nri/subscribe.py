@@ -34,7 +34,11 @@ class Event(IntEnum):
 OLDEST_MASK: Final = 0x07FF
 NEWER_MASK: Final = 0x3FFF
 _NEWER_SINCE: Final = (0, 10)
-_PLAIN: Final = re.compile(r"v?([0-9]{1,6})\.([0-9]{1,6})(?:[.+-]|$)")
+# Runtimes that have NRI 0.10 and do not say so: it tells its version from 0.12 on. Their go.mod of each release, since:
+# containerd 2.2.0 has 0.10.0, CRI-O 1.34.0 too, and Docker has NRI since 29.2.0, with 0.11.0.
+_NEWER_RUNTIMES: Final = {"containerd": (2, 2), "cri-o": (1, 34), "docker": (29, 2)}
+_CANDIDATE: Final = re.compile(r"[-~+.](?:alpha|beta|rc)", re.IGNORECASE)
+_PLAIN: Final = re.compile(r"v?([0-9]{1,6})\.([0-9]{1,6})(?:[.+~-]|$)")
 
 
 def event_mask(events: Collection[Event], nri_version: str) -> int:
@@ -48,6 +52,44 @@ def event_mask(events: Collection[Event], nri_version: str) -> int:
     if not mask:
         raise ValueError("a plugin without events must not connect: mask 0 subscribes to everything")
     return mask
+
+
+class Subscription:
+    """What we ask of runtimes, from one connection to the next.
+
+    A runtime that ends the connection right after Configure may have met a bit it does not know, whatever its version
+    made us think: the next connection asks for no more than the oldest one knows, and the one after it tries again.
+    """
+
+    def __init__(self) -> None:
+        self._cautious = self._daring = False
+        self.last = 0  # the mask given last
+
+    def mask(self, events: Collection[Event], runtime: str, version: str, nri_version: str) -> int:
+        """The mask for a runtime that introduced itself so."""
+        known = nri_version or _nri_of(runtime, version)
+        mask = event_mask(events, "" if self._cautious else known)
+        self._daring = mask != event_mask(events, "")
+        self.last = mask
+        return mask
+
+    @property
+    def validates(self) -> bool:
+        """Whether we are asked before a container is created."""
+        return bool(self.last & 1 << (Event.VALIDATE_CONTAINER_ADJUSTMENT - 1))
+
+    def ended(self, *, after_configure: bool) -> None:
+        """A connection ended. after_configure: right after it, before anything else came."""
+        self._cautious = after_configure and self._daring
+        self._daring = False
+
+
+def _nri_of(runtime: str, version: str) -> str:
+    """The NRI version that a runtime is known to have at least; empty where it is not known."""
+    since = _NEWER_RUNTIMES.get(runtime)
+    if since is None or _parse(version) < since or (_parse(version) == since and _CANDIDATE.search(version)):
+        return ""
+    return ".".join(map(str, _NEWER_SINCE))
 
 
 def known_mask(nri_version: str) -> int:

@@ -349,6 +349,28 @@ class ControlSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GuardSettings:
+    """The second process, `nri-gpu guard`: how it presents itself, and what it does about what got past it."""
+
+    name: Annotated[str, Declaration(_NAME, "Name the runtime and its log know the guard by.")] = "nri-gpu-guard"
+    index: Annotated[
+        str, Declaration(_INDEX, "Its place among NRI plugins: behind whoever else may refuse a start.")
+    ] = "90"
+    stop_ungranted: Annotated[
+        bool,
+        Declaration(
+            Flag(),
+            "Stop containers that run without the GPUs they asked for, when the guard finds some as it connects. "
+            "Needs the cri extra (grpcio).",
+        ),
+    ] = False
+    stop_grace_s: Annotated[int, Declaration(Whole(0, 300), "Seconds that such a container has to end by itself.")] = 10
+    cri_socket: Annotated[str, Declaration(_SOCKET, "The runtime's CRI socket, through which they are stopped.")] = (
+        "/run/containerd/containerd.sock"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Everything an operator decides. source: the file it was read from, for sentences; no part of its identity."""
 
@@ -369,6 +391,7 @@ class Policy:
     inventory: InventorySettings = InventorySettings()
     ledger: LedgerSettings = LedgerSettings()
     control: ControlSettings = ControlSettings()
+    guard: GuardSettings = GuardSettings()
     rule: Rules = NO_RULES
     pool: Pools = NO_POOLS
     source: str = field(default=BUILT_IN, compare=False)

@@ -20,16 +20,18 @@ Handler = Callable[[bytes], bytes | Status]
 MARGIN_NS: Final = 100_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Dispatcher:
     """Answers requests of one service.
 
     table: method -> handler. Handlers are plain functions on values in memory: they cannot hang, so the deadline is
     looked at before one runs, never during.
+    request_timeout_ns: what Configure told; holds for a request that names no time of its own. 0: none.
     """
 
     service: str
     table: Mapping[str, Handler]
+    request_timeout_ns: int = 0
 
     def answer(self, request: RequestReceived, waited_ns: int = 0) -> ResponseSent:
         """Answer one request. waited_ns: how long ago its bytes were read. Never raises."""
@@ -42,7 +44,7 @@ class Dispatcher:
         handler = self.table.get(request.method) if request.service == self.service else None
         if handler is None:
             return status.unknown_method(request.service, request.method, self.service)
-        if _late(request.timeout_ns, waited_ns):
+        if _late(request.timeout_ns or self.request_timeout_ns, waited_ns):
             return self._failed(request, status.LATE)
         try:
             return handler(request.payload)

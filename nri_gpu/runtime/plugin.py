@@ -15,12 +15,14 @@ from loguru import logger
 from nri_gpu.allocation.foreign import foreign_uuids
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
 from nri_gpu.allocation.mark import MARK_KEY, BadMark, Mark, read_mark, write_mark
-from nri_gpu.decide import BrokenPolicy, decide, may_ask_by_environment, needs_grant, reads_environment
+from nri_gpu.asking import may_ask_by_environment, needs_grant, reads_environment
+from nri_gpu.decide import BrokenPolicy, decide
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import Node
-from nri_gpu.nri import convert
+from nri_gpu.judge import judge_adjusted
+from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed, Markers
 from nri_gpu.nri.status import status_of
 from nri_gpu.nri.subscribe import Event
@@ -37,6 +39,9 @@ EVENTS: Final = (
     Event.REMOVE_CONTAINER,
     Event.STOP_POD_SANDBOX,
     Event.REMOVE_POD_SANDBOX,
+    # From NRI 0.10. A CreateContainer that we were too late for fails with it: we are asked once more, and are gone
+    # (containerd/nri: pkg/adaptation/adaptation.go, validateContainerAdjustment).
+    Event.VALIDATE_CONTAINER_ADJUSTMENT,
 )
 REPLIES_KEPT: Final = 64
 # A container listed as created may be in the middle of its start, which we then never hear of. It keeps its GPUs until
@@ -66,10 +71,16 @@ class Outside:
 
 
 class Plugin:
-    """Decides for one runtime. Lives as long as the daemon, across connections."""
+    """Decides for one runtime. Lives as long as the daemon, across connections.
+
+    ungranted: containers that ran without what they asked for when the runtime last listed them.
+    """
+
+    events = EVENTS
 
     def __init__(self, outside: Outside, policy: Policy | BrokenPolicy, key: bytes) -> None:
         self.ledger = Ledger()
+        self.ungranted: frozenset[ContainerId] = frozenset()
         self._outside = outside
         self._key = key
         self._handlers: Mapping[int, Callable[[Lifecycle], Reply]] = {
@@ -108,6 +119,17 @@ class Plugin:
             self._outside.later(lambda: self._warn_of_hooks(container))
         return reply
 
+    def validate(self, payload: bytes) -> Reply:
+        """ValidateContainerAdjustment: whether what came of our reply, and of other plugins', is what was granted."""
+        if not validation.concerns_us(payload):
+            return EMPTY
+        adjusted = validation.adjusted_from_pb(payload, MARK_KEY)
+        # What others give to containers that are not ours is the guard's business, where an operator wants it.
+        reason = judge_adjusted(adjusted, self._key, self.policy, strangers=False)
+        if reason:
+            self._log_refusal(adjusted.container, reason, "container rejected")
+        return validation.verdict_to_pb(reason)
+
     def lifecycle(self, event: int, payload: bytes) -> Reply:
         """An event that came by its own RPC."""
         return self._event(event, payload, lambda: convert.event_from_pb(event, payload))
@@ -124,6 +146,7 @@ class Plugin:
         now, node = self._outside.clock(), self._outside.snapshot()
         entries: list[Entry] = []
         foreign: list[Foreign] = []
+        ungranted: set[ContainerId] = set()
         self._holders, self._observed = {}, node.number
         for item in listed:
             self._warn_of_hooks(item.container)
@@ -134,8 +157,9 @@ class Plugin:
             if not isinstance(mark, Mark) or not mark.uuids:  # a mark without GPUs vouches for none that it has
                 self._remember(item.container)
                 foreign += self._foreign(item.container, node)
-            if not isinstance(mark, Mark):
-                self._report(item.container, mark)
+            if not isinstance(mark, Mark) and self._report(item.container, mark) and not item.created:
+                ungranted.add(item.container.id)
+        self.ungranted = frozenset(ungranted)
         self._commit(rebuilt(entries, foreign))
         logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(foreign)).info("ledger rebuilt")
 
@@ -211,9 +235,12 @@ class Plugin:
         return self._refuse_start(container, reason)
 
     def _refuse_start(self, container: Container, reason: Reason) -> Status:
-        bound = logger.bind(**_names(container), decision="refuse", code=reason.code.value, reason=reason.sentence)
-        self._outside.later(lambda: bound.info("start refused"))
+        self._log_refusal(container, reason, "start refused")
         return status_of(reason)
+
+    def _log_refusal(self, container: Container, reason: Reason, phrase: str) -> None:
+        bound = logger.bind(**_names(container), decision="refuse", code=reason.code.value, reason=reason.sentence)
+        self._outside.later(lambda: bound.info(phrase))
 
     def _stopped(self, change: Lifecycle) -> Reply:
         if change.container is not None:
@@ -298,13 +325,19 @@ class Plugin:
             )
         self._hooks_seen |= container.nvidia_hooks
 
-    def _report(self, container: Container, mark: BadMark | None) -> None:
-        """Say what an operator should look at: forged marks, and containers that got away without a decision."""
+    def _report(self, container: Container, mark: BadMark | None) -> bool:
+        """Say what an operator should look at: forged marks, and containers that got away without a decision.
+
+        Returns whether it is one of the latter.
+        """
         bound = logger.bind(**_names(container))
         if isinstance(mark, BadMark):
             bound.bind(fault=mark.why).warning("mark ignored")
-        elif needs_grant(container, self.policy):
-            bound.warning("container asked for GPUs but was created without nri-gpu: delete its pod to have it granted")
+            return False
+        if not needs_grant(container, self.policy):
+            return False
+        bound.warning("container asked for GPUs but was created without nri-gpu: delete its pod to have it granted")
+        return True
 
 
 def log_decision(container: Container, decision: Decision, node: Node, elapsed_s: float) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from loguru import logger
 
 from nri_gpu.nri import convert
-from nri_gpu.nri.convert import EMPTY, Configured
+from nri_gpu.nri.convert import EMPTY, Configured, Listed
 from nri_gpu.nri.session import Phase, Session, Step
-from nri_gpu.nri.subscribe import Event, event_mask
+from nri_gpu.nri.subscribe import Event, Subscription
 from nri_gpu.runtime.dispatch import Dispatcher, Handler
-from nri_gpu.runtime.plugin import EVENTS, Plugin, Reply
 from nri_gpu.wire.status import Status
+
+Reply = bytes | Status
 
 PLUGIN: Final = "nri.pkg.api.v1alpha1.Plugin"
 
@@ -32,7 +33,30 @@ EVENT_METHODS: Final = {
     "RemoveContainer": Event.REMOVE_CONTAINER,
 }
 # Requests we do not subscribe to. Answered all the same: an error here would fail a container or an update.
-UNUSED_METHODS: Final = ("UpdateContainer", "UpdatePodSandbox", "ValidateContainerAdjustment")
+UNUSED_METHODS: Final = ("UpdateContainer", "UpdatePodSandbox")
+
+
+class Plugin(Protocol):
+    """Who answers: the injector (`runtime/plugin.py`), or the guard (`runtime/guard.py`)."""
+
+    @property
+    def events(self) -> Collection[Event]:
+        """What it must hear of, where the runtime knows it."""
+
+    def create_container(self, payload: bytes) -> Reply:
+        """CreateContainer."""
+
+    def validate(self, payload: bytes) -> Reply:
+        """ValidateContainerAdjustment."""
+
+    def lifecycle(self, event: int, payload: bytes) -> Reply:
+        """An event by its own RPC."""
+
+    def state_change(self, payload: bytes) -> Reply:
+        """An event by StateChange."""
+
+    def synchronized(self, listed: tuple[Listed, ...]) -> None:
+        """All that the runtime has, before any event."""
 
 
 class PluginService:
@@ -41,8 +65,15 @@ class PluginService:
     configured: told what the runtime said of itself. ready: told once Synchronize is answered.
     """
 
-    def __init__(self, plugin: Plugin, configured: Callable[[Configured], None], ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        plugin: Plugin,
+        configured: Callable[[Configured], None],
+        ready: Callable[[], None],
+        subscription: Subscription | None = None,
+    ) -> None:
         self.session = Session()
+        self._subscription = subscription or Subscription()
         self._plugin = plugin
         self._configured = configured
         self._ready = ready
@@ -54,6 +85,7 @@ class PluginService:
             "Configure": self._configure,
             "Synchronize": self._synchronize,
             "CreateContainer": self._guarded(plugin.create_container),
+            "ValidateContainerAdjustment": self._guarded(plugin.validate),
             "StateChange": self._guarded(plugin.state_change),
             "Shutdown": self._shutdown,
         }
@@ -71,8 +103,12 @@ class PluginService:
     def _configure(self, payload: bytes) -> bytes:
         configured = convert.configured_from_pb(payload)
         self.session.step(Step.CONFIGURE)
+        self.dispatcher.request_timeout_ns = configured.request_timeout_ms * 1_000_000
         self._configured(configured)
-        return convert.configured_to_pb(event_mask(EVENTS, configured.nri_version))
+        asked = self._subscription.mask(
+            self._plugin.events, configured.runtime, configured.version, configured.nri_version
+        )
+        return convert.configured_to_pb(asked)
 
     def _synchronize(self, payload: bytes) -> bytes:
         listed = self.session.synchronize(payload)
@@ -91,6 +127,10 @@ class PluginService:
         del payload
         logger.info("runtime asks to shut down")
         return EMPTY
+
+    def ended(self) -> None:
+        """The connection is closed."""
+        self._subscription.ended(after_configure=self.session.phase is Phase.CONFIGURED)
 
     @property
     def ready(self) -> bool:

@@ -15,8 +15,8 @@ from loguru import logger
 
 from nri_gpu.domain.errors import LocalProtocolError, RemoteProtocolError
 from nri_gpu.nri.convert import Configured, register_to_pb
-from nri_gpu.runtime.plugin import Plugin
-from nri_gpu.runtime.service import PluginService
+from nri_gpu.nri.subscribe import Subscription
+from nri_gpu.runtime.service import Plugin, PluginService
 from nri_gpu.runtime.transport import CallError, Transport
 
 NRI_VERSION: Final = "0.12.2"  # the newest whose messages we know; told to the runtime from 0.12 on
@@ -60,6 +60,7 @@ class Supervisor:
         self._inherited = False
         self._said = ""
         self._was_ready = False
+        self._subscription = Subscription()
 
     async def run(self, path: Path) -> None:
         """Serve the socket at a path until stopped, whatever happens to it."""
@@ -88,6 +89,11 @@ class Supervisor:
         if self._transport:
             await self._transport.drain(limit_s)
 
+    @property
+    def validates(self) -> bool:
+        """Whether the runtime asks us before it creates a container (NRI 0.10)."""
+        return self._subscription.validates
+
     async def _connect(self, path: Path) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         sock.setblocking(False)
@@ -109,7 +115,7 @@ class Supervisor:
             if not ready.done():
                 ready.set_result(None)
 
-        service = PluginService(self._plugin, self._configured, on_ready)
+        service = PluginService(self._plugin, self._configured, on_ready, self._subscription)
         _, transport = await loop.create_connection(lambda: Transport(service.dispatcher.answer), sock=sock)
         self._transport = transport
         try:
@@ -126,6 +132,7 @@ class Supervisor:
         except (CallError, ConnectionError) as error:
             transport.abort(RemoteProtocolError(f"registration failed: {error}"))
         reason = await transport.closed
+        service.ended()
         self._transport = None
         self._ended(reason, attempt)
 

@@ -15,6 +15,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.settings import DEFAULT_PATH, file_advice, load_policy
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.gpus import look
+from nri_gpu.verbs.guard_advice import guard_advice
 from nri_gpu.verbs.neighbours import node_advice
 
 
@@ -35,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
     except InventoryError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.CONFIGURATION
-    advice = (*file_advice(path or DEFAULT_PATH), *advise(policy), *gpus, *node_advice(policy))
+    ours = (*file_advice(path or DEFAULT_PATH), *advise(policy), *gpus)
+    advice = (*ours, *node_advice(policy), *guard_advice(policy))
     _print(args.output, [], advice, [f"{policy.source}: ok", *(f"advice: {sentence}" for sentence in advice)])
     return Exit.OK
 

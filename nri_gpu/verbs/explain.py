@@ -181,9 +181,7 @@ def _containers(manifest: Mapping[str, Any], number: int, where: str) -> Iterato
             name=name,
             pod=pod,
             env=env,
-            mounts=_mounts(
-                _list(container.get("volumeMounts"), f"{where}: volumeMounts of container {name}"), hosts_dev
-            ),
+            mounts=_mounts(volumes, hosts_dev),
             privileged=security.get("privileged") is True,
         )
 

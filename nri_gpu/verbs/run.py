@@ -249,7 +249,10 @@ class Daemon:
     def _ready(self) -> None:
         self._synchronized = True
         self._reporter.ready()
-        self._notifier.ready(f"serving {self._fixed.socket}, {len(self._plugin.ledger.entries)} grants")
+        status = f"serving {self._fixed.socket}, {len(self._plugin.ledger.entries)} grants"
+        if without := len(self._plugin.ungranted):
+            status += f", {without} containers run without the GPUs they asked for"
+        self._notifier.ready(status)
 
     def _away(self, why: str) -> None:
         self._reporter.away(why)

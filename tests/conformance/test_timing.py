@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import os
 import signal
+import socket
 import struct
 import termios
 import time
@@ -127,10 +128,9 @@ def unread_bytes(pid: int) -> int:
                 continue
             if (ours := libc.syscall(SYS_PIDFD_GETFD, owner, int(link.name), 0)) < 0:
                 raise OSError(ctypes.get_errno(), "pidfd_getfd")
-            try:
-                total += struct.unpack("i", fcntl.ioctl(ours, termios.FIONREAD, bytes(4)))[0]
-            finally:
-                os.close(ours)
+            with socket.socket(fileno=ours) as each:
+                if not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # one that listens has no bytes
+                    total += struct.unpack("i", fcntl.ioctl(each, termios.FIONREAD, bytes(4)))[0]
     finally:
         os.close(owner)
     return total

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.place import why_not
-from nri_gpu.decide import BrokenPolicy, decide, needs_grant
+from nri_gpu.asking import needs_grant
+from nri_gpu.decide import BrokenPolicy, decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Decision, Inject, Pass, Refuse

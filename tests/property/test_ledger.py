@@ -26,7 +26,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from nri_gpu.allocation.foreign import foreign_uuids
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
 from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark, write_mark
-from nri_gpu.decide import decide, needs_grant
+from nri_gpu.asking import needs_grant
+from nri_gpu.decide import decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, PodId
 from nri_gpu.domain.decision import Grant, Inject, Pass, Refuse

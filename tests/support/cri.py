@@ -9,7 +9,7 @@ from typing import Any, Final, NewType, Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from tests.support._pb import cri_pb2 as pb
+from nri_gpu._pb import cri_pb2 as pb
 from tests.support.errors import HarnessError
 from tests.support.pods import ContainerSpec, PodSpec, container_to_pb, pod_to_pb
 

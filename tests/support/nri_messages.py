@@ -24,12 +24,16 @@ class Flavour:
 NRI_0_6: Final = Flavour({"runtime_name": "containerd", "runtime_version": "1.7.24~ds1"}, 0x07FF)
 _TIMEOUTS: Final = {"registration_timeout": 5000, "request_timeout": 2000}
 NRI_0_8: Final = Flavour({"runtime_name": "containerd", "runtime_version": "2.1.9+unknown", **_TIMEOUTS}, 0x07FF)
+# Of containerd 2.2: NRI 0.10 and 0.11 know validation, and do not tell their version.
+NRI_0_10: Final = Flavour({"runtime_name": "containerd", "runtime_version": "2.2.0", **_TIMEOUTS}, 0x3FFF)
+# It heeds no error answered to a start (its server/container_start.go).
+CRI_O: Final = Flavour({"runtime_name": "cri-o", "runtime_version": "1.33.2", **_TIMEOUTS}, 0x07FF)
 NRI_0_12: Final = Flavour(
     {"runtime_name": "containerd", "runtime_version": "2.4.0-beta", "NRI_version": "v0.12.1", **_TIMEOUTS},
     0x3FFF,
     own_rpcs=True,
 )
-FLAVOURS: Final = {"nri 0.6": NRI_0_6, "nri 0.8": NRI_0_8, "nri 0.12": NRI_0_12}
+FLAVOURS: Final = {"nri 0.6": NRI_0_6, "nri 0.8": NRI_0_8, "nri 0.10": NRI_0_10, "nri 0.12": NRI_0_12}
 
 # Event -> its own method, and whether a container comes with it. Written down a second time on purpose.
 OWN_RPC: Final = {
@@ -86,6 +90,30 @@ def configure(flavour: Flavour, **fields: Any) -> bytes:  # noqa: ANN401 - as ab
 def create(of: pb.PodSandbox, made: pb.Container) -> bytes:
     """CreateContainerRequest."""
     return pb.CreateContainerRequest(pod=of, container=made).SerializeToString()
+
+
+def validate(of: pb.PodSandbox, made: pb.Container, replies: Mapping[str, pb.CreateContainerResponse]) -> bytes:
+    """ValidateContainerAdjustmentRequest of what these plugins (`NN-name`) answered, merged and owned as NRI does it.
+
+    Source: containerd/nri pkg/adaptation/adaptation.go (validateContainerAdjustment), result.go.
+    """
+    request = pb.ValidateContainerAdjustmentRequest(pod=of, container=made)
+    owned = request.owners.owners[made.id].compound
+    for plugin, reply in replies.items():
+        index, _, name = plugin.partition("-")
+        request.plugins.add(name=name, index=index)
+        adjust = reply.adjust
+        request.adjust.MergeFrom(adjust)
+        for field, keys in (
+            (pb.Annotations, adjust.annotations),
+            (pb.Mounts, [mount.destination for mount in adjust.mounts]),
+            (pb.Devices, [device.path for device in adjust.linux.devices]),
+            (pb.CdiDevices, [device.name for device in adjust.CDI_devices]),
+            (pb.Env, [pair.key for pair in adjust.env]),
+        ):
+            for key in keys:
+                owned[field].owners[key] = plugin
+    return request.SerializeToString()
 
 
 def event(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.seccomp import load_filters
-from tests.support.unit_file import Unit
+from tests.support.unit_file import OURS, Unit
 
 # linux/sched.h, linux/prctl.h, linux/mount.h
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWNET = 0x00020000, 0x04000000, 0x08000000, 0x40000000
@@ -36,14 +36,16 @@ class _MountAttr(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("attr_set", "attr_clr", "propagation", "userns_fd"))
 
 
-def command(program: Sequence[str], *, rw: Iterable[Path] = (), keep: Iterable[Path] = ()) -> list[str]:
-    """The command line that runs `program` in our unit's sandbox.
+def command(
+    program: Sequence[str], *, rw: Iterable[Path] = (), keep: Iterable[Path] = (), unit: Path = OURS
+) -> list[str]:
+    """The command line that runs `program` in the sandbox of a unit of ours.
 
     rw: what RuntimeDirectory= and StateDirectory= would be; keep: what must be seen although it lies below /tmp or a
     home. Both must exist. The interpreter and the project are kept anyway.
     """
     places = [*(f"--rw={path}" for path in rw), *(f"--keep={path}" for path in keep)]
-    return [sys.executable, "-m", "tests.support.sandbox", *places, "--", *program]
+    return [sys.executable, "-m", "tests.support.sandbox", f"--unit={unit}", *places, "--", *program]
 
 
 def main() -> None:
@@ -51,9 +53,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rw", type=Path, action="append", default=[])
     parser.add_argument("--keep", type=Path, action="append", default=[])
+    parser.add_argument("--unit", type=Path, default=OURS)
     parser.add_argument("program", nargs="+")
     options = parser.parse_args()
-    unit = Unit.read()
+    unit = Unit.read(options.unit)
     namespaces = CLONE_NEWNS | (CLONE_NEWUTS if unit.on("ProtectHostname") else 0)
     namespaces |= (CLONE_NEWNET if unit.on("PrivateNetwork") else 0) | (CLONE_NEWIPC if unit.on("PrivateIPC") else 0)
     _checked(_libc.unshare(namespaces))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self, TypeVar
@@ -174,6 +174,16 @@ class ScriptedRuntime:
         """CreateContainer: the reply, or the refusal."""
         response = await self.call("CreateContainer", nri.create(of, made))
         return pb.CreateContainerResponse.FromString(response.payload) if response.status.ok else response.status
+
+    async def validate(
+        self, of: pb.PodSandbox, made: pb.Container, replies: Mapping[str, pb.CreateContainerResponse]
+    ) -> str:
+        """ValidateContainerAdjustment of what plugins answered: why it is rejected, empty where it is not."""
+        payload = await self.ask("ValidateContainerAdjustment", nri.validate(of, made, replies))
+        verdict = pb.ValidateContainerAdjustmentResponse.FromString(payload)
+        if bool(verdict.reason) != verdict.reject:
+            raise HarnessError(f"a verdict that says one thing and does another: {verdict}")
+        return verdict.reason
 
     async def event(self, kind: Event, of: pb.PodSandbox, made: pb.Container | None = None) -> Status:
         """Tell an event as this runtime's NRI version does."""

@@ -6,7 +6,8 @@ import pytest
 
 from nri_gpu.allocation.foreign import foreign_uuids
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase
-from nri_gpu.decide import BrokenPolicy, decide, needs_grant
+from nri_gpu.asking import needs_grant
+from nri_gpu.decide import BrokenPolicy, decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Refuse

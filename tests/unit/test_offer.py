@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase
-from nri_gpu.decide import decide, needs_grant
+from nri_gpu.asking import needs_grant
+from nri_gpu.decide import decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Decision, Inject, Pass, Refuse

@@ -92,6 +92,13 @@ def test_late_is_told_before_the_handler_runs(log: Log, timeout_ns: int, waited_
     assert len(log.warnings()) == late
 
 
+@pytest.mark.parametrize(("own_ns", "late"), [(0, True), (60 * SECOND, False), (SECOND, True)])
+def test_a_request_without_a_time_of_its_own_has_the_runtimes(log: Log, own_ns: int, late: bool) -> None:
+    dispatcher = Dispatcher(SERVICE, {"Do": lambda _: b""}, request_timeout_ns=2 * SECOND)
+    assert (dispatcher.answer(request(timeout_ns=own_ns), 2 * SECOND).status == status.LATE) is late
+    assert len(log.warnings()) == late
+
+
 def test_unknown_methods_and_services_are_not_worth_a_line(log: Log) -> None:
     """Newer runtimes try methods we do not have, for each event of each container."""
     assert answer(b"", request("Dance")).status == Status(Code.UNIMPLEMENTED, "method Dance")

@@ -1,0 +1,51 @@
+"""What a container asks for: by annotation or, where policy lets its namespace, by environment. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nri_gpu.domain.claim import Claim, Nothing
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.errors import RequestError
+from nri_gpu.policy.broken import BrokenPolicy
+from nri_gpu.policy.model import Disarm, Policy
+from nri_gpu.policy.select import Ignored, select
+from nri_gpu.request.environment import VARIABLE, claim_of_environment
+from nri_gpu.request.parse import parse_claim, select_annotation
+
+
+def claim_of(container: Container, policy: Policy | BrokenPolicy) -> Claim | None:
+    """The request of a container that is about to be created; None when it asks for nothing. Raises: RequestError."""
+    return _claim(container, container.annotations, policy)
+
+
+def needs_grant(container: Container, policy: Policy | BrokenPolicy) -> str:
+    """The annotation key by which a container that exists already must hold a grant; empty when it need not."""
+    try:
+        claim = _claim(container, {}, policy)  # what is on the container itself by now, we or others wrote
+    except RequestError as error:
+        return error.key  # it should never have been created
+    if claim is None or isinstance(claim.wanted, Nothing):
+        return ""
+    ignored = isinstance(policy, Policy) and isinstance(select(policy, container), Ignored)
+    return "" if ignored else claim.key
+
+
+def may_ask_by_environment(policy: Policy | BrokenPolicy) -> bool:
+    """Whether NVIDIA_VISIBLE_DEVICES is anybody's request."""
+    return isinstance(policy, Policy) and bool(policy.environment.may_ask.patterns)
+
+
+def reads_environment(policy: Policy | BrokenPolicy) -> bool:
+    """Whether a container with NVIDIA_VISIBLE_DEVICES needs a look although it asks for nothing else."""
+    disarms = isinstance(policy, Policy) and policy.environment.disarm is Disarm.ALL
+    return disarms or may_ask_by_environment(policy)
+
+
+def _claim(container: Container, own: Mapping[str, str], policy: Policy | BrokenPolicy) -> Claim | None:
+    if asked := select_annotation(container.pod.annotations, own, container.name):
+        return parse_claim(*asked)
+    value = container.env.get(VARIABLE)
+    if not value or not isinstance(policy, Policy) or policy.environment.may_ask.first(container.pod.namespace) is None:
+        return None
+    return claim_of_environment(value)

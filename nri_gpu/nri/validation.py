@@ -1,0 +1,70 @@
+"""ValidateContainerAdjustment (NRI 0.10): what plugins made of a container, in our words, and the verdict back.
+
+With `convert.py` the only reader of nri_pb2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.domain.adjusted import Added, AddedNode, Adjusted
+from nri_gpu.domain.decision import Reason
+from nri_gpu.nri.convert import EMPTY, PREFIX, container_from_pb, pod_from_pb
+
+NVIDIA_MAJOR: Final = 195
+# One of these stands in every request that needs more than a pass: one of our annotations, a node of NVIDIA's by name
+# or number, a device rule for that number, a CDI device of NVIDIA's. A false alarm costs one decoding.
+_NEEDLES: Final = (
+    PREFIX.encode(),
+    b"/dev/nvidia",
+    b"nvidia.com",
+    pb.LinuxDevice(major=NVIDIA_MAJOR).SerializeToString(),
+    pb.LinuxDeviceCgroup(major=pb.OptionalInt64(value=NVIDIA_MAJOR)).SerializeToString(),
+)
+
+
+def concerns_us(payload: bytes) -> bool:
+    """Whether a ValidateContainerAdjustmentRequest has to be decoded at all."""
+    return any(needle in payload for needle in _NEEDLES)
+
+
+def adjusted_from_pb(payload: bytes, mark_key: str) -> Adjusted:
+    """ValidateContainerAdjustmentRequest. mark_key: the annotation that a grant is written in."""
+    message = pb.ValidateContainerAdjustmentRequest.FromString(payload)
+    owners = (
+        message.owners.owners[message.container.id].compound if message.container.id in message.owners.owners else {}
+    )
+    adjust = message.adjust
+    mark = adjust.annotations.get(mark_key)
+    return Adjusted(
+        container=container_from_pb(message.container, pod_from_pb(message.pod)),
+        mark=None if mark is None else Added(mark, _owner(owners, pb.Annotations, mark_key)),
+        nodes=tuple(
+            AddedNode(node.path, _owner(owners, pb.Devices, node.path), node.major, node.minor)
+            for node in adjust.linux.devices
+        ),
+        cdi_devices=tuple(
+            Added(device.name, _owner(owners, pb.CdiDevices, device.name)) for device in adjust.CDI_devices
+        ),
+        opened=frozenset(_opened(adjust.linux.resources)),
+    )
+
+
+def verdict_to_pb(reason: Reason | None) -> bytes:
+    """ValidateContainerAdjustmentResponse."""
+    if reason is None:
+        return EMPTY
+    return pb.ValidateContainerAdjustmentResponse(reject=True, reason=str(reason)).SerializeToString()
+
+
+def _owner(owners: Mapping[int, pb.CompoundFieldOwners], field: int, name: str) -> str:
+    return owners[field].owners.get(name, "") if field in owners else ""
+
+
+def _opened(resources: pb.LinuxResources) -> Iterator[int]:
+    """A rule for every major is no finding: it makes the container privileged, which pods may be anyway."""
+    for rule in resources.devices:
+        if rule.allow and rule.type in ("", "a", "c") and rule.HasField("major"):
+            yield rule.major.value

@@ -1,0 +1,187 @@
+"""`nri-gpu guard`: the guard as a process of its own, so that whatever ends the daemon does not end this."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+
+from nri_gpu import telemetry
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.errors import PolicyError
+from nri_gpu.nri.convert import Configured
+from nri_gpu.policy.broken import BrokenPolicy
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.parse import override
+from nri_gpu.runtime.guard import Guard
+from nri_gpu.runtime.guard_files import DEFAULT_RUN_DIR, DaemonState, Seen, started, write_seen
+from nri_gpu.runtime.notify import Notifier
+from nri_gpu.runtime.state import DEFAULT_STATE
+from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
+from nri_gpu.settings import DEFAULT_PATH, LAST_GOOD, load_last_good, load_policy
+from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.parts import exit_code
+
+DRAIN_S: Final = 2.0
+PATIENCE_S: Final = 30.0  # beyond the grace, for a runtime whose CRI is still starting
+STOP_LIMIT_S: Final = 2 * PATIENCE_S
+CRI_MODULE: Final = "nri_gpu.runtime.cri"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Guard until a signal. Returns an exit code."""
+    options = {"plugin.socket": args.socket} if args.socket else {}
+    try:
+        fallback = override(Policy.default(), options)
+    except PolicyError as error:
+        print("\n".join(f"nri-gpu: {fault}" for fault in error.faults), file=sys.stderr)
+        return Exit.USAGE
+    telemetry.set_up(args.log_level)
+    state_dir, path = Path(args.state_dir or DEFAULT_STATE), Path(args.policy) if args.policy else None
+    settings = _settings(state_dir, path, options) or fallback
+    process = GuardProcess(settings, _daemon_state(state_dir, path), Path(args.run_dir or DEFAULT_RUN_DIR))
+    gc.collect()
+    gc.freeze()
+    return asyncio.run(process.run())
+
+
+def _settings(state_dir: Path, path: Path | None, options: Mapping[str, object]) -> Policy | None:
+    """The policy as the daemon would start with; None where neither the file nor the last good one is usable."""
+    try:
+        return load_policy(path, options)
+    except PolicyError as error:
+        for fault in error.faults:
+            logger.bind(fault=str(fault)).error("policy not usable")
+    try:
+        return load_last_good(state_dir, options)
+    except (PolicyError, OSError) as error:
+        logger.bind(fault=str(error)).error("the kept policy is not usable either")
+        return None
+
+
+def _daemon_state(folder: Path, path: Path | None) -> DaemonState:
+    """With the policy that the daemon took up last, so that both ignore the same requests; else the file's own."""
+
+    def read() -> Policy | BrokenPolicy:
+        try:
+            return load_last_good(folder) or load_policy(path)
+        except (PolicyError, OSError) as error:
+            fault = str(error.faults[0] if isinstance(error, PolicyError) else error)
+            logger.bind(fault=fault).error("policy not usable: whatever asks needs a grant")
+            return BrokenPolicy(fault)
+
+    return DaemonState(folder, (folder / LAST_GOOD, path or DEFAULT_PATH), read)
+
+
+class GuardProcess:
+    """The running guard."""
+
+    def __init__(self, settings: Policy, state: DaemonState, run_dir: Path) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._seen = Seen(pid=os.getpid(), started=started(os.getpid()))
+        self._notifier = Notifier()
+        self._guard = Guard(state, self._later)
+        identity = Identity(settings.guard.name, settings.guard.index)
+        self._supervisor = Supervisor(
+            self._guard, lambda: identity, Watchers(self._configured, self._ready, self._away)
+        )
+        self._stop = asyncio.Event()
+        self._stopping: set[asyncio.Task[None]] = set()
+        state.policy()  # parsed now, and not while the runtime waits
+
+    async def run(self) -> Exit:
+        """Guard until SIGTERM or SIGINT."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        if self._settings.guard.stop_ungranted and find_spec("grpc") is None:
+            logger.bind(fault="grpcio is not installed: pip install 'nri-gpu[cri]'").error(
+                "guard.stop_ungranted has no effect"
+            )
+        self._feed_watchdog()
+        self._tell()
+        serving = asyncio.create_task(self._supervisor.run(Path(self._settings.plugin.socket)))
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        code = exit_code((serving,))
+        self._notifier.stopping()
+        await self._supervisor.stop(DRAIN_S)
+        for task in (serving, stopping, *self._stopping):
+            task.cancel()
+        await asyncio.gather(serving, stopping, *self._stopping, return_exceptions=True)
+        self._notifier.close()
+        logger.info("stopped")
+        return code
+
+    def _later(self, action: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(action)
+
+    def _configured(self, configured: Configured) -> None:
+        self._guard.runtime = configured.runtime
+        self._seen = replace(self._seen, runtime=configured.runtime, runtime_version=configured.version)
+
+    def _ready(self) -> None:
+        found = self._guard.found
+        without = len(found.running) + len(found.doubtful)
+        self._seen = replace(self._seen, connected=True, validates=self._supervisor.validates, ungranted=without)
+        logger.bind(ungranted=without, waiting=len(found.waiting)).info("guarding")
+        status = f", {without} containers run without the GPUs they asked for" if without else ""
+        self._notifier.ready(f"guarding {self._settings.plugin.socket}{status}")
+        self._later(self._tell)
+        if found.running and self._settings.guard.stop_ungranted:
+            task = asyncio.create_task(self._stop_containers(found.running))
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)
+
+    def _away(self, why: str) -> None:
+        self._notifier.status(f"not connected: {why}")
+        self._seen = replace(self._seen, connected=False)
+        self._tell()
+
+    async def _stop_containers(self, containers: tuple[Container, ...]) -> None:
+        """Only those without any mark: one that does not hold may be our own of before a key was lost."""
+        guard = self._settings.guard
+        names: dict[str, str] = {
+            container.id: f"{container.pod.namespace}/{container.pod.name}" for container in containers
+        }
+        command = (sys.executable, "-I", "-m", CRI_MODULE, guard.cri_socket, str(guard.stop_grace_s), str(PATIENCE_S))
+        pipe = asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+        try:
+            async with asyncio.timeout(guard.stop_grace_s + STOP_LIMIT_S):
+                said, complaints = await child.communicate("\n".join(names).encode())
+        finally:
+            if child.returncode is None:
+                child.kill()
+        for line in said.decode(errors="replace").splitlines():
+            container, _, outcome = line.partition(" ")
+            bound = logger.bind(pod_name=names.get(container, "?"), container_id=container)
+            if outcome == "ok":
+                bound.warning("container stopped: it ran without the GPUs it asked for")
+            else:
+                bound.bind(fault=outcome).error("container not stopped")
+        if child.returncode and not said:
+            fault = (complaints.decode(errors="replace").strip().splitlines() or ["?"])[-1]
+            logger.bind(socket=guard.cri_socket, fault=fault).error("containers not stopped")
+
+    def _tell(self) -> None:
+        try:
+            write_seen(self._run_dir, self._seen)
+        except OSError as error:
+            logger.bind(path=str(self._run_dir), fault=str(error)).warning("`nri-gpu check` will not see this guard")
+
+    def _feed_watchdog(self) -> None:
+        if self._notifier.watchdog_s:
+            self._notifier.alive()
+            asyncio.get_running_loop().call_later(self._notifier.watchdog_s / 2, self._feed_watchdog)

@@ -1,0 +1,232 @@
+"""The guard on real runtimes: what asked and was granted nothing never runs, whatever became of the daemon.
+
+On NRI 0.6 and 0.8, so by START_CONTAINER alone; creation is judged in test_validation.py.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.runtime.guard_files import read_seen
+from tests.support import sandbox
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError
+from tests.support.daemon import Launch, NriGpu
+from tests.support.guard import NriGuard
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.unit_file import OURS
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.containerd
+
+ASKS = {"gpu.nri.io": "device=0"}
+REFUSED = r"nri-gpu \[not-granted\]: gpu.nri.io asks for GPUs, but nobody granted it any"
+INJECTORS = r"\[not-granted\].*created while nri-gpu was not connected"
+GUARD_UNIT = OURS.with_name("nri-gpu-guard.service")
+WITHOUT = "container runs without the GPUs it asked for"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A runtime, and a folder that containers can leave a trace in."""
+
+    node: Containerd
+    traces: Path
+
+    def create(self, name: str, annotations: dict[str, str] | None = None, namespace: str = "default") -> ContainerId:
+        """A container whose program would say that it ran."""
+        pod = self.node.cri.run_pod(PodSpec(name=name, namespace=namespace, annotations=annotations or {}))
+        command = ("/bin/sh", "-c", f"echo ran > /traces/{name}; exec sleep 3600")
+        return self.node.cri.create(pod, ContainerSpec(command=command, mounts={"/traces": str(self.traces)}))
+
+    def ran(self, name: str) -> bool:
+        return (self.traces / name).exists()
+
+    def run(self, name: str, annotations: dict[str, str] | None = None, namespace: str = "default") -> ContainerId:
+        container = self.create(name, annotations, namespace)
+        self.node.cri.start(container)
+        wait_for(f"{name} to run", lambda: self.ran(name), 20)
+        return container
+
+    def state(self, container: ContainerId) -> str:
+        return self.node.cri.status(container).state
+
+
+@pytest.fixture
+def site(node: Containerd, tmp_path: Path) -> Site:
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    return Site(node, traces)
+
+
+@pytest.fixture
+def guard(launch: Launch) -> Iterator[NriGuard]:
+    with NriGuard(launch) as running:
+        running.wait_ready()
+        yield running
+
+
+def test_created_and_started_while_the_daemon_is_away(site: Site, daemon: NriGpu, guard: NriGuard) -> None:
+    granted = site.run("granted", ASKS)
+    daemon.kill()
+
+    ungranted = site.create("ungranted", {"gpu.nri.io": "device=1"})
+    with pytest.raises(CriError, match=REFUSED) as refusal:
+        site.node.cri.start(ungranted)
+    site.run("innocent")
+    site.run("opted-out", {"gpu.nri.io": "none"})
+
+    assert refusal.value.code == "FAILED_PRECONDITION"
+    assert "create it again once `nri-gpu run` serves this node" in refusal.value.details
+    assert not site.ran("ungranted")
+    assert site.state(ungranted) == "EXITED"
+    assert site.state(granted) == "RUNNING"
+    assert "code=not-granted" in guard.wait_logged("start refused")
+
+
+def test_a_grant_is_started_although_the_daemon_died_since(site: Site, daemon: NriGpu, guard: NriGuard) -> None:
+    container = site.create("train", ASKS)
+    daemon.kill()
+    site.node.cri.start(container)
+    wait_for("it to run", lambda: site.ran("train"), 20)
+    assert "/dev/nvidia0" in site.node.cri.status(container).device_paths
+    assert "start refused" not in guard.log()
+
+
+def test_a_daemon_that_never_ran_granted_nothing(site: Site, guard: NriGuard) -> None:
+    container = site.create("early", ASKS)
+    with pytest.raises(CriError, match=REFUSED):
+        site.node.cri.start(container)
+    assert not site.ran("early")
+    site.run("innocent")
+
+
+def test_a_key_that_was_replaced_makes_old_grants_worthless(site: Site, daemon: NriGpu, guard: NriGuard) -> None:
+    container = site.create("train", ASKS)
+    daemon.kill()
+    (daemon.launch.state / "key").write_bytes(bytes(32))
+    with pytest.raises(CriError, match="its mac does not match"):
+        site.node.cri.start(container)
+    assert not site.ran("train")
+
+
+def test_what_policy_ignores_starts(site: Site, launch: Launch, tmp_path: Path) -> None:
+    """The guard reads the policy that the daemon took up, not one of its own."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[namespaces]\nallow = ["ml"]\notherwise = "ignore"\n')
+    with NriGpu(replace(launch, policy=policy)) as daemon, NriGuard(launch) as guard:
+        daemon.wait_ready()
+        guard.wait_ready()
+        site.run("ignored", ASKS, "web")
+        daemon.kill()
+        site.run("ignored-too", ASKS, "web")
+        with pytest.raises(CriError, match=REFUSED):
+            site.node.cri.start(site.create("meant", ASKS, "ml"))
+
+
+def test_without_the_guard_the_daemons_own_check_holds(site: Site, daemon: NriGpu, guard: NriGuard) -> None:
+    daemon.kill()
+    container = site.create("ungranted", ASKS)
+    guard.kill()
+    daemon.start()
+    daemon.wait_ready()
+    with pytest.raises(CriError, match=INJECTORS):
+        site.node.cri.start(container)
+    assert not site.ran("ungranted")
+
+
+@pytest.mark.parametrize("stopping", [False, True], ids=["reported", "stopped"])
+def test_what_ran_while_both_were_away(site: Site, launch: Launch, tmp_path: Path, stopping: bool) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        f'[guard]\nstop_ungranted = {str(stopping).lower()}\nstop_grace_s = 0\ncri_socket = "{site.node.cri_socket}"\n'
+    )
+    with NriGpu(launch) as daemon, NriGuard(launch, policy) as guard:
+        daemon.wait_ready()
+        guard.wait_ready()
+        daemon.wait_logged("driver files staged")
+        granted = site.run("granted", ASKS)
+        daemon.kill()
+        guard.kill()
+        ungranted, innocent = site.run("ungranted", {"gpu.nri.io": "device=1"}), site.run("innocent")
+        waiting = site.create("waiting", {"gpu.nri.io": "device=2"})
+
+        guard.start()
+        guard.wait_ready()
+
+        assert "pod_name=ungranted" in guard.wait_logged(WITHOUT)
+        assert guard.log().count(WITHOUT) == 1
+        assert guard.has_notified(", 1 containers run without the GPUs they asked for")
+        assert "pod_name=waiting" in guard.wait_logged("holds no grant: it will not start")
+        wait_for("the guard's file", lambda: guard.seen()["ungranted"] == 1, 20)
+        if stopping:
+            wait_for("it to be stopped", lambda: site.state(ungranted) == "EXITED", 20, guard.log)
+            assert ungranted in guard.wait_logged("container stopped")
+        with pytest.raises(CriError, match=REFUSED):
+            site.node.cri.start(waiting)
+        daemon.start()
+        daemon.wait_ready()
+        assert daemon.has_notified("1 containers run without the GPUs") is not stopping
+        assert (site.state(ungranted) == "RUNNING") is not stopping
+        assert [site.state(each) for each in (granted, innocent)] == ["RUNNING", "RUNNING"]
+
+
+class ServiceGuard(NriGuard):
+    """The guard as its unit starts it."""
+
+    def program(self) -> list[str]:
+        self.run_dir.mkdir(mode=0o755, exist_ok=True)
+        self._state.mkdir(mode=0o700, exist_ok=True)
+        keep = [self.launch.base, self._state, self.launch.socket.parents[1]]
+        return sandbox.command(super().program(), rw=[self.run_dir], keep=keep, unit=GUARD_UNIT)
+
+
+def test_in_the_units_sandbox(site: Site, launch: Launch, tmp_path: Path) -> None:
+    """The key and the policy are read, its own file is written, and gRPC works under the system call filter."""
+    policy = launch.base.with_name("d-guard") / "policy.toml"
+    with NriGpu(launch) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        granted = site.create("granted", ASKS)
+        daemon.kill()
+    ungranted = site.run("ungranted", {"gpu.nri.io": "device=1"})
+    guard = ServiceGuard(launch, policy)
+    policy.write_text(f'[guard]\nstop_ungranted = true\nstop_grace_s = 0\ncri_socket = "{site.node.cri_socket}"\n')
+    with guard:
+        guard.wait_ready()
+        site.node.cri.start(granted)
+        with pytest.raises(CriError, match=REFUSED):
+            site.node.cri.start(site.create("waiting", {"gpu.nri.io": "device=2"}))
+        wait_for("it to be stopped", lambda: site.state(ungranted) == "EXITED", 20, guard.log)
+        assert read_seen(guard.run_dir)
+        assert "not see this guard" not in guard.log()
+
+
+def test_a_guard_that_hangs_fails_open_and_says_so_afterwards(site: Site, guard: NriGuard) -> None:
+    """What stays open (docs/guard.md): the runtime waits for a plugin once, and then does without it."""
+    container = site.create("ungranted", ASKS)
+    os.kill(guard.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    try:
+        site.node.cri.start(container)
+    finally:
+        os.kill(guard.pid, signal.SIGCONT)
+    assert time.monotonic() - begun > 1.9
+    assert "pod_name=ungranted" in guard.wait_logged(WITHOUT)
+
+
+def test_it_comes_back_when_the_runtime_does(fresh_node: Containerd, tmp_path: Path) -> None:
+    site = Site(fresh_node, tmp_path)
+    with NriGuard(Launch(tmp_path / "d", fresh_node.nri_socket)) as guard:
+        guard.wait_ready()
+        fresh_node.restart()
+        wait_for("a second session", lambda: guard.log().count("guarding") == 2, 20, guard.log)
+        with pytest.raises(CriError, match=REFUSED):
+            fresh_node.cri.start(site.create("ungranted", ASKS))
+        assert read_seen(guard.run_dir) is not None
+    assert read_seen(guard.run_dir) is None

@@ -1,0 +1,69 @@
+"""Law: what `decide` grants passes the judgement, whatever the world; without its mark, nothing that asked does."""
+
+from __future__ import annotations
+
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.mark import MARK_KEY, write_mark
+from nri_gpu.asking import needs_grant
+from nri_gpu.decide import BrokenPolicy, decide
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import Inject, Refuse
+from nri_gpu.domain.gpu import Node
+from nri_gpu.judge import judge_adjusted, judge_start, mark_of
+from nri_gpu.nri.convert import DecodeError, annotation_to_pb, reply_to_pb
+from nri_gpu.nri.validation import adjusted_from_pb, concerns_us
+from nri_gpu.policy.model import Policy
+from tests.property import worlds
+from tests.support import builders as make
+from tests.support import nri_messages as nri
+
+KEY = bytes(range(32))
+US = "10-nri-gpu"
+
+
+def validation(container: Container, reply: bytes) -> bytes:
+    """The request by which a runtime has this reply judged."""
+    replies = {US: pb.CreateContainerResponse.FromString(reply)} if reply else {}
+    return nri.validate(make.pod_message(container.pod), make.container_message(container), replies)
+
+
+@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+def test_the_judge_agrees_with_whoever_decides(
+    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+) -> None:
+    decision = decide(container, node, ledger, policy)
+    event(type(decision).__name__)
+    if isinstance(decision, Refuse):
+        return
+    reply = b""
+    if isinstance(decision, Inject):
+        reply = reply_to_pb(decision.edits) + annotation_to_pb(MARK_KEY, write_mark(decision.grant, KEY))
+    payload = validation(container, reply)
+    reason = judge_adjusted(adjusted_from_pb(payload, MARK_KEY), KEY, policy)
+    assert reason is None
+    mark = mark_of(container, write_mark(decision.grant, KEY) if isinstance(decision, Inject) else None, KEY)
+    assert judge_start(container, mark, policy) is None
+
+
+@given(st.one_of(st.binary(max_size=200), st.binary(max_size=60).map(lambda some: some + b"gpu.nri.io")))
+def test_garbage_is_read_or_refused(payload: bytes) -> None:
+    try:
+        adjusted = adjusted_from_pb(payload, MARK_KEY)
+    except DecodeError:
+        return
+    judge_adjusted(adjusted, KEY, Policy.default())
+
+
+@given(worlds.containers(), worlds.policies)
+def test_without_a_mark_what_asked_neither_is_created_nor_starts(
+    container: Container, policy: Policy | BrokenPolicy
+) -> None:
+    payload = validation(container, b"")
+    reason = judge_adjusted(adjusted_from_pb(payload, MARK_KEY), KEY, policy)
+    assert bool(reason) is bool(needs_grant(container, policy))
+    assert (judge_start(container, None, policy) is None) is (reason is None)
+    assert concerns_us(payload) or reason is None

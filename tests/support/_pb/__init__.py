@@ -1,1 +1,0 @@
-"""Generated from the .proto files beside this folder; do not edit."""

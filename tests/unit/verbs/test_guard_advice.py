@@ -1,0 +1,76 @@
+"""What `check` says of the guard, from the file that the guard keeps; a guard that ended is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.policy.model import GuardSettings, PluginSettings, Policy
+from nri_gpu.runtime.guard_files import STATE_FILE, Seen, read_seen, started, write_seen
+from nri_gpu.verbs import guard_advice as advice
+from nri_gpu.verbs.guard_advice import guard_advice
+
+MINE = Seen(pid=os.getpid(), started=started(os.getpid()), connected=True, runtime="containerd")
+
+
+def said(tmp_path: Path, seen: Seen | None) -> tuple[str, ...]:
+    if seen:
+        write_seen(tmp_path / "guard", seen)
+    return guard_advice(Policy(), tmp_path, tmp_path / "guard")
+
+
+def test_all_is_well(tmp_path: Path) -> None:
+    assert said(tmp_path, MINE) == ()
+    assert (tmp_path / "guard" / STATE_FILE).stat().st_mode & 0o777 == 0o644
+
+
+def test_no_guard_at_all(tmp_path: Path) -> None:
+    (only,) = said(tmp_path, None)
+    assert "systemctl enable --now nri-gpu-guard" in only
+
+
+def test_a_guard_that_ended_is_none(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    seen = replace(MINE, pid=ended.pid, started=started(ended.pid))
+    assert seen.started
+    assert said(tmp_path, seen) == ()
+    ended.communicate(b"\n")
+    assert "no guard runs" in said(tmp_path, None)[0]
+    assert "no guard runs" in said(tmp_path, replace(MINE, started="1"))[0]  # its pid is somebody else's by now
+
+
+def test_one_that_is_not_connected_and_one_that_found_something(tmp_path: Path) -> None:
+    assert f"the guard (pid {os.getpid()}) is not connected" in said(tmp_path, replace(MINE, connected=False))[0]
+    assert "3 containers ran without the GPUs they asked for" in said(tmp_path, replace(MINE, ungranted=3))[0]
+
+
+def test_a_node_that_nri_gpu_never_served_needs_none(tmp_path: Path) -> None:
+    assert guard_advice(Policy(), tmp_path / "none", tmp_path / "guard") == ()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": "x"}', '{"schema": "x", "pid": "y", "started": "z"}'])
+def test_a_file_of_somebody_else(tmp_path: Path, text: str) -> None:
+    (tmp_path / STATE_FILE).write_text(text)
+    assert read_seen(tmp_path) is None
+
+
+def test_a_newer_guards_file_is_read_as_far_as_it_is_known(tmp_path: Path) -> None:
+    write_seen(tmp_path, MINE)
+    raw = json.loads((tmp_path / STATE_FILE).read_text())
+    assert raw["schema"] == "nri-gpu/guard/v1"
+    (tmp_path / STATE_FILE).write_text(json.dumps({**raw, "later": 1}))
+    assert read_seen(tmp_path) == MINE
+
+
+def test_settings_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "find_spec", lambda _: None)
+    policy = Policy(plugin=PluginSettings(index="90"), guard=GuardSettings(stop_ungranted=True))
+    order, extra = guard_advice(policy, tmp_path / "none")
+    assert 'guard.index = "90" is not behind plugin.index = "90"' in order
+    assert "pip install 'nri-gpu[cri]'" in extra
