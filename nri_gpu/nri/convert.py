@@ -22,6 +22,7 @@ PREFIX: Final = "gpu.nri.io"
 # The variables we add to or override. They and an image's requirements are kept, no other: none can end up in a log.
 READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
 _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DISABLE)), REQUIRE)
+_READ_ENV_LETTERS: Final = frozenset(start[0] for start in _READ_ENV_STARTS)
 # Programs that NVIDIA's runtimes and CDI specifications have run as hooks.
 NVIDIA_HOOKS: Final = frozenset({"nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-runtime-hook"})
 EMPTY: Final = b""  # the encoding of every message without content
@@ -32,25 +33,30 @@ CREATED: Final = pb.CONTAINER_CREATED
 class Markers:
     """Byte strings one of which stands in every request that needs more than a pass.
 
-    Our annotations' prefix; device nodes of NVIDIA's major, or named so, which others injected; with disarming on,
-    the variable to disarm. A false alarm costs one decoding and nothing else.
+    Our annotations' prefix; device nodes named as NVIDIA's, which others injected; with disarming on, the variable to
+    disarm. device: NVIDIA's major as it stands in a device node, empty where it is not known. A false alarm costs one
+    decoding and nothing else.
     """
 
     needles: tuple[bytes, ...]
+    device: bytes = b""
 
     @classmethod
     def of(cls, nvidia_major: int | None, *, disarm: bool) -> Markers:
         """For a node with that device major; disarm: also requests that name NVIDIA_VISIBLE_DEVICES."""
         needles = [PREFIX.encode(), b"/dev/nvidia"]
-        if nvidia_major is not None:
-            needles.append(pb.LinuxDevice(major=nvidia_major).SerializeToString())
         if disarm:
             needles.append(b"NVIDIA_VISIBLE_DEVICES")
-        return cls(tuple(needles))
+        device = b"" if nvidia_major is None else pb.LinuxDevice(major=nvidia_major).SerializeToString()
+        return cls(tuple(needles), device)
 
     def found_in(self, payload: bytes) -> bool:
         """Whether a request has to be decoded."""
-        return any(needle in payload for needle in self.needles)
+        for needle in self.needles:
+            if needle in payload:
+                return True
+        # The major's first byte is in no ASCII text (195), and one byte is looked for 25 times faster than three.
+        return bool(self.device) and self.device[1:2] in payload and self.device in payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +177,7 @@ def pod_from_pb(pod: pb.PodSandbox) -> Pod:
 def container_from_pb(container: pb.Container, pod: Pod) -> Container:
     """A container, with as much of it as a decision reads."""
     env, env_twice = _read_env(container.env)
+    linux = container.linux
     return Container(
         id=ContainerId(container.id),
         name=container.name,
@@ -178,11 +185,11 @@ def container_from_pb(container: pb.Container, pod: Pod) -> Container:
         annotations=_ours(container.annotations),
         env=env,
         env_twice=env_twice,
-        devices=tuple(DeviceRef(d.path, d.major, d.minor) for d in container.linux.devices),
-        mounts=frozenset(mount.destination for mount in container.mounts),
-        cdi_devices=tuple(device.name for device in container.CDI_devices),
+        devices=tuple([DeviceRef(d.path, d.major, d.minor) for d in linux.devices]),
+        mounts=frozenset([mount.destination for mount in container.mounts]),
+        cdi_devices=tuple([device.name for device in container.CDI_devices]),
         nvidia_hooks=frozenset(_nvidia_hooks(container.hooks)) if container.HasField("hooks") else frozenset(),
-        privileged=any(_wildcard(rule) for rule in container.linux.resources.devices),
+        privileged=_privileged(linux.resources.devices),
     )
 
 
@@ -216,12 +223,17 @@ def _lifecycle(event: int, message: Any) -> Lifecycle:  # noqa: ANN401 - three g
 
 
 def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in annotations.items() if key.startswith(PREFIX)}
+    # By key: a map of protobuf's hands out its keys at a quarter of what its items cost.
+    return {key: annotations[key] for key in annotations if key.startswith(PREFIX)}
 
 
 def _read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str]]:
     """The variables we read, the last of a name winning as in the program; and the names that come twice."""
-    parts = [entry.partition("=") for entry in env if entry.startswith(_READ_ENV_STARTS)]
+    # Kubernetes adds a hundred variables for services: one look at the first letter passes over most of them.
+    ours = [entry for entry in env if entry[:1] in _READ_ENV_LETTERS and entry.startswith(_READ_ENV_STARTS)]
+    if not ours:
+        return {}, frozenset()
+    parts = [entry.partition("=") for entry in ours]
     pairs = [(name, value) for name, equals, value in parts if equals and (name in READ_ENV or concerns(name))]
     times = Counter(name for name, _ in pairs)
     return dict(pairs), frozenset(name for name, number in times.items() if number > 1)
@@ -235,9 +247,13 @@ def _nvidia_hooks(hooks: pb.Hooks) -> Iterator[str]:
             yield from names & NVIDIA_HOOKS
 
 
+def _privileged(rules: Iterable[pb.LinuxDeviceCgroup]) -> bool:
+    return any([_wildcard(rule) for rule in rules if rule.allow])
+
+
 def _wildcard(rule: pb.LinuxDeviceCgroup) -> bool:
     """The one rule containerd writes for a privileged container (internal/cri/server/container_create.go)."""
-    return rule.allow and rule.type in ("", "a") and not rule.HasField("major") and not rule.HasField("minor")
+    return rule.type in ("", "a") and not rule.HasField("major") and not rule.HasField("minor")
 
 
 def _unknown_pod(container: pb.Container) -> Pod:
