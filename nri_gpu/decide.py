@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from nri_gpu.allocation.ledger import Ledger
@@ -16,18 +17,21 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Gpu, GpuUuid, Node, Unit, closure, whole
+from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Gpu, GpuUuid, Inventory, Node, Unit, closure, whole
 from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.plan import Share, plan
 from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
 from nri_gpu.policy.select import Denied, Ignored, denied_capabilities, select
 from nri_gpu.request.parse import parse_claim, select_annotation
-from nri_gpu.requirements.check import unmet
+from nri_gpu.requirements.check import stated_in, unmet
 from nri_gpu.requirements.facts import Facts, GpuFacts
 
 NVIDIA: Final = "nvidia.com"  # vendors of CDI devices end in it
 NAMES_SHOWN: Final = 3
+# Longer ones are not worth keeping: they come from whoever made the pod.
+CLAIM_KEPT: Final = 256  # characters
+REQUIREMENT_KEPT: Final = 4096  # characters; CUDA images have up to 2.2 kB of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
         asked = select_annotation(container.pod.annotations, container.annotations, container.name)
         if asked is None:
             return _passed(container, policy, NOT_ASKED)
-        claim = parse_claim(*asked)
+        claim = _claim(*asked)
     except RequestError as error:
         return _refuse(Code.BAD_REQUEST, _ended(str(error)))
     if isinstance(claim.wanted, Nothing):
@@ -56,6 +60,14 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
         case Ignored():
             return _passed(container, policy, verdict.sentence)
     return _grant(claim, container, node, ledger, policy, verdict.rule)
+
+
+def _claim(key: str, value: str) -> Claim:
+    """What is asked. Most containers of a node ask in the same few words, so these are parsed once."""
+    return _kept_claim(key, value) if len(value) <= CLAIM_KEPT else parse_claim(key, value)
+
+
+_kept_claim = lru_cache(maxsize=256)(parse_claim)
 
 
 def _nothing(container: Container, node: Node, policy: Policy | BrokenPolicy) -> Decision:
@@ -108,6 +120,8 @@ def _unreached(container: Container, edits: Edits) -> str:
 
 def _other_hand(container: Container, node: Node) -> Reason | None:
     """Why a container that carries GPU nodes of others is not served, not even with `none`: they would go unseen."""
+    if not (container.devices or container.cdi_devices):
+        return None
     held = "" if container.privileged else _nvidia_nodes(container, node)
     if not (held := held or _nvidia_names(container)):
         return None
@@ -166,12 +180,25 @@ def _generation_fault(files: str, node: Node) -> str:
 
 def _requirement(container: Container, gpus: tuple[Unit, ...], node: Node, policy: Policy) -> Reason | None:
     """What the image requires, and the node or one of the GPUs chosen for it is not."""
-    if not policy.requirements.check:
+    stated = stated_in(container.env) if policy.requirements.check else ()
+    if not stated:
         return None
+    short = sum(len(value) for _, value in stated) <= REQUIREMENT_KEPT
+    judge = _kept_judgement if short else _judgement
+    return judge(stated, gpus, node.inventory, policy.requirements.may_disable)
+
+
+def _judgement(
+    stated: tuple[tuple[str, str], ...], gpus: tuple[Unit, ...], inventory: Inventory, may_disable: bool
+) -> Reason | None:
     each = tuple(GpuFacts(gpu.arch, gpu.brand) for gpu in map(whole, gpus))
-    facts = Facts(node.inventory.driver_version, node.inventory.cuda_version, each)
-    failed = unmet(container.env, facts, may_disable=policy.requirements.may_disable)
+    facts = Facts(inventory.driver_version, inventory.cuda_version, each)
+    failed = unmet(dict(stated), facts, may_disable=may_disable)
     return Reason(Code.REQUIREMENT_NOT_MET, failed.sentence) if failed else None
+
+
+# Images are few, and what one requires costs more to check than all the rest of a decision.
+_kept_judgement = lru_cache(maxsize=64)(_judgement)
 
 
 def _held(container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Unit, ...], Mode] | None:

@@ -262,6 +262,10 @@ class Inventory:
     fault: str = ""
     simulated: bool = False
 
+    def __hash__(self) -> int:
+        """By its moment alone: inventories are part of keys in the hook path."""
+        return hash(self.taken_at)
+
     @property
     def parts(self) -> tuple[MigPart, ...]:
         """All MIG devices, in NVML order."""

@@ -47,6 +47,7 @@ class Recipe:
 Contributor = Callable[[Recipe], Edits]
 # Longer ones are not worth keeping: they come from whoever made the container.
 LIBRARY_PATH_KEPT: Final = 512  # characters
+MOUNTS_KEPT: Final = 64
 
 
 def plan(share: Share) -> Edits:
@@ -56,18 +57,24 @@ def plan(share: Share) -> Edits:
         capabilities=share.capabilities,
         majors=share.inventory.majors,
         tree=share.tree,
-        places=free_places(share.container.mounts, share.tree),
+        places=_places(share.container.mounts, share.tree),
         library_path=share.container.env.get(env.LIBRARY_PATH, ""),
         void=share.void,
     )
     return _kept(recipe) if len(recipe.library_path) <= LIBRARY_PATH_KEPT else _merged(recipe)
 
 
+def _places(mounts: frozenset[str], tree: DriverTree | None) -> Places:
+    return _kept_places(mounts, tree) if len(mounts) <= MOUNTS_KEPT else free_places(mounts, tree)
+
+
 def _merged(recipe: Recipe) -> Edits:
     return reduce(Edits.merge, (contribute(recipe) for contribute in CONTRIBUTORS), NO_EDITS)
 
 
-_kept = lru_cache(maxsize=256)(_merged)  # pure, so remembering it changes nothing but its cost
+# Both are pure, so remembering them changes nothing but their cost.
+_kept = lru_cache(maxsize=256)(_merged)
+_kept_places = lru_cache(maxsize=256)(free_places)
 
 
 def _devices(recipe: Recipe) -> Edits:
