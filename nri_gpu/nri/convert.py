@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError as DecodeError
@@ -80,11 +80,25 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """An event. event: NRI's number, `pb.Event`. container: None for a pod's event."""
+    """An event. event: NRI's number, `pb.Event`. container_id: empty for a pod's event.
+
+    Most events are of containers that are nothing to us, and their ids tell: the rest is read when somebody asks.
+    """
 
     event: int
     pod_id: PodId
-    container: Container | None
+    container_id: ContainerId
+    _message: Any = field(repr=False, compare=False)  # one of the generated classes with `pod` and `container`
+
+    @property
+    def container(self) -> Container | None:
+        """The container; None for a pod's event."""
+        return container_from_pb(self._message.container, pod_from_pb(self._message.pod)) if self.container_id else None
+
+    @property
+    def asks(self) -> bool:
+        """Whether an annotation of ours is on the pod or on the container."""
+        return bool(_ours(self._message.pod.annotations) or _ours(self._message.container.annotations))
 
 
 def register_to_pb(name: str, index: str, nri_version: str) -> bytes:
@@ -217,9 +231,7 @@ def annotation_to_pb(key: str, value: str) -> bytes:
 
 
 def _lifecycle(event: int, message: Any) -> Lifecycle:  # noqa: ANN401 - three generated classes with equal fields
-    pod = pod_from_pb(message.pod)
-    container = container_from_pb(message.container, pod) if message.container.id else None
-    return Lifecycle(event, pod.id, container)
+    return Lifecycle(event, PodId(message.pod.id), ContainerId(message.container.id), message)
 
 
 def _ours(annotations: Mapping[str, str]) -> dict[str, str]:

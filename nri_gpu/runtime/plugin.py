@@ -163,20 +163,20 @@ class Plugin:
         return bool(self.ledger.entries or self._holders or convert.PREFIX.encode() in payload)
 
     def _started(self, change: Lifecycle) -> Reply:
-        container = change.container
-        if container is None:
-            return EMPTY
-        if container.id not in self.ledger.entries:
-            return self._start_ungranted(container)
-        return self._run(container, self.ledger)
+        if change.container_id in self.ledger.entries:
+            return self._run(change, self.ledger)
+        container = change.container if change.asks else None
+        return EMPTY if container is None else self._start_ungranted(change, container)
 
-    def _adopt(self, container: Container, mark: Mark) -> Reply:
+    def _adopt(self, change: Lifecycle, container: Container, mark: Mark) -> Reply:
         entry = Entry(_grant(container, mark), Phase.LAPSED, self._outside.clock())
-        return self._run(container, self.ledger.with_entry(entry))
+        return self._run(change, self.ledger.with_entry(entry))
 
-    def _run(self, container: Container, ledger: Ledger) -> Reply:
-        running = ledger.started(container.id, self._outside.clock())
+    def _run(self, change: Lifecycle, ledger: Ledger) -> Reply:
+        running = ledger.started(change.container_id, self._outside.clock())
         if running is None:
+            container = change.container
+            assert container is not None  # its id stands in a ledger
             reason = Reason(
                 Code.GPU_BUSY,
                 "this container was created but not started within the grace, and its GPUs went to another one "
@@ -186,12 +186,12 @@ class Plugin:
         self._commit(running)
         return EMPTY
 
-    def _start_ungranted(self, container: Container) -> Reply:
+    def _start_ungranted(self, change: Lifecycle, container: Container) -> Reply:
         """Created while we were away: it asked, nobody decided, and it must not run without what it asked for."""
         mark = self._mark(container)
         if isinstance(mark, Mark):
             # Ours, but created while a Synchronize was under way: old runtimes list it in neither (1.7.24).
-            return self._adopt(container, mark)
+            return self._adopt(change, container, mark)
         key = needs_grant(container, self.policy)
         if not key:
             return EMPTY
@@ -208,19 +208,18 @@ class Plugin:
         return status_of(reason)
 
     def _stopped(self, change: Lifecycle) -> Reply:
-        if change.container is not None:
-            self._holders.pop(change.container.id, None)
-            self._commit(self.ledger.stopped(change.container.id, self._outside.clock()))
+        self._holders.pop(change.container_id, None)
+        self._commit(self.ledger.stopped(change.container_id, self._outside.clock()))
         return EMPTY
 
     def _removed(self, change: Lifecycle) -> Reply:
-        if change.container is not None:
-            self._holders.pop(change.container.id, None)
-            self._commit(self.ledger.released(change.container.id))
+        self._holders.pop(change.container_id, None)
+        self._commit(self.ledger.released(change.container_id))
         return EMPTY
 
     def _pod_gone(self, change: Lifecycle) -> Reply:
-        self._holders = {id_: held for id_, held in self._holders.items() if held.pod.id != change.pod_id}
+        if self._holders:
+            self._holders = {id_: held for id_, held in self._holders.items() if held.pod.id != change.pod_id}
         self._commit(self.ledger.pod_gone(change.pod_id))
         return EMPTY
 
