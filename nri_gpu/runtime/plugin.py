@@ -279,10 +279,10 @@ class Plugin:
 
     def _report(self, container: Container, mark: BadMark | None) -> None:
         """Say what an operator should look at: forged marks, and containers that got away without a decision."""
-        bound = logger.bind(**_names(container))
         if isinstance(mark, BadMark):
-            bound.bind(fault=mark.why).warning("mark ignored")
+            logger.bind(**_names(container), fault=mark.why).warning("mark ignored")
         elif needs_grant(container, self.policy):
+            bound = logger.bind(**_names(container))
             bound.warning("container asked for GPUs but was created without nri-gpu: delete its pod to have it granted")
 
 
