@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from loguru import logger
 
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
-from nri_gpu.allocation.mark import MARK_KEY, BadMark, Mark, read_mark, write_mark
+from nri_gpu.allocation.mark import MAC_LENGTH, MARK_KEY, BadMark, Mark, mark_body, read_mark, sign, write_mark
 from nri_gpu.decide import BrokenPolicy, decide, foreign_uuids, needs_grant
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
@@ -62,6 +62,21 @@ class Outside:
     changed: Callable[[Ledger], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A reply up to where containers of one kind differ. mark: what the mac at its end is about."""
+
+    edits: Edits
+    head: bytes
+    mark: bytes
+
+    @classmethod
+    def of(cls, edits: Edits, grant: Grant, key: bytes) -> Self:
+        """The mac has a fixed length and stands at the very end, so all before it holds for every container."""
+        reply = convert.reply_to_pb(edits) + convert.annotation_to_pb(MARK_KEY, write_mark(grant, key))
+        return cls(edits, reply[:-MAC_LENGTH], mark_body(grant).encode())
+
+
 class Plugin:
     """Decides for one runtime. Lives as long as the daemon, across connections."""
 
@@ -78,7 +93,7 @@ class Plugin:
         }
         self._markers_of: tuple[int | None, bool] | None = None
         self._markers = Markers(())
-        self._replies: dict[int, tuple[Edits, bytes]] = {}
+        self._replies: dict[tuple[object, ...], Prepared] = {}
         self._holders: dict[ContainerId, Container] = {}  # with device nodes that others put there
         self._hooks_seen: frozenset[str] = frozenset()  # that were warned of
         self._observed = 0  # number of the snapshot by which the ledger knows whose GPUs those nodes are
@@ -139,20 +154,21 @@ class Plugin:
             case Pass(edits):
                 return convert.reply_to_pb(edits) if edits.env else EMPTY
             case Inject(edits, grant):
-                return self._encoded(edits) + convert.annotation_to_pb(MARK_KEY, write_mark(grant, self._key))
+                prepared = self._prepared(edits, grant)
+                return prepared.head + sign(prepared.mark, grant, self._key).encode()
             case Refuse(reason):
                 return status_of(reason)
 
-    def _encoded(self, edits: Edits) -> bytes:
-        """The reply for these edits; the same object is encoded once (`injection.plan` hands out the same ones)."""
-        kept = self._replies.get(id(edits))
-        if kept is not None and kept[0] is edits:
-            return kept[1]
-        encoded = convert.reply_to_pb(edits)
+    def _prepared(self, edits: Edits, grant: Grant) -> Prepared:
+        """The same object is encoded once for each way it is granted (`injection.plan` hands out the same ones)."""
+        kind = (id(edits), grant.uuids, grant.mode, grant.generation)
+        kept = self._replies.get(kind)
+        if kept is not None and kept.edits is edits:
+            return kept
         if len(self._replies) >= REPLIES_KEPT:
             self._replies.clear()
-        self._replies[id(edits)] = (edits, encoded)
-        return encoded
+        self._replies[kind] = prepared = Prepared.of(edits, grant, self._key)
+        return prepared
 
     def _event(self, event: int, payload: bytes, read: Callable[[], Lifecycle]) -> Reply:
         handler = self._handlers.get(event)

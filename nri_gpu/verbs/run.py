@@ -38,7 +38,7 @@ from nri_gpu.verbs.policy_file import PolicyFile
 from nri_gpu.verbs.reporter import Reporter, Subjects
 
 DRAIN_S: Final = 5.0
-GC_THRESHOLD: Final = 50_000  # objects made and not freed, instead of 700
+GC_THRESHOLD: Final = 10_000  # objects made and not freed, instead of 700
 LEDGER_DELAY_S: Final = 0.05  # changes come in bursts; the file is for people
 STARTING: Final = Inventory(
     taken_at=0, fault="nri-gpu has just started and has not heard from the driver yet; try again in a moment"
