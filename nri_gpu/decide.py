@@ -17,7 +17,18 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Gpu, GpuUuid, Inventory, Node, Unit, closure, whole
+from nri_gpu.domain.gpu import (
+    Capabilities,
+    Capability,
+    DriverFiles,
+    Gpu,
+    GpuUuid,
+    Inventory,
+    Node,
+    Unit,
+    closure,
+    whole,
+)
 from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.plan import Share, plan

@@ -58,7 +58,10 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Who is on one GPU. pods: pod uid -> `namespace/name` of those we granted it. grants: what all but foreign tell."""
+    """Who is on one GPU.
+
+    pods: pod uid -> `namespace/name` of those we granted it. grants: what the first three are told by.
+    """
 
     mode: Mode | None = None
     pods: Mapping[PodUid, str] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from nri_gpu.requirements.facts import Property, Version, View, version_of
 from nri_gpu.requirements.text import quoted
 
-# Bounds what hostile text costs inside a request: each is some five microseconds. CUDA 13.0 images have 25 in one value.
+# Bounds what hostile text costs inside a request: each is some five microseconds. CUDA 13.0 images have 25.
 DIFFERENT_MAX: Final = 128  # conditions
 CONDITION_MAX: Final = 128  # characters, as in NVIDIA's checker; it also keeps numbers small enough to convert
 

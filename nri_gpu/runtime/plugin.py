@@ -304,17 +304,18 @@ class Plugin:
 
 def log_decision(container: Container, decision: Decision, node: Node, elapsed_s: float) -> None:
     """One INFO line for a decision; nothing for a plain pass."""
-    bound = logger.bind(**_names(container), elapsed_ms=elapsed_s * 1e3, inventory_number=node.number)
+    facts = {**_names(container), "elapsed_ms": elapsed_s * 1e3, "inventory_number": node.number}
     match decision:
         case Inject(_, grant, rule, note):
-            facts = {"gpu_uuid": ",".join(grant.uuids) or "-", "mode": grant.mode or "none", "rule": rule}
-            bound.bind(decision="inject", generation=grant.generation, **facts).info("gpu granted")
+            held = {"gpu_uuid": ",".join(grant.uuids) or "-", "mode": grant.mode or "none", "rule": rule}
+            logger.bind(**facts, **held, decision="inject", generation=grant.generation).info("gpu granted")
             if note:
-                bound.bind(fault=note).warning("granted, but not all of it reaches the program")
+                logger.bind(**facts, fault=note).warning("granted, but not all of it reaches the program")
         case Refuse(reason):
-            bound.bind(decision="refuse", code=reason.code.value, reason=reason.sentence).info("container refused")
+            code, sentence = reason.code.value, reason.sentence
+            logger.bind(**facts, decision="refuse", code=code, reason=sentence).info("container refused")
         case Pass(_, why):
-            bound.bind(decision="pass", reason=why).debug("container passed")
+            logger.bind(**facts, decision="pass", reason=why).debug("container passed")
 
 
 def _names(container: Container) -> dict[str, str]:

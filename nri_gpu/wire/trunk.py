@@ -91,7 +91,7 @@ class Trunk:
         conn_id, message = whole
         connection = self._connections.get(conn_id)
         events = () if connection is None else connection.receive_whole(message)
-        return None if events is None else tuple((conn_id, event) for event in events)
+        return None if events is None else tuple([(conn_id, event) for event in events])
 
     def _check_usable(self) -> None:
         if self._cause is not None:
