@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from nri_gpu.domain.claim import Mode
@@ -74,8 +75,15 @@ def read_mark(text: str, pod_uid: PodUid, container_id: ContainerId, key: bytes)
 
 def _mac(key: bytes, uid: bytes, id_: bytes, body: bytes) -> str:
     # Each part with its length, so that no character of one can move the border to the next.
-    text = b"%d:%b%d:%b%d:%b" % (len(uid), uid, len(id_), id_, len(body), body)
-    return hmac.digest(key, text, "sha256").hex()
+    mac = _keyed(key).copy()
+    mac.update(b"%d:%b%d:%b%d:%b" % (len(uid), uid, len(id_), id_, len(body), body))
+    return mac.hexdigest()
+
+
+@lru_cache(maxsize=4)
+def _keyed(key: bytes) -> hmac.HMAC:
+    """Begun with the key: copying it takes half as long as beginning anew, in cold caches too."""
+    return hmac.new(key, digestmod="sha256")
 
 
 def _bytes(text: str) -> bytes:

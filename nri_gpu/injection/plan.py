@@ -43,6 +43,10 @@ class Recipe:
     library_path: str
     void: bool
 
+    def __hash__(self) -> int:
+        """By what differs from one to the next on a node; all of it took as long as the rest of planning."""
+        return hash((len(self.gpus), self.gpus[0].uuid if self.gpus else "", self.capabilities, self.library_path))
+
 
 Contributor = Callable[[Recipe], Edits]
 # Longer ones are not worth keeping: they come from whoever made the container.
