@@ -118,7 +118,7 @@ def _grant(claim: Claim, container: Container, node: Node, ledger: Ledger, polic
         tree=node.driver.trees.get(capabilities) if node.driver else None,
         void=policy.environment.visible_devices is VisibleDevices.VOID,
     )
-    grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, node.generation)
+    grant = Grant.to(container, tuple([gpu.uuid for gpu in gpus]), mode, node.generation)
     edits = plan(share)
     return Inject(edits, grant, rule, note=_unreached(container, edits))
 

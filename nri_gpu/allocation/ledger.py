@@ -140,6 +140,8 @@ class Ledger:
         The kubelet makes the next attempt only after the last one is dead, and a failed start sent no event.
         One that did run is left alone: its exit is reported.
         """
+        if not self._waiting:
+            return self
         return self._without(
             id_
             for id_, entry in self._waiting.items()

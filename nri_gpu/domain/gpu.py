@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from itertools import combinations
 from typing import Final, NewType
 
@@ -36,6 +37,7 @@ _BRINGS: Final[Mapping[Capability, Capability]] = {
 }
 
 
+@lru_cache(maxsize=128)  # as many as there are
 def closure(capabilities: Capabilities) -> Capabilities:
     """These capabilities and those they bring along. Files, nodes and policy only ever meet sets closed like this."""
     return capabilities | {_BRINGS[each] for each in capabilities if each in _BRINGS}
