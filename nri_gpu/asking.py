@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
 
 from nri_gpu.domain.claim import Claim, Nothing
 from nri_gpu.domain.container import Container
@@ -12,6 +14,10 @@ from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.policy.select import Ignored, select
 from nri_gpu.request.environment import VARIABLE, claim_of_environment
 from nri_gpu.request.parse import parse_claim, select_annotation
+
+# Longer ones are not worth keeping: they come from whoever made the pod.
+CLAIM_KEPT: Final = 256  # characters
+_kept_claim = lru_cache(maxsize=256)(parse_claim)  # most containers of a node ask in the same few words
 
 
 def claim_of(container: Container, policy: Policy | BrokenPolicy) -> Claim | None:
@@ -44,8 +50,9 @@ def reads_environment(policy: Policy | BrokenPolicy) -> bool:
 
 def _claim(container: Container, own: Mapping[str, str], policy: Policy | BrokenPolicy) -> Claim | None:
     if asked := select_annotation(container.pod.annotations, own, container.name):
-        return parse_claim(*asked)
-    value = container.env.get(VARIABLE)
-    if not value or not isinstance(policy, Policy) or policy.environment.may_ask.first(container.pod.namespace) is None:
+        key, value = asked
+        return _kept_claim(key, value) if len(value) <= CLAIM_KEPT else parse_claim(key, value)
+    said = container.env.get(VARIABLE)
+    if not said or not isinstance(policy, Policy) or policy.environment.may_ask.first(container.pod.namespace) is None:
         return None
-    return claim_of_environment(value)
+    return claim_of_environment(said)

@@ -140,7 +140,7 @@ def _grant(
     made = outfit(container, gpus, capabilities, node, policy, extra=extra)
     if isinstance(made, Reason):
         return Refuse(made)
-    grant = Grant.to(container, tuple(gpu.uuid for gpu in gpus), mode, made.generation)
+    grant = Grant.to(container, tuple([gpu.uuid for gpu in gpus]), mode, made.generation)
     notes = (
         _unreached(container, made.edits),
         kept_limits(claim.extras, container),
@@ -192,6 +192,8 @@ def _unreached(container: Container, edits: Edits) -> str:
 
 def _other_hand(container: Container, node: Node) -> Reason | None:
     """Why a container that carries GPU nodes of others is not served, not even with `none`: they would go unseen."""
+    if not (container.devices or container.cdi_devices):
+        return None
     # A node of no GPU known here counts too: the inventory may be new, or have lost one that a device plugin gave.
     held = "" if container.privileged else nvidia_nodes(container, node) or unknown_nodes(container, node)
     if not (held := held or nvidia_names(container)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from nri_gpu.domain.container import Container
@@ -14,11 +15,14 @@ from nri_gpu.injection.compat import compat_hindrance
 from nri_gpu.injection.devices import covered_node
 from nri_gpu.injection.plan import Share, plan
 from nri_gpu.policy.model import Policy, VisibleDevices
-from nri_gpu.requirements.check import unmet
+from nri_gpu.requirements.check import Unmet, stated_in, unmet
 from nri_gpu.requirements.compat import DRIVERS_OWN, Choice, Terms, choose, with_compat
 from nri_gpu.requirements.facts import Facts, GpuFacts
 
 REQUIREMENT_MAX: Final = 650  # characters of a sentence, so that it stays whole
+REQUIREMENT_KEPT: Final = 4096  # characters; CUDA images have up to 2.2 kB of them
+
+Stated = tuple[tuple[str, str], ...]  # variables by which an image says what it requires
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,9 @@ def outfit(
 
     extra: what its extras are made of. completes: others gave the GPUs, so no node of one is added.
     """
-    facts = _facts(gpus, node)
-    choice = _compat(container, facts, capabilities, node, policy)
-    if reason := _requirement(container, with_compat(facts, choice.package), choice, policy):
+    stated = stated_in(container.env)
+    choice = _compat(container, gpus, capabilities, node, policy) if stated else DRIVERS_OWN
+    if stated and (reason := _requirement(stated, with_compat(_facts(gpus, node), choice.package), choice, policy)):
         return reason
     share = Share(
         container=container,
@@ -76,7 +80,9 @@ def _facts(gpus: tuple[Unit, ...], node: Node) -> Facts:
     return Facts(node.inventory.driver_version, node.inventory.cuda_version, each)
 
 
-def _compat(container: Container, facts: Facts, capabilities: Capabilities, node: Node, policy: Policy) -> Choice:
+def _compat(
+    container: Container, gpus: tuple[Unit, ...], capabilities: Capabilities, node: Node, policy: Policy
+) -> Choice:
     """The newer CUDA that it gets from a package on the host; mostly none, and nothing is looked at."""
     settings = policy.compat
     if not settings.dir or Capability.COMPUTE not in capabilities:
@@ -87,17 +93,26 @@ def _compat(container: Container, facts: Facts, capabilities: Capabilities, node
         check=policy.requirements.check,
         may_disable=policy.requirements.may_disable,
     )
-    choice = choose(container.env, facts, node.compat, terms)
+    choice = choose(container.env, _facts(gpus, node), node.compat, terms)
     hindrance = compat_hindrance(container) if choice.package else ""
     return Choice(why=hindrance) if hindrance else choice
 
 
-def _requirement(container: Container, facts: Facts, choice: Choice, policy: Policy) -> Reason | None:
+def _requirement(stated: Stated, facts: Facts, choice: Choice, policy: Policy) -> Reason | None:
     """What the image requires, and the node or one of the GPUs chosen for it is not."""
     if not policy.requirements.check:
         return None
-    failed = unmet(container.env, facts, may_disable=policy.requirements.may_disable)
+    short = sum(len(value) for _, value in stated) <= REQUIREMENT_KEPT
+    failed = (_kept_judgement if short else _judgement)(stated, facts, policy.requirements.may_disable)
     if failed is None:
         return None
     more = f"{failed.sentence[:-1]}; no compatibility package helps: {choice.why}." if choice.why else ""
     return Reason(Code.REQUIREMENT_NOT_MET, more if more and len(more) <= REQUIREMENT_MAX else failed.sentence)
+
+
+def _judgement(stated: Stated, facts: Facts, may_disable: bool) -> Unmet | None:
+    return unmet(dict(stated), facts, may_disable=may_disable)
+
+
+# Images are few, and what one requires costs more to check than all the rest of a decision.
+_kept_judgement = lru_cache(maxsize=64)(_judgement)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from operator import eq, ge, gt, le, lt
 from typing import Any, Final, assert_never
 
 from nri_gpu.domain.claim import ArchSelector, MemorySelector, ModelSelector, Operator, Selector
-from nri_gpu.domain.gpu import MigPart, Unit
+from nri_gpu.domain.gpu import Gpu, Inventory, MigPart, Unit
 
 COMPARE: Final[Mapping[Operator, Callable[[Any, Any], bool]]] = {
     Operator.AT_LEAST: ge,
@@ -17,6 +18,12 @@ COMPARE: Final[Mapping[Operator, Callable[[Any, Any], bool]]] = {
     Operator.BELOW: lt,
     Operator.EQUAL: eq,
 }
+
+
+@lru_cache(maxsize=64)  # 8 GPUs looked at are a fifth of a decision, and always come to the same
+def fitting_gpus(inventory: Inventory, selectors: tuple[Selector, ...]) -> tuple[Gpu, ...]:
+    """The GPUs that can be granted and fit every selector, in NVML order, whoever holds them."""
+    return tuple(gpu for gpu in inventory.gpus if not why_not(gpu) and matches(gpu, selectors))
 
 
 def matches(unit: Unit, selectors: Iterable[Selector]) -> bool:

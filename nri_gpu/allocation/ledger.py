@@ -12,7 +12,7 @@ in case it starts after all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -58,12 +58,16 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Who is on one GPU. pods: pod uid -> `namespace/name` of those we granted it."""
+    """Who is on one GPU.
+
+    pods: pod uid -> `namespace/name` of those we granted it. grants: what the first three are told by.
+    """
 
     mode: Mode | None = None
     pods: Mapping[PodUid, str] = field(default_factory=dict)
     containers: int = 0
     foreign: tuple[str, ...] = ()
+    grants: Mapping[ContainerId, Grant] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def load(self) -> int:
@@ -78,34 +82,49 @@ class Usage:
             return False
         return bool(self.foreign) or any(uid != pod_uid for uid in self.pods)
 
+    def plus(self, grant: Grant) -> Usage:
+        """With one more container on it."""
+        # A lapsed container that started while we were away may have left both modes on one GPU.
+        mode = Mode.EXCLUSIVE if Mode.EXCLUSIVE in (self.mode, grant.mode) else grant.mode
+        pods = {**self.pods, grant.pod_uid: f"{grant.namespace}/{grant.pod_name}"}
+        return Usage(mode, pods, self.containers + 1, self.foreign, {**self.grants, grant.container_id: grant})
+
+    def minus(self, container_id: ContainerId) -> Usage:
+        """Without that container."""
+        usage = Usage(foreign=self.foreign)
+        for grant in self.grants.values():
+            if grant.container_id != container_id:
+                usage = usage.plus(grant)
+        return usage
+
 
 UNUSED: Final = Usage()
+NOT_TOLD: Final[Mapping[GpuUuid, Usage]] = MappingProxyType({})  # another one than any that is empty
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All grants, by container. foreign: nodes that were not ours to give."""
+    """All grants, by container. foreign: nodes that were not ours to give.
+
+    The last two are told by the first two, and handed on from one ledger to the next so that a change costs what it
+    changes: with 500 containers, telling them anew took three times as long as all the rest of a grant.
+    _waiting: entries that do not run, which time and their pod's next attempt can end.
+    """
 
     entries: Mapping[ContainerId, Entry] = field(default_factory=lambda: MappingProxyType({}))
     foreign: Mapping[ContainerId, Foreign] = field(default_factory=lambda: MappingProxyType({}))
+    _usage: Mapping[GpuUuid, Usage] = field(default_factory=lambda: NOT_TOLD, repr=False, compare=False)
+    _waiting: Mapping[ContainerId, Entry] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self._usage is NOT_TOLD:
+            waiting = {id_: entry for id_, entry in self.entries.items() if entry.phase is not Phase.RUNNING}
+            object.__setattr__(self, "_usage", _told(self.entries.values(), self.foreign.values()))
+            object.__setattr__(self, "_waiting", waiting)
 
     def usage(self) -> Mapping[GpuUuid, Usage]:
         """GPU -> who is on it; GPUs that nobody holds are absent."""
-        usage: dict[GpuUuid, Usage] = {}
-        for entry in self.entries.values():
-            if entry.holds:
-                grant = entry.grant
-                for uuid in grant.uuids:
-                    old = usage.get(uuid, UNUSED)
-                    pods = {**old.pods, grant.pod_uid: f"{grant.namespace}/{grant.pod_name}"}
-                    # A lapsed container that started while we were away may have left both modes on one GPU.
-                    mode = Mode.EXCLUSIVE if Mode.EXCLUSIVE in (old.mode, grant.mode) else grant.mode
-                    usage[uuid] = replace(old, mode=mode, pods=pods, containers=old.containers + 1)
-        for other in self.foreign.values():
-            for uuid in other.uuids:
-                old = usage.get(uuid, UNUSED)
-                usage[uuid] = replace(old, foreign=(*old.foreign, other.pod))
-        return usage
+        return self._usage
 
     def after(self, decision: Decision, now: float) -> Ledger:
         """With what was decided; only an Inject changes it. The same container twice is one entry."""
@@ -121,38 +140,37 @@ class Ledger:
         The kubelet makes the next attempt only after the last one is dead, and a failed start sent no event.
         One that did run is left alone: its exit is reported.
         """
-        return self._keep(
-            lambda entry: (
-                entry.phase is Phase.RUNNING
-                or entry.grant.container_id == container_id
-                or (entry.grant.pod_uid, entry.grant.container_name) != (pod_uid, name)
-            )
+        if not self._waiting:
+            return self
+        return self._without(
+            id_
+            for id_, entry in self._waiting.items()
+            if entry.grant.container_name == name and entry.grant.pod_uid == pod_uid and id_ != container_id
         )
 
     def lapse(self, now: float, grace_s: float) -> Ledger:
         """With grants that were not started within the grace (seconds) holding nothing any more."""
-        late = [e for e in self.entries.values() if e.phase is Phase.CREATED and now - e.since > grace_s]
-        if not late:
-            return self
-        return replace(self, entries=_frozen({**self.entries, **{e.grant.container_id: _lapsed(e, now) for e in late}}))
+        ledger = self
+        for entry in self._waiting.values():
+            if entry.phase is Phase.CREATED and now - entry.since > grace_s:
+                ledger = ledger.with_entry(_lapsed(entry, now))
+        return ledger
 
     def started(self, container_id: ContainerId, now: float) -> Ledger | None:
         """With that container running; None when it lapsed and its GPUs were taken: it must not start."""
         entry = self.entries.get(container_id)
         if entry is None:
             return self
-        if entry.phase is Phase.LAPSED and self._taken(entry.grant):
+        if entry.phase is Phase.LAPSED and _taken(entry.grant, self._usage):
             return None
         return self.with_entry(replace(entry, phase=Phase.RUNNING, since=now))
 
     def released(self, container_id: ContainerId) -> Ledger:
         """Without that container; unknown ids change nothing."""
-        if container_id not in self.entries and container_id not in self.foreign:
-            return self
-        return Ledger(
-            entries=_frozen({k: v for k, v in self.entries.items() if k != container_id}),
-            foreign=_frozen({k: v for k, v in self.foreign.items() if k != container_id}),
-        )
+        ledger = self._without((container_id,))
+        if container_id not in self.foreign:
+            return ledger
+        return Ledger(ledger.entries, _frozen({k: v for k, v in self.foreign.items() if k != container_id}))
 
     def stopped(self, container_id: ContainerId, now: float) -> Ledger:
         """With that container's program over.
@@ -167,30 +185,40 @@ class Ledger:
 
     def pod_gone(self, pod_id: PodId) -> Ledger:
         """Without any container of that sandbox."""
-        kept = self._keep(lambda entry: entry.grant.pod_id != pod_id)
+        kept = self._without(id_ for id_, entry in self.entries.items() if entry.grant.pod_id == pod_id)
         foreign = {k: v for k, v in self.foreign.items() if v.pod_id != pod_id}
-        return kept if len(foreign) == len(self.foreign) else replace(kept, foreign=_frozen(foreign))
+        return kept if len(foreign) == len(self.foreign) else Ledger(kept.entries, _frozen(foreign))
 
     def with_foreign(self, foreign: Foreign) -> Ledger:
         """With a container whose NVIDIA nodes are not ours."""
-        return replace(self, foreign=_frozen({**self.foreign, foreign.container_id: foreign}))
+        return Ledger(self.entries, _frozen({**self.foreign, foreign.container_id: foreign}))
 
     def generations(self) -> frozenset[str]:
         """Driver generations that containers still have mounted, and those of compatibility packages."""
         return frozenset(each for entry in self.entries.values() for each in entry.grant.generations)
 
-    def _taken(self, grant: Grant) -> bool:
-        usage = self.usage()
-        mode = grant.mode
-        return mode is not None and any(usage.get(uuid, UNUSED).blocks(mode, grant.pod_uid) for uuid in grant.uuids)
-
     def with_entry(self, entry: Entry) -> Ledger:
         """With that entry in place of any of the same container."""
-        return replace(self, entries=_frozen({**self.entries, entry.grant.container_id: entry}))
+        id_ = entry.grant.container_id
+        usage, old = self._usage, self.entries.get(id_)
+        if old is None or old.grant is not entry.grant or old.holds is not entry.holds:
+            usage = _moved(usage, old, entry)
+        entries, waiting = _copied(self.entries), dict(self._waiting)
+        entries[id_] = entry
+        waiting.pop(id_, None)
+        if entry.phase is not Phase.RUNNING:
+            waiting[id_] = entry
+        return Ledger(_frozen(entries), self.foreign, usage, waiting)
 
-    def _keep(self, wanted: Callable[[Entry], bool]) -> Ledger:
-        kept = {k: v for k, v in self.entries.items() if wanted(v)}
-        return self if len(kept) == len(self.entries) else replace(self, entries=_frozen(kept))
+    def _without(self, ids: Iterable[ContainerId]) -> Ledger:
+        gone = [id_ for id_ in ids if id_ in self.entries]
+        if not gone:
+            return self
+        usage, entries, waiting = self._usage, _copied(self.entries), dict(self._waiting)
+        for id_ in gone:
+            usage = _moved(usage, entries.pop(id_), None)
+            waiting.pop(id_, None)
+        return Ledger(_frozen(entries), self.foreign, usage, waiting)
 
 
 def rebuilt(entries: Iterable[Entry], foreign: Iterable[Foreign]) -> Ledger:
@@ -200,18 +228,62 @@ def rebuilt(entries: Iterable[Entry], foreign: Iterable[Foreign]) -> Ledger:
     of two created ones the first listed holds. A lapsed one whose GPUs nobody took holds anew, for another grace.
     Foreign holders do not count there: they may have come after the grant, and take nothing from one that holds.
     """
-    ledger = Ledger()
+    kept: dict[ContainerId, Entry] = {}
+    usage: Mapping[GpuUuid, Usage] = {}
     for entry in sorted(entries, key=lambda entry: entry.phase is not Phase.RUNNING):
-        lapsed = entry.phase is Phase.CREATED and ledger._taken(entry.grant)
-        ledger = ledger.with_entry(_lapsed(entry, entry.since) if lapsed else entry)
-    return replace(ledger, foreign=_frozen({other.container_id: other for other in foreign}))
+        id_ = entry.grant.container_id
+        lapsed = entry.phase is Phase.CREATED and _taken(entry.grant, usage)
+        told = _lapsed(entry, entry.since) if lapsed else entry
+        usage, kept[id_] = _moved(usage, kept.get(id_), told), told
+    return Ledger(_frozen(kept), _frozen({other.container_id: other for other in foreign}))
 
 
 def _lapsed(entry: Entry, now: float) -> Entry:
     return replace(entry, phase=Phase.LAPSED, since=now)
 
 
+def _taken(grant: Grant, usage: Mapping[GpuUuid, Usage]) -> bool:
+    mode = grant.mode
+    return mode is not None and any(usage.get(uuid, UNUSED).blocks(mode, grant.pod_uid) for uuid in grant.uuids)
+
+
+def _told(entries: Iterable[Entry], foreign: Iterable[Foreign]) -> Mapping[GpuUuid, Usage]:
+    usage: dict[GpuUuid, Usage] = {}
+    for entry in entries:
+        if entry.holds:
+            for uuid in entry.grant.uuids:
+                usage[uuid] = usage.get(uuid, UNUSED).plus(entry.grant)
+    for other in foreign:
+        for uuid in other.uuids:
+            old = usage.get(uuid, UNUSED)
+            usage[uuid] = replace(old, foreign=(*old.foreign, other.pod))
+    return usage
+
+
+def _moved(usage: Mapping[GpuUuid, Usage], old: Entry | None, new: Entry | None) -> Mapping[GpuUuid, Usage]:
+    """With a container's entry replaced. GPUs that were used alike before share one value afterwards too."""
+    after = dict(usage)
+    if old is not None and old.holds:
+        less: dict[int, Usage] = {}
+        for uuid in old.grant.uuids:
+            if use := after.pop(uuid, None):
+                left = less.get(id(use)) or less.setdefault(id(use), use.minus(old.grant.container_id))
+                if left.load:
+                    after[uuid] = left
+    if new is not None and new.holds:
+        more: dict[int, Usage] = {}
+        for uuid in new.grant.uuids:
+            use = after.get(uuid, UNUSED)
+            after[uuid] = more.get(id(use)) or more.setdefault(id(use), use.plus(new.grant))
+    return after
+
+
 V = TypeVar("V")
+
+
+def _copied(items: Mapping[ContainerId, V]) -> dict[ContainerId, V]:
+    # A proxy copies all that it stands for at once; dict() would ask it key by key.
+    return items.copy() if isinstance(items, MappingProxyType) else dict(items)
 
 
 def _frozen(items: dict[ContainerId, V]) -> Mapping[ContainerId, V]:

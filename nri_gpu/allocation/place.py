@@ -8,7 +8,7 @@ from typing import TypeVar, assert_never
 
 from nri_gpu.allocation.choose import Room, choose
 from nri_gpu.allocation.fabric import fabric_of
-from nri_gpu.allocation.fit import matches, why_not
+from nri_gpu.allocation.fit import fitting_gpus, matches, why_not
 from nri_gpu.allocation.ledger import UNUSED, Ledger, Usage
 from nri_gpu.allocation.words import (
     all_busy,
@@ -60,19 +60,19 @@ def place(claim: Claim, asker: Asker, inventory: Inventory, ledger: Ledger) -> t
 
 
 def _all(claim: Claim, asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]) -> tuple[Gpu, ...] | Reason:
-    chosen = tuple(gpu for gpu in inventory.gpus if not why_not(gpu) and matches(gpu, claim.selectors))
+    chosen = fitting_gpus(inventory, claim.selectors)
     if not chosen:
         return none_fit(claim, inventory)
     for gpu in chosen:
-        if usage.get(gpu.uuid, UNUSED).blocks(asker.mode, asker.pod_uid):
-            return busy(gpu, asker.pod_uid, asker.mode, usage[gpu.uuid])
+        if (use := usage.get(gpu.uuid)) and use.blocks(asker.mode, asker.pod_uid):
+            return busy(gpu, asker.pod_uid, asker.mode, use)
     return chosen
 
 
 def _count(
     gpus: int, claim: Claim, asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]
 ) -> tuple[Gpu, ...] | Reason:
-    fitting = [gpu for gpu in inventory.gpus if not why_not(gpu) and matches(gpu, claim.selectors)]
+    fitting = fitting_gpus(inventory, claim.selectors)
     if len(fitting) < gpus:
         return none_fit(claim, inventory) if not fitting else too_few(gpus, claim, fitting, inventory)
     open_ones = _open(gpus, "GPU", fitting, asker, usage)

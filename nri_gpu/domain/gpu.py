@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from itertools import combinations
 from typing import Final, NewType
 
@@ -39,6 +40,7 @@ _BRINGS: Final[Mapping[Capability, Capability]] = {
 }
 
 
+@lru_cache(maxsize=128)  # as many as there are
 def closure(capabilities: Capabilities) -> Capabilities:
     """These capabilities and those they bring along. Files, nodes and policy only ever meet sets closed like this."""
     return capabilities | {_BRINGS[each] for each in capabilities if each in _BRINGS}
@@ -286,6 +288,10 @@ class Inventory:
     fault: str = ""
     simulated: bool = False
     extras: Mapping[Extra, Offer] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        """By its moment alone: inventories are part of keys in the hook path."""
+        return hash(self.taken_at)
 
     @property
     def parts(self) -> tuple[MigPart, ...]:

@@ -63,10 +63,15 @@ class Recipe:
     compat: CompatPackage | None = None
     present: frozenset[str] | None = None
 
+    def __hash__(self) -> int:
+        """By what differs from one to the next on a node; all of it took as long as the rest of planning."""
+        return hash((len(self.gpus), self.gpus[0].uuid if self.gpus else "", self.capabilities, self.library_path))
+
 
 Contributor = Callable[[Recipe], Edits]
 # Longer ones are not worth keeping: they come from whoever made the container.
 LIBRARY_PATH_KEPT: Final = 512  # characters
+MOUNTS_KEPT: Final = 64
 
 
 def plan(share: Share) -> Edits:
@@ -76,7 +81,7 @@ def plan(share: Share) -> Edits:
         capabilities=share.capabilities,
         majors=share.inventory.majors,
         tree=share.tree,
-        places=free_places(share.loader, share.container.mounts, share.tree),
+        places=_places(share.loader, share.container.mounts, share.tree),
         library_path=share.container.env.get(env.LIBRARY_PATH, ""),
         void=share.void,
         cpuset=cpuset_of(share.gpus, share.inventory.numa, share.numa, pinned=share.container.pinned),
@@ -87,11 +92,18 @@ def plan(share: Share) -> Edits:
     return _kept(recipe) if len(recipe.library_path) <= LIBRARY_PATH_KEPT else _merged(recipe)
 
 
+def _places(loader: Loader, mounts: frozenset[str], tree: DriverTree | None) -> Places:
+    look = _kept_places if len(mounts) <= MOUNTS_KEPT else free_places
+    return look(loader, mounts, tree)
+
+
 def _merged(recipe: Recipe) -> Edits:
     return reduce(Edits.merge, (contribute(recipe) for contribute in CONTRIBUTORS), NO_EDITS)
 
 
-_kept = lru_cache(maxsize=256)(_merged)  # pure, so remembering it changes nothing but its cost
+# Both are pure, so remembering them changes nothing but their cost.
+_kept = lru_cache(maxsize=256)(_merged)
+_kept_places = lru_cache(maxsize=256)(free_places)
 
 
 def _devices(recipe: Recipe) -> Edits:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError as DecodeError
@@ -23,6 +23,8 @@ PREFIX: Final = "gpu.nri.io"
 READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
 _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DISABLE)), REQUIRE)
 VISIBLE_NEEDLE: Final = b"NVIDIA_VISIBLE_DEVICES"
+_VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES="
+_READ_ENV_LETTERS: Final = frozenset(start[0] for start in _READ_ENV_STARTS)
 # Programs that NVIDIA's runtimes and CDI specifications have run as hooks.
 NVIDIA_HOOKS: Final = frozenset({"nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-runtime-hook"})
 EMPTY: Final = b""  # the encoding of every message without content
@@ -33,25 +35,30 @@ CREATED: Final = pb.CONTAINER_CREATED
 class Markers:
     """Byte strings one of which stands in every request that needs more than a pass.
 
-    Our annotations' prefix; device nodes of NVIDIA's major, or named so, which others injected; where policy reads the
-    environment, the variable that it reads. A false alarm costs one decoding and nothing else.
+    Our annotations' prefix; device nodes named as NVIDIA's, which others injected; where policy reads the environment,
+    the variable that it reads. device: NVIDIA's major as it stands in a device node, empty where it is not known. A
+    false alarm costs one decoding and nothing else.
     """
 
     needles: tuple[bytes, ...]
+    device: bytes = b""
 
     @classmethod
     def of(cls, nvidia_major: int | None, *, environment: bool) -> Markers:
         """For a node with that device major; environment: also requests that name NVIDIA_VISIBLE_DEVICES."""
         needles = [PREFIX.encode(), b"/dev/nvidia"]
-        if nvidia_major is not None:
-            needles.append(pb.LinuxDevice(major=nvidia_major).SerializeToString())
         if environment:
             needles.append(VISIBLE_NEEDLE)
-        return cls(tuple(needles))
+        device = b"" if nvidia_major is None else pb.LinuxDevice(major=nvidia_major).SerializeToString()
+        return cls(tuple(needles), device)
 
     def found_in(self, payload: bytes) -> bool:
         """Whether a request has to be decoded."""
-        return any(needle in payload for needle in self.needles)
+        for needle in self.needles:
+            if needle in payload:
+                return True
+        # The major's first byte is in no ASCII text (195), and one byte is looked for 25 times faster than three.
+        return bool(self.device) and self.device[1:2] in payload and self.device in payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +82,25 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """An event. event: NRI's number, `pb.Event`. container: None for a pod's event."""
+    """An event. event: NRI's number, `pb.Event`. container_id: empty for a pod's event.
+
+    Most events are of containers that are nothing to us, and their ids tell: the rest is read when somebody asks.
+    """
 
     event: int
     pod_id: PodId
-    container: Container | None
+    container_id: ContainerId
+    _message: Any = field(repr=False, compare=False)  # one of the generated classes with `pod` and `container`
+
+    @property
+    def container(self) -> Container | None:
+        """The container; None for a pod's event."""
+        return container_from_pb(self._message.container, pod_from_pb(self._message.pod)) if self.container_id else None
+
+    @property
+    def asks(self) -> bool:
+        """Whether an annotation of ours is on the pod or on the container."""
+        return bool(_ours(self._message.pod.annotations) or _ours(self._message.container.annotations))
 
 
 def register_to_pb(name: str, index: str, nri_version: str) -> bytes:
@@ -126,7 +147,9 @@ class Parts:
         pods = {pod.id: pod_from_pb(pod) for pod in self._pods}
         listed = tuple(
             Listed(
-                container_from_pb(container, pods.get(container.pod_sandbox_id) or _unknown_pod(container)),
+                container_from_pb(
+                    container, pods.get(container.pod_sandbox_id) or _unknown_pod(container), exists=True
+                ),
                 created=container.state == CREATED,
             )
             for container in sorted(self._containers, key=lambda each: -each.created_at)
@@ -166,14 +189,20 @@ def pod_from_pb(pod: pb.PodSandbox) -> Pod:
         namespace=pod.namespace,
         annotations=_ours(pod.annotations),
         runtime_handler=pod.runtime_handler,
-        labels=dict(pod.labels),
+        labels=dict(pod.labels) if pod.labels else {},
         cgroup_parent=pod.linux.cgroup_parent,
     )
 
 
-def container_from_pb(container: pb.Container, pod: Pod) -> Container:
-    """A container, with as much of it as a decision reads."""
-    env, env_twice = _read_env(container.env)
+def container_from_pb(container: pb.Container, pod: Pod, *, exists: bool = False) -> Container:
+    """A container, with as much of it as a decision reads.
+
+    exists: without mounts, and of env with what may be a request alone; the rest is read only of one that is to be
+    created: it is half of the work, and Synchronize has thousands.
+    """
+    entries = [each for each in container.env if each.startswith(_VISIBLE)] if exists else container.env
+    env, env_twice = _read_env(entries)
+    linux = container.linux
     return Container(
         id=ContainerId(container.id),
         name=container.name,
@@ -181,13 +210,13 @@ def container_from_pb(container: pb.Container, pod: Pod) -> Container:
         annotations=_ours(container.annotations),
         env=env,
         env_twice=env_twice,
-        devices=tuple(DeviceRef(d.path, d.major, d.minor) for d in container.linux.devices),
-        mounts=frozenset(mount.destination for mount in container.mounts if not _usual_dev(mount)),
-        cdi_devices=tuple(device.name for device in container.CDI_devices),
+        devices=tuple([DeviceRef(d.path, d.major, d.minor) for d in linux.devices]),
+        mounts=frozenset([] if exists else [each.destination for each in container.mounts if not _usual_dev(each)]),
+        cdi_devices=tuple([device.name for device in container.CDI_devices]),
         nvidia_hooks=frozenset(_nvidia_hooks(container.hooks)) if container.HasField("hooks") else frozenset(),
-        rlimits=frozenset(limit.type for limit in container.rlimits),
-        pinned=bool(container.linux.resources.cpu.cpus or container.linux.resources.cpu.mems),
-        privileged=any(_wildcard(rule) for rule in container.linux.resources.devices),
+        rlimits=frozenset([limit.type for limit in container.rlimits]),
+        pinned=_pinned(linux.resources),
+        privileged=_privileged(linux.resources.devices),
     )
 
 
@@ -222,18 +251,21 @@ def annotation_to_pb(key: str, value: str) -> bytes:
 
 
 def _lifecycle(event: int, message: Any) -> Lifecycle:  # noqa: ANN401 - three generated classes with equal fields
-    pod = pod_from_pb(message.pod)
-    container = container_from_pb(message.container, pod) if message.container.id else None
-    return Lifecycle(event, pod.id, container)
+    return Lifecycle(event, PodId(message.pod.id), ContainerId(message.container.id), message)
 
 
 def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in annotations.items() if key.startswith(PREFIX)}
+    # By key: a map of protobuf's hands out its keys at a quarter of what its items cost.
+    return {key: annotations[key] for key in annotations if key.startswith(PREFIX)}
 
 
 def _read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str]]:
     """The variables we read, the last of a name winning as in the program; and the names that come twice."""
-    parts = [entry.partition("=") for entry in env if entry.startswith(_READ_ENV_STARTS)]
+    # Kubernetes adds a hundred variables for services: one look at the first letter passes over most of them.
+    ours = [entry for entry in env if entry[:1] in _READ_ENV_LETTERS and entry.startswith(_READ_ENV_STARTS)]
+    if not ours:
+        return {}, frozenset()
+    parts = [entry.partition("=") for entry in ours]
     pairs = [(name, value) for name, equals, value in parts if equals and (name in READ_ENV or concerns(name))]
     times = Counter(name for name, _ in pairs)
     return dict(pairs), frozenset(name for name, number in times.items() if number > 1)
@@ -247,9 +279,17 @@ def _nvidia_hooks(hooks: pb.Hooks) -> Iterator[str]:
             yield from names & NVIDIA_HOOKS
 
 
+def _pinned(resources: pb.LinuxResources) -> bool:
+    return resources.HasField("cpu") and bool(resources.cpu.cpus or resources.cpu.mems)
+
+
+def _privileged(rules: Iterable[pb.LinuxDeviceCgroup]) -> bool:
+    return any([_wildcard(rule) for rule in rules if rule.allow])
+
+
 def _wildcard(rule: pb.LinuxDeviceCgroup) -> bool:
     """The one rule containerd writes for a privileged container (internal/cri/server/container_create.go)."""
-    return rule.allow and rule.type in ("", "a") and not rule.HasField("major") and not rule.HasField("minor")
+    return rule.type in ("", "a") and not rule.HasField("major") and not rule.HasField("minor")
 
 
 def _usual_dev(mount: pb.Mount) -> bool:

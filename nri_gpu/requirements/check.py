@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, NamedTuple
 
 from nri_gpu.requirements import explain
@@ -47,6 +48,11 @@ def concerns(name: str) -> bool:
     return name in (CUDA_VERSION, DISABLE) or (name.startswith(PREFIX) and not name.startswith(JETPACK))
 
 
+def stated_in(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The variables that `unmet` looks at, with their values; empty where an image requires nothing."""
+    return tuple([pair for pair in env.items() if concerns(pair[0])])
+
+
 def unmet(env: Mapping[str, str], facts: Facts, *, may_disable: bool = False) -> Unmet | None:
     """The first requirement that does not hold, by the order of the variables' names; None when all hold.
 
@@ -56,7 +62,7 @@ def unmet(env: Mapping[str, str], facts: Facts, *, may_disable: bool = False) ->
     disabled = env.get(DISABLE, "") in TRUE
     if disabled and may_disable:
         return None
-    node = _Node(facts, views(facts), explain.ending(disabled=disabled, may_disable=may_disable))
+    node = _Node(facts, views(facts), explain.ending(disabled=disabled, may_disable=may_disable), {})
     stated = {name: env[name] for name in sorted(env) if name.startswith(PREFIX) and concerns(name)}
     sizes = {name: len(name) + len(value) for name, value in stated.items()}
     if sum(sizes.values()) > TOTAL_MAX:
@@ -67,11 +73,12 @@ def unmet(env: Mapping[str, str], facts: Facts, *, may_disable: bool = False) ->
 
 
 class _Node(NamedTuple):
-    """What every variable is checked against. ending: what every refusal ends with."""
+    """What every variable is checked against. ending: what every refusal ends with. seen: conditions read so far."""
 
     facts: Facts
     views: Mapping[GpuFacts | None, View]
     ending: str
+    seen: dict[str, Condition]
 
     def refuses(self, variable: str, condition: str, said: str) -> Unmet:
         return Unmet(shown(variable), shown(condition), sentence(f"{said}{self.ending}."))
@@ -96,7 +103,7 @@ def _legacy(env: Mapping[str, str], node: _Node) -> Unmet | None:
 
 def _check(variable: str, value: str, node: _Node, called: str) -> Unmet | None:
     """called: what the sentence calls the variable."""
-    alternatives = parse_requirement(value)
+    alternatives = parse_requirement(value, node.seen)
     if isinstance(alternatives, Malformed):
         return node.refuses(variable, alternatives.text, explain.malformed(called, alternatives))
     for gpu, view in node.views.items():
@@ -108,6 +115,7 @@ def _check(variable: str, value: str, node: _Node, called: str) -> Unmet | None:
 
 def _failed(alternatives: tuple[Alternative, ...], view: View) -> Condition | None:
     """None when an alternative holds, or none is required; else what fails in the first: the image's main wish."""
-    if not alternatives or any(all(condition.holds(view) for condition in each) for each in alternatives):
+    failing = {condition for condition in set(chain.from_iterable(alternatives)) if not condition.holds(view)}
+    if not alternatives or any(failing.isdisjoint(each) for each in alternatives):
         return None
-    return next(condition for condition in alternatives[0] if not condition.holds(view))
+    return next(condition for condition in alternatives[0] if condition in failing)

@@ -19,6 +19,8 @@ from typing import Final, NamedTuple
 from nri_gpu.requirements.facts import Property, Version, View, version_of
 from nri_gpu.requirements.text import quoted
 
+# Bounds what hostile text costs inside a request: each is some five microseconds. CUDA 13.0 images have 25.
+DIFFERENT_MAX: Final = 128  # conditions
 CONDITION_MAX: Final = 128  # characters, as in NVIDIA's checker; it also keeps numbers small enough to convert
 
 _COMPARE: Final[Mapping[str, Callable[[Version, Version], bool]]] = {
@@ -70,21 +72,30 @@ class Malformed(NamedTuple):
     why: str
 
 
-def parse_requirement(value: str) -> tuple[Alternative, ...] | Malformed:
-    """A value's alternatives, none for a value that requires nothing; else the first condition that means nothing."""
-    seen: dict[str, Condition] = {}  # real values repeat the same few conditions for a dozen brands
+def parse_requirement(value: str, seen: dict[str, Condition] | None = None) -> tuple[Alternative, ...] | Malformed:
+    """A value's alternatives, none for a value that requires nothing; else the first condition that means nothing.
+
+    seen: what other values of the same image had; real ones repeat the same few conditions for a dozen brands.
+    """
+    seen = {} if seen is None else seen
     for text in _pieces(value):
-        if text not in seen:
-            condition = _parse_condition(text)
-            if isinstance(condition, Malformed):
-                return condition
-            seen[text] = condition
-    alternatives = (tuple(seen[text] for text in piece.split(",") if text) for piece in value.split(" "))
-    return tuple(filter(None, alternatives))
+        if text in seen:
+            continue
+        condition = _parse_condition(text) if len(seen) < DIFFERENT_MAX else Malformed(text, _one_more(text))
+        if isinstance(condition, Malformed):
+            return condition
+        seen[text] = condition
+    pieces = dict.fromkeys(value.split(" "))
+    return tuple(filter(None, (tuple(seen[text] for text in piece.split(",") if text) for piece in pieces)))
 
 
 def _pieces(value: str) -> Iterator[str]:
-    return filter(None, value.replace(" ", ",").split(","))
+    """Its conditions, each once, in order."""
+    return filter(None, dict.fromkeys(value.replace(" ", ",").split(",")))
+
+
+def _one_more(text: str) -> str:
+    return f"{quoted(text)} is one more than the {DIFFERENT_MAX} different conditions that an image may have"
 
 
 def _parse_condition(text: str) -> Condition | Malformed:

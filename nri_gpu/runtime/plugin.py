@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Self
 
 from loguru import logger
 
 from nri_gpu.allocation.foreign import foreign_uuids
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
-from nri_gpu.allocation.mark import MARK_KEY, BadMark, Mark, read_mark, write_mark
+from nri_gpu.allocation.mark import MAC_LENGTH, MARK_KEY, BadMark, Mark, mark_body, read_mark, sign, write_mark
 from nri_gpu.asking import may_ask_by_environment, needs_grant, reads_environment
 from nri_gpu.decide import BrokenPolicy, decide
 from nri_gpu.domain.container import Container, ContainerId
@@ -70,6 +70,21 @@ class Outside:
     inventory_age_s: Callable[[], float | None] = lambda: None
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A reply up to where containers of one kind differ. mark: what the mac at its end is about."""
+
+    edits: Edits
+    head: bytes
+    mark: bytes
+
+    @classmethod
+    def of(cls, edits: Edits, grant: Grant, key: bytes) -> Self:
+        """The mac has a fixed length and stands at the very end, so all before it holds for every container."""
+        reply = convert.reply_to_pb(edits) + convert.annotation_to_pb(MARK_KEY, write_mark(grant, key))
+        return cls(edits, reply[:-MAC_LENGTH], mark_body(grant).encode())
+
+
 class Plugin:
     """Decides for one runtime. Lives as long as the daemon, across connections.
 
@@ -92,7 +107,7 @@ class Plugin:
         }
         self._markers_of: tuple[int | None, bool] | None = None
         self._markers = Markers(())
-        self._replies: dict[int, tuple[Edits, bytes]] = {}
+        self._replies: dict[tuple[object, ...], Prepared] = {}
         self._holders: dict[ContainerId, Container] = {}  # with device nodes that others put there
         self._hooks_seen: frozenset[str] = frozenset()  # that were warned of
         self._observed = 0  # number of the snapshot by which the ledger knows whose GPUs those nodes are
@@ -168,20 +183,21 @@ class Plugin:
             case Pass(edits):
                 return convert.reply_to_pb(edits) if edits.env else EMPTY
             case Inject(edits, grant):
-                return self._encoded(edits) + convert.annotation_to_pb(MARK_KEY, write_mark(grant, self._key))
+                prepared = self._prepared(edits, grant)
+                return prepared.head + sign(prepared.mark, grant, self._key).encode()
             case Refuse(reason):
                 return status_of(reason)
 
-    def _encoded(self, edits: Edits) -> bytes:
-        """The reply for these edits; the same object is encoded once (`injection.plan` hands out the same ones)."""
-        kept = self._replies.get(id(edits))
-        if kept is not None and kept[0] is edits:
-            return kept[1]
-        encoded = convert.reply_to_pb(edits)
+    def _prepared(self, edits: Edits, grant: Grant) -> Prepared:
+        """The same object is encoded once for each way it is granted (`injection.plan` hands out the same ones)."""
+        kind = (id(edits), grant.uuids, grant.mode, grant.generation)
+        kept = self._replies.get(kind)
+        if kept is not None and kept.edits is edits:
+            return kept
         if len(self._replies) >= REPLIES_KEPT:
             self._replies.clear()
-        self._replies[id(edits)] = (edits, encoded)
-        return encoded
+        self._replies[kind] = prepared = Prepared.of(edits, grant, self._key)
+        return prepared
 
     def _event(self, event: int, payload: bytes, read: Callable[[], Lifecycle]) -> Reply:
         handler = self._handlers.get(event)
@@ -194,21 +210,22 @@ class Plugin:
         return bool(self.ledger.entries or self._holders or asking)
 
     def _started(self, change: Lifecycle) -> Reply:
-        container = change.container
-        if container is None:
-            return EMPTY
-        if container.id not in self.ledger.entries:
-            return self._start_ungranted(container)
-        return self._run(container, self.ledger)
+        if change.container_id in self.ledger.entries:
+            return self._run(change, self.ledger)
+        asks = change.asks or may_ask_by_environment(self.policy)
+        container = change.container if asks else None
+        return EMPTY if container is None else self._start_ungranted(change, container)
 
-    def _adopt(self, container: Container, mark: Mark) -> Reply:
+    def _adopt(self, change: Lifecycle, container: Container, mark: Mark) -> Reply:
         entry = Entry(_grant(container, mark), Phase.LAPSED, self._outside.clock())
         ledger = self.ledger if mark.uuids else self._with_others(self.ledger, container, self._outside.snapshot())
-        return self._run(container, ledger.with_entry(entry))
+        return self._run(change, ledger.with_entry(entry))
 
-    def _run(self, container: Container, ledger: Ledger) -> Reply:
-        running = ledger.started(container.id, self._outside.clock())
+    def _run(self, change: Lifecycle, ledger: Ledger) -> Reply:
+        running = ledger.started(change.container_id, self._outside.clock())
         if running is None:
+            container = change.container
+            assert container is not None  # its id stands in a ledger
             reason = Reason(
                 Code.GPU_BUSY,
                 "this container was created but not started within the grace, and its GPUs went to another one "
@@ -218,12 +235,12 @@ class Plugin:
         self._commit(running)
         return EMPTY
 
-    def _start_ungranted(self, container: Container) -> Reply:
+    def _start_ungranted(self, change: Lifecycle, container: Container) -> Reply:
         """Created while we were away: it asked, nobody decided, and it must not run without what it asked for."""
         mark = self._mark(container)
         if isinstance(mark, Mark):
             # Ours, but created while a Synchronize was under way: old runtimes list it in neither (1.7.24).
-            return self._adopt(container, mark)
+            return self._adopt(change, container, mark)
         key = needs_grant(container, self.policy)
         if not key:
             return EMPTY
@@ -243,19 +260,18 @@ class Plugin:
         self._outside.later(lambda: bound.info(phrase))
 
     def _stopped(self, change: Lifecycle) -> Reply:
-        if change.container is not None:
-            self._holders.pop(change.container.id, None)
-            self._commit(self.ledger.stopped(change.container.id, self._outside.clock()))
+        self._holders.pop(change.container_id, None)
+        self._commit(self.ledger.stopped(change.container_id, self._outside.clock()))
         return EMPTY
 
     def _removed(self, change: Lifecycle) -> Reply:
-        if change.container is not None:
-            self._holders.pop(change.container.id, None)
-            self._commit(self.ledger.released(change.container.id))
+        self._holders.pop(change.container_id, None)
+        self._commit(self.ledger.released(change.container_id))
         return EMPTY
 
     def _pod_gone(self, change: Lifecycle) -> Reply:
-        self._holders = {id_: held for id_, held in self._holders.items() if held.pod.id != change.pod_id}
+        if self._holders:
+            self._holders = {id_: held for id_, held in self._holders.items() if held.pod.id != change.pod_id}
         self._commit(self.ledger.pod_gone(change.pod_id))
         return EMPTY
 
@@ -330,34 +346,35 @@ class Plugin:
 
         Returns whether it is one of the latter.
         """
-        bound = logger.bind(**_names(container))
         if isinstance(mark, BadMark):
-            bound.bind(fault=mark.why).warning("mark ignored")
+            logger.bind(**_names(container), fault=mark.why).warning("mark ignored")
             return False
         if not needs_grant(container, self.policy):
             return False
+        bound = logger.bind(**_names(container))
         bound.warning("container asked for GPUs but was created without nri-gpu: delete its pod to have it granted")
         return True
 
 
 def log_decision(container: Container, decision: Decision, node: Node, elapsed_s: float) -> None:
     """One INFO line for a decision; nothing for a plain pass."""
-    bound = logger.bind(**_names(container), elapsed_ms=elapsed_s * 1e3, inventory_number=node.number)
+    facts = {**_names(container), "elapsed_ms": elapsed_s * 1e3, "inventory_number": node.number}
     match decision:
         case Inject(_, grant, rule, note, compat, completes):
             uuids = ",".join(completes or grant.uuids) or "-"
-            facts = {"gpu_uuid": uuids, "mode": grant.mode or "none", "rule": rule, "reason": compat}
+            held = {"gpu_uuid": uuids, "mode": grant.mode or "none", "rule": rule, "reason": compat}
             said = "container completed for GPUs that others gave it" if completes else "gpu granted"
-            facts = {name: fact for name, fact in facts.items() if fact}
-            bound.bind(decision="inject", generation=grant.generation, **facts).info(said)
+            facts |= {name: fact for name, fact in held.items() if fact}
+            logger.bind(**facts, decision="inject", generation=grant.generation).info(said)
             if note:
-                bound.bind(fault=note).warning("granted, but not all of it reaches the program")
+                logger.bind(**facts, fault=note).warning("granted, but not all of it reaches the program")
         case Refuse(reason):
-            bound.bind(decision="refuse", code=reason.code.value, reason=reason.sentence).info("container refused")
+            code, sentence = reason.code.value, reason.sentence
+            logger.bind(**facts, decision="refuse", code=code, reason=sentence).info("container refused")
         case Pass(_, why, note):
-            bound.bind(decision="pass", reason=why).debug("container passed")
+            logger.bind(**facts, decision="pass", reason=why).debug("container passed")
             if note:
-                bound.bind(fault=note).warning("container passed that can use GPUs")
+                logger.bind(**facts, fault=note).warning("container passed that can use GPUs")
 
 
 def _names(container: Container) -> dict[str, str]:

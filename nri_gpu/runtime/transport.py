@@ -34,6 +34,7 @@ QUIET_S: Final = 0.1
 
 # A runtime that hangs while it keeps asking must not fill our memory before STALL_S is over.
 UNREAD_MAX: Final = 32 * 1024 * 1024  # bytes of answers
+READ_BYTES: Final = 256 * 1024  # as much as asyncio asks for at once
 
 Answer = Callable[[RequestReceived, int], ResponseSent]  # the int: nanoseconds since its bytes were read
 
@@ -49,7 +50,7 @@ class CallError(NriGpuError):
         return str(self.status)
 
 
-class Transport(asyncio.Protocol):
+class Transport(asyncio.BufferedProtocol):
     """One NRI connection. `closed` ends with the reason: None for the peer's orderly end."""
 
     def __init__(self, answer: Answer) -> None:
@@ -62,11 +63,22 @@ class Transport(asyncio.Protocol):
         self._io: asyncio.Transport | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._last_request = 0.0
+        # A buffer of ours: for a plain Protocol asyncio makes one of this size for every read.
+        self._read = memoryview(bytearray(READ_BYTES))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is open."""
         assert isinstance(transport, asyncio.Transport)
         self._io = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        del sizehint
+        return self._read
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """They came."""
+        self.data_received(bytes(self._read[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; every complete request in them is answered before this returns."""

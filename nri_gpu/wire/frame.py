@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from nri_gpu.domain.errors import LocalProtocolError, OversizeError
 from nri_gpu.wire.events import NEED_DATA, BytesLike, NeedData, StreamId
@@ -52,8 +52,7 @@ class FrameType(IntEnum):
     DATA = 3  # streaming only
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One frame. type: a FrameType, or a number nobody knows."""
 
     stream_id: StreamId
@@ -102,6 +101,15 @@ class FrameDecoder:
             self._skip -= skipped
             data = data[skipped:]
         self._buffer += data
+
+    def whole_frame(self, data: bytes) -> Frame | None:
+        """The frame that these bytes are, with nothing before it or behind. None: they are not, and were not taken."""
+        if self._buffer or self._skip or len(data) < HEADER_BYTES:
+            return None
+        length, stream_id, frame_type, flags = HEADER.unpack_from(data)
+        if length != len(data) - HEADER_BYTES or length > self._limit:
+            return None
+        return Frame(stream_id, frame_type, flags, data[HEADER_BYTES:])
 
     def next_frame(self) -> Frame | OversizeFrame | NeedData:
         """The next frame. Raises OversizeError, now and for ever, at a length past DISCARD_MAX."""

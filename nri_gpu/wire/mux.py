@@ -67,6 +67,23 @@ class MuxDecoder:
         """Whether the trunk could end here without loss."""
         return not (self._buffer or self._remaining)
 
+    def whole_message(self, data: bytes) -> tuple[ConnId, bytes] | None:
+        """What a read brought when it is one message as both sides write them, in one frame or in two.
+
+        Nearly every read is: whoever calls waits for the answer. None: it is not, and nothing was taken.
+        """
+        size = len(data)
+        if self._remaining or self._buffer or size < HEADER_BYTES:
+            return None
+        conn_id, length = HEADER.unpack_from(data)
+        end = HEADER_BYTES + length
+        if end == size:
+            return conn_id, data[HEADER_BYTES:]
+        second = end + HEADER_BYTES
+        if second > size or HEADER.unpack_from(data, end) != (conn_id, size - second):
+            return None
+        return conn_id, data[HEADER_BYTES:end] + data[second:]
+
     def receive_data(self, data: BytesLike) -> None:
         """Takes the next bytes, however they are cut."""
         self._buffer += data

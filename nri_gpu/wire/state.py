@@ -7,7 +7,7 @@ it looks here. And closed streams are not remembered one by one: ids only grow, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Final, TypeAlias
 
 from nri_gpu.domain.errors import LocalProtocolError
@@ -30,7 +30,7 @@ class Role(Enum):
     SERVER = "server"
 
 
-class State(Enum):
+class State(StrEnum):
     """Where a stream is in its life."""
 
     IDLE = "idle"  # its id is still to come

@@ -15,6 +15,7 @@ import pytest
 
 from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, PREFIX, REQUIRE_CUDA, TOTAL_MAX, unmet
 from nri_gpu.requirements.facts import BRANDS, Facts, GpuFacts
+from nri_gpu.requirements.grammar import DIFFERENT_MAX
 from tests.fuzz.mutation import Texts, read_corpus
 
 CORPUS: Final = read_corpus("requirements.corpus")
@@ -61,8 +62,9 @@ def refusal(env: dict[str, str], node: Facts) -> str:
 
 
 def well_formed(value: str) -> bool:
-    pieces = filter(None, value.replace(" ", ",").split(","))
-    return len(value) <= TOTAL_MAX and all(CONDITION.fullmatch(piece) for piece in pieces)
+    pieces = set(filter(None, value.replace(" ", ",").split(",")))
+    fits = len(value) <= TOTAL_MAX and len(pieces) <= DIFFERENT_MAX
+    return fits and all(CONDITION.fullmatch(piece) for piece in pieces)
 
 
 @pytest.mark.parametrize("value", CORPUS, ids=lambda value: ascii(value[:30]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from nri_gpu.wire import (
     Connection,
     ConnId,
     Metadata,
+    RemoteProtocolError,
     RequestReceived,
     RequestSent,
     ResponseSent,
@@ -90,9 +92,9 @@ def test_streams_come_out_of_the_mux_as_they_went_in(messages: list[tuple[int, b
     assert found == {n: b"".join(data for conn, data in messages if conn == n) for n in range(4)}
 
 
-def wires() -> st.SearchStrategy[bytes]:
-    """Byte streams that are mostly well formed, wrong in places, and sometimes nothing at all."""
-    frames = st.builds(
+def raw_frames() -> st.SearchStrategy[bytes]:
+    """Frames that are mostly well formed, and wrong in places."""
+    return st.builds(
         raw_frame,
         st.sampled_from([0, 1, 2, 3, 5, 7, 2**32 - 1]),
         st.sampled_from([0, 1, 1, 1, 2, 2, 3, 9]),
@@ -100,6 +102,11 @@ def wires() -> st.SearchStrategy[bytes]:
         st.sampled_from([0, 0, 0, 1, 2, 4, 255]),
         st.sampled_from([None, None, None, 3, 2**24, 2**32 - 1]),
     )
+
+
+def wires() -> st.SearchStrategy[bytes]:
+    """Byte streams that are mostly well formed, wrong in places, and sometimes nothing at all."""
+    frames = raw_frames()
     framed = st.one_of(frames, st.builds(encode_message, st.integers(0, 3).map(ConnId), frames))
     return st.lists(st.one_of(framed, st.binary(max_size=30)), max_size=6).map(b"".join)
 
@@ -110,6 +117,36 @@ def test_cutting_changes_nothing_and_garbage_ends_in_one_way(target: str, data: 
     whole = outcome(target, [data])  # any other exception than RemoteProtocolError gets through, and fails
     assert outcome(target, chunked(data, cuts)) == whole
     assert outcome(target, [data[at : at + 1] for at in range(len(data))]) == whole
+
+
+def told(trunk: Trunk, chunks: Iterable[bytes]) -> list[object]:
+    """Events, and what was wrong at their end."""
+    events: list[object] = []
+    try:
+        for chunk in chunks:
+            events += trunk.feed(chunk)
+    except RemoteProtocolError as error:
+        events.append(str(error))
+    return events
+
+
+@unhurried
+@given(
+    st.lists(
+        st.builds(
+            encode_message, st.integers(0, 3).map(ConnId), st.one_of(raw_frames(), st.integers(0, 9000).map(bytes))
+        ),
+        max_size=6,
+    )
+)
+def test_a_message_in_one_read_is_read_as_byte_by_byte(messages: list[bytes]) -> None:
+    """Whole messages take a short way through the trunk; every other cut takes the long one."""
+    short, long = Trunk.for_plugin(), Trunk.for_plugin()
+    for message in messages:
+        expected = told(long, [message[at : at + 1] for at in range(len(message))])
+        assert told(short, [message]) == expected
+        if expected and isinstance(expected[-1], str):
+            break
 
 
 @unhurried

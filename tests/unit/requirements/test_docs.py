@@ -9,7 +9,7 @@ import pytest
 
 from nri_gpu.requirements.check import CUDA_VERSION, REQUIRE_CUDA, TOTAL_MAX, TRUE, unmet
 from nri_gpu.requirements.facts import BRANDS, Facts
-from nri_gpu.requirements.grammar import CONDITION_MAX
+from nri_gpu.requirements.grammar import CONDITION_MAX, DIFFERENT_MAX
 from tests.unit.requirements.images import H100
 
 TEXT = (Path(__file__).parents[3] / "docs" / "requirements.md").read_text(encoding="utf-8")
@@ -64,3 +64,4 @@ def test_words_and_limits_are_the_real_ones() -> None:
     assert set(re.findall("`(.*?)`", told[1])) == TRUE
     assert f"at most {CONDITION_MAX} characters" in TEXT
     assert f"together {TOTAL_MAX}." in TEXT
+    assert f"At most {DIFFERENT_MAX} different conditions" in TEXT

@@ -9,8 +9,10 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.mark import MARK_KEY
+from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark
 from nri_gpu.decide import BrokenPolicy
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.nri import convert
 from nri_gpu.nri.convert import Parts
 from nri_gpu.nri.subscribe import Event
@@ -29,7 +31,7 @@ from nri_gpu.policy.model import (
 from nri_gpu.wire import Code, Status
 from tests.support import nri_messages as nri
 from tests.unit.runtime.log import Log
-from tests.unit.runtime.station import Bench
+from tests.unit.runtime.station import KEY, Bench
 
 GRACE_S: Final = 60.0
 
@@ -120,6 +122,28 @@ def test_asking_twice_gives_the_same() -> None:
     bench = Bench()
     of = nri.asking("2")
     assert create(bench, of, nri.container(of)) == create(bench, of, nri.container(of))
+    assert len(bench.plugin.ledger.entries) == 1
+
+
+def test_containers_of_one_kind_get_the_same_reply_but_for_their_macs() -> None:
+    bench = Bench()
+    replies = []
+    for name in ("a", "b"):
+        of = nri.asking("device=0;mode=shared", name)
+        reply = create(bench, of, made := nri.container(of))
+        mark = read_mark(reply.adjust.annotations.pop(MARK_KEY), PodUid(of.uid), ContainerId(made.id), KEY)
+        assert mark == Mark((bench.node.gpus[0].uuid,), Mode.SHARED, bench.node.generation)
+        replies.append(reply)
+    assert replies[0] == replies[1]
+
+
+def test_events_of_containers_that_are_nothing_to_us_are_read_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    granted(bench)
+    monkeypatch.setattr(convert, "container_from_pb", None)
+    of = nri.pod("other")
+    for kind in (Event.START_CONTAINER, Event.STOP_CONTAINER, Event.REMOVE_CONTAINER):
+        assert tell(bench, kind, of, nri.container(of)) == b""
     assert len(bench.plugin.ledger.entries) == 1
 
 
