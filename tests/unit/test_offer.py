@@ -270,6 +270,9 @@ def test_privileged_containers(action: str, granted: bool, noted: bool) -> None:
     silent = decide(make.container(privileged=True), NODE, Ledger(), using)
     assert isinstance(silent, Pass)
     assert ("it is privileged" in silent.note) is noted
+    opted_out = decide(make.container("none", privileged=True), NODE, Ledger(), using)
+    assert isinstance(opted_out, Inject)
+    assert ("it is privileged" in opted_out.note) is noted
     ordinary = decide(make.container("1"), NODE, Ledger(), using)
     assert isinstance(ordinary, Inject)
     assert ordinary.note == ""
