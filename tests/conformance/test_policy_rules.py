@@ -109,7 +109,7 @@ def test_a_namespace_gets_no_more_than_its_limit_until_it_gives_back(node: Conta
     first = create(node, "2", PodSpec(name="a", namespace="ml"))
     error = refused(node, "1", PodSpec(name="b", namespace="ml"))
     assert "[over-limit]" in error.details
-    assert 'namespace "ml" may have at most 2 GPUs and holds 2 already; this container asks for 1 more' in error.details
+    assert 'namespace "ml" may have at most 2 GPUs, of which 2 are held already; this' in error.details
     create(node, "1", PodSpec(name="c", namespace="other"))
     node.cri.stop(first)
     ruled.wait_held({"c/main": [UUIDS[2]]})
