@@ -71,7 +71,9 @@ def _nothing(container: Container, node: Node, policy: Policy | BrokenPolicy) ->
     if reason := _other_hand(container, node):
         return Refuse(reason)
     passed = _passed(container, node, policy, NOT_ASKED)
-    return Inject(passed.edits, Grant.to(container, (), None, node.generation)) if isinstance(passed, Pass) else passed
+    if isinstance(passed, Refuse):
+        return passed
+    return Inject(passed.edits, Grant.to(container, (), None, node.generation), note=passed.note)
 
 
 def _unasked(container: Container, node: Node, policy: Policy | BrokenPolicy) -> Decision:

@@ -63,10 +63,10 @@ class Excess:
 
     def sentence(self, path: str, source: str) -> str:
         """For a refusal. path: where the limit stands, `rule[2].limits.gpus_per_pod`. source: the policy file."""
-        held = f" and holds {self.used} already" if self.used else ""
+        held = f", of which {self.used} {'is' if self.used == 1 else 'are'} held already" if self.used else ""
         wait = "wait until some are given back, " if self.used and self.more <= self.limit else ""
         return (
-            f"{self.whose} may have at most {self.limit} {_noun(self.key)}{held}; this container asks for "
+            f"{self.whose} may have at most {self.limit} {_noun(self.key, self.limit)}{held}; this container asks for "
             f"{self.more}{' more' * bool(self.used)} ({path} in {source}): {wait}ask for fewer, or raise that limit."
         )
 
@@ -103,5 +103,5 @@ def counts_holders(limits: Limits) -> bool:
     )
 
 
-def _noun(key: str) -> str:
-    return "GPUs in exclusive mode" if key.startswith("exclusive") else "GPUs"
+def _noun(key: str, number: int) -> str:
+    return f"GPU{'s' * (number != 1)}{' in exclusive mode' * key.startswith('exclusive')}"

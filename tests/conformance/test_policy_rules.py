@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import packages
+from tests.support import cleanup, packages
 from tests.support.containerd import Containerd
-from tests.support.cri import ContainerId, CriError
+from tests.support.cri import ContainerId, Cri, CriError
 from tests.support.daemon import Launch, NriGpu
 from tests.support.pods import ContainerSpec, PodSpec
 
@@ -40,6 +40,11 @@ namespace = "batch"
 labels = { "example.com/urgent" = "no" }
 allow = false
 reason = "batch runs elsewhere"
+
+[[rule]]
+name = "no-best-effort"
+qos = "besteffort"
+allow = false
 
 [[rule]]
 name = "guests"
@@ -104,7 +109,7 @@ def test_a_namespace_gets_no_more_than_its_limit_until_it_gives_back(node: Conta
     first = create(node, "2", PodSpec(name="a", namespace="ml"))
     error = refused(node, "1", PodSpec(name="b", namespace="ml"))
     assert "[over-limit]" in error.details
-    assert 'namespace "ml" may have at most 2 GPUs and holds 2 already; this container asks for 1 more' in error.details
+    assert 'namespace "ml" may have at most 2 GPUs, of which 2 are held already; this' in error.details
     create(node, "1", PodSpec(name="c", namespace="other"))
     node.cri.stop(first)
     ruled.wait_held({"c/main": [UUIDS[2]]})
@@ -126,3 +131,28 @@ def test_a_privileged_container_is_denied(node: Containerd, ruled: NriGpu) -> No
     error = refused(node, "1", PodSpec(privileged=True), ContainerSpec(privileged=True))
     assert "privileged.action in the policy denies its request" in error.details
     assert ruled.held() == {}
+
+
+@pytest.fixture
+def kubepods(node: Containerd) -> Iterator[str]:
+    """The cgroup that a kubelet would make for all pods; taken away with what is in it, as a kubelet does."""
+    yield f"/{node.base.name}/kubepods"
+    node.cri.remove_all()
+    root = Path(f"/proc/{node.keeper_pid}/root{cleanup.CGROUPS}")
+    for cgroup in cleanup.cgroups_named(node.base.name, root):
+        if "kubepods" in cgroup.parts:
+            cgroup.rmdir()
+
+
+@pytest.mark.parametrize(("folder", "granted"), [("besteffort/pod1", False), ("burstable/pod1", True), ("pod1", True)])
+def test_the_service_class_is_read_off_what_the_runtime_shows(
+    node: Containerd, ruled: NriGpu, kubepods: str, folder: str, granted: bool
+) -> None:
+    with Cri(node.cri_socket, cgroup_parent=f"{kubepods}/{folder}") as kubelet:
+        pod = kubelet.run_pod(PodSpec(name="p", annotations={"gpu.nri.io": "1"}))
+        if granted:
+            kubelet.run(pod)
+            ruled.wait_held({"p/main": [UUIDS[0]]})
+        else:
+            with pytest.raises(CriError, match=r'rule\[1\] "no-best-effort" in'):
+                kubelet.run(pod)

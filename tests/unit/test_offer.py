@@ -58,30 +58,30 @@ LIMITS: dict[str, tuple[Raw, list[Container], str]] = {
     "container": (
         {"gpus_per_container": 1},
         [asks("2")],
-        "a container may have at most 1 GPUs; this container asks for 2 (limits.gpus_per_container in /etc/p.toml): "
+        "a container may have at most 1 GPU; this container asks for 2 (limits.gpus_per_container in /etc/p.toml): "
         "ask for fewer, or raise that limit.",
     ),
     "pod": (
         {"gpus_per_pod": 3},
         [asks("2"), asks("2", name="side")],
-        'pod "a" may have at most 3 GPUs and holds 2 already; this container asks for 2 more (limits.gpus_per_pod in '
-        "/etc/p.toml): wait until some are given back, ask for fewer, or raise that limit.",
+        'pod "a" may have at most 3 GPUs, of which 2 are held already; this container asks for 2 more '
+        "(limits.gpus_per_pod in /etc/p.toml): wait until some are given back, ask for fewer, or raise that limit.",
     ),
     "namespace": (
         {"gpus_per_namespace": 2},
         [asks("2"), asks("1", "b", namespace="x"), asks("1", "c")],
-        'namespace "ml" may have at most 2 GPUs and holds 2 already; this container asks for 1 more '
+        'namespace "ml" may have at most 2 GPUs, of which 2 are held already; this container asks for 1 more '
         "(limits.gpus_per_namespace",
     ),
     "exclusive ones of a namespace": (
         {"exclusive_gpus_per_namespace": 1},
         [asks("device=0"), asks("device=1;mode=shared", "b"), asks("device=2", "c")],
-        'namespace "ml" may have at most 1 GPUs in exclusive mode and holds 1 already',
+        'namespace "ml" may have at most 1 GPU in exclusive mode, of which 1 is held already',
     ),
     "node": (
         {"gpus_per_node": 3},
         [asks("2"), asks("1", "b", namespace="x"), asks("1", "c", namespace="y")],
-        "all containers of this node together may have at most 3 GPUs and holds 3 already",
+        "all containers of this node together may have at most 3 GPUs, of which 3 are held already",
     ),
     "nothing at all": ({"gpus_per_node": 0}, [asks("1")], "may have at most 0 GPUs; this container asks for 1"),
     "the narrowest first": (
@@ -271,6 +271,9 @@ def test_privileged_containers(action: str, granted: bool, noted: bool) -> None:
     silent = decide(make.container(privileged=True), NODE, Ledger(), using)
     assert isinstance(silent, Pass)
     assert ("it is privileged" in silent.note) is noted
+    opted_out = decide(make.container("none", privileged=True), NODE, Ledger(), using)
+    assert isinstance(opted_out, Inject)
+    assert ("it is privileged" in opted_out.note) is noted
     ordinary = decide(make.container("1"), NODE, Ledger(), using)
     assert isinstance(ordinary, Inject)
     assert ordinary.note == ""
