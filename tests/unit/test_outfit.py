@@ -14,9 +14,10 @@ from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Refuse
 from nri_gpu.domain.gpu import Node
 from nri_gpu.policy.model import CompatSettings, Policy
 from tests.support import builders as make
+from tests.support.loading import LIBRARIES
 
 PACKAGE = make.package()
-PLACE, TREE = "/opt/nri-gpu/compat", "/usr/local/nvidia/lib64"
+PLACE, TREE = "/opt/nri-gpu/compat", LIBRARIES
 POLICY = Policy(compat=CompatSettings(dir="/packages"))
 NODE = replace(
     make.node([make.gpu(0, brand="nvidia")], driver_version="580.95.05", cuda_version="13.0"), compat=(PACKAGE,)

@@ -12,9 +12,10 @@ from nri_gpu.verbs.exits import Exit
 from tests.support import compat
 from tests.support.daemon import FOUR_GPUS
 from tests.support.driver_root import make_driver_root
+from tests.support.loading import LIBRARIES
 
 V, NEWER = "580.95.05", "600.10.01"
-PLACE, TREE = "/opt/nri-gpu/compat", "/usr/local/nvidia/lib64"
+PLACE, TREE = "/opt/nri-gpu/compat", LIBRARIES
 
 
 @pytest.fixture
