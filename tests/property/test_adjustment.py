@@ -62,6 +62,29 @@ def allowed(units: Iterable[Unit], node: Node) -> Iterator[tuple[int | None, int
             yield majors.nvidia_caps, device.compute_instance_minor
 
 
+def of_extras(node: Node) -> Iterator[tuple[int, int]]:
+    """Numbers of what the node offers beside GPUs, which policy may let a container ask for."""
+    for offer in node.inventory.extras.values():
+        yield from ((each.major, each.minor) for each in offer.nodes)
+        if offer.channels:
+            yield from ((offer.channels.major, number) for number in range(offer.channels.count))
+
+
+def sources(node: Node) -> Iterator[str]:
+    """Folders and files of the host that may be mounted."""
+    yield from (tree.path for tree in node.driver.trees.values()) if node.driver else ()
+    yield from (package.path for package in node.compat)
+    yield from (each.source for offer in node.inventory.extras.values() for each in offer.mounts)
+    if node.profiles:
+        yield node.profiles.folder
+
+
+def shared(node: Node) -> set[tuple[int | None, int]]:
+    """Numbers of the nodes that give no GPU: what a container is completed with that has GPUs by others' hand."""
+    majors = node.inventory.majors
+    return {(majors.nvidia, CTL), (majors.nvidia, MODESET), (majors.nvidia_uvm, 0), (majors.nvidia_uvm, 1)}
+
+
 def within(path: str, folder: str) -> bool:
     return f"{path}/".startswith(f"{folder}/")
 
@@ -102,8 +125,9 @@ def test_every_node_is_the_grants_or_shared(
     reply = reply_to(container, node, ledger, policy)
     units = granted(reply, container, node)
     devices = reply.adjust.linux.devices
-    assert {(each.major, each.minor) for each in devices} <= set(allowed(units, node))
-    assert bool(devices) is bool(units)
+    numbers = {(each.major, each.minor) for each in devices}
+    assert numbers <= (set(allowed(units, node)) | set(of_extras(node)) if units else shared(node))
+    assert bool(devices) >= bool(units)
     assert all(each.type == "c" and within(each.path, "/dev") and ".." not in each.path for each in devices)
 
 
@@ -114,9 +138,8 @@ def test_every_mount_is_of_the_staged_driver(
 ) -> None:
     reply = reply_to(container, node, ledger, policy)
     assume(reply.adjust.mounts)
-    trees = {tree.path for tree in node.driver.trees.values()} if node.driver else set()
     for mount in reply.adjust.mounts:
-        assert any(within(mount.source, tree) for tree in trees)
+        assert any(within(mount.source, source) for source in sources(node))
         assert not any(within(mount.destination, folder) for folder in KERNEL)
         assert mount.destination.startswith("/")
         assert ".." not in mount.source + mount.destination

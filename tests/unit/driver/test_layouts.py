@@ -130,7 +130,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Trees:
 def test_the_layout_that_the_others_are_compared_with_has_everything(expected: Trees) -> None:
     whole = expected[frozenset(Capability)]
     assert len([name for name in whole if name.startswith("lib64/lib32/")]) > len(CONFIGS)
-    assert {"extra/etc/OpenCL/vendors/nvidia.icd", "bin/nvidia-smi", "lib64/libcuda.so.1"} <= set(whole)
+    assert {"extra/etc/OpenCL/vendors/nvidia.icd", "lib64/bin/nvidia-smi", "lib64/libcuda.so.1"} <= set(whole)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.__name__)
