@@ -33,6 +33,7 @@ from nri_gpu.policy.model import Policy
 Record = Mapping[str, Any]
 AnyPolicy = Policy | BrokenPolicy
 SCHEMA: Final = "nri-gpu/audit/v1"
+DIGESTS_KEPT: Final = 64
 
 
 class Kind(StrEnum):
@@ -58,8 +59,18 @@ def answer_json(decision: Decision) -> dict[str, Any]:
 
 
 def digest(edits: Edits) -> str:
-    """Of all that is added to a container."""
-    return hashlib.sha256(canonical(edits).encode()).hexdigest()
+    """Of all that is added to a container. Containers of one kind have the very same edits: done once for them."""
+    kept = _digests.get(id(edits))
+    if kept is not None and kept[0] is edits:
+        return kept[1]
+    if len(_digests) >= DIGESTS_KEPT:
+        _digests.clear()
+    found = hashlib.sha256(canonical(edits).encode()).hexdigest()
+    _digests[id(edits)] = (edits, found)
+    return found
+
+
+_digests: dict[int, tuple[Edits, str]] = {}
 
 
 def node_record(node: Node) -> dict[str, Any]:

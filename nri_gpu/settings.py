@@ -107,15 +107,16 @@ def keep_last_good(state_dir: Path, text: str) -> None:
     draft.replace(state_dir / LAST_GOOD)
 
 
-def load_last_good(state_dir: Path, overrides: Mapping[str, object] | None = None) -> Policy | None:
-    """The policy kept by an earlier run; None when none is.
-
-    Raises:
-        PolicyError: it cannot be read, or this version no longer takes it.
-
-    """
+def last_good_text(state_dir: Path) -> PolicyText | None:
+    """The policy kept by an earlier run; None when none is. Raises: PolicyError: it cannot be read."""
     path = state_dir / LAST_GOOD
-    return build_policy(read_policy(path), overrides) if path.exists() else None
+    return read_policy(path) if path.exists() else None
+
+
+def load_last_good(state_dir: Path, overrides: Mapping[str, object] | None = None) -> Policy | None:
+    """The same, understood. Raises: PolicyError: it cannot be read, or this version no longer takes it."""
+    text = last_good_text(state_dir)
+    return build_policy(text, overrides) if text else None
 
 
 def file_advice(path: Path) -> tuple[str, ...]:

@@ -335,6 +335,22 @@ class LedgerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSettings:
+    """The audit log: every decision with all that decided it, for `nri-gpu replay`."""
+
+    max_mib: Annotated[
+        int, Declaration(Whole(0, 1024), "Size of the log in MiB, and of the one before it that is kept; 0: no log.")
+    ] = 4
+    dir: Annotated[
+        str,
+        Declaration(
+            _FOLDER_OR_NONE,
+            "Folder for it; empty: the state folder, which a reboot empties. In the systemd unit it must be writable.",
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControlSettings:
     """Who may ask the daemon about itself."""
 
@@ -391,6 +407,7 @@ class Policy:
     inventory: InventorySettings = InventorySettings()
     ledger: LedgerSettings = LedgerSettings()
     control: ControlSettings = ControlSettings()
+    audit: AuditSettings = AuditSettings()
     guard: GuardSettings = GuardSettings()
     rule: Rules = NO_RULES
     pool: Pools = NO_POOLS

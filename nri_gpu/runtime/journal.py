@@ -19,6 +19,7 @@ from nri_gpu.allocation.mark import Mark, read_mark, write_mark
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 
+JOURNAL: Final = "journal"  # in the state folder
 # Some 500 grants. Beyond that, lines whose grace is over are dropped.
 COMPACT_BYTES: Final = 256 * 1024
 
@@ -45,8 +46,8 @@ class Journal:
         """Whether it is time to `compact`."""
         return self._bytes > COMPACT_BYTES
 
-    def granted(self, grant: Grant, mark: str, now: float) -> None:
-        """Append a grant. mark: as written on the container."""
+    def granted(self, grant: Grant, now: float) -> None:
+        """Append a grant, with its mark as it is written on the container."""
         record = {
             "at": now,
             "container_id": grant.container_id,
@@ -55,20 +56,20 @@ class Journal:
             "pod_uid": grant.pod_uid,
             "pod": grant.pod_name,
             "namespace": grant.namespace,
-            "mark": mark,
+            "mark": write_mark(grant, self._key),
         }
         self._append(record)
 
-    def released(self, container_id: ContainerId) -> None:
-        """Append that a grant is no more."""
-        self._append({"released": container_id})
+    def settled(self, container_id: ContainerId) -> None:
+        """Append that the runtime knows of a grant by now, or that it is no more."""
+        self._append({"settled": container_id})
 
     def remembered(self, since: float) -> tuple[Remembered, ...]:
-        """Grants given at `since` or later and not released, in their order. A file that is not there is empty."""
+        """Grants given at `since` or later and not settled, in their order. A file that is not there is empty."""
         found: dict[ContainerId, Remembered] = {}
         for record in self._records():
-            if "released" in record:
-                found.pop(ContainerId(str(record["released"])), None)
+            if "settled" in record:
+                found.pop(ContainerId(str(record["settled"])), None)
             elif (remembered := self._understood(record)) and remembered.at >= since:
                 found[remembered.grant.container_id] = remembered
         return tuple(found.values())
@@ -81,7 +82,7 @@ class Journal:
         self._fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._bytes = 0
         for each in kept:
-            self.granted(each.grant, write_mark(each.grant, self._key), each.at)
+            self.granted(each.grant, each.at)
         fresh.replace(self._path)
 
     def close(self) -> None:

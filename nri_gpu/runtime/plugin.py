@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from loguru import logger
@@ -27,6 +27,7 @@ from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed, Markers
 from nri_gpu.nri.status import status_of
 from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.model import Policy, Stale
+from nri_gpu.runtime.recorder import Nobody, Recorder
 from nri_gpu.wire.status import Status
 
 Reply = bytes | Status
@@ -60,7 +61,7 @@ class Outside:
 
     snapshot: the newest node. clock: monotonic seconds. later: run something once the reply is on its way.
     changed: told each new ledger. inventory_age_s: how long ago the source of the inventory last answered; None where
-    it never did.
+    it never did. recorder: who keeps what happens.
     """
 
     snapshot: Callable[[], Node]
@@ -68,6 +69,7 @@ class Outside:
     later: Callable[[Callable[[], None]], object]
     changed: Callable[[Ledger], None]
     inventory_age_s: Callable[[], float | None] = lambda: None
+    recorder: Recorder = field(default_factory=Nobody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +128,19 @@ class Plugin:
         ledger = self.ledger.lapse(now, settings.ledger.created_grace_s)
         decision = decide(container, node, ledger, self.policy)
         reply = self._reply(decision)
-        # Committed only once the reply exists: a bug in making it leaks no grant.
+        # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
+        self._record(container, decision, node, now)
         self._commit(self._with_foreign(ledger.after(decision, now), container, decision, node))
         elapsed_s = self._outside.clock() - now
         self._outside.later(lambda: log_decision(container, decision, node, elapsed_s))
         if container.nvidia_hooks and not isinstance(decision, Pass):
             self._outside.later(lambda: self._warn_of_hooks(container))
         return reply
+
+    def _record(self, container: Container, decision: Decision, node: Node, now: float) -> None:
+        self._outside.recorder.decided(container, decision, node, now)
+        if isinstance(decision, Inject) and decision.grant.uuids:
+            self._outside.recorder.granted(decision.grant, now)
 
     def validate(self, payload: bytes) -> Reply:
         """ValidateContainerAdjustment: whether what came of our reply, and of other plugins', is what was granted."""
@@ -175,8 +183,16 @@ class Plugin:
             if not isinstance(mark, Mark) and self._report(item.container, mark) and not item.created:
                 ungranted.add(item.container.id)
         self.ungranted = frozenset(ungranted)
+        entries += self._not_listed(frozenset(item.container.id for item in listed), now)
         self._commit(rebuilt(entries, foreign))
+        self._outside.recorder.synchronized(self.ledger)
         logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(foreign)).info("ledger rebuilt")
+
+    def _not_listed(self, listed: frozenset[ContainerId], now: float) -> list[Entry]:
+        """Grants given so lately that the runtime may not list their containers yet; by a daemon before us, perhaps."""
+        settings = self.policy if isinstance(self.policy, Policy) else Policy.default()
+        found = self._outside.recorder.remembered(now - settings.ledger.created_grace_s)
+        return [Entry(each.grant, Phase.CREATED, each.at) for each in found if each.grant.container_id not in listed]
 
     def _reply(self, decision: Decision) -> Reply:
         match decision:
@@ -232,6 +248,7 @@ class Plugin:
                 "meanwhile: create it again.",
             )
             return self._refuse_start(container, reason)
+        self._outside.recorder.settled(change.container_id)
         self._commit(running)
         return EMPTY
 
@@ -261,11 +278,13 @@ class Plugin:
 
     def _stopped(self, change: Lifecycle) -> Reply:
         self._holders.pop(change.container_id, None)
+        self._outside.recorder.settled(change.container_id)
         self._commit(self.ledger.stopped(change.container_id, self._outside.clock()))
         return EMPTY
 
     def _removed(self, change: Lifecycle) -> Reply:
         self._holders.pop(change.container_id, None)
+        self._outside.recorder.settled(change.container_id)
         self._commit(self.ledger.released(change.container_id))
         return EMPTY
 

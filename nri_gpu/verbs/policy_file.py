@@ -10,7 +10,7 @@ from loguru import logger
 from nri_gpu.domain.errors import PolicyError
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import override
-from nri_gpu.settings import PolicyText, build_policy, keep_last_good, load_last_good, read_policy
+from nri_gpu.settings import PolicyText, build_policy, keep_last_good, last_good_text, read_policy
 
 
 class PolicyFile:
@@ -22,6 +22,7 @@ class PolicyFile:
         self._options = options
         self._state_dir = state_dir
         self._text: PolicyText | None = None  # in place of the file
+        self.taken: PolicyText | None = None  # what the policy in force was read from; None: every default
         self.salvage = override(Policy.default(), options)  # what holds where the file says nothing usable
 
     def load(self) -> Policy:
@@ -35,6 +36,7 @@ class PolicyFile:
 
     def _take(self, source: PolicyText | None) -> Policy:
         policy = build_policy(source, self._options)
+        self.taken = source
         try:
             keep_last_good(self._state_dir, source.text if source else "")
         except OSError as error:
@@ -44,7 +46,8 @@ class PolicyFile:
     def last_good(self) -> Policy | None:
         """The one kept by an earlier run, if it still can be used."""
         try:
-            return load_last_good(self._state_dir, self._options)
+            self.taken = last_good_text(self._state_dir)
+            return build_policy(self.taken, self._options) if self.taken else None
         except PolicyError as error:
             logger.bind(fault=str(error.faults[0])).error("the kept policy is not usable either")
             return None

@@ -25,10 +25,13 @@ from nri_gpu.domain.gpu import Inventory
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.inventory.source import source_of
 from nri_gpu.nri.convert import Configured
-from nri_gpu.policy.model import Policy
+from nri_gpu.policy.model import AuditSettings, Policy
+from nri_gpu.runtime.audit import AuditLog, PolicyNote
 from nri_gpu.runtime.board import Board
+from nri_gpu.runtime.journal import JOURNAL, Journal
 from nri_gpu.runtime.notify import Notifier
 from nri_gpu.runtime.plugin import Outside, Plugin
+from nri_gpu.runtime.recorder import StateRecorder
 from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE, StateError, StateFolder
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
@@ -105,6 +108,7 @@ class Fixed:
     stage_dir: str
     refresh_s: int
     compat_dir: str
+    audit: AuditSettings
 
 
 class Daemon:
@@ -123,14 +127,21 @@ class Daemon:
         self._cache = InventoryCache(
             source, publish=self._inventory_changed, on_fault=self._inventory_fault, refresh_s=self._fixed.refresh_s
         )
+        self._audit = _audit_log(settings, state.path)
+        recorder = StateRecorder(
+            Journal(state.path / JOURNAL, key), self._audit, self._later, settings.ledger.created_grace_s
+        )
         self._plugin = Plugin(
-            Outside(self._board.snapshot, time.monotonic, self._later, self._ledger_changed, self._cache.age_s),
+            Outside(
+                self._board.snapshot, time.monotonic, self._later, self._ledger_changed, self._cache.age_s, recorder
+            ),
             policy,
             key,
         )
         self._supervisor = Supervisor(
             self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away)
         )
+        self._note(policy)
         self._reporter = Reporter(state.path / CONTROL_SOCKET, Subjects(self._board, self._plugin, self._cache))
         self._stop = asyncio.Event()
         self._ledger_timer: asyncio.TimerHandle | None = None
@@ -160,7 +171,8 @@ class Daemon:
         refreshing = asyncio.create_task(self._cache.run())
         writing = asyncio.create_task(self._profiles.run())
         serving = asyncio.create_task(self._serve(inherited))
-        parts = (serving, refreshing, looking, writing, asyncio.create_task(self._reporter.run()))
+        recording = (asyncio.create_task(self._audit.run()),) if self._audit else ()
+        parts = (serving, refreshing, looking, writing, asyncio.create_task(self._reporter.run()), *recording)
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
         code = exit_code(parts)
@@ -201,17 +213,31 @@ class Daemon:
             for fault in error.faults:
                 logger.bind(fault=str(fault)).error("policy not reloaded, the old one stays")
         else:
-            self._plugin.policy = policy
+            self._use(policy)
             self._identity = Identity(policy.plugin.name, policy.plugin.index)
             logger.bind(path=policy.source).info("policy reloaded")
             self._warn_of_fixed(policy)
-            self._reporter.policy_changed()
         self._cache.poke()
         self._driver.look_again()
 
+    def _use(self, policy: Policy | BrokenPolicy) -> None:
+        """From here on decisions are by this one."""
+        self._plugin.policy = policy
+        self._note(policy)
+        self._reporter.policy_changed()
+
+    def _note(self, policy: Policy | BrokenPolicy) -> None:
+        if self._audit is None:
+            return
+        text = self._policy_file.taken
+        if isinstance(policy, BrokenPolicy):
+            self._audit.policy_changed(PolicyNote("", "", policy.fault))
+        else:
+            self._audit.policy_changed(PolicyNote(text.file, text.text) if text else PolicyNote("", ""))
+
     def _warn_of_fixed(self, policy: Policy) -> None:
         if _fixed(policy) != self._fixed:
-            logger.warning("socket, driver folders and refresh interval change with a restart only")
+            logger.warning("socket, folders, audit log and refresh interval change with a restart only")
 
     def _later(self, action: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(action)
@@ -241,13 +267,12 @@ class Daemon:
         try:
             policy = self._policy_file.load_text("the runtime's NRI configuration for this plugin", configured.config)
         except PolicyError as error:
-            self._plugin.policy = BrokenPolicy(str(error.faults[0]))
+            self._use(BrokenPolicy(str(error.faults[0])))
             for fault in error.faults:
                 logger.bind(fault=str(fault)).error("policy not usable")
         else:
-            self._plugin.policy = policy
+            self._use(policy)
             self._warn_of_fixed(policy)
-            self._reporter.policy_changed()
 
     def _ready(self) -> None:
         self._synchronized = True
@@ -262,7 +287,9 @@ class Daemon:
         self._notifier.status(f"not connected: {why}")
 
     def _ledger_changed(self, ledger: Ledger) -> None:
-        del ledger  # what is written is the newest when the timer is up
+        if self._audit:
+            self._audit.ledger_changed(ledger)
+        # What is written to the file for people is the newest when the timer is up.
         if self._ledger_timer is None:
             self._ledger_timer = asyncio.get_running_loop().call_later(LEDGER_DELAY_S, self._write_ledger)
 
@@ -283,6 +310,12 @@ class Daemon:
         self._stop.set()
 
 
+def _audit_log(policy: Policy, state: Path) -> AuditLog | None:
+    settings = policy.audit
+    folder = Path(settings.dir) if settings.dir else state
+    return AuditLog(folder, settings.max_mib << 20, time.time) if settings.max_mib else None
+
+
 def _fixed(policy: Policy) -> Fixed:
     driver = policy.driver
     return Fixed(
@@ -292,4 +325,5 @@ def _fixed(policy: Policy) -> Fixed:
         driver.stage_dir,
         policy.inventory.refresh_s,
         policy.compat.dir,
+        policy.audit,
     )

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase
+from nri_gpu.allocation.mark import MARK_KEY, write_mark
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
@@ -247,3 +248,15 @@ def create_payload(of: Container, **fields: Any) -> bytes:  # noqa: ANN401 - any
     """CreateContainerRequest."""
     message = pb.CreateContainerRequest(pod=pod_message(of.pod), container=container_message(of, **fields))
     return message.SerializeToString()
+
+
+def event_payload(event: int, of: Container) -> bytes:
+    """What a runtime up to NRI 0.11 sends when something happens to a container."""
+    change = pb.StateChangeEvent(pod=pod_message(of.pod), container=container_message(of))
+    change.event = event  # type: ignore[assignment] # an enum's number
+    return change.SerializeToString()
+
+
+def marked(of: Container, granted: Grant, key: bytes) -> Container:
+    """A container as the runtime lists it, with a grant written on it."""
+    return replace(of, annotations={**of.annotations, MARK_KEY: write_mark(granted, key)})

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.allocation.mark import write_mark
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
 from nri_gpu.runtime import journal as module
@@ -32,7 +31,7 @@ def journal(path: Path) -> Iterator[Journal]:
 
 
 def grant(journal: Journal, granted: Grant, at: float) -> None:
-    journal.granted(granted, write_mark(granted, KEY), at)
+    journal.granted(granted, at)
 
 
 def test_what_was_granted_is_remembered_in_its_order(journal: Journal) -> None:
@@ -53,16 +52,16 @@ def test_nothing_older_than_asked_for(journal: Journal) -> None:
     assert [each.grant for each in journal.remembered(since=20.0)] == [TWO]
 
 
-def test_what_was_released_is_forgotten(journal: Journal) -> None:
+def test_what_is_settled_is_forgotten(journal: Journal) -> None:
     grant(journal, ONE, 1.0)
     grant(journal, TWO, 2.0)
-    journal.released(ONE.container_id)
+    journal.settled(ONE.container_id)
     assert [each.grant for each in journal.remembered(since=0)] == [TWO]
 
 
-def test_released_and_granted_again(journal: Journal) -> None:
+def test_settled_and_granted_again(journal: Journal) -> None:
     grant(journal, ONE, 1.0)
-    journal.released(ONE.container_id)
+    journal.settled(ONE.container_id)
     grant(journal, ONE, 3.0)
     assert journal.remembered(since=0) == (Remembered(ONE, 3.0),)
 
@@ -132,7 +131,7 @@ def test_more_gpus_than_the_mark_says_are_not_believed(path: Path, journal: Jour
 def test_compacted_it_tells_the_same_and_no_more(path: Path, journal: Journal) -> None:
     for at in range(50):
         grant(journal, ONE, float(at))
-        journal.released(ONE.container_id)
+        journal.settled(ONE.container_id)
     grant(journal, TWO, 60.0)
     grant(journal, SHARED, 70.0)
     large = path.stat().st_size

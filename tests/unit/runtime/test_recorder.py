@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.allocation.ledger import Phase
+from nri_gpu.domain.container import Container
+from nri_gpu.nri.convert import Listed
+from nri_gpu.nri.subscribe import Event
+from nri_gpu.policy.model import Policy
+from nri_gpu.runtime import journal as journal_module
+from nri_gpu.runtime.journal import Journal
+from nri_gpu.runtime.plugin import Outside, Plugin
+from nri_gpu.runtime.recorder import StateRecorder
+from nri_gpu.wire.status import Status
+from tests.support import builders as make
+from tests.unit.runtime.log import Log
+from tests.unit.runtime.station import KEY, Clock, node
+
+GRACE_S = Policy.default().ledger.created_grace_s
+
+
+class Daemon:
+    """One life of a daemon on a state folder; the next one is another of these, on the same folder and clock."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self.recorder = StateRecorder(Journal(folder / "journal", KEY), None, lambda action: action(), GRACE_S)
+        outside = Outside(node, clock, lambda _: None, lambda _: None, recorder=self.recorder)
+        self.plugin = Plugin(outside, Policy.default(), KEY)
+
+    def create(self, container: Container) -> bool:
+        return not isinstance(self.plugin.create_container(make.create_payload(container)), Status)
+
+    def event(self, event: Event, container: Container) -> None:
+        self.plugin.state_change(make.event_payload(event, container))
+
+    def phases(self) -> dict[str, Phase]:
+        return {entry.grant.pod_name: entry.phase for entry in self.plugin.ledger.entries.values()}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+ONE = make.container("device=0", of="one")
+OTHER = make.container("device=0", of="other")
+
+
+def test_what_the_runtime_does_not_list_yet_is_not_granted_again(tmp_path: Path, clock: Clock) -> None:
+    assert Daemon(tmp_path, clock).create(ONE)
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized(())
+    assert after.phases() == {"one": Phase.CREATED}
+    assert not after.create(OTHER)
+
+
+def test_nor_for_longer_than_the_grace(tmp_path: Path, clock: Clock) -> None:
+    assert Daemon(tmp_path, clock).create(ONE)
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized(())
+    clock.now += GRACE_S + 1
+    assert after.create(OTHER)
+
+
+def test_a_daemon_that_comes_after_the_grace_knows_nothing_of_it(tmp_path: Path, clock: Clock) -> None:
+    assert Daemon(tmp_path, clock).create(ONE)
+    clock.now += GRACE_S + 1
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized(())
+    assert after.phases() == {}
+
+
+@pytest.mark.parametrize("event", [Event.START_CONTAINER, Event.REMOVE_CONTAINER, Event.STOP_CONTAINER])
+def test_what_is_settled_is_the_runtimes_to_tell(tmp_path: Path, clock: Clock, event: Event) -> None:
+    before = Daemon(tmp_path, clock)
+    assert before.create(ONE)
+    before.event(event, ONE)
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized(())
+    assert after.phases() == {}
+
+
+def test_what_the_runtime_lists_is_there_once(tmp_path: Path, clock: Clock) -> None:
+    before = Daemon(tmp_path, clock)
+    assert before.create(ONE)
+    (entry,) = before.plugin.ledger.entries.values()
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized((Listed(make.marked(ONE, entry.grant, KEY), created=False),))
+    assert after.phases() == {"one": Phase.RUNNING}
+
+
+def test_a_connection_that_is_made_anew_forgets_nothing(tmp_path: Path, clock: Clock) -> None:
+    daemon = Daemon(tmp_path, clock)
+    assert daemon.create(ONE)
+    daemon.plugin.synchronized(())
+    assert not daemon.create(OTHER)
+
+
+def test_a_grant_of_nothing_is_not_worth_a_line(tmp_path: Path, clock: Clock) -> None:
+    assert Daemon(tmp_path, clock).create(make.container("none"))
+    assert not (tmp_path / "journal").exists()
+
+
+def test_a_folder_that_cannot_be_written_stops_no_grant(tmp_path: Path, clock: Clock, log: Log) -> None:
+    daemon = Daemon(tmp_path / "gone", clock)
+    assert daemon.create(ONE)
+    assert daemon.create(make.container("device=1", of="third"))
+    assert len(log.said("journal not written; the marks on the containers hold")) == 1
+
+
+def test_it_does_not_grow_for_ever(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 4096)
+    daemon = Daemon(tmp_path, clock)
+    for number in range(100):
+        container = make.container("device=0", of=f"pod-{number}")
+        assert daemon.create(container)
+        daemon.event(Event.START_CONTAINER, container)
+        daemon.event(Event.REMOVE_CONTAINER, container)
+        clock.now += 1
+    assert (tmp_path / "journal").stat().st_size < 3 * 4096
