@@ -14,13 +14,14 @@ from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
+from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
 
 V, NEWER = "580.95.05", "600.10.01"  # the simulated node has CUDA 13.0
-PLACE, TREE = "/opt/nri-gpu/compat", "/usr/local/nvidia/lib64"
+PLACE, TREE = "/opt/nri-gpu/compat", LIBRARIES
 # As an image for CUDA 14.0 has it: new enough, or an older branch that its own package would run on.
 WANTS_14 = {"CUDA_VERSION": "14.0.1", "NVIDIA_REQUIRE_CUDA": "cuda>=14.0 brand=tesla,driver>=470,driver<471"}
 WANTS_13 = {"CUDA_VERSION": "13.0.1", "NVIDIA_REQUIRE_CUDA": "cuda>=13.0 brand=tesla,driver>=470,driver<471"}

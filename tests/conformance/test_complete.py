@@ -15,6 +15,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
+from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import Opened, device_nodes, open_number, open_path
 from tests.support.waiting import wait_for
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.containerd
 
 UUIDS = {index: f"GPU-{index}a100004-0000-4000-8000-{index:012x}" for index in range(4)}
 CTL, UVM, UVM_TOOLS = (195, 255), (1510, 0), (1510, 1)
-LIBRARY = "/usr/local/nvidia/lib64/libcuda.so.1"
+LIBRARY = f"{LIBRARIES}/libcuda.so.1"
 Serve = Callable[[str], NriGpu]
 
 

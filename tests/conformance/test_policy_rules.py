@@ -88,7 +88,7 @@ def test_a_label_decides(node: Containerd, ruled: NriGpu) -> None:
     assert "[not-allowed]" in error.details
     assert 'rule[0] "no-batch" in' in error.details
     assert "(batch runs elsewhere)" in error.details
-    create(node, "1", PodSpec(name="urgent", namespace="batch", labels={"example.com/urgent": "yes"}))
+    create(node, "device=0", PodSpec(name="urgent", namespace="batch", labels={"example.com/urgent": "yes"}))
     ruled.wait_held({"urgent/main": [UUIDS[0]]})
 
 
@@ -149,7 +149,7 @@ def test_the_service_class_is_read_off_what_the_runtime_shows(
     node: Containerd, ruled: NriGpu, kubepods: str, folder: str, granted: bool
 ) -> None:
     with Cri(node.cri_socket, cgroup_parent=f"{kubepods}/{folder}") as kubelet:
-        pod = kubelet.run_pod(PodSpec(name="p", annotations={"gpu.nri.io": "1"}))
+        pod = kubelet.run_pod(PodSpec(name="p", annotations={"gpu.nri.io": "device=0"}))
         if granted:
             kubelet.run(pod)
             ruled.wait_held({"p/main": [UUIDS[0]]})
