@@ -22,7 +22,7 @@ from nri_gpu.offer import Bidder, offered, over_limit
 from nri_gpu.outfit import outfit
 from nri_gpu.policy.broken import BrokenPolicy as BrokenPolicy
 from nri_gpu.policy.model import Complete, Disarm, Policy, PrivilegedAction
-from nri_gpu.policy.select import Allowed, Denied, Ignored, denied_extras, select
+from nri_gpu.policy.select import Allowed, Denied, Ignored, select
 from nri_gpu.policy.stale import stale_fault
 from nri_gpu.policy.terms import Terms
 from nri_gpu.readiness import ended, hindrance
@@ -120,7 +120,8 @@ def _grant(
     capabilities = closure(terms.capabilities if claim.capabilities is None else claim.capabilities)
     if sentence := terms.denied_mode(mode) or terms.denied_capabilities(capabilities):
         return _refuse(Code.NOT_ALLOWED, sentence)
-    if sentence := denied_extras(policy, claim.extras.asked):
+    extras = claim.extras if claim.extras.asked else terms.extras
+    if sentence := terms.denied_extras(extras.asked):
         return _refuse(Code.NOT_ALLOWED, sentence)
     if reason := _other_hand(container, node):
         if policy.foreign.complete is Complete.NONE or not completable(container, node):
@@ -136,7 +137,7 @@ def _grant(
     if isinstance(chosen, Reason):
         return Refuse(chosen)
     gpus, mode = chosen
-    extra = extra_parts(Wish(claim.extras, gpus, capabilities, node, container))
+    extra = extra_parts(Wish(extras, gpus, capabilities, node, container))
     if isinstance(extra, Reason):
         return Refuse(extra)
     made = outfit(container, gpus, capabilities, node, policy, extra=extra)
@@ -145,7 +146,7 @@ def _grant(
     grant = Grant.to(container, tuple([gpu.uuid for gpu in gpus]), mode, made.generation)
     notes = (
         _unreached(container, made.edits),
-        kept_limits(claim.extras, container),
+        kept_limits(extras, container),
         _seen_by_privileged(container, node, policy),
     )
     return Inject(made.edits, grant, allowed.rule, note="; ".join(filter(None, notes)), compat=made.compat)

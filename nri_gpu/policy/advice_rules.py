@@ -59,6 +59,11 @@ def rule_terms(policy: Policy) -> Iterator[str]:
             f"defaults.mode is {policy.defaults.mode}, which modes.allowed does not list: requests that do not say are "
             "refused"
         )
+    if denied := sorted(policy.defaults.extras - policy.extras.allowed):
+        yield (
+            f"defaults.extras gives {', '.join(denied)}, which extras.allowed does not list: requests that name no "
+            "extras are refused"
+        )
 
 
 def _terms_of(policy: Policy, index: int) -> Iterator[str]:
@@ -71,6 +76,9 @@ def _terms_of(policy: Policy, index: int) -> Iterator[str]:
         yield f"{path}: its own default is refused: {sentence.partition(':')[0]}"
     changed = any(getattr(rule, key) is not None for key in ("default_capabilities", "capabilities"))
     if changed and (sentence := terms.denied_capabilities(closure(terms.capabilities))):
+        yield f"{path}: its own default is refused: {sentence.partition(':')[0]}"
+    changed = any(getattr(rule, key) is not None for key in ("default_extras", "extras"))
+    if changed and (sentence := terms.denied_extras(terms.extras.asked)):
         yield f"{path}: its own default is refused: {sentence.partition(':')[0]}"
     if rule.capabilities is not None:
         yield from _lonely(rule.capabilities, f"{path}.capabilities")

@@ -13,7 +13,9 @@ from nri_gpu.policy.pools import SELECTORS, Pool
 from nri_gpu.policy.rules import Rule
 from nri_gpu.policy.text import known_words, quoted
 
-_OF_ALLOW: Final = ("default_mode", "modes", "default_capabilities", "capabilities", "pool", "limits")
+_OF_ALLOW: Final = (
+    *("default_mode", "modes", "default_capabilities", "capabilities", "default_extras", "extras", "pool", "limits"),
+)
 
 
 def cross_faults(rules: tuple[Rule, ...], pools: tuple[Pool, ...]) -> Iterator[tuple[str, str]]:

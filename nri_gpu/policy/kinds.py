@@ -143,16 +143,17 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One word of a closed set."""
+    """One word of a closed set. but: those of it that cannot be said here."""
 
     words: type[StrEnum]
+    but: frozenset[StrEnum] = frozenset()
 
     def faults(self, raw: object) -> Wrong:
         """Not one of the words."""
         if not isinstance(raw, str):
             yield "", f"must be a string, not {toml_type(raw)}"
-        elif raw not in set(self.words):
-            yield "", f"cannot be {quoted(raw)}{known_words(raw, self.words)}"
+        elif raw not in (known := [word for word in self.words if word not in self.but]):
+            yield "", f"cannot be {quoted(raw)}{known_words(raw, known)}"
 
     def convert(self, raw: str) -> StrEnum:
         """The word."""
@@ -164,19 +165,20 @@ class Choice:
 
     def schema(self) -> dict[str, object]:
         """An enumeration."""
-        return {"enum": [word.value for word in self.words]}
+        return {"enum": [word.value for word in self.words if word not in self.but]}
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Some of a closed set of words, each once; order does not matter. minimum: how many at least."""
+    """Some of a closed set of words, each once; order does not matter. minimum: how many at least. but: not these."""
 
     words: type[StrEnum]
     minimum: int = 1
+    but: frozenset[StrEnum] = frozenset()
 
     def faults(self, raw: object) -> Wrong:
         """Not a list, too short, or an item wrong or doubled."""
-        return _list_faults(raw, Choice(self.words), minimum=self.minimum, maximum=len(self.words))
+        return _list_faults(raw, Choice(self.words, self.but), minimum=self.minimum, maximum=len(self.words))
 
     def convert(self, raw: list[str]) -> frozenset[StrEnum]:
         """The set."""
@@ -189,7 +191,7 @@ class Choices:
     def schema(self) -> dict[str, object]:
         """An array of unique words."""
         least = {"minItems": self.minimum} if self.minimum else {}
-        return {"type": "array", "items": Choice(self.words).schema(), **least, "uniqueItems": True}
+        return {"type": "array", "items": Choice(self.words, self.but).schema(), **least, "uniqueItems": True}
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ _NAME: Final = Text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
 _INDEX: Final = Text(r"[0-9]{2}", 'two digits in quotes, such as "10"', 2)
 # shadow-utils' rule for names, and nothing at all.
 _GROUP: Final = Text(r"(?:[A-Za-z_][A-Za-z0-9_.-]*)?", "a group's name", 32)
+_EXTRAS: Final = Choices(Extra, minimum=0, but=frozenset({Extra.IMEX}))
 _NAMESPACES: Final = Patterns(Text(r"[!-~]+", "a pattern of printable ASCII without blanks", 253))
 
 
@@ -124,6 +125,10 @@ class ClaimDefaults:
     capabilities: Annotated[
         Capabilities, Declaration(Choices(Capability), "Which parts of the driver a container gets.")
     ] = DEFAULT_CAPABILITIES
+    extras: Annotated[
+        frozenset[Extra],
+        Declaration(_EXTRAS, "Extras that a container gets which names none; all but imex, which takes a number."),
+    ] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

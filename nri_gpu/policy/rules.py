@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Qos
+from nri_gpu.domain.extras import Extra
 from nri_gpu.domain.gpu import Capabilities, Capability
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.index import Index
@@ -28,6 +29,7 @@ _LABELS: Final = LabelPatterns(
     Text(r"(?:[a-z0-9.-]+/)?[A-Za-z0-9_.-]+", "a label's key, such as app.kubernetes.io/name", 317),
     Text(r"[!-~]*", "a pattern of printable ASCII without blanks", 63),
 )
+_DEFAULT_EXTRAS: Final = Choices(Extra, minimum=0, but=frozenset({Extra.IMEX}))
 _NAME: Final = Text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
 _REASON: Final = Text(r"[ -~]+", "printable ASCII on one line", 200)
 
@@ -67,6 +69,13 @@ class Rule:
     capabilities: Annotated[
         Capabilities | None,
         Declaration(Choices(Capability), "Parts of the driver to ask for, in place of capabilities.allowed."),
+    ] = None
+    default_extras: Annotated[frozenset[Extra] | None, Declaration(_DEFAULT_EXTRAS, "In place of defaults.extras.")] = (
+        None
+    )
+    extras: Annotated[
+        frozenset[Extra] | None,
+        Declaration(Choices(Extra, minimum=0), "Extras to ask for, in place of extras.allowed."),
     ] = None
     pool: Annotated[
         Globs | None, Declaration(PatternOrMore(POOL_NAMES), "Names of the pools they get GPUs from, and no others.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.extras import Extra
 from nri_gpu.policy.model import Otherwise, Policy
 from nri_gpu.policy.rules import Rule
 from nri_gpu.policy.terms import Terms, shown_source
@@ -69,18 +68,6 @@ def _by_rule(policy: Policy, container: Container, index: int) -> Verdict:
 def _called(rule: Rule, index: int) -> str:
     """`rule[2] "batch"`."""
     return f'rule[{index}] "{rule.name}"' if rule.name else f"rule[{index}]"
-
-
-def denied_extras(policy: Policy, asked: frozenset[Extra]) -> str:
-    """Why a container may not have these extras; empty when it may."""
-    if asked <= policy.extras.allowed:
-        return ""
-    denied = ", ".join(each for each in Extra if each in asked - policy.extras.allowed)
-    source = shown_source(policy)
-    return (
-        f"extras {denied} may not be asked for: extras.allowed in {source} does not list them; "
-        "change that list, or ask without."
-    )
 
 
 def _not_listed(patterns: int) -> str:

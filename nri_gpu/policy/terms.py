@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.extras import NO_EXTRAS, Extra, Extras
 from nri_gpu.domain.gpu import Capabilities, Capability, GpuUuid, Inventory, closure
 from nri_gpu.policy.limits import Limits
 from nri_gpu.policy.model import Policy
@@ -35,6 +36,13 @@ class Terms:
     def capabilities(self) -> Capabilities:
         """Parts of the driver that come where the request does not say."""
         return (self.rule and self.rule.default_capabilities) or self.policy.defaults.capabilities
+
+    @property
+    def extras(self) -> Extras:
+        """Extras that come where the request names none."""
+        own = self.rule.default_extras if self.rule else None
+        asked = self.policy.defaults.extras if own is None else own
+        return Extras(asked) if asked else NO_EXTRAS
 
     @property
     def limits(self) -> Limits:
@@ -96,6 +104,18 @@ class Terms:
             f"capabilities {', '.join(denied)} may not be asked for{why}: "
             f"{self._path('capabilities', own, 'capabilities.allowed')} in {self.source} does not list "
             "them; change that list, or ask without."
+        )
+
+    def denied_extras(self, asked: frozenset[Extra]) -> str:
+        """Why a container may not have these extras; empty when it may."""
+        own = self.rule.extras if self.rule else None
+        allowed = self.policy.extras.allowed if own is None else own
+        if asked <= allowed:
+            return ""
+        denied = ", ".join(each for each in Extra if each in asked - allowed)
+        return (
+            f"extras {denied} may not be asked for: {self._path('extras', own, 'extras.allowed')} in {self.source} "
+            "does not list them; change that list, or ask without."
         )
 
     @property

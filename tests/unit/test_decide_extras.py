@@ -11,7 +11,7 @@ from nri_gpu.domain.decision import Code, Inject, Reason, Refuse
 from nri_gpu.domain.edits import DeviceNode
 from nri_gpu.domain.extras import Extra, Offer, Profiles
 from nri_gpu.domain.gpu import DrmNode
-from nri_gpu.policy.model import ExtraRules, Policy
+from nri_gpu.policy.model import ClaimDefaults, ExtraRules, Policy
 from tests.support import builders as make
 
 GDR = DeviceNode("/dev/gdrdrv", 1521, 0)
@@ -77,3 +77,15 @@ def test_a_limit_of_the_containers_own_is_told_of() -> None:
     decision = injected(make.container("1;extras=rdma", rlimits=frozenset({"RLIMIT_MEMLOCK"})))
     assert "RLIMIT_MEMLOCK" in decision.note
     assert not decision.edits.rlimits
+
+
+def test_policy_gives_extras_to_whoever_names_none() -> None:
+    gifts = Policy(defaults=ClaimDefaults(extras=frozenset({Extra.DRM})))
+    assert "/dev/dri/card0" in injected(make.container("device=0"), gifts).edits.devices
+    named = injected(make.container("device=0;capabilities=graphics,compute;extras=profile"), gifts)
+    assert any("profiles" in mount.destination for mount in named.edits.mounts.values())
+
+
+def test_what_policy_gives_it_must_also_allow() -> None:
+    torn = Policy(defaults=ClaimDefaults(extras=frozenset({Extra.RDMA})))
+    assert refused(make.container("1"), torn).code is Code.NOT_ALLOWED

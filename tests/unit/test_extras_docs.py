@@ -11,7 +11,7 @@ import yaml
 from nri_gpu.domain.extras import HARMLESS, Extra
 from nri_gpu.inventory.topology import parse_topology
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.select import denied_extras
+from nri_gpu.policy.terms import Terms
 from nri_gpu.request.parse import parse_claim
 
 TEXT = (Path(__file__).parents[2] / "docs" / "extras.md").read_text(encoding="utf-8")
@@ -29,7 +29,7 @@ def test_the_policy_allows_what_the_pod_asks_for() -> None:
     (value,) = yaml.safe_load(YAML)["metadata"]["annotations"].values()
     claim = parse_claim("gpu.nri.io", value)
     assert claim.extras.channels == (0,)
-    assert denied_extras(parse_policy(tomllib.loads(POLICY), "f"), claim.extras.asked) == ""
+    assert Terms(policy=parse_policy(tomllib.loads(POLICY), "f")).denied_extras(claim.extras.asked) == ""
 
 
 def test_the_topology_is_one() -> None:

@@ -93,6 +93,14 @@ ADVICE: dict[str, tuple[Raw, str]] = {
         {"rule": [{"namespace": "x", "allow": True, "capabilities": ["utility"]}]},
         "rule[0]: its own default is refused: capabilities compute may not",
     ),
+    "default extras that are not allowed": (
+        {"defaults": {"extras": ["rdma"]}},
+        "defaults.extras gives rdma, which extras.allowed does not list",
+    ),
+    "default extras that a rule refuses": (
+        {"rule": [{"namespace": "x", "allow": True, "default_extras": ["rdma"]}]},
+        "rule[0]: its own default is refused: extras rdma may not",
+    ),
     "a part never allowed": (
         {"capabilities": {"allowed": ["utility", "compute", "display"]}},
         "capabilities.allowed lists display, never allowed: it brings graphics",

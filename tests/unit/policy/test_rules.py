@@ -9,6 +9,7 @@ import pytest
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Qos
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
+from nri_gpu.domain.extras import Extra
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.policy.parse import parse_policy
 from nri_gpu.policy.rules import Rule
@@ -124,6 +125,8 @@ def test_a_rule_s_word_stands_in_place_of_the_policy_s() -> None:
                 "modes": ["shared"],
                 "default_capabilities": ["utility"],
                 "capabilities": ["utility", "graphics"],
+                "default_extras": ["profile"],
+                "extras": ["profile", "rdma"],
                 "limits": {"gpus_per_pod": "unlimited"},
             }
         ],
@@ -137,6 +140,9 @@ def test_a_rule_s_word_stands_in_place_of_the_policy_s() -> None:
     assert "mode exclusive may not be asked for: rule[0].modes in f lists shared" in terms.denied_mode(Mode.EXCLUSIVE)
     assert terms.denied_capabilities(frozenset({Capability.GRAPHICS})) == ""
     assert "rule[0].capabilities in f" in terms.denied_capabilities(frozenset({Capability.COMPUTE}))
+    assert terms.extras.asked == {Extra.PROFILE}
+    assert terms.denied_extras(frozenset({Extra.RDMA})) == ""
+    assert "extras drm may not be asked for: rule[0].extras in f" in terms.denied_extras(frozenset({Extra.DRM}))
     assert (terms.limits.gpus_per_pod > 10**6, terms.limits.gpus_per_node) == (True, 4)
     assert terms.limit_path("gpus_per_pod") == "rule[0].limits.gpus_per_pod"
     assert terms.limit_path("gpus_per_node") == "limits.gpus_per_node"

@@ -10,7 +10,7 @@ from nri_gpu.domain.extras import Extra
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, closure
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.select import Allowed, Denied, Ignored, denied_extras, select
+from nri_gpu.policy.select import Allowed, Denied, Ignored, select
 from nri_gpu.policy.terms import Terms
 
 
@@ -89,9 +89,9 @@ def test_denied_capabilities_are_named_with_the_list() -> None:
 
 
 def test_denied_extras_are_named_with_the_list() -> None:
-    rules = parse_policy({"extras": {"allowed": ["rdma"]}}, "/etc/nri-gpu/policy.toml")
-    assert denied_extras(rules, frozenset({Extra.RDMA})) == denied_extras(rules, frozenset()) == ""
-    assert denied_extras(rules, frozenset({Extra.MIG_CONFIG, Extra.DRM, Extra.RDMA})) == (
+    terms = Terms(policy=parse_policy({"extras": {"allowed": ["rdma"]}}, "/etc/nri-gpu/policy.toml"))
+    assert terms.denied_extras(frozenset({Extra.RDMA})) == terms.denied_extras(frozenset()) == ""
+    assert terms.denied_extras(frozenset({Extra.MIG_CONFIG, Extra.DRM, Extra.RDMA})) == (
         "extras drm, mig-config may not be asked for: extras.allowed in /etc/nri-gpu/policy.toml does not list them; "
         "change that list, or ask without."
     )
