@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from loguru import logger
 
 from nri_gpu.allocation.mark import MARK_KEY, BadMark, Mark
-from nri_gpu.asking import needs_grant
+from nri_gpu.asking import may_ask_by_environment, needs_grant
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Reason
 from nri_gpu.judge import judge_adjusted, judge_start, mark_of
@@ -77,11 +77,11 @@ class Guard:
 
     def create_container(self, payload: bytes) -> Reply:
         """CreateContainer, as the plugins before this one left it."""
-        return self._judge(convert.request_from_pb(payload), "container refused") if _asks(payload) else EMPTY
+        return self._judge(convert.request_from_pb(payload), "container refused") if self._asks(payload) else EMPTY
 
     def validate(self, payload: bytes) -> Reply:
         """ValidateContainerAdjustment: no creation without a grant, nor with GPU nodes that no grant names."""
-        if not validation.concerns_us(payload):
+        if not validation.concerns_us(payload) and not self._asks(payload):
             return EMPTY
         adjusted = validation.adjusted_from_pb(payload, MARK_KEY)
         reason = judge_adjusted(adjusted, self._state.key(), self._state.policy())
@@ -91,13 +91,13 @@ class Guard:
 
     def lifecycle(self, event: int, payload: bytes) -> Reply:
         """An event by its own RPC."""
-        if event != Event.START_CONTAINER or not _asks(payload):
+        if event != Event.START_CONTAINER or not self._asks(payload):
             return EMPTY
         return self._start(convert.event_from_pb(event, payload))
 
     def state_change(self, payload: bytes) -> Reply:
         """An event by StateChange."""
-        if not _asks(payload):
+        if not self._asks(payload):
             return EMPTY
         change = convert.state_change_from_pb(payload)
         return self._start(change) if change.event == Event.START_CONTAINER else EMPTY
@@ -116,6 +116,12 @@ class Guard:
             _report(item, mark)
         self.found = Found(tuple(running), tuple(doubtful), tuple(waiting))
 
+    def _asks(self, payload: bytes) -> bool:
+        """Whether it may ask: by annotation; by environment, which every CUDA image has, where policy lets anybody."""
+        if convert.PREFIX.encode() in payload:
+            return True
+        return convert.VISIBLE_NEEDLE in payload and may_ask_by_environment(self._state.policy())
+
     def _start(self, change: Lifecycle) -> Reply:
         return self._judge(change.container, "start refused") if change.container else EMPTY
 
@@ -132,10 +138,6 @@ class Guard:
     def _log(self, container: Container, reason: Reason, phrase: str) -> None:
         bound = _bound(container).bind(decision="refuse", code=reason.code.value, reason=reason.sentence)
         self._later(lambda: bound.info(phrase))
-
-
-def _asks(payload: bytes) -> bool:
-    return convert.PREFIX.encode() in payload
 
 
 def _mark(container: Container, key: bytes | None) -> Mark | BadMark | None:

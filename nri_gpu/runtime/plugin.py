@@ -144,7 +144,7 @@ class Plugin:
 
     def validate(self, payload: bytes) -> Reply:
         """ValidateContainerAdjustment: whether what came of our reply, and of other plugins', is what was granted."""
-        if not validation.concerns_us(payload):
+        if not validation.concerns_us(payload) and not self._asks(payload):
             return EMPTY
         adjusted = validation.adjusted_from_pb(payload, MARK_KEY)
         # What others give to containers that are not ours is the guard's business, where an operator wants it.
@@ -221,9 +221,13 @@ class Plugin:
 
     def _concerns(self, payload: bytes) -> bool:
         """Whether an event can change anything: not where nobody holds, and this one asked for nothing."""
-        asking = convert.PREFIX.encode() in payload
-        asking = asking or (may_ask_by_environment(self.policy) and convert.VISIBLE_NEEDLE in payload)
-        return bool(self.ledger.entries or self._holders or asking)
+        return bool(self.ledger.entries or self._holders or self._asks(payload))
+
+    def _asks(self, payload: bytes) -> bool:
+        """Whether it may ask: by annotation, or by environment, where policy lets anybody."""
+        if convert.PREFIX.encode() in payload:
+            return True
+        return convert.VISIBLE_NEEDLE in payload and may_ask_by_environment(self.policy)
 
     def _started(self, change: Lifecycle) -> Reply:
         if change.container_id in self.ledger.entries:

@@ -11,14 +11,16 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.convert import Parts
+from nri_gpu.domain.container import Container
+from nri_gpu.nri.convert import Listed, Parts
 from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.broken import BrokenPolicy
 from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.model import NamespaceRules, Otherwise, Policy
+from nri_gpu.policy.model import EnvironmentSettings, NamespaceRules, Otherwise, Policy
 from nri_gpu.runtime.guard import Guard
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.wire import OK, Code, Status
+from tests.support import builders as make
 from tests.support import nri_messages as nri
 from tests.support.nri_messages import CRI_O, FLAVOURS, NRI_0_10, NRI_0_12, Flavour
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
@@ -240,3 +242,32 @@ def synchronize(judge: Guard, pods: list[pb.PodSandbox], containers: list[pb.Con
 def bytes_of(reply: bytes | Status) -> bytes:
     assert isinstance(reply, bytes)
     return reply
+
+
+def asking_by_environment(value: str) -> Container:
+    return make.container(env={"NVIDIA_VISIBLE_DEVICES": value})
+
+
+@pytest.mark.parametrize(
+    ("policy", "value", "starts"),
+    [
+        (Policy.default(), "0", True),
+        (Policy(environment=EnvironmentSettings(may_ask=Globs(("ml",)))), "0", False),
+        (Policy(environment=EnvironmentSettings(may_ask=Globs(("ml",)))), "void", True),
+        (Policy(environment=EnvironmentSettings(may_ask=Globs(("web",)))), "0", True),
+    ],
+    ids=["nobody may", "it may", "it may and does not", "others may"],
+)
+def test_requests_by_environment_need_a_grant_too(policy: Policy, value: str, starts: bool) -> None:
+    judge = guard(Known(policy=policy))
+    reply = judge.state_change(make.event_payload(Event.START_CONTAINER, asking_by_environment(value)))
+    assert isinstance(reply, bytes) is starts
+    listed = Listed(asking_by_environment(value), created=False)
+    judge.synchronized((listed,))
+    assert bool(judge.found.running) is not starts
+
+
+def test_an_image_that_says_all_costs_no_decoding_where_nobody_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = guard()
+    monkeypatch.setattr("nri_gpu.nri.convert.state_change_from_pb", None)
+    assert judge.state_change(make.event_payload(Event.START_CONTAINER, asking_by_environment("all"))) == b""
