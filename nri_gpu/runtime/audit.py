@@ -29,7 +29,8 @@ from nri_gpu.replay import Kind, changed_record, decision_record, ledger_record,
 FILE: Final = "audit.jsonl"
 OLD_FILE: Final = "audit.1.jsonl"
 DELAY_S: Final = 0.25
-# Of decisions that are not written yet. On a disk that hangs the newest are lost, and counted.
+# Of notes that are not written yet. On a disk that hangs, decisions beyond that are lost and counted, and the ledger is
+# written anew.
 WAITING_MAX: Final = 2000
 GRANTS_AT_ONCE: Final = 20  # in one record: more would take a turn too long
 
@@ -70,7 +71,7 @@ class AuditLog:
         self._notes: deque[_Note] = deque()
         self._waiting = asyncio.Event()
         self._written = asyncio.Event()
-        self._decisions_waiting = self._lost = 0
+        self._lost = 0
         self._bytes = 0  # of the file
         self._begun = False  # whether it says what all that follows goes by
         self._fault = ""
@@ -81,10 +82,6 @@ class AuditLog:
 
     def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
         """A request was answered. now: seconds on the ledger's clock."""
-        if self._decisions_waiting >= WAITING_MAX:
-            self._lost += 1
-            return
-        self._decisions_waiting += 1
         self._note(_Decided(container, decision, node, self._wall(), now))
 
     def policy_changed(self, policy: PolicyNote) -> None:
@@ -105,8 +102,20 @@ class AuditLog:
 
     def _note(self, note: _Note) -> None:
         self._written.clear()
+        if len(self._notes) >= WAITING_MAX:
+            self._forget()
         self._notes.append(note)
         self._waiting.set()
+
+    def _forget(self) -> None:
+        """All that waits but what decisions go by from here on: the newest policy and the newest ledger."""
+        notes, kept = list(self._notes), list[_Note]()
+        self._lost += sum(isinstance(note, _Decided) for note in notes)
+        if policy := next((note for note in reversed(notes) if isinstance(note, PolicyNote)), None):
+            kept.append(policy)
+        if ledger := next((note for note in reversed(notes) if isinstance(note, Ledger | _Synchronized)), None):
+            kept.append(ledger if isinstance(ledger, _Synchronized) else _Synchronized(ledger))
+        self._notes = deque(kept)
 
     async def run(self) -> None:
         """Write until cancelled, and then what is left."""
@@ -132,10 +141,7 @@ class AuditLog:
     def _taken(self) -> Iterator[_Note]:
         """Notes one by one, until there are none."""
         while self._notes:
-            note = self._notes.popleft()
-            if isinstance(note, _Decided):
-                self._decisions_waiting -= 1
-            yield note
+            yield self._notes.popleft()
 
     def _lines(self, note: _Note) -> Iterator[str]:
         if self._begun and self._bytes > self._most_bytes:

@@ -136,9 +136,17 @@ async def test_a_folder_that_is_gone_is_said_once_and_costs_nothing_else(
     assert len(log.said("audit log not written; nothing else depends on it")) == 1
 
 
-async def test_on_a_disk_that_hangs_the_newest_are_lost_and_counted(tmp_path: Path, log: Log) -> None:
+async def test_on_a_disk_that_hangs_decisions_are_lost_and_counted_and_the_rest_replays(
+    tmp_path: Path, log: Log
+) -> None:
     async with writing(tmp_path) as audit:
         shell = Shell(audit)
-        for number in range(WAITING_MAX + 5):
+        for number in range(WAITING_MAX):  # two notes each, and nobody writes meanwhile
             shell.create(asking(number, "none"))
-    assert log.one("audit log: decisions lost").fields["dropped"] == 5
+            shell.remove(asking(number, "none"))
+        shell.create(asking(WAITING_MAX, "device=1"))
+    lost = log.one("audit log: decisions lost").fields["dropped"]
+    compared = list(compare([tmp_path / FILE]))
+    assert len(compared) == WAITING_MAX + 1 - lost
+    assert len(compared) < WAITING_MAX
+    assert all(not isinstance(each, str) and each.same for each in compared)
