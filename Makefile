@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format proto schema conformance fuzz bench test-gpu clean
+.PHONY: help demo test check format proto schema conformance storm fuzz bench test-gpu clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ schema: $(READY) ## the policy's declarations -> JSON Schema
 
 conformance: $(READY) ## only the tests on real containerds (needs root)
 	$(BIN)/pytest -q tests/conformance
+
+storm: $(READY) ## 1,000 containers on each containerd while the daemon and containerd are killed (needs root)
+	NRI_GPU_STORM=1000 $(BIN)/pytest -q tests/conformance/test_storm.py
 
 fuzz: $(READY) ## throw garbage at every untrusted entrance, a minute each
 	for target in tests/fuzz/fuzz_*.py; do $(BIN)/python -m tests.fuzz.$$(basename $$target .py) --seconds 60 || exit 1; done

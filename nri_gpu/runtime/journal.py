@@ -22,6 +22,7 @@ from nri_gpu.domain.decision import Grant
 JOURNAL: Final = "journal"  # in the state folder
 # Some 500 grants. Beyond that, lines whose grace is over are dropped.
 COMPACT_BYTES: Final = 256 * 1024
+AT_MAX: Final = 1e12  # seconds: no machine has run for that long
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,8 @@ class Journal:
         container_id, pod_uid = ContainerId(texts["container_id"]), PodUid(texts["pod_uid"])
         mark = read_mark(texts["mark"], pod_uid, container_id, self._key)
         if not isinstance(mark, Mark) or not isinstance(at, int | float) or isinstance(at, bool):
+            return None
+        if not 0 <= at < AT_MAX:  # json reads NaN, Infinity and integers that no float holds
             return None
         grant = Grant(
             container_id=container_id,

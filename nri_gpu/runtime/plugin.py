@@ -112,6 +112,7 @@ class Plugin:
         self._replies: dict[tuple[object, ...], Prepared] = {}
         self._holders: dict[ContainerId, Container] = {}  # with device nodes that others put there
         self._hooks_seen: frozenset[str] = frozenset()  # that were warned of
+        self._unseen: frozenset[ContainerId] = frozenset()  # granted, and not yet seen with what they were granted
         self._observed = 0  # number of the snapshot by which the ledger knows whose GPUs those nodes are
         self.policy = policy
 
@@ -192,7 +193,11 @@ class Plugin:
         """Grants given so lately that the runtime may not list their containers yet; by a daemon before us, perhaps."""
         settings = self.policy if isinstance(self.policy, Policy) else Policy.default()
         found = self._outside.recorder.remembered(now - settings.ledger.created_grace_s)
-        return [Entry(each.grant, Phase.CREATED, each.at) for each in found if each.grant.container_id not in listed]
+        # A time to come was edited by hand, and would put off the end of the grace.
+        entries = (Entry(each.grant, Phase.CREATED, min(each.at, now)) for each in found)
+        missing = [entry for entry in entries if entry.grant.container_id not in listed]
+        self._unseen = frozenset(entry.grant.container_id for entry in missing)
+        return missing
 
     def _reply(self, decision: Decision) -> Reply:
         match decision:
@@ -230,11 +235,20 @@ class Plugin:
         return convert.VISIBLE_NEEDLE in payload and may_ask_by_environment(self.policy)
 
     def _started(self, change: Lifecycle) -> Reply:
+        if change.container_id in self._unseen:
+            self._drop_unanswered(change)
         if change.container_id in self.ledger.entries:
             return self._run(change, self.ledger)
         asks = change.asks or may_ask_by_environment(self.policy)
         container = change.container if asks else None
         return EMPTY if container is None else self._start_ungranted(change, container)
+
+    def _drop_unanswered(self, change: Lifecycle) -> None:
+        """A daemon that died between its journal and its answer granted what this container never got."""
+        container = change.container
+        if container is not None and not isinstance(self._mark(container), Mark):
+            self._outside.recorder.settled(change.container_id)
+            self._commit(self.ledger.released(change.container_id))
 
     def _adopt(self, change: Lifecycle, container: Container, mark: Mark) -> Reply:
         entry = Entry(_grant(container, mark), Phase.LAPSED, self._outside.clock())
@@ -295,6 +309,9 @@ class Plugin:
     def _pod_gone(self, change: Lifecycle) -> Reply:
         if self._holders:
             self._holders = {id_: held for id_, held in self._holders.items() if held.pod.id != change.pod_id}
+        for entry in self.ledger.entries.values():
+            if entry.grant.pod_id == change.pod_id:
+                self._outside.recorder.settled(entry.grant.container_id)
         self._commit(self.ledger.pod_gone(change.pod_id))
         return EMPTY
 

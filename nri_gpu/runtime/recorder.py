@@ -80,6 +80,8 @@ class StateRecorder:
         """One unsynced append, before the reply: afterwards might be never."""
         self._try(lambda: self._journal.granted(grant, now))
         self._unsettled[grant.container_id] = now
+        if self._journal.full:  # of grants whose containers were never made, and so never settle
+            self._later(lambda: self._try(self._compact))
 
     def settled(self, container_id: ContainerId) -> None:
         """Told to the journal after the reply, and only of what it may still remember."""
@@ -100,6 +102,9 @@ class StateRecorder:
 
     def _settle(self, container_id: ContainerId) -> None:
         self._journal.settled(container_id)
+        self._compact()
+
+    def _compact(self) -> None:
         if self._journal.full:
             since = max(self._unsettled.values(), default=0.0) - self._grace_s
             self._unsettled = {id_: at for id_, at in self._unsettled.items() if at >= since}

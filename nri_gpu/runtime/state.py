@@ -6,6 +6,8 @@ import fcntl
 import json
 import os
 import secrets
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -27,10 +29,14 @@ class StateError(NriGpuError):
 
 
 class StateFolder:
-    """A folder of mode 0700, `/run/nri-gpu` by default. On /run it is as young as the boot, and so is the key."""
+    """A folder of mode 0700, `/run/nri-gpu` by default. On /run it is as young as the boot, and so is the key.
+
+    key_fault: why a key that was there had to be made anew; empty where it had not.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.key_fault = ""
         self._lock: IO[str] | None = None
 
     def open(self) -> None:
@@ -53,9 +59,10 @@ class StateFolder:
                 "containers: stop that one, or give --state-dir and --index",
                 taken=True,
             ) from None
-        self._lock.truncate(0)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
+        # Only for the sentence above. Not through the file's own buffer: that would be tried again at its close.
+        with suppress(OSError):
+            os.ftruncate(self._lock.fileno(), 0)
+            os.write(self._lock.fileno(), str(os.getpid()).encode())
 
     def close(self) -> None:
         """Let another daemon have it."""
@@ -64,18 +71,37 @@ class StateFolder:
             self._lock = None
 
     def key(self) -> bytes:
-        """The mark's key, made when there is none. Raises: StateError."""
+        """The mark's key, made when there is none that can be used. Raises: StateError."""
         file = self.path / "key"
         try:
-            if file.exists():
-                file.chmod(0o600)
-                key = file.read_bytes()
-                if len(key) == KEY_BYTES:
-                    return key
-            key = secrets.token_bytes(KEY_BYTES)
-            self._write(file, key)
+            key = self._kept_key(file)
+            if key is None:
+                key = secrets.token_bytes(KEY_BYTES)
+                self._write(file, key)
         except OSError as error:
             raise StateError(f"key {file} cannot be read or made: {error.strerror}") from error
+        return key
+
+    def _kept_key(self, file: Path) -> bytes | None:
+        try:
+            # What is no regular file could hang us, or lead to one that is not ours to close to others.
+            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.key_fault = f"it cannot be opened: {error.strerror}"
+            return None
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                self.key_fault = "it is not a regular file"
+                return None
+            os.fchmod(descriptor, 0o600)
+            key = os.read(descriptor, KEY_BYTES + 1)
+        finally:
+            os.close(descriptor)
+        if len(key) != KEY_BYTES:
+            self.key_fault = f"it is not {KEY_BYTES} bytes long"
+            return None
         return key
 
     def write_ledger(self, ledger: Ledger) -> None:

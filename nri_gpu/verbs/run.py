@@ -44,6 +44,9 @@ from nri_gpu.verbs.reporter import Reporter, Subjects
 DRAIN_S: Final = 5.0
 GC_THRESHOLD: Final = 10_000  # objects made and not freed, instead of 700
 LEDGER_DELAY_S: Final = 0.05  # changes come in bursts; the file is for people
+KEY_LOST: Final = (
+    "key made anew: grants of before it do not hold, and containers that have them count as others' from here on"
+)
 STARTING: Final = Inventory(
     taken_at=0, fault="nri-gpu has just started and has not heard from the driver yet; try again in a moment"
 )
@@ -69,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.UNAVAILABLE if error.taken else Exit.PERMISSION
     telemetry.set_up(args.log_level, journal=bool(launched))
+    if state.key_fault:
+        logger.bind(path=str(state.path / "key"), fault=state.key_fault).warning(KEY_LOST)
     daemon = Daemon(state, key, policy_file, Path(args.gpus) if args.gpus else None)
     # What was imported lives for ever; the collector need not look at it again.
     gc.collect()
@@ -145,6 +150,9 @@ class Daemon:
         self._reporter = Reporter(state.path / CONTROL_SOCKET, Subjects(self._board, self._plugin, self._cache))
         self._stop = asyncio.Event()
         self._ledger_timer: asyncio.TimerHandle | None = None
+        self._ledger_fault = ""
+        self._reloading: set[asyncio.Task[None]] = set()
+        self._one_reload = asyncio.Lock()
         self._synchronized = False
         self._profiles = ProfileKeeper(Path(self._fixed.stage_dir), self._board)
         self._driver = DriverKeeper(
@@ -207,8 +215,15 @@ class Daemon:
 
     def _reload(self) -> None:
         """SIGHUP: the policy again, and the node again."""
+        task = asyncio.get_running_loop().create_task(self._read_again())
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
+
+    async def _read_again(self) -> None:
         try:
-            policy = self._policy_file.load()
+            async with self._one_reload:
+                # In a thread: thousands of rules take as long to read as the runtime waits for an answer.
+                policy = await asyncio.to_thread(self._policy_file.load)
         except PolicyError as error:
             for fault in error.faults:
                 logger.bind(fault=str(fault)).error("policy not reloaded, the old one stays")
@@ -298,7 +313,11 @@ class Daemon:
         try:
             self._state.write_ledger(self._plugin.ledger)
         except OSError as error:
-            logger.bind(fault=str(error)).warning("ledger.json not written; the marks on the containers hold")
+            if str(error) != self._ledger_fault:
+                logger.bind(fault=str(error)).warning("ledger.json not written; the marks on the containers hold")
+            self._ledger_fault = str(error)
+        else:
+            self._ledger_fault = ""
 
     def _feed_watchdog(self) -> None:
         if self._notifier.watchdog_s:

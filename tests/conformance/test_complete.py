@@ -18,7 +18,6 @@ from tests.support.driver_root import make_driver_root
 from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import Opened, device_nodes, open_number, open_path
-from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
 
@@ -109,7 +108,7 @@ def test_it_has_the_same_gpus_and_all_it_takes(
     daemon.kill()
     daemon.start()
     daemon.wait_ready()
-    wait_for("the driver's files again", lambda: daemon.log().count("driver files staged") > 1, 20)
+    daemon.wait_logged("driver files staged")
     with pytest.raises(CriError, match=r"\[gpu-busy\]: GPU 3"):
         run(node, {}, "device=3", "after-restart")
     run(node, {}, "device=0", "free")

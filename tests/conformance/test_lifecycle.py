@@ -109,6 +109,7 @@ def test_the_plugin_killed_between_creates_has_the_same_ledger(node: Containerd,
 
     daemon.wait_held(held)
     assert _by_id(daemon) == {grant["container_id"]: grant for grant in before["grants"]}
+    daemon.wait_logged("driver files staged")
     with pytest.raises(CriError, match=r"\[gpu-busy\]"):
         start(node, "d", "device=2")
     node.cri.start(created)

@@ -2,12 +2,16 @@
 
 A runtime is played here with all its silences (containerd, seen on 1.7 and 2.1): a failed start sends no event, a
 created container may be stopped and start all the same, and nothing is told that happens while the plugin is away.
+Nor is it of a container whose creation failed behind the plugin's answer, or that the runtime's list lacks yet: for
+those, and for the moment in which a daemon dies with its answer, there is the journal, until the grace is over.
 
 "Lived before" means: what ran, runs, and what held as created holds as created. Three differences are allowed, all
 among containers that never ran:
 - one whose start failed in silence held until its grace was over; the list lacks it, so it is gone at once;
 - one that had lapsed, or gave way to its pod's next attempt, holds anew where its GPUs are free: no list tells;
 - one that held may find such a revenant listed before it and lapse: then its start is refused, and it is made again.
+
+A machine that boots again has neither key nor journal: what was created before and is started after holds no grant.
 
 One hole is known, and no plugin can close it: a container that lapsed, and is started while the plugin is away, runs
 on GPUs that may be another's by then. If that one runs too, both do; but nobody else is granted their GPUs.
@@ -17,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +44,7 @@ KEY: Final = bytes(32)
 GRACE_S: Final = 60.0
 GPUS: Final = (*make.gpus(2), make.mig_gpu(2))  # few, so that requests meet
 State = Literal["created", "running", "exited"]
+Fate = Literal["made", "made and not listed yet", "failed", "answer lost", "answer lost, not listed yet"]
 
 pods = st.sampled_from(worlds.POD_NAMES)
 names = st.sampled_from(worlds.CONTAINER_NAMES)
@@ -49,17 +54,19 @@ claims = st.sampled_from(
         *("mig=1g.5gb", "mig=1g.5gb:2;mode=shared", "device=2:0", "device=0,2:1;mode=exclusive"),
     ]
 )
+fates = st.sampled_from((*(["made"] * 3), *get_args(Fate)[1:]))
 waits = st.sampled_from([0.5, 0.5, GRACE_S + 1])  # seconds
 picks = st.integers(0, 99)
 
 
 @dataclass
 class Made:
-    """A container as the runtime keeps it."""
+    """A container as the runtime keeps it. listed: whether it would be told at a Synchronize."""
 
     container: Container
     number: int
     state: State = "created"
+    listed: bool = True
 
 
 class Runtime(RuleBasedStateMachine):
@@ -75,6 +82,10 @@ class Runtime(RuleBasedStateMachine):
         self.number = 0
         self.away = False
         self.excused: set[ContainerId] = set()
+        self.key, self.boots = KEY, 0
+        self.journal: dict[ContainerId, tuple[Grant, float]] = {}
+        self.given: dict[ContainerId, float] = {}  # when a grant was
+        self.unseen: set[ContainerId] = set()  # that the last Synchronize took from the journal
 
     # The plugin's side, as runtime/plugin.py plays it.
 
@@ -82,9 +93,13 @@ class Runtime(RuleBasedStateMachine):
         if not self.away:
             self.ledger = change(self.ledger)
 
+    def settled(self, container_id: ContainerId) -> None:
+        if not self.away:
+            self.journal.pop(container_id, None)
+
     def mark(self, container: Container) -> Mark | None:
         text = container.annotations.get(MARK_KEY, "")
-        mark = read_mark(text, container.pod.uid, container.id, KEY)
+        mark = read_mark(text, container.pod.uid, container.id, self.key)
         return mark if isinstance(mark, Mark) else None
 
     def entry(self, made: Made, phase: Phase) -> Entry | None:
@@ -97,22 +112,31 @@ class Runtime(RuleBasedStateMachine):
     def may_start(self, made: Made) -> bool:
         container_id = made.container.id
         ledger = self.ledger
+        if container_id in self.unseen and self.mark(made.container) is None:
+            ledger = self.ledger = ledger.released(container_id)
         if container_id not in ledger.entries:
             adopted = self.entry(made, Phase.LAPSED)
             if adopted is None:
                 return not needs_grant(made.container, self.policy)
             ledger = ledger.with_entry(adopted)
         running = ledger.started(container_id, self.now)
-        self.ledger = self.ledger if running is None else running
-        return running is not None
+        if running is None:
+            return False
+        self.settled(container_id)
+        self.ledger = running
+        return True
 
     def relisted(self, order: list[int]) -> Ledger:
         """What Synchronize makes of the runtime's list, which comes in any order."""
-        listed = [made for made in self.made.values() if made.state != "exited"]
+        listed = [made for made in self.made.values() if made.state != "exited" and made.listed]
         listed.sort(key=lambda made: order[made.number % len(order)])
         phases = {"created": Phase.CREATED, "running": Phase.RUNNING}
         entries = [entry for made in listed if (entry := self.entry(made, phases[made.state]))]
         foreign = [other for made in listed if (other := self.foreign(made.container))]
+        told = {made.container.id for made in listed}
+        remembered = [each for each in self.journal.values() if self.now - each[1] <= GRACE_S]
+        entries += [Entry(grant, Phase.CREATED, at) for grant, at in remembered if grant.container_id not in told]
+        self.unseen = {grant.container_id for grant, _ in remembered} - told
         return rebuilt(entries, foreign)
 
     def foreign(self, container: Container) -> Foreign | None:
@@ -129,14 +153,15 @@ class Runtime(RuleBasedStateMachine):
         living = [made.container.pod.id for made in self.made.values() if made.container.pod.name == pod]
         return living[0] if living else PodId(f"sandbox-{pod}-{self.number}")
 
-    @rule(pod=pods, name=names, claim=claims, wait_s=waits)
-    def create(self, pod: str, name: str, claim: str, wait_s: float) -> None:
+    @rule(pod=pods, name=names, claim=claims, wait_s=waits, fate=fates)
+    def create(self, pod: str, name: str, claim: str, wait_s: float, fate: Fate) -> None:
         self.now += wait_s
         self.number += 1
         of = make.pod(pod, claim, id=self.sandbox(pod))
         container = make.container(of=of, name=name, id=ContainerId(f"{pod}.{name}.{self.number}"))
+        listed = "not listed" not in fate
         if self.away:
-            self.made[container.id] = Made(container, self.number)  # the runtime fails open
+            self.made[container.id] = Made(container, self.number, listed=listed)  # the runtime fails open
             return
         ledger = self.ledger.lapse(self.now, GRACE_S)
         decision = decide(container, self.node, ledger, self.policy)
@@ -144,8 +169,15 @@ class Runtime(RuleBasedStateMachine):
         if isinstance(decision, Inject):
             assert decide(container, self.node, self.ledger, self.policy) == decision
             self.check_new(decision.grant)
-            annotations = {MARK_KEY: write_mark(decision.grant, KEY)}
-            self.made[container.id] = Made(replace(container, annotations=annotations), self.number)
+            self.given[container.id] = self.now
+            if decision.grant.uuids:
+                self.journal[container.id] = (decision.grant, self.now)
+            if "answer lost" not in fate:
+                container = replace(container, annotations={MARK_KEY: write_mark(decision.grant, self.key)})
+            if fate != "failed":
+                self.made[container.id] = Made(container, self.number, listed=listed)
+            if "answer lost" in fate:  # with the plugin, which is back at once
+                self.ledger = self.relisted([*range(7)])
         else:
             assert isinstance(decision, Refuse)
 
@@ -188,7 +220,7 @@ class Runtime(RuleBasedStateMachine):
         made = self.some(pick, "created")
         if made is None:
             return
-        container_id = made.container.id
+        container_id, made.listed = made.container.id, True
         if self.away:
             entry = self.ledger.entries.get(container_id)
             if entry is None or not entry.holds:
@@ -198,7 +230,16 @@ class Runtime(RuleBasedStateMachine):
             made.state = "running"
         else:
             made.state = "exited"
-            self.told(lambda ledger: ledger.stopped(container_id, self.now))
+            self.stopped(container_id)
+
+    def stopped(self, container_id: ContainerId) -> None:
+        self.settled(container_id)
+        self.told(lambda ledger: ledger.stopped(container_id, self.now))
+
+    @rule(pick=picks)
+    def is_listed_by_now(self, pick: int) -> None:
+        if made := self.some(pick, "created"):
+            made.listed = True
 
     @rule(pick=picks)
     def fail_to_start_without_any_event(self, pick: int) -> None:
@@ -208,26 +249,30 @@ class Runtime(RuleBasedStateMachine):
     @rule(pick=picks)
     def stop_what_never_started(self, pick: int) -> None:
         if made := self.some(pick, "created"):
-            self.told(lambda ledger: ledger.stopped(made.container.id, self.now))
+            self.stopped(made.container.id)
 
     @rule(pick=picks)
     def end(self, pick: int) -> None:
         if made := self.some(pick, "running"):
             made.state = "exited"
-            self.told(lambda ledger: ledger.stopped(made.container.id, self.now))
+            self.stopped(made.container.id)
 
     @rule(pick=picks)
     def remove(self, pick: int) -> None:
         if made := self.some(pick, "created", "running", "exited"):
             container_id = made.container.id
             if made.state != "exited":
-                self.told(lambda ledger: ledger.stopped(container_id, self.now))
+                self.stopped(container_id)
+            self.settled(container_id)
             self.told(lambda ledger: ledger.released(container_id))
             del self.made[container_id]
 
     @rule(pod=pods)
     def remove_pod(self, pod: str) -> None:
         sandbox = self.sandbox(pod)
+        for entry in self.ledger.entries.values():
+            if entry.grant.pod_id == sandbox:
+                self.settled(entry.grant.container_id)
         self.told(lambda ledger: ledger.pod_gone(sandbox))
         self.made = {name: made for name, made in self.made.items() if made.container.pod.id != sandbox}
 
@@ -244,6 +289,14 @@ class Runtime(RuleBasedStateMachine):
     def the_plugin_goes(self) -> None:
         self.away = True
 
+    @precondition(lambda self: not self.boots and len(self.given) > 1)  # it ends all that came before
+    @rule()
+    def the_machine_boots_again(self) -> None:
+        self.away, self.ledger, self.journal, self.boots = True, Ledger(), {}, self.boots + 1
+        self.key = self.boots.to_bytes(len(KEY))
+        for made in self.made.values():
+            made.state, made.listed = "created" if made.state == "created" else "exited", True
+
     @precondition(lambda self: self.away)
     @rule(order=st.permutations(range(7)))
     def the_plugin_comes_back(self, order: list[int]) -> None:
@@ -256,15 +309,15 @@ class Runtime(RuleBasedStateMachine):
         self.check_rebuilt(lived, self.ledger)
 
     def check_rebuilt(self, lived: Ledger, anew: Ledger) -> None:
-        assert set(anew.entries) == {name for name, made in self.made.items() if made.state != "exited"} & {
-            name for name, made in self.made.items() if self.mark(made.container)
-        }
+        listed = {name for name, made in self.made.items() if made.state != "exited" and made.listed}
+        marked = {name for name, made in self.made.items() if self.mark(made.container)}
+        assert set(anew.entries) == (listed & marked) | self.unseen
         for name, entry in lived.entries.items():
             after = anew.entries.get(name)
-            if entry.phase is Phase.RUNNING:
-                assert after == entry
-            elif self.made[name].state == "exited":
+            if name not in listed and name not in self.unseen:
                 assert after is None
+            elif entry.phase is Phase.RUNNING:
+                assert after == entry
             elif entry.phase is Phase.CREATED and after != entry:
                 assert after == replace(entry, phase=Phase.LAPSED)
                 self.check_revenant(lived, anew, after)
@@ -301,8 +354,15 @@ class Runtime(RuleBasedStateMachine):
             return
         running = {name for name, made in self.made.items() if made.state == "running" and self.mark(made.container)}
         assert running == {name for name, entry in self.ledger.entries.items() if entry.phase is Phase.RUNNING}
-        assert set(self.ledger.entries) <= set(self.made)
         assert set(self.ledger.foreign) <= set(self.made)
+
+    @invariant()
+    def what_is_no_more_holds_for_the_grace_at_most(self) -> None:
+        if self.away:
+            return
+        for name, entry in self.ledger.lapse(self.now, GRACE_S).entries.items():
+            if name not in self.made:
+                assert not entry.holds or self.now - self.given[name] <= GRACE_S
 
 
 TestRuntime = Runtime.TestCase

@@ -67,6 +67,7 @@ class NriGpu:
         self.launch = launch
         self._process: subprocess.Popen[bytes] | None = None
         self._notify: socket.socket | None = None
+        self._log_begins = 0  # bytes of the log that are of earlier starts
         self.notified: list[str] = []
 
     def __enter__(self) -> Self:
@@ -92,6 +93,7 @@ class NriGpu:
         self._notify.bind(str(address))
         self._notify.setblocking(False)
         self.notified.clear()
+        self._log_begins = self.launch.log.stat().st_size if self.launch.log.exists() else 0
         environment = ENVIRONMENT | {"NOTIFY_SOCKET": str(address)} | dict(self.launch.environment)
         with self.launch.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -120,10 +122,11 @@ class NriGpu:
                 return any(line in each for each in self.notified)
 
     def wait_logged(self, text: str, timeout_s: float = READY_S) -> str:
-        """The first log line that holds a text."""
+        """The first log line since the last start that holds a text: one of before proves nothing."""
 
         def line() -> str:
-            return next((each for each in self.log().splitlines() if text in each), "")
+            said = self.launch.log.read_bytes()[self._log_begins :].decode(errors="replace")
+            return next((each for each in said.splitlines() if text in each), "")
 
         wait_for(f"the log to say {text!r}", lambda: bool(line()), timeout_s, self._explain)
         return line()
@@ -169,6 +172,10 @@ class NriGpu:
     def terminate(self) -> int:
         """SIGTERM, and wait. Returns the exit code."""
         self._send(signal.SIGTERM)
+        return self._reap()
+
+    def wait(self) -> int:
+        """Until it ends by itself. Returns the exit code."""
         return self._reap()
 
     def _send(self, number: signal.Signals) -> None:

@@ -11,6 +11,7 @@ import pytest
 from nri_gpu import settings
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.policy.model import BUILT_IN, Policy
+from nri_gpu.policy.select import Denied, select
 from nri_gpu.settings import (
     LAST_GOOD,
     POLICY_MAX,
@@ -21,6 +22,7 @@ from nri_gpu.settings import (
     load_policy,
     read_policy,
 )
+from tests.support import builders as make
 
 
 def written(folder: Path, text: str | bytes) -> Path:
@@ -113,6 +115,23 @@ def test_not_utf8(tmp_path: Path) -> None:
 def test_too_long(tmp_path: Path) -> None:
     assert "longer than" in fault(written(tmp_path, b"#" * (POLICY_MAX + 1))).message
     assert load_policy(written(tmp_path, b"#" * POLICY_MAX)) == Policy.default()
+
+
+THOUSANDS = 4000
+
+
+def test_thousands_of_rules(tmp_path: Path) -> None:
+    rules = (f'[[rule]]\nnamespace = "ns-{n}-*"\npod = "*-{n}"\nallow = false\n' for n in range(THOUSANDS))
+    policy = load_policy(written(tmp_path, "".join(rules)))
+    for number in (0, THOUSANDS - 1):
+        verdict = select(policy, make.container(of=make.pod(f"p-{number}", namespace=f"ns-{number}-x")))
+        assert isinstance(verdict, Denied)
+        assert f"rule[{number}]" in str(verdict)
+
+
+def test_thousands_of_rules_that_are_all_wrong_each_have_their_line(tmp_path: Path) -> None:
+    found = faults(written(tmp_path, "[[rule]]\nallow = 'perhaps'\n" * THOUSANDS))
+    assert [each.line for each in found] == [2 * (n + 1) for n in range(THOUSANDS)]
 
 
 def test_a_folder_is_no_policy(tmp_path: Path) -> None:

@@ -195,6 +195,24 @@ ANNOTATIONS: Final[Mapping[str, tuple[Mapping[str, str], bool]]] = {
     "a long key": ({"gpu.nri.io/" + "x" * 2**18: "all"}, True),
     "a key with a path": ({"gpu.nri.io/container.main/../pod": "all"}, False),
     "a mark of one's own": ({"gpu.nri.io/grant": "v1;mode=shared;uuid=GPU-0;gen=x;mac=00"}, True),
+    "thousands of others'": ({f"evil-{n}.example/gpu.nri.io": "all" for n in range(5_000)}, False),
+    "thousands for other containers": ({f"gpu.nri.io/container.other-{n}": "all" for n in range(5_000)}, False),
+    "thousands that mean nothing": ({f"gpu.nri.io/evil-{n}": "all" for n in range(5_000)}, True),
+    "thousands, and one's own opts out": (
+        {f"gpu.nri.io/container.other-{n}": "all" for n in range(5_000)} | {"gpu.nri.io/container.main": "frobnicate"},
+        True,
+    ),
+}
+# What the pod says, what the container says by itself, and whether it is granted GPU 0.
+CONTRADICTIONS: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str], bool]]] = {
+    "the pod all, this one GPU 0": ({"gpu.nri.io": "all", "gpu.nri.io/container.main": "device=0"}, {}, True),
+    "the pod one thing, all its containers another": ({"gpu.nri.io": "all", "gpu.nri.io/pod": "device=0"}, {}, True),
+    "the pod nonsense, this one GPU 0": ({"gpu.nri.io": "x y", "gpu.nri.io/container.main": "device=0"}, {}, True),
+    "the same on both": ({"gpu.nri.io": "device=0"}, {"gpu.nri.io": "device=0"}, True),
+    "the pod none, the container GPU 0": ({"gpu.nri.io": "none"}, {"gpu.nri.io": "device=0"}, False),
+    "the pod GPU 0, the container none": ({"gpu.nri.io": "device=0"}, {"gpu.nri.io": "none"}, False),
+    "the pod nothing, the container GPU 0": ({}, {"gpu.nri.io": "device=0"}, False),
+    "the container for another one": ({}, {"gpu.nri.io/container.other": "device=0"}, False),
 }
 
 
@@ -203,6 +221,26 @@ def test_annotations(annotations: Mapping[str, str], refused: bool) -> None:
     bench = Bench()
     got = answer(None, bench=bench, annotations=annotations)
     assert isinstance(got, Status) if refused else got is None
+    assert not bench.plugin.ledger.entries
+
+
+@pytest.mark.parametrize(("pod", "container", "granted"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_contradictions_between_pod_and_container(
+    pod: Mapping[str, str], container: Mapping[str, str], granted: bool
+) -> None:
+    """The most specific of the pod's wins; what only the container says is refused, with the right place."""
+    bench = Bench()
+    of = nri.pod(annotations=pod)
+    made = nri.container(of)
+    made.annotations.update(container)
+    reply = bench.plugin.create_container(nri.create(of, made))
+    if granted:
+        (entry,) = bench.plugin.ledger.entries.values()
+        assert entry.grant.uuids == (UUID,)
+        return
+    assert isinstance(reply, Status)
+    check_refusal(reply)
+    assert "[bad-request]" in reply.message
     assert not bench.plugin.ledger.entries
 
 

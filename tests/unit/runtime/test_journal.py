@@ -115,7 +115,7 @@ def test_what_was_edited_by_hand_is_passed_over(path: Path, journal: Journal, li
     assert [each.grant for each in journal.remembered(since=0)] == [ONE, TWO]
 
 
-@pytest.mark.parametrize("at", ['"soon"', "null", "true", "[]"])
+@pytest.mark.parametrize("at", ['"soon"', "null", "true", "[]", "-1", "NaN", "Infinity", "9" * 400, "9" * 5000])
 def test_a_time_that_is_none_is_passed_over(path: Path, journal: Journal, at: str) -> None:
     grant(journal, ONE, 1.25)
     path.write_text(path.read_text().replace("1.25", at))

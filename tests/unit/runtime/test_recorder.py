@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.allocation.ledger import Phase
-from nri_gpu.domain.container import Container
+from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.nri.convert import Listed
 from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.model import Policy
@@ -120,3 +120,58 @@ def test_it_does_not_grow_for_ever(tmp_path: Path, clock: Clock, monkeypatch: py
         daemon.event(Event.REMOVE_CONTAINER, container)
         clock.now += 1
     assert (tmp_path / "journal").stat().st_size < 3 * 4096
+
+
+def test_nor_where_nothing_that_was_granted_is_ever_made(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container whose creation fails behind our reply sends no event, and a kubelet makes the next."""
+    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 4096)
+    daemon = Daemon(tmp_path, clock)
+    for number in range(100):
+        assert daemon.create(make.container("device=0", of="p", id=ContainerId(f"attempt-{number}")))
+        clock.now += GRACE_S / 4
+    assert (tmp_path / "journal").stat().st_size < 3 * 4096
+    assert len(daemon.recorder._unsettled) < 20
+
+
+def test_a_time_to_come_does_not_put_off_the_end_of_the_grace(tmp_path: Path, clock: Clock) -> None:
+    assert Daemon(tmp_path, clock).create(ONE)
+    file = tmp_path / "journal"
+    file.write_text(file.read_text().replace(f'"at": {clock.now}', '"at": 9e9'))
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized(())
+    assert after.phases() == {"one": Phase.CREATED}
+    clock.now += GRACE_S + 1
+    assert after.create(OTHER)
+
+
+def test_a_grant_whose_answer_was_lost_does_not_start_what_never_got_it(tmp_path: Path, clock: Clock) -> None:
+    """The daemon died between its journal and its answer, and the runtime listed the container too late."""
+    assert Daemon(tmp_path, clock).create(ONE)
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized(())
+    refused = after.plugin.state_change(make.event_payload(Event.START_CONTAINER, ONE))
+    assert isinstance(refused, Status)
+    assert "[not-granted]" in refused.message
+    assert after.phases() == {}
+    assert after.create(OTHER)
+
+
+def test_a_grant_that_was_not_listed_yet_starts(tmp_path: Path, clock: Clock) -> None:
+    before = Daemon(tmp_path, clock)
+    assert before.create(ONE)
+    (entry,) = before.plugin.ledger.entries.values()
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized(())
+    after.event(Event.START_CONTAINER, make.marked(ONE, entry.grant, KEY))
+    assert after.phases() == {"one": Phase.RUNNING}
+
+
+def test_the_end_of_a_pod_settles_what_it_had(tmp_path: Path, clock: Clock) -> None:
+    before = Daemon(tmp_path, clock)
+    assert before.create(ONE)
+    before.event(Event.STOP_POD_SANDBOX, ONE)
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized(())
+    assert after.phases() == {}

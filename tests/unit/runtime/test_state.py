@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,7 +68,49 @@ def test_a_broken_key_is_made_anew(tmp_path: Path, broken: bytes) -> None:
     state = StateFolder(tmp_path)
     fresh = state.key()
     assert len(fresh) == KEY_BYTES
-    assert state.key() == fresh == (tmp_path / "key").read_bytes()
+    assert state.key_fault == "it is not 32 bytes long"
+    again = StateFolder(tmp_path)
+    assert again.key() == fresh == (tmp_path / "key").read_bytes()
+    assert not again.key_fault
+
+
+def _link(file: Path) -> None:
+    other = file.with_name("other")
+    other.write_bytes(bytes(KEY_BYTES))
+    other.chmod(0o644)
+    file.symlink_to(other)
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [(os.mkfifo, "not a regular file"), (_link, "cannot be opened: Too many levels of symbolic links")],
+    ids=["fifo", "link"],
+)
+def test_what_is_no_file_is_no_key_and_nothing_of_it_is_touched(
+    tmp_path: Path, make: Callable[[Path], None], fault: str
+) -> None:
+    make(tmp_path / "key")
+    state = StateFolder(tmp_path)
+    assert state.key() == (tmp_path / "key").read_bytes() != bytes(KEY_BYTES)
+    assert fault in state.key_fault
+    assert not (tmp_path / "key").is_symlink()
+    if (tmp_path / "other").exists():
+        assert (tmp_path / "other").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_lock_that_cannot_be_written_still_locks(tmp_path: Path) -> None:
+    """On a full disk; who holds it is then not told."""
+    state = StateFolder(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", lambda *_: _no_space())
+        state.open()
+    with pytest.raises(StateError, match="another nri-gpu runs with state folder"):
+        StateFolder(tmp_path).open()
+    state.close()
+
+
+def _no_space() -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_key_that_cannot_be_had_is_said(tmp_path: Path) -> None:

@@ -1,0 +1,214 @@
+"""A state folder that is full, files in it that were cut or edited, a clock that jumps: never a wider grant.
+
+On one containerd: what is granted is decided before the runtime's version matters.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from nri_gpu.verbs.exits import Exit
+from tests.support import packages
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError
+from tests.support.daemon import Launch, NriGpu
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.containerd,
+    pytest.mark.parametrize("runtime", [packages.Version.V2_1], ids=str, indirect=True),
+]
+
+UUIDS: Final = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
+IN_LITTLE: Final = 'mount -t tmpfs -o "size=$1,mode=0700" none "$2" && shift 2 && exec "$@"'
+# Said when a file of the state folder cannot be written, and what does not depend on it.
+COMPLAINTS: Final = (
+    "ledger.json not written; the marks on the containers hold",
+    "journal not written; the marks on the containers hold",
+    "audit log not written; nothing else depends on it",
+)
+JUMPING: Final = """
+import itertools, time
+steps = itertools.cycle((0, 86400 * 4000, -86400 * 4000, 60, -61, 0.5))
+real, time.time = time.time, lambda: real() + next(steps)
+"""
+
+
+class NriGpuInLittle(NriGpu):
+    """The daemon with a state folder of so many KiB, in a mount namespace of its own."""
+
+    def __init__(self, launch: Launch, size_kib: int) -> None:
+        super().__init__(launch)
+        self._size_kib = size_kib
+        launch.state.mkdir(mode=0o700, exist_ok=True)
+
+    def program(self) -> list[str]:
+        alone = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", IN_LITTLE, "sh"]
+        return [*alone, f"{self._size_kib}k", str(self.launch.state), *super().program()]
+
+    @property
+    def folder(self) -> Path:
+        """Its state folder, from outside."""
+        return Path(f"/proc/{self.pid}/root{self.launch.state}")
+
+    def ledger(self) -> Mapping[str, Any]:
+        file = self.folder / "ledger.json"
+        parsed: Mapping[str, Any] = json.loads(file.read_text()) if file.exists() else {"grants": [], "foreign": []}
+        return parsed
+
+    def fill(self) -> None:
+        """Until not a byte more goes in."""
+        with (self.folder / "filler").open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(1024))
+            except OSError:
+                return
+
+
+def run(node: Containerd, name: str, value: str) -> ContainerId:
+    return node.cri.run(node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": value})), ContainerSpec())
+
+
+def refused(node: Containerd, name: str, value: str) -> str:
+    with pytest.raises(CriError) as refusal:
+        run(node, name, value)
+    return refusal.value.details
+
+
+def test_a_folder_that_fills_up_costs_nobody_a_grant(node: Containerd, launch: Launch, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("")
+    with NriGpuInLittle(replace(launch, policy=policy), 512) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        daemon.fill()
+        for number in range(3):
+            run(node, f"p{number}", f"device={number}")
+        assert "[gpu-busy]" in refused(node, "late", "device=0")
+        assert "[gpu-busy]" in refused(node, "later", "device=0; mode=shared")
+        for complaint in COMPLAINTS:
+            daemon.wait_logged(complaint)
+        policy.write_text('[defaults]\nmode = "shared"\n')
+        daemon.hang_up()
+        daemon.wait_logged("this good policy could not be kept for the next start")
+        run(node, "p3", "device=3")
+        run(node, "beside", "device=3")
+        assert [daemon.log().count(complaint) for complaint in COMPLAINTS] == [1, 1, 1]
+
+        (daemon.folder / "filler").unlink()
+        run(node, "again", "device=3")
+        daemon.wait_held(
+            {f"p{n}/main": [UUIDS[n]] for n in range(4)} | {f"{name}/main": [UUIDS[3]] for name in ("beside", "again")}
+        )
+
+
+def test_a_folder_with_room_for_the_key_and_no_more(node: Containerd, launch: Launch) -> None:
+    """Two pages: the lock's and the key's."""
+    with NriGpuInLittle(launch, 8) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        run(node, "one", "device=0")
+        assert "[gpu-busy]" in refused(node, "two", "device=0")
+        daemon.wait_logged(COMPLAINTS[0])
+
+
+@pytest.mark.usefixtures("node")  # of one containerd only
+def test_without_room_for_a_key_there_is_no_daemon(launch: Launch) -> None:
+    with NriGpuInLittle(launch, 4) as daemon:
+        daemon.wait_logged("cannot be read or made: No space left on device")
+        assert daemon.wait() == Exit.PERMISSION
+    assert len(daemon.log().splitlines()) == 1
+
+
+def test_thousands_of_rules_are_read_while_containers_are_served(
+    node: Containerd, launch: Launch, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("")
+    with NriGpu(replace(launch, policy=policy)) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        rules = (f'[[rule]]\nnamespace = "ns-{n}-*"\npod = "*-{n}"\nallow = false\n' for n in range(8000))
+        policy.write_text("".join(rules) + '[[rule]]\npod = "late-*"\nallow = false\nreason = "too late"\n')
+        daemon.hang_up()
+        served = 0
+        while "policy reloaded" not in daemon.log():
+            run(node, f"p{served}", "device=0; mode=shared")
+            served += 1
+        assert served
+        assert "too late" in refused(node, "late-1", "device=0; mode=shared")
+        assert daemon.log().count("registered") == 1
+
+
+def half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def nobody(content: bytes) -> bytes:
+    """As one would edit it who wants those GPUs."""
+    return content.replace(b"GPU-0a", b"GPU-3a").replace(b'"at"', b'"settled"').replace(b"exclusive", b"shared")
+
+
+def empty(content: bytes) -> bytes:
+    return content[:0]
+
+
+def noise(content: bytes) -> bytes:
+    return b"\xff\0{" * len(content)
+
+
+@pytest.mark.parametrize("spoil", [half, nobody, empty, noise])
+def test_files_cut_or_edited_by_hand(node: Containerd, launch: Launch, spoil: Callable[[bytes], bytes]) -> None:
+    """What runs holds what it held, and what was only created too."""
+    with NriGpu(launch) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        run(node, "one", "device=0")
+        waiting = node.cri.run_pod(PodSpec(name="two", annotations={"gpu.nri.io": "device=1"}))
+        created = node.cri.create(waiting)
+        held = {"one/main": [UUIDS[0]], "two/main": [UUIDS[1]]}
+        daemon.wait_held(held)
+        wait_for("the audit log", lambda: (launch.state / "audit.jsonl").exists(), 20)
+        daemon.kill()
+        for name in ("ledger.json", "journal", "audit.jsonl"):
+            file = launch.state / name
+            file.write_bytes(spoil(file.read_bytes()))
+        daemon.start()
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        run(node, "three", "device=2")
+        daemon.wait_held(held | {"three/main": [UUIDS[2]]})
+        for number in range(3):
+            assert "[gpu-busy]" in refused(node, f"late-{number}", f"device={number}; mode=shared")
+        node.cri.start(created)
+
+
+def test_a_wall_clock_that_jumps_decides_nothing(node: Containerd, launch: Launch, tmp_path: Path) -> None:
+    """Each look at it is years from the one before; grants, graces and the connection go by another."""
+    (tmp_path / "jumping").mkdir()
+    (tmp_path / "jumping/sitecustomize.py").write_text(JUMPING)
+    path = f"{tmp_path / 'jumping'}:{Path(__file__).parents[2]}"
+    with NriGpu(replace(launch, environment={"PYTHONPATH": path})) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        run(node, "one", "device=0")
+        pod = node.cri.run_pod(PodSpec(name="two", annotations={"gpu.nri.io": "device=1"}))
+        created = node.cri.create(pod)  # its grace is not over
+        for number in range(8):
+            assert "[gpu-busy]" in refused(node, f"late-{number}", f"device={number % 2}")
+        node.cri.start(created)
+        daemon.wait_held({"one/main": [UUIDS[0]], "two/main": [UUIDS[1]]})
+        assert daemon.log().count("registered") == 1
+        assert len({json.loads(line)["at_s"] // 3e7 for line in audit(launch)}) > 1  # so it did jump
+
+
+def audit(launch: Launch) -> list[str]:
+    file = launch.state / "audit.jsonl"
+    wait_for("the audit log", lambda: file.exists() and '"at_s"' in file.read_text(), 20)
+    return [line for line in file.read_text().splitlines() if '"at_s"' in line]
