@@ -5,7 +5,7 @@ A log is a list of records, each a JSON object with a `kind`:
     node      a snapshot of the node, before the first decision that used it
     policy    the policy's text, likewise; or the fault of one that could not be used
     ledger    all grants, at the beginning of a file and after each Synchronize
-    changed   the grants that are new or different, or gone (null)
+    changed   the grants that are new or different, or gone (null); likewise GPUs that wait to be offered again
     decision  a request and the answer to it
 
 `decide` is pure, so an unchanged replay gives every answer again to the byte. Under another policy the replay has a
@@ -21,13 +21,15 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
+from nri_gpu.allocation.handover import expired
+from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger
 from nri_gpu.decide import BrokenPolicy, decide
 from nri_gpu.domain.codec import CodecError, canonical, decode, encode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import Edits
-from nri_gpu.domain.gpu import Inventory, Node
+from nri_gpu.domain.gpu import GpuUuid, Inventory, Node
 from nri_gpu.policy.model import Policy
 
 Record = Mapping[str, Any]
@@ -106,9 +108,10 @@ def decision_record(container: Container, decision: Decision, at: float, now: fl
 
 
 def _changes(old: Ledger, new: Ledger) -> dict[str, Any]:
-    parts: dict[str, tuple[Mapping[ContainerId, Any], Mapping[ContainerId, Any]]] = {
+    parts: dict[str, tuple[Mapping[Any, Any], Mapping[Any, Any]]] = {
         "entries": (old.entries, new.entries),
         "foreign": (old.foreign, new.foreign),
+        "leaving": (old.leaving, new.leaving),
     }
     found: dict[str, Any] = {}
     for name, (before, after) in parts.items():
@@ -187,6 +190,18 @@ class Replay:
                 self.ledger = self.ledger.released(ContainerId(id_))
             else:
                 self.ledger = self.ledger.with_foreign(decode(Foreign, found, "foreign"))
+        self._take_leaving(record.get("leaving", {}))  # older logs have none
+
+    def _take_leaving(self, found: Mapping[str, Any]) -> None:
+        """When a GPU was left, and when it was found empty, is the recording's to tell, whoever had it."""
+        if self._instead is not None and not (isinstance(self._instead, Policy) and self._instead.handover.wait):
+            return
+        leaving = dict(self.ledger.leaving)
+        for uuid, each in found.items():
+            leaving.pop(GpuUuid(uuid), None)
+            if each is not None:
+                leaving[GpuUuid(uuid)] = decode(Leaver, each, "leaving")
+        self.ledger = self.ledger.with_leaving(leaving)
 
     def _take_entry(self, id_: ContainerId, entry: Entry | None) -> None:
         ours = self.ledger.entries.get(id_)
@@ -201,7 +216,7 @@ class Replay:
     def _decide(self, record: Record) -> Compared:
         container, now = decode(Container, record["container"], "container"), decode(float, record["now"], "now")
         settings = self._policy if isinstance(self._policy, Policy) else Policy.default()
-        ledger = self.ledger.lapse(now, settings.ledger.created_grace_s)
+        ledger = expired(self.ledger.lapse(now, settings.ledger.created_grace_s), now)
         decision = decide(container, self._node, ledger, self._policy)
         self.ledger = ledger.after(decision, now)
         self._decided.add(container.id)

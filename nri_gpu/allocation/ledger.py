@@ -7,7 +7,8 @@ A grant's life, and what moves it:
                             LAPSED --start, GPUs taken--> refused
 
 A container whose start fails inside runc sends no event at all, hence LAPSED: it holds nothing, but is remembered
-in case it starts after all.
+in case it starts after all. A GPU that was released from exclusive use may be kept from other pods for a while:
+`handover.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Grant, Inject
@@ -61,6 +63,7 @@ class Usage:
     """Who is on one GPU.
 
     pods: pod uid -> `namespace/name` of those we granted it. grants: what the first three are told by.
+    leaver: who had it before, as long as other pods wait for that.
     """
 
     mode: Mode | None = None
@@ -68,6 +71,7 @@ class Usage:
     containers: int = 0
     foreign: tuple[str, ...] = ()
     grants: Mapping[ContainerId, Grant] = field(default_factory=dict, repr=False, compare=False)
+    leaver: Leaver | None = None
 
     @property
     def load(self) -> int:
@@ -75,7 +79,11 @@ class Usage:
         return self.containers + len(self.foreign)
 
     def blocks(self, mode: Mode, pod_uid: PodUid) -> bool:
-        """Whether a container of that pod cannot have this GPU in that mode. Modes never mix on one GPU."""
+        """Whether a container of that pod cannot have this GPU in that mode."""
+        return self.held_from(mode, pod_uid) or (self.leaver is not None and self.leaver.blocks(pod_uid))
+
+    def held_from(self, mode: Mode, pod_uid: PodUid) -> bool:
+        """Whether those who hold it now are why. Modes never mix on one GPU."""
         if self.mode is not None and self.mode is not mode:
             return True
         if mode is Mode.SHARED:
@@ -87,11 +95,12 @@ class Usage:
         # A lapsed container that started while we were away may have left both modes on one GPU.
         mode = Mode.EXCLUSIVE if Mode.EXCLUSIVE in (self.mode, grant.mode) else grant.mode
         pods = {**self.pods, grant.pod_uid: f"{grant.namespace}/{grant.pod_name}"}
-        return Usage(mode, pods, self.containers + 1, self.foreign, {**self.grants, grant.container_id: grant})
+        grants = {**self.grants, grant.container_id: grant}
+        return Usage(mode, pods, self.containers + 1, self.foreign, grants, self.leaver)
 
     def minus(self, container_id: ContainerId) -> Usage:
         """Without that container."""
-        usage = Usage(foreign=self.foreign)
+        usage = Usage(foreign=self.foreign, leaver=self.leaver)
         for grant in self.grants.values():
             if grant.container_id != container_id:
                 usage = usage.plus(grant)
@@ -104,26 +113,27 @@ NOT_TOLD: Final[Mapping[GpuUuid, Usage]] = MappingProxyType({})  # another one t
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All grants, by container. foreign: nodes that were not ours to give.
+    """All grants, by container. foreign: nodes that were not ours to give. leaving: GPUs that other pods wait for.
 
-    The last two are told by the first two, and handed on from one ledger to the next so that a change costs what it
+    The last two are told by the first three, and handed on from one ledger to the next so that a change costs what it
     changes: with 500 containers, telling them anew took three times as long as all the rest of a grant.
     _waiting: entries that do not run, which time and their pod's next attempt can end.
     """
 
     entries: Mapping[ContainerId, Entry] = field(default_factory=lambda: MappingProxyType({}))
     foreign: Mapping[ContainerId, Foreign] = field(default_factory=lambda: MappingProxyType({}))
+    leaving: Mapping[GpuUuid, Leaver] = field(default_factory=lambda: MappingProxyType({}))
     _usage: Mapping[GpuUuid, Usage] = field(default_factory=lambda: NOT_TOLD, repr=False, compare=False)
     _waiting: Mapping[ContainerId, Entry] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self._usage is NOT_TOLD:
             waiting = {id_: entry for id_, entry in self.entries.items() if entry.phase is not Phase.RUNNING}
-            object.__setattr__(self, "_usage", _told(self.entries.values(), self.foreign.values()))
+            object.__setattr__(self, "_usage", _told(self.entries.values(), self.foreign.values(), self.leaving))
             object.__setattr__(self, "_waiting", waiting)
 
     def usage(self) -> Mapping[GpuUuid, Usage]:
-        """GPU -> who is on it; GPUs that nobody holds are absent."""
+        """GPU -> who is on it; GPUs that nobody holds, and nobody has just left, are absent."""
         return self._usage
 
     def after(self, decision: Decision, now: float) -> Ledger:
@@ -170,7 +180,8 @@ class Ledger:
         ledger = self._without((container_id,))
         if container_id not in self.foreign:
             return ledger
-        return Ledger(ledger.entries, _frozen({k: v for k, v in self.foreign.items() if k != container_id}))
+        foreign = {k: v for k, v in self.foreign.items() if k != container_id}
+        return Ledger(ledger.entries, _frozen(foreign), self.leaving)
 
     def stopped(self, container_id: ContainerId, now: float) -> Ledger:
         """With that container's program over.
@@ -187,11 +198,22 @@ class Ledger:
         """Without any container of that sandbox."""
         kept = self._without(id_ for id_, entry in self.entries.items() if entry.grant.pod_id == pod_id)
         foreign = {k: v for k, v in self.foreign.items() if v.pod_id != pod_id}
-        return kept if len(foreign) == len(self.foreign) else Ledger(kept.entries, _frozen(foreign))
+        return kept if len(foreign) == len(self.foreign) else Ledger(kept.entries, _frozen(foreign), self.leaving)
 
     def with_foreign(self, foreign: Foreign) -> Ledger:
         """With a container whose NVIDIA nodes are not ours."""
-        return Ledger(self.entries, _frozen({**self.foreign, foreign.container_id: foreign}))
+        return Ledger(self.entries, _frozen({**self.foreign, foreign.container_id: foreign}), self.leaving)
+
+    def with_leaving(self, leaving: Mapping[GpuUuid, Leaver]) -> Ledger:
+        """With exactly these GPUs kept for a while from other pods than those that left them."""
+        if leaving == self.leaving:
+            return self
+        usage = dict(self._usage)
+        for uuid in self.leaving.keys() | leaving.keys():
+            use = replace(usage.pop(uuid, UNUSED), leaver=leaving.get(uuid))
+            if use != UNUSED:
+                usage[uuid] = use
+        return Ledger(self.entries, self.foreign, MappingProxyType(dict(leaving)), usage, self._waiting)
 
     def generations(self) -> frozenset[str]:
         """Driver generations that containers still have mounted, and those of compatibility packages."""
@@ -208,7 +230,7 @@ class Ledger:
         waiting.pop(id_, None)
         if entry.phase is not Phase.RUNNING:
             waiting[id_] = entry
-        return Ledger(_frozen(entries), self.foreign, usage, waiting)
+        return Ledger(_frozen(entries), self.foreign, self.leaving, usage, waiting)
 
     def _without(self, ids: Iterable[ContainerId]) -> Ledger:
         gone = [id_ for id_ in ids if id_ in self.entries]
@@ -218,24 +240,27 @@ class Ledger:
         for id_ in gone:
             usage = _moved(usage, entries.pop(id_), None)
             waiting.pop(id_, None)
-        return Ledger(_frozen(entries), self.foreign, usage, waiting)
+        return Ledger(_frozen(entries), self.foreign, self.leaving, usage, waiting)
 
 
-def rebuilt(entries: Iterable[Entry], foreign: Iterable[Foreign]) -> Ledger:
+def rebuilt(
+    entries: Iterable[Entry], foreign: Iterable[Foreign], leaving: Mapping[GpuUuid, Leaver] = MappingProxyType({})
+) -> Ledger:
     """The ledger that the runtime's own list of containers tells, at Synchronize.
 
     The list does not say which created containers had lapsed: one whose GPUs we gave to somebody else by now did;
     of two created ones the first listed holds. A lapsed one whose GPUs nobody took holds anew, for another grace.
     Foreign holders do not count there: they may have come after the grant, and take nothing from one that holds.
+    leaving: of the ledger so far, since no list tells it.
     """
     kept: dict[ContainerId, Entry] = {}
-    usage: Mapping[GpuUuid, Usage] = {}
+    usage: Mapping[GpuUuid, Usage] = _told((), (), leaving)
     for entry in sorted(entries, key=lambda entry: entry.phase is not Phase.RUNNING):
         id_ = entry.grant.container_id
         lapsed = entry.phase is Phase.CREATED and _taken(entry.grant, usage)
         told = _lapsed(entry, entry.since) if lapsed else entry
         usage, kept[id_] = _moved(usage, kept.get(id_), told), told
-    return Ledger(_frozen(kept), _frozen({other.container_id: other for other in foreign}))
+    return Ledger(_frozen(kept), _frozen({other.container_id: other for other in foreign}), leaving)
 
 
 def _lapsed(entry: Entry, now: float) -> Entry:
@@ -247,8 +272,10 @@ def _taken(grant: Grant, usage: Mapping[GpuUuid, Usage]) -> bool:
     return mode is not None and any(usage.get(uuid, UNUSED).blocks(mode, grant.pod_uid) for uuid in grant.uuids)
 
 
-def _told(entries: Iterable[Entry], foreign: Iterable[Foreign]) -> Mapping[GpuUuid, Usage]:
-    usage: dict[GpuUuid, Usage] = {}
+def _told(
+    entries: Iterable[Entry], foreign: Iterable[Foreign], leaving: Mapping[GpuUuid, Leaver]
+) -> Mapping[GpuUuid, Usage]:
+    usage = {uuid: Usage(leaver=leaver) for uuid, leaver in leaving.items()}
     for entry in entries:
         if entry.holds:
             for uuid in entry.grant.uuids:
@@ -268,7 +295,7 @@ def _moved(usage: Mapping[GpuUuid, Usage], old: Entry | None, new: Entry | None)
         for uuid in old.grant.uuids:
             if use := after.pop(uuid, None):
                 left = less.get(id(use)) or less.setdefault(id(use), use.minus(old.grant.container_id))
-                if left.load:
+                if left.load or left.leaver:
                     after[uuid] = left
     if new is not None and new.holds:
         more: dict[int, Usage] = {}

@@ -105,14 +105,14 @@ def _room(asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]) ->
     )
 
 
-def _rank(unit: Unit, asker: Asker, usage: Mapping[GpuUuid, Usage]) -> tuple[int, bool]:
-    """The least loaded first; among the equally loaded those that the pod's other containers have.
+def _rank(unit: Unit, asker: Asker, usage: Mapping[GpuUuid, Usage]) -> tuple[int, bool, bool]:
+    """The least loaded first, one that the pod has just left last; then those that the pod's other containers have.
 
     In exclusive mode the only load is the pod's own containers, so they get GPUs of their own while there are any and
     share when there are none.
     """
     use = usage.get(unit.uuid, UNUSED)
-    return use.load, asker.pod_uid not in use.pods
+    return use.load, use.leaver is not None, asker.pod_uid not in use.pods
 
 
 def _profiles(

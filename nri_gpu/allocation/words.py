@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Final
 
 from nri_gpu.allocation.fit import matches, why_not
+from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Usage
 from nri_gpu.domain.claim import Claim, MigProfile, Mode
 from nri_gpu.domain.container import PodUid
@@ -75,7 +77,13 @@ def cannot(which: str, why: str) -> Reason:
 
 
 def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage) -> Reason:
-    """Held by others in a way that excludes this request."""
+    """Held by others in a way that excludes this request, or not yet free of who held it last."""
+    if usage.leaver is not None and not usage.held_from(asked, pod_uid):
+        return Reason(
+            Code.GPU_BUSY,
+            f"{called(unit)} was just released by {_left(usage.leaver)}; other pods have it as soon as no process is "
+            f"on it, or {usage.leaver.grace_s:g} s after its release: wait until then, or ask for other GPUs.",
+        )
     others = [name for uid, name in usage.pods.items() if uid != pod_uid] or list(usage.pods.values())
     holders = _named_few([*others, *(f"{pod} (not through nri-gpu)" for pod in usage.foreign)], HOLDERS_SHOWN)
     how = "by" if usage.mode is None else "exclusively by" if usage.mode is Mode.EXCLUSIVE else "in shared mode by"
@@ -84,6 +92,10 @@ def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage) -> Reason:
         f"{called(unit)} is held {how} {holders}, and asked for here in {asked} mode: wait until it is free, "
         f"ask for other GPUs, or set {_cure(asked, {usage.mode})}.",
     )
+
+
+def _left(leaver: Leaver) -> str:
+    return str(replace(leaver, pod=_clip(leaver.pod, NAME_SHOWN_MAX)))
 
 
 def _cure(asked: Mode, held: Set[Mode | None]) -> str:
@@ -98,7 +110,13 @@ def all_busy(
 ) -> Reason:
     """Too few of those that fit are free. asked: `2 GPUs`."""
     taken = [usage[gpu.uuid] for gpu in fitting if gpu not in open_ones]
+    fewer = "ask for fewer, " if open_ones else ""
+    left = [each.leaver for each in taken if each.leaver and not (each.pods or each.foreign)]
+    if len(left) == len(taken):
+        asked = f"asked for {asked}, but of the {len(fitting)} that fit {len(open_ones) or 'none'}"
+        return _all_left(asked, left, fewer)
     names = [name for each in taken for name in each.pods.values()]
+    names += [f"{leaver.pod} (just released)" for leaver in left]
     names += [f"{pod} (not through nri-gpu)" for each in taken for pod in each.foreign]
     holders = _named_few(sorted(names), HOLDERS_SHOWN)
     cure = _cure(mode, {each.mode for each in taken})
@@ -106,7 +124,17 @@ def all_busy(
         Code.GPU_BUSY,
         f"asked for {asked} in {mode} mode, but of the {len(fitting)} that fit "
         f"{len(open_ones) or 'none'} can be had now, the rest being held by {holders}: wait until one is free, "
-        f"{'ask for fewer, ' if open_ones else ''}or set {cure}.",
+        f"{fewer}or set {cure}.",
+    )
+
+
+def _all_left(asked: str, left: Sequence[Leaver], fewer: str) -> Reason:
+    leavers = "; ".join(list(dict.fromkeys(map(_left, left)))[:HOLDERS_SHOWN])
+    return Reason(
+        Code.GPU_BUSY,
+        f"{asked} can be had now, the rest having just been released by {leavers}; other pods have them as soon as no "
+        f"process is on them, or {max(leaver.grace_s for leaver in left):g} s after their release: {fewer}"
+        f"{'or ' if fewer else ''}wait until then.",
     )
 
 

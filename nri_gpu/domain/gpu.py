@@ -75,6 +75,7 @@ class MigDevice:
     memory_bytes: of its GPU instance, bytes (nvmlDeviceGetAttributes_v2).
     gpu_instance_minor, compute_instance_minor: of its capability nodes, /dev/nvidia-caps/nvidia-capN; None: not known.
     unavailable: why it cannot be granted; empty when it can.
+    processes: as a `Gpu`'s.
     """
 
     index: int
@@ -86,6 +87,7 @@ class MigDevice:
     gpu_instance_minor: int | None = None
     compute_instance_minor: int | None = None
     unavailable: str = ""
+    processes: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,8 @@ class Gpu:
     brand: nvmlDeviceGetBrand as a word, `nvidia`; empty where nobody told.
     unavailable: why it cannot be granted; empty when it can.
     drm: its card and render nodes; empty where nvidia-drm is not loaded.
+    processes: how many had it open at that moment (nvmlDeviceGetComputeRunningProcesses and ...Graphics...); None where
+    nobody could tell. Moves all the time, so it makes no other inventory of one.
     """
 
     index: int
@@ -117,6 +121,7 @@ class Gpu:
     unavailable: str = ""
     mig: tuple[MigDevice, ...] = ()
     drm: tuple[DrmNode, ...] = ()
+    processes: int | None = field(default=None, compare=False)
 
     def __hash__(self) -> int:
         """By identity alone: GPUs are part of keys in the hook path."""
@@ -158,6 +163,11 @@ class MigPart:
     def arch(self) -> tuple[int, int]:
         """The whole GPU's."""
         return self.gpu.arch
+
+    @property
+    def processes(self) -> int | None:
+        """The MIG device's own."""
+        return self.device.processes
 
     @property
     def place(self) -> str:

@@ -23,8 +23,9 @@ class InventoryCache:
     """The last inventory of one source.
 
     publish: called with each inventory that differs from the one before in more than its age. on_fault: called with
-    the sentence of a failure, once for the same sentence in a row. After a failure the last inventory stays `current`
-    and its age grows; where there was none, an inventory with that fault is published.
+    the sentence of a failure, once for the same sentence in a row. looked: called with each answer of the source, be it
+    like the one before, and with when it was asked for, in seconds of `monotonic`. After a failure the last inventory
+    stays `current` and its age grows; where there was none, an inventory with that fault is published.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class InventoryCache:
         publish: Callable[[Inventory], None],
         on_fault: Callable[[str], None],
         *,
+        looked: Callable[[Inventory, float], None] = lambda _inventory, _began: None,
         refresh_s: float = REFRESH_S,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -41,6 +43,7 @@ class InventoryCache:
         self._source = source
         self._publish = publish
         self._on_fault = on_fault
+        self._looked = looked
         self._refresh_s = refresh_s
         self._wall = wall
         self._monotonic = monotonic
@@ -87,12 +90,14 @@ class InventoryCache:
 
     async def refresh(self) -> None:
         """Asks the source once."""
+        began = self._monotonic()
         try:
             inventory = await self._source.refresh()
         except InventoryError as error:
             self._failed(str(error))
         else:
             self._succeeded(inventory)
+            self._looked(inventory, began)
         self._ready.set()
 
     def _succeeded(self, inventory: Inventory) -> None:

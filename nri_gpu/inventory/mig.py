@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from nri_gpu.inventory.asking import GONE, INVALID_ARGUMENT, NOT_FOUND, Ask, CallError, maybe, parsed
 from nri_gpu.inventory.identity import parse_mig_uuid, profile_in
+from nri_gpu.inventory.running import running
 
 MIB: Final = 2**20
 GIB: Final = 2**30
@@ -64,7 +65,7 @@ def _describe(ask: Ask, facts: dict[str, object], gpu: int, total_bytes: int) ->
 
     Raises: CallError, for a GPU that is gone.
     """
-    facts |= {"profile": "unknown", "memory_bytes": 0, "unavailable": ""}
+    facts |= {"profile": "unknown", "memory_bytes": 0, "unavailable": "", "processes": None}
     try:
         for some in _descriptions(ask, facts["handle"], gpu, total_bytes):
             facts |= some
@@ -81,3 +82,4 @@ def _descriptions(ask: Ask, handle: object, gpu: int, total_bytes: int) -> Itera
     named = profile_in(ask("nvmlDeviceGetName", handle, gpu=gpu))
     if named or total_bytes:
         yield {"profile": named or profile_name(attributes, total_bytes)}
+    yield {"processes": running(ask, handle, gpu)}

@@ -43,6 +43,7 @@ def _gpu(facts: Any) -> Gpu:  # noqa: ANN401
         unavailable=str(facts["unavailable"]),
         mig=tuple(_mig_device(device) for device in facts["mig"]),
         drm=tuple(DrmNode(str(name), int(major), int(minor)) for name, major, minor in facts["drm"]),
+        processes=_count(facts["processes"]),
     )
 
 
@@ -56,7 +57,12 @@ def _mig_device(facts: Any) -> MigDevice:  # noqa: ANN401
         profile=str(facts["profile"]),
         memory_bytes=int(facts["memory_bytes"]),
         unavailable=str(facts["unavailable"]),
+        processes=_count(facts["processes"]),
     )
+
+
+def _count(found: Any) -> int | None:  # noqa: ANN401
+    return None if found is None else int(found)
 
 
 def _link(link: Any) -> Link:  # noqa: ANN401

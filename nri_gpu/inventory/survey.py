@@ -13,6 +13,7 @@ from typing import Any, Final
 from nri_gpu.inventory.asking import ABSENT, Ask, CallError, maybe, parsed, tolerant
 from nri_gpu.inventory.identity import DRM_NAME, parse_bus_id, parse_model, parse_uuid
 from nri_gpu.inventory.mig import mig_devices
+from nri_gpu.inventory.running import running
 from nri_gpu.requirements.facts import brand_word
 
 # Numbers of nvml.h.
@@ -87,7 +88,7 @@ def _describe(ask: Ask, gpu: _Seen, sysfs: Path) -> None:
     gpu.facts |= {"model": "unknown", "memory_bytes": 0, "arch": [0, 0], "numa_node": None, "mig_enabled": False}
     gpu.facts["mig"] = []
     gpu.facts["drm"] = []
-    gpu.facts |= {"brand": ""}
+    gpu.facts |= {"brand": "", "processes": None}
     try:
         for facts in _descriptions(ask, gpu, sysfs):
             gpu.facts |= facts
@@ -112,6 +113,7 @@ def _descriptions(ask: Ask, gpu: _Seen, sysfs: Path) -> Iterator[Mapping[str, ob
         raise CallError("nvmlDeviceGetMigMode", "MIG mode is changing: it takes effect with the GPU's next reset")
     if mode[0] == MIG_ENABLED:
         yield {"mig": mig_devices(ask, handle, index)}
+    yield {"processes": running(ask, handle, index)}
 
 
 def _numa_node(ask: Ask, gpu: _Seen, sysfs: Path) -> int | None:

@@ -31,6 +31,7 @@ DRM_MINOR_MAX: Final = 2**20 - 1  # 20 bits (linux/kdev_t.h)
 MAJOR_MAX: Final = 4095  # 12 bits (linux/kdev_t.h)
 NUMA_MAX: Final = 1023  # MAX_NUMNODES
 NVLINK_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
+PROCESSES_MAX: Final = 2**22  # PID_MAX_LIMIT (linux/threads.h)
 PCIE_WORDS: Final = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
 
 _ARCH: Final = re.compile(r"(\d{1,2})\.(\d{1,2})")
@@ -143,6 +144,7 @@ def _gpu(table: Table) -> Gpu:
         unavailable=table.text("unavailable", default="") or "",
         mig=tuple(_mig_device(each, place, minor or 0) for place, each in enumerate(instances)),
         drm=tuple(_drm(each) for each in table.tables("drm")),
+        processes=table.number("processes", 0, PROCESSES_MAX, optional=True),
     )
     table.done()
     return gpu
@@ -167,6 +169,7 @@ def _mig_device(table: Table, place: int, gpu_minor: int) -> MigDevice:
         gpu_instance_minor=minors[0],
         compute_instance_minor=minors[1],
         unavailable=table.text("unavailable", default="") or "",
+        processes=table.number("processes", 0, PROCESSES_MAX, optional=True),
     )
     table.done()
     return device

@@ -339,6 +339,29 @@ class LedgerSettings:
     ] = 60
 
 
+class Unknown(StrEnum):
+    """What becomes of a GPU whose processes nobody can tell."""
+
+    WAIT = "wait"
+    OFFER = "offer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverSettings:
+    """When a GPU that one pod had exclusively is offered to the next."""
+
+    wait: Annotated[
+        bool, Declaration(Flag(), "Only when the driver shows no process on it any more; false: as its container ends.")
+    ] = True
+    grace_s: Annotated[
+        int, Declaration(Whole(1, 3600), "Seconds after which it is offered whatever the driver shows.")
+    ] = 60
+    unknown: Annotated[
+        Unknown,
+        Declaration(Choice(Unknown), "Where the driver cannot tell of processes: wait for the grace, or offer it."),
+    ] = Unknown.WAIT
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSettings:
     """The audit log: every decision with all that decided it, for `nri-gpu replay`."""
@@ -411,6 +434,7 @@ class Policy:
     placement: PlacementSettings = PlacementSettings()
     inventory: InventorySettings = InventorySettings()
     ledger: LedgerSettings = LedgerSettings()
+    handover: HandoverSettings = HandoverSettings()
     control: ControlSettings = ControlSettings()
     audit: AuditSettings = AuditSettings()
     guard: GuardSettings = GuardSettings()

@@ -6,13 +6,14 @@ No handler awaits, so nobody sees half a step and no lock is needed; what is sai
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from loguru import logger
 
 from nri_gpu.allocation.foreign import foreign_uuids
+from nri_gpu.allocation.handover import expired
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
 from nri_gpu.allocation.mark import MAC_LENGTH, MARK_KEY, BadMark, Mark, mark_body, read_mark, sign, write_mark
 from nri_gpu.asking import may_ask_by_environment, needs_grant, reads_environment
@@ -20,13 +21,14 @@ from nri_gpu.decide import BrokenPolicy, decide
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import Edits
-from nri_gpu.domain.gpu import Node
+from nri_gpu.domain.gpu import Inventory, Node
 from nri_gpu.judge import judge_adjusted
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed, Markers
 from nri_gpu.nri.status import status_of
 from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.model import Policy, Stale
+from nri_gpu.runtime.handover import Handover
 from nri_gpu.runtime.recorder import Nobody, Recorder
 from nri_gpu.wire.status import Status
 
@@ -61,7 +63,8 @@ class Outside:
 
     snapshot: the newest node. clock: monotonic seconds. later: run something once the reply is on its way.
     changed: told each new ledger. inventory_age_s: how long ago the source of the inventory last answered; None where
-    it never did. recorder: who keeps what happens.
+    it never did. recorder: who keeps what happens. left: told when a GPU waits for a look at its processes before it is
+    offered again.
     """
 
     snapshot: Callable[[], Node]
@@ -70,6 +73,7 @@ class Outside:
     changed: Callable[[Ledger], None]
     inventory_age_s: Callable[[], float | None] = lambda: None
     recorder: Recorder = field(default_factory=Nobody)
+    left: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,7 @@ class Plugin:
         self._holders: dict[ContainerId, Container] = {}  # with device nodes that others put there
         self._hooks_seen: frozenset[str] = frozenset()  # that were warned of
         self._unseen: frozenset[ContainerId] = frozenset()  # granted, and not yet seen with what they were granted
+        self._handover = Handover()
         self._observed = 0  # number of the snapshot by which the ledger knows whose GPUs those nodes are
         self.policy = policy
 
@@ -125,8 +130,7 @@ class Plugin:
         node = self._aged(node)
         container = convert.request_from_pb(payload)
         now = self._outside.clock()
-        settings = self.policy if isinstance(self.policy, Policy) else Policy.default()
-        ledger = self.ledger.lapse(now, settings.ledger.created_grace_s)
+        ledger = expired(self.ledger.lapse(now, self._settings().ledger.created_grace_s), now)
         decision = decide(container, node, ledger, self.policy)
         reply = self._reply(decision)
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
@@ -165,6 +169,15 @@ class Plugin:
         change = convert.state_change_from_pb(payload)
         return self._event(change.event, payload, lambda: change)
 
+    def looked(self, inventory: Inventory, began: float) -> None:
+        """The inventory's source has answered; it was asked at that moment of our clock."""
+        self._commit(self._handover.looked(self.ledger, inventory, began, self._settings().handover))
+
+    def waiting(self) -> bool:
+        """Whether a GPU still waits to be offered again, after those that waited long enough."""
+        self._commit(expired(self.ledger, self._outside.clock()))
+        return bool(self.ledger.leaving)
+
     def synchronized(self, listed: tuple[Listed, ...]) -> None:
         """Start over from what the runtime says there is."""
         now, node = self._outside.clock(), self._outside.snapshot()
@@ -185,14 +198,14 @@ class Plugin:
                 ungranted.add(item.container.id)
         self.ungranted = frozenset(ungranted)
         entries += self._not_listed(frozenset(item.container.id for item in listed), now)
-        self._commit(rebuilt(entries, foreign))
+        anew = rebuilt(entries, foreign, self.ledger.leaving)
+        self._commit(self._vacated(anew, self.ledger.entries, now))
         self._outside.recorder.synchronized(self.ledger)
         logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(foreign)).info("ledger rebuilt")
 
     def _not_listed(self, listed: frozenset[ContainerId], now: float) -> list[Entry]:
         """Grants given so lately that the runtime may not list their containers yet; by a daemon before us, perhaps."""
-        settings = self.policy if isinstance(self.policy, Policy) else Policy.default()
-        found = self._outside.recorder.remembered(now - settings.ledger.created_grace_s)
+        found = self._outside.recorder.remembered(now - self._settings().ledger.created_grace_s)
         # A time to come was edited by hand, and would put off the end of the grace.
         entries = (Entry(each.grant, Phase.CREATED, min(each.at, now)) for each in found)
         missing = [entry for entry in entries if entry.grant.container_id not in listed]
@@ -297,23 +310,39 @@ class Plugin:
     def _stopped(self, change: Lifecycle) -> Reply:
         self._holders.pop(change.container_id, None)
         self._outside.recorder.settled(change.container_id)
-        self._commit(self.ledger.stopped(change.container_id, self._outside.clock()))
+        now = self._outside.clock()
+        self._commit(self._vacated(self.ledger.stopped(change.container_id, now), (change.container_id,), now))
         return EMPTY
 
     def _removed(self, change: Lifecycle) -> Reply:
         self._holders.pop(change.container_id, None)
         self._outside.recorder.settled(change.container_id)
-        self._commit(self.ledger.released(change.container_id))
+        now = self._outside.clock()
+        self._commit(self._vacated(self.ledger.released(change.container_id), (change.container_id,), now))
         return EMPTY
 
     def _pod_gone(self, change: Lifecycle) -> Reply:
         if self._holders:
             self._holders = {id_: held for id_, held in self._holders.items() if held.pod.id != change.pod_id}
-        for entry in self.ledger.entries.values():
-            if entry.grant.pod_id == change.pod_id:
-                self._outside.recorder.settled(entry.grant.container_id)
-        self._commit(self.ledger.pod_gone(change.pod_id))
+        after = self.ledger.pod_gone(change.pod_id)
+        if after is not self.ledger:
+            gone = self.ledger.entries.keys() - after.entries.keys()
+            for container_id in gone:
+                self._outside.recorder.settled(container_id)
+            self._commit(self._vacated(after, gone, self._outside.clock()))
         return EMPTY
+
+    def _vacated(self, after: Ledger, among: Iterable[ContainerId], now: float) -> Ledger:
+        """With the GPUs that these containers left kept from others for a while, and somebody sent to look at them."""
+        simulated = self._outside.snapshot().inventory.simulated
+        settings = self._settings().handover
+        ledger = self._handover.vacated(self.ledger, after, among, now, settings, simulated=simulated)
+        if ledger is not after:
+            self._outside.later(self._outside.left)
+        return ledger
+
+    def _settings(self) -> Policy:
+        return self.policy if isinstance(self.policy, Policy) else Policy.default()
 
     def _commit(self, ledger: Ledger) -> None:
         if ledger is not self.ledger:

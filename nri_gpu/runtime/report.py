@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase, Usage
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.claim import Mode
@@ -88,6 +89,17 @@ def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:
         "unavailable": _unavailable(unit, usage),
         "holders": [_holder_json(entry, view) for entry in _holding(unit, view.ledger)],
         "foreign": list(usage.foreign) if usage else [],
+        "left_by": _leaver_json(usage.leaver, view) if usage and usage.leaver else None,
+    }
+
+
+def _leaver_json(leaver: Leaver, view: View) -> dict[str, Any]:
+    return {
+        "pod": leaver.pod,
+        "pod_uid": leaver.pod_uid,
+        "since_s": view.wall_of(leaver.since),
+        "offered_s": view.wall_of(leaver.since + leaver.grace_s),
+        "processes": leaver.processes,
     }
 
 
@@ -95,8 +107,10 @@ def _unavailable(unit: Unit, usage: Usage | None) -> str:
     """Why a container of another pod could not have it exclusively; empty when it could."""
     if reason := why_not(unit):
         return reason
-    if usage is None or not (usage.pods or usage.foreign):
+    if usage is None:
         return ""
+    if not (usage.pods or usage.foreign):
+        return f"just released by {usage.leaver}" if usage.leaver else ""
     pods = ", ".join(sorted(usage.pods.values()))
     if usage.mode is Mode.EXCLUSIVE:
         return f"held exclusively by {pods}"

@@ -97,6 +97,7 @@ def _gpu_json(gpu: Gpu) -> dict[str, Any]:
         "numa_node": gpu.numa_node,
         "mig_enabled": gpu.mig_enabled,
         "unavailable": why_not(gpu),
+        "processes": gpu.processes,
         "mig": [_part_json(part) for part in gpu.parts],
         "drm": [{"name": node.name, "major": node.major, "minor": node.minor} for node in gpu.drm],
     }
@@ -114,6 +115,7 @@ def _part_json(part: MigPart) -> dict[str, Any]:
         "gpu_instance_minor": device.gpu_instance_minor,
         "compute_instance_minor": device.compute_instance_minor,
         "unavailable": why_not(part),
+        "processes": part.processes,
     }
 
 

@@ -28,6 +28,7 @@ from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.model import AuditSettings, Policy
 from nri_gpu.runtime.audit import AuditLog, PolicyNote
 from nri_gpu.runtime.board import Board
+from nri_gpu.runtime.handover import Rechecks
 from nri_gpu.runtime.journal import JOURNAL, Journal
 from nri_gpu.runtime.notify import Notifier
 from nri_gpu.runtime.plugin import Outside, Plugin
@@ -130,15 +131,26 @@ class Daemon:
         self._identity = Identity(settings.plugin.name, settings.plugin.index)
         source = source_of(topology, self._fixed.driver_root, self._fixed.library_dirs)
         self._cache = InventoryCache(
-            source, publish=self._inventory_changed, on_fault=self._inventory_fault, refresh_s=self._fixed.refresh_s
+            source,
+            publish=self._inventory_changed,
+            on_fault=self._inventory_fault,
+            looked=lambda inventory, began: self._plugin.looked(inventory, began),
+            refresh_s=self._fixed.refresh_s,
         )
+        self._rechecks = Rechecks(self._cache.poke, lambda: self._plugin.waiting())
         self._audit = _audit_log(settings, state.path)
         recorder = StateRecorder(
             Journal(state.path / JOURNAL, key), self._audit, self._later, settings.ledger.created_grace_s
         )
         self._plugin = Plugin(
             Outside(
-                self._board.snapshot, time.monotonic, self._later, self._ledger_changed, self._cache.age_s, recorder
+                snapshot=self._board.snapshot,
+                clock=time.monotonic,
+                later=self._later,
+                changed=self._ledger_changed,
+                inventory_age_s=self._cache.age_s,
+                recorder=recorder,
+                left=self._rechecks.begin,
             ),
             policy,
             key,

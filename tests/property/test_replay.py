@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nri_gpu.allocation.handover import Wait, expired, looked, vacated
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decide import BrokenPolicy, decide
 from nri_gpu.domain.container import Container
@@ -36,7 +37,7 @@ steps = st.lists(
         worlds.nodes,
         worlds.policies,
         worlds.ledgers,
-        st.sampled_from(["start", "stop", "remove", "pod gone", "wait"]),
+        st.sampled_from(["start", "stop", "remove", "pod gone", "wait", "look"]),
     ),
     max_size=8,
 )
@@ -72,7 +73,7 @@ class Recorder:
     def _decide(self, container: Container) -> None:
         self.last, policy = container, self.policies[-1]
         grace_s = (policy if isinstance(policy, Policy) else Policy()).ledger.created_grace_s
-        ledger = self.ledger.lapse(self.now, grace_s)
+        ledger = expired(self.ledger.lapse(self.now, grace_s), self.now)
         decision = decide(container, self.node, ledger, policy)
         self.records.append(decision_record(container, decision, 1e9 + self.now, self.now))
         self._commit(ledger.after(decision, self.now))
@@ -80,6 +81,9 @@ class Recorder:
     def _happen(self, event: str) -> None:
         if event == "wait":
             self.now += 1000
+        elif event == "look":
+            processes = {uuid: number % 3 for number, uuid in enumerate(self.ledger.leaving)}
+            self._commit(looked(self.ledger, processes, self.now, unknown_waits=True))
         elif self.last:
             of, now = self.last, self.now
             happened: dict[str, Callable[[], Ledger | None]] = {
@@ -88,7 +92,8 @@ class Recorder:
                 "remove": lambda: self.ledger.released(of.id),
                 "pod gone": lambda: self.ledger.pod_gone(of.pod.id),
             }
-            self._commit(happened[event]() or self.ledger)
+            after = happened[event]() or self.ledger
+            self._commit(vacated(self.ledger, after, (of.id,), Wait(now, 60.0, lambda _: True)))
 
     def _commit(self, ledger: Ledger) -> None:
         changed = changed_record(self.ledger, ledger)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
+from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase
 from nri_gpu.decide import BrokenPolicy
 from nri_gpu.domain.claim import Mode
@@ -364,10 +365,17 @@ foreigners = st.builds(
     texts,
 )
 # Any ledger at all, over capacity too: a bug elsewhere must not turn into a crash here.
+leavers = st.builds(
+    lambda pod, since, processes: Leaver(PodUid(f"uid-{pod}"), f"ml/{pod}", since, 60.0, processes),
+    st.sampled_from(POD_NAMES),
+    st.floats(0, 200),
+    st.sampled_from([None, 1, 2]),
+)
 ledgers = st.builds(
-    lambda some, others: make.ledger(*some, others=others),
+    lambda some, others, leaving: make.ledger(*some, others=others).with_leaving(leaving),
     st.lists(entries(), max_size=5),
     st.lists(foreigners, max_size=2),
+    st.dictionaries(st.one_of(st.integers(0, 5).map(make.uuid), mig_uuids), leavers, max_size=2),
 )
 pod_uids = st.sampled_from([PodUid(f"uid-{name}") for name in POD_NAMES])
 

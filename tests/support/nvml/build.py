@@ -23,7 +23,11 @@ _LEVELS = {"PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeMig:
-    """One MIG device. place: its index, empty ones between are holes. profile: empty where the name has none."""
+    """One MIG device. place: its index, empty ones between are holes. profile: empty where the name has none.
+
+    running: processes with a compute and with a graphics context, -1 where the driver does not tell; the same ones as
+    far as both have them.
+    """
 
     place: int
     uuid: str
@@ -33,6 +37,7 @@ class FakeMig:
     compute_slices: int | None = None
     memory_mib: int = 9728
     profile: str = ""
+    running: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +46,7 @@ class FakeGpu:
 
     minor: None for the index. numa: -1 where the host does not tell. mig: current and pending mode, (-1, -1) where
     the GPU has none. brand: nvmlBrandType_t, -1 where the driver does not tell. nvlinks: what is at the far end of its
-    links, by index, or SWITCH.
+    links, by index, or SWITCH. running: as a MIG device's.
     """
 
     minor: int | None = None
@@ -56,6 +61,7 @@ class FakeGpu:
     brand: int = 14
     nvlinks: tuple[int, ...] = ()
     parts: tuple[FakeMig, ...] = ()
+    running: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +131,15 @@ def configure(
     lines += [_gpu_line(index, gpu) for index, gpu in enumerate(gpus)]
     for index, gpu in enumerate(gpus):
         lines += [_mig_line(index, gpu, part) for part in gpu.parts]
+        running = {-1: gpu.running, **{part.place: part.running for part in gpu.parts}}
+        lines += [f"running {index} {place} {both[0]} {both[1]}" for place, both in running.items() if any(both)]
         lines += [f"nvlink {index} {link} {remote}" for link, remote in enumerate(gpu.nvlinks)]
     lines += [f"ancestor {a} {b} {_LEVELS[word]}" for a, b, word in ancestors]
     lines += [f"act {act.function} {act.gpu} {act.deed} {act.code}" for act in faults]
-    (driver_root / lib_dir / "fake-nvml.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    conf = driver_root / lib_dir / "fake-nvml.conf"
+    fresh = conf.with_name("fresh.conf")  # renamed into place: the library may be reading the old one
+    fresh.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    fresh.rename(conf)
 
 
 def gpus_of(inventory: Inventory) -> tuple[list[FakeGpu], list[tuple[int, int, str]]]:

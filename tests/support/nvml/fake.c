@@ -5,6 +5,7 @@
  *   driver 580.95.05                      cuda 13000
  *   gpu MINOR DOMAIN BUS MEMORY MAJOR MINOR NUMA MIG PENDING UUID NAME...   (NUMA, MIG -1: not supported)
  *   mig GPU INDEX GI CI SLICES COMPUTE_SLICES MIB UUID NAME...   (a MIG device; INDEX may leave holes)
+ *   running GPU INDEX COMPUTE GRAPHICS    (processes on a MIG device; INDEX -1: on the GPU itself; -1: not supported)
  *   nvlink GPU LINK REMOTE                (REMOTE: a GPU's index, -1 for a switch)
  *   ancestor A B LEVEL
  *   act FUNCTION GPU DEED CODE            (GPU -1: any) with DEED one of
@@ -60,6 +61,7 @@ typedef struct gpu {
     char uuid[96], name[96];
     int remote[LINKS];
     int parent, place, gi, ci, slices, compute_slices;
+    int compute, graphics;
 } *nvmlDevice_t;
 
 static struct gpu gpus[GPUS], migs[MIGS];
@@ -72,6 +74,13 @@ static struct {
 static int act_count;
 
 static int is_mig(nvmlDevice_t device) { return device >= migs && device < migs + MIGS; }
+
+static struct gpu *mig_at(int parent, int place) {
+    for (int i = 0; i < mig_count; i++)
+        if (migs[i].parent == parent && migs[i].place == place)
+            return &migs[i];
+    return NULL;
+}
 
 /* A MIG device counts as its GPU here. */
 static int index_of(nvmlDevice_t device) { return is_mig(device) ? device->parent : (int)(device - gpus); }
@@ -89,6 +98,7 @@ static const char *beside(const char *name) {
 
 static void read_gpu(const char *words) {
     struct gpu *gpu = &gpus[gpu_count++];
+    gpu->compute = gpu->graphics = 0;
     sscanf(words, "gpu %d %x %x %llu %d %d %d %d %d %d %95s %95[^\n]", &gpu->minor, &gpu->domain, &gpu->bus, &gpu->memory,
            &gpu->major_cc, &gpu->minor_cc, &gpu->numa, &gpu->mig, &gpu->pending, &gpu->brand, gpu->uuid,
            gpu->name);
@@ -98,8 +108,18 @@ static void read_gpu(const char *words) {
 
 static void read_mig(const char *words) {
     struct gpu *mig = &migs[mig_count++];
+    mig->compute = mig->graphics = 0;
     sscanf(words, "mig %d %d %d %d %d %d %llu %95s %95[^\n]", &mig->parent, &mig->place, &mig->gi, &mig->ci,
            &mig->slices, &mig->compute_slices, &mig->memory, mig->uuid, mig->name);
+}
+
+static void read_running(const char *words) {
+    int index, place, compute, graphics;
+    if (sscanf(words, "running %d %d %d %d", &index, &place, &compute, &graphics) != 4)
+        return;
+    struct gpu *device = place < 0 ? &gpus[index] : mig_at(index, place);
+    device->compute = compute;
+    device->graphics = graphics;
 }
 
 static void read_line(const char *line) {
@@ -108,6 +128,8 @@ static void read_line(const char *line) {
         read_gpu(line);
     else if (strncmp(line, "mig ", 4) == 0)
         read_mig(line);
+    else if (strncmp(line, "running ", 8) == 0)
+        read_running(line);
     else if (sscanf(line, "nvlink %d %d %d", &a, &b, &value) == 3)
         gpus[a].remote[b] = value;
     else if (sscanf(line, "ancestor %d %d %d", &a, &b, &value) == 3)
@@ -306,12 +328,49 @@ int nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int place,
     PLAY(index_of(device));
     if (device->mig != 1)
         return NOT_SUPPORTED;
-    for (int i = 0; i < mig_count; i++)
-        if (migs[i].parent == index_of(device) && migs[i].place == (int)place) {
-            *mig = &migs[i];
-            return SUCCESS;
-        }
+    if ((*mig = mig_at(index_of(device), (int)place)))
+        return SUCCESS;
     return place < MIGS_OF_A_GPU ? NOT_FOUND : INVALID_ARGUMENT;
+}
+
+/* Version 2 and 3 of the struct are alike. */
+typedef struct {
+    unsigned int pid;
+    unsigned long long usedGpuMemory;
+    unsigned int gpuInstanceId, computeInstanceId;
+} nvmlProcessInfo_t;
+
+static int processes(int running, unsigned int first_pid, unsigned int *room, nvmlProcessInfo_t *infos) {
+    if (running < 0)
+        return NOT_SUPPORTED;
+    unsigned int had = *room;
+    *room = (unsigned int)running;
+    if (had < *room)
+        return INSUFFICIENT_SIZE;
+    for (int i = 0; i < running; i++)
+        infos[i] = (nvmlProcessInfo_t){.pid = first_pid + (unsigned int)i, .gpuInstanceId = -1U, .computeInstanceId = -1U};
+    return SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
+    PLAY(index_of(device));
+    return processes(device->compute, 1000, room, infos);
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
+    PLAY(index_of(device));
+    return processes(device->compute, 1000, room, infos);
+}
+
+/* The first of them computes as well. */
+int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
+    PLAY(index_of(device));
+    return processes(device->graphics, 1000, room, infos);
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
+    PLAY(index_of(device));
+    return processes(device->graphics, 1000, room, infos);
 }
 
 int nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id) {

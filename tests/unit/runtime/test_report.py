@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Ledger, Phase
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import Node
@@ -71,6 +72,21 @@ def test_a_foreign_holder() -> None:
     foreign = gpu(status_json(view(make.ledger(others=[make.foreign(2)]))), 2)
     assert foreign["foreign"] == ["ml/plugin"]
     assert foreign["unavailable"] == "held by ml/plugin, whom somebody else gave it"
+
+
+def test_who_has_just_left_and_what_is_waited_for() -> None:
+    leaver = Leaver(TRAIN.pod.uid, "ml/train", CLOCK - 2, 60.0, 2)
+    said = gpu(status_json(view(make.ledger().with_leaving({make.uuid(1): leaver}))), 1)
+    assert said["unavailable"] == "just released by ml/train: 2 processes still hold it"
+    assert said["left_by"] == {
+        "pod": "ml/train",
+        "pod_uid": TRAIN.pod.uid,
+        "since_s": NOW - 2,
+        "offered_s": NOW + 58,
+        "processes": 2,
+    }
+    held = gpu(status_json(view(make.ledger(make.entry(1, to=TRAIN)).with_leaving({make.uuid(1): leaver}))), 1)
+    assert held["unavailable"] == "held exclusively by ml/train"
 
 
 def test_a_lapsed_grant_holds_nothing() -> None:

@@ -70,6 +70,7 @@ def test_mig_devices_in_json(capsys: pytest.CaptureFixture[str]) -> None:
         "gpu_instance_minor": 21,
         "compute_instance_minor": 22,
         "unavailable": "",
+        "processes": None,
     }
 
 

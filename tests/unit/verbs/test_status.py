@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Phase
 from nri_gpu.cli import main
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import PodUid
 from nri_gpu.runtime.report import Connection, status_json
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.status import ago, to_text
@@ -76,6 +78,12 @@ def test_holders_one_line_each() -> None:
 def test_a_gpu_that_is_not_to_be_had_says_why() -> None:
     said = status_json(view(node=make.node([make.gpu(0, unavailable="it fell off the bus")])))
     assert "it fell off the bus" in to_text(said, NOW)
+
+
+def test_a_gpu_that_was_just_released_says_for_whom_it_waits() -> None:
+    ledger = make.ledger().with_leaving({make.uuid(0): Leaver(PodUid("uid"), "ml/train", CLOCK, 60.0, 1)})
+    (line,) = [line for line in to_text(status_json(view(ledger)), NOW).splitlines() if "ml/train" in line]
+    assert line.endswith("-    just released by ml/train: 1 process still holds it")
 
 
 def test_no_gpus() -> None:

@@ -1,0 +1,126 @@
+"""Exclusive GPUs from one pod to the next on every containerd, while the driver (a fake library) still shows processes.
+
+No module of NVIDIA's is loaded on this machine, so the daemon reads its majors from a file in place of /proc/devices.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError
+from tests.support.daemon import ENVIRONMENT, FOUR_GPUS, Launch, NriGpu
+from tests.support.driver_root import make_driver_root
+from tests.support.nvml import FakeGpu, build_fake_nvml, configure
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.containerd
+
+PATIENCE_S: Final = 10.0  # long before the next regular look, which is a minute away, and the end of the grace
+MAJORS: Final = "Character devices:\n195 nvidia\n195 nvidiactl\n1510 nvidia-uvm\n\nBlock devices:\n"
+# The first argument is the file, the rest are the command's.
+PROGRAM: Final = """
+import sys
+from nri_gpu.cli import main
+from nri_gpu.inventory.source import NvmlSource
+from nri_gpu.verbs import run
+devices = sys.argv.pop(1)
+run.source_of = lambda topology, *place: NvmlSource(*place, proc_devices=devices)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class NvmlNriGpu(NriGpu):
+    """The daemon with these majors."""
+
+    def program(self) -> list[str]:
+        majors = self.launch.base / "devices"
+        majors.write_text(MAJORS)
+        return [sys.executable, "-c", PROGRAM, str(majors), "run", *self.launch.arguments()]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The daemon and the driver that it asks."""
+
+    daemon: NriGpu
+    driver: Path
+
+    def processes(self, number: int) -> None:
+        """So many on GPU 0 from now on."""
+        configure(self.driver, [FakeGpu(running=(number, 0)), FakeGpu()])
+
+    def unavailable(self) -> str:
+        """Why GPU 0 cannot be had, as `nri-gpu status` has it."""
+        said: dict[str, Any] = json.loads(self.status("-o", "json"))
+        return str(said["gpus"][0]["unavailable"])
+
+    def status(self, *options: str) -> str:
+        command = [sys.executable, "-m", "nri_gpu", "status", "--state-dir", str(self.daemon.launch.state), *options]
+        return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def machine(node: Containerd, tmp_path: Path) -> Iterator[Machine]:
+    root = build_fake_nvml(make_driver_root(tmp_path / "driver"), [FakeGpu(), FakeGpu()])
+    with NvmlNriGpu(Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root)) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        daemon.wait_logged("inventory changed gpus=2")
+        yield Machine(daemon, root)
+
+
+def run(node: Containerd, name: str, claim: str = "device=0") -> ContainerId:
+    return node.cri.run(node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": claim})), ContainerSpec())
+
+
+def test_the_next_pod_waits_for_the_last_process(node: Containerd, machine: Machine) -> None:
+    first = run(node, "first")
+    machine.processes(2)
+    node.cri.stop(first)
+
+    said = "just released by default/first: 2 processes still hold it"
+    wait_for("the look", lambda: machine.unavailable() == said, PATIENCE_S, machine.status)
+    assert said in machine.status()
+    with pytest.raises(CriError, match=rf"\[gpu-busy\]: GPU 0 \(GPU-.*\) was {said}; other pods have it as soon as"):
+        run(node, "second")
+    run(node, "beside", "1")  # the other GPU
+
+    machine.processes(0)
+    wait_for("the hand-over", lambda: machine.unavailable() == "", PATIENCE_S, machine.status)
+    run(node, "third")
+    assert "held exclusively by default/third" in machine.unavailable()
+
+
+def test_a_clean_end_is_seen_at_once(node: Containerd, machine: Machine) -> None:
+    node.cri.stop(run(node, "first"))
+    wait_for("the look", lambda: machine.unavailable() == "", PATIENCE_S, machine.status)
+    run(node, "second")
+
+
+def test_a_topology_file_can_play_it(node: Containerd, tmp_path: Path) -> None:
+    topology = tmp_path / "node.toml"
+    plain = FOUR_GPUS.read_text()
+    topology.write_text(plain.replace("[[gpu]]\n", "[[gpu]]\nprocesses = 1\n", 1))
+    launch = Launch(tmp_path / "d", node.nri_socket, topology, make_driver_root(tmp_path / "driver"))
+    with NriGpu(launch) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        machine = Machine(daemon, tmp_path)
+        node.cri.stop(run(node, "first"))
+        with pytest.raises(CriError, match=r"\[gpu-busy\]: GPU 0 .* just released by default/first"):
+            run(node, "second")
+        fresh = tmp_path / "fresh.toml"
+        fresh.write_text(plain)
+        fresh.rename(topology)
+        wait_for("the hand-over", lambda: machine.unavailable() == "", PATIENCE_S, machine.status)
+        run(node, "third")

@@ -1,0 +1,147 @@
+"""Law: what a pod had exclusively goes to no other pod before a look finds it empty or the grace is over; then it does.
+
+Beside the ledger a GPU is played whose processes outlive their containers for as long as they like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from nri_gpu.allocation.handover import Wait, expired, looked, vacated
+from nri_gpu.allocation.ledger import Ledger, Phase
+from nri_gpu.decide import decide
+from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.decision import Grant, Inject
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.policy.model import Policy
+from tests.property import worlds
+from tests.support import builders as make
+
+GRACE_S: Final = 60.0
+CREATED_GRACE_S: Final = 1e9  # not the subject here
+GPUS: Final = (*make.gpus(2), make.mig_gpu(2))
+UNITS: Final = tuple(unit.uuid for unit in make.inventory(GPUS).units)
+pods = st.sampled_from(worlds.POD_NAMES)
+names = st.sampled_from(worlds.CONTAINER_NAMES)
+units = st.sampled_from(UNITS)
+claims = st.sampled_from(["1", "all", "device=0", "device=0,2:1", "device=1;mode=shared", "mig=1g.5gb"])
+
+
+class Node(RuleBasedStateMachine):
+    """processes: on each GPU, by the pod they are of; some outlive it. dirty: what others must not have yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger, self.now, self.number = Ledger(), 0.0, 0
+        self.node = make.node(GPUS)
+        self.processes: dict[GpuUuid, list[str]] = {uuid: [] for uuid in UNITS}
+        self.dirty: dict[GpuUuid, tuple[str, float]] = {}
+
+    def gone(self, change: Callable[[Ledger], Ledger]) -> None:
+        before, after = self.ledger, change(self.ledger)
+        for id_ in before.entries.keys() - after.entries.keys():
+            entry = before.entries[id_]
+            if entry.phase is Phase.RUNNING and entry.grant.mode == "exclusive":
+                self.dirty |= {uuid: (entry.grant.pod_uid, self.now) for uuid in entry.grant.uuids}
+        self.ledger = vacated(before, after, before.entries, Wait(self.now, GRACE_S, lambda _: True))
+
+    @rule(pod=pods, name=names, claim=claims, runs=st.booleans())
+    def create(self, pod: str, name: str, claim: str, runs: bool) -> None:
+        self.number, self.now = self.number + 1, self.now + 0.5
+        asks: Container = make.container(claim, of=pod, name=name, id=ContainerId(f"{pod}.{name}.{self.number}"))
+        ledger = expired(self.ledger.lapse(self.now, CREATED_GRACE_S), self.now)
+        decision = decide(asks, self.node, ledger, Policy())
+        self.ledger = ledger.after(decision, self.now)
+        if isinstance(decision, Inject):
+            for uuid in decision.grant.uuids:
+                owner, since = self.dirty.get(uuid, (asks.pod.uid, 0.0))
+                assert owner == asks.pod.uid or self.now - since > GRACE_S
+            if runs:
+                self.starts(decision.grant)
+
+    @rule(pick=st.integers(0, 99))
+    def start(self, pick: int) -> None:
+        self.now += 0.5
+        if waiting := [each for each in self.ledger.entries.values() if each.phase is Phase.CREATED]:
+            self.starts(waiting[pick % len(waiting)].grant)
+
+    def starts(self, grant: Grant) -> None:
+        running = self.ledger.started(grant.container_id, self.now)
+        assert running is not None
+        self.ledger = running
+        for uuid in grant.uuids:
+            self.processes[uuid].append(grant.pod_uid)
+
+    @rule(pick=st.integers(0, 99), how=st.sampled_from(["stop", "remove", "pod"]), clean=st.booleans())
+    def end(self, pick: int, how: str, clean: bool) -> None:
+        self.now += 0.5
+        if not (alive := list(self.ledger.entries.values())):
+            return
+        grant = alive[pick % len(alive)].grant
+        changes: dict[str, Callable[[Ledger], Ledger]] = {
+            "stop": lambda ledger: ledger.stopped(grant.container_id, self.now),
+            "remove": lambda ledger: ledger.released(grant.container_id),
+            "pod": lambda ledger: ledger.pod_gone(grant.pod_id),
+        }
+        self.gone(changes[how])
+        if clean:
+            for uuid in grant.uuids:
+                self.processes[uuid] = [each for each in self.processes[uuid] if each != grant.pod_uid]
+
+    @rule(change=st.sampled_from(["given", "removed", "pod gone"]))
+    def others_give_a_gpu_or_take_it_back(self, change: str) -> None:
+        other = make.foreign(1)
+        match change:
+            case "given":
+                self.ledger = self.ledger.with_foreign(other)
+            case "removed":
+                self.gone(lambda ledger: ledger.released(other.container_id))
+            case _:
+                self.gone(lambda ledger: ledger.pod_gone(other.pod_id))
+
+    @rule(uuid=units)
+    def a_process_ends(self, uuid: GpuUuid) -> None:
+        self.processes[uuid] = self.processes[uuid][1:]
+
+    @rule(late=st.booleans())
+    def a_look(self, late: bool) -> None:
+        """late: it had begun before whatever happened last."""
+        began = self.now - 0.5 if late else self.now + 0.25
+        self.now += 0.5
+        counts = {uuid: len(there) for uuid, there in self.processes.items()}
+        self.ledger = looked(self.ledger, counts, began, unknown_waits=True)
+        for uuid, (_, since) in list(self.dirty.items()):
+            if began > since and not counts[uuid]:
+                del self.dirty[uuid]
+
+    @rule()
+    def the_grace_goes_by(self) -> None:
+        self.now += GRACE_S + 1
+
+    @invariant()
+    def what_it_keeps_up_is_what_it_would_be_told_anew(self) -> None:
+        anew = Ledger(self.ledger.entries, self.ledger.foreign, self.ledger.leaving)
+        assert self.ledger.usage() == anew.usage()
+        assert self.ledger._waiting == anew._waiting
+
+    @invariant()
+    def nothing_waits_for_ever(self) -> None:
+        assert not expired(self.ledger, self.now + GRACE_S + 1).leaving
+
+    @invariant()
+    def what_nobody_looked_at_waits(self) -> None:
+        fresh = {uuid for uuid, (_, since) in self.dirty.items() if self.now - since <= GRACE_S}
+        assert fresh <= set(self.ledger.leaving)
+
+    @invariant()
+    def nothing_waits_that_is_known_to_be_empty(self) -> None:
+        assert set(self.ledger.leaving) <= set(self.dirty)
+
+
+TestHandover = Node.TestCase
+TestHandover.settings = settings(max_examples=150, stateful_step_count=40)

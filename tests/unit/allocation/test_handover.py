@@ -1,0 +1,175 @@
+"""From one pod's exclusive use to the next: who waits, for what, for how long, and what they are told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from nri_gpu.allocation.handover import Wait, expired, looked, vacated
+from nri_gpu.allocation.leaver import Leaver
+from nri_gpu.allocation.ledger import Entry, Ledger, Phase, rebuilt
+from nri_gpu.allocation.place import Asker, place
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
+from nri_gpu.domain.gpu import GpuUuid, Unit
+from nri_gpu.request.parse import parse_claim
+from tests.support import builders as make
+
+A, B, A_SIDE = make.container(of="a"), make.container(of="b"), make.container(of="a", name="side")
+NOW, GRACE_S = 100.0, 60.0
+ON_0: Final = make.uuid(0)
+LEAVER: Final = Leaver(A.pod.uid, "ml/a", NOW, GRACE_S)
+
+
+def left(entry: Entry, change: Callable[[Ledger], Ledger] | None = None, *, awaited: bool = True) -> Ledger:
+    """The ledger after that one entry's container is gone."""
+    before = make.ledger(entry)
+    id_ = entry.grant.container_id
+    after = change(before) if change else before.stopped(id_, NOW)
+    return vacated(before, after, [id_], Wait(NOW, GRACE_S, lambda _: awaited))
+
+
+def asked(text: str, of: Container, ledger: Ledger) -> tuple[Unit, ...] | Reason:
+    claim = parse_claim(make.KEY, text)
+    return place(claim, Asker(of.pod.uid, claim.mode or Mode.EXCLUSIVE), make.inventory(), ledger)
+
+
+def refusal(text: str, ledger: Ledger) -> str:
+    reason = asked(text, B, ledger)
+    assert isinstance(reason, Reason)
+    assert reason.code is Code.GPU_BUSY
+    assert str(reason).endswith(".")
+    assert len(str(reason)) < REFUSAL_MAX
+    return reason.sentence
+
+
+ENDS: dict[str, Callable[[Ledger], Ledger]] = {
+    "stopped": lambda ledger: ledger.stopped(A.id, NOW),
+    "removed": lambda ledger: ledger.released(A.id),
+    "its pod gone": lambda ledger: ledger.pod_gone(A.pod.id),
+    "not listed any more": lambda _: rebuilt([], []),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_a_gpu_that_was_held_exclusively_is_leaving(end: Callable[[Ledger], Ledger]) -> None:
+    ledger = left(make.entry(0, 1, to=A), end)
+    assert ledger.leaving == {make.uuid(0): LEAVER, make.uuid(1): LEAVER}
+    assert not ledger.entries
+
+
+STAYS: dict[str, tuple[Entry, Callable[[Ledger], Ledger] | None]] = {
+    "shared": (make.entry(0, to=A, mode=Mode.SHARED), None),
+    "created and never started": (make.entry(0, to=A, phase=Phase.CREATED), None),
+    "lapsed": (make.entry(0, to=A, phase=Phase.LAPSED), lambda ledger: ledger.released(A.id)),
+    "still running": (make.entry(0, to=A), lambda ledger: ledger.with_entry(make.entry(2, to=B))),
+    "a grant of nothing": (make.entry(to=A, mode=None), None),
+}
+
+
+@pytest.mark.parametrize(("entry", "change"), STAYS.values(), ids=STAYS)
+def test_what_never_ran_alone_leaves_nothing_behind(entry: Entry, change: Callable[[Ledger], Ledger] | None) -> None:
+    assert left(entry, change).leaving == {}
+
+
+def test_one_that_was_listed_as_created_may_have_run() -> None:
+    assert left(make.entry(0, to=A, phase=Phase.CREATED, since=math.inf)).leaving == {ON_0: LEAVER}
+
+
+def test_where_nobody_will_tell_of_processes_nothing_waits() -> None:
+    assert left(make.entry(0, to=A), awaited=False) == Ledger()
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_other_pods_wait_and_its_own_do_not(mode: Mode) -> None:
+    ledger = left(make.entry(0, to=A))
+    assert asked(f"device=0;mode={mode}", A_SIDE, ledger) == (make.gpu(0),)
+    assert "was just released by ml/a" in refusal(f"device=0;mode={mode}", ledger)
+    assert asked(f"1;mode={mode}", B, ledger) == (make.gpu(1),)
+
+
+def test_a_pods_next_container_goes_where_nothing_is_left() -> None:
+    assert asked("1", A_SIDE, left(make.entry(0, to=A))) == (make.gpu(1),)
+
+
+SAID = {
+    None: "ml/a: whether processes still hold it is not known yet; other pods have it",
+    1: "ml/a: 1 process still holds it; other pods have it",
+    2: "ml/a: 2 processes still hold it; other pods have it as soon as no process is on it, or 60 s after its release",
+}
+
+
+@pytest.mark.parametrize(("processes", "said"), SAID.items())
+def test_the_sentence_says_who_left_and_what_is_waited_for(processes: int | None, said: str) -> None:
+    ledger = Ledger(leaving={ON_0: replace(LEAVER, processes=processes)})
+    for text in ("device=0", "all"):
+        assert f"GPU 0 ({ON_0}) was just released by {said}" in refusal(text, ledger)
+
+
+def test_too_few_because_some_are_leaving() -> None:
+    ledger = Ledger(leaving={make.uuid(n): replace(LEAVER, processes=2) for n in range(3)})
+    said = refusal("2", ledger)
+    assert (
+        "of the 4 that fit 1 can be had now, the rest having just been released by ml/a: 2 processes still hold" in said
+    )
+    assert said.endswith("60 s after their release: ask for fewer, or wait until then.")
+    beside = refusal("2", ledger.with_entry(make.entry(3, to=A)))
+    assert "held by ml/a, ml/a (just released): wait until one is free" in beside
+
+
+def test_a_very_long_name_leaves_room_for_the_rest() -> None:
+    leaver = replace(LEAVER, pod="n" * 63 + "/" + "p" * 253, processes=2)
+    for text in ("device=0", "4"):
+        assert "wait until then" in refusal(text, Ledger(leaving={make.uuid(n): leaver for n in range(4)}))
+
+
+LOOKS: dict[str, tuple[int | None, float, bool, Leaver | None]] = {
+    "nobody is on it": (0, NOW + 1, True, None),
+    "somebody is": (2, NOW + 1, True, replace(LEAVER, processes=2)),
+    "it began before the release": (0, NOW, True, LEAVER),
+    "nobody can tell": (None, NOW + 1, True, LEAVER),
+    "nobody can tell, and policy does not wait for that": (None, NOW + 1, False, None),
+}
+
+
+@pytest.mark.parametrize(("count", "began", "waits", "expected"), LOOKS.values(), ids=LOOKS)
+def test_a_look(count: int | None, began: float, waits: bool, expected: Leaver | None) -> None:
+    ledger = Ledger(leaving={ON_0: LEAVER})
+    after = looked(ledger, {ON_0: count}, began, unknown_waits=waits)
+    assert after.leaving == ({} if expected is None else {ON_0: expected})
+    assert (after is ledger) == (expected == LEAVER)
+
+
+def test_it_is_over_with_the_grace() -> None:
+    ledger = Ledger(leaving={ON_0: replace(LEAVER, processes=3)})
+    assert expired(ledger, NOW + GRACE_S) is ledger
+    assert expired(ledger, NOW + GRACE_S + 1) == Ledger()
+    assert expired(Ledger(), 1e9) == Ledger()
+
+
+def test_a_mig_device_is_left_by_itself() -> None:
+    part: GpuUuid = make.mig_uuid(0, 1)
+    ledger = left(make.entry_of(part, to=A))
+    assert set(ledger.leaving) == {part}
+    inventory = make.inventory([make.mig_gpu(0)])
+    claim = parse_claim(make.KEY, "mig=1g.5gb")
+    assert place(claim, Asker(B.pod.uid, Mode.EXCLUSIVE), inventory, ledger) == (inventory.parts[0],)
+    reason = place(parse_claim(make.KEY, "device=0:1"), Asker(B.pod.uid, Mode.EXCLUSIVE), inventory, ledger)
+    assert isinstance(reason, Reason)
+    assert "MIG device 0:1" in reason.sentence
+
+
+def test_a_late_start_waits_too() -> None:
+    """It lapsed, another pod ran on its GPU and left a process there: it must not start into that."""
+    lapsed = make.entry(0, to=B, phase=Phase.LAPSED)
+    ledger = make.ledger(lapsed).with_leaving({ON_0: LEAVER})
+    assert ledger.started(B.id, NOW) is None
+    again = rebuilt([replace(lapsed, phase=Phase.CREATED)], [], ledger.leaving)
+    assert again.entries[B.id].phase is Phase.LAPSED
+    assert again.leaving == ledger.leaving
+    assert ledger.with_leaving({}).started(B.id, NOW) is not None

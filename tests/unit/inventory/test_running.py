@@ -1,0 +1,120 @@
+"""How many processes are on a GPU, from a made-up NVML through the unmodified nvidia-ml-py, up to who is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.domain.gpu import Inventory
+from nri_gpu.inventory.cache import InventoryCache
+from nri_gpu.inventory.child import NvmlChild
+from nri_gpu.inventory.topology import TopologyError, parse_topology
+from tests.support.nvml import Act, FakeGpu, FakeMig, build_fake_nvml, configure
+
+COMPUTE, GRAPHICS = "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"
+NOT_SUPPORTED, UNKNOWN = 3, 999
+
+
+def found(root: Path, running: tuple[int, int], faults: Sequence[Act] = (), without: Sequence[str] = ()) -> int | None:
+    """The count for the one GPU of a machine."""
+    build_fake_nvml(root, [FakeGpu(running=running)], faults, without=without)
+
+    async def once() -> Inventory:
+        child = NvmlChild(str(root))
+        try:
+            return await child.refresh()
+        finally:
+            await child.close()
+
+    [gpu] = asyncio.run(once()).gpus
+    assert not gpu.unavailable
+    return gpu.processes
+
+
+OLD = (f"{COMPUTE}_v3", f"{GRAPHICS}_v3")
+COUNTS: dict[str, tuple[tuple[int, int], tuple[Act, ...], tuple[str, ...], int | None]] = {
+    "nobody": ((0, 0), (), (), 0),
+    "one that computes and draws, and two more": ((3, 1), (), (), 3),
+    "only drawing": ((0, 2), (), (), 2),
+    "a GPU that does no graphics": ((2, -1), (), (), 2),
+    "a GPU that tells nothing": ((-1, -1), (), (), None),
+    "an older driver": ((2, 0), (), OLD, 2),
+    "a driver without these functions": ((2, 0), (), (*OLD, f"{COMPUTE}_v2", f"{GRAPHICS}_v2"), None),
+    "a call that fails": ((0, 0), (Act(f"{GRAPHICS}_v3", "fail", UNKNOWN),), (), None),
+}
+
+
+@pytest.mark.parametrize(("running", "faults", "without", "expected"), COUNTS.values(), ids=COUNTS)
+def test_counted(
+    tmp_path: Path, running: tuple[int, int], faults: tuple[Act, ...], without: tuple[str, ...], expected: int | None
+) -> None:
+    assert found(tmp_path, running, faults, without) == expected
+
+
+def test_each_mig_device_has_its_own(tmp_path: Path) -> None:
+    parts = tuple(
+        FakeMig(place=n, uuid=f"MIG-{n}0000000-0000-5000-8000-000000000000", gi=7 + n, running=(n, 0)) for n in range(2)
+    )
+    build_fake_nvml(tmp_path, [FakeGpu(mig=(1, 1), parts=parts, running=(1, 0))])
+
+    async def once() -> Inventory:
+        child = NvmlChild(str(tmp_path))
+        try:
+            return await child.refresh()
+        finally:
+            await child.close()
+
+    assert [unit.processes for unit in asyncio.run(once()).units] == [1, 0, 1]
+
+
+def test_a_look_is_told_of_although_only_processes_changed(tmp_path: Path) -> None:
+    """And nothing is published then: processes come and go all the time."""
+    build_fake_nvml(tmp_path, [FakeGpu(running=(2, 0))])
+    looks: list[tuple[int | None, float]] = []
+    published: list[Inventory] = []
+    ticks = iter(range(100))
+
+    async def run() -> None:
+        cache = InventoryCache(
+            NvmlChild(str(tmp_path)),
+            published.append,
+            lambda _: None,
+            looked=lambda inventory, began: looks.append((inventory.gpus[0].processes, began)),
+            monotonic=lambda: float(next(ticks)),
+        )
+        await cache.refresh()
+        configure(tmp_path, [FakeGpu()])
+        await cache.refresh()
+        configure(tmp_path, [FakeGpu()], [Act("nvmlInitWithFlags", "fail", UNKNOWN)])
+        await cache.refresh()
+        await cache._source.close()
+
+    asyncio.run(run())
+    assert looks == [(2, 0.0), (0, 2.0)]  # at 1.0 the first was answered
+    assert len(published) == 1
+
+
+NODE = """
+schema = 1
+[node]
+[[gpu]]
+index = 0
+minor = 0
+uuid = "GPU-8f3a1c2e-0000-4000-8000-000000000001"
+bus_id = "0000:3b:00.0"
+model = "NVIDIA H100"
+memory_bytes = 85899345920
+arch = "9.0"
+"""
+
+
+def test_a_topology_file_tells_of_processes_or_does_not() -> None:
+    assert parse_topology(NODE, "node.toml", 0.0).gpus[0].processes is None
+    told = parse_topology(NODE + "processes = 2\n", "node.toml", 0.0)
+    assert told.gpus[0].processes == 2
+    assert told == parse_topology(NODE, "node.toml", 0.0)
+    with pytest.raises(TopologyError, match=r"gpu\[0\].processes: -1 is not from 0"):
+        parse_topology(NODE + "processes = -1\n", "node.toml", 0.0)

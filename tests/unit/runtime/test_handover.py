@@ -1,0 +1,225 @@
+"""The daemon's part in handing GPUs over: what a release, a look and a reload do to what others are told."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.domain.gpu import Inventory
+from nri_gpu.nri.convert import Parts
+from nri_gpu.nri.subscribe import Event
+from nri_gpu.policy.model import HandoverSettings, Policy, Unknown
+from nri_gpu.runtime.handover import FIRST_PAUSE_S, LONGEST_PAUSE_S, Rechecks
+from nri_gpu.wire import Status
+from tests.support import nri_messages as nri
+from tests.unit.runtime.station import Bench
+
+GRACE_S: Final = 60
+
+
+def inventory(bench: Bench, processes: int | None, *, simulated: bool = False) -> Inventory:
+    """The bench's node as a look finds it, with so many processes on every GPU."""
+    gpus = tuple(replace(gpu, processes=processes) for gpu in bench.node.gpus)
+    return replace(bench.node.inventory, gpus=gpus, simulated=simulated)
+
+
+class HandoverBench(Bench):
+    """A plugin whose owner counts how often it is told of a GPU that was left. known: before anything is left."""
+
+    def __init__(self, known: int | None = 1, *, simulated: bool = False, policy: Policy | None = None) -> None:
+        super().__init__(policy)
+        self.left = 0
+        self.plugin._outside = replace(self.plugin._outside, left=self._count)
+        inventory_now = inventory(self, known, simulated=simulated)
+        self.node = replace(self.node, inventory=inventory_now)
+        self.simulated = simulated
+        self.plugin.looked(inventory_now, self.clock.now)
+
+    def _count(self) -> None:
+        self.left += 1
+
+    def look(self, processes: int | None, began: float | None = None) -> None:
+        """A look at the node. began: now, where not said."""
+        found = inventory(self, processes, simulated=self.simulated)
+        self.plugin.looked(found, self.clock.now if began is None else began)
+
+    def ask(self, claim: str, name: str, container: str = "main") -> tuple[pb.PodSandbox, pb.Container] | str:
+        """A container of a pod of that name, or its refusal."""
+        of = nri.asking(claim, name)
+        made = nri.container(of, container)
+        reply = self.plugin.create_container(nri.create(of, made))
+        self.settle()
+        if isinstance(reply, Status):
+            return reply.message
+        return of, nri.adjusted(made, pb.CreateContainerResponse.FromString(reply))
+
+    def tell(self, kind: Event, of: pb.PodSandbox, made: pb.Container | None = None) -> None:
+        self.plugin.lifecycle(kind, nri.event(kind, of, made, own_rpc=True)[1])
+        self.settle()
+
+    def run(
+        self, claim: str = "device=0", name: str = "first", container: str = "main"
+    ) -> tuple[pb.PodSandbox, pb.Container]:
+        """One that runs."""
+        asked = self.ask(claim, name, container)
+        assert not isinstance(asked, str), asked
+        self.tell(Event.START_CONTAINER, *asked)
+        return asked
+
+    def run_and_end(self, kind: Event = Event.STOP_CONTAINER) -> None:
+        """One that ran, a moment ago."""
+        of, made = self.run()
+        self.clock.now += 5
+        self.tell(kind, of, None if kind in (Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX) else made)
+        self.clock.now += 1
+
+    @property
+    def refused(self) -> str:
+        """What another pod is told; empty when it gets the GPU, and is gone again."""
+        asked = self.ask("device=0", "second")
+        if isinstance(asked, str):
+            return asked
+        self.tell(Event.REMOVE_CONTAINER, *asked)
+        return ""
+
+
+ENDS = (Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX)
+
+
+@pytest.mark.parametrize("kind", ENDS, ids=lambda kind: kind.name.lower())
+def test_the_next_pod_waits_for_a_look_that_finds_nobody(kind: Event) -> None:
+    bench = HandoverBench()
+    bench.run_and_end(kind)
+    assert bench.left == 1
+    assert "was just released by ml/first: whether processes still hold it is not known yet" in bench.refused
+    bench.look(2)
+    assert "was just released by ml/first: 2 processes still hold it" in bench.refused
+    bench.look(0, began=0.0)
+    assert "2 processes still hold it" in bench.refused
+    bench.look(0)
+    assert bench.refused == ""
+    assert not bench.plugin.waiting()
+
+
+def test_it_waits_no_longer_than_the_grace() -> None:
+    bench = HandoverBench()
+    bench.run_and_end()
+    bench.look(3)
+    bench.clock.now += GRACE_S - 1
+    assert bench.plugin.waiting()
+    assert "3 processes" in bench.refused
+    bench.clock.now += 2
+    assert bench.refused == ""
+
+
+def test_the_grace_ends_without_anybody_asking() -> None:
+    bench = HandoverBench()
+    bench.run_and_end()
+    bench.clock.now += GRACE_S + 1
+    assert not bench.plugin.waiting()
+    assert bench.ledgers[-1] is bench.plugin.ledger
+
+
+def test_the_pods_own_containers_do_not_wait() -> None:
+    bench = HandoverBench()
+    bench.run_and_end()
+    of, made = bench.run(container="again")
+    assert "exclusively by ml/first" in bench.refused
+    bench.tell(Event.STOP_CONTAINER, of, made)
+    assert bench.left == 2
+    assert "just released by ml/first" in bench.refused
+
+
+NOTHING_TO_WAIT_FOR: dict[str, HandoverBench | tuple[int | None, bool, HandoverSettings]] = {
+    "a file that tells of no processes": (None, True, HandoverSettings()),
+    "policy does not wait": (1, False, HandoverSettings(wait=False)),
+    "nobody can tell, and policy offers then": (None, False, HandoverSettings(unknown=Unknown.OFFER)),
+}
+
+
+@pytest.mark.parametrize(("known", "simulated", "settings"), NOTHING_TO_WAIT_FOR.values(), ids=NOTHING_TO_WAIT_FOR)
+def test_nothing_to_wait_for(known: int | None, simulated: bool, settings: HandoverSettings) -> None:
+    bench = HandoverBench(known, simulated=simulated, policy=Policy(handover=settings))
+    bench.run_and_end()
+    assert bench.refused == ""
+    assert bench.left == 0
+
+
+WAITS: dict[str, tuple[int | None, bool]] = {
+    "a file that tells of some": (0, True),
+    "a driver that cannot tell": (None, False),
+}
+
+
+@pytest.mark.parametrize(("known", "simulated"), WAITS.values(), ids=WAITS)
+def test_something_to_wait_for(known: int | None, simulated: bool) -> None:
+    bench = HandoverBench(known, simulated=simulated)
+    bench.run_and_end()
+    assert "just released" in bench.refused
+
+
+def test_a_driver_that_stops_telling_is_waited_for() -> None:
+    bench = HandoverBench()
+    bench.run_and_end()
+    bench.look(2)
+    bench.look(None)
+    assert "not known yet" in bench.refused
+
+
+def test_a_reload_may_end_the_waiting() -> None:
+    bench = HandoverBench()
+    bench.run_and_end()
+    bench.plugin.policy = Policy(handover=HandoverSettings(wait=False))
+    bench.look(2)  # each reload asks for one
+    assert bench.refused == ""
+
+
+def test_a_new_connection_keeps_it_and_adds_what_ended_meanwhile() -> None:
+    bench = HandoverBench()
+    bench.run_and_end()
+    bench.run("device=1", "third")
+    parts = Parts()
+    (payload,) = nri.synchronize([], [])
+    parts.add(payload)
+    bench.plugin.synchronized(parts.listed())
+    bench.settle()
+    assert {leaver.pod for leaver in bench.plugin.ledger.leaving.values()} == {"ml/first", "ml/third"}
+    assert bench.left == 2
+
+
+def test_rechecks_look_at_once_and_then_more_and_more_rarely() -> None:
+    class Loop:
+        def __init__(self) -> None:
+            self.pauses: list[float] = []
+
+    told = Loop()
+    looks: list[int] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        call_later = loop.call_later
+
+        def later(delay: float, callback: object, *args: object) -> asyncio.TimerHandle:
+            told.pauses.append(delay)
+            return call_later(0, callback, *args)  # type: ignore[arg-type]  # a callback of ours
+
+        loop.call_later = later  # type: ignore[method-assign,assignment]  # no waiting here
+        ended = asyncio.Event()
+
+        def waiting() -> bool:
+            if len(looks) >= 7:
+                ended.set()
+                return False
+            return True
+
+        Rechecks(lambda: looks.append(1), waiting).begin()
+        assert looks == [1]
+        await ended.wait()
+
+    asyncio.run(run())
+    assert len(looks) == 7
+    assert told.pauses == [min(FIRST_PAUSE_S * 2**n, LONGEST_PAUSE_S) for n in range(7)]
