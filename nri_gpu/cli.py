@@ -109,7 +109,18 @@ VERBS: Final = (
         "nri_gpu.verbs.gpus",
         "show the GPUs of this node as nri-gpu sees them",
         "Asks NVML once, in a child process, and prints what it said; a GPU that cannot be granted has its reason.",
-        (POLICY, GPUS, DRIVER_ROOT, OUTPUT),
+        (
+            POLICY,
+            GPUS,
+            DRIVER_ROOT,
+            OUTPUT,
+            _option("--watch", help="go on, and print each change", action="store_true"),
+            _option(
+                "--topology", help="how GPUs reach each other, as `nvidia-smi topo -m` has it", action="store_true"
+            ),
+            _option("--record", help="write the node as a topology file, for --gpus elsewhere", metavar="FILE"),
+            _option("--scrub", help="with --record: made-up UUIDs in place of the real ones", action="store_true"),
+        ),
     ),
     Verb(
         "status",

@@ -33,8 +33,21 @@ def changed(driver_root: Path, library_dirs: Sequence[str], before: Signs, found
 
 def staged_signs(files: DriverFiles) -> Signs:
     """Of the folders that containers get: some hundred stats for a whole driver. One that loses a file shows."""
-    trees = dict.fromkeys(tree.path for tree in files.trees.values())
+    trees = sorted({tree.path for tree in files.trees.values()})
     return tuple(_sign(Path(tree, part)) for tree in trees for part in ("", LIBRARIES, LIBRARIES_32, BINARIES))
+
+
+def staged_evidence(files: DriverFiles) -> Signs:
+    """The same, and every file once: a hard link shows what was written into the host's file in its place.
+
+    A file that several trees have is one file, or copies that nobody else has.
+    """
+    parts: dict[str, str] = {}
+    for tree in sorted(files.trees.values(), key=lambda tree: tree.path):
+        names = [part for part, _ in (*tree.libraries, *tree.libraries_32)] + [part for _, part in tree.files]
+        for part in (*names, *(f"{BINARIES}/{name}" for name in tree.binaries)):
+            parts.setdefault(part, tree.path)
+    return staged_signs(files) + tuple(_sign(Path(tree, part)) for part, tree in sorted(parts.items()))
 
 
 def _sign(folder: Path) -> tuple[int, int, int] | None:

@@ -50,6 +50,7 @@ class InventoryCache:
         self._answered: float | None = None  # by that clock
         self._sleep = sleep
         self._current: Inventory | None = None
+        self._confirmed = False
         self._fault = ""
         self._failures = 0
         self._poked = asyncio.Event()
@@ -65,8 +66,21 @@ class InventoryCache:
         """Why the last refresh failed; empty when it did not."""
         return self._fault
 
+    @property
+    def confirmed(self) -> bool:
+        """Whether the source has said anything itself; until then `current` is from somebody before us."""
+        return self._confirmed
+
+    def recall(self, inventory: Inventory) -> None:
+        """Go by this inventory of an earlier process until the source answers. Its age is that of its contents."""
+        self._current = inventory
+        self._answered = self._monotonic() - max(0.0, self._wall() - inventory.taken_at)
+
     def age_s(self) -> float | None:
-        """Seconds since the source last answered, whatever happened to the time of day; None where it never did."""
+        """Seconds since the source last answered, whatever happened to the time of day; None where it never did.
+
+        Of a recalled inventory: since it was taken, which is longer.
+        """
         return None if self._answered is None else self._monotonic() - self._answered
 
     def poke(self) -> None:
@@ -105,6 +119,10 @@ class InventoryCache:
             logger.bind(attempt=self._failures).info("inventory refreshed again")
         self._fault, self._failures = "", 0
         self._answered = self._monotonic()
+        if not self._confirmed and self._current and not self._current.fault:
+            same = dataclasses.replace(self._current, taken_at=inventory.taken_at) == inventory
+            logger.info("the last snapshot is confirmed" if same else "the last snapshot was not true any more")
+        self._confirmed = True
         before, self._current = self._current, inventory
         if before is None or dataclasses.replace(before, taken_at=inventory.taken_at) != inventory:
             self._publish(inventory)

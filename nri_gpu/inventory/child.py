@@ -18,6 +18,7 @@ from nri_gpu.inventory.report import inventory_from_report
 REFRESH: Final = b'{"ask": "refresh"}\n'
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
+FAULT_MAX: Final = 1000  # characters of its sentence
 _BUSY: Final = "NVML"
 # What may take long on a healthy machine: the interpreter's start, a library read from a cold disk, and the first touch
 # of a GPU that sleeps because persistence mode is off.
@@ -88,9 +89,15 @@ class NvmlChild:
                 self._failures, self._failed_at = self._failures + 1, self._clock()
                 raise
             self._failures = 0
-        if "fault" in said:
-            raise InventoryError(str(said["fault"]))
-        return inventory_from_report(said.get("inventory"), self._wall())
+            if "fault" in said:
+                raise InventoryError(str(said["fault"])[:FAULT_MAX])
+            try:
+                return inventory_from_report(said.get("inventory"), self._wall())
+            except InventoryError:
+                # What reports nonsense has lost its mind, or its memory to the library: another one is asked next.
+                self._failures, self._failed_at = 1, self._clock()
+                await self._see_off(self._deadlines.end_s)
+                raise
 
     async def close(self) -> None:
         """Ends the process. A later refresh starts another."""
@@ -159,7 +166,7 @@ class NvmlChild:
             raise await self._hung(limit_s, self._call or _BUSY) from None
         try:
             said = json.loads(line) if line else None
-        except ValueError:
+        except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict):
             raise await self._died()

@@ -10,6 +10,7 @@ from nri_gpu.domain.profile import MIG_PROFILE
 
 _UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MIG_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_VERSION: Final = re.compile(r"\d{1,5}(?:\.\d{1,5}){1,2}")
 _BUS_ID: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 # Nodes below /dev/dri that programs open; a card's folder in sysfs holds its connectors too.
 DRM_NAME: Final = re.compile(r"(?:card|renderD)[0-9]{1,5}")
@@ -79,4 +80,11 @@ def parse_drm_name(text: str) -> str:
     """The name of a node below /dev/dri. Raises: ValueError."""
     if not DRM_NAME.fullmatch(text):
         raise ValueError(f"{text!r} is neither card0 nor renderD128 nor the like")
+    return text
+
+
+def parse_version(text: str) -> str:
+    """A driver's or CUDA's version; empty: not known. Raises: ValueError."""
+    if text and not _VERSION.fullmatch(text):
+        raise ValueError(f"{text!r} is not a version (580.95.05)")
     return text

@@ -27,11 +27,12 @@ def read_offers(node: Table) -> dict[Extra, Offer]:
         table.once("name", extra, among="extra")
         nodes = tuple(_node(each) for each in table.tables("nodes"))
         mounts = tuple(_mount(each, extra) for each in table.tables("mounts"))
-        channels = _channels(table) if extra is Extra.IMEX else None
+        lacking = table.text("lacking", default="") or ""
+        channels = _channels(table) if extra is Extra.IMEX and not (lacking and not table.has("channels")) else None
         table.done()
         if extra is not None:
-            offers[extra] = Offer(nodes, mounts, channels)
-            if not (nodes or mounts or channels):
+            offers[extra] = Offer(nodes, mounts, channels, lacking)
+            if not (nodes or mounts or channels or lacking):
                 table.wrong("", f"says of {extra} neither nodes nor mounts")
     return offers
 

@@ -1,69 +1,147 @@
-"""The NVML process's report, from JSON to an `Inventory`."""
+"""The NVML process's report, from JSON to an `Inventory`.
+
+A driver's library has written into that process what it liked, so what it says is checked again here: a number that is
+none, or a name with a slash in it, must not get any farther.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Container
+from typing import Any, Final
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import DrmNode, Gpu, GpuFault, GpuUuid, Inventory, Link, MigDevice, PciBusId
+from nri_gpu.domain.gpu import DrmNode, Gpu, GpuFault, Inventory, Link, MigDevice
+from nri_gpu.inventory.identity import (
+    parse_bus_id,
+    parse_drm_name,
+    parse_mig_uuid,
+    parse_model,
+    parse_profile,
+    parse_uuid,
+)
+
+GPU_MAX: Final = 247  # /dev/nvidia0 to 247; 255 is nvidiactl (kernel-open/common/inc/nv-chardev-numbers.h)
+MIG_MAX: Final = 1023  # far more than a GPU has instances
+DEVICE_MAX: Final = 2**20 - 1  # linux/kdev_t.h, of minors; majors have less
+NUMA_MAX: Final = 1023  # MAX_NUMNODES
+NVLINK_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
+ARCH_MAX: Final = 99
+BYTES_MAX: Final = 2**63 - 1
+PROCESSES_MAX: Final = 2**22  # of a whole machine (Linux: PID_MAX_LIMIT)
+TEXT_MAX: Final = 400  # characters of a sentence
+UNKNOWN: Final = "unknown"  # a profile that could not be asked for
+PCIE_WORDS: Final = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 
 def inventory_from_report(report: Any, taken_at: float) -> Inventory:  # noqa: ANN401 (straight out of json)
-    """Reshapes a report; its texts were checked where they were asked for. Majors are not NVML's to tell.
+    """Reads a report. Majors are not NVML's to tell.
 
     Raises: InventoryError.
     """
     try:
-        return Inventory(
+        inventory = Inventory(
             taken_at=taken_at,
             gpus=tuple(_gpu(facts) for facts in report["gpus"]),
-            faults=tuple(GpuFault(int(fault["index"]), str(fault["reason"])) for fault in report["faults"]),
+            faults=tuple(GpuFault(_number(each["index"], GPU_MAX), _text(each["reason"])) for each in report["faults"]),
             links=tuple(_link(link) for link in report["links"]),
-            driver_version=str(report["driver_version"]),
-            cuda_version=str(report["cuda_version"]),
+            driver_version=_text(report["driver_version"]),
+            cuda_version=_text(report["cuda_version"]),
         )
+        _consistent(inventory)
     except (KeyError, TypeError, ValueError) as error:
-        raise InventoryError(f"the NVML process's report cannot be read: {error!r}") from error
+        raise InventoryError(f"the NVML process's report cannot be read: {error!r}"[:TEXT_MAX]) from error
+    return inventory
+
+
+def _consistent(inventory: Inventory) -> None:
+    """Raises: ValueError: two of them are one, or a link leads nowhere."""
+    gpus, parts = inventory.gpus, inventory.parts
+    indices = [gpu.index for gpu in gpus]
+    for what, values in (
+        ("UUID", [unit.uuid for unit in inventory.units]),
+        ("index", [*indices, *(fault.index for fault in inventory.faults)]),
+        ("minor", [gpu.minor_number for gpu in gpus]),
+        ("bus id", [gpu.pci_bus_id for gpu in gpus]),
+        ("MIG index", [part.place for part in parts]),
+        (
+            "MIG instance",
+            [(part.gpu.index, part.device.gpu_instance_id, part.device.compute_instance_id) for part in parts],
+        ),
+        ("link", [(link.a, link.b) for link in inventory.links]),
+    ):
+        if len(set(values)) != len(values):
+            raise ValueError(f"a {what} occurs twice")
+    if any({link.a, link.b} - set(indices) for link in inventory.links):
+        raise ValueError("a link leads to no GPU")
+
+
+def _number(value: object, most: int) -> int:
+    """Raises: ValueError."""
+    if type(value) is not int or not 0 <= value <= most:  # a bool is an int to isinstance
+        raise ValueError(f"{value!r:.40} is not a number from 0 to {most}")
+    return value
+
+
+def _text(value: object) -> str:
+    """Raises: TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is not a text")
+    return value[:TEXT_MAX]
+
+
+def _one_of(value: object, words: Container[str]) -> str:
+    """Raises: TypeError, ValueError."""
+    text = _text(value)
+    if text not in words:
+        raise ValueError(f"{text!r:.40} is not one of {words}")
+    return text
 
 
 def _gpu(facts: Any) -> Gpu:  # noqa: ANN401
     major, minor = facts["arch"]
     numa_node = facts["numa_node"]
     return Gpu(
-        index=int(facts["index"]),
-        minor_number=int(facts["minor_number"]),
-        uuid=GpuUuid(str(facts["uuid"])),
-        pci_bus_id=PciBusId(str(facts["pci_bus_id"])),
-        model=str(facts["model"]),
-        memory_bytes=int(facts["memory_bytes"]),
-        arch=(int(major), int(minor)),
-        numa_node=None if numa_node is None else int(numa_node),
-        mig_enabled=bool(facts["mig_enabled"]),
-        brand=str(facts["brand"]),
-        unavailable=str(facts["unavailable"]),
+        index=_number(facts["index"], GPU_MAX),
+        minor_number=_number(facts["minor_number"], GPU_MAX),
+        uuid=parse_uuid(_text(facts["uuid"])),
+        pci_bus_id=parse_bus_id(_text(facts["pci_bus_id"])),
+        model=parse_model(_text(facts["model"])),
+        memory_bytes=_number(facts["memory_bytes"], BYTES_MAX),
+        arch=(_number(major, ARCH_MAX), _number(minor, ARCH_MAX)),
+        numa_node=None if numa_node is None else _number(numa_node, NUMA_MAX),
+        mig_enabled=facts["mig_enabled"] is True,
+        brand=_text(facts["brand"]),
+        unavailable=_text(facts["unavailable"]),
         mig=tuple(_mig_device(device) for device in facts["mig"]),
-        drm=tuple(DrmNode(str(name), int(major), int(minor)) for name, major, minor in facts["drm"]),
+        drm=tuple(
+            DrmNode(parse_drm_name(_text(name)), _number(major, DEVICE_MAX), _number(minor, DEVICE_MAX))
+            for name, major, minor in facts["drm"]
+        ),
         processes=_count(facts["processes"]),
     )
 
 
 def _mig_device(facts: Any) -> MigDevice:  # noqa: ANN401
     """Without its minors: they are the kernel's to tell."""
+    profile = _text(facts["profile"])
     return MigDevice(
-        index=int(facts["index"]),
-        uuid=GpuUuid(str(facts["uuid"])),
-        gpu_instance_id=int(facts["gpu_instance_id"]),
-        compute_instance_id=int(facts["compute_instance_id"]),
-        profile=str(facts["profile"]),
-        memory_bytes=int(facts["memory_bytes"]),
-        unavailable=str(facts["unavailable"]),
+        index=_number(facts["index"], MIG_MAX),
+        uuid=parse_mig_uuid(_text(facts["uuid"])),
+        gpu_instance_id=_number(facts["gpu_instance_id"], MIG_MAX),
+        compute_instance_id=_number(facts["compute_instance_id"], MIG_MAX),
+        profile=profile if profile == UNKNOWN else parse_profile(profile),
+        memory_bytes=_number(facts["memory_bytes"], BYTES_MAX),
+        unavailable=_text(facts["unavailable"]),
         processes=_count(facts["processes"]),
     )
 
 
 def _count(found: Any) -> int | None:  # noqa: ANN401
-    return None if found is None else int(found)
+    return None if found is None else _number(found, PROCESSES_MAX)
 
 
 def _link(link: Any) -> Link:  # noqa: ANN401
-    return Link(a=int(link["a"]), b=int(link["b"]), pcie=str(link["pcie"]), nvlink=int(link["nvlink"]))
+    a, b = _number(link["a"], GPU_MAX), _number(link["b"], GPU_MAX)
+    if a >= b:
+        raise ValueError(f"a link from {a} to {b}")
+    return Link(a=a, b=b, pcie=_one_of(link["pcie"], PCIE_WORDS), nvlink=_number(link["nvlink"], NVLINK_MAX))

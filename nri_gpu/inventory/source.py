@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,9 +15,10 @@ from nri_gpu.domain.gpu import Inventory
 from nri_gpu.inventory.capabilities import PROC, unusual, with_minors
 from nri_gpu.inventory.child import Deadlines, NvmlChild
 from nri_gpu.inventory.devices import PROC_DEVICES, host_majors
+from nri_gpu.inventory.glance import Places, glance
 from nri_gpu.inventory.numa import numa_nodes
 from nri_gpu.inventory.offers import Roots, find_offers
-from nri_gpu.inventory.topology import load_topology
+from nri_gpu.inventory.topology import load_scene
 
 
 class Source(Protocol):
@@ -34,15 +35,40 @@ class Source(Protocol):
 
 
 class TopologySource:
-    """A topology file: the node is simulated. Read anew each time, so that an edit is seen."""
+    """A topology file: the node is simulated. Read anew each time, so that an edit is seen.
 
-    def __init__(self, path: str | Path, *, wall: Callable[[], float] = time.time) -> None:
+    clock: for the file's changes, which count from here.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._path = Path(path)
         self._wall = wall
+        self._clock = clock
+        self._began = clock()
+        self._times: tuple[float, ...] = ()
+        self.answered: Hashable = None  # needs no head start
 
     async def refresh(self) -> Inventory:
-        """The file's node. Raises: TopologyError."""
-        return load_topology(self._path, wall=self._wall)
+        """The file's node as it is by now. Raises: TopologyError; InventoryError: a fault that the file plays."""
+        scene = load_scene(self._path, wall=self._wall)
+        self._times = tuple(change.at_s for change in scene.changes)
+        return scene.after(self._clock() - self._began)
+
+    def glance(self) -> Hashable:
+        """Another one each time that the file, or by its own words the node, is another one."""
+        elapsed_s = self._clock() - self._began
+        due = sum(at_s <= elapsed_s for at_s in self._times)
+        try:
+            found = self._path.stat()
+        except OSError:
+            return due, None
+        return due, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
     async def close(self) -> None:
         """Nothing was opened."""
@@ -67,10 +93,13 @@ class NvmlSource:
         self._proc = Path(proc)
         self._sysfs = Path(sysfs)
         self._roots = Roots(proc=self._proc, sys=self._sysfs, driver=Path(driver_root))
+        self._places = Places(proc=self._proc, sys=self._sysfs)
         self._said: tuple[str, ...] = ()
+        self.answered: Hashable = None  # the glance from before the last answer was asked for
 
     async def refresh(self) -> Inventory:
         """What NVML and the kernel say now. Raises: InventoryError."""
+        before = await asyncio.to_thread(self.glance)
         inventory = await self._child.refresh()
         # After NVML: its start may be what loads the module.
         majors, gpus = host_majors(self._proc_devices), with_minors(inventory.gpus, self._proc)
@@ -80,13 +109,20 @@ class NvmlSource:
                 logger.bind(fault=sentence).warning("odd capability minors, believed")
         offers = await asyncio.to_thread(find_offers, self._roots, inventory.driver_version)
         numa = numa_nodes(gpus, self._sysfs)
+        self.answered = before
         return dataclasses.replace(inventory, majors=majors, gpus=gpus, numa=numa, extras=offers)
+
+    def glance(self) -> Hashable:
+        """What the kernel shows without asking the driver."""
+        return glance(self._places)
 
     async def close(self) -> None:
         """Ends the NVML process."""
         await self._child.close()
 
 
-def source_of(topology: str | Path | None, driver_root: str | Path, library_dirs: Sequence[str] = ()) -> Source:
+def source_of(
+    topology: str | Path | None, driver_root: str | Path, library_dirs: Sequence[str] = ()
+) -> TopologySource | NvmlSource:
     """A topology file's node where one is named, else this machine."""
     return TopologySource(topology) if topology else NvmlSource(driver_root, library_dirs)

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 from nri_gpu.domain.errors import Fault
 
 T = TypeVar("T")
+SECONDS_MAX: Final = 31_536_000  # a year
 
 _KINDS: Final = {str: "text", int: "a whole number", bool: "true or false", dict: "a table", list: "an array of tables"}
 
@@ -23,6 +24,12 @@ class Notes:
     def fault(self, path: str, message: str) -> None:
         """Notes one fault at a key path."""
         self.faults.append(Fault(self.file, path, message))
+
+    def apart(self) -> Notes:
+        """For values that may repeat those met so far, but not each other; faults go to the same list."""
+        other = Notes(self.file)
+        other.faults = self.faults
+        return other
 
     def once(self, kind: str, value: Hashable, path: str) -> None:
         """Notes a fault if `value` was met before under this `kind`."""
@@ -43,9 +50,24 @@ class Table:
         self._path = path
         self._asked: set[str] = set()
 
-    def text(self, key: str, *, default: str | None = None) -> str | None:
+    def has(self, key: str) -> bool:
+        """Whether the key is there."""
+        self._asked.add(key)
+        return key in self._data
+
+    def text(self, key: str, *, default: str | None = None, optional: bool = False) -> str | None:
         """A string."""
-        return self._take(key, str, default)
+        return self._take(key, str, default, optional=optional)
+
+    def seconds(self, key: str) -> float:
+        """A number of seconds from 0, whole or not."""
+        value = self._data.get(key)
+        if type(value) is not float:
+            return float(self.number(key, 0, SECONDS_MAX) or 0)
+        self._asked.add(key)
+        if not 0 <= value <= SECONDS_MAX:  # false of NaN too
+            self.wrong(key, f"{value} is not from 0 to {SECONDS_MAX}")
+        return value
 
     def flag(self, key: str, *, default: bool) -> bool:
         """A boolean."""
@@ -90,6 +112,10 @@ class Table:
             else:
                 self.wrong(f"{key}[{place}]", "must be a table")
         return below
+
+    def apart(self) -> Table:
+        """The same table, whose values may repeat those of tables before it."""
+        return Table(self._notes.apart(), self._data, self._path)
 
     def once(self, key: str, value: Hashable | None, *, among: str) -> None:
         """Notes a fault if another table has the same value under this key."""

@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.domain.errors import Fault, InventoryError
-from nri_gpu.domain.gpu import DrmNode, Gpu, GpuUuid, Inventory, Link, Majors, MigDevice, NumaNode, PciBusId
-from nri_gpu.inventory.capabilities import CAP_MINOR_MAX, COMPUTE_INSTANCES_MAX, GPU_INSTANCES_MAX, usual_minors
+from nri_gpu.domain.gpu import DrmNode, Gpu, GpuFault, GpuUuid, Inventory, Link, Majors, NumaNode, PciBusId
+from nri_gpu.inventory.change_table import read_changes
 from nri_gpu.inventory.identity import (
     parse_bus_id,
     parse_drm_name,
-    parse_mig_uuid,
     parse_model,
-    parse_profile,
     parse_uuid,
+    parse_version,
 )
+from nri_gpu.inventory.mig_table import mig_devices
 from nri_gpu.inventory.numa import parse_cpulist
 from nri_gpu.inventory.offer_table import read_offers
+from nri_gpu.inventory.report import PROCESSES_MAX
+from nri_gpu.inventory.scene import Scene
 from nri_gpu.inventory.table import Notes, Table
 from nri_gpu.requirements.facts import BRANDS
 
@@ -31,11 +33,9 @@ DRM_MINOR_MAX: Final = 2**20 - 1  # 20 bits (linux/kdev_t.h)
 MAJOR_MAX: Final = 4095  # 12 bits (linux/kdev_t.h)
 NUMA_MAX: Final = 1023  # MAX_NUMNODES
 NVLINK_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
-PROCESSES_MAX: Final = 2**22  # PID_MAX_LIMIT (linux/threads.h)
 PCIE_WORDS: Final = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
 
 _ARCH: Final = re.compile(r"(\d{1,2})\.(\d{1,2})")
-_VERSION: Final = re.compile(r"\d{1,5}(?:\.\d{1,5}){1,2}")
 _SYNTAX_PLACE: Final = re.compile(r"\(at line (\d+), column \d+\)$")
 
 
@@ -52,29 +52,45 @@ def load_topology(path: str | Path, *, wall: Callable[[], float] = time.time) ->
 
     Raises: TopologyError.
     """
+    return load_scene(path, wall=wall).after(0)
+
+
+def load_scene(path: str | Path, *, wall: Callable[[], float] = time.time) -> Scene:
+    """The same with the changes that the file plays later.
+
+    Raises: TopologyError.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise TopologyError((Fault(str(path), "", error.strerror or str(error)),)) from error
     except UnicodeDecodeError as error:
         raise TopologyError((Fault(str(path), "", f"is not UTF-8: {error.reason}"),)) from error
-    return parse_topology(text, str(path), wall())
+    return parse_scene(text, str(path), wall())
 
 
 def parse_topology(text: str, file: str, taken_at: float) -> Inventory:
-    """The node that `text` describes; `file` names it in faults.
+    """The node that `text` describes, at its beginning; `file` names it in faults.
 
-    Raises: TopologyError.
+    Raises: TopologyError; InventoryError: a fault that it plays from the beginning.
     """
+    return parse_scene(text, file, taken_at).after(0)
+
+
+def parse_scene(text: str, file: str, taken_at: float) -> Scene:
+    """The same with the changes that it plays later. Raises: TopologyError."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise TopologyError((_syntax_fault(file, str(error)),)) from error
     notes = Notes(file)
-    inventory = _inventory(Table(notes, data), taken_at)
+    root = Table(notes, data)
+    inventory = _inventory(root, taken_at)
+    changes = read_changes(root, inventory)
+    root.done()
     if notes.faults:
         raise TopologyError(tuple(notes.faults))
-    return inventory
+    return Scene(inventory, changes)
 
 
 def _syntax_fault(file: str, message: str) -> Fault:
@@ -85,7 +101,7 @@ def _syntax_fault(file: str, message: str) -> Fault:
 def _inventory(root: Table, taken_at: float) -> Inventory:
     root.number("schema", SCHEMA, SCHEMA)
     node = root.table("node")
-    driver, cuda = _version(node, "driver"), _version(node, "cuda")
+    driver, cuda = (node.parsed(key, parse_version, default="") or "" for key in ("driver", "cuda"))
     majors = _majors(node.table("majors", optional=True))
     offers = read_offers(node)
     node.done()
@@ -93,10 +109,11 @@ def _inventory(root: Table, taken_at: float) -> Inventory:
     indices = frozenset(gpu.index for gpu in gpus)
     links = sorted((_link(table, indices) for table in root.tables("link")), key=lambda link: (link.a, link.b))
     numa = sorted((_numa_node(table) for table in root.tables("numa")), key=lambda each: each.number)
-    root.done()
+    faults = sorted((_gpu_fault(table) for table in root.tables("fault")), key=lambda each: each.index)
     return Inventory(
         taken_at=taken_at,
         gpus=tuple(gpus),
+        faults=tuple(faults),
         links=tuple(links),
         numa=tuple(numa),
         majors=majors,
@@ -105,13 +122,6 @@ def _inventory(root: Table, taken_at: float) -> Inventory:
         simulated=True,
         extras=offers,
     )
-
-
-def _version(node: Table, key: str) -> str:
-    version = node.text(key, default="") or ""
-    if version and not _VERSION.fullmatch(version):
-        node.wrong(key, f"{version!r} is not a version (580.95.05)")
-    return version
 
 
 def _majors(table: Table) -> Majors:
@@ -130,55 +140,25 @@ def _gpu(table: Table) -> Gpu:
     for key, value in (("index", index), ("minor", minor), ("uuid", uuid), ("bus_id", bus_id)):
         table.once(key, value, among="gpu")
     mig_enabled, instances = table.flag_or_tables("mig")
+    memory_bytes = table.number("memory_bytes", 0, 2**63 - 1)
     gpu = Gpu(
         index=index or 0,
         minor_number=minor or 0,
         uuid=uuid or GpuUuid(""),
         pci_bus_id=bus_id or PciBusId(""),
         model=table.parsed("model", parse_model) or "",
-        memory_bytes=table.number("memory_bytes", 0, 2**63 - 1) or 0,
+        memory_bytes=memory_bytes or 0,
         arch=table.parsed("arch", _parse_arch) or (0, 0),
         numa_node=table.number("numa", 0, NUMA_MAX, optional=True),
         mig_enabled=mig_enabled,
         brand=_brand(table),
         unavailable=table.text("unavailable", default="") or "",
-        mig=tuple(_mig_device(each, place, minor or 0) for place, each in enumerate(instances)),
+        mig=mig_devices(instances, minor or 0, memory_bytes),
         drm=tuple(_drm(each) for each in table.tables("drm")),
         processes=table.number("processes", 0, PROCESSES_MAX, optional=True),
     )
     table.done()
     return gpu
-
-
-def _mig_device(table: Table, place: int, gpu_minor: int) -> MigDevice:
-    """Its place in the file is its index. Minors that are not said are those that drivers use."""
-    instance = table.number("gi", 0, GPU_INSTANCES_MAX - 1)
-    compute = table.number("ci", 0, COMPUTE_INSTANCES_MAX - 1)
-    uuid = table.parsed("uuid", parse_mig_uuid)
-    table.once("uuid", uuid, among="gpu")
-    if instance is not None and compute is not None:
-        table.once("", (gpu_minor, instance, compute), among="mig")
-    minors = _cap_minors(table, usual_minors(gpu_minor, instance or 0, compute or 0))
-    device = MigDevice(
-        index=place,
-        uuid=uuid or GpuUuid(""),
-        gpu_instance_id=instance or 0,
-        compute_instance_id=compute or 0,
-        profile=table.parsed("profile", parse_profile) or "",
-        memory_bytes=table.number("memory_bytes", 0, 2**63 - 1) or 0,
-        gpu_instance_minor=minors[0],
-        compute_instance_minor=minors[1],
-        unavailable=table.text("unavailable", default="") or "",
-        processes=table.number("processes", 0, PROCESSES_MAX, optional=True),
-    )
-    table.done()
-    return device
-
-
-def _cap_minors(table: Table, usual: tuple[int, int] | None) -> tuple[int | None, int | None]:
-    said = tuple(table.number(key, 0, CAP_MINOR_MAX, optional=True) for key in ("gi_minor", "ci_minor"))
-    minors = [said[at] if said[at] is not None or usual is None else usual[at] for at in (0, 1)]
-    return minors[0], minors[1]
 
 
 def _drm(table: Table) -> DrmNode:
@@ -241,3 +221,12 @@ def _parse_pcie(text: str) -> str:
     if text not in PCIE_WORDS:
         raise ValueError(f"{text!r} is none of {', '.join(PCIE_WORDS)}")
     return text
+
+
+def _gpu_fault(table: Table) -> GpuFault:
+    """A GPU that is there, and of which not even a name is known."""
+    index = table.number("index", 0, GPUS_MAX - 1)
+    table.once("index", index, among="gpu")
+    fault = GpuFault(index or 0, table.text("reason") or "")
+    table.done()
+    return fault

@@ -32,6 +32,7 @@ class View:
     """A moment of the daemon.
 
     wall, monotonic: that moment in seconds, on both clocks. policy_fault: empty where the policy can be used.
+    inventory_confirmed: false while the inventory is an earlier daemon's, from its snapshot.
     """
 
     node: Node
@@ -43,6 +44,7 @@ class View:
     inventory_fault: str
     policy_source: str
     policy_fault: str
+    inventory_confirmed: bool = True
 
     def wall_of(self, monotonic: float) -> float | None:
         """The same moment in seconds since the epoch; None for one that never was on our clock."""
@@ -69,6 +71,7 @@ def status_json(view: View) -> dict[str, Any]:
             "driver_fault": node.driver_fault,
             "inventory_number": node.number,
             "inventory_age_s": view.inventory_age_s,
+            "inventory_confirmed": view.inventory_confirmed,
             "inventory_fault": node.inventory.fault or view.inventory_fault,
             "simulated": node.inventory.simulated,
         },

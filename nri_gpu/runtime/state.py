@@ -109,6 +109,10 @@ class StateFolder:
         text = json.dumps(ledger_json(ledger), indent=1)
         self._write(self.path / "ledger.json", text.encode())
 
+    def write(self, name: str, content: bytes) -> None:
+        """A file of the folder, whole or not at all. Raises: OSError."""
+        self._write(self.path / name, content)
+
     def _write(self, file: Path, content: bytes) -> None:
         fresh = file.with_name(f".{file.name}.new")
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -87,6 +87,16 @@ class DriverKeeper:
         self._asked = True
         self._again.set()
 
+    @property
+    def scanned(self) -> Signs | None:
+        """The host's folders from before the scan whose files are on the board; None where that cannot be said."""
+        last, driver = self._last, self._board.snapshot().driver
+        return last.signs if last.found and driver and last.found.version == driver.version else None
+
+    def look_soon(self) -> None:
+        """Look now rather than in a few seconds; scan only where that shows a change."""
+        self._again.set()
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:

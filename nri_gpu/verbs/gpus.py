@@ -14,7 +14,7 @@ from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.errors import InventoryError, PolicyError
 from nri_gpu.domain.extras import Extra, Offer
 from nri_gpu.domain.gpu import Gpu, Inventory, MigPart, Unit
-from nri_gpu.inventory.source import source_of
+from nri_gpu.inventory.source import NvmlSource, Source, TopologySource, source_of
 from nri_gpu.settings import load_policy
 from nri_gpu.verbs.exits import Exit
 
@@ -22,6 +22,10 @@ from nri_gpu.verbs.exits import Exit
 def run(args: argparse.Namespace) -> int:
     """Print them. Returns 1 when there is none that can be granted, 69 when nobody could be asked."""
     try:
+        if args.watch:
+            from nri_gpu.verbs.gpus_watch import watch  # asks for more than a look needs
+
+            return asyncio.run(watch(_source(args), as_json=args.output == "json", simulated=bool(args.gpus)))
         inventory = asyncio.run(_look(args))
     except PolicyError as error:
         print("\n".join(map(str, error.faults)), file=sys.stderr)
@@ -29,24 +33,60 @@ def run(args: argparse.Namespace) -> int:
     except InventoryError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.CONFIGURATION if args.gpus else Exit.UNAVAILABLE
-    print(json.dumps(to_json(inventory), indent=1) if args.output == "json" else to_text(inventory))
+    if args.record:
+        return record(inventory, Path(args.record), scrub=args.scrub)
+    print(_shown(inventory, args))
     if inventory.fault:
         return Exit.UNAVAILABLE
     return Exit.OK if any(not why_not(unit) for unit in inventory.units) else Exit.FINDING
 
 
-async def _look(args: argparse.Namespace) -> Inventory:
-    """Where policy says that the driver is; a simulated node has none. Raises: InventoryError, PolicyError."""
+def record(inventory: Inventory, path: Path, *, scrub: bool) -> int:
+    """Write a topology file that `--gpus` simulates."""
+    from nri_gpu.inventory.record import scrubbed, topology_text
+
+    comment = "Recorded by `nri-gpu gpus --record`" + (", UUIDs made up (--scrub)." if scrub else ".")
+    text = topology_text(scrubbed(inventory) if scrub else inventory, comment)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(f"nri-gpu: {path} cannot be written: {error.strerror}", file=sys.stderr)
+        return Exit.PERMISSION if isinstance(error, PermissionError) else Exit.UNAVAILABLE
+    print(f"{path}: {len(inventory.gpus)} GPUs; try it with `nri-gpu gpus --gpus {path}`")
+    return Exit.OK
+
+
+def _shown(inventory: Inventory, args: argparse.Namespace) -> str:
+    if args.output == "json":
+        return json.dumps(to_json(inventory), indent=1)
+    if args.topology:
+        from nri_gpu.verbs.gpus_topology import matrix
+
+        return matrix(inventory)
+    return to_text(inventory)
+
+
+def _source(args: argparse.Namespace) -> TopologySource | NvmlSource:
+    """Where policy says that the driver is; a simulated node has none. Raises: PolicyError."""
     if args.gpus:
-        return await look(args.gpus, None)
+        return source_of(args.gpus, "/")
     overrides = {"driver.root": args.driver_root} if args.driver_root else {}
     driver = load_policy(Path(args.policy) if args.policy else None, overrides).driver
-    return await look(None, driver.root, driver.library_dirs)
+    return source_of(None, driver.root or "/", driver.library_dirs)
+
+
+async def _look(args: argparse.Namespace) -> Inventory:
+    """Raises: InventoryError, PolicyError."""
+    return await _ask(_source(args))
 
 
 async def look(topology: str | None, driver_root: str | None, library_dirs: Sequence[str] = ()) -> Inventory:
     """One look at the node. Raises: InventoryError."""
-    source = source_of(topology, driver_root or "/", library_dirs)
+    return await _ask(source_of(topology, driver_root or "/", library_dirs))
+
+
+async def _ask(source: Source) -> Inventory:
+    """Raises: InventoryError."""
     try:
         return await source.refresh()
     finally:

@@ -97,6 +97,7 @@ class Reporter:
             inventory_fault=cache.fault,
             policy_source=source,
             policy_fault=fault,
+            inventory_confirmed=cache.confirmed or cache.current is None,
         )
 
     def _group(self) -> int | None:

@@ -37,10 +37,12 @@ from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE, StateError, Sta
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
 from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.node_watch import node_watch
 from nri_gpu.verbs.parts import exit_code
 from nri_gpu.verbs.policy_file import PolicyFile
 from nri_gpu.verbs.profile_keeper import ProfileKeeper
 from nri_gpu.verbs.reporter import Reporter, Subjects
+from nri_gpu.verbs.snapshot_keeper import Host, SnapshotKeeper
 
 DRAIN_S: Final = 5.0
 GC_THRESHOLD: Final = 10_000  # objects made and not freed, instead of 700
@@ -160,6 +162,7 @@ class Daemon:
         )
         self._note(policy)
         self._reporter = Reporter(state.path / CONTROL_SOCKET, Subjects(self._board, self._plugin, self._cache))
+        self._watch = node_watch(source.glance, self._node_changed, simulated=topology is not None)
         self._stop = asyncio.Event()
         self._ledger_timer: asyncio.TimerHandle | None = None
         self._ledger_fault = ""
@@ -179,6 +182,20 @@ class Daemon:
             self._board,
             Around(self._generations, self._cache.poke),
         )
+        self._simulated = topology is not None
+        self._snapshots = SnapshotKeeper(
+            state,
+            key,
+            Host(
+                driver_root=Path(self._fixed.driver_root),
+                library_dirs=self._fixed.library_dirs,
+                stage_dir=Path(self._fixed.stage_dir),
+                look=source.glance,
+                answered=lambda: source.answered,
+                scanned=lambda: self._driver.scanned,
+            ),
+            self._board,
+        )
 
     async def run(self, inherited: int | None) -> Exit:
         """Serve until SIGTERM, SIGINT, or the end of a connection that we were started with."""
@@ -187,12 +204,17 @@ class Daemon:
             loop.add_signal_handler(number, self._asked_to_stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._feed_watchdog()
+        if not self._simulated and self._snapshots.restore(self._cache):
+            self._profiles.look_again()
         looking = asyncio.create_task(self._driver.run())
         refreshing = asyncio.create_task(self._cache.run())
         writing = asyncio.create_task(self._profiles.run())
         serving = asyncio.create_task(self._serve(inherited))
+        watching = asyncio.create_task(self._watch.run())
         recording = (asyncio.create_task(self._audit.run()),) if self._audit else ()
-        parts = (serving, refreshing, looking, writing, asyncio.create_task(self._reporter.run()), *recording)
+        keeping = asyncio.create_task(self._snapshots.run())
+        reporting = asyncio.create_task(self._reporter.run())
+        parts = (serving, refreshing, looking, writing, watching, keeping, reporting, *recording)
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
         code = exit_code(parts)
@@ -278,6 +300,11 @@ class Daemon:
             logger.bind(index=fault.index, fault=fault.reason).warning("gpu cannot be described")
         self._driver.look_again()
         self._profiles.look_again()
+
+    def _node_changed(self) -> None:
+        """Seen from outside the driver: a device, a node, a module, an instance came or went."""
+        self._cache.poke()
+        self._driver.look_soon()
 
     def _inventory_fault(self, sentence: str) -> None:
         logger.bind(fault=sentence).warning("inventory not refreshed")

@@ -65,6 +65,10 @@ def to_text(said: Mapping[str, Any], now: float) -> str:
         lines += table(HEADS, [row for gpu in said["gpus"] for row in _rows(gpu, now)])
     else:
         lines.append("no GPUs")
+    if not node["inventory_confirmed"]:
+        lines.append(
+            f"from the last snapshot, {ago(node['inventory_age_s'] or 0)} old: the driver has not answered yet"
+        )
     for holder in said["gone"]:
         lines.append(f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder['gpu_uuids'])}")
     return "\n".join([*lines, *faults(said)])

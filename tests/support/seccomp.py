@@ -18,8 +18,10 @@ from tests.support.unit_file import Unit
 # seccomp.h
 ACT_ALLOW: Final = 0x7FFF0000
 ACT_ERRNO: Final = 0x00050000
-CMP_NE: Final = 1
+CMP_EQ: Final = 4
+CMP_GE: Final = 5
 CMP_MASKED_EQ: Final = 7
+FAMILIES: Final = 46  # AF_MAX (linux/socket.h)
 UNKNOWN: Final = -1  # __NR_SCMP_ERROR
 # linux/sched.h: the namespaces of clone(2), without the time namespace, whose bit lies in the exit signal there
 NAMESPACES: Final = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
@@ -62,8 +64,11 @@ class Filter:
 def load_filters(unit: Unit) -> None:
     """Everything of a unit that systemd does by seccomp and that this module knows. The call filter comes last."""
     denied = Filter(ACT_ALLOW)
-    if unit.value("RestrictAddressFamilies") == "AF_UNIX":
-        denied.rule(_errno(errno.EAFNOSUPPORT), "socket", (0, CMP_NE, socket.AF_UNIX, 0))
+    if families := unit.words("RestrictAddressFamilies"):
+        for family in range(FAMILIES):
+            if family not in {getattr(socket, name) for name in families}:
+                denied.rule(_errno(errno.EAFNOSUPPORT), "socket", (0, CMP_EQ, family, 0))
+        denied.rule(_errno(errno.EAFNOSUPPORT), "socket", (0, CMP_GE, FAMILIES, 0))
     if unit.on("MemoryDenyWriteExecute"):
         write_execute = mmap.PROT_WRITE | mmap.PROT_EXEC
         denied.rule(_errno(errno.EPERM), "mmap", (2, CMP_MASKED_EQ, write_execute, write_execute))

@@ -34,7 +34,7 @@ SANDBOX: Final = {
     *("RestrictRealtime", "LockPersonality", "SystemCallArchitectures", "SystemCallFilter", "SystemCallErrorNumber"),
     *("MemoryDenyWriteExecute", "ProtectKernelModules", "ProtectKernelTunables", "ProtectKernelLogs"),
     *("ProtectControlGroups", "ProtectClock", "ProtectHostname", "ProtectProc", "PrivateIPC", "KeyringMode"),
-    *("PrivateNetwork", "RestrictAddressFamilies", "IPAddressDeny", "LimitCORE", "KillMode", "StateDirectoryMode"),
+    *("PrivateNetwork", "IPAddressDeny", "LimitCORE", "KillMode", "StateDirectoryMode"),
 }
 needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
 

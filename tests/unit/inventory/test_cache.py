@@ -128,6 +128,25 @@ def test_there_is_no_age_before_a_success() -> None:
     assert bench.cache.age_s() is None
 
 
+def test_a_recalled_inventory_is_confirmed_without_news() -> None:
+    bench = Bench(ONE_LATER)
+    bench.cache.recall(ONE)
+    assert bench.cache.current == ONE
+    assert not bench.cache.confirmed
+    assert bench.cache.age_s() == 10.0  # taken at 1, the wall says 10, and a second went by
+    bench.play()
+    assert bench.cache.confirmed
+    assert bench.published == []
+
+
+def test_a_recalled_inventory_that_was_not_true_is_replaced() -> None:
+    bench = Bench("not yet", TWO)
+    bench.cache.recall(ONE)
+    bench.play()
+    assert bench.published == [TWO]
+    assert bench.faults == ["not yet"]
+
+
 def test_failures_are_retried_soon_then_more_and_more_seldom() -> None:
     bench = Bench(*["x"] * 9, ONE)
     bench.play()

@@ -247,7 +247,7 @@ def test_a_program_that_says_why_it_ended(tmp_path: Path, monkeypatch: pytest.Mo
     with_child(tmp_path, test)
 
 
-@pytest.mark.parametrize("line", ["nonsense", "[]", "{"], ids=["no json", "no object", "half"])
+@pytest.mark.parametrize("line", ["nonsense", "[]", "{", "[" * 100_000], ids=["no json", "no object", "half", "nested"])
 def test_a_program_that_talks_nonsense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\nread request\necho '{line}'\nsleep 60\n")
@@ -256,6 +256,23 @@ def test_a_program_that_talks_nonsense(tmp_path: Path, monkeypatch: pytest.Monke
 
     async def test(child: NvmlChild) -> None:
         assert await failure(child) == "the NVML process died of SIGKILL in start"
+
+    with_child(tmp_path, test, Deadlines(end_s=0.1))
+
+
+@pytest.mark.parametrize("report", ["{}", '{"gpus": Infinity}', "3"])
+def test_a_program_that_reports_nonsense_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: str
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nread request\necho '{{\"inventory\": {report}}}'\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    async def test(child: NvmlChild) -> None:
+        for _ in range(2):
+            assert "report cannot be read" in await failure(child)
+            assert child.pid is None
 
     with_child(tmp_path, test, Deadlines(end_s=0.1))
 

@@ -149,7 +149,7 @@ MIG_FAULTS = {
     "no gi": (MIG.replace("gi = 9\n", ""), "gi: missing"),
     "gi": (MIG.replace("gi = 9", "gi = 15"), "gi: 15 is not from 0 to 14"),
     "ci": (MIG.replace("ci = 0", "ci = 8"), "ci: 8 is not from 0 to 7"),
-    "minor": (MIG + "gi_minor = 8192\n", "gi_minor: 8192 is not from 0 to 8191"),
+    "minor": (MIG + "gi_minor = 8192\n", "gi_minor: 8192 is not from -1 to 8191"),
     "unknown key": (MIG + "slices = 1\n", "slices: unknown key"),
 }
 
@@ -208,7 +208,10 @@ FAULTS = {
         f"{NODE}divrer = 'x'\n",
         ["node.divrer: unknown key (known here: cuda, driver, extra, majors)"],
     ),
-    "unknown table": (f"{NODE}[gpus]\n", ["gpus: unknown key (known here: gpu, link, node, numa, schema)"]),
+    "unknown table": (
+        f"{NODE}[gpus]\n",
+        ["gpus: unknown key (known here: change, fault, gpu, link, node, numa, schema)"],
+    ),
     "not a version": (f"{NODE}driver = '5'\n", ["node.driver: '5' is not a version (580.95.05)"]),
     "gpu is one table": (f"{NODE}[gpu]\n", ["gpu: must be an array of tables"]),
     "gpu is no table": (f"gpu = [1]\n{NODE}", ["gpu[0]: must be a table"]),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from nri_gpu.cli import main
 from nri_gpu.domain.extras import Extra, Offer
 from nri_gpu.domain.gpu import Inventory
+from nri_gpu.inventory.topology import load_topology
 from nri_gpu.verbs import gpus
 from nri_gpu.verbs.exits import Exit
 from tests.support import builders as make
@@ -150,7 +153,82 @@ def test_extras_that_are_not_here(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     async def look(*_: object) -> Inventory:
         return make.inventory(extras={Extra.GDS: Offer(lacking="there is no /dev/nvidia-fsN")})
 
-    monkeypatch.setattr(gpus, "look", look)
+    monkeypatch.setattr(gpus, "_ask", look)
     _, text = shown(capsys, FOUR_GPUS)
     assert text.splitlines()[-1] == "extras not here: gds (`-o json` says why)"
     assert json.loads(shown(capsys, FOUR_GPUS, "-o", "json")[1])["extras"]["gds"]["lacking"]
+
+
+def test_the_matrix(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = shown(capsys, FOUR_GPUS, "--topology")
+    inventory = load_topology(FOUR_GPUS)
+    heads, *rows = text.partition("\n\n")[0].splitlines()
+    assert heads.split() == ["GPU0", "GPU1", "GPU2", "GPU3", "CPU", "Affinity", "NUMA", "Affinity"]
+    cells = [row.split() for row in rows]
+    assert [row[0] for row in cells] == ["GPU0", "GPU1", "GPU2", "GPU3"]
+    assert all(cells[at][1 + at] == "X" for at in range(4))
+    for link in inventory.links:
+        cell = f"NV{link.nvlink}" if link.nvlink else link.pcie
+        assert cells[link.a][1 + link.b] == cells[link.b][1 + link.a] == cell
+    assert [row[-1] for row in cells] == [str(gpu.numa_node) for gpu in inventory.gpus]
+    assert [row[-2] for row in cells] == [
+        {n.number: n.cpus for n in inventory.numa}[g.numa_node or 0] for g in inventory.gpus
+    ]
+    assert "PHB  = a PCIe host bridge" in text
+
+
+def test_a_pair_that_nobody_told_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    text = FOUR_GPUS.read_text()
+    file.write_text(text[: text.index("[[link]]")])
+    _, shows = shown(capsys, file, "--topology")
+    assert shows.splitlines()[1].split() == ["GPU0", "X", "?", "?", "?", "0-31,64-95", "0"]
+
+
+def test_a_record_simulates_the_node(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "recorded.toml"
+    code, said = shown(capsys, TOPOLOGIES / "mig-a100.toml", "--record", str(file))
+    assert (code, said) == (Exit.OK, f"{file}: 4 GPUs; try it with `nri-gpu gpus --gpus {file}`\n")
+    assert shown(capsys, file, "-o", "json") == shown(capsys, TOPOLOGIES / "mig-a100.toml", "-o", "json")
+    shown(capsys, TOPOLOGIES / "mig-a100.toml", "--record", str(file), "--scrub")
+    names = {unit.uuid for unit in load_topology(TOPOLOGIES / "mig-a100.toml").units}
+    assert not any(name in file.read_text() for name in names)
+    assert len(load_topology(file).units) == len(names)
+
+
+def test_a_record_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["gpus", "--gpus", str(FOUR_GPUS), "--record", str(tmp_path / "no/such")]) == Exit.UNAVAILABLE
+    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_what_changes_is_printed_until_told_to_stop(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(FOUR_GPUS.read_text() + "\n[[change]]\nat_s = 0.3\ngpu = 1\nlost = true\n")
+    command = [sys.executable, "-m", "nri_gpu", "gpus", "--gpus", str(file), "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        first = [process.stdout.readline() for _ in range(6)]
+        assert first[0].startswith("4 GPUs")
+        line = next(line for line in process.stdout if " GPU 1 " in line)
+        assert "is unavailable: GPU is lost" in line
+        file.write_text("schema = 2\n")
+        assert "not refreshed: " in process.stdout.readline()
+        process.terminate()
+        assert process.wait(10) == Exit.OK
+        assert process.stderr
+        assert process.stderr.read() == ""
+
+
+def test_changes_for_programs_are_a_document_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(FOUR_GPUS.read_text() + "\n[[change]]\nat_s = 0.3\ngpu = 1\nlost = true\n")
+    command = [sys.executable, "-m", "nri_gpu", "gpus", "--gpus", str(file), "--watch", "-o", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        documents = [json.loads(process.stdout.readline()) for _ in range(2)]
+        for document in documents:
+            check_shape(document, GPUS)
+        assert [bool(document["gpus"][1]["unavailable"]) for document in documents] == [False, True]
+        process.stdout.close()  # nobody reads on
+        file.write_text(FOUR_GPUS.read_text())
+        assert process.wait(10) == Exit.OK

@@ -1,0 +1,131 @@
+"""Whatever the NVML process reports is an inventory that could be one, or an InventoryError: nothing else happens."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nri_gpu.domain.errors import InventoryError
+from nri_gpu.inventory.record import topology_text
+from nri_gpu.inventory.report import inventory_from_report
+from nri_gpu.inventory.topology import parse_topology
+
+PART = {
+    "index": 0,
+    "uuid": "MIG-a0000000-0000-4000-8000-000000000000",
+    "gpu_instance_id": 1,
+    "compute_instance_id": 0,
+    "profile": "1g.10gb",
+    "memory_bytes": 10,
+    "unavailable": "",
+}
+
+
+def gpu(index: int) -> dict[str, Any]:
+    return {
+        "index": index,
+        "minor_number": index,
+        "uuid": f"GPU-{index}0000000-0000-4000-8000-000000000000",
+        "pci_bus_id": f"0000:0{index}:00.0",
+        "model": "NVIDIA A100",
+        "memory_bytes": 80,
+        "arch": [8, 0],
+        "numa_node": None,
+        "mig_enabled": not index,
+        "brand": "nvidia",
+        "unavailable": "",
+        "mig": [] if index else [PART],
+        "drm": [["card0", 226, 0]] if index else [],
+    }
+
+
+WHOLE: dict[str, Any] = {
+    "driver_version": "580.95.05",
+    "cuda_version": "13.0",
+    "gpus": [gpu(0), gpu(1)],
+    "faults": [{"index": 2, "reason": "gone"}],
+    "links": [{"a": 0, "b": 1, "pcie": "PIX", "nvlink": 4}],
+}
+PLACES: list[tuple[Any, ...]] = [
+    (),
+    *((key,) for key in WHOLE),
+    *(("gpus", 0, key) for key in gpu(0)),
+    *(("gpus", 0, "mig", 0, key) for key in PART),
+    ("gpus", 1, "drm", 0),
+    ("gpus", 1, "drm", 0, 0),
+    ("gpus", 1, "drm", 0, 1),
+    *(("links", 0, key) for key in WHOLE["links"][0]),
+    *(("faults", 0, key) for key in WHOLE["faults"][0]),
+]
+garbage = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["../..", "GPU-", "1g"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def planted(place: tuple[Any, ...], value: object) -> object:
+    if not place:
+        return value
+    report = copy.deepcopy(WHOLE)
+    below: Any = report
+    for step in place[:-1]:
+        below = below[step]
+    below[place[-1]] = value
+    return report
+
+
+def test_the_whole_one_is_read() -> None:
+    assert [unit.uuid for unit in inventory_from_report(WHOLE, 1.0).units] == [
+        gpu(0)["uuid"],
+        PART["uuid"],
+        gpu(1)["uuid"],
+    ]
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(PLACES), garbage)
+def test_garbage_at_any_place_is_refused_or_harmless(place: tuple[Any, ...], value: object) -> None:
+    report = json.loads(json.dumps(planted(place, value)))  # as it comes: with NaN and Infinity, and no tuples
+    try:
+        inventory = inventory_from_report(report, 1.0)
+    except InventoryError as error:
+        assert len(str(error)) < 700
+        return
+    # What passes can be told of a node, whoever tells it.
+    again = parse_topology(topology_text(inventory), "report", 1.0) if not value_is_odd(place) else None
+    assert again is None or [each.uuid for each in again.units] == [each.uuid for each in inventory.units]
+
+
+def value_is_odd(place: tuple[Any, ...]) -> bool:
+    """What a topology file must not say and a driver may: numbers and words that are shown, and lead nowhere."""
+    odd = ("driver_version", "cuda_version", "brand", "memory_bytes", "gpu_instance_id", "compute_instance_id", 0, 1)
+    return bool(place) and (place[-1] in odd or place[-2:] == ("mig", "index") or place[2:] == ("mig", 0, "index"))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("gpus", 0, "minor_number"), 255),  # nvidiactl's
+        (("gpus", 0, "minor_number"), -1),
+        (("gpus", 0, "memory_bytes"), float("inf")),
+        (("gpus", 0, "uuid"), "GPU-../../etc"),
+        (("gpus", 1, "uuid"), gpu(0)["uuid"]),
+        (("gpus", 1, "index"), 2),
+        (("gpus", 1, "drm", 0, 0), "../nvidiactl"),
+        (("links", 0, "a"), 1),
+    ],
+)
+def test_what_would_do_harm(place: tuple[Any, ...], value: object) -> None:
+    with pytest.raises(InventoryError, match="cannot be read"):
+        inventory_from_report(planted(place, value), 1.0)

@@ -1,0 +1,156 @@
+"""What a topology file plays: each change at its time, what contradicts itself refused with its place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.domain.errors import InventoryError
+from nri_gpu.inventory.scene import LOST, Scene
+from nri_gpu.inventory.source import TopologySource
+from nri_gpu.inventory.topology import parse_scene
+from tests.support.daemon import TOPOLOGIES
+from tests.unit.inventory.test_topology import GPU, MIG, NODE, SECOND, faults, parse
+
+PLAYED = f"""{NODE}driver = "580.95.05"
+{GPU}{SECOND}
+[[change]]
+at_s = 3.5
+gpu = 1
+lost = true
+[[change]]
+at_s = 9
+gpu = 1
+lost = false
+[[change]]
+at_s = 1
+gpu = 0
+{MIG.replace("gpu.mig", "change.mig")}
+[[change]]
+at_s = 20
+gpu = 0
+mig = false
+[[change]]
+at_s = 30
+fault = "nvmlInit: Driver Not Loaded (9)"
+[[change]]
+at_s = 40
+fault = ""
+driver = "590.10"
+cuda = "13.1"
+[[change]]
+at_s = 50
+gpu = 0
+unavailable = "XID 79"
+"""
+
+
+def scene(text: str = PLAYED) -> Scene:
+    return parse_scene(text, "node.toml", 5.0)
+
+
+def test_the_beginning_is_the_file_without_changes() -> None:
+    assert scene().after(0) == parse(PLAYED) == parse(PLAYED[: PLAYED.index("[[change]]")])
+
+
+def test_a_gpu_is_lost_and_comes_back() -> None:
+    assert [scene().after(at).gpus[1].unavailable for at in (3.4, 3.5, 8.9, 9.0)] == ["", LOST, LOST, ""]
+
+
+def test_mig_instances_come_and_go() -> None:
+    assert [len(scene().after(at).parts) for at in (0.9, 1, 19, 20)] == [0, 1, 1, 0]
+    assert [scene().after(at).gpus[0].mig_enabled for at in (0, 1, 20)] == [False, True, False]
+
+
+def test_a_driver_is_swapped() -> None:
+    with pytest.raises(InventoryError, match="Driver Not Loaded"):
+        scene().after(39.9)
+    after = scene().after(40)
+    assert (after.driver_version, after.cuda_version) == ("590.10", "13.1")
+    assert scene().after(29).driver_version == "580.95.05"
+    assert scene().after(50).gpus[0].unavailable == "XID 79"
+
+
+def test_a_layout_may_keep_a_device_of_the_one_before() -> None:
+    again = MIG.replace("gpu.mig", "change.mig")
+    text = f"{NODE}{GPU}{MIG}[[change]]\nat_s = 1\ngpu = 0\n{again}[[change]]\nat_s = 2\ngpu = 0\n{again}"
+    assert scene(text).after(1).parts == scene(text).after(0).parts
+
+
+CHANGE = "[[change]]\nat_s = 1\n"
+FAULTS = {
+    "no time": ("[[change]]\ngpu = 0\nlost = true\n", "change[0].at_s: missing; a whole number"),
+    "a time before the start": (CHANGE.replace("1", "-1.5") + "fault = ''\n", "change[0].at_s: -1.5 is not from 0 to"),
+    "no time at all": (CHANGE.replace("1", "nan") + "fault = ''\n", "change[0].at_s: nan is not from 0 to"),
+    "a GPU that is not there": (CHANGE + "gpu = 7\nlost = true\n", "change[0].gpu: there is no GPU with index 7"),
+    "nothing of a GPU": (CHANGE + "gpu = 0\n", "change[0]: changes nothing: lost, unavailable, mig"),
+    "nothing of the node": (CHANGE, "change[0]: changes nothing: driver, cuda, fault"),
+    "twice the same": (CHANGE + "gpu = 0\nlost = true\nunavailable = 'x'\n", "change[0].lost: says the same as"),
+    "a version of none": (CHANGE + "driver = 'new'\n", "change[0].driver: 'new' is not a version"),
+    "a GPU's word of the node": (CHANGE + "lost = true\n", "change[0]: changes nothing"),
+    "a device twice": (
+        CHANGE + "gpu = 0\n" + 2 * MIG.replace("gpu.mig", "change.mig"),
+        "change[0].mig[1].uuid: the same as change[0].mig[0].uuid",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), FAULTS.values(), ids=FAULTS)
+def test_fault(text: str, words: str) -> None:
+    assert faults(NODE + GPU + text)[0].startswith(words)
+
+
+def test_a_device_of_another_gpu() -> None:
+    change = CHANGE + "gpu = 1\n" + MIG.replace("gpu.mig", "change.mig")
+    (fault,) = faults(NODE + GPU + MIG + SECOND + change)
+    assert fault == "change[0].mig: MIG-01234567-89ab-5def-8123-456789abcdef is a MIG device of another GPU"
+
+
+def test_a_device_larger_than_its_gpu() -> None:
+    (fault,) = faults(NODE + GPU + MIG.replace("10_200_547_328", "99_000_000_000"))
+    assert fault == "gpu[0].mig[0].memory_bytes: 99000000000 is more than its GPU has: 85520809984"
+
+
+def test_a_gpu_that_cannot_be_described_and_is() -> None:
+    (fault,) = faults(f'{NODE}{GPU}[[fault]]\nindex = 0\nreason = "gone"\n')
+    assert fault == "fault[0].index: the same as gpu[0].index"
+
+
+def test_devices_have_the_index_they_say() -> None:
+    inventory = parse(f"{NODE}{GPU}{MIG}index = 4\n")
+    assert [part.index for part in inventory.gpus[0].mig] == [4]
+
+
+def test_the_source_sees_an_edit_and_the_time(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(PLAYED)
+    now = 100.0
+    source = TopologySource(file, clock=lambda: now)
+    assert asyncio.run(source.refresh()).gpus[1].unavailable == ""
+    before = source.glance()
+    assert source.glance() == before
+    now = 103.5
+    assert (at_time := source.glance()) != before
+    assert asyncio.run(source.refresh()).gpus[1].unavailable == LOST
+    os.utime(file, ns=(1, 1))
+    assert (edited := source.glance()) != at_time
+    file.unlink()
+    assert source.glance() != edited
+
+
+@pytest.mark.parametrize("path", sorted(TOPOLOGIES.glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_nodes_play_without_a_fault(path: Path) -> None:
+    played = parse_scene(path.read_text(), path.name, 1.0)
+    for change in played.changes:
+        played.after(change.at_s)
+
+
+def test_the_example_of_the_docs_plays() -> None:
+    text = (TOPOLOGIES.parents[1] / "docs/inventory.md").read_text()
+    example = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    ") or not line)
+    played = scene(NODE + GPU + SECOND + example[example.index("[[change]]") :])
+    assert [change.at_s for change in played.changes] == [3.5, 10, 20, 25]
+    assert played.after(25).driver_version == "590.10"

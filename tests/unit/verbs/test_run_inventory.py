@@ -1,0 +1,99 @@
+"""The daemon's own process, without a runtime: what it believes of a node that changes, and after a restart."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nri_gpu.runtime.snapshot import FILE
+from nri_gpu.runtime.state import CONTROL_SOCKET
+from nri_gpu.verbs.status import ask, to_text
+from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
+from tests.support.driver_root import make_driver_root
+from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure
+from tests.support.nvml.build import LIB_DIR
+from tests.support.waiting import wait_for
+
+DRIVER = "580.95.05"
+GPUS = [FakeGpu(minor=n, uuid=f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(2)]
+# The kernel module's version is the one thing that no option says: /sys is the machine's.
+PROGRAM = """
+import sys
+from pathlib import Path
+from nri_gpu.driver.module import module_version
+module_version.__defaults__ = (Path(sys.argv.pop(1)), Path("/nonexistent"))
+from nri_gpu.cli import main
+sys.exit(main())
+"""
+
+
+class OnDriver(NriGpu):
+    """On a made-up driver whose module is loaded."""
+
+    def program(self) -> list[str]:
+        module = self.launch.base / "module"
+        module.write_text(DRIVER)
+        return [sys.executable, "-c", PROGRAM, str(module), "run", *self.launch.arguments()]
+
+
+def status(daemon: NriGpu) -> Mapping[str, Any]:
+    return ask(daemon.launch.state / CONTROL_SOCKET, "status")
+
+
+def unavailable(daemon: NriGpu) -> list[str]:
+    return [gpu["unavailable"] for gpu in status(daemon)["gpus"]]
+
+
+@pytest.fixture
+def launch(folder: Path) -> Launch:
+    return Launch(folder / "d", socket=folder / "none.sock", topology=folder / "node.toml")
+
+
+def test_a_topology_plays_and_an_edit_is_seen(launch: Launch) -> None:
+    assert launch.topology
+    whole = FOUR_GPUS.read_text()
+    launch.topology.write_text(f"{whole}\n[[change]]\nat_s = 0.5\ngpu = 1\nlost = true\n")
+    with NriGpu(launch) as daemon:
+        daemon.wait_logged("inventory changed gpus=4")
+        wait_for("its control socket", lambda: answers(daemon), 10)
+        wait_for("its loss", lambda: unavailable(daemon)[1].startswith("GPU is lost"), 10)
+        launch.topology.write_text(whole)
+        wait_for("its return", lambda: unavailable(daemon) == [""] * 4, 10)
+        launch.topology.write_text("schema = 1\n[node]\ndriver = 5\n")
+        assert "node.driver: must be text" in daemon.wait_logged("inventory not refreshed")
+        assert unavailable(daemon) == [""] * 4
+        assert daemon.terminate() == 0
+
+
+def machine(base: Path) -> Path:
+    """A driver root that NVML's library finds its notes in already: a new file would make it another folder."""
+    root = build_fake_nvml(make_driver_root(base / "root", DRIVER), GPUS, driver=DRIVER)
+    for name in ("calls", "environ", "status"):
+        (root / LIB_DIR / f"fake-nvml.{name}").touch()
+    return root
+
+
+def test_a_restart_serves_the_last_snapshot_and_says_that_it_is_unconfirmed(launch: Launch) -> None:
+    root = machine(launch.base.parent)
+    with OnDriver(replace(launch, topology=None, driver_root=root)) as daemon:
+        wait_for("a snapshot", (launch.state / FILE).exists, 20)
+        daemon.terminate()
+        configure(root, GPUS, [Act("nvmlInitWithFlags", "hang")], driver=DRIVER)
+        daemon.start()
+        daemon.wait_logged("serving the last snapshot until the driver answers")
+        wait_for("its control socket", lambda: answers(daemon), 10)
+        said = status(daemon)
+        assert (said["node"]["inventory_confirmed"], unavailable(daemon)) == (False, ["", ""])
+        assert "from the last snapshot, " in to_text(said, 0.0)
+
+
+def answers(daemon: NriGpu) -> bool:
+    try:
+        return bool(status(daemon))
+    except OSError:
+        return False
