@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
-from bench import containerd, wire
+from bench import containerd, decide, wire
 from bench.effort import LEAST, SAMPLES, Effort
 from tests.support.errors import HarnessError
 
@@ -15,6 +15,7 @@ from tests.support.errors import HarnessError
 class Part(StrEnum):
     """What can be measured alone."""
 
+    DECIDE = "decide"
     WIRE = "wire"
     CONTAINERD = "containerd"
 
@@ -32,6 +33,12 @@ def main() -> None:
     for part in (args.only,) if args.only else Part:
         for line in PARTS[part](Effort.of(args.samples)):
             print(line, flush=True)
+
+
+def _decide(effort: Effort) -> Iterator[str]:
+    yield f"{decide.TITLE}\n"
+    yield from (figure.line() for figure in decide.figures(effort))
+    yield ""
 
 
 def _wire(effort: Effort) -> Iterator[str]:
@@ -58,7 +65,11 @@ def _samples(text: str) -> int:
     return number
 
 
-PARTS: dict[Part, Callable[[Effort], Iterator[str]]] = {Part.WIRE: _wire, Part.CONTAINERD: _containerd}
+PARTS: dict[Part, Callable[[Effort], Iterator[str]]] = {
+    Part.DECIDE: _decide,
+    Part.WIRE: _wire,
+    Part.CONTAINERD: _containerd,
+}
 
 if __name__ == "__main__":
     main()

@@ -21,6 +21,7 @@ from bench.requests import REQUEST_BYTES, life, node
 TITLE: Final = f"The plugin alone; 8 GPUs (simulated), requests of {REQUEST_BYTES} bytes, back to back"
 BATCH: Final = 50  # of one contender, before it is the other's turn
 WARM_UP: Final = 300
+SETTLE_S: Final = 1.0
 
 
 @dataclass
@@ -110,7 +111,8 @@ def _memory_figures(ours: Running, theirs: Running, moment: str) -> Iterator[Fig
 
 
 def _idle_figures(ours: Running, effort: Effort) -> Iterator[Figure]:
-    """CPU while nobody asks anything."""
+    """CPU while nobody asks anything, once what a start puts off is done."""
+    time.sleep(SETTLE_S)
     before = ours.cpu_s()
     time.sleep(effort.idle_s)
     used_s = ours.cpu_s() - before

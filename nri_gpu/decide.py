@@ -5,6 +5,8 @@ Pure and total: any request, node, ledger and policy give a Pass, an Inject or a
 
 from __future__ import annotations
 
+from typing import Final
+
 from nri_gpu.allocation.foreign import beyond, completable, foreign_units, nvidia_names, nvidia_nodes, unknown_nodes
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.place import Asker, place, why_not
@@ -18,7 +20,8 @@ from nri_gpu.domain.gpu import Capabilities, Node, Unit, closure
 from nri_gpu.injection.devices import missing_capability_major
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.extras import Wish, extra_parts, kept_limits
-from nri_gpu.offer import Bidder, offered, over_limit
+from nri_gpu.kinds import Bid, Fitted, Kind, Kinds, key_of
+from nri_gpu.offer import Bidder, keeps_nothing, offered, over_limit
 from nri_gpu.outfit import outfit
 from nri_gpu.policy.broken import BrokenPolicy as BrokenPolicy
 from nri_gpu.policy.model import Complete, Disarm, Policy, PrivilegedAction
@@ -28,9 +31,24 @@ from nri_gpu.policy.terms import Terms
 from nri_gpu.readiness import ended, hindrance
 from nri_gpu.request.environment import VARIABLE
 
+KINDS: Final = Kinds()  # what is remembered decides nothing, only how soon it is known
+
 
 def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy) -> Decision:
     """What to do with a container that is about to be created."""
+    key = key_of(container, policy)
+    kind = KINDS.find(key, node, policy)
+    if kind is None:
+        bid = _bid(container, node, policy)
+        if not isinstance(bid, Bid):
+            return bid
+        kind = Kind(bid)
+        KINDS.keep(key, node, policy, kind)
+    return _grant(kind, container, node, ledger)
+
+
+def _bid(container: Container, node: Node, policy: Policy | BrokenPolicy) -> Bid | Decision:
+    """What it competes for; or the decision, where what others hold has no part in it."""
     try:
         claim = claim_of(container, policy)
     except RequestError as error:
@@ -48,7 +66,7 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
             return _passed(container, node, policy, verdict.sentence)
     if sentence := _not_this(claim, container, policy):
         return _refuse(Code.NOT_ALLOWED, sentence)
-    return _grant(claim, container, node, ledger, policy, verdict)
+    return _on_terms(claim, container, node, policy, verdict)
 
 
 def _not_this(claim: Claim, container: Container, policy: Policy) -> str:
@@ -112,9 +130,7 @@ def _asked_of_others(claim: Claim, container: Container, capabilities: Capabilit
     return None
 
 
-def _grant(
-    claim: Claim, container: Container, node: Node, ledger: Ledger, policy: Policy, allowed: Allowed
-) -> Decision:
+def _on_terms(claim: Claim, container: Container, node: Node, policy: Policy, allowed: Allowed) -> Bid | Decision:
     terms = allowed.terms
     mode = claim.mode or terms.mode
     capabilities = closure(terms.capabilities if claim.capabilities is None else claim.capabilities)
@@ -133,39 +149,63 @@ def _grant(
         return _refuse(Code.NODE_NOT_READY, sentence)
     if reason := hindrance(capabilities, node):
         return Refuse(reason)
-    chosen = _chosen(claim, container, node, ledger, mode, terms)
+    return Bid(claim, terms, mode, capabilities, extras, allowed.rule, free=keeps_nothing(terms))
+
+
+def _grant(kind: Kind, container: Container, node: Node, ledger: Ledger) -> Decision:
+    chosen = _chosen(kind.bid, container, node, ledger)
     if isinstance(chosen, Reason):
         return Refuse(chosen)
     gpus, mode = chosen
-    extra = extra_parts(Wish(extras, gpus, capabilities, node, container))
+    uuids = tuple([gpu.uuid for gpu in gpus])
+    fitted = kind.fitted.get(uuids)
+    if fitted is None:
+        made = _fitted(kind.bid, gpus, container, node)
+        if isinstance(made, Reason):
+            return Refuse(made)
+        kind.keep(uuids, fitted := made)
+    worn = fitted.outfit
+    grant = Grant.to(container, uuids, mode, worn.generation)
+    return Inject(worn.edits, grant, kind.bid.rule, note=fitted.note, compat=worn.compat)
+
+
+def _fitted(bid: Bid, gpus: tuple[Unit, ...], container: Container, node: Node) -> Fitted | Reason:
+    """All that comes with these GPUs, or what is in the way."""
+    policy, extras = bid.terms.policy, bid.extras
+    extra = extra_parts(Wish(extras, gpus, bid.capabilities, node, container))
     if isinstance(extra, Reason):
-        return Refuse(extra)
-    made = outfit(container, gpus, capabilities, node, policy, extra=extra)
+        return extra
+    made = outfit(container, gpus, bid.capabilities, node, policy, extra=extra)
     if isinstance(made, Reason):
-        return Refuse(made)
-    grant = Grant.to(container, tuple([gpu.uuid for gpu in gpus]), mode, made.generation)
+        return made
     notes = (
         _unreached(container, made.edits),
         kept_limits(extras, container),
         _seen_by_privileged(container, node, policy),
     )
-    return Inject(made.edits, grant, allowed.rule, note="; ".join(filter(None, notes)), compat=made.compat)
+    return Fitted(made, "; ".join(filter(None, notes)))
 
 
-def _chosen(
-    claim: Claim, container: Container, node: Node, ledger: Ledger, mode: Mode, terms: Terms
-) -> tuple[tuple[Unit, ...], Mode] | Reason:
+def _chosen(bid: Bid, container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Unit, ...], Mode] | Reason:
     """The GPUs and how they are held: those that this very container has already, or the best it may have."""
     ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
     if held := _held(container, node, ledger):
         return held
-    bidder = Bidder(container, mode, node.inventory, ledger, terms)
-    offer = offered(bidder, claim)
+    mode, terms = bid.mode, bid.terms
     asker = Asker(container.pod.uid, mode, terms.policy.placement.strategy)
-    gpus = place(claim, asker, offer.inventory, ledger)
+    if bid.free:
+        gpus = place(bid.claim, asker, node.inventory, ledger)
+        return gpus if isinstance(gpus, Reason) else _nodes_missing(gpus, node) or (gpus, mode)
+    bidder = Bidder(container, mode, node.inventory, ledger, terms)
+    offer = offered(bidder, bid.claim)
+    gpus = place(bid.claim, asker, offer.inventory, ledger)
     if isinstance(gpus, Reason):
         return offer.explained(gpus)
-    return over_limit(bidder, gpus) or missing_capability_major(gpus, node.inventory.majors) or (gpus, mode)
+    return over_limit(bidder, gpus) or _nodes_missing(gpus, node) or (gpus, mode)
+
+
+def _nodes_missing(gpus: tuple[Unit, ...], node: Node) -> Reason | None:
+    return missing_capability_major(gpus, node.inventory.majors)
 
 
 def _complete(container: Container, capabilities: Capabilities, node: Node, policy: Policy, rule: str) -> Decision:

@@ -67,6 +67,11 @@ class Offer:
         return f"{len(self.full)} shared by as many containers as may ({paths})"
 
 
+def keeps_nothing(terms: Terms) -> bool:
+    """Whether all of the node is offered, and nothing is too much, whoever asks."""
+    return terms.limits == NO_LIMITS and not terms.policy.pool.pools
+
+
 def offered(bidder: Bidder, claim: Claim) -> Offer:
     """The node as a container may see it; the very same inventory where nothing is kept from it."""
     closed = bidder.terms.closed_pools(bidder.inventory, bidder.container.pod.namespace)

@@ -27,6 +27,7 @@ _VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES="
 _READ_ENV_LETTERS: Final = frozenset(start[0] for start in _READ_ENV_STARTS)
 # Programs that NVIDIA's runtimes and CDI specifications have run as hooks.
 NVIDIA_HOOKS: Final = frozenset({"nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-runtime-hook"})
+_NOTHING: Final = frozenset[str]()
 EMPTY: Final = b""  # the encoding of every message without content
 CREATED: Final = pb.CONTAINER_CREATED
 
@@ -131,12 +132,15 @@ class Parts:
     def __init__(self) -> None:
         self._pods: list[pb.PodSandbox] = []
         self._containers: list[pb.Container] = []
+        self._armed = False  # whether any of them may have NVIDIA_VISIBLE_DEVICES
 
     def add(self, payload: bytes) -> bool:
         """Take a SynchronizeRequest; whether more follow."""
         message = pb.SynchronizeRequest.FromString(payload)
         self._pods.extend(message.pods)
         self._containers.extend(message.containers)
+        # A tenth of looking at each variable of thousands of containers.
+        self._armed = self._armed or VISIBLE_NEEDLE in payload
         return message.more
 
     def listed(self) -> tuple[Listed, ...]:
@@ -148,13 +152,16 @@ class Parts:
         listed = tuple(
             Listed(
                 container_from_pb(
-                    container, pods.get(container.pod_sandbox_id) or _unknown_pod(container), exists=True
+                    container,
+                    pods.get(container.pod_sandbox_id) or _unknown_pod(container),
+                    exists=True,
+                    armed=self._armed,
                 ),
                 created=container.state == CREATED,
             )
             for container in sorted(self._containers, key=lambda each: -each.created_at)
         )
-        self._pods, self._containers = [], []
+        self._pods, self._containers, self._armed = [], [], False
         return listed
 
 
@@ -182,6 +189,7 @@ def event_from_pb(event: int, payload: bytes) -> Lifecycle:
 
 def pod_from_pb(pod: pb.PodSandbox) -> Pod:
     """A pod; without a uid (a hand-made one) its sandbox id serves."""
+    labels = pod.labels
     return Pod(
         id=PodId(pod.id),
         uid=PodUid(pod.uid or pod.id),
@@ -189,20 +197,22 @@ def pod_from_pb(pod: pb.PodSandbox) -> Pod:
         namespace=pod.namespace,
         annotations=_ours(pod.annotations),
         runtime_handler=pod.runtime_handler,
-        labels=dict(pod.labels) if pod.labels else {},
+        labels={key: labels[key] for key in labels},
         cgroup_parent=pod.linux.cgroup_parent,
     )
 
 
-def container_from_pb(container: pb.Container, pod: Pod, *, exists: bool = False) -> Container:
+def container_from_pb(container: pb.Container, pod: Pod, *, exists: bool = False, armed: bool = True) -> Container:
     """A container, with as much of it as a decision reads.
 
     exists: without mounts, and of env with what may be a request alone; the rest is read only of one that is to be
-    created: it is half of the work, and Synchronize has thousands.
+    created: it is half of the work, and Synchronize has thousands. armed: that variable may be among them.
     """
-    entries = [each for each in container.env if each.startswith(_VISIBLE)] if exists else container.env
-    env, env_twice = _read_env(entries)
-    linux = container.linux
+    if exists:
+        env, env_twice = _read_env([each for each in container.env if each.startswith(_VISIBLE)] if armed else ())
+    else:
+        env, env_twice = _read_env(container.env)
+    linux, resources = container.linux, container.linux.resources
     return Container(
         id=ContainerId(container.id),
         name=container.name,
@@ -210,13 +220,13 @@ def container_from_pb(container: pb.Container, pod: Pod, *, exists: bool = False
         annotations=_ours(container.annotations),
         env=env,
         env_twice=env_twice,
-        devices=tuple([DeviceRef(d.path, d.major, d.minor) for d in linux.devices]),
-        mounts=frozenset([] if exists else [each.destination for each in container.mounts if not _usual_dev(each)]),
-        cdi_devices=tuple([device.name for device in container.CDI_devices]),
-        nvidia_hooks=frozenset(_nvidia_hooks(container.hooks)) if container.HasField("hooks") else frozenset(),
-        rlimits=frozenset([limit.type for limit in container.rlimits]),
-        pinned=_pinned(linux.resources),
-        privileged=_privileged(linux.resources.devices),
+        devices=tuple([DeviceRef(d.path, d.major, d.minor) for d in devices]) if (devices := linux.devices) else (),
+        mounts=_NOTHING if exists else _destinations(container.mounts),
+        cdi_devices=tuple([device.name for device in named]) if (named := container.CDI_devices) else (),
+        nvidia_hooks=frozenset(_nvidia_hooks(container.hooks)) if container.HasField("hooks") else _NOTHING,
+        rlimits=frozenset([limit.type for limit in limits]) if (limits := container.rlimits) else _NOTHING,
+        pinned=_pinned(resources),
+        privileged=_privileged(resources.devices),
     )
 
 
@@ -264,7 +274,7 @@ def _read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str]]:
     # Kubernetes adds a hundred variables for services: one look at the first letter passes over most of them.
     ours = [entry for entry in env if entry[:1] in _READ_ENV_LETTERS and entry.startswith(_READ_ENV_STARTS)]
     if not ours:
-        return {}, frozenset()
+        return {}, _NOTHING
     parts = [entry.partition("=") for entry in ours]
     pairs = [(name, value) for name, equals, value in parts if equals and (name in READ_ENV or concerns(name))]
     times = Counter(name for name, _ in pairs)
@@ -284,17 +294,21 @@ def _pinned(resources: pb.LinuxResources) -> bool:
 
 
 def _privileged(rules: Iterable[pb.LinuxDeviceCgroup]) -> bool:
-    return any([_wildcard(rule) for rule in rules if rule.allow])
+    return any([_wildcard(rule) for rule in rules if rule.allow and rule.type in ("", "a")])
 
 
 def _wildcard(rule: pb.LinuxDeviceCgroup) -> bool:
     """The one rule containerd writes for a privileged container (internal/cri/server/container_create.go)."""
-    return rule.type in ("", "a") and not rule.HasField("major") and not rule.HasField("minor")
+    return not rule.HasField("major") and not rule.HasField("minor")
+
+
+def _destinations(mounts: Iterable[pb.Mount]) -> frozenset[str]:
+    return frozenset([place for mount in mounts if (place := mount.destination) != "/dev" or not _usual_dev(mount)])
 
 
 def _usual_dev(mount: pb.Mount) -> bool:
-    """The runtime's own /dev, or the host's: in either, the GPU's nodes are or will be."""
-    return mount.destination == "/dev" and (mount.type == "tmpfs" or mount.source == "/dev")
+    """Of a mount at /dev, whether it is the runtime's own or the host's: in either, the GPU's nodes are or will be."""
+    return mount.type == "tmpfs" or mount.source == "/dev"
 
 
 def _unknown_pod(container: pb.Container) -> Pod:

@@ -47,8 +47,8 @@ class Journal:
         """Whether it is time to `compact`."""
         return self._bytes > COMPACT_BYTES
 
-    def granted(self, grant: Grant, now: float) -> None:
-        """Append a grant, with its mark as it is written on the container."""
+    def granted(self, grant: Grant, mark: str, now: float) -> None:
+        """Append a grant. mark: as it is written on the container."""
         record = {
             "at": now,
             "container_id": grant.container_id,
@@ -57,7 +57,7 @@ class Journal:
             "pod_uid": grant.pod_uid,
             "pod": grant.pod_name,
             "namespace": grant.namespace,
-            "mark": write_mark(grant, self._key),
+            "mark": mark,
         }
         self._append(record)
 
@@ -83,7 +83,7 @@ class Journal:
         self._fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._bytes = 0
         for each in kept:
-            self.granted(each.grant, each.at)
+            self.granted(each.grant, write_mark(each.grant, self._key), each.at)
         fresh.replace(self._path)
 
     def close(self) -> None:

@@ -78,17 +78,22 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A reply up to where containers of one kind differ. mark: what the mac at its end is about."""
+    """A reply up to where containers of one kind differ, its mac.
+
+    signed: what the mac at its end is about. mark: the mark in it, but for the mac.
+    """
 
     edits: Edits
     head: bytes
-    mark: bytes
+    signed: bytes
+    mark: str
 
     @classmethod
     def of(cls, edits: Edits, grant: Grant, key: bytes) -> Self:
         """The mac has a fixed length and stands at the very end, so all before it holds for every container."""
-        reply = convert.reply_to_pb(edits) + convert.annotation_to_pb(MARK_KEY, write_mark(grant, key))
-        return cls(edits, reply[:-MAC_LENGTH], mark_body(grant).encode())
+        mark = write_mark(grant, key)
+        reply = convert.reply_to_pb(edits) + convert.annotation_to_pb(MARK_KEY, mark)
+        return cls(edits, reply[:-MAC_LENGTH], mark_body(grant).encode(), mark[:-MAC_LENGTH])
 
 
 class Plugin:
@@ -132,9 +137,9 @@ class Plugin:
         now = self._outside.clock()
         ledger = expired(self.ledger.lapse(now, self._settings().ledger.created_grace_s), now)
         decision = decide(container, node, ledger, self.policy)
-        reply = self._reply(decision)
+        reply, mark = self._reply(decision)
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
-        self._record(container, decision, node, now)
+        self._record(container, decision, mark, node, now)
         self._commit(self._with_foreign(ledger.after(decision, now), container, decision, node))
         elapsed_s = self._outside.clock() - now
         self._outside.later(lambda: log_decision(container, decision, node, elapsed_s))
@@ -142,10 +147,10 @@ class Plugin:
             self._outside.later(lambda: self._warn_of_hooks(container))
         return reply
 
-    def _record(self, container: Container, decision: Decision, node: Node, now: float) -> None:
+    def _record(self, container: Container, decision: Decision, mark: str, node: Node, now: float) -> None:
         self._outside.recorder.decided(container, decision, node, now)
         if isinstance(decision, Inject) and decision.grant.uuids:
-            self._outside.recorder.granted(decision.grant, now)
+            self._outside.recorder.granted(decision.grant, mark, now)
 
     def validate(self, payload: bytes) -> Reply:
         """ValidateContainerAdjustment: whether what came of our reply, and of other plugins', is what was granted."""
@@ -212,15 +217,17 @@ class Plugin:
         self._unseen = frozenset(entry.grant.container_id for entry in missing)
         return missing
 
-    def _reply(self, decision: Decision) -> Reply:
+    def _reply(self, decision: Decision) -> tuple[Reply, str]:
+        """With the mark in it; empty where there is none."""
         match decision:
             case Pass(edits):
-                return convert.reply_to_pb(edits) if edits.env else EMPTY
+                return convert.reply_to_pb(edits) if edits.env else EMPTY, ""
             case Inject(edits, grant):
                 prepared = self._prepared(edits, grant)
-                return prepared.head + sign(prepared.mark, grant, self._key).encode()
+                mac = sign(prepared.signed, grant, self._key)
+                return prepared.head + mac.encode(), prepared.mark + mac
             case Refuse(reason):
-                return status_of(reason)
+                return status_of(reason), ""
 
     def _prepared(self, edits: Edits, grant: Grant) -> Prepared:
         """The same object is encoded once for each way it is granted (`injection.plan` hands out the same ones)."""

@@ -21,8 +21,8 @@ class Recorder(Protocol):
     def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
         """A request is about to be answered."""
 
-    def granted(self, grant: Grant, now: float) -> None:
-        """And was granted GPUs; from here on the runtime may or may not come to know of them."""
+    def granted(self, grant: Grant, mark: str, now: float) -> None:
+        """And was granted GPUs; from here on the runtime may or may not come to know of them. mark: what says so."""
 
     def settled(self, container_id: ContainerId) -> None:
         """A container was started, or is gone: the runtime's own list tells what it holds."""
@@ -40,7 +40,7 @@ class Nobody:
     def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
         """Forgets it."""
 
-    def granted(self, grant: Grant, now: float) -> None:
+    def granted(self, grant: Grant, mark: str, now: float) -> None:
         """Forgets it."""
 
     def settled(self, container_id: ContainerId) -> None:
@@ -76,9 +76,9 @@ class StateRecorder:
         if self._audit:
             self._audit.decided(container, decision, node, now)
 
-    def granted(self, grant: Grant, now: float) -> None:
+    def granted(self, grant: Grant, mark: str, now: float) -> None:
         """One unsynced append, before the reply: afterwards might be never."""
-        self._try(lambda: self._journal.granted(grant, now))
+        self._try(lambda: self._journal.granted(grant, mark, now))
         self._unsettled[grant.container_id] = now
         if self._journal.full:  # of grants whose containers were never made, and so never settle
             self._later(lambda: self._try(self._compact))

@@ -7,12 +7,14 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
-from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.ledger import Entry, Foreign, Ledger
 from nri_gpu.allocation.mark import KEY_BYTES
+from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.errors import NriGpuError
 
 DEFAULT_STATE: Final = Path("/run/nri-gpu")
@@ -38,6 +40,7 @@ class StateFolder:
         self.path = path
         self.key_fault = ""
         self._lock: IO[str] | None = None
+        self._lines: dict[ContainerId, tuple[Entry, str]] = {}  # of ledger.json
 
     def open(self) -> None:
         """Make and lock it. Raises: StateError when that fails, or another daemon holds it."""
@@ -106,8 +109,17 @@ class StateFolder:
 
     def write_ledger(self, ledger: Ledger) -> None:
         """`ledger.json`, for people and for other verbs; the marks are the truth. Raises: OSError."""
-        text = json.dumps(ledger_json(ledger), indent=1)
-        self._write(self.path / "ledger.json", text.encode())
+        self._write(self.path / "ledger.json", self._ledger_text(ledger).encode())
+
+    def _ledger_text(self, ledger: Ledger) -> str:
+        """A line for each grant. The event loop waits for this, so lines are kept: few change from one to the next."""
+        known, self._lines = self._lines, {}
+        for id_, entry in ledger.entries.items():
+            kept = known.get(id_)
+            self._lines[id_] = kept if kept and kept[0] is entry else (entry, json.dumps(_grant_json(entry)))
+        grants = _listed(line for _, line in self._lines.values())
+        foreign = _listed(json.dumps(_foreign_json(other)) for other in ledger.foreign.values())
+        return f'{{\n "schema": "{LEDGER_SCHEMA}",\n "grants": {grants},\n "foreign": {foreign}\n}}\n'
 
     def write(self, name: str, content: bytes) -> None:
         """A file of the folder, whole or not at all. Raises: OSError."""
@@ -132,22 +144,30 @@ def ledger_json(ledger: Ledger) -> dict[str, Any]:
     """The ledger in its published shape; fields are only ever added."""
     return {
         "schema": LEDGER_SCHEMA,
-        "grants": [
-            {
-                "namespace": entry.grant.namespace,
-                "pod": entry.grant.pod_name,
-                "pod_uid": entry.grant.pod_uid,
-                "container": entry.grant.container_name,
-                "container_id": entry.grant.container_id,
-                "phase": entry.phase.value,
-                "mode": entry.grant.mode.value if entry.grant.mode else "none",
-                "gpu_uuids": list(entry.grant.uuids),
-                "driver_generation": entry.grant.generation,
-            }
-            for entry in ledger.entries.values()
-        ],
-        "foreign": [
-            {"container_id": other.container_id, "pod": other.pod, "gpu_uuids": sorted(other.uuids)}
-            for other in ledger.foreign.values()
-        ],
+        "grants": [_grant_json(entry) for entry in ledger.entries.values()],
+        "foreign": [_foreign_json(other) for other in ledger.foreign.values()],
     }
+
+
+def _listed(lines: Iterable[str]) -> str:
+    text = ",\n  ".join(lines)
+    return f"[\n  {text}\n ]" if text else "[]"
+
+
+def _grant_json(entry: Entry) -> dict[str, Any]:
+    grant = entry.grant
+    return {
+        "namespace": grant.namespace,
+        "pod": grant.pod_name,
+        "pod_uid": grant.pod_uid,
+        "container": grant.container_name,
+        "container_id": grant.container_id,
+        "phase": entry.phase.value,
+        "mode": grant.mode.value if grant.mode else "none",
+        "gpu_uuids": list(grant.uuids),
+        "driver_generation": grant.generation,
+    }
+
+
+def _foreign_json(other: Foreign) -> dict[str, Any]:
+    return {"container_id": other.container_id, "pod": other.pod, "gpu_uuids": sorted(other.uuids)}

@@ -73,6 +73,12 @@ def test_the_wire_part_runs() -> None:
     assert "real containerd" not in done.stdout
 
 
+def test_the_part_about_deciding_runs() -> None:
+    done = run("--only", "decide", "--samples", "2")
+    assert done.returncode == 0, done.stderr
+    assert "decide, 1000 rules, p99" in done.stdout
+
+
 @pytest.mark.containerd
 def test_the_containerd_part_runs() -> None:
     if os.geteuid():

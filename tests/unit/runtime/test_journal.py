@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu.allocation.mark import write_mark
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
 from nri_gpu.runtime import journal as module
@@ -31,7 +32,7 @@ def journal(path: Path) -> Iterator[Journal]:
 
 
 def grant(journal: Journal, granted: Grant, at: float) -> None:
-    journal.granted(granted, at)
+    journal.granted(granted, write_mark(granted, KEY), at)
 
 
 def test_what_was_granted_is_remembered_in_its_order(journal: Journal) -> None:

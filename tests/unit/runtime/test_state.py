@@ -14,6 +14,8 @@ import pytest
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.mark import KEY_BYTES
+from nri_gpu.domain.container import ContainerId
+from nri_gpu.nri.subscribe import Event
 from nri_gpu.runtime.state import StateError, StateFolder, ledger_json
 from tests.support import nri_messages as nri
 from tests.unit.runtime.station import Bench
@@ -167,6 +169,21 @@ def test_the_published_ledger(tmp_path: Path) -> None:
         ],
         "foreign": [{"container_id": held.id, "pod": "ml/other", "gpu_uuids": [bench.node.gpus[3].uuid]}],
     }
+
+
+def test_what_is_published_follows_the_ledger(tmp_path: Path) -> None:
+    bench, state = Bench(), StateFolder(tmp_path)
+    pods = [nri.asking("1"), nri.asking("device=2", name="second")]
+    made = [nri.container(of) for of in pods]
+    bench.plugin.create_container(nri.create(pods[0], made[0]))
+    state.write_ledger(bench.plugin.ledger)
+    bench.plugin.create_container(nri.create(pods[1], made[1]))
+    bench.plugin.state_change(nri.event(Event.START_CONTAINER, pods[0], made[0])[1])
+    for ledger in (bench.plugin.ledger, bench.plugin.ledger.released(ContainerId(made[0].id)), Ledger()):
+        state.write_ledger(ledger)
+        text = (tmp_path / "ledger.json").read_text()
+        assert json.loads(text) == ledger_json(ledger)
+        assert text.count('"phase"') == len([line for line in text.splitlines() if '"phase"' in line])
 
 
 def test_a_grant_of_nothing_is_published_too() -> None:
