@@ -36,6 +36,8 @@ UNITS: Final = (
     Unit(Path("api/nri.proto"), Path("nri_gpu/_pb")),
     Unit(Path("api/ttrpc.proto"), Path("nri_gpu/_pb")),
     Unit(Path("api/cri.proto"), Path("nri_gpu/_pb")),
+    Unit(Path("api/deviceplugin.proto"), Path("nri_gpu/_pb")),
+    Unit(Path("api/pluginregistration.proto"), Path("nri_gpu/_pb")),
 )
 
 

@@ -51,7 +51,7 @@ class Running:
         self._listening.close()
 
 
-def daemon(folder: Path, name: str = "nri-gpu") -> Running:
+def daemon(folder: Path, name: str = "nri-gpu", *, policy: Path | None = None) -> Running:
     """`nri-gpu run` on the 8-GPU topology, with a driver's files to stage."""
     root = folder / "driver"
     if not root.exists():
@@ -63,6 +63,7 @@ def daemon(folder: Path, name: str = "nri-gpu") -> Running:
         "--state-dir": folder / "state",
         "--stage-dir": folder / "staged",
         "--log-level": "INFO",
+        **({"--policy": policy} if policy else {}),
     }
     return Running(folder, ["nri_gpu", "run", *(str(word) for pair in options.items() for word in pair)], name)
 

@@ -9,10 +9,12 @@ from typing import Final
 from nri_gpu.domain.claim import Claim, Nothing
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.errors import RequestError
+from nri_gpu.domain.kubelet import handed_key
 from nri_gpu.policy.broken import BrokenPolicy
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.policy.select import Ignored, select
 from nri_gpu.request.environment import VARIABLE, claim_of_environment
+from nri_gpu.request.kubelet import claim_of_kubelet
 from nri_gpu.request.parse import parse_claim, select_annotation
 
 # Longer ones are not worth keeping: they come from whoever made the pod.
@@ -31,10 +33,10 @@ def needs_grant(container: Container, policy: Policy | BrokenPolicy) -> str:
         claim = _claim(container, {}, policy)  # what is on the container itself by now, we or others wrote
     except RequestError as error:
         return error.key  # it should never have been created
-    if claim is None or isinstance(claim.wanted, Nothing):
-        return ""
-    ignored = isinstance(policy, Policy) and isinstance(select(policy, container), Ignored)
-    return "" if ignored else claim.key
+    # What the kubelet gave is asked for by being there, whatever it is worth.
+    key = handed_key(container.annotations) or ("" if claim is None or isinstance(claim.wanted, Nothing) else claim.key)
+    ignored = bool(key) and isinstance(policy, Policy) and isinstance(select(policy, container), Ignored)
+    return "" if ignored else key
 
 
 def may_ask_by_environment(policy: Policy | BrokenPolicy) -> bool:
@@ -49,9 +51,20 @@ def reads_environment(policy: Policy | BrokenPolicy) -> bool:
 
 
 def _claim(container: Container, own: Mapping[str, str], policy: Policy | BrokenPolicy) -> Claim | None:
+    said = _annotated(container, own)
+    if container.kubelet is not None:
+        return claim_of_kubelet(container.kubelet, said)
+    return said or _of_environment(container, policy)
+
+
+def _annotated(container: Container, own: Mapping[str, str]) -> Claim | None:
     if asked := select_annotation(container.pod.annotations, own, container.name):
         key, value = asked
         return _kept_claim(key, value) if len(value) <= CLAIM_KEPT else parse_claim(key, value)
+    return None
+
+
+def _of_environment(container: Container, policy: Policy | BrokenPolicy) -> Claim | None:
     said = container.env.get(VARIABLE)
     if not said or not isinstance(policy, Policy) or policy.environment.may_ask.first(container.pod.namespace) is None:
         return None

@@ -84,6 +84,7 @@ VERBS: Final = (
             POLICY,
             GPUS,
             DRIVER_ROOT,
+            _option("--kubelet", help="be the kubelet's device plugin, too (docs/kubernetes.md)", action="store_true"),
             _option("--state-dir", help="folder for key and ledger (default /run/nri-gpu)", metavar="DIR"),
             _option("--stage-dir", help="folder for staged driver files", metavar="DIR"),
             LOG_LEVEL,

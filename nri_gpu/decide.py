@@ -10,6 +10,7 @@ from typing import Final
 from nri_gpu.allocation.foreign import beyond, completable, foreign_units, nvidia_names, nvidia_nodes, unknown_nodes
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.place import Asker, place, why_not
+from nri_gpu.allocation.promises import redeemed
 from nri_gpu.asking import claim_of
 from nri_gpu.domain.claim import Claim, Everything, Mode, Nothing
 from nri_gpu.domain.container import Container
@@ -188,6 +189,7 @@ def _fitted(bid: Bid, gpus: tuple[Unit, ...], container: Container, node: Node) 
 
 def _chosen(bid: Bid, container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Unit, ...], Mode] | Reason:
     """The GPUs and how they are held: those that this very container has already, or the best it may have."""
+    ledger = redeemed(ledger, container)
     ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
     if held := _held(container, node, ledger):
         return held

@@ -74,7 +74,8 @@ def keeps_nothing(terms: Terms) -> bool:
 
 def offered(bidder: Bidder, claim: Claim) -> Offer:
     """The node as a container may see it; the very same inventory where nothing is kept from it."""
-    closed = bidder.terms.closed_pools(bidder.inventory, bidder.container.pod.namespace)
+    # The kubelet is held to its pool where it is offered GPUs; what it gave is not looked at twice.
+    closed = {} if claim.kubelet else bidder.terms.closed_pools(bidder.inventory, bidder.container.pod.namespace)
     # Where GPUs are named, or all are asked for, a full one refuses; where any will do, another is taken.
     full = _full(bidder) if isinstance(claim.wanted, Count | MigProfiles) else {}
     return Offer(_without(bidder.inventory, closed.keys() | full.keys()), closed, full)

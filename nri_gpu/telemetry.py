@@ -27,7 +27,7 @@ FIELDS: Final = (
     "decision", "code", "reason", "rule", "namespace", "pod_name", "container_name", "pod_uid", "container_id",
     "gpu_uuid", "mode", "generation", "method", "stream_id", "event", "runtime", "runtime_version", "nri_version",
     "socket", "path", "attempt", "gpus", "grants", "foreign", "ungranted", "waiting", "driver_version",
-    "inventory_number", "inventory_age_s", "elapsed_ms", "deadline_ms", "parts", "payload_bytes", "fault",
+    "inventory_number", "inventory_age_s", "elapsed_ms", "deadline_ms", "parts", "payload_bytes", "fault", "resource",
     "dropped", "signal", "pid", "name", "index",
 )  # fmt: skip
 WAITING_LINES: Final = 1_000

@@ -103,6 +103,7 @@ class Claim:
     """One container's request.
 
     key: the annotation it came from. text: its value. mode, capabilities: None leaves them to the policy.
+    kubelet: the kubelet said which GPUs, and what is set apart for pods that it serves is open to it.
     """
 
     key: str
@@ -112,3 +113,4 @@ class Claim:
     capabilities: Capabilities | None = None
     selectors: tuple[Selector, ...] = ()
     extras: Extras = NO_EXTRAS
+    kubelet: bool = False

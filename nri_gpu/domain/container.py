@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NewType
 
+from nri_gpu.domain.kubelet import KubeletGrant
+
 ContainerId = NewType("ContainerId", str)
 PodId = NewType("PodId", str)  # of the sandbox; a pod's sandbox can be made anew
 PodUid = NewType("PodUid", str)  # of the pod itself, stable for its life
@@ -74,6 +76,7 @@ class Container:
     rlimits: kinds of limits that it comes with, `RLIMIT_MEMLOCK`; told by containerd from 2.3 on.
     pinned: it has a cpuset of its own: the kubelet's static CPU manager or another plugin looks after its CPUs.
     privileged: its device cgroup allows everything (the wildcard rule containerd writes).
+    kubelet: what the kubelet gave it, read off its annotations and no longer among them; None where it did not.
     """
 
     id: ContainerId
@@ -89,3 +92,4 @@ class Container:
     rlimits: frozenset[str] = frozenset()
     pinned: bool = False
     privileged: bool = False
+    kubelet: KubeletGrant | None = None

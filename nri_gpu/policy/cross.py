@@ -29,6 +29,14 @@ def cross_faults(rules: tuple[Rule, ...], pools: tuple[Pool, ...]) -> Iterator[t
         yield from ((f"pool[{index}]{key}", message) for key, message in _pool_faults(pool))
 
 
+def kubelet_faults(name: str, pools: tuple[Pool, ...]) -> Iterator[tuple[str, str]]:
+    """Of the pool that the kubelet is offered."""
+    names = {pool.name: None for pool in pools}
+    if name and name not in names:
+        known = known_words(name, names) if pools else ", for there is no [[pool]]"
+        yield "kubelet.pool", f"no pool is called {quoted(name)}{known}"
+
+
 def _same_names(table: str, names: list[str]) -> Iterator[tuple[str, str]]:
     first: dict[str, int] = {}
     for index, name in enumerate(names):

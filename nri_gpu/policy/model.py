@@ -20,6 +20,7 @@ from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Folder, Pat
 from nri_gpu.policy.limits import NO_LIMITS, Limits
 from nri_gpu.policy.pools import NO_POOLS, Pools
 from nri_gpu.policy.rules import NO_RULES, Rules
+from nri_gpu.policy.words import POOL_NAMES
 from nri_gpu.policy.words import Otherwise as Otherwise
 
 BUILT_IN: Final = "the built-in defaults"  # the source of a policy that came from no file
@@ -36,6 +37,14 @@ _SOCKET: Final = Text(_PATH, 'an absolute path to a socket without blanks, "." o
 # The runtime's own rule since NRI 0.12 (containerd/nri: pkg/api/validate.go).
 _NAME: Final = Text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
 _INDEX: Final = Text(r"[0-9]{2}", 'two digits in quotes, such as "10"', 2)
+# The kubelet's: a qualified name with a prefix, not Kubernetes' own (kubernetes: pkg/apis/core/v1/helper). NVIDIA's
+# device plugin keeps to 63 characters, and ours has to leave room for `mig-7g.80gb.me.shared`.
+_RESOURCE: Final = Text(
+    r"(?!(?:[a-z0-9.-]+\.)?kubernetes\.io/|requests\.)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?",
+    "a resource such as nvidia.com/gpu",
+    40,
+)
+_POOL_OR_NONE: Final = Text(rf"(?:{POOL_NAMES.pattern})?", "empty or the name of a [[pool]]", POOL_NAMES.max_length)
 # shadow-utils' rule for names, and nothing at all.
 _GROUP: Final = Text(r"(?:[A-Za-z_][A-Za-z0-9_.-]*)?", "a group's name", 32)
 _EXTRAS: Final = Choices(Extra, minimum=0, but=frozenset({Extra.IMEX}))
@@ -414,6 +423,63 @@ class GuardSettings:
     )
 
 
+class MigStrategy(StrEnum):
+    """As what MIG devices are offered to the kubelet, in the words of NVIDIA's device plugin."""
+
+    NONE = "none"
+    SINGLE = "single"
+    MIXED = "mixed"
+
+
+class Registration(StrEnum):
+    """How the kubelet hears of a device plugin."""
+
+    REGISTER = "register"
+    WATCHER = "watcher"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeletSettings:
+    """The kubelet's device plugin, for a node of a cluster: the scheduler then counts the GPUs."""
+
+    enabled: Annotated[
+        bool,
+        Declaration(
+            Flag(), "Offer this node's GPUs to the kubelet. Needs the kubernetes extra (grpcio).", flag="--kubelet"
+        ),
+    ] = False
+    dir: Annotated[str, Declaration(_FOLDER, "Folder of the kubelet's socket and of its device plugins'.")] = (
+        "/var/lib/kubelet/device-plugins"
+    )
+    resource: Annotated[str, Declaration(_RESOURCE, "What pods ask for in resources.limits.")] = "nvidia.com/gpu"
+    mig_strategy: Annotated[
+        MigStrategy,
+        Declaration(
+            Choice(MigStrategy),
+            "MIG devices: none offers whole GPUs only; single offers MIG devices of one profile as the resource; mixed "
+            "offers each profile as a resource of its own, nvidia.com/mig-1g.10gb, beside whole GPUs.",
+        ),
+    ] = MigStrategy.NONE
+    replicas: Annotated[
+        int, Declaration(Whole(1, 64), "How many pods share each GPU or MIG device; 1: each has its own.")
+    ] = 1
+    rename: Annotated[bool, Declaration(Flag(), "Call shared ones by another name: nvidia.com/gpu.shared.")] = False
+    pool: Annotated[
+        str,
+        Declaration(_POOL_OR_NONE, "Offer the GPUs of this [[pool]] alone; empty: all, whoever else they are for."),
+    ] = ""
+    registration: Annotated[
+        Registration,
+        Declaration(
+            Choice(Registration),
+            "register: we call the kubelet, as everybody does; watcher: it finds us in registry_dir by itself.",
+        ),
+    ] = Registration.REGISTER
+    registry_dir: Annotated[str, Declaration(_FOLDER, "Folder that the kubelet looks for plugins in.")] = (
+        "/var/lib/kubelet/plugins_registry"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Everything an operator decides. source: the file it was read from, for sentences; no part of its identity."""
@@ -438,6 +504,7 @@ class Policy:
     control: ControlSettings = ControlSettings()
     audit: AuditSettings = AuditSettings()
     guard: GuardSettings = GuardSettings()
+    kubelet: KubeletSettings = KubeletSettings()
     rule: Rules = NO_RULES
     pool: Pools = NO_POOLS
     source: str = field(default=BUILT_IN, compare=False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from nri_gpu.domain.errors import Fault, PolicyError
-from nri_gpu.policy.cross import cross_faults
+from nri_gpu.policy.cross import cross_faults, kubelet_faults
 from nri_gpu.policy.fields import BY_PATH, LISTS, SCHEMA_VERSION, SECTIONS, SETTINGS
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.pools import Pools
@@ -32,6 +32,7 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
     lists = {} if found else {name: kind.convert(tables.get(name, [])) for name, kind in LISTS.items()}
     if lists:
         found += cross_faults(lists["rule"], lists["pool"])
+        found += kubelet_faults(tables.get("kubelet", {}).get("pool", ""), lists["pool"])
     if found:
         faults = [Fault(file, path, message, _line(where, path)) for path, message in found]
         raise PolicyError(tuple(sorted(faults, key=lambda fault: fault.line or 0)))

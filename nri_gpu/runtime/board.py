@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from nri_gpu.domain.compat import CompatPackage
@@ -10,10 +11,14 @@ from nri_gpu.domain.gpu import DriverFiles, Inventory, Node
 
 
 class Board:
-    """Holds one `Node`; every change of a part publishes a new one with the next number."""
+    """Holds one `Node`; every change of a part publishes a new one with the next number.
+
+    changed: called after each.
+    """
 
     def __init__(self, inventory: Inventory, driver_fault: str = "") -> None:
         self._node = Node(number=1, inventory=inventory, driver_fault=driver_fault)
+        self.changed: Callable[[], None] = lambda: None
 
     def snapshot(self) -> Node:
         """The newest snapshot: one attribute read, which is all the hook path does."""
@@ -21,20 +26,24 @@ class Board:
 
     def put_inventory(self, inventory: Inventory) -> None:
         """GPUs changed."""
-        self._node = replace(self._node, number=self._node.number + 1, inventory=inventory)
+        self._publish(replace(self._node, inventory=inventory))
 
     def put_module(self, version: str) -> None:
         """Another kernel module is loaded; empty: none any more."""
-        self._node = replace(self._node, number=self._node.number + 1, module_version=version)
+        self._publish(replace(self._node, module_version=version))
 
     def put_profiles(self, profiles: Profiles) -> None:
         """Application profiles lie ready for other GPUs than before, or cannot be written."""
-        self._node = replace(self._node, number=self._node.number + 1, profiles=profiles)
+        self._publish(replace(self._node, profiles=profiles))
 
     def put_driver(self, driver: DriverFiles | None, fault: str = "") -> None:
         """The driver's files changed, or cannot be had (fault: the sentence why)."""
-        self._node = replace(self._node, number=self._node.number + 1, driver=driver, driver_fault=fault)
+        self._publish(replace(self._node, driver=driver, driver_fault=fault))
 
     def put_compat(self, packages: tuple[CompatPackage, ...]) -> None:
         """The compatibility packages of CUDA changed."""
-        self._node = replace(self._node, number=self._node.number + 1, compat=packages)
+        self._publish(replace(self._node, compat=packages))
+
+    def _publish(self, node: Node) -> None:
+        self._node = replace(node, number=self._node.number + 1)
+        self.changed()

@@ -16,12 +16,14 @@ from nri_gpu.allocation.foreign import foreign_uuids
 from nri_gpu.allocation.handover import expired
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
 from nri_gpu.allocation.mark import MAC_LENGTH, MARK_KEY, BadMark, Mark, mark_body, read_mark, sign, write_mark
+from nri_gpu.allocation.promises import promised, redeemed
 from nri_gpu.asking import may_ask_by_environment, needs_grant, reads_environment
 from nri_gpu.decide import BrokenPolicy, decide
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import Inventory, Node
+from nri_gpu.domain.kubelet import Handed
 from nri_gpu.judge import judge_adjusted
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed, Markers
@@ -29,6 +31,7 @@ from nri_gpu.nri.status import status_of
 from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.model import Policy, Stale
 from nri_gpu.runtime.handover import Handover
+from nri_gpu.runtime.kubelet import KubeletHalf
 from nri_gpu.runtime.recorder import Nobody, Recorder
 from nri_gpu.wire.status import Status
 
@@ -107,6 +110,7 @@ class Plugin:
     def __init__(self, outside: Outside, policy: Policy | BrokenPolicy, key: bytes) -> None:
         self.ledger = Ledger()
         self.ungranted: frozenset[ContainerId] = frozenset()
+        self.kubelet = KubeletHalf()
         self._outside = outside
         self._key = key
         self._handlers: Mapping[int, Callable[[Lifecycle], Reply]] = {
@@ -132,13 +136,16 @@ class Plugin:
         if not self._needs_reading(payload, node):
             return EMPTY
         self._observe(node)
-        node = self._aged(node)
-        container = convert.request_from_pb(payload)
+        node = self.aged(node)
+        container = self.kubelet.read(convert.request_from_pb(payload))
         now = self._outside.clock()
-        ledger = expired(self.ledger.lapse(now, self._settings().ledger.created_grace_s), now)
+        ledger = self._lapsed(now)
         decision = decide(container, node, ledger, self.policy)
+        if not isinstance(decision, Refuse):  # one that is refused may come again for what it was promised
+            ledger = redeemed(ledger, container)
         reply, mark = self._reply(decision)
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
+        self.kubelet.decided(container, decision)
         self._record(container, decision, mark, node, now)
         self._commit(self._with_foreign(ledger.after(decision, now), container, decision, node))
         elapsed_s = self._outside.clock() - now
@@ -151,6 +158,17 @@ class Plugin:
         self._outside.recorder.decided(container, decision, node, now)
         if isinstance(decision, Inject) and decision.grant.uuids:
             self._outside.recorder.granted(decision.grant, mark, now)
+
+    def lapse(self) -> None:
+        """Let go of what was granted or promised and never came, for who asks what is free and creates nothing."""
+        self._commit(self._lapsed(self._outside.clock()))
+
+    def promise(self, devices: Iterable[Handed], *, shared: bool) -> None:
+        """The kubelet gave these to a pod; which one is known when its container is created."""
+        self._commit(promised(self.ledger, devices, self._outside.clock(), shared=shared))
+
+    def _lapsed(self, now: float) -> Ledger:
+        return expired(self.ledger.lapse(now, self._settings().ledger.created_grace_s), now)
 
     def validate(self, payload: bytes) -> Reply:
         """ValidateContainerAdjustment: whether what came of our reply, and of other plugins', is what was granted."""
@@ -203,6 +221,7 @@ class Plugin:
                 ungranted.add(item.container.id)
         self.ungranted = frozenset(ungranted)
         entries += self._not_listed(frozenset(item.container.id for item in listed), now)
+        entries += self.kubelet.listed([item.container for item in listed], self.ledger, now)
         anew = rebuilt(entries, foreign, self.ledger.leaving)
         self._commit(self._vacated(anew, self.ledger.entries, now))
         self._outside.recorder.synchronized(self.ledger)
@@ -287,6 +306,7 @@ class Plugin:
             )
             return self._refuse_start(container, reason)
         self._outside.recorder.settled(change.container_id)
+        self.kubelet.started(change.container_id, lambda: change.container)
         self._commit(running)
         return EMPTY
 
@@ -318,14 +338,16 @@ class Plugin:
         self._holders.pop(change.container_id, None)
         self._outside.recorder.settled(change.container_id)
         now = self._outside.clock()
-        self._commit(self._vacated(self.ledger.stopped(change.container_id, now), (change.container_id,), now))
+        stopped = self.kubelet.ended(self.ledger, self.ledger.stopped(change.container_id, now), change.container_id)
+        self._commit(self._vacated(stopped, (change.container_id,), now))
         return EMPTY
 
     def _removed(self, change: Lifecycle) -> Reply:
         self._holders.pop(change.container_id, None)
         self._outside.recorder.settled(change.container_id)
         now = self._outside.clock()
-        self._commit(self._vacated(self.ledger.released(change.container_id), (change.container_id,), now))
+        released = self.kubelet.ended(self.ledger, self.ledger.released(change.container_id), change.container_id)
+        self._commit(self._vacated(released, (change.container_id,), now))
         return EMPTY
 
     def _pod_gone(self, change: Lifecycle) -> Reply:
@@ -337,6 +359,7 @@ class Plugin:
             for container_id in gone:
                 self._outside.recorder.settled(container_id)
             self._commit(self._vacated(after, gone, self._outside.clock()))
+        self.kubelet.forget(self.ledger)
         return EMPTY
 
     def _vacated(self, after: Ledger, among: Iterable[ContainerId], now: float) -> Ledger:
@@ -362,7 +385,7 @@ class Plugin:
             self._markers_of, self._markers = wanted, Markers.of(wanted[0], environment=wanted[1])
         return self._markers.found_in(payload)
 
-    def _aged(self, node: Node) -> Node:
+    def aged(self, node: Node) -> Node:
         """The snapshot with its age, where that is why policy refuses; else the very same one."""
         if not isinstance(self.policy, Policy) or self.policy.inventory.stale is Stale.SERVE:
             return node

@@ -25,7 +25,7 @@ from nri_gpu.domain.gpu import Inventory
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.inventory.source import source_of
 from nri_gpu.nri.convert import Configured
-from nri_gpu.policy.model import AuditSettings, Policy
+from nri_gpu.policy.model import AuditSettings, KubeletSettings, Policy
 from nri_gpu.runtime.audit import AuditLog, PolicyNote
 from nri_gpu.runtime.board import Board
 from nri_gpu.runtime.handover import Rechecks
@@ -37,6 +37,7 @@ from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE, StateError, Sta
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
 from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.kubelet_keeper import KubeletKeeper
 from nri_gpu.verbs.node_watch import node_watch
 from nri_gpu.verbs.parts import exit_code
 from nri_gpu.verbs.policy_file import PolicyFile
@@ -102,6 +103,7 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, object]:
         "plugin.index": args.index,
         "driver.root": args.driver_root,
         "driver.stage_dir": args.stage_dir,
+        "kubelet.enabled": args.kubelet or None,
     }
     return {key: value for key, value in wanted.items() if value is not None}
 
@@ -117,6 +119,7 @@ class Fixed:
     refresh_s: int
     compat_dir: str
     audit: AuditSettings
+    kubelet: KubeletSettings
 
 
 class Daemon:
@@ -157,6 +160,7 @@ class Daemon:
             policy,
             key,
         )
+        self._kubelet = KubeletKeeper(self._board, self._plugin, self._fixed.kubelet)
         self._supervisor = Supervisor(
             self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away)
         )
@@ -214,7 +218,8 @@ class Daemon:
         recording = (asyncio.create_task(self._audit.run()),) if self._audit else ()
         keeping = asyncio.create_task(self._snapshots.run())
         reporting = asyncio.create_task(self._reporter.run())
-        parts = (serving, refreshing, looking, writing, watching, keeping, reporting, *recording)
+        registering = asyncio.create_task(self._kubelet.run())
+        parts = (serving, refreshing, looking, writing, watching, keeping, reporting, registering, *recording)
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
         code = exit_code(parts)
@@ -264,6 +269,7 @@ class Daemon:
         else:
             self._use(policy)
             self._identity = Identity(policy.plugin.name, policy.plugin.index)
+            self._kubelet.changed()
             logger.bind(path=policy.source).info("policy reloaded")
             self._warn_of_fixed(policy)
         self._cache.poke()
@@ -286,7 +292,7 @@ class Daemon:
 
     def _warn_of_fixed(self, policy: Policy) -> None:
         if _fixed(policy) != self._fixed:
-            logger.warning("socket, folders, audit log and refresh interval change with a restart only")
+            logger.warning("socket, folders, audit log, refresh interval and [kubelet] change with a restart only")
 
     def _later(self, action: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(action)
@@ -330,6 +336,7 @@ class Daemon:
 
     def _ready(self) -> None:
         self._synchronized = True
+        self._kubelet.connected(True)
         self._reporter.ready()
         status = f"serving {self._fixed.socket}, {len(self._plugin.ledger.entries)} grants"
         if without := len(self._plugin.ungranted):
@@ -337,10 +344,12 @@ class Daemon:
         self._notifier.ready(status)
 
     def _away(self, why: str) -> None:
+        self._kubelet.connected(False)
         self._reporter.away(why)
         self._notifier.status(f"not connected: {why}")
 
     def _ledger_changed(self, ledger: Ledger) -> None:
+        self._kubelet.changed()
         if self._audit:
             self._audit.ledger_changed(ledger)
         # What is written to the file for people is the newest when the timer is up.
@@ -384,4 +393,5 @@ def _fixed(policy: Policy) -> Fixed:
         policy.inventory.refresh_s,
         policy.compat.dir,
         policy.audit,
+        policy.kubelet,
     )

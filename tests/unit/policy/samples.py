@@ -36,6 +36,10 @@ GOOD: Final[dict[str, Raw]] = {
     "privileged": {"privileged": {"action": "audit"}},
     "stale": {"inventory": {"stale": "refuse", "stale_after_s": 86400}},
     "no tables": {"rule": [], "pool": []},
+    "kubelet": {
+        "kubelet": {"enabled": True, "resource": "example.com/Gpu_x.y", "mig_strategy": "mixed", "replicas": 64}
+    },
+    "kubelet's pool": {"kubelet": {"pool": "a", "registration": "watcher"}, "pool": [{"name": "a", "device": ["0"]}]},
     "rules": {
         "rule": [
             {"allow": True},
@@ -183,5 +187,9 @@ BAD: Final[dict[str, tuple[Raw, str, str]]] = {
         'must be a size such as "40Gi"',
     ),
     "no MIG profile": ({"pool": [{"name": "a", "mig": ["1g"]}]}, "pool[0].mig[0]", "a MIG profile"),
+    "resource without a prefix": ({"kubelet": {"resource": "gpu"}}, "kubelet.resource", "a resource such as"),
+    "resource of Kubernetes' own": ({"kubelet": {"resource": "x.kubernetes.io/gpu"}}, "kubelet.resource", "a resource"),
+    "long resource": ({"kubelet": {"resource": "a.b/" + "c" * 37}}, "kubelet.resource", "over the limit of 40"),
+    "no replica": ({"kubelet": {"replicas": 0}}, "kubelet.replicas", "must be 1 to 64"),
     "table for a number": ({"inventory": {"refresh_s": {}}}, "inventory.refresh_s", "not a table"),
 }

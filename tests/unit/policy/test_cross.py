@@ -32,6 +32,7 @@ CROSS: dict[str, tuple[Raw, str, str]] = {
         'no pool is called "bgi" (did you mean "big"?)',
     ),
     "a pool where there is none": ({"rule": [{"allow": True, "pool": "x"}]}, "rule[0].pool[0]", "there is no [[pool]]"),
+    "unknown pool for the kubelet": ({"pool": [POOL], "kubelet": {"pool": "bgi"}}, "kubelet.pool", 'mean "big"?'),
     "pools of one name": ({"pool": [POOL, POOL]}, "pool[1].name", '"big" is the name of pool[0] already'),
     "rules of one name": (
         {"rule": [{"allow": True, "name": "a"}, {"allow": True}, {"allow": True, "name": "a"}]},

@@ -66,7 +66,12 @@ def test_every_setting_explains_itself(setting: Setting) -> None:
 
 def test_the_flags_are_those_of_the_command_line() -> None:
     flags = {setting.flag: setting.path for setting in SETTINGS if setting.flag}
-    assert flags == {"--index": "plugin.index", "--socket": "plugin.socket", "--driver-root": "driver.root"}
+    assert flags == {
+        "--index": "plugin.index",
+        "--socket": "plugin.socket",
+        "--driver-root": "driver.root",
+        "--kubelet": "kubelet.enabled",
+    }
 
 
 def test_every_field_of_every_section_is_in_the_table() -> None:

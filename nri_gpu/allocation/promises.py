@@ -1,0 +1,80 @@
+"""Promises: GPUs that the kubelet has given to a pod of which no container is here, or none just now.
+
+They stand in the ledger like grants, so that everything else reads them without knowing: annotations cannot have those
+GPUs, and refusals name who has. One for each device id, so that the kubelet's next word about an id replaces its last.
+
+    Allocate --open, for OPEN_S--> (lapses)         --its container is created--> a grant, and no promise any more
+    that container ends --bound to its pod--> until the pod's sandbox is gone, or the kubelet gives the id to another
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from nri_gpu.allocation.ledger import Entry, Ledger, Phase
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
+from nri_gpu.domain.decision import Grant
+from nri_gpu.domain.kubelet import Handed, KubeletGrant
+
+# An image of tens of gigabytes is pulled between Allocate and CreateContainer, and nobody tells when a pod is given up.
+OPEN_S: Final = 900.0
+_SPACE: Final = "kubelet/"  # of container ids: no runtime makes one with a slash
+_NOBODY: Final = PodUid("kubelet")
+_FOR_LIFE: Final = math.inf  # as the beginning of its phase
+
+
+def is_promise(container_id: ContainerId) -> bool:
+    """Whether an entry of the ledger is one."""
+    return container_id.startswith(_SPACE)
+
+
+def promised(ledger: Ledger, devices: Iterable[Handed], now: float, *, shared: bool) -> Ledger:
+    """With these given to a pod that nobody has named yet. now: seconds on the shell's monotonic clock."""
+    for each in devices:
+        grant = Grant(
+            container_id=_id(each),
+            container_name="-",
+            pod_id=PodId(_SPACE),
+            pod_uid=_NOBODY,
+            pod_name=each.resource,
+            namespace="kubelet",
+            uuids=(each.uuid,),
+            mode=Mode.SHARED if shared else Mode.EXCLUSIVE,
+            generation="-",
+        )
+        ledger = ledger.with_entry(Entry(grant, Phase.CREATED, now + OPEN_S))
+    return ledger
+
+
+def redeemed(ledger: Ledger, container: Container) -> Ledger:
+    """Without the promises that a container comes for; one bound to another pod stays in its way."""
+    if container.kubelet is None:
+        return ledger
+    for each in container.kubelet.devices:
+        entry = ledger.entries.get(_id(each))
+        if entry is not None and entry.grant.pod_uid in (_NOBODY, container.pod.uid):
+            ledger = ledger.released(entry.grant.container_id)
+    return ledger
+
+
+def bound(ledger: Ledger, grant: Grant, given: KubeletGrant) -> Ledger:
+    """With what an ended container had kept for its pod: the kubelet starts it anew with the same."""
+    for each in given.devices:
+        if each.uuid in grant.uuids and _id(each) not in ledger.entries:
+            kept = replace(grant, container_id=_id(each), uuids=(each.uuid,), generation="-")
+            ledger = ledger.with_entry(Entry(kept, Phase.CREATED, _FOR_LIFE))
+    return ledger
+
+
+def carried(ledger: Ledger, now: float) -> tuple[Entry, ...]:
+    """Promises for a ledger that is rebuilt. Whose pods went meanwhile is not known, so none is for life any more."""
+    kept = (entry for id_, entry in ledger.entries.items() if is_promise(id_) and entry.holds)
+    return tuple(replace(entry, since=min(entry.since, now + OPEN_S)) for entry in kept)
+
+
+def _id(device: Handed) -> ContainerId:
+    return ContainerId(f"{_SPACE}{device.resource}={device.id}")

@@ -1,0 +1,72 @@
+"""The token: what the device plugin answers to the kubelet's Allocate, and what the NRI half finds on the container.
+
+`v1;resource=nvidia.com/gpu;mode=exclusive;ids=GPU-…,GPU-…;mac=…`, one annotation for each resource. The request names
+no pod, so neither can the token; the kubelet keeps it in its checkpoint and hands it out again at every restart of the
+container, after a reboot too. So it is signed with a key that lives as long as that checkpoint, and says nothing that
+ages: whether those GPUs are there and free is asked of the ledger, each time.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from nri_gpu.allocation.mark import KEY_BYTES as KEY_BYTES
+from nri_gpu.domain.kubelet import HANDED_KEY, Handed, KubeletGrant
+
+_FIELDS: Final = ("resource", "mode", "ids", "mac")
+_MODES: Final = {"exclusive": False, "shared": True}
+_CONTEXT: Final = b"nri-gpu kubelet token:"  # so that no other text signed with that key passes for a token
+NOT_OURS: Final = (
+    "its mac does not match, so it was not written by this node's device plugin: delete the pod to have the kubelet "
+    "allocate anew"
+)
+NO_KEY: Final = (
+    "the kubelet gave it GPUs, but nri-gpu runs without its kubelet half, or cannot read that half's key: start it "
+    "with --kubelet (policy: kubelet.enabled), or delete the pod"
+)
+
+
+def token_key(resource: str) -> str:
+    """The annotation's key for a resource."""
+    return f"{HANDED_KEY}.{resource.replace('/', '_')}"
+
+
+def write_token(resource: str, ids: Sequence[str], key: bytes, *, shared: bool) -> str:
+    """The annotation's value. ids: sorted, since the kubelet's order is none."""
+    body = f"v1;resource={resource};mode={'shared' if shared else 'exclusive'};ids={','.join(sorted(ids))}"
+    return f"{body};mac={_mac(body, key)}"
+
+
+def read_tokens(annotations: Mapping[str, str], key: bytes | None) -> KubeletGrant:
+    """What all tokens on one container come to. key: None where there is none."""
+    if key is None:
+        return KubeletGrant(fault=NO_KEY)
+    devices: list[Handed] = []
+    modes: set[bool] = set()
+    for name, text in sorted(annotations.items()):
+        body, _, mac = text.rpartition(";mac=")
+        if not hmac.compare_digest(mac.encode(errors="surrogatepass"), _mac(body, key).encode()):
+            return KubeletGrant(fault=NOT_OURS)
+        fields = _fields(text)
+        if fields is None or name != token_key(fields["resource"]):
+            return KubeletGrant(fault="it stands under another key, or is of another version: delete the pod")
+        modes.add(_MODES[fields["mode"]])
+        devices += [Handed(fields["resource"], each) for each in fields["ids"].split(",") if each]
+    if len(modes) != 1 or not devices:
+        return KubeletGrant(fault="it gives shared and other GPUs at once, or none: delete the pod")
+    return KubeletGrant(tuple(devices), modes.pop())
+
+
+def _mac(body: str, key: bytes) -> str:
+    return hmac.new(key, _CONTEXT + body.encode(errors="surrogatepass"), digestmod="sha256").hexdigest()
+
+
+def _fields(text: str) -> Mapping[str, str] | None:
+    version, *rest = text.split(";")
+    pairs = [part.partition("=")[::2] for part in rest]
+    if version != "v1" or tuple(name for name, _ in pairs) != _FIELDS:
+        return None
+    fields = dict(pairs)
+    return fields if fields["mode"] in _MODES else None

@@ -1,0 +1,45 @@
+"""What the kubelet gave to a container, as its device plugin half wrote it and its NRI half read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from nri_gpu.domain.gpu import GpuUuid
+
+# Of annotations on the container; behind it the resource, because of two with one key the kubelet keeps either.
+HANDED_KEY: Final = "gpu.nri.io/kubelet"
+REPLICA: Final = "::"  # between a UUID and the number of a replica, as NVIDIA's device plugin writes it
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """One device of one resource, by the id that the kubelet counts it by."""
+
+    resource: str
+    id: str
+
+    @property
+    def uuid(self) -> GpuUuid:
+        """Of the GPU or MIG device that it is, or is a replica of."""
+        return GpuUuid(self.id.partition(REPLICA)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletGrant:
+    """All that the kubelet gave to one container. fault: why that is worth nothing; empty when it holds."""
+
+    devices: tuple[Handed, ...] = ()
+    shared: bool = False
+    fault: str = ""
+
+    @property
+    def uuids(self) -> tuple[GpuUuid, ...]:
+        """GPUs and MIG devices, each once: two replicas of one are one."""
+        return tuple(dict.fromkeys(each.uuid for each in self.devices))
+
+
+def handed_key(annotations: Iterable[str]) -> str:
+    """The first key by which the kubelet handed something over; empty where it did not."""
+    return next((key for key in annotations if key == HANDED_KEY or key.startswith(f"{HANDED_KEY}.")), "")

@@ -1,0 +1,1 @@
+"""The kubelet's device plugin: offers this node's GPUs, so that a scheduler counts them. Imports grpcio."""

@@ -1,0 +1,246 @@
+"""One resource's socket, server and registration: made, watched and made anew, for ever.
+
+The kubelet never dials twice, so whatever ends a session (its restart, a stream that ended, a folder that went) is
+answered by a fresh socket with a fresh name and a new registration, in this order: the old server stops and its stream
+is gone, then the new one registers. Kubelets before kubernetes#135437 otherwise take the end of the old stream for the
+end of the new one; the newer ones know clients by their socket's path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from loguru import logger
+
+from nri_gpu._pb import deviceplugin_pb2 as pb
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.kubelet.offers import Offers
+from nri_gpu.kubelet.service import VERSION, DevicePlugin, Watched
+from nri_gpu.policy.model import KubeletSettings, Registration
+
+KUBELET_SOCKET: Final = "kubelet.sock"
+SOCKET_PATH_MAX: Final = 107  # bytes: sun_path of a Unix socket holds 108 with its NUL (Linux: unix(7))
+REGISTER_TIMEOUT_S: Final = 15.0  # the kubelet dials us for 10 s within it
+WATCHED_WITHIN_S: Final = 15.0
+LOOK_EVERY_S: Final = 3.0  # inotify tells earlier, but for what comes between two looks
+FIRST_WAIT_S: Final = 0.1
+WAIT_MAX_S: Final = 30.0
+LASTING_S: Final = 60.0
+RIVALS_AFTER: Final = 3  # short sessions in a row
+OPTIONS: Final = (("grpc.so_reuseport", 0),)
+
+Stamp = tuple[int, int, int] | None
+
+
+class RegistrationError(NriGpuError):
+    """Why it did not work, for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where. changed: returns when something appears in a folder, or after so many seconds."""
+
+    settings: KubeletSettings
+    changed: Callable[[Path, float], Awaitable[None]]
+
+    @property
+    def folder(self) -> Path:
+        """Of our sockets."""
+        by_register = self.settings.registration is Registration.REGISTER
+        return Path(self.settings.dir if by_register else self.settings.registry_dir)
+
+    @property
+    def kubelet(self) -> Path:
+        """The kubelet's own socket."""
+        return Path(self.settings.dir) / KUBELET_SOCKET
+
+
+class Endpoint:
+    """One resource, served until cancelled. began: called when the folder is there, before anybody is told of us."""
+
+    def __init__(self, resource: str, offers: Offers, place: Place, began: Callable[[], None]) -> None:
+        self.resource = resource
+        self.plugin = DevicePlugin(resource, offers)
+        self._place = place
+        self._began = began
+        self._said = ""
+        self._short = 0  # sessions in a row that did not last
+        self._wait_s = FIRST_WAIT_S
+
+    async def run(self) -> None:
+        """Until cancelled, whatever happens to the kubelet."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began, stamp = loop.time(), stamp_of(self._place.kubelet)
+            try:
+                self._ended(await self._session())
+            except (RegistrationError, OSError) as error:
+                self._complain(str(error))
+            except Exception:  # the other half serves on, whatever this one meets
+                logger.opt(exception=True).bind(resource=self.resource).error("kubelet session ended by a bug of ours")
+            if loop.time() - began > LASTING_S or stamp_of(self._place.kubelet) != stamp:
+                self._short, self._wait_s = 0, FIRST_WAIT_S
+            await self._pause()
+
+    async def _session(self) -> str:
+        """From a new socket to its end. Returns what ended it."""
+        path = self._fresh_path()
+        self._began()
+        self.plugin.lost.clear()
+        server = grpc.aio.server(options=OPTIONS)
+        watched = Watched(self.resource)
+        handlers = [self.plugin.handler()]
+        by_register = self._place.settings.registration is Registration.REGISTER
+        server.add_generic_rpc_handlers(handlers if by_register else [*handlers, watched.handler()])
+        try:
+            server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            raise RegistrationError(f"socket {path} cannot be made: {error}") from error
+        await server.start()
+        try:
+            stamp = stamp_of(self._place.kubelet)
+            if by_register:
+                await self._register(path)
+            return await self._watch(path, stamp if by_register else None, watched)
+        finally:
+            await server.stop(None)
+            path.unlink(missing_ok=True)
+
+    def _fresh_path(self) -> Path:
+        folder = self._place.folder
+        if not folder.is_dir():
+            raise RegistrationError(f"there is no folder {folder}: the kubelet makes it at its start")
+        remove_stale(folder)
+        path = folder / f"nri-gpu-{self.resource.partition('/')[2]}-{secrets.token_hex(4)}.sock"
+        if len(str(path).encode()) > SOCKET_PATH_MAX:
+            raise RegistrationError(
+                f"the socket's path {path} is longer than the {SOCKET_PATH_MAX} bytes that a socket can have: shorten "
+                "kubelet.dir or kubelet.resource in the policy"
+            )
+        return path
+
+    async def _register(self, path: Path) -> None:
+        if rival := rival_of(self.resource, path.parent):
+            raise RegistrationError(
+                f"{rival} is NVIDIA's device plugin and serves {self.resource} already: two of one name take it from "
+                "each other, so take that one off the node, or set kubelet.resource"
+            )
+        if not self._place.kubelet.exists():
+            raise RegistrationError(f"no kubelet listens on {self._place.kubelet} yet")
+        request = pb.RegisterRequest(
+            version=VERSION,
+            endpoint=path.name,
+            resource_name=self.resource,
+            options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
+        )
+        async with grpc.aio.insecure_channel(f"unix:{self._place.kubelet}") as channel:
+            call: Any = channel.unary_unary(
+                "/v1beta1.Registration/Register",
+                request_serializer=pb.RegisterRequest.SerializeToString,
+                response_deserializer=pb.Empty.FromString,
+            )
+            try:
+                await call(request, timeout=REGISTER_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                what = " ".join(str(error.details()).split())[:300]
+                raise RegistrationError(f"the kubelet did not register it: {error.code().name}: {what}") from None
+        logger.bind(resource=self.resource, socket=str(path)).info("registered with the kubelet")
+        self._said = ""
+
+    async def _watch(self, path: Path, stamp: Stamp, watched: Watched) -> str:
+        """Until this session is over; returns why. stamp: None where the kubelet comes to us."""
+        until = asyncio.get_running_loop().time() + WATCHED_WITHIN_S
+        while True:
+            if self.plugin.lost.is_set():
+                return "the kubelet ended its stream"
+            if stamp_of(path) is None:
+                return "our socket was removed, as the kubelet does at its start"
+            if watched.verdict.done() and (why := watched.verdict.result()):
+                raise RegistrationError(f"the kubelet did not register it: {ascii(why)[1:301]}")
+            if stamp is not None and stamp_of(self._place.kubelet) != stamp:
+                return "the kubelet was restarted"
+            late = asyncio.get_running_loop().time() > until
+            if stamp is not None and late and not self.plugin.watched.is_set():
+                raise RegistrationError("the kubelet registered it and never asked for its devices")
+            await self._something(path.parent)
+
+    async def _something(self, folder: Path) -> None:
+        """Until something may be different."""
+        waits = [
+            asyncio.ensure_future(self._place.changed(folder, LOOK_EVERY_S)),
+            asyncio.ensure_future(self.plugin.lost.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _pause(self) -> None:
+        """The back-off, cut short by a kubelet that comes."""
+        loop, stamp = asyncio.get_running_loop(), stamp_of(self._place.kubelet)
+        until = loop.time() + self._wait_s * random.uniform(0.5, 1.0)
+        self._wait_s = min(self._wait_s * 2, WAIT_MAX_S)
+        while (left := until - loop.time()) > 0 and stamp_of(self._place.kubelet) == stamp:
+            await self._place.changed(self._place.kubelet.parent, min(left, LOOK_EVERY_S))
+
+    def _ended(self, why: str) -> None:
+        logger.bind(resource=self.resource, fault=why).info("registering with the kubelet again")
+        self._short += 1
+        if self._short == RIVALS_AFTER:
+            self._complain(
+                f"the kubelet let go of {self.resource} {RIVALS_AFTER} times in a row and was not restarted: another "
+                "device plugin seems to register the same name; take one of them off the node"
+            )
+
+    def _complain(self, sentence: str) -> None:
+        """Once for each new fault."""
+        if sentence != self._said:
+            logger.bind(resource=self.resource, fault=sentence).warning("not registered with the kubelet, trying again")
+        self._said = sentence
+
+
+def stamp_of(path: Path) -> Stamp:
+    """What tells one socket from the next of that name; None where there is none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def rival_of(resource: str, folder: Path) -> Path | None:
+    """The socket of NVIDIA's device plugin for a resource, where somebody listens on it."""
+    prefix, _, name = resource.partition("/")
+    path = folder / f"nvidia-{name}.sock"
+    return path if prefix == "nvidia.com" and listens(path) else None
+
+
+def remove_stale(folder: Path) -> None:
+    """Sockets of ours that nobody listens on: a process that was killed left them."""
+    for path in folder.glob("nri-gpu-*.sock"):
+        if path.is_socket() and not listens(path):
+            path.unlink(missing_ok=True)
+
+
+def listens(path: Path) -> bool:
+    """Whether somebody does. Connecting to a local socket does not wait: the kernel answers."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as probe:
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # its queue is full, so there is one
+            return True
+        except OSError:
+            return False
+        return True

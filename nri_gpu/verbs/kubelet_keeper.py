@@ -1,0 +1,120 @@
+"""The part of a running daemon that is the kubelet's device plugin; gRPC is imported only where it is switched on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from loguru import logger
+
+from nri_gpu.domain.gpu import GpuUuid, Node, closure
+from nri_gpu.domain.kubelet import Handed
+from nri_gpu.policy.model import KubeletSettings, Policy
+from nri_gpu.policy.stale import stale_fault
+from nri_gpu.readiness import hindrance
+from nri_gpu.runtime.board import Board
+from nri_gpu.runtime.plugin import Plugin
+
+NOT_CONNECTED = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonBooks:
+    """The daemon's board and plugin, as the device plugin asks of them. connected: to the container runtime."""
+
+    board: Board
+    plugin: Plugin
+    connected: Callable[[], bool]
+
+    def node(self) -> Node:
+        """The newest snapshot."""
+        return self.board.snapshot()
+
+    def policy(self) -> Policy:
+        """What holds now."""
+        policy = self.plugin.policy
+        return policy if isinstance(policy, Policy) else Policy.default()
+
+    def hindrance(self) -> str:
+        """Why a container created now would not get its GPUs."""
+        if not self.connected():
+            return NOT_CONNECTED
+        if self.key() is None:
+            return "the key that the kubelet's grants are signed with cannot be read or made"
+        if not isinstance(self.plugin.policy, Policy):
+            return f"the policy is broken: {self.plugin.policy.fault}"
+        node = self.plugin.aged(self.board.snapshot())
+        if stale := stale_fault(self.plugin.policy, node.inventory_age_s):
+            return stale
+        reason = hindrance(closure(self.plugin.policy.defaults.capabilities), node)
+        return reason.sentence if reason else ""
+
+    def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
+        """GPUs that others than the kubelet's pods hold."""
+        return self.plugin.kubelet.taken(self.plugin.ledger, shared=shared)
+
+    def used(self) -> frozenset[GpuUuid]:
+        """GPUs that anybody holds."""
+        return frozenset(self.plugin.ledger.usage())
+
+    def promise(self, devices: Iterable[Handed], *, shared: bool) -> None:
+        """The kubelet gave these to a pod."""
+        self.plugin.promise(devices, shared=shared)
+
+    def key(self) -> bytes | None:
+        """What tokens are signed with."""
+        return self.plugin.kubelet.key
+
+
+class KubeletKeeper:
+    """Runs the device plugin where policy wants one; else does nothing."""
+
+    def __init__(self, board: Board, plugin: Plugin, settings: KubeletSettings) -> None:
+        self._plugin = plugin
+        self._settings = settings
+        self._connected = False
+        self._books = DaemonBooks(board, plugin, lambda: self._connected)
+        self._changed: Callable[[], None] = lambda: None
+        if settings.enabled:
+            board.changed = self.changed
+
+    def connected(self, yes: bool) -> None:
+        """Whether the container runtime asks us about its containers."""
+        self._connected = yes
+        self.changed()
+
+    def changed(self) -> None:
+        """GPUs, grants or the policy."""
+        self._changed()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        if self._settings.enabled:
+            await self._serve()
+        await asyncio.Event().wait()
+
+    async def _serve(self) -> None:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is an error of ours, and logged once
+        # Our children are started by vfork and exec at once; gRPC's handlers for forks would only warn of them.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+        try:
+            from nri_gpu.kubelet.endpoint import Place
+            from nri_gpu.kubelet.offers import Offers
+            from nri_gpu.kubelet.room import KubeletRoom
+        except ImportError as error:
+            fault = f"{error}: install the kubernetes extra, pip install 'nri-gpu[kubernetes]'"
+            logger.bind(fault=fault).error("no device plugin for the kubelet")
+            return
+        from nri_gpu.runtime.watch import folder_changed
+
+        room = KubeletRoom(
+            Offers(self._settings, self._books), Place(self._settings, folder_changed), self._plugin.lapse, self._keyed
+        )
+        self._changed = room.changed
+        await room.run()
+
+    def _keyed(self, key: bytes) -> None:
+        self._plugin.kubelet.key = key
+        self.changed()

@@ -1,0 +1,284 @@
+"""A kubelet as far as a device plugin can tell: a real gRPC server and client on sockets of its own.
+
+It does what the reference says of kubelets, traps included: sockets are deleted at its start; `Register` dials back and
+asks for options before it answers; ids come in random order; answers are kept in a checkpoint and handed out again; a
+stream that ends leaves its devices unhealthy, and is never opened again by itself; one pod is admitted at a time.
+Source: kubernetes/kubernetes pkg/kubelet/cm/devicemanager (manager.go, plugin/v1beta1/{server,handler,client}.go).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from nri_gpu._pb import deviceplugin_pb2 as pb
+from nri_gpu._pb import pluginregistration_pb2 as watcher
+
+WAIT_S = 10.0
+
+
+@dataclass
+class Client:
+    """One registered plugin. devices: of its last message, id -> whether it is healthy."""
+
+    resource: str
+    path: Path
+    channel: Any
+    options: pb.DevicePluginOptions
+    devices: dict[str, pb.Device] = field(default_factory=dict)
+    messages: int = 0
+    ended: bool = False
+    reading: asyncio.Task[None] | None = None
+
+    def call(self, method: str, request: Any, reply: Any) -> Any:  # noqa: ANN401 - generated classes
+        unary = self.channel.unary_unary(
+            f"/v1beta1.DevicePlugin/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=reply.FromString,
+        )
+        return unary(request, timeout=WAIT_S)
+
+
+class AdmissionError(Exception):
+    """UnexpectedAdmissionError, or too few devices."""
+
+
+class Kubelet:
+    """On a folder that stands for /var/lib/kubelet. refuse: what Register is answered instead; empty: accept."""
+
+    def __init__(self, folder: Path, *, keyed_by_resource: bool = True) -> None:
+        self.dir = folder / "device-plugins"
+        self.registry = folder / "plugins_registry"
+        self.refuse = ""
+        self.registered = self.refused = 0
+        self.clients: dict[str, Client] = {}
+        self.checkpoint: dict[tuple[str, str], dict[str, tuple[tuple[str, ...], Mapping[str, str]]]] = {}
+        self._keyed_by_resource = keyed_by_resource  # before kubernetes#135437
+        self._changed = asyncio.Condition()
+        self._admitting = asyncio.Lock()
+        self._server: Any = None
+        self._watching: asyncio.Task[None] | None = None
+        self._seen: set[Path] = set()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Make the folder, delete every socket in it, listen."""
+        self.dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+        self.registry.mkdir(parents=True, exist_ok=True)
+        for path in self.dir.iterdir():
+            if path.is_socket():
+                path.unlink()
+        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        handler = grpc.unary_unary_rpc_method_handler(
+            self._register, pb.RegisterRequest.FromString, pb.Empty.SerializeToString
+        )
+        self._server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("v1beta1.Registration", {"Register": handler})]
+        )
+        self._server.add_insecure_port(f"unix:{self.dir}/kubelet.sock")
+        await self._server.start()
+        self._seen.clear()
+        self._watching = asyncio.create_task(self._watch_registry())
+
+    async def stop(self) -> None:
+        """Go, with every connection; the checkpoint stays."""
+        if self._watching:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        for client in list(self.clients.values()):
+            await self._close(client)
+        self.clients.clear()
+        if self._server:
+            await self._server.stop(None)
+            self._server = None
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    async def wait(self, what: str, condition: Any, timeout_s: float = WAIT_S) -> None:  # noqa: ANN401 - a predicate
+        """Until something holds, looked at whenever a message came."""
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(condition)
+        except TimeoutError:
+            raise AssertionError(f"no {what} within {timeout_s} s; there is {self.state()}") from None
+
+    async def wait_healthy(self, resource: str, count: int) -> None:
+        await self.wait(f"{count} healthy {resource}", lambda: len(self.healthy(resource)) == count)
+
+    def state(self) -> dict[str, dict[str, str]]:
+        return {
+            name: {id_: device.health for id_, device in client.devices.items()}
+            for name, client in self.clients.items()
+        }
+
+    def capacity(self, resource: str) -> int:
+        return len(self.clients[resource].devices) if resource in self.clients else 0
+
+    def healthy(self, resource: str) -> list[str]:
+        """Allocatable: none once the stream has ended."""
+        client = self.clients.get(resource)
+        if client is None or client.ended:
+            return []
+        return sorted(id_ for id_, device in client.devices.items() if device.health == "Healthy")
+
+    def in_use(self, resource: str) -> set[str]:
+        return {id_ for given in self.checkpoint.values() for id_ in given.get(resource, ((), {}))[0]}
+
+    async def admit(self, pod: str, container: str, wants: Mapping[str, int]) -> Mapping[str, str]:
+        """The annotations for a container, as devicesToAllocate and Allocate give them; kept for its restarts."""
+        async with self._admitting:
+            given: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {}
+            for resource, count in wants.items():
+                given[resource] = await self._allocate(resource, count)
+            self.checkpoint[pod, container] = given
+            return self.replayed(pod, container)
+
+    def replayed(self, pod: str, container: str) -> Mapping[str, str]:
+        """What the checkpoint hands out at each start; on a key that comes twice one wins, in random order."""
+        answers = [annotations for _, annotations in self.checkpoint[pod, container].values()]
+        random.shuffle(answers)
+        merged: dict[str, str] = {}
+        for each in answers:
+            merged = {**each, **merged}
+        return merged
+
+    def remove(self, pod: str) -> None:
+        """The pod is over."""
+        self.checkpoint = {key: given for key, given in self.checkpoint.items() if key[0] != pod}
+
+    async def _allocate(self, resource: str, count: int) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        available = set(self.healthy(resource)) - self.in_use(resource)
+        if len(available) < count:
+            raise AdmissionError(f"requested {count} of {resource}, available {len(available)}")
+        ids = shuffled(await self.preferred(resource, available, (), count) if len(available) > count else available)
+        response = await self.allocate(resource, ids)
+        return tuple(ids), dict(response.container_responses[0].annotations)
+
+    async def preferred(self, resource: str, available: set[str], must: Sequence[str], count: int) -> set[str]:
+        """The hint, cut to what is allowed and filled from the rest."""
+        request = pb.PreferredAllocationRequest()
+        request.container_requests.add(
+            available_deviceIDs=shuffled(available), must_include_deviceIDs=must, allocation_size=count
+        )
+        answer = await self.clients[resource].call("GetPreferredAllocation", request, pb.PreferredAllocationResponse)
+        hinted = [id_ for id_ in answer.container_responses[0].deviceIDs if id_ in available]
+        return {*hinted[:count], *shuffled(available - set(hinted))[: max(count - len(hinted), 0)]}
+
+    async def allocate(self, resource: str, *containers: Sequence[str]) -> pb.AllocateResponse:
+        """The bare call. Raises: AdmissionError."""
+        request = pb.AllocateRequest()
+        for ids in containers:
+            request.container_requests.add(devices_ids=ids)
+        try:
+            answer: pb.AllocateResponse = await self.clients[resource].call("Allocate", request, pb.AllocateResponse)
+        except grpc.aio.AioRpcError as error:
+            raise AdmissionError(error.details()) from None
+        return answer
+
+    async def _register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:  # noqa: ANN401
+        if self.refuse or request.version != "v1beta1":
+            await self._refused()
+            await context.abort(grpc.StatusCode.UNKNOWN, self.refuse or "unsupported version")
+        await self._connect(request.resource_name, self.dir / request.endpoint)
+        self.registered += 1
+        return pb.Empty()
+
+    async def _connect(self, resource: str, path: Path) -> None:
+        """Dial back and ask, before Register is answered."""
+        channel = grpc.aio.insecure_channel(f"unix:{path}")
+        client = Client(resource, path, channel, pb.DevicePluginOptions())
+        client.options = await client.call("GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions)
+        self.clients[resource] = client  # the last one of a name wins, and nobody is told
+        client.reading = asyncio.create_task(self._read(client))
+
+    async def _read(self, client: Client) -> None:
+        stream = client.channel.unary_stream(
+            "/v1beta1.DevicePlugin/ListAndWatch",
+            request_serializer=pb.Empty.SerializeToString,
+            response_deserializer=pb.ListAndWatchResponse.FromString,
+        )(pb.Empty())
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for message in stream:
+                client.messages += 1
+                client.devices = {device.ID: device for device in message.devices}
+                await self._tell()
+        client.ended = True
+        now = self.clients.get(client.resource)
+        if now is not None and now is not client and self._keyed_by_resource:
+            now.ended = True  # kubernetes#121994: the end of the old one takes the new one along
+        await self._tell()
+
+    async def _close(self, client: Client) -> None:
+        if client.reading:
+            client.reading.cancel()
+            await asyncio.gather(client.reading, return_exceptions=True)
+        await client.channel.close()
+        client.ended = True
+        await self._tell()
+
+    async def end_stream(self, resource: str) -> None:
+        """Break one connection, for whatever reason."""
+        await self._close(self.clients[resource])
+
+    async def _refused(self) -> None:
+        self.refused += 1
+        await self._tell()
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _watch_registry(self) -> None:
+        """The plugin watcher: sockets below its folder, each dialled once, and not again if it was refused."""
+        while True:
+            there = {path for path in self.registry.rglob("*") if path.is_socket() and not path.name.startswith(".")}
+            self._seen &= there
+            for path in sorted(there - self._seen):
+                self._seen.add(path)
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await self._found(path)
+            await asyncio.sleep(0.05)
+
+    async def _found(self, path: Path) -> None:
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+
+            async def ask(method: str, request: Any, reply: Any) -> Any:  # noqa: ANN401 - generated classes
+                unary: Any = channel.unary_unary(
+                    f"/pluginregistration.Registration/{method}",
+                    request_serializer=type(request).SerializeToString,
+                    response_deserializer=reply.FromString,
+                )
+                return await unary(request, timeout=WAIT_S)
+
+            info = await ask("GetInfo", watcher.InfoRequest(), watcher.PluginInfo)
+            status = watcher.RegistrationStatus(plugin_registered=not self.refuse, error=self.refuse)
+            if self.refuse:
+                await self._refused()
+            else:
+                assert (info.type, info.supported_versions) == ("DevicePlugin", ["v1beta1"])
+                await self._connect(info.name, Path(info.endpoint) if info.endpoint else path)
+                self.registered += 1
+            await ask("NotifyRegistrationStatus", status, watcher.RegistrationStatusResponse)
+
+
+def shuffled(ids: Any) -> list[str]:  # noqa: ANN401 - any collection
+    """In Go's map order, which is none."""
+    ordered = sorted(ids)
+    random.shuffle(ordered)
+    return ordered

@@ -1,0 +1,146 @@
+"""Both halves in this process, on a node with four GPUs: beside a kubelet, and without a runtime."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.gpu import Gpu, GpuUuid, Node
+from nri_gpu.kubelet.endpoint import Place
+from nri_gpu.kubelet.offers import Offers
+from nri_gpu.kubelet.room import KubeletRoom
+from nri_gpu.nri.convert import Listed
+from nri_gpu.policy.model import KubeletSettings, Policy
+from nri_gpu.runtime.board import Board
+from nri_gpu.runtime.plugin import Outside, Plugin
+from nri_gpu.runtime.watch import folder_changed
+from nri_gpu.verbs.kubelet_keeper import DaemonBooks
+from nri_gpu.wire.status import Status
+from tests.support import builders
+from tests.unit.runtime.station import KEY, Clock
+
+TOKENS = bytes(range(100, 132))
+GPU = "nvidia.com/gpu"
+
+
+class Halves:
+    """The ledger's two users, without sockets. changed: called when either may have moved something."""
+
+    def __init__(self, policy: Policy | None = None, settings: KubeletSettings | None = None) -> None:
+        self.clock = Clock()
+        self.up = True
+        self.age_s = 0.0
+        self.marks: dict[str, dict[str, str]] = {}
+        self.changed: Callable[[], None] = lambda: None
+        self.board = Board(builders.inventory())
+        self.board.put_driver(builders.driver())
+        self.board.changed = lambda: self.changed()
+        self.policy = policy or Policy.default()
+        self.settings = settings or self.policy.kubelet
+        self.restart_daemon()
+
+    def restart_daemon(self) -> None:
+        """A new process: whatever was in memory is gone."""
+        outside = Outside(
+            self.board.snapshot,
+            self.clock,
+            lambda action: action(),
+            lambda _: self.changed(),
+            inventory_age_s=lambda: self.age_s,
+        )
+        self.plugin = Plugin(outside, self.policy, KEY)
+        self.plugin.kubelet.key = TOKENS
+        self.books = DaemonBooks(self.board, self.plugin, lambda: self.up)
+        self.offers = Offers(self.settings, self.books)
+
+    @property
+    def node(self) -> Node:
+        return self.board.snapshot()
+
+    def put_gpus(self, gpus: Sequence[Gpu], **fields: object) -> None:
+        self.board.put_inventory(replace(self.node.inventory, gpus=tuple(gpus), **fields))  # type: ignore[arg-type]
+
+    def create(self, of: Container) -> tuple[GpuUuid, ...] | str:
+        """CreateContainer: what was granted, or why not."""
+        reply = self.plugin.create_container(builders.create_payload(of))
+        if isinstance(reply, Status):
+            return reply.message
+        answer = pb.CreateContainerResponse.FromString(reply)
+        self.marks[of.id] = dict(answer.adjust.annotations)
+        entry = self.plugin.ledger.entries.get(of.id)
+        return entry.grant.uuids if entry else ()
+
+    def restarted(self, alive: Mapping[ContainerId, tuple[Container, bool]]) -> None:
+        """The daemon, and the runtime lists what there is: each container, and whether it runs."""
+        self.restart_daemon()
+        self.plugin.synchronized(
+            tuple(
+                Listed(replace(of, annotations={**of.annotations, **self.marks[of.id]}), created=not runs)
+                for of, runs in alive.values()
+            )
+        )
+
+    def event(self, event: pb.Event, of: Container) -> bytes | Status:
+        message = pb.StateChangeEvent(
+            event=event, pod=builders.pod_message(of.pod), container=builders.container_message(of)
+        )
+        return self.plugin.state_change(message.SerializeToString())
+
+    def start(self, of: Container) -> bool:
+        """Whether it may."""
+        return self.event(pb.START_CONTAINER, of) == b""
+
+    def stop(self, of: Container) -> None:
+        self.event(pb.STOP_CONTAINER, of)
+
+    def end_pod(self, of: Container) -> None:
+        message = pb.StateChangeEvent(event=pb.STOP_POD_SANDBOX, pod=builders.pod_message(of.pod))
+        self.plugin.state_change(message.SerializeToString())
+
+
+class Station(Halves):
+    """With the room serving, for a kubelet on `folder`."""
+
+    def __init__(self, folder: Path, policy: Policy | None = None, settings: KubeletSettings | None = None) -> None:
+        placed = replace(
+            settings or (policy or Policy.default()).kubelet,
+            dir=str(folder / "device-plugins"),
+            registry_dir=str(folder / "plugins_registry"),
+        )
+        super().__init__(policy, placed)
+        self._running: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        room = KubeletRoom(self.offers, Place(self.settings, folder_changed), self.plugin.lapse, self._keyed)
+        self.changed = room.changed
+        self._running = asyncio.create_task(room.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._running
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+    def connected(self, yes: bool) -> None:
+        self.up = yes
+        self.changed()
+
+    def _keyed(self, key: bytes) -> None:
+        self.plugin.kubelet.key = key
+
+
+def from_kubelet(
+    annotations: Mapping[str, str], pod: str = "train", claim: str | None = None, **fields: object
+) -> Container:
+    """A container as the runtime shows it whom the kubelet gave GPUs."""
+    return replace(builders.container(claim, of=pod), annotations=dict(annotations), **fields)  # type: ignore[arg-type]
+
+
+def again(of: Container, attempt: int = 1) -> Container:
+    """Its next attempt: another id, all else the same."""
+    return replace(of, id=ContainerId(f"{of.id}.{attempt}"))

@@ -1,0 +1,81 @@
+"""The kubelet is told what annotations would get; of replicas and MIG devices, what NVIDIA's device plugin tells it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from typing import Final
+
+import pytest
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.place import Asker, place
+from nri_gpu.domain.claim import Claim, Count, Mode
+from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.decision import Reason
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.inventory.topology import load_topology
+from nri_gpu.policy.model import KubeletSettings, MigStrategy
+from tests.support.builders import foreign, gpu, ledger, mig_gpu, mig_uuid, uuid
+from tests.support.daemon import TOPOLOGIES
+from tests.unit.kubelet.station import GPU, Halves
+
+NODES: Final = ("hgx-h100.toml", "dgx-a100.toml", "pcie-8.toml")
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_whole_gpus_go_together_as_by_annotation(name: str) -> None:
+    """Every number of GPUs, beside every pair that is in use."""
+    inventory = load_topology(TOPOLOGIES / name, wall=lambda: 0.0)
+    halves = Halves()
+    halves.board.put_inventory(inventory)
+    all_of_them = [each.uuid for each in inventory.gpus]
+    for used in [(), *combinations(all_of_them, 2)]:
+        halves.plugin.ledger = _held(used)
+        free = [each for each in all_of_them if each not in used]
+        for size in range(1, len(free) + 1):
+            chosen = place(_claim(size), Asker(PodUid("new"), Mode.EXCLUSIVE), inventory, halves.plugin.ledger)
+            assert not isinstance(chosen, Reason)
+            assert halves.offers.preferred(GPU, free[::-1], (), size) == tuple(each.uuid for each in chosen)
+
+
+def _claim(size: int) -> Claim:
+    return Claim(key="k", text=str(size), wanted=Count(size))
+
+
+def _held(used: tuple[GpuUuid, ...]) -> Ledger:
+    other = replace(foreign(), uuids=frozenset(used))
+    return ledger(others=[other] if used else [])
+
+
+def test_what_must_be_included_draws_the_rest_to_it() -> None:
+    halves = Halves()
+    inventory = load_topology(TOPOLOGIES / "pcie-8.toml", wall=lambda: 0.0)
+    halves.board.put_inventory(inventory)
+    ids = [each.uuid for each in inventory.gpus]
+    kept, beside = halves.offers.preferred(GPU, ids, [ids[5]], 2)
+    assert kept == ids[5]
+    (link,) = (each for each in inventory.links if {each.a, each.b} == {5, ids.index(GpuUuid(beside))})
+    assert link.pcie == "PIX"
+
+
+# GPUs, replicas of each, size -> how many of each GPU; k8s-device-plugin's examples for its policy `distributed`.
+REPLICAS: Final = [(2, 4, 2, [1, 1]), (3, 2, 3, [1, 1, 1]), (2, 4, 3, [2, 1]), (1, 4, 4, [4])]
+
+
+@pytest.mark.parametrize(("gpus", "replicas", "size", "each"), REPLICAS)
+def test_replicas_are_spread(gpus: int, replicas: int, size: int, each: list[int]) -> None:
+    halves = Halves(settings=KubeletSettings(replicas=replicas))
+    halves.put_gpus([gpu(index) for index in range(gpus)])
+    ids = [device.id for device in halves.offers.devices(GPU)]
+    chosen = halves.offers.preferred(GPU, ids, (), size)
+    assert [sum(id_.startswith(uuid(index)) for id_ in chosen) for index in range(gpus)] == each
+
+
+def test_mig_devices_leave_other_gpus_whole() -> None:
+    """NVIDIA's plugin spreads them; a GPU that no container uses can be cut anew."""
+    small = "nvidia.com/mig-1g.5gb"
+    halves = Halves(settings=KubeletSettings(mig_strategy=MigStrategy.MIXED))
+    halves.put_gpus([mig_gpu(0), mig_gpu(1, ["1g.5gb"] * 3)])
+    available = [mig_uuid(0, 0), mig_uuid(0, 1), mig_uuid(1, 1), mig_uuid(1, 2)]  # one of GPU 1 is in use
+    assert halves.offers.preferred(small, available, (), 2) == (mig_uuid(1, 1), mig_uuid(1, 2))

@@ -1,0 +1,230 @@
+"""What a kubelet sees of the node as it changes, and what pods get of it: both halves, one ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nri_gpu._pb import deviceplugin_pb2 as pb
+from nri_gpu.domain.gpu import GpuFault
+from nri_gpu.policy.model import KubeletSettings, MigStrategy
+from tests.support import builders
+from tests.support.builders import container, gpu, gpus, mig_gpu, mig_uuid, uuid
+from tests.support.kubelet import AdmissionError, Kubelet
+from tests.unit.kubelet.station import GPU, Station, again, from_kubelet
+
+MIXED = KubeletSettings(mig_strategy=MigStrategy.MIXED)
+
+
+async def test_the_list_follows_the_node_and_is_sent_only_on_change(folder: Path) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        await kubelet.wait_healthy(GPU, 4)
+        station.changed()
+        station.put_gpus([gpu(0), gpu(1, unavailable="it is lost"), gpu(2), gpu(3)])
+        await kubelet.wait_healthy(GPU, 3)
+        station.put_gpus(gpus())
+        await kubelet.wait_healthy(GPU, 4)
+        station.put_gpus(gpus(3), faults=(GpuFault(3, "GPU is lost"),))
+        await kubelet.wait_healthy(GPU, 3)
+        assert kubelet.capacity(GPU) == 4  # ill, not removed
+        station.put_gpus(gpus(6), faults=())
+        await kubelet.wait_healthy(GPU, 6)
+        station.put_gpus(gpus(2))
+        await kubelet.wait_healthy(GPU, 2)
+        assert kubelet.capacity(GPU) == 2
+        assert kubelet.clients[GPU].messages == 6
+
+
+async def test_numa_nodes_are_told_where_they_are_known(folder: Path) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        station.put_gpus([gpu(0, numa_node=0), gpu(1, numa_node=1), gpu(2)])
+        await kubelet.wait("3 GPUs", lambda: kubelet.capacity(GPU) == 3)
+        devices = kubelet.clients[GPU].devices
+        assert [[node.ID for node in devices[uuid(index)].topology.nodes] for index in range(3)] == [[0], [1], []]
+        assert not devices[uuid(2)].HasField("topology")
+
+
+async def test_without_the_runtime_or_the_driver_nothing_is_healthy(folder: Path) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        await kubelet.wait_healthy(GPU, 4)
+        station.connected(False)
+        await kubelet.wait_healthy(GPU, 0)
+        assert kubelet.capacity(GPU) == 4
+        with pytest.raises(AdmissionError, match="not connected to the container runtime"):
+            await kubelet.allocate(GPU, [uuid(0)])
+        station.connected(True)
+        await kubelet.wait_healthy(GPU, 4)
+        station.board.put_driver(None, "the driver is being replaced")
+        await kubelet.wait_healthy(GPU, 0)
+        station.board.put_driver(builders.driver())
+        await kubelet.wait_healthy(GPU, 4)
+
+
+async def test_mig_devices_are_resources_of_their_own(folder: Path) -> None:
+    small = "nvidia.com/mig-1g.5gb"
+    async with Kubelet(folder) as kubelet, Station(folder, settings=MIXED) as station:
+        await kubelet.wait_healthy(GPU, 4)
+        station.put_gpus([gpu(0), mig_gpu(1, ["1g.5gb", "1g.5gb", "1g.10gb+me", "1c.2g.10gb"])])
+        await kubelet.wait_healthy(small, 2)
+        await kubelet.wait_healthy("nvidia.com/mig-1g.10gb.me", 1)
+        await kubelet.wait_healthy(GPU, 1)
+        assert set(kubelet.clients) == {GPU, small, "nvidia.com/mig-1g.10gb.me"}
+
+        both = await kubelet.admit("train", "main", {GPU: 1, small: 2})
+        held = station.create(from_kubelet(both))
+        assert held == (uuid(0), mig_uuid(1, 0), mig_uuid(1, 1))
+        station.put_gpus(gpus())
+        await kubelet.wait(f"no {small}", lambda: kubelet.capacity(small) == 0)  # known, and none
+
+
+async def test_a_pod_gets_what_the_kubelet_chose_for_as_long_as_it_lives(folder: Path) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        await kubelet.wait_healthy(GPU, 4)
+        annotations = await kubelet.admit("train", "main", {GPU: 2})
+        chosen = tuple(sorted(kubelet.in_use(GPU)))
+        others = [device for device in map(uuid, range(4)) if device not in chosen]
+
+        # Between Allocate and CreateContainer nobody else gets them.
+        assert "held exclusively by kubelet/nvidia.com/gpu" in str(station.create(container("all", of="early")))
+        first = from_kubelet(annotations, claim="all;capabilities=utility")
+        assert station.create(first) == chosen
+        assert station.create(first) == chosen  # asked twice
+        station.start(first)
+        assert len(kubelet.healthy(GPU)) == 4  # what its own pods hold, the kubelet counts itself
+
+        station.stop(first)  # its program ended; the pod lives, and its GPUs stay its own
+        assert "ml/train" in str(station.create(container(f"device={chosen[0]}", of="thief")))
+        second = again(from_kubelet(kubelet.replayed("train", "main")))
+        assert station.create(second) == chosen
+        station.start(second)
+
+        station.end_pod(second)
+        kubelet.remove("train")
+        assert station.create(container("all", of="late")) == tuple(sorted((*chosen, *others)))
+        await kubelet.wait_healthy(GPU, 0)
+        assert kubelet.capacity(GPU) == 4
+
+
+async def test_what_annotations_hold_is_not_offered(folder: Path) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        await kubelet.wait_healthy(GPU, 4)
+        local = container("device=1", of="local")
+        assert station.create(local) == (uuid(1),)
+        await kubelet.wait_healthy(GPU, 3)
+        with pytest.raises(AdmissionError, match="got it by annotation"):  # a kubelet that had not read that yet
+            await kubelet.allocate(GPU, [uuid(1)])
+        station.start(local)
+        station.stop(local)
+        await kubelet.wait_healthy(GPU, 4)
+
+
+async def test_a_grant_that_never_started_comes_back_by_itself(folder: Path) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        assert station.create(container("device=1", of="local")) == (uuid(1),)
+        await kubelet.wait_healthy(GPU, 3)
+        station.clock.now += 100  # the grace is over, and the next look is the clock's
+        station.changed()
+        await kubelet.wait_healthy(GPU, 4)
+
+
+async def test_allocate_does_not_wait_for_open_streams(folder: Path) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder):
+        await kubelet.wait_healthy(GPU, 4)
+        client = kubelet.clients[GPU]
+        streams = [
+            client.channel.unary_stream(
+                "/v1beta1.DevicePlugin/ListAndWatch",
+                request_serializer=pb.Empty.SerializeToString,
+                response_deserializer=pb.ListAndWatchResponse.FromString,
+            )(pb.Empty())
+            for _ in range(40)
+        ]
+        await asyncio.gather(*(stream.read() for stream in streams))
+        assert await kubelet.allocate(GPU, [uuid(0)])
+        for stream in streams:
+            stream.cancel()
+
+
+async def test_the_answer_is_annotations_and_the_same_whatever_the_order(folder: Path) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder):
+        await kubelet.wait_healthy(GPU, 4)
+        ids = [uuid(index) for index in range(4)]
+        answers = set()
+        for seed in range(5):
+            random.Random(seed).shuffle(ids)
+            answer = await kubelet.allocate(GPU, ids)
+            answers.add(answer.SerializeToString(deterministic=True))
+        assert len(answers) == 1
+        (response,) = answer.container_responses
+        # Neither environment (1), mounts (2), nodes (3) nor CDI names (5): unknown fields would be in the bytes.
+        alone = pb.ContainerAllocateResponse(annotations=response.annotations)
+        assert response.ByteSize() == alone.ByteSize()
+        assert list(response.annotations) == ["gpu.nri.io/kubelet.nvidia.com_gpu"]
+
+
+@pytest.mark.parametrize(
+    ("containers", "sentence"),
+    [
+        ([["GPU-nobody"]], "this node has no GPU-nobody of nvidia.com/gpu any more"),
+        ([[uuid(0), uuid(0)]], "twice at once"),
+        ([[uuid(0)], [uuid(0)]], "twice at once"),
+        ([[f"GPU-{n}" for n in range(5)]], "asks for 5 of nvidia.com/gpu at once and this node has 4"),
+        ([[uuid(0)], []], "a container asks for none"),
+        ([["x\x00\u00e9" * 400]], "this node has no x"),
+    ],
+    ids=["unknown", "twice", "twice in two", "too many", "none", "hostile"],
+)
+async def test_what_cannot_be_is_refused_and_promises_nothing(
+    folder: Path, containers: list[list[str]], sentence: str
+) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        await kubelet.wait_healthy(GPU, 4)
+        with pytest.raises(AdmissionError, match=sentence) as refused:
+            await kubelet.allocate(GPU, *containers)
+        assert str(refused.value).isascii()
+        assert len(str(refused.value)) <= 700
+        assert not station.plugin.ledger.entries
+
+
+async def test_a_hint_is_never_an_error(folder: Path) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        await kubelet.wait_healthy(GPU, 4)
+        call = kubelet.clients[GPU].call
+        for available, must, size in (([], [], 3), (["GPU-x"], ["GPU-y"], 2), ([uuid(0)], [uuid(0)] * 3, -1)):
+            request = pb.PreferredAllocationRequest()
+            request.container_requests.add(
+                available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
+            )
+            answer = await call("GetPreferredAllocation", request, pb.PreferredAllocationResponse)
+            assert len(answer.container_responses) == 1
+        station.put_gpus(())
+        assert await kubelet.preferred(GPU, {uuid(0)}, (), 1) == {uuid(0)}
+
+
+async def test_shared_gpus_have_as_many_ids_as_pods_may_share_them(folder: Path) -> None:
+    shared = "nvidia.com/gpu.shared"
+    settings = KubeletSettings(replicas=2, rename=True)
+    async with Kubelet(folder) as kubelet, Station(folder, settings=settings) as station:
+        await kubelet.wait_healthy(shared, 8)
+        first = from_kubelet(await kubelet.admit("one", "main", {shared: 2}), pod="one")
+        held = station.create(first)
+        assert len(held) == 2  # one on each, for two of one are worth one
+        second = from_kubelet(await kubelet.admit("two", "main", {shared: 6}), pod="two")
+        assert len(station.create(second)) == 4
+        assert "asks for mode=exclusive" in str(
+            station.create(from_kubelet(first.annotations, pod="three", claim="1;mode=exclusive"))
+        )
+        assert "held by ml/one, ml/two" in str(station.create(container("1", of="four")))
+        await kubelet.wait_healthy(shared, 8)
+
+
+async def test_one_gpu_lost_takes_all_its_replicas(folder: Path) -> None:
+    settings = KubeletSettings(replicas=3)
+    async with Kubelet(folder) as kubelet, Station(folder, settings=settings) as station:
+        await kubelet.wait_healthy(GPU, 12)
+        station.put_gpus([replace(each, unavailable="lost" * (each.index == 2)) for each in gpus()])
+        await kubelet.wait_healthy(GPU, 9)
