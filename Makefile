@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format proto schema conformance storm fuzz bench test-gpu clean
+.PHONY: help demo test check format proto schema manifests conformance storm fuzz bench test-gpu clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,7 @@ check: $(READY) ## format, lint, types, floors, generated files, units
 	$(BIN)/python api/generate.py --check
 	$(BIN)/python config/generate.py --check
 	$(BIN)/python systemd/verify.py
+	$(BIN)/python -m tests.support.manifests --check
 
 format: $(READY) ## mend what a machine can mend
 	$(BIN)/ruff format --quiet .
@@ -42,6 +43,9 @@ proto: $(READY) ## api/*.proto -> generated modules
 
 schema: $(READY) ## the policy's declarations -> JSON Schema
 	$(BIN)/python config/generate.py
+
+manifests: $(READY) ## the Helm chart with its defaults -> deploy/manifests
+	$(BIN)/python -m tests.support.manifests
 
 conformance: $(READY) ## only the tests on real containerds (needs root)
 	$(BIN)/pytest -q tests/conformance

@@ -85,8 +85,19 @@ VERBS: Final = (
             GPUS,
             DRIVER_ROOT,
             _option("--kubelet", help="be the kubelet's device plugin, too (docs/kubernetes.md)", action="store_true"),
+            _option(
+                "--driver-host-root",
+                help="what the runtime calls --driver-root, where that is a mount of it in a pod",
+                metavar="DIR",
+            ),
             _option("--state-dir", help="folder for key and ledger (default /run/nri-gpu)", metavar="DIR"),
             _option("--stage-dir", help="folder for staged driver files", metavar="DIR"),
+            _option("--labels", help="file for Node Feature Discovery with the node's labels", metavar="FILE"),
+            _option(
+                "--watch-policy",
+                help="read the policy again whenever its file is another one, as a ConfigMap's",
+                action="store_true",
+            ),
             LOG_LEVEL,
         ),
     ),
@@ -131,6 +142,8 @@ VERBS: Final = (
         "network. Exits 1 when the daemon cannot grant just now, 69 when there is none.",
         (
             _option("--state-dir", help="the daemon's state folder (default /run/nri-gpu)", metavar="DIR"),
+            _option("--alive", help="print nothing; exit 0 as soon as it answers at all", action="store_true"),
+            _option("--guard", help="the same of the guard with this --run-dir, connected or --alive", metavar="DIR"),
             OUTPUT,
         ),
     ),

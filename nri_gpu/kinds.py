@@ -100,8 +100,8 @@ def key_of(container: Container, policy: Policy | BrokenPolicy) -> Key | None:
     Of its pod's names and labels that is which rule is about it, and its namespace.
     """
     odd = container.devices or container.cdi_devices or container.nvidia_hooks or container.rlimits
-    odd = odd or container.kubelet is not None
-    if odd or container.env_twice or container.privileged or isinstance(policy, BrokenPolicy):
+    odder = container.env_twice or container.privileged or container.kubelet is not None
+    if odd or odder or isinstance(policy, BrokenPolicy):
         return None
     pod = container.pod
     return (

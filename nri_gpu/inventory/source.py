@@ -16,8 +16,9 @@ from nri_gpu.inventory.capabilities import PROC, unusual, with_minors
 from nri_gpu.inventory.child import Deadlines, NvmlChild
 from nri_gpu.inventory.devices import PROC_DEVICES, host_majors
 from nri_gpu.inventory.glance import Places, glance
+from nri_gpu.inventory.host_names import as_host_names, roots_of
 from nri_gpu.inventory.numa import numa_nodes
-from nri_gpu.inventory.offers import Roots, find_offers
+from nri_gpu.inventory.offers import find_offers
 from nri_gpu.inventory.topology import load_scene
 
 
@@ -82,6 +83,7 @@ class NvmlSource:
         driver_root: str | Path,
         library_dirs: Sequence[str] = (),
         *,
+        host_root: str = "",
         proc_devices: str = PROC_DEVICES,
         proc: str | Path = PROC,
         sysfs: str = "/sys",
@@ -92,7 +94,8 @@ class NvmlSource:
         self._proc_devices = proc_devices
         self._proc = Path(proc)
         self._sysfs = Path(sysfs)
-        self._roots = Roots(proc=self._proc, sys=self._sysfs, driver=Path(driver_root))
+        self._roots = roots_of(Path(driver_root), host_root, proc=self._proc, sys=self._sysfs)
+        self._host_root = host_root
         self._places = Places(proc=self._proc, sys=self._sysfs)
         self._said: tuple[str, ...] = ()
         self.answered: Hashable = None  # the glance from before the last answer was asked for
@@ -108,6 +111,8 @@ class NvmlSource:
             if sentence not in said:
                 logger.bind(fault=sentence).warning("odd capability minors, believed")
         offers = await asyncio.to_thread(find_offers, self._roots, inventory.driver_version)
+        if self._host_root:
+            offers = as_host_names(offers, self._roots.driver, Path(self._host_root))
         numa = numa_nodes(gpus, self._sysfs)
         self.answered = before
         return dataclasses.replace(inventory, majors=majors, gpus=gpus, numa=numa, extras=offers)
@@ -122,7 +127,7 @@ class NvmlSource:
 
 
 def source_of(
-    topology: str | Path | None, driver_root: str | Path, library_dirs: Sequence[str] = ()
+    topology: str | Path | None, driver_root: str | Path, library_dirs: Sequence[str] = (), *, host_root: str = ""
 ) -> TopologySource | NvmlSource:
-    """A topology file's node where one is named, else this machine."""
-    return TopologySource(topology) if topology else NvmlSource(driver_root, library_dirs)
+    """A topology file's node where one is named, else this machine. host_root: as in the policy's [driver]."""
+    return TopologySource(topology) if topology else NvmlSource(driver_root, library_dirs, host_root=host_root)

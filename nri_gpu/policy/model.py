@@ -32,6 +32,8 @@ _PATH: Final = r"(?:/(?!\.\.?(?:/|$))[!-.0-~]+)+"
 _ANY_FOLDER: Final = Folder(rf"/|{_PATH}/?", 'an absolute path without blanks, "." or ".."', 1024)
 _FOLDER: Final = Folder(rf"{_PATH}/?", 'an absolute path below / without blanks, "." or ".."', 1024)
 _FOLDER_OR_NONE: Final = Folder(rf"|{_PATH}/?", 'empty or an absolute path below / without blanks, "." or ".."', 1024)
+_ROOT_OR_NONE: Final = Folder(rf"|/|{_PATH}/?", 'empty or an absolute path without blanks, "." or ".."', 1024)
+_FILE_OR_NONE: Final = Text(rf"|{_PATH}", 'empty or an absolute path without blanks, "." or ".."', 1024)
 _BRANDS: Final = Texts(Text(r"[a-z]+", "a brand in NVML's words, such as tesla, in lower case", 32), 32)
 _SOCKET: Final = Text(_PATH, 'an absolute path to a socket without blanks, "." or ".."', SOCKET_PATH_MAX)
 # The runtime's own rule since NRI 0.12 (containerd/nri: pkg/api/validate.go).
@@ -100,6 +102,14 @@ class DriverSettings:
         str,
         Declaration(_ANY_FOLDER, 'Folder the driver\'s user space lives under: "/" or a tree.', flag="--driver-root"),
     ] = "/"
+    host_root: Annotated[
+        str,
+        Declaration(
+            _ROOT_OR_NONE,
+            "What the runtime calls that folder, where nri-gpu runs in a pod and has it elsewhere; empty: the same.",
+            flag="--driver-host-root",
+        ),
+    ] = ""
     library_dirs: Annotated[
         tuple[str, ...],
         Declaration(
@@ -402,6 +412,21 @@ class ControlSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LabelSettings:
+    """What a cluster's scheduler may know of this node's GPUs, as labels."""
+
+    file: Annotated[
+        str,
+        Declaration(
+            _FILE_OR_NONE,
+            "File for Node Feature Discovery with the node's labels, in the names of NVIDIA's feature discovery; its "
+            "folder must exist. Empty: none.",
+            flag="--labels",
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GuardSettings:
     """The second process, `nri-gpu guard`: how it presents itself, and what it does about what got past it."""
 
@@ -503,6 +528,7 @@ class Policy:
     handover: HandoverSettings = HandoverSettings()
     control: ControlSettings = ControlSettings()
     audit: AuditSettings = AuditSettings()
+    labels: LabelSettings = LabelSettings()
     guard: GuardSettings = GuardSettings()
     kubelet: KubeletSettings = KubeletSettings()
     rule: Rules = NO_RULES

@@ -23,6 +23,7 @@ from nri_gpu.policy.model import Policy
 GUARD_SCHEMA: Final = "nri-gpu/guard/v1"
 STATE_FILE: Final = "guard.json"
 DEFAULT_RUN_DIR: Final = Path("/run/nri-gpu-guard")
+TELL_S: Final = 5.0  # a living guard writes its state so often
 _START_TIME: Final = 19  # field of /proc/PID/stat, counted behind the name: starttime (Linux: proc_pid_stat(5))
 
 
@@ -100,6 +101,11 @@ def read_seen(folder: Path = DEFAULT_RUN_DIR) -> Seen | None:
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return seen if seen.started == started(seen.pid) else None
+
+
+def silent_s(folder: Path, now: float) -> float:
+    """Seconds since the guard wrote its state. now: since the epoch. Raises: OSError: there is none."""
+    return now - (folder / STATE_FILE).stat().st_mtime
 
 
 def started(pid: int) -> str:

@@ -24,7 +24,7 @@ from nri_gpu.policy.broken import BrokenPolicy
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import override
 from nri_gpu.runtime.guard import Guard
-from nri_gpu.runtime.guard_files import DEFAULT_RUN_DIR, DaemonState, Seen, started, write_seen
+from nri_gpu.runtime.guard_files import DEFAULT_RUN_DIR, TELL_S, DaemonState, Seen, started, write_seen
 from nri_gpu.runtime.notify import Notifier
 from nri_gpu.runtime.state import DEFAULT_STATE
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
@@ -110,7 +110,7 @@ class GuardProcess:
                 "guard.stop_ungranted has no effect"
             )
         self._feed_watchdog()
-        self._tell()
+        self._keep_telling()
         serving = asyncio.create_task(self._supervisor.run(Path(self._settings.plugin.socket)))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -180,6 +180,11 @@ class GuardProcess:
             write_seen(self._run_dir, self._seen)
         except OSError as error:
             logger.bind(path=str(self._run_dir), fault=str(error)).warning("`nri-gpu check` will not see this guard")
+
+    def _keep_telling(self) -> None:
+        """From the loop that answers the runtime: where the file grows old, that hangs (`nri-gpu status --guard`)."""
+        self._tell()
+        asyncio.get_running_loop().call_later(TELL_S, self._keep_telling)
 
     def _feed_watchdog(self) -> None:
         if self._notifier.watchdog_s:

@@ -35,12 +35,15 @@ from nri_gpu.runtime.plugin import Outside, Plugin
 from nri_gpu.runtime.recorder import StateRecorder
 from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE, StateError, StateFolder
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
+from nri_gpu.settings import DEFAULT_PATH
 from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.kubelet_keeper import KubeletKeeper
+from nri_gpu.verbs.label_keeper import LabelKeeper
 from nri_gpu.verbs.node_watch import node_watch
 from nri_gpu.verbs.parts import exit_code
 from nri_gpu.verbs.policy_file import PolicyFile
+from nri_gpu.verbs.policy_watch import PolicyWatch
 from nri_gpu.verbs.profile_keeper import ProfileKeeper
 from nri_gpu.verbs.reporter import Reporter, Subjects
 from nri_gpu.verbs.snapshot_keeper import Host, SnapshotKeeper
@@ -79,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     if state.key_fault:
         logger.bind(path=str(state.path / "key"), fault=state.key_fault).warning(KEY_LOST)
     daemon = Daemon(state, key, policy_file, Path(args.gpus) if args.gpus else None)
+    if args.watch_policy:
+        daemon.watch_policy(Path(args.policy or DEFAULT_PATH))
     # What was imported lives for ever; the collector need not look at it again.
     gc.collect()
     gc.freeze()
@@ -102,8 +107,10 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, object]:
         "plugin.socket": args.socket,
         "plugin.index": args.index,
         "driver.root": args.driver_root,
+        "driver.host_root": args.driver_host_root,
         "driver.stage_dir": args.stage_dir,
         "kubelet.enabled": args.kubelet or None,
+        "labels.file": args.labels,
     }
     return {key: value for key, value in wanted.items() if value is not None}
 
@@ -114,6 +121,7 @@ class Fixed:
 
     socket: str
     driver_root: str
+    host_root: str
     library_dirs: tuple[str, ...]
     stage_dir: str
     refresh_s: int
@@ -134,7 +142,7 @@ class Daemon:
         settings = policy if isinstance(policy, Policy) else policy_file.salvage
         self._fixed = _fixed(settings)
         self._identity = Identity(settings.plugin.name, settings.plugin.index)
-        source = source_of(topology, self._fixed.driver_root, self._fixed.library_dirs)
+        source = source_of(topology, self._fixed.driver_root, self._fixed.library_dirs, host_root=self._fixed.host_root)
         self._cache = InventoryCache(
             source,
             publish=self._inventory_changed,
@@ -174,6 +182,8 @@ class Daemon:
         self._one_reload = asyncio.Lock()
         self._synchronized = False
         self._profiles = ProfileKeeper(Path(self._fixed.stage_dir), self._board)
+        self._labels = LabelKeeper(self._board, self._labels_file)
+        self._policy_watch: PolicyWatch | None = None
         self._driver = DriverKeeper(
             DriverPlace(
                 root=Path(self._fixed.driver_root),
@@ -201,6 +211,10 @@ class Daemon:
             self._board,
         )
 
+    def watch_policy(self, file: Path) -> None:
+        """Reload whenever that file is another one, too."""
+        self._policy_watch = PolicyWatch(file, self._reload)
+
     async def run(self, inherited: int | None) -> Exit:
         """Serve until SIGTERM, SIGINT, or the end of a connection that we were started with."""
         loop = asyncio.get_running_loop()
@@ -210,16 +224,19 @@ class Daemon:
         self._feed_watchdog()
         if not self._simulated and self._snapshots.restore(self._cache):
             self._profiles.look_again()
-        looking = asyncio.create_task(self._driver.run())
-        refreshing = asyncio.create_task(self._cache.run())
-        writing = asyncio.create_task(self._profiles.run())
-        serving = asyncio.create_task(self._serve(inherited))
-        watching = asyncio.create_task(self._watch.run())
-        recording = (asyncio.create_task(self._audit.run()),) if self._audit else ()
-        keeping = asyncio.create_task(self._snapshots.run())
-        reporting = asyncio.create_task(self._reporter.run())
-        registering = asyncio.create_task(self._kubelet.run())
-        parts = (serving, refreshing, looking, writing, watching, keeping, reporting, registering, *recording)
+        running = [
+            self._serve(inherited),
+            self._driver.run(),
+            self._cache.run(),
+            self._profiles.run(),
+            self._watch.run(),
+            self._snapshots.run(),
+            self._kubelet.run(),
+            self._labels.run(),
+            self._reporter.run(),
+            *(each.run() for each in (self._audit, self._policy_watch) if each),
+        ]
+        parts = [asyncio.create_task(each) for each in running]
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
         code = exit_code(parts)
@@ -280,6 +297,7 @@ class Daemon:
         self._plugin.policy = policy
         self._note(policy)
         self._reporter.policy_changed()
+        self._labels.look_again()
 
     def _note(self, policy: Policy | BrokenPolicy) -> None:
         if self._audit is None:
@@ -306,6 +324,7 @@ class Daemon:
             logger.bind(index=fault.index, fault=fault.reason).warning("gpu cannot be described")
         self._driver.look_again()
         self._profiles.look_again()
+        self._labels.look_again()
 
     def _node_changed(self) -> None:
         """Seen from outside the driver: a device, a node, a module, an instance came or went."""
@@ -314,6 +333,10 @@ class Daemon:
 
     def _inventory_fault(self, sentence: str) -> None:
         logger.bind(fault=sentence).warning("inventory not refreshed")
+
+    def _labels_file(self) -> str:
+        policy = self._plugin.policy
+        return (policy if isinstance(policy, Policy) else self._policy_file.salvage).labels.file
 
     def _generations(self) -> frozenset[str] | None:
         """Which drivers' files containers have mounted, once the runtime has told."""
@@ -388,6 +411,7 @@ def _fixed(policy: Policy) -> Fixed:
     return Fixed(
         policy.plugin.socket,
         driver.root,
+        driver.host_root,
         driver.library_dirs,
         driver.stage_dir,
         policy.inventory.refresh_s,

@@ -16,6 +16,7 @@ from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.gpus import table
 
 TIMEOUT_S: Final = 5.0
+PATIENCE: Final = 4  # times that a guard may have been late
 READ_BYTES: Final = 1 << 16
 UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 HEADS: Final = ("GPU", "MODEL", "MODE", "HELD BY", "CONTAINER", "FOR", "UNAVAILABLE")
@@ -23,6 +24,8 @@ HEADS: Final = ("GPU", "MODEL", "MODE", "HELD BY", "CONTAINER", "FOR", "UNAVAILA
 
 def run(args: argparse.Namespace) -> int:
     """Print it. Returns 1 when the daemon is not ready to grant, 69 when it cannot be asked, 77 without permission."""
+    if args.guard:
+        return guard_exit(Path(args.guard), alive=args.alive, now=time.time())
     path = Path(args.state_dir or DEFAULT_STATE) / CONTROL_SOCKET
     try:
         said = ask(path, "status")
@@ -32,8 +35,25 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         print(f"nri-gpu: the daemon cannot be asked at {path}: {error}; does `nri-gpu run` run?", file=sys.stderr)
         return Exit.UNAVAILABLE
+    if args.alive:
+        return Exit.OK
     print(json.dumps(said, indent=1) if args.output == "json" else to_text(said, time.time()))
     return Exit.FINDING if faults(said) else Exit.OK
+
+
+def guard_exit(run_dir: Path, *, alive: bool, now: float) -> Exit:
+    """What a probe beside a guard asks: pids are those of its own namespace. alive: whether it is connected is one."""
+    from nri_gpu.runtime.guard_files import TELL_S, read_seen, silent_s  # here, because they bring the policy along
+
+    seen = read_seen(run_dir)
+    if seen is None or (silent := silent_s(run_dir, now)) > PATIENCE * TELL_S:
+        how = "none runs" if seen is None else f"it has said nothing for {silent:.0f} s"
+        print(f"nri-gpu: no guard with --run-dir {run_dir}: {how}; does `nri-gpu guard` run?", file=sys.stderr)
+        return Exit.UNAVAILABLE
+    if not (alive or seen.connected):
+        print("nri-gpu: the guard is not connected to the runtime; its log says why", file=sys.stderr)
+        return Exit.FINDING
+    return Exit.OK
 
 
 def ask(path: Path, question: str) -> Mapping[str, Any]:

@@ -43,7 +43,7 @@ class ContainerSpec:
     """What a container is asked for. memory_bytes: its limit, 0 for none; command empty: the image's own.
 
     cpuset_cpus: as the kubelet's static CPU manager sets it; empty: every CPU.
-    devices, mounts: path in the container -> path on the host.
+    devices, mounts: path in the container -> path on the host. read_only: of mounts. without_rights: no capability.
     """
 
     name: str = "main"
@@ -56,6 +56,8 @@ class ContainerSpec:
     privileged: bool = False
     devices: Mapping[str, str] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
+    read_only: frozenset[str] = frozenset()
+    without_rights: bool = False
     cdi_devices: Sequence[str] = ()
     memory_bytes: int = 0
     cpuset_cpus: str = ""
@@ -91,12 +93,17 @@ def container_to_pb(spec: ContainerSpec) -> pb.ContainerConfig:
     )
     if spec.user is not None:
         security.run_as_user.value = spec.user
+    if spec.without_rights:
+        security.capabilities.drop_capabilities.append("ALL")
     return pb.ContainerConfig(
         metadata=pb.ContainerMetadata(name=spec.name, attempt=spec.attempt),
         image=pb.ImageSpec(image=spec.image),
         command=spec.command,
         envs=[pb.KeyValue(key=key, value=value.encode()) for key, value in spec.env.items()],
-        mounts=[pb.Mount(container_path=inside, host_path=host) for inside, host in spec.mounts.items()],
+        mounts=[
+            pb.Mount(container_path=inside, host_path=host, readonly=inside in spec.read_only)
+            for inside, host in spec.mounts.items()
+        ],
         devices=[
             pb.Device(container_path=inside, host_path=host, permissions="rwm") for inside, host in spec.devices.items()
         ],

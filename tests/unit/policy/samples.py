@@ -74,7 +74,7 @@ BAD: Final[dict[str, tuple[Raw, str, str]]] = {
     "key without its section": ({"socket": "/x"}, "socket", "it belongs under [plugin]"),
     "key in the wrong section": ({"driver": {"socket": "/x"}}, "driver.socket", "it belongs under [plugin]"),
     "mistyped key": ({"driver": {"rot": "/"}}, "driver.rot", 'did you mean "root"?'),
-    "odd key": ({"driver": {"a\nb": 1}}, 'driver."a\\nb"', "unknown key, known: root, library_dirs, stage_dir"),
+    "odd key": ({"driver": {"a\nb": 1}}, 'driver."a\\nb"', "unknown key, known: root, host_root, library_dirs, stage_"),
     "section as a value": ({"driver": "/"}, "driver", "must be a table, [driver], not a string"),
     "section as a list": ({"driver": [{}]}, "driver", "must be a table, [driver], not an array"),
     "name of nothing": ({"plugin": {"name": ""}}, "plugin.name", "must be letters, digits"),

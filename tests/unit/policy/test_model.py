@@ -70,7 +70,9 @@ def test_the_flags_are_those_of_the_command_line() -> None:
         "--index": "plugin.index",
         "--socket": "plugin.socket",
         "--driver-root": "driver.root",
+        "--driver-host-root": "driver.host_root",
         "--kubelet": "kubelet.enabled",
+        "--labels": "labels.file",
     }
 
 

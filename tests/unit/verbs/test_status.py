@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from nri_gpu.allocation.ledger import Phase
 from nri_gpu.cli import main
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
+from nri_gpu.runtime.guard_files import Seen, started, write_seen
 from nri_gpu.runtime.report import Connection, status_json
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.status import ago, to_text
@@ -115,3 +118,32 @@ def test_an_answer_that_is_none(tmp_path: Path, answer: bytes, capsys: pytest.Ca
 )
 def test_ages_are_written_as_kubectl_does(seconds: float, words: str) -> None:
     assert ago(seconds) == words
+
+
+def test_alive_is_who_answers_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    away = status_json(view(connection=Connection(ready=False, since=NOW, why="no NRI socket")))
+    assert asked(tmp_path, away, "--alive") == Exit.OK
+    assert not capsys.readouterr().out
+    assert main(["status", "--state-dir", str(tmp_path / "none"), "--alive"]) == Exit.UNAVAILABLE
+
+
+def guard(folder: Path, *, connected: bool) -> Path:
+    write_seen(folder, Seen(pid=os.getpid(), started=started(os.getpid()), connected=connected))
+    return folder / "guard.json"
+
+
+def test_a_guard_is_ready_when_connected_and_alive_before(tmp_path: Path) -> None:
+    asking = ["status", "--guard", str(tmp_path)]
+    assert main(asking) == Exit.UNAVAILABLE
+    guard(tmp_path, connected=False)
+    assert main(asking) == Exit.FINDING
+    assert main([*asking, "--alive"]) == Exit.OK
+    guard(tmp_path, connected=True)
+    assert main(asking) == Exit.OK
+
+
+def test_a_guard_that_says_nothing_any_more_is_not_alive(tmp_path: Path) -> None:
+    file = guard(tmp_path, connected=True)
+    long_ago = time.time() - 60
+    os.utime(file, (long_ago, long_ago))
+    assert main(["status", "--guard", str(tmp_path), "--alive"]) == Exit.UNAVAILABLE

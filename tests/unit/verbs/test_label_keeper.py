@@ -1,0 +1,93 @@
+"""The file of labels follows GPUs and policy, whole at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from pathlib import Path
+
+from nri_gpu.runtime.board import Board
+from nri_gpu.verbs.label_keeper import LabelKeeper
+from tests.support import builders as make
+from tests.support.scripted_runtime import until
+
+
+def count(file: Path) -> str:
+    lines = dict(line.split("=", 1) for line in file.read_text().splitlines())
+    return lines["nvidia.com/gpu.count"]
+
+
+def test_it_follows_the_gpus(tmp_path: Path) -> None:
+    file = tmp_path / "nri-gpu"
+    board = Board(make.inventory(make.gpus(2)))
+    keeper = LabelKeeper(board, lambda: str(file), machine="")
+    before = os.umask(0o077)  # as the unit has it
+    try:
+        assert asyncio.run(keeper.look())
+    finally:
+        os.umask(before)
+    assert count(file) == "2"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    board.put_inventory(make.inventory(make.gpus(3)))
+    assert asyncio.run(keeper.look())
+    assert count(file) == "3"
+    assert [path.name for path in tmp_path.iterdir()] == ["nri-gpu"]
+
+
+def test_the_same_again_is_not_written_again(tmp_path: Path) -> None:
+    file = tmp_path / "nri-gpu"
+    board = Board(make.inventory())
+    keeper = LabelKeeper(board, lambda: str(file), machine="")
+    assert asyncio.run(keeper.look())
+    inode = file.stat().st_ino
+    board.put_inventory(make.inventory(taken_at=99.0))
+    assert asyncio.run(keeper.look())
+    assert file.stat().st_ino == inode
+
+
+def test_while_nothing_is_known_it_stays(tmp_path: Path) -> None:
+    file = tmp_path / "nri-gpu"
+    board = Board(make.inventory(make.gpus(2)))
+    keeper = LabelKeeper(board, lambda: str(file), machine="")
+    assert asyncio.run(keeper.look())
+    board.put_inventory(make.inventory((), fault="the driver is being replaced"))
+    assert asyncio.run(keeper.look())
+    assert count(file) == "2"
+
+
+def test_another_place_and_none(tmp_path: Path) -> None:
+    wanted = [str(tmp_path / "one")]
+    keeper = LabelKeeper(Board(make.inventory()), lambda: wanted[0], machine="")
+    for name in ("one", "two"):
+        wanted[0] = str(tmp_path / name)
+        assert asyncio.run(keeper.look())
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+    wanted[0] = ""
+    assert asyncio.run(keeper.look())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_folder_is_said_and_tried_again(tmp_path: Path) -> None:
+    folder = tmp_path / "features.d"
+
+    async def scenario() -> None:
+        keeper = LabelKeeper(Board(make.inventory()), lambda: str(folder / "nri-gpu"), retry_s=0.01, machine="")
+        assert not await keeper.look()
+        running = asyncio.create_task(keeper.run())
+        keeper.look_again()
+        folder.mkdir()
+        await until("the file", (folder / "nri-gpu").is_file)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_a_link_in_the_place_of_the_draft_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / ".nri-gpu.new").symlink_to(victim)
+    keeper = LabelKeeper(Board(make.inventory()), lambda: str(tmp_path / "nri-gpu"), machine="")
+    assert asyncio.run(keeper.look())
+    assert victim.read_text() == "precious"
