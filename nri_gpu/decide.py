@@ -9,6 +9,7 @@ from typing import Final
 
 from nri_gpu.allocation.foreign import beyond, completable, foreign_units, nvidia_names, nvidia_nodes, unknown_nodes
 from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.mps import not_one
 from nri_gpu.allocation.place import Asker, place, why_not
 from nri_gpu.allocation.promises import redeemed
 from nri_gpu.asking import claim_of
@@ -18,9 +19,11 @@ from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pa
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capabilities, Node, Unit, closure
+from nri_gpu.domain.mps import Seat
 from nri_gpu.injection.devices import missing_capability_major
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.extras import Wish, extra_parts, kept_limits
+from nri_gpu.injection.mps import Client, client_hindrance
 from nri_gpu.kinds import Bid, Fitted, Kind, Kinds, key_of
 from nri_gpu.offer import Bidder, keeps_nothing, offered, over_limit
 from nri_gpu.outfit import outfit
@@ -140,6 +143,9 @@ def _on_terms(claim: Claim, container: Container, node: Node, policy: Policy, al
     extras = claim.extras if claim.extras.asked else terms.extras
     if sentence := terms.denied_extras(extras.asked):
         return _refuse(Code.NOT_ALLOWED, sentence)
+    seat = _seat(claim, container, mode, policy, terms)
+    if isinstance(seat, Reason):
+        return Refuse(seat)
     if reason := _other_hand(container, node):
         if policy.foreign.complete is Complete.NONE or not completable(container, node):
             return Refuse(reason)
@@ -150,33 +156,35 @@ def _on_terms(claim: Claim, container: Container, node: Node, policy: Policy, al
         return _refuse(Code.NODE_NOT_READY, sentence)
     if reason := hindrance(capabilities, node):
         return Refuse(reason)
-    return Bid(claim, terms, mode, capabilities, extras, allowed.rule, free=keeps_nothing(terms))
+    free = seat is None and keeps_nothing(terms)
+    return Bid(claim, terms, mode, capabilities, extras, allowed.rule, free=free, seat=seat)
 
 
 def _grant(kind: Kind, container: Container, node: Node, ledger: Ledger) -> Decision:
     chosen = _chosen(kind.bid, container, node, ledger)
     if isinstance(chosen, Reason):
         return Refuse(chosen)
-    gpus, mode = chosen
+    gpus, mode, seat = chosen
     uuids = tuple([gpu.uuid for gpu in gpus])
-    fitted = kind.fitted.get(uuids)
+    fitted = kind.fitted.get((uuids, seat))
     if fitted is None:
-        made = _fitted(kind.bid, gpus, container, node)
+        made = _fitted(kind.bid, gpus, seat, container, node)
         if isinstance(made, Reason):
             return Refuse(made)
-        kind.keep(uuids, fitted := made)
+        kind.keep((uuids, seat), fitted := made)
     worn = fitted.outfit
-    grant = Grant.to(container, uuids, mode, worn.generation)
+    grant = Grant.to(container, uuids, mode, worn.generation, seat)
     return Inject(worn.edits, grant, kind.bid.rule, note=fitted.note, compat=worn.compat)
 
 
-def _fitted(bid: Bid, gpus: tuple[Unit, ...], container: Container, node: Node) -> Fitted | Reason:
+def _fitted(bid: Bid, gpus: tuple[Unit, ...], seat: Seat | None, container: Container, node: Node) -> Fitted | Reason:
     """All that comes with these GPUs, or what is in the way."""
     policy, extras = bid.terms.policy, bid.extras
     extra = extra_parts(Wish(extras, gpus, bid.capabilities, node, container))
     if isinstance(extra, Reason):
         return extra
-    made = outfit(container, gpus, bid.capabilities, node, policy, extra=extra)
+    client = Client(f"{node.mps_dir}/{gpus[0].uuid}", seat) if seat else None
+    made = outfit(container, gpus, bid.capabilities, node, policy, extra=extra, mps=client)
     if isinstance(made, Reason):
         return made
     notes = (
@@ -187,27 +195,39 @@ def _fitted(bid: Bid, gpus: tuple[Unit, ...], container: Container, node: Node) 
     return Fitted(made, "; ".join(filter(None, notes)))
 
 
-def _chosen(bid: Bid, container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Unit, ...], Mode] | Reason:
+Chosen = tuple[tuple[Unit, ...], Mode, Seat | None]
+
+
+def _chosen(bid: Bid, container: Container, node: Node, ledger: Ledger) -> Chosen | Reason:
     """The GPUs and how they are held: those that this very container has already, or the best it may have."""
     ledger = redeemed(ledger, container)
     ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
     if held := _held(container, node, ledger):
         return held
-    mode, terms = bid.mode, bid.terms
+    mode, terms, seat = bid.mode, bid.terms, bid.seat
     asker = Asker(container.pod.uid, mode, terms.policy.placement.strategy)
     if bid.free:
         gpus = place(bid.claim, asker, node.inventory, ledger)
-        return gpus if isinstance(gpus, Reason) else _nodes_missing(gpus, node) or (gpus, mode)
-    bidder = Bidder(container, mode, node.inventory, ledger, terms)
+        return gpus if isinstance(gpus, Reason) else _nodes_missing(gpus, node) or (gpus, mode, seat)
+    bidder = Bidder(container, mode, node.inventory, ledger, terms, seat)
     offer = offered(bidder, bid.claim)
     gpus = place(bid.claim, asker, offer.inventory, ledger)
     if isinstance(gpus, Reason):
         return offer.explained(gpus)
-    return over_limit(bidder, gpus) or _nodes_missing(gpus, node) or (gpus, mode)
+    return over_limit(bidder, gpus) or _nodes_missing(gpus, node) or (gpus, mode, seat)
 
 
 def _nodes_missing(gpus: tuple[Unit, ...], node: Node) -> Reason | None:
     return missing_capability_major(gpus, node.inventory.majors)
+
+
+def _seat(claim: Claim, container: Container, mode: Mode, policy: Policy, terms: Terms) -> Seat | Reason | None:
+    """What it would have of an MPS daemon, or why it cannot have one; None in other modes."""
+    if mode is not Mode.MPS:
+        return None
+    if sentence := policy.mps.denied(claim.sharing, terms.source):
+        return Reason(Code.NOT_ALLOWED, sentence)
+    return not_one(claim) or client_hindrance(container) or policy.mps.seat(claim.sharing, container.uid)
 
 
 def _complete(container: Container, capabilities: Capabilities, node: Node, policy: Policy, rule: str) -> Decision:
@@ -250,13 +270,13 @@ def _other_hand(container: Container, node: Node) -> Reason | None:
     )
 
 
-def _held(container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Unit, ...], Mode] | None:
+def _held(container: Container, node: Node, ledger: Ledger) -> tuple[tuple[Unit, ...], Mode, Seat | None] | None:
     """What this very container was granted before, and how: asking twice gives the same."""
     entry = ledger.entries.get(container.id)
     if entry is None or not entry.holds or entry.grant.mode is None:
         return None
     gpus = tuple(unit for unit in node.inventory.units if unit.uuid in entry.grant.uuids and not why_not(unit))
-    return (gpus, entry.grant.mode) if gpus and len(gpus) == len(entry.grant.uuids) else None
+    return (gpus, entry.grant.mode, entry.grant.seat) if gpus and len(gpus) == len(entry.grant.uuids) else None
 
 
 def _passed(container: Container, node: Node, policy: Policy | BrokenPolicy, why: str) -> Pass | Refuse:

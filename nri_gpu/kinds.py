@@ -15,6 +15,7 @@ from nri_gpu.domain.claim import Claim, Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.extras import Extras
 from nri_gpu.domain.gpu import Capabilities, GpuUuid, Node
+from nri_gpu.domain.mps import Seat
 from nri_gpu.outfit import Outfit
 from nri_gpu.policy.broken import BrokenPolicy
 from nri_gpu.policy.model import Policy
@@ -33,7 +34,7 @@ class Bid:
     """What containers of a kind compete for, since they may have it.
 
     capabilities: closed. extras: those asked for, or the rule's. rule: what allowed it. free: neither pools nor limits
-    keep any GPU from it, whatever others hold.
+    keep any GPU from it, whatever others hold. seat: at an MPS daemon; None in other modes.
     """
 
     claim: Claim
@@ -43,6 +44,7 @@ class Bid:
     extras: Extras
     rule: str
     free: bool
+    seat: Seat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +57,16 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Everything known of a kind so far. fitted: by the GPUs."""
+    """Everything known of a kind so far. fitted: by the GPUs, and the seat at their MPS daemon."""
 
     bid: Bid
-    fitted: dict[tuple[GpuUuid, ...], Fitted] = field(default_factory=dict)
+    fitted: dict[tuple[tuple[GpuUuid, ...], Seat | None], Fitted] = field(default_factory=dict)
 
-    def keep(self, uuids: tuple[GpuUuid, ...], fitted: Fitted) -> None:
-        """Remember what those get."""
+    def keep(self, what: tuple[tuple[GpuUuid, ...], Seat | None], fitted: Fitted) -> None:
+        """Remember what comes with those."""
         if len(self.fitted) >= OUTFITS_KEPT:
             self.fitted.clear()
-        self.fitted[uuids] = fitted
+        self.fitted[what] = fitted
 
 
 class Kinds:
@@ -109,6 +111,7 @@ def key_of(container: Container, policy: Policy | BrokenPolicy) -> Key | None:
         pod.namespace,
         container.name,
         container.pinned,
+        container.uid,
         container.mounts,
         tuple(pod.annotations.items()),
         tuple(container.annotations.items()),

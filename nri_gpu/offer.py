@@ -5,16 +5,19 @@ Pure, as `decide` is; everything here counts in the ledger's memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.fit import fitting_gpus
+from nri_gpu.allocation.ledger import UNUSED, Ledger
+from nri_gpu.allocation.mps import seat_fault
 from nri_gpu.allocation.words import called
 from nri_gpu.domain.claim import Claim, Count, MigProfiles, Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid, Inventory, Unit
+from nri_gpu.domain.mps import Seat
 from nri_gpu.policy.limits import NO_LIMITS, Holdings, counts_holders, excesses
 from nri_gpu.policy.pools import Pool
 from nri_gpu.policy.terms import Terms
@@ -25,13 +28,14 @@ _POOLS_SHOWN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Bidder:
-    """Who asks, in which mode, on what terms, and of what: the inventory is the whole node's."""
+    """Who asks, in which mode, on what terms, and of what: the inventory is the whole node's. seat: in mode mps."""
 
     container: Container
     mode: Mode
     inventory: Inventory
     ledger: Ledger
     terms: Terms
+    seat: Seat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +43,19 @@ class Offer:
     """What of the node one container may be given.
 
     inventory: without what it may not have. closed: GPUs in pools for others (None: in no pool, and its rule wants
-    one). full: GPUs that as many containers share already as may, with where that is said.
+    one). full: GPUs that as many containers share already as may, with where that is said. seated: GPUs whose MPS
+    daemon has no such seat left, each with why.
     """
 
     inventory: Inventory
     closed: Mapping[GpuUuid, Pool | None]
     full: Mapping[GpuUuid, tuple[int, str]]
+    seated: Mapping[GpuUuid, Reason] = field(default_factory=dict)
 
     def explained(self, reason: Reason) -> Reason:
         """A refusal that also says what was left out; where there is room, for its end says what to do."""
+        if self.seated and reason.code in (Code.NO_SUCH_GPU, Code.GPU_BUSY):
+            return next(iter(self.seated.values()))  # what is left out for that says more than what is left
         said = "; ".join(filter(None, (self._pools(), self._full())))
         longer = Reason(reason.code, f"{reason.sentence[:-1]} (not offered here: {said}).")
         return longer if said and len(f"nri-gpu [{reason.code}]: {longer.sentence}") <= REFUSAL_MAX else reason
@@ -78,7 +86,9 @@ def offered(bidder: Bidder, claim: Claim) -> Offer:
     closed = {} if claim.kubelet else bidder.terms.closed_pools(bidder.inventory, bidder.container.pod.namespace)
     # Where GPUs are named, or all are asked for, a full one refuses; where any will do, another is taken.
     full = _full(bidder) if isinstance(claim.wanted, Count | MigProfiles) else {}
-    return Offer(_without(bidder.inventory, closed.keys() | full.keys()), closed, full)
+    seated = _seated(bidder, claim) if isinstance(claim.wanted, Count) else {}
+    hidden = closed.keys() | full.keys() | seated.keys()
+    return Offer(_without(bidder.inventory, hidden), closed, full, seated)
 
 
 def over_limit(bidder: Bidder, chosen: tuple[Unit, ...]) -> Reason | None:
@@ -87,6 +97,8 @@ def over_limit(bidder: Bidder, chosen: tuple[Unit, ...]) -> Reason | None:
     for unit in chosen:
         if unit.uuid in full:
             return Reason(Code.OVER_LIMIT, _too_many(unit, full[unit.uuid], bidder.terms.source))
+    if faults := _seat_faults(bidder, chosen):
+        return next(iter(faults.values()))
     limits = bidder.terms.limits
     if limits == NO_LIMITS:
         return None
@@ -96,6 +108,20 @@ def over_limit(bidder: Bidder, chosen: tuple[Unit, ...]) -> Reason | None:
     for excess in excesses(limits, held, uuids, pod.namespace, pod.name, exclusive=exclusive):
         return Reason(Code.OVER_LIMIT, excess.sentence(bidder.terms.limit_path(excess.key), bidder.terms.source))
     return None
+
+
+def _seated(bidder: Bidder, claim: Claim) -> Mapping[GpuUuid, Reason]:
+    """GPUs that fit, and whose daemon has no such seat left."""
+    return _seat_faults(bidder, fitting_gpus(bidder.inventory, claim.selectors))
+
+
+def _seat_faults(bidder: Bidder, units: Iterable[Unit]) -> Mapping[GpuUuid, Reason]:
+    if bidder.mode is not Mode.MPS or bidder.seat is None:
+        return {}
+    usage = bidder.ledger.released(bidder.container.id).usage()
+    most = bidder.terms.policy.mps.containers_per_gpu
+    faults = ((unit.uuid, seat_fault(unit, usage.get(unit.uuid, UNUSED), bidder.seat, most)) for unit in units)
+    return {uuid: fault for uuid, fault in faults if fault}
 
 
 def _full(bidder: Bidder) -> Mapping[GpuUuid, tuple[int, str]]:

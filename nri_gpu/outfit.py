@@ -13,6 +13,7 @@ from nri_gpu.domain.extras import NO_PARTS, Parts
 from nri_gpu.domain.gpu import Capabilities, Capability, Node, Unit, whole
 from nri_gpu.injection.compat import compat_hindrance
 from nri_gpu.injection.devices import covered_node
+from nri_gpu.injection.mps import Client
 from nri_gpu.injection.plan import Share, plan
 from nri_gpu.policy.model import Policy, VisibleDevices
 from nri_gpu.requirements.check import Unmet, stated_in, unmet
@@ -46,10 +47,12 @@ def outfit(
     *,
     extra: Parts = NO_PARTS,
     completes: bool = False,
+    mps: Client | None = None,
 ) -> Outfit | Reason:
     """For these GPUs, or what is in the way.
 
-    extra: what its extras are made of. completes: others gave the GPUs, so no node of one is added.
+    extra: what its extras are made of. completes: others gave the GPUs, so no node of one is added. mps: its place at
+    a daemon.
     """
     stated = stated_in(container.env)
     choice = _compat(container, gpus, capabilities, node, policy) if stated else DRIVERS_OWN
@@ -67,6 +70,7 @@ def outfit(
         extra=extra,
         compat=choice.package,
         completes=completes,
+        mps=mps,
     )
     edits = plan(share)
     if reason := covered_node(edits.devices, container.mounts):

@@ -22,7 +22,8 @@ FOLDER: Final = Path(__file__).parent
 # ones ask more questions, so there is room for a few, and none for losing a line that counts.
 THRESHOLD: Final = 15
 # Making nodes and loading modules takes four capabilities that the daemon does without.
-THRESHOLDS: Final = {"nri-gpu-prepare.service": 25}
+# The drop-in for MPS opens the unit for other programs than ours.
+THRESHOLDS: Final = {"nri-gpu-prepare.service": 25, "mps.conf": 28}
 ANALYZE: Final = "systemd-analyze"
 OFFLINE_SINCE: Final = 250  # the version of systemd that learned --offline and --threshold
 TIMEOUT_S: Final = 60
@@ -44,11 +45,24 @@ def figure(report: str) -> str:
 def faults(unit: Path, threshold: int | None = None) -> list[str]:
     """Sentences on what systemd has against a unit file; none is good. Only services have an exposure."""
     limit = THRESHOLDS.get(unit.name, THRESHOLD) if threshold is None else threshold
+    if unit.suffix == ".conf":
+        return _faults_with(unit, limit)
     with tempfile.TemporaryDirectory() as folder:
         for each in {unit, unit.with_suffix(".service")}:  # a path unit is nothing without its service
             (Path(folder) / each.name).write_text(runnable(each.read_text(), sys.executable))
         copy = Path(folder) / unit.name
         return [*_malformed(copy), *(_exposed(copy, limit) if unit.suffix == ".service" else ())]
+
+
+def _faults_with(drop_in: Path, limit: int) -> list[str]:
+    """Of a unit with its drop-in, as systemd reads the two: lists add up, other keys of the drop-in win."""
+    service = drop_in.parent.with_suffix("")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / service.name
+        added = drop_in.read_text().partition("[Service]")[2]
+        # One file of both: offline, `security` does not look for drop-ins.
+        copy.write_text(runnable(service.read_text(), sys.executable).replace("[Install]", f"{added}\n[Install]"))
+        return [*_malformed(copy), *_exposed(copy, limit)]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,7 +72,9 @@ def main(arguments: Sequence[str]) -> int:
         has = f"is {version}" if version else "is not installed"
         print(f"systemd/verify.py: {ANALYZE} {has}, {OFFLINE_SINCE} or newer is needed: units not checked")
         return int(os.environ.get("CI") == "true")
-    units = [Path(argument) for argument in arguments] or sorted(FOLDER.glob("nri-gpu*.*"))
+    units = [Path(argument) for argument in arguments] or sorted(
+        [*FOLDER.glob("nri-gpu*.*ice"), *FOLDER.glob("*.path"), *FOLDER.glob("*.d/*.conf")]
+    )
     found = [f"{unit}: {fault}" for unit in units for fault in faults(unit)]
     print("\n".join(found), end="\n" if found else "")
     return int(bool(found))

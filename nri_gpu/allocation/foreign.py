@@ -84,6 +84,8 @@ def beyond(claim: Claim, container: Container, held: tuple[Unit, ...], inventory
     """What a claim asks for that these GPUs, which others gave, are not; empty when it only shapes. A clause."""
     if claim.extras.asked:  # they come with a grant, and this is none
         return f"extras {', '.join(sorted(claim.extras.asked))}"
+    if claim.mode is Mode.MPS:
+        return "mode=mps, whose daemon is for GPUs that are granted here"
     if claim.mode is Mode.EXCLUSIVE:
         return "mode=exclusive, which nobody can promise for GPUs that others give out"
     if isinstance(claim.wanted, Everything) and any(not why_not(gpu) and gpu not in held for gpu in inventory.gpus):

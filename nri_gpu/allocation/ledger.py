@@ -88,12 +88,14 @@ class Usage:
             return True
         if mode is Mode.SHARED:
             return False
+        if mode is Mode.MPS:  # its daemon takes the GPU for itself (EXCLUSIVE_PROCESS)
+            return bool(self.foreign)
         return bool(self.foreign) or any(uid != pod_uid for uid in self.pods)
 
     def plus(self, grant: Grant) -> Usage:
         """With one more container on it."""
-        # A lapsed container that started while we were away may have left both modes on one GPU.
-        mode = Mode.EXCLUSIVE if Mode.EXCLUSIVE in (self.mode, grant.mode) else grant.mode
+        # A lapsed container that started while we were away may have left two modes on one GPU.
+        mode = next((each for each in _STRICTEST_FIRST if each in (self.mode, grant.mode)), None)
         pods = {**self.pods, grant.pod_uid: f"{grant.namespace}/{grant.pod_name}"}
         grants = {**self.grants, grant.container_id: grant}
         return Usage(mode, pods, self.containers + 1, self.foreign, grants, self.leaver)
@@ -107,6 +109,7 @@ class Usage:
         return usage
 
 
+_STRICTEST_FIRST: Final = (Mode.EXCLUSIVE, Mode.MPS, Mode.SHARED)
 UNUSED: Final = Usage()
 NOT_TOLD: Final[Mapping[GpuUuid, Usage]] = MappingProxyType({})  # another one than any that is empty
 

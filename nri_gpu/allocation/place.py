@@ -107,7 +107,7 @@ def _best(
     last, _ = ranked[number - 1]
     taken = tuple(at for rank, at in ranked if rank < last)
     pool = tuple(at for rank, at in ranked if rank == last)
-    if asker.mode is Mode.SHARED:  # spread by load alone; what is left stays open to others
+    if asker.mode is not Mode.EXCLUSIVE:  # spread by load alone; what is left stays open to others
         chosen = choose(fabric, number - len(taken), pool, taken=taken)
     else:
         chosen = choose(fabric, number - len(taken), pool, taken=taken, room=_room(asker, inventory, usage))
@@ -161,7 +161,7 @@ def _fewest_gpus(
 
     Links are no matter: a program can use only one MIG device, and none of them reaches another.
     """
-    weight = 0 if asker.mode is Mode.SHARED else {Strategy.PACK: -1, Strategy.SPREAD: 1}[asker.strategy]
+    weight = 0 if asker.mode is not Mode.EXCLUSIVE else {Strategy.PACK: -1, Strategy.SPREAD: 1}[asker.strategy]
     among = {part.gpu.uuid: part.gpu for part in open_ones}
     in_use = {uuid: sum(part in chosen or part.uuid in usage for part in gpu.parts) for uuid, gpu in among.items()}
     return sorted(

@@ -86,7 +86,7 @@ def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage) -> Reason:
         )
     others = [name for uid, name in usage.pods.items() if uid != pod_uid] or list(usage.pods.values())
     holders = _named_few([*others, *(f"{pod} (not through nri-gpu)" for pod in usage.foreign)], HOLDERS_SHOWN)
-    how = "by" if usage.mode is None else "exclusively by" if usage.mode is Mode.EXCLUSIVE else "in shared mode by"
+    how = "exclusively by" if usage.mode is Mode.EXCLUSIVE else f"in {usage.mode} mode by" if usage.mode else "by"
     return Reason(
         Code.GPU_BUSY,
         f"{called(unit)} is held {how} {holders}, and asked for here in {asked} mode: wait until it is free, "
@@ -99,7 +99,9 @@ def _left(leaver: Leaver) -> str:
 
 
 def _cure(asked: Mode, held: Set[Mode | None]) -> str:
-    """Where `mode=shared` would let both have it."""
+    """Which mode would let both have it."""
+    if Mode.MPS in (asked, *held):
+        return "the same mode on both"
     if asked is Mode.SHARED:
         return "mode=shared on the holder"
     return "mode=shared on both" if Mode.EXCLUSIVE in held else "mode=shared here"

@@ -7,13 +7,15 @@ from enum import StrEnum
 
 from nri_gpu.domain.extras import NO_EXTRAS, Extras
 from nri_gpu.domain.gpu import Capabilities
+from nri_gpu.domain.mps import NO_SHARING, Sharing
 
 
 class Mode(StrEnum):
-    """How GPUs are held. Exclusive is exclusive to the pod: its own containers may share."""
+    """How GPUs are held. Exclusive is exclusive to the pod: its own containers may share. mps: through one daemon."""
 
     EXCLUSIVE = "exclusive"
     SHARED = "shared"
+    MPS = "mps"
 
 
 class Operator(StrEnum):
@@ -114,3 +116,4 @@ class Claim:
     selectors: tuple[Selector, ...] = ()
     extras: Extras = NO_EXTRAS
     kubelet: bool = False
+    sharing: Sharing = NO_SHARING

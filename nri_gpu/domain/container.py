@@ -77,6 +77,7 @@ class Container:
     pinned: it has a cpuset of its own: the kubelet's static CPU manager or another plugin looks after its CPUs.
     privileged: its device cgroup allows everything (the wildcard rule containerd writes).
     kubelet: what the kubelet gave it, read off its annotations and no longer among them; None where it did not.
+    uid: whose its program is, as the host counts users; told by containerd from 2.3 on, and not of user namespaces.
     """
 
     id: ContainerId
@@ -93,3 +94,4 @@ class Container:
     pinned: bool = False
     privileged: bool = False
     kubelet: KubeletGrant | None = None
+    uid: int | None = None

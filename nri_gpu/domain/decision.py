@@ -10,6 +10,7 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.mps import Seat
 
 # The runtime's own prefix and the kubelet's event both grow around it; an event message holds 1024 bytes.
 REFUSAL_MAX: Final = 700  # characters
@@ -20,7 +21,7 @@ class Grant:
     """The GPUs one container holds.
 
     mode: None for a grant of nothing (`none`). generation: the driver generation it was made with, and behind a `+`
-    that of a compatibility package of CUDA where it has one.
+    that of a compatibility package of CUDA where it has one. seat: what it has of an MPS daemon; None in other modes.
     """
 
     container_id: ContainerId
@@ -32,6 +33,7 @@ class Grant:
     uuids: tuple[GpuUuid, ...]
     mode: Mode | None
     generation: str
+    seat: Seat | None = None
 
     @property
     def generations(self) -> tuple[str, ...]:
@@ -39,7 +41,14 @@ class Grant:
         return tuple(self.generation.split("+"))
 
     @classmethod
-    def to(cls, container: Container, uuids: tuple[GpuUuid, ...], mode: Mode | None, generation: str) -> Self:
+    def to(
+        cls,
+        container: Container,
+        uuids: tuple[GpuUuid, ...],
+        mode: Mode | None,
+        generation: str,
+        seat: Seat | None = None,
+    ) -> Self:
         """A grant of these GPUs to a container."""
         return cls(
             container_id=container.id,
@@ -51,6 +60,7 @@ class Grant:
             uuids=uuids,
             mode=mode,
             generation=generation,
+            seat=seat,
         )
 
 

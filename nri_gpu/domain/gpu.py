@@ -11,6 +11,7 @@ from typing import Final, NewType
 
 from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.extras import Extra, Offer, Profiles
+from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 
 GpuUuid = NewType("GpuUuid", str)
 PciBusId = NewType("PciBusId", str)
@@ -325,8 +326,8 @@ class Node:
     driver_fault then says why, or what it waits for. module_version: of the kernel module that is loaded, asked of the
     kernel and not of NVML; empty when it was loaded and is no more, None when it never was, or the node is simulated.
     compat: packages of a newer CUDA for this driver, the lowest CUDA first. profiles: application profiles that lie
-    ready; None before they were written. inventory_age_s: seconds since the inventory was last confirmed; filled in by
-    the shell where policy asks for it.
+    ready; None before they were written. mps_dir: where each GPU's MPS daemon has its folder. inventory_age_s: seconds
+    since the inventory was last confirmed; filled in by the shell where policy asks for it.
     """
 
     number: int
@@ -336,6 +337,7 @@ class Node:
     module_version: str | None = None
     compat: tuple[CompatPackage, ...] = ()
     profiles: Profiles | None = None
+    mps_dir: str = DEFAULT_MPS_DIR
     inventory_age_s: float = 0.0
 
     @property

@@ -18,6 +18,7 @@ from nri_gpu.injection import devices, env
 from nri_gpu.injection.compat import compat_mount
 from nri_gpu.injection.cpuset import Cpuset, cpuset_of
 from nri_gpu.injection.mounts import Places, free_places, tree_mounts
+from nri_gpu.injection.mps import Client, client_edits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +28,8 @@ class Share:
     gpus: GPUs and MIG devices, in NVML order; none for `none`. capabilities: closed. tree: the staged driver files for
     them. loader: how they are found. void: policy keeps NVIDIA_VISIBLE_DEVICES for others on this node. numa: what
     policy keeps to the GPUs' NUMA nodes. extra: what its extras are made of. compat: a newer CUDA than the driver's.
-    completes: it holds its GPUs by others' hand, and gets no node of a GPU. The mark is not ours to add: the shell
-    signs it.
+    completes: it holds its GPUs by others' hand, and gets no node of a GPU. mps: its place at a daemon. The mark is not
+    ours to add: the shell signs it.
     """
 
     container: Container
@@ -42,6 +43,7 @@ class Share:
     extra: Parts = NO_PARTS
     compat: CompatPackage | None = None
     completes: bool = False
+    mps: Client | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Recipe:
     extra: Parts
     compat: CompatPackage | None = None
     present: frozenset[str] | None = None
+    mps: Client | None = None
 
     def __hash__(self) -> int:
         """By what differs from one to the next on a node; all of it took as long as the rest of planning."""
@@ -88,6 +91,7 @@ def plan(share: Share) -> Edits:
         extra=share.extra,
         compat=share.compat,
         present=devices.shared_among(share.container.devices) if share.completes else None,
+        mps=share.mps,
     )
     return _kept(recipe) if len(recipe.library_path) <= LIBRARY_PATH_KEPT else _merged(recipe)
 
@@ -140,8 +144,12 @@ def _extras(recipe: Recipe) -> Edits:
     return Edits.of(devices=parts.nodes, mounts=parts.mounts, rlimits=parts.rlimits) if recipe.gpus else NO_EDITS
 
 
+def _mps(recipe: Recipe) -> Edits:
+    return client_edits(recipe.mps) if recipe.mps and recipe.gpus else NO_EDITS
+
+
 def _cpuset(recipe: Recipe) -> Edits:
     return Edits.of(cpuset_cpus=recipe.cpuset.cpus, cpuset_mems=recipe.cpuset.mems)
 
 
-CONTRIBUTORS: Final[tuple[Contributor, ...]] = (_devices, _driver, _compat, _visible, _extras, _cpuset)
+CONTRIBUTORS: Final[tuple[Contributor, ...]] = (_devices, _driver, _compat, _visible, _extras, _mps, _cpuset)

@@ -15,19 +15,22 @@ from google.protobuf.message import DecodeError as DecodeError
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
 from nri_gpu.domain.edits import Edits
+from nri_gpu.domain.mps import CLIENT_VARIABLES, SHM_PLACE
 from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, concerns
 from nri_gpu.requirements.check import PREFIX as REQUIRE
 
 PREFIX: Final = "gpu.nri.io"
 # The variables we add to or override. They and an image's requirements are kept, no other: none can end up in a log.
-READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
+READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES)
 _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DISABLE)), REQUIRE)
 VISIBLE_NEEDLE: Final = b"NVIDIA_VISIBLE_DEVICES"
-_VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES="
+# Of a container that exists: what may be a request, and its seat at an MPS daemon.
+_KEPT_ENV_STARTS: Final = tuple(f"{name}=" for name in ("NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES))
 _READ_ENV_LETTERS: Final = frozenset(start[0] for start in _READ_ENV_STARTS)
 # Programs that NVIDIA's runtimes and CDI specifications have run as hooks.
 NVIDIA_HOOKS: Final = frozenset({"nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-runtime-hook"})
 _NOTHING: Final = frozenset[str]()
+_OWN_PLACES: Final = frozenset({"/dev", SHM_PLACE})
 EMPTY: Final = b""  # the encoding of every message without content
 CREATED: Final = pb.CONTAINER_CREATED
 
@@ -75,10 +78,11 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A container in Synchronize. created: made but not started; otherwise it runs."""
+    """A container in Synchronize. created: made but not started; otherwise it runs. pid: on the host; 0: not told."""
 
     container: Container
     created: bool
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,11 @@ class Lifecycle:
     def container(self) -> Container | None:
         """The container; None for a pod's event."""
         return container_from_pb(self._message.container, pod_from_pb(self._message.pod)) if self.container_id else None
+
+    @property
+    def pid(self) -> int:
+        """Of the container's process, on the host; 0 where nobody told."""
+        return int(self._message.container.pid)
 
     @property
     def asks(self) -> bool:
@@ -158,6 +167,7 @@ class Parts:
                     armed=self._armed,
                 ),
                 created=container.state == CREATED,
+                pid=container.pid,
             )
             for container in sorted(self._containers, key=lambda each: -each.created_at)
         )
@@ -209,7 +219,9 @@ def container_from_pb(container: pb.Container, pod: Pod, *, exists: bool = False
     created: it is half of the work, and Synchronize has thousands. armed: that variable may be among them.
     """
     if exists:
-        env, env_twice = _read_env([each for each in container.env if each.startswith(_VISIBLE)] if armed else ())
+        env, env_twice = _read_env(
+            [each for each in container.env if each.startswith(_KEPT_ENV_STARTS)] if armed else ()
+        )
     else:
         env, env_twice = _read_env(container.env)
     linux, resources = container.linux, container.linux.resources
@@ -221,12 +233,13 @@ def container_from_pb(container: pb.Container, pod: Pod, *, exists: bool = False
         env=env,
         env_twice=env_twice,
         devices=tuple([DeviceRef(d.path, d.major, d.minor) for d in devices]) if (devices := linux.devices) else (),
-        mounts=_NOTHING if exists else _destinations(container.mounts),
+        mounts=_NOTHING if exists else _destinations(container.mounts, pod),
         cdi_devices=tuple([device.name for device in named]) if (named := container.CDI_devices) else (),
         nvidia_hooks=frozenset(_nvidia_hooks(container.hooks)) if container.HasField("hooks") else _NOTHING,
         rlimits=frozenset([limit.type for limit in limits]) if (limits := container.rlimits) else _NOTHING,
         pinned=_pinned(resources),
         privileged=_privileged(resources.devices),
+        uid=_uid(container) if container.HasField("user") else None,
     )
 
 
@@ -302,13 +315,24 @@ def _wildcard(rule: pb.LinuxDeviceCgroup) -> bool:
     return not rule.HasField("major") and not rule.HasField("minor")
 
 
-def _destinations(mounts: Iterable[pb.Mount]) -> frozenset[str]:
-    return frozenset([place for mount in mounts if (place := mount.destination) != "/dev" or not _usual_dev(mount)])
+def _destinations(mounts: Iterable[pb.Mount], pod: Pod) -> frozenset[str]:
+    places = [(mount, mount.destination) for mount in mounts]
+    return frozenset([place for mount, place in places if place not in _OWN_PLACES or not _usual(mount, pod)])
 
 
-def _usual_dev(mount: pb.Mount) -> bool:
-    """Of a mount at /dev, whether it is the runtime's own or the host's: in either, the GPU's nodes are or will be."""
-    return mount.type == "tmpfs" or mount.source == "/dev"
+def _usual(mount: pb.Mount, pod: Pod) -> bool:
+    """What the runtime mounts for itself where something of ours may go, too; of /dev also the host's own."""
+    if mount.type == "tmpfs" or mount.source == mount.destination:
+        return True
+    # The pod's own (containerd: internal/cri).
+    return mount.destination == SHM_PLACE and mount.source.endswith(f"/{pod.id}/shm")
+
+
+def _uid(container: pb.Container) -> int | None:
+    """Where it means the same on the host."""
+    if any(each.type == "user" for each in container.linux.namespaces):
+        return None
+    return int(container.user.uid)
 
 
 def _unknown_pod(container: pb.Container) -> Pod:

@@ -18,6 +18,7 @@ from nri_gpu.domain.placement import NumaBinding, Strategy
 from nri_gpu.policy.globs import EVERYTHING, NOTHING, Globs
 from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Folder, Patterns, Text, Texts, Whole
 from nri_gpu.policy.limits import NO_LIMITS, Limits
+from nri_gpu.policy.mps import NO_MPS, MpsSettings
 from nri_gpu.policy.pools import NO_POOLS, Pools
 from nri_gpu.policy.rules import NO_RULES, Rules
 from nri_gpu.policy.words import POOL_NAMES
@@ -515,6 +516,7 @@ class Policy:
     capabilities: CapabilityRules = CapabilityRules()
     extras: ExtraRules = ExtraRules()
     modes: ModeRules = ModeRules()
+    mps: MpsSettings = NO_MPS
     namespaces: NamespaceRules = NamespaceRules()
     limits: Limits = NO_LIMITS
     environment: EnvironmentSettings = EnvironmentSettings()

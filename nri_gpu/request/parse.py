@@ -30,8 +30,10 @@ from nri_gpu.domain.claim import (
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.extras import NO_EXTRAS, Extras
 from nri_gpu.domain.gpu import Capabilities
+from nri_gpu.domain.mps import NO_SHARING, Sharing
 from nri_gpu.request.extras import read_extras
 from nri_gpu.request.keys import select_annotation, shown_key
+from nri_gpu.request.sharing import read_sharing
 from nri_gpu.request.text import BLANKS, Piece, guess, listed, quoted
 from nri_gpu.request.values import (
     read_arch,
@@ -48,7 +50,7 @@ __all__ = ["CLAUSES", "VALUE_MAX", "parse_claim", "select_annotation"]
 
 VALUE_MAX: Final = 4096  # bytes; Kubernetes lets all annotations of a pod together have 256 KiB
 
-Part = Wanted | Mode | Capabilities | Selector | Extras
+Part = Wanted | Mode | Capabilities | Selector | Extras | Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ CLAUSES: Final[Mapping[str, Clause]] = {
     "device": Clause(read_devices, "device=0,1"),
     "mig": Clause(read_mig, "mig=1g.10gb:2"),
     "mode": Clause(read_mode, "mode=shared"),
+    "sharing": Clause(read_sharing, "sharing=memory:10Gi,threads:50"),
     "capabilities": Clause(read_capabilities, "capabilities=compute,utility"),
     "extras": Clause(read_extras, "extras=drm"),
     "model": Clause(read_model, "model=*H100*"),
@@ -72,8 +75,6 @@ CLAUSES: Final[Mapping[str, Clause]] = {
     "arch": Clause(read_arch, "arch>=9.0", ordered=True),
 }
 WORDS: Final[Mapping[str, Wanted]] = {"all": Everything(), "none": Nothing()}
-# Keys that a later version will know: worth a sentence of their own.
-LATER: Final = frozenset({"sharing"})
 # What people write instead, beyond slips of the finger.
 _OTHER_NAMES: Final = {"gpu": "count", "gpus": "count", "uuid": "device", "index": "device", "caps": "capabilities"}
 _OPERATORS: Final = {operator.value: operator for operator in Operator}
@@ -165,8 +166,6 @@ def _names_gpus(text: str) -> bool:
 
 def _unknown(name: str) -> str:
     """Why a word is not understood, in the terms of its likely meaning."""
-    if name in LATER:
-        return f'"{name}" is not supported by this version'
     if name in WORDS:
         return f'"{name}" takes no value: write {name} by itself'
     if name in _MODES:
@@ -186,7 +185,7 @@ def _assemble(key: str, value: str, whole: Piece, parts: Mapping[str, tuple[Part
     capabilities: Capabilities | None = None
     wanted: list[tuple[str, Wanted]] = []
     selectors: list[Selector] = []
-    extras = NO_EXTRAS
+    extras, sharing = NO_EXTRAS, NO_SHARING
     for name, (part, clause) in parts.items():
         match part:
             case Mode():
@@ -195,6 +194,8 @@ def _assemble(key: str, value: str, whole: Piece, parts: Mapping[str, tuple[Part
                 capabilities = part
             case Extras():
                 extras = part
+            case Sharing():
+                sharing = part
             case ModelSelector() | MemorySelector() | ArchSelector():
                 selectors.append(part)
             case Everything() | Nothing() | Count() | Devices() | MigProfiles():
@@ -205,6 +206,8 @@ def _assemble(key: str, value: str, whole: Piece, parts: Mapping[str, tuple[Part
         raise whole.cut(0).error(f"this says how GPUs are wanted, not which: {_ONE_OF}")
     if wanted and isinstance(wanted[0][1], Nothing) and len(parts) > 1:
         raise _other_than("none", parts).error('"none" stands alone: it asks for no GPU, so nothing can go with it')
+    if sharing != NO_SHARING and mode is not Mode.MPS:
+        raise parts["sharing"][1].error('"sharing" goes with mode=mps only: in other modes nothing divides a GPU')
     return Claim(
         key=key,
         text=value,
@@ -213,6 +216,7 @@ def _assemble(key: str, value: str, whole: Piece, parts: Mapping[str, tuple[Part
         capabilities=capabilities,
         selectors=tuple(selectors),
         extras=extras,
+        sharing=sharing,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.extras import Profiles
 from nri_gpu.domain.gpu import DriverFiles, Inventory, Node
+from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 
 
 class Board:
@@ -16,8 +17,8 @@ class Board:
     changed: called after each.
     """
 
-    def __init__(self, inventory: Inventory, driver_fault: str = "") -> None:
-        self._node = Node(number=1, inventory=inventory, driver_fault=driver_fault)
+    def __init__(self, inventory: Inventory, driver_fault: str = "", mps_dir: str = DEFAULT_MPS_DIR) -> None:
+        self._node = Node(number=1, inventory=inventory, driver_fault=driver_fault, mps_dir=mps_dir)
         self.changed: Callable[[], None] = lambda: None
 
     def snapshot(self) -> Node:

@@ -16,14 +16,17 @@ from nri_gpu.allocation.foreign import foreign_uuids
 from nri_gpu.allocation.handover import expired
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
 from nri_gpu.allocation.mark import MAC_LENGTH, MARK_KEY, BadMark, Mark, mark_body, read_mark, sign, write_mark
+from nri_gpu.allocation.mps import holds_by_mps, start_fault
 from nri_gpu.allocation.promises import promised, redeemed
 from nri_gpu.asking import may_ask_by_environment, needs_grant, reads_environment
 from nri_gpu.decide import BrokenPolicy, decide
+from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import Inventory, Node
 from nri_gpu.domain.kubelet import Handed
+from nri_gpu.domain.mps import Seat
 from nri_gpu.judge import judge_adjusted
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed, Markers
@@ -67,7 +70,8 @@ class Outside:
     snapshot: the newest node. clock: monotonic seconds. later: run something once the reply is on its way.
     changed: told each new ledger. inventory_age_s: how long ago the source of the inventory last answered; None where
     it never did. recorder: who keeps what happens. left: told when a GPU waits for a look at its processes before it is
-    offered again.
+    offered again. start_hindrance: why a container with this grant cannot start yet; empty when it can. user_of: the
+    user id of a process, as the host counts; None where it cannot be told.
     """
 
     snapshot: Callable[[], Node]
@@ -77,6 +81,8 @@ class Outside:
     inventory_age_s: Callable[[], float | None] = lambda: None
     recorder: Recorder = field(default_factory=Nobody)
     left: Callable[[], None] = lambda: None
+    start_hindrance: Callable[[Grant], str] = lambda _: ""
+    user_of: Callable[[int], int | None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +219,8 @@ class Plugin:
             mark = self._mark(item.container)
             if isinstance(mark, Mark):
                 phase = Phase.CREATED if item.created else Phase.RUNNING
-                entries.append(Entry(_grant(item.container, mark), phase, NEVER_LAPSES if item.created else now))
+                grant = self._grant(item.container, mark, item.pid)
+                entries.append(Entry(grant, phase, NEVER_LAPSES if item.created else now))
             if not isinstance(mark, Mark) or not mark.uuids:  # a mark without GPUs vouches for none that it has
                 self._remember(item.container)
                 foreign += self._foreign(item.container, node)
@@ -290,7 +297,7 @@ class Plugin:
             self._commit(self.ledger.released(change.container_id))
 
     def _adopt(self, change: Lifecycle, container: Container, mark: Mark) -> Reply:
-        entry = Entry(_grant(container, mark), Phase.LAPSED, self._outside.clock())
+        entry = Entry(self._grant(container, mark, change.pid), Phase.LAPSED, self._outside.clock())
         ledger = self.ledger if mark.uuids else self._with_others(self.ledger, container, self._outside.snapshot())
         return self._run(change, ledger.with_entry(entry))
 
@@ -305,10 +312,41 @@ class Plugin:
                 "meanwhile: create it again.",
             )
             return self._refuse_start(container, reason)
+        found = self._checked(change, running)
+        if isinstance(found, Reason):
+            container = change.container
+            assert container is not None  # as above
+            return self._refuse_start(container, found)
         self._outside.recorder.settled(change.container_id)
         self.kubelet.started(change.container_id, lambda: change.container)
-        self._commit(running)
+        self._commit(found)
         return EMPTY
+
+    def _checked(self, change: Lifecycle, running: Ledger) -> Ledger | Reason:
+        """What is known of a granted container only as it starts: its user, and whether its GPU is ready for it."""
+        entry = running.entries[change.container_id]
+        if sentence := self._outside.start_hindrance(entry.grant):
+            return Reason(Code.NODE_NOT_READY, sentence)
+        container = change.container if holds_by_mps(entry.grant) else None
+        if container is None:
+            return running
+        # What the journal remembers has no seat: it is in the container's environment.
+        seat = entry.grant.seat or Seat.read(container.env, None)
+        uid = self._outside.user_of(change.pid)
+        uid = seat.uid if uid is None else uid
+        if uid is None:
+            return Reason(
+                Code.NODE_NOT_READY,
+                "the user id of this container's process cannot be read from /proc, and an MPS daemon serves one user: "
+                "nri-gpu needs the rights of the systemd drop-in mps.conf (docs/mps.md).",
+            )
+        seated = running.with_entry(replace(entry, grant=replace(entry.grant, seat=replace(seat, uid=uid))))
+        return start_fault(change.container_id, uid, seated, self._outside.snapshot().inventory) or seated
+
+    def _grant(self, container: Container, mark: Mark, pid: int) -> Grant:
+        """What a container was granted, by its mark; its seat at an MPS daemon by its environment and its process."""
+        seat = Seat.read(container.env, self._outside.user_of(pid)) if mark.mode is Mode.MPS else None
+        return Grant.to(container, mark.uuids, mark.mode, mark.generation, seat)
 
     def _start_ungranted(self, change: Lifecycle, container: Container) -> Reply:
         """Created while we were away: it asked, nobody decided, and it must not run without what it asked for."""
@@ -485,7 +523,3 @@ def _names(container: Container) -> dict[str, str]:
         "pod_uid": pod.uid,
         "container_id": container.id,
     }
-
-
-def _grant(container: Container, mark: Mark) -> Grant:
-    return Grant.to(container, mark.uuids, mark.mode, mark.generation)

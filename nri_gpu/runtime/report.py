@@ -118,7 +118,7 @@ def _unavailable(unit: Unit, usage: Usage | None) -> str:
     if usage.mode is Mode.EXCLUSIVE:
         return f"held exclusively by {pods}"
     by_others = f"{', '.join(usage.foreign)}, whom somebody else gave it" if usage.foreign else ""
-    return f"held in shared mode by {pods}" if pods else f"held by {by_others}"
+    return f"held in {usage.mode} mode by {pods}" if pods else f"held by {by_others}"
 
 
 def _holding(unit: Unit, ledger: Ledger) -> Iterator[Entry]:

@@ -24,8 +24,12 @@ from nri_gpu.domain.errors import PolicyError
 from nri_gpu.domain.gpu import Inventory
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.inventory.source import source_of
+from nri_gpu.mps.process import user_of
+from nri_gpu.mps.tender import Around as AroundMps
+from nri_gpu.mps.tools import Tools
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.model import AuditSettings, KubeletSettings, Policy
+from nri_gpu.policy.mps import NO_MPS, MpsSettings
 from nri_gpu.runtime.audit import AuditLog, PolicyNote
 from nri_gpu.runtime.board import Board
 from nri_gpu.runtime.handover import Rechecks
@@ -40,6 +44,7 @@ from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.kubelet_keeper import KubeletKeeper
 from nri_gpu.verbs.label_keeper import LabelKeeper
+from nri_gpu.verbs.mps_keeper import MpsKeeper
 from nri_gpu.verbs.node_watch import node_watch
 from nri_gpu.verbs.parts import exit_code
 from nri_gpu.verbs.policy_file import PolicyFile
@@ -137,7 +142,13 @@ class Daemon:
         self._state = state
         self._policy_file = policy_file
         self._notifier = Notifier()
-        self._board = Board(STARTING, "the driver's files are being looked for; try again in a moment")
+        looking_for = "the driver's files are being looked for; try again in a moment"
+        self._board = Board(STARTING, looking_for, str(state.path.absolute() / "mps"))
+        self._mps = MpsKeeper(
+            state.path.absolute(),
+            lambda: self._plugin.ledger if self._synchronized else None,
+            AroundMps(lambda: Tools.of(self._board.snapshot().driver), self._mps_settings),
+        )
         policy = self._first_policy()
         settings = policy if isinstance(policy, Policy) else policy_file.salvage
         self._fixed = _fixed(settings)
@@ -164,6 +175,8 @@ class Daemon:
                 inventory_age_s=self._cache.age_s,
                 recorder=recorder,
                 left=self._rechecks.begin,
+                start_hindrance=self._mps.start_hindrance,
+                user_of=user_of,
             ),
             policy,
             key,
@@ -232,6 +245,7 @@ class Daemon:
             self._watch.run(),
             self._snapshots.run(),
             self._kubelet.run(),
+            self._mps.run(),
             self._labels.run(),
             self._reporter.run(),
             *(each.run() for each in (self._audit, self._policy_watch) if each),
@@ -342,6 +356,9 @@ class Daemon:
         """Which drivers' files containers have mounted, once the runtime has told."""
         return self._plugin.ledger.generations() if self._synchronized else None
 
+    def _mps_settings(self) -> MpsSettings:
+        return self._plugin.policy.mps if isinstance(self._plugin.policy, Policy) else NO_MPS
+
     def _configured(self, configured: Configured) -> None:
         """A plugin that the runtime starts finds its drop-in file's text here: that file is its policy."""
         self._reporter.configured(configured)
@@ -360,6 +377,7 @@ class Daemon:
     def _ready(self) -> None:
         self._synchronized = True
         self._kubelet.connected(True)
+        self._mps.look_again()
         self._reporter.ready()
         status = f"serving {self._fixed.socket}, {len(self._plugin.ledger.entries)} grants"
         if without := len(self._plugin.ungranted):
@@ -373,6 +391,7 @@ class Daemon:
 
     def _ledger_changed(self, ledger: Ledger) -> None:
         self._kubelet.changed()
+        self._mps.look_again()
         if self._audit:
             self._audit.ledger_changed(ledger)
         # What is written to the file for people is the newest when the timer is up.

@@ -36,13 +36,16 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, PodId
 from nri_gpu.domain.decision import Grant, Inject, Pass, Refuse
 from nri_gpu.domain.edits import NO_EDITS
+from nri_gpu.domain.mps import Seat
 from nri_gpu.policy.model import ClaimDefaults, Policy
+from nri_gpu.policy.mps import MpsSettings
 from tests.property import worlds
 from tests.support import builders as make
 
 KEY: Final = bytes(32)
 GRACE_S: Final = 60.0
 GPUS: Final = (*make.gpus(2), make.mig_gpu(2))  # few, so that requests meet
+MPS: Final = MpsSettings(enabled=True)
 State = Literal["created", "running", "exited"]
 Fate = Literal["made", "made and not listed yet", "failed", "answer lost", "answer lost, not listed yet"]
 
@@ -51,6 +54,7 @@ names = st.sampled_from(worlds.CONTAINER_NAMES)
 claims = st.sampled_from(
     [
         *("1", "all", "device=0", "device=0;mode=exclusive", "device=0;mode=shared", "none"),
+        *("1;mode=mps", "device=0;mode=mps;sharing=memory:15Gi,threads:50"),
         *("mig=1g.5gb", "mig=1g.5gb:2;mode=shared", "device=2:0", "device=0,2:1;mode=exclusive"),
     ]
 )
@@ -77,7 +81,7 @@ class Runtime(RuleBasedStateMachine):
         self.made: dict[ContainerId, Made] = {}
         self.ledger = Ledger()
         self.node = make.node(GPUS)
-        self.policy = Policy()
+        self.policy = Policy(mps=MPS)
         self.now = 0.0
         self.number = 0
         self.away = False
@@ -107,7 +111,8 @@ class Runtime(RuleBasedStateMachine):
         if mark is None:
             return None
         grant = make.grant(mode=mark.mode, to=of, generation=mark.generation)
-        return Entry(replace(grant, uuids=mark.uuids), phase, self.now)
+        seat = Seat.read(of.env, None) if mark.mode is Mode.MPS else None
+        return Entry(replace(grant, uuids=mark.uuids, seat=seat), phase, self.now)
 
     def may_start(self, made: Made) -> bool:
         container_id = made.container.id
@@ -173,7 +178,8 @@ class Runtime(RuleBasedStateMachine):
             if decision.grant.uuids:
                 self.journal[container.id] = (decision.grant, self.now)
             if "answer lost" not in fate:
-                container = replace(container, annotations={MARK_KEY: write_mark(decision.grant, self.key)})
+                annotations = {MARK_KEY: write_mark(decision.grant, self.key)}
+                container = replace(container, annotations=annotations, env=decision.edits.env)
             if fate != "failed":
                 self.made[container.id] = Made(container, self.number, listed=listed)
             if "answer lost" in fate:  # with the plugin, which is back at once
@@ -188,7 +194,7 @@ class Runtime(RuleBasedStateMachine):
         entry = made and self.ledger.entries.get(made.container.id)
         if made is None or not entry or not entry.holds or not self.on_node(entry.grant):
             return
-        decision = decide(replace(made.container, annotations={}), self.node, self.ledger, self.policy)
+        decision = decide(replace(made.container, annotations={}, env={}), self.node, self.ledger, self.policy)
         assert isinstance(decision, Inject)
         assert decision.grant == entry.grant
         self.ledger = self.ledger.after(decision, self.now)
@@ -282,7 +288,7 @@ class Runtime(RuleBasedStateMachine):
 
     @rule(mode=worlds.modes)
     def the_policys_default_changes(self, mode: Mode) -> None:
-        self.policy = Policy(defaults=ClaimDefaults(mode=mode))
+        self.policy = Policy(defaults=ClaimDefaults(mode=mode), mps=MPS)
 
     @precondition(lambda self: not self.away)
     @rule()

@@ -48,6 +48,7 @@ from nri_gpu.policy.model import (
     Stale,
     VisibleDevices,
 )
+from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.policy.pools import Pool, Pools
 from nri_gpu.policy.rules import Rule, Rules
 from nri_gpu.policy.shorthands import UNLIMITED
@@ -71,7 +72,7 @@ _extras = st.lists(_extra, min_size=1, max_size=3, unique=True).map(lambda some:
 _asking = st.builds(
     "{}{}{}".format,
     _wanted,
-    st.sampled_from(["", ";mode=shared", ";mode=exclusive"]),
+    st.sampled_from(["", ";mode=shared", ";mode=exclusive", ";mode=mps", ";mode=mps;sharing=memory:30Gi,threads:40"]),
     st.one_of(st.just(""), st.just(""), _extras),
 )
 claims = st.one_of(_asking, _asking, _asking, _asking, st.just("none"))
@@ -247,6 +248,14 @@ def rules_and_pools(draw: st.DrawFn) -> tuple[Rules, Pools]:
     return Rules(tuple(rules)), Pools(tuple(draw(_pool(name)) for name in names))
 
 
+mps_settings = st.builds(
+    MpsSettings,
+    enabled=st.sampled_from([True, True, False]),
+    containers_per_gpu=st.sampled_from([48, 2]),
+    default_memory_mib=st.sampled_from([0, 4096]),
+    most_memory_mib=st.sampled_from([0, 35 * 1024]),
+    most_threads_percent=st.sampled_from([100, 30]),
+)
 _plain_policies = st.builds(
     Policy,
     defaults=st.builds(
@@ -277,6 +286,7 @@ _plain_policies = st.builds(
     ),
     modes=st.builds(ModeRules, allowed=st.sampled_from([frozenset(Mode), frozenset(Mode), frozenset({Mode.SHARED})])),
     limits=st.one_of(st.just(NO_LIMITS), limits),
+    mps=mps_settings,
     privileged=st.builds(PrivilegedSettings, action=st.sampled_from(PrivilegedAction)),
     inventory=st.builds(InventorySettings, stale=st.sampled_from(Stale)),
 )
@@ -314,7 +324,9 @@ env = st.dictionaries(
     max_size=3,
 )
 mounts = st.frozensets(
-    st.one_of(st.sampled_from(["/", "/usr/local", "/usr/local/nvidia", "/opt", "/run/", "/usr/bin", ""]), texts),
+    st.one_of(
+        st.sampled_from(["/", "/usr/local", "/usr/local/nvidia", "/opt", "/run/", "/usr/bin", "/dev/shm", ""]), texts
+    ),
     max_size=4,
 )
 
@@ -336,6 +348,7 @@ def containers(draw: st.DrawFn) -> Container:
         rlimits=draw(st.sampled_from([frozenset[str](), frozenset({"RLIMIT_MEMLOCK", "RLIMIT_NOFILE"})])),
         pinned=draw(st.sampled_from([False, False, True])),
         privileged=draw(st.sampled_from([False, False, False, True])),
+        uid=draw(st.sampled_from([None, None, 0, 1000])),
     )
 
 
@@ -393,7 +406,7 @@ def capacity_faults(ledger: Ledger, excused: frozenset[ContainerId] = frozenset(
 
 def _together(one: Entry, two: Entry) -> bool:
     same_pod = one.grant.pod_uid == two.grant.pod_uid
-    return one.grant.mode is two.grant.mode and (one.grant.mode is Mode.SHARED or same_pod)
+    return one.grant.mode is two.grant.mode and (one.grant.mode in (Mode.SHARED, Mode.MPS) or same_pod)
 
 
 def _excused(one: Entry, two: Entry, excused: frozenset[ContainerId]) -> bool:

@@ -239,6 +239,9 @@ def container_message(of: Container, **fields: Any) -> pb.Container:  # noqa: AN
         made.rlimits.add(type=kind, hard=1, soft=1)
     if of.pinned:
         made.linux.resources.cpu.cpus = "0-3"
+    if of.uid is not None:
+        made.user.uid = of.uid
+        made.user.SetInParent()
     made.linux.resources.devices.add(allow=of.privileged, access="rwm")
     made.MergeFrom(pb.Container(**fields))
     return made

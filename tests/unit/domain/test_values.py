@@ -45,6 +45,6 @@ def test_a_node_without_a_driver_has_a_generation_that_a_mark_can_carry() -> Non
 
 
 def test_closed_sets_read_as_they_are_written_in_requests() -> None:
-    assert [*Mode] == ["exclusive", "shared"]
+    assert [*Mode] == ["exclusive", "shared", "mps"]
     assert [*Capability] == ["compute", "utility", "video", "graphics", "display", "ngx", "compat32"]
     assert [*Operator] == [">=", "<=", ">", "<", "="]

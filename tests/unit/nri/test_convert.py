@@ -121,12 +121,19 @@ def test_nvidias_hooks_are_known_by_their_programs(stage: str, hook: pb.Hook, is
         (pb.Mount(destination="/dev", type="bind", source="/dev"), False),
         (pb.Mount(destination="/dev", type="bind", source="/var/lib/volume"), True),
         (pb.Mount(destination="/dev/dri", type="bind", source="/dev/dri"), True),
-        (pb.Mount(destination="/dev/shm", type="tmpfs", source="shm"), True),
+        (pb.Mount(destination="/dev/shm", type="tmpfs", source="shm"), False),
+        (pb.Mount(destination="/dev/shm", type="bind", source="/run/containerd/sandboxes/sandbox/shm"), False),
+        (pb.Mount(destination="/dev/shm", type="bind", source="/dev/shm"), False),
+        (pb.Mount(destination="/dev/shm", type="bind", source="/var/lib/volume"), True),
+        (pb.Mount(destination="/dev/shm", type="bind", source="/run/containerd/sandboxes/another/shm"), True),
     ],
-    ids=["the runtime's", "the host's", "a volume", "part of the host's", "what every container has below it"],
+    ids=[
+        *("the runtime's", "the host's", "a volume", "part of the host's"),
+        *("memory of its own", "the pod's", "with hostIPC", "a volume for memory", "another pod's"),
+    ],
 )
 def test_the_usual_dev_is_no_mount_of_the_containers_own(mount: pb.Mount, in_the_way: bool) -> None:
-    request = pb.CreateContainerRequest(container=pb.Container(mounts=[mount]))
+    request = pb.CreateContainerRequest(pod=pb.PodSandbox(id="sandbox"), container=pb.Container(mounts=[mount]))
     read = convert.request_from_pb(request.SerializeToString())
     assert read.mounts == ({mount.destination} if in_the_way else frozenset())
 

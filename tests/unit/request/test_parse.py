@@ -234,6 +234,8 @@ def test_every_example_in_the_table_is_one() -> None:
         value = (
             rule.example
             if name in ("count", "device", "mig") or rule.ordered or name == "model"
+            else f"1;mode=mps;{rule.example}"
+            if name == "sharing"
             else f"1;{rule.example}"
         )
         parse_claim(KEY, value)

@@ -1,0 +1,62 @@
+"""NVIDIA's Multi-Process Service: what a container asks of it, what it gets, and where both sides find it.
+
+One daemon serves one GPU here, so a container has one GPU and its programs know it as device 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+MIB: Final = 2**20
+WHOLE_PERCENT: Final = 100
+# Where CUDA looks by itself, so that a program which drops its environment finds the daemon all the same.
+PIPE_PLACE: Final = "/tmp/nvidia-mps"
+SHM_PLACE: Final = "/dev/shm"  # server and clients must share one
+DEFAULT_MPS_DIR: Final = "/run/nri-gpu/mps"
+
+PIPE_VARIABLE: Final = "CUDA_MPS_PIPE_DIRECTORY"
+LOG_VARIABLE: Final = "CUDA_MPS_LOG_DIRECTORY"
+MEMORY_VARIABLE: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+THREADS_VARIABLE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+CLIENT_VARIABLES: Final = (PIPE_VARIABLE, MEMORY_VARIABLE, THREADS_VARIABLE)
+_MEMORY: Final = re.compile(r"0=([0-9]{1,9})M", re.ASCII)
+_THREADS: Final = re.compile(r"[0-9]{1,3}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """`sharing=memory:10Gi,threads:50`. memory_mib, threads_percent: 0 leaves them to the policy."""
+
+    memory_mib: int = 0
+    threads_percent: int = 0
+
+
+NO_SHARING: Final = Sharing()
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What one container has of a GPU's daemon.
+
+    memory_mib: the most that each of its processes may allocate; 0: as much as there is. threads_percent: of the
+    GPU's multiprocessors. uid: whose program it is, as the host counts users; None while nobody told.
+    """
+
+    memory_mib: int = 0
+    threads_percent: int = WHOLE_PERCENT
+    uid: int | None = field(default=None, compare=False)
+
+    def variables(self) -> Mapping[str, str]:
+        """What its programs find in their environment."""
+        limit = {MEMORY_VARIABLE: f"0={self.memory_mib}M"} if self.memory_mib else {}
+        return {PIPE_VARIABLE: PIPE_PLACE, **limit, THREADS_VARIABLE: str(self.threads_percent)}
+
+    @classmethod
+    def read(cls, env: Mapping[str, str], uid: int | None) -> Seat:
+        """The seat that `variables` were made of: how it comes back from a container after a restart."""
+        memory = _MEMORY.fullmatch(env.get(MEMORY_VARIABLE, ""))
+        threads = _THREADS.fullmatch(env.get(THREADS_VARIABLE, ""))
+        return cls(int(memory[1]) if memory else 0, int(threads[0]) if threads else WHOLE_PERCENT, uid)

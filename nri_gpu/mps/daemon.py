@@ -1,0 +1,178 @@
+"""One GPU's control daemon: started, found again, asked whether it serves, ended.
+
+It runs in the foreground, in a mount namespace of its own where its shared memory is at /dev/shm, and where its folder
+stands in place of our state folder: its servers run as their clients' user, who must reach the pipes and must not reach
+the marks' key. It outlives us; a note tells who comes next which process it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from typing import Final
+
+from nri_gpu.domain.mps import LOG_VARIABLE, PIPE_VARIABLE, WHOLE_PERCENT
+from nri_gpu.mps.place import Place
+from nri_gpu.mps.process import Watch, process_of
+from nri_gpu.mps.tools import CONTROL, SYSTEM_PATH, MpsError, Tools
+from nri_gpu.policy.mps import MpsSettings
+
+UP_S: Final = 10.0  # for a daemon to answer after its start
+END_S: Final = 5.0  # for one to end after it was told, before the next stronger word
+PROBE_PAUSE_S: Final = 0.05
+PROBE: Final = "get_default_active_thread_percentage"
+# $1 shm, $2 its folder, $3 our state folder, $4 the libraries: not for mount(8), which has the host's.
+_SCRIPT: Final = """
+cd / && mount --bind "$1" /dev/shm && mount --bind "$2" "$3" || exit 1
+LD_LIBRARY_PATH="$4"; export LD_LIBRARY_PATH
+shift 4
+exec "$@"
+"""
+
+
+class Daemon:
+    """A daemon that runs, or does not. Its methods are called by one task."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._watch: Watch | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was found to serve, and its process lives."""
+        return self._watch is not None and self._watch.alive
+
+    async def ended(self) -> None:
+        """Returns when it has ended; never, where there is none."""
+        await (self._watch.ended if self._watch else asyncio.Event()).wait()
+
+    async def start(self, tools: Tools, settings: MpsSettings) -> None:
+        """Start one and wait until it serves. Raises: MpsError: it does not; nothing is left of it then."""
+        try:
+            self.place.make()
+            await tools.set_compute_mode(self.place.uuid, "EXCLUSIVE_PROCESS")
+            pid = self._spawn(tools)
+            process = process_of(pid)
+            if process is None:
+                _reap(pid)
+                raise MpsError(f"{CONTROL} ended at once: {self._last_words()}")
+            self.place.note(process)
+            watch = Watch(process)
+        except OSError as error:
+            raise MpsError(f"{CONTROL} cannot be started: {error}") from error
+        try:
+            await self._serves(tools, watch)
+            await self._limit(tools, settings)
+        except MpsError:
+            await self._end(watch, signal.SIGTERM, signal.SIGKILL)
+            raise
+        self._watch = watch
+
+    async def adopt(self, tools: Tools, settings: MpsSettings) -> bool:
+        """Take over the one that was noted, if it lives and serves; end it if it only lives."""
+        process = self.place.noted()
+        if process is None:
+            return False
+        try:
+            watch = Watch(process)
+        except OSError:
+            return False
+        try:
+            await tools.control(self.place.pipe, PROBE)
+            await self._limit(tools, settings)
+        except MpsError:
+            await self._end(watch, signal.SIGTERM, signal.SIGKILL)
+            return False
+        self._watch = watch
+        return True
+
+    def lost(self) -> None:
+        """It has ended by itself."""
+        if self._watch:
+            _let_go(self._watch)
+            self._watch = None
+
+    async def end(self, tools: Tools) -> None:
+        """Have it quit, by force if it must be, and give the GPU back to all. Raises: MpsError: not given back."""
+        watch, self._watch = self._watch, None
+        if watch:
+            with suppress(MpsError):
+                await tools.control(self.place.pipe, "quit")
+            await self._end(watch, None, signal.SIGTERM, signal.SIGKILL)
+        await tools.set_compute_mode(self.place.uuid, "DEFAULT")
+        self.place.forget()
+
+    def _spawn(self, tools: Tools) -> int:
+        """Returns its process id: every program on the way there becomes the next one."""
+        place, state = self.place, self.place.state
+        within = [f"{place.shm}", f"{place.folder}", f"{state}", f"{tools.libraries}", f"{tools.bin / CONTROL}", "-f"]
+        environment = {
+            "PATH": f"{tools.bin}:{SYSTEM_PATH}",
+            "CUDA_VISIBLE_DEVICES": place.uuid,
+            PIPE_VARIABLE: f"{state}/pipe",
+            LOG_VARIABLE: f"{state}/log",
+        }
+        output = (str(place.log / "output"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+        # Not subprocess: its objects want to see their child's end, and this child outlives us.
+        return os.posix_spawnp(
+            "unshare",
+            ["unshare", "--mount", "--propagation", "private", "--", "/bin/sh", "-c", _SCRIPT, "sh", *within],
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, *output),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,  # what stops us by a signal to our group does not stop it
+            setsigdef=[signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGHUP],
+        )
+
+    async def _serves(self, tools: Tools, watch: Watch) -> None:
+        try:
+            async with asyncio.timeout(UP_S):
+                while watch.alive:
+                    with suppress(MpsError):
+                        await tools.control(self.place.pipe, PROBE)
+                        return
+                    await asyncio.sleep(PROBE_PAUSE_S)
+        except TimeoutError:
+            raise MpsError(f"{CONTROL} did not answer within {UP_S:.0f} s: {self._last_words()}") from None
+        raise MpsError(f"{CONTROL} ended: {self._last_words()}")
+
+    async def _limit(self, tools: Tools, settings: MpsSettings) -> None:
+        """The limits that no client can lift. They count for servers that start after."""
+        if settings.most_threads_percent < WHOLE_PERCENT:
+            threads = settings.most_threads_percent
+            await tools.control(self.place.pipe, f"set_default_active_thread_percentage {threads}")
+        if settings.most_memory_mib:
+            memory = settings.most_memory_mib
+            await tools.control(self.place.pipe, f"set_default_device_pinned_mem_limit 0 {memory}M")
+
+    async def _end(self, watch: Watch, *words: signal.Signals | None) -> None:
+        """Until its process is gone, by one word after the other where it takes too long. None: it was told to quit."""
+        for number in words:
+            if number:
+                watch.send(number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    await watch.ended.wait()
+                    break
+        _let_go(watch)
+
+    def _last_words(self) -> str:
+        with suppress(OSError):
+            words = (self.place.log / "output").read_text(errors="replace").split()
+            return " ".join(words)[-200:] or "it said nothing"
+        return "it said nothing"
+
+
+def _let_go(watch: Watch) -> None:
+    watch.close()
+    _reap(watch.process.pid)
+
+
+def _reap(pid: int) -> None:
+    with suppress(ChildProcessError):  # taken over from before us, it is init's child
+        os.waitpid(pid, os.WNOHANG)

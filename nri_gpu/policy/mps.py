@@ -1,0 +1,92 @@
+"""The policy's word on MPS: whether there is any, what a container gets of it, and what nobody gets more of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from nri_gpu.domain.mps import WHOLE_PERCENT, Seat, Sharing
+from nri_gpu.policy.kinds import Declaration, Flag, Whole
+
+_CLIENTS_MAX: Final = 48  # of one GPU, by its hardware from Volta on
+_MEMORY_MAX: Final = 2**30  # MiB
+_PERCENT: Final = Whole(1, WHOLE_PERCENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpsSettings:
+    """Sharing a GPU through NVIDIA's Multi-Process Service, a daemon for each GPU (docs/mps.md)."""
+
+    enabled: Annotated[
+        bool,
+        Declaration(
+            Flag(), "Whether mode=mps may be asked for. The systemd unit needs its drop-in mps.conf for the daemons."
+        ),
+    ] = False
+    containers_per_gpu: Annotated[
+        int,
+        Declaration(
+            Whole(1, _CLIENTS_MAX),
+            "Containers at one daemon; 16 at most on GPUs before Volta, whatever is written here. A container with "
+            "several processes is as many clients.",
+        ),
+    ] = _CLIENTS_MAX
+    default_memory_mib: Annotated[
+        int,
+        Declaration(
+            Whole(0, _MEMORY_MAX), "Share of memory where a request does not say, MiB; 0: as much as there is."
+        ),
+    ] = 0
+    default_threads_percent: Annotated[
+        int, Declaration(_PERCENT, "Share of the GPU's multiprocessors where a request does not say, percent.")
+    ] = WHOLE_PERCENT
+    most_memory_mib: Annotated[
+        int,
+        Declaration(
+            Whole(0, _MEMORY_MAX),
+            "The most that any process may allocate, MiB: set in the daemon, so that no container can lift it; 0: no "
+            "such limit.",
+        ),
+    ] = 0
+    most_threads_percent: Annotated[
+        int, Declaration(_PERCENT, "The same for multiprocessors, percent; counts for processes of new servers.")
+    ] = WHOLE_PERCENT
+    linger_s: Annotated[
+        int,
+        Declaration(
+            Whole(0, 3600),
+            "Seconds that a daemon waits for its next container after the last one left. At once it ends where its GPU "
+            "goes to another mode.",
+        ),
+    ] = 60
+
+    def seat(self, asked: Sharing, uid: int | None) -> Seat:
+        """What a request comes to, the settings that it leaves out filled in."""
+        memory = asked.memory_mib or self.default_memory_mib
+        if self.most_memory_mib:
+            memory = min(memory or self.most_memory_mib, self.most_memory_mib)
+        threads = min(asked.threads_percent or self.default_threads_percent, self.most_threads_percent)
+        return Seat(memory, threads, uid)
+
+    def denied(self, asked: Sharing, source: str) -> str:
+        """Why a container may not have this mode, or so much; empty when it may. source: the policy's file."""
+        if not self.enabled:
+            return (
+                f"mode mps is switched off on this node: set mps.enabled = true in {source} and install the systemd "
+                "drop-in mps.conf (docs/mps.md), or ask with mode=shared."
+            )
+        if self.most_memory_mib and asked.memory_mib > self.most_memory_mib:
+            return _above(f"{asked.memory_mib} Mi", "memory", f"{self.most_memory_mib} Mi", "memory_mib", source)
+        if asked.threads_percent > self.most_threads_percent:
+            most = f"{self.most_threads_percent} percent"
+            return _above(f"{asked.threads_percent} percent", "threads", most, "threads_percent", source)
+        return ""
+
+
+NO_MPS: Final = MpsSettings()
+
+
+def _above(asked: str, what: str, most: str, key: str, source: str) -> str:
+    return (
+        f"sharing={what} of {asked} is more than the {most} of mps.most_{key} in {source}: ask for less, or raise that."
+    )

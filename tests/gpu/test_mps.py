@@ -1,0 +1,96 @@
+"""On a machine with an NVIDIA GPU: two containers of one MPS daemon, with 10 and 30 GiB of its memory.
+
+`make test-gpu`, as test_real_gpu.py.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.test_real_gpu import SLEEP, _libraries, driver_root
+from tests.support import mps, packages
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError
+from tests.support.daemon import Launch, NriGpu
+from tests.support.glibc import glibc_files
+from tests.support.image import ImageSpec
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not Path("/proc/driver/nvidia/version").exists(), reason="no NVIDIA driver is loaded on this machine"
+    ),
+]
+IMAGE = "localhost/nri-gpu/mps-alloc:1"
+START_S = 120.0  # a GPU that sleeps takes its time
+
+
+@pytest.fixture(scope="module")
+def gpu_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
+    program = tmp_path_factory.mktemp("program") / "mps_alloc"
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    assert compiler, "a C compiler is needed: install gcc"
+    subprocess.run([compiler, "-O2", "-o", program, Path(__file__).with_name("mps_alloc.c"), "-ldl"], check=True)
+    with Containerd(packages.find_any()) as node:
+        extra = glibc_files({"/bin/mps_alloc": program, **_libraries("libm.so.6", "libpthread.so.0", "librt.so.1")})
+        node.import_image(ImageSpec(IMAGE, extra=extra))
+        yield node
+
+
+@pytest.fixture
+def real(gpu_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[mps]\nenabled = true\nlinger_s = 20\n")
+    launch = Launch(tmp_path / "d", gpu_node.nri_socket, topology=None, driver_root=driver_root(), policy=policy)
+    with NriGpu(launch) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("inventory changed", 60)
+        daemon.wait_logged("driver files staged", 120)
+        yield daemon
+        gpu_node.cri.remove_all()
+        daemon.wait_logged("MPS daemon ended gpu_uuid", START_S)
+    mps.end_all(launch.state)
+
+
+def run(node: Containerd, name: str, share: str) -> ContainerId:
+    pod = node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": f"device=0;mode=mps;sharing=memory:{share}"}))
+    attempts, running = iter(range(1000)), list[ContainerId]()
+
+    def started() -> bool:
+        container = node.cri.create(pod, ContainerSpec(image=IMAGE, command=SLEEP, attempt=next(attempts)))
+        try:
+            node.cri.start(container)
+        except CriError as error:
+            assert "is not up yet" in error.details
+            node.cri.remove(container)
+            return False
+        running.append(container)
+        return True
+
+    wait_for(f"{name} to start", started, START_S)
+    return running[0]
+
+
+def allocate(node: Containerd, container: ContainerId, gib: int) -> str:
+    said = node.cri.execute(container, "/bin/sh", "-c", f"/bin/mps_alloc {gib} < /dev/null", timeout_s=120)
+    assert said.code in (0, 1), said.stderr
+    return said.stdout.strip()
+
+
+def test_ten_and_thirty_gib_of_one_gpu(gpu_node: Containerd, real: NriGpu) -> None:
+    (gpu,) = real.gpus()["gpus"][:1]
+    if gpu["memory_bytes"] < 45 * 2**30:
+        pytest.skip(f"GPU 0 has {gpu['memory_bytes'] >> 30} GiB, and shares of 10 and 30 need 45")
+    small, large = run(gpu_node, "small", "10Gi"), run(gpu_node, "large", "30Gi")
+    assert allocate(gpu_node, small, 8) == "allocated 8 GiB"
+    assert allocate(gpu_node, large, 28) == "allocated 28 GiB"
+    assert allocate(gpu_node, small, 12) == "cuMemAlloc_v2: CUDA error 2"  # out of memory
+    assert allocate(gpu_node, large, 32) == "cuMemAlloc_v2: CUDA error 2"
+    assert mps.noted_pid(real.launch.state, gpu["uuid"])  # EXCLUSIVE_PROCESS: without it neither had allocated
+    asked = gpu_node.cri.execute(small, "/bin/sh", "-c", "ls /tmp/nvidia-mps")
+    assert "control" in asked.stdout.split()

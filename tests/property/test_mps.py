@@ -1,0 +1,151 @@
+"""Law: at a GPU's MPS daemon shares never exceed its memory, no more sit than may, and one user runs; whatever happens.
+
+Two GPUs of 40 GiB, containers that come, start as one of two users, lapse, end; the plugin's restart, after which a
+container's seat is read from its environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from nri_gpu.allocation.ledger import Entry, Ledger, Phase, rebuilt
+from nri_gpu.allocation.mps import start_fault
+from nri_gpu.decide import decide
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.decision import Inject, Refuse
+from nri_gpu.domain.mps import MIB, Seat
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.mps import MpsSettings
+from tests.property import worlds
+from tests.support import builders as make
+
+NODE: Final = make.node(make.gpus(2))
+MOST: Final = 3
+POLICY: Final = Policy(mps=MpsSettings(enabled=True, containers_per_gpu=MOST))
+GRACE_S: Final = 60.0
+SHARES: Final = ("", ";sharing=memory:10Gi", ";sharing=memory:30Gi,threads:50", ";sharing=threads:1")
+claims = st.one_of(
+    st.builds("{};mode=mps{}".format, st.sampled_from(["1", "device=0"]), st.sampled_from(SHARES)),
+    st.sampled_from(["1;mode=shared", "device=0", "device=1;mode=mps"]),
+)
+users = st.sampled_from([1000, 1001])
+picks = st.integers(0, 99)
+
+
+class Seats(RuleBasedStateMachine):
+    """The ledger as the plugin keeps it; env: what each container found in its environment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.now = 0.0
+        self.number = 0
+        self.env: dict[ContainerId, Container] = {}
+        self.users: dict[ContainerId, int] = {}
+
+    @rule(claim=claims, wait_s=st.sampled_from([1.0, 1.0, GRACE_S + 1]), told=st.one_of(st.none(), users))
+    def create(self, claim: str, wait_s: float, told: int | None) -> None:
+        self.now += wait_s
+        self.number += 1
+        container = make.container(claim, of=f"p{self.number}", uid=told)
+        self.ledger = self.ledger.lapse(self.now, GRACE_S)
+        decision = decide(container, NODE, self.ledger, POLICY)
+        assert isinstance(decision, Inject | Refuse)
+        self.ledger = self.ledger.after(decision, self.now)
+        if isinstance(decision, Inject):
+            self.env[container.id] = replace(container, env=decision.edits.env)
+            self.users[container.id] = told or 1000 + self.number % 2
+
+    def some(self, pick: int) -> Entry | None:
+        entries = list(self.ledger.entries.values())
+        return entries[pick % len(entries)] if entries else None
+
+    @rule(pick=picks)
+    def start(self, pick: int) -> None:
+        """As runtime/plugin.py does it."""
+        entry = self.some(pick)
+        if entry is None or entry.phase is Phase.RUNNING:
+            return
+        id_ = entry.grant.container_id
+        running, uid = self.ledger.started(id_, self.now), self.users[id_]
+        if running is None:
+            return
+        seat = entry.grant.seat
+        if seat is not None:
+            if start_fault(id_, uid, running, NODE.inventory):
+                return
+            seated = replace(running.entries[id_].grant, seat=replace(seat, uid=uid))
+            running = running.with_entry(replace(running.entries[id_], grant=seated))
+        self.ledger = running
+
+    @rule(pick=picks)
+    def end(self, pick: int) -> None:
+        if entry := self.some(pick):
+            self.ledger = self.ledger.released(entry.grant.container_id)
+
+    @rule()
+    def restart(self) -> None:
+        entries = [
+            Entry(
+                replace(entry.grant, seat=entry.grant.seat and Seat.read(self.env[id_].env, self.known(entry))),
+                Phase.RUNNING if entry.phase is Phase.RUNNING else Phase.CREATED,
+                self.now,
+            )
+            for id_, entry in self.ledger.entries.items()
+        ]
+        ran = {id_: entry for id_, entry in self.ledger.entries.items() if entry.phase is Phase.RUNNING}
+        self.ledger = rebuilt(entries, ())
+        assert all(self.ledger.entries[id_] == entry for id_, entry in ran.items())
+
+    def known(self, entry: Entry) -> int | None:
+        return self.users[entry.grant.container_id] if entry.phase is Phase.RUNNING else None
+
+    def running(self, index: int) -> list[Entry]:
+        entries = self.ledger.entries.values()
+        return [each for each in entries if each.phase is Phase.RUNNING and make.uuid(index) in each.grant.uuids]
+
+    @invariant()
+    def modes_never_mix(self) -> None:
+        assert not worlds.capacity_faults(self.ledger)
+        assert all((each.grant.seat is not None) == (each.grant.mode is Mode.MPS) for each in self._entries())
+
+    def _entries(self) -> list[Entry]:
+        return list(self.ledger.entries.values())
+
+    @invariant()
+    def shares_fit_and_one_user_runs(self) -> None:
+        for gpu in NODE.gpus:
+            seats = [each.grant.seat for each in self.running(gpu.index) if each.grant.seat]
+            assert sum(seat.memory_mib for seat in seats) <= gpu.memory_bytes // MIB
+            assert len({seat.uid for seat in seats}) <= 1
+            assert None not in {seat.uid for seat in seats}
+
+
+TestSeats = Seats.TestCase
+TestSeats.settings = settings(max_examples=40, stateful_step_count=25)
+
+
+@given(st.integers(0, 10**9 - 1), st.integers(1, 100), st.one_of(st.none(), users))
+def test_a_seat_comes_back_from_its_variables(memory_mib: int, threads: int, uid: int | None) -> None:
+    seat = Seat(memory_mib, threads, uid)
+    assert Seat.read(seat.variables(), uid) == seat
+
+
+@given(st.lists(st.sampled_from(SHARES), max_size=8))
+def test_no_more_sit_than_may(shares: list[str]) -> None:
+    """Without a restart, created ones count as those that run."""
+    ledger = Ledger()
+    for number, share in enumerate(shares):
+        container = make.container(f"1;mode=mps{share}", of=f"p{number}")
+        ledger = ledger.after(decide(container, NODE, ledger, POLICY), 0.0)
+    for gpu in NODE.gpus:
+        use = ledger.usage().get(gpu.uuid)
+        grants = list(use.grants.values()) if use else []
+        assert len(grants) <= MOST
+        assert sum(grant.seat.memory_mib for grant in grants if grant.seat) <= gpu.memory_bytes // MIB

@@ -1,0 +1,171 @@
+"""Mode mps, by whole decisions: who gets a seat at which daemon, what comes with it, and why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.mps import start_fault
+from nri_gpu.decide import decide
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import REFUSAL_MAX, Code, Decision, Inject, Refuse
+from nri_gpu.domain.gpu import Node
+from nri_gpu.domain.mps import Seat
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.parse import parse_policy
+from tests.support import builders as make
+
+NODE = make.node()
+ONE = make.node(make.gpus(1))
+OLD = make.node([make.gpu(0, arch=(6, 1))])
+CUT = make.node([make.mig_gpu(0)])
+
+
+def policy(**mps: object) -> Policy:
+    return parse_policy({"mps": {"enabled": True, **mps}}, "/etc/p.toml")
+
+
+def asks(claim: str, pod: str = "a", **fields: Any) -> Container:  # noqa: ANN401
+    return make.container(claim, of=pod, **fields)
+
+
+def played(row: list[Container], using: Policy, node: Node) -> tuple[list[Decision], Ledger]:
+    ledger, decisions = Ledger(), []
+    for container in row:
+        decisions.append(decide(container, node, ledger, using))
+        ledger = ledger.after(decisions[-1], 0.0)
+    return decisions, ledger
+
+
+def test_a_seat_brings_the_daemons_folders_and_the_limits() -> None:
+    decision = decide(asks("device=1;mode=mps;sharing=memory:10Gi,threads:50"), NODE, Ledger(), policy())
+    assert isinstance(decision, Inject)
+    assert (decision.grant.mode, decision.grant.seat) == (Mode.MPS, Seat(10240, 50))
+    folder = f"/run/nri-gpu/mps/{make.uuid(1)}"
+    for place, source in (("/tmp/nvidia-mps", f"{folder}/pipe"), ("/dev/shm", f"{folder}/shm")):
+        mount = decision.edits.mounts[place]
+        assert mount.source == source
+        assert {"rw", "nosuid", "nodev", "noexec"} <= set(mount.options)
+    assert {name: value for name, value in decision.edits.env.items() if name.startswith("CUDA_")} == {
+        "CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=10240M",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
+    }
+
+
+def test_policy_fills_in_and_caps() -> None:
+    using = policy(default_memory_mib=4096, most_memory_mib=2048, default_threads_percent=80, most_threads_percent=30)
+    decision = decide(asks("1;mode=mps"), NODE, Ledger(), using)
+    assert isinstance(decision, Inject)
+    assert decision.grant.seat == Seat(2048, 30)
+
+
+MPS = "device=0;mode=mps"
+REFUSED: dict[str, tuple[Policy, Node, list[Container], Code, str]] = {
+    "switched off": (Policy(), NODE, [asks(MPS)], Code.NOT_ALLOWED, "set mps.enabled = true"),
+    "two gpus": (policy(), NODE, [asks("2;mode=mps")], Code.BAD_REQUEST, "gives a container one GPU"),
+    "all": (policy(), NODE, [asks("all;mode=mps")], Code.BAD_REQUEST, "gives a container one GPU"),
+    "mig": (policy(), CUT, [asks("device=0:0;mode=mps")], Code.GPU_UNAVAILABLE, "cannot be shared by MPS here"),
+    "shared is there": (
+        policy(),
+        ONE,
+        [asks("1;mode=shared"), asks("1;mode=mps", "b")],
+        Code.GPU_BUSY,
+        "set the same mode on both",
+    ),
+    "mps is there": (policy(), ONE, [asks(MPS), asks("1;mode=shared", "b")], Code.GPU_BUSY, "the same mode on both"),
+    "even of its own pod": (
+        policy(),
+        ONE,
+        [asks(MPS), asks("device=0", name="side")],
+        Code.GPU_BUSY,
+        "in mps mode by ml/a",
+    ),
+    "memory together": (
+        policy(),
+        ONE,
+        [asks("1;mode=mps;sharing=memory:30Gi"), asks("1;mode=mps;sharing=memory:11Gi", "b")],
+        Code.OVER_LIMIT,
+        "has 40960 Mi of memory, of which 30720 Mi are shares of other containers already, and 11264 Mi are asked for",
+    ),
+    "clients": (
+        policy(containers_per_gpu=1),
+        ONE,
+        [asks(MPS), asks("1;mode=mps", "b")],
+        Code.OVER_LIMIT,
+        "has 1 MPS clients, as many as may",
+    ),
+    "clients of an old gpu": (
+        policy(),
+        OLD,
+        [asks(MPS, f"p{number}") for number in range(17)],
+        Code.OVER_LIMIT,
+        "has 16 MPS clients",
+    ),
+    "another user": (
+        policy(),
+        ONE,
+        [asks(MPS, uid=1000), asks("1;mode=mps", "b", uid=1001)],
+        Code.GPU_BUSY,
+        "serves user id 1000 now, and this container runs as 1001",
+    ),
+    "more than anybody may have": (
+        policy(most_memory_mib=1024),
+        NODE,
+        [asks("1;mode=mps;sharing=memory:2Gi")],
+        Code.NOT_ALLOWED,
+        "is more than the 1024 Mi of mps.most_memory_mib in /etc/p.toml",
+    ),
+    "more threads than anybody may have": (
+        policy(most_threads_percent=20),
+        NODE,
+        [asks("1;mode=mps;sharing=threads:50")],
+        Code.NOT_ALLOWED,
+        "mps.most_threads_percent",
+    ),
+    "a volume for memory": (
+        policy(),
+        NODE,
+        [asks(MPS, mounts=frozenset({"/dev/shm"}))],
+        Code.VOLUME_IN_THE_WAY,
+        "mounts the daemon's own /dev/shm",
+    ),
+    "a variable of its own": (
+        policy(),
+        NODE,
+        [asks(MPS, env={"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"})],
+        Code.BAD_REQUEST,
+        "sets CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, which the image or the pod sets too",
+    ),
+}
+
+
+@pytest.mark.parametrize(("using", "node", "row", "code", "words"), REFUSED.values(), ids=REFUSED)
+def test_refused(using: Policy, node: Node, row: list[Container], code: Code, words: str) -> None:
+    decisions, _ = played(row, using, node)
+    *before, last = decisions
+    assert all(isinstance(decision, Inject) for decision in before)
+    assert isinstance(last, Refuse)
+    assert (last.reason.code, words in last.reason.sentence) == (code, True), last
+    assert len(str(last.reason)) < REFUSAL_MAX
+    assert last.reason.sentence.endswith(".")
+
+
+def test_a_gpu_that_has_no_seat_left_is_passed_over() -> None:
+    row = [asks("device=0;mode=mps;sharing=memory:40Gi"), asks("1;mode=mps;sharing=memory:1Gi", "b")]
+    decisions, _ = played(row, policy(), make.node(make.gpus(2)))
+    assert isinstance(decisions[1], Inject)
+    assert decisions[1].grant.uuids == (make.uuid(1),)
+
+
+def test_a_second_user_is_found_at_the_start_where_nobody_told_before() -> None:
+    decisions, ledger = played([asks(MPS, uid=1000), asks(MPS, "b")], policy(), ONE)
+    assert all(isinstance(decision, Inject) for decision in decisions)
+    second = asks(MPS, "b").id
+    assert start_fault(second, 1000, ledger, ONE.inventory) is None
+    fault = start_fault(second, 1001, ledger, ONE.inventory)
+    assert fault is not None
+    assert fault.code is Code.GPU_BUSY
