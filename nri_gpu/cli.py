@@ -58,6 +58,7 @@ GPUS: Final = _option(
     "--gpus", help="simulate the node that this topology file describes, instead of asking NVML", metavar="FILE"
 )
 DRIVER_ROOT: Final = _option("--driver-root", help="folder that the host's NVIDIA driver lives under", metavar="DIR")
+STATE_DIR: Final = _option("--state-dir", help="the daemon's state folder (default /run/nri-gpu)", metavar="DIR")
 OUTPUT: Final = _option(
     "-o", "--output", help="`json` for programs; its fields are only ever added to", choices=("text", "json")
 )
@@ -120,11 +121,13 @@ VERBS: Final = (
         "gpus",
         "nri_gpu.verbs.gpus",
         "show the GPUs of this node as nri-gpu sees them",
-        "Asks NVML once, in a child process, and prints what it said; a GPU that cannot be granted has its reason.",
+        "Asks NVML once, in a child process, and prints what it said, with what a running daemon knows of the GPUs'\n"
+        "health; a GPU that cannot be granted has its reason.",
         (
             POLICY,
             GPUS,
             DRIVER_ROOT,
+            STATE_DIR,
             OUTPUT,
             _option("--watch", help="go on, and print each change", action="store_true"),
             _option(
@@ -141,7 +144,7 @@ VERBS: Final = (
         "Asks the running daemon over its control socket: root, or the group that the policy names, and nobody over a\n"
         "network. Exits 1 when the daemon cannot grant just now, 69 when there is none.",
         (
-            _option("--state-dir", help="the daemon's state folder (default /run/nri-gpu)", metavar="DIR"),
+            STATE_DIR,
             _option("--alive", help="print nothing; exit 0 as soon as it answers at all", action="store_true"),
             _option("--guard", help="the same of the guard with this --run-dir, connected or --alive", metavar="DIR"),
             OUTPUT,

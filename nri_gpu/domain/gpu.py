@@ -11,6 +11,7 @@ from typing import Final, NewType
 
 from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.extras import Extra, Offer, Profiles
+from nri_gpu.domain.health import WELL, Health, ScriptedEvent, Sign
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 
 GpuUuid = NewType("GpuUuid", str)
@@ -107,6 +108,7 @@ class Gpu:
     drm: its card and render nodes; empty where nvidia-drm is not loaded.
     processes: how many had it open at that moment (nvmlDeviceGetComputeRunningProcesses and ...Graphics...); None where
     nobody could tell. Moves all the time, so it makes no other inventory of one.
+    signs: what else the look showed, for `health/` and for people. health: what came of signs and events.
     """
 
     index: int
@@ -123,6 +125,8 @@ class Gpu:
     mig: tuple[MigDevice, ...] = ()
     drm: tuple[DrmNode, ...] = ()
     processes: int | None = field(default=None, compare=False)
+    signs: tuple[Sign, ...] = ()
+    health: Health = WELL
 
     def __hash__(self) -> int:
         """By identity alone: GPUs are part of keys in the hook path."""
@@ -286,6 +290,7 @@ class Inventory:
     numa: the nodes that GPUs are nearest to, as far as the host tells.
     simulated: a topology file's node; its majors come from the file.
     extras: what the node has of each extra that is not made of the GPUs alone; one that is left out was not looked for.
+    script: what will happen to a simulated node.
     """
 
     taken_at: float
@@ -299,6 +304,7 @@ class Inventory:
     fault: str = ""
     simulated: bool = False
     extras: Mapping[Extra, Offer] = field(default_factory=dict)
+    script: tuple[ScriptedEvent, ...] = ()
 
     def __hash__(self) -> int:
         """By its moment alone: inventories are part of keys in the hook path."""

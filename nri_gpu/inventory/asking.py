@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 INVALID_ARGUMENT: Final = 2
 NOT_SUPPORTED: Final = 3
 NOT_FOUND: Final = 6
+TIMEOUT: Final = 10
 FUNCTION_NOT_FOUND: Final = 13
 GPU_IS_LOST: Final = 15
 RESET_REQUIRED: Final = 16

@@ -15,7 +15,7 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -54,11 +54,26 @@ class Speaker:
         """
         self.say(call=name, gpu=gpu)
         try:
-            return getattr(pynvml, name)(*arguments)
+            return _OURS.get(name, getattr(pynvml, name, None) or _lacking)(*arguments)
         except pynvml.NVMLError as error:
             raise CallError(name, str(error), error.value) from error
         except ValueError as error:  # bytes that are no UTF-8
             raise CallError(name, f"unreadable answer ({error})") from error
+
+
+def _fabric_info(handle: object) -> Any:  # noqa: ANN401 (an nvmlGpuFabricInfoV_t)
+    """The binding wants the struct to be filled; the others it makes itself."""
+    info = pynvml.c_nvmlGpuFabricInfoV_t()
+    pynvml.nvmlDeviceGetGpuFabricInfoV(handle, pynvml.byref(info))
+    return info
+
+
+def _lacking(*_: object) -> None:
+    """What a binding older than ours does not declare. Raises: NVMLError."""
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+
+_OURS: Final[Mapping[str, Callable[..., Any]]] = {"nvmlDeviceGetGpuFabricInfoV": _fabric_info}
 
 
 class Library:
@@ -118,15 +133,15 @@ def answer(library: Library, speaker: Speaker, sysfs: Path) -> Mapping[str, obje
             return {"stale": f"{path} is not the file that was loaded"}
         speaker.say(call=LOAD, gpu=None)
         library.load(path)
-        with _session(speaker, path, sysfs):
+        with session(speaker, path, sysfs):
             return {"inventory": survey(speaker.ask, sysfs)}
     except (LibraryError, CallError) as error:
         return {"fault": str(error)}
 
 
 @contextlib.contextmanager
-def _session(speaker: Speaker, path: Path, sysfs: Path) -> Iterator[None]:
-    """NVML started for one refresh only: while it is open the kernel module cannot be unloaded.
+def session(speaker: Speaker, path: Path, sysfs: Path) -> Iterator[None]:
+    """NVML started, for one refresh only: while it is open the kernel module cannot be unloaded.
 
     Raises: LibraryError.
     """
@@ -150,7 +165,7 @@ def _module_version(sysfs: Path) -> str:
         return ""
 
 
-def _private_pipes() -> tuple[Speaker, int]:
+def private_pipes() -> tuple[Speaker, int]:
     """Our ends of stdin and stdout, kept from the library and whatever it starts: they may read and print."""
     requests, replies = os.dup(0), os.dup(1)  # not inherited by programs
     null = os.open(os.devnull, os.O_RDONLY)
@@ -160,14 +175,19 @@ def _private_pipes() -> tuple[Speaker, int]:
     return Speaker(os.fdopen(replies, "wb")), requests
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves refreshes until stdin ends."""
-    parser = argparse.ArgumentParser(prog="nri_gpu.inventory.nvml")
+def options_of(program: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Where the driver is, from the command line."""
+    parser = argparse.ArgumentParser(prog=program)
     parser.add_argument("--driver-root", type=Path, required=True)
     parser.add_argument("--library-dir", action="append", default=[], help="below the root, before those we know")
     parser.add_argument("--sysfs", type=Path, default=Path("/sys"))
-    options = parser.parse_args(arguments)
-    speaker, requests = _private_pipes()
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves refreshes until stdin ends."""
+    options = options_of("nri_gpu.inventory.nvml", arguments)
+    speaker, requests = private_pipes()
     confine()
     library = Library(options.driver_root, options.library_dir)
     with os.fdopen(requests, "rb", buffering=0) as lines, contextlib.suppress(BrokenPipeError, ConnectionResetError):

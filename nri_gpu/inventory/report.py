@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import DrmNode, Gpu, GpuFault, Inventory, Link, MigDevice
+from nri_gpu.domain.health import Sign
 from nri_gpu.inventory.identity import (
     parse_bus_id,
     parse_drm_name,
@@ -118,6 +119,7 @@ def _gpu(facts: Any) -> Gpu:  # noqa: ANN401
             for name, major, minor in facts["drm"]
         ),
         processes=_count(facts["processes"]),
+        signs=tuple(Sign(_text(each)) for each in facts["signs"]),
     )
 
 

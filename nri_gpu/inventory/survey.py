@@ -14,6 +14,7 @@ from nri_gpu.inventory.asking import ABSENT, Ask, CallError, maybe, parsed, tole
 from nri_gpu.inventory.identity import DRM_NAME, parse_bus_id, parse_model, parse_uuid
 from nri_gpu.inventory.mig import mig_devices
 from nri_gpu.inventory.running import running
+from nri_gpu.inventory.signs import sign_of, signs
 from nri_gpu.requirements.facts import brand_word
 
 # Numbers of nvml.h.
@@ -88,12 +89,12 @@ def _describe(ask: Ask, gpu: _Seen, sysfs: Path) -> None:
     gpu.facts |= {"model": "unknown", "memory_bytes": 0, "arch": [0, 0], "numa_node": None, "mig_enabled": False}
     gpu.facts["mig"] = []
     gpu.facts["drm"] = []
-    gpu.facts |= {"brand": "", "processes": None}
+    gpu.facts |= {"brand": "", "processes": None, "signs": []}
     try:
         for facts in _descriptions(ask, gpu, sysfs):
             gpu.facts |= facts
     except CallError as error:
-        gpu.facts["unavailable"] = str(error)
+        gpu.facts |= {"unavailable": str(error), "signs": sign_of(error)}
 
 
 def _descriptions(ask: Ask, gpu: _Seen, sysfs: Path) -> Iterator[Mapping[str, object]]:
@@ -106,6 +107,7 @@ def _descriptions(ask: Ask, gpu: _Seen, sysfs: Path) -> Iterator[Mapping[str, ob
     brand = maybe(ask, None, "nvmlDeviceGetBrand", handle, gpu=index)
     yield {"brand": "" if brand is None else brand_word(int(brand))}
     yield {"numa_node": _numa_node(ask, gpu, sysfs), "drm": list(_drm(gpu, sysfs))}
+    yield {"signs": signs(ask, handle, index)}
     # Not knowing whether a GPU is cut into MIG instances is not the same as knowing that it is whole.
     mode = maybe(ask, (0, 0), "nvmlDeviceGetMigMode", handle, gpu=index, tolerated=ABSENT)
     yield {"mig_enabled": mode[0] == MIG_ENABLED}

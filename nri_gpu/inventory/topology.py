@@ -24,6 +24,7 @@ from nri_gpu.inventory.numa import parse_cpulist
 from nri_gpu.inventory.offer_table import read_offers
 from nri_gpu.inventory.report import PROCESSES_MAX
 from nri_gpu.inventory.scene import Scene
+from nri_gpu.inventory.script import parse_signs, read_events
 from nri_gpu.inventory.table import Notes, Table
 from nri_gpu.requirements.facts import BRANDS
 
@@ -110,6 +111,7 @@ def _inventory(root: Table, taken_at: float) -> Inventory:
     links = sorted((_link(table, indices) for table in root.tables("link")), key=lambda link: (link.a, link.b))
     numa = sorted((_numa_node(table) for table in root.tables("numa")), key=lambda each: each.number)
     faults = sorted((_gpu_fault(table) for table in root.tables("fault")), key=lambda each: each.index)
+    script = read_events(root, indices)
     return Inventory(
         taken_at=taken_at,
         gpus=tuple(gpus),
@@ -121,6 +123,7 @@ def _inventory(root: Table, taken_at: float) -> Inventory:
         cuda_version=cuda,
         simulated=True,
         extras=offers,
+        script=script,
     )
 
 
@@ -156,6 +159,7 @@ def _gpu(table: Table) -> Gpu:
         mig=mig_devices(instances, minor or 0, memory_bytes),
         drm=tuple(_drm(each) for each in table.tables("drm")),
         processes=table.number("processes", 0, PROCESSES_MAX, optional=True),
+        signs=table.parsed("signs", parse_signs, default="") or (),
     )
     table.done()
     return gpu

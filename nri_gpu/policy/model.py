@@ -16,6 +16,7 @@ from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability
 from nri_gpu.domain.loader import Loader
 from nri_gpu.domain.placement import NumaBinding, Strategy
 from nri_gpu.policy.globs import EVERYTHING, NOTHING, Globs
+from nri_gpu.policy.health import DEFAULT_HEALTH, HealthSettings
 from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Folder, Patterns, Text, Texts, Whole
 from nri_gpu.policy.limits import NO_LIMITS, Limits
 from nri_gpu.policy.mps import NO_MPS, MpsSettings
@@ -526,6 +527,7 @@ class Policy:
     foreign: ForeignSettings = ForeignSettings()
     placement: PlacementSettings = PlacementSettings()
     inventory: InventorySettings = InventorySettings()
+    health: HealthSettings = DEFAULT_HEALTH
     ledger: LedgerSettings = LedgerSettings()
     handover: HandoverSettings = HandoverSettings()
     control: ControlSettings = ControlSettings()

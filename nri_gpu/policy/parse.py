@@ -9,6 +9,7 @@ from typing import Any, Final
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.policy.cross import cross_faults, kubelet_faults
 from nri_gpu.policy.fields import BY_PATH, LISTS, SCHEMA_VERSION, SECTIONS, SETTINGS
+from nri_gpu.policy.health import health_faults
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.pools import Pools
 from nri_gpu.policy.rules import Rules
@@ -33,11 +34,12 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
     if lists:
         found += cross_faults(lists["rule"], lists["pool"])
         found += kubelet_faults(tables.get("kubelet", {}).get("pool", ""), lists["pool"])
+    if not found:
+        policy = _with(Policy.default(), {path: BY_PATH[path].kind.convert(value) for path, value in _leaves(raw)})
+        found += health_faults(policy.health)
     if found:
         faults = [Fault(file, path, message, _line(where, path)) for path, message in found]
         raise PolicyError(tuple(sorted(faults, key=lambda fault: fault.line or 0)))
-    values = {path: BY_PATH[path].kind.convert(value) for path, value in _leaves(raw)}
-    policy = _with(Policy.default(), values)
     return replace(policy, rule=Rules(lists["rule"]), pool=Pools(lists["pool"]), source=file)
 
 

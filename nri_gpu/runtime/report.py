@@ -10,7 +10,7 @@ from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase, Usage
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.gpu import MigPart, Node, Unit
+from nri_gpu.domain.gpu import MigPart, Node, Unit, whole
 
 STATUS_SCHEMA: Final = "nri-gpu/status/v1"
 
@@ -90,6 +90,7 @@ def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:
         "model": unit.device.profile if isinstance(unit, MigPart) else unit.model,
         "mode": usage.mode.value if usage and usage.mode else "",
         "unavailable": _unavailable(unit, usage),
+        "health": health_json(unit),
         "holders": [_holder_json(entry, view) for entry in _holding(unit, view.ledger)],
         "foreign": list(usage.foreign) if usage else [],
         "left_by": _leaver_json(usage.leaver, view) if usage and usage.leaver else None,
@@ -103,6 +104,19 @@ def _leaver_json(leaver: Leaver, view: View) -> dict[str, Any]:
         "since_s": view.wall_of(leaver.since),
         "offered_s": view.wall_of(leaver.since + leaver.grace_s),
         "processes": leaver.processes,
+    }
+
+
+def health_json(unit: Unit) -> dict[str, Any]:
+    """Of a GPU, or of the one that a MIG device is part of. since_s: null for one that always was as it is."""
+    gpu = whole(unit)
+    health = gpu.health
+    return {
+        "state": health.state.value,
+        "since_s": health.since or None,
+        "why": health.why,
+        "changes": health.changes,
+        "signs": [sign.value for sign in gpu.signs],
     }
 
 

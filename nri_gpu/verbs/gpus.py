@@ -15,8 +15,11 @@ from nri_gpu.domain.errors import InventoryError, PolicyError
 from nri_gpu.domain.extras import Extra, Offer
 from nri_gpu.domain.gpu import Gpu, Inventory, MigPart, Unit
 from nri_gpu.inventory.source import NvmlSource, Source, TopologySource, source_of
+from nri_gpu.runtime.report import health_json
+from nri_gpu.runtime.state import DEFAULT_STATE
 from nri_gpu.settings import load_policy
 from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.health_words import state_of, told
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
 
             return asyncio.run(watch(_source(args), as_json=args.output == "json", simulated=bool(args.gpus)))
         inventory = asyncio.run(_look(args))
+        if args.state_dir or not args.gpus:
+            inventory = told(inventory, Path(args.state_dir or DEFAULT_STATE))
     except PolicyError as error:
         print("\n".join(map(str, error.faults)), file=sys.stderr)
         return Exit.CONFIGURATION
@@ -138,6 +143,7 @@ def _gpu_json(gpu: Gpu) -> dict[str, Any]:
         "mig_enabled": gpu.mig_enabled,
         "unavailable": why_not(gpu),
         "processes": gpu.processes,
+        "health": health_json(gpu),
         "mig": [_part_json(part) for part in gpu.parts],
         "drm": [{"name": node.name, "major": node.major, "minor": node.minor} for node in gpu.drm],
     }
@@ -202,7 +208,7 @@ def _part_row(part: MigPart) -> tuple[str, ...]:
         "",
         f"gi {part.device.gpu_instance_id}, ci {part.device.compute_instance_id}",
         "-" if minor is None else f"nvidia-cap{minor}",
-        why_not(part) or "ok",
+        state_of(part),
         part.uuid,
     )
 
@@ -216,7 +222,7 @@ def _gpu_row(gpu: Gpu) -> tuple[str, ...]:
         "-" if gpu.numa_node is None else str(gpu.numa_node),
         gpu.pci_bus_id,
         f"/dev/nvidia{gpu.minor_number}",
-        why_not(gpu) or "ok",
+        state_of(gpu),
         gpu.uuid,
     )
 

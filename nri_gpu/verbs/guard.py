@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -31,11 +30,9 @@ from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.settings import DEFAULT_PATH, LAST_GOOD, load_last_good, load_policy
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.parts import exit_code
+from nri_gpu.verbs.stopping import stop_containers, warn_without_grpc
 
 DRAIN_S: Final = 2.0
-PATIENCE_S: Final = 30.0  # beyond the grace, for a runtime whose CRI is still starting
-STOP_LIMIT_S: Final = 2 * PATIENCE_S
-CRI_MODULE: Final = "nri_gpu.runtime.cri"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,10 +102,8 @@ class GuardProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        if self._settings.guard.stop_ungranted and find_spec("grpc") is None:
-            logger.bind(fault="grpcio is not installed: pip install 'nri-gpu[cri]'").error(
-                "guard.stop_ungranted has no effect"
-            )
+        if self._settings.guard.stop_ungranted:
+            warn_without_grpc("guard.stop_ungranted")
         self._feed_watchdog()
         self._keep_telling()
         serving = asyncio.create_task(self._supervisor.run(Path(self._settings.plugin.socket)))
@@ -151,29 +146,10 @@ class GuardProcess:
 
     async def _stop_containers(self, containers: tuple[Container, ...]) -> None:
         """Only those without any mark: one that does not hold may be our own of before a key was lost."""
-        guard = self._settings.guard
         names: dict[str, str] = {
             container.id: f"{container.pod.namespace}/{container.pod.name}" for container in containers
         }
-        command = (sys.executable, "-I", "-m", CRI_MODULE, guard.cri_socket, str(guard.stop_grace_s), str(PATIENCE_S))
-        pipe = asyncio.subprocess.PIPE
-        child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
-        try:
-            async with asyncio.timeout(guard.stop_grace_s + STOP_LIMIT_S):
-                said, complaints = await child.communicate("\n".join(names).encode())
-        finally:
-            if child.returncode is None:
-                child.kill()
-        for line in said.decode(errors="replace").splitlines():
-            container, _, outcome = line.partition(" ")
-            bound = logger.bind(pod_name=names.get(container, "?"), container_id=container)
-            if outcome == "ok":
-                bound.warning("container stopped: it ran without the GPUs it asked for")
-            else:
-                bound.bind(fault=outcome).error("container not stopped")
-        if child.returncode and not said:
-            fault = (complaints.decode(errors="replace").strip().splitlines() or ["?"])[-1]
-            logger.bind(socket=guard.cri_socket, fault=fault).error("containers not stopped")
+        await stop_containers(names, self._settings.guard, "it ran without the GPUs it asked for")
 
     def _tell(self) -> None:
         try:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.runtime.guard_files import DEFAULT_RUN_DIR, read_seen
 from nri_gpu.runtime.state import DEFAULT_STATE
@@ -25,6 +26,8 @@ def _settings(policy: Policy) -> Iterator[str]:
         )
     if policy.guard.stop_ungranted and find_spec("grpc") is None:
         yield "guard.stop_ungranted has no effect: grpcio is not installed; pip install 'nri-gpu[cri]'"
+    if policy.health.containers is OnBad.STOP and find_spec("grpc") is None:
+        yield "health.containers has no effect: grpcio is not installed; pip install 'nri-gpu[cri]'"
 
 
 def _on_this_node(run_dir: Path) -> Iterator[str]:

@@ -42,6 +42,7 @@ from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.settings import DEFAULT_PATH
 from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
 from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.health_keeper import HealthKeeper, HealthPlace, Needs
 from nri_gpu.verbs.kubelet_keeper import KubeletKeeper
 from nri_gpu.verbs.label_keeper import LabelKeeper
 from nri_gpu.verbs.mps_keeper import MpsKeeper
@@ -54,6 +55,7 @@ from nri_gpu.verbs.reporter import Reporter, Subjects
 from nri_gpu.verbs.snapshot_keeper import Host, SnapshotKeeper
 
 DRAIN_S: Final = 5.0
+HEALTH_FILE: Final = "health.json"  # in the state folder
 GC_THRESHOLD: Final = 10_000  # objects made and not freed, instead of 700
 LEDGER_DELAY_S: Final = 0.05  # changes come in bursts; the file is for people
 KEY_LOST: Final = (
@@ -153,9 +155,24 @@ class Daemon:
         settings = policy if isinstance(policy, Policy) else policy_file.salvage
         self._fixed = _fixed(settings)
         self._identity = Identity(settings.plugin.name, settings.plugin.index)
+        place = HealthPlace(
+            driver_root=self._fixed.driver_root,
+            library_dirs=self._fixed.library_dirs,
+            file=state.path / HEALTH_FILE,
+            simulated=topology is not None,
+        )
+        self._health = HealthKeeper(
+            place,
+            Needs(
+                policy=self._settings,
+                ledger=lambda: self._plugin.ledger,
+                publish=self._inventory_changed,
+                look=lambda: self._cache.poke(),
+            ),
+        )
         source = source_of(topology, self._fixed.driver_root, self._fixed.library_dirs, host_root=self._fixed.host_root)
         self._cache = InventoryCache(
-            source,
+            self._health.watching(source),
             publish=self._inventory_changed,
             on_fault=self._inventory_fault,
             looked=lambda inventory, began: self._plugin.looked(inventory, began),
@@ -241,6 +258,7 @@ class Daemon:
             self._serve(inherited),
             self._driver.run(),
             self._cache.run(),
+            self._health.run(),
             self._profiles.run(),
             self._watch.run(),
             self._snapshots.run(),
@@ -282,6 +300,10 @@ class Daemon:
                 return BrokenPolicy(str(error.faults[0]))
             logger.warning("started on the last good policy")
             return last
+
+    def _settings(self) -> Policy:
+        policy = self._plugin.policy
+        return policy if isinstance(policy, Policy) else self._policy_file.salvage
 
     def _reload(self) -> None:
         """SIGHUP: the policy again, and the node again."""
@@ -392,6 +414,7 @@ class Daemon:
     def _ledger_changed(self, ledger: Ledger) -> None:
         self._kubelet.changed()
         self._mps.look_again()
+        self._health.held_changed()
         if self._audit:
             self._audit.ledger_changed(ledger)
         # What is written to the file for people is the newest when the timer is up.

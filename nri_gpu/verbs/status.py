@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -12,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.verbs.asking import ask
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.gpus import table
+from nri_gpu.verbs.health_words import health_lines
 
-TIMEOUT_S: Final = 5.0
 PATIENCE: Final = 4  # times that a guard may have been late
-READ_BYTES: Final = 1 << 16
 UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 HEADS: Final = ("GPU", "MODEL", "MODE", "HELD BY", "CONTAINER", "FOR", "UNAVAILABLE")
 
@@ -56,18 +55,6 @@ def guard_exit(run_dir: Path, *, alive: bool, now: float) -> Exit:
     return Exit.OK
 
 
-def ask(path: Path, question: str) -> Mapping[str, Any]:
-    """One answer of the daemon. Raises: OSError; ValueError: it answered something else."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(TIMEOUT_S)
-        connection.connect(str(path))
-        connection.sendall(f"{question}\n".encode())
-        answer = json.loads(b"".join(iter(lambda: connection.recv(READ_BYTES), b"")))
-    if not isinstance(answer, dict) or "error" in answer:
-        raise ValueError(answer.get("error") if isinstance(answer, dict) else "not a JSON object")
-    return answer
-
-
 def faults(said: Mapping[str, Any]) -> list[str]:
     """Sentences on what keeps the daemon from granting."""
     runtime, node, policy = said["runtime"], said["node"], said["policy"]
@@ -91,7 +78,7 @@ def to_text(said: Mapping[str, Any], now: float) -> str:
         )
     for holder in said["gone"]:
         lines.append(f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder['gpu_uuids'])}")
-    return "\n".join([*lines, *faults(said)])
+    return "\n".join([*lines, *health_lines(said["gpus"], now), *faults(said)])
 
 
 def _rows(gpu: Mapping[str, Any], now: float) -> Iterator[tuple[str, ...]]:

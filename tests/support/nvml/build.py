@@ -41,6 +41,17 @@ class FakeMig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FakeHealth:
+    """Numbers of nvml.h. recovery_action: -1 where the driver does not know the field."""
+
+    remap_pending: int = 0
+    remap_failed: int = 0
+    clock_reasons: int = 0
+    recovery_action: int = 0
+    fabric_state: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FakeGpu:
     """What NVML says of one GPU; its index is its place in the list.
 
@@ -62,6 +73,7 @@ class FakeGpu:
     nvlinks: tuple[int, ...] = ()
     parts: tuple[FakeMig, ...] = ()
     running: tuple[int, int] = (0, 0)
+    health: FakeHealth | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +145,7 @@ def configure(
         lines += [_mig_line(index, gpu, part) for part in gpu.parts]
         running = {-1: gpu.running, **{part.place: part.running for part in gpu.parts}}
         lines += [f"running {index} {place} {both[0]} {both[1]}" for place, both in running.items() if any(both)]
+        lines += [_health_line(index, gpu.health)] if gpu.health else []
         lines += [f"nvlink {index} {link} {remote}" for link, remote in enumerate(gpu.nvlinks)]
     lines += [f"ancestor {a} {b} {_LEVELS[word]}" for a, b, word in ancestors]
     lines += [f"act {act.function} {act.gpu} {act.deed} {act.code}" for act in faults]
@@ -140,6 +153,17 @@ def configure(
     fresh = conf.with_name("fresh.conf")  # renamed into place: the library may be reading the old one
     fresh.write_text("\n".join(lines) + "\n", encoding="utf-8")
     fresh.rename(conf)
+
+
+def _health_line(index: int, health: FakeHealth) -> str:
+    remap = f"{health.remap_pending} {health.remap_failed}"
+    return f"health {index} {remap} {health.clock_reasons:#x} {health.recovery_action} {health.fabric_state}"
+
+
+def happen(driver_root: Path, gpu: int, kind: int, data: int = 0, lib_dir: str = LIB_DIR) -> None:
+    """An event, for whoever waits for it. gpu: -1 for one that does not say whose it is. data: the XID."""
+    with (driver_root / lib_dir / "fake-nvml.events").open("a", encoding="ascii") as events:
+        events.write(f"{gpu} {kind} {data}\n")
 
 
 def gpus_of(inventory: Inventory) -> tuple[list[FakeGpu], list[tuple[int, int, str]]]:

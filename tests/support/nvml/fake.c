@@ -8,10 +8,14 @@
  *   running GPU INDEX COMPUTE GRAPHICS    (processes on a MIG device; INDEX -1: on the GPU itself; -1: not supported)
  *   nvlink GPU LINK REMOTE                (REMOTE: a GPU's index, -1 for a switch)
  *   ancestor A B LEVEL
+ *   health GPU REMAP_PENDING REMAP_FAILED CLOCK_REASONS RECOVERY_ACTION FABRIC_STATE
  *   act FUNCTION GPU DEED CODE            (GPU -1: any) with DEED one of
  *       fail: return CODE      hang, crash      say: print on stdout, then go on
  *       rubbish: nvmlDeviceGetName gives bytes that are no text
  *       deny: nvmlDeviceGetP2PStatus says that there is no way
+ *
+ * Events are lines `GPU TYPE DATA` of the file `fake-nvml.events`, each told to every process that waits for it: GPU -1
+ * is an event that does not say whose it is. Lines from before the event set was made are of the past.
  *
  * Every call is noted in `fake-nvml.calls`; what /proc says of the process is in `fake-nvml.environ` and `.status`.
  * Struct layouts and symbol names are those of the public nvml.h.
@@ -23,6 +27,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -32,6 +37,7 @@ enum {
     NOT_SUPPORTED = 3,
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
+    TIMEOUT = 10,
 };
 enum { GPUS = 16, LINKS = 18, ACTS = 32, MIGS = 32, MIGS_OF_A_GPU = 7 };
 enum { DEVICE_TYPE_GPU = 0, DEVICE_TYPE_SWITCH = 2, P2P_OK = 0, P2P_NOT_SUPPORTED = 5 };
@@ -62,6 +68,8 @@ typedef struct gpu {
     int remote[LINKS];
     int parent, place, gi, ci, slices, compute_slices;
     int compute, graphics;
+    int remap_pending, remap_failed, clock_reasons, recovery_action, fabric_state;
+    unsigned long long registered;
 } *nvmlDevice_t;
 
 static struct gpu gpus[GPUS], migs[MIGS];
@@ -98,7 +106,7 @@ static const char *beside(const char *name) {
 
 static void read_gpu(const char *words) {
     struct gpu *gpu = &gpus[gpu_count++];
-    gpu->compute = gpu->graphics = 0;
+    memset(gpu, 0, sizeof *gpu);
     sscanf(words, "gpu %d %x %x %llu %d %d %d %d %d %d %95s %95[^\n]", &gpu->minor, &gpu->domain, &gpu->bus, &gpu->memory,
            &gpu->major_cc, &gpu->minor_cc, &gpu->numa, &gpu->mig, &gpu->pending, &gpu->brand, gpu->uuid,
            gpu->name);
@@ -134,6 +142,9 @@ static void read_line(const char *line) {
         gpus[a].remote[b] = value;
     else if (sscanf(line, "ancestor %d %d %d", &a, &b, &value) == 3)
         ancestors[a][b] = ancestors[b][a] = value;
+    else if (sscanf(line, "health %d", &a) == 1)
+        sscanf(line, "health %*d %d %d %i %d %d", &gpus[a].remap_pending, &gpus[a].remap_failed,
+               &gpus[a].clock_reasons, &gpus[a].recovery_action, &gpus[a].fabric_state);
     else if (sscanf(line, "act %63s %d %15s %d", acts[act_count].function, &acts[act_count].gpu, acts[act_count].deed,
                     &acts[act_count].code) == 4)
         act_count++;
@@ -264,6 +275,8 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) {
 }
 
 int nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length) {
+    if (!device)
+        return INVALID_ARGUMENT;
     PLAY(index_of(device));
     return text(uuid, length, device->uuid);
 }
@@ -446,4 +459,156 @@ int nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, int index, int *statu
     PLAY(index_of(a));
     *status = due("deny", __func__, index_of(a), &code) ? P2P_NOT_SUPPORTED : P2P_OK;
     return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device) {
+    unsigned int domain, bus;
+    if (sscanf(bus_id, "%x:%x:", &domain, &bus) != 2)
+        return INVALID_ARGUMENT;
+    for (int i = 0; i < gpu_count; i++)
+        if (gpus[i].domain == domain && gpus[i].bus == bus) {
+            PLAY(i);
+            *device = &gpus[i];
+            return SUCCESS;
+        }
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrected, unsigned int *uncorrected,
+                              unsigned int *pending, unsigned int *failed) {
+    PLAY(index_of(device));
+    *corrected = *uncorrected = 0;
+    *pending = (unsigned int)device->remap_pending;
+    *failed = (unsigned int)device->remap_failed;
+    return SUCCESS;
+}
+
+static int clock_reasons(nvmlDevice_t device, unsigned long long *reasons) {
+    *reasons = (unsigned long long)device->clock_reasons;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons) {
+    PLAY(index_of(device));
+    return clock_reasons(device, reasons);
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *reasons) {
+    PLAY(index_of(device));
+    return clock_reasons(device, reasons);
+}
+
+typedef struct {
+    unsigned int fieldId, scopeId;
+    long long timestamp, latencyUsec;
+    int valueType, nvmlReturn;
+    union {
+        double dVal;
+        unsigned int uiVal;
+        unsigned long long ullVal;
+    } value;
+} nvmlFieldValue_t;
+
+int nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values) {
+    PLAY(index_of(device));
+    for (int i = 0; i < count; i++) {
+        int known = values[i].fieldId == 230 && device->recovery_action >= 0;
+        values[i].nvmlReturn = known ? SUCCESS : NOT_SUPPORTED;
+        values[i].value.uiVal = known ? (unsigned int)device->recovery_action : 0;
+    }
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned int version;
+    unsigned char clusterUuid[16];
+    int status;
+    unsigned int cliqueId;
+    unsigned char state;
+    unsigned int healthMask;
+} nvmlGpuFabricInfoV_t;
+
+int nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *info) {
+    PLAY(index_of(device));
+    info->state = (unsigned char)device->fabric_state;
+    info->status = SUCCESS;
+    return SUCCESS;
+}
+
+/* One event set at a time is enough for whoever asks. */
+static struct {
+    long read;
+} event_set;
+
+typedef struct {
+    nvmlDevice_t device;
+    unsigned long long eventType, eventData;
+    unsigned int gpuInstanceId, computeInstanceId;
+} nvmlEventData_t;
+
+int nvmlEventSetCreate(void **set) {
+    PLAY(-1);
+    FILE *events = fopen(beside("fake-nvml.events"), "re");
+    event_set.read = 0;
+    if (events) {
+        fseek(events, 0, SEEK_END);
+        event_set.read = ftell(events);
+        fclose(events);
+    }
+    for (int i = 0; i < gpu_count; i++)
+        gpus[i].registered = 0;
+    *set = &event_set;
+    return SUCCESS;
+}
+
+int nvmlEventSetFree(void *set) {
+    (void)set;
+    PLAY(-1);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types) {
+    PLAY(index_of(device));
+    *types = 0xff9f;
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, void *set) {
+    (void)set;
+    PLAY(index_of(device));
+    device->registered |= types;
+    return SUCCESS;
+}
+
+/* The next event that somebody registered for, if there is one. */
+static int next_event(nvmlEventData_t *data) {
+    int gpu, found = 0;
+    char line[128];
+    FILE *events = fopen(beside("fake-nvml.events"), "re");
+    if (!events)
+        return 0;
+    fseek(events, event_set.read, SEEK_SET);
+    while (!found && fgets(line, sizeof line, events)) {
+        if (!strchr(line, '\n')) /* still being written */
+            break;
+        event_set.read += (long)strlen(line);
+        if (sscanf(line, "%d %llu %llu", &gpu, &data->eventType, &data->eventData) != 3)
+            continue;
+        data->device = gpu < 0 ? NULL : &gpus[gpu];
+        data->gpuInstanceId = data->computeInstanceId = 0xffffffff;
+        found = gpu < 0 || (gpus[gpu].registered & data->eventType);
+    }
+    fclose(events);
+    return found;
+}
+
+int nvmlEventSetWait_v2(void *set, nvmlEventData_t *data, unsigned int timeout_ms) {
+    (void)set;
+    PLAY(-1);
+    for (unsigned int waited = 0; waited <= timeout_ms; waited += 10) {
+        if (next_event(data))
+            return SUCCESS;
+        nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
+    }
+    return TIMEOUT;
 }

@@ -210,7 +210,7 @@ FAULTS = {
     ),
     "unknown table": (
         f"{NODE}[gpus]\n",
-        ["gpus: unknown key (known here: change, fault, gpu, link, node, numa, schema)"],
+        ["gpus: unknown key (known here: change, event, fault, gpu, link, node, numa, schema)"],
     ),
     "not a version": (f"{NODE}driver = '5'\n", ["node.driver: '5' is not a version (580.95.05)"]),
     "gpu is one table": (f"{NODE}[gpu]\n", ["gpu: must be an array of tables"]),

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu.policy.health import HealthSettings, OnBad
 from nri_gpu.policy.model import GuardSettings, PluginSettings, Policy
 from nri_gpu.runtime.guard_files import STATE_FILE, Seen, read_seen, started, write_seen
 from nri_gpu.verbs import guard_advice as advice
 from nri_gpu.verbs.guard_advice import guard_advice
 
+STOPPING = HealthSettings(containers=OnBad.STOP)
 MINE = Seen(pid=os.getpid(), started=started(os.getpid()), connected=True, runtime="containerd")
 
 
@@ -70,7 +72,8 @@ def test_a_newer_guards_file_is_read_as_far_as_it_is_known(tmp_path: Path) -> No
 
 def test_settings_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "find_spec", lambda _: None)
-    policy = Policy(plugin=PluginSettings(index="90"), guard=GuardSettings(stop_ungranted=True))
-    order, extra = guard_advice(policy, tmp_path / "none")
+    policy = Policy(plugin=PluginSettings(index="90"), guard=GuardSettings(stop_ungranted=True), health=STOPPING)
+    order, extra, stop = guard_advice(policy, tmp_path / "none")
     assert 'guard.index = "90" is not behind plugin.index = "90"' in order
     assert "pip install 'nri-gpu[cri]'" in extra
+    assert stop.startswith("health.containers has no effect")

@@ -1,0 +1,84 @@
+"""What is known of a GPU's health, and of what happened to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag, StrEnum
+from typing import Final
+
+
+class Sign(StrEnum):
+    """What a look at a GPU showed; gone when the next look does not show it."""
+
+    LOST = "lost"  # NVML: GPU is lost (15), or it was there and can no longer be described
+    RESET_REQUIRED = "reset-required"  # NVML: a reset is required (16), or its recovery action says so
+    UNREADABLE = "unreadable"  # another call failed without which it cannot be described
+    REMAP_FAILED = "remap-failed"  # a row of its memory could not be replaced by a spare one
+    REMAP_PENDING = "remap-pending"  # a row will be replaced at its next reset
+    FABRIC_NOT_READY = "fabric-not-ready"  # its NVLink fabric is not up, or came up with an error
+    THERMAL = "thermal"  # its clocks are held down because it is hot
+    POWER_BRAKE = "power-brake"  # its clocks are held down because the power supply says so
+
+
+class State(StrEnum):
+    """Whether a GPU is to be trusted with containers."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"  # granted, and one more incident makes it bad
+    BAD = "bad"  # granted to nobody
+    RECOVERING = "recovering"  # looks well again, and is granted when it did so for long enough
+
+
+class EventType(IntFlag):
+    """What NVML tells of, by the bits of nvml.h (nvmlEventType...)."""
+
+    DOUBLE_BIT_ECC = 0x2
+    XID = 0x8
+    MIG_CHANGED = 0x100
+    ECC_STORM = 0x200
+    DRAM_RETIRED = 0x400
+    DRAM_RETIREMENT_FAILED = 0x800
+    POISON = 0x1000
+    FATAL_POISON = 0x2000
+    UNAVAILABLE = 0x4000
+    RECOVERY_ACTION = 0x8000
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a GPU is.
+
+    since: when it came into that state, seconds since the epoch; 0 for always. why: the trouble that brought it there,
+    or that it recovered from. changes: how often its state changed since it was first seen.
+    """
+
+    state: State = State.HEALTHY
+    since: float = 0.0
+    why: str = ""
+    changes: int = 0
+
+    @property
+    def grantable(self) -> bool:
+        """Whether containers may have it."""
+        return self.state in (State.HEALTHY, State.SUSPECT)
+
+
+WELL: Final = Health()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEvent:
+    """Something NVML told of a GPU. kind: of `EventType`, or another bit. xid: the driver's error number, or 0."""
+
+    uuid: str
+    kind: int
+    xid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedEvent:
+    """An event of a simulated node. at_s: seconds after the node was first looked at. gpu: index."""
+
+    at_s: int
+    gpu: int
+    xid: int

@@ -1,0 +1,1 @@
+"""What events and looks mean for a GPU: states, with hold-down."""

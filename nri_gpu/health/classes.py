@@ -1,0 +1,107 @@
+"""What an event or a sign means: a class by policy, and a sentence for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from nri_gpu.domain.health import EventType, GpuEvent, Sign
+from nri_gpu.health.table import Signal
+
+
+class Meaning(StrEnum):
+    """What an XID, or a kind of event, is taken for."""
+
+    IGNORE = "ignore"
+    SUSPECT = "suspect"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What policy says. Times in seconds; reprobe_s: how long a bad GPU must be quiet to count as recovering."""
+
+    ignored_xids: frozenset[int]
+    fatal_xids: frozenset[int]
+    other_xids: Meaning
+    fatal_signs: frozenset[Sign]
+    suspect_signs: frozenset[Sign]
+    hold_down_s: float
+    reprobe_s: float
+
+
+# Names as in NVIDIA's list of XIDs (docs.nvidia.com/deploy/xid-errors), for sentences only.
+XID_NAMES: Final[Mapping[int, str]] = {
+    13: "graphics engine exception",
+    31: "GPU memory page fault",
+    43: "GPU stopped processing",
+    45: "preemptive cleanup",
+    48: "double-bit ECC error",
+    62: "internal micro-controller halt",
+    63: "memory row remapped or page retired",
+    64: "memory row or page could not be retired",
+    68: "video processor exception",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    92: "many single-bit ECC errors",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    109: "context switch timeout",
+    119: "GSP does not answer",
+    120: "GSP error",
+    140: "unrecovered ECC error",
+    143: "GPU could not be initialized",
+    154: "GPU recovery action changed",
+}
+
+# What the newer bits mean is taken from their names in nvml.h; none was seen on hardware yet.
+_KINDS: Final[Mapping[int, tuple[Meaning, str]]] = {
+    EventType.DOUBLE_BIT_ECC: (Meaning.BAD, "double-bit ECC error"),
+    EventType.ECC_STORM: (Meaning.SUSPECT, "a storm of single-bit ECC errors"),
+    EventType.DRAM_RETIRED: (Meaning.SUSPECT, "memory was retired"),
+    EventType.DRAM_RETIREMENT_FAILED: (Meaning.BAD, "memory could not be retired"),
+    EventType.POISON: (Meaning.SUSPECT, "non-fatal poison error"),
+    EventType.FATAL_POISON: (Meaning.BAD, "fatal poison error"),
+    EventType.UNAVAILABLE: (Meaning.BAD, "the driver calls the GPU unavailable"),
+}
+_SIGNALS: Final = {Meaning.SUSPECT: Signal.INCIDENT, Meaning.BAD: Signal.FATAL}
+SIGN_WORDS: Final[Mapping[Sign, str]] = {
+    Sign.LOST: "GPU is lost",
+    Sign.RESET_REQUIRED: "GPU requires a reset",
+    Sign.UNREADABLE: "NVML cannot describe it",
+    Sign.REMAP_FAILED: "a row of its memory could not be remapped",
+    Sign.REMAP_PENDING: "a row of its memory is remapped at its next reset",
+    Sign.FABRIC_NOT_READY: "its NVLink fabric is not ready",
+    Sign.THERMAL: "slowed down by heat",
+    Sign.POWER_BRAKE: "slowed down by the power brake",
+}
+
+
+def heard(event: GpuEvent, rules: Rules) -> tuple[Signal | None, str]:
+    """The class of an event, None where it means nothing, and what to call it."""
+    if event.kind == EventType.XID:
+        meaning, words = _xid_meaning(event.xid, rules), xid_words(event.xid)
+    else:
+        meaning, words = _KINDS.get(event.kind, (Meaning.IGNORE, f"event {event.kind:#x}"))
+    return _SIGNALS.get(meaning), words
+
+
+def looked(signs: tuple[Sign, ...], rules: Rules) -> tuple[Signal | None, str]:
+    """The class of what a look showed; None: nothing. Signs of neither list are for people only."""
+    for listed, signal in ((rules.fatal_signs, Signal.FATAL), (rules.suspect_signs, Signal.ODD)):
+        if found := [SIGN_WORDS[sign] for sign in signs if sign in listed]:
+            return signal, ", ".join(found)
+    return None, ""
+
+
+def xid_words(xid: int) -> str:
+    """`XID 79, GPU has fallen off the bus`."""
+    return ", ".join(filter(None, (f"XID {xid}", XID_NAMES.get(xid, ""))))
+
+
+def _xid_meaning(xid: int, rules: Rules) -> Meaning:
+    if xid in rules.ignored_xids:
+        return Meaning.IGNORE
+    return Meaning.BAD if xid in rules.fatal_xids else rules.other_xids

@@ -1,0 +1,162 @@
+"""Keeper of the process that waits for NVML's events: it runs while there is a GPU to listen to, and no longer.
+
+While it runs it holds those GPUs' nodes open, so they cannot be reset and the driver cannot be unloaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from loguru import logger
+
+from nri_gpu.domain.health import GpuEvent
+from nri_gpu.inventory.process import LineProcess, ending, python
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 30.0
+WAIT: Final = "nvmlEventSetWait_v2"
+
+
+@dataclass(frozen=True, slots=True)
+class Ear:
+    """Who is told. heard: an event. doubt: waiting failed, or an event has no GPU: time to look at all of them."""
+
+    heard: Callable[[GpuEvent], None]
+    doubt: Callable[[], None]
+
+
+class Hearing(Protocol):
+    """Somebody who waits for events of GPUs."""
+
+    def listen(self, bus_ids: frozenset[str]) -> None:
+        """To these from now on."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+
+
+class EventChild:
+    """The event process. silence_s: how long it may say nothing while it listens; one call to NVML or one wait."""
+
+    def __init__(
+        self,
+        driver_root: str | Path,
+        library_dirs: Sequence[str],
+        ear: Ear,
+        *,
+        sysfs: str = "/sys",
+        silence_s: float = 30.0,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        paths = ("--driver-root", str(Path(driver_root).absolute()), "--sysfs", str(Path(sysfs).absolute()))
+        folders = (f"--library-dir={folder}" for folder in library_dirs)
+        self._command = (python(), "-I", "-m", "nri_gpu.inventory.events", *paths, *folders)
+        self._ear = ear
+        self._silence_s = silence_s
+        self._sleep = sleep
+        self._wanted: frozenset[str] = frozenset()
+        self._changed = asyncio.Event()
+        self._call = ""
+        self._listening = False
+        self._failures = 0
+        self._said: set[str] = set()  # what is said once
+
+    def listen(self, bus_ids: frozenset[str]) -> None:
+        """To these from now on; to none ends the process."""
+        if bus_ids != self._wanted:
+            self._wanted = bus_ids
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Keep it running while it is wanted; after a failure with a pause that grows."""
+        while True:
+            while not self._wanted:
+                self._changed.clear()
+                await self._changed.wait()
+            fault = await self._serve()
+            if fault:
+                self._once(fault, "not listening for errors of the GPUs; trying again")
+                self._ear.doubt()
+                pause_s = min(FIRST_PAUSE_S * (1 << min(self._failures, 10)), LONGEST_PAUSE_S)
+                self._failures += 1
+                await self._sleep(pause_s)
+
+    async def _serve(self) -> str:
+        """One process's life. Returns what ended it; empty where nobody is to be listened to any more."""
+        try:
+            process = await LineProcess.start(self._command)
+        except OSError as error:
+            return f"cannot start the NVML event process: {error}"
+        self._call, self._listening, fault = "start", True, ""
+        telling = asyncio.create_task(self._tell(process))
+        try:
+            fault = await self._hear(process, telling)
+        finally:
+            telling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await telling
+            status = await process.end(0)  # killed: the kernel closes what it held
+        if fault == "gone":
+            words = process.last_line()
+            return f"the NVML event process {ending(status)} in {self._call}" + (f": {words}" if words else "")
+        return fault
+
+    async def _tell(self, process: LineProcess) -> None:
+        """Send what is wanted, as it changes; the end is that nothing is."""
+        while self._wanted:
+            self._changed.clear()
+            await process.send(json.dumps({"watch": sorted(self._wanted)}).encode() + b"\n")
+            await self._changed.wait()
+
+    async def _hear(self, process: LineProcess, telling: asyncio.Task[None]) -> str:
+        while True:
+            line = asyncio.ensure_future(process.receive())
+            limit_s = self._silence_s if self._listening else None
+            done, _ = await asyncio.wait({line, telling}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if line not in done:
+                line.cancel()
+                await asyncio.gather(line, return_exceptions=True)
+                return "" if telling in done else f"{self._call} did not return within {self._silence_s:g} s"
+            try:
+                said = json.loads(line.result() or b"null")
+            except ValueError:
+                said = None
+            if not isinstance(said, dict):
+                return "gone"
+            if fault := self._understand(said):
+                return fault
+
+    def _understand(self, said: Mapping[str, Any]) -> str:
+        """Returns the fault that ended it, if that is what it says."""
+        if "call" in said:
+            before, self._call = self._call, str(said["call"])
+            if before == self._call == WAIT:  # one wait came back, so waiting works
+                self._works()
+        elif "event" in said:
+            event = said["event"]
+            self._ear.heard(GpuEvent(str(event["uuid"]), int(event["kind"]), int(event["xid"])))
+        elif "watching" in said:
+            self._listening = bool(said["watching"])
+            logger.bind(gpus=len(said["watching"])).debug("listening for errors of gpus")
+            for bus_id, why in said["deaf"].items():
+                self._once(f"{bus_id}: {why}", "errors of this gpu are not heard, only seen when it is looked at")
+        elif "unplaced" in said:
+            self._once(str(said["unplaced"]), "an event without its gpu; all are looked at")
+            self._ear.doubt()
+        return str(said.get("fault", ""))
+
+    def _works(self) -> None:
+        if self._failures:
+            logger.bind(attempt=self._failures).info("listening for errors of gpus again")
+        self._failures = 0
+
+    def _once(self, fault: str, phrase: str) -> None:
+        if fault not in self._said and len(self._said) < 256:
+            self._said.add(fault)
+            logger.bind(fault=fault).warning(phrase)

@@ -1,0 +1,106 @@
+"""Settings of health: which GPUs are not granted any more, and when they are again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Final
+
+from nri_gpu.domain.health import Sign
+from nri_gpu.policy.kinds import Choice, Choices, Declaration, Whole
+from nri_gpu.policy.numbers import Wholes
+
+_XIDS: Final = Wholes(Whole(1, 65535), 256)
+
+
+class Events(StrEnum):
+    """Whose events NVML is asked for."""
+
+    HELD = "held"
+    ALL = "all"
+    NONE = "none"
+
+
+class OtherXids(StrEnum):
+    """What an XID of neither list is taken for."""
+
+    IGNORE = "ignore"
+    SUSPECT = "suspect"
+    BAD = "bad"
+
+
+class OnBad(StrEnum):
+    """What becomes of the containers on a GPU that turns bad."""
+
+    REPORT = "report"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthSettings:
+    """Which errors of a GPU keep it from being granted, for how long, and what becomes of the containers on it."""
+
+    events: Annotated[
+        Events,
+        Declaration(
+            Choice(Events),
+            "GPUs whose errors are waited for: those that somebody holds, all, or none. While one is waited for, it "
+            "cannot be reset nor the driver unloaded.",
+        ),
+    ] = Events.HELD
+    # Application errors as NVIDIA's device plugin has them (NVIDIA/k8s-device-plugin: internal/rm/health.go), and 154,
+    # which only tells of a recovery action that is asked for at every look.
+    ignored_xids: Annotated[
+        frozenset[int],
+        Declaration(_XIDS, "XIDs that say nothing of the GPU: errors of applications, and 154, which others explain."),
+    ] = frozenset({13, 31, 43, 45, 68, 109, 154})
+    # After the immediate actions in NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors): reset or restart.
+    fatal_xids: Annotated[frozenset[int], Declaration(_XIDS, "XIDs after which a GPU is bad at once.")] = frozenset(
+        {48, 62, 64, 74, 79, 95, 119, 120, 140, 143}
+    )
+    other_xids: Annotated[
+        OtherXids,
+        Declaration(
+            Choice(OtherXids),
+            "XIDs of neither list: ignore; suspect, which stays granted and turns bad with the next incident; bad.",
+        ),
+    ] = OtherXids.SUSPECT
+    fatal_signs: Annotated[
+        frozenset[Sign],
+        Declaration(Choices(Sign, minimum=0), "What makes a GPU bad when a look at it shows it."),
+    ] = frozenset({Sign.LOST, Sign.RESET_REQUIRED, Sign.UNREADABLE, Sign.REMAP_FAILED})
+    suspect_signs: Annotated[
+        frozenset[Sign],
+        Declaration(
+            Choices(Sign, minimum=0), "What makes it suspect. Signs in neither list are shown, and change nothing."
+        ),
+    ] = frozenset({Sign.REMAP_PENDING, Sign.FABRIC_NOT_READY})
+    hold_down_s: Annotated[
+        int, Declaration(Whole(1, 86400), "Seconds without trouble after which a bad GPU is granted again.")
+    ] = 300
+    reprobe_s: Annotated[
+        int, Declaration(Whole(1, 3600), "Seconds between two looks while a GPU is anything but healthy.")
+    ] = 30
+    containers: Annotated[
+        OnBad,
+        Declaration(
+            Choice(OnBad),
+            "Containers on a GPU that turns bad: report them, or stop them through CRI, so that the kubelet starts "
+            "them on another. As guard.cri_socket and guard.stop_grace_s say; needs the cri extra (grpcio).",
+        ),
+    ] = OnBad.REPORT
+
+
+DEFAULT_HEALTH: Final = HealthSettings()
+
+
+def health_faults(health: HealthSettings) -> Iterator[tuple[str, str]]:
+    """What no key shows by itself: key path and sentence."""
+    for key, one, other in (
+        ("fatal_xids", health.fatal_xids, health.ignored_xids),
+        ("suspect_signs", health.suspect_signs, health.fatal_signs),
+    ):
+        if both := sorted(map(str, one & other)):
+            among = "ignored_xids" if key == "fatal_xids" else "fatal_signs"
+            yield f"health.{key}", f"{', '.join(both)}: in {among} too"

@@ -1,0 +1,58 @@
+"""How the health of GPUs is shown, and asked of a running daemon: only who listens knows of events."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nri_gpu.allocation.place import why_not
+from nri_gpu.domain.gpu import Gpu, Inventory, Unit, whole
+from nri_gpu.domain.health import Health, State
+from nri_gpu.runtime.state import CONTROL_SOCKET
+from nri_gpu.verbs.asking import ask
+
+
+def state_of(unit: Unit) -> str:
+    """Why it cannot be granted; else `ok`, and what else there is to say of it."""
+    if why := why_not(unit):
+        return why
+    gpu = whole(unit)
+    words = [gpu.health.state.value] if gpu.health.state is not State.HEALTHY else []
+    words += [sign.value for sign in gpu.signs]
+    return ", ".join(["ok", *words])
+
+
+def told(inventory: Inventory, state_dir: Path) -> Inventory:
+    """With what the daemon knows of the GPUs' health; as it is where there is none to ask."""
+    try:
+        said = {str(each["uuid"]): each for each in ask(state_dir / CONTROL_SOCKET, "status")["gpus"]}
+        gpus = tuple(_told(gpu, said.get(gpu.uuid)) for gpu in inventory.gpus)
+    except (OSError, ValueError, KeyError):
+        return inventory
+    return dataclasses.replace(inventory, gpus=gpus)
+
+
+def _told(gpu: Gpu, said: Mapping[str, Any] | None) -> Gpu:
+    if said is None:
+        return gpu
+    found = said["health"]
+    health = Health(State(found["state"]), found["since_s"] or 0.0, str(found["why"]), int(found["changes"]))
+    unavailable = gpu.unavailable if health.grantable else str(said["unavailable"])
+    return dataclasses.replace(gpu, health=health, unavailable=unavailable)
+
+
+def health_lines(gpus: list[Mapping[str, Any]], now: float) -> Iterator[str]:
+    """Of `status`: one line for each GPU that is, or was, not well. now: seconds since the epoch."""
+    for gpu in gpus:
+        health = gpu.get("health") or {}
+        if gpu["kind"] != "gpu" or not (health.get("changes") or health.get("signs")):
+            continue
+        line = f"GPU {gpu['place']} is {health['state']}"
+        if since := health["since_s"]:
+            at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
+            verb = "recovered from" if health["state"] == State.HEALTHY else "because of"
+            line += f" since {at}, {verb}: {health['why']}; its state changed {health['changes']} times"
+        yield line + (f"; shows {', '.join(health['signs'])}" if health["signs"] else "")

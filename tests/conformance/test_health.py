@@ -1,0 +1,133 @@
+"""A GPU turns bad under a real containerd: the next containers go elsewhere, and it comes back."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nri_gpu._pb import cri_pb2 as pb
+from nri_gpu.domain.health import EventType
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError
+from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
+from tests.support.driver_root import make_driver_root
+from tests.support.nvml import FakeGpu, build_fake_nvml, happen
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.containerd
+
+SLEEP = ContainerSpec(command=("/bin/sleep", "600"))
+UUIDS = tuple(f"GPU-{n}b200000-0000-4000-8000-00000000000{n}" for n in range(4))
+CHANGED = "gpu health changed"
+BAD = "XID 79, GPU has fallen off the bus"
+
+
+def policy(base: Path, node: Containerd, **health: object) -> Path:
+    path = base / "policy.toml"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in health.items()]
+    guard = f'[guard]\ncri_socket = "{node.cri_socket}"\nstop_grace_s = 0\n'
+    path.write_text("\n".join(["schema = 1", "[health]", *lines, guard]))
+    return path
+
+
+@contextmanager
+def simulated(node: Containerd, base: Path, events: str = "", **health: object) -> Iterator[NriGpu]:
+    topology = base / "node.toml"
+    topology.write_text(FOUR_GPUS.read_text() + events)
+    launch = Launch(base / "d", node.nri_socket, topology=topology, policy=policy(base, node, **health))
+    with NriGpu(launch) as daemon:
+        daemon.wait_ready()
+        yield daemon
+
+
+def said(daemon: NriGpu, *words: str) -> str:
+    """What a verb prints, whatever it returns."""
+    command = [sys.executable, "-m", "nri_gpu", *words, "--state-dir", str(daemon.launch.state)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/").stdout
+
+
+def states(daemon: NriGpu) -> Sequence[str]:
+    return [gpu["health"]["state"] for gpu in json.loads(said(daemon, "status", "-o", "json"))["gpus"]]
+
+
+def running(node: Containerd, container: ContainerId) -> bool:
+    return any(each.id == container and each.state == pb.CONTAINER_RUNNING for each in node.cri.containers())
+
+
+def asks(node: Containerd, name: str, request: str) -> ContainerId:
+    """A running container that asked, of a pod of that name."""
+    return node.cri.run(node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": request})), SLEEP)
+
+
+def held(daemon: NriGpu) -> set[str]:
+    return {uuid for uuids in daemon.held().values() for uuid in uuids}
+
+
+def test_bad_is_avoided_said_and_granted_again(node: Containerd, tmp_path: Path) -> None:
+    """GPU 1 falls off the bus; all the others go on."""
+    event = "\n[[event]]\nat_s = 0\ngpu = 1\nxid = 79\n"
+    with simulated(node, tmp_path, event, hold_down_s=3600, reprobe_s=1) as daemon:
+        daemon.wait_logged(CHANGED)
+        with pytest.raises(CriError) as refused:
+            asks(node, "unlucky", "device=1")
+        assert "since 20" in refused.value.details
+        assert BAD in refused.value.details
+        for name in "abc":
+            asks(node, name, "count=1")
+        uuids = [gpu["uuid"] for gpu in daemon.gpus()["gpus"]]
+        daemon.wait_grants(3)
+        assert held(daemon) == {*uuids} - {uuids[1]}
+        assert states(daemon)[0::2] == ["healthy", "healthy"]
+        assert BAD in said(daemon, "status")
+        assert BAD in said(daemon, "gpus", "--gpus", str(daemon.launch.topology))
+        policy(tmp_path, node, hold_down_s=1, reprobe_s=1)
+        daemon.hang_up()
+        wait_for("GPU 1 to recover", lambda: states(daemon)[1] == "healthy", 30)
+        assert f"recovered from: {BAD}; its state changed 3 times" in said(daemon, "status")
+        asks(node, "lucky", "device=1")
+        daemon.wait_grants(4)
+        changes = [line.partition(" state=")[2].split()[0] for line in daemon.log().splitlines() if CHANGED in line]
+        assert changes == ["bad", "recovering", "healthy"]
+
+
+def test_a_container_on_a_bad_gpu_is_stopped_where_policy_says_so(node: Containerd, tmp_path: Path) -> None:
+    """Its pod's next attempt gets another GPU, in place."""
+    with simulated(node, tmp_path, containers="stop") as daemon:
+        stays = asks(node, "stays", "device=1")
+        pod = node.cri.run_pod(PodSpec(name="moves", annotations={"gpu.nri.io": "count=1"}))
+        first = node.cri.run(pod, SLEEP)
+        daemon.wait_grants(2)
+        topology = daemon.launch.topology
+        assert topology
+        topology.write_text(topology.read_text().replace("[[gpu]]\n", '[[gpu]]\nsigns = "remap-failed"\n', 1))
+        daemon.hang_up()
+        daemon.wait_logged("container stopped: its GPU is bad: a row of its memory could not be remapped")
+        wait_for("its stop", lambda: not running(node, first), 20)
+        assert running(node, stays)
+        node.cri.remove(first)
+        node.cri.run(pod, SLEEP)
+        daemon.wait_grants(2)
+        bad, other, *_ = (gpu["uuid"] for gpu in daemon.gpus()["gpus"])
+        assert bad not in held(daemon)
+        assert other in held(daemon)
+
+
+def test_nvml_tells_of_a_held_gpu_while_creates_go_on(node: Containerd, tmp_path: Path) -> None:
+    """The driver's own way: events of the GPUs that are listened to, through the unmodified binding."""
+    root = build_fake_nvml(make_driver_root(tmp_path / "driver"), [FakeGpu(uuid=uuid) for uuid in UUIDS])
+    rules = policy(tmp_path, node, events="all", hold_down_s=3, reprobe_s=1)
+    with NriGpu(Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root, policy=rules)) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("listening for errors of gpus gpus=4")
+        happen(root, 1, EventType.XID, 79)
+        line = daemon.wait_logged(CHANGED)
+        assert UUIDS[1] in line
+        assert BAD in line
+        node.cri.run(node.cri.run_pod(), SLEEP)
+        assert states(daemon)[0] == states(daemon)[2] == "healthy"
+        wait_for("GPU 1 to recover", lambda: states(daemon)[1] == "healthy", 30)
