@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from nri_gpu.policy.globs import NOTHING
 from nri_gpu.policy.model import Policy
 from tests.property import worlds
 
+Value = TypeVar("Value")
 MANY = settings(max_examples=300)
 # A refusal cut short may lack what to do; only these two quote somebody else's sentence whole.
 QUOTES = frozenset({Code.BAD_POLICY, Code.NODE_NOT_READY})
@@ -53,8 +55,7 @@ def test_any_question_has_an_answer(
 def test_the_same_question_has_the_same_answer(
     container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
 ) -> None:
-    entries, foreign = [*ledger.entries.items()], [*ledger.foreign.items()]
-    backwards = Ledger(dict(entries[::-1]), dict(foreign[::-1]))
+    backwards = Ledger(_reversed(ledger.entries), _reversed(ledger.foreign), _reversed(ledger.leaving))
     first = decide(container, node, ledger, policy)
     assert decide(container, node, ledger, policy) == first
     again = decide(container, node, backwards, policy)
@@ -171,3 +172,7 @@ def test_no_row_of_decisions_oversells_a_node(row: list[tuple[Container, Mode]],
         policy = Policy(defaults=replace(Policy().defaults, mode=mode))
         ledger = ledger.after(decide(container, node, ledger, policy), float(number))
         assert not worlds.capacity_faults(ledger)
+
+
+def _reversed(mapping: Mapping[str, Value]) -> dict[str, Value]:
+    return dict([*mapping.items()][::-1])

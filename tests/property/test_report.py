@@ -23,6 +23,7 @@ PART = {
     "profile": "1g.10gb",
     "memory_bytes": 10,
     "unavailable": "",
+    "processes": 1,
 }
 
 
@@ -41,6 +42,8 @@ def gpu(index: int) -> dict[str, Any]:
         "unavailable": "",
         "mig": [] if index else [PART],
         "drm": [["card0", 226, 0]] if index else [],
+        "processes": None,
+        "signs": [] if index else ["lost"],
     }
 
 

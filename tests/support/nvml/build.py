@@ -150,9 +150,14 @@ def configure(
     lines += [f"ancestor {a} {b} {_LEVELS[word]}" for a, b, word in ancestors]
     lines += [f"act {act.function} {act.gpu} {act.deed} {act.code}" for act in faults]
     conf = driver_root / lib_dir / "fake-nvml.conf"
-    fresh = conf.with_name("fresh.conf")  # renamed into place: the library may be reading the old one
-    fresh.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    fresh.rename(conf)
+    # One write, never shorter than what was there: a library that is reading sees one machine or the other, and the
+    # folder stays the same driver's, which a new name in it would end.
+    content = "".join(f"{line}\n" for line in lines).encode()
+    file = os.open(conf, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(file, content.ljust(os.fstat(file).st_size, b"\n"), 0)
+    finally:
+        os.close(file)
 
 
 def _health_line(index: int, health: FakeHealth) -> str:

@@ -37,7 +37,7 @@ class Halves:
         self.age_s = 0.0
         self.marks: dict[str, dict[str, str]] = {}
         self.changed: Callable[[], None] = lambda: None
-        self.board = Board(builders.inventory())
+        self.board = Board(builders.inventory(simulated=True))  # nobody looks for processes on it
         self.board.put_driver(builders.driver())
         self.board.changed = lambda: self.changed()
         self.policy = policy or Policy.default()

@@ -12,7 +12,8 @@ import pytest
 
 from nri_gpu.runtime.snapshot import FILE
 from nri_gpu.runtime.state import CONTROL_SOCKET
-from nri_gpu.verbs.status import ask, to_text
+from nri_gpu.verbs.asking import ask
+from nri_gpu.verbs.status import to_text
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure
