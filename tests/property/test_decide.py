@@ -26,6 +26,7 @@ from nri_gpu.policy.globs import NOTHING
 from nri_gpu.policy.model import Policy
 from tests.property import worlds
 
+Key = TypeVar("Key")
 Value = TypeVar("Value")
 MANY = settings(max_examples=300)
 # A refusal cut short may lack what to do; only these two quote somebody else's sentence whole.
@@ -174,5 +175,5 @@ def test_no_row_of_decisions_oversells_a_node(row: list[tuple[Container, Mode]],
         assert not worlds.capacity_faults(ledger)
 
 
-def _reversed(mapping: Mapping[str, Value]) -> dict[str, Value]:
+def _reversed(mapping: Mapping[Key, Value]) -> dict[Key, Value]:
     return dict([*mapping.items()][::-1])
