@@ -22,7 +22,7 @@ demo: $(READY) ## the main job on this machine: three containers, four GPUs, a r
 	@$(BIN)/python -m tests.demo
 
 test: check ## everything: checks, unit and property tests, two real containerds (needs root)
-	$(BIN)/pytest -q -m 'not gpu'
+	$(BIN)/pytest -q -n 2 -m 'not gpu'
 
 check: $(READY) ## format, lint, types, floors, generated files, units
 	$(BIN)/ruff format --check --quiet .
@@ -48,7 +48,7 @@ manifests: $(READY) ## the Helm chart with its defaults -> deploy/manifests
 	$(BIN)/python -m tests.support.manifests
 
 conformance: $(READY) ## only the tests on real containerds (needs root)
-	$(BIN)/pytest -q tests/conformance
+	$(BIN)/pytest -q -n 2 tests/conformance
 
 storm: $(READY) ## 1,000 containers on each containerd while the daemon and containerd are killed (needs root)
 	NRI_GPU_STORM=1000 $(BIN)/pytest -q tests/conformance/test_storm.py

@@ -33,7 +33,7 @@ class Pace:
     longest_s: float = 1.0
 
 
-SIMULATED_PACE: Final = Pace(look_s=0.2, quiet_s=0.0)
+SIMULATED_PACE: Final = Pace(quiet_s=0.0)
 
 
 class NodeWatch:

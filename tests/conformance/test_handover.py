@@ -34,7 +34,7 @@ from nri_gpu.cli import main
 from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.verbs import run
 devices = sys.argv.pop(1)
-run.source_of = lambda topology, *place: NvmlSource(*place, proc_devices=devices)
+run.source_of = lambda topology, *place, **more: NvmlSource(*place, **more, proc_devices=devices)
 sys.exit(main(sys.argv[1:]))
 """
 
