@@ -91,12 +91,15 @@ def _bytes(text: str) -> bytes:
 
 
 def _fields(text: str) -> Mapping[str, str] | None:
+    fields = signed_fields(text, _FIELDS)
+    return fields if fields and fields["mode"] in {_NO_MODE, *Mode} else None
+
+
+def signed_fields(text: str, names: tuple[str, ...]) -> Mapping[str, str] | None:
+    """`v1;name=value;...;mac=...` with exactly these names in this order; None for any other text."""
     version, *rest = text.split(";")
     pairs = [part.partition("=")[::2] for part in rest]
-    if version != "v1" or tuple(name for name, _ in pairs) != _FIELDS:
-        return None
-    fields = dict(pairs)
-    return fields if fields["mode"] in {_NO_MODE, *Mode} else None
+    return dict(pairs) if version == "v1" and tuple(name for name, _ in pairs) == names else None
 
 
 def _mode_word(mode: Mode | None) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from nri_gpu.allocation.mark import KEY_BYTES as KEY_BYTES
+from nri_gpu.allocation.mark import signed_fields
 from nri_gpu.domain.kubelet import HANDED_KEY, Handed, KubeletGrant
 
 _FIELDS: Final = ("resource", "mode", "ids", "mac")
@@ -64,9 +65,5 @@ def _mac(body: str, key: bytes) -> str:
 
 
 def _fields(text: str) -> Mapping[str, str] | None:
-    version, *rest = text.split(";")
-    pairs = [part.partition("=")[::2] for part in rest]
-    if version != "v1" or tuple(name for name, _ in pairs) != _FIELDS:
-        return None
-    fields = dict(pairs)
-    return fields if fields["mode"] in _MODES else None
+    fields = signed_fields(text, _FIELDS)
+    return fields if fields and fields["mode"] in _MODES else None

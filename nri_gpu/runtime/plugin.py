@@ -373,19 +373,17 @@ class Plugin:
         self._outside.later(lambda: bound.info(phrase))
 
     def _stopped(self, change: Lifecycle) -> Reply:
-        self._holders.pop(change.container_id, None)
-        self._outside.recorder.settled(change.container_id)
         now = self._outside.clock()
-        stopped = self.kubelet.ended(self.ledger, self.ledger.stopped(change.container_id, now), change.container_id)
-        self._commit(self._vacated(stopped, (change.container_id,), now))
-        return EMPTY
+        return self._ended(change, self.ledger.stopped(change.container_id, now), now)
 
     def _removed(self, change: Lifecycle) -> Reply:
+        return self._ended(change, self.ledger.released(change.container_id), self._outside.clock())
+
+    def _ended(self, change: Lifecycle, after: Ledger, now: float) -> Reply:
         self._holders.pop(change.container_id, None)
         self._outside.recorder.settled(change.container_id)
-        now = self._outside.clock()
-        released = self.kubelet.ended(self.ledger, self.ledger.released(change.container_id), change.container_id)
-        self._commit(self._vacated(released, (change.container_id,), now))
+        ended = self.kubelet.ended(self.ledger, after, change.container_id)
+        self._commit(self._vacated(ended, (change.container_id,), now))
         return EMPTY
 
     def _pod_gone(self, change: Lifecycle) -> Reply:

@@ -112,7 +112,10 @@ class StateFolder:
         self._write(self.path / "ledger.json", self._ledger_text(ledger).encode())
 
     def _ledger_text(self, ledger: Ledger) -> str:
-        """A line for each grant. The event loop waits for this, so lines are kept: few change from one to the next."""
+        """A line for each grant; fields are only ever added.
+
+        The event loop waits for this, so lines are kept: few change from one to the next.
+        """
         known, self._lines = self._lines, {}
         for id_, entry in ledger.entries.items():
             kept = known.get(id_)
@@ -138,15 +141,6 @@ class StateFolder:
         except OSError:
             pid = ""
         return f" (pid {pid})" if pid else ""
-
-
-def ledger_json(ledger: Ledger) -> dict[str, Any]:
-    """The ledger in its published shape; fields are only ever added."""
-    return {
-        "schema": LEDGER_SCHEMA,
-        "grants": [_grant_json(entry) for entry in ledger.entries.values()],
-        "foreign": [_foreign_json(other) for other in ledger.foreign.values()],
-    }
 
 
 def _listed(lines: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from loguru import logger
 
 from nri_gpu.inventory.labels import file_text, labels, machine_name
 from nri_gpu.runtime.board import Board
+from nri_gpu.verbs.told import work_when_told
 
 RETRY_S: Final = 60.0
 MODE: Final = 0o644  # Node Feature Discovery may not run as root
@@ -39,14 +39,7 @@ class LabelKeeper:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            await self._again.wait()
-            self._again.clear()
-            if not await self.look():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._retry_s):
-                        await self._again.wait()
-                self._again.set()
+        await work_when_told(self._again, self.look, retry_s=self._retry_s)
 
     async def look(self) -> bool:
         """Write what is wanted, remove what is no more. Returns whether that went well."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +12,7 @@ from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.extras import Profiles
 from nri_gpu.driver.profiles import planned_profiles, write_profiles
 from nri_gpu.runtime.board import Board
+from nri_gpu.verbs.told import work_when_told
 
 RETRY_S: Final = 60.0
 
@@ -32,14 +32,7 @@ class ProfileKeeper:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            await self._again.wait()
-            self._again.clear()
-            if not await self.look():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._retry_s):
-                        await self._again.wait()
-                self._again.set()
+        await work_when_told(self._again, self.look, retry_s=self._retry_s)
 
     async def look(self) -> bool:
         """Write what is missing. Returns whether that went well."""

@@ -371,8 +371,7 @@ class Daemon:
         logger.bind(fault=sentence).warning("inventory not refreshed")
 
     def _labels_file(self) -> str:
-        policy = self._plugin.policy
-        return (policy if isinstance(policy, Policy) else self._policy_file.salvage).labels.file
+        return self._settings().labels.file
 
     def _generations(self) -> frozenset[str] | None:
         """Which drivers' files containers have mounted, once the runtime has told."""
