@@ -10,9 +10,10 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from bench.effort import Effort
 from bench.figures import Figure, paired
@@ -34,8 +35,7 @@ BUDGET: Final = {ONE: (1.13, 1.09), EIGHT: (1.15, 1.10)}
 UNASKED_BUDGET: Final = (1.03, 1.00)  # against the plugin that does nothing
 
 
-@dataclass(frozen=True, slots=True)
-class Contender:
+class Contender(Struct, frozen=True):
     """A container that can be had again and again."""
 
     site: Site

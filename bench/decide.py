@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from bench.effort import Effort
 from bench.figures import Figure, percentile

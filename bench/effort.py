@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Self
+
+from msgspec import Struct
 
 SAMPLES: Final = 60
 LEAST: Final = 2  # below it there is no median of anything
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
+class Effort(Struct, frozen=True):
     """What is done of each. idle_s: seconds of watching an idle daemon; synchronized: containers in one Synchronize."""
 
     containers: int

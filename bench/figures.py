@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 NAME_WIDTH = 58
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(Struct, frozen=True):
     """One line of the table. must, aim: at most; None where the budget names none. note: what else there is to know."""
 
     name: str
@@ -30,8 +30,7 @@ class Figure:
         return line.rstrip()
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Struct, frozen=True):
     """A median of ratios. spread: it lies within so much of it, either side, nineteen times of twenty."""
 
     median: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.subscribe import Event
@@ -12,8 +12,7 @@ from tests.support import nri_messages as nri
 REQUEST_BYTES = 4700  # a CreateContainer of a small pod under Kubernetes
 
 
-@dataclass(frozen=True, slots=True)
-class Life:
+class Life(Struct, frozen=True):
     """One container: method and payload of what is asked of a plugin, the first being the one that counts."""
 
     create: bytes

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from bench.cpu import Meter
 from bench.process import EIGHT_GPUS, OUR_EVENTS
@@ -26,16 +27,14 @@ PROJECT: Final = Path(__file__).parents[1]
 READY_S: Final = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(Struct, frozen=True):
     """Create and start of one container. cpu_s: of the runtime, of all it starts, and of the plugin."""
 
     wall_s: float
     cpu_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(Struct, frozen=True):
     """One containerd, measured."""
 
     node: Containerd

@@ -7,9 +7,10 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.errors import NriGpuError
 
@@ -24,8 +25,7 @@ class SpecFileError(NriGpuError):
     """The specification cannot be written or removed. Says which and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rival:
+class Rival(Struct, frozen=True):
     """Another specification of the same kind. hooks: it runs programs on the host for each container."""
 
     path: Path

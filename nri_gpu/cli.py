@@ -9,8 +9,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from nri_gpu import __version__
 from nri_gpu.verbs.exits import Exit
@@ -19,8 +20,7 @@ EXIT_HELP: Final = """exit codes:
   0 ok   1 a finding or a refusal   2 wrong usage   69 not available   70 a bug   77 no permission   78 configuration"""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """One argument. flags: `--long` spellings, or a bare name for a positional one."""
 
     flags: tuple[str, ...]
@@ -28,8 +28,7 @@ class Option:
     settings: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
+class Verb(Struct, frozen=True):
     """One verb. module: imported only when it is the one called, so that none pays for another."""
 
     name: str

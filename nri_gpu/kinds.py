@@ -8,8 +8,9 @@ found out anew.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from nri_gpu.domain.claim import Claim, Mode
 from nri_gpu.domain.container import Container
@@ -29,8 +30,7 @@ TEXT_KEPT: Final = 8192  # characters
 Key = tuple[Hashable, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Bid:
+class Bid(Struct, frozen=True):
     """What containers of a kind compete for, since they may have it.
 
     capabilities: closed. extras: those asked for, or the rule's. rule: what allowed it. free: neither pools nor limits
@@ -47,16 +47,14 @@ class Bid:
     seat: Seat | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
+class Fitted(Struct, frozen=True):
     """What such a container gets for certain GPUs. note: as in `Inject`."""
 
     outfit: Outfit
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """Everything known of a kind so far. fitted: by the GPUs, and the seat at their MPS daemon."""
 
     bid: Bid

@@ -6,8 +6,10 @@ Pure, as `decide` is; everything here counts in the ledger's memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from nri_gpu.allocation.fit import fitting_gpus
 from nri_gpu.allocation.ledger import UNUSED, Ledger
@@ -26,8 +28,7 @@ from nri_gpu.policy.text import quoted
 _POOLS_SHOWN: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Bidder:
+class Bidder(Struct, frozen=True):
     """Who asks, in which mode, on what terms, and of what: the inventory is the whole node's. seat: in mode mps."""
 
     container: Container
@@ -38,8 +39,7 @@ class Bidder:
     seat: Seat | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """What of the node one container may be given.
 
     inventory: without what it may not have. closed: GPUs in pools for others (None: in no pool, and its rule wants

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
@@ -26,8 +27,7 @@ REQUIREMENT_KEPT: Final = 4096  # characters; CUDA images have up to 2.2 kB of t
 Stated = tuple[tuple[str, str], ...]  # variables by which an image says what it requires
 
 
-@dataclass(frozen=True, slots=True)
-class Outfit:
+class Outfit(Struct, frozen=True):
     """The edits, what of the staged files they need, and which newer CUDA than the driver's is among them, or why none.
 
     generation, compat: as in `Grant` and `Inject`.

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.allocation.handover import expired
 from nri_gpu.allocation.leaver import Leaver
@@ -120,8 +122,7 @@ def _changes(old: Ledger, new: Ledger) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(Struct, frozen=True):
     """One decision of the log, and what it is now."""
 
     container: Container

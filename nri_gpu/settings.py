@@ -12,9 +12,10 @@ import re
 import stat
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.policy.lines import key_lines
@@ -28,8 +29,7 @@ POLICY_MAX: Final = 1 << 20  # bytes; the largest lists allowed need a tenth of 
 _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyText:
+class PolicyText(Struct, frozen=True):
     """A policy file as it was read. file: what faults call it."""
 
     file: str

@@ -13,11 +13,12 @@ pairs. So one search serves all rules, and no two sets are equal:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
 from operator import add
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.allocation.fabric import Fabric
 from nri_gpu.domain.placement import Strategy
@@ -32,8 +33,7 @@ KEPT: Final = 1024
 _SIGN: Final = {Strategy.PACK: -1, Strategy.SPREAD: 1}
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(Struct, frozen=True):
     """What else is on the node, by places in the inventory. friends: GPUs the pod holds. free: those nobody holds."""
 
     friends: tuple[int, ...] = ()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.gpu import GpuUuid, Inventory, Link, Unit, whole
 
@@ -19,8 +20,7 @@ NVLINK_POINTS: Final = 100
 Matrix = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Fabric:
+class Fabric(Struct, frozen=True, eq=False):
     """The GPUs of one inventory by their place in it. Compared by identity: it is part of keys in the hook path.
 
     points: of each pair; 0 with itself, and where no path is known. near: 1 for two GPUs on one NUMA node, for ties

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Set
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.place import Asker, matches, place, why_not

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase
@@ -17,8 +19,7 @@ from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """How a GPU that is left is waited for. now: the moment; grace_s: for how long at most, seconds.
 
     awaited: whether at all, for each GPU: not where nobody will ever tell of processes.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from nri_gpu.domain.container import PodUid
 
 
-@dataclass(frozen=True, slots=True)
-class Leaver:
+class Leaver(Struct, frozen=True):
     """The pod that left one GPU or MIG device.
 
     pod: its `namespace/name`. since: seconds on the shell's monotonic clock when its container ended.

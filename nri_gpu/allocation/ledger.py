@@ -14,16 +14,19 @@ in case it starts after all. A GPU that was released from exclusive use may be k
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr, replace
 
 from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Grant, Inject
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.value import Value
 
 
 class Phase(StrEnum):
@@ -34,13 +37,14 @@ class Phase(StrEnum):
     LAPSED = "lapsed"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Value, frozen=True):
     """One grant in the ledger. since: seconds on the shell's monotonic clock when this phase began."""
+
+    aside: ClassVar = ("since",)
 
     grant: Grant
     phase: Phase
-    since: float = field(compare=False)
+    since: float
 
     @property
     def holds(self) -> bool:
@@ -48,8 +52,7 @@ class Entry:
         return self.phase is not Phase.LAPSED
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
+class Foreign(Struct, frozen=True):
     """A container with NVIDIA nodes that others put there (no valid mark of ours)."""
 
     container_id: ContainerId
@@ -58,19 +61,20 @@ class Foreign:
     uuids: frozenset[GpuUuid]
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Value, frozen=True):
     """Who is on one GPU.
 
     pods: pod uid -> `namespace/name` of those we granted it. grants: what the first three are told by.
     leaver: who had it before, as long as other pods wait for that.
     """
 
+    aside: ClassVar = ("grants",)
+
     mode: Mode | None = None
     pods: Mapping[PodUid, str] = field(default_factory=dict)
     containers: int = 0
     foreign: tuple[str, ...] = ()
-    grants: Mapping[ContainerId, Grant] = field(default_factory=dict, repr=False, compare=False)
+    grants: Mapping[ContainerId, Grant] = field(default_factory=dict)
     leaver: Leaver | None = None
 
     @property
@@ -114,8 +118,7 @@ UNUSED: Final = Usage()
 NOT_TOLD: Final[Mapping[GpuUuid, Usage]] = MappingProxyType({})  # another one than any that is empty
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(Value, frozen=True):
     """All grants, by container. foreign: nodes that were not ours to give. leaving: GPUs that other pods wait for.
 
     The last two are told by the first three, and handed on from one ledger to the next so that a change costs what it
@@ -123,17 +126,19 @@ class Ledger:
     _waiting: entries that do not run, which time and their pod's next attempt can end.
     """
 
+    aside: ClassVar = ("_usage", "_waiting")
+
     entries: Mapping[ContainerId, Entry] = field(default_factory=lambda: MappingProxyType({}))
     foreign: Mapping[ContainerId, Foreign] = field(default_factory=lambda: MappingProxyType({}))
     leaving: Mapping[GpuUuid, Leaver] = field(default_factory=lambda: MappingProxyType({}))
-    _usage: Mapping[GpuUuid, Usage] = field(default_factory=lambda: NOT_TOLD, repr=False, compare=False)
-    _waiting: Mapping[ContainerId, Entry] = field(default_factory=dict, repr=False, compare=False)
+    _usage: Mapping[GpuUuid, Usage] = field(default_factory=lambda: NOT_TOLD)
+    _waiting: Mapping[ContainerId, Entry] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self._usage is NOT_TOLD:
             waiting = {id_: entry for id_, entry in self.entries.items() if entry.phase is not Phase.RUNNING}
-            object.__setattr__(self, "_usage", _told(self.entries.values(), self.foreign.values(), self.leaving))
-            object.__setattr__(self, "_waiting", waiting)
+            force_setattr(self, "_usage", _told(self.entries.values(), self.foreign.values(), self.leaving))
+            force_setattr(self, "_waiting", waiting)
 
     def usage(self) -> Mapping[GpuUuid, Usage]:
         """GPU -> who is on it; GPUs that nobody holds, and nobody has just left, are absent."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodUid
@@ -24,8 +25,7 @@ _NO_MODE: Final = "none"
 _FIELDS: Final = ("mode", "uuid", "gen", "mac")
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """What a valid mark says. mode None: a grant of nothing."""
 
     uuids: tuple[GpuUuid, ...]
@@ -33,8 +33,7 @@ class Mark:
     generation: str
 
 
-@dataclass(frozen=True, slots=True)
-class BadMark:
+class BadMark(Struct, frozen=True):
     """A mark that must be ignored and reported. why: for the log; never holds the key or the right mac."""
 
     why: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, TypeVar, assert_never
+
+from msgspec import Struct
 
 from nri_gpu.allocation.choose import Room, choose
 from nri_gpu.allocation.fabric import fabric_of
@@ -33,8 +34,7 @@ from nri_gpu.domain.placement import Strategy
 __all__ = ["Asker", "matches", "place", "why_not"]
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
+class Asker(Struct, frozen=True):
     """Who asks, in which mode, and what policy says of where exclusive GPUs are taken."""
 
     pod_uid: PodUid

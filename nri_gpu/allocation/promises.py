@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase
 from nri_gpu.domain.claim import Mode

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_gpu.allocation.fit import matches, why_not
 from nri_gpu.allocation.leaver import Leaver

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from nri_gpu.domain.container import Container
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
+class Added(Struct, frozen=True):
     """Something that a plugin added. owner: that plugin, as `NN-name`; empty where the runtime does not say."""
 
     name: str
     owner: str
 
 
-@dataclass(frozen=True, slots=True)
-class AddedNode:
+class AddedNode(Struct, frozen=True):
     """A device node that a plugin added. name: its path in the container."""
 
     name: str
@@ -25,8 +23,7 @@ class AddedNode:
     minor: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adjusted:
+class Adjusted(Struct, frozen=True, kw_only=True):
     """A container about to be created.
 
     container: as it was before any plugin. mark: the grant that was written on it, if one was.

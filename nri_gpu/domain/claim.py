@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from nri_gpu.domain.extras import NO_EXTRAS, Extras
 from nri_gpu.domain.gpu import Capabilities
@@ -28,25 +29,21 @@ class Operator(StrEnum):
     EQUAL = "="
 
 
-@dataclass(frozen=True, slots=True)
-class Everything:
+class Everything(Struct, frozen=True):
     """`all`: every healthy GPU that is not in MIG mode."""
 
 
-@dataclass(frozen=True, slots=True)
-class Nothing:
+class Nothing(Struct, frozen=True):
     """`none`: no GPU, said on purpose."""
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(Struct, frozen=True):
     """`2` or `count=2`."""
 
     gpus: int
 
 
-@dataclass(frozen=True, slots=True)
-class Devices:
+class Devices(Struct, frozen=True):
     """`device=0,GPU-…,0000:3b:00.0,0:1,MIG-…`: ids as written.
 
     Of a GPU: NVML index, UUID or its unambiguous beginning, PCI bus id. Of a MIG device: both indices, UUID or the
@@ -56,16 +53,14 @@ class Devices:
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MigProfile:
+class MigProfile(Struct, frozen=True):
     """So many MIG devices of one profile."""
 
     profile: str
     devices: int
 
 
-@dataclass(frozen=True, slots=True)
-class MigProfiles:
+class MigProfiles(Struct, frozen=True):
     """`mig=1g.10gb:2,3g.40gb`: each profile once."""
 
     wanted: tuple[MigProfile, ...]
@@ -74,23 +69,20 @@ class MigProfiles:
 Wanted = Everything | Nothing | Count | Devices | MigProfiles
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSelector:
+class ModelSelector(Struct, frozen=True):
     """`model=*H100*`: case-insensitive glob over the model name."""
 
     glob: str
 
 
-@dataclass(frozen=True, slots=True)
-class MemorySelector:
+class MemorySelector(Struct, frozen=True):
     """`memory>=40Gi`: total framebuffer, bytes."""
 
     operator: Operator
     memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ArchSelector:
+class ArchSelector(Struct, frozen=True):
     """`arch>=9.0`: compute capability."""
 
     operator: Operator
@@ -100,8 +92,7 @@ class ArchSelector:
 Selector = ModelSelector | MemorySelector | ArchSelector
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(Struct, frozen=True, kw_only=True):
     """One container's request.
 
     key: the annotation it came from. text: its value. mode, capabilities: None leaves them to the policy.

@@ -1,6 +1,6 @@
-"""Values to JSON and back, read off their own declarations: frozen dataclasses of plain parts, nested as they come.
+"""Values to JSON and back, read off their own declarations: frozen Structs of plain parts, nested as they come.
 
-    dataclass   object without the fields that have their default      set, frozenset   sorted list
+    Struct      object without the fields that have their default      set, frozenset   sorted list
     tuple       list                                                    mapping          object, or a list of pairs
     enum        its value                                               float inf        "inf"
 
@@ -9,7 +9,6 @@ What is written is canonical: equal values give equal text, so texts can be comp
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import types
@@ -19,6 +18,9 @@ from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, TypeVar
+
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import FieldInfo, fields
 
 T = TypeVar("T")
 INFINITE: Final = {"inf": math.inf, "-inf": -math.inf}
@@ -42,7 +44,7 @@ def encode(value: Any) -> Any:  # noqa: ANN401 - any value in, JSON values out
         return "inf" if value > 0 else "-inf"
     if isinstance(value, _PLAIN):
         return value
-    if dataclasses.is_dataclass(value):
+    if isinstance(value, Struct):
         return _fields_of(value)
     if isinstance(value, Mapping):
         return _pairs_of(value)
@@ -60,24 +62,24 @@ def decode(wanted: type[T], found: object, where: str = "") -> T:
     return value
 
 
-def _fields_of(value: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
+def _fields_of(value: Any) -> dict[str, Any]:  # noqa: ANN401 - a Struct
     found = {}
     kind: Any = type(value)
     for name, default in _defaults(kind):
         part = getattr(value, name)
-        if default is dataclasses.MISSING or part != default:
+        if default is NODEFAULT or part != default:
             found[name] = encode(part)
     return found
 
 
 @lru_cache(maxsize=64)
 def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
-    return tuple((each.name, _default(each)) for each in dataclasses.fields(kind))
+    return tuple((each.name, _default(each)) for each in fields(kind))
 
 
-def _default(each: dataclasses.Field[Any]) -> Any:  # noqa: ANN401 - of any field
-    made = each.default_factory
-    return each.default if made is dataclasses.MISSING else made()
+def _default(each: FieldInfo) -> Any:  # noqa: ANN401 - of any field
+    made: Any = each.default_factory
+    return each.default if made is NODEFAULT else made()
 
 
 def _pairs_of(value: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - JSON values
@@ -113,8 +115,8 @@ def _reader(wanted: Any) -> Reader:  # noqa: ANN401 - any annotation
         return _mapping(*map(_reader, arguments))
     if isinstance(wanted, type) and issubclass(wanted, Enum):
         return _enum(wanted)
-    if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
-        return _dataclass(wanted)
+    if isinstance(wanted, type) and issubclass(wanted, Struct):
+        return _struct(wanted)
     if wanted in _PLAIN:
         return _plain(wanted)
     raise TypeError(f"{wanted} cannot be read back")
@@ -181,7 +183,7 @@ def _mapping(key: Reader, value: Reader) -> Reader:
     return read
 
 
-def _dataclass(wanted: type) -> Reader:
+def _struct(wanted: type) -> Reader:
     readers = {name: _reader(hint) for name, hint in _hints(wanted).items()}
 
     def read(found: Any, where: str) -> Any:  # noqa: ANN401
@@ -200,7 +202,7 @@ def _dataclass(wanted: type) -> Reader:
 
 def _hints(wanted: type) -> dict[str, Any]:
     hints = typing.get_type_hints(wanted, include_extras=True)
-    return {each.name: hints[each.name] for each in dataclasses.fields(wanted)}
+    return {each.name: hints[each.name] for each in fields(wanted)}
 
 
 def _each(member: Reader, found: Any, where: str) -> list[Any]:  # noqa: ANN401 - JSON values

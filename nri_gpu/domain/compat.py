@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 CudaVersion = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompatPackage:
+class CompatPackage(Struct, frozen=True, kw_only=True):
     """One package: a newer CUDA on top of the kernel module that is loaded.
 
     cuda: the CUDA that its libcuda speaks, (13, 0). version: of its libcuda, `580.65.06`.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NewType
+
+from msgspec import Struct, field
 
 from nri_gpu.domain.kubelet import KubeletGrant
 
@@ -14,8 +15,7 @@ PodId = NewType("PodId", str)  # of the sandbox; a pod's sandbox can be made ane
 PodUid = NewType("PodUid", str)  # of the pod itself, stable for its life
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRef:
+class DeviceRef(Struct, frozen=True):
     """A device node that a container already holds, as the runtime lists it."""
 
     path: str
@@ -37,8 +37,7 @@ _KUBEPODS: Final = "kubepods"
 _QOS_FOLDERS: Final = {"burstable": Qos.BURSTABLE, "besteffort": Qos.BESTEFFORT, "pod": Qos.GUARANTEED}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
+class Pod(Struct, frozen=True, kw_only=True):
     """The pod around a container. Annotations and labels are written by whoever made the pod: untrusted.
 
     cgroup_parent: as the runtime was told; empty where nobody told it.
@@ -62,8 +61,7 @@ class Pod:
         return next((qos for word, qos in _QOS_FOLDERS.items() if below.startswith(word, 1)), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Container:
+class Container(Struct, frozen=True, kw_only=True):
     """One container of a pod.
 
     env: NAME -> value, as merged from image and pod. It never grants; only variables we add to are read, and those by

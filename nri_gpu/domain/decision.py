@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Self
+from typing import ClassVar, Final, Self
+
+from msgspec import Struct
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.mps import Seat
+from nri_gpu.domain.value import Value
 
 # The runtime's own prefix and the kubelet's event both grow around it; an event message holds 1024 bytes.
 REFUSAL_MAX: Final = 700  # characters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class Grant(Value, frozen=True, kw_only=True):
     """The GPUs one container holds.
 
     mode: None for a grant of nothing (`none`). generation: the driver generation it was made with, and behind a `+`
     that of a compatibility package of CUDA where it has one. seat: what it has of an MPS daemon; None in other modes.
     """
 
+    aside: ClassVar = ("pod_name", "namespace")
+
     container_id: ContainerId
     container_name: str
     pod_id: PodId
     pod_uid: PodUid
-    pod_name: str = field(compare=False)
-    namespace: str = field(compare=False)
+    pod_name: str
+    namespace: str
     uuids: tuple[GpuUuid, ...]
     mode: Mode | None
     generation: str
@@ -85,8 +88,7 @@ class Code(StrEnum):
 PERMISSION_CODES: Final = frozenset({Code.NOT_ALLOWED})
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """A refusal's code and its sentence: what is wrong, where, and what to do about it."""
 
     code: Code
@@ -102,8 +104,7 @@ class Reason:
 NOT_ASKED: Final = "no gpu annotation"
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(Struct, frozen=True):
     """Nothing was asked. edits: usually none; policy may disarm an image's NVIDIA_VISIBLE_DEVICES.
 
     note: something an operator should know of this container; mostly empty.
@@ -114,8 +115,7 @@ class Pass:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Inject:
+class Inject(Struct, frozen=True):
     """Granted: what to add, and what the ledger remembers.
 
     rule: the policy rule that allowed it. note: something an operator should know of this grant; mostly empty.
@@ -131,8 +131,7 @@ class Inject:
     completes: tuple[GpuUuid, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     """Not granted: the container must not be created."""
 
     reason: Reason

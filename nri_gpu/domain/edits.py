@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Self, TypeVar
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+
+class DeviceNode(Struct, frozen=True):
     """A character device node to make in the container.
 
     The runtime adds a device-cgroup rule `c major:minor rw` for it by itself (containerd/nri:
@@ -24,8 +24,7 @@ class DeviceNode:
     gid: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """A read-only bind mount of a host path; the runtime makes missing parents of the destination."""
 
     destination: str
@@ -33,8 +32,7 @@ class Mount:
     options: tuple[str, ...] = ("rbind", "rprivate", "ro", "nosuid", "nodev")
 
 
-@dataclass(frozen=True, slots=True)
-class Rlimit:
+class Rlimit(Struct, frozen=True):
     """A limit of the container's processes. type: as in setrlimit(2), `RLIMIT_MEMLOCK`. hard, soft: its own unit."""
 
     type: str
@@ -52,8 +50,7 @@ def _frozen(items: Mapping[K, V]) -> Mapping[K, V]:
     return MappingProxyType(dict(items))
 
 
-@dataclass(frozen=True, slots=True)
-class Edits:
+class Edits(Struct, frozen=True):
     """Everything we add to one container.
 
     Keyed by what the runtime calls a conflict (device path, mount destination, variable, annotation, kind of limit),

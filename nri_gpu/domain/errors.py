@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
 class NriGpuError(Exception):
@@ -50,8 +50,7 @@ class RequestError(NriGpuError):
         self.position = position
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """One thing wrong in a file an operator wrote.
 
     key: dotted key path, empty for the file as a whole. line: 1-based, None where it cannot be told.

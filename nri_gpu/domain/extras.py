@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.edits import DeviceNode, Mount, Rlimit
 
@@ -33,8 +34,7 @@ CHANNEL_MAX: Final = 2**20 - 1  # ids of IMEX channels have 20 bits (kernel-open
 CHANNELS_DEFAULT: Final = 2048  # NVreg_ImexChannelCount, where nobody sets it
 
 
-@dataclass(frozen=True, slots=True)
-class Extras:
+class Extras(Struct, frozen=True):
     """What one container asks for. channels: IMEX channels in rising order; there are some just where IMEX is asked."""
 
     asked: frozenset[Extra] = frozenset()
@@ -44,16 +44,14 @@ class Extras:
 NO_EXTRAS: Final = Extras()
 
 
-@dataclass(frozen=True, slots=True)
-class Channels:
+class Channels(Struct, frozen=True):
     """The IMEX channels of a node: 0 to count - 1, each a minor under one major."""
 
     major: int
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """What a node has of one extra, ready to be given.
 
     lacking: why it cannot be given, with the cure: a clause to stand behind the extra's name; empty when it can.
@@ -65,8 +63,7 @@ class Offer:
     lacking: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Struct, frozen=True):
     """What a container gets for its extras: hashable, since it decides edits that are kept."""
 
     nodes: tuple[DeviceNode, ...] = ()
@@ -80,8 +77,7 @@ PROFILE_GPUS_MAX: Final = 8  # of one node: a file for each set of them is 255 f
 PROFILE_MINOR_MAX: Final = 31  # the driver's README: EGLVisibleDGPUDevices is a mask of 32 bits
 
 
-@dataclass(frozen=True, slots=True)
-class Profiles:
+class Profiles(Struct, frozen=True):
     """Application profiles written ahead, one for each set of device minors. fault: why there are none, a clause."""
 
     folder: str

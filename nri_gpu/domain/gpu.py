@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from itertools import combinations
-from typing import Final, NewType
+from typing import ClassVar, Final, NewType
+
+from msgspec import Struct, field
 
 from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.extras import Extra, Offer, Profiles
 from nri_gpu.domain.health import WELL, Health, ScriptedEvent, Sign
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
+from nri_gpu.domain.value import Value
 
 GpuUuid = NewType("GpuUuid", str)
 PciBusId = NewType("PciBusId", str)
@@ -55,8 +57,7 @@ def closed_sets() -> Iterator[Capabilities]:
     return (some for some in subsets if closure(some) == some)
 
 
-@dataclass(frozen=True, slots=True)
-class DrmNode:
+class DrmNode(Struct, frozen=True):
     """One node of the kernel's graphics interface that belongs to a GPU; there while nvidia-drm is loaded.
 
     name: `card1` or `renderD128`, as below /dev/dri.
@@ -67,8 +68,7 @@ class DrmNode:
     minor: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigDevice:
+class MigDevice(Value, frozen=True, kw_only=True):
     """One MIG device of a GPU in MIG mode: a compute instance inside a GPU instance.
 
     index: its place in NVML's list, the j of `i:j`; not an id: it moves when an instance is removed.
@@ -80,6 +80,8 @@ class MigDevice:
     processes: as a `Gpu`'s.
     """
 
+    aside: ClassVar = ("processes",)
+
     index: int
     uuid: GpuUuid
     gpu_instance_id: int
@@ -89,11 +91,10 @@ class MigDevice:
     gpu_instance_minor: int | None = None
     compute_instance_minor: int | None = None
     unavailable: str = ""
-    processes: int | None = field(default=None, compare=False)
+    processes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Value, frozen=True, kw_only=True):
     """One physical GPU as NVML described it when its `Node` was taken.
 
     index: NVML enumeration index (PCI order); not an id: it moves when a GPU is lost.
@@ -111,6 +112,8 @@ class Gpu:
     signs: what else the look showed, for `health/` and for people. health: what came of signs and events.
     """
 
+    aside: ClassVar = ("processes",)
+
     index: int
     minor_number: int
     uuid: GpuUuid
@@ -124,7 +127,7 @@ class Gpu:
     unavailable: str = ""
     mig: tuple[MigDevice, ...] = ()
     drm: tuple[DrmNode, ...] = ()
-    processes: int | None = field(default=None, compare=False)
+    processes: int | None = None
     signs: tuple[Sign, ...] = ()
     health: Health = WELL
 
@@ -138,8 +141,7 @@ class Gpu:
         return tuple(MigPart(self, device) for device in self.mig)
 
 
-@dataclass(frozen=True, slots=True)
-class MigPart:
+class MigPart(Struct, frozen=True):
     """A MIG device and the GPU that it is a part of: granted, held and released like a GPU of its own."""
 
     gpu: Gpu
@@ -193,8 +195,7 @@ def nvml_order(unit: Unit) -> tuple[int, int]:
     return (unit.gpu.index, unit.device.index) if isinstance(unit, MigPart) else (unit.index, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFault:
+class GpuFault(Struct, frozen=True):
     """A GPU that is there but could not be described: lost, no permission, call failed.
 
     reason: one sentence naming the NVML call and its error.
@@ -204,8 +205,7 @@ class GpuFault:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """How two GPUs (NVML indices a < b) reach each other.
 
     pcie: the common ancestor in the words of `nvidia-smi topo -m` (PIX, PXB, PHB, NODE, SYS).
@@ -218,8 +218,7 @@ class Link:
     nvlink: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class NumaNode:
+class NumaNode(Struct, frozen=True):
     """One NUMA node of the host that a GPU is nearest to.
 
     cpus: its CPUs in the kernel's list syntax, `0-15,32-47`; empty when it has none. memory: whether it has any.
@@ -230,8 +229,7 @@ class NumaNode:
     memory: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Majors:
+class Majors(Struct, frozen=True):
     """Character device majors of the driver's kernel modules. None: that module is not loaded.
 
     modeset: whether nvidia-modeset is loaded, which shares nvidia's major; None: drivers before 545 do not tell.
@@ -244,8 +242,7 @@ class Majors:
     modeset: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DriverTree:
+class DriverTree(Struct, frozen=True):
     """The driver's files for one set of capabilities, staged as a folder that is mounted whole.
 
     path: host folder with `lib64/` (files and real symlinks under every name), `lib64/bin/`, in a tree with compat32
@@ -266,8 +263,7 @@ class DriverTree:
         return hash(self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class DriverFiles:
+class DriverFiles(Struct, frozen=True):
     """The host driver's user space, staged once per generation.
 
     version: as in the files' names, `580.95.05`. generation: names the staged folder; changes whenever a file does.
@@ -281,8 +277,7 @@ class DriverFiles:
     missing: Mapping[Capability, tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inventory:
+class Inventory(Struct, frozen=True, kw_only=True):
     """What one source (NVML, or a topology file) said of the GPUs.
 
     fault: why nothing can be granted at all (no driver, version mismatch); empty when something can.
@@ -324,8 +319,7 @@ class Inventory:
         return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Struct, frozen=True, kw_only=True):
     """One numbered snapshot of all that a decision needs to know of the machine.
 
     number: grows by one with each snapshot published. driver: None until the driver's files are staged;

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntFlag, StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 
 class Sign(StrEnum):
@@ -44,8 +45,7 @@ class EventType(IntFlag):
     RECOVERY_ACTION = 0x8000
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(Struct, frozen=True):
     """How a GPU is.
 
     since: when it came into that state, seconds since the epoch; 0 for always. why: the trouble that brought it there,
@@ -66,8 +66,7 @@ class Health:
 WELL: Final = Health()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuEvent:
+class GpuEvent(Struct, frozen=True):
     """Something NVML told of a GPU. kind: of `EventType`, or another bit. xid: the driver's error number, or 0."""
 
     uuid: str
@@ -75,8 +74,7 @@ class GpuEvent:
     xid: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptedEvent:
+class ScriptedEvent(Struct, frozen=True):
     """An event of a simulated node. at_s: seconds after the node was first looked at. gpu: index."""
 
     at_s: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.gpu import GpuUuid
 
@@ -13,8 +14,7 @@ HANDED_KEY: Final = "gpu.nri.io/kubelet"
 REPLICA: Final = "::"  # between a UUID and the number of a replica, as NVIDIA's device plugin writes it
 
 
-@dataclass(frozen=True, slots=True)
-class Handed:
+class Handed(Struct, frozen=True):
     """One device of one resource, by the id that the kubelet counts it by."""
 
     resource: str
@@ -26,8 +26,7 @@ class Handed:
         return GpuUuid(self.id.partition(REPLICA)[0])
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletGrant:
+class KubeletGrant(Struct, frozen=True):
     """All that the kubelet gave to one container. fault: why that is worth nothing; empty when it holds."""
 
     devices: tuple[Handed, ...] = ()

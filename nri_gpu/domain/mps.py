@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
+
+from msgspec import Struct
+
+from nri_gpu.domain.value import Value
 
 MIB: Final = 2**20
 WHOLE_PERCENT: Final = 100
@@ -26,8 +29,7 @@ _MEMORY: Final = re.compile(r"0=([0-9]{1,9})M", re.ASCII)
 _THREADS: Final = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Sharing:
+class Sharing(Struct, frozen=True):
     """`sharing=memory:10Gi,threads:50`. memory_mib, threads_percent: 0 leaves them to the policy."""
 
     memory_mib: int = 0
@@ -37,17 +39,18 @@ class Sharing:
 NO_SHARING: Final = Sharing()
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(Value, frozen=True):
     """What one container has of a GPU's daemon.
 
     memory_mib: the most that each of its processes may allocate; 0: as much as there is. threads_percent: of the
     GPU's multiprocessors. uid: whose program it is, as the host counts users; None while nobody told.
     """
 
+    aside: ClassVar = ("uid",)
+
     memory_mib: int = 0
     threads_percent: int = WHOLE_PERCENT
-    uid: int | None = field(default=None, compare=False)
+    uid: int | None = None
 
     def variables(self) -> Mapping[str, str]:
         """What its programs find in their environment."""

@@ -13,10 +13,11 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.compat import CompatPackage, CudaVersion
 from nri_gpu.domain.errors import DriverError
@@ -39,8 +40,7 @@ _OF_THE_DRIVER: Final = {each.name for each in table.LIBRARIES if Capability.COM
 _UNVERSIONED: Final = {each.name for each in table.LIBRARIES if each.suffixes == table.SO4}
 
 
-@dataclass(frozen=True, slots=True)
-class FoundCompat:
+class FoundCompat(Struct, frozen=True):
     """One package that containers may have. files: name -> the host's file, or what a symlink of that name leads to."""
 
     cuda: CudaVersion
@@ -69,8 +69,7 @@ class FoundCompat:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class FoundPackages:
+class FoundPackages(Struct, frozen=True):
     """What a folder of packages holds: those of use, the lowest CUDA first, and what had to be left out."""
 
     packages: tuple[FoundCompat, ...] = ()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.errors import DriverError
 
@@ -33,8 +34,7 @@ NOTE_BYTES_MAX: Final = 64 * 1024
 Read = Callable[[int, int], bytes]  # offset, size -> exactly that many bytes, or _MalformedError
 
 
-@dataclass(frozen=True, slots=True)
-class Elf:
+class Elf(Struct, frozen=True):
     """One ELF file's identity.
 
     bits: 32 or 64. machine: e_machine. soname: empty where there is none. needed: DT_NEEDED, in order.
@@ -46,8 +46,7 @@ class Elf:
     needed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
+class _Shape(Struct, frozen=True):
     """How the structures of one class are laid out. segment: which fields are offset, address and size in the file."""
 
     bits: int
@@ -73,8 +72,7 @@ class _MalformedError(Exception):
     """No ELF file, or one that points past its own end."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
+class _Segment(Struct, frozen=True):
     kind: int
     offset: int
     address: int

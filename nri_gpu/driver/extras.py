@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from posixpath import dirname
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.gpu import Capabilities
 from nri_gpu.driver.elf import read_elf
@@ -37,8 +38,7 @@ _ABSOLUTE: Final = re.compile(rb'"library_path"\s*:\s*"/|\A\s*/')
 _SONAME_ONLY: Final = "names a library by a path that containers do not have"
 
 
-@dataclass(frozen=True, slots=True)
-class Extra:
+class Extra(Struct, frozen=True):
     """One such file. names: on the host, best first. places: in the container, the same content at each."""
 
     names: tuple[str, ...]

@@ -6,10 +6,12 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from posixpath import join
 from typing import Final, Self
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver import table
@@ -20,8 +22,7 @@ LIBRARY_FILE: Final = re.compile(rf"(?P<name>lib[\w+-]+)\.so\.(?P<version>{table
 PATTERNS: Final = ("lib*", "vdpau/lib*")
 
 
-@dataclass(frozen=True, slots=True)
-class FoundLibrary:
+class FoundLibrary(Struct, frozen=True):
     """A library containers may have, with its ELF identity.
 
     name: of the entry, which may be a link to `source`; below its library folder.
@@ -32,8 +33,7 @@ class FoundLibrary:
     elf: Elf
 
 
-@dataclass(slots=True)
-class Folders:
+class Folders(Struct):
     """The folders below one root that may hold libraries; reads of files are remembered while it lives.
 
     tried: every folder looked for, for the sentence that says where no driver was. entries: path below a library

@@ -7,11 +7,12 @@ import json
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from posixpath import basename, dirname, join, relpath
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capabilities, Capability
@@ -25,8 +26,7 @@ LAYOUT: Final = 3
 PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class DriverFile:
+class DriverFile(Struct, frozen=True):
     """One file to stage.
 
     name: its path in its part of a tree; mostly the file's own name. capabilities: whoever has one of them gets it.
@@ -41,8 +41,7 @@ class DriverFile:
     places: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundDriver:
+class FoundDriver(Struct, frozen=True, kw_only=True):
     """What a driver root holds for containers.
 
     generation: safe as a file name; changes whenever a file does. libraries_32: for compat32. extras: configuration

@@ -6,15 +6,15 @@ import os
 import stat
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
+
+from msgspec import Struct
 
 LINKS_MAX: Final = 40  # as the kernel follows: MAXSYMLINKS, include/linux/namei.h
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """A regular file of the host that containers may have, and what tells it from a later one at its path.
 
     path: without any symlink. relative: below the driver root, for people. mode: permission bits.
@@ -42,8 +42,7 @@ class Source:
             return False
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(Struct, frozen=True):
     """A file of the driver that is not given to containers. path: below the driver root. reason: a clause."""
 
     path: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from posixpath import join
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.gpu import Capabilities, Capability
 from nri_gpu.driver.elf import EM_386, EM_AARCH64, EM_X86_64
@@ -14,8 +15,7 @@ VERSION: Final = r"\d+\.\d+(?:\.\d+)?"
 V: Final = "{V}"  # in a suffix: the driver's version
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
+class Library(Struct, frozen=True):
     """One library of the driver.
 
     capabilities: whoever has one of them gets it. suffixes: what may follow `<name>.so.` in the name of the file
@@ -34,8 +34,7 @@ class Library:
         return tuple(join(self.folder, f"{self.name}.so.{suffix.replace(V, version)}") for suffix in self.suffixes)
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """A processor architecture the driver is made for. name: as `uname -m`; triple: Debian's multiarch folder.
 
     folders: below a driver root that may hold its libraries, in the order in which they win.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.health import EventType, GpuEvent, Sign
 from nri_gpu.health.table import Signal
@@ -19,8 +20,7 @@ class Meaning(StrEnum):
     BAD = "bad"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class Rules(Struct, frozen=True, kw_only=True):
     """What policy says. Times in seconds; reprobe_s: how long a bad GPU must be quiet to count as recovering."""
 
     ignored_xids: frozenset[int]

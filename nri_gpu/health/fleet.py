@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Gpu, GpuUuid, Inventory
 from nri_gpu.domain.health import WELL, GpuEvent, Health, Sign, State
@@ -17,24 +18,21 @@ LONG_AGO: Final = float("-inf")
 ODDITIES: Final = frozenset({Signal.ODD, Signal.ODD_RESTED})
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Struct, frozen=True):
     """Now, by two clocks. clock_s: one that never jumps, for durations. wall_s: seconds since the epoch, for people."""
 
     clock_s: float
     wall_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """One GPU. trouble_s: when there was trouble last, on the clock."""
 
     health: Health = WELL
     trouble_s: float = LONG_AGO
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A GPU came into another state."""
 
     uuid: GpuUuid
@@ -42,8 +40,7 @@ class Change:
     now: Health
 
 
-@dataclass(frozen=True, slots=True)
-class Fleet:
+class Fleet(Struct, frozen=True):
     """All GPUs that were seen, and those that are missed."""
 
     records: Mapping[GpuUuid, Record] = field(default_factory=dict)
@@ -70,7 +67,7 @@ class Fleet:
     def dressed(self, inventory: Inventory, rules: Rules) -> Inventory:
         """The inventory with what is known here: health, and who cannot be granted because of it."""
         gpus = tuple(self._dressed(gpu, rules) for gpu in inventory.gpus)
-        return inventory if gpus == inventory.gpus else dataclasses.replace(inventory, gpus=gpus)
+        return inventory if gpus == inventory.gpus else replace(inventory, gpus=gpus)
 
     @property
     def ailing(self) -> bool:
@@ -111,7 +108,7 @@ class Fleet:
         if record is None or record.health == gpu.health:
             return gpu
         health = record.health
-        return dataclasses.replace(gpu, health=health, unavailable=_unavailable(health, rules) or gpu.unavailable)
+        return replace(gpu, health=health, unavailable=_unavailable(health, rules) or gpu.unavailable)
 
 
 def _quiet(signal: Signal | None, quiet_s: float, rules: Rules) -> Signal | None:

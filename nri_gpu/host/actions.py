@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
+
+from msgspec import Struct
 
 from nri_gpu.host.facts import DevPath, Module, Node
 
 
-@dataclass(frozen=True, slots=True)
-class LoadModule:
+class LoadModule(Struct, frozen=True):
     """Have the kernel load a module, by the program that it would use itself."""
 
     UNDONE: ClassVar[str] = "not loaded"
@@ -24,8 +24,7 @@ class LoadModule:
         return f"load module {self.module}"
 
 
-@dataclass(frozen=True, slots=True)
-class MakeNode:
+class MakeNode(Struct, frozen=True):
     """Make a node, and its folder where that is missing. replaces: the node with another number that goes first."""
 
     UNDONE: ClassVar[str] = "not made"
@@ -43,8 +42,7 @@ class MakeNode:
         return f"make /dev/{self.path}: {self.node}{instead}"
 
 
-@dataclass(frozen=True, slots=True)
-class FixNode:
+class FixNode(Struct, frozen=True):
     """Give a node that has the right number its mode and owner. was: how it is now."""
 
     UNDONE: ClassVar[str] = "not changed"
@@ -62,8 +60,7 @@ class FixNode:
         return f"fix /dev/{self.path}: {self.node} ({before})"
 
 
-@dataclass(frozen=True, slots=True)
-class MakeLink:
+class MakeLink(Struct, frozen=True):
     """Make a link in /dev/char. replaces: the target of the link that goes first."""
 
     UNDONE: ClassVar[str] = "not made"

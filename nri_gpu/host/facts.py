@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, NewType
+
+from msgspec import Struct, field
 
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import Majors
@@ -29,8 +30,7 @@ class Module(StrEnum):
     MODESET = "nvidia-modeset"
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(Struct, frozen=True):
     """Where the host's trees are. Tests put others here."""
 
     dev: Path = Path("/dev")
@@ -38,8 +38,7 @@ class Places:
     sys: Path = Path("/sys")
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """A character device's node, there or wanted. mode: permission bits only."""
 
     major: int
@@ -57,8 +56,7 @@ class Node:
         return f"char {self.major}:{self.minor}, mode {self.mode:04o}, owner {self.uid}:{self.gid}"
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """A symbolic link. target: as it is written in it; nobody followed it."""
 
     target: str
@@ -67,16 +65,14 @@ class Link:
         return f"a symbolic link to {self.target}"
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(Struct, frozen=True):
     """A real directory."""
 
     def __str__(self) -> str:
         return "a directory"
 
 
-@dataclass(frozen=True, slots=True)
-class Other:
+class Other(Struct, frozen=True):
     """Anything else. kind: `a regular file`, `a block device`, and so on."""
 
     kind: str
@@ -88,8 +84,7 @@ class Other:
 Entry = Node | Link | Folder | Other
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """Something that somebody has to see to. path: what it is about; reason: what is wrong, and what to do."""
 
     path: str
@@ -99,8 +94,7 @@ class Finding:
         return f"{self.path}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(Struct, frozen=True, kw_only=True):
     """One look at the host. Texts are the kernel's own, not yet understood; empty where there is no such file.
 
     devices: PCI addresses of NVIDIA's display devices. modules: those loaded. params: /proc/driver/nvidia/params.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 
 class Kind(StrEnum):
@@ -18,8 +19,7 @@ class Kind(StrEnum):
     SPECIFICATION = "specification"  # a CDI specification of NVIDIA devices that has hooks
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
+class Leftover(Struct, frozen=True):
     """One of them. path: on the host, as found."""
 
     kind: Kind

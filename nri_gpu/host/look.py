@@ -6,9 +6,10 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct, field
 
 from nri_gpu.domain.gpu import Majors
 from nri_gpu.host.facts import CAPS, CHAR, DevPath, Entry, Facts, Finding, Folder, Link, Module, Node, Other, Places
@@ -43,8 +44,7 @@ def look(places: Places, read_majors: Callable[[str], Majors]) -> Facts:
     )
 
 
-@dataclass(slots=True)
-class _Reader:
+class _Reader(Struct):
     """Remembers what it could not read; what is not there is simply empty."""
 
     places: Places

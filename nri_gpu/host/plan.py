@@ -6,9 +6,10 @@ Performing a plan and planning again from a new look gives no actions, unless so
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.host.actions import Action, FixNode, LoadModule, MakeLink, MakeNode
 from nri_gpu.host.facts import CHAR, DevPath, Entry, Facts, Finding, Folder, Link, Module, Node
@@ -17,8 +18,7 @@ from nri_gpu.host.wanted import Wanted, wanted_nodes
 _ALWAYS: Final = (Module.NVIDIA, Module.UVM)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """Actions in the order in which to perform them. findings: what no action of ours mends."""
 
     actions: tuple[Action, ...] = ()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, assert_never
+
+from msgspec import Struct
 
 from nri_gpu.host.actions import Action, FixNode, LoadModule, MakeLink, MakeNode
 from nri_gpu.host.facts import Facts, Finding, HostError, Module, Places
@@ -20,8 +21,7 @@ _ROUNDS: Final = 4
 Act = Callable[[Action], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """What was done, in order, and what is left for people. facts: of the last look."""
 
     facts: Facts

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.host.facts import HostError
 
@@ -20,8 +21,7 @@ MAX_CAP_MINOR: Final = 8191
 CAPABILITY: Final = re.compile(r"(?P<gpu>gpu[0-9]+)/mig/(?P<instance>gi[0-9]+(?:/ci[0-9]+)?)/access")
 
 
-@dataclass(frozen=True, slots=True)
-class Ownership:
+class Ownership(Struct, frozen=True):
     """How nodes shall be. modify: false where the administrator makes and owns them, and nobody else may."""
 
     mode: int = 0o666
@@ -30,8 +30,7 @@ class Ownership:
     modify: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Capability:
+class Capability(Struct, frozen=True):
     """One MIG instance's right, which is a node that may be open()ed."""
 
     minor: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.host.facts import CAPS, DevPath, Facts, Finding, HostError, Module, Node
 from nri_gpu.host.texts import Ownership, capability, gpu_minor, minors_table, params_ownership, table_name
@@ -18,8 +19,7 @@ _MODESET_MINOR: Final = 254
 _CONTROL_MINOR: Final = 255
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """One node that should be there. hands_off: who keeps it, where that is not us; empty where we may."""
 
     path: DevPath

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.gpu import NumaNode, Unit, whole
 from nri_gpu.domain.placement import NumaBinding
 
 
-@dataclass(frozen=True, slots=True)
-class Cpuset:
+class Cpuset(Struct, frozen=True):
     """Lists in the kernel's syntax; empty: not ours to say."""
 
     cpus: str = ""

@@ -6,9 +6,10 @@ One function both finds out and gives, so that nothing can be given of a request
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from posixpath import normpath
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
@@ -25,8 +26,7 @@ CHANNEL_MODE: Final = 0o666
 MEMLOCK: Final = Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED)
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(Struct, frozen=True):
     """Who asks for what. gpus: those that were found for it. capabilities: closed."""
 
     extras: Extras

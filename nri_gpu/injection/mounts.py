@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from posixpath import normpath
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.edits import Mount
 from nri_gpu.domain.gpu import DriverTree
@@ -36,8 +37,7 @@ SMI: Final = "nvidia-smi"
 ROOTS: Final = ("/usr", "/opt", "/run", "/etc")
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(Struct, frozen=True):
     """Where the driver's files go in a container without touching a mount of its own.
 
     tree: the whole tree; empty: nowhere. folders: the folder of libraries, at each of them. files: a mount for every

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from posixpath import normpath
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
@@ -15,8 +16,7 @@ from nri_gpu.domain.mps import CLIENT_VARIABLES, PIPE_PLACE, SHM_PLACE, Seat
 _OPTIONS: Final = ("rbind", "rprivate", "rw", "nosuid", "nodev", "noexec")
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
+class Client(Struct, frozen=True):
     """One container's place at a daemon. folder: the daemon's own on the host."""
 
     folder: str

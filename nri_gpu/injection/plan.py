@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.container import Container
@@ -21,8 +22,7 @@ from nri_gpu.injection.mounts import Places, free_places, tree_mounts
 from nri_gpu.injection.mps import Client, client_edits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Share(Struct, frozen=True, kw_only=True):
     """What one container is to receive.
 
     gpus: GPUs and MIG devices, in NVML order; none for `none`. capabilities: closed. tree: the staged driver files for
@@ -46,8 +46,7 @@ class Share:
     mps: Client | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Struct, frozen=True):
     """All of a share that decides its edits, and nothing else: containers of one kind have the same one.
 
     present: of a container that is completed, the shared nodes that it has already; None of all others.

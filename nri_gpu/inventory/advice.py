@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 # Return codes of nvml.h.
 NO_PERMISSION: Final = 4
@@ -16,8 +17,7 @@ LIB_RM_VERSION_MISMATCH: Final = 18
 _VERSION: Final = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """NVML's error at start.
 
     error: the call and its error. library: the file loaded, links resolved.

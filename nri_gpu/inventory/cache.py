@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from loguru import logger
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Inventory
@@ -120,11 +120,11 @@ class InventoryCache:
         self._fault, self._failures = "", 0
         self._answered = self._monotonic()
         if not self._confirmed and self._current and not self._current.fault:
-            same = dataclasses.replace(self._current, taken_at=inventory.taken_at) == inventory
+            same = replace(self._current, taken_at=inventory.taken_at) == inventory
             logger.info("the last snapshot is confirmed" if same else "the last snapshot was not true any more")
         self._confirmed = True
         before, self._current = self._current, inventory
-        if before is None or dataclasses.replace(before, taken_at=inventory.taken_at) != inventory:
+        if before is None or replace(before, taken_at=inventory.taken_at) != inventory:
             self._publish(inventory)
 
     def _failed(self, sentence: str) -> None:

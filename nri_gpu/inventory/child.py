@@ -6,9 +6,10 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Inventory
@@ -25,8 +26,7 @@ _BUSY: Final = "NVML"
 _SLOW: Final = frozenset({"start", "dlopen", "nvmlInit", "nvmlDeviceGetHandleByIndex"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deadlines:
+class Deadlines(Struct, frozen=True, kw_only=True):
     """How long is waited, seconds.
 
     call_s: for one NVML call. slow_call_s: for one that may wake a GPU. refresh_s: for a whole refresh.

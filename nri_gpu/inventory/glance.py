@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.inventory.devices import host_majors
@@ -20,8 +21,7 @@ NODE_FOLDERS: Final = ("", "nvidia-caps", "nvidia-caps-imex-channels", "dri")
 CAPABILITIES_DEPTH: Final = 4  # gpuN / mig / giN / ciN
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(Struct, frozen=True):
     """Where the kernel shows itself; elsewhere in tests."""
 
     proc: Path = Path("/proc")

@@ -9,11 +9,11 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu.domain.health import GpuEvent
 from nri_gpu.inventory.process import LineProcess, ending, python
@@ -23,8 +23,7 @@ LONGEST_PAUSE_S: Final = 30.0
 WAIT: Final = "nvmlEventSetWait_v2"
 
 
-@dataclass(frozen=True, slots=True)
-class Ear:
+class Ear(Struct, frozen=True):
     """Who is told. heard: an event. doubt: waiting failed, or an event has no GPU: time to look at all of them."""
 
     heard: Callable[[GpuEvent], None]

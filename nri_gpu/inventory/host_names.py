@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from nri_gpu.domain.edits import Mount
 from nri_gpu.domain.extras import Extra, Offer

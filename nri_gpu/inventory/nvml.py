@@ -16,11 +16,11 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import pynvml
+from msgspec import Struct
 
 from nri_gpu.inventory.advice import Refusal, advice
 from nri_gpu.inventory.asking import CallError
@@ -36,8 +36,7 @@ class LibraryError(Exception):
     """NVML's library is not there or cannot be loaded: a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Speaker:
+class Speaker(Struct, frozen=True):
     """The way to the keeper. pipe: a copy of stdout that nobody else knows."""
 
     pipe: BinaryIO

@@ -10,9 +10,10 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.edits import DeviceNode
 from nri_gpu.domain.extras import CHANNELS_DEFAULT, Channels, Extra, Offer
@@ -28,8 +29,7 @@ _CHANNELS: Final = "nvidia-caps-imex-channels"
 _CHANNEL_COUNT: Final = re.compile(r"^ImexChannelCount:[ \t]*([0-9]{1,7})[ \t]*$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roots:
+class Roots(Struct, frozen=True, kw_only=True):
     """Where the host's trees are; tests put others here. driver: the root that the driver's user space lives under."""
 
     dev: Path = Path("/dev")
@@ -39,8 +39,7 @@ class Roots:
     driver: Path = Path("/")
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(Struct, frozen=True):
     """The nodes of an extra. needed, welcome: names below /dev/FOLDER, and each of `needed` must be there.
 
     module: its name in /proc/devices. cure: a clause.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nri_gpu.domain.edits import DeviceNode, Mount
 from nri_gpu.domain.extras import Extra, Offer

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Gpu, Inventory, MigDevice
@@ -12,8 +14,7 @@ from nri_gpu.domain.gpu import Gpu, Inventory, MigDevice
 LOST: Final = "GPU is lost (played by the topology file)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Struct, frozen=True, kw_only=True):
     """What becomes of one GPU, or of the node, at a moment; None: nothing.
 
     at_s: seconds after whoever reads the file began to. gpu: index; None for the node. unavailable: empty where the
@@ -35,8 +36,7 @@ class Change:
         return (self.unavailable, self.mig, self.driver, self.cuda, self.fault) != (None,) * 5
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(Struct, frozen=True):
     """A node at its beginning, and its changes in the order of their times."""
 
     inventory: Inventory

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from loguru import logger
+from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Inventory
 from nri_gpu.inventory.capabilities import PROC, unusual, with_minors
@@ -115,7 +115,7 @@ class NvmlSource:
             offers = as_host_names(offers, self._roots.driver, Path(self._host_root))
         numa = numa_nodes(gpus, self._sysfs)
         self.answered = before
-        return dataclasses.replace(inventory, majors=majors, gpus=gpus, numa=numa, extras=offers)
+        return replace(inventory, majors=majors, gpus=gpus, numa=numa, extras=offers)
 
     def glance(self) -> Hashable:
         """What the kernel shows without asking the driver."""

@@ -6,9 +6,10 @@ Runs in the NVML process and knows no pynvml: an `Ask` makes the calls. The resu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from nri_gpu.inventory.asking import ABSENT, Ask, CallError, maybe, parsed, tolerant
 from nri_gpu.inventory.identity import DRM_NAME, parse_bus_id, parse_model, parse_uuid
@@ -30,8 +31,7 @@ _ANCESTORS: Final[Mapping[int, str]] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB
 _FARTHEST: Final = "SYS"
 
 
-@dataclass(slots=True)
-class _Seen:
+class _Seen(Struct):
     """A GPU while it is being asked."""
 
     index: int

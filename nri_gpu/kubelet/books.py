@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import GpuUuid, Node
@@ -48,8 +49,7 @@ class AllocationError(NriGpuError):
     """An Allocate that must fail. Its sentence ends up in the pod's event."""
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One device as the kubelet is told of it.
 
     why: it cannot be had; empty when it can. numa_node: None where the host does not tell.

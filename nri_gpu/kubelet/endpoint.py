@@ -14,13 +14,13 @@ import random
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import grpc.aio
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu.domain.errors import NriGpuError
@@ -46,8 +46,7 @@ class RegistrationError(NriGpuError):
     """Why it did not work, for now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where. changed: returns when something appears in a folder, or after so many seconds."""
 
     settings: KubeletSettings

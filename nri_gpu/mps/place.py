@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.mps.process import Process, process_of
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """`<state folder>/mps/<uuid>`: `pipe`, `log` and `shm` are the daemon's, `daemon` is our note of its process.
 
     The daemon writes a pid file of its own into `pipe`, but so can every client: it is not to be believed.

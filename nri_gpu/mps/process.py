@@ -7,12 +7,12 @@ import os
 import select
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Process:
+
+class Process(Struct, frozen=True):
     """A process that will not be taken for another of the same number. started: clock ticks since boot."""
 
     pid: int

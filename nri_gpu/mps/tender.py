@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu.mps.daemon import Daemon
 from nri_gpu.mps.place import Place
@@ -30,8 +30,7 @@ class Wish(StrEnum):
     DOWN = "down"  # somebody has the GPU in another mode
 
 
-@dataclass(frozen=True, slots=True)
-class Around:
+class Around(Struct, frozen=True):
     """What a tender needs of the daemon that we are. Tools may raise MpsError."""
 
     tools: Callable[[], Tools]

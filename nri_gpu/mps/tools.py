@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, DriverFiles, GpuUuid
@@ -24,8 +25,7 @@ class MpsError(NriGpuError):
     """A daemon cannot be started, asked or ended. Says why in a clause."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tools:
+class Tools(Struct, frozen=True):
     """Programs and libraries of one staged driver."""
 
     bin: Path

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from google.protobuf.message import DecodeError as DecodeError
+from msgspec import Struct
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.mps import CLIENT_VARIABLES, SHM_PLACE
+from nri_gpu.domain.value import Value
 from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, concerns
 from nri_gpu.requirements.check import PREFIX as REQUIRE
 
@@ -35,8 +36,7 @@ EMPTY: Final = b""  # the encoding of every message without content
 CREATED: Final = pb.CONTAINER_CREATED
 
 
-@dataclass(frozen=True, slots=True)
-class Markers:
+class Markers(Struct, frozen=True):
     """Byte strings one of which stands in every request that needs more than a pass.
 
     Our annotations' prefix; device nodes named as NVIDIA's, which others injected; where policy reads the environment,
@@ -65,8 +65,7 @@ class Markers:
         return bool(self.device) and self.device[1:2] in payload and self.device in payload
 
 
-@dataclass(frozen=True, slots=True)
-class Configured:
+class Configured(Struct, frozen=True):
     """What the runtime said of itself. nri_version: empty below 0.12. request_timeout_ms: 0 below 0.7."""
 
     runtime: str
@@ -76,8 +75,7 @@ class Configured:
     config: str
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(Struct, frozen=True):
     """A container in Synchronize. created: made but not started; otherwise it runs. pid: on the host; 0: not told."""
 
     container: Container
@@ -85,17 +83,18 @@ class Listed:
     pid: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Lifecycle:
+class Lifecycle(Value, frozen=True):
     """An event. event: NRI's number, `pb.Event`. container_id: empty for a pod's event.
 
     Most events are of containers that are nothing to us, and their ids tell: the rest is read when somebody asks.
     """
 
+    aside: ClassVar = ("_message",)
+
     event: int
     pod_id: PodId
     container_id: ContainerId
-    _message: Any = field(repr=False, compare=False)  # one of the generated classes with `pod` and `container`
+    _message: Any  # one of the generated classes with `pod` and `container`
 
     @property
     def container(self) -> Container | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenPolicy:
+class BrokenPolicy(Struct, frozen=True):
     """No usable policy: every container that asks is refused. fault: what is wrong with the file."""
 
     fault: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
 from typing import Any, Final, get_type_hints
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from nri_gpu.policy.kinds import Declaration, Kind
 from nri_gpu.policy.model import Policy
@@ -16,8 +18,7 @@ SCHEMA_VERSION: Final = 1  # `schema` at the top of the file
 SCHEMA_HELP: Final = "Version of this file's format."
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One row. path: `plugin.socket`. flag: its command line option, or empty."""
 
     section: str

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from fnmatch import translate
-from typing import Final
+from typing import ClassVar, Final
+
+from msgspec.structs import force_setattr
+
+from nri_gpu.domain.value import Value
 
 _WILD: Final = frozenset("*?[")
 
 Matcher = Callable[[str], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Globs:
+class Globs(Value, frozen=True):
     """Patterns in the operator's order; `*`, `?`, `[a-z]`, `[!a-z]`; whole names, case matters."""
 
+    aside: ClassVar = ("_matchers",)
+
     patterns: tuple[str, ...]
-    _matchers: tuple[Matcher, ...] = field(init=False, compare=False, repr=False)
+    _matchers: tuple[Matcher, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_matchers", tuple(_matcher(pattern) for pattern in self.patterns))
+        force_setattr(self, "_matchers", tuple(_matcher(pattern) for pattern in self.patterns))
 
     def first(self, name: str) -> int | None:
         """Index of the first pattern that matches, None where none does."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.health import Sign
 from nri_gpu.policy.kinds import Choice, Choices, Declaration, Whole
@@ -37,8 +38,7 @@ class OnBad(StrEnum):
     STOP = "stop"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthSettings:
+class HealthSettings(Struct, frozen=True, kw_only=True):
     """Which errors of a GPU keep it from being granted, for how long, and what becomes of the containers on it."""
 
     events: Annotated[

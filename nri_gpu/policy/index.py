@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from nri_gpu.policy.globs import Globs, is_literal
 
@@ -40,12 +42,11 @@ class Shape(NamedTuple):
 Home = tuple[Shape, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(Struct, frozen=True):
     """homes: shape -> text -> the rules filed there, in order. always: those that are filed nowhere."""
 
-    homes: Mapping[Shape, Mapping[str, tuple[int, ...]]]
-    always: tuple[int, ...]
+    homes: Mapping[Shape, Mapping[str, tuple[int, ...]]] = MappingProxyType({})
+    always: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, anchors: Sequence[Mapping[str, Globs]]) -> Index:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Protocol, TypeVar
+
+from msgspec import Struct
 
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.text import known_words, quoted, toml_type
@@ -40,8 +41,7 @@ class Kind(Protocol[T]):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
+class Declaration(Struct, frozen=True):
     """What the policy model says of a setting beside its type and default.
 
     flag: the command line option that overrides it, if there is one.
@@ -52,8 +52,7 @@ class Declaration:
     flag: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Struct, frozen=True):
     """A string of one pattern, the same for our check and for an editor's. rule: the pattern in words."""
 
     pattern: str
@@ -82,8 +81,7 @@ class Text:
         return {"type": "string", "pattern": f"^(?:{self.pattern})$", "maxLength": self.max_length}
 
 
-@dataclass(frozen=True, slots=True)
-class Folder(Text):
+class Folder(Text, frozen=True):
     """A path that may end in a slash, as shells complete it, and is kept without."""
 
     def convert(self, raw: str) -> str:
@@ -91,8 +89,7 @@ class Folder(Text):
         return raw.rstrip("/") or raw[:1]
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(Struct, frozen=True):
     """A whole number between two bounds, both included."""
 
     minimum: int
@@ -119,8 +116,7 @@ class Whole:
         return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Struct, frozen=True):
     """True or false."""
 
     def faults(self, raw: object) -> Wrong:
@@ -141,8 +137,7 @@ class Flag:
         return {"type": "boolean"}
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """One word of a closed set. but: those of it that cannot be said here."""
 
     words: type[StrEnum]
@@ -168,8 +163,7 @@ class Choice:
         return {"enum": [word.value for word in self.words if word not in self.but]}
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
+class Choices(Struct, frozen=True):
     """Some of a closed set of words, each once; order does not matter. minimum: how many at least. but: not these."""
 
     words: type[StrEnum]
@@ -194,8 +188,7 @@ class Choices:
         return {"type": "array", "items": Choice(self.words, self.but).schema(), **least, "uniqueItems": True}
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(Struct, frozen=True):
     """A list, maybe empty, of strings of one kind, each once; order matters."""
 
     item: Text
@@ -218,8 +211,7 @@ class Texts:
         return {"type": "array", "items": self.item.schema(), "maxItems": self.maximum, "uniqueItems": True}
 
 
-@dataclass(frozen=True, slots=True)
-class Patterns:
+class Patterns(Struct, frozen=True):
     """A list, maybe empty, of shell-style patterns, each once."""
 
     item: Text

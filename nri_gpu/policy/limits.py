@@ -6,8 +6,9 @@ A MIG device counts as a GPU. What counts is distinct GPUs: a pod whose two cont
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from dataclasses import dataclass, fields
 from typing import Annotated, Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.policy.kinds import Declaration
@@ -17,8 +18,7 @@ from nri_gpu.policy.text import quoted
 _LIMIT: Final = Limit()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     """How many GPUs may be granted; a MIG device counts as one. Judged when a container is created, never later."""
 
     gpus_per_container: Annotated[int, Declaration(_LIMIT, "GPUs of one container.")] = UNLIMITED
@@ -38,11 +38,10 @@ class Limits:
 
 
 NO_LIMITS: Final = Limits()
-LIMIT_KEYS: Final = tuple(each.name for each in fields(Limits))
+LIMIT_KEYS: Final = Limits.__struct_fields__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holdings:
+class Holdings(Struct, frozen=True, kw_only=True):
     """What is held before a container gets its own: different GPUs of its pod, its namespace, and all."""
 
     pod: Set[GpuUuid] = frozenset()
@@ -51,8 +50,7 @@ class Holdings:
     node: Set[GpuUuid] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Excess:
+class Excess(Struct, frozen=True):
     """One limit that a grant would break. whose: `pod "x"`; used, more: GPUs held, and those that would come on top."""
 
     key: str

@@ -6,15 +6,17 @@ declarations (`fields.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.extras import HARMLESS, Extra
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability
 from nri_gpu.domain.loader import Loader
 from nri_gpu.domain.placement import NumaBinding, Strategy
+from nri_gpu.domain.value import Value
 from nri_gpu.policy.globs import EVERYTHING, NOTHING, Globs
 from nri_gpu.policy.health import DEFAULT_HEALTH, HealthSettings
 from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Folder, Patterns, Text, Texts, Whole
@@ -84,8 +86,7 @@ class Stale(StrEnum):
     REFUSE = "refuse"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginSettings:
+class PluginSettings(Struct, frozen=True, kw_only=True):
     """How nri-gpu presents itself to the container runtime."""
 
     name: Annotated[str, Declaration(_NAME, "Name the runtime and its log know the plugin by.")] = "nri-gpu"
@@ -96,8 +97,7 @@ class PluginSettings:
     socket: Annotated[str, Declaration(_SOCKET, "The runtime's NRI socket.", flag="--socket")] = "/var/run/nri/nri.sock"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverSettings:
+class DriverSettings(Struct, frozen=True, kw_only=True):
     """Where the host's NVIDIA driver is, where its files are staged, and how containers find them."""
 
     root: Annotated[
@@ -136,8 +136,7 @@ class DriverSettings:
     ] = Loader.FOLDERS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimDefaults:
+class ClaimDefaults(Struct, frozen=True, kw_only=True):
     """What a request means where it does not say."""
 
     mode: Annotated[Mode, Declaration(Choice(Mode), "How GPUs are held: exclusive is exclusive to the pod.")] = (
@@ -152,8 +151,7 @@ class ClaimDefaults:
     ] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapabilityRules:
+class CapabilityRules(Struct, frozen=True, kw_only=True):
     """Which parts of the driver may be asked for at all."""
 
     allowed: Annotated[
@@ -166,8 +164,7 @@ class CapabilityRules:
     ] = frozenset(Capability)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtraRules:
+class ExtraRules(Struct, frozen=True, kw_only=True):
     """Which extras may be asked for; docs/extras.md says what each opens beyond the GPUs that were granted."""
 
     allowed: Annotated[
@@ -176,8 +173,7 @@ class ExtraRules:
     ] = HARMLESS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModeRules:
+class ModeRules(Struct, frozen=True, kw_only=True):
     """How GPUs may be asked for at all."""
 
     allowed: Annotated[frozenset[Mode], Declaration(Choices(Mode), "A request for any other mode is refused.")] = (
@@ -185,8 +181,7 @@ class ModeRules:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamespaceRules:
+class NamespaceRules(Struct, frozen=True, kw_only=True):
     """Who may ask where no rule decides, by the pod's namespace: whole names, shell-style patterns; deny wins."""
 
     allow: Annotated[Globs, Declaration(_NAMESPACES, "Namespaces whose pods may ask for GPUs.")] = EVERYTHING
@@ -200,8 +195,7 @@ class NamespaceRules:
     ] = Otherwise.REFUSE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentSettings:
+class EnvironmentSettings(Struct, frozen=True, kw_only=True):
     """What is written to containers' environment, and where it is read as a request: nowhere, by default."""
 
     visible_devices: Annotated[
@@ -234,8 +228,7 @@ class EnvironmentSettings:
     ] = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivilegedSettings:
+class PrivilegedSettings(Struct, frozen=True, kw_only=True):
     """Privileged containers: they can use every device of the host, whatever is granted."""
 
     action: Annotated[
@@ -247,8 +240,7 @@ class PrivilegedSettings:
     ] = PrivilegedAction.ALLOW
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequirementSettings:
+class RequirementSettings(Struct, frozen=True, kw_only=True):
     """What images say they need of driver and GPU, by NVIDIA_REQUIRE_* and CUDA_VERSION."""
 
     check: Annotated[
@@ -264,8 +256,7 @@ class RequirementSettings:
     ] = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompatSettings:
+class CompatSettings(Struct, frozen=True, kw_only=True):
     """A newer CUDA than the driver's, from NVIDIA's forward-compatibility packages on the host."""
 
     dir: Annotated[
@@ -297,8 +288,7 @@ class Complete(StrEnum):
     ALL = "all"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignSettings:
+class ForeignSettings(Struct, frozen=True, kw_only=True):
     """Containers that hold GPU nodes which others put there, such as a device plugin."""
 
     complete: Annotated[
@@ -312,8 +302,7 @@ class ForeignSettings:
     ] = Complete.NONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementSettings:
+class PlacementSettings(Struct, frozen=True, kw_only=True):
     """Which GPUs of many are taken, and what else of the node goes with them."""
 
     strategy: Annotated[
@@ -334,8 +323,7 @@ class PlacementSettings:
     ] = NumaBinding.NONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InventorySettings:
+class InventorySettings(Struct, frozen=True, kw_only=True):
     """How often the driver is asked what GPUs there are, and what holds while it does not answer."""
 
     refresh_s: Annotated[int, Declaration(Whole(1, 3600), "Seconds between two looks.")] = 60
@@ -347,8 +335,7 @@ class InventorySettings:
     ] = Stale.SERVE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerSettings:
+class LedgerSettings(Struct, frozen=True, kw_only=True):
     """How grants are kept."""
 
     created_grace_s: Annotated[
@@ -367,8 +354,7 @@ class Unknown(StrEnum):
     OFFER = "offer"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandoverSettings:
+class HandoverSettings(Struct, frozen=True, kw_only=True):
     """When a GPU that one pod had exclusively is offered to the next."""
 
     wait: Annotated[
@@ -383,8 +369,7 @@ class HandoverSettings:
     ] = Unknown.WAIT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditSettings:
+class AuditSettings(Struct, frozen=True, kw_only=True):
     """The audit log: every decision with all that decided it, for `nri-gpu replay`."""
 
     max_mib: Annotated[
@@ -399,8 +384,7 @@ class AuditSettings:
     ] = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlSettings:
+class ControlSettings(Struct, frozen=True, kw_only=True):
     """Who may ask the daemon about itself."""
 
     group: Annotated[
@@ -413,8 +397,7 @@ class ControlSettings:
     ] = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelSettings:
+class LabelSettings(Struct, frozen=True, kw_only=True):
     """What a cluster's scheduler may know of this node's GPUs, as labels."""
 
     file: Annotated[
@@ -428,8 +411,7 @@ class LabelSettings:
     ] = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardSettings:
+class GuardSettings(Struct, frozen=True, kw_only=True):
     """The second process, `nri-gpu guard`: how it presents itself, and what it does about what got past it."""
 
     name: Annotated[str, Declaration(_NAME, "Name the runtime and its log know the guard by.")] = "nri-gpu-guard"
@@ -465,8 +447,7 @@ class Registration(StrEnum):
     WATCHER = "watcher"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletSettings:
+class KubeletSettings(Struct, frozen=True, kw_only=True):
     """The kubelet's device plugin, for a node of a cluster: the scheduler then counts the GPUs."""
 
     enabled: Annotated[
@@ -507,9 +488,10 @@ class KubeletSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Policy(Value, frozen=True, kw_only=True):
     """Everything an operator decides. source: the file it was read from, for sentences; no part of its identity."""
+
+    aside: ClassVar = ("source",)
 
     plugin: PluginSettings = PluginSettings()
     driver: DriverSettings = DriverSettings()
@@ -537,7 +519,7 @@ class Policy:
     kubelet: KubeletSettings = KubeletSettings()
     rule: Rules = NO_RULES
     pool: Pools = NO_POOLS
-    source: str = field(default=BUILT_IN, compare=False)
+    source: str = BUILT_IN
 
     @classmethod
     def default(cls) -> Policy:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.mps import WHOLE_PERCENT, Seat, Sharing
 from nri_gpu.policy.kinds import Declaration, Flag, Whole
@@ -13,8 +14,7 @@ _MEMORY_MAX: Final = 2**30  # MiB
 _PERCENT: Final = Whole(1, WHOLE_PERCENT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpsSettings:
+class MpsSettings(Struct, frozen=True, kw_only=True):
     """Sharing a GPU through NVIDIA's Multi-Process Service, a daemon for each GPU (docs/mps.md)."""
 
     enabled: Annotated[

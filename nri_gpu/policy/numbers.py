@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from nri_gpu.policy.kinds import Whole
 from nri_gpu.policy.text import toml_type
 
 
-@dataclass(frozen=True, slots=True)
-class Wholes:
+class Wholes(Struct, frozen=True):
     """A list, maybe empty, of whole numbers of one kind, each once; order does not matter."""
 
     item: Whole

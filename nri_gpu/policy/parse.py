@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.policy.cross import cross_faults, kubelet_faults

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
+
+from msgspec import field
+from msgspec.structs import force_setattr
 
 from nri_gpu.domain.gpu import GpuUuid, Inventory, MigPart, Unit, whole
 from nri_gpu.domain.profile import MIG_PROFILE
+from nri_gpu.domain.value import Value
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kinds import Declaration, Patterns, Text, Texts
 from nri_gpu.policy.shorthands import Limit, PatternOrMore, Size
@@ -27,9 +30,10 @@ _PROFILE: Final = Text(MIG_PROFILE.pattern, "a MIG profile such as 1g.10gb", 40)
 _NAMESPACES: Final = Patterns(Text(r"[!-~]+", "a pattern of printable ASCII without blanks", 253))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class Pool(Value, frozen=True, kw_only=True):
     """GPUs set apart: those that fit every selector that is there. No other container is offered them."""
+
+    aside: ClassVar = ("_models",)
 
     name: Annotated[str, Declaration(POOL_NAMES, "What rules and sentences call this pool.")]
     device: Annotated[
@@ -49,11 +53,11 @@ class Pool:
     containers_per_gpu: Annotated[
         int | None, Declaration(Limit(minimum=1), "Containers that may share one of them, whatever limits say.")
     ] = None
-    _models: Globs | None = field(init=False, compare=False, repr=False, default=None)
+    _models: Globs | None = None
 
     def __post_init__(self) -> None:
         if self.model is not None:
-            object.__setattr__(self, "_models", Globs(tuple(map(str.lower, self.model.patterns))))
+            force_setattr(self, "_models", Globs(tuple(map(str.lower, self.model.patterns))))
 
     def has(self, unit: Unit) -> bool:
         """Whether a GPU or a MIG device fits."""
@@ -66,15 +70,14 @@ class Pool:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Pools:
+class Pools(Value, frozen=True):
     """All pools, in the operator's order."""
+
+    aside: ClassVar = ("_kept",)
 
     pools: tuple[Pool, ...] = ()
     # Of the last inventory that was asked about: every container asks about the same one.
-    _kept: list[tuple[Inventory, Mapping[GpuUuid, Pool]]] = field(
-        init=False, compare=False, repr=False, default_factory=list
-    )
+    _kept: list[tuple[Inventory, Mapping[GpuUuid, Pool]]] = field(default_factory=list)
 
     def members(self, inventory: Inventory) -> Mapping[GpuUuid, Pool]:
         """Which pool each GPU and MIG device is in; those in none are absent."""

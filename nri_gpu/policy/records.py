@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any, get_type_hints
+
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields
 
 from nri_gpu.policy.kinds import Declaration, Wrong
 from nri_gpu.policy.text import known_words, shown_key, toml_type
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One key of a table. default: MISSING where the key must be there, None where it may be left out."""
+class Field(Struct, frozen=True):
+    """One key of a table. default: NODEFAULT where the key must be there, None where it may be left out."""
 
     declared: Declaration
     default: object
@@ -21,19 +22,22 @@ class Field:
     @property
     def required(self) -> bool:
         """Whether a table without it is a fault."""
-        return self.default is MISSING
+        return self.default is NODEFAULT
 
 
 @cache
 def fields_of(cls: type) -> Mapping[str, Field]:
-    """The keys of a declared dataclass, in its order."""
+    """The keys of a declared class, in its order."""
     hints = get_type_hints(cls, include_extras=True)
-    return {each.name: Field(hints[each.name].__metadata__[0], each.default) for each in fields(cls) if each.init}
+    return {
+        each.name: Field(hints[each.name].__metadata__[0], each.default)
+        for each in fields(cls)
+        if not each.name.startswith("_")
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A table whose keys a dataclass declares. Keys that are left out keep its defaults."""
+class Record(Struct, frozen=True):
+    """A table whose keys a class declares. Keys that are left out keep its defaults."""
 
     cls: type
 
@@ -53,7 +57,7 @@ class Record:
                 yield "", f"{key} is missing: {field.declared.help}"
 
     def convert(self, raw: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an instance of cls
-        """The dataclass."""
+        """An instance of the class."""
         return self.cls(**self.given(raw))
 
     def given(self, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,8 +85,7 @@ class Record:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Partial(Record):
+class Partial(Record, frozen=True):
     """A table that changes some keys of another: kept as pairs of key and value."""
 
     def convert(self, raw: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -95,8 +98,7 @@ class Partial(Record):
         return {key: known[key].declared.kind.raw(item) for key, item in value}
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
+class Tables(Struct, frozen=True):
     """`[[name]]`, any number of times up to a limit: tables of one class, in order."""
 
     record: Record

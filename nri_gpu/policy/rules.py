@@ -6,13 +6,16 @@ A policy may have thousands, and a container must not wait for them: `Index` say
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Qos
 from nri_gpu.domain.extras import Extra
 from nri_gpu.domain.gpu import Capabilities, Capability
+from nri_gpu.domain.value import Value
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.index import Index
 from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Text
@@ -34,8 +37,7 @@ _NAME: Final = Text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
 _REASON: Final = Text(r"[ -~]+", "printable ASCII on one line", 200)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(Struct, frozen=True, kw_only=True):
     """Who is meant (all keys that are there must match), and what they may have."""
 
     allow: Annotated[bool, Declaration(Flag(), "Whether they may have GPUs: true or false.")]
@@ -104,15 +106,16 @@ class Rule:
         return {key: globs for key, globs in {**names, **labels}.items() if globs is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Value, frozen=True):
     """All rules, in the operator's order."""
 
+    aside: ClassVar = ("_index",)
+
     rules: tuple[Rule, ...] = ()
-    _index: Index = field(init=False, compare=False, repr=False)
+    _index: Index = field(default_factory=Index)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_index", Index.of([rule.anchors for rule in self.rules]))
+        force_setattr(self, "_index", Index.of([rule.anchors for rule in self.rules]))
 
     def first(self, of: Container) -> int | None:
         """Index of the first rule that is about a container, None where none is."""

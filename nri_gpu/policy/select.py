@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import ClassVar
+
+from msgspec import Struct
 
 from nri_gpu.domain.container import Container
+from nri_gpu.domain.value import Value
 from nri_gpu.policy.model import Otherwise, Policy
 from nri_gpu.policy.rules import Rule
 from nri_gpu.policy.terms import Terms, shown_source
 from nri_gpu.policy.text import quoted
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
+class Allowed(Value, frozen=True):
     """It may ask. rule: what allowed it, `namespaces.allow[0]`. terms: what it may have."""
 
+    aside: ClassVar = ("terms",)
+
     rule: str
-    terms: Terms = field(compare=False, repr=False)
+    terms: Terms
 
 
-@dataclass(frozen=True, slots=True)
-class Denied:
+class Denied(Struct, frozen=True):
     """It may not, and must not be created. sentence: why, and what to change."""
 
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ignored:
+class Ignored(Struct, frozen=True):
     """It may not, and starts as if it had not asked. sentence: why."""
 
     sentence: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kinds import Choice, Choices, Patterns, Text, Wrong
@@ -16,8 +17,7 @@ _UNLIMITED_WORD: Final = "unlimited"
 LABELS_MAX: Final = 16  # in one rule
 
 
-@dataclass(frozen=True, slots=True)
-class PatternOrMore:
+class PatternOrMore(Struct, frozen=True):
     """One shell-style pattern, or a list of at least one."""
 
     item: Text
@@ -44,8 +44,7 @@ class PatternOrMore:
         return {"anyOf": [self.item.schema(), {**Patterns(self.item).schema(), "minItems": 1}]}
 
 
-@dataclass(frozen=True, slots=True)
-class WordOrMore:
+class WordOrMore(Struct, frozen=True):
     """One word of a closed set, or a list of at least one."""
 
     words: type[StrEnum]
@@ -67,8 +66,7 @@ class WordOrMore:
         return {"anyOf": [Choice(self.words).schema(), Choices(self.words).schema()]}
 
 
-@dataclass(frozen=True, slots=True)
-class LabelPatterns:
+class LabelPatterns(Struct, frozen=True):
     """A table of label keys, each with a pattern for its value."""
 
     key: Text
@@ -107,8 +105,7 @@ class LabelPatterns:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """A whole number from a minimum up, or the word `unlimited`."""
 
     minimum: int = 0
@@ -145,8 +142,7 @@ _BINARY_UNITS: Final = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 SIZE: Final = Text(r"[1-9][0-9]{0,14}(?:[KMGT]i?)?", 'a size such as "40Gi"', 17)
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(Struct, frozen=True):
     """Bytes, written as requests write them: `40Gi`, `80G`."""
 
     def faults(self, raw: object) -> Wrong:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.extras import NO_EXTRAS, Extra, Extras
@@ -19,8 +21,7 @@ from nri_gpu.policy.text import quoted
 _SOURCE_SHOWN_MAX: Final = 160  # characters of the file's path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class Terms(Struct, frozen=True, kw_only=True):
     """What one container may have. rule: what allowed it, None for a list of namespaces. path: that rule's key path."""
 
     policy: Policy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from nri_gpu.domain.claim import Claim, Count, Devices, Everything, Mode, Nothing
 from nri_gpu.domain.errors import RequestError

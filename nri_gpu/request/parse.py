@@ -9,8 +9,9 @@ A clause's key is looked up in CLAUSES: teaching the grammar a new one is one en
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.claim import (
     ArchSelector,
@@ -53,8 +54,7 @@ VALUE_MAX: Final = 4096  # bytes; Kubernetes lets all annotations of a pod toget
 Part = Wanted | Mode | Capabilities | Selector | Extras | Sharing
 
 
-@dataclass(frozen=True, slots=True)
-class Clause:
+class Clause(Struct, frozen=True):
     """One key of the grammar. ordered: it also compares with < <= > >=."""
 
     read: Callable[[Piece, Operator], Part]

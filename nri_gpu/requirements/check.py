@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from nri_gpu.requirements import explain
 from nri_gpu.requirements.facts import Facts, GpuFacts, Version, View, views
@@ -29,8 +30,7 @@ _NUMBER: Final = r"(0|[1-9][0-9]{0,8})"
 _SEMVER: Final = re.compile(rf"v?{_NUMBER}(?:\.{_NUMBER}(?:\.{_NUMBER}(?:[-+][0-9A-Za-z.+-]{{1,64}})?)?)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Unmet:
+class Unmet(Struct, frozen=True):
     """A requirement that does not hold, or cannot be understood. All three are printable ASCII.
 
     variable: where it stands. condition: the one that failed, of several alternatives the first one's; empty when

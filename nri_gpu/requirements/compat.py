@@ -7,8 +7,10 @@ would run (CUDA's errors 803 and 804). Pure and total.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.domain.compat import CompatPackage, CudaVersion
 from nri_gpu.requirements.check import CUDA_VERSION, REQUIRE_CUDA, TOTAL_MAX, legacy_version, unmet
@@ -19,8 +21,7 @@ from nri_gpu.requirements.text import shown
 _ABOVE: Final = (">=", ">", "=")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class Terms(Struct, frozen=True, kw_only=True):
     """What policy says.
 
     brands: NVML's words for the GPUs that may have it. across_minor: also where driver and image differ within one
@@ -33,8 +34,7 @@ class Terms:
     may_disable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """What a container gets. package: None where the driver's own libraries serve.
 
     why: a clause for people; empty where nothing newer is wanted than the driver has.

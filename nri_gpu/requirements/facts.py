@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 Version = tuple[int, ...]  # without trailing zeros, so that 12 = 12.0 and tuples compare as versions do
 Fact = Version | frozenset[str] | None  # a version, the words of a brand, or not known
@@ -50,8 +51,7 @@ class Property(StrEnum):
 View = Mapping[Property, Fact]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
+class GpuFacts(Struct, frozen=True):
     """One GPU that the container gets; for a MIG device, its parent.
 
     arch: compute capability, (0, 0) when unknown. brand: a word of BRANDS in any case, empty when it was not asked;
@@ -62,8 +62,7 @@ class GpuFacts:
     brand: str
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """The node and the GPUs that the container gets.
 
     driver_version, cuda_version: empty when unknown; `580.95.05`, and the newest CUDA that driver speaks, `13.0`.

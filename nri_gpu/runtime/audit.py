@@ -13,12 +13,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.container import Container
@@ -35,8 +35,7 @@ WAITING_MAX: Final = 2000
 GRANTS_AT_ONCE: Final = 20  # in one record: more would take a turn too long
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyNote:
+class PolicyNote(Struct, frozen=True):
     """A policy that was taken up. fault: why it cannot be used; empty when it can."""
 
     source: str
@@ -44,8 +43,7 @@ class PolicyNote:
     fault: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Decided:
+class _Decided(Struct, frozen=True):
     container: Container
     decision: Decision
     node: Node
@@ -53,8 +51,7 @@ class _Decided:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Synchronized:
+class _Synchronized(Struct, frozen=True):
     ledger: Ledger
 
 

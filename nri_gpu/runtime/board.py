@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.extras import Profiles

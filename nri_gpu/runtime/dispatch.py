@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu.domain.errors import RemoteProtocolError
 from nri_gpu.nri import status
@@ -20,8 +20,7 @@ Handler = Callable[[bytes], bytes | Status]
 MARGIN_NS: Final = 100_000_000
 
 
-@dataclass(slots=True)
-class Dispatcher:
+class Dispatcher(Struct):
     """Answers requests of one service.
 
     table: method -> handler. Handlers are plain functions on values in memory: they cannot hang, so the deadline is

@@ -6,10 +6,10 @@ Its whole work is done where a container asked for GPUs; every other one costs i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu.allocation.mark import MARK_KEY, BadMark, Mark
 from nri_gpu.asking import may_ask_by_environment, needs_grant
@@ -45,8 +45,7 @@ class State(Protocol):
         """The policy that the daemon serves by."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """Containers that ask and hold no grant, as the runtime listed them at Synchronize.
 
     running: nobody ever decided on them. doubtful: they run, with a mark that does not hold. waiting: created and not

@@ -10,11 +10,12 @@ import json
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from loguru import logger
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from nri_gpu.allocation.mark import KEY_BYTES
 from nri_gpu.policy.broken import BrokenPolicy
@@ -68,8 +69,7 @@ class DaemonState:
         return self._known[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(Struct, frozen=True, kw_only=True):
     """What a guard says of itself. validates: whether the runtime lets it judge creations too (NRI 0.10).
 
     ungranted: containers that ran without the GPUs they asked for when it connected last.
@@ -97,7 +97,7 @@ def read_seen(folder: Path = DEFAULT_RUN_DIR) -> Seen | None:
     """What the guard that runs now says of itself; None where none runs."""
     try:
         raw: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        seen = Seen(**{field.name: raw[field.name] for field in fields(Seen)})
+        seen = Seen(**{name: raw[name] for name in Seen.__struct_fields__})
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return seen if seen.started == started(seen.pid) else None

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from nri_gpu.allocation.mark import Mark, read_mark, write_mark
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
@@ -25,8 +26,7 @@ COMPACT_BYTES: Final = 256 * 1024
 AT_MAX: Final = 1e12  # seconds: no machine has run for that long
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
+class Remembered(Struct, frozen=True):
     """One grant of the journal. at: seconds on the boot's monotonic clock, the same for every process."""
 
     grant: Grant

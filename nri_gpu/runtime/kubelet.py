@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, Ledger
 from nri_gpu.allocation.promises import bound, carried, is_promise

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from loguru import logger
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from nri_gpu.allocation.foreign import foreign_uuids
 from nri_gpu.allocation.handover import expired
@@ -63,8 +64,7 @@ HOOK_ADVICE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
+class Outside(Struct, frozen=True):
     """What the plugin needs of the rest of the daemon.
 
     snapshot: the newest node. clock: monotonic seconds. later: run something once the reply is on its way.
@@ -85,8 +85,7 @@ class Outside:
     user_of: Callable[[int], int | None] = lambda _: None
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """A reply up to where containers of one kind differ, its mac.
 
     signed: what the mac at its end is about. mark: the mark in it, but for the mac.

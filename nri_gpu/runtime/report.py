@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase, Usage
@@ -15,8 +16,7 @@ from nri_gpu.domain.gpu import MigPart, Node, Unit, whole
 STATUS_SCHEMA: Final = "nri-gpu/status/v1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class Connection(Struct, frozen=True, kw_only=True):
     """How we stand with the runtime. since: seconds since the epoch. why: the reason when it is not ready."""
 
     ready: bool
@@ -27,8 +27,7 @@ class Connection:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(Struct, frozen=True, kw_only=True):
     """A moment of the daemon.
 
     wall, monotonic: that moment in seconds, on both clocks. policy_fault: empty where the policy can be used.

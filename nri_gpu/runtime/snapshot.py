@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.domain.codec import canonical, decode
 from nri_gpu.domain.gpu import DriverFiles, Inventory
@@ -28,8 +30,7 @@ class SnapshotError(ValueError):
     """A snapshot that cannot be used. Says why, as a clause."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(Struct, frozen=True, kw_only=True):
     """All that has to be the same, or the snapshot is of another node.
 
     boot_id: of the kernel. program: our own version. module_version: of the kernel module that is loaded. settings:
@@ -61,8 +62,7 @@ _WORDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True, kw_only=True):
     """What is kept: all that a grant needs of the node, and the evidence."""
 
     evidence: Evidence

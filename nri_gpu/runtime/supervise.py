@@ -7,11 +7,11 @@ import errno
 import random
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu.domain.errors import LocalProtocolError, RemoteProtocolError
 from nri_gpu.nri.convert import Configured, register_to_pb
@@ -31,16 +31,14 @@ NEVER_TOLD: Final = (
 RUNTIME_SOCKETS: Final = (Path("/run/containerd/containerd.sock"), Path("/var/run/containerd/containerd.sock"))
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """How we register. index: two digits; plugins are called in its order."""
 
     name: str
     index: str
 
 
-@dataclass(frozen=True, slots=True)
-class Watchers:
+class Watchers(Struct, frozen=True):
     """Who is told of a session's turns. configured: what the runtime said of itself, before it asks anything."""
 
     configured: Callable[[Configured], None]

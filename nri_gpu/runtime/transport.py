@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from loguru import logger
@@ -39,11 +38,12 @@ READ_BYTES: Final = 256 * 1024  # as much as asyncio asks for at once
 Answer = Callable[[RequestReceived, int], ResponseSent]  # the int: nanoseconds since its bytes were read
 
 
-@dataclass(frozen=True, slots=True)
 class CallError(NriGpuError):
     """The runtime answered a call of ours with an error."""
 
-    status: Status
+    def __init__(self, status: Status) -> None:
+        super().__init__(status)
+        self.status = status
 
     def __str__(self) -> str:
         """The runtime's own words."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from nri_gpu.allocation.place import why_not
 from nri_gpu.cdi_file import STANDARD, SpecFile
@@ -22,8 +23,7 @@ class NotReadyError(NriGpuError):
     """Nothing true can be written about this node. Says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(Struct, frozen=True):
     """What is asked for.
 
     capabilities: closed. topology: the file of a simulated node. refresh_s: between two looks of `--watch`.

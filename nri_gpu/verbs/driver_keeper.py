@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import DriverFiles
@@ -24,8 +24,7 @@ from nri_gpu.verbs.compat_keeper import CompatKeeper
 LOOK_S: Final = 5.0  # between two looks, which cost a millisecond where nothing changed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverPlace:
+class DriverPlace(Struct, frozen=True, kw_only=True):
     """Where the driver is and its copies go.
 
     library_dirs: below the root, where policy names more. simulated: no kernel module is looked for, and no files are
@@ -42,8 +41,7 @@ class DriverPlace:
     compat_dir: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Around:
+class Around(Struct, frozen=True):
     """What it needs of the daemon.
 
     held: the driver generations that containers have mounted, None before the runtime told of its containers.
@@ -54,8 +52,7 @@ class Around:
     module_changed: Callable[[], None]
 
 
-@dataclass(slots=True)
-class _Last:
+class _Last(Struct):
     """What is known of the last scan. signs: taken before it, None before the first. found: None where it failed."""
 
     signs: Signs | None = None

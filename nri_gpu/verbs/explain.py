@@ -7,9 +7,11 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.allocation.fabric import links_among
 from nri_gpu.allocation.ledger import Ledger
@@ -35,8 +37,7 @@ class ManifestError(NriGpuError):
     """The manifest is not one. Says where."""
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
+class Explained(Struct, frozen=True):
     """One container's decision. links: how many pairs of its GPUs are joined how, `NV18` or `PIX`, the best first."""
 
     container: Container

@@ -9,11 +9,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from loguru import logger
+from msgspec.structs import replace
 
 from nri_gpu import telemetry
 from nri_gpu.domain.container import Container

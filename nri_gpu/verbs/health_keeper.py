@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.gpu import Gpu, Inventory
@@ -28,8 +28,7 @@ LOOKS_APART_S: Final = 1.0  # of looks for the sake of events, which can come by
 _LEVELS: Final[Mapping[State, str]] = {State.BAD: "WARNING", State.SUSPECT: "WARNING"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class Needs(Struct, frozen=True, kw_only=True):
     """What it needs of the daemon.
 
     policy: the one in force. ledger: who holds what. publish: an inventory is another one now. look: ask the source
@@ -42,8 +41,7 @@ class Needs:
     look: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthPlace:
+class HealthPlace(Struct, frozen=True, kw_only=True):
     """Where the driver is, and the file that outlives a restart. simulated: events are those of the script."""
 
     driver_root: str

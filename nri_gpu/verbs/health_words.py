@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.gpu import Gpu, Inventory, Unit, whole
@@ -32,7 +33,7 @@ def told(inventory: Inventory, state_dir: Path) -> Inventory:
         gpus = tuple(_told(gpu, said.get(gpu.uuid)) for gpu in inventory.gpus)
     except (OSError, ValueError, KeyError):
         return inventory
-    return dataclasses.replace(inventory, gpus=gpus)
+    return replace(inventory, gpus=gpus)
 
 
 def _told(gpu: Gpu, said: Mapping[str, Any] | None) -> Gpu:
@@ -41,7 +42,7 @@ def _told(gpu: Gpu, said: Mapping[str, Any] | None) -> Gpu:
     found = said["health"]
     health = Health(State(found["state"]), found["since_s"] or 0.0, str(found["why"]), int(found["changes"]))
     unavailable = gpu.unavailable if health.grantable else str(said["unavailable"])
-    return dataclasses.replace(gpu, health=health, unavailable=unavailable)
+    return replace(gpu, health=health, unavailable=unavailable)
 
 
 def health_lines(gpus: list[Mapping[str, Any]], now: float) -> Iterator[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu.domain.gpu import GpuUuid, Node, closure
 from nri_gpu.domain.kubelet import Handed
@@ -20,8 +20,7 @@ from nri_gpu.runtime.plugin import Plugin
 NOT_CONNECTED = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonBooks:
+class DaemonBooks(Struct, frozen=True):
     """The daemon's board and plugin, as the device plugin asks of them. connected: to the container runtime."""
 
     board: Board

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu.inventory.uevents import Uevents, explain
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 DEV_FOLDERS: Final = tuple(Path("/dev", below) for below in ("", "nvidia-caps", "dri"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Pace(Struct, frozen=True, kw_only=True):
     """Seconds. look_s: between two glances. quiet_s: without news, before a change is told. longest_s: of a burst."""
 
     look_s: float = 1.0

@@ -6,10 +6,11 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from nri_gpu.decide import BrokenPolicy
 from nri_gpu.domain.errors import PolicyError
@@ -19,8 +20,7 @@ from nri_gpu.settings import PolicyText, build_policy, load_policy
 from nri_gpu.verbs.exits import Exit
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(Struct):
     """What came of a log."""
 
     decisions: int = 0

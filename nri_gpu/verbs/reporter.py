@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loguru import logger
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.nri.convert import Configured
@@ -19,8 +20,7 @@ from nri_gpu.runtime.plugin import Plugin
 from nri_gpu.runtime.report import Connection, View, status_json
 
 
-@dataclass(frozen=True, slots=True)
-class Subjects:
+class Subjects(Struct, frozen=True):
     """What is reported on."""
 
     board: Board

@@ -11,11 +11,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu import telemetry
 from nri_gpu.allocation.ledger import Ledger
@@ -122,8 +122,7 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, object]:
     return {key: value for key, value in wanted.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(Struct, frozen=True):
     """Settings that hold for the life of the process; a reload that changes one says that it needs a restart."""
 
     socket: str

@@ -6,8 +6,9 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Inventory
@@ -21,8 +22,7 @@ from nri_gpu.verbs.simulate_stream import LARGE, Outcome, Placing, Player, Strea
 NOT_RUN: Final = f"not run: it looks at every partition, too many above {RIVAL_GPUS_MAX} GPUs"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One placement's outcome; None where it was not run."""
 
     name: str

@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct, field
 
 from nri_gpu.allocation.choose import choose
 from nri_gpu.allocation.fabric import fabric_of
@@ -28,8 +29,7 @@ LARGE: Final = 4  # GPUs: requests of so many and more are counted by themselves
 Placing = Callable[[tuple[int, ...], int], tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class Stream(Struct, frozen=True, kw_only=True):
     """What is asked.
 
     load: GPUs asked for at a time, of those there are. least: share of the best link score below which one leaves.
@@ -41,8 +41,7 @@ class Stream:
     least: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Arrival:
+class Arrival(Struct, frozen=True, order=True):
     """One request. comes, goes: in mean durations of a request. size: GPUs."""
 
     comes: float
@@ -106,8 +105,7 @@ class Player:
         return Ledger().with_entry(Entry(grant, Phase.RUNNING, 0.0)) if uuids else Ledger()
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(Struct):
     """What came of a stream. Ratios are None where nothing was counted."""
 
     ratios: list[float] = field(default_factory=list)

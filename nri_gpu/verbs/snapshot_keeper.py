@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu import __version__
 from nri_gpu.domain.gpu import DriverFiles, Inventory
@@ -23,8 +23,7 @@ from nri_gpu.runtime.state import StateFolder
 LOOK_S: Final = 1.0  # between two comparisons of a few values in memory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(Struct, frozen=True, kw_only=True):
     """Where the evidence is gathered.
 
     look: a glance at what the kernel shows. answered: the glance from before the inventory that is on the board was

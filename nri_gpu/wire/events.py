@@ -5,9 +5,10 @@ An event cannot be wrong: each checks itself when it is built, and raises LocalP
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NewType, TypeAlias
+
+from msgspec import Struct
 
 from nri_gpu.domain.errors import LocalProtocolError
 from nri_gpu.wire.status import OK, Status
@@ -28,8 +29,7 @@ class NeedData(Enum):
 NEED_DATA: Final = NeedData.NEED_DATA  # no event yet: feed more bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(Struct, frozen=True):
     """A unary call.
 
     timeout_ns: nanoseconds left when it was written; 0 is no limit, negative is already late.
@@ -47,13 +47,11 @@ class _Request:
         _check_stream_id(self.stream_id)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReceived(_Request):
+class RequestReceived(_Request, frozen=True):
     """A client calls us. Answer with one ResponseSent of the same stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSent(_Request):
+class RequestSent(_Request, frozen=True):
     """We call a server. Its end is one ResponseReceived of the same stream, or the connection's."""
 
     def __post_init__(self) -> None:
@@ -64,8 +62,7 @@ class RequestSent(_Request):
             raise LocalProtocolError(f"timeout of {self.timeout_ns} ns does not fit 64 bits")
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseReceived:
+class ResponseReceived(Struct, frozen=True):
     """A call of ours ended.
 
     status: the server's; or RESOURCE_EXHAUSTED or INTERNAL from here, when its answer was too large or made no sense.
@@ -79,8 +76,7 @@ class ResponseReceived:
         _check_stream_id(self.stream_id)
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseSent:
+class ResponseSent(Struct, frozen=True):
     """We answer a call: with a payload, or with an error status and none."""
 
     stream_id: StreamId
@@ -94,8 +90,7 @@ class ResponseSent:
             raise LocalProtocolError(f"a payload beside the error {self.status.code.name}")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRejected:
+class RequestRejected(Struct, frozen=True):
     """A client broke a rule in a way that concerns one stream only.
 
     Hand it to `send` as it is: that is the answer. The stream id may be one which no stream can have.
@@ -109,15 +104,13 @@ class RequestRejected:
             raise LocalProtocolError("a rejection needs an error")
 
 
-@dataclass(frozen=True, slots=True)
-class CallForgotten:
+class CallForgotten(Struct, frozen=True):
     """We stopped waiting for a call: timed out or cancelled. Nothing is sent; a late answer will be dropped."""
 
     stream_id: StreamId
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionClosed:
+class ConnectionClosed(Struct, frozen=True):
     """The peer ended the connection between two frames. Open calls will not be answered."""
 
 

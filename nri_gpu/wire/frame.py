@@ -9,15 +9,16 @@ Source: containerd/ttrpc PROTOCOL.md, channel.go.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
 from enum import IntEnum
-from struct import Struct
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from nri_gpu.domain.errors import LocalProtocolError, OversizeError
 from nri_gpu.wire.events import NEED_DATA, BytesLike, NeedData, StreamId
 
-HEADER: Final = Struct(">IIBB")
+HEADER: Final = struct.Struct(">IIBB")
 HEADER_BYTES: Final = HEADER.size
 
 # What every ttrpc reader accepts, itself included; senders up to 1.2.5 did not check it. containerd/ttrpc channel.go.
@@ -61,8 +62,7 @@ class Frame(NamedTuple):
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class OversizeFrame:
+class OversizeFrame(Struct, frozen=True):
     """A frame over the receive limit, told from its header; its data is thrown away as it comes. length: bytes."""
 
     stream_id: StreamId

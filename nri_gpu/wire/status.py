@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Self
+
+from msgspec import Struct
 
 
 class Code(IntEnum):
@@ -29,8 +30,7 @@ class Code(IntEnum):
     UNAUTHENTICATED = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True):
     """A code with its sentence; the sentence travels to whoever made the call."""
 
     code: Code

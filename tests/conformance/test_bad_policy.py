@@ -4,10 +4,11 @@ On one containerd: all of it is decided before the runtime's version matters.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tests.support import packages
 from tests.support.containerd import Containerd
@@ -31,8 +32,7 @@ RELOADED = "policy reloaded"
 KEPT = "policy not reloaded, the old one stays"
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
+class Bench(Struct, frozen=True):
     """A node, a daemon with a policy file of its own, and what one does with them."""
 
     node: Containerd

@@ -5,11 +5,11 @@ On one containerd: what is granted is decided before the runtime's version matte
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.verbs.exits import Exit
 from tests.support import packages

@@ -1,9 +1,9 @@
 """Every capability in a real container: its libraries load by every name, and no others do; its nodes and files."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from nri_gpu.domain.gpu import Capability, closure
 from tests.support import packages
@@ -93,8 +93,7 @@ def promised(capability: Capability) -> set[str]:
     return found | own
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(Struct, frozen=True):
     driver: Path
     probe: Path
     probe_32: Path

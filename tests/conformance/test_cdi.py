@@ -7,11 +7,11 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec import Struct
 
 from tests.support.cgroup import Cgroup, DeviceRule, device_programs, device_rules
 from tests.support.containerd import Containerd
@@ -32,8 +32,7 @@ HASHES: Final = 'find -L "$0" -type f | sort | xargs sha256sum; find "$0" -type 
 only_x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="glibc has hwcaps levels on x86-64 only")
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """What a container is, as far as GPUs go. mounts: destination -> (source, options, what is in there)."""
 
     nodes: list[DeviceNode]

@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
 import pytest
+from msgspec import Struct
 
 from tests.support import cleanup, stale
 from tests.support.cgroup import Cgroup, DeviceRule, device_rules, host_cgroup
@@ -47,8 +47,7 @@ with Docker() as docker:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """An engine, and the driver and files that its specification is about."""
 
     docker: Docker

@@ -1,10 +1,10 @@
 """A newer CUDA than the driver's in real containers: by real loaders, where the image needs it and nowhere else."""
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from nri_gpu.injection.mounts import HWCAPS_PLACES
 from tests.support import compat
@@ -27,8 +27,7 @@ WANTS_14 = {"CUDA_VERSION": "14.0.1", "NVIDIA_REQUIRE_CUDA": "cuda>=14.0 brand=t
 WANTS_13 = {"CUDA_VERSION": "13.0.1", "NVIDIA_REQUIRE_CUDA": "cuda>=13.0 brand=tesla,driver>=470,driver<471"}
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(Struct, frozen=True):
     """What the compiler made, once for all tests."""
 
     driver: Path

@@ -3,10 +3,10 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
@@ -29,8 +29,7 @@ GATE = "changed while it was staged: a driver is being installed"
 PROBE = f"nvidia-smi | head -n 1; ls {LIBRARIES} | sed -n 's/.*\\.so\\.\\([0-9]*\\.[0-9.]*\\)$/\\1/p' | sort -u"
 
 
-@dataclass(frozen=True, slots=True)
-class Drivers:
+class Drivers(Struct, frozen=True):
     """Two driver roots, and the link by which the daemon knows one of them."""
 
     base: Path

@@ -7,10 +7,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.runtime.guard_files import read_seen
 from tests.support import sandbox
@@ -31,8 +32,7 @@ GUARD_UNIT = OURS.with_name("nri-gpu-guard.service")
 WITHOUT = "container runs without the GPUs it asked for"
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(Struct, frozen=True):
     """A runtime, and a folder that containers can leave a trace in."""
 
     node: Containerd

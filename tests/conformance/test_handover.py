@@ -9,11 +9,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from msgspec import Struct
 
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
@@ -48,8 +48,7 @@ class NvmlNriGpu(NriGpu):
         return [sys.executable, "-c", PROGRAM, str(majors), "run", *self.launch.arguments()]
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """The daemon and the driver that it asks."""
 
     daemon: NriGpu

@@ -6,13 +6,13 @@ Where our mounts go is asked of a harmless container, so that the attacks follow
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from posixpath import dirname
 from typing import Any, Final
 
 import pytest
+from msgspec import Struct
 
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
@@ -37,8 +37,7 @@ SEARCH: Final = (
 Given = tuple[tuple[Any, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """What must stay as it is: the driver, its staged copy, and a folder that every attack would like to get at.
 
     places: where our mounts go in a container -> whether it is a folder. given: the nodes and rules it gets.

@@ -8,10 +8,10 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
 from nri_gpu.driver.place import FROM_HOST, copy
@@ -32,8 +32,7 @@ TIMEOUT_S = 30
 only_x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="glibc has hwcaps levels on x86-64 only")
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """A file system to run programs in. tree: the staged driver on the host."""
 
     root: Path

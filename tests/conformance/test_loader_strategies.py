@@ -4,13 +4,14 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
 import pytest
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from nri_gpu.domain.loader import Loader
 from tests.support.containerd import Containerd
@@ -38,8 +39,7 @@ HWCAPS: Final = tuple(f"/usr/{place}/glibc-hwcaps" for place in ("lib/x86_64-lin
 PLAIN: Final = ContainerSpec()
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Struct, frozen=True):
     """One row: a kind of container, and what is run in it. volumes: places of the pod's own volumes."""
 
     image: str
@@ -150,8 +150,7 @@ def table() -> dict[str, dict[str, str]]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """A node with nri-gpu on it, where containers are had of each kind. folder: for the pods' volumes.
 
     pods: by what all of its containers ask for.

@@ -1,9 +1,9 @@
 """Programs in real containers find the driver: by environment, without one, and where the pod is in the way."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from nri_gpu.injection.mounts import HWCAPS_PLACES, TREE_PLACES
 from tests.support.containerd import Containerd
@@ -29,8 +29,7 @@ SMI = [
 only_x86_64 = pytest.mark.skipif(not HWCAPS_PLACES, reason="glibc has hwcaps levels on x86-64 only")
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(Struct, frozen=True):
     """What the compiler made, once for all tests: a driver, a program that loads it, a library of the image's own."""
 
     driver: Path
@@ -54,8 +53,7 @@ def launch(node: Containerd, tmp_path: Path, compiled: Compiled) -> Launch:
     return Launch(tmp_path / "d", node.nri_socket, driver_root=compiled.driver)
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(Struct, frozen=True):
     """A running container that holds GPU 1."""
 
     node: Containerd

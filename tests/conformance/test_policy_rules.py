@@ -4,10 +4,10 @@ On one containerd: all of it is decided before the runtime's version matters.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support import cleanup, packages
 from tests.support.containerd import Containerd

@@ -9,11 +9,11 @@ import re
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec import Struct
 
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, PodId
@@ -46,8 +46,7 @@ ids, pod uids, pids, host name, paths of the test, the driver's generation, and 
 (2 s). The macs of marks cover ids and were recomputed for the replaced ones; the key is bytes 00 to 1f."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Struct, frozen=True):
     """A node, and nri-gpu connected to it through a recorder."""
 
     node: Containerd

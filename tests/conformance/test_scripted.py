@@ -14,11 +14,11 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.subscribe import Event
@@ -248,7 +248,7 @@ async def test_two_daemons_on_one_state_folder(launch: Launch) -> None:
     ],
 )
 def test_options_that_cannot_be(launch: Launch, change: dict[str, object], code: Exit, words: str) -> None:
-    wrong = replace(launch, **change)  # type: ignore[arg-type] # one field or another
+    wrong = replace(launch, **change)
     command = [sys.executable, "-m", "nri_gpu", "run", *wrong.arguments()]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     assert done.returncode == code

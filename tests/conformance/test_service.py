@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec import Struct
 
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
 from nri_gpu.driver.stage import tree_name
@@ -71,8 +71,7 @@ class ServiceNriGpu(NriGpu):
         return sandbox.command(super().program(), rw=(self.launch.state, self.launch.base / "drivers"), keep=keep)
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True):
     """What /proc says of a process."""
 
     pid: int

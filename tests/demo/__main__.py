@@ -9,9 +9,10 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from tests.demo import show
 from tests.support import packages
@@ -31,8 +32,7 @@ BAKED_IN: Final = {"NVIDIA_VISIBLE_DEVICES": "all"}
 NVIDIA_MAJOR: Final = 195
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
+class Asking(Struct, frozen=True):
     """One pod of the picture. wants: GPU numbers; None leaves the annotation out."""
 
     name: str

@@ -8,12 +8,12 @@ import sys
 import time
 from ast import literal_eval
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Texts:
+
+class Texts(Struct, frozen=True):
     """A corpus beside the targets. well_formed: so many values at its start are; grammar: pieces worth putting in."""
 
     corpus: tuple[str, ...]

@@ -6,11 +6,11 @@ Total: any annotations, node, ledger and policy end in a Pass, an Inject or a Re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TypeVar
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.place import why_not

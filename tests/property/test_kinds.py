@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import fields, replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decide import KINDS, BrokenPolicy, decide

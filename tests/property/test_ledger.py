@@ -20,12 +20,13 @@ on GPUs that may be another's by then. If that one runs too, both do; but nobody
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from nri_gpu.allocation.foreign import foreign_uuids
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt

@@ -6,12 +6,12 @@ container's seat is read from its environment.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase, rebuilt
 from nri_gpu.allocation.mps import start_fault

@@ -5,11 +5,11 @@ On any node of up to eight GPUs with any links, whoever holds what: those of the
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nri_gpu.allocation.fabric import Fabric, fabric_of
 from nri_gpu.allocation.ledger import Entry, Ledger

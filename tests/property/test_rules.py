@@ -5,11 +5,11 @@ And what is in a pool goes to nobody whom the pool does not know.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decide import BrokenPolicy, decide

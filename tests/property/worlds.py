@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase

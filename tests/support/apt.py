@@ -6,8 +6,9 @@ Nothing of the system changes: the lists live in a folder of ours, and a package
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from tests.support.errors import HarnessError
 
@@ -18,8 +19,7 @@ KEYRINGS = (  # where Debian's own archive keys lie; the second is the name from
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Archive:
+class Archive(Struct, frozen=True):
     """A Debian mirror this machine is configured for, and the release it takes from there."""
 
     site: str

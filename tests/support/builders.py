@@ -6,9 +6,10 @@ A node from here has four GPUs whose minors run against their indices, since cod
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, combinations
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase

@@ -2,10 +2,11 @@
 
 import json
 import subprocess
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
+
+from msgspec import Struct
 
 from tests.support import packages
 
@@ -22,8 +23,7 @@ def host_cgroup() -> Cgroup:
     return Cgroup.V2 if Path("/sys/fs/cgroup/cgroup.controllers").exists() else Cgroup.V1
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class DeviceRule:
+class DeviceRule(Struct, frozen=True, order=True):
     """One line of a v1 devices.list. kind: a, b or c; None: any number; access: of the letters rwm."""
 
     kind: str

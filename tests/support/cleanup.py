@@ -11,9 +11,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 KILL_TIMEOUT_S: Final = 15.0
@@ -21,8 +22,7 @@ PAUSE_S: Final = 0.01
 OCTAL: Final = re.compile(r"\\(\d{3})")  # how mountinfo writes blanks, see proc(5)
 
 
-@dataclass(frozen=True, slots=True)
-class Leftovers:
+class Leftovers(Struct, frozen=True):
     """What a containerd has not taken away. processes: one "pid command line" each."""
 
     processes: tuple[str, ...]

@@ -1,8 +1,9 @@
 """The private containerd's files: where each lies below its base folder, and its config.toml."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from tests.support import image
 
@@ -12,8 +13,7 @@ CRI_RUNTIME_V3: Final = "io.containerd.cri.v1.runtime"
 CRI_IMAGES_V3: Final = "io.containerd.cri.v1.images"
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Every path of one instance. base must be short: a unix socket's path has at most 107 bytes."""
 
     base: Path
@@ -65,8 +65,7 @@ class Layout:
             folder.mkdir()
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
+class Choices(Struct, frozen=True):
     """What may differ between two instances. Times in seconds, as containerd's NRI section means them."""
 
     config_version: int

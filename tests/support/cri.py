@@ -8,6 +8,7 @@ from typing import Any, Final, NewType, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
+from msgspec import Struct
 
 from nri_gpu._pb import cri_pb2 as pb
 from tests.support.errors import HarnessError
@@ -44,8 +45,7 @@ class Pod:
     config: pb.PodSandboxConfig = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Executed:
+class Executed(Struct, frozen=True):
     """A command that ran in a container."""
 
     code: int
@@ -53,8 +53,7 @@ class Executed:
     stderr: str
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True):
     """A container as the runtime describes it. oci: the final OCI spec, after every NRI plugin."""
 
     state: str

@@ -11,9 +11,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
+
+from msgspec import Struct, field
 
 from tests.support.waiting import wait_for
 
@@ -24,8 +25,7 @@ READY_S: Final = 20.0
 ENVIRONMENT: Final = {"PATH": os.environ["PATH"], "PYTHONPATH": str(TOPOLOGIES.parents[1])}
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """How a daemon is started. base: folder for state, staged files, log and notify socket; made when missing."""
 
     base: Path

@@ -8,9 +8,10 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
+
+from msgspec import Struct
 
 from tests.support import packages
 from tests.support.cgroup import Cgroup, device_programs, device_rules
@@ -43,8 +44,7 @@ JUMPED: Final[Mapping[int, Callable[[int, int], bool]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(Struct, frozen=True):
     """One of eBPF's, eight bytes. offset: in instructions for a jump, in bytes for a load."""
 
     opcode: int

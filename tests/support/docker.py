@@ -15,10 +15,11 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, Self
+
+from msgspec import Struct
 
 from tests.support import image, packages, stale
 from tests.support.cgroup import Cgroup, host_cgroup
@@ -56,8 +57,7 @@ class DockerError(Exception):
     """The client failed. Says what it said."""
 
 
-@dataclass(frozen=True, slots=True)
-class Programs:
+class Programs(Struct, frozen=True):
     """Where the engine's parts are."""
 
     dockerd: Path

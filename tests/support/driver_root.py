@@ -10,10 +10,11 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from tests.support.elf_file import EM_386, EM_AARCH64, EM_X86_64, shared_library
 from tests.support.errors import HarnessError
@@ -109,8 +110,7 @@ echo "{name}: SIMULATION of driver {version}"
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
+class _Places(Struct, frozen=True):
     """Where a layout keeps things. *_links: folder with links that lead there by way of /etc/alternatives, if any."""
 
     libraries: str

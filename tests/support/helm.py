@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from msgspec import Struct
 
 CHART: Final = Path(__file__).parents[2] / "deploy" / "helm" / "nri-gpu"
 
@@ -30,8 +30,7 @@ class ChartError(Exception):
     """A template uses what this renderer does not know, or a value that is not there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Struct, frozen=True):
     """What Helm knows of an installation."""
 
     name: str = "nri-gpu"

@@ -10,9 +10,10 @@ import platform
 import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final, assert_never
+
+from msgspec import Struct, field
 
 NAME: Final = "localhost/nri-gpu/busybox:1"
 # Without an argument of days or more, a pod of a slow test would end under it.
@@ -24,38 +25,33 @@ LAYER, CONFIG, MANIFEST, INDEX = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct, frozen=True):
     """A regular file of the layer. mode: permission bits."""
 
     content: bytes
     mode: int = 0o644
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """A symbolic link of the layer."""
 
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(Struct, frozen=True):
     """A directory of the layer; parents of other entries need not be given."""
 
     mode: int = 0o755
 
 
-@dataclass(frozen=True, slots=True)
-class Fifo:
+class Fifo(Struct, frozen=True):
     """A named pipe of the layer: who opens it to read hangs."""
 
 
 Entry = File | Link | Folder | Fifo
 
 
-@dataclass(frozen=True, slots=True)
-class ImageSpec:
+class ImageSpec(Struct, frozen=True):
     """One image: what it is called, what it sets, and what its layer holds beside busybox.
 
     extra: absolute path in the image -> entry; wins over what busybox put there. userland: all of busybox; without, a

@@ -3,9 +3,10 @@
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from tests.support import packages
 from tests.support.driver_root import STUBS, compile_stub
@@ -24,8 +25,7 @@ NVIDIA: Final = {
 Files = dict[str, Entry]
 
 
-@dataclass(frozen=True, slots=True)
-class Programs:
+class Programs(Struct, frozen=True):
     """One probe for each C library, made in a folder of its own."""
 
     folder: Path

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.subscribe import Event
@@ -12,8 +13,7 @@ from nri_gpu.nri.subscribe import Event
 REQUEST_TIMEOUT_NS: Final = 2_000_000_000  # what runtimes give a plugin by default
 
 
-@dataclass(frozen=True, slots=True)
-class Flavour:
+class Flavour(Struct, frozen=True):
     """How one runtime speaks. own_rpcs: events come by their own methods and not by StateChange."""
 
     configure: Mapping[str, Any]

@@ -13,10 +13,11 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from tests.support import apt
 from tests.support.errors import HarnessError
@@ -45,8 +46,7 @@ class Version(StrEnum):
 VERSIONS: Final = tuple(Version)
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(Struct, frozen=True):
     """A containerd with its shim and `ctr` in one folder.
 
     release: what `containerd --version` calls itself, such as `1.7.24~ds1`.

@@ -2,8 +2,9 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from nri_gpu._pb import cri_pb2 as pb
 from tests.support import image
@@ -20,8 +21,7 @@ USER_NAMESPACES: Final = pb.NamespaceOption(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PodSpec:
+class PodSpec(Struct, frozen=True):
     """What a pod is asked for. log_directory: absolute, on the host; none, no logs.
 
     user_namespace: one of its own; takes a pod network.
@@ -38,8 +38,7 @@ class PodSpec:
     user_namespace: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerSpec:
+class ContainerSpec(Struct, frozen=True):
     """What a container is asked for. memory_bytes: its limit, 0 for none; command empty: the image's own.
 
     cpuset_cpus: as the kubelet's static CPU manager sets it; empty: every CPU.

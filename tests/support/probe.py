@@ -1,7 +1,8 @@
 """What a container finds when it looks for itself: its device nodes, and what the kernel says when it opens one."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from tests.support.cri import ContainerId, Cri
 from tests.support.errors import HarnessError
@@ -19,8 +20,7 @@ class Opened(StrEnum):
     NO_DRIVER = "No such device or address"  # ENXIO: the cgroup said yes, and nobody serves the number
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class DeviceNode:
+class DeviceNode(Struct, frozen=True, order=True):
     """A device node as the container sees it. kind: c or b; mode: permission bits."""
 
     path: str

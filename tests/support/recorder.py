@@ -11,11 +11,12 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 from google.protobuf.message import Message as ProtobufMessage
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu._pb import ttrpc_pb2
@@ -38,8 +39,7 @@ METHODS: Final[Mapping[str, tuple[type[ProtobufMessage], type[ProtobufMessage]]]
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """One ttrpc message. data: with its ttrpc header, without the mux's. method: the call it asks or answers."""
 
     from_runtime: bool
@@ -79,8 +79,7 @@ class Message:
         return f"reply to {self.method}" + (f": error {status.code}" if status.code else "")
 
 
-@dataclass(slots=True)
-class Session:
+class Session(Struct):
     """One connection: chunks as they were read, in the order of both sides."""
 
     chunks: list[tuple[bool, bytes]] = field(default_factory=list)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self, TypeVar
+
+from msgspec import Struct
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.subscribe import Event
@@ -61,8 +62,7 @@ async def until(what: str, fact: Callable[[], object], deadline_s: float = DEADL
     await within(what, watch(), deadline_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(Struct, frozen=True):
     """How a plugin introduced itself. events: the mask it answered Configure with."""
 
     name: str

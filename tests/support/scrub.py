@@ -6,8 +6,10 @@ numbers; paths become what the caller names. The mac of a mark covers ids, so it
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark, write_mark
@@ -25,8 +27,7 @@ POD_PID_TAG: Final = b"\x48"  # PodSandbox.pid
 CONTAINER_PID_TAG: Final = b"\x60"  # Container.pid
 
 
-@dataclass(slots=True)
-class _Names:
+class _Names(Struct):
     """Real bytes -> fake bytes of the same length; and the numbers, which stand in text and as varints."""
 
     texts: dict[bytes, bytes]

@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
+
+from msgspec import Struct, field
 
 from nri_gpu._pb import cri_pb2 as pb
 from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark
@@ -68,8 +69,7 @@ class Fate(StrEnum):
     BROKEN = "names a program that is not there"
 
 
-@dataclass(slots=True)
-class Slot:
+class Slot(Struct):
     """A name in a pod. container: its present one, with what is to become of it."""
 
     pod: Pod
@@ -81,8 +81,7 @@ class Slot:
     created: float = 0.0
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(Struct):
     """What came of it all. away: seconds (wall) in which containerd had gone and the guard was not back."""
 
     happened: Counter[str] = field(default_factory=Counter)

@@ -1,16 +1,16 @@
 """A systemd unit as text: its lines in order, each with the comment that explains it."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
+
+from msgspec import Struct
 
 from tests.support.errors import HarnessError
 
 OURS: Final = Path(__file__).parents[2] / "systemd" / "nri-gpu.service"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """One `key=value`. why: the comment lines right above it, without their marks."""
 
     section: str
@@ -19,8 +19,7 @@ class Line:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """A unit file."""
 
     lines: tuple[Line, ...]

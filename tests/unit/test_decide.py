@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.allocation.foreign import foreign_uuids
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase

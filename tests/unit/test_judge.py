@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.allocation.mark import BadMark, write_mark
 from nri_gpu.domain.adjusted import Added, AddedNode, Adjusted

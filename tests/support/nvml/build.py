@@ -7,9 +7,10 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from nri_gpu.domain.gpu import Inventory, MigDevice
 from nri_gpu.requirements.facts import BRANDS
@@ -21,8 +22,7 @@ SWITCH = -1  # as the far end of an NVLink
 _LEVELS = {"PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FakeMig:
+class FakeMig(Struct, frozen=True, kw_only=True):
     """One MIG device. place: its index, empty ones between are holes. profile: empty where the name has none.
 
     running: processes with a compute and with a graphics context, -1 where the driver does not tell; the same ones as
@@ -40,8 +40,7 @@ class FakeMig:
     running: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FakeHealth:
+class FakeHealth(Struct, frozen=True, kw_only=True):
     """Numbers of nvml.h. recovery_action: -1 where the driver does not know the field."""
 
     remap_pending: int = 0
@@ -51,8 +50,7 @@ class FakeHealth:
     fabric_state: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FakeGpu:
+class FakeGpu(Struct, frozen=True, kw_only=True):
     """What NVML says of one GPU; its index is its place in the list.
 
     minor: None for the index. numa: -1 where the host does not tell. mig: current and pending mode, (-1, -1) where
@@ -76,8 +74,7 @@ class FakeGpu:
     health: FakeHealth | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Act:
+class Act(Struct, frozen=True):
     """What the library does in one function instead of, or besides, answering.
 
     function: the symbol's name. gpu: index, -1 for any. code: for `fail`, an NVML return code.

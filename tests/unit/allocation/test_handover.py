@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.allocation.handover import Wait, expired, looked, vacated
 from nri_gpu.allocation.leaver import Leaver

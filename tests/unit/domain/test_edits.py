@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
-
 import pytest
 
 from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits, Mount
@@ -35,7 +33,7 @@ def test_nobody_can_change_edits() -> None:
     assert dict(edits.env) == {"A": "1"}
     with pytest.raises(TypeError):
         edits.env["A"] = "2"  # type: ignore[index] # the point
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         edits.env = {}  # type: ignore[misc] # the point
     assert not NO_EDITS.env
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec import Struct, field
 
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, closure
 from nri_gpu.driver.elf import read_elf
@@ -29,8 +29,7 @@ SETS: Final = (
 Trees = Mapping[Capabilities, Mapping[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """A driver root, and what policy says of it."""
 
     root: Path
@@ -103,8 +102,7 @@ def staged(base: Path, layout: Callable[[Path], Host]) -> Trees:
     return {some: read.tree(Path(files.trees[some].path)) | dict(files.trees[some].files) for some in SETS}
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
+class Reader(Struct, frozen=True):
     """What is behind each name; a file that many trees share is read once."""
 
     known: dict[int, str]

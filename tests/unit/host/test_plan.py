@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Majors
 from nri_gpu.host.actions import FixNode, LoadModule, MakeLink, MakeNode
@@ -39,7 +38,7 @@ def facts(**changes: object) -> Facts:
         gpus={address(0): information(0)},
         entries=READY,
     )
-    return replace(whole, **changes)  # type: ignore[arg-type]  # names and types are each test's own
+    return replace(whole, **changes)
 
 
 def dev(*gone: str, **entries: Entry) -> dict[DevPath, Entry]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import jsonschema  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DriverTree, Gpu, Unit, whole
@@ -161,7 +161,7 @@ def test_what_devices_would_set_differently_is_in_none(monkeypatch: pytest.Monke
 
 def test_every_part_of_edits_has_been_thought_of() -> None:
     """A new one must either be in CDI too, or be known not to be: CDI has no word for limits and cpusets."""
-    other = {field.name for field in dataclasses.fields(Edits)} - {*MADE_BY_CDI}
+    other = {field.name for field in fields(Edits)} - {*MADE_BY_CDI}
     assert other == {"annotations", "rlimits", "cpuset_cpus", "cpuset_mems"}
 
 

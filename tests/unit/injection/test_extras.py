@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
@@ -42,7 +41,7 @@ MEMLOCK = Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED)
 
 
 def node(**fields: object) -> Node:
-    return replace(make.node(extras=OFFERS), **{"profiles": PROFILES, **fields})  # type: ignore[arg-type]
+    return replace(make.node(extras=OFFERS), **{"profiles": PROFILES, **fields})
 
 
 def wish(

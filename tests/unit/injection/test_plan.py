@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import NO_EDITS

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import GpuFault, Inventory, Majors
 from nri_gpu.inventory.changes import changes
@@ -18,7 +17,7 @@ CUT = NODE.gpus[1]
 
 def other(at: int, **fields: object) -> Inventory:
     gpus = list(NODE.gpus)
-    gpus[at] = replace(gpus[at], **fields)  # type: ignore[arg-type]  # of any field
+    gpus[at] = replace(gpus[at], **fields)
     return replace(NODE, gpus=tuple(gpus))
 
 

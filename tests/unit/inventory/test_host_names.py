@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from nri_gpu.domain.edits import DeviceNode, Mount
 from nri_gpu.domain.extras import Extra, Offer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.allocation.fit import why_not
 from nri_gpu.domain.gpu import Gpu, GpuUuid, Inventory, MigDevice
@@ -188,7 +188,7 @@ def cut(**fields: object) -> Gpu:
         memory_bytes=80 * GIB,
         arch=(8, 0),
         mig_enabled=True,
-        mig=(replace(DEVICE, **fields),),  # type: ignore[arg-type] # passed through
+        mig=(replace(DEVICE, **fields),),
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Gpu, GpuFault, GpuUuid, Inventory, Link, PciBusId
@@ -101,7 +101,7 @@ def test_a_topology_and_nvml_tell_of_a_node_alike(tmp_path: Path, name: str) -> 
         make_drm(sysfs, gpu)
     fake = build_fake_nvml(tmp_path, gpus, ancestors=ancestors, driver=simulated.driver_version)
     inventory = ask(fake, str(sysfs))
-    assert inventory == dataclasses.replace(
+    assert inventory == replace(
         simulated,
         majors=inventory.majors,
         cuda_version=inventory.cuda_version,

@@ -7,10 +7,10 @@ import socket
 import stat
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from nri_gpu.domain.edits import DeviceNode, Mount
 from nri_gpu.domain.extras import Channels, Extra, Offer
@@ -33,8 +33,7 @@ Block devices:
 SOCKET = ("rbind", "rprivate", "ro", "nosuid", "nodev", "noexec")
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """A host below a folder."""
 
     base: Path

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
+
+from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId
@@ -63,7 +64,7 @@ class Halves:
         return self.board.snapshot()
 
     def put_gpus(self, gpus: Sequence[Gpu], **fields: object) -> None:
-        self.board.put_inventory(replace(self.node.inventory, gpus=tuple(gpus), **fields))  # type: ignore[arg-type]
+        self.board.put_inventory(replace(self.node.inventory, gpus=tuple(gpus), **fields))
 
     def create(self, of: Container) -> tuple[GpuUuid, ...] | str:
         """CreateContainer: what was granted, or why not."""
@@ -138,7 +139,7 @@ def from_kubelet(
     annotations: Mapping[str, str], pod: str = "train", claim: str | None = None, **fields: object
 ) -> Container:
     """A container as the runtime shows it whom the kubelet gave GPUs."""
-    return replace(builders.container(claim, of=pod), annotations=dict(annotations), **fields)  # type: ignore[arg-type]
+    return replace(builders.container(claim, of=pod), annotations=dict(annotations), **fields)
 
 
 def again(of: Container, attempt: int = 1) -> Container:

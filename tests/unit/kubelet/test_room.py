@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu.domain.gpu import GpuFault

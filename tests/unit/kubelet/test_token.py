@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.allocation.promises import OPEN_S
 from nri_gpu.allocation.token import read_tokens, token_key, write_token

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DriverFiles, DriverTree
 from nri_gpu.nri.convert import register_to_pb

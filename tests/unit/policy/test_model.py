@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec.structs import fields, replace
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.extras import Extra
@@ -46,7 +45,7 @@ def test_defaults_are_those_of_the_contract() -> None:
 
 def test_where_a_policy_came_from_is_no_part_of_what_it_is() -> None:
     assert Policy.default().source == BUILT_IN
-    assert dataclasses.replace(Policy.default(), source="/x") == Policy.default()
+    assert replace(Policy.default(), source="/x") == Policy.default()
 
 
 @each_setting
@@ -77,7 +76,7 @@ def test_the_flags_are_those_of_the_command_line() -> None:
 
 
 def test_every_field_of_every_section_is_in_the_table() -> None:
-    names = {f"{section}.{each.name}" for section in SECTIONS for each in dataclasses.fields(SECTIONS[section])}
+    names = {f"{section}.{each.name}" for section in SECTIONS for each in fields(SECTIONS[section])}
     assert names == set(BY_PATH)
 
 

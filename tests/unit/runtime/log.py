@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from loguru import logger
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """One record. fault: text of the exception logged with it, if any."""
 
     level: str

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Ledger, Phase

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.cdi_file import SpecFile
 from nri_gpu.cli import main
@@ -32,8 +33,7 @@ V: Final = "580.95.05"
 WAIT_S: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Folders of one test, and the command line that stays within them."""
 
     base: Path

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.cdi_file import SpecFile
 from nri_gpu.domain.errors import DriverError
@@ -27,8 +28,7 @@ BOOT: Final = 1_000_000.0
 MINUTE_S: Final = 60.0  # clocks are set while a machine runs
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A staging folder, a specification beside it, and a folder where runtimes look too."""
 
     base: Path

@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.policy.health import HealthSettings, OnBad
 from nri_gpu.policy.model import GuardSettings, PluginSettings, Policy

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from loguru import logger
+from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase
 from nri_gpu.domain.claim import Mode
@@ -155,8 +155,8 @@ def test_containers_on_a_bad_gpu_are_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sign", [None, Sign.LOST])
 def test_or_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: Sign | None) -> None:
-    health = dataclasses.replace(Policy.default().health, containers=OnBad.STOP)
-    daemon = Daemon(tmp_path, dataclasses.replace(Policy.default(), health=health))
+    health = replace(Policy.default().health, containers=OnBad.STOP)
+    daemon = Daemon(tmp_path, replace(Policy.default(), health=health))
     daemon.hold(1)
     stopped: list[tuple[list[str], str]] = []
 
@@ -186,7 +186,7 @@ def test_a_simulated_node_plays_its_script_once(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path)
 
     async def run() -> None:
-        node = dataclasses.replace(look((), ()), script=(ScriptedEvent(0, 1, 79),))
+        node = replace(look((), ()), script=(ScriptedEvent(0, 1, 79),))
         daemon.keeper.judged(node)
         daemon.keeper.judged(node)
         await asyncio.sleep(0.01)
@@ -223,8 +223,8 @@ def test_a_storm_of_events_asks_for_few_looks(
     ],
 )
 def test_who_is_listened_to(tmp_path: Path, events: Events, idle: list[str], held: list[str]) -> None:
-    health = dataclasses.replace(Policy.default().health, events=events)
-    daemon = Daemon(tmp_path, dataclasses.replace(Policy.default(), health=health))
+    health = replace(Policy.default().health, events=events)
+    daemon = Daemon(tmp_path, replace(Policy.default(), health=health))
 
     async def run() -> None:
         task = asyncio.create_task(daemon.keeper.run())
@@ -243,8 +243,8 @@ def test_who_is_listened_to(tmp_path: Path, events: Events, idle: list[str], hel
 
 
 def test_looks_are_more_frequent_while_one_is_not_well(tmp_path: Path) -> None:
-    health = dataclasses.replace(Policy.default().health, reprobe_s=0)
-    daemon = Daemon(tmp_path, dataclasses.replace(Policy.default(), health=health))
+    health = replace(Policy.default().health, reprobe_s=0)
+    daemon = Daemon(tmp_path, replace(Policy.default(), health=health))
 
     async def run() -> None:
         task = asyncio.create_task(daemon.keeper.run())

@@ -7,8 +7,9 @@ A recording opens with comment lines on where it is from. Then each line is one 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from nri_gpu.wire import (
     ConnectionClosed,
@@ -26,8 +27,7 @@ from nri_gpu.wire import (
 FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "wire"
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(Struct, frozen=True):
     """What one side wrote. from_runtime: which side. line: 1-based, of its first line."""
 
     from_runtime: bool
@@ -36,8 +36,7 @@ class Write:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(Struct, frozen=True):
     """header: the opening comment, without its marks."""
 
     header: str
