@@ -270,7 +270,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments and "NRI_PLUGIN_SOCKET" in os.environ:
         arguments = ["run"]  # started by the runtime itself, which passes no arguments
-    args = _parser().parse_args(arguments)
+    asked = [verb for verb in VERBS if [verb.name] == arguments[:1]]
+    args = _parser(asked or VERBS).parse_args(arguments)  # describing all verbs takes longer than reading the policy
     gc.disable()  # what is imported stays, and a tenth of the start was looking through it
     run: Callable[[argparse.Namespace], int] = importlib.import_module(args.module).run
     gc.enable()
@@ -289,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(verbs: Sequence[Verb] = VERBS) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nri-gpu",
         description="Gives containers NVIDIA GPUs through containerd's NRI: no hook binary, no wrapper runtime.",
@@ -298,9 +299,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"nri-gpu {__version__}")
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
-    for verb in VERBS:
-        sub = verbs.add_parser(
+    rows = parser.add_subparsers(metavar="VERB", required=True)
+    for verb in verbs:
+        sub = rows.add_parser(
             verb.name,
             help=verb.help,
             description=f"{verb.help}\n\n{verb.teach}",

@@ -1,4 +1,8 @@
-"""The table of settings, read off the declarations in `model.py`: one row per key of the policy file."""
+"""The table of settings, read off the declarations in `model.py`: one row per key of the policy file.
+
+Modules with declarations do not postpone their annotations: they are read at every start, and texts would have to be
+evaluated for that.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, get_type_hints
 
 from msgspec import Struct
-from msgspec.structs import fields
 
 from nri_gpu.policy.kinds import Declaration, Kind
 from nri_gpu.policy.model import Policy
@@ -41,16 +44,15 @@ class Setting(Struct, frozen=True):
 
 def _sections() -> Mapping[str, Any]:
     default = Policy.default()
-    return {each.name: getattr(default, each.name) for each in fields(Policy) if each.name not in (*LISTS, "source")}
+    return {name: getattr(default, name) for name in Policy.__struct_fields__ if name not in (*LISTS, "source")}
 
 
 def _rows(section: str, default: Any) -> Iterator[Setting]:  # noqa: ANN401 - any of the model's sections
     hints = get_type_hints(type(default), include_extras=True)
-    for each in fields(default):
-        (declared,) = hints[each.name].__metadata__
+    for name in default.__struct_fields__:
+        (declared,) = hints[name].__metadata__
         assert isinstance(declared, Declaration)
-        value = getattr(default, each.name)
-        yield Setting(section, each.name, declared.kind, value, declared.help, declared.flag)
+        yield Setting(section, name, declared.kind, getattr(default, name), declared.help, declared.flag)
 
 
 # Arrays of tables, `[[rule]]`.

@@ -1,7 +1,5 @@
 """Settings of health: which GPUs are not granted any more, and when they are again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Final

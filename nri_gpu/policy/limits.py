@@ -3,8 +3,6 @@
 A MIG device counts as a GPU. What counts is distinct GPUs: a pod whose two containers share one holds one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Set
 from typing import Annotated, Final
 

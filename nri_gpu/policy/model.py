@@ -4,10 +4,8 @@ The file's parser, the command line's overrides, the JSON Schema and the referen
 declarations (`fields.py`).
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Self
 
 from msgspec import Struct
 
@@ -522,6 +520,6 @@ class Policy(Value, frozen=True, kw_only=True):
     source: str = BUILT_IN
 
     @classmethod
-    def default(cls) -> Policy:
+    def default(cls) -> Self:
         """The policy where there is no file: every default."""
         return cls()

@@ -1,7 +1,5 @@
 """The policy's word on MPS: whether there is any, what a container gets of it, and what nobody gets more of."""
 
-from __future__ import annotations
-
 from typing import Annotated, Final
 
 from msgspec import Struct

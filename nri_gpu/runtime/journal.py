@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from nri_gpu.allocation.mark import Mark, read_mark, write_mark
@@ -97,7 +98,7 @@ class Journal:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             self._bytes = os.fstat(self._fd).st_size
         # A line break first: behind a line that a full disk cut short, this one can still be read.
-        self._bytes += os.write(self._fd, b"\n" + json.dumps(record).encode())
+        self._bytes += os.write(self._fd, b"\n" + msgspec.json.encode(record))
 
     def _records(self) -> Iterator[dict[str, Any]]:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -79,7 +78,7 @@ class StateFolder:
         try:
             key = self._kept_key(file)
             if key is None:
-                key = secrets.token_bytes(KEY_BYTES)
+                key = os.urandom(KEY_BYTES)
                 self._write(file, key)
         except OSError as error:
             raise StateError(f"key {file} cannot be read or made: {error.strerror}") from error

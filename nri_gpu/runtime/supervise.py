@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import random
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -187,6 +186,8 @@ def explain(error: OSError, path: Path) -> str:
 
 def _pause_s(attempt: int) -> float:
     """Seconds before the next try: doubling, never far, and not at the same moment as every other plugin."""
+    import random  # a millisecond that a start without waiting saves
+
     return min(random.uniform(*FIRST_WAIT_S) * 2.0 ** min(attempt, 8), WAIT_MAX_S * random.uniform(0.5, 1.0))
 
 

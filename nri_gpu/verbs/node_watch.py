@@ -36,9 +36,10 @@ SIMULATED_PACE: Final = Pace(quiet_s=0.0)
 
 
 class NodeWatch:
-    """Tells `changed` once for each burst of changes. look: a glance, made in a thread; equal ones mean no change.
+    """Tells `changed` once for each burst of changes. look: a glance; equal ones mean no change.
 
-    folders: for inotify. uevents: whether to listen to the kernel's events; a simulated node has none of either.
+    waits: whether a look may have to wait for the kernel or a disk: it is made in a thread then. folders: for inotify.
+    uevents: whether to listen to the kernel's events; a simulated node has none of either.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class NodeWatch:
         *,
         folders: tuple[Path, ...] = DEV_FOLDERS,
         uevents: bool = True,
+        waits: bool = True,
         pace: Pace | None = None,
     ) -> None:
-        self._look = look
+        self._glance = look
+        self._waits = waits
         self._changed = changed
         self._folders = folders
         self._uevents = Uevents(self.told) if uevents else None
@@ -68,18 +71,21 @@ class NodeWatch:
         """Until cancelled."""
         self._open()
         try:
-            seen = await asyncio.to_thread(self._look)
+            seen = await self._look()
             while True:
                 if await self._wait(self._pace.look_s):
                     await self._settle()
                 certain, self._certain = self._certain, False
-                before, seen = seen, await asyncio.to_thread(self._look)
+                before, seen = seen, await self._look()
                 if certain or seen != before:
                     if self._inotify:
                         self._inotify.add(self._folders)  # one of them may be new
                     self._changed()
         finally:
             self._close()
+
+    async def _look(self) -> Hashable:
+        return await asyncio.to_thread(self._glance) if self._waits else self._glance()
 
     def _open(self) -> None:
         """What cannot be had is said once: the glance does the same, up to a second later."""
@@ -125,5 +131,5 @@ class NodeWatch:
 def node_watch(look: Callable[[], Hashable], changed: Callable[[], None], *, simulated: bool) -> NodeWatch:
     """Of this machine, or of a topology file, which neither the kernel nor /dev tells anything of."""
     if simulated:
-        return NodeWatch(look, changed, folders=(), uevents=False, pace=SIMULATED_PACE)
+        return NodeWatch(look, changed, folders=(), uevents=False, waits=False, pace=SIMULATED_PACE)
     return NodeWatch(look, changed)

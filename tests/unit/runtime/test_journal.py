@@ -143,7 +143,7 @@ def test_compacted_it_tells_the_same_and_no_more(path: Path, journal: Journal) -
 
 
 def test_it_says_when_it_is_full(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMPACT_BYTES", 600)
+    monkeypatch.setattr(module, "COMPACT_BYTES", 520)
     grant(journal, ONE, 1.0)
     assert not journal.full
     grant(journal, TWO, 2.0)
