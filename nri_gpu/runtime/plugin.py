@@ -164,6 +164,10 @@ class Plugin:
         if isinstance(decision, Inject) and decision.grant.uuids:
             self._outside.recorder.granted(decision.grant, mark, now)
 
+    def recall(self, ledger: Ledger) -> None:
+        """What a daemon before us knew, until the runtime says what there is."""
+        self.ledger = ledger
+
     def lapse(self) -> None:
         """Let go of what was granted or promised and never came, for who asks what is free and creates nothing."""
         self._commit(self._lapsed(self._outside.clock()))

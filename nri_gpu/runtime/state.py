@@ -11,13 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
+from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger
 from nri_gpu.allocation.mark import KEY_BYTES
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.gpu import GpuUuid
 
 DEFAULT_STATE: Final = Path("/run/nri-gpu")
 CONTROL_SOCKET: Final = "control.sock"
+LEDGER: Final = "ledger.json"
 LEDGER_SCHEMA: Final = "nri-gpu/ledger/v1"
 
 
@@ -107,8 +110,8 @@ class StateFolder:
         return key
 
     def write_ledger(self, ledger: Ledger) -> None:
-        """`ledger.json`, for people and for other verbs; the marks are the truth. Raises: OSError."""
-        self._write(self.path / "ledger.json", self._ledger_text(ledger).encode())
+        """`ledger.json`, for people, other verbs and the next daemon; the marks are the truth. Raises: OSError."""
+        self._write(self.path / LEDGER, self._ledger_text(ledger).encode())
 
     def _ledger_text(self, ledger: Ledger) -> str:
         """A line for each grant; fields are only ever added.
@@ -121,7 +124,9 @@ class StateFolder:
             self._lines[id_] = kept if kept and kept[0] is entry else (entry, json.dumps(_grant_json(entry)))
         grants = _listed(line for _, line in self._lines.values())
         foreign = _listed(json.dumps(_foreign_json(other)) for other in ledger.foreign.values())
-        return f'{{\n "schema": "{LEDGER_SCHEMA}",\n "grants": {grants},\n "foreign": {foreign}\n}}\n'
+        leaving = _listed(json.dumps(_leaver_json(uuid, leaver)) for uuid, leaver in ledger.leaving.items())
+        lists = f' "grants": {grants},\n "foreign": {foreign},\n "leaving": {leaving}'
+        return f'{{\n "schema": "{LEDGER_SCHEMA}",\n{lists}\n}}\n'
 
     def write(self, name: str, content: bytes) -> None:
         """A file of the folder, whole or not at all. Raises: OSError."""
@@ -159,6 +164,17 @@ def _grant_json(entry: Entry) -> dict[str, Any]:
         "mode": grant.mode.value if grant.mode else "none",
         "gpu_uuids": list(grant.uuids),
         "driver_generation": grant.generation,
+    }
+
+
+def _leaver_json(uuid: GpuUuid, leaver: Leaver) -> dict[str, Any]:
+    """since_s: seconds on the boot's monotonic clock."""
+    return {
+        "gpu_uuid": uuid,
+        "pod": leaver.pod,
+        "pod_uid": leaver.pod_uid,
+        "since_s": leaver.since,
+        "grace_s": leaver.grace_s,
     }
 
 

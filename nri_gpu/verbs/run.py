@@ -32,12 +32,13 @@ from nri_gpu.policy.model import AuditSettings, KubeletSettings, Policy
 from nri_gpu.policy.mps import NO_MPS, MpsSettings
 from nri_gpu.runtime.audit import AuditLog, PolicyNote
 from nri_gpu.runtime.board import Board
+from nri_gpu.runtime.former import former_ledger
 from nri_gpu.runtime.handover import Rechecks
 from nri_gpu.runtime.journal import JOURNAL, Journal
 from nri_gpu.runtime.notify import Notifier
 from nri_gpu.runtime.plugin import Outside, Plugin
 from nri_gpu.runtime.recorder import StateRecorder
-from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE, StateError, StateFolder
+from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE, LEDGER, StateError, StateFolder
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.settings import DEFAULT_PATH
 from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
@@ -196,6 +197,7 @@ class Daemon:
             policy,
             key,
         )
+        self._recall(state.path / LEDGER)
         self._kubelet = KubeletKeeper(self._board, self._plugin, self._fixed.kubelet)
         self._supervisor = Supervisor(
             self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away)
@@ -285,6 +287,12 @@ class Daemon:
             await self._supervisor.run_inherited(inherited)
         else:
             await self._supervisor.run(Path(self._fixed.socket))
+
+    def _recall(self, file: Path) -> None:
+        try:
+            self._plugin.recall(former_ledger(file, time.monotonic()))
+        except (OSError, ValueError) as error:
+            logger.bind(path=str(file), fault=str(error)).warning("last ledger not read; who left a GPU is not known")
 
     def _first_policy(self) -> Policy | BrokenPolicy:
         try:

@@ -58,10 +58,10 @@ class Machine(Struct, frozen=True):
         """So many on GPU 0 from now on."""
         configure(self.driver, [FakeGpu(running=(number, 0)), FakeGpu()])
 
-    def unavailable(self) -> str:
-        """Why GPU 0 cannot be had, as `nri-gpu status` has it."""
+    def unavailable(self, gpu: int = 0) -> str:
+        """Why that GPU cannot be had, as `nri-gpu status` has it."""
         said: dict[str, Any] = json.loads(self.status("-o", "json"))
-        return str(said["gpus"][0]["unavailable"])
+        return str(said["gpus"][gpu]["unavailable"])
 
     def status(self, *options: str) -> str:
         command = [sys.executable, "-m", "nri_gpu", "status", "--state-dir", str(self.daemon.launch.state), *options]
@@ -123,3 +123,22 @@ def test_a_topology_file_can_play_it(node: Containerd, tmp_path: Path) -> None:
         fresh.rename(topology)
         wait_for("the hand-over", lambda: machine.unavailable() == "", PATIENCE_S, machine.status)
         run(node, "third")
+
+
+def test_the_next_daemon_waits_too(node: Containerd, machine: Machine) -> None:
+    first, second = run(node, "first"), run(node, "second", "device=1")
+    machine.processes(1)
+    node.cri.stop(first)
+    said = "just released by default/first: 1 process still holds it"
+    wait_for("the look", lambda: machine.unavailable() == said, PATIENCE_S, machine.status)
+
+    machine.daemon.kill()
+    node.cri.stop(second)
+    machine.daemon.start()
+    machine.daemon.wait_ready()
+    machine.daemon.wait_logged("inventory changed gpus=2")
+    with pytest.raises(CriError, match=r"\[gpu-busy\]: GPU 0 .* just released by default/first"):
+        run(node, "third")
+    # Left while nobody listened, and nobody is on it.
+    wait_for("the look", lambda: machine.unavailable(1) == "", PATIENCE_S, machine.status)
+    run(node, "fourth", "device=1")

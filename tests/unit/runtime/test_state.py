@@ -168,6 +168,7 @@ def test_the_published_ledger(tmp_path: Path) -> None:
             }
         ],
         "foreign": [{"container_id": held.id, "pod": "ml/other", "gpu_uuids": [bench.node.gpus[3].uuid]}],
+        "leaving": [],
     }
 
 

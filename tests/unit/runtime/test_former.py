@@ -1,0 +1,158 @@
+"""A daemon that comes after another one: what of that one's ledger still counts."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu.allocation.ledger import Ledger, Phase
+from nri_gpu.allocation.promises import is_promise, promised
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.kubelet import Handed
+from nri_gpu.nri.convert import Parts
+from nri_gpu.runtime.former import former_ledger
+from nri_gpu.runtime.state import LEDGER, StateFolder
+from tests.support import builders as make
+from tests.support import nri_messages as nri
+from tests.unit.runtime.test_handover import GRACE_S, HandoverBench
+
+
+def kept(folder: Path, ledger: Ledger) -> Path:
+    StateFolder(folder).write_ledger(ledger)
+    return folder / LEDGER
+
+
+def restarted(bench: HandoverBench, folder: Path, *listed: Any) -> HandoverBench:  # noqa: ANN401 - pods and containers
+    """Another daemon on the same node, to which the runtime lists these."""
+    new = HandoverBench()
+    new.clock.now = bench.clock.now + 2
+    new.plugin.recall(former_ledger(kept(folder, bench.plugin.ledger), new.clock.now))
+    parts = Parts()
+    for payload in nri.synchronize([of for of, _ in listed], [nri.running(made) for _, made in listed]):
+        parts.add(payload)
+    new.plugin.synchronized(parts.listed())
+    new.settle()
+    return new
+
+
+def test_what_was_waited_for_is_waited_for(tmp_path: Path) -> None:
+    bench = HandoverBench()
+    bench.run_and_end()
+    new = restarted(bench, tmp_path)
+    refused = new.ask("device=0", "second")
+    assert isinstance(refused, str)
+    assert "ml/first" in refused
+    new.clock.now += GRACE_S
+    assert not isinstance(new.ask("device=0", "second"), str)
+
+
+def test_who_left_while_nobody_listened_is_waited_for(tmp_path: Path) -> None:
+    bench = HandoverBench()
+    bench.run("device=0", "first")
+    stays = bench.run("device=1", "stays")
+    new = restarted(bench, tmp_path, stays)
+    assert {leaver.pod for leaver in new.plugin.ledger.leaving.values()} == {"ml/first"}
+    assert new.left == 1
+    new.clock.now += 1
+    new.look(0)
+    assert not isinstance(new.ask("device=0", "second"), str)
+
+
+def test_one_that_never_ran_is_not(tmp_path: Path) -> None:
+    bench = HandoverBench()
+    bench.ask("device=0", "first")
+    assert restarted(bench, tmp_path).plugin.ledger == Ledger()
+
+
+def test_what_the_kubelet_gave_stays_given(tmp_path: Path) -> None:
+    bench = HandoverBench()
+    device = Handed("nvidia.com/gpu", bench.node.gpus[0].uuid)
+    bench.plugin.promise([device], shared=False)
+    new = restarted(bench, tmp_path)
+    assert [is_promise(id_) for id_ in new.plugin.ledger.entries] == [True]
+    assert all(entry.since < math.inf for entry in new.plugin.ledger.entries.values())
+    assert isinstance(new.ask("device=0", "second"), str)
+
+
+def test_it_reads_what_is_written(tmp_path: Path) -> None:
+    ledger = promised(Ledger(), [Handed("nvidia.com/gpu", f"{make.uuid(3)}::1")], 5.0, shared=True)
+    for number, phase in enumerate((Phase.RUNNING, Phase.CREATED)):
+        entry = make.entry(number, phase=phase, to=make.container(name=f"c{number}"))
+        ledger = ledger.with_entry(entry)
+    found = former_ledger(kept(tmp_path, ledger), 100.0)
+    assert found.entries.keys() == ledger.entries.keys()
+    for id_, entry in found.entries.items():
+        known = ledger.entries[id_]
+        assert replace(entry.grant, pod_id=known.grant.pod_id) == known.grant
+        assert entry.phase is known.phase
+
+
+def test_what_has_lapsed_and_what_holds_no_gpu_is_left_out(tmp_path: Path) -> None:
+    lapsed = make.entry(0, phase=Phase.LAPSED, to=make.container(name="a"))
+    ledger = Ledger().with_entry(lapsed)
+    assert former_ledger(kept(tmp_path, ledger), 0.0) == Ledger()
+
+
+def test_no_file_is_an_empty_ledger(tmp_path: Path) -> None:
+    assert former_ledger(tmp_path / LEDGER, 0.0) == Ledger()
+
+
+SAID = "it is not what nri-gpu writes|schema|Phase|grace|JSON|Expecting|Invalid|convert|recursion"
+GRANT = {
+    "namespace": "ml", "pod": "train", "pod_uid": "u", "container": "main", "container_id": "c", "phase": "running",
+    "mode": Mode.EXCLUSIVE.value, "gpu_uuids": [make.uuid(0)], "driver_generation": "1",
+}  # fmt: skip
+LEAVER = {"gpu_uuid": make.uuid(0), "pod": "ml/train", "pod_uid": "u", "since_s": 1.0, "grace_s": 60.0}
+WRONG: dict[str, Any] = {
+    "a list": [],
+    "another schema": {"schema": "nri-gpu/ledger/v2", "grants": []},
+    "no grants": {},
+    "grants that are none": {"grants": 3},
+    "a grant that is none": {"grants": ["x"]},
+    "no phase": {"grants": [{key: value for key, value in GRANT.items() if key != "phase"}]},
+    "a phase of tomorrow": {"grants": [{**GRANT, "phase": "asleep"}]},
+    "an id that is a number": {"grants": [{**GRANT, "container_id": 7}]},
+    "uuids that are a text": {"grants": [{**GRANT, "gpu_uuids": make.uuid(0)}]},
+    "a grace without end": {"leaving": [{**LEAVER, "grace_s": 1e12}]},
+    "a grace that is no number": {"leaving": [{**LEAVER, "grace_s": "long"}]},
+    "a time that is none": {"leaving": [{**LEAVER, "since_s": "NaN"}]},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_file_that_is_no_ledger_is_said_to_be_none(tmp_path: Path, wrong: Any) -> None:  # noqa: ANN401
+    file = tmp_path / LEDGER
+    whole = {"schema": "nri-gpu/ledger/v1", "grants": [], **wrong} if isinstance(wrong, dict) else wrong
+    if wrong == {}:
+        del whole["grants"]
+    file.write_text(json.dumps(whole))
+    with pytest.raises(ValueError, match=SAID):
+        former_ledger(file, 100.0)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "\x00"])
+def test_nor_is_anything_that_is_no_json(tmp_path: Path, text: str) -> None:
+    file = tmp_path / LEDGER
+    file.write_text(text)
+    with pytest.raises(ValueError, match=SAID):
+        former_ledger(file, 100.0)
+
+
+def test_a_time_to_come_is_now(tmp_path: Path) -> None:
+    file = tmp_path / LEDGER
+    raw = {"schema": "nri-gpu/ledger/v1", "grants": [], "leaving": [{**LEAVER, "since_s": 1e9}]}
+    file.write_text(json.dumps(raw))
+    (leaver,) = former_ledger(file, 100.0).leaving.values()
+    assert leaver.since == 100.0
+
+
+def test_a_ledger_of_before_is_read(tmp_path: Path) -> None:
+    file = tmp_path / LEDGER
+    file.write_text(json.dumps({"schema": "nri-gpu/ledger/v1", "grants": [GRANT], "foreign": []}))
+    assert list(former_ledger(file, 0.0).entries) == [ContainerId("c")]
