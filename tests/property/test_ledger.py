@@ -321,7 +321,7 @@ class Runtime(RuleBasedStateMachine):
         assert set(anew.entries) == (listed & marked) | self.unseen
         for name, entry in lived.entries.items():
             after = anew.entries.get(name)
-            if name not in listed and name not in self.unseen:
+            if name not in listed & marked and name not in self.unseen:  # ended, or made without our answer
                 assert after is None
             elif entry.phase is Phase.RUNNING:
                 assert after == entry
