@@ -211,7 +211,7 @@ class Daemon:
         self._one_reload = asyncio.Lock()
         self._synchronized = False
         self._profiles = ProfileKeeper(Path(self._fixed.stage_dir), self._board)
-        self._labels = LabelKeeper(self._board, self._labels_file)
+        self._labels = LabelKeeper(self._board, self._labels_file, self._fixed.kubelet)
         self._policy_watch: PolicyWatch | None = None
         self._driver = DriverKeeper(
             DriverPlace(
