@@ -116,7 +116,8 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, object]:
         "driver.root": args.driver_root,
         "driver.host_root": args.driver_host_root,
         "driver.stage_dir": args.stage_dir,
-        "kubelet.enabled": args.kubelet or None,
+        "kubelet.enabled": args.kubelet,
+        "kubelet.registration": args.kubelet_registration,
         "labels.file": args.labels,
     }
     return {key: value for key, value in wanted.items() if value is not None}
