@@ -83,8 +83,7 @@ def render_text(template: str, scope: Mapping[str, Any]) -> str:
             case [""]:
                 pass
             case ["if", condition]:
-                value = _condition(condition, scope)
-                shown.append(all(shown) and value)
+                shown.append(_condition(condition, scope) and all(shown))  # asked where it is not shown, too
             case ["fail", message]:
                 said = _text(_operand(message, scope))
                 if all(shown):
