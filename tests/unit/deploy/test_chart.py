@@ -345,6 +345,61 @@ def test_two_guards_of_a_surge_do_not_share_a_folder() -> None:
     assert "emptyDir" in volume
 
 
+# --- two releases, for a change-over node by node --------------------------------------------------------------------
+
+
+def change_over() -> dict[str, Mapping[str, Any]]:
+    """The values files of the documentation's migration, by their names."""
+    page = (CHART.parents[2] / "docs" / "kubernetes-install.md").read_text()
+    found = re.findall(r"```yaml\n# ([a-z]+)\.yaml: (.*?)```", page, flags=re.DOTALL)
+    return {name: yaml.safe_load(f"# {text}") for name, text in found}
+
+
+def test_the_documented_values_are_of_the_schema_and_their_policy_holds() -> None:
+    found = change_over()
+    assert set(found) == {"beside", "kubelet"}
+    for changed in found.values():
+        given = values(**changed)
+        jsonschema.validate(given, SCHEMA)
+        for document in documents(given, Release("any")):
+            for version in VERSIONS:
+                kubernetes_validate.validate(document, version, strict=True)
+            if document["kind"] == "ConfigMap":
+                assert build_policy(PolicyText("values", document["data"]["policy.toml"]))
+
+
+def test_two_releases_have_no_name_in_common_and_choose_none_of_each_others_pods() -> None:
+    found = change_over()
+    first = documents(values(**found["beside"]), Release("nri-gpu-beside"))
+    second = documents(values(**found["kubelet"]), Release("nri-gpu"))
+    names = [{(each["kind"], each["metadata"]["name"]) for each in release} for release in (first, second)]
+    assert not names[0] & names[1]
+    sets = [each["spec"] for release in (first, second) for each in release if each["kind"] == "DaemonSet"]
+    for one in sets:
+        chosen = one["selector"]["matchLabels"].items()
+        assert [other for other in sets if chosen <= other["template"]["metadata"]["labels"].items()] == [one]
+        # What a pod refers to is its own release's.
+        spec = one["template"]["spec"]
+        (config,) = (each["configMap"]["name"] for each in spec["volumes"] if "configMap" in each)
+        own = names[0] if ("ConfigMap", config) in names[0] else names[1]
+        assert {("ServiceAccount", spec["serviceAccountName"]), ("ConfigMap", config)} <= own
+
+
+def test_no_node_fits_both_releases() -> None:
+    chosen = [values(**changed)["nodeSelector"] for changed in change_over().values()]
+    (key,) = {key for key in chosen[0] if chosen[0][key] != chosen[1].get(key)}
+    assert {each[key] for each in chosen} == {"nvidia", "nri-gpu"}  # a label has one value
+    for changed in change_over().values():
+        for each in documents(values(**changed)):
+            if each["kind"] == "DaemonSet":
+                assert each["spec"]["template"]["spec"]["nodeSelector"] == values(**changed)["nodeSelector"]
+
+
+def test_they_hand_the_node_over_by_one_state_folder() -> None:
+    places = [values(**changed)["paths"]["state"] for changed in change_over().values()]
+    assert places[0] == places[1]
+
+
 # --- rights ----------------------------------------------------------------------------------------------------------
 
 
