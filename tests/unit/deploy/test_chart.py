@@ -16,6 +16,7 @@ import yaml
 
 from nri_gpu import __version__
 from nri_gpu.cli import _parser
+from nri_gpu.policy.fields import SETTINGS
 from nri_gpu.policy.model import Policy, Registration
 from nri_gpu.request.keys import select_annotation
 from nri_gpu.settings import PolicyText, build_policy
@@ -398,6 +399,49 @@ def test_no_node_fits_both_releases() -> None:
 def test_they_hand_the_node_over_by_one_state_folder() -> None:
     places = [values(**changed)["paths"]["state"] for changed in change_over().values()]
     assert places[0] == places[1]
+
+
+# --- what the documentation says to set ------------------------------------------------------------------------------
+
+PAGE = (CHART.parents[2] / "docs" / "kubernetes-install.md").read_text()
+
+
+def values_said() -> list[tuple[str, Any]]:
+    """Every `table.key: value` in code, wherever it stands."""
+    found = re.findall(r"`([a-z][A-Za-z]*(?:\.[A-Za-z]+)+): ([^`]+)`", PAGE)
+    return [(path, yaml.safe_load(value)) for path, value in found]
+
+
+def test_every_value_that_it_names_is_one_and_renders() -> None:
+    assert {path for path, _ in values_said()} >= {"kubelet.enabled", "paths.driverRoot", "guard.criDir"}
+    for path, value in values_said():
+        (table, key) = path.split(".")
+        given = values(**{table: {key: value}})
+        jsonschema.validate(given, SCHEMA)
+        assert documents(given)
+    for name in re.findall(r"`((?:kubelet|paths|guard|labels)\.(?!yaml)[a-zA-Z_]+)`", PAGE):
+        section, key = name.split(".")
+        known = set(values()[section]) | {row.path.partition(".")[2] for row in SETTINGS if row.section == section}
+        assert key in known, name
+
+
+def test_every_policy_that_it_shows_holds() -> None:
+    shown = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
+    shown += [
+        f"[{section}]\n{setting}" for section, setting in re.findall(r"`\[([a-z]+)\] ([^`]+)`", PAGE) if "=" in setting
+    ]
+    assert len(shown) >= 5
+    for text in shown:
+        assert build_policy(PolicyText("page", text))
+
+
+def test_every_path_of_the_cluster_that_it_names_is_the_charts() -> None:
+    paths = {path for variant in VARIANTS for path in host_paths("daemon", variant)}
+    for said in ("/var/run/nri", "/run/nri-gpu", "/var/lib/nri-gpu/drivers", "/var/lib/kubelet"):
+        assert said in PAGE
+        assert any(path == said or path.startswith(f"{said}/") for path in paths)
+    for name in SETS:
+        assert f"`{name}`" in PAGE
 
 
 # --- rights ----------------------------------------------------------------------------------------------------------
