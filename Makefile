@@ -44,7 +44,7 @@ proto: $(READY) ## api/*.proto -> generated modules
 schema: $(READY) ## the policy's declarations -> JSON Schema
 	$(BIN)/python config/generate.py
 
-manifests: $(READY) ## the Helm chart with its defaults -> deploy/manifests
+manifests: $(READY) ## the Helm chart, with its defaults and in its other modes -> deploy/manifests
 	$(BIN)/python -m tests.support.manifests
 
 conformance: $(READY) ## only the tests on real containerds (needs root)

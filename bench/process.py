@@ -21,17 +21,17 @@ OUR_EVENTS: Final = event_mask(EVENTS, "")
 
 
 class Running:
-    """A plugin started on a socket of its own. registered_s: from exec to the answer to Configure."""
+    """A plugin started on a socket of its own. began: of exec. registered_s: from there to the answer to Configure."""
 
     def __init__(self, folder: Path, arguments: Sequence[str], name: str) -> None:
         self._listening = listen(folder / f"{name}.sock")
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[1])}
-        began = time.perf_counter()
+        self.began = time.perf_counter()
         with (folder / f"{name}.log").open("ab") as log:
             self._process = subprocess.Popen([sys.executable, "-m", *arguments], env=environment, stderr=log)
         self.link = Link(self._listening)
         self.link.configure()
-        self.registered_s = time.perf_counter() - began
+        self.registered_s = time.perf_counter() - self.began
 
     def memory_mib(self) -> tuple[float, float]:
         """RSS and PSS."""
@@ -51,7 +51,7 @@ class Running:
         self._listening.close()
 
 
-def daemon(folder: Path, name: str = "nri-gpu", *, policy: Path | None = None) -> Running:
+def daemon(folder: Path, name: str = "nri-gpu", *, policy: Path | None = None, state: Path | None = None) -> Running:
     """`nri-gpu run` on the 8-GPU topology, with a driver's files to stage."""
     root = folder / "driver"
     if not root.exists():
@@ -60,7 +60,7 @@ def daemon(folder: Path, name: str = "nri-gpu", *, policy: Path | None = None) -
         "--socket": folder / f"{name}.sock",
         "--gpus": EIGHT_GPUS,
         "--driver-root": root,
-        "--state-dir": folder / "state",
+        "--state-dir": state or folder / "state",
         "--stage-dir": folder / "staged",
         "--log-level": "INFO",
         **({"--policy": policy} if policy else {}),

@@ -15,6 +15,7 @@ from typing import Final
 
 from bench.effort import Effort
 from bench.figures import Figure, percentile
+from bench.kubelet import Pair
 from bench.process import Running, daemon, nothing
 from bench.requests import REQUEST_BYTES, life, node
 
@@ -55,7 +56,7 @@ def figures(effort: Effort) -> Iterator[Figure]:
         yield from _memory_figures(ours, theirs, f"after {4 * (effort.requests + WARM_UP)} requests")
         ours.stop()
         theirs.stop()
-        yield from _kubelet_figures(folder, effort)
+        yield from Pair(folder, _when_ready).figures(effort)
         yield from _synchronize_figures(folder, effort)
 
 
@@ -118,23 +119,6 @@ def _idle_figures(ours: Running, effort: Effort) -> Iterator[Figure]:
     time.sleep(effort.idle_s)
     used_s = ours.cpu_s() - before
     yield Figure(f"CPU when idle, over {effort.idle_s:.1f} s", used_s * 1e3 / effort.idle_s, "ms/s", 0.5, 0.0)
-
-
-def _kubelet_figures(folder: Path, effort: Effort) -> Iterator[Figure]:
-    """What the kubelet's device plugin adds, served to the plugin watcher's folder, where no kubelet is needed."""
-    policy = folder / "kubelet.toml"
-    places = f'dir = "{folder}"\nregistry_dir = "{folder}"\n'
-    policy.write_text(f'[kubelet]\nenabled = true\nregistration = "watcher"\n{places}')
-    plugin = daemon(folder, "kubelet", policy=policy)
-    _when_ready(plugin)
-    while not list(folder.glob("nri-gpu-gpu-*.sock")):
-        time.sleep(0.02)
-    yield Figure("exec to registered, --kubelet", plugin.registered_s * 1e3, "ms")
-    rss, pss = plugin.memory_mib()
-    yield Figure("resident (RSS), when ready, --kubelet", rss, "MiB")
-    yield Figure("  the same as PSS", pss, "MiB")
-    yield from _idle_figures(plugin, effort)
-    plugin.stop()
 
 
 def _synchronize_figures(folder: Path, effort: Effort) -> Iterator[Figure]:

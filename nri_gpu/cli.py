@@ -84,7 +84,16 @@ VERBS: Final = (
             POLICY,
             GPUS,
             DRIVER_ROOT,
-            _option("--kubelet", help="be the kubelet's device plugin, too (docs/kubernetes.md)", action="store_true"),
+            _option(
+                "--kubelet",
+                help="be the kubelet's device plugin, too, or not (docs/kubernetes.md)",
+                action=argparse.BooleanOptionalAction,
+            ),
+            _option(
+                "--kubelet-registration",
+                help="register: we call the kubelet (default); watcher: it looks for us in plugins_registry",
+                metavar="WORD",
+            ),
             _option(
                 "--driver-host-root",
                 help="what the runtime calls --driver-root, where that is a mount of it in a pod",

@@ -59,9 +59,8 @@ def _faults_with(drop_in: Path, limit: int) -> list[str]:
     service = drop_in.parent.with_suffix("")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / service.name
-        added = drop_in.read_text().partition("[Service]")[2]
         # One file of both: offline, `security` does not look for drop-ins.
-        copy.write_text(runnable(service.read_text(), sys.executable).replace("[Install]", f"{added}\n[Install]"))
+        copy.write_text(runnable(f"{service.read_text()}\n{drop_in.read_text()}", sys.executable))
         return [*_malformed(copy), *_exposed(copy, limit)]
 
 

@@ -1,8 +1,7 @@
 """The node's GPUs as labels for schedulers, in the names of NVIDIA's GPU feature discovery, so that selectors hold.
 
-Only what the inventory knows: a label that might be wrong is worse than none. So no replicas and no sharing strategy,
-which the kubelet's half decides; and no `gfd.timestamp`, which would be another file with every look.
-docs/kubernetes-install.md has the table.
+Only what is known here, of the GPUs and of what the kubelet is offered of them: a label that might be wrong is worse
+than none. No `gfd.timestamp`, which would be another file with every look. docs/kubernetes-install.md has the table.
 Source: NVIDIA/k8s-device-plugin docs/gpu-feature-discovery, internal/lm.
 """
 
@@ -14,8 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
 from nri_gpu.domain.gpu import Gpu, Inventory, MigPart
-from nri_gpu.domain.profile import MIG_PROFILE
+from nri_gpu.domain.profile import MIG_PROFILE, is_compute_slice, slices
+from nri_gpu.policy.model import KubeletSettings, MigStrategy
 
 PREFIX: Final = "nvidia.com"
 VALUE_MAX: Final = 63  # characters of a label's value (Kubernetes: apimachinery, validation.LabelValueMaxLength)
@@ -39,18 +41,53 @@ _FAMILIES: Final = (
 )
 
 
-def labels(inventory: Inventory, machine: str = "") -> Mapping[str, str]:
-    """Name -> value, without what is not known. machine: the host's product name.
+NO_KUBELET: Final = KubeletSettings()
 
-    GPUs in MIG mode are counted by their MIG devices alone, as where that is another resource (strategy `mixed`).
+
+class Sharing(Struct, frozen=True):
+    """What `replicas`, `sharing-strategy` and the end of `product` say of one resource. replicas 0: it has none."""
+
+    replicas: int
+    renamed: bool = False
+
+    @classmethod
+    def by(cls, settings: KubeletSettings) -> Sharing | None:
+        """None where the kubelet is offered nothing: then nobody counts replicas."""
+        return cls(settings.replicas, settings.rename) if settings.enabled else None
+
+    @property
+    def suffix(self) -> str:
+        """Of the product's name, where the resource's own name does not tell."""
+        return "-SHARED" if self.replicas > 1 and not self.renamed else ""
+
+    @property
+    def strategy(self) -> str:
+        """Shared GPUs take turns; MPS is asked for by annotation, and the kubelet knows nothing of it."""
+        return "time-slicing" if self.replicas > 1 else "none"
+
+
+def labels(inventory: Inventory, machine: str = "", kubelet: KubeletSettings = NO_KUBELET) -> Mapping[str, str]:
+    """Name -> value, without what is not known.
+
+    machine: the host's product name. kubelet: what the kubelet is offered, whose names and numbers these are. Where it
+    is offered none, MIG devices have labels of their own, as with strategy `mixed`: annotations can ask for them.
     """
     found = {"gpu.machine": value_of(machine), **_driver(inventory.driver_version), **_cuda(inventory.cuda_version)}
-    whole = [gpu for gpu in inventory.gpus if not gpu.mig_enabled]
-    found |= _gpus(whole)
-    if len(whole) < len(inventory.gpus):
-        found |= {"mig.capable": "true", "mig.strategy": "mixed"}
-    for profile, parts in _by_profile(inventory.parts).items():
-        found |= _mig(profile, parts)
+    sharing = Sharing.by(kubelet)
+    in_mig_mode = [gpu for gpu in inventory.gpus if gpu.mig_enabled]
+    found |= _gpus(inventory.gpus, sharing)
+    if in_mig_mode:
+        found["mig.capable"] = "true"
+    if not kubelet.enabled:
+        found |= _by_profile(inventory.parts, None)
+    elif inventory.gpus and kubelet.mig_strategy is not MigStrategy.NONE:
+        found["mig.strategy"] = kubelet.mig_strategy.value
+        if kubelet.mig_strategy is MigStrategy.MIXED:
+            # Profiles that the kubelet is not offered have no resource that a label could describe.
+            offered = [part for part in inventory.parts if not is_compute_slice(part.device.profile)]
+            found |= _by_profile(offered, sharing)
+        elif in_mig_mode:
+            found |= _single(inventory, in_mig_mode[0], sharing)
     return {f"{PREFIX}/{name}": value for name, value in found.items() if value}
 
 
@@ -61,7 +98,7 @@ def file_text(found: Mapping[str, str]) -> str:
 
 def value_of(text: str) -> str:
     """A name as a label's value; empty where nothing of it is left."""
-    return _DROPPED.sub("", text).replace(" ", "-")[:VALUE_MAX].strip(_ENDS)
+    return "-".join(_DROPPED.sub("", text).split())[:VALUE_MAX].strip(_ENDS)
 
 
 def machine_name(file: Path = MACHINE_FILE) -> str:
@@ -102,36 +139,68 @@ def _cuda(version: str) -> dict[str, str]:
     }
 
 
-def _gpus(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Of the model that there are most of, and of several the first: a node has one label, whatever it has of GPUs."""
+def _gpus(gpus: Sequence[Gpu], sharing: Sharing | None) -> dict[str, str]:
+    """Of the model that there are most of, and of several the first: a node has one label, whatever it has of GPUs.
+
+    All are counted, those in MIG mode, too; but only those that are not can be shared whole.
+    """
     if not gpus:
         return {"gpu.count": "0"}
     model = Counter(gpu.model for gpu in gpus).most_common(1)[0][0]
     same = [gpu for gpu in gpus if gpu.model == model]
+    if sharing and all(gpu.mig_enabled for gpu in same):
+        sharing = Sharing(0)
     major, minor = same[0].arch
-    return {
-        "gpu.product": value_of(model),
-        "gpu.count": str(len(gpus)),
-        "gpu.memory": str(min(gpu.memory_bytes for gpu in same) // MIB),
+    return _resource("gpu", model, len(gpus), min(gpu.memory_bytes for gpu in same), sharing) | {
         "gpu.family": family(same[0].arch),
         "gpu.compute.major": str(major),
         "gpu.compute.minor": str(minor),
     }
 
 
-def _by_profile(parts: Sequence[MigPart]) -> dict[str, list[MigPart]]:
+def _single(inventory: Inventory, in_mig_mode: Gpu, sharing: Sharing | None) -> dict[str, str]:
+    """MIG devices of one profile in the place of GPUs; where the node is not so, it says that there is nothing."""
+    profiles = {part.device.profile for part in inventory.parts}
+    if len(profiles) == 1 and all(gpu.mig_enabled and gpu.mig for gpu in inventory.gpus):
+        return _mig("gpu", inventory.parts, sharing)
+    return {
+        "gpu.product": f"{value_of(in_mig_mode.model)}-MIG-INVALID",
+        "gpu.count": "0",
+        "gpu.replicas": "0",
+        "gpu.sharing-strategy": "",
+        "gpu.memory": "0",
+    }
+
+
+def _by_profile(parts: Sequence[MigPart], sharing: Sharing | None) -> dict[str, str]:
     found: dict[str, list[MigPart]] = {}
     for part in parts:
         if MIG_PROFILE.fullmatch(part.device.profile):
             found.setdefault(part.device.profile, []).append(part)
+    each = (_mig(f"mig-{_plain(profile)}", alike, sharing) for profile, alike in found.items())
+    return {name: value for labels_of_one in each for name, value in labels_of_one.items()}
+
+
+def _mig(resource: str, parts: Sequence[MigPart], sharing: Sharing | None) -> dict[str, str]:
+    """Of MIG devices of one profile."""
+    profile = parts[0].device.profile
+    model = f"{parts[0].model} MIG {_plain(profile)}"
+    found = _resource(resource, model, len(parts), min(part.memory_bytes for part in parts), sharing)
+    if MIG_PROFILE.fullmatch(profile):
+        of_gpu, of_compute = slices(profile)
+        found |= {f"{resource}.slices.gi": str(of_gpu), f"{resource}.slices.ci": str(of_compute)}
     return found
 
 
-def _mig(profile: str, parts: Sequence[MigPart]) -> dict[str, str]:
-    """Of the MIG devices of one profile; `+` may not stand in a label's name."""
-    resource = f"mig-{profile.replace('+', '.')}"
-    return {
-        f"{resource}.product": value_of(f"{parts[0].model}-MIG-{profile.replace('+', '.')}"),
-        f"{resource}.count": str(len(parts)),
-        f"{resource}.memory": str(min(part.memory_bytes for part in parts) // MIB),
-    }
+def _resource(resource: str, model: str, count: int, memory_bytes: int, sharing: Sharing | None) -> dict[str, str]:
+    suffix = sharing.suffix if sharing else ""
+    product = value_of(model)[: VALUE_MAX - len(suffix)] + suffix
+    found = {"product": product, "count": str(count), "memory": str(memory_bytes // MIB)}
+    if sharing:
+        found |= {"replicas": str(sharing.replicas), "sharing-strategy": sharing.strategy}
+    return {f"{resource}.{key}": value for key, value in found.items()}
+
+
+def _plain(profile: str) -> str:
+    """`+` may not stand in a label's name."""
+    return profile.replace("+", ".")

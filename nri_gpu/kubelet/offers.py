@@ -9,6 +9,7 @@ from nri_gpu.allocation.fit import why_not
 from nri_gpu.allocation.token import token_key, write_token
 from nri_gpu.domain.gpu import Gpu, Inventory, Unit, whole
 from nri_gpu.domain.kubelet import REPLICA, Handed
+from nri_gpu.domain.profile import is_compute_slice
 from nri_gpu.kubelet.books import AllocationError, Books, Device
 from nri_gpu.kubelet.prefer import prefer
 from nri_gpu.policy.model import KubeletSettings, MigStrategy
@@ -17,8 +18,6 @@ SHARED: Final = ".shared"
 TAKEN: Final = "it is held by a container that got it by annotation, or by another hand"
 LOST: Final = "the driver does not describe it any more"
 WHY_SHOWN_MAX: Final = 300  # characters
-# `1c.3g.40gb` is a part of a GPU instance; NVIDIA's device plugin leaves them out, too.
-COMPUTE_SLICES: Final = tuple(f"{number}c." for number in range(1, 10))
 
 _Filter = Callable[[Unit], bool]
 
@@ -91,7 +90,7 @@ class Offers:
         if strategy is MigStrategy.MIXED:
             found[main] += [gpu for gpu in gpus if not gpu.mig_enabled]
             for part in inventory.parts:
-                if part.gpu.mig_enabled and not part.device.profile.startswith(COMPUTE_SLICES):
+                if part.gpu.mig_enabled and not is_compute_slice(part.device.profile):
                     found.setdefault(_of_profile(self.settings.resource, part.device.profile) + suffix, []).append(part)
         elif strategy is MigStrategy.SINGLE and any(gpu.mig_enabled for gpu in gpus):
             found[main] += inventory.parts if _alike(gpus) else ()

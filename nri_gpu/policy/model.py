@@ -479,6 +479,7 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
         Declaration(
             Choice(Registration),
             "register: we call the kubelet, as everybody does; watcher: it finds us in registry_dir by itself.",
+            flag="--kubelet-registration",
         ),
     ] = Registration.REGISTER
     registry_dir: Annotated[str, Declaration(_FOLDER, "Folder that the kubelet looks for plugins in.")] = (

@@ -11,6 +11,7 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.inventory.labels import file_text, labels, machine_name
+from nri_gpu.policy.model import KubeletSettings
 from nri_gpu.runtime.board import Board
 from nri_gpu.verbs.told import work_when_told
 
@@ -22,11 +23,18 @@ class LabelKeeper:
     """Writes the file when told that the GPUs, or the place of the file, may be others; whole or not at all."""
 
     def __init__(
-        self, board: Board, file: Callable[[], str], *, retry_s: float = RETRY_S, machine: str | None = None
+        self,
+        board: Board,
+        file: Callable[[], str],
+        kubelet: KubeletSettings,
+        *,
+        retry_s: float = RETRY_S,
+        machine: str | None = None,
     ) -> None:
-        """file: the policy's word of the moment; empty: none is wanted."""
+        """file: the policy's word of the moment; empty: none is wanted. kubelet: what it is offered in this process."""
         self._board = board
         self._file = file
+        self._kubelet = kubelet
         self._retry_s = retry_s
         self._machine = machine
         self._again = asyncio.Event()
@@ -65,7 +73,7 @@ class LabelKeeper:
             return
         if self._machine is None:
             self._machine = machine_name()
-        text = file_text(labels(inventory, self._machine))
+        text = file_text(labels(inventory, self._machine, self._kubelet))
         if self._written == (file, text):
             return
         await asyncio.to_thread(write_whole, file, text)

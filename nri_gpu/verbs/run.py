@@ -116,7 +116,8 @@ def _overrides(args: argparse.Namespace) -> Mapping[str, object]:
         "driver.root": args.driver_root,
         "driver.host_root": args.driver_host_root,
         "driver.stage_dir": args.stage_dir,
-        "kubelet.enabled": args.kubelet or None,
+        "kubelet.enabled": args.kubelet,
+        "kubelet.registration": args.kubelet_registration,
         "labels.file": args.labels,
     }
     return {key: value for key, value in wanted.items() if value is not None}
@@ -212,7 +213,7 @@ class Daemon:
         self._one_reload = asyncio.Lock()
         self._synchronized = False
         self._profiles = ProfileKeeper(Path(self._fixed.stage_dir), self._board)
-        self._labels = LabelKeeper(self._board, self._labels_file)
+        self._labels = LabelKeeper(self._board, self._labels_file, self._fixed.kubelet)
         self._policy_watch: PolicyWatch | None = None
         self._driver = DriverKeeper(
             DriverPlace(

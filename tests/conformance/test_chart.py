@@ -1,12 +1,17 @@
 """The chart's two containers as a kubelet would make them: their folders, their rights, their arguments, their probes.
 
-Python and this tree are mounted in place of the image, and a folder stands for the host's /dev. GPUs are simulated.
+Python and this tree are mounted in place of the image, and a folder stands for the host's /dev. GPUs are simulated, and
+so is the kubelet, but for its sockets.
 """
 
+import asyncio
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import FOUR_GPUS
 from tests.support.driver_root import make_driver_root
 from tests.support.helm import documents, values
+from tests.support.kubelet import AdmissionError, Kubelet
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
@@ -29,6 +35,9 @@ ASKS = {"gpu.nri.io": "device=0"}
 SYSTEM = ("/usr", "/lib", "/lib64")
 PROGRAM = (sys.executable, "-m", "nri_gpu")
 READY_S = 30.0
+SLEEP = ("/bin/sleep", "600")
+GPU = "nvidia.com/gpu"
+TESTS_S = 120.0
 
 
 @dataclass
@@ -39,6 +48,7 @@ class Cluster:
     rendered: list[dict[str, Any]]
     policy: ConfigMapFolder
     hosts_dev: Path
+    numbers: Iterator[int] = field(default_factory=count)
 
     def pod_spec(self, component: str) -> dict[str, Any]:
         (found,) = (
@@ -55,7 +65,8 @@ class Cluster:
         (container,) = spec["containers"]
         rights = container["securityContext"]
         pod = self.node.cri.run_pod(PodSpec(name=component, privileged=bool(rights.get("privileged"))))
-        volumes = {each["name"]: self._source(each) for each in spec["volumes"]}
+        number = next(self.numbers)
+        volumes = {each["name"]: self._source(each, number) for each in spec["volumes"]}
         mounts = {each["mountPath"]: volumes[each["name"]] for each in container["volumeMounts"]}
         written = {each["mountPath"] for each in container["volumeMounts"] if not each.get("readOnly")}
         own = {path: path for path in (*SYSTEM, sys.base_prefix, sys.prefix, *_packages()) if Path(path).is_dir()}
@@ -84,16 +95,25 @@ class Cluster:
     def wait_ready(self, component: str, container: ContainerId) -> None:
         wait_for(f"{component} to be ready", lambda: self.probe(component, container, "readinessProbe") == 0, READY_S)
 
-    def ask(self, name: str) -> tuple[Pod, ContainerId]:
-        pod = self.node.cri.run_pod(PodSpec(name=name, annotations=ASKS))
-        return pod, self.node.cri.create(pod, ContainerSpec(command=("/bin/sleep", "600")))
+    def ask(self, name: str, claim: Mapping[str, str] = ASKS) -> tuple[Pod, ContainerId]:
+        """A pod's container by annotation."""
+        pod = self.node.cri.run_pod(PodSpec(name=name, annotations=claim))
+        return pod, self.node.cri.create(pod, ContainerSpec(command=SLEEP))
 
-    def _source(self, volume: dict[str, Any]) -> str:
+    def run(self, pod: Pod, given: Mapping[str, str], attempt: int = 0) -> ContainerId:
+        """A pod's container with what the kubelet was answered for it."""
+        return self.node.cri.run(pod, ContainerSpec(command=SLEEP, annotations=given, attempt=attempt))
+
+    def gpus(self, container: ContainerId) -> set[str]:
+        """Which ones it sees, by its environment."""
+        return set(self.node.cri.status(container).env["NVIDIA_VISIBLE_DEVICES"].split(","))
+
+    def _source(self, volume: dict[str, Any], number: int) -> str:
         if "configMap" in volume:
             return str(self.policy.folder)
         if "emptyDir" in volume:
-            empty = self.hosts_dev.parent / f"empty-{volume['name']}"
-            empty.mkdir(exist_ok=True)
+            empty = self.hosts_dev.parent / f"empty-{volume['name']}-{number}"  # each pod's own
+            empty.mkdir()
             return str(empty)
         path: str = volume["hostPath"]["path"]
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -106,21 +126,34 @@ def _packages() -> list[str]:
 
 
 @pytest.fixture
-def cluster(node: Containerd, tmp_path: Path) -> Iterator[Cluster]:
-    dev = tmp_path / "dev"
+def folder() -> Iterator[Path]:
+    """In the place of /var/lib/kubelet; short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-test-") as made:
+        yield Path(made)
+
+
+def install(node: Containerd, folder: Path, kubelet: Mapping[str, Any]) -> Cluster:
+    """The chart with its default values, but for the places, and `kubelet`."""
+    dev = folder / "dev"
     for name in ("pts", "shm", "mqueue"):
         (dev / name).mkdir(parents=True)
     os.mknod(dev / "null", 0o20666, os.makedev(1, 3))
     os.mknod(dev / "urandom", 0o20444, os.makedev(1, 9))
     paths = {
         "nri": str(node.nri_socket.parent),
-        "driverRoot": str(make_driver_root(tmp_path / "driver")),
-        "state": str(tmp_path / "state"),
-        "stage": str(tmp_path / "stage"),
+        "driverRoot": str(make_driver_root(folder / "driver")),
+        "state": str(folder / "state"),
+        "stage": str(folder / "stage"),
     }
-    rendered = documents(values(paths=paths))
+    rendered = documents(values(paths=paths, kubelet=kubelet))
     (config,) = (each for each in rendered if each["kind"] == "ConfigMap")
-    yield Cluster(node, rendered, ConfigMapFolder(tmp_path / "policy", config["data"]), dev)
+    return Cluster(node, rendered, ConfigMapFolder(folder / "policy", config["data"]), dev)
+
+
+@pytest.fixture
+def cluster(node: Containerd, tmp_path: Path) -> Cluster:
+    """In annotation mode."""
+    return install(node, tmp_path, {"enabled": False})
 
 
 def test_they_run_and_an_upgrade_of_the_daemon_leaves_no_gap(cluster: Cluster) -> None:
@@ -163,3 +196,99 @@ def test_a_policy_that_is_swapped_holds_for_the_next_pod(cluster: Cluster) -> No
         return False
 
     wait_for("the new policy", refused, READY_S)
+
+
+def test_the_kubelets_half_through_a_rolling_update(node: Containerd, tmp_path: Path, folder: Path) -> None:
+    asyncio.run(_rolling_update(install(node, tmp_path, {"root": str(folder)}), folder))
+
+
+async def _rolling_update(cluster: Cluster, folder: Path) -> None:
+    """As the DaemonSet's controller does it: the old daemon ends, then the new one starts; the guard stays."""
+    cri, away = cluster.node.cri, asyncio.to_thread
+    (folder / "pod-resources").mkdir()
+    async with asyncio.timeout(TESTS_S), Kubelet(folder) as kubelet:
+        daemon, guard = await away(cluster.start, "daemon"), await away(cluster.start, "guard")
+        await away(cluster.wait_ready, "daemon", daemon)
+        await away(cluster.wait_ready, "guard", guard)
+        await kubelet.wait_healthy(GPU, 4)
+
+        given = await kubelet.admit("train", "main", {GPU: 1})
+        pod = await away(cri.run_pod, PodSpec(name="train"))
+        container = await away(cluster.run, pod, given)
+        assert cluster.gpus(container) == kubelet.in_use(GPU)
+        with pytest.raises(CriError, match='in pool "cluster", kept for others'):
+            await away(cluster.ask, "past-the-scheduler")
+
+        client = kubelet.clients[GPU]
+        await away(cri.stop, daemon, 10)
+        await kubelet.wait("end of the stream", lambda: client.ended)
+        assert kubelet.healthy(GPU) == []
+        assert kubelet.capacity(GPU) == 4
+        with pytest.raises(AdmissionError):
+            await kubelet.admit("next", "main", {GPU: 1})
+        with pytest.raises(AdmissionError):
+            await kubelet.allocate(GPU, sorted(client.devices)[:1])
+        # A container of a pod that was admitted is made anew in the gap: with the kubelet's word and nobody to read it
+        await away(cri.stop, container)
+        with pytest.raises(CriError, match="not-granted"):
+            await away(cluster.run, pod, kubelet.replayed("train", "main"), 1)
+
+        daemon = await away(cluster.start, "daemon")
+        await away(cluster.wait_ready, "daemon", daemon)
+        await kubelet.wait_healthy(GPU, 4)
+        again = await away(cluster.run, pod, kubelet.replayed("train", "main"), 2)
+        assert cluster.gpus(again) == kubelet.in_use(GPU)
+        other = await kubelet.admit("next", "main", {GPU: 3})
+        await away(cluster.run, await away(cri.run_pod, PodSpec(name="next")), other)
+        assert len(kubelet.in_use(GPU)) == 4
+
+
+def test_the_kubelet_finds_it_by_itself(node: Containerd, tmp_path: Path, folder: Path) -> None:
+    asyncio.run(_watched(install(node, tmp_path, {"root": str(folder), "registration": "watcher"}), folder))
+
+
+async def _watched(cluster: Cluster, folder: Path) -> None:
+    (folder / "pod-resources").mkdir()
+    async with asyncio.timeout(TESTS_S), Kubelet(folder) as kubelet:
+        await asyncio.to_thread(cluster.start, "daemon")
+        await kubelet.wait_healthy(GPU, 4)
+        assert kubelet.clients[GPU].path.parent == folder / "plugins_registry"
+        await kubelet.restart()
+        await kubelet.wait_healthy(GPU, 4)
+
+
+def test_an_update_of_the_guard_lets_nothing_through(cluster: Cluster) -> None:
+    """The surge: two guards for a while, and containers that nobody granted anything all along, with no daemon."""
+    cri = cluster.node.cri
+    old = cluster.start("guard")
+    cluster.wait_ready("guard", old)
+    over, refused, started = threading.Event(), [0], []
+
+    def create() -> None:
+        for number in count():
+            if over.is_set():
+                return
+            pod, container = cluster.ask(f"ungranted-{number}")
+            try:
+                cri.start(container)
+            except CriError as error:
+                refused[0] += "not-granted" in error.details
+            else:
+                started.append(number)
+            cri.remove_pod(pod.id)
+
+    creating = threading.Thread(target=create)
+    creating.start()
+    try:
+        new = cluster.start("guard")
+        cluster.wait_ready("guard", new)
+        during = refused[0]
+        cri.stop(old, timeout_s=10)
+        cri.remove(old)
+        after = refused[0]
+        wait_for("some more", lambda: bool(started) or refused[0] > after + 3, READY_S)
+    finally:
+        over.set()
+        creating.join()
+    assert during > 0
+    assert started == []

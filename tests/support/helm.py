@@ -2,7 +2,9 @@
 
     {{ .Values.a.b }}   {{ .Release.Name }}   {{ .Chart.AppVersion }}   {{ "text" }}
     | quote   | default X   | toYaml   | nindent N   and in front: toYaml X
-    {{ if X }} {{ else }} {{ end }}, one inside another; a dash on either side of the braces eats blanks there
+    {{ if X }} {{ if eq A B }} {{ if or A B }} {{ else }} {{ end }}, one inside another
+    {{ fail "text" }}   an installation refused, where it is shown
+    a dash on either side of the braces eats blanks there
 
 What these mean is read off Helm's documentation and Go's text/template; whatever is not in this list may mean something
 else there, so it is refused here.
@@ -30,6 +32,10 @@ class ChartError(Exception):
     """A template uses what this renderer does not know, or a value that is not there."""
 
 
+class RefusedError(Exception):
+    """What a template's `fail` says, as `helm install` prints it."""
+
+
 class Release(Struct, frozen=True):
     """What Helm knows of an installation."""
 
@@ -44,15 +50,20 @@ def values(**changed: object) -> dict[str, Any]:
 
 def render(given: Mapping[str, Any], release: Release | None = None) -> dict[str, str]:
     """Template's file name -> text, of every template that renders to something."""
+    scope = scope_of(given, release)
+    texts = {path.name: render_text(path.read_text(), scope) for path in sorted((CHART / "templates").iterdir())}
+    return {name: text for name, text in texts.items() if text.strip()}
+
+
+def scope_of(given: Mapping[str, Any], release: Release | None = None) -> dict[str, Any]:
+    """What templates can name."""
     chosen = release or Release()
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    scope = {
+    return {
         "Values": given,
         "Release": {"Name": chosen.name, "Namespace": chosen.namespace, "Service": "Helm"},
         "Chart": {"Name": chart["name"], "Version": chart["version"], "AppVersion": chart["appVersion"]},
     }
-    texts = {path.name: render_text(path.read_text(), scope) for path in sorted((CHART / "templates").iterdir())}
-    return {name: text for name, text in texts.items() if text.strip()}
 
 
 def documents(given: Mapping[str, Any], release: Release | None = None) -> list[dict[str, Any]]:
@@ -62,7 +73,7 @@ def documents(given: Mapping[str, Any], release: Release | None = None) -> list[
 
 
 def render_text(template: str, scope: Mapping[str, Any]) -> str:
-    """One template. Raises: ChartError."""
+    """One template. Raises: ChartError, RefusedError."""
     out: list[str] = []
     shown = [True]  # of the conditions around this place, the innermost last
     for text, action in _pieces(template):
@@ -72,7 +83,11 @@ def render_text(template: str, scope: Mapping[str, Any]) -> str:
             case [""]:
                 pass
             case ["if", condition]:
-                shown.append(all(shown) and bool(_pipeline(condition, scope)))
+                shown.append(_condition(condition, scope) and all(shown))  # asked where it is not shown, too
+            case ["fail", message]:
+                said = _text(_operand(message, scope))
+                if all(shown):
+                    raise RefusedError(said)
             case ["else"] if len(shown) > 1:
                 shown[-1] = not shown[-1] and all(shown[:-1])
             case ["end"] if len(shown) > 1:
@@ -97,6 +112,16 @@ def _pieces(template: str) -> Iterator[tuple[str, str]]:
     if "{{" in rest or "}}" in rest:
         raise ChartError(f"braces without a partner in {rest[:60]!r}")
     yield (rest.lstrip() if trim else rest), ""
+
+
+def _condition(source: str, scope: Mapping[str, Any]) -> bool:
+    match _WORD.findall(source):
+        case ["eq", one, other]:
+            return bool(_operand(one, scope) == _operand(other, scope))
+        case ["or", one, other]:
+            return bool(_operand(one, scope)) | bool(_operand(other, scope))
+        case _:
+            return bool(_pipeline(source, scope))
 
 
 def _pipeline(source: str, scope: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any value

@@ -1,4 +1,4 @@
-"""The plain manifests, `deploy/manifests/nri-gpu.yaml`: what the chart renders with its default values.
+"""The plain manifests below `deploy/manifests`: what the chart renders, with its defaults and in its other modes.
 
 python -m tests.support.manifests [--check]     --check: only tell whether they are up to date
 """
@@ -6,14 +6,29 @@ python -m tests.support.manifests [--check]     --check: only tell whether they 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.support.helm import render, values
 
-FILE: Final = Path(__file__).parents[2] / "deploy" / "manifests" / "nri-gpu.yaml"
+FOLDER: Final = Path(__file__).parents[2] / "deploy" / "manifests"
+# File -> what it is for, and the values that are not the chart's defaults.
+SETS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "nri-gpu.yaml": ("the kubelet gives GPUs out", {}),
+    "annotations.yaml": ("pods get GPUs by annotation alone", {"kubelet": {"enabled": False}}),
+    "labels.yaml": (
+        "the kubelet gives GPUs out, Node Feature Discovery labels nodes, the guard stops containers",
+        {"labels": {"enabled": True}, "guard": {"criDir": "/run/containerd"}},
+    ),
+    "watcher.yaml": (
+        "the kubelet gives GPUs out, and finds their plugin by itself",
+        {"kubelet": {"registration": "watcher"}},
+    ),
+}
 HEAD: Final = """\
-# Made from deploy/helm/nri-gpu with its default values, by `make manifests`; do not edit here.
+# {purpose}.
+# Made from deploy/helm/nri-gpu with {values}, by `make manifests`; do not edit here.
 # The image's name is nobody's registry: put yours in its place, as docs/kubernetes-install.md says.
 apiVersion: v1
 kind: Namespace
@@ -25,12 +40,20 @@ metadata:
 """
 
 
-def manifests() -> str:
-    """All of them, in the order to apply."""
-    texts = render(values())
+def manifests(name: str) -> str:
+    """All of one file, in the order to apply."""
+    purpose, changed = SETS[name]
+    texts = render(values(**changed))
     order = ("serviceaccount.yaml", "configmap.yaml", "guard.yaml", "daemonset.yaml")
     assert set(order) == set(texts)
-    return HEAD + "".join(f"---\n{_without_blank_ends(texts[name])}\n" for name in order)
+    head = HEAD.format(purpose=f"{purpose[0].upper()}{purpose[1:]}", values=_said(changed))
+    return head + "".join(f"---\n{_without_blank_ends(texts[each])}\n" for each in order)
+
+
+def _said(changed: Mapping[str, Any]) -> str:
+    """As options of Helm's."""
+    given = [f"{table}.{key}={str(value).lower()}" for table, keys in changed.items() for key, value in keys.items()]
+    return f"--set {','.join(given)}" if given else "its default values"
 
 
 def _without_blank_ends(text: str) -> str:
@@ -40,14 +63,17 @@ def _without_blank_ends(text: str) -> str:
 
 def main() -> int:
     """Write or check. Returns an exit code."""
-    wanted = manifests()
+    wanted = {FOLDER / name: manifests(name) for name in SETS}
+    there = {path: path.read_text() for path in sorted(FOLDER.glob("*.yaml"))}
     if "--check" not in sys.argv[1:]:
-        FILE.parent.mkdir(exist_ok=True)
-        FILE.write_text(wanted)
+        for path in there.keys() - wanted.keys():
+            path.unlink()
+        for path, text in wanted.items():
+            path.write_text(text)
         return 0
-    if FILE.is_file() and FILE.read_text() == wanted:
+    if there == wanted:
         return 0
-    print(f"{FILE.name} is not what the chart renders: run `make manifests`")
+    print(f"{FOLDER.name} is not what the chart renders: run `make manifests`")
     return 1
 
 

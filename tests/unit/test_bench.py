@@ -71,6 +71,11 @@ def test_the_wire_part_runs() -> None:
     assert done.returncode == 0, done.stderr
     assert "request to reply, 8-GPU grant, p50" in done.stdout
     assert "real containerd" not in done.stdout
+    # Each with its budget, with the kubelet's half and without.
+    for name in ("exec to registered with the kubelet", "with --kubelet and an open stream", "what it adds, as PSS"):
+        lines = [line for line in done.stdout.splitlines() if name in line]
+        assert lines
+        assert all("<=" in line for line in lines)
 
 
 def test_the_part_about_deciding_runs() -> None:

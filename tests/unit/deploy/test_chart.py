@@ -4,26 +4,47 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]  # it ships no types
 import kubernetes_validate
 import pytest
+import yaml
 
 from nri_gpu import __version__
 from nri_gpu.cli import _parser
+from nri_gpu.policy.fields import SETTINGS
+from nri_gpu.policy.model import Policy, Registration
+from nri_gpu.request.keys import select_annotation
 from nri_gpu.settings import PolicyText, build_policy
-from tests.support.helm import CHART, Release, documents, render, values
-from tests.support.manifests import FILE, manifests
+from nri_gpu.verbs.run import _overrides
+from tests.support import builders as make
+from tests.support.helm import (
+    CHART,
+    ChartError,
+    RefusedError,
+    Release,
+    documents,
+    render,
+    render_text,
+    scope_of,
+    values,
+)
+from tests.support.manifests import FOLDER, SETS, manifests
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 # The oldest that Chart.yaml admits and the newest whose schemas there are.
 VERSIONS = ("1.25", kubernetes_validate.latest_version())
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "defaults": {},
+    "annotations": {"kubelet": {"enabled": False}},
+    "beside": {"kubelet": {"enabled": False, "podResources": True}},
     "all of it": {
-        "kubelet": {"enabled": True},
+        "policy": '[namespaces]\nallow = ["*"]\n',
+        "kubelet": {"registration": "watcher", "root": "/data/kubelet"},
         "labels": {"enabled": True},
         "guard": {"criDir": "/run/containerd"},
         "image": {"tag": "1.2.3", "pullSecrets": [{"name": "registry"}]},
@@ -85,12 +106,58 @@ def test_the_schemas_would_say_what_is_wrong() -> None:
         kubernetes_validate.validate(broken, VERSIONS[0], strict=True)
 
 
-def test_the_plain_manifests_are_what_it_renders() -> None:
-    assert FILE.read_text() == manifests(), "run `make manifests`"
+@pytest.mark.parametrize("name", SETS)
+def test_the_plain_manifests_are_what_it_renders(name: str) -> None:
+    assert (FOLDER / name).read_text() == manifests(name), "run `make manifests`"
+
+
+def test_there_are_no_other_manifests() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == set(SETS)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.name)
+def test_kubernetes_takes_each_file_as_it_is_applied(path: Path, version: str) -> None:
+    found = list(yaml.safe_load_all(path.read_text()))
+    assert [each["kind"] for each in found] == ["Namespace", "ServiceAccount", "ConfigMap", "DaemonSet", "DaemonSet"]
+    for document in found:
+        kubernetes_validate.validate(document, version, strict=True)
+    namespace, *others = found
+    assert {each["metadata"]["namespace"] for each in others} == {namespace["metadata"]["name"]}
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
 
 
 def test_its_version_is_the_programs() -> None:
     assert f'appVersion: "{__version__}"' in (CHART / "Chart.yaml").read_text()
+
+
+# --- what `helm lint` would look at ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_chart_is_one_as_helm_takes_them(variant: str) -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["apiVersion"], chart["name"], chart["type"]) == ("v2", CHART.name, "application")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", chart["version"])
+    files = {path.relative_to(CHART).as_posix() for path in CHART.rglob("*") if path.is_file()}
+    # No helpers, notes or dependencies: nothing that only Helm could read.
+    assert {path for path in files if not re.fullmatch(r"templates/[a-z]+\.yaml", path)} == {
+        "Chart.yaml",
+        "values.schema.json",
+        "values.yaml",
+    }
+    for document in documents(emptied(variant)):
+        assert re.fullmatch(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", document["metadata"]["name"])
+
+
+def test_every_construct_of_the_templates_is_one_that_is_rendered_here() -> None:
+    """The renderer reads what it does not show, too: one template with a word of Helm's more is an error."""
+    for path in (CHART / "templates").iterdir():
+        text = path.read_text()
+        first = text.index("{{")
+        for unknown in ("{{ if .Values.labels.enabled }}{{ tpl .Values.policy . }}{{ end }}", "{{ range .Values.x }}"):
+            with pytest.raises(ChartError):
+                render_text(f"{text[:first]}{unknown}{text[first:]}", scope_of(values()))
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -100,6 +167,33 @@ def test_its_version_is_the_programs() -> None:
 def test_values_are_of_their_schema(variant: str) -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     jsonschema.validate(emptied(variant), SCHEMA)
+
+
+def tables(schema: Mapping[str, Any], at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of all tables whose keys the schema names, the topmost first."""
+    chosen = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    if "properties" in chosen:
+        yield at
+        for key, below in chosen["properties"].items():
+            yield from tables(below, (*at, key))
+
+
+@pytest.mark.parametrize("path", list(tables(SCHEMA)), ids=".".join)
+def test_a_misspelt_key_is_refused_at_every_level(path: tuple[str, ...]) -> None:
+    given = values()
+    table = given
+    for key in path:
+        table = table[key]
+    jsonschema.validate(given, SCHEMA)
+    table["mispelt"] = {}
+    with pytest.raises(jsonschema.ValidationError, match="mispelt"):
+        jsonschema.validate(given, SCHEMA)
+
+
+def test_every_table_of_the_values_is_one_of_those() -> None:
+    free = {"affinity", "nodeSelector", "podAnnotations", "podLabels"}  # their keys are Kubernetes'
+    found = {(key,) for key, value in values().items() if isinstance(value, dict) and key not in free}
+    assert found | {(), ("guard", "resources")} == set(tables(SCHEMA))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +214,14 @@ def test_values_are_of_their_schema(variant: str) -> None:
         {"nodeSelector": {"a": 1}},
         {"logLevel": "LOUD"},
         {"policy": {"namespaces": {}}},
+        {"kubelet": {"registration": "both"}},
+        {"kubelet": {"enabled": "false"}},
+        {"resources": {"limits": {"nvidia.com/gpu": 1}}},
+        {"guard": {"resources": {"requests": {"nvidia.com/gpu": 1}}}},
+        {"podAnnotations": {"gpu.nri.io": "1"}},
+        {"podAnnotations": {"gpu.nri.io/container.guard": "1"}},
+        {"podAnnotations": {"tolerate-missing.gpu.nri.io": "false"}},
+        {"podAnnotations": {"a": 1}},
     ],
     ids=str,
 )
@@ -145,21 +247,62 @@ def leaves(table: Mapping[str, Any], schema: Mapping[str, Any], before: str = ""
             yield before + key
 
 
-def test_the_policy_of_the_values_is_one() -> None:
-    (config,) = (each for each in documents(values()) if each["kind"] == "ConfigMap")
-    assert build_policy(PolicyText("values.yaml", config["data"]["policy.toml"]))
+def policy_of(variant: str) -> Policy:
+    """As the daemon takes it up: the ConfigMap's, with what its arguments put over it."""
+    (config,) = (each for each in documents(emptied(variant)) if each["kind"] == "ConfigMap")
+    arguments = _parser().parse_args(container("daemon", variant)["args"])
+    return build_policy(PolicyText("values.yaml", config["data"]["policy.toml"]), _overrides(arguments))
+
+
+def test_by_default_the_kubelet_gives_every_gpu_and_annotations_none() -> None:
+    policy = policy_of("defaults")
+    assert policy.kubelet.enabled
+    inventory = make.inventory((make.gpu(0), make.mig_gpu(1)))
+    members = policy.pool.members(inventory)
+    assert {members[unit.uuid].name for unit in inventory.units} == {policy.kubelet.pool}
+    assert not any(pool.namespaces for pool in policy.pool.pools)
+
+
+def test_one_value_makes_it_annotations_alone() -> None:
+    policy = policy_of("annotations")
+    assert not policy.kubelet.enabled
+    assert not policy.pool.pools
+    assert policy.namespaces.allow == Policy.default().namespaces.allow
+
+
+def test_the_values_decide_whether_the_kubelet_is_served_whatever_the_policy_says() -> None:
+    said = '[kubelet]\nenabled = {}\nregistration = "{}"\n'
+    for enabled, registration in ((True, "watcher"), (False, "register")):
+        given = {
+            "policy": said.format(str(not enabled).lower(), "register"),
+            "kubelet": {"enabled": enabled, "registration": registration},
+        }
+        found = documents(values(**given))
+        (config,) = (each for each in found if each["kind"] == "ConfigMap")
+        daemon = next(each for each in found if each["metadata"]["name"] == "nri-gpu" and each["kind"] == "DaemonSet")
+        arguments = _parser().parse_args(daemon["spec"]["template"]["spec"]["containers"][0]["args"])
+        policy = build_policy(PolicyText("values.yaml", config["data"]["policy.toml"]), _overrides(arguments))
+        assert (policy.kubelet.enabled, policy.kubelet.registration) == (enabled, Registration(registration))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_kubelets_folders_are_where_the_daemon_looks(variant: str) -> None:
+    settings = policy_of(variant).kubelet
+    inside = {each["mountPath"] for each in container("daemon", variant)["volumeMounts"]}
+    assert (settings.dir in inside) == settings.enabled
+    assert (settings.registry_dir in inside) == (settings.registration is Registration.WATCHER)
 
 
 # --- what is started -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["defaults", "all of it"])
+@pytest.mark.parametrize("variant", [name for name, changed in VARIANTS.items() if changed.get("guard") is None])
 @pytest.mark.parametrize("component", ["daemon", "guard"])
 def test_the_programs_take_their_arguments(component: str, variant: str) -> None:
     chosen = container(component, variant)
-    # The kubelet's half is on its way: `run --kubelet`.
-    arguments = [each for each in chosen["args"] if each != "--kubelet"]
-    assert _parser().parse_args(arguments)
+    taken = _parser().parse_args(chosen["args"])
+    if component == "daemon":
+        assert policy_of(variant).kubelet.enabled is taken.kubelet
     for probe in ("readinessProbe", "livenessProbe"):
         program, *rest = chosen[probe]["exec"]["command"]
         assert program == "nri-gpu"
@@ -203,6 +346,104 @@ def test_two_guards_of_a_surge_do_not_share_a_folder() -> None:
     assert "emptyDir" in volume
 
 
+# --- two releases, for a change-over node by node --------------------------------------------------------------------
+
+
+def change_over() -> dict[str, Mapping[str, Any]]:
+    """The values files of the documentation's migration, by their names."""
+    page = (CHART.parents[2] / "docs" / "kubernetes-install.md").read_text()
+    found = re.findall(r"```yaml\n# ([a-z]+)\.yaml: (.*?)```", page, flags=re.DOTALL)
+    return {name: yaml.safe_load(f"# {text}") for name, text in found}
+
+
+def test_the_documented_values_are_of_the_schema_and_their_policy_holds() -> None:
+    found = change_over()
+    assert set(found) == {"beside", "kubelet"}
+    for changed in found.values():
+        given = values(**changed)
+        jsonschema.validate(given, SCHEMA)
+        for document in documents(given, Release("any")):
+            for version in VERSIONS:
+                kubernetes_validate.validate(document, version, strict=True)
+            if document["kind"] == "ConfigMap":
+                assert build_policy(PolicyText("values", document["data"]["policy.toml"]))
+
+
+def test_two_releases_have_no_name_in_common_and_choose_none_of_each_others_pods() -> None:
+    found = change_over()
+    first = documents(values(**found["beside"]), Release("nri-gpu-beside"))
+    second = documents(values(**found["kubelet"]), Release("nri-gpu"))
+    names = [{(each["kind"], each["metadata"]["name"]) for each in release} for release in (first, second)]
+    assert not names[0] & names[1]
+    sets = [each["spec"] for release in (first, second) for each in release if each["kind"] == "DaemonSet"]
+    for one in sets:
+        chosen = one["selector"]["matchLabels"].items()
+        assert [other for other in sets if chosen <= other["template"]["metadata"]["labels"].items()] == [one]
+        # What a pod refers to is its own release's.
+        spec = one["template"]["spec"]
+        (config,) = (each["configMap"]["name"] for each in spec["volumes"] if "configMap" in each)
+        own = names[0] if ("ConfigMap", config) in names[0] else names[1]
+        assert {("ServiceAccount", spec["serviceAccountName"]), ("ConfigMap", config)} <= own
+
+
+def test_no_node_fits_both_releases() -> None:
+    chosen = [values(**changed)["nodeSelector"] for changed in change_over().values()]
+    (key,) = {key for key in chosen[0] if chosen[0][key] != chosen[1].get(key)}
+    assert {each[key] for each in chosen} == {"nvidia", "nri-gpu"}  # a label has one value
+    for changed in change_over().values():
+        for each in documents(values(**changed)):
+            if each["kind"] == "DaemonSet":
+                assert each["spec"]["template"]["spec"]["nodeSelector"] == values(**changed)["nodeSelector"]
+
+
+def test_they_hand_the_node_over_by_one_state_folder() -> None:
+    places = [values(**changed)["paths"]["state"] for changed in change_over().values()]
+    assert places[0] == places[1]
+
+
+# --- what the documentation says to set ------------------------------------------------------------------------------
+
+PAGE = (CHART.parents[2] / "docs" / "kubernetes-install.md").read_text()
+
+
+def values_said() -> list[tuple[str, Any]]:
+    """Every `table.key: value` in code, wherever it stands."""
+    found = re.findall(r"`([a-z][A-Za-z]*(?:\.[A-Za-z]+)+): ([^`]+)`", PAGE)
+    return [(path, yaml.safe_load(value)) for path, value in found]
+
+
+def test_every_value_that_it_names_is_one_and_renders() -> None:
+    assert {path for path, _ in values_said()} >= {"kubelet.enabled", "paths.driverRoot", "guard.criDir"}
+    for path, value in values_said():
+        (table, key) = path.split(".")
+        given = values(**{table: {key: value}})
+        jsonschema.validate(given, SCHEMA)
+        assert documents(given)
+    for name in re.findall(r"`((?:kubelet|paths|guard|labels)\.(?!yaml)[a-zA-Z_]+)`", PAGE):
+        section, key = name.split(".")
+        known = set(values()[section]) | {row.path.partition(".")[2] for row in SETTINGS if row.section == section}
+        assert key in known, name
+
+
+def test_every_policy_that_it_shows_holds() -> None:
+    shown = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
+    shown += [
+        f"[{section}]\n{setting}" for section, setting in re.findall(r"`\[([a-z]+)\] ([^`]+)`", PAGE) if "=" in setting
+    ]
+    assert len(shown) >= 5
+    for text in shown:
+        assert build_policy(PolicyText("page", text))
+
+
+def test_every_path_of_the_cluster_that_it_names_is_the_charts() -> None:
+    paths = {path for variant in VARIANTS for path in host_paths("daemon", variant)}
+    for said in ("/var/run/nri", "/run/nri-gpu", "/var/lib/nri-gpu/drivers", "/var/lib/kubelet"):
+        assert said in PAGE
+        assert any(path == said or path.startswith(f"{said}/") for path in paths)
+    for name in SETS:
+        assert f"`{name}`" in PAGE
+
+
 # --- rights ----------------------------------------------------------------------------------------------------------
 
 
@@ -214,20 +455,64 @@ def test_nobody_has_rights_at_the_api_server(variant: str) -> None:
         assert pod(component, variant)["automountServiceAccountToken"] is False
 
 
-def test_the_host_paths_are_those_that_are_needed() -> None:
-    assert host_paths("daemon") == {
-        "/var/run/nri": "ro",
-        "/run/nri-gpu": "rw",
-        "/var/lib/nri-gpu/drivers": "rw",
-        "/": "ro",
-        "/dev": "rw",
-    }
+ALWAYS = {"/var/run/nri": "ro", "/run/nri-gpu": "rw", "/var/lib/nri-gpu/drivers": "rw", "/": "ro", "/dev": "rw"}
+KUBELET = "/var/lib/kubelet"
+HOST_PATHS = {
+    "defaults": ALWAYS | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
+    "annotations": ALWAYS,
+    "beside": ALWAYS | {f"{KUBELET}/pod-resources": "ro"},
+    "all of it": ALWAYS
+    | {
+        "/data/kubelet/device-plugins": "rw",
+        "/data/kubelet/plugins_registry": "rw",
+        "/data/kubelet/pod-resources": "ro",
+        "/etc/kubernetes/node-feature-discovery/features.d": "rw",
+    },
+    "least of it": ALWAYS | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_host_paths_are_those_that_are_needed(variant: str) -> None:
+    assert host_paths("daemon", variant) == HOST_PATHS[variant]
+
+
+def test_the_guards_host_paths_are_those_that_are_needed() -> None:
     assert host_paths("guard") == {"/var/run/nri": "ro", "/run/nri-gpu": "ro"}
-    more = host_paths("daemon", "all of it").keys() - host_paths("daemon").keys()
-    assert {path for path in more if not path.startswith("/var/lib/kubelet/")} == {
-        "/etc/kubernetes/node-feature-discovery/features.d"
-    }
-    assert host_paths("guard", "all of it").keys() - host_paths("guard").keys() == {"/run/containerd"}
+    assert host_paths("guard", "all of it") == host_paths("guard") | {"/run/containerd": "ro"}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_its_own_pods_ask_for_no_gpu(variant: str) -> None:
+    for component, found in daemon_sets(variant).items():
+        wanted = container(component, variant)["resources"]
+        names = {name for amounts in wanted.values() for name in amounts}
+        assert names <= {"cpu", "memory"}, component
+        annotations = found["spec"]["template"]["metadata"]["annotations"]
+        assert select_annotation(annotations, {}, component) is None
+
+
+def test_its_own_pods_are_created_where_containerd_requires_the_plugins() -> None:
+    """Else nothing could ever bring them: both sides of the drop-in's agreement."""
+    drop_in = tomllib.loads((CHART.parents[2] / "config" / "containerd" / "required-plugins.toml").read_text())
+    required = drop_in["plugins"]["io.containerd.nri.v1.nri"]["default_validator"]
+    for found in daemon_sets("all of it").values():
+        annotations = found["spec"]["template"]["metadata"]["annotations"]
+        assert annotations[required["tolerate_missing_plugins_annotation"]] == "true"
+        assert annotations["example.com/a"] == "b"
+    policy = policy_of("defaults")
+    assert required["required_plugins"] == [policy.plugin.name, policy.guard.name]
+
+
+def test_the_default_namespace_is_refused_with_a_sentence() -> None:
+    with pytest.raises(RefusedError, match=r"namespace of its own .*--create-namespace"):
+        render(values(), Release(namespace="default"))
+
+
+def test_the_kubelets_folder_has_to_be_there() -> None:
+    """The kubelet makes it. Made by us it would be one that the kubelet knows nothing of."""
+    types = {each["name"]: each["hostPath"].get("type") for each in pod("daemon", "all of it")["volumes"][1:]}
+    assert {types[name] for name in ("device-plugins", "plugins-registry", "pod-resources")} == {"Directory"}
 
 
 def test_the_guard_is_root_and_nothing_more() -> None:

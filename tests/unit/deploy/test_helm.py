@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.helm import ChartError, render_text, values
+from tests.support.helm import ChartError, RefusedError, render_text, values
 
 SCOPE = {
     "Values": {
@@ -36,6 +36,11 @@ SCOPE = {
         ("{{ if .Values.off }}1{{ else }}2{{ end }}", "2"),
         ("{{ if .Values.off }}1{{ if .Values.on }}2{{ else }}3{{ end }}{{ else }}4{{ end }}5", "45"),
         ("{{ if .Values.on }}1{{ if .Values.off }}2{{ else }}3{{ end }}{{ else }}4{{ end }}5", "135"),
+        ('{{ if eq .Values.name "x" }}1{{ else }}2{{ end }}', "1"),
+        ('{{ if eq .Values.name "y" }}1{{ else }}2{{ end }}', "2"),
+        ("{{ if or .Values.none .Values.on }}1{{ else }}2{{ end }}", "1"),
+        ("{{ if or .Values.none .Values.off }}1{{ else }}2{{ end }}", "2"),
+        ('{{ if .Values.off }}{{ fail "no" }}{{ end }}1', "1"),
         ("a\n{{- if .Values.none }}\nno\n{{- end }}\nb", "a\nb"),
         ("a\n{{- if .Values.table }}\nyes\n{{- end }}\nb", "a\nyes\nb"),
     ],
@@ -58,6 +63,10 @@ def test_what_it_knows(template: str, text: str) -> None:
         "{{ if .Values.on }}",
         "{{ if .Values.off }}{{ .Values.name | upper }}{{ end }}",
         "{{ if .Values.on }}1{{ else if .Values.off }}2{{ end }}",
+        "{{ if and .Values.on .Values.on }}1{{ end }}",
+        "{{ if eq .Values.on .Values.on .Values.on }}1{{ end }}",
+        "{{ if not .Values.on }}1{{ end }}",
+        "{{ if .Values.off }}{{ fail .Values.missing }}{{ end }}",
         "{{ end }}",
         "{{ .Values.name",
     ],
@@ -65,6 +74,11 @@ def test_what_it_knows(template: str, text: str) -> None:
 def test_anything_else_is_an_error(template: str) -> None:
     with pytest.raises(ChartError):
         render_text(template, SCOPE)
+
+
+def test_a_refusal_is_one() -> None:
+    with pytest.raises(RefusedError, match="not here"):
+        render_text('{{ if .Values.on }}{{ fail "not here" }}{{ end }}', SCOPE)
 
 
 def test_values_are_merged_table_by_table_and_emptied_by_an_empty_one() -> None:

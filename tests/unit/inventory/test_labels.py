@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import convert
 
+from nri_gpu.domain.gpu import Gpu
 from nri_gpu.inventory.labels import family, file_text, labels, machine_name, value_of
 from nri_gpu.inventory.topology import load_topology
+from nri_gpu.policy.model import KubeletSettings, MigStrategy
 from tests.support import builders as make
 
 TOPOLOGIES = Path(__file__).parents[3] / "config" / "topologies"
@@ -44,14 +49,116 @@ def test_a_node_with_whole_gpus() -> None:
     }
 
 
-def test_gpus_in_mig_mode_are_counted_by_their_devices() -> None:
-    found = labels(load_topology(TOPOLOGIES / "mig-a100.toml"))
+WHOLE = make.gpus(2)
+ALIKE = (make.mig_gpu(0), make.mig_gpu(1))  # two 1g.5gb each
+HALF = (make.gpu(0), make.mig_gpu(1))
+EMPTY = (make.mig_gpu(0), make.mig_gpu(1, ()))
+MIXED = (make.mig_gpu(0, ("1g.5gb", "2g.10gb+me", "1c.3g.20gb")), make.mig_gpu(1, ()))
+A100 = "NVIDIA-A100-SXM4-40GB"
+
+NONE_WHOLE = {"gpu.product": A100, "gpu.count": "2", "gpu.replicas": "1", "gpu.sharing-strategy": "none"}
+NONE_MIG = NONE_WHOLE | {"gpu.replicas": "0"}  # no whole GPU of that model could be shared
+INVALID = {"gpu.product": f"{A100}-MIG-INVALID", "gpu.count": "0", "gpu.replicas": "0"}
+SHARED = {
+    "gpu.product": f"{A100}-SHARED",
+    "gpu.count": "2",
+    "gpu.replicas": "4",
+    "gpu.sharing-strategy": "time-slicing",
+}
+RENAMED = SHARED | {"gpu.product": A100}
+
+
+def of_mig(resource: str, product: str, count: int, slices: str = "1", replicas: str = "1") -> dict[str, str]:
+    return {
+        f"{resource}.product": f"{A100}-MIG-{product}",
+        f"{resource}.count": str(count),
+        f"{resource}.replicas": replicas,
+        f"{resource}.sharing-strategy": "none" if replicas == "1" else "time-slicing",
+        f"{resource}.slices.gi": slices,
+        f"{resource}.slices.ci": slices,
+    }
+
+
+# As NVIDIA/k8s-device-plugin labels such nodes (internal/lm/resource.go, mig-strategy.go), but for what is not offered.
+STRATEGIES = {
+    "none, whole GPUs": (WHOLE, {}, NONE_WHOLE),
+    "none, half in MIG mode": (HALF, {}, NONE_WHOLE | {"mig.capable": "true"}),
+    "none, all in MIG mode": (ALIKE, {}, NONE_MIG | {"mig.capable": "true"}),
+    "single, whole GPUs": (WHOLE, {"mig_strategy": "single"}, NONE_WHOLE | {"mig.strategy": "single"}),
+    "single, all alike": (
+        ALIKE,
+        {"mig_strategy": "single"},
+        {"mig.strategy": "single", "mig.capable": "true"} | of_mig("gpu", "1g.5gb", 4),
+    ),
+    "single, half": (HALF, {"mig_strategy": "single"}, INVALID | {"mig.strategy": "single", "mig.capable": "true"}),
+    "single, one empty": (
+        EMPTY,
+        {"mig_strategy": "single"},
+        INVALID | {"mig.strategy": "single", "mig.capable": "true"},
+    ),
+    "single, two profiles": (
+        MIXED[:1],
+        {"mig_strategy": "single"},
+        INVALID | {"mig.strategy": "single", "mig.capable": "true"},
+    ),
+    "mixed, whole GPUs": (WHOLE, {"mig_strategy": "mixed"}, NONE_WHOLE | {"mig.strategy": "mixed"}),
+    "mixed, half": (
+        HALF,
+        {"mig_strategy": "mixed"},
+        NONE_WHOLE | {"mig.strategy": "mixed", "mig.capable": "true"} | of_mig("mig-1g.5gb", "1g.5gb", 2),
+    ),
+    "mixed, an attribute, and none of what is not offered": (
+        MIXED,
+        {"mig_strategy": "mixed"},
+        NONE_MIG
+        | {"mig.strategy": "mixed", "mig.capable": "true"}
+        | of_mig("mig-1g.5gb", "1g.5gb", 1)
+        | of_mig("mig-2g.10gb.me", "2g.10gb.me", 1, "2"),
+    ),
+    "replicas": (WHOLE, {"replicas": 4}, SHARED),
+    "replicas, renamed": (WHOLE, {"replicas": 4, "rename": True}, RENAMED),
+    "replicas, half in MIG mode": (HALF, {"replicas": 4}, SHARED | {"mig.capable": "true"}),
+    "replicas, all in MIG mode": (ALIKE, {"replicas": 4}, NONE_MIG | {"mig.capable": "true"}),
+    "replicas, single": (
+        ALIKE,
+        {"replicas": 4, "mig_strategy": "single"},
+        {"mig.strategy": "single", "mig.capable": "true"} | of_mig("gpu", "1g.5gb-SHARED", 4, replicas="4"),
+    ),
+    "replicas, mixed, renamed": (
+        HALF,
+        {"replicas": 4, "rename": True, "mig_strategy": "mixed"},
+        RENAMED | {"mig.strategy": "mixed", "mig.capable": "true"} | of_mig("mig-1g.5gb", "1g.5gb", 2, replicas="4"),
+    ),
+    "another resource's name": (WHOLE, {"resource": "example.com/gpu", "pool": "cluster"}, NONE_WHOLE),
+    "no GPU": ((), {"mig_strategy": "mixed"}, {"gpu.count": "0"}),
+}
+
+
+@pytest.mark.parametrize(("gpus", "settings", "expected"), STRATEGIES.values(), ids=STRATEGIES)
+def test_what_the_kubelet_is_offered(gpus: Sequence[Gpu], settings: dict[str, Any], expected: dict[str, str]) -> None:
+    found = labels(make.inventory(gpus), kubelet=convert(settings | {"enabled": True}, KubeletSettings))
+    aside = ("memory", "family", "compute.major", "compute.minor")
+    told = {name.removeprefix("nvidia.com/"): value for name, value in found.items() if "cuda" not in name}
+    assert {name: value for name, value in told.items() if not name.endswith(aside)} == expected
+
+
+def test_memory_is_the_resources() -> None:
+    single = KubeletSettings(enabled=True, mig_strategy=MigStrategy.SINGLE)
+    part = make.mig_gpu(0).mig[0]
+    assert labels(make.inventory(ALIKE), kubelet=single)["nvidia.com/gpu.memory"] == str(part.memory_bytes >> 20)
+    assert labels(make.inventory(HALF), kubelet=single)["nvidia.com/gpu.memory"] == "0"
+    assert labels(make.inventory(WHOLE), kubelet=single)["nvidia.com/gpu.memory"] == str(WHOLE[0].memory_bytes >> 20)
+
+
+def test_without_the_kubelet_nobody_counts_replicas_and_annotations_ask_by_profile() -> None:
+    found = labels(load_topology(TOPOLOGIES / "mig-a100.toml"), kubelet=KubeletSettings(replicas=4))
     told = {name.removeprefix("nvidia.com/"): value for name, value in found.items() if ".count" in name}
     profiles = {"1g.10gb": "3", "2g.20gb": "1", "3g.40gb": "1", "1c.3g.40gb": "1", "2c.3g.40gb": "1"}
-    assert told == {"gpu.count": "1"} | {f"mig-{profile}.count": number for profile, number in profiles.items()}
-    assert found["nvidia.com/mig.strategy"] == "mixed"
+    assert told == {"gpu.count": "4"} | {f"mig-{profile}.count": number for profile, number in profiles.items()}
     assert found["nvidia.com/mig-3g.40gb.product"] == "NVIDIA-A100-80GB-PCIe-MIG-3g.40gb"
     assert found["nvidia.com/mig-3g.40gb.memory"] == "40192"
+    assert (found["nvidia.com/mig-2c.3g.40gb.slices.gi"], found["nvidia.com/mig-2c.3g.40gb.slices.ci"]) == ("3", "2")
+    assert not [name for name in found if "replicas" in name or "sharing" in name or "strategy" in name]
 
 
 def test_of_several_models_the_one_there_are_most_of() -> None:
@@ -84,14 +191,21 @@ def test_any_name_becomes_a_value(text: str) -> None:
 
 def test_every_name_and_value_is_one_kubernetes_takes() -> None:
     for file in sorted(TOPOLOGIES.glob("*.toml")):
-        for name, value in labels(load_topology(file), "A machine, (R) of 2026").items():
-            assert NAME.fullmatch(name), name
-            assert VALUE.fullmatch(value), value
+        for strategy in MigStrategy:
+            offered = KubeletSettings(enabled=True, mig_strategy=strategy, replicas=64)
+            for name, value in labels(load_topology(file), "A machine, (R) of 2026", offered).items():
+                assert NAME.fullmatch(name), name
+                assert VALUE.fullmatch(value), value
 
 
-def test_a_profile_with_an_attribute() -> None:
-    found = labels(make.inventory((make.mig_gpu(profiles=("1g.10gb+me",)),)))
-    assert found["nvidia.com/mig-1g.10gb.me.count"] == "1"
+def test_a_long_model_keeps_the_end_that_says_it_is_shared() -> None:
+    shared = KubeletSettings(enabled=True, replicas=2)
+    product = labels(make.inventory((make.gpu(0, model="N" * 90),)), kubelet=shared)["nvidia.com/gpu.product"]
+    assert (len(product), product[-8:]) == (63, "N-SHARED")
+
+
+def test_blanks_become_one_dash() -> None:
+    assert value_of("NVIDIA  RTX (TM) 6000 ") == "NVIDIA-RTX-TM-6000"
 
 
 def test_lines_in_order() -> None:

@@ -71,6 +71,7 @@ def test_the_flags_are_those_of_the_command_line() -> None:
         "--driver-root": "driver.root",
         "--driver-host-root": "driver.host_root",
         "--kubelet": "kubelet.enabled",
+        "--kubelet-registration": "kubelet.registration",
         "--labels": "labels.file",
     }
 

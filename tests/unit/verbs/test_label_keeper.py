@@ -7,10 +7,13 @@ import os
 import stat
 from pathlib import Path
 
+from nri_gpu.policy.model import KubeletSettings
 from nri_gpu.runtime.board import Board
 from nri_gpu.verbs.label_keeper import LabelKeeper
 from tests.support import builders as make
 from tests.support.scripted_runtime import until
+
+OFF = KubeletSettings()
 
 
 def count(file: Path) -> str:
@@ -21,7 +24,7 @@ def count(file: Path) -> str:
 def test_it_follows_the_gpus(tmp_path: Path) -> None:
     file = tmp_path / "nri-gpu"
     board = Board(make.inventory(make.gpus(2)))
-    keeper = LabelKeeper(board, lambda: str(file), machine="")
+    keeper = LabelKeeper(board, lambda: str(file), OFF, machine="")
     before = os.umask(0o077)  # as the unit has it
     try:
         assert asyncio.run(keeper.look())
@@ -38,7 +41,7 @@ def test_it_follows_the_gpus(tmp_path: Path) -> None:
 def test_the_same_again_is_not_written_again(tmp_path: Path) -> None:
     file = tmp_path / "nri-gpu"
     board = Board(make.inventory())
-    keeper = LabelKeeper(board, lambda: str(file), machine="")
+    keeper = LabelKeeper(board, lambda: str(file), OFF, machine="")
     assert asyncio.run(keeper.look())
     inode = file.stat().st_ino
     board.put_inventory(make.inventory(taken_at=99.0))
@@ -49,7 +52,7 @@ def test_the_same_again_is_not_written_again(tmp_path: Path) -> None:
 def test_while_nothing_is_known_it_stays(tmp_path: Path) -> None:
     file = tmp_path / "nri-gpu"
     board = Board(make.inventory(make.gpus(2)))
-    keeper = LabelKeeper(board, lambda: str(file), machine="")
+    keeper = LabelKeeper(board, lambda: str(file), OFF, machine="")
     assert asyncio.run(keeper.look())
     board.put_inventory(make.inventory((), fault="the driver is being replaced"))
     assert asyncio.run(keeper.look())
@@ -58,7 +61,7 @@ def test_while_nothing_is_known_it_stays(tmp_path: Path) -> None:
 
 def test_another_place_and_none(tmp_path: Path) -> None:
     wanted = [str(tmp_path / "one")]
-    keeper = LabelKeeper(Board(make.inventory()), lambda: wanted[0], machine="")
+    keeper = LabelKeeper(Board(make.inventory()), lambda: wanted[0], OFF, machine="")
     for name in ("one", "two"):
         wanted[0] = str(tmp_path / name)
         assert asyncio.run(keeper.look())
@@ -72,7 +75,7 @@ def test_a_missing_folder_is_said_and_tried_again(tmp_path: Path) -> None:
     folder = tmp_path / "features.d"
 
     async def scenario() -> None:
-        keeper = LabelKeeper(Board(make.inventory()), lambda: str(folder / "nri-gpu"), retry_s=0.01, machine="")
+        keeper = LabelKeeper(Board(make.inventory()), lambda: str(folder / "nri-gpu"), OFF, retry_s=0.01, machine="")
         assert not await keeper.look()
         running = asyncio.create_task(keeper.run())
         keeper.look_again()
@@ -88,6 +91,14 @@ def test_a_link_in_the_place_of_the_draft_is_not_followed(tmp_path: Path) -> Non
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / ".nri-gpu.new").symlink_to(victim)
-    keeper = LabelKeeper(Board(make.inventory()), lambda: str(tmp_path / "nri-gpu"), machine="")
+    keeper = LabelKeeper(Board(make.inventory()), lambda: str(tmp_path / "nri-gpu"), OFF, machine="")
     assert asyncio.run(keeper.look())
     assert victim.read_text() == "precious"
+
+
+def test_the_kubelets_half_is_told_of_as_it_runs(tmp_path: Path) -> None:
+    file = tmp_path / "nri-gpu"
+    shared = KubeletSettings(enabled=True, replicas=4)
+    keeper = LabelKeeper(Board(make.inventory()), lambda: str(file), shared, machine="")
+    assert asyncio.run(keeper.look())
+    assert "nvidia.com/gpu.replicas=4\n" in file.read_text()
