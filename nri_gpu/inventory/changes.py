@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from nri_gpu.domain.gpu import Gpu, GpuFault, Inventory, MigPart, Unit, whole
-from nri_gpu.domain.health import Health, State
+from nri_gpu.domain.health import State
 from nri_gpu.domain.transition import Kind, Transition
 
 _MODULES: Final = (("nvidia", "nvidia"), ("nvidia_uvm", "nvidia-uvm"), ("nvidia_caps", "nvidia-caps"))
 # What of a GPU has a sentence of its own; whatever else is known of it has one for all.
 _OWN: Final = frozenset({"index", "minor_number", "uuid", "mig_enabled", "mig", "unavailable", "signs", "health"})
+_HOW: Final = {State.HEALTHY: "is healthy, recovered from", State.RECOVERING: "is recovering from"}
 _SHORT: Final = 60  # characters of a fact that a sentence can hold
 
 
@@ -76,8 +77,8 @@ def _units(before: Inventory, after: Inventory) -> Iterator[Transition]:
 
 def _unit(old: Unit, new: Unit) -> Iterator[Transition]:
     if isinstance(old, Gpu) and isinstance(new, Gpu):
-        yield from _health(old, new)
         yield from _signs(old, new)
+        yield from _health(old, new)
         yield from _available(old, new)
         yield from _gpu(old, new)
     elif isinstance(old, MigPart) and isinstance(new, MigPart):
@@ -89,9 +90,8 @@ def _unit(old: Unit, new: Unit) -> Iterator[Transition]:
 def _health(old: Gpu, new: Gpu) -> Iterator[Transition]:
     health = new.health
     if old.health.state is not health.state:
-        recovered = "recovered from" if health.state is State.HEALTHY else "because of"
-        what = f"is {health.state}, {recovered}: {health.why}"
-        yield _of(new, Kind.HEALTH, what, worse=health.state in (State.BAD, State.SUSPECT))
+        how = _HOW.get(health.state, f"is {health.state}, because of")
+        yield _of(new, Kind.HEALTH, f"{how}: {health.why}", worse=health.state in (State.BAD, State.SUSPECT))
 
 
 def _signs(old: Gpu, new: Gpu) -> Iterator[Transition]:
@@ -113,11 +113,7 @@ def _available(old: Unit, new: Unit) -> Iterator[Transition]:
 
 
 def _by_health(unit: Unit, why: str) -> bool:
-    return bool(why) and isinstance(unit, Gpu) and not _health_of(unit).grantable
-
-
-def _health_of(unit: Unit) -> Health:
-    return whole(unit).health
+    return bool(why) and isinstance(unit, Gpu) and not unit.health.grantable
 
 
 def _gpu(old: Gpu, new: Gpu) -> Iterator[Transition]:
