@@ -75,8 +75,9 @@ class GpuEvent(Struct, frozen=True):
 
 
 class ScriptedEvent(Struct, frozen=True):
-    """An event of a simulated node. at_s: seconds after the node was first looked at. gpu: index."""
+    """An event of a simulated node. at_s: seconds after the node was first looked at. gpu: index. kind: `EventType`."""
 
-    at_s: int
+    at_s: float
     gpu: int
-    xid: int
+    xid: int = 0
+    kind: int = EventType.XID.value

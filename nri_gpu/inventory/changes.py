@@ -1,57 +1,144 @@
-"""What became of a node between two inventories, in sentences. Pure."""
+"""What became of a node between two inventories, each with a sentence. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
-from nri_gpu.domain.gpu import Gpu, Inventory, Unit, whole
+from nri_gpu.domain.gpu import Gpu, GpuFault, Inventory, MigPart, Unit, whole
+from nri_gpu.domain.health import State
+from nri_gpu.domain.transition import Kind, Transition
+
+_MODULES: Final = (("nvidia", "nvidia"), ("nvidia_uvm", "nvidia-uvm"), ("nvidia_caps", "nvidia-caps"))
+# What of a GPU has a sentence of its own; whatever else is known of it has one for all.
+_OWN: Final = frozenset({"index", "minor_number", "uuid", "mig_enabled", "mig", "unavailable", "signs", "health"})
+_HOW: Final = {State.HEALTHY: "is healthy, recovered from", State.RECOVERING: "is recovering from"}
+_SHORT: Final = 60  # characters of a fact that a sentence can hold
 
 
-def changes(before: Inventory, after: Inventory) -> tuple[str, ...]:
-    """One sentence for each thing that changed; none where nothing did but the time."""
-    return (*_node(before, after), *_units(before, after))
+def changes(before: Inventory, after: Inventory) -> tuple[Transition, ...]:
+    """One for each thing that changed; none where nothing did but the time."""
+    return (*_node(before, after), *_faults(before, after), *_units(before, after))
 
 
-def _node(before: Inventory, after: Inventory) -> Iterator[str]:
+def _node(before: Inventory, after: Inventory) -> Iterator[Transition]:
     if before.fault != after.fault:
-        yield after.fault or "the driver answers again"
+        what = after.fault or "the driver answers again"
+        yield Transition(kind=Kind.ANSWER, what=what, worse=bool(after.fault))
     for name, old, new in (
         ("driver", before.driver_version, after.driver_version),
         ("CUDA", before.cuda_version, after.cuda_version),
     ):
         if old != new:
-            yield f"{name} {old or '?'} -> {new or '?'}"
-    for field in ("majors", "links", "numa", "extras"):
+            yield Transition(kind=Kind.DRIVER, what=f"{name} {old or '?'} -> {new or '?'}")
+    for field, module in _MODULES:
+        if (was := getattr(before.majors, field)) != (now := getattr(after.majors, field)):
+            yield Transition(kind=Kind.MODULE, what=_major(module, was, now), worse=now is None)
+    if before.majors.modeset != after.majors.modeset:
+        loaded = "is loaded" if after.majors.modeset else "is not loaded, or nobody tells"
+        yield Transition(kind=Kind.MODULE, what=f"kernel module nvidia-modeset {loaded}")
+    for field in ("links", "numa", "extras"):
         if getattr(before, field) != getattr(after, field):
-            yield f"{field} changed"
-    for fault in after.faults:
-        if fault not in before.faults:
-            yield f"GPU {fault.index} cannot be described: {fault.reason}"
+            yield Transition(kind=Kind.FACTS, what=f"{field} changed")
 
 
-def _units(before: Inventory, after: Inventory) -> Iterator[str]:
+def _major(module: str, was: int | None, now: int | None) -> str:
+    if now is None:
+        return f"kernel module {module} is no longer loaded"
+    return f"kernel module {module} has major {now}" + ("" if was is None else f", and had {was}")
+
+
+def _faults(before: Inventory, after: Inventory) -> Iterator[Transition]:
+    old, new = ({fault.index: fault for fault in each.faults} for each in (before, after))
+    for index, fault in new.items():
+        if old.get(index) != fault:
+            what = f"GPU {index} cannot be described: {fault.reason}"
+            yield Transition(kind=Kind.DESCRIPTION, what=what, index=index, worse=True)
+    yield from (_no_more(fault, after) for index, fault in old.items() if index not in new)
+
+
+def _no_more(fault: GpuFault, after: Inventory) -> Transition:
+    there = any(gpu.index == fault.index for gpu in after.gpus)
+    what = "can be described again" if there else "is not there any more, and could not be described"
+    return Transition(kind=Kind.DESCRIPTION, what=f"GPU {fault.index} {what}", index=fault.index)
+
+
+def _units(before: Inventory, after: Inventory) -> Iterator[Transition]:
     old, new = ({unit.uuid: unit for unit in each.units} for each in (before, after))
     for uuid, unit in old.items():
         if uuid not in new:
-            yield f"{_name(unit)} is gone"
+            yield _of(unit, _kind(unit), "is gone", worse=isinstance(unit, Gpu))
     for uuid, unit in new.items():
         if uuid not in old:
-            yield f"{_name(unit)} is new{_why(unit)}"
+            yield _of(unit, _kind(unit), f"is new{_why(unit)}", worse=bool(_unavailable(unit)))
         else:
             yield from _unit(old[uuid], unit)
 
 
-def _unit(old: Unit, new: Unit) -> Iterator[str]:
-    was, now = _unavailable(old), _unavailable(new)
-    if was != now:
-        yield f"{_name(new)} is unavailable: {now}" if now else f"{_name(new)} is available again"
+def _unit(old: Unit, new: Unit) -> Iterator[Transition]:
     if isinstance(old, Gpu) and isinstance(new, Gpu):
-        if old.mig_enabled != new.mig_enabled:
-            yield f"{_name(new)} is {'in' if new.mig_enabled else 'no longer in'} MIG mode"
-        if old.index != new.index:
-            yield f"{_name(new)} had index {old.index}"
-        if old.minor_number != new.minor_number:
-            yield f"{_name(new)} had minor {old.minor_number}, and has {new.minor_number}"
+        yield from _signs(old, new)
+        yield from _health(old, new)
+        yield from _available(old, new)
+        yield from _gpu(old, new)
+    elif isinstance(old, MigPart) and isinstance(new, MigPart):
+        yield from _available(old, new)
+        if old.device.index != new.device.index:
+            yield _of(new, Kind.NUMBER, f"had index {old.device.index}")
+
+
+def _health(old: Gpu, new: Gpu) -> Iterator[Transition]:
+    health = new.health
+    if old.health.state is not health.state:
+        how = _HOW.get(health.state, f"is {health.state}, because of")
+        yield _of(new, Kind.HEALTH, f"{how}: {health.why}", worse=health.state in (State.BAD, State.SUSPECT))
+
+
+def _signs(old: Gpu, new: Gpu) -> Iterator[Transition]:
+    for sign in new.signs:
+        if sign not in old.signs:
+            yield _of(new, Kind.SIGN, f"shows {sign}", worse=True)
+    for sign in old.signs:
+        if sign not in new.signs:
+            yield _of(new, Kind.SIGN, f"no longer shows {sign}")
+
+
+def _available(old: Unit, new: Unit) -> Iterator[Transition]:
+    """Short of what health says: that is a transition of its own."""
+    was, now = _unavailable(old), _unavailable(new)
+    if was == now or _by_health(new, now) or (not now and _by_health(old, was)):
+        return
+    what = f"is unavailable: {now}" if now else "is available again"
+    yield _of(new, Kind.AVAILABLE, what, worse=bool(now))
+
+
+def _by_health(unit: Unit, why: str) -> bool:
+    return bool(why) and isinstance(unit, Gpu) and not unit.health.grantable
+
+
+def _gpu(old: Gpu, new: Gpu) -> Iterator[Transition]:
+    if old.mig_enabled != new.mig_enabled:
+        yield _of(new, Kind.MIG, f"is {'in' if new.mig_enabled else 'no longer in'} MIG mode")
+    if old.index != new.index:
+        yield _of(new, Kind.NUMBER, f"had index {old.index}")
+    if old.minor_number != new.minor_number:
+        yield _of(new, Kind.NUMBER, f"had minor {old.minor_number}, and has {new.minor_number}")
+    for name in Gpu.__struct_fields__:
+        if name not in _OWN and name not in Gpu.aside and getattr(old, name) != getattr(new, name):
+            yield _of(new, Kind.FACTS, _fact(name, getattr(old, name), getattr(new, name)))
+
+
+def _fact(name: str, was: object, now: object) -> str:
+    told = f"has {name} {now}, and had {was}"
+    return told if len(told) <= _SHORT and "(" not in told else f"has another {name}"
+
+
+def _of(unit: Unit, kind: Kind, what: str, *, worse: bool = False) -> Transition:
+    return Transition(kind=kind, what=f"{_name(unit)} {what}", uuid=unit.uuid, index=whole(unit).index, worse=worse)
+
+
+def _kind(unit: Unit) -> Kind:
+    return Kind.GPU if isinstance(unit, Gpu) else Kind.MIG
 
 
 def _name(unit: Unit) -> str:

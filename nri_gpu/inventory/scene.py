@@ -9,7 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import Gpu, Inventory, MigDevice
+from nri_gpu.domain.gpu import Gpu, Inventory, Majors, MigDevice
+from nri_gpu.domain.health import Sign
 
 LOST: Final = "GPU is lost (played by the topology file)"
 
@@ -17,23 +18,30 @@ LOST: Final = "GPU is lost (played by the topology file)"
 class Change(Struct, frozen=True, kw_only=True):
     """What becomes of one GPU, or of the node, at a moment; None: nothing.
 
-    at_s: seconds after whoever reads the file began to. gpu: index; None for the node. unavailable: empty where the
-    GPU is well again. fault: the sentence that asking the driver gives from now on; empty where it answers again.
+    at_s: seconds after whoever reads the file began to. gpu: index; None for the node. present: whether it is in the
+    machine. lost: NVML says so, as of a GPU that fell off the bus; false: no longer. unavailable: empty where the GPU
+    is well again. signs: all that a look shows from now on. fault: the sentence that asking the driver gives from now
+    on; empty where it answers again.
     """
 
     at_s: float
     gpu: int | None = None
+    present: bool | None = None
+    lost: bool | None = None
     unavailable: str | None = None
+    signs: tuple[Sign, ...] | None = None
     mig_enabled: bool | None = None
     mig: tuple[MigDevice, ...] | None = None
     driver: str | None = None
     cuda: str | None = None
+    majors: Majors | None = None
     fault: str | None = None
 
     @property
-    def says_something(self) -> bool:
-        """Whether it changes anything at all."""
-        return (self.unavailable, self.mig, self.driver, self.cuda, self.fault) != (None,) * 5
+    def says(self) -> tuple[str, ...]:
+        """What it changes, in the file's words."""
+        named = ("present", "lost", "unavailable", "signs", "mig", "driver", "cuda", "majors", "fault")
+        return tuple(name for name in named if getattr(self, name) is not None)
 
 
 class Scene(Struct, frozen=True):
@@ -50,11 +58,21 @@ class Scene(Struct, frozen=True):
         inventory = self.inventory
         for change in due:
             inventory = _changed(inventory, change)
-        return inventory
+        return _without(inventory, {change.gpu: change.present for change in due if change.present is not None})
 
 
 def _last(said: Iterable[str | None]) -> str:
     return next((each for each in reversed(list(said)) if each is not None), "")
+
+
+def _without(inventory: Inventory, present: dict[int | None, bool]) -> Inventory:
+    """Without the GPUs that are not there, and their links; what is left keeps its index."""
+    gone = {index for index, there in present.items() if not there}
+    if not gone:
+        return inventory
+    gpus = tuple(gpu for gpu in inventory.gpus if gpu.index not in gone)
+    links = tuple(link for link in inventory.links if not gone & {link.a, link.b})
+    return replace(inventory, gpus=gpus, links=links)
 
 
 def _changed(inventory: Inventory, change: Change) -> Inventory:
@@ -65,13 +83,21 @@ def _changed(inventory: Inventory, change: Change) -> Inventory:
         inventory,
         driver_version=inventory.driver_version if change.driver is None else change.driver,
         cuda_version=inventory.cuda_version if change.cuda is None else change.cuda,
+        majors=inventory.majors if change.majors is None else change.majors,
     )
 
 
 def _gpu(gpu: Gpu, change: Change) -> Gpu:
+    unavailable = gpu.unavailable if change.unavailable is None else change.unavailable
+    signs = gpu.signs if change.signs is None else change.signs
+    if change.lost is not None:
+        unavailable = LOST if change.lost else ""
+        signs = tuple(sign for sign in signs if sign is not Sign.LOST)
+        signs = (Sign.LOST, *signs) if change.lost else signs
     return replace(
         gpu,
-        unavailable=gpu.unavailable if change.unavailable is None else change.unavailable,
+        unavailable=unavailable,
+        signs=signs,
         mig_enabled=gpu.mig_enabled if change.mig_enabled is None else change.mig_enabled,
         mig=gpu.mig if change.mig is None else change.mig,
     )

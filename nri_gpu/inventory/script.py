@@ -1,34 +1,50 @@
-"""Events of a simulated node, as its topology file scripts them."""
+"""Events and signs of a simulated node, as its topology file has them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-from nri_gpu.domain.health import ScriptedEvent, Sign
+from nri_gpu.domain.health import EventType, ScriptedEvent, Sign
 from nri_gpu.inventory.table import Table
 
-AT_S_MAX: Final = 86400
 XID_MAX: Final = 65535
 INDEX_MAX: Final = 247
+# In the words of the header's names: `double-bit-ecc`.
+KINDS: Final[Mapping[str, EventType]] = {kind.name.lower().replace("_", "-"): kind for kind in EventType if kind.name}
 
 
 def read_events(root: Table, indices: frozenset[int]) -> tuple[ScriptedEvent, ...]:
-    """`[[event]]`: at_s, gpu (its index), xid; in the order of their time."""
+    """`[[event]]`: at_s, gpu (its index), kind, xid; in the order of their time."""
     return tuple(sorted((_event(table, indices) for table in root.tables("event")), key=lambda each: each.at_s))
 
 
-def parse_signs(text: str) -> tuple[Sign, ...]:
-    """Signs, separated by commas; none in an empty text. Raises: ValueError."""
-    words = list(filter(None, (word.strip() for word in text.split(","))))
-    if wrong := [word for word in words if word not in set(Sign)]:
-        raise ValueError(f"{wrong[0]!r} is no sign ({', '.join(Sign)})")
-    return tuple(Sign(word) for word in words)
+def read_signs(table: Table) -> tuple[Sign, ...] | None:
+    """`signs`, an array or one text with commas; None where it is not there."""
+    words = table.words("signs")
+    if words is None:
+        return None
+    known = set(Sign)
+    for word in words:
+        if word not in known:
+            table.wrong("signs", f"{word!r} is no sign ({', '.join(Sign)})")
+    return tuple(dict.fromkeys(Sign(word) for word in words if word in known))
 
 
 def _event(table: Table, indices: frozenset[int]) -> ScriptedEvent:
-    gpu = table.number("gpu", 0, INDEX_MAX)
+    at_s, gpu = table.seconds("at_s"), table.number("gpu", 0, INDEX_MAX)
     if gpu is not None and gpu not in indices:
         table.wrong("gpu", f"there is no GPU with index {gpu}")
-    event = ScriptedEvent(table.number("at_s", 0, AT_S_MAX) or 0, gpu or 0, table.number("xid", 1, XID_MAX) or 0)
+    kind = table.parsed("kind", _parse_kind, default="xid") or EventType.XID
+    xid = table.number("xid", 1, XID_MAX, optional=kind is not EventType.XID)
+    if xid is not None and kind is not EventType.XID:
+        table.wrong("xid", "only an event of kind xid has a number")
     table.done()
-    return event
+    return ScriptedEvent(at_s, gpu or 0, xid or 0, int(kind))
+
+
+def _parse_kind(text: str) -> EventType:
+    """Raises: ValueError."""
+    if text not in KINDS:
+        raise ValueError(f"{text!r} is no kind of event ({', '.join(KINDS)})")
+    return KINDS[text]

@@ -95,6 +95,17 @@ class Table:
             self.wrong(key, str(error))
             return None
 
+    def words(self, key: str) -> list[str] | None:
+        """An array of texts, or one text with commas between; None where it is missing."""
+        if not self.has(key):
+            return None
+        said = self._data[key]
+        words = said.split(",") if isinstance(said, str) else said
+        if isinstance(words, list) and all(isinstance(word, str) for word in words):
+            return [word.strip() for word in words if word.strip()]
+        self.wrong(key, "must be an array of texts, or one text with commas")
+        return None
+
     def table(self, key: str, *, optional: bool = False) -> Table:
         """A table below this one; an empty one where it is missing."""
         data = self._take(key, dict, None, optional=optional)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.domain.errors import Fault, InventoryError
-from nri_gpu.domain.gpu import DrmNode, Gpu, GpuFault, GpuUuid, Inventory, Link, Majors, NumaNode, PciBusId
+from nri_gpu.domain.gpu import DrmNode, Gpu, GpuFault, GpuUuid, Inventory, Link, NumaNode, PciBusId
 from nri_gpu.inventory.change_table import read_changes
 from nri_gpu.inventory.identity import (
     parse_bus_id,
@@ -19,19 +19,19 @@ from nri_gpu.inventory.identity import (
     parse_uuid,
     parse_version,
 )
+from nri_gpu.inventory.majors_table import MAJOR_MAX, read_majors
 from nri_gpu.inventory.mig_table import mig_devices
 from nri_gpu.inventory.numa import parse_cpulist
 from nri_gpu.inventory.offer_table import read_offers
 from nri_gpu.inventory.report import PROCESSES_MAX
 from nri_gpu.inventory.scene import Scene
-from nri_gpu.inventory.script import parse_signs, read_events
+from nri_gpu.inventory.script import read_events, read_signs
 from nri_gpu.inventory.table import Notes, Table
 from nri_gpu.requirements.facts import BRANDS
 
 SCHEMA: Final = 1
 GPUS_MAX: Final = 248  # /dev/nvidia0 to 247 (open-gpu-kernel-modules: kernel-open/common/inc/nv-chardev-numbers.h)
 DRM_MINOR_MAX: Final = 2**20 - 1  # 20 bits (linux/kdev_t.h)
-MAJOR_MAX: Final = 4095  # 12 bits (linux/kdev_t.h)
 NUMA_MAX: Final = 1023  # MAX_NUMNODES
 NVLINK_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
 PCIE_WORDS: Final = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
@@ -103,7 +103,7 @@ def _inventory(root: Table, taken_at: float) -> Inventory:
     root.number("schema", SCHEMA, SCHEMA)
     node = root.table("node")
     driver, cuda = (node.parsed(key, parse_version, default="") or "" for key in ("driver", "cuda"))
-    majors = _majors(node.table("majors", optional=True))
+    majors = read_majors(node.table("majors", optional=True))
     offers = read_offers(node)
     node.done()
     gpus = sorted((_gpu(table) for table in root.tables("gpu")), key=lambda gpu: gpu.index)
@@ -125,14 +125,6 @@ def _inventory(root: Table, taken_at: float) -> Inventory:
         extras=offers,
         script=script,
     )
-
-
-def _majors(table: Table) -> Majors:
-    names = ("nvidia", "nvidia_uvm", "nvidia_caps")
-    nvidia, uvm, caps = (table.number(name, 1, MAJOR_MAX, optional=True) for name in names)
-    modeset = table.maybe_flag("modeset")
-    table.done()
-    return Majors(nvidia=nvidia, nvidia_uvm=uvm, nvidia_caps=caps, modeset=modeset)
 
 
 def _gpu(table: Table) -> Gpu:
@@ -159,7 +151,7 @@ def _gpu(table: Table) -> Gpu:
         mig=mig_devices(instances, minor or 0, memory_bytes),
         drm=tuple(_drm(each) for each in table.tables("drm")),
         processes=table.number("processes", 0, PROCESSES_MAX, optional=True),
-        signs=table.parsed("signs", parse_signs, default="") or (),
+        signs=read_signs(table) or (),
     )
     table.done()
     return gpu

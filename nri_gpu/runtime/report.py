@@ -11,9 +11,11 @@ from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase, Usage
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.gpu import MigPart, Node, Unit, whole
+from nri_gpu.domain.gpu import GpuFault, MigPart, Node, Unit, whole
+from nri_gpu.domain.transition import NO_HISTORY, Happened, History, Kind, Transition
 
 STATUS_SCHEMA: Final = "nri-gpu/status/v1"
+_APPEARING: Final = frozenset({Kind.AVAILABLE, Kind.GPU, Kind.MIG})  # one may be new, and of no use
 
 
 class Connection(Struct, frozen=True, kw_only=True):
@@ -31,7 +33,8 @@ class View(Struct, frozen=True, kw_only=True):
     """A moment of the daemon.
 
     wall, monotonic: that moment in seconds, on both clocks. policy_fault: empty where the policy can be used.
-    inventory_confirmed: false while the inventory is an earlier daemon's, from its snapshot.
+    inventory_confirmed: false while the inventory is an earlier daemon's, from its snapshot. history: what became of
+    the node since the daemon began.
     """
 
     node: Node
@@ -44,6 +47,7 @@ class View(Struct, frozen=True, kw_only=True):
     policy_source: str
     policy_fault: str
     inventory_confirmed: bool = True
+    history: History = NO_HISTORY
 
     def wall_of(self, monotonic: float) -> float | None:
         """The same moment in seconds since the epoch; None for one that never was on our clock."""
@@ -72,12 +76,50 @@ def status_json(view: View) -> dict[str, Any]:
             "inventory_age_s": view.inventory_age_s,
             "inventory_confirmed": view.inventory_confirmed,
             "inventory_fault": node.inventory.fault or view.inventory_fault,
+            "inventory_fault_since_s": _fault_since_s(view),
             "simulated": node.inventory.simulated,
         },
         "policy": {"source": view.policy_source, "fault": view.policy_fault},
         "gpus": [_unit_json(unit, usage.get(unit.uuid), view) for unit in node.inventory.units],
+        "faults": [_fault_json(fault, view.history) for fault in node.inventory.faults],
         "gone": [_holder_json(entry, view) for entry in _of_gone_gpus(view)],
+        "transitions": transitions_json(view.history),
     }
+
+
+def transitions_json(history: History) -> dict[str, Any]:
+    """What became of the node since the daemon began: counted by kind, and the last of each kind."""
+    return {
+        "since_s": history.began_s,
+        "total": history.total,
+        "counts": {kind.value: count for kind, count in history.counts.items()},
+        "last": [_happened_json(each) for each in history.last],
+    }
+
+
+def _happened_json(happened: Happened) -> dict[str, Any]:
+    return {"number": happened.number, "at_s": happened.at_s, **transition_json(happened.transition)}
+
+
+def transition_json(transition: Transition) -> dict[str, Any]:
+    """One thing that changed. gpu_uuid: empty for the node; of a MIG device its own. index: null for the node."""
+    return {
+        "kind": transition.kind.value,
+        "gpu_uuid": transition.uuid,
+        "index": transition.index,
+        "worse": transition.worse,
+        "what": transition.what,
+    }
+
+
+def _fault_json(fault: GpuFault, history: History) -> dict[str, Any]:
+    since_s = history.since(frozenset({Kind.DESCRIPTION}), index=fault.index)
+    return {"index": fault.index, "reason": fault.reason, "since_s": since_s}
+
+
+def _fault_since_s(view: View) -> float | None:
+    fault = view.node.inventory.fault or view.inventory_fault
+    return view.history.since(frozenset({Kind.ANSWER})) if fault else None
 
 
 def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:
@@ -89,11 +131,22 @@ def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:
         "model": unit.device.profile if isinstance(unit, MigPart) else unit.model,
         "mode": usage.mode.value if usage and usage.mode else "",
         "unavailable": _unavailable(unit, usage),
+        "unavailable_since_s": _since_s(unit, view.history),
         "health": health_json(unit),
         "holders": [_holder_json(entry, view) for entry in _holding(unit, view.ledger)],
         "foreign": list(usage.foreign) if usage else [],
         "left_by": _leaver_json(usage.leaver, view) if usage and usage.leaver else None,
     }
+
+
+def _since_s(unit: Unit, history: History) -> float | None:
+    """Since when the node itself keeps it from being granted; what holders do is told of them."""
+    if not why_not(unit):
+        return None
+    health = whole(unit).health
+    if not health.grantable:
+        return health.since
+    return history.since(_APPEARING, unit.uuid)
 
 
 def _leaver_json(leaver: Leaver, view: View) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,26 @@ from nri_gpu.domain.extras import Extra, Offer
 from nri_gpu.domain.gpu import Gpu, Inventory, MigPart, Unit
 from nri_gpu.inventory.source import NvmlSource, Source, TopologySource, source_of
 from nri_gpu.runtime.report import health_json
-from nri_gpu.runtime.state import DEFAULT_STATE
+from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.settings import load_policy
 from nri_gpu.verbs.exits import Exit
-from nri_gpu.verbs.health_words import state_of, told
+from nri_gpu.verbs.health_words import asked, gpu_lines, state_of, told, transition_lines
 
 
 def run(args: argparse.Namespace) -> int:
     """Print them. Returns 1 when there is none that can be granted, 69 when nobody could be asked."""
+    # A simulated node is that of a daemon only where one is named.
+    state_dir = Path(args.state_dir or DEFAULT_STATE) if args.state_dir or not args.gpus else None
     try:
         if args.watch:
             from nri_gpu.verbs.gpus_watch import watch  # asks for more than a look needs
 
-            return asyncio.run(watch(_source(args), as_json=args.output == "json", simulated=bool(args.gpus)))
+            _source(args)  # a fault of the policy is told now
+            source, socket = partial(_source, args), state_dir / CONTROL_SOCKET if state_dir else None
+            return asyncio.run(watch(source, socket, as_json=args.output == "json", simulated=bool(args.gpus)))
         inventory = asyncio.run(_look(args))
-        if args.state_dir or not args.gpus:
-            inventory = told(inventory, Path(args.state_dir or DEFAULT_STATE))
+        said = asked(state_dir) if state_dir else None
+        inventory = told(inventory, said) if said else inventory
     except PolicyError as error:
         print("\n".join(map(str, error.faults)), file=sys.stderr)
         return Exit.CONFIGURATION
@@ -40,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         return Exit.CONFIGURATION if args.gpus else Exit.UNAVAILABLE
     if args.record:
         return record(inventory, Path(args.record), scrub=args.scrub)
-    print(_shown(inventory, args))
+    print(_shown(inventory, args, said or {}))
     if inventory.fault:
         return Exit.UNAVAILABLE
     return Exit.OK if any(not why_not(unit) for unit in inventory.units) else Exit.FINDING
@@ -61,14 +66,15 @@ def record(inventory: Inventory, path: Path, *, scrub: bool) -> int:
     return Exit.OK
 
 
-def _shown(inventory: Inventory, args: argparse.Namespace) -> str:
+def _shown(inventory: Inventory, args: argparse.Namespace, said: Mapping[str, Any]) -> str:
+    """said: what a running daemon says; empty without one."""
     if args.output == "json":
-        return json.dumps(to_json(inventory), indent=1)
+        return json.dumps(to_json(inventory) | {"transitions": said.get("transitions")}, indent=1)
     if args.topology:
         from nri_gpu.verbs.gpus_topology import matrix
 
         return matrix(inventory)
-    return to_text(inventory)
+    return "\n".join([to_text(inventory), *transition_lines(said)])
 
 
 def _source(args: argparse.Namespace) -> TopologySource | NvmlSource:
@@ -173,6 +179,7 @@ def to_text(inventory: Inventory) -> str:
     if inventory.gpus:
         rows = [_row(unit) for unit in inventory.units]
         lines += table(("INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI BUS ID", "NODE", "STATE", "UUID"), rows)
+    lines += gpu_lines(inventory)
     lines += [f"GPU {fault.index} cannot be described: {fault.reason}" for fault in inventory.faults]
     for name, major in (("nvidia", inventory.majors.nvidia), ("nvidia-uvm", inventory.majors.nvidia_uvm)):
         if major is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -84,7 +85,8 @@ class HealthKeeper:
         self._moment = moment or _moment
         self._fleet = load_fleet(place.file)
         self._seen: Inventory | None = None  # as the source told it
-        self._script: tuple[ScriptedEvent, ...] | None = None
+        self._script: tuple[ScriptedEvent, ...] = ()
+        self._began: float | None = None  # by the loop's clock: when a simulated node was first looked at
         self._held_changed = asyncio.Event()
         self._stopping: set[asyncio.Task[None]] = set()
         self._looking = False
@@ -207,17 +209,22 @@ class HealthKeeper:
                 yield gpu
 
     def _play(self, script: tuple[ScriptedEvent, ...]) -> None:
-        """Start a simulated node's events, once."""
-        if self._script is not None or not self._place.simulated:
+        """Have a simulated node's events happen, those of an edited file too: each once."""
+        if not self._place.simulated:
             return
+        loop = asyncio.get_running_loop()
+        began = self._began = loop.time() if self._began is None else self._began
+        added = Counter(script) - Counter(self._script)
         self._script = script
-        for event in script:
-            asyncio.get_running_loop().call_later(event.at_s, self._happen, event)
+        for event in added.elements():
+            loop.call_at(began + event.at_s, self._happen, event)
 
     def _happen(self, event: ScriptedEvent) -> None:
+        if event not in self._script:  # an edit took it out
+            return
         for gpu in self._seen.gpus if self._seen else ():
             if gpu.index == event.gpu:
-                self.heard(GpuEvent(gpu.uuid, int(EventType.XID), event.xid))
+                self.heard(GpuEvent(gpu.uuid, event.kind, event.xid))
 
 
 def rules_of(settings: HealthSettings) -> Rules:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.gpu import Gpu, Inventory, Unit, whole
 from nri_gpu.domain.health import Health, State
+from nri_gpu.runtime.report import health_json
 from nri_gpu.runtime.state import CONTROL_SOCKET
 from nri_gpu.verbs.asking import ask
+
+SHOWN: Final = 10  # transitions for people; `-o json` has more
 
 
 def state_of(unit: Unit) -> str:
@@ -26,12 +29,20 @@ def state_of(unit: Unit) -> str:
     return ", ".join(["ok", *words])
 
 
-def told(inventory: Inventory, state_dir: Path) -> Inventory:
-    """With what the daemon knows of the GPUs' health; as it is where there is none to ask."""
+def asked(state_dir: Path) -> Mapping[str, Any] | None:
+    """What the daemon says of itself; None where there is none to ask."""
     try:
-        said = {str(each["uuid"]): each for each in ask(state_dir / CONTROL_SOCKET, "status")["gpus"]}
-        gpus = tuple(_told(gpu, said.get(gpu.uuid)) for gpu in inventory.gpus)
-    except (OSError, ValueError, KeyError):
+        return ask(state_dir / CONTROL_SOCKET, "status")
+    except (OSError, ValueError):
+        return None
+
+
+def told(inventory: Inventory, said: Mapping[str, Any]) -> Inventory:
+    """With what the daemon knows of the GPUs' health; as it is where it says nothing that can be understood."""
+    try:
+        known = {str(each["uuid"]): each for each in said["gpus"]}
+        gpus = tuple(_told(gpu, known.get(gpu.uuid)) for gpu in inventory.gpus)
+    except (ValueError, KeyError, TypeError):
         return inventory
     return replace(inventory, gpus=gpus)
 
@@ -45,15 +56,39 @@ def _told(gpu: Gpu, said: Mapping[str, Any] | None) -> Gpu:
     return replace(gpu, health=health, unavailable=unavailable)
 
 
-def health_lines(gpus: list[Mapping[str, Any]], now: float) -> Iterator[str]:
-    """Of `status`: one line for each GPU that is, or was, not well. now: seconds since the epoch."""
+def gpu_lines(inventory: Inventory) -> Iterator[str]:
+    """Of `gpus`: the same as of `status`."""
+    units: list[Mapping[str, Any]] = [
+        {"kind": "gpu", "place": str(gpu.index), "health": health_json(gpu)} for gpu in inventory.gpus
+    ]
+    return health_lines(units)
+
+
+def health_lines(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Of `status`: one line for each GPU that is, or was, not well."""
     for gpu in gpus:
         health = gpu.get("health") or {}
         if gpu["kind"] != "gpu" or not (health.get("changes") or health.get("signs")):
             continue
         line = f"GPU {gpu['place']} is {health['state']}"
         if since := health["since_s"]:
-            at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
             verb = "recovered from" if health["state"] == State.HEALTHY else "because of"
-            line += f" since {at}, {verb}: {health['why']}; its state changed {health['changes']} times"
+            line += f" since {at(since)}, {verb}: {health['why']}; its state changed {health['changes']} times"
         yield line + (f"; shows {', '.join(health['signs'])}" if health["signs"] else "")
+
+
+def transition_lines(said: Mapping[str, Any]) -> Iterator[str]:
+    """How often what happened to the node since the daemon began, and the last of it with its time."""
+    transitions = said.get("transitions") or {}
+    if not transitions.get("total"):
+        return
+    counts = ", ".join(f"{kind} {count}" for kind, count in sorted(transitions["counts"].items()))
+    last = transitions["last"][-SHOWN:]
+    rest = ", the last:" if len(last) < transitions["total"] else ":"
+    yield f"{transitions['total']} changes since {at(transitions['since_s'])} ({counts}){rest}"
+    yield from (f"  {at(each['at_s'])}  {each['what']}" for each in last)
+
+
+def at(seconds: float) -> str:
+    """A moment for people. seconds: since the epoch."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from loguru import logger
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_gpu.domain.codec import encode
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.model import Policy
 from nri_gpu.runtime.board import Board
-from nri_gpu.runtime.control import ControlSocket
+from nri_gpu.runtime.control import Answer, ControlSocket
 from nri_gpu.runtime.plugin import Plugin
-from nri_gpu.runtime.report import Connection, View, status_json
+from nri_gpu.runtime.report import Connection, View, status_json, transitions_json
+from nri_gpu.verbs.inventory_keeper import InventoryKeeper
 
 
 class Subjects(Struct, frozen=True):
@@ -26,6 +29,7 @@ class Subjects(Struct, frozen=True):
     board: Board
     plugin: Plugin
     cache: InventoryCache
+    inventory: InventoryKeeper
 
 
 class Reporter:
@@ -36,7 +40,12 @@ class Reporter:
         self._subjects = subjects
         self._wall = wall
         self._connection = Connection(ready=False, since=wall())
-        self._control = ControlSocket(path, {"status": lambda: status_json(self.view())})
+        questions: Mapping[str, Answer] = {
+            "status": lambda: status_json(self.view()),
+            "transitions": self._transitions,
+            "inventory": self._inventory,
+        }
+        self._control = ControlSocket(path, questions)
         self._listening = False
 
     async def run(self) -> None:
@@ -98,7 +107,18 @@ class Reporter:
             policy_source=source,
             policy_fault=fault,
             inventory_confirmed=cache.confirmed or cache.current is None,
+            history=self._subjects.inventory.history,
         )
+
+    def _transitions(self) -> Mapping[str, Any]:
+        """Short, for whoever asks each second."""
+        number = self._subjects.board.snapshot().number
+        history = transitions_json(self._subjects.inventory.history)
+        return {"schema": "nri-gpu/transitions/v1", "inventory_number": number, **history}
+
+    def _inventory(self) -> Mapping[str, Any]:
+        """All that is known, for `gpus --watch` of the same version."""
+        return {"schema": "nri-gpu/inventory/v1", "inventory": encode(self._subjects.board.snapshot().inventory)}
 
     def _group(self) -> int | None:
         policy = self._subjects.plugin.policy

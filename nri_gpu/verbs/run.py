@@ -44,6 +44,7 @@ from nri_gpu.settings import DEFAULT_PATH
 from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.health_keeper import HealthKeeper, HealthPlace, Needs
+from nri_gpu.verbs.inventory_keeper import Followers, InventoryKeeper
 from nri_gpu.verbs.kubelet_keeper import KubeletKeeper
 from nri_gpu.verbs.label_keeper import LabelKeeper
 from nri_gpu.verbs.mps_keeper import MpsKeeper
@@ -151,6 +152,14 @@ class Daemon:
             lambda: self._plugin.ledger if self._synchronized else None,
             AroundMps(lambda: Tools.of(self._board.snapshot().driver), self._mps_settings),
         )
+        self._inventory = InventoryKeeper(
+            self._board,
+            Followers(
+                driver=lambda: self._driver.look_again(),
+                profiles=lambda: self._profiles.look_again(),
+                labels=lambda: self._labels.look_again(),
+            ),
+        )
         policy = self._first_policy()
         settings = policy if isinstance(policy, Policy) else policy_file.salvage
         self._fixed = _fixed(settings)
@@ -166,16 +175,16 @@ class Daemon:
             Needs(
                 policy=self._settings,
                 ledger=lambda: self._plugin.ledger,
-                publish=self._inventory_changed,
+                publish=self._inventory.publish,
                 look=lambda: self._cache.poke(),
             ),
         )
         source = source_of(topology, self._fixed.driver_root, self._fixed.library_dirs, host_root=self._fixed.host_root)
         self._cache = InventoryCache(
             self._health.watching(source),
-            publish=self._inventory_changed,
-            on_fault=self._inventory_fault,
-            looked=lambda inventory, began: self._plugin.looked(inventory, began),
+            publish=self._inventory.publish,
+            on_fault=self._inventory.not_refreshed,
+            looked=self._looked,
             refresh_s=self._fixed.refresh_s,
         )
         self._rechecks = Rechecks(self._cache.poke, lambda: self._plugin.waiting())
@@ -204,7 +213,9 @@ class Daemon:
             self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away)
         )
         self._note(policy)
-        self._reporter = Reporter(state.path / CONTROL_SOCKET, Subjects(self._board, self._plugin, self._cache))
+        self._reporter = Reporter(
+            state.path / CONTROL_SOCKET, Subjects(self._board, self._plugin, self._cache, self._inventory)
+        )
         self._watch = node_watch(source.glance, self._node_changed, simulated=topology is not None)
         self._stop = asyncio.Event()
         self._ledger_timer: asyncio.TimerHandle | None = None
@@ -225,7 +236,7 @@ class Daemon:
                 compat_dir=Path(self._fixed.compat_dir) if self._fixed.compat_dir else None,
             ),
             self._board,
-            Around(self._generations, self._cache.poke),
+            Around(self._generations, self._module_changed),
         )
         self._simulated = topology is not None
         self._snapshots = SnapshotKeeper(
@@ -255,6 +266,7 @@ class Daemon:
         self._feed_watchdog()
         if not self._simulated and self._snapshots.restore(self._cache):
             self._profiles.look_again()
+            self._labels.look_again()
         running = [
             self._serve(inherited),
             self._driver.run(),
@@ -358,24 +370,18 @@ class Daemon:
     def _later(self, action: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(action)
 
-    def _inventory_changed(self, inventory: Inventory) -> None:
-        self._board.put_inventory(inventory)
-        number = self._board.snapshot().number
-        bound = logger.bind(gpus=len(inventory.gpus), inventory_number=number, driver_version=inventory.driver_version)
-        bound.info("inventory changed")
-        for fault in inventory.faults:
-            logger.bind(index=fault.index, fault=fault.reason).warning("gpu cannot be described")
-        self._driver.look_again()
-        self._profiles.look_again()
-        self._labels.look_again()
+    def _looked(self, inventory: Inventory, began: float) -> None:
+        self._inventory.answered()
+        self._plugin.looked(inventory, began)
+
+    def _module_changed(self) -> None:
+        self._inventory.module_changed(self._board.snapshot().module_version or "")
+        self._cache.poke()
 
     def _node_changed(self) -> None:
         """Seen from outside the driver: a device, a node, a module, an instance came or went."""
         self._cache.poke()
         self._driver.look_soon()
-
-    def _inventory_fault(self, sentence: str) -> None:
-        logger.bind(fault=sentence).warning("inventory not refreshed")
 
     def _labels_file(self) -> str:
         return self._settings().labels.file

@@ -14,7 +14,7 @@ from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.verbs.asking import ask
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.gpus import table
-from nri_gpu.verbs.health_words import health_lines
+from nri_gpu.verbs.health_words import at, health_lines, transition_lines
 
 PATIENCE: Final = 4  # times that a guard may have been late
 UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
@@ -59,7 +59,9 @@ def faults(said: Mapping[str, Any]) -> list[str]:
     """Sentences on what keeps the daemon from granting."""
     runtime, node, policy = said["runtime"], said["node"], said["policy"]
     found = [] if runtime["ready"] else [f"not connected to the runtime: {runtime['fault'] or 'connecting'}"]
-    found += [sentence for sentence in (node["inventory_fault"], node["driver_fault"]) if sentence]
+    if node["inventory_fault"]:
+        found.append(f"{node['inventory_fault']}{_since_when(node.get('inventory_fault_since_s'))}")
+    found += [node["driver_fault"]] if node["driver_fault"] else []
     return found + ([f"policy not usable: {policy['fault']}"] if policy["fault"] else [])
 
 
@@ -78,7 +80,15 @@ def to_text(said: Mapping[str, Any], now: float) -> str:
         )
     for holder in said["gone"]:
         lines.append(f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder['gpu_uuids'])}")
-    return "\n".join([*lines, *health_lines(said["gpus"], now), *faults(said)])
+    lines += [
+        f"GPU {each['index']} cannot be described{_since_when(each['since_s'])}: {each['reason']}"
+        for each in said.get("faults", ())
+    ]
+    return "\n".join([*lines, *health_lines(said["gpus"]), *faults(said), *transition_lines(said)])
+
+
+def _since_when(seconds: float | None) -> str:
+    return "" if seconds is None else f" since {at(seconds)}"
 
 
 def _rows(gpu: Mapping[str, Any], now: float) -> Iterator[tuple[str, ...]]:

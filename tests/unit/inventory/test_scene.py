@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.gpu import Majors
+from nri_gpu.domain.health import ScriptedEvent, Sign
 from nri_gpu.inventory.scene import LOST, Scene
 from nri_gpu.inventory.source import TopologySource
 from nri_gpu.inventory.topology import parse_scene
 from tests.support.daemon import TOPOLOGIES
-from tests.unit.inventory.test_topology import GPU, MIG, NODE, SECOND, faults, parse
+from tests.unit.inventory.test_topology import GPU, LINK, MIG, NODE, SECOND, faults, parse
 
 PLAYED = f"""{NODE}driver = "580.95.05"
 {GPU}{SECOND}
@@ -60,6 +62,40 @@ def test_a_gpu_is_lost_and_comes_back() -> None:
     assert [scene().after(at).gpus[1].unavailable for at in (3.4, 3.5, 8.9, 9.0)] == ["", LOST, LOST, ""]
 
 
+def test_a_lost_gpu_shows_it_as_nvml_would() -> None:
+    assert [scene().after(at).gpus[1].signs for at in (3.4, 3.5, 9.0)] == [(), (Sign.LOST,), ()]
+    hot = f"{NODE}{GPU}signs = ['thermal']\n[[change]]\nat_s = 1\ngpu = 0\n"
+    assert scene(f"{hot}lost = true\n").after(1).gpus[0].signs == (Sign.LOST, Sign.THERMAL)
+    assert scene(f"{hot}signs = []\n").after(1).gpus[0].signs == ()
+    assert scene(f"{hot}signs = 'power-brake, thermal'\n").after(1).gpus[0].signs == (Sign.POWER_BRAKE, Sign.THERMAL)
+
+
+UNPLUGGED = f"{NODE}{GPU}{SECOND}{LINK}[[change]]\nat_s = 2\ngpu = 0\npresent = false\n"
+
+
+def test_a_gpu_is_unplugged_and_plugged() -> None:
+    back = "[[change]]\nat_s = 5\ngpu = 0\npresent = true\nsigns = ['remap-pending']\n"
+    played = scene(UNPLUGGED + back)
+    assert [[gpu.index for gpu in played.after(at).gpus] for at in (1, 2, 5)] == [[0, 1], [1], [0, 1]]
+    assert [len(played.after(at).links) for at in (1, 2, 5)] == [1, 0, 1]
+    assert played.after(5).gpus[0].signs == (Sign.REMAP_PENDING,)
+
+
+def test_one_that_is_not_there_from_the_beginning() -> None:
+    assert [gpu.index for gpu in scene(UNPLUGGED.replace("at_s = 2", "at_s = 0")).after(0).gpus] == [1]
+
+
+def test_modules_change_with_a_driver() -> None:
+    text = f"{NODE}[node.majors]\nnvidia = 195\nnvidia_uvm = 508\n[[change]]\nat_s = 1\ndriver = '590.10'\n"
+    assert scene(f"{text}majors = {{ nvidia = 195, nvidia_caps = 9 }}\n").after(1).majors == Majors(195, None, 9)
+    assert scene(text).after(1).majors == Majors(195, 508)
+    assert scene(f"{text}majors = {{}}\n").after(1).majors == Majors()
+
+
+def test_the_order_in_the_file_does_not_matter() -> None:
+    assert [change.at_s for change in scene().changes] == [1, 3.5, 9, 20, 30, 40, 50]
+
+
 def test_mig_instances_come_and_go() -> None:
     assert [len(scene().after(at).parts) for at in (0.9, 1, 19, 20)] == [0, 1, 1, 0]
     assert [scene().after(at).gpus[0].mig_enabled for at in (0, 1, 20)] == [False, True, False]
@@ -86,11 +122,31 @@ FAULTS = {
     "a time before the start": (CHANGE.replace("1", "-1.5") + "fault = ''\n", "change[0].at_s: -1.5 is not from 0 to"),
     "no time at all": (CHANGE.replace("1", "nan") + "fault = ''\n", "change[0].at_s: nan is not from 0 to"),
     "a GPU that is not there": (CHANGE + "gpu = 7\nlost = true\n", "change[0].gpu: there is no GPU with index 7"),
-    "nothing of a GPU": (CHANGE + "gpu = 0\n", "change[0]: changes nothing: lost, unavailable, mig"),
-    "nothing of the node": (CHANGE, "change[0]: changes nothing: driver, cuda, fault"),
+    "nothing of a GPU": (CHANGE + "gpu = 0\n", "change[0]: changes nothing: lost, unavailable, signs, mig, pre"),
+    "nothing of the node": (CHANGE, "change[0]: changes nothing: driver, cuda, majors, fault"),
     "twice the same": (CHANGE + "gpu = 0\nlost = true\nunavailable = 'x'\n", "change[0].lost: says the same as"),
     "a version of none": (CHANGE + "driver = 'new'\n", "change[0].driver: 'new' is not a version"),
     "a GPU's word of the node": (CHANGE + "lost = true\n", "change[0]: changes nothing"),
+    "a sign of none": (CHANGE + "gpu = 0\nsigns = ['sad']\n", "change[0].signs: 'sad' is no sign (lost, "),
+    "a major of none": (CHANGE + "majors = { nvidia = 0 }\n", "change[0].majors.nvidia: 0 is not from 1 to 4095"),
+    "majors of a GPU": (CHANGE + "gpu = 0\nlost = true\nmajors = {}\n", "change[0].majors: unknown key"),
+    "there already": (CHANGE + "gpu = 0\npresent = true\n", "change[0].present: GPU 0 is there at that time already"),
+    "gone already": (
+        CHANGE + "gpu = 0\npresent = false\n" + CHANGE.replace("1", "7") + "gpu = 0\npresent = false\n",
+        "change[1].present: GPU 0 is gone at that time already, since 1 s",
+    ),
+    "of one that is gone": (
+        CHANGE.replace("1", "9") + "gpu = 0\nlost = true\n" + CHANGE + "gpu = 0\npresent = false\n",
+        "change[0].gpu: GPU 0 is not there at that time, but gone since 1 s",
+    ),
+    "leaving and more": (
+        CHANGE + "gpu = 0\npresent = false\nlost = true\n",
+        "change[0].present: a GPU that leaves changes in no other way at that time",
+    ),
+    "the same moment twice": (
+        CHANGE + "cuda = '12.0'\n" + CHANGE + "cuda = '13.0'\n",
+        "change[1].cuda: another change says it for the same moment, 1 s",
+    ),
     "a device twice": (
         CHANGE + "gpu = 0\n" + 2 * MIG.replace("gpu.mig", "change.mig"),
         "change[0].mig[1].uuid: the same as change[0].mig[0].uuid",
@@ -107,6 +163,19 @@ def test_a_device_of_another_gpu() -> None:
     change = CHANGE + "gpu = 1\n" + MIG.replace("gpu.mig", "change.mig")
     (fault,) = faults(NODE + GPU + MIG + SECOND + change)
     assert fault == "change[0].mig: MIG-01234567-89ab-5def-8123-456789abcdef is a MIG device of another GPU"
+
+
+def test_a_device_that_another_gpu_was_given_meanwhile() -> None:
+    mig = MIG.replace("gpu.mig", "change.mig")
+    text = f"{NODE}{GPU}{SECOND}{CHANGE}gpu = 0\n{mig}[[change]]\nat_s = 2\ngpu = 1\n{mig}"
+    assert [fault.partition(": ")[0] for fault in faults(text)] == ["change[1].mig"]
+    scene(text.replace("[[change]]\nat_s = 2", "[[change]]\nat_s = 1.5\ngpu = 0\nmig = false\n[[change]]\nat_s = 2"))
+
+
+@pytest.mark.parametrize("arch", ["7.5", "8.6", "8.9"])
+def test_a_gpu_that_cannot_be_cut(arch: str) -> None:
+    (fault,) = faults(NODE + GPU.replace("9.0", arch) + CHANGE + "gpu = 0\nmig = true\n")
+    assert fault == f"change[0].mig: GPU 0 is none that can be cut: its compute capability is {arch}"
 
 
 def test_a_device_larger_than_its_gpu() -> None:
@@ -152,5 +221,6 @@ def test_the_example_of_the_docs_plays() -> None:
     text = (TOPOLOGIES.parents[1] / "docs/inventory.md").read_text()
     example = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    ") or not line)
     played = scene(NODE + GPU + SECOND + example[example.index("[[change]]") :])
-    assert [change.at_s for change in played.changes] == [3.5, 10, 20, 25]
+    assert [change.at_s for change in played.changes] == [3.5, 6, 8, 10, 20, 25]
     assert played.after(25).driver_version == "590.10"
+    assert played.inventory.script == (ScriptedEvent(30, 0, 63),)

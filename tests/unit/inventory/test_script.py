@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.domain.health import ScriptedEvent, Sign
+from nri_gpu.domain.health import EventType, ScriptedEvent, Sign
 from nri_gpu.inventory.topology import TopologyError, parse_topology
 
 NODE = """schema = 1
@@ -29,8 +29,17 @@ def test_events_in_the_order_of_their_time() -> None:
     assert script == (ScriptedEvent(1, 0, 63), ScriptedEvent(2, 0, 79))
 
 
-def test_signs() -> None:
-    gpus = parse_topology(NODE + 'signs = "thermal, remap-pending"\n', "f", 0.0).gpus
+@pytest.mark.parametrize("kind", EventType)
+def test_each_kind_of_event_by_its_name(kind: EventType) -> None:
+    word = (kind.name or "").lower().replace("_", "-")
+    xid = "xid = 79\n" if kind is EventType.XID else ""
+    (event,) = parse_topology(f'{NODE}[[event]]\nat_s = 0.5\ngpu = 0\nkind = "{word}"\n{xid}', "f", 0.0).script
+    assert event == ScriptedEvent(0.5, 0, 79 if xid else 0, kind)
+
+
+@pytest.mark.parametrize("text", ['"thermal, remap-pending"', '["thermal", "remap-pending", "thermal"]'])
+def test_signs(text: str) -> None:
+    gpus = parse_topology(f"{NODE}signs = {text}\n", "f", 0.0).gpus
     assert gpus[0].signs == (Sign.THERMAL, Sign.REMAP_PENDING)
 
 
@@ -39,9 +48,17 @@ def test_signs() -> None:
     [
         (event(gpu=1), "event[0].gpu: there is no GPU with index 1"),
         (event(xid=0), "event[0].xid: 0 is not from 1 to 65535"),
-        (event(at_s=-1), "event[0].at_s: -1 is not from 0 to 86400"),
-        (event() + "when = 2\n", "event[0].when: unknown key (known here: at_s, gpu, xid)"),
+        (event(at_s=-1), "event[0].at_s: -1 is not from 0 to 31536000"),
+        (event() + "when = 2\n", "event[0].when: unknown key (known here: at_s, gpu, kind, xid)"),
+        (
+            event() + "kind = 'flood'\n",
+            "event[0].kind: 'flood' is no kind of event (double-bit-ecc, xid, mig-changed, ",
+        ),
+        (event() + "kind = 'poison'\n", "event[0].xid: only an event of kind xid has a number"),
+        ("[[event]]\nat_s = 1\ngpu = 0\n", "event[0].xid: missing"),
         ('signs = "sad"\n', "gpu[0].signs: 'sad' is no sign ("),
+        ("signs = [5]\n", "gpu[0].signs: must be an array of texts, or one text with commas"),
+        ("signs = true\n", "gpu[0].signs: must be an array of texts, or one text with commas"),
     ],
 )
 def test_faults(text: str, expected: str) -> None:

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Ledger, Phase
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.gpu import Node
+from nri_gpu.domain.gpu import GpuFault, Node
+from nri_gpu.domain.health import Health, State
+from nri_gpu.domain.transition import History, Kind, Transition
 from nri_gpu.runtime.report import Connection, View, status_json
 from tests.support import builders as make
 
@@ -139,3 +141,39 @@ def test_a_fault_of_the_inventory_itself_comes_first() -> None:
     node = make.node()
     node = replace(node, inventory=replace(node.inventory, fault="no driver"))
     assert status_json(view(node=node, inventory_fault="other"))["node"]["inventory_fault"] == "no driver"
+
+
+def history(*transitions: Transition) -> History:
+    return History(began_s=NOW - 9).having(transitions, NOW - 5)
+
+
+def test_what_happened_to_the_node_is_counted_and_told() -> None:
+    what = Transition(kind=Kind.GPU, what="GPU 1 is gone", uuid=make.uuid(1), index=1, worse=True)
+    said = status_json(view(history=history(what)))["transitions"]
+    last = {"number": 1, "at_s": NOW - 5, "kind": "gpu", "gpu_uuid": make.uuid(1), "index": 1, "worse": True}
+    assert said == {
+        "since_s": NOW - 9,
+        "total": 1,
+        "counts": {"gpu": 1},
+        "last": [{**last, "what": "GPU 1 is gone"}],
+    }
+
+
+def test_since_when_something_is_wrong() -> None:
+    node = make.node([make.gpu(0, unavailable="no permission"), make.gpu(1)])
+    inventory = replace(node.inventory, faults=(GpuFault(3, "gone"),))
+    kinds = history(
+        Transition(kind=Kind.AVAILABLE, what="", uuid=make.uuid(0), index=4),
+        Transition(kind=Kind.DESCRIPTION, what="", index=3),
+        Transition(kind=Kind.ANSWER, what=""),
+    )
+    said = status_json(view(node=replace(node, inventory=inventory), history=kinds, inventory_fault="NVML hangs"))
+    assert [each["unavailable_since_s"] for each in said["gpus"]] == [NOW - 5, None]
+    assert said["faults"] == [{"index": 3, "reason": "gone", "since_s": NOW - 5}]
+    assert said["node"]["inventory_fault_since_s"] == NOW - 5
+    assert status_json(view(history=kinds))["node"]["inventory_fault_since_s"] is None
+
+
+def test_a_bad_gpu_is_unavailable_since_it_is_bad() -> None:
+    bad = make.gpu(0, unavailable="bad", health=Health(State.BAD, NOW - 70, "XID 79", 1))
+    assert gpu(status_json(view(node=make.node([bad]))), 0)["unavailable_since_s"] == NOW - 70

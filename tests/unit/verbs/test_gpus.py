@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from nri_gpu.cli import main
 from nri_gpu.domain.extras import Extra, Offer
 from nri_gpu.domain.gpu import Inventory
+from nri_gpu.domain.health import Health, Sign, State
 from nri_gpu.inventory.topology import load_topology
 from nri_gpu.verbs import gpus
 from nri_gpu.verbs.exits import Exit
@@ -201,34 +200,16 @@ def test_a_record_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp
     assert "cannot be written: No such file or directory" in capsys.readouterr().err
 
 
-def test_what_changes_is_printed_until_told_to_stop(tmp_path: Path) -> None:
-    file = tmp_path / "node.toml"
-    file.write_text(FOUR_GPUS.read_text() + "\n[[change]]\nat_s = 0.3\ngpu = 1\nlost = true\n")
-    command = [sys.executable, "-m", "nri_gpu", "gpus", "--gpus", str(file), "--watch"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        first = [process.stdout.readline() for _ in range(6)]
-        assert first[0].startswith("4 GPUs")
-        line = next(line for line in process.stdout if " GPU 1 " in line)
-        assert "is unavailable: GPU is lost" in line
-        file.write_text("schema = 2\n")
-        assert "not refreshed: " in process.stdout.readline()
-        process.terminate()
-        assert process.wait(10) == Exit.OK
-        assert process.stderr
-        assert process.stderr.read() == ""
-
-
-def test_changes_for_programs_are_a_document_a_line(tmp_path: Path) -> None:
-    file = tmp_path / "node.toml"
-    file.write_text(FOUR_GPUS.read_text() + "\n[[change]]\nat_s = 0.3\ngpu = 1\nlost = true\n")
-    command = [sys.executable, "-m", "nri_gpu", "gpus", "--gpus", str(file), "--watch", "-o", "json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        documents = [json.loads(process.stdout.readline()) for _ in range(2)]
-        for document in documents:
-            check_shape(document, GPUS)
-        assert [bool(document["gpus"][1]["unavailable"]) for document in documents] == [False, True]
-        process.stdout.close()  # nobody reads on
-        file.write_text(FOUR_GPUS.read_text())
-        assert process.wait(10) == Exit.OK
+def test_since_when_and_why_a_gpu_is_not_or_was_not_well() -> None:
+    unwell = make.inventory(
+        [
+            make.gpu(0, health=Health(State.SUSPECT, 1_800_000_000.0, "XID 63", 1)),
+            make.gpu(1, health=Health(State.HEALTHY, 1_800_000_000.0, "XID 79", 3), signs=(Sign.THERMAL,)),
+            make.gpu(2),
+        ]
+    )
+    assert gpus.to_text(unwell).splitlines()[5:] == [
+        "GPU 0 is suspect since 2027-01-15 08:00:00 UTC, because of: XID 63; its state changed 1 times",
+        "GPU 1 is healthy since 2027-01-15 08:00:00 UTC, recovered from: XID 79; its state changed 3 times; "
+        "shows thermal",
+    ]

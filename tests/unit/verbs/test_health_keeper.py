@@ -182,17 +182,38 @@ def test_or_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: Sign 
     ]
 
 
-def test_a_simulated_node_plays_its_script_once(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path)
+def play(daemon: Daemon, *scripts: tuple[ScriptedEvent, ...]) -> list[tuple[str, int, int]]:
+    """What is heard when one look after the other shows these."""
+    heard: list[tuple[str, int, int]] = []
 
     async def run() -> None:
-        node = replace(look((), ()), script=(ScriptedEvent(0, 1, 79),))
-        daemon.keeper.judged(node)
-        daemon.keeper.judged(node)
-        await asyncio.sleep(0.01)
+        for script in scripts:
+            daemon.keeper.judged(replace(look((), ()), script=script))
+            await asyncio.sleep(0.01)
 
+    before, hear = daemon.keeper.heard, heard.append
+    daemon.keeper.heard = lambda event: (hear((event.uuid, event.kind, event.xid)), before(event))[1]  # type: ignore[method-assign]
     asyncio.run(run())
-    assert [[gpu.health.state for gpu in each.gpus] for each in daemon.published] == [[State.HEALTHY, State.BAD]]
+    return heard
+
+
+FALLEN, STORM = ScriptedEvent(0, 1, 79), ScriptedEvent(0.005, 0, kind=EventType.ECC_STORM)
+
+
+def test_a_simulated_node_plays_its_script_once(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path)
+    heard = play(daemon, (FALLEN, STORM), (FALLEN, STORM))
+    assert heard == [(UUIDS[1], EventType.XID, 79), (UUIDS[0], EventType.ECC_STORM, 0)]
+    assert [[gpu.health.state for gpu in each.gpus] for each in daemon.published] == [
+        [State.HEALTHY, State.BAD],
+        [State.SUSPECT, State.BAD],
+    ]
+
+
+def test_and_what_an_edit_adds_but_not_what_it_takes_out(tmp_path: Path) -> None:
+    later = ScriptedEvent(0.015, 1, 62)
+    heard = play(Daemon(tmp_path), (later,), (FALLEN, STORM), (FALLEN, STORM, STORM))
+    assert [(kind, xid) for _, kind, xid in heard] == [(EventType.XID, 79), *[(EventType.ECC_STORM, 0)] * 2]
 
 
 @pytest.mark.parametrize(

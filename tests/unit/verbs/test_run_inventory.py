@@ -56,18 +56,33 @@ def launch(folder: Path) -> Launch:
 
 
 def test_a_topology_plays_and_an_edit_is_seen(launch: Launch) -> None:
+    """A lost GPU is a bad one, here as on a real driver: back, it has to do without trouble for the hold-down first."""
     assert launch.topology
     whole = FOUR_GPUS.read_text()
     launch.topology.write_text(f"{whole}\n[[change]]\nat_s = 0.5\ngpu = 1\nlost = true\n")
-    with NriGpu(launch) as daemon:
+    policy = launch.base.parent / "policy.toml"
+    policy.write_text("schema = 1\n[health]\nhold_down_s = 2\nreprobe_s = 1\n")
+    with NriGpu(replace(launch, policy=policy)) as daemon:
         daemon.wait_logged("inventory changed gpus=4")
         wait_for("its control socket", lambda: answers(daemon), 10)
-        wait_for("its loss", lambda: unavailable(daemon)[1].startswith("GPU is lost"), 10)
+        wait_for("its loss", lambda: unavailable(daemon)[1].startswith("bad since "), 10)
+        assert "is lost" in unavailable(daemon)[1]
         launch.topology.write_text(whole)
-        wait_for("its return", lambda: unavailable(daemon) == [""] * 4, 10)
+        wait_for("its return", lambda: unavailable(daemon) == [""] * 4, 20)
+        said = status(daemon)
+        assert said["transitions"]["counts"] == {"health": 3, "sign": 2}
+        assert [each["what"].partition(") ")[2] for each in said["transitions"]["last"]] == [
+            "shows lost",
+            "is bad, because of: GPU is lost",
+            "no longer shows lost",
+            "is recovering from: GPU is lost",
+            "is healthy, recovered from: GPU is lost",
+        ]
+        assert "5 changes since 20" in to_text(said, 0.0)
         launch.topology.write_text("schema = 1\n[node]\ndriver = 5\n")
         assert "node.driver: must be text" in daemon.wait_logged("inventory not refreshed")
         assert unavailable(daemon) == [""] * 4
+        wait_for("the fault's time", lambda: bool(status(daemon)["node"]["inventory_fault_since_s"]), 10)
         assert daemon.terminate() == 0
 
 

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Phase
 from nri_gpu.cli import main
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.gpu import GpuFault
+from nri_gpu.domain.transition import History, Kind, Transition
 from nri_gpu.runtime.guard_files import Seen, started, write_seen
 from nri_gpu.runtime.report import Connection, status_json
 from nri_gpu.verbs.exits import Exit
@@ -87,6 +90,33 @@ def test_a_gpu_that_was_just_released_says_for_whom_it_waits() -> None:
     ledger = make.ledger().with_leaving({make.uuid(0): Leaver(PodUid("uid"), "ml/train", CLOCK, 60.0, 1)})
     (line,) = [line for line in to_text(status_json(view(ledger)), NOW).splitlines() if "ml/train" in line]
     assert line.endswith("-    just released by ml/train: 1 process still holds it")
+
+
+def test_what_happened_to_the_node_and_when() -> None:
+    gone = Transition(kind=Kind.GPU, what="GPU 3 is gone", uuid=make.uuid(3), index=3)
+    history = History(began_s=NOW - 60).having([gone] * 11, NOW)
+    lines = to_text(status_json(view(history=history)), NOW).splitlines()
+    assert lines[-11:] == [
+        "11 changes since 2027-01-15 07:59:00 UTC (gpu 11), the last:",
+        *["  2027-01-15 08:00:00 UTC  GPU 3 is gone"] * 10,
+    ]
+
+
+def test_a_gpu_without_a_name_and_a_driver_that_does_not_answer_since_when() -> None:
+    node = make.node()
+    node = replace(node, inventory=replace(node.inventory, faults=(GpuFault(5, "gone"),)))
+    history = History().having(
+        [Transition(kind=Kind.DESCRIPTION, what="-", index=5), Transition(kind=Kind.ANSWER, what="-")], NOW
+    )
+    said = to_text(status_json(view(node=node, history=history, inventory_fault="NVML hangs")), NOW)
+    assert "GPU 5 cannot be described since 2027-01-15 08:00:00 UTC: gone" in said
+    assert "NVML hangs since 2027-01-15 08:00:00 UTC" in said
+
+
+def test_a_daemon_from_before_says_less(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    added = ("transitions", "faults")
+    assert asked(tmp_path, {key: value for key, value in FREE.items() if key not in added}) == Exit.OK
+    assert "changes since" not in capsys.readouterr().out
 
 
 def test_no_gpus() -> None:
