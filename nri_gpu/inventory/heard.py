@@ -66,7 +66,7 @@ def understood(line: bytes) -> Said:
         raise NonsenseError("too long")
     try:
         said = json.loads(line)
-        (kind,) = (_READERS.keys() & said.keys()) if isinstance(said, dict) else ()
+        (kind,) = _READERS.keys() & said.keys()
         return _READERS[kind](said)
     # KeyError, TypeError, AttributeError: parts that are missing or of another kind. RecursionError: nested too deep.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

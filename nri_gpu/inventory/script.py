@@ -19,10 +19,14 @@ def read_events(root: Table, indices: frozenset[int]) -> tuple[ScriptedEvent, ..
 
 def parse_signs(text: str) -> tuple[Sign, ...]:
     """Signs, separated by commas; none in an empty text. Raises: ValueError."""
-    words = list(filter(None, (word.strip() for word in text.split(","))))
-    if wrong := [word for word in words if word not in set(Sign)]:
-        raise ValueError(f"{wrong[0]!r} is no sign ({', '.join(Sign)})")
-    return tuple(Sign(word) for word in words)
+    return tuple(parse_sign(word) for word in filter(None, (word.strip() for word in text.split(","))))
+
+
+def parse_sign(text: str) -> Sign:
+    """One sign. Raises: ValueError."""
+    if text not in set(Sign):
+        raise ValueError(f"{text!r} is no sign ({', '.join(Sign)})")
+    return Sign(text)
 
 
 def _event(table: Table, indices: frozenset[int]) -> ScriptedEvent:

@@ -14,7 +14,7 @@ from loguru import logger
 
 from nri_gpu.domain.health import EventType, GpuEvent
 from nri_gpu.inventory import hearing as module
-from nri_gpu.inventory.heard import NonsenseError, understood
+from nri_gpu.inventory.heard import Fault, NonsenseError, understood
 from nri_gpu.inventory.hearing import Ear, EventChild
 from nri_gpu.inventory.process import LineProcess
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, happen
@@ -249,7 +249,7 @@ def test_nonsense_is_told_from_sense(line: bytes) -> None:
 
 
 def test_what_a_terminal_would_act_on_is_shown_as_marks() -> None:
-    assert understood(b'{"fault": "\\u001b[31mred\\nnext"}') == module.Fault("?[31mred?next")
+    assert understood(b'{"fault": "\\u001b[31mred\\nnext"}') == Fault("?[31mred?next")
 
 
 def test_an_event_in_full() -> None:
