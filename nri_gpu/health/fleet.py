@@ -89,12 +89,12 @@ class Fleet(Struct, frozen=True):
         return self._with({uuid: (signal, why)}, now)
 
     def looked(
-        self, inventory: Inventory, rules: Rules, now: Moment, held: frozenset[str] = NOBODY
+        self, inventory: Inventory, rules: Rules, now: Moment, held: frozenset[str] | None = NOBODY
     ) -> tuple[Fleet, tuple[Change, ...]]:
         """After a look at the node; one that showed nothing at all says nothing of any GPU.
 
-        held: UUIDs of GPUs and MIG devices that somebody has. One of those that is not there any more is lost, and was
-        not just taken out.
+        held: UUIDs of GPUs and MIG devices that somebody has; None: nobody told yet. One of those that is not there any
+        more is lost, and was not just taken out.
         """
         if inventory.fault:
             return self, ()
@@ -130,24 +130,26 @@ class Fleet(Struct, frozen=True):
                 found |= dict.fromkeys([uuid, *record.units], record.health)
         return found
 
-    def knows(self, unit: str) -> bool:
-        """Whether a look has shown this GPU or MIG device."""
-        return unit in self.records or any(unit in record.units for record in self.records.values())
+    @property
+    def places(self) -> Mapping[GpuUuid, tuple[str, str, tuple[Part, ...]]]:
+        """Where each is, and what it is made of: what a restart must not forget."""
+        return {uuid: (record.place, record.bus_id, record.parts) for uuid, record in self.records.items()}
 
-    def _knowing(self, inventory: Inventory, held: frozenset[str]) -> tuple[Fleet, dict[GpuUuid, Shown]]:
+    def _knowing(self, inventory: Inventory, held: frozenset[str] | None) -> tuple[Fleet, dict[GpuUuid, Shown]]:
         """With what is there now, and what is missed: its signs and their reason. Without what was taken out."""
         records = {gpu.uuid: _described(self.records.get(gpu.uuid, Record()), gpu) for gpu in inventory.gpus}
-        missing = self._missing(inventory) | {
-            GpuUuid(uuid): Record() for uuid in held if uuid.startswith(WHOLE) and uuid not in {*records, *self.records}
-        }
-        missed: dict[GpuUuid, Shown] = {}
+        unseen = {GpuUuid(unit) for unit in held or NOBODY if unit.startswith(WHOLE)} - records.keys()
+        missing = dict.fromkeys(unseen, Record()) | self._missing(inventory)
         blamed = _blamed(missing, inventory.faults)
+        missed: dict[GpuUuid, Shown] = {}
         for uuid, record in missing.items():
             if fault := blamed.get(uuid):
                 missed[uuid] = ((fault.sign,) if fault.sign else (), fault.reason)
             # What is not well does not get well by vanishing.
-            elif record.health.state is not State.HEALTHY or uuid in held or record.units & held:
+            elif record.health.state is not State.HEALTHY or not record.units.isdisjoint(held or ()) or uuid in unseen:
                 missed[uuid] = ((Sign.LOST,), GONE)
+            elif held is None:
+                missed[uuid] = ((), "")
         records |= {uuid: missing[uuid] for uuid in missed}
         parts = {part for record in records.values() for part in record.units}
         records |= {uuid: record for uuid, record in self.records.items() if uuid in parts}

@@ -184,7 +184,14 @@ def test_so_is_one_that_was_never_seen() -> None:
     """After a start without any memory: the runtime tells who holds it."""
     fleet, changes = Fleet().looked(look(()), RULES, at(10), held(UUIDS[1], UUIDS[0]))
     assert [(change.uuid, change.place) for change in changes] == [(UUIDS[1], "")]
-    assert fleet.knows(UUIDS[1])
+    assert fleet.barred.keys() == {UUIDS[1]}
+
+
+def test_as_long_as_nobody_told_who_is_held_nobody_is_forgotten() -> None:
+    fleet, changes = looked(Fleet(), 0, with_parts(WELL, 1, 0)).looked(look(()), RULES, at(10), None)
+    assert (state(fleet, 1), changes) == (State.HEALTHY, ())
+    assert fleet.looked(look(()), RULES, at(20), held(PARTS[0]))[0].barred.keys() == {UUIDS[1], PARTS[0]}
+    assert UUIDS[1] not in fleet.looked(look(()), RULES, at(20))[0].records
 
 
 def test_a_loss_that_policy_does_not_mind_makes_nothing_bad() -> None:
