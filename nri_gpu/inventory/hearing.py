@@ -70,8 +70,15 @@ class EventChild:
         self._listening = False
         self._failures = 0
         self._down = False
+        self.attempts = 0  # processes started
+        self._process: LineProcess | None = None
         self._leaving: LineProcess | None = None  # told to go, and not yet reaped
         self._said: set[str] = set()  # what is said once
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now."""
+        return self._process.pid if self._process else None
 
     def listen(self, bus_ids: frozenset[str]) -> None:
         """To these from now on; to none ends the process."""
@@ -102,7 +109,8 @@ class EventChild:
                 "other is started: see `dmesg | grep NVRM`; the GPU may need a reset, or the node a reboot"
             )
         try:
-            process = await LineProcess.start(self._command)
+            self.attempts += 1
+            process = self._process = await LineProcess.start(self._command)
         except OSError as error:
             return f"cannot start the NVML event process: {error}"
         self._call, self._listening, fault = "start", True, ""
@@ -126,6 +134,7 @@ class EventChild:
 
     async def _see_off(self, process: LineProcess) -> int | None:
         """Kills it, or tries again with one that would not go: it stays `_leaving` until it is reaped."""
+        self._process = None
         status = await process.end(0)
         self._leaving = process if status is None else None
         return status
@@ -150,8 +159,8 @@ class EventChild:
                 return GONE
             try:
                 said = understood(line.result())
-            except NonsenseError as error:
-                return f"the NVML event process talked nonsense after {self._call} ({error}) and was ended"
+            except NonsenseError:
+                return f"the NVML event process talked nonsense after {self._call} and was ended"
             if isinstance(said, Fault):
                 return said.why
             self._take(said)

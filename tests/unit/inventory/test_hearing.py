@@ -17,7 +17,7 @@ from nri_gpu.inventory import hearing as module
 from nri_gpu.inventory.heard import Fault, NonsenseError, understood
 from nri_gpu.inventory.hearing import Ear, EventChild
 from nri_gpu.inventory.process import LineProcess
-from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, happen
+from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence, happen
 
 GPUS = tuple(FakeGpu(uuid=f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(3))
 BUS_IDS = tuple(f"0000:{0x10 + n:02x}:00.0" for n in range(3))
@@ -205,6 +205,20 @@ def test_a_driver_that_hangs_or_crashes_takes_only_the_process_along(tmp_path: P
             assert station.says("nvmlEventSetWait_v2") >= 1
 
     asyncio.run(run())
+
+
+async def test_the_library_sees_an_empty_environment_and_no_capabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the process that looks (test_nvml.py)."""
+    monkeypatch.setenv("LD_PRELOAD_OF_A_TEST", "secret")
+    root = build_fake_nvml(tmp_path, GPUS)
+    async with listening(root, 0) as station:
+        await station.until(lambda: station.says("'gpus': 1"))
+        assert evidence(root, "environ") == ""
+        status = dict(line.split(":\t", 1) for line in evidence(root, "status").splitlines())
+        assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+        assert status["NoNewPrivs"] == "1"
 
 
 # --- what does not speak our language ---------------------------------------------------------------------------------
