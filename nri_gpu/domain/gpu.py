@@ -77,7 +77,7 @@ class MigDevice(Value, frozen=True, kw_only=True):
     memory_bytes: of its GPU instance, bytes (nvmlDeviceGetAttributes_v2).
     gpu_instance_minor, compute_instance_minor: of its capability nodes, /dev/nvidia-caps/nvidia-capN; None: not known.
     unavailable: why it cannot be granted; empty when it can.
-    processes: as a `Gpu`'s.
+    processes: as a `Gpu`'s. health: its own, of what NVML told of it alone.
     """
 
     aside: ClassVar = ("processes",)
@@ -92,6 +92,7 @@ class MigDevice(Value, frozen=True, kw_only=True):
     compute_instance_minor: int | None = None
     unavailable: str = ""
     processes: int | None = None
+    health: Health = WELL
 
 
 class Gpu(Value, frozen=True, kw_only=True):
@@ -198,11 +199,17 @@ def nvml_order(unit: Unit) -> tuple[int, int]:
 class GpuFault(Struct, frozen=True):
     """A GPU that is there but could not be described: lost, no permission, call failed.
 
-    reason: one sentence naming the NVML call and its error.
+    reason: one sentence naming the NVML call and its error. code: that error's number, 0 where the answer was
+    unreadable. sign: what it says of the GPU's health; None: nothing. uuid, pci_bus_id: as far as they were told, or
+    are known from before; empty where not.
     """
 
     index: int
     reason: str
+    code: int = 0
+    sign: Sign | None = None
+    uuid: str = ""
+    pci_bus_id: str = ""
 
 
 class Link(Struct, frozen=True):

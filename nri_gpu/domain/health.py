@@ -67,11 +67,17 @@ WELL: Final = Health()
 
 
 class GpuEvent(Struct, frozen=True):
-    """Something NVML told of a GPU. kind: of `EventType`, or another bit. xid: the driver's error number, or 0."""
+    """Something NVML told of a GPU.
+
+    kind: of `EventType`, or another bit. xid: the driver's error number, or 0. gpu_instance, compute_instance: ids of
+    the MIG device that it happened to; None where it is not told.
+    """
 
     uuid: str
     kind: int
     xid: int = 0
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
 
 
 class ScriptedEvent(Struct, frozen=True):

@@ -77,6 +77,9 @@ SIGN_WORDS: Final[Mapping[Sign, str]] = {
     Sign.THERMAL: "slowed down by heat",
     Sign.POWER_BRAKE: "slowed down by the power brake",
 }
+# Those that a failed call shows, so that NVML says why.
+_FAILURES: Final = frozenset({Sign.LOST, Sign.RESET_REQUIRED, Sign.UNREADABLE})
+GONE: Final = "GPU is lost: NVML does not list it any more"
 
 
 def heard(event: GpuEvent, rules: Rules) -> tuple[Signal | None, str]:
@@ -88,12 +91,26 @@ def heard(event: GpuEvent, rules: Rules) -> tuple[Signal | None, str]:
     return _SIGNALS.get(meaning), words
 
 
-def looked(signs: tuple[Sign, ...], rules: Rules) -> tuple[Signal | None, str]:
-    """The class of what a look showed; None: nothing. Signs of neither list are for people only."""
+def of_its_part(event: GpuEvent, rules: Rules) -> bool:
+    """Whether an event that names a MIG device is that device's alone. What is fatal is the whole GPU's."""
+    return event.kind == EventType.XID and event.gpu_instance is not None and event.xid not in rules.fatal_xids
+
+
+def looked(signs: tuple[Sign, ...], rules: Rules, said: str = "") -> tuple[Signal | None, str]:
+    """The class of what a look showed; None: nothing. Signs of neither list are for people only.
+
+    said: NVML's own words for a call that failed; empty where none did.
+    """
     for listed, signal in ((rules.fatal_signs, Signal.FATAL), (rules.suspect_signs, Signal.ODD)):
-        if found := [SIGN_WORDS[sign] for sign in signs if sign in listed]:
-            return signal, ", ".join(found)
+        if found := [sign for sign in signs if sign in listed]:
+            words = [said if said and sign in _FAILURES else SIGN_WORDS[sign] for sign in found]
+            return signal, ", ".join(words)
     return None, ""
+
+
+def unsure(signs: tuple[Sign, ...], rules: Rules) -> bool:
+    """Whether all that makes it bad is that it could not be read: it may be busy, and is asked again."""
+    return rules.fatal_signs.intersection(signs) == {Sign.UNREADABLE}
 
 
 def xid_words(xid: int) -> str:

@@ -4,8 +4,9 @@
 
 One JSON object a line. In: {"watch": ["0000:3b:00.0", ...]}, again whenever it changes. Out: {"call": ...} before each
 call as in `nvml.py`, {"watching": [...], "deaf": {"0000:3b:00.0": "why"}} after each change, and for what happens
-{"event": {"uuid": "GPU-...", "kind": 8, "xid": 79}} or {"unplaced": "a sentence"}. {"fault": "a sentence"} is the last
-line: waiting failed, which says nothing of any GPU in particular. The end of stdin is the end of the program.
+{"event": {"uuid": "GPU-...", "kind": 8, "xid": 79, "gi": 1, "ci": 0}} (null where NVML names no MIG device) or
+{"unplaced": "a sentence"}. {"fault": "a sentence"} is the last line: waiting failed, which says nothing of any GPU in
+particular. The end of stdin is the end of the program.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from nri_gpu.inventory.nvml import LOAD, Library, LibraryError, Speaker, options
 
 WAIT_MS: Final = 1000  # also how long a change of what is watched may have to wait
 WANTED: Final = int(sum(EventType))
+NO_INSTANCE: Final = 0xFFFFFFFF  # of an event that is the whole GPU's (nvml.h: nvmlEventData_t)
 
 
 class Ears:
@@ -65,7 +67,8 @@ class Ears:
                 "unplaced": f"NVML told of an event {data.eventType:#x} ({data.eventData}) without its GPU: {fault}"
             }
         xid = int(data.eventData) if data.eventType == EventType.XID else 0
-        return {"event": {"uuid": uuid, "kind": int(data.eventType), "xid": xid}}
+        gi, ci = (None if each == NO_INSTANCE else int(each) for each in (data.gpuInstanceId, data.computeInstanceId))
+        return {"event": {"uuid": uuid, "kind": int(data.eventType), "xid": xid, "gi": gi, "ci": ci}}
 
     def _register(self, bus_id: str) -> None:
         # By bus id: NVML then touches that GPU alone, and not every one up to its index (nvml.h).

@@ -8,19 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.health import GpuEvent
+from nri_gpu.inventory.heard import Call, Fault, NonsenseError, Said, Unplaced, Watching, understood
 from nri_gpu.inventory.process import LineProcess, ending, python
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
 WAIT: Final = "nvmlEventSetWait_v2"
+GONE: Final = "gone"
+SAID_MAX: Final = 256
+# One that fails after it has listened for so long is not the one that failed before.
+STEADY_S: Final = 60.0
 
 
 class Ear(Struct, frozen=True):
@@ -64,7 +69,16 @@ class EventChild:
         self._call = ""
         self._listening = False
         self._failures = 0
+        self._down = False
+        self.attempts = 0  # processes started
+        self._process: LineProcess | None = None
+        self._leaving: LineProcess | None = None  # told to go, and not yet reaped
         self._said: set[str] = set()  # what is said once
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now."""
+        return self._process.pid if self._process else None
 
     def listen(self, bus_ids: frozenset[str]) -> None:
         """To these from now on; to none ends the process."""
@@ -80,6 +94,7 @@ class EventChild:
                 await self._changed.wait()
             fault = await self._serve()
             if fault:
+                self._down = True
                 self._once(fault, "not listening for errors of the GPUs; trying again")
                 self._ear.doubt()
                 pause_s = min(FIRST_PAUSE_S * (1 << min(self._failures, 10)), LONGEST_PAUSE_S)
@@ -88,11 +103,19 @@ class EventChild:
 
     async def _serve(self) -> str:
         """One process's life. Returns what ended it; empty where nobody is to be listened to any more."""
+        if self._leaving and await self._see_off(self._leaving) is None:
+            return (
+                f"the NVML event process {self._leaving.pid} still hangs in {self._call} and cannot be killed, so no "
+                "other is started: see `dmesg | grep NVRM`; the GPU may need a reset, or the node a reboot"
+            )
         try:
-            process = await LineProcess.start(self._command)
+            self.attempts += 1
+            process = self._process = await LineProcess.start(self._command)
         except OSError as error:
             return f"cannot start the NVML event process: {error}"
         self._call, self._listening, fault = "start", True, ""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         telling = asyncio.create_task(self._tell(process))
         try:
             fault = await self._hear(process, telling)
@@ -100,11 +123,21 @@ class EventChild:
             telling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await telling
-            status = await process.end(0)  # killed: the kernel closes what it held
-        if fault == "gone":
+            status = await self._see_off(process)  # killed: the kernel closes what it held
+        if loop.time() - began >= STEADY_S:
+            self._failures = 0
+            self._said.clear()
+        if fault == GONE:
             words = process.last_line()
             return f"the NVML event process {ending(status)} in {self._call}" + (f": {words}" if words else "")
         return fault
+
+    async def _see_off(self, process: LineProcess) -> int | None:
+        """Kills it, or tries again with one that would not go: it stays `_leaving` until it is reaped."""
+        self._process = None
+        status = await process.end(0)
+        self._leaving = process if status is None else None
+        return status
 
     async def _tell(self, process: LineProcess) -> None:
         """Send what is wanted, as it changes; the end is that nothing is."""
@@ -122,40 +155,40 @@ class EventChild:
                 line.cancel()
                 await asyncio.gather(line, return_exceptions=True)
                 return "" if telling in done else f"{self._call} did not return within {self._silence_s:g} s"
+            if not line.result():
+                return GONE
             try:
-                said = json.loads(line.result() or b"null")
-            except ValueError:
-                said = None
-            if not isinstance(said, dict):
-                return "gone"
-            if fault := self._understand(said):
-                return fault
+                said = understood(line.result())
+            except NonsenseError:
+                return f"the NVML event process talked nonsense after {self._call} and was ended"
+            if isinstance(said, Fault):
+                return said.why
+            self._take(said)
 
-    def _understand(self, said: Mapping[str, Any]) -> str:
-        """Returns the fault that ended it, if that is what it says."""
-        if "call" in said:
-            before, self._call = self._call, str(said["call"])
-            if before == self._call == WAIT:  # one wait came back, so waiting works
-                self._works()
-        elif "event" in said:
-            event = said["event"]
-            self._ear.heard(GpuEvent(str(event["uuid"]), int(event["kind"]), int(event["xid"])))
-        elif "watching" in said:
-            self._listening = bool(said["watching"])
-            logger.bind(gpus=len(said["watching"])).debug("listening for errors of gpus")
-            for bus_id, why in said["deaf"].items():
-                self._once(f"{bus_id}: {why}", "errors of this gpu are not heard, only seen when it is looked at")
-        elif "unplaced" in said:
-            self._once(str(said["unplaced"]), "an event without its gpu; all are looked at")
-            self._ear.doubt()
-        return str(said.get("fault", ""))
+    def _take(self, said: Said) -> None:
+        """What it says goes to who is told of it."""
+        match said:
+            case Call(name):
+                if name == self._call == WAIT:  # one wait came back, so waiting works
+                    self._works()
+                self._call = name
+            case GpuEvent():
+                self._ear.heard(said)
+            case Watching(gpus, deaf):
+                self._listening = bool(gpus)
+                logger.bind(gpus=len(gpus)).debug("listening for errors of gpus")
+                for bus_id, why in deaf.items():
+                    self._once(f"{bus_id}: {why}", "errors of this gpu are not heard, only seen when it is looked at")
+            case Unplaced(why):
+                self._once(why, "an event without its gpu; all are looked at")
+                self._ear.doubt()
 
     def _works(self) -> None:
-        if self._failures:
+        if self._down:
             logger.bind(attempt=self._failures).info("listening for errors of gpus again")
-        self._failures = 0
+        self._down = False
 
     def _once(self, fault: str, phrase: str) -> None:
-        if fault not in self._said and len(self._said) < 256:
+        if fault not in self._said and len(self._said) < SAID_MAX:
             self._said.add(fault)
             logger.bind(fault=fault).warning(phrase)

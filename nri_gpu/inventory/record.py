@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.edits import DeviceNode, Mount
 from nri_gpu.domain.extras import Extra, Offer
-from nri_gpu.domain.gpu import Gpu, GpuUuid, Inventory, MigDevice
+from nri_gpu.domain.gpu import Gpu, GpuFault, GpuUuid, Inventory, MigDevice
 from nri_gpu.inventory.capabilities import usual_minors
 from nri_gpu.inventory.mig_table import NOT_KNOWN
 from nri_gpu.inventory.topology import SCHEMA
@@ -22,7 +22,7 @@ def topology_text(inventory: Inventory, comment: str = "") -> str:
         blocks += _offer(extra, offer)
     for gpu in inventory.gpus:
         blocks += _gpu(gpu)
-    blocks += [_block("[[fault]]", {"index": fault.index, "reason": fault.reason}) for fault in inventory.faults]
+    blocks += [_fault(fault) for fault in inventory.faults]
     blocks += [
         _block("[[link]]", {"a": link.a, "b": link.b, "pcie": link.pcie, "nvlink": link.nvlink or None})
         for link in inventory.links
@@ -40,7 +40,8 @@ def scrubbed(inventory: Inventory) -> Inventory:
 
     They differ in their first letters, as real ones do: prefixes are how people write them.
     """
-    return replace(inventory, gpus=tuple(map(_scrubbed_gpu, inventory.gpus)))
+    faults = (replace(each, uuid=_made_up("GPU", each.index, 0) if each.uuid else "") for each in inventory.faults)
+    return replace(inventory, gpus=tuple(map(_scrubbed_gpu, inventory.gpus)), faults=tuple(faults))
 
 
 def _scrubbed_gpu(gpu: Gpu) -> Gpu:
@@ -77,6 +78,12 @@ def _device(node: DeviceNode) -> dict[str, object]:
 
 def _mount(mount: Mount) -> dict[str, object]:
     return {"destination": mount.destination, "source": mount.source}
+
+
+def _fault(fault: GpuFault) -> str:
+    said = {"code": fault.code or None, "sign": fault.sign.value if fault.sign else None}
+    known = {"uuid": fault.uuid or None, "bus_id": fault.pci_bus_id or None}
+    return _block("[[fault]]", {"index": fault.index, "reason": fault.reason, **said, **known})
 
 
 def _gpu(gpu: Gpu) -> Iterator[str]:

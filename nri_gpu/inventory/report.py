@@ -29,6 +29,7 @@ NVLINK_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
 ARCH_MAX: Final = 99
 BYTES_MAX: Final = 2**63 - 1
 PROCESSES_MAX: Final = 2**22  # of a whole machine (Linux: PID_MAX_LIMIT)
+CODE_MAX: Final = 999  # NVML_ERROR_UNKNOWN
 TEXT_MAX: Final = 400  # characters of a sentence
 UNKNOWN: Final = "unknown"  # a profile that could not be asked for
 PCIE_WORDS: Final = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -43,7 +44,7 @@ def inventory_from_report(report: Any, taken_at: float) -> Inventory:  # noqa: A
         inventory = Inventory(
             taken_at=taken_at,
             gpus=tuple(_gpu(facts) for facts in report["gpus"]),
-            faults=tuple(GpuFault(_number(each["index"], GPU_MAX), _text(each["reason"])) for each in report["faults"]),
+            faults=tuple(_gpu_fault(each) for each in report["faults"]),
             links=tuple(_link(link) for link in report["links"]),
             driver_version=_text(report["driver_version"]),
             cuda_version=_text(report["cuda_version"]),
@@ -59,7 +60,7 @@ def _consistent(inventory: Inventory) -> None:
     gpus, parts = inventory.gpus, inventory.parts
     indices = [gpu.index for gpu in gpus]
     for what, values in (
-        ("UUID", [unit.uuid for unit in inventory.units]),
+        ("UUID", [*(unit.uuid for unit in inventory.units), *filter(None, (each.uuid for each in inventory.faults))]),
         ("index", [*indices, *(fault.index for fault in inventory.faults)]),
         ("minor", [gpu.minor_number for gpu in gpus]),
         ("bus id", [gpu.pci_bus_id for gpu in gpus]),
@@ -120,6 +121,18 @@ def _gpu(facts: Any) -> Gpu:  # noqa: ANN401
         ),
         processes=_count(facts["processes"]),
         signs=tuple(Sign(_text(each)) for each in facts["signs"]),
+    )
+
+
+def _gpu_fault(facts: Any) -> GpuFault:  # noqa: ANN401
+    sign, uuid, bus_id = facts["sign"], _text(facts["uuid"]), _text(facts["pci_bus_id"])
+    return GpuFault(
+        index=_number(facts["index"], GPU_MAX),
+        reason=_text(facts["reason"]),
+        code=_number(facts["code"], CODE_MAX),
+        sign=None if sign is None else Sign(_text(sign)),
+        uuid=parse_uuid(uuid) if uuid else "",
+        pci_bus_id=parse_bus_id(bus_id) if bus_id else "",
     )
 
 

@@ -31,6 +31,13 @@ def read_signs(table: Table) -> tuple[Sign, ...] | None:
     return tuple(dict.fromkeys(Sign(word) for word in words if word in known))
 
 
+def parse_sign(text: str) -> Sign:
+    """One sign. Raises: ValueError."""
+    if text not in set(Sign):
+        raise ValueError(f"{text!r} is no sign ({', '.join(Sign)})")
+    return Sign(text)
+
+
 def _event(table: Table, indices: frozenset[int]) -> ScriptedEvent:
     at_s, gpu = table.seconds("at_s"), table.number("gpu", 0, INDEX_MAX)
     if gpu is not None and gpu not in indices:

@@ -52,10 +52,12 @@ def survey(ask: Ask, sysfs: Path) -> dict[str, object]:
     seen: list[_Seen] = []
     report = {"driver_version": maybe(ask, "", "nvmlSystemGetDriverVersion"), "cuda_version": _cuda_version(ask)}
     for index in range(ask("nvmlDeviceGetCount")):
+        gpu = _Seen(index)
         try:
-            seen.append(_identify(ask, index))
+            _identify(ask, gpu)
+            seen.append(gpu)
         except CallError as error:
-            faults.append({"index": index, "reason": str(error)})
+            faults.append(_fault(gpu, error))
     for gpu in seen:
         _describe(ask, gpu, sysfs)
     # The pairs come last: by then every GPU's bus id is known, and what is gone need not be asked again.
@@ -68,20 +70,28 @@ def _cuda_version(ask: Ask) -> str:
     return f"{version // 1000}.{version % 1000 // 10}" if version else ""
 
 
-def _identify(ask: Ask, index: int) -> _Seen:
+def _identify(ask: Ask, gpu: _Seen) -> None:
     """The facts without which a GPU cannot be named, let alone given.
 
-    Raises: CallError.
+    Raises: CallError. What was told until then stays.
     """
-    handle = ask("nvmlDeviceGetHandleByIndex", index, gpu=index)
-    facts: dict[str, object] = {
-        "index": index,
-        "uuid": parsed(parse_uuid, ask("nvmlDeviceGetUUID", handle, gpu=index), "nvmlDeviceGetUUID"),
-        "minor_number": int(ask("nvmlDeviceGetMinorNumber", handle, gpu=index)),
-        "pci_bus_id": _bus_id(ask("nvmlDeviceGetPciInfo_v3", handle, gpu=index), "nvmlDeviceGetPciInfo_v3"),
-        "unavailable": "",
-    }
-    return _Seen(index, handle, facts)
+    index, facts = gpu.index, gpu.facts
+    gpu.handle = handle = ask("nvmlDeviceGetHandleByIndex", index, gpu=index)
+    facts |= {"index": index, "unavailable": ""}
+    facts["pci_bus_id"] = _bus_id(ask("nvmlDeviceGetPciInfo_v3", handle, gpu=index), "nvmlDeviceGetPciInfo_v3")
+    facts["uuid"] = parsed(parse_uuid, ask("nvmlDeviceGetUUID", handle, gpu=index), "nvmlDeviceGetUUID")
+    facts["minor_number"] = int(ask("nvmlDeviceGetMinorNumber", handle, gpu=index))
+
+
+def _fault(gpu: _Seen, error: CallError) -> dict[str, object]:
+    """A GPU that cannot be named, with what is known of it all the same."""
+    known = {name: gpu.facts.get(name, "") for name in ("uuid", "pci_bus_id")}
+    return {
+        "index": gpu.index,
+        "reason": str(error),
+        "code": error.code,
+        "sign": next(iter(sign_of(error)), None),
+    } | known
 
 
 def _describe(ask: Ask, gpu: _Seen, sysfs: Path) -> None:

@@ -86,9 +86,11 @@ class Table:
             return None
         return number
 
-    def parsed(self, key: str, parse: Callable[[str], T], *, default: str | None = None) -> T | None:
+    def parsed(
+        self, key: str, parse: Callable[[str], T], *, default: str | None = None, optional: bool = False
+    ) -> T | None:
         """A string that `parse` understands; its ValueError is the fault."""
-        text = self.text(key, default=default)
+        text = self.text(key, default=default, optional=optional)
         try:
             return None if text is None else parse(text)
         except ValueError as error:

@@ -23,9 +23,9 @@ from nri_gpu.inventory.majors_table import MAJOR_MAX, read_majors
 from nri_gpu.inventory.mig_table import mig_devices
 from nri_gpu.inventory.numa import parse_cpulist
 from nri_gpu.inventory.offer_table import read_offers
-from nri_gpu.inventory.report import PROCESSES_MAX
+from nri_gpu.inventory.report import CODE_MAX, PROCESSES_MAX
 from nri_gpu.inventory.scene import Scene
-from nri_gpu.inventory.script import read_events, read_signs
+from nri_gpu.inventory.script import parse_sign, read_events, read_signs
 from nri_gpu.inventory.table import Notes, Table
 from nri_gpu.requirements.facts import BRANDS
 
@@ -220,9 +220,18 @@ def _parse_pcie(text: str) -> str:
 
 
 def _gpu_fault(table: Table) -> GpuFault:
-    """A GPU that is there, and of which not even a name is known."""
+    """A GPU that is there, and could not be described."""
     index = table.number("index", 0, GPUS_MAX - 1)
-    table.once("index", index, among="gpu")
-    fault = GpuFault(index or 0, table.text("reason") or "")
+    uuid, bus_id = table.parsed("uuid", parse_uuid, optional=True), table.parsed("bus_id", parse_bus_id, optional=True)
+    for key, value in (("index", index), ("uuid", uuid), ("bus_id", bus_id)):
+        table.once(key, value, among="gpu")
+    fault = GpuFault(
+        index=index or 0,
+        reason=table.text("reason") or "",
+        code=table.number("code", 0, CODE_MAX, optional=True) or 0,
+        sign=table.parsed("sign", parse_sign, optional=True),
+        uuid=uuid or "",
+        pci_bus_id=bus_id or "",
+    )
     table.done()
     return fault

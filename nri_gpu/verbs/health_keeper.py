@@ -17,13 +17,14 @@ from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.gpu import Gpu, Inventory
 from nri_gpu.domain.health import EventType, GpuEvent, ScriptedEvent, State
 from nri_gpu.health.classes import Meaning, Rules
-from nri_gpu.health.fleet import Change, Fleet, Moment
+from nri_gpu.health.fleet import NOBODY, Change, Fleet, Moment
 from nri_gpu.inventory.hearing import Ear, EventChild, Hearing
 from nri_gpu.inventory.source import Source
 from nri_gpu.policy.health import Events, HealthSettings, OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.verbs.health_file import load_fleet, save_fleet
-from nri_gpu.verbs.stopping import stop_containers, warn_without_grpc
+from nri_gpu.verbs.health_stops import Stops, holders_of
+from nri_gpu.verbs.stopping import warn_without_grpc
 
 LOOKS_APART_S: Final = 1.0  # of looks for the sake of events, which can come by the thousand
 _LEVELS: Final[Mapping[State, str]] = {State.BAD: "WARNING", State.SUSPECT: "WARNING"}
@@ -32,12 +33,12 @@ _LEVELS: Final[Mapping[State, str]] = {State.BAD: "WARNING", State.SUSPECT: "WAR
 class Needs(Struct, frozen=True, kw_only=True):
     """What it needs of the daemon.
 
-    policy: the one in force. ledger: who holds what. publish: an inventory is another one now. look: ask the source
-    soon.
+    policy: the one in force. ledger: who holds what; None before the runtime has told. publish: an inventory is another
+    one now. look: ask the source soon.
     """
 
     policy: Callable[[], Policy]
-    ledger: Callable[[], Ledger]
+    ledger: Callable[[], Ledger | None]
     publish: Callable[[Inventory], None]
     look: Callable[[], None]
 
@@ -87,8 +88,9 @@ class HealthKeeper:
         self._seen: Inventory | None = None  # as the source told it
         self._script: tuple[ScriptedEvent, ...] = ()
         self._began: float | None = None  # by the loop's clock: when a simulated node was first looked at
-        self._held_changed = asyncio.Event()
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._judged_for: frozenset[str] | None = None  # what was held at the last look
+        self._changed = asyncio.Event()
+        self._stops = Stops(self._changed.set)
         self._looking = False
         if hearing is None and not place.simulated:
             hearing = partial(EventChild, place.driver_root, place.library_dirs)
@@ -105,24 +107,27 @@ class HealthKeeper:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._reprobe())
-                group.create_task(self._listen())
+                group.create_task(self._tend())
                 if self._hearing:
                     group.create_task(self._hearing.run())
         finally:
-            for task in self._stopping:
-                task.cancel()
+            self._stops.close()
 
     def held_changed(self) -> None:
         """The ledger is another one; cheap, because it is said in the hook's path."""
-        self._held_changed.set()
+        self._changed.set()
+
+    def policy_changed(self) -> None:
+        """Policy is another one."""
+        self._changed.set()
 
     def judged(self, inventory: Inventory) -> Inventory:
         """What a look showed, with what is known of the GPUs' health."""
         self._seen = inventory if not inventory.fault else self._seen
         self._play(inventory.script)
-        self._held_changed.set()  # bus ids may be others
-        rules = rules_of(self._settings)
-        self._take(*self._fleet.looked(inventory, rules, self._moment()))
+        rules, self._judged_for = rules_of(self._settings), self._held()
+        self._take(*self._fleet.looked(inventory, rules, self._moment(), self._judged_for))
+        self._changed.set()  # bus ids may be others
         return self._fleet.dressed(inventory, rules)
 
     def heard(self, event: GpuEvent) -> None:
@@ -143,38 +148,18 @@ class HealthKeeper:
         return self._needs.policy().health
 
     def _take(self, fleet: Fleet, changes: tuple[Change, ...]) -> None:
-        self._fleet = fleet
+        moved, self._fleet = fleet.places != self._fleet.places, fleet
         for change in changes:
             self._tell(change)
-            if change.now.state is State.BAD:
-                self._gone_bad(change)
-        if changes:
+        if changes or moved:
+            self._changed.set()
             save_fleet(self._place.file, self._fleet)
 
     def _tell(self, change: Change) -> None:
-        index = next((gpu.index for gpu in self._seen.gpus if gpu.uuid == change.uuid), "?") if self._seen else "?"
-        said = {"gpu_uuid": change.uuid, "index": index, "reason": change.now.why, "state": change.now.state.value}
+        place = int(change.place) if change.place.isdecimal() else change.place or "?"
+        said = {"gpu_uuid": change.uuid, "index": place, "reason": change.now.why, "state": change.now.state.value}
         bound = logger.bind(**said, before=change.before.value, changes=change.now.changes)
         bound.log(_LEVELS.get(change.now.state, "INFO"), "gpu health changed")
-
-    def _gone_bad(self, change: Change) -> None:
-        names = dict(_holders(self._needs.ledger(), self._units(change.uuid)))
-        if not names:
-            return
-        bound = logger.bind(gpu_uuid=change.uuid, reason=change.now.why)
-        if self._settings.containers is OnBad.REPORT:
-            for container, name in names.items():
-                bound.bind(pod_name=name, container_id=container).warning("container is on a bad gpu")
-            return
-        why = f"its GPU is bad: {change.now.why}"
-        task = asyncio.create_task(stop_containers(names, self._needs.policy().guard, why))
-        self._stopping.add(task)
-        task.add_done_callback(self._stopping.discard)
-
-    def _units(self, uuid: str) -> frozenset[str]:
-        """A GPU, and the MIG devices that go down with it."""
-        gpus = self._seen.gpus if self._seen else ()
-        return frozenset({uuid, *(part.uuid for gpu in gpus if gpu.uuid == uuid for part in gpu.parts)})
 
     def _look_soon(self) -> None:
         if self._looking:
@@ -193,16 +178,27 @@ class HealthKeeper:
             if self._fleet.ailing:
                 self._needs.look()
 
-    async def _listen(self) -> None:
+    async def _tend(self) -> None:
+        """Whenever something changed: listen to whom it concerns, and see to who is on what is bad."""
         while True:
-            self._held_changed.clear()
+            self._changed.clear()
             if self._hearing:
                 self._hearing.listen(frozenset(gpu.pci_bus_id for gpu in self._heard_of()))
-            await self._held_changed.wait()
+            self._stops.tend(holders_of(self._fleet.barred, self._needs.ledger() or Ledger()), self._needs.policy())
+            # Somebody has what the last look did not show, and did not ask about: the next one does.
+            shown = {unit.uuid for unit in self._seen.units} if self._seen else None
+            if shown is not None and (self._held() or NOBODY) - shown - (self._judged_for or NOBODY):
+                self._look_soon()
+            await self._changed.wait()
+
+    def _held(self) -> frozenset[str] | None:
+        """GPUs and MIG devices that somebody has, be it by our hand or not; None where that is not known yet."""
+        ledger = self._needs.ledger()
+        return None if ledger is None else frozenset(uuid for uuid, use in ledger.usage().items() if use.load)
 
     def _heard_of(self) -> Iterator[Gpu]:
         """The GPUs whose errors are waited for."""
-        events, usage = self._settings.events, self._needs.ledger().usage()
+        events, usage = self._settings.events, (self._needs.ledger() or Ledger()).usage()
         for gpu in self._seen.gpus if self._seen and events is not Events.NONE else ():
             held = any(uuid in usage for uuid in (gpu.uuid, *(part.uuid for part in gpu.parts)))
             if held or events is Events.ALL:
@@ -238,13 +234,6 @@ def rules_of(settings: HealthSettings) -> Rules:
         hold_down_s=settings.hold_down_s,
         reprobe_s=settings.reprobe_s,
     )
-
-
-def _holders(ledger: Ledger, uuids: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Container id and name of those that hold one of them."""
-    for entry in ledger.entries.values():
-        if entry.holds and uuids.intersection(entry.grant.uuids):
-            yield entry.grant.container_id, f"{entry.grant.namespace}/{entry.grant.pod_name}"
 
 
 def _moment() -> Moment:

@@ -174,7 +174,7 @@ class Daemon:
             place,
             Needs(
                 policy=self._settings,
-                ledger=lambda: self._plugin.ledger,
+                ledger=lambda: self._plugin.ledger if self._synchronized else None,
                 publish=self._inventory.publish,
                 look=lambda: self._cache.poke(),
             ),
@@ -351,6 +351,7 @@ class Daemon:
         """From here on decisions are by this one."""
         self._plugin.policy = policy
         self._note(policy)
+        self._health.policy_changed()
         self._reporter.policy_changed()
         self._labels.look_again()
 
@@ -412,6 +413,7 @@ class Daemon:
         self._synchronized = True
         self._kubelet.connected(True)
         self._mps.look_again()
+        self._health.held_changed()
         self._reporter.ready()
         status = f"serving {self._fixed.socket}, {len(self._plugin.ledger.entries)} grants"
         if without := len(self._plugin.ungranted):

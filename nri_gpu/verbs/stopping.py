@@ -24,8 +24,11 @@ def warn_without_grpc(setting: str) -> None:
         logger.bind(fault=fault).error(f"{setting} has no effect")
 
 
-async def stop_containers(names: Mapping[str, str], settings: GuardSettings, why: str) -> None:
-    """names: container id -> what to call it in the log. why: ends "container stopped: "."""
+async def stop_containers(names: Mapping[str, str], settings: GuardSettings, why: str) -> frozenset[str]:
+    """Returns those that are stopped now. Raises: OSError, TimeoutError.
+
+    names: container id -> what to call it in the log. why: ends "container stopped: ".
+    """
     words = (settings.cri_socket, str(settings.stop_grace_s), str(PATIENCE_S))
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
@@ -37,13 +40,16 @@ async def stop_containers(names: Mapping[str, str], settings: GuardSettings, why
     finally:
         if child.returncode is None:
             child.kill()
+    stopped = set()
     for line in said.decode(errors="replace").splitlines():
         container, _, outcome = line.partition(" ")
         bound = logger.bind(pod_name=names.get(container, "?"), container_id=container)
         if outcome == "ok":
+            stopped.add(container)
             bound.warning(f"container stopped: {why}")
         else:
             bound.bind(fault=outcome).error("container not stopped")
     if child.returncode and not said:
         fault = (complaints.decode(errors="replace").strip().splitlines() or ["?"])[-1]
         logger.bind(socket=settings.cri_socket, fault=fault).error("containers not stopped")
+    return frozenset(stopped)

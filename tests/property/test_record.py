@@ -24,6 +24,7 @@ from nri_gpu.domain.gpu import (
     NumaNode,
     PciBusId,
 )
+from nri_gpu.domain.health import Sign
 from nri_gpu.inventory.offer_table import OF_GPUS
 from nri_gpu.inventory.record import scrubbed, topology_text
 from nri_gpu.inventory.topology import PCIE_WORDS, load_topology, parse_topology
@@ -84,6 +85,18 @@ offers = st.builds(
 ).filter(lambda offer: bool(offer.nodes or offer.mounts or offer.lacking))
 
 
+def faults(index: int) -> st.SearchStrategy[GpuFault]:
+    return st.builds(
+        GpuFault,
+        st.just(index),
+        sentences,
+        st.sampled_from([0, 15, 999]),
+        st.none() | st.sampled_from(Sign),
+        st.sampled_from(["", f"GPU-{index:08x}-ffff-4000-8000-000000000000"]),
+        st.sampled_from(["", f"0000:f{index}:00.0"]),
+    )
+
+
 @st.composite
 def inventories(draw: st.DrawFn) -> Inventory:
     count = draw(st.integers(0, 4))
@@ -98,7 +111,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
     return Inventory(
         taken_at=3.0,
         gpus=tuple(draw(gpus(index)) for index in range(count)),
-        faults=tuple(GpuFault(count + at, text) for at, text in enumerate(draw(st.lists(sentences, max_size=2)))),
+        faults=tuple(draw(faults(count + at)) for at in range(draw(st.integers(0, 2)))),
         links=tuple(Link(a, b, draw(st.sampled_from(PCIE_WORDS)), draw(st.integers(0, 36))) for a, b in pairs),
         numa=tuple(NumaNode(at, "0-3,8", memory=draw(st.booleans())) for at in range(draw(st.integers(0, 2)))),
         majors=Majors(draw(majors), draw(majors), draw(majors), draw(st.none() | st.booleans())),
@@ -137,4 +150,8 @@ def test_a_scrubbed_node_is_the_same_but_for_its_names(inventory: Inventory) -> 
     assert not names & {unit.uuid for unit in inventory.units if not unit.uuid.endswith("-000000000000")}
     unnamed = [replace(gpu, uuid=GpuUuid(""), mig=()) for gpu in other.gpus]
     assert unnamed == [replace(gpu, uuid=GpuUuid(""), mig=()) for gpu in inventory.gpus]
-    assert replace(other, gpus=()) == replace(inventory, gpus=(), simulated=True)
+    told = {fault.uuid for fault in inventory.faults if fault.uuid}
+    assert not told & {fault.uuid for fault in other.faults}
+    nameless = tuple(replace(fault, uuid="") for fault in inventory.faults)
+    assert tuple(replace(fault, uuid="") for fault in other.faults) == nameless
+    assert replace(other, gpus=(), faults=()) == replace(inventory, gpus=(), faults=(), simulated=True)

@@ -1,11 +1,14 @@
 """Rules, moments and GPUs for tests of health."""
 
-from nri_gpu.domain.gpu import Gpu, GpuFault, GpuUuid, Inventory, PciBusId
+from msgspec.structs import replace
+
+from nri_gpu.domain.gpu import Gpu, GpuFault, GpuUuid, Inventory, MigDevice, PciBusId
 from nri_gpu.domain.health import EventType, GpuEvent, Sign
 from nri_gpu.health.classes import Meaning, Rules
 from nri_gpu.health.fleet import Moment
 
 UUIDS = tuple(GpuUuid(f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(3))
+PARTS = tuple(GpuUuid(f"MIG-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(3))
 RULES = Rules(
     ignored_xids=frozenset({31, 43}),
     fatal_xids=frozenset({79, 48}),
@@ -23,6 +26,26 @@ def xid(number: int, gpu: int = 0) -> GpuEvent:
 
 def at(seconds: float) -> Moment:
     return Moment(seconds, 1_700_000_000 + seconds)
+
+
+def with_parts(inventory: Inventory, gpu: int, *places: int) -> Inventory:
+    """In MIG mode, with an instance at each of these places."""
+    parts = tuple(
+        MigDevice(
+            index=place,
+            uuid=PARTS[place],
+            gpu_instance_id=place + 1,
+            compute_instance_id=0,
+            profile="1g.10gb",
+            memory_bytes=1,
+            gpu_instance_minor=3,
+            compute_instance_minor=4,
+        )
+        for place in places
+    )
+    gpus = list(inventory.gpus)
+    gpus[gpu] = replace(gpus[gpu], mig_enabled=True, mig=parts)
+    return replace(inventory, gpus=tuple(gpus))
 
 
 def look(*signs: tuple[Sign, ...], faults: tuple[GpuFault, ...] = ()) -> Inventory:

@@ -19,6 +19,7 @@ SOURCE = Path(__file__).with_name("fake.c")
 DRIVER = "580.95.05"
 LIB_DIR = f"usr/lib/{os.uname().machine}-linux-gnu"
 SWITCH = -1  # as the far end of an NVLink
+WHOLE = (0xFFFFFFFF, 0xFFFFFFFF)  # nvmlEventData_t's ids, where an event is the whole GPU's
 _LEVELS = {"PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
 
 
@@ -162,10 +163,15 @@ def _health_line(index: int, health: FakeHealth) -> str:
     return f"health {index} {remap} {health.clock_reasons:#x} {health.recovery_action} {health.fabric_state}"
 
 
-def happen(driver_root: Path, gpu: int, kind: int, data: int = 0, lib_dir: str = LIB_DIR) -> None:
-    """An event, for whoever waits for it. gpu: -1 for one that does not say whose it is. data: the XID."""
+def happen(
+    driver_root: Path, gpu: int, kind: int, data: int = 0, lib_dir: str = LIB_DIR, part: tuple[int, int] = WHOLE
+) -> None:
+    """An event, for whoever waits for it. gpu: -1 for one that does not say whose it is. data: the XID.
+
+    part: ids of the GPU instance and the compute instance that it happened to.
+    """
     with (driver_root / lib_dir / "fake-nvml.events").open("a", encoding="ascii") as events:
-        events.write(f"{gpu} {kind} {data}\n")
+        events.write(f"{gpu} {kind} {data} {part[0]} {part[1]}\n")
 
 
 def gpus_of(inventory: Inventory) -> tuple[list[FakeGpu], list[tuple[int, int, str]]]:

@@ -14,7 +14,7 @@
  *       rubbish: nvmlDeviceGetName gives bytes that are no text
  *       deny: nvmlDeviceGetP2PStatus says that there is no way
  *
- * Events are lines `GPU TYPE DATA` of the file `fake-nvml.events`, each told to every process that waits for it: GPU -1
+ * Events are lines `GPU TYPE DATA GI CI` of the file `fake-nvml.events`, each told to every process that waits for it: GPU -1
  * is an event that does not say whose it is. Lines from before the event set was made are of the past.
  *
  * Every call is noted in `fake-nvml.calls`; what /proc says of the process is in `fake-nvml.environ` and `.status`.
@@ -592,10 +592,10 @@ static int next_event(nvmlEventData_t *data) {
         if (!strchr(line, '\n')) /* still being written */
             break;
         event_set.read += (long)strlen(line);
-        if (sscanf(line, "%d %llu %llu", &gpu, &data->eventType, &data->eventData) != 3)
+        if (sscanf(line, "%d %llu %llu %u %u", &gpu, &data->eventType, &data->eventData, &data->gpuInstanceId,
+                   &data->computeInstanceId) != 5)
             continue;
         data->device = gpu < 0 ? NULL : &gpus[gpu];
-        data->gpuInstanceId = data->computeInstanceId = 0xffffffff;
         found = gpu < 0 || (gpus[gpu].registered & data->eventType);
     }
     fclose(events);

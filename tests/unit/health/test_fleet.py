@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.domain.codec import canonical, decode
 from nri_gpu.domain.gpu import GpuFault, Inventory
@@ -12,9 +13,10 @@ from nri_gpu.domain.health import EventType, GpuEvent, Sign, State
 from nri_gpu.health.classes import heard
 from nri_gpu.health.fleet import Fleet
 from nri_gpu.health.table import Signal
-from tests.support.health import RULES, UUIDS, at, look, xid
+from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 
 WELL = look((), ())
+LOST_1 = GpuFault(1, "nvmlDeviceGetHandleByIndex: GPU is lost (15)", 15, Sign.LOST)
 
 
 def state(fleet: Fleet, gpu: int = 0) -> State:
@@ -93,7 +95,7 @@ def test_a_lost_gpu_is_bad_as_long_as_it_is_lost() -> None:
 
 
 def test_a_gpu_that_cannot_be_described_any_more_is_missed() -> None:
-    fleet, changes = looked(Fleet(), 0).looked(look((), faults=(GpuFault(1, "GPU is lost"),)), RULES, at(10))
+    fleet, changes = looked(Fleet(), 0).looked(look((), faults=(LOST_1,)), RULES, at(10))
     assert [change.uuid for change in changes] == [UUIDS[1]]
     # It is renumbered away, and still missed when nothing tells of it any more.
     fleet = looked(fleet, 200, look(()))
@@ -139,3 +141,220 @@ def test_an_incident_of_a_bad_gpu_begins_the_hold_down_anew() -> None:
     fleet = looked(Fleet(), 0).heard(xid(79), RULES, at(0))[0].heard(xid(63), RULES, at(5))[0]
     assert state(looked(looked(fleet, 50), 104)) is State.RECOVERING
     assert state(looked(looked(fleet, 50), 105)) is State.HEALTHY
+
+
+def test_an_event_of_a_gpu_that_no_look_has_shown_says_nothing() -> None:
+    fleet = looked(Fleet(), 0)
+    for number in range(100):
+        event = GpuEvent(f"GPU-{number:08x}-0000-4000-8000-000000000000", int(EventType.XID), 79)
+        assert fleet.heard(event, RULES, at(1)) == (fleet, ())
+
+
+# --- GPUs that are not there any more ---------------------------------------------------------------------------------
+
+
+def held(*units: str) -> frozenset[str]:
+    return frozenset(units)
+
+
+def without(inventory: Inventory, gpu: int, *faults: GpuFault) -> Inventory:
+    """The others move up."""
+    kept = [each for each in inventory.gpus if each.index != gpu]
+    return replace(inventory, gpus=tuple(replace(each, index=at) for at, each in enumerate(kept)), faults=faults)
+
+
+def test_a_held_gpu_that_is_not_listed_any_more_is_lost() -> None:
+    fleet, changes = looked(Fleet(), 0).looked(look(()), RULES, at(10), held(UUIDS[1]))
+    assert [(change.uuid, change.place, change.now.state, change.now.why) for change in changes] == [
+        (UUIDS[1], "1", State.BAD, "GPU is lost: NVML does not list it any more")
+    ]
+    # It stays so when it is let go, and comes back as any other does.
+    fleet = looked(fleet, 200, look(()))
+    assert state(fleet, 1) is State.BAD
+    assert state(looked(fleet, 210), 1) is State.RECOVERING
+
+
+def test_so_is_one_whose_part_is_held() -> None:
+    fleet = looked(Fleet(), 0, with_parts(WELL, 1, 0))
+    fleet = fleet.looked(look(()), RULES, at(10), held(PARTS[0]))[0]
+    assert state(fleet, 1) is State.BAD
+
+
+def test_so_is_one_that_was_never_seen() -> None:
+    """After a start without any memory: the runtime tells who holds it."""
+    fleet, changes = Fleet().looked(look(()), RULES, at(10), held(UUIDS[1], UUIDS[0]))
+    assert [(change.uuid, change.place) for change in changes] == [(UUIDS[1], "")]
+    assert fleet.barred.keys() == {UUIDS[1]}
+
+
+def test_as_long_as_nobody_told_who_is_held_nobody_is_forgotten() -> None:
+    fleet, changes = looked(Fleet(), 0, with_parts(WELL, 1, 0)).looked(look(()), RULES, at(10), None)
+    assert (state(fleet, 1), changes) == (State.HEALTHY, ())
+    assert fleet.looked(look(()), RULES, at(20), held(PARTS[0]))[0].barred.keys() == {UUIDS[1], PARTS[0]}
+    assert UUIDS[1] not in fleet.looked(look(()), RULES, at(20))[0].records
+
+
+def test_a_loss_that_policy_does_not_mind_makes_nothing_bad() -> None:
+    easy = replace(RULES, fatal_signs=frozenset())
+    for inventory in (look(()), look((), faults=(LOST_1,))):
+        fleet, changes = looked(Fleet(), 0).looked(inventory, easy, at(10), held(UUIDS[1]))
+        assert (state(fleet, 1), changes) == (State.HEALTHY, ())
+    strict = replace(RULES, fatal_signs=frozenset(), suspect_signs=frozenset({Sign.LOST}))
+    assert state(looked(Fleet(), 0).looked(look(()), strict, at(10), held(UUIDS[1]))[0], 1) is State.SUSPECT
+
+
+def test_a_fault_says_for_itself_what_is_wrong() -> None:
+    reset = GpuFault(1, "nvmlDeviceGetUUID: GPU requires reset (16)", 16, Sign.RESET_REQUIRED)
+    fleet = looked(looked(Fleet(), 0), 10, look((), faults=(reset,)))
+    assert fleet.records[UUIDS[1]].health.why == "nvmlDeviceGetUUID: GPU requires reset (16)"
+
+
+def test_a_fault_that_says_nothing_of_the_gpu_changes_nothing() -> None:
+    garbled = GpuFault(1, "nvmlDeviceGetUUID: 'x' is not a GPU UUID")
+    fleet, changes = looked(Fleet(), 0).looked(look((), faults=(garbled,)), RULES, at(10), held(UUIDS[1]))
+    assert (state(fleet, 1), changes) == (State.HEALTHY, ())
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        GpuFault(2, "GPU is lost (15)", 15, Sign.LOST),
+        GpuFault(7, "GPU is lost (15)", 15, Sign.LOST, uuid=UUIDS[2]),
+        GpuFault(7, "GPU is lost (15)", 15, Sign.LOST, pci_bus_id="0000:12:00.0"),
+    ],
+)
+def test_one_fault_is_one_gpu(fault: GpuFault) -> None:
+    """GPU 1 was taken out in the same look: nobody minds."""
+    fleet, changes = looked(Fleet(), 0, look((), (), ())).looked(look((), faults=(fault,)), RULES, at(10))
+    assert [change.uuid for change in changes] == [UUIDS[2]]
+    assert UUIDS[1] not in fleet.records
+
+
+def test_a_fault_whose_index_moved_is_the_one_that_is_missing() -> None:
+    fault = GpuFault(5, "GPU is lost (15)", 15, Sign.LOST)
+    fleet = looked(looked(Fleet(), 0, look((), (), ())), 10, look((), (), faults=(fault,)))
+    assert [state(fleet, gpu) for gpu in range(3)] == [State.HEALTHY, State.HEALTHY, State.BAD]
+
+
+def test_who_is_missed_has_its_name_in_the_inventory() -> None:
+    shown = look((), faults=(LOST_1,))
+    fleet = looked(looked(Fleet(), 0), 10, shown)
+    assert [fault.uuid for fault in fleet.dressed(shown, RULES).faults] == [UUIDS[1]]
+    assert fleet.dressed(fleet.dressed(shown, RULES), RULES) == fleet.dressed(shown, RULES)
+
+
+def test_a_gpu_that_is_listed_as_lost_recovers() -> None:
+    words = "GPU is lost (played by the topology file)"
+    lost = look((), (Sign.LOST,))
+    lost = replace(lost, gpus=(lost.gpus[0], replace(lost.gpus[1], unavailable=words)))
+    fleet = looked(looked(Fleet(), 0), 10, lost)
+    assert (state(fleet, 1), fleet.records[UUIDS[1]].health.why) == (State.BAD, words)
+    assert state(looked(fleet, 20), 1) is State.RECOVERING
+    assert state(looked(looked(fleet, 20), 110), 1) is State.HEALTHY
+
+
+# --- what cannot be read ----------------------------------------------------------------------------------------------
+
+UNSURE = replace(RULES, fatal_signs=RULES.fatal_signs | {Sign.UNREADABLE})
+BUSY = look((Sign.UNREADABLE,), ())
+
+
+def busy(fleet: Fleet, seconds: float, inventory: Inventory = BUSY) -> Fleet:
+    return fleet.looked(inventory, UNSURE, at(seconds))[0]
+
+
+def test_one_look_that_cannot_read_a_gpu_makes_it_suspect() -> None:
+    fleet = busy(busy(Fleet(), 0, WELL), 10)
+    assert state(fleet) is State.SUSPECT
+    assert state(busy(fleet, 19)) is State.SUSPECT, "looks may come in showers"
+    assert state(busy(fleet, 20)) is State.BAD
+    fleet = busy(busy(fleet, 19, WELL), 30)
+    assert state(busy(fleet, 39)) is State.SUSPECT, "it was readable meanwhile"
+    assert state(busy(fleet, 40)) is State.BAD
+
+
+def test_of_a_gpu_that_recovers_one_is_enough() -> None:
+    fleet = busy(busy(Fleet(), 0, WELL).heard(xid(79), UNSURE, at(0))[0], 20, WELL)
+    assert state(fleet) is State.RECOVERING
+    assert state(busy(fleet, 21)) is State.BAD
+
+
+def test_so_is_one_beside_another_sign() -> None:
+    assert state(busy(Fleet(), 0, look((Sign.UNREADABLE, Sign.LOST)))) is State.BAD
+
+
+def test_a_fault_that_cannot_be_read_is_asked_again_too() -> None:
+    gone = look((), faults=(GpuFault(1, "nvmlDeviceGetUUID: Unknown Error (999)", 999, Sign.UNREADABLE),))
+    fleet = busy(busy(Fleet(), 0, WELL), 10, gone)
+    assert state(fleet, 1) is State.SUSPECT
+    assert state(busy(fleet, 20, gone), 1) is State.BAD
+
+
+# --- MIG devices ------------------------------------------------------------------------------------------------------
+
+CUT = with_parts(WELL, 1, 0, 1)
+
+
+def of_part(number: int, place: int = 0) -> GpuEvent:
+    return GpuEvent(UUIDS[1], int(EventType.XID), number, place + 1, 0)
+
+
+def test_a_part_goes_down_with_its_gpu_which_cannot_tell_of_it_any_more() -> None:
+    fleet = looked(looked(Fleet(), 0, CUT), 10, look((), faults=(LOST_1,)))
+    assert fleet.barred.keys() == {UUIDS[1], *PARTS[:2]}
+    mute = look((), (Sign.LOST,))
+    mute = replace(mute, gpus=(mute.gpus[0], replace(mute.gpus[1], unavailable="nvmlDeviceGetName: GPU is lost (15)")))
+    fleet = looked(looked(Fleet(), 0, CUT), 10, mute)
+    assert fleet.barred.keys() == {UUIDS[1], *PARTS[:2]}
+
+
+def test_parts_that_were_taken_away_are_none() -> None:
+    fleet = looked(looked(Fleet(), 0, CUT), 10, WELL).heard(xid(79, gpu=1), RULES, at(20))[0]
+    assert fleet.barred.keys() == {UUIDS[1]}
+
+
+def test_an_incident_of_one_part_is_that_parts_alone() -> None:
+    bad = replace(RULES, other_xids=RULES.other_xids.BAD)
+    fleet, changes = looked(Fleet(), 0, CUT).heard(of_part(94), bad, at(5))
+    assert [(change.uuid, change.place, change.now.state) for change in changes] == [(PARTS[0], "1:0", State.BAD)]
+    assert fleet.barred.keys() == {PARTS[0]}
+    gpu = fleet.dressed(CUT, bad).gpus[1]
+    assert gpu.unavailable == ""
+    assert [device.unavailable[:10] for device in gpu.mig] == ["bad since ", ""]
+    assert fleet.dressed(fleet.dressed(CUT, bad), bad) == fleet.dressed(CUT, bad)
+    fleet = fleet.looked(CUT, bad, at(20))[0]
+    assert fleet.records[PARTS[0]].health.state is State.RECOVERING
+    assert fleet.looked(CUT, bad, at(105))[0].barred == {}
+
+
+def test_two_incidents_of_one_part_make_it_bad_and_of_two_parts_none() -> None:
+    fleet = looked(Fleet(), 0, CUT).heard(of_part(94), RULES, at(5))[0]
+    assert fleet.heard(of_part(94, place=1), RULES, at(50))[0].barred == {}
+    assert fleet.heard(of_part(94), RULES, at(50))[0].barred.keys() == {PARTS[0]}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        of_part(79),  # what is fatal is never one part's
+        of_part(94, place=2),  # a part that nobody knows
+        GpuEvent(UUIDS[1], int(EventType.XID), 94, None, None),
+        GpuEvent(UUIDS[1], int(EventType.XID), 94, 1, None),
+        GpuEvent(UUIDS[1], int(EventType.DOUBLE_BIT_ECC), 0, 1, 0),
+    ],
+)
+def test_all_else_is_the_whole_gpus(event: GpuEvent) -> None:
+    bad = replace(RULES, other_xids=RULES.other_xids.BAD)
+    assert looked(Fleet(), 0, CUT).heard(event, bad, at(5))[0].barred.keys() == {UUIDS[1], *PARTS[:2]}
+
+
+def test_a_part_that_is_made_anew_is_another_one() -> None:
+    fleet = looked(Fleet(), 0, CUT).heard(of_part(94), RULES, at(5))[0]
+    assert PARTS[0] in fleet.records
+    assert PARTS[0] not in looked(fleet, 10, with_parts(WELL, 1, 1)).records
+    assert PARTS[0] in looked(fleet, 10, look((), faults=(LOST_1,))).records, "its GPU only hides"
+
+
+def test_parts_outlive_a_restart() -> None:
+    fleet = looked(Fleet(), 0, CUT).heard(of_part(94), RULES, at(5))[0]
+    assert decode(Fleet, json.loads(canonical(fleet))) == fleet

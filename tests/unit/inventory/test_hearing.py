@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,8 +13,11 @@ import pytest
 from loguru import logger
 
 from nri_gpu.domain.health import EventType, GpuEvent
+from nri_gpu.inventory import hearing as module
+from nri_gpu.inventory.heard import Fault, NonsenseError, understood
 from nri_gpu.inventory.hearing import Ear, EventChild
-from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, happen
+from nri_gpu.inventory.process import LineProcess
+from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence, happen
 
 GPUS = tuple(FakeGpu(uuid=f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(3))
 BUS_IDS = tuple(f"0000:{0x10 + n:02x}:00.0" for n in range(3))
@@ -200,3 +205,147 @@ def test_a_driver_that_hangs_or_crashes_takes_only_the_process_along(tmp_path: P
             assert station.says("nvmlEventSetWait_v2") >= 1
 
     asyncio.run(run())
+
+
+async def test_the_library_sees_an_empty_environment_and_no_capabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the process that looks (test_nvml.py)."""
+    monkeypatch.setenv("LD_PRELOAD_OF_A_TEST", "secret")
+    root = build_fake_nvml(tmp_path, GPUS)
+    async with listening(root, 0) as station:
+        await station.until(lambda: station.says("'gpus': 1"))
+        assert evidence(root, "environ") == ""
+        status = dict(line.split(":\t", 1) for line in evidence(root, "status").splitlines())
+        assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+        assert status["NoNewPrivs"] == "1"
+
+
+# --- what does not speak our language ---------------------------------------------------------------------------------
+
+EVENT = {"uuid": GPUS[0].uuid, "kind": 8, "xid": 79, "gi": None, "ci": None}
+GARBAGE = {
+    "no JSON": b"not json",
+    "no UTF-8": b"\xff\xfe",
+    "nested too deep": b"[" * 60_000,
+    "too long": b'{"unplaced": "' + b"a" * 70_000 + b'"}',
+    "a number too long to read": b'{"event": ' + b"9" * 5000 + b"}",
+    "null": b"null",
+    "a list": b"[1]",
+    "nothing we know": b"{}",
+    "two things at once": b'{"call": "nvmlInit", "fault": "no"}',
+    "an event that is none": b'{"event": 3}',
+    "an event without a kind": json.dumps({"event": {"uuid": GPUS[0].uuid, "xid": 79}}).encode(),
+    "a number that is a text": json.dumps({"event": EVENT | {"xid": "79"}}).encode(),
+    "a number that is a truth": json.dumps({"event": EVENT | {"xid": True}}).encode(),
+    "a number out of all bounds": json.dumps({"event": EVENT | {"xid": 1 << 70}}).encode(),
+    "one below them": json.dumps({"event": EVENT | {"kind": -1}}).encode(),
+    "a part of a number": json.dumps({"event": EVENT | {"gi": 0.5}}).encode(),
+    "a UUID that colours": json.dumps({"event": EVENT | {"uuid": "\x1b[31mGPU"}}).encode(),
+    "a UUID with a tail": json.dumps({"event": EVENT | {"uuid": GPUS[0].uuid + "\n"}}).encode(),
+    "a UUID that is none": json.dumps({"event": EVENT | {"uuid": 7}}).encode(),
+    "the deaf as a list": b'{"watching": [], "deaf": []}',
+    "the deaf without names": b'{"watching": [], "deaf": {"": "why"}}',
+    "the deaf without reasons": b'{"watching": [], "deaf": {"0000:10:00.0": 3}}',
+    "watching a number": b'{"watching": 3, "deaf": {}}',
+    "watching nobody's address": b'{"watching": ["../.."], "deaf": {}}',
+    "a call of no name": b'{"call": ""}',
+    "a call that breaks the line": b'{"call": "nvmlInit\\ninjected"}',
+    "a fault of a list": b'{"fault": ["a"]}',
+    "an empty fault": b'{"fault": ""}',
+}
+
+
+@pytest.mark.parametrize("line", GARBAGE.values(), ids=GARBAGE)
+def test_nonsense_is_told_from_sense(line: bytes) -> None:
+    with pytest.raises(NonsenseError):
+        understood(line)
+
+
+def test_what_a_terminal_would_act_on_is_shown_as_marks() -> None:
+    assert understood(b'{"fault": "\\u001b[31mred\\nnext"}') == Fault("?[31mred?next")
+
+
+def test_an_event_in_full() -> None:
+    said = understood(json.dumps({"event": EVENT | {"gi": 1, "ci": 0}}).encode())
+    assert said == GpuEvent(GPUS[0].uuid, 8, 79, 1, 0)
+
+
+def speaks(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: Sequence[bytes]) -> None:
+    """The event process says these lines, and then nothing."""
+    words, program = folder / "words", folder / "program"
+    words.write_bytes(b"".join(line + b"\n" for line in lines))
+    program.write_text(
+        f"#!{sys.executable} -I\nimport sys, time\n"
+        f"sys.stdout.buffer.write(open({str(words)!r}, 'rb').read())\n"
+        "sys.stdout.flush()\ntime.sleep(60)\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(module, "python", lambda: str(program))
+
+
+@pytest.mark.parametrize("line", GARBAGE.values(), ids=GARBAGE)
+async def test_who_talks_nonsense_is_ended_and_another_one_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes
+) -> None:
+    good = json.dumps({"event": EVENT}).encode()
+    speaks(tmp_path, monkeypatch, [b'{"call": "nvmlInit"}', good, line, good])
+    async with listening(tmp_path, 0) as station:
+        await station.until(lambda: len(station.pauses) >= 3)
+        assert station.says("talked nonsense after nvmlInit") == 1, "once for the same reason"
+    assert station.pauses[:3] == [0.1, 0.2, 0.4]
+    assert set(station.events) == {xid(0, 79)}
+    assert len(station.events) in (3, 4), "what follows nonsense is not listened to"
+    assert station.doubts >= 3
+
+
+async def test_one_that_works_between_its_fits_is_not_started_in_a_tight_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = json.dumps({"call": module.WAIT}).encode()
+    speaks(tmp_path, monkeypatch, [wait, wait, b"nonsense"])
+    async with listening(tmp_path, 0) as station:
+        await station.until(lambda: len(station.pauses) >= 4)
+    assert station.pauses[:4] == [0.1, 0.2, 0.4, 0.8]
+
+
+class Stuck:
+    """A process inside the kernel, where no signal reaches it: it cannot be made, so it is played."""
+
+    pid = 4711
+    gone = False
+    ends = 0
+
+    async def send(self, line: bytes) -> None:
+        """Lost."""
+
+    async def receive(self) -> bytes:
+        return b""
+
+    def last_line(self) -> str:
+        return ""
+
+    async def end(self, grace_s: float) -> int | None:
+        self.ends += 1
+        return -9 if self.gone else None
+
+
+async def test_what_cannot_be_killed_is_not_joined_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, real_start, started = Stuck(), LineProcess.start, []
+
+    async def start(command: Sequence[str]) -> Stuck:
+        started.append(command)
+        return stuck
+
+    root = build_fake_nvml(tmp_path, GPUS)
+    monkeypatch.setattr(LineProcess, "start", start)
+    async with listening(root, 1) as station:
+        await station.until(lambda: len(station.pauses) >= 5)
+        assert len(started) == 1
+        assert stuck.ends >= 5, "it is tried again"
+        assert station.says("process 4711 still hangs in start and cannot be killed") == 1
+        monkeypatch.setattr(LineProcess, "start", real_start)
+        stuck.gone = True
+        await station.until(lambda: station.says("'gpus': 1"))
+        happen(root, 1, EventType.XID, 79)
+        await station.until(lambda: station.events)

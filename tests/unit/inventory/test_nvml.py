@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Gpu, GpuFault, GpuUuid, Inventory, Link, PciBusId
+from nri_gpu.domain.health import Sign
 from nri_gpu.inventory.child import NvmlChild
 from nri_gpu.inventory.topology import load_topology
 from tests.support.nvml import SWITCH, Act, FakeGpu, build_fake_nvml, configure, evidence, gpus_of
@@ -185,7 +186,16 @@ def test_a_lost_gpu_without_a_name_is_a_fault(tmp_path: Path, function: str) -> 
     inventory = played(tmp_path, [Act(function, "fail", 15, gpu=2)])
     assert [gpu.index for gpu in inventory.gpus] == [0, 1, 3]
     assert all(not gpu.unavailable for gpu in inventory.gpus)
-    assert inventory.faults == (GpuFault(2, f"{function.removesuffix('_v2')}: GPU is lost (15)"),)
+    uuid = "GPU-2fa4e000-0000-4000-8000-000000000002" if function == "nvmlDeviceGetMinorNumber" else ""
+    bus_id = "0000:12:00.0" if uuid or function == "nvmlDeviceGetUUID" else ""
+    reason = f"{function.removesuffix('_v2')}: GPU is lost (15)"
+    assert inventory.faults == (GpuFault(2, reason, 15, Sign.LOST, uuid, bus_id),)
+
+
+@pytest.mark.parametrize(("code", "sign"), [(16, Sign.RESET_REQUIRED), (999, Sign.UNREADABLE), (4, Sign.UNREADABLE)])
+def test_what_a_fault_says_of_a_gpus_health(tmp_path: Path, code: int, sign: Sign) -> None:
+    (fault,) = played(tmp_path, [Act("nvmlDeviceGetUUID", "fail", code, gpu=1)]).faults
+    assert (fault.code, fault.sign) == (code, sign)
 
 
 @pytest.mark.parametrize("function", DESCRIPTION)
@@ -204,6 +214,7 @@ def test_a_uuid_that_is_none_costs_one_gpu(tmp_path: Path) -> None:
     inventory = played(tmp_path, [], gpus=[FakeGpu(), FakeGpu(uuid="GPU-../../etc")])
     assert [gpu.index for gpu in inventory.gpus] == [0]
     assert "is not a GPU UUID" in inventory.faults[0].reason
+    assert (inventory.faults[0].code, inventory.faults[0].sign) == (0, None)
 
 
 def test_mig_mode_and_its_change(tmp_path: Path) -> None:

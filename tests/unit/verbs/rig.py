@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.gpu import Inventory
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.inventory.child import Deadlines
-from nri_gpu.inventory.source import NvmlSource
+from nri_gpu.inventory.source import NvmlSource, Source
 from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.model import Policy
 from nri_gpu.runtime.board import Board
@@ -83,9 +84,9 @@ class Rig:
         self.faults: list[str] = []
         self.source = Watched(self.trace, base)
         self.board = Board(Inventory(taken_at=0, fault="starting"), "looking")
-        self.cache = InventoryCache(self.source, self._published, self.faults.append, refresh_s=3600)
+        self.cache = InventoryCache(self._judged(self.source), self._published, self.faults.append, refresh_s=3600)
         self._later: list[Callable[[], None]] = []
-        outside = Outside(self.board.snapshot, time.monotonic, self._later.append, lambda _: None)
+        outside = Outside(self.board.snapshot, time.monotonic, self._later.append, self._ledger_changed)
         self.plugin = Plugin(outside, Policy.default(), KEY)
         place = DriverPlace(
             root=self.root, stage_dir=base / "stage", simulated=False, retry_s=0.2, module=lambda: self.module
@@ -144,7 +145,8 @@ class Rig:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Until the end, with a client that creates all the while."""
-        tasks = [asyncio.create_task(each) for each in (self.cache.run(), self.driver.run(), self.watch.run())]
+        parts = (self.cache.run(), self.driver.run(), self.watch.run(), *self._more())
+        tasks = [asyncio.create_task(each) for each in parts]
         await self.until("the first grant", lambda: self.ask("device=0") == "")
         tasks.append(asyncio.create_task(self._create_for_ever()))
         try:
@@ -208,6 +210,19 @@ class Rig:
     def _noted(self) -> None:
         if self.trace and self.trace[-1] != "create":
             self.trace.append("create")
+
+    # --- for a rig of more parts ---
+
+    def _judged(self, source: Source) -> Source:
+        """What the cache asks."""
+        return source
+
+    def _ledger_changed(self, ledger: Ledger) -> None:
+        """Somebody holds something else."""
+
+    def _more(self) -> Sequence[Coroutine[None, None, None]]:
+        """What runs beside the rest."""
+        return ()
 
     def _published(self, inventory: Inventory) -> None:
         self.board.put_inventory(inventory)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -13,15 +15,18 @@ from msgspec.structs import replace
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
-from nri_gpu.domain.gpu import Inventory
+from nri_gpu.domain.gpu import GpuFault, GpuUuid, Inventory
 from nri_gpu.domain.health import EventType, GpuEvent, ScriptedEvent, Sign, State
 from nri_gpu.health.fleet import Moment
 from nri_gpu.policy.health import Events, OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.verbs import health_keeper as module
+from nri_gpu.verbs import health_stops
 from nri_gpu.verbs.health_keeper import HealthKeeper, HealthPlace, Needs
 from tests.support.builders import container
-from tests.support.health import UUIDS, at, look, xid
+from tests.support.health import PARTS, UUIDS, at, look, with_parts, xid
+from tests.support.scripted_runtime import until
+from tests.unit.runtime.log import Log
 
 
 class Listening:
@@ -50,7 +55,7 @@ class Daemon:
 
     def __init__(self, folder: Path, policy: Policy | None = None) -> None:
         self.policy = policy or Policy.default()
-        self.ledger = Ledger()
+        self.ledger: Ledger | None = Ledger()
         self.published: list[Inventory] = []
         self.looks = 0
         self.looked = asyncio.Event()
@@ -74,18 +79,42 @@ class Daemon:
         self.now = at(self.now.clock_s + seconds)
 
     def hold(self, gpu: int) -> None:
-        grant = Grant.to(container(), (UUIDS[gpu],), Mode.EXCLUSIVE, "-")
-        self.ledger = self.ledger.with_entry(Entry(grant, Phase.RUNNING, 0))
+        self.hold_unit(UUIDS[gpu])
+
+    def hold_unit(self, uuid: GpuUuid) -> None:
+        grant = Grant.to(container(), (uuid,), Mode.EXCLUSIVE, "-")
+        self.ledger = (self.ledger or Ledger()).with_entry(Entry(grant, Phase.RUNNING, 0))
+        self.keeper.held_changed()
+
+    def use(self, **health: object) -> None:
+        """Policy says so from now on."""
+        self.policy = replace(self.policy, health=replace(self.policy.health, **health))
+        self.keeper.policy_changed()
 
 
-def in_loop(test: Callable[[], None]) -> list[str]:
-    """Runs it, and returns what was logged."""
+def holding(daemon: Daemon) -> Iterable[str]:
+    """Container ids."""
+    assert daemon.ledger
+    return daemon.ledger.entries
+
+
+async def turns() -> None:
+    """Long enough for all that waits for nothing."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def in_loop(test: Callable[[], None], daemon: Daemon | None = None) -> list[str]:
+    """Runs it, and returns what was logged. daemon: one whose keeper runs."""
     lines: list[str] = []
     sink = logger.add(lambda message: lines.append(str(message)), level="INFO", format="{level} {message} {extra}")
 
     async def run() -> None:
         test()
-        await asyncio.sleep(0)
+        task = asyncio.create_task(daemon.keeper.run() if daemon else asyncio.sleep(0))
+        await turns()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     try:
         asyncio.run(run())
@@ -150,36 +179,7 @@ def test_containers_on_a_bad_gpu_are_reported(tmp_path: Path) -> None:
         daemon.keeper.heard(xid(79, gpu=0))
         daemon.keeper.heard(xid(79, gpu=1))
 
-    assert sum("container is on a bad gpu" in line for line in in_loop(test)) == 1
-
-
-@pytest.mark.parametrize("sign", [None, Sign.LOST])
-def test_or_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: Sign | None) -> None:
-    health = replace(Policy.default().health, containers=OnBad.STOP)
-    daemon = Daemon(tmp_path, replace(Policy.default(), health=health))
-    daemon.hold(1)
-    stopped: list[tuple[list[str], str]] = []
-
-    async def stop(names: dict[str, str], settings: object, why: str) -> None:
-        del settings
-        stopped.append((list(names), why))
-
-    monkeypatch.setattr(module, "stop_containers", stop)
-
-    def test() -> None:
-        daemon.keeper.judged(look((), ()))
-        if sign:
-            daemon.keeper.judged(look((), (sign,)))
-        else:
-            daemon.keeper.heard(xid(79, gpu=1))
-
-    in_loop(test)
-    assert stopped == [
-        (
-            list(daemon.ledger.entries),
-            f"its GPU is bad: {'GPU is lost' if sign else 'XID 79, GPU has fallen off the bus'}",
-        )
-    ]
+    assert sum("container is on a bad gpu" in line for line in in_loop(test, daemon)) == 1
 
 
 def play(daemon: Daemon, *scripts: tuple[ScriptedEvent, ...]) -> list[tuple[str, int, int]]:
@@ -280,3 +280,229 @@ def test_looks_are_more_frequent_while_one_is_not_well(tmp_path: Path) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(run())
+
+
+# --- containers on what is bad ----------------------------------------------------------------------------------------
+
+LOST = GpuFault(1, "nvmlDeviceGetHandleByIndex: GPU is lost (15)", 15, Sign.LOST)
+
+
+class Runtime:
+    """Stops what it is asked to, or not."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[str], str]] = []
+        self.obeys = True
+        self.fails: Exception | None = None
+
+    async def stop(self, names: dict[str, str], settings: object, why: str) -> frozenset[str]:
+        del settings
+        self.asked.append((list(names), why))
+        if self.fails:
+            raise self.fails
+        return frozenset(names if self.obeys else ())
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    runtime = Runtime()
+    monkeypatch.setattr(health_stops, "stop_containers", runtime.stop)
+    return runtime
+
+
+def go_bad(daemon: Daemon) -> None:
+    daemon.keeper.heard(xid(79, gpu=1))
+
+
+def get_lost(daemon: Daemon) -> None:
+    """It still has a name, and cannot be asked for its MIG devices."""
+    shown = look((), (Sign.LOST,))
+    mute = replace(shown.gpus[1], unavailable="nvmlDeviceGetName: GPU is lost (15)")
+    daemon.keeper.judged(replace(shown, gpus=(shown.gpus[0], mute)))
+
+
+def get_nameless(daemon: Daemon) -> None:
+    daemon.keeper.judged(look((), faults=(LOST,)))
+
+
+def vanish(daemon: Daemon) -> None:
+    daemon.keeper.judged(look(()))
+
+
+ENDS: dict[Callable[[Daemon], None], str] = {
+    go_bad: "XID 79, GPU has fallen off the bus",
+    get_lost: "nvmlDeviceGetName: GPU is lost (15)",
+    get_nameless: LOST.reason,
+    vanish: "GPU is lost: NVML does not list it any more",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("part", [False, True])
+async def test_or_stopped(tmp_path: Path, runtime: Runtime, end: Callable[[Daemon], None], part: bool) -> None:
+    """Also those that hold a MIG device of a GPU which cannot tell of its MIG devices any more."""
+    daemon = Daemon(tmp_path)
+    daemon.use(containers=OnBad.STOP)
+    daemon.hold_unit(PARTS[0] if part else UUIDS[1])
+    async with running(daemon):
+        daemon.keeper.judged(with_parts(look((), ()), 1, 0) if part else look((), ()))
+        await turns()
+        assert runtime.asked == []
+        end(daemon)
+        await turns()
+    assert runtime.asked == [(list(holding(daemon)), f"its GPU is bad: {ENDS[end]}")]
+
+
+@asynccontextmanager
+async def running(daemon: Daemon) -> AsyncIterator[None]:
+    task = asyncio.create_task(daemon.keeper.run())
+    try:
+        yield
+    finally:
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def bad(daemon: Daemon) -> None:
+    daemon.keeper.heard(xid(79, gpu=1))
+
+
+def held(daemon: Daemon) -> None:
+    daemon.hold(1)
+
+
+def strict(daemon: Daemon) -> None:
+    daemon.use(containers=OnBad.STOP)
+
+
+@pytest.mark.parametrize(
+    "order", [*permutations([bad, held, strict])], ids=lambda order: "-".join(each.__name__ for each in order)
+)
+async def test_in_whatever_order_it_comes(
+    tmp_path: Path, runtime: Runtime, order: tuple[Callable[[Daemon], None], ...]
+) -> None:
+    """Bad before the runtime tells who holds it, or before policy says stop, or after both."""
+    daemon = Daemon(tmp_path)
+    async with running(daemon):
+        daemon.keeper.judged(look((), ()))
+        for step in order:
+            await turns()
+            assert runtime.asked == []
+            step(daemon)
+        await turns()
+        daemon.keeper.judged(look((), ()))
+        await turns()
+    assert [containers for containers, _ in runtime.asked] == [list(holding(daemon))], "once"
+
+
+async def test_after_a_restart_with_a_gpu_that_was_bad_before(tmp_path: Path, runtime: Runtime) -> None:
+    before = Daemon(tmp_path)
+    before.keeper.judged(with_parts(look((), ()), 1, 0))
+    before.keeper.heard(xid(79, gpu=1))
+    daemon = Daemon(tmp_path)
+    daemon.use(containers=OnBad.STOP)
+    async with running(daemon):
+        await turns()
+        daemon.hold_unit(PARTS[0])  # Synchronize, and no look yet
+        await turns()
+        assert len(runtime.asked) == 1
+
+
+@pytest.mark.parametrize("part", [False, True])
+async def test_after_a_restart_with_a_gpu_that_was_lost_meanwhile(
+    tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, part: bool
+) -> None:
+    monkeypatch.setattr(module, "LOOKS_APART_S", 0.0)
+    before = Daemon(tmp_path)
+    before.keeper.judged(with_parts(look((), ()), 1, 0) if part else look((), ()))
+    daemon = Daemon(tmp_path)
+    daemon.ledger = None
+    daemon.use(containers=OnBad.STOP)
+    async with running(daemon):
+        daemon.keeper.judged(look(()))  # before the runtime has told who holds what
+        await turns()
+        assert runtime.asked == []
+        daemon.hold_unit(PARTS[0] if part else UUIDS[1])
+        async with asyncio.timeout(10):
+            await daemon.looked.wait()
+        daemon.keeper.judged(look(()))
+        await turns()
+        assert len(runtime.asked) == 1
+
+
+async def test_it_is_not_looked_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A MIG device that was taken away under somebody is no GPU that was lost."""
+    monkeypatch.setattr(module, "LOOKS_APART_S", 0.0)
+    daemon = Daemon(tmp_path)
+    async with running(daemon):
+        daemon.keeper.judged(look((), ()))
+        daemon.hold_unit(PARTS[2])
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+            daemon.keeper.judged(look((), ()))
+    assert daemon.looks == 1
+
+
+@pytest.mark.parametrize("fails", [None, OSError("no such program"), TimeoutError()])
+async def test_a_stop_that_failed_is_tried_again(
+    tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, fails: Exception | None
+) -> None:
+    monkeypatch.setattr(health_stops, "FIRST_RETRY_S", 0.01)
+    runtime.obeys, runtime.fails = False, fails
+    daemon = Daemon(tmp_path)
+    daemon.use(containers=OnBad.STOP)
+    daemon.hold(1)
+    async with running(daemon):
+        daemon.keeper.judged(look((), ()))
+        bad(daemon)
+        for _ in range(200):
+            daemon.keeper.held_changed()  # whatever happens meanwhile is no reason to hurry
+            await asyncio.sleep(0)
+        assert len(runtime.asked) <= 2
+        await until("more attempts", lambda: len(runtime.asked) >= 4, 10)
+        runtime.obeys, runtime.fails = True, None
+        asked = len(runtime.asked)
+        await until("one more", lambda: len(runtime.asked) > asked, 10)
+        await asyncio.sleep(0.2)
+        assert len(runtime.asked) == asked + 1
+
+
+async def test_who_left_is_forgotten_and_who_comes_to_a_recovering_gpu_is_stopped(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    daemon = Daemon(tmp_path)
+    daemon.use(containers=OnBad.STOP)
+    daemon.hold(1)
+    async with running(daemon):
+        daemon.keeper.judged(look((), ()))
+        bad(daemon)
+        await turns()
+        daemon.ledger = Ledger()
+        daemon.keeper.held_changed()
+        await turns()
+        daemon.later(31)
+        assert daemon.keeper.judged(look((), ())).gpus[1].health.state is State.RECOVERING
+        daemon.hold(1)  # nobody grants it; the runtime told late of one that was there all the while
+        await turns()
+    assert len(runtime.asked) == 2
+
+
+async def test_a_container_is_reported_once_for_each_time(tmp_path: Path, log: Log) -> None:
+    daemon = Daemon(tmp_path)
+    daemon.hold(1)
+    async with running(daemon):
+        daemon.keeper.judged(look((), ()))
+        bad(daemon)
+        for _ in range(3):
+            await turns()
+            daemon.keeper.held_changed()
+            daemon.keeper.judged(look((), ()))
+        assert len(log.said("container is on a bad gpu")) == 1
+        daemon.later(400)
+        daemon.keeper.judged(look((), ()))
+        daemon.keeper.judged(look((), ()))
+        await turns()
+        bad(daemon)
+        await turns()
+        assert len(log.said("container is on a bad gpu")) == 2

@@ -1,0 +1,62 @@
+"""The rig with the keeper of health and its event process in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.domain.health import State
+from nri_gpu.health.fleet import Moment
+from nri_gpu.inventory.hearing import Ear, EventChild
+from nri_gpu.inventory.source import Source
+from nri_gpu.policy.health import Events
+from nri_gpu.policy.model import Policy
+from nri_gpu.verbs.health_keeper import HealthKeeper, HealthPlace, Needs
+from tests.support.nvml import FakeGpu
+from tests.unit.verbs.rig import Rig
+
+SILENCE_S = 4.0  # a hang is noticed soon; a wait takes one second
+
+
+class HealthRig(Rig):
+    """A machine whose GPUs are listened to, all of them. ahead_s: how far its clock is ahead of ours."""
+
+    def __init__(self, base: Path, machine: Sequence[FakeGpu] | None) -> None:
+        default = Policy.default()
+        self.policy = replace(default, health=replace(default.health, events=Events.ALL))
+        self.ahead_s = 0.0
+        place = HealthPlace(driver_root=str(base / "root"), library_dirs=(), file=base / "health.json", simulated=False)
+        needs = Needs(
+            policy=lambda: self.policy,
+            ledger=lambda: self.plugin.ledger,
+            publish=self._published,
+            look=lambda: self.cache.poke(),
+        )
+        self.health = HealthKeeper(place, needs, self._moment, partial(self._hearing, base))
+        super().__init__(base, machine)
+
+    def health_of(self, gpu: int = 1) -> State:
+        """As the last snapshot has it."""
+        return self.board.snapshot().gpus[gpu].health.state
+
+    def _hearing(self, base: Path, ear: Ear) -> EventChild:
+        self.ears = EventChild(base / "root", (), ear, sysfs=str(base / "sys"), silence_s=SILENCE_S)
+        return self.ears
+
+    def _moment(self) -> Moment:
+        return Moment(time.monotonic() + self.ahead_s, time.time() + self.ahead_s)
+
+    def _judged(self, source: Source) -> Source:
+        return self.health.watching(source)
+
+    def _ledger_changed(self, ledger: Ledger) -> None:
+        del ledger
+        self.health.held_changed()
+
+    def _more(self) -> Sequence[Coroutine[None, None, None]]:
+        return (self.health.run(),)
