@@ -59,17 +59,43 @@ def test_what_must_be_included_draws_the_rest_to_it() -> None:
     assert link.pcie == "PIX"
 
 
-# GPUs, replicas of each, size -> how many of each GPU; k8s-device-plugin's examples for its policy `distributed`.
-REPLICAS: Final = [(2, 4, 2, [1, 1]), (3, 2, 3, [1, 1, 1]), (2, 4, 3, [2, 1]), (1, 4, 4, [4])]
+# GPUs, replicas of each, in use, required, size -> how many of each GPU. The first four are NVIDIA's own examples
+# of its policy `distributed`; the others are its rule: least allocated first, then fewest picked in this request.
+REPLICAS: Final = {
+    "one each": (2, 4, [], [], 2, [1, 1]),
+    "one each of three": (3, 2, [], [], 3, [1, 1, 1]),
+    "more than GPUs": (2, 4, [], [], 3, [2, 1]),
+    "one GPU": (1, 4, [], [], 4, [4]),
+    "the second is ahead by one": (2, 4, [(1, 0)], [], 2, [1, 1]),
+    "the first is ahead by one": (2, 4, [(0, 3)], [], 2, [1, 1]),
+    "ahead by two": (2, 4, [(0, 0), (0, 1)], [], 2, [0, 2]),
+    "ahead by two, of three": (2, 4, [(0, 0), (0, 1)], [], 3, [1, 2]),
+    "two of three GPUs are ahead": (3, 4, [(0, 0), (1, 0)], [], 3, [1, 1, 1]),
+    "a full one": (2, 2, [(0, 0), (0, 1)], [], 2, [0, 2]),
+    "a required one counts as allocated": (2, 4, [], [(0, 2)], 2, [1, 1]),
+    "a required one beside one in use": (2, 4, [(1, 0)], [(1, 1)], 3, [2, 1]),
+    "nothing but required ones": (2, 4, [], [(0, 0), (0, 1)], 2, [2, 0]),
+    "more required than asked for": (2, 4, [], [(0, 0), (0, 1)], 1, [2, 0]),
+    "too few": (2, 2, [(0, 0), (0, 1), (1, 0)], [], 2, [0, 1]),
+}
 
 
-@pytest.mark.parametrize(("gpus", "replicas", "size", "each"), REPLICAS)
-def test_replicas_are_spread(gpus: int, replicas: int, size: int, each: list[int]) -> None:
+@pytest.mark.parametrize(("gpus", "replicas", "used", "must", "size", "each"), REPLICAS.values(), ids=REPLICAS)
+def test_replicas_are_spread(
+    gpus: int, replicas: int, used: list[tuple[int, int]], must: list[tuple[int, int]], size: int, each: list[int]
+) -> None:
     halves = Halves(settings=KubeletSettings(replicas=replicas))
     halves.put_gpus([gpu(index) for index in range(gpus)])
-    ids = [device.id for device in halves.offers.devices(GPU)]
-    chosen = halves.offers.preferred(GPU, ids, (), size)
+    in_use, required = _ids(used), _ids(must)
+    available = [device.id for device in halves.offers.devices(GPU) if device.id not in in_use]
+    chosen = halves.offers.preferred(GPU, available[::-1], required, size)
     assert [sum(id_.startswith(uuid(index)) for id_ in chosen) for index in range(gpus)] == each
+    assert set(required) <= set(chosen) <= set(available)
+    assert len(chosen) == len(set(chosen))
+
+
+def _ids(replicas: list[tuple[int, int]]) -> list[str]:
+    return [f"{uuid(index)}::{number}" for index, number in replicas]
 
 
 def test_mig_devices_leave_other_gpus_whole() -> None:
