@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,9 @@ from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu._pb import pluginregistration_pb2 as watcher
 
 WAIT_S = 10.0
+# Of a qualified name, before the slash and after it (apimachinery: pkg/util/validation).
+QUALIFIED = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass
@@ -52,12 +56,16 @@ class AdmissionError(Exception):
 
 
 class Kubelet:
-    """On a folder that stands for /var/lib/kubelet. refuse: what Register is answered instead; empty: accept."""
+    """On a folder that stands for /var/lib/kubelet.
+
+    refuse: what Register is answered instead; empty: accept. deaf: registers a plugin and never asks for its devices.
+    """
 
     def __init__(self, folder: Path, *, keyed_by_resource: bool = True) -> None:
         self.dir = folder / "device-plugins"
         self.registry = folder / "plugins_registry"
         self.refuse = ""
+        self.deaf = False
         self.registered = self.refused = 0
         self.clients: dict[str, Client] = {}
         self.checkpoint: dict[tuple[str, str], dict[str, tuple[tuple[str, ...], Mapping[str, str]]]] = {}
@@ -192,9 +200,9 @@ class Kubelet:
         return answer
 
     async def _register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:  # noqa: ANN401
-        if self.refuse or request.version != "v1beta1":
+        if why := self.refuse or invalid(request.resource_name, request.version):
             await self._refused()
-            await context.abort(grpc.StatusCode.UNKNOWN, self.refuse or "unsupported version")
+            await context.abort(grpc.StatusCode.UNKNOWN, why)
         await self._connect(request.resource_name, self.dir / request.endpoint)
         self.registered += 1
         return pb.Empty()
@@ -205,7 +213,8 @@ class Kubelet:
         client = Client(resource, path, channel, pb.DevicePluginOptions())
         client.options = await client.call("GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions)
         self.clients[resource] = client  # the last one of a name wins, and nobody is told
-        client.reading = asyncio.create_task(self._read(client))
+        if not self.deaf:
+            client.reading = asyncio.create_task(self._read(client))
 
     async def _read(self, client: Client) -> None:
         stream = client.channel.unary_stream(
@@ -267,14 +276,71 @@ class Kubelet:
                 return await unary(request, timeout=WAIT_S)
 
             info = await ask("GetInfo", watcher.InfoRequest(), watcher.PluginInfo)
-            status = watcher.RegistrationStatus(plugin_registered=not self.refuse, error=self.refuse)
-            if self.refuse:
+            why = self.refuse or invalid(info.name, *info.supported_versions)
+            status = watcher.RegistrationStatus(plugin_registered=not why, error=why)
+            if why:
                 await self._refused()
             else:
-                assert (info.type, info.supported_versions) == ("DevicePlugin", ["v1beta1"])
+                assert info.type == "DevicePlugin"
                 await self._connect(info.name, Path(info.endpoint) if info.endpoint else path)
                 self.registered += 1
             await ask("NotifyRegistrationStatus", status, watcher.RegistrationStatusResponse)
+
+
+class Rival:
+    """Another device plugin of the same resource, as NVIDIA's is: serves its socket first, registers, and stays."""
+
+    def __init__(self, kubelet: Kubelet, resource: str, ids: Sequence[str]) -> None:
+        self.path = kubelet.dir / f"nvidia-{resource.partition('/')[2]}.sock"
+        self._kubelet = kubelet
+        self._resource = resource
+        self._list = pb.ListAndWatchResponse(devices=[pb.Device(ID=id_, health="Healthy") for id_ in ids])
+        self._server: Any = None
+
+    async def __aenter__(self) -> Self:
+        """Listen only."""
+        unary = grpc.unary_unary_rpc_method_handler(self._options, pb.Empty.FromString, _bytes)
+        stream = grpc.unary_stream_rpc_method_handler(self._list_and_watch, pb.Empty.FromString, _bytes)
+        methods = {"GetDevicePluginOptions": unary, "ListAndWatch": stream}
+        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", methods)])
+        self._server.add_insecure_port(f"unix:{self.path}")
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(None)
+        self.path.unlink(missing_ok=True)
+
+    async def register(self) -> None:
+        async with grpc.aio.insecure_channel(f"unix:{self._kubelet.dir}/kubelet.sock") as channel:
+            call: Any = channel.unary_unary("/v1beta1.Registration/Register", _bytes, pb.Empty.FromString)
+            await call(pb.RegisterRequest(version="v1beta1", endpoint=self.path.name, resource_name=self._resource))
+
+    async def _options(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: ANN401
+        del request, context
+        return pb.DevicePluginOptions()
+
+    async def _list_and_watch(self, request: pb.Empty, context: Any) -> Any:  # noqa: ANN401 - an iterator
+        del request, context
+        yield self._list
+        await asyncio.Event().wait()
+
+
+def _bytes(message: Any) -> bytes:  # noqa: ANN401 - a generated class
+    encoded: bytes = message.SerializeToString()
+    return encoded
+
+
+def invalid(resource: str, *versions: str) -> str:
+    """Why a kubelet refuses to register that; empty when it does not."""
+    if versions != ("v1beta1",):
+        return f"requested API version {','.join(versions)!r} is not supported by kubelet. Supported version is v1beta1"
+    domain, slash, name = resource.partition("/")
+    native = not slash or domain == "kubernetes.io" or domain.endswith(".kubernetes.io")
+    if native or resource.startswith("requests.") or not QUALIFIED.fullmatch(domain) or not NAME.fullmatch(name):
+        return f"the ResourceName {resource!r} is invalid"
+    return ""
 
 
 def shuffled(ids: Any) -> list[str]:  # noqa: ANN401 - any collection

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
+from nri_gpu.allocation.promises import OPEN_S
 from nri_gpu.domain.gpu import GpuFault
 from nri_gpu.policy.model import KubeletSettings, MigStrategy
 from tests.support import builders
@@ -104,6 +105,9 @@ async def test_a_pod_gets_what_the_kubelet_chose_for_as_long_as_it_lives(folder:
 
         station.end_pod(second)
         kubelet.remove("train")
+        # That the pod is over, and not being made another sandbox, nobody tells.
+        assert "ml/train" in str(station.create(container(f"device={chosen[0]}", of="early")))
+        station.clock.now += OPEN_S + 100
         assert station.create(container("all", of="late")) == tuple(sorted((*chosen, *others)))
         await kubelet.wait_healthy(GPU, 0)
         assert kubelet.capacity(GPU) == 4
