@@ -252,6 +252,7 @@ class Endpoint:
 
     def _ended(self, why: str) -> None:
         logger.bind(resource=self.resource, fault=why).info("registering with the kubelet again")
+        self._fault = why
         self._short += 1
         if self._short == RIVALS_AFTER:
             self._complain(

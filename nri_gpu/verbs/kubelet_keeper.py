@@ -79,7 +79,7 @@ class KubeletKeeper:
         self._books = DaemonBooks(board, plugin, lambda: self._connected)
         self._changed: Callable[[], None] = lambda: None
         self._look_for_key: Callable[[], None] = lambda: None
-        self.standings: Callable[[], tuple[Standing, ...]] = tuple
+        self._standings: Callable[[], tuple[Standing, ...]] = tuple
         if settings.enabled:
             plugin.kubelet.awaited = True
             board.changed = self.changed
@@ -100,6 +100,10 @@ class KubeletKeeper:
     def changed(self) -> None:
         """GPUs, grants or the policy."""
         self._changed()
+
+    def report(self) -> tuple[Standing, ...] | None:
+        """How each resource stands with the kubelet; None where no device plugin is wanted."""
+        return self._standings() if self._settings.enabled else None
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -126,14 +130,14 @@ class KubeletKeeper:
         except ImportError as error:
             fault = f"{error}: install the kubernetes extra, pip install 'nri-gpu[kubernetes]'"
             logger.bind(fault=fault).error("no device plugin for the kubelet")
-            self.standings = lambda: (Standing(self._settings.resource, fault=fault),)
+            self._standings = lambda: (Standing(self._settings.resource, fault=fault),)
             return
         from nri_gpu.runtime.watch import folder_changed
 
         room = KubeletRoom(
             Offers(self._settings, self._books), Place(self._settings, folder_changed), self._tick, self._look_for_key
         )
-        self._changed, self.standings = room.changed, room.standings
+        self._changed, self._standings = room.changed, room.standings
         await room.run()
 
     def _tick(self) -> None:

@@ -202,7 +202,8 @@ class Daemon:
             self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away)
         )
         self._note(policy)
-        self._reporter = Reporter(state.path / CONTROL_SOCKET, Subjects(self._board, self._plugin, self._cache))
+        subjects = Subjects(self._board, self._plugin, self._cache, self._kubelet.report)
+        self._reporter = Reporter(state.path / CONTROL_SOCKET, subjects)
         self._watch = node_watch(source.glance, self._node_changed, simulated=topology is not None)
         self._stop = asyncio.Event()
         self._ledger_timer: asyncio.TimerHandle | None = None
