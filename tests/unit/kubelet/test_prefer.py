@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.allocation.fabric import fabric_of
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.place import Asker, place
 from nri_gpu.domain.claim import Claim, Count, Mode
@@ -18,6 +19,8 @@ from nri_gpu.inventory.topology import load_topology
 from nri_gpu.policy.model import KubeletSettings, MigStrategy
 from tests.support.builders import foreign, gpu, ledger, mig_gpu, mig_uuid, uuid
 from tests.support.daemon import TOPOLOGIES
+from tests.support.fabrics import KNOWN
+from tests.support.golden_sets import GOLDEN, Golden
 from tests.unit.kubelet.station import GPU, Halves
 
 NODES: Final = ("hgx-h100.toml", "dgx-a100.toml", "pcie-8.toml")
@@ -57,6 +60,46 @@ def test_what_must_be_included_draws_the_rest_to_it() -> None:
     assert kept == ids[5]
     (link,) = (each for each in inventory.links if {each.a, each.b} == {5, ids.index(GpuUuid(beside))})
     assert link.pcie == "PIX"
+
+
+BETTER: Final = "ours is the better set now; theirs keeps two good pairs for later requests of the same size"
+ORDER: Final = "as good; theirs depends on the order of the list, which the kubelet's is random, ours takes the lowest"
+IMPOSSIBLE: Final = "theirs is empty: more is required than was asked for, or than is free; ours is what is required"
+# What go-gpuallocator answers otherwise: topology, available, required, size -> ours, why (docs/kubernetes.md).
+EIGHT: Final = tuple(range(8))
+DEVIATIONS: Final = {
+    ("dgx1-v100", EIGHT, (), 2): ((2, 3), BETTER),
+    ("dgx1-v100", (0, 2, 4, 5), (), 2): ((0, 4), BETTER),
+    ("dgx1-v100", EIGHT[::-1], (), 1): ((0,), ORDER),
+    ("dgx1-v100", EIGHT[::-1], (), 2): ((2, 3), ORDER),
+    ("a100", (5, 2, 0, 1, 6, 7, 4), (1,), 4): ((0, 1, 4, 5), ORDER),
+    ("h100, PCIe", (7, 5, 1, 2), (), 2): ((1, 2), ORDER),
+    ("h100, PCIe", (3, 2, 0, 6, 5, 7, 1, 4), (2,), 3): ((0, 1, 2), ORDER),
+    ("h100", (7, 1, 0, 6, 5), (5, 7), 4): ((0, 5, 6, 7), ORDER),
+    ("h100", (2, 0, 3, 4, 6, 7, 1, 5), (3,), 2): ((0, 3), ORDER),
+    ("8 x PCIe", (2, 6, 5, 0, 7, 1, 3, 4), (), 2): ((0, 1), ORDER),
+    ("dgx1-v100", EIGHT[1:], (0, 1, 2, 3), 4): ((0, 1, 2, 3), IMPOSSIBLE),
+    ("dgx1-v100", EIGHT, (1, 2, 3, 4, 5, 6), 4): ((1, 2, 3, 4, 5, 6), IMPOSSIBLE),
+    ("dgx1-v100", EIGHT[1:6], (1, 2, 3, 4, 5, 6), 1): ((1, 2, 3, 4, 5, 6), IMPOSSIBLE),
+}
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=str)
+def test_as_nvidias_plugin_prefers_or_for_a_reason(case: Golden) -> None:
+    """go-gpuallocator's own answers, through the kubelet's question; other pods of its hold what is not available."""
+    halves, inventory = Halves(), KNOWN[case.topology]
+    halves.board.put_inventory(inventory)
+    ids = [each.uuid for each in inventory.gpus]
+    halves.plugin.ledger = _held(tuple(set(ids) - {ids[each] for each in {*case.available, *case.required}}))
+    required = tuple(sorted(case.required))
+    said = halves.offers.preferred(
+        GPU, [ids[each] for each in case.available], [ids[each] for each in required], case.size
+    )
+    chosen = tuple(sorted(map(ids.index, said)))
+    expected, why = DEVIATIONS.get((case.topology, case.available, required, case.size), (case.chosen, ""))
+    assert chosen == expected
+    ours = fabric_of(inventory).score(chosen)
+    assert {BETTER: ours > case.points, ORDER: ours == case.points, IMPOSSIBLE: not case.chosen, "": True}[why]
 
 
 # GPUs, replicas of each, in use, required, size -> how many of each GPU. The first four are NVIDIA's own examples
