@@ -12,6 +12,7 @@ from nri_gpu.allocation.ledger import Entry, Ledger, Phase, Usage
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import GpuFault, MigPart, Node, Unit, whole
+from nri_gpu.domain.kubelet import Standing
 from nri_gpu.domain.transition import NO_HISTORY, Happened, History, Kind, Transition
 
 STATUS_SCHEMA: Final = "nri-gpu/status/v1"
@@ -34,7 +35,8 @@ class View(Struct, frozen=True, kw_only=True):
 
     wall, monotonic: that moment in seconds, on both clocks. policy_fault: empty where the policy can be used.
     inventory_confirmed: false while the inventory is an earlier daemon's, from its snapshot. history: what became of
-    the node since the daemon began.
+    the node since the daemon began. kubelet: how its resources stand with the kubelet; None where no device plugin is
+    wanted.
     """
 
     node: Node
@@ -48,6 +50,7 @@ class View(Struct, frozen=True, kw_only=True):
     policy_fault: str
     inventory_confirmed: bool = True
     history: History = NO_HISTORY
+    kubelet: tuple[Standing, ...] | None = None
 
     def wall_of(self, monotonic: float) -> float | None:
         """The same moment in seconds since the epoch; None for one that never was on our clock."""
@@ -80,6 +83,10 @@ def status_json(view: View) -> dict[str, Any]:
             "simulated": node.inventory.simulated,
         },
         "policy": {"source": view.policy_source, "fault": view.policy_fault},
+        "kubelet": {
+            "enabled": view.kubelet is not None,
+            "resources": [_standing_json(each) for each in view.kubelet or ()],
+        },
         "gpus": [_unit_json(unit, usage.get(unit.uuid), view) for unit in node.inventory.units],
         "faults": [_fault_json(fault, view.history) for fault in node.inventory.faults],
         "gone": [_holder_json(entry, view) for entry in _of_gone_gpus(view)],
@@ -120,6 +127,15 @@ def _fault_json(fault: GpuFault, history: History) -> dict[str, Any]:
 def _fault_since_s(view: View) -> float | None:
     fault = view.node.inventory.fault or view.inventory_fault
     return view.history.since(frozenset({Kind.ANSWER})) if fault else None
+
+
+def _standing_json(standing: Standing) -> dict[str, Any]:
+    return {
+        "resource": standing.resource,
+        "registered": standing.since is not None,
+        "since_s": standing.since,
+        "fault": standing.fault,
+    }
 
 
 def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:

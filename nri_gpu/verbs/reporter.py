@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.codec import encode
+from nri_gpu.domain.kubelet import Standing
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.model import Policy
@@ -24,12 +25,13 @@ from nri_gpu.verbs.inventory_keeper import InventoryKeeper
 
 
 class Subjects(Struct, frozen=True):
-    """What is reported on."""
+    """What is reported on. kubelet: how its resources stand with the kubelet; None without a device plugin."""
 
     board: Board
     plugin: Plugin
     cache: InventoryCache
     inventory: InventoryKeeper
+    kubelet: Callable[[], tuple[Standing, ...] | None] = lambda: None
 
 
 class Reporter:
@@ -108,6 +110,7 @@ class Reporter:
             policy_fault=fault,
             inventory_confirmed=cache.confirmed or cache.current is None,
             history=self._subjects.inventory.history,
+            kubelet=self._subjects.kubelet(),
         )
 
     def _transitions(self) -> Mapping[str, Any]:
