@@ -4,7 +4,11 @@ They stand in the ledger like grants, so that everything else reads them without
 GPUs, and refusals name who has. One for each device id, so that the kubelet's next word about an id replaces its last.
 
     Allocate --open, for OPEN_S--> (lapses)         --its container is created--> a grant, and no promise any more
-    that container ends --bound to its pod--> until the pod's sandbox is gone, or the kubelet gives the id to another
+    that container ends --bound to its pod--> until its sandbox is gone, or the kubelet gives the id to another
+    it never starts, or its sandbox is gone --bound to its pod, for OPEN_S--> (lapses)
+
+The last, because the kubelet makes a pod a sandbox anew and gives it what it had, without asking; whether that comes or
+the pod is over nobody tells.
 """
 
 from __future__ import annotations
@@ -53,28 +57,50 @@ def promised(ledger: Ledger, devices: Iterable[Handed], now: float, *, shared: b
 
 def redeemed(ledger: Ledger, container: Container) -> Ledger:
     """Without the promises that a container comes for; one bound to another pod stays in its way."""
-    if container.kubelet is None:
-        return ledger
-    for each in container.kubelet.devices:
-        entry = ledger.entries.get(_id(each))
-        if entry is not None and entry.grant.pod_uid in (_NOBODY, container.pod.uid):
-            ledger = ledger.released(entry.grant.container_id)
-    return ledger
+    return ledger if container.kubelet is None else _released(ledger, container.kubelet, _NOBODY, container.pod.uid)
 
 
-def bound(ledger: Ledger, grant: Grant, given: KubeletGrant) -> Ledger:
-    """With what an ended container had kept for its pod: the kubelet starts it anew with the same."""
+def resumed(ledger: Ledger, pod_uid: PodUid, given: KubeletGrant) -> Ledger:
+    """Without what was kept for the pod of a container that runs."""
+    return _released(ledger, given, pod_uid)
+
+
+def bound(ledger: Ledger, grant: Grant, given: KubeletGrant, now: float | None = None) -> Ledger:
+    """With what a container had kept for its pod: the kubelet starts it anew with the same.
+
+    now: where it is kept for OPEN_S only, from here on. What the kubelet has given to another since is the other's.
+    """
+    since = _FOR_LIFE if now is None else now + OPEN_S
     for each in given.devices:
-        if each.uuid in grant.uuids and _id(each) not in ledger.entries:
-            kept = replace(grant, container_id=_id(each), uuids=(each.uuid,), generation="-")
-            ledger = ledger.with_entry(Entry(kept, Phase.CREATED, _FOR_LIFE))
+        if each.uuid not in grant.uuids:
+            continue
+        kept = ledger.entries.get(_id(each))
+        if kept is None or not kept.holds or kept.grant.pod_uid == grant.pod_uid:
+            entry = replace(grant, container_id=_id(each), uuids=(each.uuid,), generation="-")
+            ledger = ledger.with_entry(Entry(entry, Phase.CREATED, since))
     return ledger
+
+
+def outlived(before: Ledger, after: Ledger, now: float) -> Ledger:
+    """`after` a sandbox is gone, with what was kept for its pod kept for a while longer."""
+    for id_, entry in before.entries.items():
+        if is_promise(id_) and entry.holds and id_ not in after.entries:
+            after = after.with_entry(replace(entry, since=min(entry.since, now + OPEN_S)))
+    return after
 
 
 def carried(ledger: Ledger, now: float) -> tuple[Entry, ...]:
     """Promises for a ledger that is rebuilt. Whose pods went meanwhile is not known, so none is for life any more."""
     kept = (entry for id_, entry in ledger.entries.items() if is_promise(id_) and entry.holds)
     return tuple(replace(entry, since=min(entry.since, now + OPEN_S)) for entry in kept)
+
+
+def _released(ledger: Ledger, given: KubeletGrant, *pods: PodUid) -> Ledger:
+    for each in given.devices:
+        entry = ledger.entries.get(_id(each))
+        if entry is not None and entry.grant.pod_uid in pods:
+            ledger = ledger.released(entry.grant.container_id)
+    return ledger
 
 
 def _id(device: Handed) -> ContainerId:

@@ -73,3 +73,7 @@ class PolicyError(NriGpuError):
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         super().__init__("; ".join(str(fault) for fault in faults))
         self.faults = faults
+
+
+class RestartNeededError(NriGpuError):
+    """What only a new process can mend: this one ends with the sentence, and whoever started it starts it again."""

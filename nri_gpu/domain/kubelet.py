@@ -39,6 +39,17 @@ class KubeletGrant(Struct, frozen=True):
         return tuple(dict.fromkeys(each.uuid for each in self.devices))
 
 
+class Standing(Struct, frozen=True):
+    """How one resource stands with the kubelet.
+
+    since: registered since, seconds since the epoch; None while it is not. fault: why not, or what is wrong with it.
+    """
+
+    resource: str
+    since: float | None = None
+    fault: str = ""
+
+
 def handed_key(annotations: Iterable[str]) -> str:
     """The first key by which the kubelet handed something over; empty where it did not."""
     return next((key for key in annotations if key == HANDED_KEY or key.startswith(f"{HANDED_KEY}.")), "")

@@ -13,6 +13,7 @@ import contextlib
 import random
 import secrets
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,8 @@ from loguru import logger
 from msgspec import Struct
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
-from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.errors import NriGpuError, RestartNeededError
+from nri_gpu.domain.kubelet import Standing
 from nri_gpu.kubelet.offers import Offers
 from nri_gpu.kubelet.service import VERSION, DevicePlugin, Watched
 from nri_gpu.policy.model import KubeletSettings, Registration
@@ -47,10 +49,11 @@ class RegistrationError(NriGpuError):
 
 
 class Place(Struct, frozen=True):
-    """Where. changed: returns when something appears in a folder, or after so many seconds."""
+    """Where. changed: returns when something appears in a folder, or after so many seconds. wall: since the epoch."""
 
     settings: KubeletSettings
     changed: Callable[[Path, float], Awaitable[None]]
+    wall: Callable[[], float] = time.time
 
     @property
     def folder(self) -> Path:
@@ -65,42 +68,58 @@ class Place(Struct, frozen=True):
 
 
 class Endpoint:
-    """One resource, served until cancelled. began: called when the folder is there, before anybody is told of us."""
+    """One resource, served until cancelled. began: called at the beginning of each session, before we are told of."""
 
     def __init__(self, resource: str, offers: Offers, place: Place, began: Callable[[], None]) -> None:
         self.resource = resource
         self.plugin = DevicePlugin(resource, offers)
         self._place = place
         self._began = began
-        self._said = ""
+        self._said = self._fault = ""
+        self._since: float | None = None  # registered, seconds since the epoch
         self._short = 0  # sessions in a row that did not last
         self._wait_s = FIRST_WAIT_S
 
     async def run(self) -> None:
-        """Until cancelled, whatever happens to the kubelet."""
+        """Until cancelled, whatever happens to the kubelet.
+
+        Raises:
+            RestartNeededError: the folder is another one than this process can reach.
+
+        """
         loop = asyncio.get_running_loop()
         while True:
             began, stamp = loop.time(), stamp_of(self._place.kubelet)
             try:
                 self._ended(await self._session())
+            except RestartNeededError:
+                raise
             except (RegistrationError, OSError) as error:
                 self._complain(str(error))
-            except Exception:  # the other half serves on, whatever this one meets
+            except Exception as error:  # the other half serves on, whatever this one meets
                 logger.opt(exception=True).bind(resource=self.resource).error("kubelet session ended by a bug of ours")
+                self._fault = f"a bug of ours ended it: {type(error).__name__}"
+            self._since = None
             if loop.time() - began > LASTING_S or stamp_of(self._place.kubelet) != stamp:
                 self._short, self._wait_s = 0, FIRST_WAIT_S
             await self._pause()
 
+    def standing(self) -> Standing:
+        """For who asks how it is."""
+        return Standing(self.resource, self._since, self._fault)
+
     async def _session(self) -> str:
         """From a new socket to its end. Returns what ended it."""
-        path = self._fresh_path()
         self._began()
+        path = self._fresh_path()
+        if rival := self._rival():
+            raise RegistrationError(rival)
         self.plugin.lost.clear()
-        server = grpc.aio.server(options=OPTIONS)
-        watched = Watched(self.resource)
-        handlers = [self.plugin.handler()]
+        self.plugin.aside = False
         by_register = self._place.settings.registration is Registration.REGISTER
-        server.add_generic_rpc_handlers(handlers if by_register else [*handlers, watched.handler()])
+        server = grpc.aio.server(options=OPTIONS)
+        watched = None if by_register else Watched(self.resource)
+        server.add_generic_rpc_handlers([self.plugin.handler(), *([watched.handler()] if watched else [])])
         try:
             server.add_insecure_port(f"unix:{path}")
         except RuntimeError as error:
@@ -110,13 +129,14 @@ class Endpoint:
             stamp = stamp_of(self._place.kubelet)
             if by_register:
                 await self._register(path)
-            return await self._watch(path, stamp if by_register else None, watched)
+            return await self._watch(path, stamp, watched)
         finally:
             await server.stop(None)
             path.unlink(missing_ok=True)
 
     def _fresh_path(self) -> Path:
         folder = self._place.folder
+        self._check_reached()
         if not folder.is_dir():
             raise RegistrationError(f"there is no folder {folder}: the kubelet makes it at its start")
         remove_stale(folder)
@@ -129,11 +149,6 @@ class Endpoint:
         return path
 
     async def _register(self, path: Path) -> None:
-        if rival := rival_of(self.resource, path.parent):
-            raise RegistrationError(
-                f"{rival} is NVIDIA's device plugin and serves {self.resource} already: two of one name take it from "
-                "each other, so take that one off the node, or set kubelet.resource"
-            )
         if not self._place.kubelet.exists():
             raise RegistrationError(f"no kubelet listens on {self._place.kubelet} yet")
         request = pb.RegisterRequest(
@@ -153,31 +168,72 @@ class Endpoint:
             except grpc.aio.AioRpcError as error:
                 what = " ".join(str(error.details()).split())[:300]
                 raise RegistrationError(f"the kubelet did not register it: {error.code().name}: {what}") from None
-        logger.bind(resource=self.resource, socket=str(path)).info("registered with the kubelet")
-        self._said = ""
+        self._registered(path)
 
-    async def _watch(self, path: Path, stamp: Stamp, watched: Watched) -> str:
-        """Until this session is over; returns why. stamp: None where the kubelet comes to us."""
+    def _registered(self, path: Path) -> None:
+        logger.bind(resource=self.resource, socket=str(path)).info("registered with the kubelet")
+        self._said = self._fault = ""
+        self._since = self._place.wall()
+
+    async def _watch(self, path: Path, stamp: Stamp, watched: Watched | None) -> str:
+        """Until this session is over; returns why. watched: where the kubelet comes to us."""
         until = asyncio.get_running_loop().time() + WATCHED_WITHIN_S
         while True:
             if self.plugin.lost.is_set():
                 return "the kubelet ended its stream"
+            self._check_reached()
             if stamp_of(path) is None:
                 return "our socket was removed, as the kubelet does at its start"
-            if watched.verdict.done() and (why := watched.verdict.result()):
-                raise RegistrationError(f"the kubelet did not register it: {ascii(why)[1:301]}")
-            if stamp is not None and stamp_of(self._place.kubelet) != stamp:
+            if watched is None and stamp_of(self._place.kubelet) != stamp:
                 return "the kubelet was restarted"
+            if watched:
+                self._heard(path, watched)
+            rival = self._rival()
+            if self.plugin.aside and not rival:
+                return "the other device plugin is gone"
+            if rival and not self.plugin.aside:
+                # Ending our stream could take theirs along (kubernetes#121994), so it stays open and says nothing more.
+                self.plugin.aside, self._since = True, None
+                self._complain(rival)
             late = asyncio.get_running_loop().time() > until
-            if stamp is not None and late and not self.plugin.watched.is_set():
-                raise RegistrationError("the kubelet registered it and never asked for its devices")
-            await self._something(path.parent)
+            if late and not self.plugin.watched.is_set() and not self.plugin.aside:
+                if watched is None:
+                    raise RegistrationError("the kubelet registered it and never asked for its devices")
+                self._complain(f"no kubelet has come to {path} yet: is kubelet.registry_dir the folder it looks in?")
+            await self._something(path.parent, watched)
 
-    async def _something(self, folder: Path) -> None:
+    def _heard(self, path: Path, watched: Watched) -> None:
+        """What the plugin watcher made of us. Raises: RegistrationError: it will not ask again by itself."""
+        verdict, watched.verdict = watched.verdict, None
+        watched.told.clear()
+        if verdict:
+            raise RegistrationError(f"the kubelet did not register it: {ascii(verdict)[1:301]}")
+        if verdict is not None:
+            self._registered(path)
+
+    def _rival(self) -> str:
+        """Who else serves the name, and what to do; empty when nobody does, that can be told."""
+        rival = rival_of(self.resource, self._place.kubelet.parent)
+        return rival and (
+            f"{rival} is NVIDIA's device plugin and serves {self.resource} already: two of one name take it from "
+            "each other, so take that one off the node, or set kubelet.resource"
+        )
+
+    def _check_reached(self) -> None:
+        """Raises: RestartNeededError: a folder was removed and made anew beneath a mount, which shows the old one."""
+        for folder in {self._place.folder, self._place.kubelet.parent}:
+            if removed(folder):
+                raise RestartNeededError(
+                    f"{folder} was removed, and this process has a mount of it that shows no other one made in its "
+                    "place: it ends, so that it is started with a new mount"
+                )
+
+    async def _something(self, folder: Path, watched: Watched | None) -> None:
         """Until something may be different."""
         waits = [
             asyncio.ensure_future(self._place.changed(folder, LOOK_EVERY_S)),
             asyncio.ensure_future(self.plugin.lost.wait()),
+            *([asyncio.ensure_future(watched.told.wait())] if watched else []),
         ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -196,6 +252,7 @@ class Endpoint:
 
     def _ended(self, why: str) -> None:
         logger.bind(resource=self.resource, fault=why).info("registering with the kubelet again")
+        self._fault = why
         self._short += 1
         if self._short == RIVALS_AFTER:
             self._complain(
@@ -207,7 +264,7 @@ class Endpoint:
         """Once for each new fault."""
         if sentence != self._said:
             logger.bind(resource=self.resource, fault=sentence).warning("not registered with the kubelet, trying again")
-        self._said = sentence
+        self._said = self._fault = sentence
 
 
 def stamp_of(path: Path) -> Stamp:
@@ -219,11 +276,19 @@ def stamp_of(path: Path) -> Stamp:
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
-def rival_of(resource: str, folder: Path) -> Path | None:
-    """The socket of NVIDIA's device plugin for a resource, where somebody listens on it."""
+def removed(folder: Path) -> bool:
+    """Whether what lies there is a folder that was removed: only a mount still shows one, and nothing can be in it."""
+    try:
+        return folder.stat().st_nlink == 0
+    except OSError:
+        return False
+
+
+def rival_of(resource: str, folder: Path) -> str:
+    """The socket of NVIDIA's device plugin for a resource, where somebody listens on it; else empty."""
     prefix, _, name = resource.partition("/")
     path = folder / f"nvidia-{name}.sock"
-    return path if prefix == "nvidia.com" and listens(path) else None
+    return str(path) if prefix == "nvidia.com" and listens(path) else ""
 
 
 def remove_stale(folder: Path) -> None:

@@ -7,19 +7,59 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+
+from loguru import logger
+from msgspec import Struct
 
 from nri_gpu.allocation.token import KEY_BYTES
 
 KEY_FILE: Final = "nri-gpu.key"
 
 
+class KeyKeeper:
+    """Looks for the key whenever the folder may have come or been made anew. keyed: told each that is another one."""
+
+    def __init__(self, folder: Path, keyed: Callable[[bytes], None]) -> None:
+        self._folder = folder
+        self._keyed = keyed
+        self._key: bytes | None = None
+        self._said = ""
+
+    def look(self) -> None:
+        """Now. That there is no folder is no fault yet: the kubelet makes it, and the endpoints say so."""
+        try:
+            key = tokens_key(self._folder, self._key)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            fault = f"key in {self._folder}: {error.strerror}; it is needed to sign what the kubelet is answered"
+            if fault != self._said:
+                logger.bind(fault=fault).warning("no device plugin yet")
+            self._said = fault
+            return
+        if key != self._key:
+            self._key, self._said = key, ""
+            self._keyed(key)
+
+
+class _Found(Struct, frozen=True):
+    """What lies there. key: a whole one that nobody else could read; else None. exposed: somebody could."""
+
+    key: bytes | None = None
+    exposed: bool = False
+
+
 def tokens_key(folder: Path, known: bytes | None = None) -> bytes:
     """The key, made when there is none. known: the one in use, kept where the folder was made anew. Raises: OSError."""
     file = folder / KEY_FILE
-    if (key := _read(file)) is not None:
-        return key
+    found = _read(file)
+    if found.key is not None:
+        return found.key
+    if found.exposed:  # what others could read, they may have read, and forge grants with it
+        known = None
     fresh = file.with_name(f".{KEY_FILE}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as stream:
@@ -30,16 +70,15 @@ def tokens_key(folder: Path, known: bytes | None = None) -> bytes:
     return file.read_bytes()
 
 
-def _read(file: Path) -> bytes | None:
-    """A whole one that is root's own, or ours; whoever else could have written it could forge grants."""
+def _read(file: Path) -> _Found:
+    """One that is root's own, or ours, counts; whoever else could have written it could forge grants."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        return None
+        return _Found()
     with os.fdopen(descriptor, "rb") as stream:
         found = os.fstat(descriptor)
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            os.fchmod(descriptor, 0o600)
-            return None  # and anew: what others could read, they may have read
+            return _Found(exposed=True)
         key = stream.read(KEY_BYTES + 1)
-    return key if len(key) == KEY_BYTES else None
+    return _Found(key if len(key) == KEY_BYTES else None)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from nri_gpu.allocation.choose import Room, choose
 from nri_gpu.allocation.fabric import fabric_of
-from nri_gpu.domain.gpu import MigPart, Unit, nvml_order, whole
+from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, nvml_order, whole
 from nri_gpu.domain.placement import Strategy
 from nri_gpu.kubelet.books import Books
 
@@ -49,15 +49,22 @@ def _together(
 
 
 def _one_by_one(units: Mapping[str, Unit], ids: Sequence[str], number: int, fullest: bool) -> tuple[str, ...]:
-    """MIG devices and replicas: links do not matter, how much of each GPU is in use does."""
-    in_use = Counter(whole(unit).uuid for id_, unit in units.items() if id_ not in ids)
+    """MIG devices and replicas: links do not matter, how much of each GPU is in use does, then how much was picked."""
+    gpu_of = {id_: whole(unit).uuid for id_, unit in units.items()}
+    candidates, sign = set(ids), -1 if fullest else 1
+    in_use = Counter(gpu_of[id_] for id_ in units if id_ not in candidates)
+    picked: Counter[GpuUuid] = Counter()
     left, chosen = list(ids), list[str]()
+
+    def rank(id_: str) -> tuple[object, ...]:
+        gpu = gpu_of[id_]
+        return sign * (in_use[gpu] + picked[gpu]), picked[gpu], nvml_order(units[id_]), id_
+
     while left and len(chosen) < number:
-        sign = -1 if fullest else 1
-        best = min(left, key=lambda id_: (sign * in_use[whole(units[id_]).uuid], nvml_order(units[id_]), id_))
+        best = min(left, key=rank)
         left.remove(best)
         chosen.append(best)
-        in_use[whole(units[best]).uuid] += 1
+        picked[gpu_of[best]] += 1
     return tuple(chosen)
 
 

@@ -24,12 +24,17 @@ SETTLE_S: Final = 0.02  # changes come in bursts, of which the last is what matt
 
 
 class DevicePlugin:
-    """One resource. watched: a kubelet reads our list; it is cleared and `lost` set when the last one stops."""
+    """One resource.
+
+    watched: a kubelet reads our list; it is cleared and `lost` set when the last one stops. aside: another plugin has
+    the name, so our list is sent no more; what still comes to us is answered.
+    """
 
     def __init__(self, resource: str, offers: Offers) -> None:
         self.resource = resource
         self.watched = asyncio.Event()
         self.lost = asyncio.Event()
+        self.aside = False
         self._offers = offers
         self._streams: set[asyncio.Event] = set()
 
@@ -62,8 +67,8 @@ class DevicePlugin:
         try:
             while True:
                 wake.clear()
-                answer = list_to_pb(self._offers.devices(self.resource))
-                if answer != sent:
+                answer = sent if self.aside else list_to_pb(self._offers.devices(self.resource))
+                if answer is not None and answer != sent:
                     sent = answer
                     yield answer
                 await wake.wait()
@@ -111,11 +116,15 @@ class DevicePlugin:
 
 
 class Watched:
-    """What the plugin watcher asks of a socket that it found. verdict: why it was refused; empty when it was not."""
+    """What the plugin watcher asks of a socket that it found.
+
+    verdict: why it was refused; empty when it was not; None where it has said nothing new. told: there is one.
+    """
 
     def __init__(self, resource: str) -> None:
         self.resource = resource
-        self.verdict: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.verdict: str | None = None
+        self.told = asyncio.Event()
 
     def handler(self) -> Any:  # noqa: ANN401 - grpc has no types
         """For a server."""
@@ -132,8 +141,8 @@ class Watched:
 
     async def _status(self, request: watcher.RegistrationStatus, context: Any) -> watcher.RegistrationStatusResponse:  # noqa: ANN401
         del context
-        if not self.verdict.done():
-            self.verdict.set_result("" if request.plugin_registered else request.error or "it did not say why")
+        self.verdict = "" if request.plugin_registered else request.error or "it did not say why"
+        self.told.set()
         return watcher.RegistrationStatusResponse()
 
 

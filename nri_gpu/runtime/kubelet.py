@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, Ledger
-from nri_gpu.allocation.promises import bound, carried, is_promise
+from nri_gpu.allocation.promises import bound, carried, is_promise, outlived, resumed
 from nri_gpu.allocation.token import read_tokens
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
@@ -17,11 +17,24 @@ from nri_gpu.domain.kubelet import HANDED_KEY, KubeletGrant, handed_key
 
 
 class KubeletHalf:
-    """What the plugin asks about containers with the kubelet's tokens. key: the tokens'; None while there is none."""
+    """What the plugin asks about containers with the kubelet's tokens.
+
+    key: the tokens'; None while there is none. awaited: there will be one, so containers that come before it are kept.
+    """
 
     def __init__(self) -> None:
         self.key: bytes | None = None
+        self.awaited = False
         self._held: dict[ContainerId, KubeletGrant] = {}
+        self._unread: dict[ContainerId, Container] = {}
+
+    def keyed(self, key: bytes, ledger: Ledger) -> None:
+        """The key is there: what came before it can be read. ledger: without what is over meanwhile."""
+        self.key = key
+        unread, self._unread = self._unread, {}
+        for container in unread.values():
+            if container.id in ledger.entries:
+                self._hold(container)
 
     def read(self, container: Container) -> Container:
         """The container with what the kubelet gave it; the very same one where it gave nothing."""
@@ -38,13 +51,15 @@ class KubeletHalf:
         if container.kubelet is not None and isinstance(decision, Inject) and decision.grant.uuids:
             self._held[container.id] = container.kubelet
 
-    def started(self, container_id: ContainerId, read: Callable[[], Container | None]) -> None:
-        """One that was granted by a daemon before us may have been in no list. read: dear, so only where it matters."""
-        if self.key is None or container_id in self._held or (container := read()) is None:
-            return
-        given = self.read(container).kubelet
-        if given is not None and not given.fault:
-            self._held[container_id] = given
+    def started(self, ledger: Ledger, container_id: ContainerId, read: Callable[[], Container | None]) -> Ledger:
+        """With that container running. read: dear, so only where it matters.
+
+        One that was granted by a daemon before us may have been in no list.
+        """
+        if (self.key is not None or self.awaited) and container_id not in self._held and (container := read()):
+            self._hold(container)
+        given = self._held.get(container_id)
+        return ledger if given is None else resumed(ledger, ledger.entries[container_id].grant.pod_uid, given)
 
     def ended(self, before: Ledger, after: Ledger, container_id: ContainerId) -> Ledger:
         """With its GPUs kept for its pod."""
@@ -53,13 +68,43 @@ class KubeletHalf:
             return after
         if container_id not in after.entries:
             del self._held[container_id]
-        return after if entry is None else bound(after, entry.grant, given)
+        # One that never started and lapsed had nothing any more that could be kept.
+        return bound(after, entry.grant, given) if entry is not None and entry.holds else after
+
+    def lapsed(self, before: Ledger, after: Ledger, now: float) -> Ledger:
+        """With what containers that never started had kept for their pods' next attempts, for as long as Allocate's."""
+        if after is before:
+            return after
+        for id_, given in self._held.items():
+            entry, now_ = before.entries.get(id_), after.entries.get(id_)
+            if entry is not None and entry.holds and now_ is not None and not now_.holds:
+                after = bound(after, entry.grant, given, now)
+        return after
+
+    def pod_gone(self, before: Ledger, after: Ledger, now: float) -> Ledger:
+        """With what a sandbox's containers had kept for a while: the kubelet may be making its pod another one."""
+        for id_ in before.entries.keys() - after.entries.keys():
+            given = self._held.pop(id_, None)
+            if given is not None and before.entries[id_].holds:
+                after = bound(after, before.entries[id_].grant, given, now)
+        return outlived(before, after, now)
 
     def listed(self, containers: list[Container], old: Ledger, now: float) -> tuple[Entry, ...]:
         """Start over from what the runtime lists. Returns what stays promised beyond it."""
-        given = ((each.id, self.read(each).kubelet) for each in containers)
-        self._held = {id_: grant for id_, grant in given if grant is not None and not grant.fault}
+        self._held, self._unread = {}, {}
+        for each in containers:
+            self._hold(each)
         return carried(old, now)
+
+    def _hold(self, container: Container) -> None:
+        """Remember that its GPUs came by the kubelet, if they did; and where that cannot be told yet, itself."""
+        given = self.read(container).kubelet
+        if given is None:
+            return
+        if not given.fault:
+            self._held[container.id] = given
+        elif self.key is None:
+            self._unread[container.id] = container
 
     def forget(self, ledger: Ledger) -> None:
         """What the ledger does not know is over."""

@@ -172,8 +172,13 @@ class Plugin:
         """The kubelet gave these to a pod; which one is known when its container is created."""
         self._commit(promised(self.ledger, devices, self._outside.clock(), shared=shared))
 
+    def kubelet_keyed(self, key: bytes) -> None:
+        """What the kubelet's grants are signed with can be had."""
+        self.kubelet.keyed(key, self.ledger)
+
     def _lapsed(self, now: float) -> Ledger:
-        return expired(self.ledger.lapse(now, self._settings().ledger.created_grace_s), now)
+        lapsed = self.ledger.lapse(now, self._settings().ledger.created_grace_s)
+        return expired(self.kubelet.lapsed(self.ledger, lapsed, now), now)
 
     def validate(self, payload: bytes) -> Reply:
         """ValidateContainerAdjustment: whether what came of our reply, and of other plugins', is what was granted."""
@@ -317,8 +322,7 @@ class Plugin:
             assert container is not None  # as above
             return self._refuse_start(container, found)
         self._outside.recorder.settled(change.container_id)
-        self.kubelet.started(change.container_id, lambda: change.container)
-        self._commit(found)
+        self._commit(self.kubelet.started(found, change.container_id, lambda: change.container))
         return EMPTY
 
     def _checked(self, change: Lifecycle, running: Ledger) -> Ledger | Reason:
@@ -393,7 +397,9 @@ class Plugin:
             gone = self.ledger.entries.keys() - after.entries.keys()
             for container_id in gone:
                 self._outside.recorder.settled(container_id)
-            self._commit(self._vacated(after, gone, self._outside.clock()))
+            now = self._outside.clock()
+            after = self.kubelet.pod_gone(self.ledger, after, now)
+            self._commit(self._vacated(after, gone, now))
         self.kubelet.forget(self.ledger)
         return EMPTY
 

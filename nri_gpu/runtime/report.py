@@ -12,6 +12,7 @@ from nri_gpu.allocation.ledger import Entry, Ledger, Phase, Usage
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import MigPart, Node, Unit, whole
+from nri_gpu.domain.kubelet import Standing
 
 STATUS_SCHEMA: Final = "nri-gpu/status/v1"
 
@@ -31,7 +32,8 @@ class View(Struct, frozen=True, kw_only=True):
     """A moment of the daemon.
 
     wall, monotonic: that moment in seconds, on both clocks. policy_fault: empty where the policy can be used.
-    inventory_confirmed: false while the inventory is an earlier daemon's, from its snapshot.
+    inventory_confirmed: false while the inventory is an earlier daemon's, from its snapshot. kubelet: how its resources
+    stand with the kubelet; None where no device plugin is wanted.
     """
 
     node: Node
@@ -44,6 +46,7 @@ class View(Struct, frozen=True, kw_only=True):
     policy_source: str
     policy_fault: str
     inventory_confirmed: bool = True
+    kubelet: tuple[Standing, ...] | None = None
 
     def wall_of(self, monotonic: float) -> float | None:
         """The same moment in seconds since the epoch; None for one that never was on our clock."""
@@ -75,8 +78,21 @@ def status_json(view: View) -> dict[str, Any]:
             "simulated": node.inventory.simulated,
         },
         "policy": {"source": view.policy_source, "fault": view.policy_fault},
+        "kubelet": {
+            "enabled": view.kubelet is not None,
+            "resources": [_standing_json(each) for each in view.kubelet or ()],
+        },
         "gpus": [_unit_json(unit, usage.get(unit.uuid), view) for unit in node.inventory.units],
         "gone": [_holder_json(entry, view) for entry in _of_gone_gpus(view)],
+    }
+
+
+def _standing_json(standing: Standing) -> dict[str, Any]:
+    return {
+        "resource": standing.resource,
+        "registered": standing.since is not None,
+        "since_s": standing.since,
+        "fault": standing.fault,
     }
 
 

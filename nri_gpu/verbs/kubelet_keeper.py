@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from loguru import logger
 from msgspec import Struct
 
+from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.gpu import GpuUuid, Node, closure
-from nri_gpu.domain.kubelet import Handed
+from nri_gpu.domain.kubelet import Handed, Standing
 from nri_gpu.policy.model import KubeletSettings, Policy
 from nri_gpu.policy.stale import stale_fault
 from nri_gpu.readiness import hindrance
@@ -76,8 +78,19 @@ class KubeletKeeper:
         self._connected = False
         self._books = DaemonBooks(board, plugin, lambda: self._connected)
         self._changed: Callable[[], None] = lambda: None
+        self._look_for_key: Callable[[], None] = lambda: None
+        self._standings: Callable[[], tuple[Standing, ...]] = tuple
         if settings.enabled:
+            plugin.kubelet.awaited = True
             board.changed = self.changed
+
+    def begin(self) -> None:
+        """Before the runtime lists its containers: whose GPUs came by the kubelet is read with the tokens' key."""
+        if self._settings.enabled:
+            from nri_gpu.kubelet.key import KeyKeeper
+
+            self._look_for_key = KeyKeeper(Path(self._settings.dir), self._keyed).look
+            self._look_for_key()
 
     def connected(self, yes: bool) -> None:
         """Whether the container runtime asks us about its containers."""
@@ -88,10 +101,22 @@ class KubeletKeeper:
         """GPUs, grants or the policy."""
         self._changed()
 
+    def report(self) -> tuple[Standing, ...] | None:
+        """How each resource stands with the kubelet; None where no device plugin is wanted."""
+        return self._standings() if self._settings.enabled else None
+
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled.
+
+        Raises:
+            RestartNeededError: the kubelet's folder is another one than this process can reach.
+
+        """
         if self._settings.enabled:
-            await self._serve()
+            try:
+                await self._serve()
+            except* RestartNeededError as group:
+                raise group.exceptions[0] from None
         await asyncio.Event().wait()
 
     async def _serve(self) -> None:
@@ -105,15 +130,21 @@ class KubeletKeeper:
         except ImportError as error:
             fault = f"{error}: install the kubernetes extra, pip install 'nri-gpu[kubernetes]'"
             logger.bind(fault=fault).error("no device plugin for the kubelet")
+            self._standings = lambda: (Standing(self._settings.resource, fault=fault),)
             return
         from nri_gpu.runtime.watch import folder_changed
 
         room = KubeletRoom(
-            Offers(self._settings, self._books), Place(self._settings, folder_changed), self._plugin.lapse, self._keyed
+            Offers(self._settings, self._books), Place(self._settings, folder_changed), self._tick, self._look_for_key
         )
-        self._changed = room.changed
+        self._changed, self._standings = room.changed, room.standings
         await room.run()
 
+    def _tick(self) -> None:
+        if self._books.key() is None:
+            self._look_for_key()
+        self._plugin.lapse()
+
     def _keyed(self, key: bytes) -> None:
-        self._plugin.kubelet.key = key
+        self._plugin.kubelet_keyed(key)
         self.changed()

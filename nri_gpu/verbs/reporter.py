@@ -11,6 +11,7 @@ from loguru import logger
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_gpu.domain.kubelet import Standing
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.model import Policy
@@ -21,11 +22,12 @@ from nri_gpu.runtime.report import Connection, View, status_json
 
 
 class Subjects(Struct, frozen=True):
-    """What is reported on."""
+    """What is reported on. kubelet: how its resources stand with the kubelet; None without a device plugin."""
 
     board: Board
     plugin: Plugin
     cache: InventoryCache
+    kubelet: Callable[[], tuple[Standing, ...] | None] = lambda: None
 
 
 class Reporter:
@@ -98,6 +100,7 @@ class Reporter:
             policy_source=source,
             policy_fault=fault,
             inventory_confirmed=cache.confirmed or cache.current is None,
+            kubelet=self._subjects.kubelet(),
         )
 
     def _group(self) -> int | None:

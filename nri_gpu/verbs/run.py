@@ -203,7 +203,8 @@ class Daemon:
             self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away)
         )
         self._note(policy)
-        self._reporter = Reporter(state.path / CONTROL_SOCKET, Subjects(self._board, self._plugin, self._cache))
+        subjects = Subjects(self._board, self._plugin, self._cache, self._kubelet.report)
+        self._reporter = Reporter(state.path / CONTROL_SOCKET, subjects)
         self._watch = node_watch(source.glance, self._node_changed, simulated=topology is not None)
         self._stop = asyncio.Event()
         self._ledger_timer: asyncio.TimerHandle | None = None
@@ -252,6 +253,7 @@ class Daemon:
             loop.add_signal_handler(number, self._asked_to_stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._feed_watchdog()
+        self._kubelet.begin()
         if not self._simulated and self._snapshots.restore(self._cache):
             self._profiles.look_again()
         running = [
@@ -397,7 +399,7 @@ class Daemon:
 
     def _ready(self) -> None:
         self._synchronized = True
-        self._kubelet.connected(True)
+        self._kubelet.connected(not self._stop.is_set())
         self._mps.look_again()
         self._reporter.ready()
         status = f"serving {self._fixed.socket}, {len(self._plugin.ledger.entries)} grants"
@@ -438,6 +440,7 @@ class Daemon:
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
         logger.bind(signal=number.name).info("stopping")
+        self._kubelet.connected(False)  # at once: what is in flight is still answered for a while, and pods admitted
         self._stop.set()
 
 

@@ -78,6 +78,7 @@ def to_text(said: Mapping[str, Any], now: float) -> str:
         )
     for holder in said["gone"]:
         lines.append(f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder['gpu_uuids'])}")
+    lines += [_of_kubelet(each, now) for each in said.get("kubelet", {}).get("resources", ())]
     return "\n".join([*lines, *health_lines(said["gpus"], now), *faults(said)])
 
 
@@ -91,6 +92,14 @@ def _rows(gpu: Mapping[str, Any], now: float) -> Iterator[tuple[str, ...]]:
     yield (*first, *(holders[0] if holders else ("-", "-", "-")), why)
     for holder in holders[1:]:
         yield ("", "", "", *holder, "")
+
+
+def _of_kubelet(standing: Mapping[str, Any], now: float) -> str:
+    """`kubelet: nvidia.com/gpu registered for 3m`."""
+    resource, fault = standing["resource"], standing["fault"]
+    if standing["registered"]:
+        return f"kubelet: {resource} registered for {ago(now - standing['since_s'])}"
+    return f"kubelet: {resource} not registered: {fault or 'connecting'}"
 
 
 def _pod(holder: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,9 @@ from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu._pb import pluginregistration_pb2 as watcher
 
 WAIT_S = 10.0
+# Of a qualified name, before the slash and after it (apimachinery: pkg/util/validation).
+QUALIFIED = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass
@@ -52,15 +56,20 @@ class AdmissionError(Exception):
 
 
 class Kubelet:
-    """On a folder that stands for /var/lib/kubelet. refuse: what Register is answered instead; empty: accept."""
+    """On a folder that stands for /var/lib/kubelet.
+
+    refuse: what Register is answered instead; empty: accept. deaf: registers a plugin and never asks for its devices.
+    """
 
     def __init__(self, folder: Path, *, keyed_by_resource: bool = True) -> None:
         self.dir = folder / "device-plugins"
         self.registry = folder / "plugins_registry"
         self.refuse = ""
-        self.registered = self.refused = 0
+        self.deaf = False
+        self.registered = self.refused = self.allocations = 0
         self.clients: dict[str, Client] = {}
         self.checkpoint: dict[tuple[str, str], dict[str, tuple[tuple[str, ...], Mapping[str, str]]]] = {}
+        self._init: set[tuple[str, str]] = set()
         self._keyed_by_resource = keyed_by_resource  # before kubernetes#135437
         self._changed = asyncio.Condition()
         self._admitting = asyncio.Lock()
@@ -140,14 +149,39 @@ class Kubelet:
     def in_use(self, resource: str) -> set[str]:
         return {id_ for given in self.checkpoint.values() for id_ in given.get(resource, ((), {}))[0]}
 
-    async def admit(self, pod: str, container: str, wants: Mapping[str, int]) -> Mapping[str, str]:
-        """The annotations for a container, as devicesToAllocate and Allocate give them; kept for its restarts."""
+    async def admit(
+        self, pod: str, container: str, wants: Mapping[str, int], *, init: bool = False, numa: int | None = None
+    ) -> Mapping[str, str]:
+        """The annotations for a container, as devicesToAllocate and Allocate give them; kept for its restarts.
+
+        init: it ends before the next one of its pod begins, which is given its devices first. numa: the node that its
+        topology manager chose.
+        """
         async with self._admitting:
-            given: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {}
+            given = dict(self.checkpoint.get((pod, container), {}))
             for resource, count in wants.items():
-                given[resource] = await self._allocate(resource, count)
+                has = given.get(resource, ((), {}))[0]
+                if not set(has) <= set(self.healthy(resource)):
+                    raise AdmissionError(
+                        "previously allocated devices are no longer healthy; cannot allocate unhealthy devices "
+                        f"{resource}"
+                    )
+                if len(has) < count:
+                    given[resource] = await self._allocate(resource, count, sorted(self._reusable(pod, resource)), numa)
             self.checkpoint[pod, container] = given
+            if init:
+                self._init.add((pod, container))
             return self.replayed(pod, container)
+
+    def lose_state(self, pod: str, container: str) -> None:
+        """What a node's restart can cost: the kubelet then allocates once more as the container starts, anything."""
+        del self.checkpoint[pod, container]
+
+    def _reusable(self, pod: str, resource: str) -> set[str]:
+        """Of the pod's init containers, and not of another that runs beside the one that is admitted."""
+        of_pod = {name: set(given[resource][0]) for name, given in self.checkpoint.items() if resource in given}
+        ended = {id_ for name, ids in of_pod.items() if name in self._init and name[0] == pod for id_ in ids}
+        return ended - {id_ for name, ids in of_pod.items() if name not in self._init for id_ in ids}
 
     def replayed(self, pod: str, container: str) -> Mapping[str, str]:
         """What the checkpoint hands out at each start; on a key that comes twice one wins, in random order."""
@@ -162,13 +196,26 @@ class Kubelet:
         """The pod is over."""
         self.checkpoint = {key: given for key, given in self.checkpoint.items() if key[0] != pod}
 
-    async def _allocate(self, resource: str, count: int) -> tuple[tuple[str, ...], Mapping[str, str]]:
-        available = set(self.healthy(resource)) - self.in_use(resource)
-        if len(available) < count:
-            raise AdmissionError(f"requested {count} of {resource}, available {len(available)}")
-        ids = shuffled(await self.preferred(resource, available, (), count) if len(available) > count else available)
+    async def _allocate(
+        self, resource: str, count: int, reusable: Sequence[str], numa: int | None
+    ) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        """devicesToAllocate: of those to be used again, then of the chosen NUMA node, then of the others."""
+        chosen = set(reusable[:count])
+        available = set(self.healthy(resource)) - self.in_use(resource) - chosen
+        if len(available) + len(chosen) < count:
+            raise AdmissionError(f"requested {count} of {resource}, available {len(available) + len(chosen)}")
+        near = {id_ for id_ in available if numa in [node.ID for node in self._topology(resource, id_)]}
+        for pool in (near, available - near):
+            if len(pool) > count - len(chosen) > 0:
+                chosen |= await self.preferred(resource, pool | chosen, shuffled(chosen), count)
+            elif len(chosen) < count:
+                chosen |= pool
+        ids = shuffled(chosen)
         response = await self.allocate(resource, ids)
         return tuple(ids), dict(response.container_responses[0].annotations)
+
+    def _topology(self, resource: str, id_: str) -> Any:  # noqa: ANN401 - a repeated field
+        return self.clients[resource].devices[id_].topology.nodes
 
     async def preferred(self, resource: str, available: set[str], must: Sequence[str], count: int) -> set[str]:
         """The hint, cut to what is allowed and filled from the rest."""
@@ -177,14 +224,16 @@ class Kubelet:
             available_deviceIDs=shuffled(available), must_include_deviceIDs=must, allocation_size=count
         )
         answer = await self.clients[resource].call("GetPreferredAllocation", request, pb.PreferredAllocationResponse)
-        hinted = [id_ for id_ in answer.container_responses[0].deviceIDs if id_ in available]
-        return {*hinted[:count], *shuffled(available - set(hinted))[: max(count - len(hinted), 0)]}
+        hinted = [id_ for id_ in answer.container_responses[0].deviceIDs if id_ in available - set(must)]
+        chosen = [*must, *hinted][:count]
+        return {*chosen, *shuffled(available - set(chosen))[: count - len(chosen)]}
 
     async def allocate(self, resource: str, *containers: Sequence[str]) -> pb.AllocateResponse:
         """The bare call. Raises: AdmissionError."""
         request = pb.AllocateRequest()
         for ids in containers:
             request.container_requests.add(devices_ids=ids)
+        self.allocations += 1
         try:
             answer: pb.AllocateResponse = await self.clients[resource].call("Allocate", request, pb.AllocateResponse)
         except grpc.aio.AioRpcError as error:
@@ -192,9 +241,9 @@ class Kubelet:
         return answer
 
     async def _register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:  # noqa: ANN401
-        if self.refuse or request.version != "v1beta1":
+        if why := self.refuse or invalid(request.resource_name, request.version):
             await self._refused()
-            await context.abort(grpc.StatusCode.UNKNOWN, self.refuse or "unsupported version")
+            await context.abort(grpc.StatusCode.UNKNOWN, why)
         await self._connect(request.resource_name, self.dir / request.endpoint)
         self.registered += 1
         return pb.Empty()
@@ -205,7 +254,8 @@ class Kubelet:
         client = Client(resource, path, channel, pb.DevicePluginOptions())
         client.options = await client.call("GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions)
         self.clients[resource] = client  # the last one of a name wins, and nobody is told
-        client.reading = asyncio.create_task(self._read(client))
+        if not self.deaf:
+            client.reading = asyncio.create_task(self._read(client))
 
     async def _read(self, client: Client) -> None:
         stream = client.channel.unary_stream(
@@ -267,14 +317,71 @@ class Kubelet:
                 return await unary(request, timeout=WAIT_S)
 
             info = await ask("GetInfo", watcher.InfoRequest(), watcher.PluginInfo)
-            status = watcher.RegistrationStatus(plugin_registered=not self.refuse, error=self.refuse)
-            if self.refuse:
+            why = self.refuse or invalid(info.name, *info.supported_versions)
+            status = watcher.RegistrationStatus(plugin_registered=not why, error=why)
+            if why:
                 await self._refused()
             else:
-                assert (info.type, info.supported_versions) == ("DevicePlugin", ["v1beta1"])
+                assert info.type == "DevicePlugin"
                 await self._connect(info.name, Path(info.endpoint) if info.endpoint else path)
                 self.registered += 1
             await ask("NotifyRegistrationStatus", status, watcher.RegistrationStatusResponse)
+
+
+class Rival:
+    """Another device plugin of the same resource, as NVIDIA's is: serves its socket first, registers, and stays."""
+
+    def __init__(self, kubelet: Kubelet, resource: str, ids: Sequence[str]) -> None:
+        self.path = kubelet.dir / f"nvidia-{resource.partition('/')[2]}.sock"
+        self._kubelet = kubelet
+        self._resource = resource
+        self._list = pb.ListAndWatchResponse(devices=[pb.Device(ID=id_, health="Healthy") for id_ in ids])
+        self._server: Any = None
+
+    async def __aenter__(self) -> Self:
+        """Listen only."""
+        unary = grpc.unary_unary_rpc_method_handler(self._options, pb.Empty.FromString, _bytes)
+        stream = grpc.unary_stream_rpc_method_handler(self._list_and_watch, pb.Empty.FromString, _bytes)
+        methods = {"GetDevicePluginOptions": unary, "ListAndWatch": stream}
+        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", methods)])
+        self._server.add_insecure_port(f"unix:{self.path}")
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(None)
+        self.path.unlink(missing_ok=True)
+
+    async def register(self) -> None:
+        async with grpc.aio.insecure_channel(f"unix:{self._kubelet.dir}/kubelet.sock") as channel:
+            call: Any = channel.unary_unary("/v1beta1.Registration/Register", _bytes, pb.Empty.FromString)
+            await call(pb.RegisterRequest(version="v1beta1", endpoint=self.path.name, resource_name=self._resource))
+
+    async def _options(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: ANN401
+        del request, context
+        return pb.DevicePluginOptions()
+
+    async def _list_and_watch(self, request: pb.Empty, context: Any) -> Any:  # noqa: ANN401 - an iterator
+        del request, context
+        yield self._list
+        await asyncio.Event().wait()
+
+
+def _bytes(message: Any) -> bytes:  # noqa: ANN401 - a generated class
+    encoded: bytes = message.SerializeToString()
+    return encoded
+
+
+def invalid(resource: str, *versions: str) -> str:
+    """Why a kubelet refuses to register that; empty when it does not."""
+    if versions != ("v1beta1",):
+        return f"requested API version {','.join(versions)!r} is not supported by kubelet. Supported version is v1beta1"
+    domain, slash, name = resource.partition("/")
+    native = not slash or domain == "kubernetes.io" or domain.endswith(".kubernetes.io")
+    if native or resource.startswith("requests.") or not QUALIFIED.fullmatch(domain) or not NAME.fullmatch(name):
+        return f"the ResourceName {resource!r} is invalid"
+    return ""
 
 
 def shuffled(ids: Any) -> list[str]:  # noqa: ANN401 - any collection

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -13,6 +13,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.gpu import Gpu, GpuUuid, Node
 from nri_gpu.kubelet.endpoint import Place
+from nri_gpu.kubelet.key import KeyKeeper
 from nri_gpu.kubelet.offers import Offers
 from nri_gpu.kubelet.room import KubeletRoom
 from nri_gpu.nri.convert import Listed
@@ -79,10 +80,14 @@ class Halves:
     def restarted(self, alive: Mapping[ContainerId, tuple[Container, bool]]) -> None:
         """The daemon, and the runtime lists what there is: each container, and whether it runs."""
         self.restart_daemon()
+        self.list(alive.values())
+
+    def list(self, alive: Iterable[tuple[Container, bool]]) -> None:
+        """Synchronize, with these containers; whether each runs."""
         self.plugin.synchronized(
             tuple(
                 Listed(replace(of, annotations={**of.annotations, **self.marks[of.id]}), created=not runs)
-                for of, runs in alive.values()
+                for of, runs in alive
             )
         )
 
@@ -117,9 +122,10 @@ class Station(Halves):
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        room = KubeletRoom(self.offers, Place(self.settings, folder_changed), self.plugin.lapse, self._keyed)
-        self.changed = room.changed
-        self._running = asyncio.create_task(room.run())
+        keys = KeyKeeper(Path(self.settings.dir), self._keyed)
+        self.room = KubeletRoom(self.offers, Place(self.settings, folder_changed), self.plugin.lapse, keys.look)
+        self.changed = self.room.changed
+        self._running = asyncio.create_task(self.room.run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -132,7 +138,7 @@ class Station(Halves):
         self.changed()
 
     def _keyed(self, key: bytes) -> None:
-        self.plugin.kubelet.key = key
+        self.plugin.kubelet_keyed(key)
 
 
 def from_kubelet(

@@ -8,10 +8,13 @@ import socket
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from nri_gpu.kubelet import endpoint
+from nri_gpu.kubelet import endpoint, service
+from nri_gpu.kubelet.key import KEY_FILE
 from nri_gpu.policy.model import KubeletSettings, Registration
-from tests.support.kubelet import Kubelet
+from tests.support.builders import gpus, uuid
+from tests.support.kubelet import Kubelet, Rival
 from tests.unit.kubelet.station import GPU, Station
 from tests.unit.runtime.log import Log
 
@@ -34,6 +37,13 @@ async def said(log: Log, words: str) -> None:
     """Until a warning has them; the test's own deadline is the limit."""
     while not any(words in line.fields.get("fault", "") for line in log.warnings()):  # noqa: ASYNC110 - no event of it
         await asyncio.sleep(0.01)
+
+
+async def wait_said(log: Log, text: str, times: int) -> None:
+    """Until that was said so many times."""
+    while len(log.said(text)) < times:  # noqa: ASYNC110 - no event of it
+        await asyncio.sleep(0.01)
+    assert len(log.said(text)) == times
 
 
 async def test_options_are_answered_while_register_waits(folder: Path, log: Log) -> None:
@@ -90,32 +100,126 @@ async def test_the_plugin_watcher_finds_us(folder: Path, log: Log) -> None:
         await kubelet.wait_healthy(GPU, 4)
         first = kubelet.clients[GPU].path
         assert first.parent == kubelet.registry
+        await wait_said(log, "registered with the kubelet", 1)
         await kubelet.restart()
         await kubelet.wait_healthy(GPU, 4)
-        kubelet.refuse = "a refused plugin is known, and not asked again"
-        await kubelet.restart()
-        await kubelet.wait("second refusal", lambda: kubelet.refused >= 2)  # by a socket made anew
-        kubelet.refuse = ""
+        for times in (1, 2):  # the same fault twice, with success between: it is news each time
+            seen = kubelet.refused
+            kubelet.refuse = "a refused plugin is known, and not asked again"
+            await kubelet.restart()
+            await kubelet.wait("second refusal", lambda seen=seen: kubelet.refused >= seen + 2)  # by a socket made anew
+            assert len([line for line in log.warnings() if "known, and not" in line.fields["fault"]]) == times
+            kubelet.refuse = ""
+            await kubelet.wait_healthy(GPU, 4)
+            await wait_said(log, "registered with the kubelet", 2 + times)
+
+
+async def test_a_watcher_that_looks_elsewhere_is_told_of(
+    folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "WATCHED_WITHIN_S", 0.1)
+    (folder / "plugins_registry").mkdir()
+    async with Station(folder, settings=WATCHER):
+        await said(log, "kubelet.registry_dir")
+        async with Kubelet(folder) as kubelet:  # and our socket is there all the while
+            await kubelet.wait_healthy(GPU, 4)
+
+
+async def test_the_registry_folder_is_made_anew(folder: Path) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder, settings=WATCHER):
         await kubelet.wait_healthy(GPU, 4)
+        await kubelet.stop()
+        shutil.rmtree(kubelet.registry)
+        await kubelet.start()
+        await kubelet.wait_healthy(GPU, 4)
+        assert ours(kubelet.registry) == [kubelet.clients[GPU].path.name]
 
 
-async def test_a_path_too_long_is_said_in_a_sentence(folder: Path, log: Log) -> None:
+async def test_a_kubelet_that_never_asks_for_devices(folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "WATCHED_WITHIN_S", 0.1)
+    async with Kubelet(folder) as kubelet:
+        kubelet.deaf = True
+        async with Station(folder):
+            await said(log, "never asked for its devices")
+            kubelet.deaf = False
+            await kubelet.wait_healthy(GPU, 4)
+
+
+@pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
+@pytest.mark.parametrize("resource", ["requests.example.com/gpu", "kubernetes.io/gpu", "gpus.kubernetes.io/gpu"])
+async def test_names_that_a_kubelet_refuses(folder: Path, log: Log, resource: str, settings: KubeletSettings) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder, settings=replace(settings, resource=resource)) as station:
+        await said(log, f"the ResourceName '{resource}' is invalid")
+        assert kubelet.registered == 0
+        assert "is invalid" in station.room.standings()[0].fault
+
+
+@pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
+async def test_a_kubelet_of_another_version(
+    folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch, settings: KubeletSettings
+) -> None:
+    with monkeypatch.context() as changed:
+        for module in (endpoint, service):
+            changed.setattr(module, "VERSION", "v1")
+        async with Kubelet(folder) as kubelet, Station(folder, settings=settings):
+            await said(log, "requested API version 'v1' is not supported")
+            assert kubelet.registered == 0
+            changed.undo()
+            monkeypatch.setattr(endpoint, "LOOK_EVERY_S", 0.05)
+            await kubelet.wait_healthy(GPU, 4)
+
+
+@pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
+async def test_a_path_too_long_is_said_in_a_sentence(folder: Path, log: Log, settings: KubeletSettings) -> None:
     deep = folder / ("d" * 90)
-    (deep / "device-plugins").mkdir(parents=True)
-    async with Station(deep):
+    for name in ("device-plugins", "plugins_registry"):
+        (deep / name).mkdir(parents=True)
+    async with Station(deep, settings=settings) as station:
         await said(log, "longer than the 107 bytes")
+        assert (
+            station.plugin.kubelet.key == (deep / "device-plugins" / KEY_FILE).read_bytes()
+        )  # NRI needs it all the same
 
 
-async def test_nvidias_plugin_is_not_fought(folder: Path, log: Log) -> None:
+@pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
+async def test_nvidias_plugin_is_not_fought(folder: Path, log: Log, settings: KubeletSettings) -> None:
     async with Kubelet(folder) as kubelet:
         rival = socket.socket(socket.AF_UNIX)
         rival.bind(str(kubelet.dir / "nvidia-gpu.sock"))
         rival.listen()
-        async with Station(folder):
+        async with Station(folder, settings=settings) as station:
             await said(log, "NVIDIA's device plugin")
             assert kubelet.registered == 0
+            assert ours(kubelet.registry) == []  # nothing for the watcher to find
+            assert [(each.since, "NVIDIA's" in each.fault) for each in station.room.standings()] == [(None, True)]
             rival.close()  # what it left behind is of nobody
             await kubelet.wait_healthy(GPU, 4)
+            (standing,) = station.room.standings()
+            assert (standing.since is not None, standing.fault) == (True, "")
+
+
+@pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
+@pytest.mark.parametrize("keyed_by_resource", [True, False], ids=["before 135437", "after 135437"])
+async def test_nvidias_plugin_that_comes_later_is_not_fought(
+    folder: Path, log: Log, keyed_by_resource: bool, settings: KubeletSettings
+) -> None:
+    """The kubelet keeps our stream open, and its end could take theirs along: so we stay, and say nothing more."""
+    async with Kubelet(folder, keyed_by_resource=keyed_by_resource) as kubelet:
+        async with Station(folder, settings=settings) as station:
+            await kubelet.wait_healthy(GPU, 4)
+            old = kubelet.clients[GPU]
+            async with Rival(kubelet, GPU, ["GPU-theirs"]) as rival:
+                await rival.register()
+                await said(log, "NVIDIA's device plugin")
+                assert [each.since for each in station.room.standings()] == [None]
+                messages = old.messages
+                station.put_gpus(gpus(2))
+                await asyncio.sleep(10 * endpoint.LOOK_EVERY_S)  # that nothing comes has no event
+                assert kubelet.healthy(GPU) == ["GPU-theirs"]
+                assert (old.messages, old.ended) == (messages, False)
+            await kubelet.wait("ours again", lambda: kubelet.healthy(GPU) == [uuid(0), uuid(1)])
+            assert old.ended
+        assert len(log.said("not registered with the kubelet, trying again")) == 1
 
 
 async def test_stale_sockets_of_ours_go_and_those_of_others_stay(folder: Path) -> None:

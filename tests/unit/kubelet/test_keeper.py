@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from nri_gpu.domain.errors import RestartNeededError
+from nri_gpu.kubelet import room
 from nri_gpu.kubelet.endpoint import Endpoint
-from nri_gpu.policy.model import KubeletSettings
-from nri_gpu.verbs.kubelet_keeper import KubeletKeeper
+from nri_gpu.kubelet.key import KEY_FILE, KeyKeeper
+from nri_gpu.kubelet.offers import Offers
+from nri_gpu.policy.model import KubeletSettings, Registration
+from nri_gpu.runtime.state import StateFolder
+from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.kubelet_keeper import NOT_CONNECTED, KubeletKeeper
+from nri_gpu.verbs.parts import exit_code
+from nri_gpu.verbs.policy_file import PolicyFile
+from nri_gpu.verbs.run import Daemon
+from tests.support.daemon import FOUR_GPUS
 from tests.support.kubelet import Kubelet
+from tests.support.waiting import wait_for
 from tests.unit.kubelet.station import GPU, Halves, Station
 from tests.unit.kubelet.test_endpoint import said
 from tests.unit.runtime.log import Log
@@ -50,3 +65,176 @@ async def test_a_bug_of_ours_ends_one_session_and_not_the_daemon(
     async with Kubelet(folder) as kubelet, Station(folder):
         await kubelet.wait_healthy(GPU, 4)
     assert isinstance(log.one("kubelet session ended by a bug of ours").exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("at", ["tick", "resources"])
+async def test_a_bug_of_ours_outside_a_session_ends_no_daemon_either(
+    folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Said once, however often it is met; what was served before is served on."""
+    bugs: list[Exception] = []
+
+    def meet() -> None:
+        if bugs:
+            raise bugs[0]
+
+    whole = Offers.resources
+
+    def resources(self: Offers) -> tuple[str, ...]:
+        meet()
+        return whole(self)
+
+    if at == "resources":
+        monkeypatch.setattr(Offers, "resources", resources)
+    monkeypatch.setattr(room, "TICK_S", 0.02)
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        if at == "tick":
+            monkeypatch.setattr(station.room, "_tick", meet)
+        await kubelet.wait_healthy(GPU, 4)
+        bugs.append(ZeroDivisionError("ours"))
+        while not log.warnings():  # noqa: ASYNC110 - no event of it
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # ten more looks
+        assert await kubelet.allocate(GPU, kubelet.healthy(GPU)[:1])
+        bugs.clear()
+        station.connected(False)
+        await kubelet.wait_healthy(GPU, 0)
+    line = log.one("device plugin not up to date, by a bug of ours")
+    assert isinstance(line.exception, ZeroDivisionError)
+
+
+@contextlib.asynccontextmanager
+async def kept(keeper: KubeletKeeper) -> AsyncIterator[asyncio.Task[None]]:
+    """It, running."""
+    running = asyncio.create_task(keeper.run())
+    try:
+        yield running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def keeper_on(folder: Path, halves: Halves, **fields: object) -> KubeletKeeper:
+    made = {"dir": str(folder / "device-plugins"), "registry_dir": str(folder / "plugins_registry"), **fields}
+    return KubeletKeeper(halves.board, halves.plugin, KubeletSettings(enabled=True, **made))  # type: ignore[arg-type]  # **
+
+
+def keyless(folder: Path) -> tuple[Halves, Path]:
+    halves = Halves()
+    halves.plugin.kubelet.key = None
+    return halves, folder / "device-plugins" / KEY_FILE
+
+
+def test_the_key_is_read_before_the_runtime_is_asked(folder: Path) -> None:
+    """Synchronize tells whose containers there are, and comes once."""
+    halves, file = keyless(folder)
+    keeper_on(folder, halves).begin()
+    assert halves.plugin.kubelet.key is None
+    assert halves.plugin.kubelet.awaited
+    file.parent.mkdir()
+    keeper_on(folder, halves).begin()
+    assert halves.plugin.kubelet.key == file.read_bytes()
+
+
+async def test_the_key_is_read_where_no_endpoint_can_be(folder: Path) -> None:
+    """A missing registry_dir, say."""
+    halves, file = keyless(folder)
+    keeper = keeper_on(folder, halves, registration=Registration.WATCHER)
+    keeper.begin()
+    async with kept(keeper):
+        file.parent.mkdir()
+        while halves.plugin.kubelet.key is None:
+            keeper.changed()
+            await asyncio.sleep(0.01)
+        assert not (folder / "plugins_registry").exists()
+
+
+def test_a_key_that_cannot_be_had_is_said_once(folder: Path, log: Log) -> None:
+    _, file = keyless(folder)
+    file.parent.mkdir()
+    file.symlink_to("/dev/zero")
+    keys: list[bytes] = []
+    keeper = KeyKeeper(file.parent, keys.append)
+    for _ in range(3):
+        keeper.look()
+    assert "it is needed to sign" in log.one("no device plugin yet").fields["fault"]
+    file.unlink()
+    keeper.look()
+    keeper.look()
+    assert keys == [file.read_bytes()]
+
+
+def test_an_off_one_touches_nothing(folder: Path) -> None:
+    halves, file = keyless(folder)
+    file.parent.mkdir()
+    KubeletKeeper(halves.board, halves.plugin, KubeletSettings(dir=str(file.parent))).begin()
+    assert not file.exists()
+    assert not halves.plugin.kubelet.awaited
+
+
+async def test_nothing_is_healthy_from_the_moment_that_we_are_asked_to_stop(folder: Path) -> None:
+    """What is in flight is answered for seconds yet; a pod admitted meanwhile would meet nobody."""
+    state = StateFolder(folder)
+    state.open()
+    daemon = Daemon(state, state.key(), PolicyFile(None, {"kubelet.enabled": True}, state.path), FOUR_GPUS)
+    books = daemon._kubelet._books
+    daemon._ready()
+    assert books.hindrance() != NOT_CONNECTED
+    daemon._asked_to_stop(signal.SIGTERM)
+    assert books.hindrance() == NOT_CONNECTED
+    daemon._ready()  # a connection that was being made
+    assert books.hindrance() == NOT_CONNECTED
+    state.close()
+
+
+async def test_one_that_only_a_new_process_can_mend_ends_it_with_a_sentence(folder: Path, log: Log) -> None:
+    async def part() -> None:
+        raise RestartNeededError("/folder was removed")
+
+    async with kept(keeper_on(folder, Halves())):
+        task = asyncio.create_task(part())
+        await asyncio.wait({task})
+        assert exit_code([task]) is Exit.UNAVAILABLE
+    line = log.one("ending, to be started again")
+    assert (line.fields["fault"], line.exception) == ("/folder was removed", None)
+
+
+def emptied(folder: Path) -> bool:
+    """Whether it is gone, since it was emptied before anything more came into it."""
+    for path in folder.iterdir():
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    return not folder.exists()
+
+
+MOUNTED = """
+set -e
+mkdir "$1/kubelet" "$1/seen"
+mount --bind "$1/kubelet" "$1/seen"
+exec "$2" -m nri_gpu run --gpus "$3" --state-dir "$1/state" --socket "$1/no.sock" \\
+    --stage-dir "$1/drivers" --policy "$1/policy.toml"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+@pytest.mark.parametrize("registration", ["register", "watcher"])
+def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path, registration: str) -> None:
+    """A pod's mount of the folder pins the one that was removed, and only a new container has the next."""
+    (folder / "policy.toml").write_text(
+        f'[kubelet]\nenabled = true\ndir = "{folder}/seen"\nregistry_dir = "{folder}/seen"\n'
+        f'registration = "{registration}"\n'
+    )
+    alone = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", MOUNTED, "sh"]
+    command = [*alone, str(folder), sys.executable, str(FOUR_GPUS)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
+        try:
+            wait_for("key", (folder / "kubelet" / KEY_FILE).exists, 20)
+            wait_for("folder gone", lambda: emptied(folder / "kubelet"), 20)
+            (folder / "kubelet").mkdir()
+            _, said = daemon.communicate(timeout=20)
+        finally:
+            daemon.kill()
+    assert daemon.returncode == Exit.UNAVAILABLE
+    assert "shows no other one made in its place" in said
+    assert "Traceback" not in said

@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.allocation.fabric import fabric_of
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.place import Asker, place
 from nri_gpu.domain.claim import Claim, Count, Mode
@@ -18,6 +19,8 @@ from nri_gpu.inventory.topology import load_topology
 from nri_gpu.policy.model import KubeletSettings, MigStrategy
 from tests.support.builders import foreign, gpu, ledger, mig_gpu, mig_uuid, uuid
 from tests.support.daemon import TOPOLOGIES
+from tests.support.fabrics import KNOWN
+from tests.support.golden_sets import GOLDEN, Golden
 from tests.unit.kubelet.station import GPU, Halves
 
 NODES: Final = ("hgx-h100.toml", "dgx-a100.toml", "pcie-8.toml")
@@ -59,17 +62,83 @@ def test_what_must_be_included_draws_the_rest_to_it() -> None:
     assert link.pcie == "PIX"
 
 
-# GPUs, replicas of each, size -> how many of each GPU; k8s-device-plugin's examples for its policy `distributed`.
-REPLICAS: Final = [(2, 4, 2, [1, 1]), (3, 2, 3, [1, 1, 1]), (2, 4, 3, [2, 1]), (1, 4, 4, [4])]
+BETTER: Final = "ours is the better set now; theirs keeps two good pairs for later requests of the same size"
+ORDER: Final = "as good; theirs depends on the order of the list, which the kubelet's is random, ours takes the lowest"
+IMPOSSIBLE: Final = "theirs is empty: more is required than was asked for, or than is free; ours is what is required"
+# What go-gpuallocator answers otherwise: topology, available, required, size -> ours, why (docs/kubernetes.md).
+EIGHT: Final = tuple(range(8))
+DEVIATIONS: Final = {
+    ("dgx1-v100", EIGHT, (), 2): ((2, 3), BETTER),
+    ("dgx1-v100", (0, 2, 4, 5), (), 2): ((0, 4), BETTER),
+    ("dgx1-v100", EIGHT[::-1], (), 1): ((0,), ORDER),
+    ("dgx1-v100", EIGHT[::-1], (), 2): ((2, 3), ORDER),
+    ("a100", (5, 2, 0, 1, 6, 7, 4), (1,), 4): ((0, 1, 4, 5), ORDER),
+    ("h100, PCIe", (7, 5, 1, 2), (), 2): ((1, 2), ORDER),
+    ("h100, PCIe", (3, 2, 0, 6, 5, 7, 1, 4), (2,), 3): ((0, 1, 2), ORDER),
+    ("h100", (7, 1, 0, 6, 5), (5, 7), 4): ((0, 5, 6, 7), ORDER),
+    ("h100", (2, 0, 3, 4, 6, 7, 1, 5), (3,), 2): ((0, 3), ORDER),
+    ("8 x PCIe", (2, 6, 5, 0, 7, 1, 3, 4), (), 2): ((0, 1), ORDER),
+    ("dgx1-v100", EIGHT[1:], (0, 1, 2, 3), 4): ((0, 1, 2, 3), IMPOSSIBLE),
+    ("dgx1-v100", EIGHT, (1, 2, 3, 4, 5, 6), 4): ((1, 2, 3, 4, 5, 6), IMPOSSIBLE),
+    ("dgx1-v100", EIGHT[1:6], (1, 2, 3, 4, 5, 6), 1): ((1, 2, 3, 4, 5, 6), IMPOSSIBLE),
+}
 
 
-@pytest.mark.parametrize(("gpus", "replicas", "size", "each"), REPLICAS)
-def test_replicas_are_spread(gpus: int, replicas: int, size: int, each: list[int]) -> None:
+@pytest.mark.parametrize("case", GOLDEN, ids=str)
+def test_as_nvidias_plugin_prefers_or_for_a_reason(case: Golden) -> None:
+    """go-gpuallocator's own answers, through the kubelet's question; other pods of its hold what is not available."""
+    halves, inventory = Halves(), KNOWN[case.topology]
+    halves.board.put_inventory(inventory)
+    ids = [each.uuid for each in inventory.gpus]
+    halves.plugin.ledger = _held(tuple(set(ids) - {ids[each] for each in {*case.available, *case.required}}))
+    required = tuple(sorted(case.required))
+    said = halves.offers.preferred(
+        GPU, [ids[each] for each in case.available], [ids[each] for each in required], case.size
+    )
+    chosen = tuple(sorted(ids.index(GpuUuid(each)) for each in said))
+    expected, why = DEVIATIONS.get((case.topology, case.available, required, case.size), (case.chosen, ""))
+    assert chosen == expected
+    ours = fabric_of(inventory).score(chosen)
+    assert {BETTER: ours > case.points, ORDER: ours == case.points, IMPOSSIBLE: not case.chosen, "": True}[why]
+
+
+# GPUs, replicas of each, in use, required, size -> how many of each GPU. The first four are NVIDIA's own examples
+# of its policy `distributed`; the others are its rule: least allocated first, then fewest picked in this request.
+REPLICAS: Final = {
+    "one each": (2, 4, [], [], 2, [1, 1]),
+    "one each of three": (3, 2, [], [], 3, [1, 1, 1]),
+    "more than GPUs": (2, 4, [], [], 3, [2, 1]),
+    "one GPU": (1, 4, [], [], 4, [4]),
+    "the second is ahead by one": (2, 4, [(1, 0)], [], 2, [1, 1]),
+    "the first is ahead by one": (2, 4, [(0, 3)], [], 2, [1, 1]),
+    "ahead by two": (2, 4, [(0, 0), (0, 1)], [], 2, [0, 2]),
+    "ahead by two, of three": (2, 4, [(0, 0), (0, 1)], [], 3, [1, 2]),
+    "two of three GPUs are ahead": (3, 4, [(0, 0), (1, 0)], [], 3, [1, 1, 1]),
+    "a full one": (2, 2, [(0, 0), (0, 1)], [], 2, [0, 2]),
+    "a required one counts as allocated": (2, 4, [], [(0, 2)], 2, [1, 1]),
+    "a required one beside one in use": (2, 4, [(1, 0)], [(1, 1)], 3, [2, 1]),
+    "nothing but required ones": (2, 4, [], [(0, 0), (0, 1)], 2, [2, 0]),
+    "more required than asked for": (2, 4, [], [(0, 0), (0, 1)], 1, [2, 0]),
+    "too few": (2, 2, [(0, 0), (0, 1), (1, 0)], [], 2, [0, 1]),
+}
+
+
+@pytest.mark.parametrize(("gpus", "replicas", "used", "must", "size", "each"), REPLICAS.values(), ids=REPLICAS)
+def test_replicas_are_spread(
+    gpus: int, replicas: int, used: list[tuple[int, int]], must: list[tuple[int, int]], size: int, each: list[int]
+) -> None:
     halves = Halves(settings=KubeletSettings(replicas=replicas))
     halves.put_gpus([gpu(index) for index in range(gpus)])
-    ids = [device.id for device in halves.offers.devices(GPU)]
-    chosen = halves.offers.preferred(GPU, ids, (), size)
+    in_use, required = _ids(used), _ids(must)
+    available = [device.id for device in halves.offers.devices(GPU) if device.id not in in_use]
+    chosen = halves.offers.preferred(GPU, available[::-1], required, size)
     assert [sum(id_.startswith(uuid(index)) for id_ in chosen) for index in range(gpus)] == each
+    assert set(required) <= set(chosen) <= set(available)
+    assert len(chosen) == len(set(chosen))
+
+
+def _ids(replicas: list[tuple[int, int]]) -> list[str]:
+    return [f"{uuid(index)}::{number}" for index, number in replicas]
 
 
 def test_mig_devices_leave_other_gpus_whole() -> None:

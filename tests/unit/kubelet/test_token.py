@@ -196,8 +196,14 @@ def test_the_key_lives_beside_the_kubelets_checkpoint(folder: Path) -> None:
     assert len(key) == 32
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert tokens_key(folder) == key
-    file.chmod(0o644)  # whoever read it can forge
-    assert tokens_key(folder) != key
+    file.unlink()
+    assert tokens_key(folder, key) == key  # the folder was made anew beneath a running daemon
+    for mode in (0o644, 0o640, 0o602):
+        file.chmod(mode)
+        fresh = tokens_key(folder, key)  # whoever read it can forge, and whoever wrote it
+        assert fresh != key
+        assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode)) == (fresh, 0o600)
+        key = fresh
     file.write_bytes(b"short")
     assert len(tokens_key(folder)) == 32
     file.unlink()

@@ -11,6 +11,7 @@ from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Ledger, Phase
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import Node
+from nri_gpu.domain.kubelet import Standing
 from nri_gpu.runtime.report import Connection, View, status_json
 from tests.support import builders as make
 
@@ -72,6 +73,16 @@ def test_a_foreign_holder() -> None:
     foreign = gpu(status_json(view(make.ledger(others=[make.foreign(2)]))), 2)
     assert foreign["foreign"] == ["ml/plugin"]
     assert foreign["unavailable"] == "held by ml/plugin, whom somebody else gave it"
+
+
+def test_how_each_resource_stands_with_the_kubelet() -> None:
+    assert status_json(view())["kubelet"] == {"enabled": False, "resources": []}
+    assert status_json(view(kubelet=()))["kubelet"] == {"enabled": True, "resources": []}
+    standings = (Standing("nvidia.com/gpu", NOW - 200), Standing("nvidia.com/mig-1g.5gb", None, "no kubelet listens"))
+    assert status_json(view(kubelet=standings))["kubelet"]["resources"] == [
+        {"resource": "nvidia.com/gpu", "registered": True, "since_s": NOW - 200, "fault": ""},
+        {"resource": "nvidia.com/mig-1g.5gb", "registered": False, "since_s": None, "fault": "no kubelet listens"},
+    ]
 
 
 def test_who_has_just_left_and_what_is_waited_for() -> None:

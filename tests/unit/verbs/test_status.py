@@ -17,6 +17,7 @@ from nri_gpu.allocation.ledger import Phase
 from nri_gpu.cli import main
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.kubelet import Standing
 from nri_gpu.runtime.guard_files import Seen, started, write_seen
 from nri_gpu.runtime.report import Connection, status_json
 from nri_gpu.verbs.exits import Exit
@@ -50,6 +51,18 @@ def asked(folder: Path, answer: Mapping[str, Any] | bytes, *options: str) -> int
     encoded = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     with daemon(folder, encoded) as state:
         return main(["status", "--state-dir", state, *options])
+
+
+def test_the_kubelets_resources_have_a_line_each() -> None:
+    standings = (Standing("nvidia.com/gpu", NOW - 200), Standing("nvidia.com/mig-1g.5gb", None, "no kubelet listens"))
+    lines = to_text(status_json(view(kubelet=standings)), NOW).splitlines()
+    assert lines[-2:] == [
+        "kubelet: nvidia.com/gpu registered for 3m20s",
+        "kubelet: nvidia.com/mig-1g.5gb not registered: no kubelet listens",
+    ]
+    assert "kubelet" not in to_text(FREE, NOW)
+    of_an_older_daemon = {key: value for key, value in FREE.items() if key != "kubelet"}
+    assert to_text(of_an_older_daemon, NOW) == to_text(FREE, NOW)
 
 
 def test_a_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,233 @@
+"""What the kubelet gave stays its pod's while that may come for it, and no longer."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.promises import OPEN_S
+from nri_gpu.domain.container import Container, PodId
+from tests.support import builders
+from tests.support.builders import container, gpu, uuid
+from tests.unit.kubelet.station import GPU, TOKENS, Halves, again, from_kubelet
+
+GRACE_S = 61.0
+
+
+def given(halves: Halves, *indices: int, pod: str = "train", name: str = "main") -> Container:
+    """A container that the kubelet has just allocated for."""
+    (annotations,) = halves.offers.allocate(GPU, [[uuid(index) for index in indices]])
+    return from_kubelet(annotations, pod=pod, name=name)
+
+
+def running(halves: Halves, of: Container) -> Container:
+    assert isinstance(halves.create(of), tuple)
+    assert halves.start(of)
+    return of
+
+
+def remade(of: Container) -> Container:
+    """Its pod's next container, in a sandbox made anew."""
+    return replace(again(of), pod=replace(of.pod, id=PodId(f"{of.pod.id}-anew")))
+
+
+def removed(halves: Halves, of: Container) -> None:
+    halves.event(pb.REMOVE_CONTAINER, of)
+
+
+def promises(halves: Halves) -> int:
+    return sum(id_.startswith("kubelet/") and entry.holds for id_, entry in halves.plugin.ledger.entries.items())
+
+
+def test_one_that_never_started_finds_its_gpu_at_its_next_attempt() -> None:
+    """A start that fails inside runc sends no event, and the kubelet waits for up to 5 minutes before the next."""
+    halves = Halves()
+    first = given(halves, 0)
+    assert halves.create(first) == (uuid(0),)
+    halves.clock.now += GRACE_S
+    assert "held exclusively by ml/train" in str(halves.create(container("device=0", of="thief")))
+    assert halves.create(again(first)) == (uuid(0),)
+
+
+def test_a_lapsed_grant_is_no_promise_for_life() -> None:
+    halves = Halves()
+    never = given(halves, 0)
+    halves.create(never)
+    halves.clock.now += GRACE_S
+    halves.plugin.lapse()
+    halves.clock.now += OPEN_S + GRACE_S
+    local = running(halves, container("device=0", of="local"))
+    removed(halves, never)
+    halves.stop(local)
+    assert halves.create(again(local)) == (uuid(0),)
+    assert not promises(halves)
+
+
+def test_a_lapsed_one_may_start_late_and_is_held_once() -> None:
+    halves = Halves()
+    late = given(halves, 0)
+    halves.create(late)
+    halves.clock.now += GRACE_S
+    halves.plugin.lapse()
+    assert promises(halves) == 1
+    assert halves.start(late)
+    assert not promises(halves)
+    halves.stop(late)
+    assert promises(halves) == 1
+
+
+def test_a_created_one_that_is_stopped_and_removed_leaves_one_promise() -> None:
+    halves = Halves()
+    of = given(halves, 0)
+    halves.create(of)
+    halves.stop(of)
+    removed(halves, of)
+    assert promises(halves) == 1
+    assert halves.create(again(of)) == (uuid(0),)
+
+
+def test_a_sandbox_made_anew_finds_the_pods_gpus() -> None:
+    """The kubelet's grant is the pod's, and its checkpoint replays it; the sandbox is the runtime's matter."""
+    halves = Halves()
+    of = running(halves, given(halves, 0))
+    halves.stop(of)
+    halves.end_pod(of)
+    assert "ml/train" in str(halves.create(container("device=0", of="thief")))
+    assert not any(device.why for device in halves.offers.devices(GPU))
+    second = running(halves, remade(of))
+    halves.event(pb.REMOVE_POD_SANDBOX, of)  # the old one's, late
+    halves.stop(second)
+    assert "ml/train" in str(halves.create(container("device=0", of="thief")))
+    assert halves.create(again(second, 2)) == (uuid(0),)
+
+
+def test_a_sandbox_that_goes_before_its_container_says_so() -> None:
+    halves = Halves()
+    of = running(halves, given(halves, 0))
+    halves.end_pod(of)
+    assert promises(halves) == 1
+    assert halves.create(remade(of)) == (uuid(0),)
+
+
+def test_a_pod_that_is_over_keeps_its_gpus_for_a_while_from_annotations_only() -> None:
+    halves = Halves()
+    of = running(halves, given(halves, 0, 1))
+    halves.stop(of)
+    halves.end_pod(of)
+    assert running(halves, given(halves, 0, pod="next"))  # the kubelet's word about an id
+    halves.clock.now += OPEN_S
+    halves.event(pb.REMOVE_POD_SANDBOX, of)  # does not begin it anew
+    halves.clock.now += GRACE_S
+    assert halves.create(container("device=1", of="local")) == (uuid(1),)
+
+
+def test_a_later_word_of_the_kubelets_outlasts_the_end_of_the_one_before() -> None:
+    halves = Halves()
+    first = running(halves, given(halves, 0))
+    halves.clock.now += OPEN_S
+    second = given(halves, 0, pod="next")
+    halves.stop(first)
+    halves.end_pod(first)
+    assert halves.create(second) == (uuid(0),)
+
+
+def test_a_promise_that_lapsed_is_in_nobodys_way() -> None:
+    halves = Halves()
+    old = running(halves, given(halves, 0, pod="old"))
+    halves.stop(old)
+    halves.end_pod(old)
+    halves.clock.now += OPEN_S + GRACE_S
+    halves.plugin.lapse()
+    new = running(halves, from_kubelet(old.annotations, pod="new"))  # the kubelet's checkpoint, and a daemon without it
+    halves.stop(new)
+    assert "ml/new" in str(halves.create(container("device=0", of="thief")))
+
+
+def alive(halves: Halves, of: Container) -> Container:
+    """As the runtime shows it to a daemon that comes later."""
+    return replace(of, annotations={**of.annotations, **halves.marks[of.id]})
+
+
+def without_key(halves: Halves, *containers: Container) -> None:
+    """A daemon that has not read the key yet, and the runtime's list."""
+    halves.restart_daemon()
+    halves.plugin.kubelet.key, halves.plugin.kubelet.awaited = None, True
+    halves.list([(each, True) for each in containers])
+
+
+def test_a_key_that_comes_late_tells_whose_containers_there_are() -> None:
+    halves = Halves()
+    of = running(halves, given(halves, 0))
+    without_key(halves, of)
+    assert all(device.why for device in halves.offers.devices(GPU))
+    halves.plugin.kubelet_keyed(TOKENS)
+    assert not any(device.why for device in halves.offers.devices(GPU))
+    halves.stop(of)
+    assert "ml/train" in str(halves.create(container("device=0", of="thief")))
+
+
+def test_a_key_that_comes_late_vouches_for_no_forgery_and_nothing_that_is_over() -> None:
+    halves = Halves()
+    over, local = running(halves, given(halves, 0)), running(halves, container("device=1", of="local"))
+    forger = replace(local, annotations={key: "v1" for key in over.annotations})
+    without_key(halves, over, forger)
+    halves.stop(over)
+    halves.plugin.kubelet_keyed(TOKENS)
+    assert [bool(device.why) for device in halves.offers.devices(GPU)] == [False, True, False, False]
+    assert halves.create(container("device=0", of="next")) == (uuid(0),)
+
+
+def test_a_key_that_comes_late_is_asked_of_one_that_no_list_had() -> None:
+    halves = Halves()
+    of = given(halves, 0)
+    halves.create(of)
+    without_key(halves)
+    assert halves.start(alive(halves, of))
+    halves.plugin.kubelet_keyed(TOKENS)
+    assert not any(device.why for device in halves.offers.devices(GPU))
+
+
+def test_containers_of_one_pod_each_have_their_own() -> None:
+    halves = Halves()
+    first, second = (
+        from_kubelet(each, id=builders.container(name=name).id + name, name=name)
+        for name, each in zip(("one", "two"), halves.offers.allocate(GPU, [[uuid(0)], [uuid(1), uuid(2)]]), strict=True)
+    )
+    running(halves, first)
+    assert "kubelet/nvidia.com/gpu" in str(halves.create(container("device=1", of="thief")))
+    running(halves, second)
+    halves.stop(first)
+    assert [bool(entry.holds) for entry in halves.plugin.ledger.entries.values()] == [True, True]
+    assert "ml/train" in str(halves.create(container("device=0", of="thief")))
+    assert halves.create(again(first)) == (uuid(0),)
+
+
+def test_an_init_containers_gpus_are_taken_over_by_the_next_container_of_its_pod() -> None:
+    """The kubelet offers finished init containers' ids again first, and then asks Allocate for them anew."""
+    halves = Halves()
+    init = running(halves, given(halves, 0, name="init"))
+    halves.stop(init)
+    main = given(halves, 0, 1, name="main")
+    main = replace(main, id=again(main).id)
+    assert halves.create(main) == (uuid(0), uuid(1))
+
+
+def test_a_restartable_init_container_keeps_its_own_beside_the_main_one() -> None:
+    halves = Halves()
+    sidecar = running(halves, given(halves, 0, name="proxy"))
+    main = given(halves, 1, name="main")
+    main = running(halves, replace(main, id=again(main).id))
+    for each, held in ((sidecar, (uuid(0),)), (main, (uuid(1),))):
+        halves.stop(each)
+        assert halves.create(again(each, 7)) == held
+        halves.start(again(each, 7))
+
+
+def test_ill_gpus_do_not_undo_what_was_promised() -> None:
+    halves = Halves()
+    of = given(halves, 0)
+    halves.put_gpus([gpu(0, unavailable="lost"), gpu(1)])
+    assert "gpu-unavailable" in str(halves.create(of))
+    halves.put_gpus([gpu(0), gpu(1)])
+    assert "kubelet/nvidia.com/gpu" in str(halves.create(container("device=0", of="thief")))
+    assert halves.create(again(of)) == (uuid(0),)
