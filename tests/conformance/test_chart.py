@@ -128,7 +128,7 @@ def _packages() -> list[str]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In the place of /var/lib/kubelet; short enough for sockets."""
+    """In the place of /var/lib/kubelet; short enough for sockets. Asked for before a node: it goes after its pods."""
     with tempfile.TemporaryDirectory(prefix="nri-gpu-test-") as made:
         yield Path(made)
 
@@ -199,7 +199,7 @@ def test_a_policy_that_is_swapped_holds_for_the_next_pod(cluster: Cluster) -> No
     wait_for("the new policy", refused, READY_S)
 
 
-def test_the_kubelets_half_through_a_rolling_update(node: Containerd, tmp_path: Path, folder: Path) -> None:
+def test_the_kubelets_half_through_a_rolling_update(folder: Path, node: Containerd, tmp_path: Path) -> None:
     asyncio.run(_rolling_update(install(node, tmp_path, {"root": str(folder)}), folder))
 
 
@@ -244,7 +244,7 @@ async def _rolling_update(cluster: Cluster, folder: Path) -> None:
         assert len(kubelet.in_use(GPU)) == 4
 
 
-def test_the_kubelet_finds_it_by_itself(node: Containerd, tmp_path: Path, folder: Path) -> None:
+def test_the_kubelet_finds_it_by_itself(folder: Path, node: Containerd, tmp_path: Path) -> None:
     asyncio.run(_watched(install(node, tmp_path, {"root": str(folder), "registration": "watcher"}), folder))
 
 
