@@ -259,7 +259,7 @@ async def _watched(cluster: Cluster, folder: Path) -> None:
 
 
 def test_a_folder_made_anew_is_reached_by_the_containers_next_start(
-    node: Containerd, tmp_path: Path, folder: Path
+    folder: Path, node: Containerd, tmp_path: Path
 ) -> None:
     asyncio.run(_folder_made_anew(install(node, tmp_path, {"root": str(folder)}), folder))
 
