@@ -419,7 +419,7 @@ def test_every_value_that_it_names_is_one_and_renders() -> None:
         given = values(**{table: {key: value}})
         jsonschema.validate(given, SCHEMA)
         assert documents(given)
-    for name in re.findall(r"`((?:kubelet|paths|guard|labels)\.(?!yaml)[a-zA-Z_]+)`", PAGE):
+    for name in re.findall(r"`((?:kubelet|paths|guard|labels)\.(?!yaml|conf)[a-zA-Z_]+)`", PAGE):
         section, key = name.split(".")
         known = set(values()[section]) | {row.path.partition(".")[2] for row in SETTINGS if row.section == section}
         assert key in known, name
