@@ -6,6 +6,7 @@ so is the kubelet, but for its sockets.
 
 import asyncio
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -254,6 +255,29 @@ async def _watched(cluster: Cluster, folder: Path) -> None:
         await kubelet.wait_healthy(GPU, 4)
         assert kubelet.clients[GPU].path.parent == folder / "plugins_registry"
         await kubelet.restart()
+        await kubelet.wait_healthy(GPU, 4)
+
+
+def test_a_folder_made_anew_is_reached_by_the_containers_next_start(
+    folder: Path, node: Containerd, tmp_path: Path
+) -> None:
+    asyncio.run(_folder_made_anew(install(node, tmp_path, {"root": str(folder)}), folder))
+
+
+async def _folder_made_anew(cluster: Cluster, folder: Path) -> None:
+    """A mount of the old folder would stay as long as the container; a DaemonSet's containers are always restarted."""
+    cri, away = cluster.node.cri, asyncio.to_thread
+    (folder / "pod-resources").mkdir()
+    async with asyncio.timeout(TESTS_S), Kubelet(folder) as kubelet:
+        daemon = await away(cluster.start, "daemon")
+        await kubelet.wait_healthy(GPU, 4)
+        await kubelet.stop()
+        shutil.rmtree(kubelet.dir)
+        await kubelet.start()
+        await away(wait_for, "its end", lambda: cri.status(daemon).state == "EXITED", READY_S)
+        assert cri.status(daemon).exit_code != 0
+        assert "restartPolicy" not in cluster.pod_spec("daemon")  # Always, as for every DaemonSet
+        await away(cluster.start, "daemon")
         await kubelet.wait_healthy(GPU, 4)
 
 
