@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
+from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.kubelet import Handed, KubeletGrant
 
@@ -75,6 +75,35 @@ def carried(ledger: Ledger, now: float) -> tuple[Entry, ...]:
     """Promises for a ledger that is rebuilt. Whose pods went meanwhile is not known, so none is for life any more."""
     kept = (entry for id_, entry in ledger.entries.items() if is_promise(id_) and entry.holds)
     return tuple(replace(entry, since=min(entry.since, now + OPEN_S)) for entry in kept)
+
+
+def promise_id(device: Handed) -> ContainerId:
+    """Under which its promise stands in the ledger."""
+    return _id(device)
+
+
+def promised_device(container_id: ContainerId) -> Handed | None:
+    """What an entry of the ledger promises; None where it is none."""
+    if not is_promise(container_id):
+        return None
+    resource, _, id_ = container_id.removeprefix(_SPACE).partition("=")
+    return Handed(resource, id_)
+
+
+def named(device: Handed, namespace: str, name: str, pod: Pod | None, *, shared: bool) -> Entry:
+    """A promise to a pod that the kubelet names, kept as long as it does. pod: its sandbox, where that is known."""
+    grant = Grant(
+        container_id=_id(device),
+        container_name="-",
+        pod_id=pod.id if pod else PodId(_SPACE),
+        pod_uid=pod.uid if pod else _NOBODY,
+        pod_name=name,
+        namespace=namespace,
+        uuids=(device.uuid,),
+        mode=Mode.SHARED if shared else Mode.EXCLUSIVE,
+        generation="-",
+    )
+    return Entry(grant, Phase.CREATED, _FOR_LIFE)
 
 
 def _id(device: Handed) -> ContainerId:

@@ -38,6 +38,12 @@ class KubeletHalf:
         if container.kubelet is not None and isinstance(decision, Inject) and decision.grant.uuids:
             self._held[container.id] = container.kubelet
 
+    def adopt(self, container_id: ContainerId, given: KubeletGrant) -> None:
+        """Its GPUs came by the kubelet, as somebody else found out."""
+        known = self._held.get(container_id, KubeletGrant(shared=given.shared))
+        devices = dict.fromkeys((*known.devices, *given.devices))
+        self._held[container_id] = KubeletGrant(tuple(devices), known.shared)
+
     def started(self, container_id: ContainerId, read: Callable[[], Container | None]) -> None:
         """One that was granted by a daemon before us may have been in no list. read: dear, so only where it matters."""
         if self.key is None or container_id in self._held or (container := read()) is None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from loguru import logger
 from msgspec import Struct
 
+from nri_gpu.domain.container import Pod
 from nri_gpu.domain.gpu import GpuUuid, Node, closure
-from nri_gpu.domain.kubelet import Handed
+from nri_gpu.domain.kubelet import Handed, PodGiven
 from nri_gpu.policy.model import KubeletSettings, Policy
 from nri_gpu.policy.stale import stale_fault
 from nri_gpu.readiness import hindrance
+from nri_gpu.runtime.beside import Book
 from nri_gpu.runtime.board import Board
 from nri_gpu.runtime.plugin import Plugin
 
@@ -52,7 +55,7 @@ class DaemonBooks(Struct, frozen=True):
 
     def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
         """GPUs that others than the kubelet's pods hold."""
-        return self.plugin.kubelet.taken(self.plugin.ledger, shared=shared)
+        return self.plugin.taken(shared=shared)
 
     def used(self) -> frozenset[GpuUuid]:
         """GPUs that anybody holds."""
@@ -67,6 +70,26 @@ class DaemonBooks(Struct, frozen=True):
         return self.plugin.kubelet.key
 
 
+class Answers(Struct, frozen=True):
+    """Where the kubelet's answers go: into the book, and of its lists into the ledger."""
+
+    book: Book
+    plugin: Plugin
+
+    def pods(self) -> tuple[Pod, ...]:
+        """Sandboxes that are there."""
+        return self.book.pods()
+
+    def answered(self, pod: Pod, given: PodGiven) -> None:
+        """What the kubelet says of one."""
+        self.book.answered(pod, given)
+
+    def listed(self, pods: tuple[Pod, ...], given: tuple[PodGiven, ...]) -> None:
+        """What it says of all."""
+        self.book.listed(pods, given)
+        self.plugin.kubelet_listed(given)
+
+
 class KubeletKeeper:
     """Runs the device plugin where policy wants one; else does nothing."""
 
@@ -78,6 +101,10 @@ class KubeletKeeper:
         self._changed: Callable[[], None] = lambda: None
         if settings.enabled:
             board.changed = self.changed
+        self._ask: Callable[[Pod], None] = lambda _: None
+        if settings.podresources and (settings.enabled or settings.beside):
+            # Before the runtime is asked for events: those of sandboxes are among them then.
+            plugin.beside.book = Book(lambda pod: self._ask(pod))
 
     def connected(self, yes: bool) -> None:
         """Whether the container runtime asks us about its containers."""
@@ -90,14 +117,33 @@ class KubeletKeeper:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        if self._settings.enabled:
-            await self._serve()
-        await asyncio.Event().wait()
-
-    async def _serve(self) -> None:
+        book = self._plugin.beside.book
+        if not self._settings.enabled and book is None:
+            await asyncio.Event().wait()
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is an error of ours, and logged once
         # Our children are started by vfork and exec at once; gRPC's handlers for forks would only warn of them.
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+        async with asyncio.TaskGroup() as group:
+            if self._settings.enabled:
+                group.create_task(self._serve())
+            if book is not None:
+                group.create_task(self._inquire(book))
+        await asyncio.Event().wait()
+
+    async def _inquire(self, book: Book) -> None:
+        """Ask the kubelet what it gave."""
+        try:
+            from nri_gpu.kubelet.inquiry import Inquiry
+            from nri_gpu.kubelet.podresources import PodResources
+        except ImportError as error:
+            fault = f"{error}: install the kubernetes extra, pip install 'nri-gpu[kubernetes]'"
+            logger.bind(fault=fault).error("the kubelet cannot be asked what it gave")
+            return
+        inquiry = Inquiry(PodResources(Path(self._settings.podresources)), Answers(book, self._plugin))
+        self._ask = inquiry.ask
+        await inquiry.run()
+
+    async def _serve(self) -> None:
         try:
             from nri_gpu.kubelet.endpoint import Place
             from nri_gpu.kubelet.offers import Offers
