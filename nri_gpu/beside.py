@@ -7,7 +7,7 @@ PodResources; the variable has to agree with it, since both come of one Allocate
                                                     it names others, or all               -> refused
                                                     void, none                            -> nothing, as it says
     PodResources lists none for it                  whatever                              -> nothing
-    PodResources has not told yet                   names devices                         -> refused for now
+    PodResources has not told yet, or knows no pod  names devices                         -> refused for now
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ SHOWN_MAX: Final = 3  # names in a sentence
 NOT_TOLD: Final = (
     "it names GPUs as a device plugin does, and the kubelet has not told yet whether it gave this container any "
     "(PodResources): it will be tried again; see the log of `nri-gpu run` if it stays so"
+)
+# A kubelet that was just restarted does not know its pods yet, so that is no answer either.
+NO_POD: Final = (
+    "it names GPUs as a device plugin does, and the kubelet knows of no such pod (PodResources): a pod of its own will "
+    "be tried again; one that was made past it has to leave that variable out"
 )
 TWO_HANDS: Final = (
     "the kubelet gave this container GPUs of nri-gpu's own resource and of another device plugin's: ask for one of the "
@@ -94,8 +99,8 @@ def reserves(namespace: str, settings: KubeletSettings) -> bool:
 def _of_plugin(
     container: Container, names: tuple[str, ...], told: Told, inventory: Inventory, settings: KubeletSettings
 ) -> KubeletGrant | None:
-    if told.pod is None:
-        return _waits(NOT_TOLD) if names else None
+    if told.pod is None or not told.pod.containers:
+        return _waits(NOT_TOLD if told.pod is None else NO_POD) if names else None
     named, odd = _units(names, container, inventory)
     if odd and not inventory.gpus:
         return _waits(f"what it names cannot be told yet: {inventory.fault or 'no GPU is known on this node'}")

@@ -91,7 +91,12 @@ class PodResources:
         if self._channel is None:
             if not self.socket.is_socket():  # gRPC would go on trying to connect, and says less of why
                 raise PodResourcesError(f"there is no socket {self.socket}: the kubelet makes it at its start")
-            options = (("grpc.max_receive_message_length", RECEIVE_MAX), ("grpc.enable_retries", 0))
+            options = (
+                ("grpc.max_receive_message_length", RECEIVE_MAX),
+                ("grpc.enable_retries", 0),
+                # Else a new channel inherits the back-off of the one before it, to a socket that has gone.
+                ("grpc.use_local_subchannel_pool", 1),
+            )
             self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=options)
         unary = self._channel.unary_unary(
             f"{SERVICE}/{method}",

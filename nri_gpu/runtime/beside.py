@@ -62,9 +62,10 @@ class Book:
             self.gone(pod.id)
             self.came(pod)
             return None
-        if pod.id not in self._told:
+        given = self._told.get(pod.id)
+        if given is None or not given.containers:
             self._ask(pod)
-        return self._told.get(pod.id)
+        return given
 
     def named(self, given: PodGiven) -> Pod | None:
         """The sandbox that runs under that name."""

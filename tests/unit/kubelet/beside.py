@@ -56,7 +56,7 @@ class Beside(Halves):
         """Every question that waits."""
         for pod in self.asked:
             key = (pod.namespace, pod.name)
-            self.book.answered(pod, self.listed.get(key, PodGiven(*key)))
+            self.book.answered(pod, self.listed.get(key, PodGiven(*key, (ContainerGiven("main"),))))
         self.asked.clear()
 
     def list(self) -> None:

@@ -228,6 +228,19 @@ def test_before_the_kubelet_told_it_is_refused_and_asked() -> None:
     assert node_.create(plain) == ()  # no device plugin wrote that
 
 
+def test_a_pod_that_the_kubelet_does_not_know_is_none_that_it_gave_nothing() -> None:
+    """It was restarted perhaps, and will know it soon; so it is asked again."""
+    node_ = Beside()
+    of = of_plugin(1)
+    node_.came(of)
+    node_.asked.clear()
+    node_.list()
+    assert "the kubelet knows of no such pod" in str(node_.create(of))
+    node_.give(of, [uuid(1)])
+    node_.answer()
+    assert node_.create(of) == (uuid(1),)
+
+
 def test_without_podresources_nobody_starts_without_its_gpus() -> None:
     node_ = Beside()
     node_.plugin.beside.book = None
@@ -408,6 +421,7 @@ def test_a_token_holds_until_the_kubelet_says_otherwise(log: Log) -> None:
     node_ = Beside(KubeletSettings(enabled=True))
     of = from_kubelet(token(0))
     assert node_.create(of) == (uuid(0),)  # not told yet is no refusal
+    node_.give(replace(of, name="sidecar"), [])
     node_.answer()
     assert node_.create(of) == (uuid(0),)  # nor is a container that the kubelet does not list
     node_.over(of)
