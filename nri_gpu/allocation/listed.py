@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, Ledger
 from nri_gpu.allocation.promises import is_promise, named, promise_id
@@ -41,7 +42,7 @@ def reconciled(
 ) -> tuple[Ledger, Missing]:
     """about: the promises that the list could have told of; the others stay as they are. now: monotonic seconds."""
     here: set[ContainerId] = set()
-    for each in listed:
+    for each in _one_each(listed):
         here.add(id_ := promise_id(each.device))
         if _is_held(ledger, each):
             continue
@@ -53,6 +54,21 @@ def reconciled(
         if now - since >= SETTLED_S:
             ledger = ledger.released(id_)
     return ledger, Missing({id_: since for id_, since in gone.items() if id_ in ledger.entries})
+
+
+def _one_each(listed: Iterable[Named]) -> Iterable[Named]:
+    """One for each device. Kubelets before 1.34 list pods that are over, too: whose sandbox is here has it.
+
+    Where that does not tell either, it is nobody's in particular, and whoever comes for it has it.
+    """
+    found: dict[Handed, Named] = {}
+    for each in listed:
+        other = found.get(each.device)
+        if other is None or (other.pod is None and each.pod is not None):
+            found[each.device] = each
+        elif each.pod is not None and other.pod is not None and each.pod.id != other.pod.id:
+            found[each.device] = replace(other, pod=None)
+    return found.values()
 
 
 def holders(ledger: Ledger, each: Named) -> tuple[ContainerId, ...]:

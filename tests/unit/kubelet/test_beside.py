@@ -373,6 +373,21 @@ def test_an_allocation_that_nobody_lists_ends_early_and_one_that_is_listed_does_
     assert node_.create(slow) == (uuid(1),)
 
 
+def test_a_finished_pod_that_an_old_kubelet_lists_is_in_nobodys_way() -> None:
+    node_ = Beside()
+    done, fresh = of_plugin(1, pod="done"), of_plugin(1, pod="anew")
+    node_.admitted(done, [uuid(1)])
+    assert node_.create(done) == (uuid(1),)
+    node_.end_pod(done)  # its sandbox is stopped; the pod is there until somebody deletes it
+    node_.admitted(fresh, [uuid(1)])
+    for _ in range(2):
+        node_.list()
+        assert node_.plugin.ledger.usage()[uuid(1)].pods == {fresh.pod.uid: "ml/anew"}
+    assert node_.create(fresh) == (uuid(1),)
+    node_.list()
+    assert node_.plugin.ledger.usage()[uuid(1)].containers == 1
+
+
 def test_a_daemon_that_starts_anew_hears_what_it_forgot() -> None:
     node_ = Beside()
     theirs, ours = of_plugin(1, pod="theirs"), from_kubelet({}, pod="ours")
