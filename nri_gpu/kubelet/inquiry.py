@@ -38,6 +38,10 @@ class Book(Protocol):
         """What the kubelet says of one."""
         ...
 
+    def tried(self) -> None:
+        """A List was answered, or was not."""
+        ...
+
     def listed(self, pods: tuple[Pod, ...], given: tuple[PodGiven, ...]) -> None:
         """What it says of all. pods: those that were there when it was asked."""
         ...
@@ -117,10 +121,13 @@ class Inquiry:
 
     async def _list(self) -> None:
         pods, asked = self._book.pods(), tuple(self._asked)
-        given = await self._client.list()
-        self._drop(asked)
-        self._list_due = asyncio.get_running_loop().time() + self._pace.list_every
-        self._book.listed(pods, given)
+        try:
+            given = await self._client.list()
+            self._drop(asked)
+            self._list_due = asyncio.get_running_loop().time() + self._pace.list_every
+            self._book.listed(pods, given)
+        finally:
+            self._book.tried()
 
     def _drop(self, pods: tuple[Pod, ...]) -> None:
         """They are answered, as far as they will be."""

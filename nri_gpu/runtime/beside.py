@@ -19,17 +19,26 @@ from nri_gpu.domain.container import Container, ContainerId, Pod, PodId
 from nri_gpu.domain.decision import Decision, Inject
 from nri_gpu.domain.gpu import GpuUuid, Inventory
 from nri_gpu.domain.kubelet import REPLICA, Handed, KubeletGrant, PodGiven, gpu_groups
+from nri_gpu.nri.convert import PREFIX
 from nri_gpu.policy.model import KubeletSettings, MigStrategy
 
 PODS_KEPT: Final = 1024  # sandboxes; kubelets run at most some hundreds
 COMPLAINTS_KEPT: Final = 256
+JUST_STARTED: Final = (
+    "nri-gpu has just started and the kubelet has not told yet which GPUs it gave to pods (PodResources): it will be "
+    "tried again in a moment"
+)
 NOT_ASKED: Final = "PodResources is not asked: kubelet.podresources is empty, or nri-gpu was not started anew since"
 
 
 class Book:
-    """What was told of which sandbox. ask: have the kubelet asked about one, soon."""
+    """What was told of which sandbox. ask: have the kubelet asked about one, soon.
 
-    def __init__(self, ask: Callable[[Pod], None]) -> None:
+    settled: the kubelet's first list is here, or cannot be had: before that nobody knows what it gave before us.
+    """
+
+    def __init__(self, ask: Callable[[Pod], None], *, settled: bool = True) -> None:
+        self.settled = settled
         self._ask = ask
         self._pods: dict[PodId, Pod] = {}
         self._names: dict[tuple[str, str], PodId] = {}
@@ -130,6 +139,8 @@ class Beside:
             given = given_beside(container, told, inventory, settings)
             if given is not None and given.waits and self.book is None:
                 given = KubeletGrant(fault=NOT_ASKED, key=given.key, waits=True)
+            if given is None and container.pod.annotations and self.book is not None and not self.book.settled:
+                given = KubeletGrant(fault=JUST_STARTED, key=PREFIX, waits=True)
         return container if given is container.kubelet else replace(container, kubelet=given)
 
     def decided(self, container: Container, decision: Decision, settings: KubeletSettings) -> None:

@@ -84,6 +84,10 @@ class Answers(Struct, frozen=True):
         """What the kubelet says of one."""
         self.book.answered(pod, given)
 
+    def tried(self) -> None:
+        """A List was answered, or was not: whoever waits for it need not any more."""
+        self.book.settled = True
+
     def listed(self, pods: tuple[Pod, ...], given: tuple[PodGiven, ...]) -> None:
         """What it says of all."""
         self.book.listed(pods, given)
@@ -104,7 +108,7 @@ class KubeletKeeper:
         self._ask: Callable[[Pod], None] = lambda _: None
         if settings.podresources and (settings.enabled or settings.beside):
             # Before the runtime is asked for events: those of sandboxes are among them then.
-            plugin.beside.book = Book(lambda pod: self._ask(pod))
+            plugin.beside.book = Book(lambda pod: self._ask(pod), settled=False)
 
     def connected(self, yes: bool) -> None:
         """Whether the container runtime asks us about its containers."""
@@ -138,6 +142,7 @@ class KubeletKeeper:
         except ImportError as error:
             fault = f"{error}: install the kubernetes extra, pip install 'nri-gpu[kubernetes]'"
             logger.bind(fault=fault).error("the kubelet cannot be asked what it gave")
+            book.settled = True
             return
         inquiry = Inquiry(PodResources(Path(self._settings.podresources)), Answers(book, self._plugin))
         self._ask = inquiry.ask

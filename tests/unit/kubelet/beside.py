@@ -61,7 +61,9 @@ class Beside(Halves):
 
     def list(self) -> None:
         """A List, of all."""
-        Answers(self.book, self.plugin).listed(self.book.pods(), tuple(self.listed.values()))
+        answers = Answers(self.book, self.plugin)
+        answers.listed(self.book.pods(), tuple(self.listed.values()))
+        answers.tried()
 
     def over(self, of: Container) -> None:
         """The pod is gone."""

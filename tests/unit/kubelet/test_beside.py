@@ -406,6 +406,17 @@ def test_a_daemon_that_starts_anew_hears_what_it_forgot() -> None:
     assert node_.create(replace(ours, annotations=annotations)) == (uuid(2),)
 
 
+def test_before_the_first_list_no_annotation_takes_what_the_kubelet_may_have_given() -> None:
+    node_ = Beside()
+    node_.book.settled = False
+    local = container("device=1", of="local")
+    assert "has just started" in str(node_.create(local))
+    assert node_.create(container(of="plain")) == ()
+    node_.give(of_plugin(1), [uuid(1)])
+    node_.list()
+    assert "[gpu-busy]" in str(node_.create(local))
+
+
 def test_a_daemon_that_starts_anew_knows_whose_grants_were_the_kubelets() -> None:
     node_ = Beside()
     theirs = of_plugin(1, pod="theirs")

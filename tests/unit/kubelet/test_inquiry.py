@@ -168,12 +168,24 @@ async def test_the_keeper_asks_where_policy_wants_it(folder: Path) -> None:
         node = Beside()
         settings = replace(THEIRS, enabled=False, podresources=str(server.socket))
         keeper = KubeletKeeper(node.board, node.plugin, settings)
+        local = container("device=2", of="local")
+        assert "has just started" in str(node.create(local))
         running = asyncio.create_task(keeper.run())
         of = of_plugin(1)
         node.came(of)
         await until(lambda: node.create(of) == (uuid(1),))
+        assert node.create(local) == (uuid(2),)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -> None:
+    node = Beside()
+    settings = replace(THEIRS, enabled=False, podresources=str(folder / "none.sock"))
+    running = asyncio.create_task(KubeletKeeper(node.board, node.plugin, settings).run())
+    await until(lambda: node.create(container("device=2", of="local")) == (uuid(2),))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
