@@ -90,6 +90,11 @@ def promised_device(container_id: ContainerId) -> Handed | None:
     return Handed(resource, id_)
 
 
+def had_a_pod(entry: Entry) -> bool:
+    """Whether a promise is to a pod that was here, so that its programs may be on the GPU still."""
+    return entry.grant.pod_uid != _NOBODY
+
+
 def named(device: Handed, namespace: str, name: str, pod: Pod | None, *, shared: bool) -> Entry:
     """A promise to a pod that the kubelet names, kept as long as it does. pod: its sandbox, where that is known."""
     grant = Grant(

@@ -202,7 +202,7 @@ class Beside:
     ) -> None:
         """What the runtime lists: pods to ask about, and those who share what a scheduler reserved."""
         for container in containers:
-            if self.book is not None:
+            if self.book is not None and container.pod.name != "?":  # of one whose pod the runtime did not list
                 self.book.came(container.pod)
             if settings.reservations.patterns and gpu_groups(container.pod.labels):
                 adopt(container.id, KubeletGrant(shared=True))

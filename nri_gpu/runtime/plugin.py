@@ -18,7 +18,7 @@ from nri_gpu.allocation.handover import expired
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
 from nri_gpu.allocation.mark import MAC_LENGTH, MARK_KEY, BadMark, Mark, mark_body, read_mark, sign, write_mark
 from nri_gpu.allocation.mps import holds_by_mps, start_fault
-from nri_gpu.allocation.promises import promised, redeemed
+from nri_gpu.allocation.promises import had_a_pod, promised, redeemed
 from nri_gpu.asking import may_ask_by_environment, needs_grant, reads_environment
 from nri_gpu.decide import BrokenPolicy, decide
 from nri_gpu.domain.claim import Mode
@@ -185,8 +185,11 @@ class Plugin:
     def kubelet_listed(self, given: tuple[PodGiven, ...]) -> None:
         """All that the kubelet has given to whom: promises that were forgotten, and others that are over."""
         now = self._outside.clock()
-        settings = self._settings().kubelet
-        self._commit(self.beside.reconcile(self._lapsed(now), given, settings, now, self.kubelet.adopt))
+        before = self._lapsed(now)
+        after = self.beside.reconcile(before, given, self._settings().kubelet, now, self.kubelet.adopt)
+        gone = [id_ for id_, entry in before.entries.items() if id_ not in after.entries and had_a_pod(entry)]
+        self._commit(before)
+        self._commit(self._vacated(after, gone, now))
 
     def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
         """GPUs that our device plugin cannot give, since others than its pods hold them. shared: nor share them."""

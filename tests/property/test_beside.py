@@ -53,7 +53,7 @@ MOUNTS = st.frozensets(st.sampled_from(UNITS).map(lambda each: f"{MOUNTED_NAMES}
     mounts=MOUNTS,
     told=st.builds(Told, st.none() | LISTED, RESERVATIONS),
     labels=LABELS,
-    claim=st.sampled_from([None, "all", "1", "2;mode=shared", "none", "all;capabilities=utility"]),
+    claim=st.sampled_from([None, "all", "1", "2;mode=shared", "none", "all;capabilities=utility", "device=0"]),
     namespace=st.sampled_from(["ml", RESERVED]),
 )
 def test_nothing_is_granted_that_the_kubelet_does_not_list(
@@ -73,7 +73,8 @@ def test_nothing_is_granted_that_the_kubelet_does_not_list(
     assert granted <= own or granted <= lent
 
     decision = decide(replace(of, kubelet=found), NODE, Ledger(), replace(Policy.default(), kubelet=SHARING))
-    if isinstance(decision, Inject) and found is not None and claim in (None, "all"):
+    # An annotation by itself is a request like any other; beside what was given it only shapes.
+    if isinstance(decision, Inject) and found is not None and (claim is None or found.devices):
         assert set(decision.grant.uuids) <= own | lent
     if found is not None and (found.fault or found.waits):
         assert not isinstance(decision, Inject)

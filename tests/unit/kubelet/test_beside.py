@@ -354,6 +354,24 @@ def test_promises_end_when_the_kubelet_lists_them_no_more() -> None:
     assert not node_.plugin.ledger.usage()
 
 
+def test_a_pod_that_is_over_leaves_its_gpu_to_be_looked_at() -> None:
+    """Finished, and its sandbox still there: nobody but the kubelet's list tells."""
+    node_ = Beside()
+    node_.put_gpus([gpu(index, processes=0) for index in range(4)], simulated=False)
+    of = of_plugin(1)
+    node_.admitted(of, [uuid(1)])
+    assert node_.create(of) == (uuid(1),)
+    assert node_.start(of)
+    node_.stop(of)
+    node_.listed.clear()
+    for _ in range(2):
+        node_.list()
+        node_.clock.now += SETTLED_S
+    assert "ml/train" in str(node_.create(container("device=1", of="next")))
+    node_.plugin.looked(node_.node.inventory, node_.clock.now)
+    assert node_.create(container("device=1", of="next")) == (uuid(1),)
+
+
 def test_an_allocation_that_nobody_lists_ends_early_and_one_that_is_listed_does_not_lapse() -> None:
     node_ = Beside()
     node_.offers.allocate(OURS, [[uuid(0)]])
