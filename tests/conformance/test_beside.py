@@ -6,6 +6,9 @@ The plugin is played by what it leaves on a container, the variable that CRI bri
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +22,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
+from tests.support.image import ImageSpec
 from tests.support.kubelet import Kubelet
 from tests.support.podresources import PodResourcesServer, PodResourcesThread
 from tests.support.pods import ContainerSpec, PodSpec
@@ -32,6 +36,7 @@ RESERVED: Final = "kai-resource-reservation"
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
 UUIDS: Final = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
 DEADLINE_S: Final = 60.0
+CUDA_LIKE: Final = ImageSpec("localhost/nri-gpu/cuda-like:1", env={VARIABLE: "all"})
 GROUP: Final = {"runai-gpu-group": "g1"}
 
 
@@ -119,6 +124,39 @@ def test_the_variable_by_itself(node: Containerd, told: PodResourcesServer, serv
     unknown = node.cri.run_pod(PodSpec(name="by-hand"))
     with pytest.raises(CriError, match=r"\[node-not-ready\].*NVIDIA_VISIBLE_DEVICES"):
         node.cri.run(unknown, ContainerSpec(env=theirs([UUIDS[1]])))
+
+
+def test_an_image_that_sets_the_variable_too(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
+    """As every CUDA image does. The runtime puts the kubelet's behind it, and that one is read."""
+    node.import_image(CUDA_LIKE)
+    told.give("cuda", {"main": {THEIRS: [UUIDS[3]]}, "side": {}})
+    pod = node.cri.run_pod(PodSpec(name="cuda"))
+    check_opens(node, run(node, pod, image=CUDA_LIKE.name, env=theirs([UUIDS[3]])), [UUIDS[3]])
+    check_opens(node, run(node, pod, image=CUDA_LIKE.name, name="side"), [])
+
+
+def test_whom_a_dra_driver_equips_is_left_to_it(
+    node: Containerd, told: PodResourcesServer, serving: NriGpu, tmp_path: Path
+) -> None:
+    device = tmp_path / "nvidia2"
+    os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(195, 2))
+    nodes = [{"path": "/dev/nvidia2", "hostPath": str(device), "type": "c", "major": 195, "minor": 2}]
+    claim = {"name": "c0ffee-gpu-2", "containerEdits": {"deviceNodes": nodes, "env": [f"{VARIABLE}=void"]}}
+    spec = {"cdiVersion": "0.6.0", "kind": "k8s.gpu.nvidia.com/claim", "devices": [claim]}
+    file = node.layout.cdi / "k8s.gpu.nvidia.com-claim_c0ffee.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(spec))
+    try:
+        told.give("dra", {"main": {}})
+        pod = node.cri.run_pod(PodSpec(name="dra"))
+        container = run(node, pod, cdi_devices=("k8s.gpu.nvidia.com/claim=c0ffee-gpu-2",))
+    finally:
+        file.unlink()
+    assert open_number(node.cri, container, 195, 2) is Opened.NO_DRIVER
+    assert open_number(node.cri, container, 195, 1) is Opened.DENIED
+    assert not [key for key in node.cri.status(container).oci["annotations"] if key.startswith("gpu.nri.io")]
+    with pytest.raises(CriError, match=r"\[gpu-busy\].*default/dra \(not through nri-gpu\)"):
+        run(node, node.cri.run_pod(PodSpec(name="thief", annotations={"gpu.nri.io": f"device={UUIDS[2]}"})))
 
 
 def test_other_gpus_than_the_kubelet_gave(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
