@@ -139,6 +139,11 @@ def _beside(policy: Policy) -> Iterator[str]:
             "environment.may_ask changes little beside kubelet.inject_for: who names GPUs in NVIDIA_VISIBLE_DEVICES "
             "gets what the kubelet gave it, and nothing else"
         )
+    if kubelet.reservations.patterns and not (kubelet.inject_for.patterns or kubelet.enabled):
+        yield (
+            "kubelet.reservations needs kubelet.inject_for, or nri-gpu's own device plugin (--kubelet): without either "
+            "no reservation counts, and pods with a GPU group are refused"
+        )
     if "*" in kubelet.reservations.patterns:
         yield (
             'kubelet.reservations has "*": whoever may create a pod anywhere can have its GPUs shared with others; '
