@@ -13,7 +13,7 @@ from tests.support.builders import mig_uuid, uuid
 from tests.support.podresources import PodResourcesServer, PodResourcesThread
 from tests.unit.runtime.conftest import folder as folder
 
-NODE = {
+NODE: dict[str, list[str]] = {
     "nvidia.com/gpu": [uuid(0), f"{uuid(1)}::0"],
     "nvidia.com/mig-1g.5gb": [mig_uuid(0)],
     "example.com/gpu": [uuid(2)],
