@@ -38,6 +38,7 @@ UNITS: Final = (
     Unit(Path("api/cri.proto"), Path("nri_gpu/_pb")),
     Unit(Path("api/deviceplugin.proto"), Path("nri_gpu/_pb")),
     Unit(Path("api/pluginregistration.proto"), Path("nri_gpu/_pb")),
+    Unit(Path("api/podresources.proto"), Path("nri_gpu/_pb")),
 )
 
 

@@ -9,11 +9,11 @@ from typing import Final
 from nri_gpu.domain.claim import Claim, Nothing
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.kubelet import handed_key
+from nri_gpu.domain.kubelet import gpu_groups, handed_key
 from nri_gpu.policy.broken import BrokenPolicy
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.policy.select import Ignored, select
-from nri_gpu.request.environment import VARIABLE, claim_of_environment
+from nri_gpu.request.environment import VARIABLE, claim_of_environment, named_devices
 from nri_gpu.request.kubelet import claim_of_kubelet
 from nri_gpu.request.parse import parse_claim, select_annotation
 
@@ -27,21 +27,38 @@ def claim_of(container: Container, policy: Policy | BrokenPolicy) -> Claim | Non
     return _claim(container, container.annotations, policy)
 
 
-def needs_grant(container: Container, policy: Policy | BrokenPolicy) -> str:
-    """The annotation key by which a container that exists already must hold a grant; empty when it need not."""
+def needs_grant(container: Container, policy: Policy | BrokenPolicy, *, starts: bool = False) -> str:
+    """The annotation key by which a container that exists already must hold a grant; empty when it need not.
+
+    starts: it is about to; then also what a device plugin beside us said, where it is for us to inject. One that runs
+    may have been served by NVIDIA's runtime before, which leaves no trace here.
+    """
     try:
         claim = _claim(container, {}, policy)  # what is on the container itself by now, we or others wrote
     except RequestError as error:
         return error.key  # it should never have been created
     # What the kubelet gave is asked for by being there, whatever it is worth.
     key = handed_key(container.annotations) or ("" if claim is None or isinstance(claim.wanted, Nothing) else claim.key)
+    if not key and starts and isinstance(policy, Policy) and _named_beside(container, policy):
+        key = VARIABLE
     ignored = bool(key) and isinstance(policy, Policy) and isinstance(select(policy, container), Ignored)
     return "" if ignored else key
 
 
 def may_ask_by_environment(policy: Policy | BrokenPolicy) -> bool:
-    """Whether NVIDIA_VISIBLE_DEVICES is anybody's request."""
-    return isinstance(policy, Policy) and bool(policy.environment.may_ask.patterns)
+    """Whether NVIDIA_VISIBLE_DEVICES is anybody's request, or may be a device plugin's word that we inject by."""
+    return isinstance(policy, Policy) and bool(policy.environment.may_ask.patterns or policy.kubelet.beside)
+
+
+def _named_beside(container: Container, policy: Policy) -> bool:
+    """Whether its variable names devices that are for us to inject, and nobody has."""
+    settings, pod = policy.kubelet, container.pod
+    ours = settings.inject_for.patterns or (settings.reservations.patterns and gpu_groups(pod.labels))
+    if not ours or not named_devices(container.env.get(VARIABLE, "")):
+        return False
+    return not (
+        container.nvidia_hooks or container.cdi_devices or any("nvidia" in each.path for each in container.devices)
+    )
 
 
 def reads_environment(policy: Policy | BrokenPolicy) -> bool:

@@ -53,6 +53,8 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
 
 def _bid(container: Container, node: Node, policy: Policy | BrokenPolicy) -> Bid | Decision:
     """What it competes for; or the decision, where what others hold has no part in it."""
+    if container.kubelet is not None and container.kubelet.waits:
+        return _refuse(Code.NODE_NOT_READY, ended(f"{container.kubelet.key}: {container.kubelet.fault}"))
     try:
         claim = claim_of(container, policy)
     except RequestError as error:

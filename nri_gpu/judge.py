@@ -37,7 +37,7 @@ def mark_of(container: Container, text: str | None, key: bytes | None) -> Mark |
 
 def judge_start(container: Container, mark: Mark | BadMark | None, policy: Policy | BrokenPolicy) -> Reason | None:
     """Why a container must not start: it asked, and nobody granted. None where it may."""
-    if isinstance(mark, Mark) or not (key := needs_grant(container, policy)):
+    if isinstance(mark, Mark) or not (key := needs_grant(container, policy, starts=True)):
         return None
     if isinstance(mark, BadMark):
         why = f"the grant written on it does not hold ({mark.why})"

@@ -21,9 +21,9 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
+from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Grant
-from nri_gpu.domain.kubelet import Handed, KubeletGrant
+from nri_gpu.domain.kubelet import HANDED_KEY, Handed, KubeletGrant
 
 # An image of tens of gigabytes is pulled between Allocate and CreateContainer, and nobody tells when a pod is given up.
 OPEN_S: Final = 900.0
@@ -56,8 +56,19 @@ def promised(ledger: Ledger, devices: Iterable[Handed], now: float, *, shared: b
 
 
 def redeemed(ledger: Ledger, container: Container) -> Ledger:
-    """Without the promises that a container comes for; one bound to another pod stays in its way."""
-    return ledger if container.kubelet is None else _released(ledger, container.kubelet, _NOBODY, container.pod.uid)
+    """Without the promises that a container comes for; one bound to another pod stays in its way.
+
+    Not where the kubelet itself has just told whose they are now (PodResources): a token may be an old one.
+    """
+    given = container.kubelet
+    if given is None:
+        return ledger
+    if given.key == HANDED_KEY:
+        return _released(ledger, given, _NOBODY, container.pod.uid)
+    for each in given.devices:
+        if _id(each) in ledger.entries:
+            ledger = ledger.released(_id(each))
+    return ledger
 
 
 def resumed(ledger: Ledger, pod_uid: PodUid, given: KubeletGrant) -> Ledger:
@@ -101,6 +112,40 @@ def _released(ledger: Ledger, given: KubeletGrant, *pods: PodUid) -> Ledger:
         if entry is not None and entry.grant.pod_uid in pods:
             ledger = ledger.released(entry.grant.container_id)
     return ledger
+
+
+def promise_id(device: Handed) -> ContainerId:
+    """Under which its promise stands in the ledger."""
+    return _id(device)
+
+
+def promised_device(container_id: ContainerId) -> Handed | None:
+    """What an entry of the ledger promises; None where it is none."""
+    if not is_promise(container_id):
+        return None
+    resource, _, id_ = container_id.removeprefix(_SPACE).partition("=")
+    return Handed(resource, id_)
+
+
+def had_a_pod(entry: Entry) -> bool:
+    """Whether a promise is to a pod that was here, so that its programs may be on the GPU still."""
+    return entry.grant.pod_uid != _NOBODY
+
+
+def named(device: Handed, namespace: str, name: str, pod: Pod | None, *, shared: bool) -> Entry:
+    """A promise to a pod that the kubelet names, kept as long as it does. pod: its sandbox, where that is known."""
+    grant = Grant(
+        container_id=_id(device),
+        container_name="-",
+        pod_id=pod.id if pod else PodId(_SPACE),
+        pod_uid=pod.uid if pod else _NOBODY,
+        pod_name=name,
+        namespace=namespace,
+        uuids=(device.uuid,),
+        mode=Mode.SHARED if shared else Mode.EXCLUSIVE,
+        generation="-",
+    )
+    return Entry(grant, Phase.CREATED, _FOR_LIFE)
 
 
 def _id(device: Handed) -> ContainerId:

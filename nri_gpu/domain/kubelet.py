@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -27,11 +27,17 @@ class Handed(Struct, frozen=True):
 
 
 class KubeletGrant(Struct, frozen=True):
-    """All that the kubelet gave to one container. fault: why that is worth nothing; empty when it holds."""
+    """All that the kubelet gave to one container. fault: why that is worth nothing; empty when it holds.
+
+    key: by what it came to the container: our plugin's annotation, or the variable that others' plugins set. waits: the
+    fault is that the kubelet has not told yet.
+    """
 
     devices: tuple[Handed, ...] = ()
     shared: bool = False
     fault: str = ""
+    key: str = HANDED_KEY
+    waits: bool = False
 
     @property
     def uuids(self) -> tuple[GpuUuid, ...]:
@@ -48,6 +54,45 @@ class Standing(Struct, frozen=True):
     resource: str
     since: float | None = None
     fault: str = ""
+
+
+class ContainerGiven(Struct, frozen=True):
+    """What PodResources lists for a container. Not ours to believe of ids: they are any device plugin's."""
+
+    name: str
+    devices: tuple[Handed, ...] = ()
+
+    def of(self, resource: str) -> frozenset[str]:
+        """Ids of one resource."""
+        return frozenset(each.id for each in self.devices if each.resource == resource)
+
+
+class PodGiven(Struct, frozen=True):
+    """What PodResources lists for a pod: for each container by name, plain init containers aside. It tells no UID."""
+
+    namespace: str
+    name: str
+    containers: tuple[ContainerGiven, ...] = ()
+
+    def container(self, name: str) -> ContainerGiven | None:
+        """One of them; None where it is not listed, as plain init containers never are."""
+        return next((each for each in self.containers if each.name == name), None)
+
+    @property
+    def devices(self) -> tuple[Handed, ...]:
+        """Of all its containers."""
+        return tuple(device for each in self.containers for device in each.devices)
+
+
+# Labels that KAI-Scheduler's binder, and Run:ai's, put on the pods of one GPU and on the pod that reserves it; on a pod
+# with parts of several GPUs one label each (KAI-Scheduler: pkg/common/constants, pkg/common/resources).
+GROUP: Final = "runai-gpu-group"
+
+
+def gpu_groups(labels: Mapping[str, str]) -> frozenset[str]:
+    """The groups by which such a scheduler binds a pod to GPUs that another pod reserves."""
+    of_several = {value for key, value in labels.items() if key.startswith(f"{GROUP}/")}
+    return frozenset(of_several | {labels.get(GROUP, "")}) - {""}
 
 
 def handed_key(annotations: Iterable[str]) -> str:

@@ -49,6 +49,12 @@ def leftovers(root: Path = Path("/")) -> tuple[Leftover, ...]:
     return tuple(_runtimes(root)) + tuple(_specifications(root))
 
 
+def specifications_of(root: Path, vendor: str) -> tuple[str, ...]:
+    """CDI specifications of one vendor's devices, with hooks or without."""
+    found = (path for path in _files(root, _CDI_FOLDERS, (".yaml", ".yml", ".json")) if vendor in _text(path))
+    return tuple(_shown(root, path) for path in found)
+
+
 def _runtimes(root: Path) -> Iterator[Leftover]:
     for name in _FILES:
         if _is_there(root / name):

@@ -102,6 +102,11 @@ class Lifecycle(Value, frozen=True):
         return container_from_pb(self._message.container, pod_from_pb(self._message.pod)) if self.container_id else None
 
     @property
+    def pod(self) -> Pod:
+        """The pod."""
+        return pod_from_pb(self._message.pod)
+
+    @property
     def pid(self) -> int:
         """Of the container's process, on the host; 0 where nobody told."""
         return int(self._message.container.pid)

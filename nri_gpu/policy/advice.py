@@ -125,6 +125,32 @@ def _extras(policy: Policy) -> Iterator[str]:
         )
 
 
+def _beside(policy: Policy) -> Iterator[str]:
+    kubelet = policy.kubelet
+    if not kubelet.beside:
+        return
+    if not kubelet.podresources:
+        yield (
+            "kubelet.inject_for and kubelet.reservations need kubelet.podresources: without the kubelet's word every "
+            "container that NVIDIA's device plugin gives GPUs to is refused"
+        )
+    if kubelet.inject_for.patterns and policy.environment.may_ask.patterns:
+        yield (
+            "environment.may_ask changes little beside kubelet.inject_for: who names GPUs in NVIDIA_VISIBLE_DEVICES "
+            "gets what the kubelet gave it, and nothing else"
+        )
+    if kubelet.reservations.patterns and not (kubelet.inject_for.patterns or kubelet.enabled):
+        yield (
+            "kubelet.reservations needs kubelet.inject_for, or nri-gpu's own device plugin (--kubelet): without either "
+            "no reservation counts, and pods with a GPU group are refused"
+        )
+    if "*" in kubelet.reservations.patterns:
+        yield (
+            'kubelet.reservations has "*": whoever may create a pod anywhere can have its GPUs shared with others; '
+            "name the scheduler's own namespace"
+        )
+
+
 def _folders(policy: Policy) -> Iterator[str]:
     driver = (("driver.root", policy.driver.root), ("driver.stage_dir", policy.driver.stage_dir))
     for path, value in (*driver, ("compat.dir", policy.compat.dir)):
@@ -144,5 +170,6 @@ _PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (
     _extras,
     _silence,
     other_settings,
+    _beside,
     _folders,
 )

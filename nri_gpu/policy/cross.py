@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from nri_gpu.policy.model import KubeletSettings, MigStrategy
 from nri_gpu.policy.pools import SELECTORS, Pool
 from nri_gpu.policy.rules import Rule
 from nri_gpu.policy.text import known_words, quoted
@@ -35,6 +36,23 @@ def kubelet_faults(name: str, pools: tuple[Pool, ...]) -> Iterator[tuple[str, st
     if name and name not in names:
         known = known_words(name, names) if pools else ", for there is no [[pool]]"
         yield "kubelet.pool", f"no pool is called {quoted(name)}{known}"
+
+
+def beside_faults(settings: KubeletSettings) -> Iterator[tuple[str, str]]:
+    """Of resources that others offer, where nri-gpu offers some itself."""
+    if not settings.enabled:
+        return
+    sample = f"{settings.resource.partition('/')[0]}/mig-1g.10gb" if settings.mig_strategy is MigStrategy.MIXED else ""
+    for own in filter(None, (settings.resource, sample)):
+        name = f"{own}.shared" if settings.replicas > 1 and settings.rename else own
+        index = settings.inject_for.first(name)
+        if index is not None:
+            pattern = quoted(settings.inject_for.patterns[index])
+            yield (
+                f"kubelet.inject_for[{index}]",
+                f"{pattern} takes {name}, which nri-gpu offers to the kubelet itself: what others offer needs another "
+                "name, so set kubelet.resource, or leave the device plugin off",
+            )
 
 
 def _same_names(table: str, names: list[str]) -> Iterator[tuple[str, str]]:

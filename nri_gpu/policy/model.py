@@ -38,6 +38,7 @@ _ROOT_OR_NONE: Final = Folder(rf"|/|{_PATH}/?", 'empty or an absolute path witho
 _FILE_OR_NONE: Final = Text(rf"|{_PATH}", 'empty or an absolute path without blanks, "." or ".."', 1024)
 _BRANDS: Final = Texts(Text(r"[a-z]+", "a brand in NVML's words, such as tesla, in lower case", 32), 32)
 _SOCKET: Final = Text(_PATH, 'an absolute path to a socket without blanks, "." or ".."', SOCKET_PATH_MAX)
+_SOCKET_OR_NONE: Final = Text(rf"|{_PATH}", "empty or an absolute path to a socket", SOCKET_PATH_MAX)
 # The runtime's own rule since NRI 0.12 (containerd/nri: pkg/api/validate.go).
 _NAME: Final = Text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
 _INDEX: Final = Text(r"[0-9]{2}", 'two digits in quotes, such as "10"', 2)
@@ -48,6 +49,7 @@ _RESOURCE: Final = Text(
     "a resource such as nvidia.com/gpu",
     40,
 )
+_RESOURCES: Final = Patterns(Text(r"[!-~]+/[!-~]+", "a resource such as nvidia.com/gpu, or a pattern of them", 63))
 _POOL_OR_NONE: Final = Text(rf"(?:{POOL_NAMES.pattern})?", "empty or the name of a [[pool]]", POOL_NAMES.max_length)
 # shadow-utils' rule for names, and nothing at all.
 _GROUP: Final = Text(r"(?:[A-Za-z_][A-Za-z0-9_.-]*)?", "a group's name", 32)
@@ -485,6 +487,35 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     registry_dir: Annotated[str, Declaration(_FOLDER, "Folder that the kubelet looks for plugins in.")] = (
         "/var/lib/kubelet/plugins_registry"
     )
+    podresources: Annotated[
+        str,
+        Declaration(
+            _SOCKET_OR_NONE,
+            "The kubelet's PodResources socket, asked what it gave to whom: off the hook path, and only where enabled, "
+            "inject_for or reservations is set. Empty: never.",
+        ),
+    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    inject_for: Annotated[
+        Globs,
+        Declaration(
+            _RESOURCES,
+            "Resources of NVIDIA's device plugin whose GPUs are injected here, without its runtime or hook: those that "
+            "PodResources lists for the container, and that its NVIDIA_VISIBLE_DEVICES, where set, names too.",
+        ),
+    ] = NOTHING
+    reservations: Annotated[
+        Globs,
+        Declaration(
+            _NAMESPACES,
+            "Namespaces where KAI-Scheduler or Run:ai reserves GPUs by pods of its own: pods of the same GPU group "
+            "then share those. Nobody else may make pods there.",
+        ),
+    ] = NOTHING
+
+    @property
+    def beside(self) -> bool:
+        """Whether others' device plugins or schedulers give GPUs that are injected here."""
+        return bool(self.inject_for.patterns or self.reservations.patterns)
 
 
 class Policy(Value, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Fault, PolicyError
-from nri_gpu.policy.cross import cross_faults, kubelet_faults
+from nri_gpu.policy.cross import beside_faults, cross_faults, kubelet_faults
 from nri_gpu.policy.fields import BY_PATH, LISTS, SCHEMA_VERSION, SECTIONS, SETTINGS
 from nri_gpu.policy.health import health_faults
 from nri_gpu.policy.model import Policy
@@ -38,6 +38,7 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
     if not found:
         policy = _with(Policy.default(), {path: BY_PATH[path].kind.convert(value) for path, value in _leaves(raw)})
         found += health_faults(policy.health)
+        found += beside_faults(policy.kubelet)
     if found:
         faults = [Fault(file, path, message, _line(where, path)) for path, message in found]
         raise PolicyError(tuple(sorted(faults, key=lambda fault: fault.line or 0)))

@@ -18,6 +18,8 @@ from nri_gpu.request.values import DEVICES_MAX
 
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
 VALUE_MAX: Final = 4096  # bytes, as of an annotation
+# NVIDIA's device plugin with deviceListStrategy=volume-mounts says this, and mounts a file there for each device.
+MOUNTED_NAMES: Final = "/var/run/nvidia-container-devices"
 _UUID_LENGTH: Final = 36
 _NOTHING: Final = frozenset({"void", "none"})
 
@@ -44,6 +46,20 @@ def claim_of_environment(value: str) -> Claim | None:
     if len(ids) > DEVICES_MAX:
         raise whole.error(f"at most {DEVICES_MAX} GPUs can be named")
     return Claim(key=VARIABLE, text=value.strip(BLANKS), wanted=Devices(ids))
+
+
+def named_devices(value: str) -> tuple[str, ...]:
+    """What a device plugin may have written there: its devices by UUID or index, or where their names are mounted.
+
+    Empty where it names none: `all`, `none`, `void`, nothing at all. What is odd is a name, too, and is of no GPU.
+    """
+    if value.rstrip("/") == MOUNTED_NAMES:
+        return (MOUNTED_NAMES,)
+    items = [item for each in value[: VALUE_MAX + 1].split(",") if (item := each.strip(BLANKS))]
+    if "all" in items or not _NOTHING.isdisjoint(items):
+        return ()
+    # KAI-Scheduler writes CDI names, with CDI switched on; what stands behind `=` is the same.
+    return tuple(dict.fromkeys(item.rpartition("=")[2] for item in items))
 
 
 def _id(item: Piece) -> str:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.claim import Claim, Count, Devices, Everything, Mode, Nothing
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.kubelet import HANDED_KEY, KubeletGrant
+from nri_gpu.domain.kubelet import KubeletGrant
 
 
 def claim_of_kubelet(given: KubeletGrant, said: Claim | None) -> Claim:
@@ -17,11 +17,13 @@ def claim_of_kubelet(given: KubeletGrant, said: Claim | None) -> Claim:
 
     """
     if given.fault:
-        raise RequestError(HANDED_KEY, given.fault)
+        raise RequestError(given.key, given.fault)
+    if not given.devices:
+        return said or Claim(key=given.key, text="", wanted=Nothing())
     mode = Mode.SHARED if given.shared else Mode.EXCLUSIVE
     wanted = Devices(tuple(given.uuids))
     if said is None:
-        return Claim(key=HANDED_KEY, text=",".join(given.uuids), wanted=wanted, mode=mode, kubelet=True)
+        return Claim(key=given.key, text=",".join(given.uuids), wanted=wanted, mode=mode, kubelet=True)
     if isinstance(said.wanted, Nothing):
         return said
     _check(given, said, mode)

@@ -51,6 +51,12 @@ class KubeletHalf:
         if container.kubelet is not None and isinstance(decision, Inject) and decision.grant.uuids:
             self._held[container.id] = container.kubelet
 
+    def adopt(self, container_id: ContainerId, given: KubeletGrant) -> None:
+        """Its GPUs came by the kubelet, as somebody else found out."""
+        known = self._held.get(container_id, KubeletGrant(shared=given.shared))
+        devices = dict.fromkeys((*known.devices, *given.devices))
+        self._held[container_id] = KubeletGrant(tuple(devices), known.shared)
+
     def started(self, ledger: Ledger, container_id: ContainerId, read: Callable[[], Container | None]) -> Ledger:
         """With that container running. read: dear, so only where it matters.
 

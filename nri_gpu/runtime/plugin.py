@@ -18,15 +18,15 @@ from nri_gpu.allocation.handover import expired
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
 from nri_gpu.allocation.mark import MAC_LENGTH, MARK_KEY, BadMark, Mark, mark_body, read_mark, sign, write_mark
 from nri_gpu.allocation.mps import holds_by_mps, start_fault
-from nri_gpu.allocation.promises import promised, redeemed
+from nri_gpu.allocation.promises import had_a_pod, promised, redeemed
 from nri_gpu.asking import may_ask_by_environment, needs_grant, reads_environment
 from nri_gpu.decide import BrokenPolicy, decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import Edits
-from nri_gpu.domain.gpu import Inventory, Node
-from nri_gpu.domain.kubelet import Handed
+from nri_gpu.domain.gpu import GpuUuid, Inventory, Node
+from nri_gpu.domain.kubelet import Handed, PodGiven
 from nri_gpu.domain.mps import Seat
 from nri_gpu.judge import judge_adjusted
 from nri_gpu.nri import convert, validation
@@ -34,6 +34,7 @@ from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed, Markers
 from nri_gpu.nri.status import status_of
 from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.model import Policy, Stale
+from nri_gpu.runtime.beside import Beside
 from nri_gpu.runtime.handover import Handover
 from nri_gpu.runtime.kubelet import KubeletHalf
 from nri_gpu.runtime.recorder import Nobody, Recorder
@@ -110,15 +111,15 @@ class Plugin:
     ungranted: containers that ran without what they asked for when the runtime last listed them.
     """
 
-    events = EVENTS
-
     def __init__(self, outside: Outside, policy: Policy | BrokenPolicy, key: bytes) -> None:
         self.ledger = Ledger()
         self.ungranted: frozenset[ContainerId] = frozenset()
         self.kubelet = KubeletHalf()
+        self.beside = Beside()
         self._outside = outside
         self._key = key
         self._handlers: Mapping[int, Callable[[Lifecycle], Reply]] = {
+            Event.RUN_POD_SANDBOX: self._pod_came,
             Event.START_CONTAINER: self._started,
             Event.STOP_CONTAINER: self._stopped,
             Event.REMOVE_CONTAINER: self._removed,
@@ -135,6 +136,11 @@ class Plugin:
         self._observed = 0  # number of the snapshot by which the ledger knows whose GPUs those nodes are
         self.policy = policy
 
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What it must hear of; of new sandboxes only where the kubelet is asked about them."""
+        return EVENTS if self.beside.book is None else (Event.RUN_POD_SANDBOX, *EVENTS)
+
     def create_container(self, payload: bytes) -> Reply:
         """CreateContainer: what to add to this container, or why it must not be created."""
         node = self._outside.snapshot()
@@ -143,6 +149,7 @@ class Plugin:
         self._observe(node)
         node = self.aged(node)
         container = self.kubelet.read(convert.request_from_pb(payload))
+        container = self.beside.read(container, node.inventory, self._settings().kubelet)
         now = self._outside.clock()
         ledger = self._lapsed(now)
         decision = decide(container, node, ledger, self.policy)
@@ -151,10 +158,13 @@ class Plugin:
         reply, mark = self._reply(decision)
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
         self.kubelet.decided(container, decision)
+        self.beside.decided(container, decision, self._settings().kubelet)
         self._record(container, decision, mark, node, now)
         self._commit(self._with_foreign(ledger.after(decision, now), container, decision, node))
         elapsed_s = self._outside.clock() - now
         self._outside.later(lambda: log_decision(container, decision, node, elapsed_s))
+        if container.kubelet is not None and container.kubelet.fault:
+            self._outside.later(lambda: self.beside.complain(container))
         if container.nvidia_hooks and not isinstance(decision, Pass):
             self._outside.later(lambda: self._warn_of_hooks(container))
         return reply
@@ -179,6 +189,20 @@ class Plugin:
     def kubelet_keyed(self, key: bytes) -> None:
         """What the kubelet's grants are signed with can be had."""
         self.kubelet.keyed(key, self.ledger)
+
+    def kubelet_listed(self, given: tuple[PodGiven, ...]) -> None:
+        """All that the kubelet has given to whom: promises that were forgotten, and others that are over."""
+        now = self._outside.clock()
+        before = self._lapsed(now)
+        after = self.beside.reconcile(before, given, self._settings().kubelet, now, self.kubelet.adopt)
+        gone = [id_ for id_, entry in before.entries.items() if id_ not in after.entries and had_a_pod(entry)]
+        self._commit(before)
+        self._commit(self._vacated(after, gone, now))
+
+    def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
+        """GPUs that our device plugin cannot give, since others than its pods hold them. shared: nor share them."""
+        by_others = self.beside.taken(self.ledger, self._settings().kubelet)
+        return self.kubelet.taken(self.ledger, shared=shared) | by_others
 
     def _lapsed(self, now: float) -> Ledger:
         lapsed = self.ledger.lapse(now, self._settings().ledger.created_grace_s)
@@ -236,7 +260,9 @@ class Plugin:
                 ungranted.add(item.container.id)
         self.ungranted = frozenset(ungranted)
         entries += self._not_listed(frozenset(item.container.id for item in listed), now)
-        entries += self.kubelet.listed([item.container for item in listed], self.ledger, now)
+        containers = [item.container for item in listed]
+        entries += self.kubelet.listed(containers, self.ledger, now)
+        self.beside.synchronized(containers, self._settings().kubelet, self.kubelet.adopt)
         anew = rebuilt(entries, foreign, self.ledger.leaving)
         self._commit(self._vacated(anew, self.ledger.entries, now))
         self._outside.recorder.synchronized(self.ledger)
@@ -280,7 +306,7 @@ class Plugin:
 
     def _concerns(self, payload: bytes) -> bool:
         """Whether an event can change anything: not where nobody holds, and this one asked for nothing."""
-        return bool(self.ledger.entries or self._holders or self._asks(payload))
+        return bool(self.ledger.entries or self._holders or self.beside.book or self._asks(payload))
 
     def _asks(self, payload: bytes) -> bool:
         """Whether it may ask: by annotation, or by environment, where policy lets anybody."""
@@ -361,7 +387,7 @@ class Plugin:
         if isinstance(mark, Mark):
             # Ours, but created while a Synchronize was under way: old runtimes list it in neither (1.7.24).
             return self._adopt(change, container, mark)
-        key = needs_grant(container, self.policy)
+        key = needs_grant(container, self.policy, starts=True)
         if not key:
             return EMPTY
         reason = Reason(
@@ -393,7 +419,14 @@ class Plugin:
         self._commit(self._vacated(ended, (change.container_id,), now))
         return EMPTY
 
+    def _pod_came(self, change: Lifecycle) -> Reply:
+        if self.beside.book is not None:
+            self.beside.book.came(change.pod)
+        return EMPTY
+
     def _pod_gone(self, change: Lifecycle) -> Reply:
+        if self.beside.book is not None:
+            self.beside.book.gone(change.pod_id)
         if self._holders:
             self._holders = {id_: held for id_, held in self._holders.items() if held.pod.id != change.pod_id}
         after = self.ledger.pod_gone(change.pod_id)
@@ -428,7 +461,9 @@ class Plugin:
         wanted = (node.inventory.majors.nvidia, reads_environment(self.policy))
         if wanted != self._markers_of:
             self._markers_of, self._markers = wanted, Markers.of(wanted[0], environment=wanted[1])
-        return self._markers.found_in(payload)
+        if self._markers.found_in(payload):
+            return True
+        return self.beside.book is not None and self.beside.concerns(payload, self._settings().kubelet)
 
     def aged(self, node: Node) -> Node:
         """The snapshot with its age, where that is why policy refuses; else the very same one."""

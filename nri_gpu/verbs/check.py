@@ -16,6 +16,7 @@ from nri_gpu.settings import DEFAULT_PATH, file_advice, load_policy
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.gpus import look
 from nri_gpu.verbs.guard_advice import guard_advice
+from nri_gpu.verbs.kubelet_advice import kubelet_advice
 from nri_gpu.verbs.neighbours import node_advice
 
 
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.CONFIGURATION
     ours = (*file_advice(path or DEFAULT_PATH), *advise(policy), *gpus)
-    advice = (*ours, *node_advice(policy), *guard_advice(policy))
+    advice = (*ours, *node_advice(policy), *kubelet_advice(policy), *guard_advice(policy))
     _print(args.output, [], advice, [f"{policy.source}: ok", *(f"advice: {sentence}" for sentence in advice)])
     return Exit.OK
 

@@ -10,12 +10,14 @@ from pathlib import Path
 from loguru import logger
 from msgspec import Struct
 
+from nri_gpu.domain.container import Pod
 from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.gpu import GpuUuid, Node, closure
-from nri_gpu.domain.kubelet import Handed, Standing
+from nri_gpu.domain.kubelet import Handed, PodGiven, Standing
 from nri_gpu.policy.model import KubeletSettings, Policy
 from nri_gpu.policy.stale import stale_fault
 from nri_gpu.readiness import hindrance
+from nri_gpu.runtime.beside import Book
 from nri_gpu.runtime.board import Board
 from nri_gpu.runtime.plugin import Plugin
 
@@ -54,7 +56,7 @@ class DaemonBooks(Struct, frozen=True):
 
     def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
         """GPUs that others than the kubelet's pods hold."""
-        return self.plugin.kubelet.taken(self.plugin.ledger, shared=shared)
+        return self.plugin.taken(shared=shared)
 
     def used(self) -> frozenset[GpuUuid]:
         """GPUs that anybody holds."""
@@ -67,6 +69,30 @@ class DaemonBooks(Struct, frozen=True):
     def key(self) -> bytes | None:
         """What tokens are signed with."""
         return self.plugin.kubelet.key
+
+
+class Answers(Struct, frozen=True):
+    """Where the kubelet's answers go: into the book, and of its lists into the ledger."""
+
+    book: Book
+    plugin: Plugin
+
+    def pods(self) -> tuple[Pod, ...]:
+        """Sandboxes that are there."""
+        return self.book.pods()
+
+    def answered(self, pod: Pod, given: PodGiven) -> None:
+        """What the kubelet says of one."""
+        self.book.answered(pod, given)
+
+    def tried(self) -> None:
+        """A List was answered, or was not: whoever waits for it need not any more."""
+        self.book.settled = True
+
+    def listed(self, pods: tuple[Pod, ...], given: tuple[PodGiven, ...]) -> None:
+        """What it says of all."""
+        self.book.listed(pods, given)
+        self.plugin.kubelet_listed(given)
 
 
 class KubeletKeeper:
@@ -83,6 +109,10 @@ class KubeletKeeper:
         if settings.enabled:
             plugin.kubelet.awaited = True
             board.changed = self.changed
+        self._ask: Callable[[Pod], None] = lambda _: None
+        if settings.podresources and (settings.enabled or settings.beside):
+            # Before the runtime is asked for events: those of sandboxes are among them then.
+            plugin.beside.book = Book(lambda pod: self._ask(pod), settled=False)
 
     def begin(self) -> None:
         """Before the runtime lists its containers: whose GPUs came by the kubelet is read with the tokens' key."""
@@ -112,17 +142,37 @@ class KubeletKeeper:
             RestartNeededError: the kubelet's folder is another one than this process can reach.
 
         """
-        if self._settings.enabled:
-            try:
-                await self._serve()
-            except* RestartNeededError as group:
-                raise group.exceptions[0] from None
-        await asyncio.Event().wait()
-
-    async def _serve(self) -> None:
+        book = self._plugin.beside.book
+        if not self._settings.enabled and book is None:
+            await asyncio.Event().wait()
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is an error of ours, and logged once
         # Our children are started by vfork and exec at once; gRPC's handlers for forks would only warn of them.
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                if self._settings.enabled:
+                    tasks.create_task(self._serve())
+                if book is not None:
+                    tasks.create_task(self._inquire(book))
+        except* RestartNeededError as group:
+            raise group.exceptions[0] from None
+        await asyncio.Event().wait()
+
+    async def _inquire(self, book: Book) -> None:
+        """Ask the kubelet what it gave."""
+        try:
+            from nri_gpu.kubelet.inquiry import Inquiry
+            from nri_gpu.kubelet.podresources import PodResources
+        except ImportError as error:
+            fault = f"{error}: install the kubernetes extra, pip install 'nri-gpu[kubernetes]'"
+            logger.bind(fault=fault).error("the kubelet cannot be asked what it gave")
+            book.settled = True
+            return
+        inquiry = Inquiry(PodResources(Path(self._settings.podresources)), Answers(book, self._plugin))
+        self._ask = inquiry.ask
+        await inquiry.run()
+
+    async def _serve(self) -> None:
         try:
             from nri_gpu.kubelet.endpoint import Place
             from nri_gpu.kubelet.offers import Offers
@@ -138,7 +188,10 @@ class KubeletKeeper:
             Offers(self._settings, self._books), Place(self._settings, folder_changed), self._tick, self._look_for_key
         )
         self._changed, self._standings = room.changed, room.standings
-        await room.run()
+        try:
+            await room.run()
+        except* RestartNeededError as group:
+            raise group.exceptions[0] from None
 
     def _tick(self) -> None:
         if self._books.key() is None:

@@ -39,6 +39,16 @@ GOOD: Final[dict[str, Raw]] = {
     "kubelet": {
         "kubelet": {"enabled": True, "resource": "example.com/Gpu_x.y", "mig_strategy": "mixed", "replicas": 64}
     },
+    "beside others": {
+        "kubelet": {
+            "podresources": "",
+            "inject_for": ["nvidia.com/gpu", "nvidia.com/mig-*"],
+            "reservations": ["kai-resource-reservation"],
+        }
+    },
+    "beside others, with a resource of our own": {
+        "kubelet": {"enabled": True, "resource": "example.com/gpu", "inject_for": ["nvidia.com/*"]}
+    },
     "kubelet's pool": {"kubelet": {"pool": "a", "registration": "watcher"}, "pool": [{"name": "a", "device": ["0"]}]},
     "rules": {
         "rule": [
@@ -190,6 +200,8 @@ BAD: Final[dict[str, tuple[Raw, str, str]]] = {
     "resource without a prefix": ({"kubelet": {"resource": "gpu"}}, "kubelet.resource", "a resource such as"),
     "resource of Kubernetes' own": ({"kubelet": {"resource": "x.kubernetes.io/gpu"}}, "kubelet.resource", "a resource"),
     "long resource": ({"kubelet": {"resource": "a.b/" + "c" * 37}}, "kubelet.resource", "over the limit of 40"),
+    "no resource to inject for": ({"kubelet": {"inject_for": ["gpu"]}}, "kubelet.inject_for[0]", "a resource such as"),
+    "socket that is no path": ({"kubelet": {"podresources": "x"}}, "kubelet.podresources", "empty or an absolute path"),
     "no replica": ({"kubelet": {"replicas": 0}}, "kubelet.replicas", "must be 1 to 64"),
     "table for a number": ({"inventory": {"refresh_s": {}}}, "inventory.refresh_s", "not a table"),
 }

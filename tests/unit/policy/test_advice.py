@@ -33,6 +33,10 @@ QUIET: dict[str, Raw] = {
         "pool": [{"name": "a", "device": ["0"], "namespaces": ["a"]}, {"name": "b", "device": ["1"]}],
         "rule": [{"namespace": "b", "allow": True, "pool": "b"}],
     },
+    "beside NVIDIA's device plugin": {
+        "namespaces": {"allow": ["a"]},
+        "kubelet": {"inject_for": ["nvidia.com/gpu"], "reservations": ["kai-resource-reservation"]},
+    },
     "a stage that is not public": {"namespaces": {"allow": ["a"]}, "driver": {"stage_dir": "/tmpfs/stage"}},
 }
 
@@ -136,6 +140,22 @@ ADVICE: dict[str, tuple[Raw, str]] = {
     ),
     "a pool for nobody": ({"pool": [{"name": "a", "device": ["0"]}]}, 'pool[0] "a" is for nobody'),
     "environment": ({"environment": {"may_ask": ["x"]}}, "makes every image with NVIDIA_VISIBLE_DEVICES ask"),
+    "beside others, and the kubelet not asked": (
+        {"kubelet": {"inject_for": ["nvidia.com/gpu"], "podresources": ""}},
+        "need kubelet.podresources",
+    ),
+    "beside others, and the environment a request": (
+        {"kubelet": {"inject_for": ["nvidia.com/gpu"]}, "environment": {"may_ask": ["a"]}},
+        "environment.may_ask changes little beside kubelet.inject_for",
+    ),
+    "reservations of nobody's": (
+        {"kubelet": {"reservations": ["kai"]}},
+        "kubelet.reservations needs kubelet.inject_for",
+    ),
+    "reservations anywhere": (
+        {"kubelet": {"enabled": True, "reservations": ["*"]}},
+        'kubelet.reservations has "*"',
+    ),
     "all, of nobody": ({"environment": {"may_ask_all": True}}, "environment.may_ask lists no namespace"),
     "all, of everybody": (
         {"environment": {"may_ask": ["*"], "may_ask_all": True}},

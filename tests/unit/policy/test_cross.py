@@ -32,6 +32,16 @@ CROSS: dict[str, tuple[Raw, str, str]] = {
         'no pool is called "bgi" (did you mean "big"?)',
     ),
     "a pool where there is none": ({"rule": [{"allow": True, "pool": "x"}]}, "rule[0].pool[0]", "there is no [[pool]]"),
+    "our own resource injected for others": (
+        {"kubelet": {"enabled": True, "inject_for": ["nvidia.com/*"]}},
+        "kubelet.inject_for[0]",
+        "takes nvidia.com/gpu, which nri-gpu offers to the kubelet itself",
+    ),
+    "our own MIG resources injected for others": (
+        {"kubelet": {"enabled": True, "mig_strategy": "mixed", "inject_for": ["a.b/c", "nvidia.com/mig-*"]}},
+        "kubelet.inject_for[1]",
+        "takes nvidia.com/mig-1g.10gb",
+    ),
     "unknown pool for the kubelet": ({"pool": [POOL], "kubelet": {"pool": "bgi"}}, "kubelet.pool", 'mean "big"?'),
     "pools of one name": ({"pool": [POOL, POOL]}, "pool[1].name", '"big" is the name of pool[0] already'),
     "rules of one name": (

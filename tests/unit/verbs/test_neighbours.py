@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nri_gpu.policy.model import Disarm, EnvironmentSettings, Policy, VisibleDevices
+import pytest
+
+from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.model import (
+    Disarm,
+    DriverSettings,
+    EnvironmentSettings,
+    KubeletSettings,
+    Policy,
+    VisibleDevices,
+)
 from nri_gpu.verbs.neighbours import node_advice
+from tests.unit.host.test_others import listen
+from tests.unit.runtime.conftest import folder as folder
 
 IDLE = EnvironmentSettings(visible_devices=VisibleDevices.VOID, disarm=Disarm.ALL)
 
@@ -32,6 +44,57 @@ def test_specifications_with_hooks(tmp_path: Path) -> None:
     (only,) = node_advice(Policy(environment=IDLE), tmp_path)
     assert "(/etc/cdi/0.yaml, /etc/cdi/1.yaml, /etc/cdi/2.yaml and 2 more)" in only
     assert "nri-gpu cdi generate" in only
+
+
+THEIRS = KubeletSettings(enabled=True, resource="example.com/gpu", inject_for=Globs(("nvidia.com/*",)))
+
+
+@pytest.fixture
+def plugin(folder: Path) -> Path:
+    """A node with NVIDIA's device plugin."""
+    listen(folder / "var/lib/kubelet/device-plugins/nvidia-gpu.sock")
+    return folder
+
+
+def test_nvidias_device_plugin_that_nobody_injects_for(plugin: Path) -> None:
+    (only,) = node_advice(Policy(), plugin)
+    assert "serves nvidia.com/gpu (/var/lib/kubelet/device-plugins/nvidia-gpu.sock)" in only
+    assert 'kubelet.inject_for = ["nvidia.com/gpu"]' in only
+    assert node_advice(Policy(kubelet=THEIRS), plugin) == ()
+
+
+def test_nvidias_device_plugin_of_our_name(plugin: Path) -> None:
+    (only,) = node_advice(Policy(kubelet=KubeletSettings(enabled=True)), plugin)
+    assert "set kubelet.resource to another name" in only
+
+
+def test_nvidias_device_plugin_by_cdi(plugin: Path) -> None:
+    install(plugin, "var/run/cdi/dp.json", text='{"kind": "k8s.device-plugin.nvidia.com/gpu"}')
+    (only,) = node_advice(Policy(), plugin)
+    assert "by CDI: its containers count as served by others" in only
+
+
+def test_a_disarmed_variable_of_the_device_plugins(plugin: Path) -> None:
+    _, taken = node_advice(Policy(environment=IDLE), plugin)
+    assert "takes from NVIDIA's device plugin the variable" in taken
+    assert node_advice(Policy(environment=IDLE, kubelet=THEIRS), plugin) == ()
+
+
+def test_the_gpu_operator_and_its_driver(tmp_path: Path) -> None:
+    install(tmp_path, "run/nvidia/validations/driver-ready", "run/nvidia/driver/usr/bin/nvidia-smi")
+    driver, operator = node_advice(Policy(), tmp_path)
+    assert "set driver.root to that" in driver
+    assert "/run/nvidia/driver" in driver
+    assert "docs/kubernetes.md" in operator
+    placed = Policy(driver=DriverSettings(root="/run/nvidia/driver"))
+    assert node_advice(placed, tmp_path) == (operator,)
+
+
+def test_a_dra_driver(tmp_path: Path) -> None:
+    (tmp_path / "var/lib/kubelet/plugins/gpu.nvidia.com").mkdir(parents=True)
+    (only,) = node_advice(Policy(), tmp_path)
+    assert "DRA driver serves claims" in only
+    assert "[[pool]]" in only
 
 
 def test_a_node_without_any(tmp_path: Path) -> None:

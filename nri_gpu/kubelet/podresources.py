@@ -1,0 +1,123 @@
+"""The kubelet's PodResources, asked over its socket: which devices it gave to which container."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from nri_gpu._pb import podresources_pb2 as pb
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.kubelet import ContainerGiven, Handed, PodGiven
+
+GET_TIMEOUT_S: Final = 1.0
+LIST_TIMEOUT_S: Final = 2.0
+RECEIVE_MAX: Final = 16 << 20  # bytes; gRPC's own limit of 4 MiB is less than a full node's list can have
+SERVICE: Final = "/v1.PodResourcesLister"
+SHOWN_MAX: Final = 300  # characters of somebody else's error
+# kubernetes: pkg/kubelet/apis/podresources/server_v1.go; both come as code UNKNOWN.
+NO_GET: Final = "Get method disabled"
+NOT_FOUND: Final = "not found"
+
+
+class PodResourcesError(NriGpuError):
+    """Why the kubelet did not answer."""
+
+
+class PodResources:
+    """A client. Connects when it is first asked; lives as long as its socket."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self._channel: Any = None
+        self._gets = True  # whether this kubelet answers Get
+
+    async def get(self, namespace: str, name: str) -> PodGiven:
+        """One pod; with no containers where the kubelet has no such pod. Raises: PodResourcesError."""
+        if self._gets:
+            request = pb.GetPodResourcesRequest(pod_name=name, pod_namespace=namespace)
+            try:
+                answer = await self._call("Get", request, pb.GetPodResourcesResponse, GET_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                details = str(error.details())
+                if error.code() is grpc.StatusCode.NOT_FOUND or NOT_FOUND in details:
+                    return PodGiven(namespace, name)
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED and NO_GET not in details:
+                    raise await self._failed(error) from None
+                self._gets = False  # until the next connection
+            else:
+                given = _pod(answer.pod_resources)
+                # Another pod than the one that was asked for is no answer.
+                return given if (given.namespace, given.name) == (namespace, name) else PodGiven(namespace, name)
+        listed = [pod for pod in await self.list() if (pod.namespace, pod.name) == (namespace, name)]
+        if len(listed) > 1:
+            raise PodResourcesError(f"the kubelet lists pod {namespace}/{name} twice, the old one and the new")
+        return listed[0] if listed else PodGiven(namespace, name)
+
+    async def list(self) -> tuple[PodGiven, ...]:
+        """All pods; before Kubernetes 1.34 finished ones too. Raises: PodResourcesError."""
+        try:
+            answer = await self._call("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse, LIST_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise await self._failed(error) from None
+        return tuple(_pod(each) for each in answer.pod_resources)
+
+    async def allocatable(self) -> Mapping[str, tuple[str, ...]]:
+        """Resource -> ids that the kubelet may give at all, whoever has them. Raises: PodResourcesError."""
+        request = pb.AllocatableResourcesRequest()
+        try:
+            answer = await self._call(
+                "GetAllocatableResources", request, pb.AllocatableResourcesResponse, LIST_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise await self._failed(error) from None
+        found: dict[str, tuple[str, ...]] = {}
+        for each in answer.devices:
+            found[each.resource_name] = (*found.get(each.resource_name, ()), *each.device_ids)
+        return found
+
+    async def close(self) -> None:
+        """End the connection; the next question makes another."""
+        channel, self._channel, self._gets = self._channel, None, True
+        if channel is not None:
+            with contextlib.suppress(Exception):
+                await channel.close()
+
+    async def _call(self, method: str, request: Any, reply: Any, timeout_s: float) -> Any:  # noqa: ANN401
+        if self._channel is None:
+            if not self.socket.is_socket():  # gRPC would go on trying to connect, and says less of why
+                raise PodResourcesError(f"there is no socket {self.socket}: the kubelet makes it at its start")
+            options = (
+                ("grpc.max_receive_message_length", RECEIVE_MAX),
+                ("grpc.enable_retries", 0),
+                # Else a new channel inherits the back-off of the one before it, to a socket that has gone.
+                ("grpc.use_local_subchannel_pool", 1),
+            )
+            self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=options)
+        unary = self._channel.unary_unary(
+            f"{SERVICE}/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=reply.FromString,
+        )
+        return await unary(request, timeout=timeout_s)
+
+    async def _failed(self, error: Any) -> PodResourcesError:  # noqa: ANN401 - grpc has no types
+        await self.close()  # a kubelet that was restarted listens on another socket of the same name
+        what = " ".join(str(error.details()).split())[:SHOWN_MAX]
+        return PodResourcesError(
+            f"the kubelet does not answer at {self.socket}: {error.code().name}: {ascii(what)[1:-1]}"
+        )
+
+
+def _pod(pod: pb.PodResources) -> PodGiven:
+    return PodGiven(pod.namespace, pod.name, tuple(_container(each) for each in pod.containers))
+
+
+def _container(container: pb.ContainerResources) -> ContainerGiven:
+    # One entry for each NUMA node, so that a resource can come several times.
+    devices = {Handed(each.resource_name, id_): None for each in container.devices for id_ in each.device_ids}
+    return ContainerGiven(container.name, tuple(devices))

@@ -1,0 +1,199 @@
+"""No NVIDIA_VISIBLE_DEVICES grants a GPU that the kubelet does not list, and nothing runs two pods on one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.beside import Told, given_beside
+from nri_gpu.decide import decide
+from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.decision import Inject
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.kubelet import ContainerGiven, Handed, PodGiven
+from nri_gpu.kubelet.books import AllocationError
+from nri_gpu.policy.model import Policy
+from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE
+from tests.support.builders import container, gpu, mig_gpu, mig_uuid, node, pod, uuid
+from tests.unit.kubelet.beside import OURS, RESERVED, SHARING, Beside, of_plugin
+from tests.unit.kubelet.station import GPU, again, from_kubelet
+
+NODE = node([mig_gpu(0), *(gpu(index) for index in range(1, 4))])
+UNITS = [*(uuid(index) for index in range(4)), mig_uuid(0), mig_uuid(0, 1)]
+NAMES = st.sampled_from([*UNITS, "0", "1", "3", "9", "0:0", "0:1", "all", "none", "void", "", "nvidia.com/gpu=1", "é"])
+VALUES = st.one_of(
+    st.lists(NAMES, max_size=4).map(",".join),
+    st.lists(NAMES, max_size=3).map(" , ".join),
+    st.just(MOUNTED_NAMES),
+    st.text(max_size=20),
+)
+IDS = st.sampled_from([*UNITS, f"{uuid(1)}::0", f"{uuid(1)}::1", f"{mig_uuid(0)}::0", "GPU-of-nobody"])
+DEVICES = st.lists(
+    st.builds(Handed, st.sampled_from([GPU, "nvidia.com/mig-1g.5gb", OURS, "amd.com/gpu"]), IDS),
+    max_size=3,
+    unique=True,
+).map(tuple)
+LISTED = st.lists(
+    st.builds(ContainerGiven, st.sampled_from(["main", "side"]), DEVICES), max_size=2, unique_by=lambda each: each.name
+).map(lambda each: PodGiven("ml", "train", tuple(each)))
+RESERVATIONS = st.dictionaries(st.sampled_from(UNITS), st.frozensets(st.sampled_from(["g1", "g2"])), max_size=3)
+LABELS = st.dictionaries(
+    st.sampled_from(["runai-gpu-group", "runai-gpu-group/g1", "app"]), st.sampled_from(["g1", "g2", ""]), max_size=2
+)
+MOUNTS = st.frozensets(st.sampled_from(UNITS).map(lambda each: f"{MOUNTED_NAMES}/{each}"), max_size=2)
+
+
+@given(
+    value=st.none() | VALUES,
+    mounts=MOUNTS,
+    told=st.builds(Told, st.none() | LISTED, RESERVATIONS),
+    labels=LABELS,
+    claim=st.sampled_from([None, "all", "1", "2;mode=shared", "none", "all;capabilities=utility", "device=0"]),
+    namespace=st.sampled_from(["ml", RESERVED]),
+)
+def test_nothing_is_granted_that_the_kubelet_does_not_list(
+    value: str | None, mounts: frozenset[str], told: Told, labels: dict[str, str], claim: str | None, namespace: str
+) -> None:
+    of = container(
+        of=pod(claim=claim, labels=labels, namespace=namespace),
+        env={} if value is None else {VARIABLE: value},
+        mounts=mounts,
+    )
+    found = given_beside(of, told, NODE.inventory, SHARING)
+    granted = frozenset(each.uuid for each in found.devices) if found else frozenset[GpuUuid]()
+    listed = (told.pod.container("main") or told.pod).devices if told.pod else ()
+    own = {each.uuid for each in listed if each.resource.startswith("nvidia.com/")}
+    groups = set(labels.values())
+    lent = {each for each, of_whom in told.reserved.items() if of_whom & groups}
+    assert granted <= own or granted <= lent
+
+    decision = decide(replace(of, kubelet=found), NODE, Ledger(), replace(Policy.default(), kubelet=SHARING))
+    # An annotation by itself is a request like any other; beside what was given it only shapes.
+    if isinstance(decision, Inject) and found is not None and (claim is None or found.devices):
+        assert set(decision.grant.uuids) <= own | lent
+    if found is not None and (found.fault or found.waits):
+        assert not isinstance(decision, Inject)
+
+
+class BothKinds(RuleBasedStateMachine):
+    """NVIDIA's device plugin and ours on one kubelet, and annotations. `theirs`: what theirs gave, by pod."""
+
+    pods = Bundle("pods")
+    made = Bundle("made")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.node = Beside()
+        self.node.put_gpus([gpu(index) for index in range(3)])
+        self.alive: dict[ContainerId, tuple[Container, bool]] = {}
+        self.grants: dict[ContainerId, tuple[GpuUuid, ...]] = {}
+        self.handed: dict[str, tuple[str, frozenset[str], Container]] = {}
+        self.number = 0
+
+    @rule(target=pods, number=st.integers(1, 2), resource=st.sampled_from([GPU, OURS]), data=st.data())
+    def admit(self, number: int, resource: str, data: Any) -> str:  # noqa: ANN401 - hypothesis'
+        """Each plugin's devices are the kubelet's to give, whatever became of the other's."""
+        self.number += 1
+        name = f"pod-{self.number}"
+        used = {id_ for of_what, ids, _ in self.handed.values() if of_what == resource for id_ in ids}
+        free = [uuid(index) for index in range(3) if uuid(index) not in used]
+        if len(free) < number:
+            return name
+        ids = data.draw(st.permutations(free))[:number]
+        of = replace(of_plugin(pod=name), env={VARIABLE: ",".join(ids)})
+        if resource == OURS:
+            try:
+                (annotations,) = self.node.offers.allocate(OURS, [ids])
+            except AllocationError:
+                return name
+            of = from_kubelet(annotations, pod=name)
+        self.node.give(of, ids, resource)
+        self.handed[name] = (resource, frozenset(ids), of)
+        self.node.came(of)
+        return name
+
+    @rule()
+    def answer(self) -> None:
+        self.node.answer()
+
+    @rule()
+    def list(self) -> None:
+        self.node.ask_all()
+
+    @rule(target=made, pod=pods)
+    def create_of_kubelet(self, pod: str) -> Container:
+        return self._create(self.handed[pod][2] if pod in self.handed else of_plugin(pod=pod), self.handed.get(pod))
+
+    @rule(target=made, index=st.integers(0, 2), claim=st.sampled_from(["1", "all", "device=0"]))
+    def create_by_annotation(self, index: int, claim: str) -> Container:
+        return self._create(container(claim, of=f"local-{index}"), None)
+
+    @rule(target=made, index=st.integers(0, 2))
+    def create_by_hand(self, index: int) -> Container:
+        """Somebody writes the variable who was given nothing."""
+        of = of_plugin(index, pod=f"forger-{index}")
+        self.node.give(of, [])
+        made = self._create(of, None)
+        assert not self.grants.get(made.id)
+        return made
+
+    def _create(self, of: Container, handed: tuple[str, frozenset[str], Container] | None) -> Container:
+        self.number += 1
+        of = again(of, self.number)
+        got = self.node.create(of)
+        if isinstance(got, tuple):
+            assert handed is None or set(got) == handed[1]
+            self.alive[of.id], self.grants[of.id] = (of, False), got
+        return of
+
+    @rule(of=made)
+    def start(self, of: Container) -> None:
+        if of.id in self.alive and not self.alive[of.id][1] and self.node.start(of):
+            self.alive[of.id] = (of, True)
+
+    @rule(of=made)
+    def stop(self, of: Container) -> None:
+        if of.id in self.alive:
+            self.node.stop(of)
+            del self.alive[of.id]
+
+    @rule(pod=pods)
+    def end_pod(self, pod: str) -> None:
+        for of, _ in [each for each in self.alive.values() if each[0].pod.name == pod]:
+            self.stop(of)
+        self.node.over(container(of=pod))
+        self.handed.pop(pod, None)
+
+    @rule()
+    def restart(self) -> None:
+        kept = {id_: each for id_, each in self.alive.items() if id_ in self.node.marks}
+        self.node.restarted(kept)
+
+    @rule(seconds=st.sampled_from([1, 61, 2000]))
+    def wait(self, seconds: int) -> None:
+        self.node.clock.now += seconds
+
+    @invariant()
+    def nobody_shares_what_is_exclusive(self) -> None:
+        on: dict[GpuUuid, set[str]] = {}
+        for id_, (of, runs) in self.alive.items():
+            if runs:
+                for each in self.grants[id_]:
+                    on.setdefault(each, set()).add(of.pod.uid)
+        assert all(len(holders) == 1 for holders in on.values()), on
+
+    @invariant()
+    def what_others_run_on_is_not_offered(self) -> None:
+        healthy = {device.id for device in self.node.offers.devices(OURS) if not device.why}
+        for id_, (of, runs) in self.alive.items():
+            handed = self.handed.get(of.pod.name)
+            if runs and self.grants[id_] and (handed is None or handed[0] == GPU):
+                assert healthy.isdisjoint(self.grants[id_])
+
+
+TestBothKinds = BothKinds.TestCase

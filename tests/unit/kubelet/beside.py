@@ -1,0 +1,100 @@
+"""A node where others' device plugins give GPUs too, without sockets: the kubelet's word is put in by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.domain.container import Container, Pod
+from nri_gpu.domain.kubelet import ContainerGiven, Handed, PodGiven
+from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.model import KubeletSettings, Policy
+from nri_gpu.request.environment import VARIABLE
+from nri_gpu.runtime.beside import Book
+from nri_gpu.verbs.kubelet_keeper import Answers
+from tests.support import builders
+from tests.support.builders import uuid
+from tests.unit.kubelet.station import GPU, Halves
+
+RESERVED = "kai-resource-reservation"
+OURS = "example.com/gpu"
+THEIRS = KubeletSettings(enabled=True, resource=OURS, inject_for=Globs(("nvidia.com/*",)))
+SHARING = replace(THEIRS, reservations=Globs((RESERVED,)))
+
+
+class Beside(Halves):
+    """asked: sandboxes that the kubelet is to be asked about. listed: what it lists."""
+
+    def __init__(self, settings: KubeletSettings = THEIRS) -> None:
+        self.asked: list[Pod] = []
+        self.listed: dict[tuple[str, str], PodGiven] = {}
+        super().__init__(replace(Policy.default(), kubelet=settings))
+
+    def restart_daemon(self) -> None:
+        super().restart_daemon()
+        self.asked.clear()
+        self.book = Book(self.asked.append)
+        self.plugin.beside.book = self.book
+
+    def came(self, of: Container | Pod) -> None:
+        """Its sandbox is made, as the runtime tells it."""
+        pod = of.pod if isinstance(of, Container) else of
+        message = pb.StateChangeEvent(event=pb.RUN_POD_SANDBOX, pod=builders.pod_message(pod))
+        assert self.plugin.state_change(message.SerializeToString()) == b""
+
+    def give(self, of: Container, ids: Sequence[str], resource: str = GPU) -> None:
+        """What the kubelet lists from now on; it was told to nobody yet."""
+        key = (of.pod.namespace, of.pod.name)
+        others = [each for each in self.listed.get(key, PodGiven(*key)).containers if each.name != of.name]
+        known = self.listed.get(key, PodGiven(*key)).container(of.name)
+        devices = (*(known.devices if known else ()), *(Handed(resource, id_) for id_ in ids))
+        self.listed[key] = PodGiven(*key, (*others, ContainerGiven(of.name, devices)))
+
+    def answer(self) -> None:
+        """Every question that waits."""
+        for pod in self.asked:
+            key = (pod.namespace, pod.name)
+            self.book.answered(pod, self.listed.get(key, PodGiven(*key, (ContainerGiven("main"),))))
+        self.asked.clear()
+
+    def ask_all(self) -> None:
+        """A List, of all."""
+        answers = Answers(self.book, self.plugin)
+        answers.listed(self.book.pods(), tuple(self.listed.values()))
+        answers.tried()
+
+    def over(self, of: Container) -> None:
+        """The pod is gone."""
+        self.end_pod(of)
+        self.listed.pop((of.pod.namespace, of.pod.name), None)
+
+    def admitted(self, of: Container, ids: Sequence[str], resource: str = GPU) -> None:
+        """The whole way up to CreateContainer."""
+        self.give(of, ids, resource)
+        self.came(of)
+        self.answer()
+
+
+def of_plugin(*indices: int, pod: str = "train", claim: str | None = None, **fields: object) -> Container:
+    """A container as NVIDIA's device plugin leaves it, with deviceListStrategy=envvar."""
+    env = {VARIABLE: ",".join(uuid(index) for index in indices)}
+    return replace(builders.container(claim, of=pod), **{"env": env, **fields})
+
+
+def reply_of(halves: Halves, of: Container) -> pb.CreateContainerResponse:
+    reply = halves.plugin.create_container(builders.create_payload(of))
+    assert isinstance(reply, bytes), reply
+    return pb.CreateContainerResponse.FromString(reply)
+
+
+def env_of(reply: pb.CreateContainerResponse) -> Mapping[str, str]:
+    return {each.key: each.value for each in reply.adjust.env}
+
+
+def nodes_of(reply: pb.CreateContainerResponse) -> set[str]:
+    return {each.path for each in reply.adjust.linux.devices}
+
+
+__all__ = ["OURS", "RESERVED", "SHARING", "THEIRS", "Beside", "env_of", "nodes_of", "of_plugin", "reply_of"]
