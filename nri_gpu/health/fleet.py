@@ -111,8 +111,7 @@ class Fleet(Struct, frozen=True):
     def dressed(self, inventory: Inventory, rules: Rules) -> Inventory:
         """The inventory with what is known here: health, who cannot be granted because of it, and who is missed."""
         gpus = tuple(self._dressed(gpu, rules) for gpu in inventory.gpus)
-        names = {id(fault): uuid for uuid, fault in _blamed(self._missing(inventory), inventory.faults).items()}
-        faults = tuple(replace(fault, uuid=names.get(id(fault), fault.uuid)) for fault in inventory.faults)
+        faults = self._faults(inventory, rules)
         same = gpus == inventory.gpus and faults == inventory.faults
         return inventory if same else replace(inventory, gpus=gpus, faults=faults)
 
@@ -160,6 +159,20 @@ class Fleet(Struct, frozen=True):
         present = {gpu.uuid for gpu in inventory.gpus}
         known = self.records.items()
         return {uuid: record for uuid, record in known if uuid.startswith(WHOLE) and uuid not in present}
+
+    def _faults(self, inventory: Inventory, rules: Rules) -> tuple[GpuFault, ...]:
+        """With the names of those that are missed, and with those that NVML says nothing of."""
+        missing = self._missing(inventory)
+        names = {id(fault): uuid for uuid, fault in _blamed(missing, inventory.faults).items()}
+        found = []
+        for fault in inventory.faults:
+            uuid = names.get(id(fault))
+            why = _unavailable(missing.pop(uuid).health, rules) if uuid else ""
+            found.append(replace(fault, uuid=uuid or fault.uuid, reason=why or fault.reason))
+        for uuid, record in missing.items():
+            if record.place and (why := _unavailable(record.health, rules)):
+                found.append(GpuFault(int(record.place), why, sign=Sign.LOST, uuid=uuid, pci_bus_id=record.bus_id))
+        return tuple(found)
 
     def _with(self, signals: Mapping[GpuUuid, tuple[Signal, str]], now: Moment) -> tuple[Fleet, tuple[Change, ...]]:
         if not signals:

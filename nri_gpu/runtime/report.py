@@ -11,7 +11,7 @@ from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase, Usage
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.gpu import MigPart, Node, Unit, whole
+from nri_gpu.domain.gpu import GpuFault, MigPart, Node, Unit, health_of, whole
 
 STATUS_SCHEMA: Final = "nri-gpu/status/v1"
 
@@ -76,6 +76,7 @@ def status_json(view: View) -> dict[str, Any]:
         },
         "policy": {"source": view.policy_source, "fault": view.policy_fault},
         "gpus": [_unit_json(unit, usage.get(unit.uuid), view) for unit in node.inventory.units],
+        "missed": [_fault_json(fault) for fault in node.inventory.faults],
         "gone": [_holder_json(entry, view) for entry in _of_gone_gpus(view)],
     }
 
@@ -96,6 +97,11 @@ def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:
     }
 
 
+def _fault_json(fault: GpuFault) -> dict[str, Any]:
+    """A GPU that cannot be described. uuid, pci_bus_id: empty where they are not known."""
+    return {"index": fault.index, "uuid": fault.uuid, "pci_bus_id": fault.pci_bus_id, "reason": fault.reason}
+
+
 def _leaver_json(leaver: Leaver, view: View) -> dict[str, Any]:
     return {
         "pod": leaver.pod,
@@ -107,9 +113,8 @@ def _leaver_json(leaver: Leaver, view: View) -> dict[str, Any]:
 
 
 def health_json(unit: Unit) -> dict[str, Any]:
-    """Of a GPU, or of the one that a MIG device is part of. since_s: null for one that always was as it is."""
-    gpu = whole(unit)
-    health = gpu.health
+    """Of a GPU, or of a MIG device, which is never better. since_s: null for one that always was as it is."""
+    gpu, health = whole(unit), health_of(unit)
     return {
         "state": health.state.value,
         "since_s": health.since or None,

@@ -76,6 +76,7 @@ def to_text(said: Mapping[str, Any], now: float) -> str:
         lines.append(
             f"from the last snapshot, {ago(node['inventory_age_s'] or 0)} old: the driver has not answered yet"
         )
+    lines += [f"GPU {each['index']} cannot be described: {each['reason']}" for each in said.get("missed", [])]
     for holder in said["gone"]:
         lines.append(f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder['gpu_uuids'])}")
     return "\n".join([*lines, *health_lines(said["gpus"], now), *faults(said)])

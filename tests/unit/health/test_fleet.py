@@ -243,6 +243,15 @@ def test_who_is_missed_has_its_name_in_the_inventory() -> None:
     assert fleet.dressed(fleet.dressed(shown, RULES), RULES) == fleet.dressed(shown, RULES)
 
 
+def test_so_has_one_that_nvml_says_nothing_of_since_when_and_why() -> None:
+    fleet = looked(Fleet(), 0).looked(look(()), RULES, at(10), held(UUIDS[1]))[0]
+    (fault,) = fleet.dressed(look(()), RULES).faults
+    assert (fault.index, fault.uuid, fault.sign) == (1, UUIDS[1], Sign.LOST)
+    assert fault.reason == "bad since 2023-11-14 22:13:30 UTC: GPU is lost: NVML does not list it any more"
+    assert fleet.dressed(fleet.dressed(look(()), RULES), RULES) == fleet.dressed(look(()), RULES)
+    assert fleet.dressed(WELL, RULES).faults == ()
+
+
 def test_a_gpu_that_is_listed_as_lost_recovers() -> None:
     words = "GPU is lost (played by the topology file)"
     lost = look((), (Sign.LOST,))
