@@ -85,7 +85,8 @@ class HealthKeeper:
         self._moment = moment or _moment
         self._fleet = load_fleet(place.file)
         self._seen: Inventory | None = None  # as the source told it
-        self._script: tuple[ScriptedEvent, ...] | None = None
+        self._played: set[ScriptedEvent] = set()
+        self._first_look_s: float | None = None  # on the loop's clock
         self._judged_for: frozenset[str] | None = None  # what was held at the last look
         self._changed = asyncio.Event()
         self._stops = Stops(self._changed.set)
@@ -203,12 +204,14 @@ class HealthKeeper:
                 yield gpu
 
     def _play(self, script: tuple[ScriptedEvent, ...]) -> None:
-        """Start a simulated node's events, once."""
-        if self._script is not None or not self._place.simulated:
+        """Start a simulated node's events, each once: those that the file has from the beginning, and those it gets."""
+        if not self._place.simulated:
             return
-        self._script = script
-        for event in script:
-            asyncio.get_running_loop().call_later(event.at_s, self._happen, event)
+        loop = asyncio.get_running_loop()
+        self._first_look_s = loop.time() if self._first_look_s is None else self._first_look_s
+        for event in set(script) - self._played:
+            loop.call_at(self._first_look_s + event.at_s, self._happen, event)
+        self._played |= set(script)
 
     def _happen(self, event: ScriptedEvent) -> None:
         for gpu in self._seen.gpus if self._seen else ():
