@@ -60,10 +60,10 @@ def _consistent(inventory: Inventory) -> None:
     gpus, parts = inventory.gpus, inventory.parts
     indices = [gpu.index for gpu in gpus]
     for what, values in (
-        ("UUID", [*(unit.uuid for unit in inventory.units), *filter(None, (each.uuid for each in inventory.faults))]),
+        ("UUID", [*(unit.uuid for unit in inventory.units), *(each.uuid for each in inventory.faults if each.uuid)]),
         ("index", [*indices, *(fault.index for fault in inventory.faults)]),
         ("minor", [gpu.minor_number for gpu in gpus]),
-        ("bus id", [gpu.pci_bus_id for gpu in gpus]),
+        ("bus id", [each.pci_bus_id for each in (*gpus, *inventory.faults) if each.pci_bus_id]),
         ("MIG index", [part.place for part in parts]),
         (
             "MIG instance",
