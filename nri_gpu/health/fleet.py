@@ -17,6 +17,7 @@ from nri_gpu.health.table import TROUBLE, Signal, after
 LONG_AGO: Final = float("-inf")
 ODDITIES: Final = frozenset({Signal.ODD, Signal.ODD_RESTED})
 NOBODY: Final[frozenset[str]] = frozenset()
+MISSED_MAX: Final = 256  # more than a machine has had in one boot
 WHOLE: Final = "GPU-"  # how the UUID of a whole GPU begins
 
 Shown = tuple[tuple[Sign, ...], str]  # signs, and what NVML said where they are of a call that failed
@@ -149,6 +150,9 @@ class Fleet(Struct, frozen=True):
                 missed[uuid] = ((Sign.LOST,), GONE)
             elif held is None:
                 missed[uuid] = ((), "")
+        if len(missed) > MISSED_MAX:
+            newest = sorted(missed, key=lambda uuid: missing[uuid].trouble_s)[-MISSED_MAX:]
+            missed = {uuid: missed[uuid] for uuid in newest}
         records |= {uuid: missing[uuid] for uuid in missed}
         parts = {part for record in records.values() for part in record.units}
         records |= {uuid: record for uuid, record in self.records.items() if uuid in parts}

@@ -252,6 +252,15 @@ def test_so_has_one_that_nvml_says_nothing_of_since_when_and_why() -> None:
     assert fleet.dressed(WELL, RULES).faults == ()
 
 
+def test_a_driver_that_makes_up_names_fills_no_memory() -> None:
+    fleet = Fleet()
+    for number in range(1000):
+        made_up = replace(look((Sign.LOST,)).gpus[0], uuid=f"GPU-{number:08x}-0000-4000-8000-000000000000")
+        fleet = looked(fleet, number, replace(WELL, gpus=(made_up,)))
+    assert len(fleet.records) == 257
+    assert made_up.uuid in fleet.records
+
+
 def test_a_gpu_that_is_listed_as_lost_recovers() -> None:
     words = "GPU is lost (played by the topology file)"
     lost = look((), (Sign.LOST,))
