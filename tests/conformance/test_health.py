@@ -16,7 +16,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
-from tests.support.nvml import FakeGpu, build_fake_nvml, happen
+from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, happen
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
@@ -230,3 +230,22 @@ def test_nvml_tells_of_a_held_gpu_while_creates_go_on(node: Containerd, tmp_path
         node.cri.run(node.cri.run_pod(), SLEEP)
         assert states(daemon)[0] == states(daemon)[2] == "healthy"
         wait_for("GPU 1 to recover", lambda: states(daemon)[1] == "healthy", 30)
+
+
+def test_an_event_process_that_has_lost_its_mind_costs_nobody_anything(node: Containerd, tmp_path: Path) -> None:
+    """The driver's library writes into it what it likes: it is ended, and the daemon is not."""
+    mad = [Act("nvmlEventSetWait_v2", "garble")]
+    gpus = [FakeGpu(uuid=uuid) for uuid in UUIDS]
+    root = build_fake_nvml(make_driver_root(tmp_path / "driver"), gpus, mad)
+    rules = policy(tmp_path, node, events="all")
+    with NriGpu(Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root, policy=rules)) as daemon:
+        daemon.wait_ready()
+        pid = daemon.pid
+        daemon.wait_logged("talked nonsense after nvmlEventSetWait_v2")
+        node.cri.run(node.cri.run_pod(), SLEEP)
+        configure(root, gpus)
+        daemon.wait_logged("listening for errors of gpus again")
+        happen(root, 1, EventType.XID, 79)
+        assert BAD in daemon.wait_logged(CHANGED)
+        assert daemon.pid == pid
+        assert states(daemon)[0] == "healthy"
