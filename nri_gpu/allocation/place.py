@@ -204,15 +204,16 @@ def _named(
 def _find(wanted: str, inventory: Inventory) -> Unit | Reason:
     """By NVML index, PCI bus id, UUID or its unambiguous beginning; a MIG device by both indices or its UUID."""
     found: list[Unit] = []
+    asked = wanted.lower()
     if wanted.isdecimal():
         found += [gpu for gpu in inventory.gpus if gpu.index == int(wanted)]
-        lost = [fault.reason for fault in inventory.faults if fault.index == int(wanted)]
-        if lost and not found:
-            return cannot(f"GPU {wanted}", lost[0])
+        missed = [fault for fault in inventory.faults if fault.index == int(wanted)]
     else:
-        asked = wanted.lower()
         found += [gpu for gpu in inventory.gpus if gpu.pci_bus_id == asked or gpu.uuid.lower().startswith(asked)]
         found += [part for part in inventory.parts if part.place == asked or part.uuid.lower().startswith(asked)]
+        missed = [each for each in inventory.faults if each.pci_bus_id == asked or each.uuid.lower().startswith(asked)]
+    if missed and not found:
+        return cannot(f"GPU {missed[0].index}", missed[0].reason)
     if len(found) > 1:
         return ambiguous(wanted, len(found))
     return found[0] if found else unknown(wanted, inventory)

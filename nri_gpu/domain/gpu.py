@@ -191,6 +191,13 @@ def whole(unit: Unit) -> Gpu:
     return unit.gpu if isinstance(unit, MigPart) else unit
 
 
+def health_of(unit: Unit) -> Health:
+    """How it is: a MIG device is as its GPU is, unless it is worse by itself."""
+    if isinstance(unit, Gpu):
+        return unit.health
+    return max(unit.gpu.health, unit.device.health, key=lambda health: (health.severity, health.changes))
+
+
 def nvml_order(unit: Unit) -> tuple[int, int]:
     """To sort by: a GPU before its MIG devices."""
     return (unit.gpu.index, unit.device.index) if isinstance(unit, MigPart) else (unit.index, -1)

@@ -58,6 +58,11 @@ class Health(Struct, frozen=True):
     changes: int = 0
 
     @property
+    def severity(self) -> int:
+        """Grows with what speaks against trusting it."""
+        return (State.HEALTHY, State.SUSPECT, State.RECOVERING, State.BAD).index(self.state)
+
+    @property
     def grantable(self) -> bool:
         """Whether containers may have it."""
         return self.state in (State.HEALTHY, State.SUSPECT)

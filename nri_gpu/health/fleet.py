@@ -17,6 +17,7 @@ from nri_gpu.health.table import TROUBLE, Signal, after
 LONG_AGO: Final = float("-inf")
 ODDITIES: Final = frozenset({Signal.ODD, Signal.ODD_RESTED})
 NOBODY: Final[frozenset[str]] = frozenset()
+MISSED_MAX: Final = 256  # more than a machine has had in one boot
 WHOLE: Final = "GPU-"  # how the UUID of a whole GPU begins
 
 Shown = tuple[tuple[Sign, ...], str]  # signs, and what NVML said where they are of a call that failed
@@ -111,8 +112,7 @@ class Fleet(Struct, frozen=True):
     def dressed(self, inventory: Inventory, rules: Rules) -> Inventory:
         """The inventory with what is known here: health, who cannot be granted because of it, and who is missed."""
         gpus = tuple(self._dressed(gpu, rules) for gpu in inventory.gpus)
-        names = {id(fault): uuid for uuid, fault in _blamed(self._missing(inventory), inventory.faults).items()}
-        faults = tuple(replace(fault, uuid=names.get(id(fault), fault.uuid)) for fault in inventory.faults)
+        faults = self._faults(inventory, rules)
         same = gpus == inventory.gpus and faults == inventory.faults
         return inventory if same else replace(inventory, gpus=gpus, faults=faults)
 
@@ -150,6 +150,9 @@ class Fleet(Struct, frozen=True):
                 missed[uuid] = ((Sign.LOST,), GONE)
             elif held is None:
                 missed[uuid] = ((), "")
+        if len(missed) > MISSED_MAX:
+            newest = sorted(missed, key=lambda uuid: missing[uuid].trouble_s)[-MISSED_MAX:]
+            missed = {uuid: missed[uuid] for uuid in newest}
         records |= {uuid: missing[uuid] for uuid in missed}
         parts = {part for record in records.values() for part in record.units}
         records |= {uuid: record for uuid, record in self.records.items() if uuid in parts}
@@ -160,6 +163,20 @@ class Fleet(Struct, frozen=True):
         present = {gpu.uuid for gpu in inventory.gpus}
         known = self.records.items()
         return {uuid: record for uuid, record in known if uuid.startswith(WHOLE) and uuid not in present}
+
+    def _faults(self, inventory: Inventory, rules: Rules) -> tuple[GpuFault, ...]:
+        """With the names of those that are missed, and with those that NVML says nothing of."""
+        missing = self._missing(inventory)
+        names = {id(fault): uuid for uuid, fault in _blamed(missing, inventory.faults).items()}
+        found = []
+        for fault in inventory.faults:
+            uuid = names.get(id(fault))
+            why = _unavailable(missing.pop(uuid).health, rules) if uuid else ""
+            found.append(replace(fault, uuid=uuid or fault.uuid, reason=why or fault.reason))
+        for uuid, record in missing.items():
+            if record.place and (why := _unavailable(record.health, rules)):
+                found.append(GpuFault(int(record.place), why, sign=Sign.LOST, uuid=uuid, pci_bus_id=record.bus_id))
+        return tuple(found)
 
     def _with(self, signals: Mapping[GpuUuid, tuple[Signal, str]], now: Moment) -> tuple[Fleet, tuple[Change, ...]]:
         if not signals:

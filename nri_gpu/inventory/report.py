@@ -57,13 +57,13 @@ def inventory_from_report(report: Any, taken_at: float) -> Inventory:  # noqa: A
 
 def _consistent(inventory: Inventory) -> None:
     """Raises: ValueError: two of them are one, or a link leads nowhere."""
-    gpus, parts = inventory.gpus, inventory.parts
+    gpus, parts, faults = inventory.gpus, inventory.parts, inventory.faults
     indices = [gpu.index for gpu in gpus]
     for what, values in (
-        ("UUID", [*(unit.uuid for unit in inventory.units), *filter(None, (each.uuid for each in inventory.faults))]),
-        ("index", [*indices, *(fault.index for fault in inventory.faults)]),
+        ("UUID", [*(unit.uuid for unit in inventory.units), *(each.uuid for each in faults if each.uuid)]),
+        ("index", [*indices, *(fault.index for fault in faults)]),
         ("minor", [gpu.minor_number for gpu in gpus]),
-        ("bus id", [gpu.pci_bus_id for gpu in gpus]),
+        ("bus id", [*(gpu.pci_bus_id for gpu in gpus), *(each.pci_bus_id for each in faults if each.pci_bus_id)]),
         ("MIG index", [part.place for part in parts]),
         (
             "MIG instance",

@@ -66,7 +66,10 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
     ] = OtherXids.SUSPECT
     fatal_signs: Annotated[
         frozenset[Sign],
-        Declaration(Choices(Sign, minimum=0), "What makes a GPU bad when a look at it shows it."),
+        Declaration(
+            Choices(Sign, minimum=0),
+            "What makes a GPU bad when a look at it shows it; unreadable, when looks still show it reprobe_s later.",
+        ),
     ] = frozenset({Sign.LOST, Sign.RESET_REQUIRED, Sign.UNREADABLE, Sign.REMAP_FAILED})
     suspect_signs: Annotated[
         frozenset[Sign],
@@ -84,8 +87,8 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
         OnBad,
         Declaration(
             Choice(OnBad),
-            "Containers on a GPU that turns bad: report them, or stop them through CRI, so that the kubelet starts "
-            "them on another. As guard.cri_socket and guard.stop_grace_s say; needs the cri extra (grpcio).",
+            "Containers on a GPU that is bad or recovering: report them, or stop them through CRI, so that the kubelet "
+            "starts them on another. As guard.cri_socket and guard.stop_grace_s say; needs the cri extra (grpcio).",
         ),
     ] = OnBad.REPORT
 

@@ -11,7 +11,7 @@ from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase, Usage
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.gpu import GpuFault, MigPart, Node, Unit, whole
+from nri_gpu.domain.gpu import GpuFault, MigPart, Node, Unit, health_of, whole
 from nri_gpu.domain.kubelet import Standing
 from nri_gpu.domain.transition import NO_HISTORY, Happened, History, Kind, Transition
 
@@ -120,8 +120,14 @@ def transition_json(transition: Transition) -> dict[str, Any]:
 
 
 def _fault_json(fault: GpuFault, history: History) -> dict[str, Any]:
-    since_s = history.since(frozenset({Kind.DESCRIPTION}), index=fault.index)
-    return {"index": fault.index, "reason": fault.reason, "since_s": since_s}
+    """A GPU that cannot be described. uuid, pci_bus_id: empty where they are not known."""
+    return {
+        "index": fault.index,
+        "uuid": fault.uuid,
+        "pci_bus_id": fault.pci_bus_id,
+        "reason": fault.reason,
+        "since_s": history.since(frozenset({Kind.DESCRIPTION}), index=fault.index),
+    }
 
 
 def _fault_since_s(view: View) -> float | None:
@@ -138,11 +144,16 @@ def _standing_json(standing: Standing) -> dict[str, Any]:
     }
 
 
+def place_json(unit: Unit) -> dict[str, Any]:
+    """Which of the node's GPUs and MIG devices it is."""
+    if isinstance(unit, MigPart):
+        return {"place": unit.place, "kind": "mig"}
+    return {"place": str(unit.index), "kind": "gpu"}
+
+
 def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:
-    part = isinstance(unit, MigPart)
     return {
-        "place": unit.place if isinstance(unit, MigPart) else str(unit.index),
-        "kind": "mig" if part else "gpu",
+        **place_json(unit),
         "uuid": unit.uuid,
         "model": unit.device.profile if isinstance(unit, MigPart) else unit.model,
         "mode": usage.mode.value if usage and usage.mode else "",
@@ -159,7 +170,7 @@ def _since_s(unit: Unit, history: History) -> float | None:
     """Since when the node itself keeps it from being granted; what holders do is told of them."""
     if not why_not(unit):
         return None
-    health = whole(unit).health
+    health = health_of(unit)
     if not health.grantable:
         return health.since
     return history.since(_APPEARING, unit.uuid)
@@ -176,9 +187,8 @@ def _leaver_json(leaver: Leaver, view: View) -> dict[str, Any]:
 
 
 def health_json(unit: Unit) -> dict[str, Any]:
-    """Of a GPU, or of the one that a MIG device is part of. since_s: null for one that always was as it is."""
-    gpu = whole(unit)
-    health = gpu.health
+    """Of a GPU, or of a MIG device, which is never better. since_s: null for one that always was as it is."""
+    gpu, health = whole(unit), health_of(unit)
     return {
         "state": health.state.value,
         "since_s": health.since or None,

@@ -120,7 +120,7 @@ def to_json(inventory: Inventory) -> dict[str, Any]:
         "modeset": inventory.majors.modeset,
         "extras": {extra.value: _offer_json(offer) for extra, offer in inventory.extras.items()},
         "gpus": [_gpu_json(gpu) for gpu in inventory.gpus],
-        "faults": [{"index": fault.index, "reason": fault.reason} for fault in inventory.faults],
+        "faults": [{"index": each.index, "reason": each.reason, "uuid": each.uuid} for each in inventory.faults],
         "links": [{"a": link.a, "b": link.b, "pcie": link.pcie, "nvlink": link.nvlink} for link in inventory.links],
         "numa": [{"node": node.number, "cpus": node.cpus, "memory": node.memory} for node in inventory.numa],
     }
@@ -168,6 +168,7 @@ def _part_json(part: MigPart) -> dict[str, Any]:
         "compute_instance_minor": device.compute_instance_minor,
         "unavailable": why_not(part),
         "processes": part.processes,
+        "health": health_json(part),
     }
 
 

@@ -88,6 +88,7 @@ class HealthKeeper:
         self._seen: Inventory | None = None  # as the source told it
         self._script: tuple[ScriptedEvent, ...] = ()
         self._began: float | None = None  # by the loop's clock: when a simulated node was first looked at
+        self._shown: frozenset[str] = NOBODY  # GPUs and MIG devices in it
         self._judged_for: frozenset[str] | None = None  # what was held at the last look
         self._changed = asyncio.Event()
         self._stops = Stops(self._changed.set)
@@ -123,7 +124,8 @@ class HealthKeeper:
 
     def judged(self, inventory: Inventory) -> Inventory:
         """What a look showed, with what is known of the GPUs' health."""
-        self._seen = inventory if not inventory.fault else self._seen
+        if not inventory.fault:
+            self._seen, self._shown = inventory, frozenset(unit.uuid for unit in inventory.units)
         self._play(inventory.script)
         rules, self._judged_for = rules_of(self._settings), self._held()
         self._take(*self._fleet.looked(inventory, rules, self._moment(), self._judged_for))
@@ -186,8 +188,7 @@ class HealthKeeper:
                 self._hearing.listen(frozenset(gpu.pci_bus_id for gpu in self._heard_of()))
             self._stops.tend(holders_of(self._fleet.barred, self._needs.ledger() or Ledger()), self._needs.policy())
             # Somebody has what the last look did not show, and did not ask about: the next one does.
-            shown = {unit.uuid for unit in self._seen.units} if self._seen else None
-            if shown is not None and (self._held() or NOBODY) - shown - (self._judged_for or NOBODY):
+            if self._seen and (self._held() or NOBODY) - self._shown - (self._judged_for or NOBODY):
                 self._look_soon()
             await self._changed.wait()
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_gpu.allocation.place import why_not
-from nri_gpu.domain.gpu import Gpu, Inventory, Unit, whole
+from nri_gpu.domain.gpu import Gpu, Inventory, Unit, health_of, whole
 from nri_gpu.domain.health import Health, State
-from nri_gpu.runtime.report import health_json
+from nri_gpu.runtime.report import health_json, place_json
 from nri_gpu.runtime.state import CONTROL_SOCKET
 from nri_gpu.verbs.asking import ask
 
@@ -23,9 +23,9 @@ def state_of(unit: Unit) -> str:
     """Why it cannot be granted; else `ok`, and what else there is to say of it."""
     if why := why_not(unit):
         return why
-    gpu = whole(unit)
-    words = [gpu.health.state.value] if gpu.health.state is not State.HEALTHY else []
-    words += [sign.value for sign in gpu.signs]
+    health = health_of(unit)
+    words = [health.state.value] if health.state is not State.HEALTHY else []
+    words += [sign.value for sign in whole(unit).signs]
     return ", ".join(["ok", *words])
 
 
@@ -41,40 +41,50 @@ def told(inventory: Inventory, said: Mapping[str, Any]) -> Inventory:
     """With what the daemon knows of the GPUs' health; as it is where it says nothing that can be understood."""
     try:
         known = {str(each["uuid"]): each for each in said["gpus"]}
-        gpus = tuple(_told(gpu, known.get(gpu.uuid)) for gpu in inventory.gpus)
+        gpus = tuple(_told(gpu, known) for gpu in inventory.gpus)
     except (ValueError, KeyError, TypeError):
         return inventory
     return replace(inventory, gpus=gpus)
 
 
-def _told(gpu: Gpu, said: Mapping[str, Any] | None) -> Gpu:
+def _told(gpu: Gpu, said: Mapping[str, Mapping[str, Any]]) -> Gpu:
+    mig = []
+    for device in gpu.mig:
+        health, unavailable = _known(said.get(device.uuid), device.health, device.unavailable)
+        mig.append(replace(device, health=health, unavailable=unavailable))
+    health, unavailable = _known(said.get(gpu.uuid), gpu.health, gpu.unavailable)
+    return replace(gpu, health=health, unavailable=unavailable, mig=tuple(mig))
+
+
+def _known(said: Mapping[str, Any] | None, health: Health, unavailable: str) -> tuple[Health, str]:
+    """What the daemon says of one, or what is known without it."""
     if said is None:
-        return gpu
+        return health, unavailable
     found = said["health"]
     health = Health(State(found["state"]), found["since_s"] or 0.0, str(found["why"]), int(found["changes"]))
-    unavailable = gpu.unavailable if health.grantable else str(said["unavailable"])
-    return replace(gpu, health=health, unavailable=unavailable)
+    return health, unavailable if health.grantable else str(said["unavailable"])
 
 
 def gpu_lines(inventory: Inventory) -> Iterator[str]:
     """Of `gpus`: the same as of `status`."""
-    units: list[Mapping[str, Any]] = [
-        {"kind": "gpu", "place": str(gpu.index), "health": health_json(gpu)} for gpu in inventory.gpus
-    ]
-    return health_lines(units)
+    return health_lines([{**place_json(unit), "health": health_json(unit)} for unit in inventory.units])
 
 
 def health_lines(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Of `status`: one line for each GPU that is, or was, not well."""
-    for gpu in gpus:
-        health = gpu.get("health") or {}
-        if gpu["kind"] != "gpu" or not (health.get("changes") or health.get("signs")):
+    """Of `status`: one line for each GPU or MIG device that is, or was, not well."""
+    of_gpus = {gpu["place"]: gpu.get("health") or {} for gpu in gpus if gpu["kind"] == "gpu"}
+    for unit in gpus:
+        health, part = unit.get("health") or {}, unit["kind"] != "gpu"
+        if part and health == of_gpus.get(unit["place"].partition(":")[0]):
+            continue  # what a MIG device has of its GPU is said of the GPU
+        signs = [] if part else health.get("signs") or []
+        if not (health.get("changes") or signs):
             continue
-        line = f"GPU {gpu['place']} is {health['state']}"
+        line = f"{'MIG device' if part else 'GPU'} {unit['place']} is {health['state']}"
         if since := health["since_s"]:
             verb = "recovered from" if health["state"] == State.HEALTHY else "because of"
             line += f" since {at(since)}, {verb}: {health['why']}; its state changed {health['changes']} times"
-        yield line + (f"; shows {', '.join(health['signs'])}" if health["signs"] else "")
+        yield line + (f"; shows {', '.join(signs)}" if signs else "")
 
 
 def transition_lines(said: Mapping[str, Any]) -> Iterator[str]:

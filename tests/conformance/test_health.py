@@ -1,9 +1,10 @@
 """A GPU turns bad under a real containerd: the next containers go elsewhere, and it comes back."""
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from nri_gpu._pb import cri_pb2 as pb
 from nri_gpu.domain.health import EventType
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
+from tests.support.daemon import FOUR_GPUS, TOPOLOGIES, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
-from tests.support.nvml import FakeGpu, build_fake_nvml, happen
+from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, happen
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
@@ -117,6 +118,104 @@ def test_a_container_on_a_bad_gpu_is_stopped_where_policy_says_so(node: Containe
         assert other in held(daemon)
 
 
+STOPPED = "container stopped: its GPU is bad: "
+LOST = "nvmlDeviceGetHandleByIndex: GPU is lost (15)"
+
+
+def edited(daemon: NriGpu, text: str) -> None:
+    """The node is this from now on."""
+    assert daemon.launch.topology
+    daemon.launch.topology.write_text(text)
+    daemon.hang_up()
+
+
+def without_first(text: str, fault: str = "") -> str:
+    """The node when its first GPU is not listed any more; its fault instead, where there is one."""
+    blocks = re.split(r"(?m)^(?=\[\[)", text)
+    kept = (each for each in blocks if not re.match(r"\[\[(gpu\]\]\nindex|link\]\]\na) = 0\b", each))
+    return "".join(kept) + fault
+
+
+def moves(node: Containerd, daemon: NriGpu, request: str, end: Callable[[], str]) -> tuple[set[str], set[str]]:
+    """A container is stopped, and its pod's next one is granted something else, in place.
+
+    end: does it to what it holds, and returns why it was stopped. Returns what was held before and after.
+    """
+    pod = node.cri.run_pod(PodSpec(name="moves", annotations={"gpu.nri.io": request}))
+    first = node.cri.run(pod, SLEEP)
+    daemon.wait_grants(1)
+    before = held(daemon)
+    why = end()
+    daemon.wait_logged(STOPPED + why)
+    wait_for("its stop", lambda: not running(node, first), 20)
+    node.cri.remove(first)
+    second = node.cri.run(pod, SLEEP)
+    wait_for("another grant", lambda: bool(held(daemon)) and held(daemon) != before, 20)
+    assert running(node, second)
+    return before, held(daemon)
+
+
+@pytest.mark.parametrize("how", ["xid", "lost", "nameless"])
+def test_its_pods_next_container_gets_another_gpu(node: Containerd, tmp_path: Path, how: str) -> None:
+    """After a fatal XID, where its GPU cannot be described any more, and where it is not even listed."""
+    text = FOUR_GPUS.read_text()
+    event = "\n[[event]]\nat_s = 0\ngpu = 0\nxid = 79\n"
+    fault = f'\n[[fault]]\nindex = 0\nreason = "{LOST}"\ncode = 15\nsign = "lost"\n'
+    after, why = {
+        "xid": (text + event, BAD),
+        "lost": (without_first(text, fault), LOST),
+        "nameless": (without_first(text), "GPU is lost: NVML does not list it any more"),
+    }[how]
+    with simulated(node, tmp_path, containers="stop") as daemon:
+        first, second, *_ = (gpu["uuid"] for gpu in daemon.gpus()["gpus"])
+
+        def end() -> str:
+            edited(daemon, after)
+            return why
+
+        assert moves(node, daemon, "count=1", end) == ({first}, {second})
+        assert why in said(daemon, "status")
+
+
+def test_with_a_mig_device_of_a_gpu_that_is_lost(node: Containerd, tmp_path: Path) -> None:
+    topology, text = tmp_path / "node.toml", (TOPOLOGIES / "mig-a100.toml").read_text()
+    topology.write_text(text)
+    rules = policy(tmp_path, node, containers="stop")
+    with NriGpu(Launch(tmp_path / "d", node.nri_socket, topology=topology, policy=rules)) as daemon:
+        daemon.wait_ready()
+        gpus = {part["uuid"]: gpu["index"] for gpu in daemon.gpus()["gpus"] for part in gpu["mig"]}
+
+        def end() -> str:
+            (lost,) = {gpus[uuid] for uuid in held(daemon)}
+            edited(daemon, text.replace(f"index = {lost}\nminor", f'index = {lost}\nsigns = "lost"\nminor'))
+            return "GPU is lost"
+
+        (before,), (after,) = moves(node, daemon, "mig=1g.10gb", end)
+        assert gpus[before] != gpus[after]
+
+
+@pytest.mark.parametrize("fault", ["", f'\n[[fault]]\nindex = 0\nreason = "{LOST}"\nsign = "lost"\n'])
+def test_a_gpu_that_was_lost_while_nobody_ran(node: Containerd, tmp_path: Path, fault: str) -> None:
+    """The runtime tells who holds it, after the first look; at first policy says to report."""
+    with simulated(node, tmp_path) as daemon:
+        uuid = daemon.gpus()["gpus"][0]["uuid"]
+        container, stays = asks(node, "unlucky", "device=0"), asks(node, "stays", "device=1")
+        daemon.wait_grants(2)
+        daemon.kill()
+        assert daemon.launch.topology
+        daemon.launch.topology.write_text(without_first(FOUR_GPUS.read_text(), fault))
+        daemon.start()
+        daemon.wait_ready()
+        assert uuid in daemon.wait_logged("container is on a bad gpu")
+        assert "GPU is lost" in said(daemon, "status")
+        assert running(node, container)
+        policy(tmp_path, node, containers="stop")
+        daemon.hang_up()
+        daemon.wait_logged(STOPPED)
+        wait_for("its stop", lambda: not running(node, container), 20)
+        assert running(node, stays)
+
+
 def test_nvml_tells_of_a_held_gpu_while_creates_go_on(node: Containerd, tmp_path: Path) -> None:
     """The driver's own way: events of the GPUs that are listened to, through the unmodified binding."""
     root = build_fake_nvml(make_driver_root(tmp_path / "driver"), [FakeGpu(uuid=uuid) for uuid in UUIDS])
@@ -131,3 +230,22 @@ def test_nvml_tells_of_a_held_gpu_while_creates_go_on(node: Containerd, tmp_path
         node.cri.run(node.cri.run_pod(), SLEEP)
         assert states(daemon)[0] == states(daemon)[2] == "healthy"
         wait_for("GPU 1 to recover", lambda: states(daemon)[1] == "healthy", 30)
+
+
+def test_an_event_process_that_has_lost_its_mind_costs_nobody_anything(node: Containerd, tmp_path: Path) -> None:
+    """The driver's library writes into it what it likes: it is ended, and the daemon is not."""
+    mad = [Act("nvmlEventSetWait_v2", "garble")]
+    gpus = [FakeGpu(uuid=uuid) for uuid in UUIDS]
+    root = build_fake_nvml(make_driver_root(tmp_path / "driver"), gpus, mad)
+    rules = policy(tmp_path, node, events="all")
+    with NriGpu(Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root, policy=rules)) as daemon:
+        daemon.wait_ready()
+        pid = daemon.pid
+        daemon.wait_logged("talked nonsense after nvmlEventSetWait_v2")
+        node.cri.run(node.cri.run_pod(), SLEEP)
+        configure(root, gpus)
+        daemon.wait_logged("listening for errors of gpus again")
+        happen(root, 1, EventType.XID, 79)
+        assert BAD in daemon.wait_logged(CHANGED)
+        assert daemon.pid == pid
+        assert states(daemon)[0] == "healthy"

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import contextlib
+import json
+
+from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.gpu import GpuFault
-from nri_gpu.domain.health import Sign, State
+from nri_gpu.domain.health import GpuEvent, Sign, State
 from nri_gpu.health.fleet import Fleet
-from tests.support.health import RULES, UUIDS, at, look, xid
+from nri_gpu.inventory.heard import Call, Fault, NonsenseError, Unplaced, Watching, understood
+from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 
+WORDS = st.sampled_from(["event", "call", "watching", "deaf", "fault", "unplaced", "uuid", "kind", "xid", "gi", "ci"])
 XIDS = st.sampled_from([31, 48, 63, 79, 94])
 SIGNS = st.sets(st.sampled_from(list(Sign)), max_size=2).map(lambda found: tuple(sorted(found)))
 HAPPENINGS = st.lists(
@@ -60,3 +66,49 @@ def test_laws(happenings: list[tuple[int, tuple[str, object]]]) -> None:
         now += RULES.hold_down_s
         fleet, _ = fleet.looked(look((), ()), RULES, at(now))
     assert fleet.records[UUIDS[0]].health.state is State.HEALTHY
+
+
+LINES = st.one_of(
+    st.binary(max_size=200),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=4),
+        max_leaves=12,
+    ).map(lambda value: json.dumps(value).encode()),
+)
+
+
+@given(LINES)
+@example(json.dumps({"event": {"uuid": UUIDS[0], "kind": 8, "xid": 79}}).encode())
+def test_whatever_the_event_process_says_is_sense_or_nonsense(line: bytes) -> None:
+    """And what is sense can be shown on a terminal as it is."""
+    with contextlib.suppress(NonsenseError):
+        said = understood(line)
+        assert isinstance(said, Call | Watching | Unplaced | Fault | GpuEvent)
+        if isinstance(said, Unplaced | Fault):
+            assert said.why.isprintable()
+
+
+@given(
+    st.lists(st.sets(st.integers(0, 2)), min_size=1, max_size=12),
+    st.lists(st.integers(0, 3), max_size=2),
+    st.sets(st.sampled_from([*UUIDS, *PARTS])),
+)
+def test_laws_of_the_missing(looks: list[set[int]], faults: list[int], held: set[str]) -> None:
+    """Whoever comes and goes: what is held and not there is bad, what is there and well is granted, none is two."""
+    fleet, blamed = Fleet(), tuple(GpuFault(index, "lost", 15, Sign.LOST) for index in sorted(set(faults)))
+    for now, there in enumerate(looks):
+        whole = with_parts(look((), (), ()), 1, 0)
+        kept = tuple(gpu for gpu in whole.gpus if gpu.index in there)
+        shown = replace(whole, gpus=kept, faults=tuple(fault for fault in blamed if fault.index not in there))
+        fleet, changes = fleet.looked(shown, RULES, at(now), frozenset(held))
+        present = {gpu.uuid for gpu in kept}
+        assert all(uuid in fleet.barred for uuid in held if uuid.startswith("GPU-") and uuid not in present)
+        assert len({change.uuid for change in changes}) == len(changes)
+        assert {record for record in fleet.records if record.startswith("GPU-")} <= {*UUIDS}
+        dressed = fleet.dressed(shown, RULES)
+        assert [gpu.uuid for gpu in dressed.gpus] == [gpu.uuid for gpu in kept]
+        assert len(dressed.faults) <= len(shown.faults) + len(UUIDS)
+        named = [fault.uuid for fault in dressed.faults if fault.uuid]
+        assert len(set(named)) == len(named)
+        assert not present.intersection(named)

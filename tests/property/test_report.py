@@ -47,11 +47,19 @@ def gpu(index: int) -> dict[str, Any]:
     }
 
 
+FAULT = {
+    "index": 2,
+    "reason": "gone",
+    "code": 15,
+    "sign": "lost",
+    "uuid": "GPU-20000000-0000-4000-8000-000000000000",
+    "pci_bus_id": "",
+}
 WHOLE: dict[str, Any] = {
     "driver_version": "580.95.05",
     "cuda_version": "13.0",
     "gpus": [gpu(0), gpu(1)],
-    "faults": [{"index": 2, "reason": "gone"}],
+    "faults": [FAULT],
     "links": [{"a": 0, "b": 1, "pcie": "PIX", "nvlink": 4}],
 }
 PLACES: list[tuple[Any, ...]] = [
@@ -127,6 +135,11 @@ def value_is_odd(place: tuple[Any, ...]) -> bool:
         (("gpus", 1, "index"), 2),
         (("gpus", 1, "drm", 0, 0), "../nvidiactl"),
         (("links", 0, "a"), 1),
+        (("faults", 0, "uuid"), gpu(0)["uuid"]),
+        (("faults", 0, "uuid"), "GPU-\x1b[31m"),
+        (("faults", 0, "pci_bus_id"), gpu(1)["pci_bus_id"]),
+        (("faults", 0, "sign"), "sad"),
+        (("faults", 0, "code"), 1 << 70),
     ],
 )
 def test_what_would_do_harm(place: tuple[Any, ...], value: object) -> None:

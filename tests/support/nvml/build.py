@@ -82,7 +82,7 @@ class Act(Struct, frozen=True):
     """
 
     function: str
-    deed: Literal["fail", "hang", "crash", "say", "rubbish", "deny"]
+    deed: Literal["fail", "hang", "crash", "say", "rubbish", "deny", "garble"]
     code: int = 0
     gpu: int = -1
 

@@ -23,6 +23,8 @@ FREE = Ledger()
 WORN = (make.gpu(0), make.gpu(1, unavailable="nvmlDeviceGetName: GPU is lost (15)"), make.gpu(2, mig_enabled=True))
 MIXED = (make.gpu(0), make.gpu(1, model="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30, arch=(9, 0)))
 LOST = make.inventory([make.gpu(0)], faults=(GpuFault(1, "nvmlDeviceGetUUID: GPU is lost (15)"),))
+MISSED = GpuFault(1, "bad since today", uuid="GPU-1badbad1-0000-4000-8000-000000000001", pci_bus_id="0000:99:00.0")
+GONE = make.inventory([make.gpu(0)], faults=(MISSED,))
 
 
 def asked(
@@ -175,6 +177,9 @@ REFUSED: dict[str, tuple[str, Sequence[Gpu] | Inventory, Ledger, Code, tuple[str
     "beginning of several": ("device=GPU-0000", make.gpus(), Ledger(), Code.BAD_REQUEST, ("4 UUIDs", "write more")),
     "named and lost": ("device=1", WORN, Ledger(), Code.GPU_UNAVAILABLE, ("GPU is lost", "ask for another", "dmesg")),
     "named and gone": ("device=1", LOST, Ledger(), Code.GPU_UNAVAILABLE, ("GPU 1 cannot", "GPU is lost (15);")),
+    "missed by its UUID": (f"device={MISSED.uuid}", GONE, Ledger(), Code.GPU_UNAVAILABLE, ("GPU 1", "bad since today")),
+    "missed by its beginning": ("device=GPU-1badbad1", GONE, Ledger(), Code.GPU_UNAVAILABLE, ("bad since today",)),
+    "missed by its bus id": ("device=0000:99:00.0", GONE, Ledger(), Code.GPU_UNAVAILABLE, ("bad since today",)),
     "named and cut": ("device=2", WORN, Ledger(), Code.GPU_UNAVAILABLE, ("MIG mode",)),
     "named and does not fit": ("device=0;arch>=9.0", MIXED, Ledger(), Code.NO_SUCH_GPU, ("A100", "drop them")),
     "named and busy": ("device=0", make.gpus(), HELD, Code.GPU_BUSY, ("exclusively by ml/other", "shared on both")),

@@ -236,11 +236,35 @@ def test_a_fault_whose_index_moved_is_the_one_that_is_missing() -> None:
     assert [state(fleet, gpu) for gpu in range(3)] == [State.HEALTHY, State.HEALTHY, State.BAD]
 
 
+def test_with_more_missing_than_faults_nobody_is_blamed() -> None:
+    fault = GpuFault(5, "GPU is lost (15)", 15, Sign.LOST)
+    fleet, changes = looked(Fleet(), 0, look((), (), ())).looked(look((), faults=(fault,)), RULES, at(10))
+    assert (list(fleet.records), list(changes)) == ([UUIDS[0]], [])
+
+
 def test_who_is_missed_has_its_name_in_the_inventory() -> None:
     shown = look((), faults=(LOST_1,))
     fleet = looked(looked(Fleet(), 0), 10, shown)
     assert [fault.uuid for fault in fleet.dressed(shown, RULES).faults] == [UUIDS[1]]
     assert fleet.dressed(fleet.dressed(shown, RULES), RULES) == fleet.dressed(shown, RULES)
+
+
+def test_so_has_one_that_nvml_says_nothing_of_since_when_and_why() -> None:
+    fleet = looked(Fleet(), 0).looked(look(()), RULES, at(10), held(UUIDS[1]))[0]
+    (fault,) = fleet.dressed(look(()), RULES).faults
+    assert (fault.index, fault.uuid, fault.sign) == (1, UUIDS[1], Sign.LOST)
+    assert fault.reason == "bad since 2023-11-14 22:13:30 UTC: GPU is lost: NVML does not list it any more"
+    assert fleet.dressed(fleet.dressed(look(()), RULES), RULES) == fleet.dressed(look(()), RULES)
+    assert fleet.dressed(WELL, RULES).faults == ()
+
+
+def test_a_driver_that_makes_up_names_fills_no_memory() -> None:
+    fleet = Fleet()
+    for number in range(1000):
+        made_up = replace(look((Sign.LOST,)).gpus[0], uuid=f"GPU-{number:08x}-0000-4000-8000-000000000000")
+        fleet = looked(fleet, number, replace(WELL, gpus=(made_up,)))
+    assert len(fleet.records) == 257
+    assert made_up.uuid in fleet.records
 
 
 def test_a_gpu_that_is_listed_as_lost_recovers() -> None:

@@ -207,7 +207,8 @@ async def test_a_gpu_that_is_lost_while_somebody_listens_to_it(rig: HealthRig, l
         await listening(rig, log, gpus=1)
         rig.play(TWO)
         rig.cache.poke()
-        await becomes(rig, "its return", lambda: "bad since" in rig.ask("device=1"))
+        await becomes(rig, "its return", lambda: len(rig.board.snapshot().gpus) == 2)
+        assert "bad since" in rig.ask("device=1")
         rig.ahead_s += rig.policy.health.hold_down_s + 1
         await becomes(rig, "it to recover", lambda: recovered(rig))
     assert rig.refused == []

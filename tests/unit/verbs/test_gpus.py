@@ -73,6 +73,7 @@ def test_mig_devices_in_json(capsys: pytest.CaptureFixture[str]) -> None:
         "compute_instance_minor": 22,
         "unavailable": "",
         "processes": None,
+        "health": {"state": "healthy", "since_s": None, "why": "", "changes": 0, "signs": []},
     }
 
 

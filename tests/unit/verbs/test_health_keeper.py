@@ -391,6 +391,7 @@ async def test_in_whatever_order_it_comes(
             assert runtime.asked == []
             step(daemon)
         await turns()
+        assert len(runtime.asked) == 1, "without another look"
         daemon.keeper.judged(look((), ()))
         await turns()
     assert [containers for containers, _ in runtime.asked] == [list(holding(daemon))], "once"
