@@ -66,9 +66,10 @@ class Kubelet:
         self.registry = folder / "plugins_registry"
         self.refuse = ""
         self.deaf = False
-        self.registered = self.refused = 0
+        self.registered = self.refused = self.allocations = 0
         self.clients: dict[str, Client] = {}
         self.checkpoint: dict[tuple[str, str], dict[str, tuple[tuple[str, ...], Mapping[str, str]]]] = {}
+        self._init: set[tuple[str, str]] = set()
         self._keyed_by_resource = keyed_by_resource  # before kubernetes#135437
         self._changed = asyncio.Condition()
         self._admitting = asyncio.Lock()
@@ -148,14 +149,39 @@ class Kubelet:
     def in_use(self, resource: str) -> set[str]:
         return {id_ for given in self.checkpoint.values() for id_ in given.get(resource, ((), {}))[0]}
 
-    async def admit(self, pod: str, container: str, wants: Mapping[str, int]) -> Mapping[str, str]:
-        """The annotations for a container, as devicesToAllocate and Allocate give them; kept for its restarts."""
+    async def admit(
+        self, pod: str, container: str, wants: Mapping[str, int], *, init: bool = False, numa: int | None = None
+    ) -> Mapping[str, str]:
+        """The annotations for a container, as devicesToAllocate and Allocate give them; kept for its restarts.
+
+        init: it ends before the next one of its pod begins, which is given its devices first. numa: the node that its
+        topology manager chose.
+        """
         async with self._admitting:
-            given: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {}
+            given = dict(self.checkpoint.get((pod, container), {}))
             for resource, count in wants.items():
-                given[resource] = await self._allocate(resource, count)
+                has = given.get(resource, ((), {}))[0]
+                if not set(has) <= set(self.healthy(resource)):
+                    raise AdmissionError(
+                        "previously allocated devices are no longer healthy; cannot allocate unhealthy devices "
+                        f"{resource}"
+                    )
+                if len(has) < count:
+                    given[resource] = await self._allocate(resource, count, sorted(self._reusable(pod, resource)), numa)
             self.checkpoint[pod, container] = given
+            if init:
+                self._init.add((pod, container))
             return self.replayed(pod, container)
+
+    def lose_state(self, pod: str, container: str) -> None:
+        """What a node's restart can cost: the kubelet then allocates once more as the container starts, anything."""
+        del self.checkpoint[pod, container]
+
+    def _reusable(self, pod: str, resource: str) -> set[str]:
+        """Of the pod's init containers, and not of another that runs beside the one that is admitted."""
+        of_pod = {name: set(given[resource][0]) for name, given in self.checkpoint.items() if resource in given}
+        ended = {id_ for name, ids in of_pod.items() if name in self._init and name[0] == pod for id_ in ids}
+        return ended - {id_ for name, ids in of_pod.items() if name not in self._init for id_ in ids}
 
     def replayed(self, pod: str, container: str) -> Mapping[str, str]:
         """What the checkpoint hands out at each start; on a key that comes twice one wins, in random order."""
@@ -170,13 +196,26 @@ class Kubelet:
         """The pod is over."""
         self.checkpoint = {key: given for key, given in self.checkpoint.items() if key[0] != pod}
 
-    async def _allocate(self, resource: str, count: int) -> tuple[tuple[str, ...], Mapping[str, str]]:
-        available = set(self.healthy(resource)) - self.in_use(resource)
-        if len(available) < count:
-            raise AdmissionError(f"requested {count} of {resource}, available {len(available)}")
-        ids = shuffled(await self.preferred(resource, available, (), count) if len(available) > count else available)
+    async def _allocate(
+        self, resource: str, count: int, reusable: Sequence[str], numa: int | None
+    ) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        """devicesToAllocate: of those to be used again, then of the chosen NUMA node, then of the others."""
+        chosen = set(reusable[:count])
+        available = set(self.healthy(resource)) - self.in_use(resource) - chosen
+        if len(available) + len(chosen) < count:
+            raise AdmissionError(f"requested {count} of {resource}, available {len(available) + len(chosen)}")
+        near = {id_ for id_ in available if numa in [node.ID for node in self._topology(resource, id_)]}
+        for pool in (near, available - near):
+            if len(pool) > count - len(chosen) > 0:
+                chosen |= await self.preferred(resource, pool | chosen, shuffled(chosen), count)
+            elif len(chosen) < count:
+                chosen |= pool
+        ids = shuffled(chosen)
         response = await self.allocate(resource, ids)
         return tuple(ids), dict(response.container_responses[0].annotations)
+
+    def _topology(self, resource: str, id_: str) -> Any:  # noqa: ANN401 - a repeated field
+        return self.clients[resource].devices[id_].topology.nodes
 
     async def preferred(self, resource: str, available: set[str], must: Sequence[str], count: int) -> set[str]:
         """The hint, cut to what is allowed and filled from the rest."""
@@ -185,14 +224,16 @@ class Kubelet:
             available_deviceIDs=shuffled(available), must_include_deviceIDs=must, allocation_size=count
         )
         answer = await self.clients[resource].call("GetPreferredAllocation", request, pb.PreferredAllocationResponse)
-        hinted = [id_ for id_ in answer.container_responses[0].deviceIDs if id_ in available]
-        return {*hinted[:count], *shuffled(available - set(hinted))[: max(count - len(hinted), 0)]}
+        hinted = [id_ for id_ in answer.container_responses[0].deviceIDs if id_ in available - set(must)]
+        chosen = [*must, *hinted][:count]
+        return {*chosen, *shuffled(available - set(chosen))[: count - len(chosen)]}
 
     async def allocate(self, resource: str, *containers: Sequence[str]) -> pb.AllocateResponse:
         """The bare call. Raises: AdmissionError."""
         request = pb.AllocateRequest()
         for ids in containers:
             request.container_requests.add(devices_ids=ids)
+        self.allocations += 1
         try:
             answer: pb.AllocateResponse = await self.clients[resource].call("Allocate", request, pb.AllocateResponse)
         except grpc.aio.AioRpcError as error:

@@ -95,7 +95,7 @@ def test_as_nvidias_plugin_prefers_or_for_a_reason(case: Golden) -> None:
     said = halves.offers.preferred(
         GPU, [ids[each] for each in case.available], [ids[each] for each in required], case.size
     )
-    chosen = tuple(sorted(map(ids.index, said)))
+    chosen = tuple(sorted(ids.index(GpuUuid(each)) for each in said))
     expected, why = DEVIATIONS.get((case.topology, case.available, required, case.size), (case.chosen, ""))
     assert chosen == expected
     ours = fabric_of(inventory).score(chosen)

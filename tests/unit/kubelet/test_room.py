@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -133,6 +134,157 @@ async def test_a_grant_that_never_started_comes_back_by_itself(folder: Path) -> 
         station.clock.now += 100  # the grace is over, and the next look is the clock's
         station.changed()
         await kubelet.wait_healthy(GPU, 4)
+
+
+async def test_a_restart_of_the_kubelet_replays_its_answers(folder: Path) -> None:
+    """The whole chain: what it had given is not asked for again, and holds for the container's next attempt."""
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        await kubelet.wait_healthy(GPU, 4)
+        first = from_kubelet(await kubelet.admit("train", "main", {GPU: 2}))
+        held = station.create(first)
+        station.start(first)
+        for attempt in (1, 2):
+            await kubelet.restart()
+            await kubelet.wait_healthy(GPU, 4)
+            assert await kubelet.admit("train", "main", {GPU: 2}) == first.annotations  # its pods are admitted anew
+            assert kubelet.allocations == 1
+            station.stop(first)
+            first = again(from_kubelet(kubelet.replayed("train", "main")), attempt)
+            assert station.create(first) == held
+            station.start(first)
+
+
+async def test_a_pod_admitted_anew_while_its_gpu_is_ill_fails_and_nothing_is_lost(folder: Path) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        await kubelet.wait_healthy(GPU, 4)
+        of = from_kubelet(await kubelet.admit("train", "main", {GPU: 1}))
+        held = station.create(of)
+        station.start(of)
+        station.put_gpus([replace(each, unavailable="lost" * (each.uuid in held)) for each in gpus()])
+        await kubelet.restart()
+        await kubelet.wait_healthy(GPU, 3)
+        with pytest.raises(AdmissionError, match="no longer healthy"):
+            await kubelet.admit("train", "main", {GPU: 1})
+        assert station.plugin.ledger.entries[of.id].holds  # it runs on
+        station.put_gpus(gpus())
+        await kubelet.wait_healthy(GPU, 4)
+        assert await kubelet.admit("train", "main", {GPU: 1}) == of.annotations
+
+
+async def test_the_topology_managers_choice_is_kept_to(folder: Path) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        station.put_gpus([gpu(index, numa_node=index // 2) for index in range(4)])
+        await kubelet.wait_healthy(GPU, 4)
+        await kubelet.wait("nodes", lambda: all(d.HasField("topology") for d in kubelet.clients[GPU].devices.values()))
+        on_1 = from_kubelet(await kubelet.admit("one", "main", {GPU: 1}, numa=1), pod="one")
+        assert set(station.create(on_1)) < {uuid(2), uuid(3)}
+        on_0 = from_kubelet(await kubelet.admit("two", "main", {GPU: 3}, numa=0), pod="two")
+        assert {uuid(0), uuid(1)} < set(station.create(on_0))
+
+
+async def test_what_a_finished_init_container_had_goes_to_the_next_one(folder: Path) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        await kubelet.wait_healthy(GPU, 4)
+        init = from_kubelet(await kubelet.admit("train", "init", {GPU: 2}, init=True), name="init")
+        had = station.create(init)
+        main = from_kubelet(await kubelet.admit("train", "main", {GPU: 3}), name="main")
+        assert main.annotations != init.annotations
+        station.start(init)
+        station.stop(init)
+        held = station.create(again(main))
+        assert set(had) < set(held)
+        assert len(held) == 3
+
+
+async def test_a_sidecar_and_the_main_container_have_their_own(folder: Path) -> None:
+    """An init container that goes on is never made room of, and two containers of one pod are asked for one by one."""
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        await kubelet.wait_healthy(GPU, 4)
+        names = ("proxy", "main", "metrics")
+        made = [
+            again(from_kubelet(await kubelet.admit("train", each, {GPU: 1}), name=each), n)
+            for n, each in enumerate(names)
+        ]
+        held = [station.create(each) for each in made]
+        assert len({*held}) == 3
+        for each in made:
+            station.start(each)
+        station.stop(made[1])
+        assert "ml/train" in str(station.create(container(f"device={held[1][0]}", of="thief")))
+        assert station.create(again(made[1], 9)) == held[1]
+
+
+async def test_a_kubelet_that_lost_its_state_allocates_once_more(folder: Path) -> None:
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        await kubelet.wait_healthy(GPU, 4)
+        await kubelet.admit("train", "main", {GPU: 2})
+        kubelet.lose_state("train", "main")
+        of = from_kubelet(await kubelet.admit("train", "main", {GPU: 2}))
+        held = station.create(of)
+        assert {*held} == kubelet.in_use(GPU)
+        station.start(of)
+        # What it had allocated before and gave to nobody is kept from annotations for a while, and no longer.
+        station.clock.now += OPEN_S + 100
+        others = tuple(sorted({uuid(index) for index in range(4)} - {*held}))
+        assert station.create(container("2", of="local")) == others
+
+
+async def test_the_wire_by_hand(folder: Path) -> None:
+    """Bytes that none of our modules made, with two containers in one request: a field's number is the kubelet's."""
+    async with Kubelet(folder) as kubelet, Station(folder) as station:
+        await kubelet.wait_healthy(GPU, 4)
+
+        async def call(method: str, request: bytes) -> dict[int, list[Any]]:
+            unary = kubelet.clients[GPU].channel.unary_unary(f"/v1beta1.DevicePlugin/{method}")
+            return fields(await unary(request))
+
+        one, two, three = [text(1, uuid(index)) for index in (2, 0, 1)]
+        asked = text(1, one + two + three + text(2, uuid(2)) + b"\x18\x02") + text(1, three + b"\x18\x01")
+        first, second = (fields(each) for each in (await call("GetPreferredAllocation", asked))[1])
+        assert first[1][0] == uuid(2).encode()
+        assert (len(first[1]), second[1]) == (2, [uuid(1).encode()])
+        first, second = (fields(each) for each in (await call("Allocate", text(1, one + two) + text(1, three)))[1])
+        assert [*first, *second] == [4, 4]
+        (key, value), (_, other) = (tuple(fields(each[4][0]).values()) for each in (first, second))
+        assert key == [b"gpu.nri.io/kubelet.nvidia.com_gpu"]
+        assert f"ids={uuid(0)},{uuid(2)};".encode() in value[0]
+        assert f"ids={uuid(1)};".encode() in other[0]
+        for token, held in ((value[0], (uuid(0), uuid(2))), (other[0], (uuid(1),))):
+            of = from_kubelet({key[0].decode(): token.decode()}, pod=f"of-{len(held)}")
+            assert station.create(of) == held
+
+
+def text(number: int, value: str | bytes) -> bytes:
+    """A field of text or of a message: tag, length, bytes."""
+    encoded = value.encode() if isinstance(value, str) else value
+    assert len(encoded) < 1 << 14
+    low, high = len(encoded) & 0x7F, len(encoded) >> 7
+    return bytes([number << 3 | 2, *((low | 0x80, high) if high else (low,))]) + encoded
+
+
+def fields(encoded: Any) -> dict[int, list[Any]]:  # noqa: ANN401 - bytes, out of a list of anything
+    """Number -> its values, in order; of the two kinds that these messages have."""
+    found: dict[int, list[Any]] = {}
+    position = 0
+
+    def number() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte: int = encoded[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while position < len(encoded):
+        tag = number()
+        value: Any = number()
+        if tag & 7 == 2:
+            value, position = bytes(encoded[position : position + value]), position + value
+        found.setdefault(tag >> 3, []).append(value)
+    return found
 
 
 async def test_allocate_does_not_wait_for_open_streams(folder: Path) -> None:
