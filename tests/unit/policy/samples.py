@@ -189,6 +189,12 @@ BAD: Final[dict[str, tuple[Raw, str, str]]] = {
     "no MIG profile": ({"pool": [{"name": "a", "mig": ["1g"]}]}, "pool[0].mig[0]", "a MIG profile"),
     "resource without a prefix": ({"kubelet": {"resource": "gpu"}}, "kubelet.resource", "a resource such as"),
     "resource of Kubernetes' own": ({"kubelet": {"resource": "x.kubernetes.io/gpu"}}, "kubelet.resource", "a resource"),
+    "Kubernetes' own itself": (
+        {"kubelet": {"resource": "kubernetes.io/gpu"}},
+        "kubelet.resource",
+        "a resource such as",
+    ),
+    "resource of quotas": ({"kubelet": {"resource": "requests.x/gpu"}}, "kubelet.resource", "a resource such as"),
     "long resource": ({"kubelet": {"resource": "a.b/" + "c" * 37}}, "kubelet.resource", "over the limit of 40"),
     "no replica": ({"kubelet": {"replicas": 0}}, "kubelet.replicas", "must be 1 to 64"),
     "table for a number": ({"inventory": {"refresh_s": {}}}, "inventory.refresh_s", "not a table"),
