@@ -13,6 +13,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
+from nri_gpu.allocation.token import token_key, write_token
 from nri_gpu.runtime.guard_files import read_seen
 from tests.support import sandbox
 from tests.support.containerd import Containerd
@@ -104,6 +105,29 @@ def test_a_daemon_that_never_ran_granted_nothing(site: Site, guard: NriGuard) ->
         site.node.cri.start(container)
     assert not site.ran("early")
     site.run("innocent")
+
+
+def test_what_the_kubelet_gave_is_asked_for_too(site: Site, launch: Launch, daemon: NriGpu, tmp_path: Path) -> None:
+    """The token stands on the container and says nothing of whether anybody injected: that is the mark."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text(f'[guard]\nstop_ungranted = true\nstop_grace_s = 0\ncri_socket = "{site.node.cri_socket}"\n')
+    key = token_key("nvidia.com/gpu")
+    token = {key: write_token("nvidia.com/gpu", ["GPU-1"], bytes(32), shared=False)}
+    daemon.kill()
+
+    def create(name: str) -> ContainerId:
+        command = ("/bin/sh", "-c", f"echo ran > /traces/{name}; exec sleep 3600")
+        spec = ContainerSpec(command=command, mounts={"/traces": str(site.traces)}, annotations=token)
+        return site.node.cri.create(site.node.cri.run_pod(PodSpec(name=name)), spec)
+
+    early = create("early")
+    site.node.cri.start(early)
+    with NriGuard(launch, policy) as guard:
+        guard.wait_ready()
+        wait_for("it to be stopped", lambda: site.state(early) == "EXITED", 20, guard.log)
+        with pytest.raises(CriError, match=rf"\[not-granted\]: {key} asks for GPUs, but nobody granted it any"):
+            site.node.cri.start(create("late"))
+    assert not site.ran("late")
 
 
 def test_a_key_that_was_replaced_makes_old_grants_worthless(site: Site, daemon: NriGpu, guard: NriGuard) -> None:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 import pytest
+from msgspec.structs import replace
 
+from nri_gpu.runtime.state import CONTROL_SOCKET
+from nri_gpu.verbs.asking import ask
 from tests.support.cgroup import Cgroup, DeviceRule, device_rules
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
-from tests.support.kubelet import Kubelet
+from tests.support.kubelet import AdmissionError, Kubelet
+from tests.support.nvml import FakeGpu, build_fake_nvml
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import Opened, open_number
 
@@ -34,21 +41,28 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
+def launched(node: Containerd, base: Path, folder: Path) -> Launch:
+    """With a device plugin, four simulated GPUs and a made-up driver."""
+    policy = base / "policy.toml"
+    policy.write_text(f'[kubelet]\nenabled = true\ndir = "{folder}/device-plugins"\n')
+    return Launch(base / "d", node.nri_socket, driver_root=make_driver_root(base / "driver"), policy=policy)
+
+
 @pytest.fixture
 def serving(node: Containerd, tmp_path: Path, folder: Path) -> Iterator[NriGpu]:
-    policy = tmp_path / "policy.toml"
-    policy.write_text(f'[kubelet]\nenabled = true\ndir = "{folder}/device-plugins"\n')
-    root = make_driver_root(tmp_path / "driver")
-    launch = Launch(tmp_path / "d", node.nri_socket, driver_root=root, policy=policy)
-    with NriGpu(launch) as daemon:
+    with NriGpu(launched(node, tmp_path, folder)) as daemon:
         daemon.wait_ready()
         daemon.wait_logged("driver files staged")
         yield daemon
 
 
-def run(node: Containerd, name: str, annotations: Mapping[str, str], claim: str = "") -> tuple[Pod, ContainerId]:
-    pod = node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": claim} if claim else {}))
-    return pod, node.cri.run(pod, ContainerSpec(annotations=annotations))
+def run(
+    node: Containerd, name: str, annotations: Mapping[str, str], claim: str = "", *, uid: str = "", attempt: int = 0
+) -> tuple[Pod, ContainerId]:
+    """attempt: the sandbox's and the container's, of a pod that has had some."""
+    own = {"gpu.nri.io": claim} if claim else {}
+    pod = node.cri.run_pod(PodSpec(name=name, annotations=own, uid=uid, attempt=attempt))
+    return pod, node.cri.run(pod, ContainerSpec(annotations=annotations, attempt=attempt))
 
 
 def check_opens(node: Containerd, container: ContainerId, uuids: list[str]) -> None:
@@ -72,7 +86,11 @@ async def _the_whole_way(node: Containerd, serving: NriGpu, folder: Path) -> Non
         await kubelet.wait_healthy(GPU, 4)
         annotations = await kubelet.admit("train", "main", {GPU: 2})
         chosen = sorted(kubelet.in_use(GPU))
-        pod, container = await asyncio.to_thread(run, node, "train", annotations, "all;capabilities=compute,utility")
+        (standing,) = ask(serving.launch.state / CONTROL_SOCKET, "status")["kubelet"]["resources"]
+        assert (standing["resource"], standing["registered"], standing["fault"]) == (GPU, True, "")
+        uid = str(uuid4())
+        claim = "all;capabilities=compute,utility"
+        pod, container = await asyncio.to_thread(run, node, "train", annotations, claim, uid=uid)
         check_opens(node, container, chosen)
         assert not node.cri.status(container).oci.get("hooks")
         assert len(kubelet.healthy(GPU)) == 4
@@ -86,8 +104,10 @@ async def _the_whole_way(node: Containerd, serving: NriGpu, folder: Path) -> Non
         with pytest.raises(CriError, match=r"\[gpu-busy\]"):
             await asyncio.to_thread(run, node, "thief", {}, f"device={chosen[0]}")
 
-        # A restart of the daemon, and one of the container from the checkpoint.
+        # A restart of the daemon and of the kubelet, and one of the container from the checkpoint.
         await asyncio.to_thread(_restart, serving)
+        await kubelet.wait_healthy(GPU, 2)
+        await kubelet.restart()
         await kubelet.wait_healthy(GPU, 2)
         assert kubelet.healthy(GPU) == chosen
         await asyncio.to_thread(node.cri.stop, container)
@@ -96,10 +116,20 @@ async def _the_whole_way(node: Containerd, serving: NriGpu, folder: Path) -> Non
         spec = ContainerSpec(annotations=kubelet.replayed("train", "main"), attempt=1)
         check_opens(node, await asyncio.to_thread(node.cri.run, pod, spec), chosen)
 
+        # Its sandbox is made anew, and it finds what the kubelet had given it.
+        await asyncio.to_thread(node.cri.stop_pod, pod.id)
+        with pytest.raises(CriError, match=r"\[gpu-busy\].*default/train"):
+            await asyncio.to_thread(run, node, "thief", {}, f"device={chosen[0]}")
+        replayed = kubelet.replayed("train", "main")
+        pod, container = await asyncio.to_thread(run, node, "train", replayed, uid=uid, attempt=2)
+        check_opens(node, container, chosen)
+
+        # The pod ends, and the kubelet gives its GPUs to the next.
         await asyncio.to_thread(node.cri.stop_pod, pod.id)
         kubelet.remove("train")
-        check_opens(node, (await asyncio.to_thread(run, node, "after", {}, f"device={chosen[0]}"))[1], chosen[:1])
-        await kubelet.wait_healthy(GPU, 1)
+        annotations = await kubelet.admit("next", "main", {GPU: 2})
+        check_opens(node, (await asyncio.to_thread(run, node, "next", annotations))[1], chosen)
+        assert kubelet.healthy(GPU) == chosen
 
 
 def _restart(serving: NriGpu) -> None:
@@ -126,3 +156,67 @@ async def _forged(node: Containerd, folder: Path) -> None:
             await asyncio.to_thread(node.cri.run, pod, ContainerSpec())
         _, container = await asyncio.to_thread(run, node, "train", {key: good})
         check_opens(node, container, [given])
+
+
+def test_nothing_is_healthy_while_the_runtime_is_away(fresh_node: Containerd, tmp_path: Path, folder: Path) -> None:
+    with NriGpu(launched(fresh_node, tmp_path, folder)) as daemon:
+        daemon.wait_ready()
+        asyncio.run(_away(fresh_node, daemon, folder))
+
+
+async def _away(node: Containerd, daemon: NriGpu, folder: Path) -> None:
+    async with asyncio.timeout(2 * DEADLINE_S), Kubelet(folder) as kubelet:
+        await kubelet.wait_healthy(GPU, 4)
+        client = kubelet.clients[GPU]
+        await asyncio.to_thread(node.terminate)
+        await kubelet.wait_healthy(GPU, 0)
+        assert kubelet.capacity(GPU) == 4
+        with pytest.raises(AdmissionError, match="not connected to the container runtime"):
+            await kubelet.allocate(GPU, UUIDS[:1])
+        await asyncio.to_thread(node.restart)
+        await kubelet.wait_healthy(GPU, 4)
+        assert kubelet.clients[GPU] is client  # the stream went on through all of it
+        _, container = await asyncio.to_thread(run, node, "train", await kubelet.admit("train", "main", {GPU: 1}))
+        check_opens(node, container, sorted(kubelet.in_use(GPU)))
+        assert await asyncio.to_thread(daemon.terminate) == 0
+        await kubelet.wait_healthy(GPU, 0)
+
+
+def test_nvmls_child_is_started_anew_beside_grpc(node: Containerd, tmp_path: Path, folder: Path) -> None:
+    """Threads of gRPC do not survive a fork: the child comes by vfork and exec, whatever runs in the daemon."""
+    gpus = tuple(FakeGpu(minor=number, uuid=each) for number, each in enumerate(UUIDS))
+    launch = launched(node, tmp_path, folder)
+    assert launch.driver_root
+    build_fake_nvml(launch.driver_root, gpus)
+    with NriGpu(replace(launch, topology=None)) as daemon:
+        daemon.wait_ready()
+        asyncio.run(_child_anew(daemon, folder))
+
+
+async def _child_anew(daemon: NriGpu, folder: Path) -> None:
+    async with asyncio.timeout(DEADLINE_S), Kubelet(folder) as kubelet:
+        await kubelet.wait("capacity 4", lambda: kubelet.capacity(GPU) == 4)  # unhealthy: there is no kernel module
+        for _ in range(3):
+            (child,) = children(daemon.pid)
+            os.kill(child, signal.SIGKILL)
+            daemon.hang_up()
+            while children(daemon.pid) in ([], [child]):  # noqa: ASYNC110 - no event of it
+                await asyncio.sleep(0.02)
+            assert await kubelet.preferred(GPU, set(UUIDS), (), 4) == set(UUIDS)
+            with pytest.raises(AdmissionError, match="nvidia is not loaded"):
+                await kubelet.allocate(GPU, UUIDS[:1])
+        assert (kubelet.registered, kubelet.capacity(GPU)) == (1, 4)
+        assert "fork" not in daemon.log()
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started and that are not over yet."""
+    found = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(each) for file in found for each in file.read_text().split() if alive(int(each))]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False

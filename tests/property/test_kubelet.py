@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
@@ -57,9 +57,6 @@ class OneLedger(RuleBasedStateMachine):
 
     allocated: when each device was given last, as far as this daemon remembers. sandboxes: how often a pod's was made.
     """
-
-    pods = Bundle("pods")
-    made = Bundle("made")
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,8 +108,12 @@ class OneLedger(RuleBasedStateMachine):
 
     # --- the kubelet ---
 
-    @rule(target=pods, data=st.data(), wants=st.lists(st.integers(1, 2), min_size=1, max_size=2))
-    def admit(self, data: Any, wants: list[int]) -> str:  # noqa: ANN401 - hypothesis'
+    @rule(
+        data=st.data(),
+        wants=st.lists(st.integers(1, 2), min_size=1, max_size=2),
+        then=st.sampled_from(["", "created", "created", "runs", "runs"]),
+    )
+    def admit(self, data: Any, wants: list[int], then: str) -> None:  # noqa: ANN401 - hypothesis'
         """A pod of one or two containers; of what the kubelet thinks is free, which may be old news."""
         self.number += 1
         pod = f"pod-{self.number}"
@@ -125,8 +126,12 @@ class OneLedger(RuleBasedStateMachine):
             if not self.allocate(pod, name, resource, ids):
                 for each in [each for each in self.handed if each[0] == pod]:  # and the pod fails
                     del self.handed[each]
-                break
-        return pod
+                return
+        for of, name in [each for each in self.handed if each[0] == pod and then]:
+            given = self.handed[of, name]
+            made = self.create(from_kubelet(given.annotations, pod=of, name=name), given)
+            if then == "runs":
+                self.started(made)
 
     def allocate(self, pod: str, name: str, resource: str, ids: list[str]) -> bool:
         healthy = self.healthy()
@@ -166,25 +171,28 @@ class OneLedger(RuleBasedStateMachine):
         healthy = self.healthy()
         for (pod, _), given in list(self.handed.items()):
             if not {Handed(given.resource, id_) for id_ in given.ids} <= healthy:
-                self.end_pod(pod)
+                self.pod_ended(pod)
 
     # --- the runtime ---
 
-    @rule(target=made, pod=pods, data=st.data(), claim=st.sampled_from([None, "all", "1;capabilities=utility"]))
-    def create_of_kubelet(self, pod: str, data: Any, claim: str | None) -> Container:  # noqa: ANN401 - hypothesis'
-        names = sorted(name for of, name in self.handed if of == pod) or ["main"]
-        name = data.draw(st.sampled_from(names))
-        given = self.handed.get((pod, name))
-        made = from_kubelet(given.annotations if given else {}, pod=pod, claim=claim, name=name)
-        return self.create(made, given)
+    @precondition(lambda self: self.handed)
+    @rule(data=st.data(), claim=st.sampled_from([None, "all", "1;capabilities=utility"]), start=st.booleans())
+    def create_of_kubelet(self, data: Any, claim: str | None, start: bool) -> None:  # noqa: ANN401 - hypothesis'
+        pod, name = data.draw(st.sampled_from(sorted(self.handed)))
+        given = self.handed[pod, name]
+        of = self.create(from_kubelet(given.annotations, pod=pod, claim=claim, name=name), given)
+        if start:
+            self.started(of)
 
     @rule(
-        target=made,
         index=INDEX,
-        claim=st.sampled_from(["1", "2", "all", "device=0", "1;mode=shared", "mig=1g.5gb"]),
+        claim=st.sampled_from(["1", "2", "all", "device=0", "device=1", "1;mode=shared", "mig=1g.5gb"]),
+        start=st.booleans(),
     )
-    def create_by_annotation(self, index: int, claim: str) -> Container:
-        return self.create(container(claim, of=f"local-{index}"), None)
+    def create_by_annotation(self, index: int, claim: str, start: bool) -> None:
+        of = self.create(container(claim, of=f"local-{index}"), None)
+        if start:
+            self.started(of)
 
     def create(self, of: Container, given: Given | None) -> Container:
         self.number += 1
@@ -200,7 +208,7 @@ class OneLedger(RuleBasedStateMachine):
             asks = of.pod.annotations.get("gpu.nri.io", "")
             shared = self.shared if given else "shared" in asks
             self.alive[of.id], self.held[of.id] = (of, False), Held(frozenset(got), shared)
-            if given is None and not shared:
+            if of.pod.name.startswith("local") and not shared:
                 self.check_was_free(set(got))
         return of
 
@@ -212,78 +220,98 @@ class OneLedger(RuleBasedStateMachine):
         if self.settings.pool:
             assert got.isdisjoint(each.uuid for each in self.known())
 
-    @rule(of=made)
-    def start(self, of: Container) -> None:
+    def one(self, data: Any, *, runs: bool | None = None, local: bool = False) -> Container | None:  # noqa: ANN401
+        """Of those that there are."""
+        found = sorted(
+            id_
+            for id_, (of, is_) in self.alive.items()
+            if runs in (None, is_) and (of.pod.name.startswith("local") or not local)
+        )
+        return self.alive[data.draw(st.sampled_from(found))][0] if found else None
+
+    @rule(data=st.data())
+    def start(self, data: Any) -> None:  # noqa: ANN401 - hypothesis'
+        if of := self.one(data, runs=False):
+            self.started(of)
+
+    def started(self, of: Container) -> None:
         """Not while we are away: of one that lapsed nobody can say then whose its GPUs are."""
-        if of.id in self.alive and not self.alive[of.id][1] and self.halves.up and self.halves.start(of):
+        if of.id in self.alive and self.halves.up and self.halves.start(of):
             self.alive[of.id] = (of, True)
 
-    @rule(of=made)
-    def stop(self, of: Container) -> None:
-        if of.id in self.alive:
-            if self.halves.up:
-                self.halves.stop(of)
-            del self.alive[of.id]
+    @rule(data=st.data())
+    def stop(self, data: Any) -> None:  # noqa: ANN401 - hypothesis'
+        if of := self.one(data):
+            self.stopped(of)
 
-    @rule(of=made)
-    def remove(self, of: Container) -> None:
+    def stopped(self, of: Container) -> None:
+        if self.halves.up:
+            self.halves.stop(of)
+        del self.alive[of.id]
+
+    @rule(data=st.data())
+    def remove(self, data: Any) -> None:  # noqa: ANN401 - hypothesis'
         """Without a stop before: one whose start failed, or that ended while nobody told."""
-        if of.id in self.alive:
+        if of := self.one(data):
             if self.halves.up:
                 self.halves.event(pb.REMOVE_CONTAINER, of)
             del self.alive[of.id]
 
-    @rule(of=made)
-    def restart_in_place(self, of: Container) -> None:
+    @rule(data=st.data())
+    def restart_in_place(self, data: Any) -> None:  # noqa: ANN401 - hypothesis'
         """One that runs by annotation finds its GPUs again: nobody has been promised them."""
-        _, runs = self.alive.get(of.id, (of, False))
-        claim = of.pod.annotations.get("gpu.nri.io")
-        if (
-            not runs
-            or not of.pod.name.startswith("local")
-            or claim == "all"
-            or self.ill is not None
-            or not self.halves.up
-        ):
-            return
-        if held := self.held[of.id]:
-            self.stop(of)
+        of = self.one(data, runs=True, local=True)
+        claim = of.pod.annotations["gpu.nri.io"] if of else "all"
+        if of and claim != "all" and self.ill is None and self.halves.up:
+            self.stopped(of)
             anew = self.create(container(claim, of=of.pod.name), None)
-            assert not held.uuids or anew.id in self.alive, claim
+            assert not self.held[of.id].uuids or anew.id in self.alive, claim
+            self.started(anew)
 
-    @rule(pod=pods)
-    def end_pod(self, pod: str) -> None:
+    @precondition(lambda self: self.handed)
+    @rule(data=st.data())
+    def end_pod(self, data: Any) -> None:  # noqa: ANN401 - hypothesis'
+        self.pod_ended(data.draw(st.sampled_from(sorted(self.handed)))[0])
+
+    def pod_ended(self, pod: str) -> None:
         self.end_sandbox(pod)
         self.handed = {name: given for name, given in self.handed.items() if name[0] != pod}
 
-    @rule(pod=pods)
-    def remake_sandbox(self, pod: str) -> None:
-        """The pod lives on, and its containers find what the kubelet gave them."""
-        had = [of for of, runs in self.of(pod) if runs and self.held[of.id].uuids]
-        self.end_sandbox(pod)
-        self.sandboxes[pod] = self.sandboxes.get(pod, 0) + 1
-        for of in had:
+    @precondition(lambda self: self.handed)
+    @rule(data=st.data(), told=st.booleans())
+    def remake_sandbox(self, data: Any, told: bool) -> None:  # noqa: ANN401 - hypothesis'
+        """The pod lives on, and its containers find what the kubelet gave them. told: of each container's end, too."""
+        pod, _ = data.draw(st.sampled_from(sorted(self.handed)))
+        had = [of for of, _ in self.of(pod) if self.held[of.id].uuids]
+        running = {of.name for of, runs in self.of(pod) if runs}
+        self.end_sandbox(pod, told=told)
+        for of in {of.name: of for of in had if of.name in running}.values():
             given = self.handed.get((pod, of.name))
             if given and self.halves.up and self.ill is None:
                 anew = self.create(from_kubelet(given.annotations, pod=pod, name=of.name), given)
                 assert anew.id in self.alive
+                self.started(anew)
 
-    def end_sandbox(self, pod: str) -> None:
+    def end_sandbox(self, pod: str, *, told: bool = True) -> None:
         for of, _ in self.of(pod):
-            self.stop(of)
+            if told:
+                self.stopped(of)
+            else:
+                del self.alive[of.id]
         if self.halves.up:
             ended = container(of=pod)
             sandbox = PodId(f"sandbox-{pod}-{self.sandboxes.get(pod, 0)}")
             self.halves.end_pod(replace(ended, pod=replace(ended.pod, id=sandbox)))
+        self.sandboxes[pod] = self.sandboxes.get(pod, 0) + 1
 
     def of(self, pod: str, name: str | None = None) -> list[tuple[Container, bool]]:
         return [each for each in self.alive.values() if each[0].pod.name == pod and name in (None, each[0].name)]
 
     # --- the daemon ---
 
-    @rule(index=INDEX, ill=st.booleans())
-    def health(self, index: int, ill: bool) -> None:
-        self.ill = index if ill else None
+    @rule(ill=st.sampled_from([None, None, *range(GPUS)]))
+    def health(self, ill: int | None) -> None:
+        self.ill = ill
         self.put_gpus()
 
     @rule(late=st.booleans())
@@ -297,10 +325,14 @@ class OneLedger(RuleBasedStateMachine):
         if late:
             self.halves.plugin.kubelet_keyed(TOKENS)
 
-    @rule()
-    def away(self) -> None:
+    @precondition(lambda self: self.halves.up)
+    @rule(long=st.sampled_from([False, False, True]))
+    def away(self, long: bool) -> None:
         self.halves.up = False
+        if not long:
+            self.back()
 
+    @precondition(lambda self: not self.halves.up)
     @rule()
     def back(self) -> None:
         """The connection is made anew: the runtime lists what there is."""
@@ -309,6 +341,7 @@ class OneLedger(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 61, 2000]))
     def wait(self, seconds: int) -> None:
+        """A daemon with a device plugin looks at its clock every few seconds."""
         self.halves.clock.now += seconds
         self.halves.plugin.lapse()
 

@@ -199,6 +199,12 @@ BAD: Final[dict[str, tuple[Raw, str, str]]] = {
     "no MIG profile": ({"pool": [{"name": "a", "mig": ["1g"]}]}, "pool[0].mig[0]", "a MIG profile"),
     "resource without a prefix": ({"kubelet": {"resource": "gpu"}}, "kubelet.resource", "a resource such as"),
     "resource of Kubernetes' own": ({"kubelet": {"resource": "x.kubernetes.io/gpu"}}, "kubelet.resource", "a resource"),
+    "Kubernetes' own itself": (
+        {"kubelet": {"resource": "kubernetes.io/gpu"}},
+        "kubelet.resource",
+        "a resource such as",
+    ),
+    "resource of quotas": ({"kubelet": {"resource": "requests.x/gpu"}}, "kubelet.resource", "a resource such as"),
     "long resource": ({"kubelet": {"resource": "a.b/" + "c" * 37}}, "kubelet.resource", "over the limit of 40"),
     "no resource to inject for": ({"kubelet": {"inject_for": ["gpu"]}}, "kubelet.inject_for[0]", "a resource such as"),
     "socket that is no path": ({"kubelet": {"podresources": "x"}}, "kubelet.podresources", "empty or an absolute path"),
