@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
+from nri_gpu.domain.gpu import ComputeMode
 from nri_gpu.inventory.asking import ABSENT, Ask, CallError, maybe, parsed, tolerant
+from nri_gpu.inventory.facts import facts, module_versions, prohibited
 from nri_gpu.inventory.identity import DRM_NAME, parse_bus_id, parse_model, parse_uuid
 from nri_gpu.inventory.mig import mig_devices
 from nri_gpu.inventory.running import running
@@ -51,6 +53,7 @@ def survey(ask: Ask, sysfs: Path) -> dict[str, object]:
     faults: list[dict[str, object]] = []
     seen: list[_Seen] = []
     report = {"driver_version": maybe(ask, "", "nvmlSystemGetDriverVersion"), "cuda_version": _cuda_version(ask)}
+    report["modules"] = module_versions(sysfs)
     for index in range(ask("nvmlDeviceGetCount")):
         try:
             seen.append(_identify(ask, index))
@@ -74,14 +77,14 @@ def _identify(ask: Ask, index: int) -> _Seen:
     Raises: CallError.
     """
     handle = ask("nvmlDeviceGetHandleByIndex", index, gpu=index)
-    facts: dict[str, object] = {
+    named: dict[str, object] = {
         "index": index,
         "uuid": parsed(parse_uuid, ask("nvmlDeviceGetUUID", handle, gpu=index), "nvmlDeviceGetUUID"),
         "minor_number": int(ask("nvmlDeviceGetMinorNumber", handle, gpu=index)),
         "pci_bus_id": _bus_id(ask("nvmlDeviceGetPciInfo_v3", handle, gpu=index), "nvmlDeviceGetPciInfo_v3"),
         "unavailable": "",
     }
-    return _Seen(index, handle, facts)
+    return _Seen(index, handle, named)
 
 
 def _describe(ask: Ask, gpu: _Seen, sysfs: Path) -> None:
@@ -90,9 +93,11 @@ def _describe(ask: Ask, gpu: _Seen, sysfs: Path) -> None:
     gpu.facts["mig"] = []
     gpu.facts["drm"] = []
     gpu.facts |= {"brand": "", "processes": None, "signs": []}
+    gpu.facts |= {"architecture": "", "cpus": "", "addressing": ""}
+    gpu.facts |= dict.fromkeys(("compute_mode", "persistence", "ecc", "fabric"))
     try:
-        for facts in _descriptions(ask, gpu, sysfs):
-            gpu.facts |= facts
+        for some in _descriptions(ask, gpu, sysfs):
+            gpu.facts |= some
     except CallError as error:
         gpu.facts |= {"unavailable": str(error), "signs": sign_of(error)}
 
@@ -108,6 +113,10 @@ def _descriptions(ask: Ask, gpu: _Seen, sysfs: Path) -> Iterator[Mapping[str, ob
     yield {"brand": "" if brand is None else brand_word(int(brand))}
     yield {"numa_node": _numa_node(ask, gpu, sysfs), "drm": list(_drm(gpu, sysfs))}
     yield {"signs": signs(ask, handle, index)}
+    for fact in facts(ask, handle, index, sysfs / "bus/pci/devices" / gpu.bus_id):
+        yield fact
+        if fact.get("compute_mode") is ComputeMode.PROHIBITED:
+            yield {"unavailable": prohibited(gpu.bus_id)}
     # Not knowing whether a GPU is cut into MIG instances is not the same as knowing that it is whole.
     mode = maybe(ask, (0, 0), "nvmlDeviceGetMigMode", handle, gpu=index, tolerated=ABSENT)
     yield {"mig_enabled": mode[0] == MIG_ENABLED}

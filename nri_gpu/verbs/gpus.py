@@ -13,13 +13,13 @@ from typing import Any
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.errors import InventoryError, PolicyError
 from nri_gpu.domain.extras import Extra, Offer
-from nri_gpu.domain.gpu import Gpu, Inventory, MigPart, Unit
+from nri_gpu.domain.gpu import Fabric, Gpu, Inventory, MigPart, Unit
 from nri_gpu.inventory.source import NvmlSource, Source, TopologySource, source_of
 from nri_gpu.runtime.report import health_json
 from nri_gpu.runtime.state import DEFAULT_STATE
 from nri_gpu.settings import load_policy
 from nri_gpu.verbs.exits import Exit
-from nri_gpu.verbs.health_words import state_of, told
+from nri_gpu.verbs.health_words import Snapshot, state_of, told
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,17 +30,18 @@ def run(args: argparse.Namespace) -> int:
 
             return asyncio.run(watch(_source(args), as_json=args.output == "json", simulated=bool(args.gpus)))
         inventory = asyncio.run(_look(args))
-        if args.state_dir or not args.gpus:
-            inventory = told(inventory, Path(args.state_dir or DEFAULT_STATE))
     except PolicyError as error:
         print("\n".join(map(str, error.faults)), file=sys.stderr)
         return Exit.CONFIGURATION
     except InventoryError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.CONFIGURATION if args.gpus else Exit.UNAVAILABLE
-    if args.record:
+    if args.record:  # the node, and not what has befallen it: a GPU that is bad today is not so in a simulation
         return record(inventory, Path(args.record), scrub=args.scrub)
-    print(_shown(inventory, args))
+    snapshot = None
+    if args.state_dir or not args.gpus:
+        inventory, snapshot = told(inventory, Path(args.state_dir or DEFAULT_STATE))
+    print(_shown(inventory, snapshot, args))
     if inventory.fault:
         return Exit.UNAVAILABLE
     return Exit.OK if any(not why_not(unit) for unit in inventory.units) else Exit.FINDING
@@ -61,14 +62,14 @@ def record(inventory: Inventory, path: Path, *, scrub: bool) -> int:
     return Exit.OK
 
 
-def _shown(inventory: Inventory, args: argparse.Namespace) -> str:
+def _shown(inventory: Inventory, snapshot: Snapshot | None, args: argparse.Namespace) -> str:
     if args.output == "json":
-        return json.dumps(to_json(inventory), indent=1)
+        return json.dumps(to_json(inventory, snapshot), indent=1)
     if args.topology:
         from nri_gpu.verbs.gpus_topology import matrix
 
         return matrix(inventory)
-    return to_text(inventory)
+    return to_text(inventory, snapshot)
 
 
 def _source(args: argparse.Namespace) -> TopologySource | NvmlSource:
@@ -98,8 +99,8 @@ async def _ask(source: Source) -> Inventory:
         await source.close()
 
 
-def to_json(inventory: Inventory) -> dict[str, Any]:
-    """Schema `nri-gpu/gpus/v1`."""
+def to_json(inventory: Inventory, snapshot: Snapshot | None = None) -> dict[str, Any]:
+    """Schema `nri-gpu/gpus/v1`. snapshot: of the daemon that was asked beside."""
     return {
         "schema": "nri-gpu/gpus/v1",
         "simulated": inventory.simulated,
@@ -113,6 +114,8 @@ def to_json(inventory: Inventory) -> dict[str, Any]:
         },
         "modeset": inventory.majors.modeset,
         "extras": {extra.value: _offer_json(offer) for extra, offer in inventory.extras.items()},
+        "modules": dict(inventory.modules),
+        "snapshot": {"number": snapshot.number, "age_s": snapshot.age_s} if snapshot else None,
         "gpus": [_gpu_json(gpu) for gpu in inventory.gpus],
         "faults": [{"index": fault.index, "reason": fault.reason} for fault in inventory.faults],
         "links": [{"a": link.a, "b": link.b, "pcie": link.pcie, "nvlink": link.nvlink} for link in inventory.links],
@@ -144,8 +147,25 @@ def _gpu_json(gpu: Gpu) -> dict[str, Any]:
         "unavailable": why_not(gpu),
         "processes": gpu.processes,
         "health": health_json(gpu),
+        "architecture": gpu.architecture,
+        "cpus": gpu.cpus,
+        "compute_mode": gpu.compute_mode,
+        "persistence": gpu.persistence,
+        "ecc": {"current": gpu.ecc.current, "pending": gpu.ecc.pending} if gpu.ecc else None,
+        "addressing": gpu.addressing,
+        "fabric": _fabric_json(gpu.fabric) if gpu.fabric else None,
         "mig": [_part_json(part) for part in gpu.parts],
         "drm": [{"name": node.name, "major": node.major, "minor": node.minor} for node in gpu.drm],
+    }
+
+
+def _fabric_json(fabric: Fabric) -> dict[str, Any]:
+    return {
+        "state": fabric.state,
+        "status": fabric.status,
+        "cluster": fabric.cluster,
+        "clique": fabric.clique,
+        "health_mask": fabric.health_mask,
     }
 
 
@@ -165,11 +185,11 @@ def _part_json(part: MigPart) -> dict[str, Any]:
     }
 
 
-def to_text(inventory: Inventory) -> str:
+def to_text(inventory: Inventory, snapshot: Snapshot | None = None) -> str:
     """A table, and what is wrong below it."""
     origin = "simulated" if inventory.simulated else "NVML"
     versions = f"driver {inventory.driver_version or '?'}, CUDA {inventory.cuda_version or '?'}, from {origin}"
-    lines = [f"{len(inventory.gpus)} GPUs, {versions}"]
+    lines = [f"{len(inventory.gpus)} GPUs, {versions}" + (f"; {snapshot.words}" if snapshot else "")]
     if inventory.gpus:
         rows = [_row(unit) for unit in inventory.units]
         lines += table(("INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI BUS ID", "NODE", "STATE", "UUID"), rows)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.allocation.place import why_not
-from nri_gpu.domain.gpu import Gpu, Inventory, Unit, whole
+from nri_gpu.domain.gpu import ComputeMode, Gpu, Inventory, Unit, whole
 from nri_gpu.domain.health import Health, State
 from nri_gpu.runtime.state import CONTROL_SOCKET
 from nri_gpu.verbs.asking import ask
+
+# Shared by containers, only the first of them could compute, unless an MPS daemon is what has the GPU.
+_FOR_ONE: Final = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.EXCLUSIVE_THREAD)
 
 
 def state_of(unit: Unit) -> str:
@@ -23,17 +27,35 @@ def state_of(unit: Unit) -> str:
     gpu = whole(unit)
     words = [gpu.health.state.value] if gpu.health.state is not State.HEALTHY else []
     words += [sign.value for sign in gpu.signs]
+    if unit is gpu and gpu.compute_mode in _FOR_ONE:
+        words.append(gpu.compute_mode.value)
     return ", ".join(["ok", *words])
 
 
-def told(inventory: Inventory, state_dir: Path) -> Inventory:
+class Snapshot(Struct, frozen=True):
+    """What a running daemon goes by. age_s: seconds since its source last confirmed it; None where it never did."""
+
+    number: int
+    age_s: float | None
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        age = "not confirmed yet" if self.age_s is None else f"{self.age_s:.0f} s old"
+        return f"the daemon's snapshot is number {self.number}, {age}"
+
+
+def told(inventory: Inventory, state_dir: Path) -> tuple[Inventory, Snapshot | None]:
     """With what the daemon knows of the GPUs' health; as it is where there is none to ask."""
     try:
-        said = {str(each["uuid"]): each for each in ask(state_dir / CONTROL_SOCKET, "status")["gpus"]}
+        status = ask(state_dir / CONTROL_SOCKET, "status")
+        said = {str(each["uuid"]): each for each in status["gpus"]}
         gpus = tuple(_told(gpu, said.get(gpu.uuid)) for gpu in inventory.gpus)
-    except (OSError, ValueError, KeyError):
-        return inventory
-    return replace(inventory, gpus=gpus)
+        age_s = status["node"]["inventory_age_s"]
+        snapshot = Snapshot(int(status["node"]["inventory_number"]), None if age_s is None else float(age_s))
+    except (OSError, ValueError, KeyError, TypeError):
+        return inventory, None
+    return replace(inventory, gpus=gpus), snapshot
 
 
 def _told(gpu: Gpu, said: Mapping[str, Any] | None) -> Gpu:

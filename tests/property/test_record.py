@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.edits import DeviceNode, Mount
 from nri_gpu.domain.extras import Channels, Extra, Offer
 from nri_gpu.domain.gpu import (
+    ComputeMode,
     DrmNode,
     Gpu,
     GpuFault,
@@ -24,10 +25,13 @@ from nri_gpu.domain.gpu import (
     NumaNode,
     PciBusId,
 )
+from nri_gpu.domain.health import Sign
+from nri_gpu.inventory.facts import MODULES
 from nri_gpu.inventory.offer_table import OF_GPUS
 from nri_gpu.inventory.record import scrubbed, topology_text
 from nri_gpu.inventory.topology import PCIE_WORDS, load_topology, parse_topology
 from nri_gpu.requirements.facts import BRANDS
+from tests.property import worlds
 
 ROOT = Path(__file__).parents[2]
 TOPOLOGIES = sorted([*(ROOT / "config/topologies").glob("*.toml"), *(ROOT / "tests/fixtures/gpus").glob("*.toml")])
@@ -37,6 +41,10 @@ sentences = st.text(st.characters(codec="utf-8"), max_size=20)
 versions = st.sampled_from(["", "580.95.05", "13.0"])
 majors = st.none() | st.integers(1, 4095)
 maybe_minor = st.none() | st.integers(0, 8191)
+
+
+facts = worlds.facts().filter(lambda drawn: drawn["compute_mode"] is not ComputeMode.PROHIBITED)
+modules = st.dictionaries(st.sampled_from(MODULES), st.sampled_from(["", "580.95.05", "1.0-0"]))
 
 
 @st.composite
@@ -73,6 +81,8 @@ def gpus(draw: st.DrawFn, index: int) -> Gpu:
         drm=tuple(
             DrmNode(f"{kind}{index}", 226, index) for kind in draw(st.sets(st.sampled_from(["card", "renderD"])))
         ),
+        signs=tuple(draw(st.lists(st.sampled_from(Sign), unique=True, max_size=3))),
+        **draw(facts),
     )
 
 
@@ -105,6 +115,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
         driver_version=draw(versions),
         cuda_version=draw(versions),
         extras=extras,
+        modules=draw(modules),
     )
 
 
@@ -119,7 +130,11 @@ def reloaded(inventory: Inventory) -> Inventory:
 @settings(max_examples=40)
 @given(inventories())
 def test_it_comes_back_whole(inventory: Inventory) -> None:
-    assert reloaded(inventory) == replace(inventory, simulated=True)
+    again = reloaded(inventory)
+    assert again == replace(inventory, simulated=True)
+    assert [gpu.compute_mode for gpu in again.gpus] == [gpu.compute_mode for gpu in inventory.gpus]
+    masks = [[gpu.fabric and gpu.fabric.health_mask for gpu in each.gpus] for each in (again, inventory)]
+    assert masks[0] == masks[1]
 
 
 @pytest.mark.parametrize("path", TOPOLOGIES, ids=lambda path: path.stem)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.gpu import Inventory, Link, Majors, NumaNode
+from nri_gpu.inventory.facts import ARCHITECTURES, MODULES
 from nri_gpu.inventory.topology import TopologyError, load_topology, parse_topology
 from nri_gpu.requirements import facts
 
@@ -165,6 +166,13 @@ def test_a_mig_device_twice() -> None:
     assert [fault.split(":")[0] for fault in found] == ["gpu[0].mig[1].uuid", "gpu[0].mig[1]"]
 
 
+def test_a_gpu_in_prohibited_mode_is_unavailable_in_a_simulation_too() -> None:
+    (gpu,) = parse(NODE + GPU + "compute_mode = 'prohibited'\n").gpus
+    assert "nvidia-smi -i 0000:3b:00.0 -c 0" in gpu.unavailable
+    (other,) = parse(NODE + GPU + "compute_mode = 'prohibited'\nunavailable = 'lost'\n").gpus
+    assert other.unavailable == "lost"
+
+
 def test_what_may_be_left_out() -> None:
     inventory = parse(NODE + GPU)
     assert inventory == Inventory(taken_at=5.0, gpus=inventory.gpus, simulated=True)
@@ -206,7 +214,7 @@ FAULTS = {
     "node is no table": ("schema = 1\nnode = 3\n", ["node: must be a table"]),
     "unknown key": (
         f"{NODE}divrer = 'x'\n",
-        ["node.divrer: unknown key (known here: cuda, driver, extra, majors)"],
+        ["node.divrer: unknown key (known here: cuda, driver, extra, majors, modules)"],
     ),
     "unknown table": (
         f"{NODE}[gpus]\n",
@@ -225,6 +233,31 @@ FAULTS = {
     "arch as a number": (NODE + GPU.replace('"9.0"', "9.0"), ["gpu[0].arch: must be text"]),
     "arch": (NODE + GPU.replace('"9.0"', '"9"'), ["""gpu[0].arch: '9' is not a compute capability ("9.0")"""]),
     "a brand of its own": (NODE + GPU + "brand = 'acme'\n", [f"gpu[0].brand: 'acme' is no brand of NVML's ({BRANDS})"]),
+    "a compute mode of its own": (
+        NODE + GPU + "compute_mode = 'off'\n",
+        ["gpu[0].compute_mode: 'off' is none of default, exclusive-thread, prohibited, exclusive-process"],
+    ),
+    "no architecture of NVIDIA's": (
+        NODE + GPU + "architecture = 'rdna'\n",
+        [f"gpu[0].architecture: 'rdna' is none of {', '.join(ARCHITECTURES.values())}"],
+    ),
+    "an odd list of cpus": (
+        NODE + GPU + "cpus = '0..3'\n",
+        ["gpu[0].cpus: '0..3' is not a list of CPUs (\"0-15,32-47\")"],
+    ),
+    "a state that will come and none that is": (
+        NODE + GPU + "ecc_pending = true\n",
+        ["gpu[0].ecc_pending: says what becomes of `ecc`, which is missing"],
+    ),
+    "a fabric without a state": (NODE + GPU + "fabric = { clique = 1 }\n", ["gpu[0].fabric.state: missing; text"]),
+    "a fabric's cluster": (
+        NODE + GPU + "fabric = { state = 'completed', cluster = '1' }\n",
+        ["gpu[0].fabric.cluster: '1' is not a cluster UUID (xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, lower case hex)"],
+    ),
+    "a module that is none": (
+        f"{NODE}[node.modules]\next4 = '1'\n",
+        [f"node.modules.ext4: unknown key (known here: {', '.join(sorted(MODULES))})"],
+    ),
     "mig as a number": (NODE + GPU + "mig = 1\n", ["gpu[0].mig: must be true or false"]),
     "duplicates": (
         NODE + GPU + GPU,
