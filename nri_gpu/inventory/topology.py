@@ -93,6 +93,8 @@ def parse_topology(text: str, file: str, taken_at: float) -> Inventory:
 
 def parse_scene(text: str, file: str, taken_at: float) -> Scene:
     """The same with the changes that it plays later. Raises: TopologyError."""
+    from nri_gpu.inventory.places import contradicting, with_lines  # a node with NVML needs none of it
+
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -102,9 +104,12 @@ def parse_scene(text: str, file: str, taken_at: float) -> Scene:
     inventory = _inventory(root, taken_at)
     changes = read_changes(root, inventory)
     root.done()
+    scene = Scene(inventory, changes)
+    for path, sentence in tuple(contradicting(data, scene, notes.faults)):
+        notes.fault(path, sentence)
     if notes.faults:
-        raise TopologyError(tuple(notes.faults))
-    return Scene(inventory, changes)
+        raise TopologyError(with_lines(notes.faults, text))
+    return scene
 
 
 def _syntax_fault(file: str, message: str) -> Fault:

@@ -39,32 +39,43 @@ TOPOLOGIES = sorted([*(ROOT / "config/topologies").glob("*.toml"), *(ROOT / "tes
 # What NVML may say of a failure: anything that UTF-8 can hold.
 sentences = st.text(st.characters(codec="utf-8"), max_size=20)
 versions = st.sampled_from(["", "580.95.05", "13.0"])
-majors = st.none() | st.integers(1, 4095)
-maybe_minor = st.none() | st.integers(0, 8191)
+majors = st.lists(st.integers(1, 4095), unique=True, min_size=3, max_size=3)
 
 
 facts = worlds.facts().filter(lambda drawn: drawn["compute_mode"] is not ComputeMode.PROHIBITED)
 modules = st.dictionaries(st.sampled_from(MODULES), st.sampled_from(["", "580.95.05", "1.0-0"]))
 
 
+SLICES = {"1c.3g.40gb": 3, "1g.10gb+me": 1, "unknown": 0, "2g.20gb": 2}
+
+
 @st.composite
 def gpus(draw: st.DrawFn, index: int) -> Gpu:
     slots = draw(st.lists(st.tuples(st.integers(0, 14), st.integers(0, 7)), unique=True, max_size=3))
     places = sorted(draw(st.sets(st.integers(0, 119), min_size=len(slots), max_size=len(slots))))
+    # GPU instances share nothing, their compute instances their profile's slices; a GPU has seven of these.
+    profiles = {gi: draw(st.sampled_from([*SLICES])) for gi, _ in slots}
+    cut = {gi: "1c.3g.40gb" if sum(gi == other for other, _ in slots) > 1 else profiles[gi] for gi, _ in slots}
+    if sum(SLICES[profile] for profile in cut.values()) > 7:
+        cut = dict.fromkeys(cut, "2g.20gb")
+    few = st.lists(st.integers(2000 * index, 2000 * index + 1999), unique=True, min_size=6, max_size=6)
+    minors = iter(draw(few))
+    of_instance = {gi: draw(st.none() | st.just(next(minors))) for gi in cut}
     parts = tuple(
         MigDevice(
             index=place,
             uuid=GpuUuid(f"MIG-0000{index:02x}{place:02x}-0000-4000-8000-000000000000"),
             gpu_instance_id=slot[0],
             compute_instance_id=slot[1],
-            profile=draw(st.sampled_from(["1c.3g.40gb", "1g.10gb+me", "unknown"])),
+            profile=cut[slot[0]],
             memory_bytes=draw(st.integers(0, 2**33)),
-            gpu_instance_minor=draw(maybe_minor),
-            compute_instance_minor=draw(maybe_minor),
+            gpu_instance_minor=of_instance[slot[0]],
+            compute_instance_minor=draw(st.none() | st.just(next(minors))),
             unavailable=draw(sentences),
         )
         for place, slot in zip(places, slots, strict=True)
     )
+    card, render = DrmNode(f"card{index}", 226, index), DrmNode(f"renderD{128 + index}", 226, 128 + index)
     return Gpu(
         index=index,
         minor_number=draw(st.sampled_from([index, 40 + index])),
@@ -78,9 +89,7 @@ def gpus(draw: st.DrawFn, index: int) -> Gpu:
         brand=draw(st.sampled_from(["", *(brand for brand in BRANDS if brand)])),
         unavailable=draw(sentences),
         mig=parts,
-        drm=tuple(
-            DrmNode(f"{kind}{index}", 226, index) for kind in draw(st.sets(st.sampled_from(["card", "renderD"])))
-        ),
+        drm=draw(st.sampled_from([(), (card,), (card, render)])),
         signs=tuple(draw(st.lists(st.sampled_from(Sign), unique=True, max_size=3))),
         **draw(facts),
     )
@@ -105,13 +114,14 @@ def inventories(draw: st.DrawFn) -> Inventory:
     )
     if draw(st.booleans()):
         extras[Extra.IMEX] = Offer(channels=Channels(240, draw(st.integers(1, 2048))))
+    nvidia, uvm, caps = (draw(st.none() | st.just(each)) for each in draw(majors))
     return Inventory(
         taken_at=3.0,
         gpus=tuple(draw(gpus(index)) for index in range(count)),
         faults=tuple(GpuFault(count + at, text) for at, text in enumerate(draw(st.lists(sentences, max_size=2)))),
-        links=tuple(Link(a, b, draw(st.sampled_from(PCIE_WORDS)), draw(st.integers(0, 36))) for a, b in pairs),
+        links=tuple(Link(a, b, draw(st.sampled_from(PCIE_WORDS)), draw(st.integers(0, 12))) for a, b in pairs),
         numa=tuple(NumaNode(at, "0-3,8", memory=draw(st.booleans())) for at in range(draw(st.integers(0, 2)))),
-        majors=Majors(draw(majors), draw(majors), draw(majors), draw(st.none() | st.booleans())),
+        majors=Majors(nvidia, uvm, caps, draw(st.none() | st.booleans())),
         driver_version=draw(versions),
         cuda_version=draw(versions),
         extras=extras,
