@@ -38,6 +38,7 @@ class _Seen(Struct):
 
     index: int
     handle: object = None
+    silent: bool = False  # a call about it failed; others may take long, and none is worth it
     facts: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -62,7 +63,7 @@ def survey(ask: Ask, sysfs: Path) -> dict[str, object]:
     for gpu in seen:
         _describe(ask, gpu, sysfs)
     # The pairs come last: by then every GPU's bus id is known, and what is gone need not be asked again.
-    links = list(_links(ask, [gpu for gpu in seen if not gpu.facts["unavailable"]]))
+    links = list(_links(ask, seen))
     return {**report, "gpus": [gpu.facts for gpu in seen], "faults": faults, "links": links}
 
 
@@ -84,7 +85,7 @@ def _identify(ask: Ask, index: int) -> _Seen:
         "pci_bus_id": _bus_id(ask("nvmlDeviceGetPciInfo_v3", handle, gpu=index), "nvmlDeviceGetPciInfo_v3"),
         "unavailable": "",
     }
-    return _Seen(index, handle, named)
+    return _Seen(index, handle, facts=named)
 
 
 def _describe(ask: Ask, gpu: _Seen, sysfs: Path) -> None:
@@ -100,6 +101,7 @@ def _describe(ask: Ask, gpu: _Seen, sysfs: Path) -> None:
             gpu.facts |= some
     except CallError as error:
         gpu.facts |= {"unavailable": str(error), "signs": sign_of(error)}
+        gpu.silent = bool(error.code)
 
 
 def _descriptions(ask: Ask, gpu: _Seen, sysfs: Path) -> Iterator[Mapping[str, object]]:
@@ -160,16 +162,22 @@ def _drm(gpu: _Seen, sysfs: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _links(ask: Ask, gpus: list[_Seen]) -> Iterator[dict[str, object]]:
-    """Every pair that a path is known of."""
-    remotes = {gpu.index: list(_remotes(ask, gpu, frozenset(each.bus_id for each in gpus))) for gpu in gpus}
+    """Every pair that a path is known of; of a GPU that is not asked, what the others know."""
+    known = frozenset(each.bus_id for each in gpus)
+    remotes = {gpu.index: [] if gpu.silent else list(_remotes(ask, gpu, known)) for gpu in gpus}
     for at, first in enumerate(gpus):
         for second in gpus[at + 1 :]:
-            name = "nvmlDeviceGetTopologyCommonAncestor"
-            level = tolerant(ask, None, name, first.handle, second.handle, gpu=first.index)
-            nvlink = _nvlinks(ask, first, second, remotes)
-            if level in _ANCESTORS or nvlink:
-                pcie = _ANCESTORS.get(level, _FARTHEST)
-                yield {"a": first.index, "b": second.index, "pcie": pcie, "nvlink": nvlink}
+            pcie, nvlink = _pcie(ask, first, second), _nvlinks(ask, first, second, remotes)
+            if pcie or nvlink:
+                yield {"a": first.index, "b": second.index, "pcie": pcie or _FARTHEST, "nvlink": nvlink}
+
+
+def _pcie(ask: Ask, first: _Seen, second: _Seen) -> str:
+    """The word of `nvidia-smi topo -m`; empty where nobody tells."""
+    if first.silent or second.silent:
+        return ""
+    name = "nvmlDeviceGetTopologyCommonAncestor"
+    return _ANCESTORS.get(tolerant(ask, None, name, first.handle, second.handle, gpu=first.index), "")
 
 
 def _remotes(ask: Ask, gpu: _Seen, known: frozenset[str]) -> Iterator[str]:
@@ -190,7 +198,7 @@ def _remotes(ask: Ask, gpu: _Seen, known: frozenset[str]) -> Iterator[str]:
 
 def _nvlinks(ask: Ask, first: _Seen, second: _Seen, remotes: Mapping[int, list[str]]) -> int:
     """Direct links between two GPUs, or those through the switches that both hang on."""
-    direct = remotes[first.index].count(second.bus_id)
+    direct = max(remotes[first.index].count(second.bus_id), remotes[second.index].count(first.bus_id))
     switched = min(remotes[first.index].count(""), remotes[second.index].count(""))
     if direct or not switched:
         return direct

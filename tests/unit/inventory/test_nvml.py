@@ -13,7 +13,7 @@ from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Gpu, GpuFault, GpuUuid, Inventory, Link, PciBusId
 from nri_gpu.inventory.child import NvmlChild
 from nri_gpu.inventory.topology import load_topology
-from tests.support.nvml import SWITCH, Act, FakeGpu, build_fake_nvml, configure, evidence, gpus_of
+from tests.support.nvml import SWITCH, Act, FakeFacts, FakeGpu, build_fake_nvml, configure, evidence, gpus_of
 
 ROOT = Path(__file__).parents[3]
 FOUR = [FakeGpu() for _ in range(4)]
@@ -298,6 +298,27 @@ def test_a_lost_gpu_has_no_links(tmp_path: Path) -> None:
     gpus = [FakeGpu(nvlinks=(SWITCH,))] * 3
     found = links(tmp_path, gpus, [Act("nvmlDeviceGetName", "fail", 15, gpu=1)])
     assert [(link.a, link.b) for link in found] == [(0, 2)]
+
+
+def test_a_gpu_that_is_only_set_up_wrongly_keeps_its_links(tmp_path: Path) -> None:
+    """In prohibited mode, or waiting for its reset into MIG mode: it is unavailable, and where it was."""
+    whole = FakeGpu(nvlinks=(SWITCH,) * 4)
+    expected = links(tmp_path, [whole] * 3)
+    assert [link.nvlink for link in expected] == [4, 4, 4]
+    for odd in (replace(whole, facts=FakeFacts(compute_mode=2)), replace(whole, mig=(0, 1))):
+        near = [(0, 1, "NODE"), (0, 2, "NODE"), (1, 2, "NODE")]
+        inventory = ask(build_fake_nvml(tmp_path, [whole, odd, whole], ancestors=near))
+        assert [bool(gpu.unavailable) for gpu in inventory.gpus] == [False, True, False]
+        assert inventory.links == expected
+
+
+def test_of_a_lost_gpu_its_neighbours_know(tmp_path: Path) -> None:
+    """Their links lead to it; it is not asked about them itself."""
+    gpus = [FakeGpu(nvlinks=(1, 1, 2)), FakeGpu(nvlinks=(0, 0)), FakeGpu(nvlinks=(0,))]
+    found = links(tmp_path, gpus, [Act("nvmlDeviceGetName", "fail", 15, gpu=0)])
+    assert found == (Link(0, 1, "SYS", 2), Link(0, 2, "SYS", 1), Link(1, 2, "NODE", 0))
+    calls = evidence(tmp_path, "calls").splitlines()
+    assert calls.count("nvmlDeviceGetNvLinkState") == 2 * 36
 
 
 def test_failing_links_cost_nothing_else(tmp_path: Path) -> None:
