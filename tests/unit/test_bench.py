@@ -71,6 +71,9 @@ def test_the_wire_part_runs() -> None:
     assert done.returncode == 0, done.stderr
     assert "request to reply, 8-GPU grant, p50" in done.stdout
     assert "real containerd" not in done.stdout
+    for process in ("nri-gpu", "inventory child", "event child"):
+        (line,) = (line for line in done.stdout.splitlines() if f"with NVML, {process} " in line)
+        assert 5 < float(line.split(process)[1].split()[0]) < 100
 
 
 def test_the_part_about_deciding_runs() -> None:
