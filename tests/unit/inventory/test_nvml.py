@@ -99,6 +99,12 @@ def test_a_topology_and_nvml_tell_of_a_node_alike(tmp_path: Path, name: str) -> 
     sysfs = tmp_path / "sys"
     for gpu in simulated.gpus:
         make_drm(sysfs, gpu)
+        folder = sysfs / "bus/pci/devices" / gpu.pci_bus_id
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "local_cpulist").write_text(f"{gpu.cpus}\n")
+    for module_name, version in simulated.modules.items():
+        (sysfs / "module" / module_name).mkdir(parents=True)
+        (sysfs / "module" / module_name / "version").write_text(f"{version}\n")
     fake = build_fake_nvml(tmp_path, gpus, ancestors=ancestors, driver=simulated.driver_version)
     inventory = ask(fake, str(sysfs))
     assert inventory == replace(
