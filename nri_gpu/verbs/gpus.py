@@ -19,7 +19,8 @@ from nri_gpu.runtime.report import health_json
 from nri_gpu.runtime.state import DEFAULT_STATE
 from nri_gpu.settings import load_policy
 from nri_gpu.verbs.exits import Exit
-from nri_gpu.verbs.health_words import Snapshot, state_of, told
+from nri_gpu.verbs.health_words import asked, state_of, told
+from nri_gpu.verbs.snapshot_words import Snapshot, snapshot_of
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,10 +39,11 @@ def run(args: argparse.Namespace) -> int:
         return Exit.CONFIGURATION if args.gpus else Exit.UNAVAILABLE
     if args.record:  # the node, and not what has befallen it: a GPU that is bad today is not so in a simulation
         return record(inventory, Path(args.record), scrub=args.scrub)
-    snapshot = None
-    if args.state_dir or not args.gpus:
-        inventory, snapshot = told(inventory, Path(args.state_dir or DEFAULT_STATE))
-    print(_shown(inventory, snapshot, args))
+    # A simulated node is that of a daemon only where one is named.
+    state_dir = Path(args.state_dir or DEFAULT_STATE) if args.state_dir or not args.gpus else None
+    said = asked(state_dir) if state_dir else None
+    inventory = told(inventory, said) if said else inventory
+    print(_shown(inventory, snapshot_of(said), args))
     if inventory.fault:
         return Exit.UNAVAILABLE
     return Exit.OK if any(not why_not(unit) for unit in inventory.units) else Exit.FINDING

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.allocation.place import why_not
@@ -32,30 +31,22 @@ def state_of(unit: Unit) -> str:
     return ", ".join(["ok", *words])
 
 
-class Snapshot(Struct, frozen=True):
-    """What a running daemon goes by. age_s: seconds since its source last confirmed it; None where it never did."""
-
-    number: int
-    age_s: float | None
-
-    @property
-    def words(self) -> str:
-        """For people."""
-        age = "not confirmed yet" if self.age_s is None else f"{self.age_s:.0f} s old"
-        return f"the daemon's snapshot is number {self.number}, {age}"
-
-
-def told(inventory: Inventory, state_dir: Path) -> tuple[Inventory, Snapshot | None]:
-    """With what the daemon knows of the GPUs' health; as it is where there is none to ask."""
+def asked(state_dir: Path) -> Mapping[str, Any] | None:
+    """What the daemon says of itself; None where there is none to ask."""
     try:
-        status = ask(state_dir / CONTROL_SOCKET, "status")
-        said = {str(each["uuid"]): each for each in status["gpus"]}
-        gpus = tuple(_told(gpu, said.get(gpu.uuid)) for gpu in inventory.gpus)
-        age_s = status["node"]["inventory_age_s"]
-        snapshot = Snapshot(int(status["node"]["inventory_number"]), None if age_s is None else float(age_s))
-    except (OSError, ValueError, KeyError, TypeError):
-        return inventory, None
-    return replace(inventory, gpus=gpus), snapshot
+        return ask(state_dir / CONTROL_SOCKET, "status")
+    except (OSError, ValueError):
+        return None
+
+
+def told(inventory: Inventory, said: Mapping[str, Any]) -> Inventory:
+    """With what the daemon knows of the GPUs' health; as it is where it says nothing that can be understood."""
+    try:
+        known = {str(each["uuid"]): each for each in said["gpus"]}
+        gpus = tuple(_told(gpu, known.get(gpu.uuid)) for gpu in inventory.gpus)
+    except (ValueError, KeyError, TypeError):
+        return inventory
+    return replace(inventory, gpus=gpus)
 
 
 def _told(gpu: Gpu, said: Mapping[str, Any] | None) -> Gpu:

@@ -260,6 +260,16 @@ def test_the_daemons_snapshot_has_a_number_and_an_age(
     assert "is number 1, not confirmed yet\n" in shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere")[1]
 
 
+@pytest.mark.parametrize("said", [{}, {"gpus": 3}, {"gpus": [], "node": {"inventory_number": "x"}}])
+def test_a_daemon_that_says_what_nobody_understands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: dict[str, object]
+) -> None:
+    monkeypatch.setattr(health_words, "ask", lambda *_: said)
+    code, text = shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere")
+    assert code == Exit.OK
+    assert "snapshot" not in text
+
+
 def test_without_a_daemon_there_is_no_snapshot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     _, text = shown(capsys, FOUR_GPUS, "--state-dir", str(tmp_path))
     assert "snapshot" not in text
