@@ -36,7 +36,7 @@ def prohibited(bus_id: str) -> str:
     return f"its compute mode is prohibited, so no program can compute on it: nvidia-smi -i {bus_id} -c 0 allows it"
 
 
-def facts(ask: Ask, gpu: object, index: int, folder: Path) -> Iterator[Mapping[str, object]]:
+def setup_facts(ask: Ask, gpu: object, index: int, folder: Path) -> Iterator[Mapping[str, object]]:
     """Plain data, one fact after the other. gpu: its handle. folder: the PCI device's, in sysfs.
 
     Raises: CallError, for a GPU that is gone.

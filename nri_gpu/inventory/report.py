@@ -40,12 +40,12 @@ from nri_gpu.inventory.numa import CPULIST_MAX, parse_cpulist
 GPU_MAX: Final = 247  # /dev/nvidia0 to 247; 255 is nvidiactl (kernel-open/common/inc/nv-chardev-numbers.h)
 MIG_MAX: Final = 1023  # far more than a GPU has instances
 DEVICE_MAX: Final = 2**20 - 1  # linux/kdev_t.h, of minors; majors have less
+UINT_MAX: Final = 2**32 - 1  # of NVML's numbers
 NUMA_MAX: Final = 1023  # MAX_NUMNODES
 NVLINK_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
 ARCH_MAX: Final = 99
 BYTES_MAX: Final = 2**63 - 1
 PROCESSES_MAX: Final = 2**22  # of a whole machine (Linux: PID_MAX_LIMIT)
-UINT_MAX: Final = 2**32 - 1
 TEXT_MAX: Final = 400  # characters of a sentence
 UNKNOWN: Final = "unknown"  # a profile that could not be asked for
 PCIE_WORDS: Final = ("PIX", "PXB", "PHB", "NODE", "SYS")

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from nri_gpu.domain.gpu import ComputeMode
 from nri_gpu.inventory.asking import ABSENT, Ask, CallError, maybe, parsed, tolerant
-from nri_gpu.inventory.facts import facts, module_versions, prohibited
+from nri_gpu.inventory.facts import module_versions, prohibited, setup_facts
 from nri_gpu.inventory.identity import DRM_NAME, parse_bus_id, parse_model, parse_uuid
 from nri_gpu.inventory.mig import mig_devices
 from nri_gpu.inventory.running import running
@@ -38,8 +38,8 @@ class _Seen(Struct):
 
     index: int
     handle: object = None
-    silent: bool = False  # a call about it failed; others may take long, and none is worth it
     facts: dict[str, object] = field(default_factory=dict)
+    silent: bool = False  # a call about it failed; others may take long, and none is worth it
 
     @property
     def bus_id(self) -> str:
@@ -78,14 +78,14 @@ def _identify(ask: Ask, index: int) -> _Seen:
     Raises: CallError.
     """
     handle = ask("nvmlDeviceGetHandleByIndex", index, gpu=index)
-    named: dict[str, object] = {
+    facts: dict[str, object] = {
         "index": index,
         "uuid": parsed(parse_uuid, ask("nvmlDeviceGetUUID", handle, gpu=index), "nvmlDeviceGetUUID"),
         "minor_number": int(ask("nvmlDeviceGetMinorNumber", handle, gpu=index)),
         "pci_bus_id": _bus_id(ask("nvmlDeviceGetPciInfo_v3", handle, gpu=index), "nvmlDeviceGetPciInfo_v3"),
         "unavailable": "",
     }
-    return _Seen(index, handle, facts=named)
+    return _Seen(index, handle, facts)
 
 
 def _describe(ask: Ask, gpu: _Seen, sysfs: Path) -> None:
@@ -115,7 +115,7 @@ def _descriptions(ask: Ask, gpu: _Seen, sysfs: Path) -> Iterator[Mapping[str, ob
     yield {"brand": "" if brand is None else brand_word(int(brand))}
     yield {"numa_node": _numa_node(ask, gpu, sysfs), "drm": list(_drm(gpu, sysfs))}
     yield {"signs": signs(ask, handle, index)}
-    for fact in facts(ask, handle, index, sysfs / "bus/pci/devices" / gpu.bus_id):
+    for fact in setup_facts(ask, handle, index, sysfs / "bus/pci/devices" / gpu.bus_id):
         yield fact
         if fact.get("compute_mode") is ComputeMode.PROHIBITED:
             yield {"unavailable": prohibited(gpu.bus_id)}

@@ -182,11 +182,6 @@ def configure(
         os.close(file)
 
 
-def _health_line(index: int, health: FakeHealth) -> str:
-    remap = f"{health.remap_pending} {health.remap_failed}"
-    return f"health {index} {remap} {health.clock_reasons:#x} {health.recovery_action} {health.fabric_state}"
-
-
 def _facts_line(index: int, facts: FakeFacts) -> str:
     ecc = f"{facts.ecc[0]} {facts.ecc[1]}"
     return f"facts {index} {facts.architecture} {facts.compute_mode} {facts.persistence} {ecc} {facts.addressing}"
@@ -194,6 +189,11 @@ def _facts_line(index: int, facts: FakeFacts) -> str:
 
 def _fabric_line(index: int, fabric: FakeFabric) -> str:
     return f"fabric {index} {fabric.state} {fabric.status} {fabric.clique} {fabric.health_mask:#x} {fabric.cluster}"
+
+
+def _health_line(index: int, health: FakeHealth) -> str:
+    remap = f"{health.remap_pending} {health.remap_failed}"
+    return f"health {index} {remap} {health.clock_reasons:#x} {health.recovery_action} {health.fabric_state}"
 
 
 def happen(driver_root: Path, gpu: int, kind: int, data: int = 0, lib_dir: str = LIB_DIR) -> None:
