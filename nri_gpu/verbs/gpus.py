@@ -8,12 +8,12 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.errors import InventoryError, PolicyError
 from nri_gpu.domain.extras import Extra, Offer
-from nri_gpu.domain.gpu import Fabric, Gpu, Inventory, MigPart, Unit
+from nri_gpu.domain.gpu import ComputeMode, Fabric, Gpu, Inventory, MigPart, Unit
 from nri_gpu.inventory.source import NvmlSource, Source, TopologySource, source_of
 from nri_gpu.runtime.report import health_json
 from nri_gpu.runtime.state import DEFAULT_STATE
@@ -21,6 +21,8 @@ from nri_gpu.settings import load_policy
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.health_words import asked, state_of, told
 from nri_gpu.verbs.snapshot_words import Snapshot, snapshot_of
+
+_FOR_ONE: Final = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.EXCLUSIVE_THREAD)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -244,9 +246,15 @@ def _gpu_row(gpu: Gpu) -> tuple[str, ...]:
         "-" if gpu.numa_node is None else str(gpu.numa_node),
         gpu.pci_bus_id,
         f"/dev/nvidia{gpu.minor_number}",
-        state_of(gpu),
+        _state(gpu),
         gpu.uuid,
     )
+
+
+def _state(gpu: Gpu) -> str:
+    """With a compute mode that lets one process in: beside an MPS daemon's, containers could not share it."""
+    mode = gpu.compute_mode if gpu.compute_mode in _FOR_ONE and not why_not(gpu) else None
+    return ", ".join([state_of(gpu), *([mode.value] if mode else [])])
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

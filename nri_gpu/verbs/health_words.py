@@ -5,18 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import replace
 
 from nri_gpu.allocation.place import why_not
-from nri_gpu.domain.gpu import ComputeMode, Gpu, Inventory, Unit, whole
+from nri_gpu.domain.gpu import Gpu, Inventory, Unit, whole
 from nri_gpu.domain.health import Health, State
 from nri_gpu.runtime.state import CONTROL_SOCKET
 from nri_gpu.verbs.asking import ask
-
-# Shared by containers, only the first of them could compute, unless an MPS daemon is what has the GPU.
-_FOR_ONE: Final = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.EXCLUSIVE_THREAD)
 
 
 def state_of(unit: Unit) -> str:
@@ -26,8 +23,6 @@ def state_of(unit: Unit) -> str:
     gpu = whole(unit)
     words = [gpu.health.state.value] if gpu.health.state is not State.HEALTHY else []
     words += [sign.value for sign in gpu.signs]
-    if unit is gpu and gpu.compute_mode in _FOR_ONE:
-        words.append(gpu.compute_mode.value)
     return ", ".join(["ok", *words])
 
 
