@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from nri_gpu.domain.gpu import ComputeMode
 from nri_gpu.inventory.asking import ABSENT, Ask, CallError, maybe, parsed, tolerant
 from nri_gpu.inventory.facts import module_versions, prohibited, setup_facts
-from nri_gpu.inventory.identity import DRM_NAME, parse_bus_id, parse_model, parse_uuid
+from nri_gpu.inventory.identity import DRM_NAME, parse_bus_id, parse_model, parse_uuid, parse_version
 from nri_gpu.inventory.mig import mig_devices
 from nri_gpu.inventory.running import running
 from nri_gpu.inventory.signs import sign_of, signs
@@ -53,7 +53,8 @@ def survey(ask: Ask, sysfs: Path) -> dict[str, object]:
     """
     faults: list[dict[str, object]] = []
     seen: list[_Seen] = []
-    report = {"driver_version": maybe(ask, "", "nvmlSystemGetDriverVersion"), "cuda_version": _cuda_version(ask)}
+    report: dict[str, object] = {"driver_version": _version(maybe(ask, "", "nvmlSystemGetDriverVersion"))}
+    report["cuda_version"] = _cuda_version(ask)
     report["modules"] = module_versions(sysfs)
     for index in range(ask("nvmlDeviceGetCount")):
         try:
@@ -69,7 +70,15 @@ def survey(ask: Ask, sysfs: Path) -> dict[str, object]:
 
 def _cuda_version(ask: Ask) -> str:
     version = int(maybe(ask, 0, "nvmlSystemGetCudaDriverVersion_v2"))  # 13000 for 13.0
-    return f"{version // 1000}.{version % 1000 // 10}" if version else ""
+    return _version(f"{version // 1000}.{version % 1000 // 10}") if version else ""
+
+
+def _version(text: str) -> str:
+    """Empty for what is none: a node is worth more than its driver's name."""
+    try:
+        return parse_version(text)
+    except ValueError:
+        return ""
 
 
 def _identify(ask: Ask, index: int) -> _Seen:

@@ -277,6 +277,15 @@ def test_numa_node_from_sysfs(tmp_path: Path) -> None:
     assert [gpu.numa_node for gpu in played(tmp_path, [], gpus=gpus).gpus] == [1, None, None]
 
 
+@pytest.mark.parametrize("driver", ["580", "../../etc/x", "580.95.05-rc1", "9" * 70])
+def test_a_driver_of_an_odd_version_has_none(tmp_path: Path, driver: str) -> None:
+    """It names folders, and stands in logs."""
+    root = build_fake_nvml(tmp_path, [FakeGpu()])
+    configure(root, [FakeGpu()], driver=driver)
+    inventory = ask(root)
+    assert (inventory.driver_version, len(inventory.gpus)) == ("", 1)
+
+
 # --- links ------------------------------------------------------------------------------------------------------------
 
 
