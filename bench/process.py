@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import Final
 
 from bench.link import Link, listen
+from nri_gpu.inventory.topology import load_topology
 from nri_gpu.nri.subscribe import event_mask
 from nri_gpu.runtime.plugin import EVENTS
+from nri_gpu.runtime.state import CONTROL_SOCKET
+from nri_gpu.verbs.asking import ask
 from tests.support.daemon import TOPOLOGIES
 from tests.support.driver_root import make_driver_root
+from tests.support.nvml import build_fake_nvml, gpus_of
 
 EIGHT_GPUS: Final = TOPOLOGIES / "hgx-h100.toml"
+# What asks NVML, and what waits for its events.
+CHILDREN: Final = ("nri_gpu.inventory.nvml", "nri_gpu.inventory.events")
+SETTLED_S: Final = 30.0
 OUR_EVENTS: Final = event_mask(EVENTS, "")
 
 
@@ -33,11 +40,20 @@ class Running:
         self.link.configure()
         self.registered_s = time.perf_counter() - self.began
 
-    def memory_mib(self) -> tuple[float, float]:
-        """RSS and PSS."""
-        rollup = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text().splitlines()
+    def memory_mib(self, child: str = "") -> tuple[float, float]:
+        """RSS and PSS, its own or those of the child that runs this module. Raises: LookupError: there is no such."""
+        pid = self._child(child) if child else self._process.pid
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         sizes = {line.split(":")[0]: int(line.split()[1]) / 1024 for line in rollup[1:]}
         return sizes["Rss"], sizes["Pss"]
+
+    def _child(self, module: str) -> int:
+        """Raises: LookupError."""
+        tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
+        for pid in (pid for task in tasks for pid in (task / "children").read_text().split()):
+            if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                return int(pid)
+        raise LookupError(f"no child runs {module}")
 
     def cpu_s(self) -> float:
         """Seconds of CPU so far, to the nanosecond where the scheduler keeps them so."""
@@ -66,6 +82,45 @@ def daemon(folder: Path, name: str = "nri-gpu", *, policy: Path | None = None, s
         **({"--policy": policy} if policy else {}),
     }
     return Running(folder, ["nri_gpu", "run", *(str(word) for pair in options.items() for word in pair)], name)
+
+
+def nvml_daemon(folder: Path) -> Running:
+    """`nri-gpu run` on the same node told by a made-up NVML, of which it hears events too: with both its children.
+
+    Returns once all of it is known, and files are staged. Raises: LookupError: a child did not start.
+    """
+    root = make_driver_root(folder / "nvml")
+    gpus, ancestors = gpus_of(load_topology(EIGHT_GPUS))
+    build_fake_nvml(root, gpus, ancestors=ancestors, lib_dir="lib64")
+    policy = folder / "events.toml"
+    policy.write_text('[health]\nevents = "all"\n')
+    options = {
+        "--socket": folder / "nvml.sock",
+        "--driver-root": root,
+        "--state-dir": folder / "nvml-state",
+        "--stage-dir": folder / "nvml-staged",
+        "--policy": policy,
+        "--log-level": "INFO",
+    }
+    plugin = Running(folder, ["nri_gpu", "run", *(str(word) for pair in options.items() for word in pair)], "nvml")
+    plugin.link.call("Synchronize", b"")
+    until = time.monotonic() + SETTLED_S
+    while not _settled(plugin, folder / "nvml-state" / CONTROL_SOCKET):
+        if time.monotonic() > until:
+            plugin.stop()
+            raise LookupError(f"no NVML processes within {SETTLED_S:g} s: see {folder / 'nvml.log'}")
+        time.sleep(0.05)
+    return plugin
+
+
+def _settled(plugin: Running, control: Path) -> bool:
+    try:
+        said = ask(control, "status")
+        for child in CHILDREN:
+            plugin.memory_mib(child)
+    except (OSError, ValueError, LookupError):
+        return False
+    return len(said["gpus"]) == len(load_topology(EIGHT_GPUS).gpus) and said["node"]["driver_generation"] != "-"
 
 
 def nothing(folder: Path, name: str = "nothing") -> Running:

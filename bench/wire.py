@@ -5,6 +5,7 @@ A busy machine is then busy for both.
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import tempfile
 import time
@@ -16,13 +17,15 @@ from typing import Final
 from bench.effort import Effort
 from bench.figures import Figure, percentile
 from bench.kubelet import Pair
-from bench.process import Running, daemon, nothing
+from bench.process import CHILDREN, Running, daemon, nothing, nvml_daemon
 from bench.requests import REQUEST_BYTES, life, node
 
 TITLE: Final = f"The plugin alone; 8 GPUs (simulated), requests of {REQUEST_BYTES} bytes, back to back"
 BATCH: Final = 50  # of one contender, before it is the other's turn
 WARM_UP: Final = 300
 SETTLE_S: Final = 1.0
+NAMES: Final = ("inventory child", "event child")
+CHILD: Final = ((24, 18), (24, 18))  # MiB, must and aim of inventory child and event child: ours, no reference has any
 
 
 @dataclass
@@ -56,6 +59,7 @@ def figures(effort: Effort) -> Iterator[Figure]:
         yield from _memory_figures(ours, theirs, f"after {4 * (effort.requests + WARM_UP)} requests")
         ours.stop()
         theirs.stop()
+        yield from _nvml_figures(folder)
         yield from Pair(folder, _when_ready).figures(effort)
         yield from _synchronize_figures(folder, effort)
 
@@ -119,6 +123,26 @@ def _idle_figures(ours: Running, effort: Effort) -> Iterator[Figure]:
     time.sleep(effort.idle_s)
     used_s = ours.cpu_s() - before
     yield Figure(f"CPU when idle, over {effort.idle_s:.1f} s", used_s * 1e3 / effort.idle_s, "ms/s", 0.5, 0.0)
+
+
+def _nvml_figures(folder: Path) -> Iterator[Figure]:
+    """The same node through NVML: the daemon, and the two processes that have the driver's library.
+
+    That library is made up and small: a driver's own comes on top of the children, and of no other.
+    """
+    if shutil.which("gcc") is None:
+        yield Figure("NVML processes: left out, a made-up NVML needs gcc", 0.0, "")
+        return
+    plugin = nvml_daemon(folder)
+    time.sleep(SETTLE_S)
+    total = 0.0
+    for name, child, budget in (("nri-gpu", "", (35, 28)), *zip(NAMES, CHILDREN, CHILD, strict=True)):
+        rss, pss = plugin.memory_mib(child)
+        total += pss
+        yield Figure(f"resident (RSS) with NVML, {name}", rss, "MiB", *budget)
+        yield Figure("  the same as PSS", pss, "MiB")
+    yield Figure("  all three as PSS", total, "MiB")
+    plugin.stop()
 
 
 def _synchronize_figures(folder: Path, effort: Effort) -> Iterator[Figure]:

@@ -68,6 +68,46 @@ class DrmNode(Struct, frozen=True):
     minor: int
 
 
+class ComputeMode(StrEnum):
+    """How many programs may compute on a GPU at once, as `nvidia-smi -c` sets it."""
+
+    DEFAULT = "default"
+    EXCLUSIVE_THREAD = "exclusive-thread"  # of old drivers
+    PROHIBITED = "prohibited"
+    EXCLUSIVE_PROCESS = "exclusive-process"  # an MPS daemon's GPU has it too
+
+
+class Ecc(Struct, frozen=True):
+    """Whether memory errors are corrected. pending: from the GPU's next reset on."""
+
+    current: bool
+    pending: bool
+
+
+class FabricState(StrEnum):
+    """How far a GPU is in joining its NVLink fabric."""
+
+    NOT_STARTED = "not-started"
+    IN_PROGRESS = "in-progress"
+    COMPLETED = "completed"
+
+
+class Fabric(Value, frozen=True):
+    """A GPU's place in an NVLink fabric (nvmlDeviceGetGpuFabricInfoV).
+
+    status: NVML's return code of the joining, 0 for success. cluster: a UUID, all zero before it joined.
+    health_mask: None where the driver's call has none.
+    """
+
+    aside: ClassVar = ("health_mask",)  # bits come and go, and nothing is decided by them
+
+    state: FabricState
+    status: int = 0
+    cluster: str = ""
+    clique: int = 0
+    health_mask: int | None = None
+
+
 class MigDevice(Value, frozen=True, kw_only=True):
     """One MIG device of a GPU in MIG mode: a compute instance inside a GPU instance.
 
@@ -111,9 +151,13 @@ class Gpu(Value, frozen=True, kw_only=True):
     processes: how many had it open at that moment (nvmlDeviceGetComputeRunningProcesses and ...Graphics...); None where
     nobody could tell. Moves all the time, so it makes no other inventory of one.
     signs: what else the look showed, for `health/` and for people. health: what came of signs and events.
+    architecture: nvmlDeviceGetArchitecture as a word, `hopper`. cpus: those nearest to it, in the kernel's list syntax.
+    addressing: `hmm`, `ats` or `none`. These are empty, and the other facts None, where nobody told.
+    compute_mode: an MPS daemon that we start changes it, so it makes no other inventory of one; a GPU on which it
+    prohibits all programs is `unavailable`.
     """
 
-    aside: ClassVar = ("processes",)
+    aside: ClassVar = ("processes", "compute_mode")
 
     index: int
     minor_number: int
@@ -131,6 +175,13 @@ class Gpu(Value, frozen=True, kw_only=True):
     processes: int | None = None
     signs: tuple[Sign, ...] = ()
     health: Health = WELL
+    architecture: str = ""
+    cpus: str = ""
+    compute_mode: ComputeMode | None = None
+    persistence: bool | None = None
+    ecc: Ecc | None = None
+    addressing: str = ""
+    fabric: Fabric | None = None
 
     def __hash__(self) -> int:
         """By identity alone: GPUs are part of keys in the hook path."""
@@ -300,6 +351,7 @@ class Inventory(Struct, frozen=True, kw_only=True):
     simulated: a topology file's node; its majors come from the file.
     extras: what the node has of each extra that is not made of the GPUs alone; one that is left out was not looked for.
     script: what will happen to a simulated node.
+    modules: version of each of the driver's kernel modules that is loaded, by the kernel's names (`nvidia_uvm`).
     """
 
     taken_at: float
@@ -314,6 +366,7 @@ class Inventory(Struct, frozen=True, kw_only=True):
     simulated: bool = False
     extras: Mapping[Extra, Offer] = field(default_factory=dict)
     script: tuple[ScriptedEvent, ...] = ()
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         """By its moment alone: inventories are part of keys in the hook path."""

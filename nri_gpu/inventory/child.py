@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Inventory
-from nri_gpu.inventory.process import LineProcess, ending, python
+from nri_gpu.inventory.process import LineProcess, announced, ending, python
 from nri_gpu.inventory.report import inventory_from_report
 
 REFRESH: Final = b'{"ask": "refresh"}\n'
@@ -137,7 +137,7 @@ class NvmlChild:
             if "call" not in said:
                 self._call = ""
                 return said
-            self._call = str(said["call"]) + (f" of GPU {said['gpu']}" if said.get("gpu") is not None else "")
+            self._call = announced(said)
 
     async def _running(self) -> LineProcess:
         """Raises: InventoryError."""

@@ -11,6 +11,8 @@ from nri_gpu.domain.profile import MIG_PROFILE
 _UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MIG_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _VERSION: Final = re.compile(r"\d{1,5}(?:\.\d{1,5}){1,2}")
+_MODULE_VERSION: Final = re.compile(r"[0-9A-Za-z._+-]{0,64}")
+_CLUSTER: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BUS_ID: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 # Nodes below /dev/dri that programs open; a card's folder in sysfs holds its connectors too.
 DRM_NAME: Final = re.compile(r"(?:card|renderD)[0-9]{1,5}")
@@ -87,4 +89,18 @@ def parse_version(text: str) -> str:
     """A driver's or CUDA's version; empty: not known. Raises: ValueError."""
     if text and not _VERSION.fullmatch(text):
         raise ValueError(f"{text!r} is not a version (580.95.05)")
+    return text
+
+
+def parse_module_version(text: str) -> str:
+    """A kernel module's version, as its author wrote it; empty: not known. Raises: ValueError."""
+    if not _MODULE_VERSION.fullmatch(text):
+        raise ValueError(f"{text[:64]!r} is not a module's version (580.95.05)")
+    return text
+
+
+def parse_cluster(text: str) -> str:
+    """An NVLink fabric's cluster UUID; empty: not known. Raises: ValueError."""
+    if text and not _CLUSTER.fullmatch(text):
+        raise ValueError(f"{text[:64]!r} is not a cluster UUID (xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, lower case hex)")
     return text

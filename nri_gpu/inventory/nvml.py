@@ -60,10 +60,16 @@ class Speaker(Struct, frozen=True):
             raise CallError(name, f"unreadable answer ({error})") from error
 
 
-def _fabric_info(handle: object) -> Any:  # noqa: ANN401 (an nvmlGpuFabricInfoV_t)
-    """The binding wants the struct to be filled; the others it makes itself."""
+def _fabric_info(handle: object) -> Any:  # noqa: ANN401 (an nvmlGpuFabricInfo of some version)
+    """The binding wants the struct to be filled; the others it makes itself. Before R550: an older struct and call."""
     info = pynvml.c_nvmlGpuFabricInfoV_t()
-    pynvml.nvmlDeviceGetGpuFabricInfoV(handle, pynvml.byref(info))
+    try:
+        pynvml.nvmlDeviceGetGpuFabricInfoV(handle, pynvml.byref(info))
+    except pynvml.NVMLError as error:
+        if error.value not in _TOO_NEW:
+            raise
+        info = pynvml.c_nvmlGpuFabricInfo_t()
+        pynvml.nvmlDeviceGetGpuFabricInfo(handle, pynvml.byref(info))
     return info
 
 
@@ -72,6 +78,7 @@ def _lacking(*_: object) -> None:
     raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
+_TOO_NEW: Final = frozenset({pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH})
 _OURS: Final[Mapping[str, Callable[..., Any]]] = {"nvmlDeviceGetGpuFabricInfoV": _fabric_info}
 
 

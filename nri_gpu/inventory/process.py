@@ -6,21 +6,32 @@ import asyncio
 import contextlib
 import signal
 import socket
+import string
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
 LINE_MAX: Final = 1 << 20  # bytes; a report of 16 GPUs with all their links has about 15 000
 LAST_WORDS_MAX: Final = 2048  # bytes of stderr kept
+CALL_MAX: Final = 64  # characters of a call's name; NVML's longest has 52
 _REAP_EVERY_S: Final = 0.005
+GPU_MAX: Final = 247  # as in a report
+_IN_NAMES: Final = frozenset(string.ascii_letters + string.digits + "_")
 _LAST_WORDS_S: Final = 0.2
 
 
 def python() -> str:
     """Path of the interpreter we run in. `sys.executable` is empty in a process that was started without PATH."""
     return sys.executable or str(Path("/proc/self/exe").resolve())
+
+
+def announced(said: Mapping[str, object]) -> str:
+    """The call that a child says it makes next, `nvmlDeviceGetName of GPU 2`, fit for a sentence and a log."""
+    call, gpu = said.get("call"), said.get("gpu")
+    name = "".join(filter(_IN_NAMES.__contains__, str(call)[:CALL_MAX])) if isinstance(call, str) else ""
+    return (name or "a call without a name") + (f" of GPU {gpu}" if type(gpu) is int and 0 <= gpu <= GPU_MAX else "")
 
 
 def ending(status: int | None) -> str:

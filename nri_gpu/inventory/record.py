@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.edits import DeviceNode, Mount
 from nri_gpu.domain.extras import Extra, Offer
-from nri_gpu.domain.gpu import Gpu, GpuFault, GpuUuid, Inventory, MigDevice
+from nri_gpu.domain.gpu import Fabric, Gpu, GpuFault, GpuUuid, Inventory, MigDevice
 from nri_gpu.inventory.capabilities import usual_minors
 from nri_gpu.inventory.mig_table import NOT_KNOWN
 from nri_gpu.inventory.topology import SCHEMA
@@ -62,7 +62,10 @@ def _node(inventory: Inventory) -> str:
         "nvidia_caps": majors.nvidia_caps,
         "modeset": majors.modeset,
     }
-    return _block("[node]", node) + "\n" + _block("[node.majors]", numbers)
+    blocks = [_block("[node]", node), _block("[node.majors]", numbers)]
+    if inventory.modules:
+        blocks.append(_block("[node.modules]", inventory.modules))
+    return "\n".join(blocks)
 
 
 def _offer(extra: Extra, offer: Offer) -> Iterator[str]:
@@ -101,11 +104,37 @@ def _gpu(gpu: Gpu) -> Iterator[str]:
             "numa": gpu.numa_node,
             "unavailable": gpu.unavailable or None,
             "mig": True if gpu.mig_enabled and not gpu.mig else None,
+            "signs": ", ".join(gpu.signs) or None,
+            **_facts(gpu),
         },
     )
+    if gpu.fabric:
+        yield _block("[gpu.fabric]", _fabric(gpu.fabric))
     yield from (_block("[[gpu.mig]]", _part(gpu, place, part)) for place, part in enumerate(gpu.mig))
     for node in gpu.drm:
         yield _block("[[gpu.drm]]", {"name": node.name, "major": node.major, "minor": node.minor})
+
+
+def _facts(gpu: Gpu) -> dict[str, object]:
+    return {
+        "architecture": gpu.architecture or None,
+        "cpus": gpu.cpus or None,
+        "compute_mode": gpu.compute_mode,
+        "persistence": gpu.persistence,
+        "ecc": gpu.ecc.current if gpu.ecc else None,
+        "ecc_pending": gpu.ecc.pending if gpu.ecc and gpu.ecc.pending != gpu.ecc.current else None,
+        "addressing": gpu.addressing or None,
+    }
+
+
+def _fabric(fabric: Fabric) -> dict[str, object]:
+    return {
+        "state": fabric.state,
+        "status": fabric.status or None,
+        "cluster": fabric.cluster or None,
+        "clique": fabric.clique,
+        "health_mask": fabric.health_mask,
+    }
 
 
 def _part(gpu: Gpu, place: int, part: MigDevice) -> dict[str, object]:

@@ -10,20 +10,37 @@ from collections.abc import Container
 from typing import Any, Final
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import DrmNode, Gpu, GpuFault, Inventory, Link, MigDevice
+from nri_gpu.domain.gpu import (
+    ComputeMode,
+    DrmNode,
+    Ecc,
+    Fabric,
+    FabricState,
+    Gpu,
+    GpuFault,
+    Inventory,
+    Link,
+    MigDevice,
+)
 from nri_gpu.domain.health import Sign
+from nri_gpu.inventory.facts import ADDRESSING, ARCHITECTURES, MODULES
 from nri_gpu.inventory.identity import (
     parse_bus_id,
+    parse_cluster,
     parse_drm_name,
     parse_mig_uuid,
     parse_model,
+    parse_module_version,
     parse_profile,
     parse_uuid,
+    parse_version,
 )
+from nri_gpu.inventory.numa import CPULIST_MAX, parse_cpulist
 
 GPU_MAX: Final = 247  # /dev/nvidia0 to 247; 255 is nvidiactl (kernel-open/common/inc/nv-chardev-numbers.h)
 MIG_MAX: Final = 1023  # far more than a GPU has instances
 DEVICE_MAX: Final = 2**20 - 1  # linux/kdev_t.h, of minors; majors have less
+UINT_MAX: Final = 2**32 - 1  # of NVML's numbers
 NUMA_MAX: Final = 1023  # MAX_NUMNODES
 NVLINK_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
 ARCH_MAX: Final = 99
@@ -46,11 +63,12 @@ def inventory_from_report(report: Any, taken_at: float) -> Inventory:  # noqa: A
             gpus=tuple(_gpu(facts) for facts in report["gpus"]),
             faults=tuple(_gpu_fault(each) for each in report["faults"]),
             links=tuple(_link(link) for link in report["links"]),
-            driver_version=_text(report["driver_version"]),
-            cuda_version=_text(report["cuda_version"]),
+            driver_version=parse_version(_text(report["driver_version"])),
+            cuda_version=parse_version(_text(report["cuda_version"])),
+            modules=_modules(report.get("modules", {})),
         )
         _consistent(inventory)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InventoryError(f"the NVML process's report cannot be read: {error!r}"[:TEXT_MAX]) from error
     return inventory
 
@@ -84,11 +102,11 @@ def _number(value: object, most: int) -> int:
     return value
 
 
-def _text(value: object) -> str:
+def _text(value: object, most: int = TEXT_MAX) -> str:
     """Raises: TypeError."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.40} is not a text")
-    return value[:TEXT_MAX]
+    return value[:most]
 
 
 def _one_of(value: object, words: Container[str]) -> str:
@@ -121,6 +139,54 @@ def _gpu(facts: Any) -> Gpu:  # noqa: ANN401
         ),
         processes=_count(facts["processes"]),
         signs=tuple(Sign(_text(each)) for each in facts["signs"]),
+        **_facts(facts),
+    )
+
+
+def _facts(facts: Any) -> dict[str, Any]:  # noqa: ANN401
+    """How it is set up: each may be missing."""
+    cpus, mode = _text(facts.get("cpus", ""), CPULIST_MAX + 1), facts.get("compute_mode")
+    return {
+        "architecture": _one_of(facts.get("architecture", ""), ("", *ARCHITECTURES.values())),
+        "cpus": parse_cpulist(cpus) if cpus else "",
+        "compute_mode": None if mode is None else ComputeMode(_text(mode)),
+        "persistence": _flag(facts.get("persistence")),
+        "ecc": _ecc(facts.get("ecc")),
+        "addressing": _one_of(facts.get("addressing", ""), ("", *ADDRESSING)),
+        "fabric": _fabric(facts.get("fabric")),
+    }
+
+
+def _modules(found: Any) -> dict[str, str]:  # noqa: ANN401
+    """Raises: TypeError, ValueError."""
+    if not isinstance(found, dict):
+        raise TypeError(f"{found!r:.40} is not an object")
+    return {_one_of(name, MODULES): parse_module_version(_text(version)) for name, version in found.items()}
+
+
+def _flag(found: Any) -> bool | None:  # noqa: ANN401
+    if found is not None and not isinstance(found, bool):
+        raise TypeError(f"{found!r:.40} is neither true nor false")
+    return found
+
+
+def _ecc(found: Any) -> Ecc | None:  # noqa: ANN401
+    if found is None:
+        return None
+    current, pending = found
+    return Ecc(_flag(current) is True, _flag(pending) is True)
+
+
+def _fabric(found: Any) -> Fabric | None:  # noqa: ANN401
+    if found is None:
+        return None
+    mask = found["health_mask"]
+    return Fabric(
+        state=FabricState(_text(found["state"])),
+        status=_number(found["status"], UINT_MAX),
+        cluster=parse_cluster(_text(found["cluster"])),
+        clique=_number(found["clique"], UINT_MAX),
+        health_mask=None if mask is None else _number(mask, UINT_MAX),
     )
 
 

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
+from nri_gpu.domain.gpu import ComputeMode
 from nri_gpu.inventory.asking import ABSENT, Ask, CallError, maybe, parsed, tolerant
-from nri_gpu.inventory.identity import DRM_NAME, parse_bus_id, parse_model, parse_uuid
+from nri_gpu.inventory.facts import module_versions, prohibited, setup_facts
+from nri_gpu.inventory.identity import DRM_NAME, parse_bus_id, parse_model, parse_uuid, parse_version
 from nri_gpu.inventory.mig import mig_devices
 from nri_gpu.inventory.running import running
 from nri_gpu.inventory.signs import sign_of, signs
@@ -37,6 +39,7 @@ class _Seen(Struct):
     index: int
     handle: object = None
     facts: dict[str, object] = field(default_factory=dict)
+    silent: bool = False  # a call about it failed; others may take long, and none is worth it
 
     @property
     def bus_id(self) -> str:
@@ -50,7 +53,9 @@ def survey(ask: Ask, sysfs: Path) -> dict[str, object]:
     """
     faults: list[dict[str, object]] = []
     seen: list[_Seen] = []
-    report = {"driver_version": maybe(ask, "", "nvmlSystemGetDriverVersion"), "cuda_version": _cuda_version(ask)}
+    report: dict[str, object] = {"driver_version": _version(maybe(ask, "", "nvmlSystemGetDriverVersion"))}
+    report["cuda_version"] = _cuda_version(ask)
+    report["modules"] = module_versions(sysfs)
     for index in range(ask("nvmlDeviceGetCount")):
         gpu = _Seen(index)
         try:
@@ -61,13 +66,21 @@ def survey(ask: Ask, sysfs: Path) -> dict[str, object]:
     for gpu in seen:
         _describe(ask, gpu, sysfs)
     # The pairs come last: by then every GPU's bus id is known, and what is gone need not be asked again.
-    links = list(_links(ask, [gpu for gpu in seen if not gpu.facts["unavailable"]]))
+    links = list(_links(ask, seen))
     return {**report, "gpus": [gpu.facts for gpu in seen], "faults": faults, "links": links}
 
 
 def _cuda_version(ask: Ask) -> str:
     version = int(maybe(ask, 0, "nvmlSystemGetCudaDriverVersion_v2"))  # 13000 for 13.0
-    return f"{version // 1000}.{version % 1000 // 10}" if version else ""
+    return _version(f"{version // 1000}.{version % 1000 // 10}") if version else ""
+
+
+def _version(text: str) -> str:
+    """Empty for what is none: a node is worth more than its driver's name."""
+    try:
+        return parse_version(text)
+    except ValueError:
+        return ""
 
 
 def _identify(ask: Ask, gpu: _Seen) -> None:
@@ -100,11 +113,14 @@ def _describe(ask: Ask, gpu: _Seen, sysfs: Path) -> None:
     gpu.facts["mig"] = []
     gpu.facts["drm"] = []
     gpu.facts |= {"brand": "", "processes": None, "signs": []}
+    gpu.facts |= {"architecture": "", "cpus": "", "addressing": ""}
+    gpu.facts |= dict.fromkeys(("compute_mode", "persistence", "ecc", "fabric"))
     try:
-        for facts in _descriptions(ask, gpu, sysfs):
-            gpu.facts |= facts
+        for some in _descriptions(ask, gpu, sysfs):
+            gpu.facts |= some
     except CallError as error:
         gpu.facts |= {"unavailable": str(error), "signs": sign_of(error)}
+        gpu.silent = bool(error.code)
 
 
 def _descriptions(ask: Ask, gpu: _Seen, sysfs: Path) -> Iterator[Mapping[str, object]]:
@@ -118,6 +134,10 @@ def _descriptions(ask: Ask, gpu: _Seen, sysfs: Path) -> Iterator[Mapping[str, ob
     yield {"brand": "" if brand is None else brand_word(int(brand))}
     yield {"numa_node": _numa_node(ask, gpu, sysfs), "drm": list(_drm(gpu, sysfs))}
     yield {"signs": signs(ask, handle, index)}
+    for fact in setup_facts(ask, handle, index, sysfs / "bus/pci/devices" / gpu.bus_id):
+        yield fact
+        if fact.get("compute_mode") is ComputeMode.PROHIBITED:
+            yield {"unavailable": prohibited(gpu.bus_id)}
     # Not knowing whether a GPU is cut into MIG instances is not the same as knowing that it is whole.
     mode = maybe(ask, (0, 0), "nvmlDeviceGetMigMode", handle, gpu=index, tolerated=ABSENT)
     yield {"mig_enabled": mode[0] == MIG_ENABLED}
@@ -161,16 +181,22 @@ def _drm(gpu: _Seen, sysfs: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _links(ask: Ask, gpus: list[_Seen]) -> Iterator[dict[str, object]]:
-    """Every pair that a path is known of."""
-    remotes = {gpu.index: list(_remotes(ask, gpu, frozenset(each.bus_id for each in gpus))) for gpu in gpus}
+    """Every pair that a path is known of; of a GPU that is not asked, what the others know."""
+    known = frozenset(each.bus_id for each in gpus)
+    remotes = {gpu.index: [] if gpu.silent else list(_remotes(ask, gpu, known)) for gpu in gpus}
     for at, first in enumerate(gpus):
         for second in gpus[at + 1 :]:
-            name = "nvmlDeviceGetTopologyCommonAncestor"
-            level = tolerant(ask, None, name, first.handle, second.handle, gpu=first.index)
-            nvlink = _nvlinks(ask, first, second, remotes)
-            if level in _ANCESTORS or nvlink:
-                pcie = _ANCESTORS.get(level, _FARTHEST)
-                yield {"a": first.index, "b": second.index, "pcie": pcie, "nvlink": nvlink}
+            pcie, nvlink = _pcie(ask, first, second), _nvlinks(ask, first, second, remotes)
+            if pcie or nvlink:
+                yield {"a": first.index, "b": second.index, "pcie": pcie or _FARTHEST, "nvlink": nvlink}
+
+
+def _pcie(ask: Ask, first: _Seen, second: _Seen) -> str:
+    """The word of `nvidia-smi topo -m`; empty where nobody tells."""
+    if first.silent or second.silent:
+        return ""
+    name = "nvmlDeviceGetTopologyCommonAncestor"
+    return _ANCESTORS.get(tolerant(ask, None, name, first.handle, second.handle, gpu=first.index), "")
 
 
 def _remotes(ask: Ask, gpu: _Seen, known: frozenset[str]) -> Iterator[str]:
@@ -191,7 +217,7 @@ def _remotes(ask: Ask, gpu: _Seen, known: frozenset[str]) -> Iterator[str]:
 
 def _nvlinks(ask: Ask, first: _Seen, second: _Seen, remotes: Mapping[int, list[str]]) -> int:
     """Direct links between two GPUs, or those through the switches that both hang on."""
-    direct = remotes[first.index].count(second.bus_id)
+    direct = max(remotes[first.index].count(second.bus_id), remotes[second.index].count(first.bus_id))
     switched = min(remotes[first.index].count(""), remotes[second.index].count(""))
     if direct or not switched:
         return direct

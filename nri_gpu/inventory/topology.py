@@ -10,8 +10,20 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.domain.errors import Fault, InventoryError
-from nri_gpu.domain.gpu import DrmNode, Gpu, GpuFault, GpuUuid, Inventory, Link, NumaNode, PciBusId
+from nri_gpu.domain.gpu import (
+    ComputeMode,
+    DrmNode,
+    Gpu,
+    GpuFault,
+    GpuUuid,
+    Inventory,
+    Link,
+    NumaNode,
+    PciBusId,
+)
 from nri_gpu.inventory.change_table import read_changes
+from nri_gpu.inventory.facts import prohibited
+from nri_gpu.inventory.facts_table import read_facts, read_modules
 from nri_gpu.inventory.identity import (
     parse_bus_id,
     parse_drm_name,
@@ -80,6 +92,8 @@ def parse_topology(text: str, file: str, taken_at: float) -> Inventory:
 
 def parse_scene(text: str, file: str, taken_at: float) -> Scene:
     """The same with the changes that it plays later. Raises: TopologyError."""
+    from nri_gpu.inventory.places import contradicting, with_lines  # a node with NVML needs none of it
+
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -89,9 +103,12 @@ def parse_scene(text: str, file: str, taken_at: float) -> Scene:
     inventory = _inventory(root, taken_at)
     changes = read_changes(root, inventory)
     root.done()
+    scene = Scene(inventory, changes)
+    for path, sentence in tuple(contradicting(data, scene, notes.faults)):
+        notes.fault(path, sentence)
     if notes.faults:
-        raise TopologyError(tuple(notes.faults))
-    return Scene(inventory, changes)
+        raise TopologyError(with_lines(notes.faults, text))
+    return scene
 
 
 def _syntax_fault(file: str, message: str) -> Fault:
@@ -104,6 +121,7 @@ def _inventory(root: Table, taken_at: float) -> Inventory:
     node = root.table("node")
     driver, cuda = (node.parsed(key, parse_version, default="") or "" for key in ("driver", "cuda"))
     majors = read_majors(node.table("majors", optional=True))
+    modules = read_modules(node.table("modules", optional=True))
     offers = read_offers(node)
     node.done()
     gpus = sorted((_gpu(table) for table in root.tables("gpu")), key=lambda gpu: gpu.index)
@@ -124,6 +142,7 @@ def _inventory(root: Table, taken_at: float) -> Inventory:
         simulated=True,
         extras=offers,
         script=script,
+        modules=modules,
     )
 
 
@@ -136,6 +155,10 @@ def _gpu(table: Table) -> Gpu:
         table.once(key, value, among="gpu")
     mig_enabled, instances = table.flag_or_tables("mig")
     memory_bytes = table.number("memory_bytes", 0, 2**63 - 1)
+    facts = read_facts(table)
+    unavailable = table.text("unavailable", default="") or ""
+    if facts.compute_mode is ComputeMode.PROHIBITED:
+        unavailable = unavailable or prohibited(bus_id or "")
     gpu = Gpu(
         index=index or 0,
         minor_number=minor or 0,
@@ -147,11 +170,18 @@ def _gpu(table: Table) -> Gpu:
         numa_node=table.number("numa", 0, NUMA_MAX, optional=True),
         mig_enabled=mig_enabled,
         brand=_brand(table),
-        unavailable=table.text("unavailable", default="") or "",
+        unavailable=unavailable,
         mig=mig_devices(instances, minor or 0, memory_bytes),
         drm=tuple(_drm(each) for each in table.tables("drm")),
         processes=table.number("processes", 0, PROCESSES_MAX, optional=True),
         signs=read_signs(table) or (),
+        architecture=facts.architecture,
+        cpus=facts.cpus,
+        compute_mode=facts.compute_mode,
+        persistence=facts.persistence,
+        ecc=facts.ecc,
+        addressing=facts.addressing,
+        fabric=facts.fabric,
     )
     table.done()
     return gpu

@@ -6,6 +6,7 @@ It looks only for headings and keys and trusts nothing: what it cannot follow ha
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 _BARE: Final = r"[A-Za-z0-9_-]+"
@@ -19,19 +20,19 @@ _TOKEN: Final = re.compile(r'"""|\'\'\'|"(?:[^"\\]|\\.)*"|\'[^\']*\'|#.*|[\[\]{}
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """Key path -> 1-based line: `plugin`, `plugin.socket`, and `rule[0].name` below the first `[[rule]]`."""
+    """Key path -> 1-based line: `plugin`, `plugin.socket`, and `rule[0].name` below the first `[[rule]]`.
+
+    A list below a list counts for itself: `gpu[1].mig[0]` is the first below the second.
+    """
     lines: dict[str, int] = {}
-    tables: dict[str, int] = {}  # how often each [[heading]] was seen
+    tables: dict[str, int] = {}  # how often each [[heading]] was seen, by its path
     heading = ""
     depth, quotes = 0, ""
     for number, line in enumerate(text.split("\n"), 1):
         rest = line
         if not depth and not quotes:
             if found := _HEADING.match(line):
-                heading = _path(found[2])
-                if found[1] == "[[":
-                    tables[heading] = tables.get(heading, -1) + 1
-                    heading = f"{heading}[{tables[heading]}]"
+                heading = _heading(_path(found[2]), tables, many=found[1] == "[[")
                 lines.setdefault(heading, number)
                 continue
             if assigned := _ASSIGNMENT.match(line):
@@ -40,6 +41,30 @@ def key_lines(text: str) -> dict[str, int]:
                 rest = line[assigned.end() :]
         depth, quotes = _after(rest, depth, quotes)
     return lines
+
+
+def line_of(lines: Mapping[str, int], path: str) -> int | None:
+    """A key's own line, or that of the nearest thing around it."""
+    while path:
+        if path in lines:
+            return lines[path]
+        path = path[: max(path.rfind("."), path.rfind("["), 0)]
+    return None
+
+
+def _heading(path: str, tables: dict[str, int], *, many: bool) -> str:
+    """With the number of each list of tables that it is in; `many`: of one more in the last."""
+    found = ""
+    *above, last = path.split(".")
+    for name in above:
+        found = f"{found}.{name}" if found else name
+        if found in tables:
+            found = f"{found}[{tables[found]}]"
+    found = f"{found}.{last}" if found else last
+    if many:
+        tables[found] = tables.get(found, -1) + 1
+        found = f"{found}[{tables[found]}]"
+    return found
 
 
 def _path(key: str) -> str:

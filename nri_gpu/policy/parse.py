@@ -11,6 +11,7 @@ from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.policy.cross import beside_faults, cross_faults, kubelet_faults
 from nri_gpu.policy.fields import BY_PATH, LISTS, SCHEMA_VERSION, SECTIONS, SETTINGS
 from nri_gpu.policy.health import health_faults
+from nri_gpu.policy.lines import line_of
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.pools import Pools
 from nri_gpu.policy.rules import Rules
@@ -40,7 +41,7 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
         found += health_faults(policy.health)
         found += beside_faults(policy.kubelet)
     if found:
-        faults = [Fault(file, path, message, _line(where, path)) for path, message in found]
+        faults = [Fault(file, path, message, line_of(where, path)) for path, message in found]
         raise PolicyError(tuple(sorted(faults, key=lambda fault: fault.line or 0)))
     return replace(policy, rule=Rules(lists["rule"]), pool=Pools(lists["pool"]), source=file)
 
@@ -110,15 +111,6 @@ def _elsewhere(key: str) -> str:
 
 def _what(raw: object) -> str:
     return "section" if isinstance(raw, Mapping | list) else "key"
-
-
-def _line(lines: Mapping[str, int], path: str) -> int | None:
-    """Its own line, or that of the nearest thing around it."""
-    while path:
-        if path in lines:
-            return lines[path]
-        path = path[: max(path.rfind("."), path.rfind("["), 0)]
-    return None
 
 
 def _leaves(raw: Mapping[str, object]) -> Iterator[tuple[str, object]]:

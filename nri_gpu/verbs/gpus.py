@@ -9,18 +9,21 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.errors import InventoryError, PolicyError
 from nri_gpu.domain.extras import Extra, Offer
-from nri_gpu.domain.gpu import Gpu, Inventory, MigPart, Unit
+from nri_gpu.domain.gpu import ComputeMode, Fabric, Gpu, Inventory, MigPart, Unit
 from nri_gpu.inventory.source import NvmlSource, Source, TopologySource, source_of
 from nri_gpu.runtime.report import health_json
 from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.settings import load_policy
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.health_words import asked, gpu_lines, state_of, told, transition_lines
+from nri_gpu.verbs.snapshot_words import Snapshot, snapshot_of
+
+_FOR_ONE: Final = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.EXCLUSIVE_THREAD)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,17 +38,17 @@ def run(args: argparse.Namespace) -> int:
             source, socket = partial(_source, args), state_dir / CONTROL_SOCKET if state_dir else None
             return asyncio.run(watch(source, socket, as_json=args.output == "json", simulated=bool(args.gpus)))
         inventory = asyncio.run(_look(args))
-        said = asked(state_dir) if state_dir else None
-        inventory = told(inventory, said) if said else inventory
     except PolicyError as error:
         print("\n".join(map(str, error.faults)), file=sys.stderr)
         return Exit.CONFIGURATION
     except InventoryError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.CONFIGURATION if args.gpus else Exit.UNAVAILABLE
-    if args.record:
+    if args.record:  # the node, and not what has befallen it: a GPU that is bad today is not so in a simulation
         return record(inventory, Path(args.record), scrub=args.scrub)
-    print(_shown(inventory, args, said or {}))
+    said = (asked(state_dir) if state_dir else None) or {}
+    inventory = told(inventory, said) if said else inventory
+    print(_shown(inventory, said, args))
     if inventory.fault:
         return Exit.UNAVAILABLE
     return Exit.OK if any(not why_not(unit) for unit in inventory.units) else Exit.FINDING
@@ -66,15 +69,16 @@ def record(inventory: Inventory, path: Path, *, scrub: bool) -> int:
     return Exit.OK
 
 
-def _shown(inventory: Inventory, args: argparse.Namespace, said: Mapping[str, Any]) -> str:
+def _shown(inventory: Inventory, said: Mapping[str, Any], args: argparse.Namespace) -> str:
     """said: what a running daemon says; empty without one."""
+    snapshot = snapshot_of(said or None)
     if args.output == "json":
-        return json.dumps(to_json(inventory) | {"transitions": said.get("transitions")}, indent=1)
+        return json.dumps(to_json(inventory, snapshot) | {"transitions": said.get("transitions")}, indent=1)
     if args.topology:
         from nri_gpu.verbs.gpus_topology import matrix
 
         return matrix(inventory)
-    return "\n".join([to_text(inventory), *transition_lines(said)])
+    return "\n".join([to_text(inventory, snapshot), *transition_lines(said)])
 
 
 def _source(args: argparse.Namespace) -> TopologySource | NvmlSource:
@@ -104,8 +108,8 @@ async def _ask(source: Source) -> Inventory:
         await source.close()
 
 
-def to_json(inventory: Inventory) -> dict[str, Any]:
-    """Schema `nri-gpu/gpus/v1`."""
+def to_json(inventory: Inventory, snapshot: Snapshot | None = None) -> dict[str, Any]:
+    """Schema `nri-gpu/gpus/v1`. snapshot: of the daemon that was asked beside."""
     return {
         "schema": "nri-gpu/gpus/v1",
         "simulated": inventory.simulated,
@@ -119,6 +123,8 @@ def to_json(inventory: Inventory) -> dict[str, Any]:
         },
         "modeset": inventory.majors.modeset,
         "extras": {extra.value: _offer_json(offer) for extra, offer in inventory.extras.items()},
+        "modules": dict(inventory.modules),
+        "snapshot": {"number": snapshot.number, "age_s": snapshot.age_s} if snapshot else None,
         "gpus": [_gpu_json(gpu) for gpu in inventory.gpus],
         "faults": [{"index": each.index, "reason": each.reason, "uuid": each.uuid} for each in inventory.faults],
         "links": [{"a": link.a, "b": link.b, "pcie": link.pcie, "nvlink": link.nvlink} for link in inventory.links],
@@ -150,8 +156,25 @@ def _gpu_json(gpu: Gpu) -> dict[str, Any]:
         "unavailable": why_not(gpu),
         "processes": gpu.processes,
         "health": health_json(gpu),
+        "architecture": gpu.architecture,
+        "cpus": gpu.cpus,
+        "compute_mode": gpu.compute_mode,
+        "persistence": gpu.persistence,
+        "ecc": {"current": gpu.ecc.current, "pending": gpu.ecc.pending} if gpu.ecc else None,
+        "addressing": gpu.addressing,
+        "fabric": _fabric_json(gpu.fabric) if gpu.fabric else None,
         "mig": [_part_json(part) for part in gpu.parts],
         "drm": [{"name": node.name, "major": node.major, "minor": node.minor} for node in gpu.drm],
+    }
+
+
+def _fabric_json(fabric: Fabric) -> dict[str, Any]:
+    return {
+        "state": fabric.state,
+        "status": fabric.status,
+        "cluster": fabric.cluster,
+        "clique": fabric.clique,
+        "health_mask": fabric.health_mask,
     }
 
 
@@ -172,11 +195,11 @@ def _part_json(part: MigPart) -> dict[str, Any]:
     }
 
 
-def to_text(inventory: Inventory) -> str:
+def to_text(inventory: Inventory, snapshot: Snapshot | None = None) -> str:
     """A table, and what is wrong below it."""
     origin = "simulated" if inventory.simulated else "NVML"
     versions = f"driver {inventory.driver_version or '?'}, CUDA {inventory.cuda_version or '?'}, from {origin}"
-    lines = [f"{len(inventory.gpus)} GPUs, {versions}"]
+    lines = [f"{len(inventory.gpus)} GPUs, {versions}" + (f"; {snapshot.words}" if snapshot else "")]
     if inventory.gpus:
         rows = [_row(unit) for unit in inventory.units]
         lines += table(("INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI BUS ID", "NODE", "STATE", "UUID"), rows)
@@ -230,9 +253,15 @@ def _gpu_row(gpu: Gpu) -> tuple[str, ...]:
         "-" if gpu.numa_node is None else str(gpu.numa_node),
         gpu.pci_bus_id,
         f"/dev/nvidia{gpu.minor_number}",
-        state_of(gpu),
+        _state(gpu),
         gpu.uuid,
     )
+
+
+def _state(gpu: Gpu) -> str:
+    """With a compute mode that lets one process in: beside an MPS daemon's, containers could not share it."""
+    mode = gpu.compute_mode if gpu.compute_mode in _FOR_ONE and not why_not(gpu) else None
+    return ", ".join([state_of(gpu), *([mode.value] if mode else [])])
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

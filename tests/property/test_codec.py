@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from nri_gpu.allocation.ledger import Entry, Foreign
 from nri_gpu.domain.codec import CodecError, canonical, decode, encode
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.gpu import Node
+from nri_gpu.domain.gpu import Inventory, Node
 from tests.property import worlds
 from tests.support import builders as make
 
@@ -21,6 +23,14 @@ def test_a_node(node: Node) -> None:
     back = decode(Node, json.loads(text))
     assert back == node
     assert canonical(back) == text
+
+
+@given(worlds.facts(), st.dictionaries(st.sampled_from(["nvidia", "nvidia_uvm"]), st.just("580.95.05")))
+def test_how_gpus_are_set_up(facts: dict[str, Any], modules: dict[str, str]) -> None:
+    inventory = make.inventory((make.gpu(0, **facts),), modules=modules)
+    back = decode(Inventory, json.loads(canonical(inventory)))
+    assert back == inventory
+    assert canonical(back) == canonical(inventory)  # with what says nothing about what it is
 
 
 @given(worlds.containers())

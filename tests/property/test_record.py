@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.edits import DeviceNode, Mount
 from nri_gpu.domain.extras import Channels, Extra, Offer
 from nri_gpu.domain.gpu import (
+    ComputeMode,
     DrmNode,
     Gpu,
     GpuFault,
@@ -25,10 +26,12 @@ from nri_gpu.domain.gpu import (
     PciBusId,
 )
 from nri_gpu.domain.health import Sign
+from nri_gpu.inventory.facts import MODULES
 from nri_gpu.inventory.offer_table import OF_GPUS
 from nri_gpu.inventory.record import scrubbed, topology_text
 from nri_gpu.inventory.topology import PCIE_WORDS, load_topology, parse_topology
 from nri_gpu.requirements.facts import BRANDS
+from tests.property import worlds
 
 ROOT = Path(__file__).parents[2]
 TOPOLOGIES = sorted([*(ROOT / "config/topologies").glob("*.toml"), *(ROOT / "tests/fixtures/gpus").glob("*.toml")])
@@ -36,28 +39,43 @@ TOPOLOGIES = sorted([*(ROOT / "config/topologies").glob("*.toml"), *(ROOT / "tes
 # What NVML may say of a failure: anything that UTF-8 can hold.
 sentences = st.text(st.characters(codec="utf-8"), max_size=20)
 versions = st.sampled_from(["", "580.95.05", "13.0"])
-majors = st.none() | st.integers(1, 4095)
-maybe_minor = st.none() | st.integers(0, 8191)
+majors = st.lists(st.integers(1, 4095), unique=True, min_size=3, max_size=3)
+
+
+facts = worlds.facts().filter(lambda drawn: drawn["compute_mode"] is not ComputeMode.PROHIBITED)
+modules = st.dictionaries(st.sampled_from(MODULES), st.sampled_from(["", "580.95.05", "1.0-0"]))
+
+
+SLICES = {"1c.3g.40gb": 3, "1g.10gb+me": 1, "unknown": 0, "2g.20gb": 2}
 
 
 @st.composite
 def gpus(draw: st.DrawFn, index: int) -> Gpu:
     slots = draw(st.lists(st.tuples(st.integers(0, 14), st.integers(0, 7)), unique=True, max_size=3))
     places = sorted(draw(st.sets(st.integers(0, 119), min_size=len(slots), max_size=len(slots))))
+    # GPU instances share nothing, their compute instances their profile's slices; a GPU has seven of these.
+    profiles = {gi: draw(st.sampled_from([*SLICES])) for gi, _ in slots}
+    cut = {gi: "1c.3g.40gb" if sum(gi == other for other, _ in slots) > 1 else profiles[gi] for gi, _ in slots}
+    if sum(SLICES[profile] for profile in cut.values()) > 7:
+        cut = dict.fromkeys(cut, "2g.20gb")
+    few = st.lists(st.integers(2000 * index, 2000 * index + 1999), unique=True, min_size=6, max_size=6)
+    minors = iter(draw(few))
+    of_instance = {gi: draw(st.none() | st.just(next(minors))) for gi in cut}
     parts = tuple(
         MigDevice(
             index=place,
             uuid=GpuUuid(f"MIG-0000{index:02x}{place:02x}-0000-4000-8000-000000000000"),
             gpu_instance_id=slot[0],
             compute_instance_id=slot[1],
-            profile=draw(st.sampled_from(["1c.3g.40gb", "1g.10gb+me", "unknown"])),
+            profile=cut[slot[0]],
             memory_bytes=draw(st.integers(0, 2**33)),
-            gpu_instance_minor=draw(maybe_minor),
-            compute_instance_minor=draw(maybe_minor),
+            gpu_instance_minor=of_instance[slot[0]],
+            compute_instance_minor=draw(st.none() | st.just(next(minors))),
             unavailable=draw(sentences),
         )
         for place, slot in zip(places, slots, strict=True)
     )
+    card, render = DrmNode(f"card{index}", 226, index), DrmNode(f"renderD{128 + index}", 226, 128 + index)
     return Gpu(
         index=index,
         minor_number=draw(st.sampled_from([index, 40 + index])),
@@ -71,9 +89,9 @@ def gpus(draw: st.DrawFn, index: int) -> Gpu:
         brand=draw(st.sampled_from(["", *(brand for brand in BRANDS if brand)])),
         unavailable=draw(sentences),
         mig=parts,
-        drm=tuple(
-            DrmNode(f"{kind}{index}", 226, index) for kind in draw(st.sets(st.sampled_from(["card", "renderD"])))
-        ),
+        drm=draw(st.sampled_from([(), (card,), (card, render)])),
+        signs=tuple(draw(st.lists(st.sampled_from(Sign), unique=True, max_size=3))),
+        **draw(facts),
     )
 
 
@@ -108,16 +126,18 @@ def inventories(draw: st.DrawFn) -> Inventory:
     )
     if draw(st.booleans()):
         extras[Extra.IMEX] = Offer(channels=Channels(240, draw(st.integers(1, 2048))))
+    nvidia, uvm, caps = (draw(st.none() | st.just(each)) for each in draw(majors))
     return Inventory(
         taken_at=3.0,
         gpus=tuple(draw(gpus(index)) for index in range(count)),
         faults=tuple(draw(faults(count + at)) for at in range(draw(st.integers(0, 2)))),
-        links=tuple(Link(a, b, draw(st.sampled_from(PCIE_WORDS)), draw(st.integers(0, 36))) for a, b in pairs),
+        links=tuple(Link(a, b, draw(st.sampled_from(PCIE_WORDS)), draw(st.integers(0, 12))) for a, b in pairs),
         numa=tuple(NumaNode(at, "0-3,8", memory=draw(st.booleans())) for at in range(draw(st.integers(0, 2)))),
-        majors=Majors(draw(majors), draw(majors), draw(majors), draw(st.none() | st.booleans())),
+        majors=Majors(nvidia, uvm, caps, draw(st.none() | st.booleans())),
         driver_version=draw(versions),
         cuda_version=draw(versions),
         extras=extras,
+        modules=draw(modules),
     )
 
 
@@ -132,7 +152,11 @@ def reloaded(inventory: Inventory) -> Inventory:
 @settings(max_examples=40)
 @given(inventories())
 def test_it_comes_back_whole(inventory: Inventory) -> None:
-    assert reloaded(inventory) == replace(inventory, simulated=True)
+    again = reloaded(inventory)
+    assert again == replace(inventory, simulated=True)
+    assert [gpu.compute_mode for gpu in again.gpus] == [gpu.compute_mode for gpu in inventory.gpus]
+    masks = [[gpu.fabric and gpu.fabric.health_mask for gpu in each.gpus] for each in (again, inventory)]
+    assert masks[0] == masks[1]
 
 
 @pytest.mark.parametrize("path", TOPOLOGIES, ids=lambda path: path.stem)

@@ -27,6 +27,15 @@ PART = {
 }
 
 
+FABRIC = {
+    "state": "completed",
+    "status": 0,
+    "cluster": "01234567-89ab-cdef-0123-456789abcdef",
+    "clique": 2**32 - 1,
+    "health_mask": None,
+}
+
+
 def gpu(index: int) -> dict[str, Any]:
     return {
         "index": index,
@@ -44,6 +53,13 @@ def gpu(index: int) -> dict[str, Any]:
         "drm": [["card0", 226, 0]] if index else [],
         "processes": None,
         "signs": [] if index else ["lost"],
+        "architecture": "" if index else "ampere",
+        "cpus": "" if index else "0-3,8",
+        "compute_mode": None if index else "default",
+        "persistence": None if index else True,
+        "ecc": None if index else [True, False],
+        "addressing": "" if index else "hmm",
+        "fabric": None if index else FABRIC,
     }
 
 
@@ -60,6 +76,7 @@ WHOLE: dict[str, Any] = {
     "cuda_version": "13.0",
     "gpus": [gpu(0), gpu(1)],
     "faults": [FAULT],
+    "modules": {"nvidia": "580.95.05", "nvidia_drm": ""},
     "links": [{"a": 0, "b": 1, "pcie": "PIX", "nvlink": 4}],
 }
 PLACES: list[tuple[Any, ...]] = [
@@ -67,6 +84,10 @@ PLACES: list[tuple[Any, ...]] = [
     *((key,) for key in WHOLE),
     *(("gpus", 0, key) for key in gpu(0)),
     *(("gpus", 0, "mig", 0, key) for key in PART),
+    *(("gpus", 0, "fabric", key) for key in FABRIC),
+    ("gpus", 0, "ecc", 1),
+    ("modules", "nvidia"),
+    ("modules", "ext4"),
     ("gpus", 1, "drm", 0),
     ("gpus", 1, "drm", 0, 0),
     ("gpus", 1, "drm", 0, 1),
@@ -120,7 +141,7 @@ def test_garbage_at_any_place_is_refused_or_harmless(place: tuple[Any, ...], val
 
 def value_is_odd(place: tuple[Any, ...]) -> bool:
     """What a topology file must not say and a driver may: numbers and words that are shown, and lead nowhere."""
-    odd = ("driver_version", "cuda_version", "brand", "memory_bytes", "gpu_instance_id", "compute_instance_id", 0, 1)
+    odd = ("brand", "memory_bytes", "gpu_instance_id", "compute_instance_id", 0, 1)
     return bool(place) and (place[-1] in odd or place[-2:] == ("mig", "index") or place[2:] == ("mig", 0, "index"))
 
 
@@ -140,6 +161,17 @@ def value_is_odd(place: tuple[Any, ...]) -> bool:
         (("faults", 0, "pci_bus_id"), gpu(1)["pci_bus_id"]),
         (("faults", 0, "sign"), "sad"),
         (("faults", 0, "code"), 1 << 70),
+        (("driver_version",), "../../etc"),
+        (("driver_version",), "580.95.05\nnri-gpu: all is well"),
+        (("cuda_version",), "9" * 400),
+        (("modules",), {"nvidia": "580 95"}),
+        (("modules",), {"../x": "1"}),
+        (("gpus", 0, "cpus"), "0-3;reboot"),
+        (("gpus", 0, "cpus"), "0," * 4000 + "0"),
+        (("gpus", 0, "compute_mode"), "off"),
+        (("gpus", 0, "ecc"), [1, 0]),
+        (("gpus", 0, "fabric", "cluster"), "x"),
+        (("gpus", 0, "fabric", "clique"), 2**32),
     ],
 )
 def test_what_would_do_harm(place: tuple[Any, ...], value: object) -> None:

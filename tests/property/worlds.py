@@ -17,7 +17,11 @@ from nri_gpu.domain.extras import HARMLESS, Channels, Extra, Offer, Profiles
 from nri_gpu.domain.gpu import (
     DEFAULT_CAPABILITIES,
     Capability,
+    ComputeMode,
     DrmNode,
+    Ecc,
+    Fabric,
+    FabricState,
     Gpu,
     GpuFault,
     GpuUuid,
@@ -96,6 +100,24 @@ def migs(gpu_index: int) -> st.SearchStrategy[MigDevice]:
     vague = sound.map(lambda part: replace(part, compute_instance_minor=None))
     failed = sound.map(lambda part: replace(part, unavailable="nvmlDeviceGetAttributes_v2: Unknown Error (999)"))
     return st.one_of(sound, sound, sound, vague, failed)
+
+
+def facts() -> st.SearchStrategy[dict[str, Any]]:
+    """How a GPU is set up; None and empty for what nobody told."""
+    numbers = st.integers(0, 2**32 - 1)
+    cluster = st.sampled_from(["", "01234567-89ab-cdef-0123-456789abcdef"])
+    return st.fixed_dictionaries(
+        {
+            "architecture": st.sampled_from(["", "hopper", "ada-lovelace"]),
+            "cpus": st.sampled_from(["", "0-3,8"]),
+            "compute_mode": st.none() | st.sampled_from(ComputeMode),
+            "persistence": st.none() | st.booleans(),
+            "ecc": st.none() | st.builds(Ecc, st.booleans(), st.booleans()),
+            "addressing": st.sampled_from(["", "none", "hmm", "ats"]),
+            "fabric": st.none()
+            | st.builds(Fabric, st.sampled_from(FabricState), numbers, cluster, numbers, st.none() | numbers),
+        }
+    )
 
 
 @st.composite

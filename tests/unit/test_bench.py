@@ -76,6 +76,9 @@ def test_the_wire_part_runs() -> None:
         lines = [line for line in done.stdout.splitlines() if name in line]
         assert lines
         assert all("<=" in line for line in lines)
+    for process in ("nri-gpu", "inventory child", "event child"):
+        (line,) = (line for line in done.stdout.splitlines() if f"with NVML, {process} " in line)
+        assert 5 < float(line.split(process)[1].split()[0]) < 100
 
 
 def test_the_part_about_deciding_runs() -> None:

@@ -3,6 +3,8 @@
 from tests.support.nvml.build import (
     SWITCH,
     Act,
+    FakeFabric,
+    FakeFacts,
     FakeGpu,
     FakeHealth,
     FakeMig,
@@ -16,6 +18,8 @@ from tests.support.nvml.build import (
 __all__ = [
     "SWITCH",
     "Act",
+    "FakeFabric",
+    "FakeFacts",
     "FakeGpu",
     "FakeHealth",
     "FakeMig",

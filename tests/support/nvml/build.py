@@ -12,7 +12,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from nri_gpu.domain.gpu import Inventory, MigDevice
+from nri_gpu.domain.gpu import Fabric, FabricState, Gpu, Inventory, MigDevice
+from nri_gpu.inventory.facts import ADDRESSING, ARCHITECTURES, COMPUTE_MODES
 from nri_gpu.requirements.facts import BRANDS
 
 SOURCE = Path(__file__).with_name("fake.c")
@@ -51,12 +52,32 @@ class FakeHealth(Struct, frozen=True, kw_only=True):
     fabric_state: int = 0
 
 
+class FakeFacts(Struct, frozen=True, kw_only=True):
+    """Numbers of nvml.h, -1 for what this GPU or driver has not. ecc: current and pending mode."""
+
+    architecture: int = 9
+    compute_mode: int = 0
+    persistence: int = 1
+    ecc: tuple[int, int] = (1, 1)
+    addressing: int = 0
+
+
+class FakeFabric(Struct, frozen=True, kw_only=True):
+    """A place in an NVLink fabric. cluster: 32 hex digits."""
+
+    state: int = 3
+    status: int = 0
+    clique: int = 0
+    health_mask: int = 0
+    cluster: str = "0" * 32
+
+
 class FakeGpu(Struct, frozen=True, kw_only=True):
     """What NVML says of one GPU; its index is its place in the list.
 
     minor: None for the index. numa: -1 where the host does not tell. mig: current and pending mode, (-1, -1) where
     the GPU has none. brand: nvmlBrandType_t, -1 where the driver does not tell. nvlinks: what is at the far end of its
-    links, by index, or SWITCH. running: as a MIG device's.
+    links, by index, or SWITCH. running: as a MIG device's. facts, fabric: None where the driver tells nothing of them.
     """
 
     minor: int | None = None
@@ -73,6 +94,8 @@ class FakeGpu(Struct, frozen=True, kw_only=True):
     parts: tuple[FakeMig, ...] = ()
     running: tuple[int, int] = (0, 0)
     health: FakeHealth | None = None
+    facts: FakeFacts | None = None
+    fabric: FakeFabric | None = None
 
 
 class Act(Struct, frozen=True):
@@ -144,6 +167,8 @@ def configure(
         running = {-1: gpu.running, **{part.place: part.running for part in gpu.parts}}
         lines += [f"running {index} {place} {both[0]} {both[1]}" for place, both in running.items() if any(both)]
         lines += [_health_line(index, gpu.health)] if gpu.health else []
+        lines += [_facts_line(index, gpu.facts)] if gpu.facts else []
+        lines += [_fabric_line(index, gpu.fabric)] if gpu.fabric else []
         lines += [f"nvlink {index} {link} {remote}" for link, remote in enumerate(gpu.nvlinks)]
     lines += [f"ancestor {a} {b} {_LEVELS[word]}" for a, b, word in ancestors]
     lines += [f"act {act.function} {act.gpu} {act.deed} {act.code}" for act in faults]
@@ -156,6 +181,15 @@ def configure(
         os.pwrite(file, content.ljust(os.fstat(file).st_size, b"\n"), 0)
     finally:
         os.close(file)
+
+
+def _facts_line(index: int, facts: FakeFacts) -> str:
+    ecc = f"{facts.ecc[0]} {facts.ecc[1]}"
+    return f"facts {index} {facts.architecture} {facts.compute_mode} {facts.persistence} {ecc} {facts.addressing}"
+
+
+def _fabric_line(index: int, fabric: FakeFabric) -> str:
+    return f"fabric {index} {fabric.state} {fabric.status} {fabric.clique} {fabric.health_mask:#x} {fabric.cluster}"
 
 
 def _health_line(index: int, health: FakeHealth) -> str:
@@ -197,10 +231,33 @@ def gpus_of(inventory: Inventory) -> tuple[list[FakeGpu], list[tuple[int, int, s
             brand=BRANDS.index(gpu.brand) if gpu.brand else -1,
             nvlinks=(SWITCH,) * links[gpu.index],
             parts=tuple(map(_fake_mig, gpu.mig)),
+            facts=_fake_facts(gpu),
+            fabric=_fake_fabric(gpu.fabric) if gpu.fabric else None,
         )
         for gpu in inventory.gpus
     ]
     return gpus, [(link.a, link.b, link.pcie) for link in inventory.links]
+
+
+def _fake_facts(gpu: Gpu) -> FakeFacts:
+    architectures = {word: number for number, word in ARCHITECTURES.items()}
+    return FakeFacts(
+        architecture=architectures.get(gpu.architecture, -1),
+        compute_mode=-1 if gpu.compute_mode is None else COMPUTE_MODES.index(gpu.compute_mode),
+        persistence=-1 if gpu.persistence is None else int(gpu.persistence),
+        ecc=(int(gpu.ecc.current), int(gpu.ecc.pending)) if gpu.ecc else (-1, -1),
+        addressing=ADDRESSING.index(gpu.addressing) if gpu.addressing else -1,
+    )
+
+
+def _fake_fabric(fabric: Fabric) -> FakeFabric:
+    return FakeFabric(
+        state=list(FabricState).index(fabric.state) + 1,
+        status=fabric.status,
+        clique=fabric.clique,
+        health_mask=fabric.health_mask or 0,
+        cluster=fabric.cluster.replace("-", "") or "0" * 32,
+    )
 
 
 def _fake_mig(device: MigDevice) -> FakeMig:

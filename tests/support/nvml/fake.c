@@ -9,6 +9,8 @@
  *   nvlink GPU LINK REMOTE                (REMOTE: a GPU's index, -1 for a switch)
  *   ancestor A B LEVEL
  *   health GPU REMAP_PENDING REMAP_FAILED CLOCK_REASONS RECOVERY_ACTION FABRIC_STATE
+ *   facts GPU ARCHITECTURE COMPUTE_MODE PERSISTENCE ECC ECC_PENDING ADDRESSING   (-1: not supported)
+ *   fabric GPU STATE STATUS CLIQUE HEALTH_MASK CLUSTER   (CLUSTER: 32 hex digits)
  *   act FUNCTION GPU DEED CODE            (GPU -1: any) with DEED one of
  *       fail: return CODE      hang, crash      say: print on stdout, then go on
  *       garble: write nonsense to whatever is open, as a library that lost its mind, then go on
@@ -19,7 +21,8 @@
  * is an event that does not say whose it is. Lines from before the event set was made are of the past.
  *
  * Every call is noted in `fake-nvml.calls`; what /proc says of the process is in `fake-nvml.environ` and `.status`.
- * Struct layouts and symbol names are those of the public nvml.h.
+ * Struct layouts and symbol names are those of the public nvml.h. A versioned struct must say a version that is known
+ * here; what can only be asked of a whole GPU refuses the handle of a MIG device.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -39,6 +42,7 @@ enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     TIMEOUT = 10,
+    ARGUMENT_VERSION_MISMATCH = 25,
 };
 enum { GPUS = 16, LINKS = 18, ACTS = 32, MIGS = 32, MIGS_OF_A_GPU = 7 };
 enum { DEVICE_TYPE_GPU = 0, DEVICE_TYPE_SWITCH = 2, P2P_OK = 0, P2P_NOT_SUPPORTED = 5 };
@@ -70,6 +74,10 @@ typedef struct gpu {
     int parent, place, gi, ci, slices, compute_slices;
     int compute, graphics;
     int remap_pending, remap_failed, clock_reasons, recovery_action, fabric_state;
+    int architecture, compute_mode, persistence, ecc, ecc_pending, addressing;
+    int fabric_status;
+    unsigned int clique, health_mask;
+    unsigned char cluster[16];
     unsigned long long registered;
 } *nvmlDevice_t;
 
@@ -113,6 +121,28 @@ static void read_gpu(const char *words) {
            gpu->name);
     for (int link = 0; link < LINKS; link++)
         gpu->remote[link] = LINK_DOWN;
+    gpu->architecture = gpu->compute_mode = gpu->persistence = gpu->ecc = gpu->addressing = -1;
+}
+
+static void read_facts(const char *words) {
+    int index;
+    if (sscanf(words, "facts %d", &index) != 1)
+        return;
+    struct gpu *gpu = &gpus[index];
+    sscanf(words, "facts %*d %d %d %d %d %d %d", &gpu->architecture, &gpu->compute_mode, &gpu->persistence, &gpu->ecc,
+           &gpu->ecc_pending, &gpu->addressing);
+}
+
+static void read_fabric(const char *words) {
+    int index;
+    char cluster[33];
+    if (sscanf(words, "fabric %d", &index) != 1)
+        return;
+    struct gpu *gpu = &gpus[index];
+    sscanf(words, "fabric %*d %d %d %u %i %32s", &gpu->fabric_state, &gpu->fabric_status, &gpu->clique,
+           (int *)&gpu->health_mask, cluster);
+    for (int i = 0; i < 16; i++)
+        sscanf(cluster + 2 * i, "%2hhx", &gpu->cluster[i]);
 }
 
 static void read_mig(const char *words) {
@@ -139,6 +169,10 @@ static void read_line(const char *line) {
         read_mig(line);
     else if (strncmp(line, "running ", 8) == 0)
         read_running(line);
+    else if (strncmp(line, "facts ", 6) == 0)
+        read_facts(line);
+    else if (strncmp(line, "fabric ", 7) == 0)
+        read_fabric(line);
     else if (sscanf(line, "nvlink %d %d %d", &a, &b, &value) == 3)
         gpus[a].remote[b] = value;
     else if (sscanf(line, "ancestor %d %d %d", &a, &b, &value) == 3)
@@ -219,6 +253,26 @@ static int play(const char *function, int gpu) {
             return code_;                                                                                              \
     } while (0)
 
+static int known(nvmlDevice_t device) {
+    return is_mig(device) || (device >= gpus && device < gpus + GPUS);
+}
+
+/* A call on a GPU or a MIG device. */
+#define PLAY_ON(device)                                                                                                \
+    do {                                                                                                               \
+        if (!known(device))                                                                                            \
+            return INVALID_ARGUMENT;                                                                                   \
+        PLAY(index_of(device));                                                                                        \
+    } while (0)
+
+/* A call on a whole GPU. */
+#define PLAY_GPU(device)                                                                                               \
+    do {                                                                                                               \
+        PLAY_ON(device);                                                                                               \
+        if (is_mig(device))                                                                                            \
+            return INVALID_ARGUMENT;                                                                                   \
+    } while (0)
+
 static int text(char *to, unsigned int size, const char *from) {
     if (strlen(from) >= size)
         return INSUFFICIENT_SIZE;
@@ -282,55 +336,52 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) {
 }
 
 int nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length) {
-    if (!device)
-        return INVALID_ARGUMENT;
-    PLAY(index_of(device));
+    PLAY_ON(device);
     return text(uuid, length, device->uuid);
 }
 
 int nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length) {
-    PLAY(index_of(device));
+    PLAY_ON(device);
     int code;
     return text(name, length, due("rubbish", __func__, index_of(device), &code) ? "\xff\xfe" : device->name);
 }
 
 int nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor) {
-    PLAY(index_of(device));
-    if (is_mig(device))
-        return INVALID_ARGUMENT;
+    PLAY_GPU(device);
     *minor = (unsigned int)device->minor;
     return SUCCESS;
 }
 
 int nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *info) {
-    PLAY(index_of(device));
+    PLAY_GPU(device);
     pci(info, device);
     return SUCCESS;
 }
 
 int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
-    PLAY(index_of(device));
-    *memory = (nvmlMemory_t){.total = device->memory, .free = device->memory, .used = 0};
+    PLAY_ON(device);
+    unsigned long long bytes = is_mig(device) ? device->memory << 20 : device->memory;
+    *memory = (nvmlMemory_t){.total = bytes, .free = bytes, .used = 0};
     return SUCCESS;
 }
 
 int nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor) {
-    PLAY(index_of(device));
-    *major = device->major_cc;
-    *minor = device->minor_cc;
+    PLAY_ON(device);
+    *major = gpus[index_of(device)].major_cc;
+    *minor = gpus[index_of(device)].minor_cc;
     return SUCCESS;
 }
 
 int nvmlDeviceGetBrand(nvmlDevice_t device, int *brand) {
-    PLAY(index_of(device));
-    if (device->brand < 0)
+    PLAY_ON(device);
+    *brand = gpus[index_of(device)].brand;
+    if (*brand < 0)
         return NOT_SUPPORTED;
-    *brand = device->brand;
     return SUCCESS;
 }
 
 int nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending) {
-    PLAY(index_of(device));
+    PLAY_GPU(device);
     if (device->mig < 0)
         return NOT_SUPPORTED;
     *current = (unsigned int)device->mig;
@@ -339,13 +390,13 @@ int nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned in
 }
 
 int nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count) {
-    PLAY(index_of(device));
+    PLAY_GPU(device);
     *count = device->mig < 0 ? 0 : MIGS_OF_A_GPU;
     return SUCCESS;
 }
 
 int nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int place, nvmlDevice_t *mig) {
-    PLAY(index_of(device));
+    PLAY_GPU(device);
     if (device->mig != 1)
         return NOT_SUPPORTED;
     if ((*mig = mig_at(index_of(device), (int)place)))
@@ -373,28 +424,28 @@ static int processes(int running, unsigned int first_pid, unsigned int *room, nv
 }
 
 int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
-    PLAY(index_of(device));
+    PLAY_ON(device);
     return processes(device->compute, 1000, room, infos);
 }
 
 int nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
-    PLAY(index_of(device));
+    PLAY_ON(device);
     return processes(device->compute, 1000, room, infos);
 }
 
 /* The first of them computes as well. */
 int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
-    PLAY(index_of(device));
+    PLAY_ON(device);
     return processes(device->graphics, 1000, room, infos);
 }
 
 int nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_t *infos) {
-    PLAY(index_of(device));
+    PLAY_ON(device);
     return processes(device->graphics, 1000, room, infos);
 }
 
 int nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id) {
-    PLAY(index_of(device));
+    PLAY_ON(device);
     if (!is_mig(device))
         return INVALID_ARGUMENT;
     *id = (unsigned int)device->gi;
@@ -402,7 +453,7 @@ int nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id) {
 }
 
 int nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id) {
-    PLAY(index_of(device));
+    PLAY_ON(device);
     if (!is_mig(device))
         return INVALID_ARGUMENT;
     *id = (unsigned int)device->ci;
@@ -410,7 +461,7 @@ int nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id) {
 }
 
 int nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes) {
-    PLAY(index_of(device));
+    PLAY_ON(device);
     if (!is_mig(device))
         return NOT_SUPPORTED;
     *attributes = (nvmlDeviceAttributes_t){
@@ -424,7 +475,7 @@ int nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attr
 
 int nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int size, unsigned long *nodes, unsigned int scope) {
     (void)scope;
-    PLAY(index_of(device));
+    PLAY_GPU(device);
     if (device->numa < 0)
         return NOT_SUPPORTED;
     memset(nodes, 0, size * sizeof *nodes);
@@ -433,13 +484,13 @@ int nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int size, unsigned
 }
 
 int nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, int *level) {
-    PLAY(index_of(a));
+    PLAY_GPU(a);
     *level = ancestors[index_of(a)][index_of(b)];
     return *level < 0 ? NOT_SUPPORTED : SUCCESS;
 }
 
 int nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, unsigned int *active) {
-    PLAY(index_of(device));
+    PLAY_GPU(device);
     if (link >= LINKS)
         return INVALID_ARGUMENT;
     *active = device->remote[link] != LINK_DOWN;
@@ -447,14 +498,14 @@ int nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, unsigned in
 }
 
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *info) {
-    PLAY(index_of(device));
+    PLAY_GPU(device);
     struct gpu nvswitch = {.bus = 0xf0 + link % 4};
     pci(info, device->remote[link] == LINK_SWITCH ? &nvswitch : &gpus[device->remote[link]]);
     return SUCCESS;
 }
 
 int nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link, int *type) {
-    PLAY(index_of(device));
+    PLAY_GPU(device);
     *type = device->remote[link] == LINK_SWITCH ? DEVICE_TYPE_SWITCH : DEVICE_TYPE_GPU;
     return SUCCESS;
 }
@@ -463,7 +514,7 @@ int nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, int index, int *statu
     int code;
     (void)b;
     (void)index;
-    PLAY(index_of(a));
+    PLAY_GPU(a);
     *status = due("deny", __func__, index_of(a), &code) ? P2P_NOT_SUPPORTED : P2P_OK;
     return SUCCESS;
 }
@@ -483,7 +534,10 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device) {
 
 int nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrected, unsigned int *uncorrected,
                               unsigned int *pending, unsigned int *failed) {
-    PLAY(index_of(device));
+    PLAY_GPU(device);
+    for (int i = 0; i < mig_count; i++)
+        if (migs[i].parent == index_of(device))
+            return NOT_SUPPORTED; /* while it has instances */
     *corrected = *uncorrected = 0;
     *pending = (unsigned int)device->remap_pending;
     *failed = (unsigned int)device->remap_failed;
@@ -496,12 +550,12 @@ static int clock_reasons(nvmlDevice_t device, unsigned long long *reasons) {
 }
 
 int nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons) {
-    PLAY(index_of(device));
+    PLAY_GPU(device);
     return clock_reasons(device, reasons);
 }
 
 int nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *reasons) {
-    PLAY(index_of(device));
+    PLAY_GPU(device);
     return clock_reasons(device, reasons);
 }
 
@@ -517,7 +571,7 @@ typedef struct {
 } nvmlFieldValue_t;
 
 int nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values) {
-    PLAY(index_of(device));
+    PLAY_GPU(device);
     for (int i = 0; i < count; i++) {
         int known = values[i].fieldId == 230 && device->recovery_action >= 0;
         values[i].nvmlReturn = known ? SUCCESS : NOT_SUPPORTED;
@@ -526,6 +580,7 @@ int nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *v
     return SUCCESS;
 }
 
+/* Version 3 is version 2 with a summary behind it. */
 typedef struct {
     unsigned int version;
     unsigned char clusterUuid[16];
@@ -533,13 +588,78 @@ typedef struct {
     unsigned int cliqueId;
     unsigned char state;
     unsigned int healthMask;
-} nvmlGpuFabricInfoV_t;
+    unsigned char healthSummary;
+} nvmlGpuFabricInfo_v3_t;
+enum { FABRIC_INFO_V2 = 0x02000024, FABRIC_INFO_V3 = 0x03000028 };
 
-int nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *info) {
-    PLAY(index_of(device));
+int nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfo_v3_t *info) {
+    PLAY_GPU(device);
+    if (info->version != FABRIC_INFO_V2 && info->version != FABRIC_INFO_V3)
+        return ARGUMENT_VERSION_MISMATCH;
+    memcpy(info->clusterUuid, device->cluster, sizeof device->cluster);
+    info->status = device->fabric_status;
+    info->cliqueId = device->clique;
     info->state = (unsigned char)device->fabric_state;
-    info->status = SUCCESS;
+    info->healthMask = device->health_mask;
+    if (info->version == FABRIC_INFO_V3)
+        info->healthSummary = 0;
     return SUCCESS;
+}
+
+/* Of drivers before R550; it has no version. */
+typedef struct {
+    unsigned char clusterUuid[16];
+    int status;
+    unsigned int cliqueId;
+    unsigned char state;
+} nvmlGpuFabricInfo_t;
+
+int nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *info) {
+    PLAY_GPU(device);
+    memcpy(info->clusterUuid, device->cluster, sizeof device->cluster);
+    info->status = device->fabric_status;
+    info->cliqueId = device->clique;
+    info->state = (unsigned char)device->fabric_state;
+    return SUCCESS;
+}
+
+static int told(int value, unsigned int *to) {
+    if (value < 0)
+        return NOT_SUPPORTED;
+    *to = (unsigned int)value;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned int *architecture) {
+    PLAY_GPU(device);
+    return told(device->architecture, architecture);
+}
+
+int nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned int *mode) {
+    PLAY_GPU(device);
+    return told(device->compute_mode, mode);
+}
+
+int nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned int *mode) {
+    PLAY_GPU(device);
+    return told(device->persistence, mode);
+}
+
+int nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending) {
+    PLAY_GPU(device);
+    return told(device->ecc, current) == SUCCESS ? told(device->ecc_pending, pending) : NOT_SUPPORTED;
+}
+
+typedef struct {
+    unsigned int version, value;
+} nvmlDeviceAddressingMode_t;
+enum { ADDRESSING_MODE_V1 = 0x01000008 };
+
+int nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressingMode_t *mode) {
+    PLAY_GPU(device);
+    if (mode->version != ADDRESSING_MODE_V1)
+        return ARGUMENT_VERSION_MISMATCH;
+    return told(device->addressing, &mode->value);
 }
 
 /* One event set at a time is enough for whoever asks. */
@@ -575,14 +695,14 @@ int nvmlEventSetFree(void *set) {
 }
 
 int nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types) {
-    PLAY(index_of(device));
+    PLAY_GPU(device);
     *types = 0xff9f;
     return SUCCESS;
 }
 
 int nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, void *set) {
     (void)set;
-    PLAY(index_of(device));
+    PLAY_GPU(device);
     device->registered |= types;
     return SUCCESS;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -258,6 +259,32 @@ def test_a_program_that_talks_nonsense(tmp_path: Path, monkeypatch: pytest.Monke
         assert await failure(child) == "the NVML process died of SIGKILL in start"
 
     with_child(tmp_path, test, Deadlines(end_s=0.1))
+
+
+@pytest.mark.parametrize(
+    ("said", "doing"),
+    [
+        ({"call": "nvmlInit", "gpu": None}, "nvmlInit"),
+        ({"call": "nvmlDeviceGetName", "gpu": 2}, "nvmlDeviceGetName of GPU 2"),
+        ({"call": "x" * 5000, "gpu": "y" * 5000}, "x" * 64),
+        ({"call": "nvmlInit\nnri-gpu: all is well\x1b[2J", "gpu": 10**40}, "nvmlInitnrigpualliswell2J"),
+        ({"call": {"a": 1}, "gpu": True}, "a call without a name"),
+    ],
+    ids=["of none", "of a GPU", "endless", "of several lines", "no text"],
+)
+def test_a_program_that_announces_nonsense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, object], doing: str
+) -> None:
+    program, lines = tmp_path / "python", tmp_path / "lines"
+    lines.write_text(json.dumps(said) + "\n")
+    program.write_text(f"#!/bin/sh\nread request\ncat {lines}\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    async def test(child: NvmlChild) -> None:
+        assert await failure(child) == f"the NVML process exited with status 3 in {doing}"
+
+    with_child(tmp_path, test, Deadlines(end_s=1.0))
 
 
 @pytest.mark.parametrize("report", ["{}", '{"gpus": Infinity}', "3"])

@@ -14,7 +14,7 @@ from nri_gpu.domain.gpu import Gpu, GpuFault, GpuUuid, Inventory, Link, PciBusId
 from nri_gpu.domain.health import Sign
 from nri_gpu.inventory.child import NvmlChild
 from nri_gpu.inventory.topology import load_topology
-from tests.support.nvml import SWITCH, Act, FakeGpu, build_fake_nvml, configure, evidence, gpus_of
+from tests.support.nvml import SWITCH, Act, FakeFacts, FakeGpu, build_fake_nvml, configure, evidence, gpus_of
 
 ROOT = Path(__file__).parents[3]
 FOUR = [FakeGpu() for _ in range(4)]
@@ -100,6 +100,12 @@ def test_a_topology_and_nvml_tell_of_a_node_alike(tmp_path: Path, name: str) -> 
     sysfs = tmp_path / "sys"
     for gpu in simulated.gpus:
         make_drm(sysfs, gpu)
+        folder = sysfs / "bus/pci/devices" / gpu.pci_bus_id
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "local_cpulist").write_text(f"{gpu.cpus}\n")
+    for module_name, version in simulated.modules.items():
+        (sysfs / "module" / module_name).mkdir(parents=True)
+        (sysfs / "module" / module_name / "version").write_text(f"{version}\n")
     fake = build_fake_nvml(tmp_path, gpus, ancestors=ancestors, driver=simulated.driver_version)
     inventory = ask(fake, str(sysfs))
     assert inventory == replace(
@@ -282,6 +288,15 @@ def test_numa_node_from_sysfs(tmp_path: Path) -> None:
     assert [gpu.numa_node for gpu in played(tmp_path, [], gpus=gpus).gpus] == [1, None, None]
 
 
+@pytest.mark.parametrize("driver", ["580", "../../etc/x", "580.95.05-rc1", "9" * 70])
+def test_a_driver_of_an_odd_version_has_none(tmp_path: Path, driver: str) -> None:
+    """It names folders, and stands in logs."""
+    root = build_fake_nvml(tmp_path, [FakeGpu()])
+    configure(root, [FakeGpu()], driver=driver)
+    inventory = ask(root)
+    assert (inventory.driver_version, len(inventory.gpus)) == ("", 1)
+
+
 # --- links ------------------------------------------------------------------------------------------------------------
 
 
@@ -309,6 +324,27 @@ def test_a_lost_gpu_has_no_links(tmp_path: Path) -> None:
     gpus = [FakeGpu(nvlinks=(SWITCH,))] * 3
     found = links(tmp_path, gpus, [Act("nvmlDeviceGetName", "fail", 15, gpu=1)])
     assert [(link.a, link.b) for link in found] == [(0, 2)]
+
+
+def test_a_gpu_that_is_only_set_up_wrongly_keeps_its_links(tmp_path: Path) -> None:
+    """In prohibited mode, or waiting for its reset into MIG mode: it is unavailable, and where it was."""
+    whole = FakeGpu(nvlinks=(SWITCH,) * 4)
+    expected = links(tmp_path, [whole] * 3)
+    assert [link.nvlink for link in expected] == [4, 4, 4]
+    for odd in (replace(whole, facts=FakeFacts(compute_mode=2)), replace(whole, mig=(0, 1))):
+        near = [(0, 1, "NODE"), (0, 2, "NODE"), (1, 2, "NODE")]
+        inventory = ask(build_fake_nvml(tmp_path, [whole, odd, whole], ancestors=near))
+        assert [bool(gpu.unavailable) for gpu in inventory.gpus] == [False, True, False]
+        assert inventory.links == expected
+
+
+def test_of_a_lost_gpu_its_neighbours_know(tmp_path: Path) -> None:
+    """Their links lead to it; it is not asked about them itself."""
+    gpus = [FakeGpu(nvlinks=(1, 1, 2)), FakeGpu(nvlinks=(0, 0)), FakeGpu(nvlinks=(0,))]
+    found = links(tmp_path, gpus, [Act("nvmlDeviceGetName", "fail", 15, gpu=0)])
+    assert found == (Link(0, 1, "SYS", 2), Link(0, 2, "SYS", 1), Link(1, 2, "NODE", 0))
+    calls = evidence(tmp_path, "calls").splitlines()
+    assert calls.count("nvmlDeviceGetNvLinkState") == 2 * 36
 
 
 def test_failing_links_cost_nothing_else(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from nri_gpu.inventory.scene import LOST, Scene
 from nri_gpu.inventory.source import TopologySource
 from nri_gpu.inventory.topology import parse_scene
 from tests.support.daemon import TOPOLOGIES
-from tests.unit.inventory.test_topology import GPU, LINK, MIG, NODE, SECOND, faults, parse
+from tests.unit.inventory.test_topology import GPU, LINK, MIG, NODE, SECOND, faults, parse, part
 
 PLAYED = f"""{NODE}driver = "580.95.05"
 {GPU}{SECOND}
@@ -176,6 +176,36 @@ def test_a_device_that_another_gpu_was_given_meanwhile() -> None:
 def test_a_gpu_that_cannot_be_cut(arch: str) -> None:
     (fault,) = faults(NODE + GPU.replace("9.0", arch) + CHANGE + "gpu = 0\nmig = true\n")
     assert fault == f"change[0].mig: GPU 0 is none that can be cut: its compute capability is {arch}"
+
+
+def changed(at_s: float, gpu: int, *parts: str) -> str:
+    return f"[[change]]\nat_s = {at_s}\ngpu = {gpu}\n" + "".join(parts).replace("gpu.mig", "change.mig")
+
+
+def test_one_device_given_to_two_gpus_by_two_changes() -> None:
+    """In the order of their times, and not of the file."""
+    text = NODE + GPU + SECOND + changed(5, 1, MIG) + changed(2, 0, MIG)
+    (fault,) = faults(text)
+    assert fault.startswith("change[0].mig: ")
+    assert "MIG-01234567-89ab-5def-8123-456789abcdef is " in fault
+    moved = NODE + GPU + SECOND + changed(2, 0, MIG) + "[[change]]\nat_s = 3\ngpu = 0\nmig = false\n"
+    assert scene(moved + changed(5, 1, MIG)).after(5).parts[0].gpu.index == 1
+
+
+def test_what_changes_lead_to_is_held_against_the_rest() -> None:
+    minors = part(3, gi_minor=138, ci_minor=139)  # those of GPU 1's first
+    text = NODE + GPU + SECOND + changed(1, 1, part(0)) + changed(2, 0, minors, part(4, profile="7g.80gb"))
+    assert faults(text) == [
+        "change[1].mig: from then on: 138 is gi_minor of MIG device 0:0 already",
+        "change[1].mig: from then on: 139 is ci_minor of MIG device 0:0 already",
+        "change[1].mig: from then on: with those before it 8 slices, and no GPU has more than 7",
+    ]
+
+
+def test_a_change_while_nobody_can_be_asked_is_looked_at_too() -> None:
+    fault = "[[change]]\nat_s = 1\nfault = 'gone'\n"
+    text = NODE + GPU + SECOND + fault + changed(2, 0, MIG) + changed(3, 1, MIG)
+    assert [each.partition(":")[0] for each in faults(text)] == ["change[2].mig"]
 
 
 def test_a_device_larger_than_its_gpu() -> None:

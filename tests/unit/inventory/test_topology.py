@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.gpu import Inventory, Link, Majors, NumaNode
+from nri_gpu.inventory.facts import ARCHITECTURES, MODULES
 from nri_gpu.inventory.topology import TopologyError, load_topology, parse_topology
 from nri_gpu.requirements import facts
 
@@ -160,9 +161,169 @@ def test_mig_fault(text: str, words: str) -> None:
     assert fault.startswith(f"gpu[0].mig[0].{words}")
 
 
+def part(number: int, **values: object) -> str:
+    """One more MIG device; its GPU instance has the number too."""
+    said = {
+        "uuid": f"MIG-{number:08x}-89ab-5def-8123-456789abcdef",
+        "profile": "1g.10gb",
+        "gi": number,
+        "ci": 0,
+        "memory_bytes": 10_200_547_328,
+        **values,
+    }
+    lines = (f"{key} = {value!r}\n" for key, value in said.items() if value is not None)
+    return "[[gpu.mig]]\n" + "".join(lines)
+
+
+ANOTHER = GPU + part(1) + SECOND
+CONTRADICTIONS = {
+    "nvidia and nvidia_uvm with one major": (
+        "[node.majors]\nnvidia = 195\nnvidia_uvm = 195\nnvidia_caps = 195\n",
+        ["node.majors.nvidia_uvm: 195 is nvidia's already", "node.majors.nvidia_caps: 195 is nvidia's already"],
+    ),
+    "one capability for two compute instances": (
+        GPU + part(1, ci_minor=13) + part(2, ci_minor=13),
+        ["gpu[0].mig[1].ci_minor: 13 is ci_minor of MIG device 0:0 already"],
+    ),
+    "one capability for two GPU instances": (
+        GPU + part(1, gi_minor=12, ci_minor=13) + part(2, gi_minor=12, ci_minor=14),
+        ["gpu[0].mig[1].gi_minor: 12 is gi_minor of MIG device 0:0 already"],
+    ),
+    "one capability for instances of two GPUs": (
+        GPU + part(1) + SECOND + part(2, gi_minor=12),
+        ["gpu[1].mig[0].gi_minor: 12 is gi_minor of MIG device 0:0 already"],
+    ),
+    "a GPU instance and its compute instance": (
+        GPU + part(1, gi_minor=5, ci_minor=5),
+        ["gpu[0].mig[0].ci_minor: 5 is gi_minor of MIG device 0:0 already"],
+    ),
+    "two capabilities for one GPU instance": (
+        GPU + part(1, profile="1c.3g.40gb") + part(2, gi=1, ci=1, profile="1c.3g.40gb", gi_minor=77),
+        ["gpu[0].mig[1].gi_minor: 77, where another part of GPU instance 1 says 12"],
+    ),
+    "more memory than the GPU has": (
+        GPU + part(1, memory_bytes=50 * 10**9) + part(2, memory_bytes=40 * 10**9),
+        ["gpu[0].mig[1].memory_bytes: with those before it 90000000000 bytes, and its GPU has 85520809984"],
+    ),
+    "several whole GPUs of one": (
+        GPU + part(0, profile="7g.80gb") + part(1, profile="7g.80gb") + part(2, profile="7g.80gb"),
+        ["gpu[0].mig[1].profile: with those before it 14 slices, and no GPU has more than 7"],
+    ),
+    "more compute slices than the instance has": (
+        GPU + part(1, profile="2c.3g.40gb") + part(2, gi=1, ci=1, profile="2c.3g.40gb"),
+        ["gpu[0].mig[1].profile: with those before it 4 compute slices, and GPU instance 1 has 3"],
+    ),
+    "an instance of two sizes": (
+        GPU + part(1, profile="1c.3g.40gb") + part(2, gi=1, ci=1, profile="1c.2g.20gb"),
+        ["gpu[0].mig[1].profile: 1c.2g.20gb, where another part of GPU instance 1 is 1c.3g.40gb"],
+    ),
+    "devices are found by what they say": (
+        SECOND + part(1, index=4, ci_minor=13) + part(2, index=3, ci_minor=13) + GPU,
+        ["gpu[0].mig[0].ci_minor: 13 is ci_minor of MIG device 1:3 already"],
+    ),
+    "one graphics node of two GPUs": (
+        GPU
+        + "drm = [{ name = 'card0', major = 226, minor = 0 }]\n"
+        + SECOND
+        + "drm = [{ name = 'card1', major = 226, minor = 1 }, { name = 'card2', major = 226, minor = 0 }]\n",
+        ["gpu[1].drm[1].minor: 226:0 is card0's already"],
+    ),
+    "a mesh of more NVLinks than there are": (
+        GPU
+        + SECOND
+        + SECOND.replace("1\n", "2\n").replace("GPU-1", "GPU-2").replace("3c", "3d")
+        + LINK
+        + "nvlink = 20\n"
+        + LINK.replace("b = 1", "b = 2")
+        + "nvlink = 17\n"
+        + LINK.replace("a = 0\nb = 1", "a = 1\nb = 2")
+        + "nvlink = 4\n",
+        [
+            "link[2].nvlink: GPU 0 has 37 NVLinks, and no GPU has more than 36; "
+            "through switches this pair would have 17",
+        ],
+    ),
+    "a link to itself": (GPU + LINK.replace("b = 1", "b = 0"), ["link[0].a: must be less than b: 0, 0"]),
+    "a link to a GPU of which nothing is known": (
+        GPU + "[[fault]]\nindex = 1\nreason = 'gone'\n" + LINK,
+        ["link[0].b: there is no GPU with index 1"],
+    ),
+    "every kind at once": (
+        "[node.majors]\nnvidia = 195\nnvidia_uvm = 195\n"
+        + GPU
+        + part(1, ci_minor=13)
+        + part(2, ci_minor=13)
+        + part(3, profile="7g.80gb"),
+        [
+            "node.majors.nvidia_uvm: 195 is nvidia's already",
+            "gpu[0].mig[1].ci_minor: 13 is ci_minor of MIG device 0:0 already",
+            "gpu[0].mig[2].profile: with those before it 9 slices, and no GPU has more than 7",
+        ],
+    ),
+    "beside a fault of its own nothing is made up": (
+        GPU.replace("index = 0", "index = 'a'") + part(1, ci_minor=13) + part(2, ci_minor=13),
+        ["gpu[0].index: must be a whole number"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_contradiction(text: str, expected: list[str]) -> None:
+    assert faults(NODE + text) == expected
+
+
+AGREEING = {
+    "parts of one GPU instance share its memory and its capability": GPU
+    + part(1, profile="1c.4g.40gb", memory_bytes=60 * 10**9)
+    + part(2, gi=1, ci=1, profile="3c.4g.40gb", memory_bytes=60 * 10**9),
+    "seven slices": GPU + "".join(part(number) for number in range(7, 14)),
+    "minors that nobody knows": GPU + part(1, gi_minor=-1, ci_minor=-1) + part(2, gi_minor=-1, ci_minor=-1),
+    "a GPU that shares the host's memory": GPU.replace("85_520_809_984", "0") + part(1) + part(2),
+    "switches, one link of which is down": GPU
+    + SECOND
+    + SECOND.replace("1\n", "2\n").replace("GPU-1", "GPU-2").replace("3c", "3d")
+    + SECOND.replace("1\n", "3\n").replace("GPU-1", "GPU-3").replace("3c", "3e")
+    + "".join(
+        f"[[link]]\na = {a}\nb = {b}\npcie = 'NODE'\nnvlink = {17 if b == 3 else 18}\n"
+        for a, b in combinations(range(4), 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("text", AGREEING.values(), ids=AGREEING)
+def test_what_looks_odd_and_is_not(text: str) -> None:
+    assert parse(NODE + text).gpus
+
+
+def test_faults_have_their_lines() -> None:
+    text = (
+        NODE + GPU + part(1, ci_minor=13) + SECOND + part(2, ci_minor=13, memory_bytes=-1) + "drm = [{ name = 'x' }]\n"
+    )
+    with pytest.raises(TopologyError) as caught:
+        parse(text)
+    lines = text.splitlines()
+    found = {fault.key: lines[(fault.line or 0) - 1] for fault in caught.value.faults}
+    assert found == {
+        "gpu[1].mig[0].memory_bytes": "memory_bytes = -1",
+        "gpu[1].mig[0].drm": "drm = [{ name = 'x' }]",
+    }
+    with pytest.raises(TopologyError) as caught:
+        parse(text.replace("= -1", "= 1").replace("drm = [{ name = 'x' }]\n", ""))
+    (fault,) = caught.value.faults
+    assert (fault.key, lines[(fault.line or 0) - 1]) == ("gpu[1].mig[0].ci_minor", "ci_minor = 13")
+    assert str(fault).startswith(f"node.toml:{fault.line}: gpu[1].mig[0].ci_minor: ")
+
+
 def test_a_mig_device_twice() -> None:
     found = faults(NODE + GPU + MIG + MIG)
     assert [fault.split(":")[0] for fault in found] == ["gpu[0].mig[1].uuid", "gpu[0].mig[1]"]
+
+
+def test_a_gpu_in_prohibited_mode_is_unavailable_in_a_simulation_too() -> None:
+    (gpu,) = parse(NODE + GPU + "compute_mode = 'prohibited'\n").gpus
+    assert "nvidia-smi -i 0000:3b:00.0 -c 0" in gpu.unavailable
+    (other,) = parse(NODE + GPU + "compute_mode = 'prohibited'\nunavailable = 'lost'\n").gpus
+    assert other.unavailable == "lost"
 
 
 def test_what_may_be_left_out() -> None:
@@ -206,7 +367,7 @@ FAULTS = {
     "node is no table": ("schema = 1\nnode = 3\n", ["node: must be a table"]),
     "unknown key": (
         f"{NODE}divrer = 'x'\n",
-        ["node.divrer: unknown key (known here: cuda, driver, extra, majors)"],
+        ["node.divrer: unknown key (known here: cuda, driver, extra, majors, modules)"],
     ),
     "unknown table": (
         f"{NODE}[gpus]\n",
@@ -225,6 +386,31 @@ FAULTS = {
     "arch as a number": (NODE + GPU.replace('"9.0"', "9.0"), ["gpu[0].arch: must be text"]),
     "arch": (NODE + GPU.replace('"9.0"', '"9"'), ["""gpu[0].arch: '9' is not a compute capability ("9.0")"""]),
     "a brand of its own": (NODE + GPU + "brand = 'acme'\n", [f"gpu[0].brand: 'acme' is no brand of NVML's ({BRANDS})"]),
+    "a compute mode of its own": (
+        NODE + GPU + "compute_mode = 'off'\n",
+        ["gpu[0].compute_mode: 'off' is none of default, exclusive-thread, prohibited, exclusive-process"],
+    ),
+    "no architecture of NVIDIA's": (
+        NODE + GPU + "architecture = 'rdna'\n",
+        [f"gpu[0].architecture: 'rdna' is none of {', '.join(ARCHITECTURES.values())}"],
+    ),
+    "an odd list of cpus": (
+        NODE + GPU + "cpus = '0..3'\n",
+        ["gpu[0].cpus: '0..3' is not a list of CPUs (\"0-15,32-47\")"],
+    ),
+    "a state that will come and none that is": (
+        NODE + GPU + "ecc_pending = true\n",
+        ["gpu[0].ecc_pending: says what becomes of `ecc`, which is missing"],
+    ),
+    "a fabric without a state": (NODE + GPU + "fabric = { clique = 1 }\n", ["gpu[0].fabric.state: missing; text"]),
+    "a fabric's cluster": (
+        NODE + GPU + "fabric = { state = 'completed', cluster = '1' }\n",
+        ["gpu[0].fabric.cluster: '1' is not a cluster UUID (xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, lower case hex)"],
+    ),
+    "a module that is none": (
+        f"{NODE}[node.modules]\next4 = '1'\n",
+        [f"node.modules.ext4: unknown key (known here: {', '.join(sorted(MODULES))})"],
+    ),
     "mig as a number": (NODE + GPU + "mig = 1\n", ["gpu[0].mig: must be true or false"]),
     "duplicates": (
         NODE + GPU + GPU,

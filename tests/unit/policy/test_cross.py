@@ -77,8 +77,8 @@ def test_every_fault_of_every_table_comes_at_once_with_its_line() -> None:
     assert [(fault.line, fault.key) for fault in caught.value.faults] == [
         (2, "rule[0].allow"),
         (3, "rule[0].namspace"),
-        (5, "rule[1].limits.gpus_per_pod"),
         (7, "rule[1].pod"),
+        (10, "rule[1].limits.gpus_per_pod"),
         (13, "pool[0].name"),
         (14, "pool[0].memory_at_least"),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.policy.lines import key_lines
+from nri_gpu.policy.lines import key_lines, line_of
 
 FILES = {
     "nothing": ("", {}),
@@ -16,6 +16,13 @@ FILES = {
     "lists of tables": (
         "[[r]]\nx=1\n[[r]]\nx=2\n[s]\ny=1",
         {"r[0]": 1, "r[0].x": 2, "r[1]": 3, "r[1].x": 4, "s": 5, "s.y": 6},
+    ),
+    "lists of tables below others": (
+        "[[r]]\n[[r.x]]\na=1\n[[r.x]]\n[r.y]\nb=1\n[[r]]\n[[r.x]]\na=2",
+        {
+            **{"r[0]": 1, "r[0].x[0]": 2, "r[0].x[0].a": 3, "r[0].x[1]": 4, "r[0].y": 5, "r[0].y.b": 6},
+            **{"r[1]": 7, "r[1].x[0]": 8, "r[1].x[0].a": 9},
+        },
     ),
     "a list over lines": ('a = [\n  "b = 1", # ]\n  "]",\n]\nc = 1', {"a": 1, "c": 5}),
     "lists in lists": ("a = [[1],\n[2,\n]]\nb=1", {"a": 1, "b": 4}),
@@ -36,3 +43,8 @@ FILES = {
 @pytest.mark.parametrize(("text", "expected"), FILES.values(), ids=FILES.keys())
 def test_lines(text: str, expected: dict[str, int]) -> None:
     assert key_lines(text) == expected
+
+
+@pytest.mark.parametrize(("path", "line"), [("r[1].a", 3), ("r[1].b", 2), ("r[1].c[0].d", 2), ("s", None), ("", None)])
+def test_what_has_no_line_has_that_of_what_it_is_in(path: str, line: int | None) -> None:
+    assert line_of(key_lines("[[r]]\n[[r]]\na=1"), path) == line

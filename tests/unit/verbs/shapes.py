@@ -25,6 +25,7 @@ NUMBER: Final = {"type": "integer"}
 TRUTH: Final = {"type": "boolean"}
 MAYBE_NUMBER: Final = {"type": ["integer", "null"]}
 
+MAYBE_TRUTH: Final = {"type": ["boolean", "null"]}
 GPUS: Final = fields(
     schema=schema("gpus"),
     simulated=TRUTH,
@@ -32,7 +33,9 @@ GPUS: Final = fields(
     cuda_version=TEXT,
     fault=TEXT,
     majors=fields(nvidia=MAYBE_NUMBER, nvidia_uvm=MAYBE_NUMBER, nvidia_caps=MAYBE_NUMBER),
-    modeset={"type": ["boolean", "null"]},
+    modeset=MAYBE_TRUTH,
+    modules={"type": "object", "additionalProperties": TEXT},
+    snapshot={"anyOf": [{"type": "null"}, fields(number=NUMBER, age_s={"type": ["number", "null"]})]},
     extras={
         "type": "object",
         "additionalProperties": fields(
@@ -55,6 +58,18 @@ GPUS: Final = fields(
             numa_node=MAYBE_NUMBER,
             mig_enabled=TRUTH,
             unavailable=TEXT,
+            architecture=TEXT,
+            cpus=TEXT,
+            compute_mode={"type": ["string", "null"]},
+            persistence=MAYBE_TRUTH,
+            ecc={"anyOf": [{"type": "null"}, fields(current=TRUTH, pending=TRUTH)]},
+            addressing=TEXT,
+            fabric={
+                "anyOf": [
+                    {"type": "null"},
+                    fields(state=TEXT, status=NUMBER, cluster=TEXT, clique=NUMBER, health_mask=MAYBE_NUMBER),
+                ]
+            },
             mig=array(
                 fields(
                     index=NUMBER,

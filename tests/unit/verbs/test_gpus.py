@@ -9,10 +9,10 @@ import pytest
 
 from nri_gpu.cli import main
 from nri_gpu.domain.extras import Extra, Offer
-from nri_gpu.domain.gpu import Inventory
+from nri_gpu.domain.gpu import Gpu, Inventory
 from nri_gpu.domain.health import Health, Sign, State
 from nri_gpu.inventory.topology import load_topology
-from nri_gpu.verbs import gpus
+from nri_gpu.verbs import gpus, health_words
 from nri_gpu.verbs.exits import Exit
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
@@ -213,4 +213,101 @@ def test_since_when_and_why_a_gpu_is_not_or_was_not_well() -> None:
         "GPU 0 is suspect since 2027-01-15 08:00:00 UTC, because of: XID 63; its state changed 1 times",
         "GPU 1 is healthy since 2027-01-15 08:00:00 UTC, recovered from: XID 79; its state changed 3 times; "
         "shows thermal",
+    ]
+
+
+def status(gpu: Gpu, **health: object) -> dict[str, object]:
+    """What a daemon answers that holds this GPU for bad."""
+    found = {"state": "bad", "since_s": 5.0, "why": "XID 79", "changes": 1, **health}
+    return {
+        "gpus": [{"uuid": gpu.uuid, "unavailable": "bad since then because of XID 79", "health": found}],
+        "node": {"inventory_number": 7, "inventory_age_s": 3.4},
+    }
+
+
+def test_the_daemons_snapshot_has_a_number_and_an_age(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = load_topology(FOUR_GPUS).gpus[0]
+    monkeypatch.setattr(health_words, "ask", lambda *_: status(first))
+    _, text = shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere")
+    assert text.splitlines()[0].endswith("from simulated; the daemon's snapshot is number 7, 3 s old")
+    assert "bad since then" in text
+    document = json.loads(shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere", "-o", "json")[1])
+    check_shape(document, GPUS)
+    assert document["snapshot"] == {"number": 7, "age_s": 3.4}
+    assert document["gpus"][0]["unavailable"] == "bad since then because of XID 79"
+    never = status(first) | {"node": {"inventory_number": 1, "inventory_age_s": None}}
+    monkeypatch.setattr(health_words, "ask", lambda *_: never)
+    assert "is number 1, not confirmed yet\n" in shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere")[1]
+
+
+@pytest.mark.parametrize("said", [{}, {"gpus": 3}, {"gpus": [], "node": {"inventory_number": "x"}}])
+def test_a_daemon_that_says_what_nobody_understands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: dict[str, object]
+) -> None:
+    monkeypatch.setattr(health_words, "ask", lambda *_: said)
+    code, text = shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere")
+    assert code == Exit.OK
+    assert "snapshot" not in text
+
+
+def test_without_a_daemon_there_is_no_snapshot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, text = shown(capsys, FOUR_GPUS, "--state-dir", str(tmp_path))
+    assert "snapshot" not in text
+    document = json.loads(shown(capsys, FOUR_GPUS, "--state-dir", str(tmp_path), "-o", "json")[1])
+    assert document["snapshot"] is None
+
+
+def test_a_record_is_of_the_node_and_not_of_its_bad_day(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What the daemon holds for bad now would stay unavailable in every simulation of it."""
+    inventory = load_topology(FOUR_GPUS)
+    monkeypatch.setattr(health_words, "ask", lambda *_: status(inventory.gpus[0]))
+    file = tmp_path / "recorded.toml"
+    assert shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere", "--record", str(file))[0] == Exit.OK
+    assert load_topology(file, wall=lambda: inventory.taken_at) == inventory
+    assert load_topology(file).gpus[0].unavailable == ""
+
+
+def test_how_a_gpu_is_set_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    facts = """[[gpu]]
+architecture = "hopper"
+cpus = "0-15"
+compute_mode = "exclusive-process"
+persistence = true
+ecc = true
+ecc_pending = false
+addressing = "hmm"
+fabric = { state = "completed", cluster = "01234567-89ab-cdef-0123-456789abcdef", clique = 3, health_mask = 2 }"""
+    modules = '[node.modules]\nnvidia = "580.95.05"\n\n'
+    file.write_text(FOUR_GPUS.read_text().replace("[[gpu]]", modules + facts, 1))
+    code, table = shown(capsys, file)
+    assert code == Exit.OK
+    assert "ok, exclusive-process" in table.splitlines()[2]
+    document = json.loads(shown(capsys, file, "-o", "json")[1])
+    check_shape(document, GPUS)
+    assert document["modules"] == {"nvidia": "580.95.05"}
+    first = document["gpus"][0]
+    assert first["architecture"] == "hopper"
+    assert (first["cpus"], first["compute_mode"], first["persistence"]) == ("0-15", "exclusive-process", True)
+    assert (first["ecc"], first["addressing"]) == ({"current": True, "pending": False}, "hmm")
+    assert first["fabric"] == {
+        "state": "completed",
+        "status": 0,
+        "cluster": "01234567-89ab-cdef-0123-456789abcdef",
+        "clique": 3,
+        "health_mask": 2,
+    }
+
+
+def test_a_gpu_in_prohibited_mode_says_the_way_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(FOUR_GPUS.read_text().replace("[[gpu]]\n", '[[gpu]]\ncompute_mode = "prohibited"\n', 1))
+    _, text = shown(capsys, file)
+    assert "nvidia-smi -i" in text.splitlines()[2]
+    assert [bool(gpu["unavailable"]) for gpu in json.loads(shown(capsys, file, "-o", "json")[1])["gpus"]] == [
+        *(True, False, False, False)
     ]
