@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.inventory.scene import LOST
 from nri_gpu.runtime.snapshot import FILE
 from nri_gpu.runtime.state import CONTROL_SOCKET
 from nri_gpu.verbs.asking import ask
@@ -73,10 +74,10 @@ def test_a_topology_plays_and_an_edit_is_seen(launch: Launch) -> None:
         assert said["transitions"]["counts"] == {"health": 3, "sign": 2}
         assert [each["what"].partition(") ")[2] for each in said["transitions"]["last"]] == [
             "shows lost",
-            "is bad, because of: GPU is lost",
+            f"is bad, because of: {LOST}",
             "no longer shows lost",
-            "is recovering from: GPU is lost",
-            "is healthy, recovered from: GPU is lost",
+            f"is recovering from: {LOST}",
+            f"is healthy, recovered from: {LOST}",
         ]
         assert "5 changes since 20" in to_text(said, 0.0)
         launch.topology.write_text("schema = 1\n[node]\ndriver = 5\n")
