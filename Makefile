@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format proto schema manifests conformance storm fuzz bench test-gpu clean
+.PHONY: help demo demo-faults test check format proto schema manifests conformance storm fuzz bench test-gpu clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,6 +20,9 @@ $(READY): pyproject.toml
 
 demo: $(READY) ## the main job on this machine: three containers, four GPUs, a real containerd (needs root)
 	@$(BIN)/python -m tests.demo
+
+demo-faults: $(READY) ## what becomes of containers when GPUs fail and drivers change; simulated GPUs (needs root)
+	@$(BIN)/python -m tests.demo.faults
 
 test: check ## everything: checks, unit and property tests, two real containerds (needs root)
 	$(BIN)/pytest -q -n 2 -m 'not gpu'

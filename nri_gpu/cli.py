@@ -137,7 +137,11 @@ VERBS: Final = (
             DRIVER_ROOT,
             STATE_DIR,
             OUTPUT,
-            _option("--watch", help="go on, and print each change", action="store_true"),
+            _option(
+                "--watch",
+                help="go on, and print each change, of the running daemon where there is one",
+                action="store_true",
+            ),
             _option(
                 "--topology", help="how GPUs reach each other, as `nvidia-smi topo -m` has it", action="store_true"
             ),

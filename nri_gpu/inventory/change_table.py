@@ -118,5 +118,5 @@ class _Story:
         self._devices[change.gpu] = mine = frozenset(device.uuid for device in change.mig)
         for index, devices in self._devices.items():
             if index != change.gpu:
-                for uuid in sorted(mine & devices):
+                for uuid in sorted(mine & devices - {""}):
                     yield "mig", f"{uuid} is a MIG device of another GPU"

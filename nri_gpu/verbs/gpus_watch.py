@@ -47,6 +47,7 @@ class Printer:
         self._say = say
         self._clock = clock
         self._last: Inventory | None = None
+        self._silent = False
 
     def publish(self, inventory: Inventory) -> None:
         """Of the cache: it differs from the one before."""
@@ -77,14 +78,22 @@ class Printer:
 
     def fault(self, sentence: str) -> None:
         """Of the cache: the driver was asked in vain. What is known stays."""
+        self._silent = True
         self.remark(f"not refreshed: {sentence}")
 
-    def remark(self, sentence: str) -> None:
+    def answered(self, inventory: Inventory, began: float) -> None:
+        """Of the cache: the driver was not asked in vain."""
+        del inventory, began
+        if self._silent:
+            self.remark("the driver answers again", worse=False)
+        self._silent = False
+
+    def remark(self, sentence: str, *, worse: bool = True) -> None:
         """A line about the answers themselves."""
         if not self._as_json:
             self._say(f"{at(self._clock())} {sentence}")
         elif self._last is not None:
-            remark = transition_json(Transition(kind=Kind.ANSWER, what=sentence, worse=True))
+            remark = transition_json(Transition(kind=Kind.ANSWER, what=sentence, worse=worse))
             self._say(self._document(self._last, ({"at_s": self._clock(), **remark},)))
 
     def _document(self, inventory: Inventory, happened: Iterable[Mapping[str, Any]]) -> str:
@@ -140,7 +149,7 @@ async def follow(daemon: Daemon, printer: Printer, *, pause_s: float = ASK_S) ->
     since_s, number, known = said["since_s"], said["total"], said["inventory_number"]
     while (said := await daemon.transitions()) is not None:
         if said["since_s"] != since_s:
-            printer.remark("the daemon was started again")
+            printer.remark("the daemon was started again", worse=False)
             since_s, number = said["since_s"], 0
         news = [each for each in said["last"] if each["number"] > number]
         if news or said["inventory_number"] != known:
@@ -156,7 +165,7 @@ async def follow(daemon: Daemon, printer: Printer, *, pause_s: float = ASK_S) ->
 
 async def look(source: TopologySource | NvmlSource, daemon: Daemon, printer: Printer, *, simulated: bool) -> None:
     """Ask the node itself, until there is a daemon to follow."""
-    cache = InventoryCache(source, printer.publish, printer.fault)
+    cache = InventoryCache(source, printer.publish, printer.fault, looked=printer.answered)
     seeing = node_watch(source.glance, cache.poke, simulated=simulated)
     parts = [asyncio.create_task(each) for each in (cache.run(), seeing.run(), daemon.found())]
     try:
@@ -199,7 +208,7 @@ async def _watch(
             printer.remark("the daemon answers no more; the node itself is looked at, which shows nothing of health")
         printer.begin_anew()
         await look(source(), daemon, printer, simulated=simulated)
-        printer.remark("a daemon answers now, and is followed")
+        printer.remark("a daemon answers now, and is followed", worse=False)
 
 
 def _printer(*, as_json: bool) -> Printer:

@@ -1,4 +1,4 @@
-"""`make demo`, from beginning to end, and killed in the middle."""
+"""`make demo` and `make demo-faults` from beginning to end, and killed in the middle."""
 
 import os
 import re
@@ -26,6 +26,26 @@ def test_it_shows_the_picture() -> None:
     assert "GPU 0                   2 x shared: default/a, default/b" in done.stdout
     assert "Operation not permitted" in done.stdout
     assert "the same 3 as before" in done.stdout
+    assert "never happen" not in done.stdout
+
+
+def test_it_shows_what_becomes_of_containers_when_gpus_fail() -> None:
+    command = [sys.executable, "-u", "-m", "tests.demo.faults"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    for line in (
+        "log WARNING container stopped: its GPU is bad: GPU is lost",
+        "pod patient runs, and has /dev/nvidia",
+        "libcuda.so libcuda.so.1 libcuda.so.590.10",
+        "crw-rw-rw- 1 root root 1520, 1",
+    ):
+        assert any(line in each for each in said), line
+    before, after = (re.search(r"\d+$", line) for line in said if line.startswith("pod train runs"))
+    assert before
+    assert after
+    assert before[0] != after[0]
+    assert "-> nri-gpu [gpu-unavailable]: GPU " in done.stdout
     assert "never happen" not in done.stdout
 
 

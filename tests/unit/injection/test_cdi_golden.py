@@ -19,7 +19,7 @@ from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree, closure
 from nri_gpu.domain.loader import Loader
 from nri_gpu.injection import mounts
 from nri_gpu.injection.cdi import specification
-from nri_gpu.inventory.topology import load_topology
+from nri_gpu.inventory.topology import load_scene, load_topology
 from tests.support.daemon import TOPOLOGIES
 
 FOLDER: Final = Path(__file__).parents[2] / "fixtures" / "cdi"
@@ -45,7 +45,9 @@ LIBRARIES: Final = (
 )
 FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 HWCAPS: Final = tuple(f"{folder}/glibc-hwcaps/x86-64-v2" for folder in FOLDERS)
-NAMES: Final = [path.stem for path in sorted(TOPOLOGIES.glob("*.toml")) if load_topology(path).gpus]
+# One that plays changes is a node like another when it begins.
+SCENES: Final = {path.stem: load_scene(path) for path in sorted(TOPOLOGIES.glob("*.toml"))}
+NAMES: Final = [name for name, scene in SCENES.items() if scene.inventory.gpus and not scene.changes]
 # Golden file -> topology, capabilities, strategy: all of the default one, and one of each other.
 CASES: Final = {
     **{f"{t}.{c}.txt": (t, c, Loader.FOLDERS) for t in NAMES for c in CAPABILITIES},

@@ -11,9 +11,11 @@ import pytest
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Majors
 from nri_gpu.domain.health import ScriptedEvent, Sign
+from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.inventory.scene import LOST, Scene
 from nri_gpu.inventory.source import TopologySource
 from nri_gpu.inventory.topology import parse_scene
+from nri_gpu.verbs.gpus_watch import Printer
 from tests.support.daemon import TOPOLOGIES
 from tests.unit.inventory.test_topology import GPU, LINK, MIG, NODE, SECOND, faults, parse, part
 
@@ -244,11 +246,52 @@ def test_the_source_sees_an_edit_and_the_time(tmp_path: Path) -> None:
 def test_shipped_nodes_play_without_a_fault(path: Path) -> None:
     played = parse_scene(path.read_text(), path.name, 1.0)
     for change in played.changes:
-        played.after(change.at_s)
+        try:
+            played.after(change.at_s)
+        except InventoryError as error:
+            assert str(error) == change.fault
+
+
+def test_the_troubled_node_has_the_troubles_that_it_says() -> None:
+    """As `gpus --watch` shows them, but for the time that passes."""
+    now, lines = 0.0, list[str]()
+    source = TopologySource(TOPOLOGIES / "troubled-node.toml", clock=lambda: now)
+    printer = Printer(as_json=False, say=lines.append, clock=lambda: now)
+    cache = InventoryCache(source, printer.publish, printer.fault, looked=printer.answered)
+    for second in range(31):
+        now = float(second)
+        asyncio.run(cache.refresh())
+    assert lines[0].startswith("4 GPUs")
+    said = [line[len("1970-01-01 00:00:") :].replace(" UTC", "") for line in lines[1:]]
+    gpu = [f"GPU {at} (GPU-{at}bad0080-0000-4000-8000-00000000000{at})" for at in range(4)]
+    assert said == [
+        f"03 {gpu[0]} shows thermal",
+        f"05 {gpu[1]} shows lost",
+        f"05 {gpu[1]} is unavailable: {LOST}",
+        f"08 {gpu[0]} no longer shows thermal",
+        f"11 {gpu[1]} no longer shows lost",
+        f"11 {gpu[1]} is available again",
+        f"13 {gpu[2]} is in MIG mode",
+        "13 MIG device 2:0 3g.40gb (MIG-20bad080-0000-5000-8000-010000000000) of GPU 2 is new",
+        "13 MIG device 2:1 1g.10gb (MIG-21bad080-0000-5000-8000-090000000000) of GPU 2 is new",
+        "17 not refreshed: nvmlInit: Driver Not Loaded (9)",
+        "20 driver 580.95.05 -> 590.10",
+        "20 CUDA 13.0 -> 13.1",
+        "20 kernel module nvidia-uvm has major 1520, and had 1510",
+        "20 kernel module nvidia-caps has major 1521, and had 1511",
+        "20 the driver answers again",
+        "23 MIG device 2:0 3g.40gb (MIG-20bad080-0000-5000-8000-010000000000) of GPU 2 is gone",
+        "23 MIG device 2:1 1g.10gb (MIG-21bad080-0000-5000-8000-090000000000) of GPU 2 is gone",
+        f"23 {gpu[2]} is no longer in MIG mode",
+        "25 links changed",
+        f"25 {gpu[3]} is gone",
+        "28 links changed",
+        f"28 {gpu[3]} is new",
+    ]
 
 
 def test_the_example_of_the_docs_plays() -> None:
-    text = (TOPOLOGIES.parents[1] / "docs/inventory.md").read_text()
+    text = (TOPOLOGIES.parents[1] / "docs/inventory.md").read_text().partition("### Seeing it")[0]
     example = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    ") or not line)
     played = scene(NODE + GPU + SECOND + example[example.index("[[change]]") :])
     assert [change.at_s for change in played.changes] == [3.5, 6, 8, 10, 20, 25]

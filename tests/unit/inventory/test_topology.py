@@ -58,6 +58,7 @@ def test_the_five_of_the_contracts_are_shipped_and_one_with_mig() -> None:
         "none",
         "mig-a100",
         "dgx1-v100",
+        "troubled-node",
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.waiting import wait_for
 from tests.unit.verbs.shapes import GPUS, check_shape
 
+PATIENCE_S = 40.0
 NOW = 1_800_000_000.0
 AT = "2027-01-15 08:00:00 UTC"
 NODE = make.inventory(make.gpus(2))
@@ -67,15 +69,23 @@ def test_for_programs_a_document_a_line_with_what_changed() -> None:
 def watching(*options: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "nri_gpu", "gpus", "--watch", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        patience = threading.Timer(PATIENCE_S, process.kill)
+        patience.start()
         try:
             yield process
         finally:
+            patience.cancel()
             process.kill()
 
 
 def line_with(stream: IO[str] | None, words: str) -> str:
     assert stream
-    return next(line for line in stream if words in line)
+    seen = []
+    for line in stream:
+        if words in line:
+            return line
+        seen.append(line)
+    raise AssertionError(f"no line with {words!r}: {seen}")
 
 
 @pytest.fixture
@@ -139,10 +149,10 @@ def test_a_daemon_is_followed_away_and_back(folder: Path) -> None:
             assert process.stdout.readline().startswith("4 GPUs")
             topology.write_text(FOUR_GPUS.read_text().replace("[[gpu]]\n", '[[gpu]]\nsigns = "remap-failed"\n', 1))
             daemon.hang_up()
+            line_with(process.stdout, "shows remap-failed")
             line = line_with(process.stdout, "is bad, because of: a row of its memory could not be remapped")
             health = status(daemon)["gpus"][0]["health"]
             assert line.startswith(time.strftime("%Y-%m-%d %H:%M", time.gmtime(health["since_s"])))
-            line_with(process.stdout, "shows remap-failed")
             daemon.terminate()
             line_with(process.stdout, "the daemon answers no more")
             assert line_with(process.stdout, "GPUs, driver").startswith("4 GPUs")

@@ -1,0 +1,236 @@
+"""What becomes of containers when GPUs fail, shown on a real containerd and a simulated node.
+
+A GPU dies under a container, which is stopped and restarted in place onto another GPU; the dead one is refused, comes
+back and is granted again; MIG devices are made, and the driver is swapped. `nri-gpu gpus --watch` runs alongside.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Final
+
+from nri_gpu._pb import cri_pb2 as pb
+from tests.demo import show
+from tests.support import packages
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError, Pod
+from tests.support.daemon import ENVIRONMENT, TOPOLOGIES, Launch, NriGpu
+from tests.support.driver_root import make_driver_root
+from tests.support.errors import HarnessError
+from tests.support.loading import LIBRARIES
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.waiting import wait_for
+
+NODE: Final = TOPOLOGIES / "troubled-node.toml"
+CHANGES: Final = "# From here on"  # in that file; here each happens when the demo says so
+SLEEP: Final = ContainerSpec(name="main", command=("/bin/sleep", "600"))
+OLD, NEW = "580.95.05", "590.10"
+PATIENCE_S: Final = 20.0
+POLICY: Final = """schema = 1
+[health]
+containers = "stop"
+hold_down_s = 4 # much too short for a real node
+reprobe_s = 1
+[guard]
+cri_socket = "{cri}"
+stop_grace_s = 0
+"""
+CUT: Final = """
+[[change.mig]]
+uuid = "MIG-21bad080-0000-5000-8000-090000000000"
+profile = "1g.10gb"
+gi = 9
+ci = 0
+memory_bytes = 10_200_547_328
+"""
+
+
+class Stage:
+    """A folder with the node's file, to which changes are added as they happen, and with two drivers."""
+
+    def __init__(self, base: Path) -> None:
+        base.mkdir()
+        self.base, self.node = base, base / "node.toml"
+        self._text = NODE.read_text().partition(CHANGES)[0]
+        self._began = time.monotonic()
+        self.node.write_text(self._text)
+        for version in (OLD, NEW):
+            make_driver_root(base / version, version)
+        self.install(OLD)
+
+    def install(self, version: str) -> None:
+        """As a driver's installer: from now on its files are found."""
+        fresh = self.base / "fresh"
+        fresh.symlink_to(version)
+        fresh.rename(self.base / "driver")
+
+    def happen(self, change: str) -> None:
+        """Of a `[[change]]`, all but its time, which is now."""
+        self._text += f"\n[[change]]\nat_s = {time.monotonic() - self._began:.3f}\n{change}\n"
+        fresh = self.base / "node.fresh"
+        fresh.write_text(self._text)
+        fresh.rename(self.node)
+
+
+class Alongside:
+    """`nri-gpu gpus --watch`, whose lines are shown as they come."""
+
+    def __init__(self, stack: ExitStack, daemon: NriGpu, node: Path) -> None:
+        options = ["--gpus", str(node), "--state-dir", str(daemon.launch.state)]
+        command = [sys.executable, "-m", "nri_gpu", "gpus", "--watch", *options]
+        path = daemon.launch.base / "watch"
+        output: IO[bytes] = stack.enter_context(path.open("wb"))
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *command], stdout=output, stderr=output, env=ENVIRONMENT, cwd="/"
+        )
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        self._path = path
+        self._shown = 0
+
+    def show(self, *words: str) -> None:
+        """What it said since the last time, once that holds each of these."""
+        wait_for(f"--watch to say {words}", lambda: all(word in self._new() for word in words), PATIENCE_S, self._new)
+        said = self._new()
+        show.lines("gpus --watch", said.splitlines())
+        self._shown += len(said)
+
+    def _new(self) -> str:
+        whole, newline, _ = self._path.read_text()[self._shown :].rpartition("\n")
+        return whole + newline
+
+
+def main() -> int:
+    """Run it. Returns an exit code."""
+    if os.geteuid():
+        print("make demo-faults boots a containerd and needs root: run `sudo make demo-faults`")
+        return 77
+    try:
+        with ExitStack() as stack:
+            demonstrate(stack)
+    except HarnessError as error:
+        print(f"\nThe demo could not go on: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def demonstrate(stack: ExitStack) -> None:
+    """Boot, and let things happen."""
+    runtime = packages.find_any()
+    show.step(f"containerd {runtime.release} on private paths; four simulated GPUs")
+    node = stack.enter_context(Containerd(runtime))
+    stage = Stage(node.base / "demo")
+    policy = stage.base / "policy.toml"
+    policy.write_text(POLICY.format(cri=node.cri_socket))
+    launch = Launch(stage.base / "run", node.nri_socket, stage.node, stage.base / "driver", policy, log_level="INFO")
+    daemon = stack.enter_context(NriGpu(launch))
+    daemon.wait_ready()
+    watching = Alongside(stack, daemon, stage.node)
+    watching.show("4 GPUs")
+    dead, other = _a_gpu_dies(node, stage, daemon, watching)
+    _it_comes_back(node, stage, watching, dead)
+    _mig(node, stage, watching, max({0, 1, 2, 3} - {dead, other}))
+    _driver(node, stage, daemon, watching)
+    show.step("What `nri-gpu status` says in the end")
+    command = [sys.executable, "-m", "nri_gpu", "status", "--state-dir", str(launch.state)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT, cwd="/").stdout
+    show.lines("", said.splitlines())
+    show.step("Cleaning up")
+
+
+def _a_gpu_dies(node: Containerd, stage: Stage, daemon: NriGpu, watching: Alongside) -> tuple[int, int]:
+    """Returns the numbers of the GPU and of the one that took its place."""
+    show.step("Pod train asks for one GPU")
+    pod = node.cri.run_pod(PodSpec(name="train", annotations={"gpu.nri.io": "count=1"}))
+    first = node.cri.run(pod, SLEEP)
+    number = _gpu_of(node, first)
+    show.lines("pod train", [f"runs, and has /dev/nvidia{number}"])
+    show.step(f"GPU {number} is lost")
+    stage.happen(f"gpu = {number}\nlost = true")
+    watching.show(f"GPU {number} ", "is bad, because of: GPU is lost")
+    wait_for("the container to end", lambda: not _runs(node, first), PATIENCE_S)
+    line = daemon.wait_logged("container stopped")
+    show.lines("log", [line.partition(" ")[2].strip()])
+    show.step("The kubelet restarts it in the same pod")
+    node.cri.remove(first)
+    other = _gpu_of(node, node.cri.run(pod, SLEEP))
+    show.lines("pod train", [f"runs, and has /dev/nvidia{other}" if other != number else "THE SAME: must never happen"])
+    show.step(f"Whoever wants GPU {number} and no other has to wait")
+    _refused(node, f"device={number}")
+    return number, other
+
+
+def _it_comes_back(node: Containerd, stage: Stage, watching: Alongside, number: int) -> None:
+    show.step(f"GPU {number} is back, and granted again after 4 s without trouble")
+    stage.happen(f"gpu = {number}\nlost = false")
+    watching.show("is recovering", "is healthy, recovered from: GPU is lost")
+    pod = node.cri.run_pod(PodSpec(name="patient", annotations={"gpu.nri.io": f"device={number}"}))
+    show.lines("pod patient", [f"runs, and has /dev/nvidia{_gpu_of(node, node.cri.run(pod, SLEEP))}"])
+
+
+def _mig(node: Containerd, stage: Stage, watching: Alongside, number: int) -> None:
+    show.step(f"GPU {number} is cut into MIG devices")
+    _refused(node, "mig=1g.10gb")
+    stage.happen(f"gpu = {number}{CUT}")
+    watching.show(f"GPU {number} (", "is in MIG mode", "1g.10gb", "is new")
+    pod = node.cri.run_pod(PodSpec(name="slice", annotations={"gpu.nri.io": "mig=1g.10gb"}))
+    _look(node, pod, "slice")
+
+
+def _driver(node: Containerd, stage: Stage, daemon: NriGpu, watching: Alongside) -> None:
+    show.step(f"The driver {OLD} is unloaded: nobody can be asked, and the last snapshot serves")
+    stage.happen('fault = "nvmlInit: Driver Not Loaded (9)"')
+    watching.show("not refreshed: nvmlInit: Driver Not Loaded (9)")
+    asking = PodSpec(name="late", annotations={"gpu.nri.io": "count=1"})
+    late = node.cri.run_pod(asking)
+    _look(node, late, "late")
+    node.cri.remove_pod(late.id)
+    show.step(f"{NEW} is installed and loaded, with another major for nvidia-uvm")
+    stage.install(NEW)
+    majors = "majors = { nvidia = 195, nvidia_uvm = 1520, nvidia_caps = 1521 }"
+    stage.happen(f'fault = ""\ndriver = "{NEW}"\ncuda = "13.1"\n{majors}')
+    watching.show(f"driver {OLD} -> {NEW}", "nvidia-uvm has major 1520, and had 1510", "the driver answers again")
+    wait_for("its files", lambda: _staged(daemon, NEW), PATIENCE_S, daemon.log)
+    _look(node, node.cri.run_pod(asking), "new")
+
+
+def _staged(daemon: NriGpu, version: str) -> bool:
+    lines = daemon.log().splitlines()
+    return any("driver files staged" in line and f"driver_version={version}" in line for line in lines)
+
+
+def _gpu_of(node: Containerd, container: ContainerId) -> int:
+    """N of the one /dev/nvidiaN that it has."""
+    found = node.cri.execute(container, "/bin/sh", "-c", "cd /dev; ls -d nvidia[0-9]*").stdout.split()
+    (name,) = found
+    return int(name.removeprefix("nvidia"))
+
+
+def _runs(node: Containerd, container: ContainerId) -> bool:
+    return any(each.id == container and each.state == pb.CONTAINER_RUNNING for each in node.cri.containers())
+
+
+def _look(node: Containerd, pod: Pod, name: str) -> None:
+    """What a container of that pod has of the driver."""
+    container = node.cri.run(pod, SLEEP)
+    nodes = node.cri.execute(container, "/bin/sh", "-c", "ls -l /dev | grep nvidia").stdout.splitlines()
+    libraries = node.cri.execute(container, "/bin/ls", LIBRARIES).stdout.split()
+    show.lines(f"pod {name}", [*nodes, " ".join(each for each in libraries if each.startswith("libcuda.so"))])
+
+
+def _refused(node: Containerd, value: str) -> None:
+    pod = node.cri.run_pod(PodSpec(name="choosy", annotations={"gpu.nri.io": value}))
+    try:
+        node.cri.create(pod, SLEEP)
+        show.refusal(value, "CREATED: that must never happen")
+    except CriError as error:
+        show.refusal(value, error.details.rpartition("desc = ")[2])
+    finally:
+        node.cri.remove_pod(pod.id)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
