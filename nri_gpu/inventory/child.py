@@ -14,7 +14,7 @@ from msgspec import Struct
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Inventory
 from nri_gpu.inventory.process import LineProcess, ending, python
-from nri_gpu.inventory.report import inventory_from_report
+from nri_gpu.inventory.report import inventory_from_report, lacking_in
 
 REFRESH: Final = b'{"ask": "refresh"}\n'
 FIRST_PAUSE_S: Final = 0.1
@@ -70,6 +70,7 @@ class NvmlChild:
         self._failures = 0
         self._failed_at = 0.0
         self._lock = asyncio.Lock()
+        self.lacking: tuple[str, ...] = ()  # functions that the library of the last answer does not have
 
     @property
     def pid(self) -> int | None:
@@ -92,7 +93,7 @@ class NvmlChild:
             if "fault" in said:
                 raise InventoryError(str(said["fault"])[:FAULT_MAX])
             try:
-                return inventory_from_report(said.get("inventory"), self._wall())
+                return self._read(said.get("inventory"))
             except InventoryError:
                 # What reports nonsense has lost its mind, or its memory to the library: another one is asked next.
                 self._failures, self._failed_at = 1, self._clock()
@@ -103,6 +104,11 @@ class NvmlChild:
         """Ends the process. A later refresh starts another."""
         async with self._lock:
             await self._see_off(self._deadlines.end_s)
+
+    def _read(self, report: object) -> Inventory:
+        """Raises: InventoryError."""
+        inventory, self.lacking = inventory_from_report(report, self._wall()), lacking_in(report)
+        return inventory
 
     async def _pause(self) -> None:
         """A library that crashes at once is not started in a tight loop, however often somebody asks."""

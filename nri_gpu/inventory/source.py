@@ -98,12 +98,14 @@ class NvmlSource:
         self._host_root = host_root
         self._places = Places(proc=self._proc, sys=self._sysfs)
         self._said: tuple[str, ...] = ()
+        self._lacking: set[tuple[str, str]] = set()  # driver version and function
         self.answered: Hashable = None  # the glance from before the last answer was asked for
 
     async def refresh(self) -> Inventory:
         """What NVML and the kernel say now. Raises: InventoryError."""
         before = await asyncio.to_thread(self.glance)
         inventory = await self._child.refresh()
+        self._tell_lacking(inventory.driver_version)
         # After NVML: its start may be what loads the module.
         majors, gpus = host_majors(self._proc_devices), with_minors(inventory.gpus, self._proc)
         said, self._said = self._said, unusual(gpus)
@@ -116,6 +118,13 @@ class NvmlSource:
         numa = numa_nodes(gpus, self._sysfs)
         self.answered = before
         return replace(inventory, majors=majors, gpus=gpus, numa=numa, extras=offers)
+
+    def _tell_lacking(self, version: str) -> None:
+        """Once for each driver, however often its library is asked."""
+        if fresh := [each for each in self._child.lacking if (version, each) not in self._lacking]:
+            self._lacking |= {(version, each) for each in fresh}
+            bound = logger.bind(driver_version=version, fault=", ".join(fresh))
+            bound.info("this driver's nvml lacks functions; what they tell is asked otherwise, or not known")
 
     def glance(self) -> Hashable:
         """What the kernel shows without asking the driver."""
