@@ -30,13 +30,14 @@ class Deadlines(Struct, frozen=True, kw_only=True):
     """How long is waited, seconds.
 
     call_s: for one NVML call. slow_call_s: for one that may wake a GPU. refresh_s: for a whole refresh.
-    end_s: for the process to go when asked.
+    end_s: for the process to go when asked. files_s: for what the kernel's and the driver's files tell.
     """
 
     call_s: float = 5.0
     slow_call_s: float = 30.0
     refresh_s: float = 120.0
     end_s: float = 0.5
+    files_s: float = 5.0
 
 
 class NvmlChild:

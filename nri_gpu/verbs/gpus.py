@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from nri_gpu.domain.errors import InventoryError, PolicyError
 from nri_gpu.domain.extras import Extra, Offer
 from nri_gpu.domain.gpu import Gpu, Inventory, MigPart, Unit
 from nri_gpu.inventory.source import NvmlSource, Source, TopologySource, source_of
-from nri_gpu.runtime.report import health_json
+from nri_gpu.runtime.report import health_json, unlisted_json
 from nri_gpu.runtime.state import DEFAULT_STATE
 from nri_gpu.settings import load_policy
 from nri_gpu.verbs.exits import Exit
@@ -36,8 +37,10 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(map(str, error.faults)), file=sys.stderr)
         return Exit.CONFIGURATION
     except InventoryError as error:
-        print(f"nri-gpu: {error}", file=sys.stderr)
-        return Exit.CONFIGURATION if args.gpus else Exit.UNAVAILABLE
+        if not error.unlisted or args.record:
+            print(f"nri-gpu: {error}", file=sys.stderr)
+            return Exit.CONFIGURATION if args.gpus else Exit.UNAVAILABLE
+        inventory = Inventory(taken_at=time.time(), fault=str(error), unlisted=error.unlisted)
     if args.record:
         return record(inventory, Path(args.record), scrub=args.scrub)
     print(_shown(inventory, args))
@@ -114,6 +117,7 @@ def to_json(inventory: Inventory) -> dict[str, Any]:
         "modeset": inventory.majors.modeset,
         "extras": {extra.value: _offer_json(offer) for extra, offer in inventory.extras.items()},
         "gpus": [_gpu_json(gpu) for gpu in inventory.gpus],
+        "unlisted": [unlisted_json(gpu) for gpu in inventory.unlisted],
         "faults": [{"index": fault.index, "reason": fault.reason} for fault in inventory.faults],
         "links": [{"a": link.a, "b": link.b, "pcie": link.pcie, "nvlink": link.nvlink} for link in inventory.links],
         "numa": [{"node": node.number, "cpus": node.cpus, "memory": node.memory} for node in inventory.numa],
@@ -174,13 +178,23 @@ def to_text(inventory: Inventory) -> str:
         rows = [_row(unit) for unit in inventory.units]
         lines += table(("INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI BUS ID", "NODE", "STATE", "UUID"), rows)
     lines += [f"GPU {fault.index} cannot be described: {fault.reason}" for fault in inventory.faults]
+    lines += unlisted_lines([unlisted_json(gpu) for gpu in inventory.unlisted], inventory.fault)
     for name, major in (("nvidia", inventory.majors.nvidia), ("nvidia-uvm", inventory.majors.nvidia_uvm)):
-        if major is None:
+        if major is None and not inventory.fault:
             lines.append(f"kernel module {name} is not loaded: no GPU can be granted (modprobe {name})")
     if inventory.parts and inventory.majors.nvidia_caps is None:
         lines.append("nvidia-caps has no major: no MIG device can be granted")
     lines += _offer_lines(inventory.extras)
     return "\n".join([*lines, inventory.fault] if inventory.fault else lines)
+
+
+def unlisted_lines(gpus: Sequence[Mapping[str, Any]], fault: str) -> list[str]:
+    """GPUs that the kernel alone knows of. fault: what holds for all, said elsewhere."""
+    return [
+        f"GPU {gpu['pci_bus_id']}{gpu['model'] and ' ' + gpu['model']}{gpu['uuid'] and ' ' + gpu['uuid']} "
+        + ("is there by the kernel's word" if gpu["reason"] == fault else f"cannot be granted: {gpu['reason']}")
+        for gpu in gpus
+    ]
 
 
 def _offer_lines(offers: Mapping[Extra, Offer]) -> Iterator[str]:

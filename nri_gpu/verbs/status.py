@@ -13,7 +13,7 @@ from typing import Any, Final
 from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.verbs.asking import ask
 from nri_gpu.verbs.exits import Exit
-from nri_gpu.verbs.gpus import table
+from nri_gpu.verbs.gpus import table, unlisted_lines
 from nri_gpu.verbs.health_words import health_lines
 
 PATIENCE: Final = 4  # times that a guard may have been late
@@ -72,6 +72,7 @@ def to_text(said: Mapping[str, Any], now: float) -> str:
         lines += table(HEADS, [row for gpu in said["gpus"] for row in _rows(gpu, now)])
     else:
         lines.append("no GPUs")
+    lines += unlisted_lines(said["unlisted"], node["inventory_fault"])
     if not node["inventory_confirmed"]:
         lines.append(
             f"from the last snapshot, {ago(node['inventory_age_s'] or 0)} old: the driver has not answered yet"

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Phase
 from nri_gpu.cli import main
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.gpu import KernelGpu, PciBusId
 from nri_gpu.runtime.guard_files import Seen, started, write_seen
 from nri_gpu.runtime.report import Connection, status_json
 from nri_gpu.verbs.exits import Exit
@@ -81,6 +83,14 @@ def test_holders_one_line_each() -> None:
 def test_a_gpu_that_is_not_to_be_had_says_why() -> None:
     said = status_json(view(node=make.node([make.gpu(0, unavailable="it fell off the bus")])))
     assert "it fell off the bus" in to_text(said, NOW)
+
+
+def test_a_gpu_that_the_kernel_alone_knows_of() -> None:
+    away = KernelGpu(pci_bus_id=PciBusId("0000:70:00.0"), reason="bound to vfio-pci", model="NVIDIA L4")
+    said = status_json(view(node=make.node(unlisted=(away,))))
+    assert "GPU 0000:70:00.0 NVIDIA L4 cannot be granted: bound to vfio-pci" in to_text(said, NOW).splitlines()
+    none = status_json(view(node=make.node([], fault="no driver", unlisted=(replace(away, reason="no driver"),))))
+    assert "GPU 0000:70:00.0 NVIDIA L4 is there by the kernel's word" in to_text(none, NOW).splitlines()
 
 
 def test_a_gpu_that_was_just_released_says_for_whom_it_waits() -> None:
