@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Inventory
+from nri_gpu.inventory.aside import Limit
 from nri_gpu.inventory.process import LineProcess, ending, python
 from nri_gpu.inventory.report import inventory_from_report, lacking_in
 
@@ -44,6 +45,7 @@ class NvmlChild:
     """One NVML process at a time, started when asked for, and again after it was lost.
 
     Not safe for several loops. wall: seconds since the epoch. clock, sleep: for the pause before a new start.
+    limit: the deadlines' clock.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class NvmlChild:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        limit: Limit = asyncio.timeout,
     ) -> None:
         # It runs in `/`, where a relative path would mean something else.
         paths = ("--driver-root", str(Path(driver_root).absolute()), "--sysfs", str(Path(sysfs).absolute()))
@@ -65,6 +68,7 @@ class NvmlChild:
         self._wall = wall
         self._clock = clock
         self._sleep = sleep
+        self._limit = limit
         self._process: LineProcess | None = None
         self._leaving: LineProcess | None = None  # told to go, and not yet reaped
         self._call = ""  # what it said it would do next
@@ -121,7 +125,7 @@ class NvmlChild:
         """Raises: InventoryError."""
         answered = False
         try:
-            async with asyncio.timeout(self._deadlines.refresh_s):
+            async with self._limit(self._deadlines.refresh_s):
                 said = await self._converse()
                 if "stale" in said:  # a new driver was installed; it needs a new process, which cannot say this again
                     await self._see_off(self._deadlines.end_s)
@@ -167,7 +171,7 @@ class NvmlChild:
         slow = self._call.partition(" ")[0] in _SLOW
         limit_s = self._deadlines.slow_call_s if slow else self._deadlines.call_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with self._limit(limit_s):
                 line = await process.receive()
         except TimeoutError:
             raise await self._hung(limit_s, self._call or _BUSY) from None

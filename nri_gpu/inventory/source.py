@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Inventory, KernelGpu
-from nri_gpu.inventory.aside import Aside
+from nri_gpu.inventory.aside import Aside, Limit
 from nri_gpu.inventory.capabilities import PROC, unusual, with_minors
 from nri_gpu.inventory.child import Deadlines, NvmlChild
 from nri_gpu.inventory.devices import PROC_DEVICES, host_majors
@@ -93,15 +94,18 @@ class NvmlSource:
         sysfs: str = "/sys",
         deadlines: Deadlines | None = None,
         wall: Callable[[], float] = time.time,
+        limit: Limit = asyncio.timeout,
     ) -> None:
-        self._child = NvmlChild(str(driver_root), library_dirs, sysfs=sysfs, deadlines=deadlines, wall=wall)
+        self._child = NvmlChild(
+            str(driver_root), library_dirs, sysfs=sysfs, deadlines=deadlines, wall=wall, limit=limit
+        )
         self._proc_devices = proc_devices
         self._proc = Path(proc)
         self._sysfs = Path(sysfs)
         self._roots = roots_of(Path(driver_root), host_root, proc=self._proc, sys=self._sysfs)
         self._host_root = host_root
         self._places = Places(proc=self._proc, sys=self._sysfs)
-        self._aside = Aside((deadlines or Deadlines()).files_s)
+        self._aside = Aside((deadlines or Deadlines()).files_s, limit)
         self._said: tuple[str, ...] = ()
         self._missed: tuple[KernelGpu, ...] = ()
         self._lacking: set[tuple[str, str]] = set()  # driver version and function

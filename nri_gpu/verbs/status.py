@@ -59,8 +59,16 @@ def faults(said: Mapping[str, Any]) -> list[str]:
     """Sentences on what keeps the daemon from granting."""
     runtime, node, policy = said["runtime"], said["node"], said["policy"]
     found = [] if runtime["ready"] else [f"not connected to the runtime: {runtime['fault'] or 'connecting'}"]
-    found += [sentence for sentence in (node["inventory_fault"], node["driver_fault"]) if sentence]
+    found += [sentence for sentence in (_inventory_fault(node), node["driver_fault"]) if sentence]
     return found + ([f"policy not usable: {policy['fault']}"] if policy["fault"] else [])
+
+
+def _inventory_fault(node: Mapping[str, Any]) -> str:
+    """With how old all is that is said of GPUs here."""
+    sentence, age_s = str(node["inventory_fault"]), node["inventory_age_s"]
+    if not sentence or age_s is None or not node["inventory_confirmed"]:
+        return sentence
+    return f"{sentence} (its GPUs were last heard of {ago(age_s)} ago)"
 
 
 def to_text(said: Mapping[str, Any], now: float) -> str:

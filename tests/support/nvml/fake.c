@@ -11,8 +11,11 @@
  *   health GPU REMAP_PENDING REMAP_FAILED CLOCK_REASONS RECOVERY_ACTION FABRIC_STATE
  *   act FUNCTION GPU DEED CODE            (GPU -1: any) with DEED one of
  *       fail: return CODE      hang, crash      say: print on stdout, then go on
+ *       garble: write nonsense of sort CODE into every open file, then go on
  *       rubbish: nvmlDeviceGetName gives bytes that are no text
  *       deny: nvmlDeviceGetP2PStatus says that there is no way
+ *
+ * A function may be `dlopen`: what is done when the library is loaded.
  *
  * Events are lines `GPU TYPE DATA` of the file `fake-nvml.events`, each told to every process that waits for it: GPU -1
  * is an event that does not say whose it is. Lines from before the event set was made are of the past.
@@ -196,6 +199,30 @@ static int due(const char *deed, const char *function, int gpu, int *code) {
     return 0;
 }
 
+/* What a library that has lost its mind writes into whatever the process has open. */
+static void garble(int sort) {
+    static const char *const sorts[] = {
+        "nonsense\n", "[]\n", "{\n", "\n", "\xff\xfe\x00\n", "{\"call\": {\"a\": []}}\n{\"inventory\": null}\n",
+        "{\"inventory\": {\"gpus\": [{}], \"faults\": 3}}\n", "{\"inventory\": {\"gpus\": Infinity}}\n",
+        "{\"inventory\": 1e999}\n", "{}\n",
+    };
+    enum { SORTS = sizeof sorts / sizeof *sorts, LINE = 2 << 20 };
+    char *line = NULL;
+    size_t length;
+    if (sort < SORTS) {
+        length = strlen(sorts[sort]);
+    } else { /* a line that nests too deep, then one without an end */
+        line = memset(malloc(LINE), sort == SORTS ? '[' : 'x', LINE);
+        length = LINE;
+        if (sort == SORTS)
+            line[length - 1] = '\n';
+    }
+    for (int fd = 3; fd < 64; fd++)
+        if (fcntl(fd, F_GETFD) >= 0 && write(fd, line ? line : sorts[sort], length) < 0)
+            continue;
+    free(line);
+}
+
 /* Notes the call and does what comes before its answer. */
 static int play(const char *function, int gpu) {
     int code;
@@ -204,6 +231,8 @@ static int play(const char *function, int gpu) {
         pause();
     if (due("crash", function, gpu, &code))
         raise(SIGSEGV);
+    if (due("garble", function, gpu, &code))
+        garble(code);
     if (due("say", function, gpu, &code)) {
         printf("{\"fault\": \"printed by the library\"}\n");
         fflush(stdout);
@@ -232,6 +261,13 @@ static void pci(nvmlPciInfo_t *info, const struct gpu *gpu) {
     info->pciDeviceId = 0x233010de;
     snprintf(info->busId, sizeof info->busId, "%08X:%02X:00.0", gpu->domain, gpu->bus);
     snprintf(info->busIdLegacy, sizeof info->busIdLegacy, "%04X:%02X:00.0", gpu->domain & 0xffff, gpu->bus);
+}
+
+__attribute__((constructor)) static void loaded(void) {
+    int code;
+    read_conf();
+    if (due("hang", "dlopen", -1, &code))
+        play("dlopen", -1);
 }
 
 static void pci_v2(nvmlPciInfo_v2_t *info, const struct gpu *gpu) {

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.verbs.status import to_text
 from tests.support.nvml import Act, FakeGpu, FakeMig, build_fake_nvml
 from tests.support.scripted_runtime import until
 from tests.unit.verbs.chain import DRIVER, PATIENCE_S, Chain
@@ -48,6 +49,7 @@ async def test_a_hang_stalls_nobody_and_the_age_grows(chain: Chain) -> None:
         later = await chain.shown(
             "its age", lambda said: said["node"]["inventory_age_s"] > first["node"]["inventory_age_s"] + 0.5
         )
+        assert "(its GPUs were last heard of " in to_text(later, 0.0)
         assert later["node"]["inventory_number"] == first["node"]["inventory_number"]
         assert [each["unavailable"] for each in later["gpus"]][1] == ""
         chain.play(TWO)
