@@ -30,39 +30,51 @@ from tests.support.scripted_runtime import Listener, ScriptedRuntime, until
 DRIVER: Final = "580.95.05"
 PATIENCE_S: Final = 20.0
 PROMPT_S: Final = 1.0  # what a create may take on a busy machine; the shortest deadline of a call is longer
-# A hang of the driver is to be noticed within the patience of a test; everything else is as it is shipped.
+# A hang of the driver is to be noticed within the patience of a test, and a PCI device of this machine may stand for a
+# GPU in the kernel's own messages; everything else is as it is shipped.
 PROGRAM: Final = """
 import sys
 from nri_gpu.inventory.child import Deadlines
 from nri_gpu.inventory.source import NvmlSource
 NvmlSource.__init__.__kwdefaults__["deadlines"] = Deadlines(call_s=2.0, slow_call_s=3.0, files_s=2.0)
+from nri_gpu.inventory import uevents
+uevents.NVIDIA_VENDOR = sys.argv.pop(1)
 from nri_gpu.cli import main
 sys.exit(main())
 """
 
 
 # Nothing of a lost GPU's hold-down, and no second process of NVML's: these have rows of their own.
-POLICY: Final = '[inventory]\nrefresh_s = 1\n\n[health]\nevents = "none"\nhold_down_s = 1\nreprobe_s = 1\n'
+POLICY: Final = '[inventory]\nrefresh_s = {refresh_s}\n\n[health]\nevents = "none"\nhold_down_s = 1\nreprobe_s = 1\n'
 
 
 class Daemon(NriGpuOnNvidia):
-    """With shorter deadlines."""
+    """With shorter deadlines. vendor: of GPUs in the kernel's messages."""
+
+    vendor = "10DE:"
 
     def words(self) -> list[str]:
-        return [sys.executable, "-c", PROGRAM]
+        return [sys.executable, "-c", PROGRAM, self.vendor]
 
 
 class Chain:
     """A machine, the daemon on it, and the runtime that it serves."""
 
-    def __init__(self, folder: Path, machine: Sequence[FakeGpu], *faults: Act, version: str | None = DRIVER) -> None:
-        """version: of the kernel's modules; None for none yet."""
+    def __init__(
+        self,
+        folder: Path,
+        machine: Sequence[FakeGpu],
+        *faults: Act,
+        version: str | None = DRIVER,
+        refresh_s: int = 1,
+    ) -> None:
+        """version: of the kernel's modules; None for none yet. refresh_s: between looks without cause."""
         self.root = make_driver_root(folder / "root", DRIVER)
         build_fake_nvml(self.root, machine, faults, driver=DRIVER)
         for note in ("calls", "environ", "status"):
             (self.root / LIB_DIR / f"fake-nvml.{note}").touch()  # a new file would make it another driver's folder
         policy = folder / "policy.toml"
-        policy.write_text(POLICY)
+        policy.write_text(POLICY.format(refresh_s=refresh_s))
         socket = folder / "nri.sock"
         self.launch = Launch(folder / "d", socket=socket, topology=None, driver_root=self.root, policy=policy)
         self.daemon = Daemon(self.launch, version)
@@ -82,6 +94,18 @@ class Chain:
     def calls(self) -> list[str]:
         """All calls that the library was asked for."""
         return evidence(self.root, "calls").split()
+
+    def looks(self) -> int:
+        """How often NVML was started, which is once for each look."""
+        return self.calls().count("nvmlInitWithFlags")
+
+    async def at_rest(self) -> int:
+        """Looks up to now, once nothing gives rise to more."""
+        looks = -1
+        while looks != self.looks():
+            looks = self.looks()
+            await asyncio.sleep(1.5)  # more than there is between two glances
+        return looks
 
     def on_the_bus(self, bus_id: str, driver: str, **told: str) -> None:
         """The kernel shows this GPU."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -32,7 +33,14 @@ def chain(folder: Path) -> Chain:
 def children(pid: int) -> list[int]:
     """The processes that ask NVML."""
     found = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [each for each in found if b"nri_gpu.inventory.nvml" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    return [each for each in found if b"nri_gpu.inventory.nvml" in command(each)]
+
+
+def command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it ended meanwhile
+        return b""
 
 
 def mapped(pid: int) -> str:
@@ -192,3 +200,47 @@ async def test_a_library_of_another_version_than_the_module(folder: Path) -> Non
         assert second["reason"].startswith("excluded by the driver")
         told = await chain.ask("count=1")
         assert f"the kernel shows GPU {A} NVIDIA L4; {B}, excluded by the driver" in told
+
+
+# --- news of the kernel's ---------------------------------------------------------------------------------------------
+
+NULL = Path("/sys/class/mem/null/uevent")
+DEVICE = next(iter(sorted(Path("/sys/bus/pci/devices").glob("*/uevent"))), NULL)
+
+
+def announce(device: Path) -> None:
+    """The kernel says of it that it changed."""
+    device.write_text("change")
+
+
+@pytest.fixture
+def vendor() -> str:
+    """Of a PCI device of this machine, as the kernel's messages have it."""
+    return DEVICE.with_name("vendor").read_text().strip().removeprefix("0x").upper() + ":"
+
+
+async def test_a_message_of_the_kernel_is_a_look_at_once(folder: Path, vendor: str) -> None:
+    """A real one, through a real netlink socket: of a device that is none of ours, then of one that counts as a GPU."""
+    chain = Chain(folder, TWO, refresh_s=3600)
+    chain.daemon.vendor = vendor
+    async with chain.running():
+        looks = await chain.at_rest()
+        announce(NULL)
+        await asyncio.sleep(0.5)
+        assert chain.looks() == looks
+        announce(DEVICE)
+        await until("a look", lambda: chain.looks() > looks, PATIENCE_S)
+    assert chain.refused == []
+
+
+async def test_a_module_that_comes_and_goes_is_a_look_at_once(folder: Path) -> None:
+    """Its message cannot be made without the module: what the kernel shows is looked at each second beside it."""
+    chain = Chain(folder, TWO, refresh_s=3600)
+    async with chain.running():
+        looks = await chain.at_rest()
+        chain.daemon.unload()
+        await until("a look", lambda: chain.looks() > looks, PATIENCE_S)
+        looks = await chain.at_rest()
+        chain.daemon.load(DRIVER)
+        await until("a look", lambda: chain.looks() > looks, PATIENCE_S)
+        await chain.until("grants again", "device=0")
