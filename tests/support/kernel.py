@@ -65,6 +65,10 @@ class NriGpuOnNvidia(NriGpu):
         (self.proc_driver / "nvidia/version").write_text(NVRM.format(version=version))
         self._devices.write_text(DEVICES.format(majors=MAJORS))
 
+    def module(self, name: str, version: str) -> None:
+        """A module's version, where nothing else tells it from the one before."""
+        (self._modules / name / "version").write_text(f"{version}\n")
+
     def unload(self) -> None:
         """`rmmod nvidia-uvm nvidia`."""
         self._devices.write_text(DEVICES.format(majors=""))

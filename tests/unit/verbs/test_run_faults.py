@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.runtime.snapshot import FILE
 from nri_gpu.verbs.status import to_text
 from tests.support.nvml import Act, FakeGpu, FakeMig, build_fake_nvml
 from tests.support.scripted_runtime import until
@@ -200,6 +201,22 @@ async def test_a_library_of_another_version_than_the_module(folder: Path) -> Non
         assert second["reason"].startswith("excluded by the driver")
         told = await chain.ask("count=1")
         assert f"the kernel shows GPU {A} NVIDIA L4; {B}, excluded by the driver" in told
+
+
+async def test_a_snapshot_is_of_the_modules_that_are_loaded(chain: Chain) -> None:
+    """A restart serves it beside a driver that hangs, and beside another nvidia-uvm does not."""
+    async with chain.connected():
+        await chain.until("a grant", "device=1")
+        await until("a snapshot", (chain.launch.state / FILE).exists, PATIENCE_S)
+    chain.play(TWO, Act(INIT, "hang"))
+    async with chain.connected():
+        assert await chain.ask("device=1") == ""
+        said = await chain.status()
+        assert not said["node"]["inventory_confirmed"]
+    chain.daemon.module("nvidia_uvm", "590.10")
+    async with chain.connected():
+        assert "another version of one of the kernel modules" in chain.daemon.wait_logged("does not hold any more")
+        assert "has not heard from the driver yet" in await chain.ask("device=1")
 
 
 # --- news of the kernel's ---------------------------------------------------------------------------------------------
