@@ -3,8 +3,9 @@
     python -I -m nri_gpu.inventory.nvml --driver-root DIR [--library-dir DIR ...] [--sysfs DIR]
 
 One JSON object a line. In: {"ask": "refresh"}. Out: {"call": "nvmlDeviceGetName", "gpu": 2} before each call, then one
-of {"inventory": {…}}, {"fault": "a sentence"} and {"stale": "a sentence"} (a new library was installed: this process
-cannot load it beside the old one, and ends). The end of stdin is the end of the program.
+of {"inventory": {…}}, with the functions that the library lacks, {"fault": "a sentence"} and {"stale": "a sentence"}
+(a new library was installed: this process cannot load it beside the old one, and ends). The end of stdin is the end of
+the program.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from nri_gpu.runtime.snapshot import FILE
 from nri_gpu.verbs.status import to_text
 from tests.support.nvml import Act, FakeGpu, FakeMig, build_fake_nvml
+from tests.support.nvml.build import GARBAGE
 from tests.support.scripted_runtime import until
 from tests.unit.verbs.chain import DRIVER, PATIENCE_S, Chain
 from tests.unit.verbs.rig import gpus
@@ -63,6 +64,19 @@ async def test_a_hang_stalls_nobody_and_the_age_grows(chain: Chain) -> None:
         assert [each["unavailable"] for each in later["gpus"]][1] == ""
         chain.play(TWO)
         await chain.shown("an answer", lambda said: said["node"]["inventory_fault"] == "")
+    assert chain.refused == []
+
+
+@pytest.mark.parametrize("sort", [0, GARBAGE - 1], ids=["no json", "a line without an end"])
+async def test_a_library_that_writes_nonsense_into_our_pipe(chain: Chain, sort: int) -> None:
+    async with chain.running():
+        chain.play(TWO, Act(NAME, "garble", sort))
+        said = await chain.shown("it to be noticed", lambda said: said["node"]["inventory_fault"])
+        assert "the NVML process died" in said["node"]["inventory_fault"]
+        assert len(said["gpus"]) == 2
+        await chain.goes_on()
+        chain.play(TWO)
+        await chain.shown("sense again", lambda said: said["node"]["inventory_fault"] == "")
     assert chain.refused == []
 
 
