@@ -21,6 +21,7 @@ REFRESH: Final = b'{"ask": "refresh"}\n'
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 FAULT_MAX: Final = 1000  # characters of its sentence
+SHOWN_MAX: Final = 40  # bytes of what is no answer
 _BUSY: Final = "NVML"
 # What may take long on a healthy machine: the interpreter's start, a library read from a cold disk, and the first touch
 # of a GPU that sleeps because persistence mode is off.
@@ -175,12 +176,14 @@ class NvmlChild:
                 line = await process.receive()
         except TimeoutError:
             raise await self._hung(limit_s, self._call or _BUSY) from None
+        if not line:
+            raise await self._died()
         try:
-            said = json.loads(line) if line else None
+            said = json.loads(line)
         except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict):
-            raise await self._died()
+            raise await self._mad(line)
         return said
 
     async def _hung(self, limit_s: float, doing: str) -> InventoryError:
@@ -189,8 +192,15 @@ class NvmlChild:
         fate = "cannot be killed" if self._leaving else "was killed"
         return InventoryError(f"{doing} did not return within {limit_s:g} s; the NVML process {fate}")
 
+    async def _mad(self, line: bytes) -> InventoryError:
+        """Sees off one that does not speak our language."""
+        doing = self._call or _BUSY
+        await self._see_off(self._deadlines.end_s)
+        shown = ascii(line[:SHOWN_MAX].decode(errors="replace"))
+        return InventoryError(f"the NVML process said {shown} in {doing}, which is no answer; another is started")
+
     async def _died(self) -> InventoryError:
-        """Sees off one that is gone, or that does not speak our language."""
+        """Sees off one that is gone."""
         process, doing = self._process, self._call or _BUSY
         status = await self._see_off(self._deadlines.end_s)
         words = process.last_line() if process else ""
