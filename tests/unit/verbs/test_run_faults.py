@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,20 @@ async def test_a_capability_file_that_never_answers(chain: Chain) -> None:
         os.close(writing)
         await chain.until("the instance", f"device={PARTS[0].uuid}")
     assert chain.refused == []
+
+
+async def test_a_daemon_ends_whatever_hangs(chain: Chain) -> None:
+    """A file of the driver's that never answers: the process is gone when told to go, and leaves nothing behind."""
+    async with chain.connected():
+        chain.play([TWO[0], CUT])
+        file = chain.capability("gi1", 147)
+        file.unlink()
+        os.mkfifo(file)
+        await chain.shown("the file", lambda said: "/proc and /sys" in said["node"]["inventory_fault"])
+        asking = children(chain.daemon.pid)
+        began = time.monotonic()
+    assert time.monotonic() - began < PATIENCE_S / 2
+    await until("the end of its processes", lambda: not any(map(command, asking)), PATIENCE_S)
 
 
 # --- before there is a driver -----------------------------------------------------------------------------------------
