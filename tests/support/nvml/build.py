@@ -78,12 +78,12 @@ class FakeGpu(Struct, frozen=True, kw_only=True):
 class Act(Struct, frozen=True):
     """What the library does in one function instead of, or besides, answering.
 
-    function: the symbol's name. gpu: index, -1 for any. code: for `fail`, an NVML return code; for `garble`, which
+    function: the symbol's name. gpu: index, -1 for any. code: for `fail`, an NVML return code; for `babble`, which
     nonsense.
     """
 
     function: str
-    deed: Literal["fail", "hang", "crash", "say", "rubbish", "deny", "garble"]
+    deed: Literal["fail", "hang", "crash", "say", "rubbish", "deny", "babble"]
     code: int = 0
     gpu: int = -1
 

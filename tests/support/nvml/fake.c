@@ -11,7 +11,7 @@
  *   health GPU REMAP_PENDING REMAP_FAILED CLOCK_REASONS RECOVERY_ACTION FABRIC_STATE
  *   act FUNCTION GPU DEED CODE            (GPU -1: any) with DEED one of
  *       fail: return CODE      hang, crash      say: print on stdout, then go on
- *       garble: write nonsense of sort CODE into every open file, then go on
+ *       babble: write nonsense of sort CODE into every open file, then go on
  *       rubbish: nvmlDeviceGetName gives bytes that are no text
  *       deny: nvmlDeviceGetP2PStatus says that there is no way
  *
@@ -200,7 +200,7 @@ static int due(const char *deed, const char *function, int gpu, int *code) {
 }
 
 /* What a library that has lost its mind writes into whatever the process has open. */
-static void garble(int sort) {
+static void babble(int sort) {
     static const char *const sorts[] = {
         "nonsense\n", "[]\n", "{\n", "\n", "\xff\xfe\x00\n", "{\"call\": {\"a\": []}}\n{\"inventory\": null}\n",
         "{\"inventory\": {\"gpus\": [{}], \"faults\": 3}}\n", "{\"inventory\": {\"gpus\": Infinity}}\n",
@@ -231,8 +231,8 @@ static int play(const char *function, int gpu) {
         pause();
     if (due("crash", function, gpu, &code))
         raise(SIGSEGV);
-    if (due("garble", function, gpu, &code))
-        garble(code);
+    if (due("babble", function, gpu, &code))
+        babble(code);
     if (due("say", function, gpu, &code)) {
         printf("{\"fault\": \"printed by the library\"}\n");
         fflush(stdout);

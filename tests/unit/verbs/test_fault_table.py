@@ -144,7 +144,7 @@ async def test_a_library_that_writes_nonsense_into_our_pipe(rig: Rig, sort: int)
     """Another process is asked next; what was believed stays, and ages."""
     async with rig.running():
         pid, known = rig.source.child, rig.board.snapshot().inventory
-        rig.play(TWO, Act(NAME, "garble", sort, gpu=0))
+        rig.play(TWO, Act(NAME, "babble", sort, gpu=0))
         rig.cache.poke()
         await held(rig, lambda: rig.cache.fault, "the nonsense to be noticed")
         assert "the NVML process" in rig.cache.fault

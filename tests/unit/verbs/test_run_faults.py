@@ -71,7 +71,7 @@ async def test_a_hang_stalls_nobody_and_the_age_grows(chain: Chain) -> None:
 @pytest.mark.parametrize(("sort", "words"), [(0, "said 'nonsense"), (GARBAGE - 1, "the NVML process ")])
 async def test_a_library_that_writes_nonsense_into_our_pipe(chain: Chain, sort: int, words: str) -> None:
     async with chain.running():
-        chain.play(TWO, Act(NAME, "garble", sort))
+        chain.play(TWO, Act(NAME, "babble", sort))
         said = await chain.shown("it to be noticed", lambda said: said["node"]["inventory_fault"])
         assert words in said["node"]["inventory_fault"]
         assert len(said["gpus"]) == 2
