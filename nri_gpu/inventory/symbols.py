@@ -14,6 +14,7 @@ from msgspec import Struct
 
 SUCCESS: Final = 0
 INSUFFICIENT_SIZE: Final = 7
+NO_INSTANCE: Final = 0xFFFFFFFF
 SPARE_PROCESSES: Final = 8  # for those that start between two calls
 
 
@@ -47,9 +48,10 @@ class PciInfoV2(ctypes.Structure):
 
 
 class EventDataV1(ctypes.Structure):
-    """nvmlEventData_t before it told of MIG instances: 24 bytes."""
+    """nvmlEventData_t before it told of MIG instances: 24 bytes. What happens, happens to the whole GPU."""
 
     _fields_ = (("device", Device), ("eventType", ctypes.c_ulonglong), ("eventData", ctypes.c_ulonglong))
+    gpuInstanceId = computeInstanceId = NO_INSTANCE
 
 
 class ProcessInfoV1(ctypes.Structure):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,9 +36,11 @@ CUT = replace(TWO[1], mig=(1, 1), parts=PARTS)
 
 
 @pytest.fixture
-def rig(tmp_path: Path, log: Log) -> Rig:
+def rig(tmp_path: Path, log: Log) -> Iterator[Rig]:
     del log  # thousands of decisions, and nobody to read them
-    return Rig(tmp_path, TWO)
+    made = Rig(tmp_path, TWO)
+    yield made
+    assert made.answered_while_asking() >= 1  # and in `running` it is asserted that no answer was waited for
 
 
 async def held(rig: Rig, fact: Callable[[], object], what: str) -> None:
