@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nri_gpu.allocation.words import by_the_kernel
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, Node
 from nri_gpu.injection.devices import missing_modules, two_versions
@@ -10,7 +11,9 @@ from nri_gpu.injection.devices import missing_modules, two_versions
 def hindrance(capabilities: Capabilities, node: Node) -> Reason | None:
     """What makes any grant on this node impossible, whatever GPUs are free."""
     if node.inventory.fault:
-        return Reason(Code.NODE_NOT_READY, ended(f"this node cannot grant GPUs: {node.inventory.fault}"))
+        fault, gpus = node.inventory.fault, by_the_kernel(node.inventory)
+        sentence = f"{fault.rstrip('.')}{gpus}" if gpus else fault
+        return Reason(Code.NODE_NOT_READY, ended(f"this node cannot grant GPUs: {sentence}"))
     if not node.inventory.gpus:
         return None  # place() says it better
     if reason := missing_modules(capabilities, node.inventory):

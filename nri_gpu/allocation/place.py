@@ -214,6 +214,16 @@ def _find(wanted: str, inventory: Inventory) -> Unit | Reason:
         missed = [each for each in inventory.faults if each.pci_bus_id == asked or each.uuid.lower().startswith(asked)]
     if missed and not found:
         return cannot(f"GPU {missed[0].index}", missed[0].reason)
+    if not found and (known := _by_the_kernel(asked, inventory)):
+        return known
     if len(found) > 1:
         return ambiguous(wanted, len(found))
     return found[0] if found else unknown(wanted, inventory)
+
+
+def _by_the_kernel(asked: str, inventory: Inventory) -> Reason | None:
+    """Of a GPU that NVML does not list."""
+    for gpu in inventory.unlisted:
+        if gpu.pci_bus_id == asked or (gpu.uuid and gpu.uuid.lower().startswith(asked)):
+            return cannot(f"GPU {gpu.pci_bus_id}", gpu.reason)
+    return None

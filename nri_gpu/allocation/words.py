@@ -33,7 +33,8 @@ def unknown(wanted: str, inventory: Inventory) -> Reason:
     """A name that nothing here has."""
     if wanted.startswith("MIG-") or wanted.count(":") == 1:
         return Reason(Code.NO_SUCH_GPU, f"this node has no MIG device {wanted!r}; it has {_parts(inventory.parts)}.")
-    return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {_listing(inventory.gpus)}.")
+    beside = f" that can be granted{_hidden(inventory)}" if inventory.unlisted and not inventory.gpus else ""
+    return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {_listing(inventory.gpus)}{beside}.")
 
 
 def ambiguous(wanted: str, found: int) -> Reason:
@@ -66,6 +67,17 @@ def _named_few(names: Iterable[str], few: int) -> str:
 
 def _clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def by_the_kernel(inventory: Inventory) -> str:
+    """GPUs of a node whose driver cannot be asked, in brackets; what holds for all of them is not said of each."""
+    named = [
+        " ".join(filter(None, (gpu.pci_bus_id, gpu.model)))
+        + (f", {_clip(gpu.reason, NAME_SHOWN_MAX)}" if gpu.reason != inventory.fault else "")
+        for gpu in inventory.unlisted
+    ]
+    more = f"; and {len(named) - HIDDEN_SHOWN} more" if len(named) > HIDDEN_SHOWN else ""
+    return f" (the kernel shows GPU {'; '.join(named[:HIDDEN_SHOWN])}{more})" if named else ""
 
 
 def cannot(which: str, why: str) -> Reason:
@@ -193,7 +205,8 @@ def none_fit(claim: Claim, inventory: Inventory) -> Reason:
 
 def _hidden(inventory: Inventory) -> str:
     """GPUs that are there but cannot be granted, said in passing."""
-    bad = [(gpu.index, why_not(gpu)) for gpu in inventory.gpus if why_not(gpu)]
-    bad += [(fault.index, fault.reason) for fault in inventory.faults]
-    said = "; ".join(f"GPU {index}: {_clip(why, NAME_SHOWN_MAX)}" for index, why in bad[:HIDDEN_SHOWN])
+    bad = [(str(gpu.index), why_not(gpu)) for gpu in inventory.gpus if why_not(gpu)]
+    bad += [(str(fault.index), fault.reason) for fault in inventory.faults]
+    bad += [(gpu.pci_bus_id, gpu.reason) for gpu in inventory.unlisted]
+    said = "; ".join(f"GPU {name}: {_clip(why, NAME_SHOWN_MAX)}" for name, why in bad[:HIDDEN_SHOWN])
     return f" ({said})" if bad else ""

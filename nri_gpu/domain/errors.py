@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from nri_gpu.domain.gpu import KernelGpu
 
 
 class NriGpuError(Exception):
@@ -30,7 +35,14 @@ class OversizeError(RemoteProtocolError):
 
 
 class InventoryError(NriGpuError):
-    """The driver could not be asked, or a topology file is wrong. The last snapshot stays, its age grows."""
+    """The driver could not be asked, or a topology file is wrong. The last snapshot stays, its age grows.
+
+    unlisted: GPUs that the kernel shows all the same.
+    """
+
+    def __init__(self, message: str, unlisted: tuple[KernelGpu, ...] = ()) -> None:
+        super().__init__(message)
+        self.unlisted = unlisted
 
 
 class DriverError(NriGpuError):

@@ -270,6 +270,19 @@ class GpuFault(Struct, frozen=True):
     pci_bus_id: str = ""
 
 
+class KernelGpu(Struct, frozen=True, kw_only=True):
+    """A GPU that the kernel shows and NVML does not list: there to be named, never to be granted.
+
+    uuid, model, minor_number: as the driver told the kernel, empty or None where it did not. reason: a sentence's end.
+    """
+
+    pci_bus_id: PciBusId
+    reason: str
+    uuid: str = ""
+    model: str = ""
+    minor_number: int | None = None
+
+
 class Link(Struct, frozen=True):
     """How two GPUs (NVML indices a < b) reach each other.
 
@@ -352,6 +365,7 @@ class Inventory(Struct, frozen=True, kw_only=True):
     extras: what the node has of each extra that is not made of the GPUs alone; one that is left out was not looked for.
     script: what will happen to a simulated node.
     modules: version of each of the driver's kernel modules that is loaded, by the kernel's names (`nvidia_uvm`).
+    unlisted: GPUs that the kernel alone knows of.
     """
 
     taken_at: float
@@ -367,6 +381,7 @@ class Inventory(Struct, frozen=True, kw_only=True):
     extras: Mapping[Extra, Offer] = field(default_factory=dict)
     script: tuple[ScriptedEvent, ...] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
+    unlisted: tuple[KernelGpu, ...] = ()
 
     def __hash__(self) -> int:
         """By its moment alone: inventories are part of keys in the hook path."""

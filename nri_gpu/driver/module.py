@@ -1,4 +1,4 @@
-"""The version of the kernel module that is loaded: from two small files of the kernel's, without NVML."""
+"""The versions of the kernel modules that are loaded: from small files of the kernel's, without NVML."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Final
 
 SYSFS: Final = Path("/sys/module/nvidia/version")
+MODULES: Final = Path("/sys/module")
+NAMES: Final = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
 PROC: Final = Path("/proc/driver/nvidia/version")
 
 _VERSION: Final = re.compile(r"\d{1,5}(?:\.\d{1,5}){1,2}")
@@ -25,6 +27,11 @@ def module_version(sysfs: Path = SYSFS, proc: Path = PROC) -> str:
         return told
     match = _IN_PROC.search(_text(proc).partition("\n")[0])
     return match[1] if match else ""
+
+
+def module_versions(sysfs: Path = MODULES) -> tuple[str, ...]:
+    """Of each of the driver's modules; empty for one that is not loaded, or was built without its version."""
+    return tuple(_text(sysfs / name / "version").strip() for name in NAMES)
 
 
 def _text(path: Path) -> str:

@@ -108,7 +108,7 @@ class InventoryCache:
         try:
             inventory = await self._source.refresh()
         except InventoryError as error:
-            self._failed(str(error))
+            self._failed(error)
         else:
             self._succeeded(inventory)
             self._looked(inventory, began)
@@ -127,15 +127,17 @@ class InventoryCache:
         if before is None or replace(before, taken_at=inventory.taken_at) != inventory:
             self._publish(inventory)
 
-    def _failed(self, sentence: str) -> None:
+    def _failed(self, error: InventoryError) -> None:
         self._failures += 1
-        if sentence == self._fault:
-            return
-        self._fault = sentence
-        self._on_fault(sentence)
-        if self._current is None or self._current.fault:
-            self._current = Inventory(taken_at=self._wall(), fault=sentence)
-            self._publish(self._current)
+        if str(error) != self._fault:
+            self._fault = str(error)
+            self._on_fault(self._fault)
+        before = self._current
+        if before is None or before.fault:
+            # Nothing better is known: at least which GPUs there are.
+            self._current = Inventory(taken_at=self._wall(), fault=self._fault, unlisted=error.unlisted)
+            if before is None or replace(before, taken_at=self._current.taken_at) != self._current:
+                self._publish(self._current)
 
     def _pause_s(self) -> float:
         if not self._failures:

@@ -37,7 +37,7 @@ def _node(before: Inventory, after: Inventory) -> Iterator[Transition]:
     if before.majors.modeset != after.majors.modeset:
         loaded = "is loaded" if after.majors.modeset else "is not loaded, or nobody tells"
         yield Transition(kind=Kind.MODULE, what=f"kernel module nvidia-modeset {loaded}")
-    for field in ("links", "numa", "extras", "modules"):
+    for field in ("links", "numa", "extras", "modules", "unlisted"):
         if getattr(before, field) != getattr(after, field):
             yield Transition(kind=Kind.FACTS, what=f"{field} changed")
 

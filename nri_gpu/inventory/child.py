@@ -13,13 +13,15 @@ from msgspec import Struct
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Inventory
+from nri_gpu.inventory.aside import Limit
 from nri_gpu.inventory.process import LineProcess, announced, ending, python
-from nri_gpu.inventory.report import inventory_from_report
+from nri_gpu.inventory.report import inventory_from_report, lacking_in
 
 REFRESH: Final = b'{"ask": "refresh"}\n'
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 FAULT_MAX: Final = 1000  # characters of its sentence
+SHOWN_MAX: Final = 40  # bytes of what is no answer
 _BUSY: Final = "NVML"
 # What may take long on a healthy machine: the interpreter's start, a library read from a cold disk, and the first touch
 # of a GPU that sleeps because persistence mode is off.
@@ -30,19 +32,21 @@ class Deadlines(Struct, frozen=True, kw_only=True):
     """How long is waited, seconds.
 
     call_s: for one NVML call. slow_call_s: for one that may wake a GPU. refresh_s: for a whole refresh.
-    end_s: for the process to go when asked.
+    end_s: for the process to go when asked. files_s: for what the kernel's and the driver's files tell.
     """
 
     call_s: float = 5.0
     slow_call_s: float = 30.0
     refresh_s: float = 120.0
     end_s: float = 0.5
+    files_s: float = 5.0
 
 
 class NvmlChild:
     """One NVML process at a time, started when asked for, and again after it was lost.
 
     Not safe for several loops. wall: seconds since the epoch. clock, sleep: for the pause before a new start.
+    limit: the deadlines' clock.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class NvmlChild:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        limit: Limit = asyncio.timeout,
     ) -> None:
         # It runs in `/`, where a relative path would mean something else.
         paths = ("--driver-root", str(Path(driver_root).absolute()), "--sysfs", str(Path(sysfs).absolute()))
@@ -64,12 +69,14 @@ class NvmlChild:
         self._wall = wall
         self._clock = clock
         self._sleep = sleep
+        self._limit = limit
         self._process: LineProcess | None = None
         self._leaving: LineProcess | None = None  # told to go, and not yet reaped
         self._call = ""  # what it said it would do next
         self._failures = 0
         self._failed_at = 0.0
         self._lock = asyncio.Lock()
+        self.lacking: tuple[str, ...] = ()  # functions that the library of the last answer does not have
 
     @property
     def pid(self) -> int | None:
@@ -92,7 +99,7 @@ class NvmlChild:
             if "fault" in said:
                 raise InventoryError(str(said["fault"])[:FAULT_MAX])
             try:
-                return inventory_from_report(said.get("inventory"), self._wall())
+                return self._read(said.get("inventory"))
             except InventoryError:
                 # What reports nonsense has lost its mind, or its memory to the library: another one is asked next.
                 self._failures, self._failed_at = 1, self._clock()
@@ -104,6 +111,11 @@ class NvmlChild:
         async with self._lock:
             await self._see_off(self._deadlines.end_s)
 
+    def _read(self, report: object) -> Inventory:
+        """Raises: InventoryError."""
+        inventory, self.lacking = inventory_from_report(report, self._wall()), lacking_in(report)
+        return inventory
+
     async def _pause(self) -> None:
         """A library that crashes at once is not started in a tight loop, however often somebody asks."""
         if self._failures:
@@ -114,7 +126,7 @@ class NvmlChild:
         """Raises: InventoryError."""
         answered = False
         try:
-            async with asyncio.timeout(self._deadlines.refresh_s):
+            async with self._limit(self._deadlines.refresh_s):
                 said = await self._converse()
                 if "stale" in said:  # a new driver was installed; it needs a new process, which cannot say this again
                     await self._see_off(self._deadlines.end_s)
@@ -160,16 +172,18 @@ class NvmlChild:
         slow = self._call.partition(" ")[0] in _SLOW
         limit_s = self._deadlines.slow_call_s if slow else self._deadlines.call_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with self._limit(limit_s):
                 line = await process.receive()
         except TimeoutError:
             raise await self._hung(limit_s, self._call or _BUSY) from None
+        if not line:
+            raise await self._died()
         try:
-            said = json.loads(line) if line else None
+            said = json.loads(line)
         except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict):
-            raise await self._died()
+            raise await self._mad(line)
         return said
 
     async def _hung(self, limit_s: float, doing: str) -> InventoryError:
@@ -178,8 +192,15 @@ class NvmlChild:
         fate = "cannot be killed" if self._leaving else "was killed"
         return InventoryError(f"{doing} did not return within {limit_s:g} s; the NVML process {fate}")
 
+    async def _mad(self, line: bytes) -> InventoryError:
+        """Sees off one that does not speak our language."""
+        doing = self._call or _BUSY
+        await self._see_off(self._deadlines.end_s)
+        shown = ascii(line[:SHOWN_MAX].decode(errors="replace"))
+        return InventoryError(f"the NVML process said {shown} in {doing}, which is no answer; another is started")
+
     async def _died(self) -> InventoryError:
-        """Sees off one that is gone, or that does not speak our language."""
+        """Sees off one that is gone."""
         process, doing = self._process, self._call or _BUSY
         status = await self._see_off(self._deadlines.end_s)
         words = process.last_line() if process else ""

@@ -3,8 +3,9 @@
     python -I -m nri_gpu.inventory.nvml --driver-root DIR [--library-dir DIR ...] [--sysfs DIR]
 
 One JSON object a line. In: {"ask": "refresh"}. Out: {"call": "nvmlDeviceGetName", "gpu": 2} before each call, then one
-of {"inventory": {…}}, {"fault": "a sentence"} and {"stale": "a sentence"} (a new library was installed: this process
-cannot load it beside the old one, and ends). The end of stdin is the end of the program.
+of {"inventory": {…}}, with the functions that the library lacks, {"fault": "a sentence"} and {"stale": "a sentence"}
+(a new library was installed: this process cannot load it beside the old one, and ends). The end of stdin is the end of
+the program.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import pynvml
-from msgspec import Struct
+from msgspec import Struct, field
 
 from nri_gpu.inventory.advice import Refusal, advice
 from nri_gpu.inventory.asking import CallError
 from nri_gpu.inventory.confine import confine
 from nri_gpu.inventory.library import NVML, find_library, tried
 from nri_gpu.inventory.survey import survey
+from nri_gpu.inventory.symbols import Failed, Symbols
 
+START: Final = "nvmlInit"
 LOAD: Final = "dlopen"  # what a progress line calls the loading of the library
 Fingerprint = tuple[str, int, int, int]
 
@@ -37,9 +40,10 @@ class LibraryError(Exception):
 
 
 class Speaker(Struct, frozen=True):
-    """The way to the keeper. pipe: a copy of stdout that nobody else knows."""
+    """The way to the keeper. pipe: a copy of stdout that nobody else knows. symbols: of the library, once loaded."""
 
     pipe: BinaryIO
+    symbols: Symbols = field(default_factory=lambda: Symbols(lambda: ctypes.CDLL(NVML)))
 
     def say(self, **words: object) -> None:
         """One line, flushed: it must be out before the call it announces."""
@@ -53,9 +57,15 @@ class Speaker(Struct, frozen=True):
         """
         self.say(call=name, gpu=gpu)
         try:
-            return _OURS.get(name, getattr(pynvml, name, None) or _lacking)(*arguments)
+            if (older := self.symbols.stand_in(name)) is None:
+                return _bindings(name)(*arguments)
+            if name == START:
+                _let_the_binding_load()
+            return older(*arguments)
         except pynvml.NVMLError as error:
             raise CallError(name, str(error), error.value) from error
+        except Failed as error:
+            raise CallError(name, str(pynvml.NVMLError(error.code)), error.code) from error
         except ValueError as error:  # bytes that are no UTF-8
             raise CallError(name, f"unreadable answer ({error})") from error
 
@@ -80,6 +90,16 @@ def _lacking(*_: object) -> None:
 
 _TOO_NEW: Final = frozenset({pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH})
 _OURS: Final[Mapping[str, Callable[..., Any]]] = {"nvmlDeviceGetGpuFabricInfoV": _fabric_info}
+
+
+def _let_the_binding_load() -> None:
+    """It opens the library in this call alone, before it finds that the function is not there."""
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+
+
+def _bindings(name: str) -> Callable[..., Any]:
+    return _OURS.get(name, getattr(pynvml, name, None) or _lacking)
 
 
 class Library:
@@ -140,7 +160,7 @@ def answer(library: Library, speaker: Speaker, sysfs: Path) -> Mapping[str, obje
         speaker.say(call=LOAD, gpu=None)
         library.load(path)
         with session(speaker, path, sysfs):
-            return {"inventory": survey(speaker.ask, sysfs)}
+            return {"inventory": {**survey(speaker.ask, sysfs), "lacking": speaker.symbols.lacking}}
     except (LibraryError, CallError) as error:
         return {"fault": str(error)}
 
@@ -152,7 +172,7 @@ def session(speaker: Speaker, path: Path, sysfs: Path) -> Iterator[None]:
     Raises: LibraryError.
     """
     try:
-        speaker.ask("nvmlInit")
+        speaker.ask(START)
     except CallError as error:
         refusal = Refusal(error.code, str(error), str(path.resolve()), _module_version(sysfs))
         raise LibraryError(advice(refusal)) from error

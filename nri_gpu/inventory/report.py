@@ -6,6 +6,7 @@ none, or a name with a slash in it, must not get any farther.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container
 from typing import Any, Final
 
@@ -49,6 +50,8 @@ PROCESSES_MAX: Final = 2**22  # of a whole machine (Linux: PID_MAX_LIMIT)
 CODE_MAX: Final = 999  # NVML_ERROR_UNKNOWN
 TEXT_MAX: Final = 400  # characters of a sentence
 UNKNOWN: Final = "unknown"  # a profile that could not be asked for
+SYMBOLS_MAX: Final = 200  # more than we ask for
+SYMBOL: Final = re.compile(r"nvml[A-Za-z0-9_]{1,80}")
 PCIE_WORDS: Final = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 
@@ -71,6 +74,26 @@ def inventory_from_report(report: Any, taken_at: float) -> Inventory:  # noqa: A
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InventoryError(f"the NVML process's report cannot be read: {error!r}"[:TEXT_MAX]) from error
     return inventory
+
+
+def lacking_in(report: Any) -> tuple[str, ...]:  # noqa: ANN401 (straight out of json)
+    """Symbols that the library does not have, each with what stands in for it, if anything does.
+
+    Raises: InventoryError.
+    """
+    try:
+        _number(len(report["lacking"]), SYMBOLS_MAX)
+        pairs = [(_symbol(lacking), instead and _symbol(instead)) for lacking, instead in report["lacking"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InventoryError(f"the NVML process's report cannot be read: {error!r}"[:TEXT_MAX]) from error
+    return tuple(f"{lacking} (in its place {instead})" if instead else lacking for lacking, instead in pairs)
+
+
+def _symbol(value: object) -> str:
+    """Raises: TypeError, ValueError."""
+    if not SYMBOL.fullmatch(text := _text(value)):
+        raise ValueError(f"{text!r:.40} is not a function of NVML's")
+    return text
 
 
 def _consistent(inventory: Inventory) -> None:

@@ -6,9 +6,10 @@ from typing import Any, Final
 
 from nri_gpu.inventory.asking import ABSENT, Ask, CallError
 
-# By version: nvidia-ml-py's names without one raise an error that is none of NVML's where the driver is older than it.
-_COMPUTE: Final = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
-_GRAPHICS: Final = ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2")
+# With their versions: nvidia-ml-py's names without one raise an error that is none of NVML's where the driver is older
+# than it. What an older driver has instead is `symbols.py`'s to know.
+_COMPUTE: Final = "nvmlDeviceGetComputeRunningProcesses_v3"
+_GRAPHICS: Final = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 
 
 def running(ask: Ask, device: object, index: int) -> int | None:
@@ -25,14 +26,12 @@ def running(ask: Ask, device: object, index: int) -> int | None:
     return len({process.pid for process in (*compute, *(graphics or ()))})
 
 
-def _listed(ask: Ask, names: tuple[str, ...], device: object, index: int) -> list[Any] | None:
+def _listed(ask: Ask, name: str, device: object, index: int) -> list[Any] | None:
     """None where this driver or device has no such list. Raises: CallError, on any other failure."""
-    for name in names:
-        try:
-            found: list[Any] = ask(name, device, gpu=index)
-        except CallError as error:
-            if error.code not in ABSENT:
-                raise
-        else:
-            return found
-    return None
+    try:
+        found: list[Any] = ask(name, device, gpu=index)
+    except CallError as error:
+        if error.code not in ABSENT:
+            raise
+        return None
+    return found

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from loguru import logger
 from msgspec.structs import replace
 
-from nri_gpu.domain.gpu import Inventory
+from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.gpu import Inventory, KernelGpu
+from nri_gpu.inventory.aside import Aside, Limit
 from nri_gpu.inventory.capabilities import PROC, unusual, with_minors
 from nri_gpu.inventory.child import Deadlines, NvmlChild
 from nri_gpu.inventory.devices import PROC_DEVICES, host_majors
 from nri_gpu.inventory.glance import Places, glance
 from nri_gpu.inventory.host_names import as_host_names, roots_of
+from nri_gpu.inventory.kernel import unlisted_gpus
 from nri_gpu.inventory.numa import numa_nodes
 from nri_gpu.inventory.offers import find_offers
 from nri_gpu.inventory.topology import load_scene
@@ -89,33 +94,79 @@ class NvmlSource:
         sysfs: str = "/sys",
         deadlines: Deadlines | None = None,
         wall: Callable[[], float] = time.time,
+        limit: Limit = asyncio.timeout,
     ) -> None:
-        self._child = NvmlChild(str(driver_root), library_dirs, sysfs=sysfs, deadlines=deadlines, wall=wall)
+        self._child = NvmlChild(
+            str(driver_root), library_dirs, sysfs=sysfs, deadlines=deadlines, wall=wall, limit=limit
+        )
         self._proc_devices = proc_devices
         self._proc = Path(proc)
         self._sysfs = Path(sysfs)
         self._roots = roots_of(Path(driver_root), host_root, proc=self._proc, sys=self._sysfs)
         self._host_root = host_root
         self._places = Places(proc=self._proc, sys=self._sysfs)
+        self._aside = Aside((deadlines or Deadlines()).files_s, limit)
         self._said: tuple[str, ...] = ()
+        self._missed: tuple[KernelGpu, ...] = ()
+        self._lacking: set[tuple[str, str]] = set()  # driver version and function
         self.answered: Hashable = None  # the glance from before the last answer was asked for
 
     async def refresh(self) -> Inventory:
         """What NVML and the kernel say now. Raises: InventoryError."""
-        before = await asyncio.to_thread(self.glance)
-        inventory = await self._child.refresh()
+        before = await self._aside.run("a glance at the kernel's files", self.glance)
+        try:
+            inventory = await self._child.refresh()
+        except InventoryError as error:
+            raise InventoryError(str(error), await self._without_nvml(str(error))) from error
+        self._tell_lacking(inventory.driver_version)
         # After NVML: its start may be what loads the module.
+        inventory = await self._aside.run(
+            "reading the driver's files in /proc and /sys", partial(self._whole, inventory)
+        )
+        self._tell_unusual(inventory)
+        self.answered = before
+        return inventory
+
+    def _whole(self, inventory: Inventory) -> Inventory:
+        """With what files tell, some of which are the driver's own. Raises: InventoryError."""
         majors, gpus = host_majors(self._proc_devices), with_minors(inventory.gpus, self._proc)
-        said, self._said = self._said, unusual(gpus)
+        offers = find_offers(self._roots, inventory.driver_version)
+        if self._host_root:
+            offers = as_host_names(offers, self._roots.driver, Path(self._host_root))
+        listed, nameless = {gpu.pci_bus_id for gpu in gpus}, len(inventory.faults)
+        return replace(
+            inventory,
+            majors=majors,
+            gpus=gpus,
+            numa=numa_nodes(gpus, self._sysfs),
+            extras=offers,
+            unlisted=unlisted_gpus(self._places, listed, nameless=nameless),
+        )
+
+    async def _without_nvml(self, fault: str) -> tuple[KernelGpu, ...]:
+        """What can be named all the same."""
+        with contextlib.suppress(InventoryError):
+            look = partial(unlisted_gpus, self._places, (), fault=fault)
+            return await self._aside.run("reading what the kernel shows of GPUs", look)
+        return ()
+
+    def _tell_unusual(self, inventory: Inventory) -> None:
+        """What is odd, and what NVML leaves out; each once, until it changes."""
+        said, self._said = self._said, unusual(inventory.gpus)
         for sentence in self._said:
             if sentence not in said:
                 logger.bind(fault=sentence).warning("odd capability minors, believed")
-        offers = await asyncio.to_thread(find_offers, self._roots, inventory.driver_version)
-        if self._host_root:
-            offers = as_host_names(offers, self._roots.driver, Path(self._host_root))
-        numa = numa_nodes(gpus, self._sysfs)
-        self.answered = before
-        return replace(inventory, majors=majors, gpus=gpus, numa=numa, extras=offers)
+        missed, self._missed = self._missed, inventory.unlisted
+        for gpu in self._missed:
+            if gpu not in missed:
+                logger.bind(name=gpu.pci_bus_id, reason=gpu.reason).warning("nvml does not list a gpu")
+
+    def _tell_lacking(self, version: str) -> None:
+        """Once for each driver, however often its library is asked."""
+        if fresh := [each for each in self._child.lacking if (version, each) not in self._lacking]:
+            self._lacking |= {(version, each) for each in fresh}
+            bound = logger.bind(driver_version=version, fault=", ".join(fresh))
+            bound.info("this driver's nvml lacks functions; what they tell is asked otherwise, or not known")
 
     def glance(self) -> Hashable:
         """What the kernel shows without asking the driver."""

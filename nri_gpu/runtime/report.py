@@ -11,7 +11,7 @@ from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase, Usage
 from nri_gpu.allocation.place import why_not
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.gpu import GpuFault, MigPart, Node, Unit, health_of, whole
+from nri_gpu.domain.gpu import GpuFault, KernelGpu, MigPart, Node, Unit, health_of, whole
 from nri_gpu.domain.kubelet import Standing
 from nri_gpu.domain.transition import NO_HISTORY, Happened, History, Kind, Transition
 
@@ -89,6 +89,7 @@ def status_json(view: View) -> dict[str, Any]:
         },
         "gpus": [_unit_json(unit, usage.get(unit.uuid), view) for unit in node.inventory.units],
         "faults": [_fault_json(fault, view.history) for fault in node.inventory.faults],
+        "unlisted": [unlisted_json(gpu) for gpu in node.inventory.unlisted],
         "gone": [_holder_json(entry, view) for entry in _of_gone_gpus(view)],
         "transitions": transitions_json(view.history),
     }
@@ -183,6 +184,17 @@ def _leaver_json(leaver: Leaver, view: View) -> dict[str, Any]:
         "since_s": view.wall_of(leaver.since),
         "offered_s": view.wall_of(leaver.since + leaver.grace_s),
         "processes": leaver.processes,
+    }
+
+
+def unlisted_json(gpu: KernelGpu) -> dict[str, Any]:
+    """Of a GPU that the kernel alone knows of."""
+    return {
+        "pci_bus_id": gpu.pci_bus_id,
+        "uuid": gpu.uuid,
+        "model": gpu.model,
+        "minor_number": gpu.minor_number,
+        "reason": gpu.reason,
     }
 
 

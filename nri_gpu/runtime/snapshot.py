@@ -33,9 +33,10 @@ class SnapshotError(ValueError):
 class Evidence(Struct, frozen=True, kw_only=True):
     """All that has to be the same, or the snapshot is of another node.
 
-    boot_id: of the kernel. program: our own version. module_version: of the kernel module that is loaded. settings:
-    where policy says that the driver is. host: of the driver's folders on the host. staged: of the folders that
-    containers get. sight: a digest of what the kernel shows of GPUs, MIG instances, nodes and majors.
+    boot_id: of the kernel. program: our own version. module_version: of the kernel module that is loaded.
+    module_versions: of nvidia, nvidia-uvm and the others of the driver. settings: where policy says that the driver
+    is. host: of the driver's folders on the host. staged: of the folders that containers get. sight: a digest of what
+    the kernel shows of GPUs, MIG instances, nodes and majors.
     """
 
     boot_id: str
@@ -45,6 +46,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     host: Signs
     staged: Signs
     sight: str
+    module_versions: tuple[str, ...] = ()
 
     def differences(self, other: Evidence) -> str:
         """In words, empty where there are none."""
@@ -55,6 +57,7 @@ _WORDS: Final = {
     "boot_id": "the machine was booted",
     "program": "another version of nri-gpu wrote it",
     "module_version": "another kernel module is loaded",
+    "module_versions": "another version of one of the kernel modules is loaded",
     "settings": "policy says another place of the driver",
     "host": "the driver's folders changed",
     "staged": "the staged files changed",

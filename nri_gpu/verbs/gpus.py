@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from nri_gpu.domain.errors import InventoryError, PolicyError
 from nri_gpu.domain.extras import Extra, Offer
 from nri_gpu.domain.gpu import ComputeMode, Fabric, Gpu, Inventory, MigPart, Unit
 from nri_gpu.inventory.source import NvmlSource, Source, TopologySource, source_of
-from nri_gpu.runtime.report import health_json
+from nri_gpu.runtime.report import health_json, unlisted_json
 from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.settings import load_policy
 from nri_gpu.verbs.exits import Exit
@@ -42,8 +43,10 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(map(str, error.faults)), file=sys.stderr)
         return Exit.CONFIGURATION
     except InventoryError as error:
-        print(f"nri-gpu: {error}", file=sys.stderr)
-        return Exit.CONFIGURATION if args.gpus else Exit.UNAVAILABLE
+        if not error.unlisted or args.record:
+            print(f"nri-gpu: {error}", file=sys.stderr)
+            return Exit.CONFIGURATION if args.gpus else Exit.UNAVAILABLE
+        inventory = Inventory(taken_at=time.time(), fault=str(error), unlisted=error.unlisted)
     if args.record:  # the node, and not what has befallen it: a GPU that is bad today is not so in a simulation
         return record(inventory, Path(args.record), scrub=args.scrub)
     said = (asked(state_dir) if state_dir else None) or {}
@@ -126,6 +129,7 @@ def to_json(inventory: Inventory, snapshot: Snapshot | None = None) -> dict[str,
         "modules": dict(inventory.modules),
         "snapshot": {"number": snapshot.number, "age_s": snapshot.age_s} if snapshot else None,
         "gpus": [_gpu_json(gpu) for gpu in inventory.gpus],
+        "unlisted": [unlisted_json(gpu) for gpu in inventory.unlisted],
         "faults": [{"index": each.index, "reason": each.reason, "uuid": each.uuid} for each in inventory.faults],
         "links": [{"a": link.a, "b": link.b, "pcie": link.pcie, "nvlink": link.nvlink} for link in inventory.links],
         "numa": [{"node": node.number, "cpus": node.cpus, "memory": node.memory} for node in inventory.numa],
@@ -205,13 +209,23 @@ def to_text(inventory: Inventory, snapshot: Snapshot | None = None) -> str:
         lines += table(("INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI BUS ID", "NODE", "STATE", "UUID"), rows)
     lines += gpu_lines(inventory)
     lines += [f"GPU {fault.index} cannot be described: {fault.reason}" for fault in inventory.faults]
+    lines += unlisted_lines([unlisted_json(gpu) for gpu in inventory.unlisted], inventory.fault)
     for name, major in (("nvidia", inventory.majors.nvidia), ("nvidia-uvm", inventory.majors.nvidia_uvm)):
-        if major is None:
+        if major is None and not inventory.fault:
             lines.append(f"kernel module {name} is not loaded: no GPU can be granted (modprobe {name})")
     if inventory.parts and inventory.majors.nvidia_caps is None:
         lines.append("nvidia-caps has no major: no MIG device can be granted")
     lines += _offer_lines(inventory.extras)
     return "\n".join([*lines, inventory.fault] if inventory.fault else lines)
+
+
+def unlisted_lines(gpus: Sequence[Mapping[str, Any]], fault: str) -> list[str]:
+    """GPUs that the kernel alone knows of. fault: what holds for all, said elsewhere."""
+    return [
+        f"GPU {gpu['pci_bus_id']}{gpu['model'] and ' ' + gpu['model']}{gpu['uuid'] and ' ' + gpu['uuid']} "
+        + ("is there by the kernel's word" if gpu["reason"] == fault else f"cannot be granted: {gpu['reason']}")
+        for gpu in gpus
+    ]
 
 
 def _offer_lines(offers: Mapping[Extra, Offer]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from nri_gpu import __version__
 from nri_gpu.domain.gpu import DriverFiles, Inventory
-from nri_gpu.driver.module import module_version
+from nri_gpu.driver.module import module_version, module_versions
 from nri_gpu.driver.watch import signs, staged_evidence
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.runtime import snapshot
@@ -38,6 +38,7 @@ class Host(Struct, frozen=True, kw_only=True):
     answered: Callable[[], Hashable]
     scanned: Callable[[], snapshot.Signs | None]
     module: Callable[[], str] = module_version
+    modules: Callable[[], tuple[str, ...]] = module_versions
     boot_id: Callable[[], str] = snapshot.boot_id
 
     @property
@@ -117,6 +118,7 @@ class SnapshotKeeper:
             host=scanned,
             staged=staged_evidence(driver),
             sight=snapshot.sight_of(sight),
+            module_versions=self._host.modules(),
         )
         content = snapshot.to_bytes(Snapshot(evidence=evidence, inventory=inventory, driver=driver), self._key)
         self._state.write(snapshot.FILE, content)
@@ -132,4 +134,5 @@ class SnapshotKeeper:
             host=signs(self._host.driver_root, self._host.library_dirs),
             staged=staged_evidence(last.driver),
             sight=snapshot.sight_of(self._host.look()),
+            module_versions=self._host.modules(),
         )

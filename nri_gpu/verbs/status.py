@@ -13,7 +13,7 @@ from typing import Any, Final
 from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.verbs.asking import ask
 from nri_gpu.verbs.exits import Exit
-from nri_gpu.verbs.gpus import table
+from nri_gpu.verbs.gpus import table, unlisted_lines
 from nri_gpu.verbs.health_words import at, health_lines, transition_lines
 
 PATIENCE: Final = 4  # times that a guard may have been late
@@ -59,10 +59,19 @@ def faults(said: Mapping[str, Any]) -> list[str]:
     """Sentences on what keeps the daemon from granting."""
     runtime, node, policy = said["runtime"], said["node"], said["policy"]
     found = [] if runtime["ready"] else [f"not connected to the runtime: {runtime['fault'] or 'connecting'}"]
-    if node["inventory_fault"]:
-        found.append(f"{node['inventory_fault']}{_since_when(node.get('inventory_fault_since_s'))}")
-    found += [node["driver_fault"]] if node["driver_fault"] else []
+    found += [sentence for sentence in (_inventory_fault(node), node["driver_fault"]) if sentence]
     return found + ([f"policy not usable: {policy['fault']}"] if policy["fault"] else [])
+
+
+def _inventory_fault(node: Mapping[str, Any]) -> str:
+    """With how old all is that is said of GPUs here."""
+    sentence, age_s = str(node["inventory_fault"]), node["inventory_age_s"]
+    if not sentence:
+        return ""
+    sentence += _since_when(node.get("inventory_fault_since_s"))
+    if age_s is None or not node["inventory_confirmed"]:
+        return sentence
+    return f"{sentence} (its GPUs were last heard of {ago(age_s)} ago)"
 
 
 def to_text(said: Mapping[str, Any], now: float) -> str:
@@ -74,6 +83,7 @@ def to_text(said: Mapping[str, Any], now: float) -> str:
         lines += table(HEADS, [row for gpu in said["gpus"] for row in _rows(gpu, now)])
     else:
         lines.append("no GPUs")
+    lines += unlisted_lines(said["unlisted"], node["inventory_fault"])
     if not node["inventory_confirmed"]:
         lines.append(
             f"from the last snapshot, {ago(node['inventory_age_s'] or 0)} old: the driver has not answered yet"

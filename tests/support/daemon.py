@@ -106,7 +106,11 @@ class NriGpu:
 
     def program(self) -> list[str]:
         """The daemon and its arguments."""
-        return [sys.executable, "-m", "nri_gpu", "run", *self.launch.arguments()]
+        return [*self.words(), "run", *self.launch.arguments()]
+
+    def words(self) -> list[str]:
+        """What is run, up to its verb."""
+        return [sys.executable, "-m", "nri_gpu"]
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Until it told its service manager READY=1."""

@@ -19,6 +19,7 @@ from nri_gpu.requirements.facts import BRANDS
 SOURCE = Path(__file__).with_name("fake.c")
 DRIVER = "580.95.05"
 LIB_DIR = f"usr/lib/{os.uname().machine}-linux-gnu"
+GARBAGE = 12  # sorts of it
 SWITCH = -1  # as the far end of an NVLink
 WHOLE = (0xFFFFFFFF, 0xFFFFFFFF)  # nvmlEventData_t's ids, where an event is the whole GPU's
 _LEVELS = {"PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
@@ -101,11 +102,12 @@ class FakeGpu(Struct, frozen=True, kw_only=True):
 class Act(Struct, frozen=True):
     """What the library does in one function instead of, or besides, answering.
 
-    function: the symbol's name. gpu: index, -1 for any. code: for `fail`, an NVML return code.
+    function: the symbol's name. gpu: index, -1 for any. code: for `fail`, an NVML return code; for `babble`, which
+    nonsense.
     """
 
     function: str
-    deed: Literal["fail", "hang", "crash", "say", "rubbish", "deny", "garble"]
+    deed: Literal["fail", "hang", "crash", "say", "rubbish", "deny", "garble", "babble"]
     code: int = 0
     gpu: int = -1
 

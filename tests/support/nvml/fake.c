@@ -14,8 +14,11 @@
  *   act FUNCTION GPU DEED CODE            (GPU -1: any) with DEED one of
  *       fail: return CODE      hang, crash      say: print on stdout, then go on
  *       garble: write nonsense to whatever is open, as a library that lost its mind, then go on
+ *       babble: write nonsense of sort CODE into every open file, then go on
  *       rubbish: nvmlDeviceGetName gives bytes that are no text
  *       deny: nvmlDeviceGetP2PStatus says that there is no way
+ *
+ * A function may be `dlopen`: what is done when the library is loaded.
  *
  * Events are lines `GPU TYPE DATA GI CI` of the file `fake-nvml.events`, each told to every process that waits for it: GPU -1
  * is an event that does not say whose it is. Lines from before the event set was made are of the past.
@@ -53,6 +56,12 @@ typedef struct {
     unsigned int domain, bus, device, pciDeviceId, pciSubSystemId;
     char busId[32];
 } nvmlPciInfo_t;
+
+/* Before _v3. */
+typedef struct {
+    char busId[16];
+    unsigned int domain, bus, device, pciDeviceId, pciSubSystemId, reserved0, reserved1, reserved2, reserved3;
+} nvmlPciInfo_v2_t;
 
 typedef struct {
     unsigned long long total, free, used;
@@ -225,6 +234,30 @@ static int due(const char *deed, const char *function, int gpu, int *code) {
     return 0;
 }
 
+/* What a library that has lost its mind writes into whatever the process has open. */
+static void babble(int sort) {
+    static const char *const sorts[] = {
+        "nonsense\n", "[]\n", "{\n", "\n", "\xff\xfe\x00\n", "{\"call\": {\"a\": []}}\n{\"inventory\": null}\n",
+        "{\"inventory\": {\"gpus\": [{}], \"faults\": 3}}\n", "{\"inventory\": {\"gpus\": Infinity}}\n",
+        "{\"inventory\": 1e999}\n", "{}\n",
+    };
+    enum { SORTS = sizeof sorts / sizeof *sorts, LINE = 2 << 20 };
+    char *line = NULL;
+    size_t length;
+    if (sort < SORTS) {
+        length = strlen(sorts[sort]);
+    } else { /* a line that nests too deep, then one without an end */
+        line = memset(malloc(LINE), sort == SORTS ? '[' : 'x', LINE);
+        length = LINE;
+        if (sort == SORTS)
+            line[length - 1] = '\n';
+    }
+    for (int fd = 3; fd < 64; fd++)
+        if (fcntl(fd, F_GETFD) >= 0 && write(fd, line ? line : sorts[sort], length) < 0)
+            continue;
+    free(line);
+}
+
 /* Notes the call and does what comes before its answer. */
 static int play(const char *function, int gpu) {
     int code;
@@ -233,6 +266,8 @@ static int play(const char *function, int gpu) {
         pause();
     if (due("crash", function, gpu, &code))
         raise(SIGSEGV);
+    if (due("babble", function, gpu, &code))
+        babble(code);
     if (due("say", function, gpu, &code)) {
         printf("{\"fault\": \"printed by the library\"}\n");
         fflush(stdout);
@@ -289,15 +324,36 @@ static void pci(nvmlPciInfo_t *info, const struct gpu *gpu) {
     snprintf(info->busIdLegacy, sizeof info->busIdLegacy, "%04X:%02X:00.0", gpu->domain & 0xffff, gpu->bus);
 }
 
-int nvmlInitWithFlags(unsigned int flags) {
-    (void)flags;
+__attribute__((constructor)) static void loaded(void) {
+    int code;
+    read_conf();
+    if (due("hang", "dlopen", -1, &code))
+        play("dlopen", -1);
+}
+
+static void pci_v2(nvmlPciInfo_v2_t *info, const struct gpu *gpu) {
+    memset(info, 0, sizeof *info);
+    info->domain = gpu->domain;
+    info->bus = gpu->bus;
+    info->pciDeviceId = 0x233010de;
+    snprintf(info->busId, sizeof info->busId, "%04X:%02X:00.0", gpu->domain & 0xffff, gpu->bus);
+}
+
+static int init(const char *function) {
     read_conf();
     keep("/proc/self/environ", "fake-nvml.environ");
     keep("/proc/self/status", "fake-nvml.status");
-    int code = play(__func__, -1);
+    int code = play(function, -1);
     sessions += code == SUCCESS;
     return code;
 }
+
+int nvmlInitWithFlags(unsigned int flags) {
+    (void)flags;
+    return init(__func__);
+}
+
+int nvmlInit_v2(void) { return init(__func__); }
 
 int nvmlShutdown(void) {
     PLAY(-1);
@@ -321,6 +377,18 @@ int nvmlSystemGetCudaDriverVersion_v2(int *version) {
     return SUCCESS;
 }
 
+int nvmlSystemGetCudaDriverVersion(int *version) {
+    PLAY(-1);
+    *version = cuda;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCount(unsigned int *count) {
+    PLAY(-1);
+    *count = (unsigned int)gpu_count;
+    return SUCCESS;
+}
+
 int nvmlDeviceGetCount_v2(unsigned int *count) {
     PLAY(-1);
     *count = (unsigned int)gpu_count;
@@ -328,6 +396,14 @@ int nvmlDeviceGetCount_v2(unsigned int *count) {
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) {
+    PLAY((int)index);
+    if (index >= (unsigned int)gpu_count)
+        return INVALID_ARGUMENT;
+    *device = &gpus[index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device) {
     PLAY((int)index);
     if (index >= (unsigned int)gpu_count)
         return INVALID_ARGUMENT;
@@ -355,6 +431,18 @@ int nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor) {
 int nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *info) {
     PLAY_GPU(device);
     pci(info, device);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_v2_t *info) {
+    PLAY_GPU(device);
+    pci_v2(info, device);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_v2_t *info) {
+    PLAY_GPU(device);
+    pci_v2(info, device);
     return SUCCESS;
 }
 
@@ -444,6 +532,34 @@ int nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t device, unsigned int *
     return processes(device->graphics, 1000, room, infos);
 }
 
+/* Before MIG. */
+typedef struct {
+    unsigned int pid;
+    unsigned long long usedGpuMemory;
+} nvmlProcessInfo_v1_t;
+
+static int processes_v1(int running, unsigned int first_pid, unsigned int *room, nvmlProcessInfo_v1_t *infos) {
+    if (running < 0)
+        return NOT_SUPPORTED;
+    unsigned int had = *room;
+    *room = (unsigned int)running;
+    if (had < *room)
+        return INSUFFICIENT_SIZE;
+    for (int i = 0; i < running; i++)
+        infos[i] = (nvmlProcessInfo_v1_t){.pid = first_pid + (unsigned int)i};
+    return SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_v1_t *infos) {
+    PLAY_ON(device);
+    return processes_v1(device->compute, 1000, room, infos);
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t device, unsigned int *room, nvmlProcessInfo_v1_t *infos) {
+    PLAY_ON(device);
+    return processes_v1(device->graphics, 1000, room, infos);
+}
+
 int nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id) {
     PLAY_ON(device);
     if (!is_mig(device))
@@ -504,6 +620,13 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, 
     return SUCCESS;
 }
 
+int nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link, nvmlPciInfo_v2_t *info) {
+    PLAY_GPU(device);
+    struct gpu nvswitch = {.bus = 0xf0 + link % 4};
+    pci_v2(info, device->remote[link] == LINK_SWITCH ? &nvswitch : &gpus[device->remote[link]]);
+    return SUCCESS;
+}
+
 int nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link, int *type) {
     PLAY_GPU(device);
     *type = device->remote[link] == LINK_SWITCH ? DEVICE_TYPE_SWITCH : DEVICE_TYPE_GPU;
@@ -520,6 +643,19 @@ int nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, int index, int *statu
 }
 
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device) {
+    unsigned int domain, bus;
+    if (sscanf(bus_id, "%x:%x:", &domain, &bus) != 2)
+        return INVALID_ARGUMENT;
+    for (int i = 0; i < gpu_count; i++)
+        if (gpus[i].domain == domain && gpus[i].bus == bus) {
+            PLAY(i);
+            *device = &gpus[i];
+            return SUCCESS;
+        }
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetHandleByPciBusId(const char *bus_id, nvmlDevice_t *device) {
     unsigned int domain, bus;
     if (sscanf(bus_id, "%x:%x:", &domain, &bus) != 2)
         return INVALID_ARGUMENT;
@@ -727,6 +863,26 @@ static int next_event(nvmlEventData_t *data) {
     }
     fclose(events);
     return found;
+}
+
+/* Before MIG. */
+typedef struct {
+    nvmlDevice_t device;
+    unsigned long long eventType, eventData;
+} nvmlEventData_v1_t;
+
+int nvmlEventSetWait(void *set, nvmlEventData_v1_t *data, unsigned int timeout_ms) {
+    (void)set;
+    PLAY(-1);
+    for (unsigned int waited = 0; waited <= timeout_ms; waited += 10) {
+        nvmlEventData_t newer;
+        if (next_event(&newer)) {
+            *data = (nvmlEventData_v1_t){newer.device, newer.eventType, newer.eventData};
+            return SUCCESS;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
+    }
+    return TIMEOUT;
 }
 
 int nvmlEventSetWait_v2(void *set, nvmlEventData_t *data, unsigned int timeout_ms) {

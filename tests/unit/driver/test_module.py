@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.driver.module import module_version
+from nri_gpu.driver.module import module_version, module_versions
 
 CLOSED = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  12.2\n"
@@ -37,3 +37,11 @@ def test_module_version(tmp_path: Path, sysfs: str | None, proc: str | None, ver
 
 def test_a_folder_in_its_place_is_no_version(tmp_path: Path) -> None:
     assert module_version(tmp_path, tmp_path) == ""
+
+
+def test_versions_of_all_the_drivers_modules(tmp_path: Path) -> None:
+    for name, version in (("nvidia", "580.95.05\n"), ("nvidia_uvm", "590.10\n"), ("loop", "1\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "version").write_text(version)
+    (tmp_path / "nvidia_drm").mkdir()
+    assert module_versions(tmp_path) == ("580.95.05", "590.10", "", "")

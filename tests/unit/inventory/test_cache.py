@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import Inventory, Majors
+from nri_gpu.domain.gpu import Inventory, KernelGpu, Majors, PciBusId
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.inventory.source import NvmlSource, TopologySource
 from tests.support.nvml import FakeGpu, build_fake_nvml
@@ -23,7 +23,7 @@ TWO = Inventory(taken_at=3.0, driver_version="2.0")
 class Scripted:
     """A source that answers from a list, then for ever with the last."""
 
-    def __init__(self, answers: Sequence[Inventory | str]) -> None:
+    def __init__(self, answers: Sequence[Inventory | str | InventoryError]) -> None:
         self.answers = list(answers)
         self.asked = 0
         self.closed = False
@@ -33,6 +33,8 @@ class Scripted:
         self.asked += 1
         if isinstance(answer, str):
             raise InventoryError(answer)
+        if isinstance(answer, InventoryError):
+            raise answer
         return answer
 
     async def close(self) -> None:
@@ -42,7 +44,7 @@ class Scripted:
 class Bench:
     """A cache with its callbacks and pauses written down. It is cancelled once the script was played."""
 
-    def __init__(self, *answers: Inventory | str) -> None:
+    def __init__(self, *answers: Inventory | str | InventoryError) -> None:
         self.source = Scripted(answers)
         self.published: list[Inventory] = []
         self.faults: list[str] = []
@@ -119,6 +121,16 @@ def test_a_failure_before_any_success_is_published() -> None:
     bench.play()
     assert [inventory.fault for inventory in bench.published] == ["no driver", "no nodes", ""]
     assert bench.published[0].taken_at == 10.0
+
+
+def test_what_the_kernel_shows_is_published_with_a_fault_and_again_when_it_changes() -> None:
+    away = KernelGpu(pci_bus_id=PciBusId("0000:70:00.0"), reason="bound to vfio-pci")
+    found = [(away,), (away,), (), (away,)]
+    bench = Bench(*(InventoryError("no driver", each) for each in found), ONE, InventoryError("no driver", (away,)))
+    bench.play()
+    assert [each.unlisted for each in bench.published] == [(away,), (), (away,), ()]
+    assert bench.faults == ["no driver", "no driver"]
+    assert bench.cache.current == ONE  # which knew better
 
 
 def test_there_is_no_age_before_a_success() -> None:

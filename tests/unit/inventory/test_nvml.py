@@ -165,7 +165,7 @@ def test_version_mismatch_names_both(tmp_path: Path) -> None:
 
 
 def test_a_library_without_a_start(tmp_path: Path) -> None:
-    root = build_fake_nvml(tmp_path / "driver", FOUR, without=["nvmlInitWithFlags"])
+    root = build_fake_nvml(tmp_path / "driver", FOUR, without=["nvmlInitWithFlags", "nvmlInit_v2"])
     assert "update the driver" in refusal(root)
 
 
@@ -256,11 +256,13 @@ OPTIONAL = [
     "nvmlDeviceGetBrand",
     "nvmlSystemGetDriverVersion",
     "nvmlSystemGetCudaDriverVersion_v2",
+    "nvmlSystemGetCudaDriverVersion",
     "nvmlDeviceGetMemoryAffinity",
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetTopologyCommonAncestor",
     "nvmlDeviceGetNvLinkState",
     "nvmlDeviceGetNvLinkRemotePciInfo_v2",
+    "nvmlDeviceGetNvLinkRemotePciInfo",
     "nvmlDeviceGetNvLinkRemoteDeviceType",
     "nvmlDeviceGetP2PStatus",
 ]

@@ -34,7 +34,7 @@ def found(root: Path, running: tuple[int, int], faults: Sequence[Act] = (), with
     return gpu.processes
 
 
-OLD = (f"{COMPUTE}_v3", f"{GRAPHICS}_v3")
+OLD, OLDER = (f"{COMPUTE}_v3", f"{GRAPHICS}_v3"), (f"{COMPUTE}_v2", f"{GRAPHICS}_v2")
 COUNTS: dict[str, tuple[tuple[int, int], tuple[Act, ...], tuple[str, ...], int | None]] = {
     "nobody": ((0, 0), (), (), 0),
     "one that computes and draws, and two more": ((3, 1), (), (), 3),
@@ -42,7 +42,8 @@ COUNTS: dict[str, tuple[tuple[int, int], tuple[Act, ...], tuple[str, ...], int |
     "a GPU that does no graphics": ((2, -1), (), (), 2),
     "a GPU that tells nothing": ((-1, -1), (), (), None),
     "an older driver": ((2, 0), (), OLD, 2),
-    "a driver without these functions": ((2, 0), (), (*OLD, f"{COMPUTE}_v2", f"{GRAPHICS}_v2"), None),
+    "a driver older than MIG": ((3, 1), (), (*OLD, *OLDER), 3),
+    "a driver without these functions": ((2, 0), (), (*OLD, *OLDER, COMPUTE, GRAPHICS), None),
     "a call that fails": ((0, 0), (Act(f"{GRAPHICS}_v3", "fail", UNKNOWN),), (), None),
 }
 

@@ -7,10 +7,20 @@ import errno
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from nri_gpu.inventory.uevents import Uevents, concerns_gpus, explain, parse_uevent
+from nri_gpu.inventory.uevents import (
+    KERNEL_PORT,
+    MESSAGE_MAX,
+    Uevents,
+    concerns_gpus,
+    explain,
+    netlink,
+    parse_uevent,
+)
 
 PCI = "add@/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
 
@@ -98,6 +108,39 @@ def test_the_real_socket_opens_and_closes_without_a_capability() -> None:
         events.close()
 
     asyncio.run(listen())
+
+
+def told_by_the_kernel(file: Path) -> Mapping[str, str]:
+    """What it says of a device when it is asked to say so again."""
+    with netlink() as kernel:
+        file.write_text("change")
+        kernel.settimeout(10)
+        while True:
+            message, (port, _) = kernel.recvfrom(MESSAGE_MAX)
+            event = parse_uevent(message)
+            if port == KERNEL_PORT and event.get("DEVPATH") == told_path(file):
+                return event
+
+
+def told_path(file: Path) -> str:
+    """Of the device that a file `uevent` is of, as the kernel has it."""
+    return "/" + str(file.parent.resolve().relative_to("/sys"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subsystem", "ours"),
+    [
+        ("bus/pci/devices/*/uevent", "pci", {"PCI_ID": "10DE:2330"}),
+        ("class/mem/null/uevent", "mem", {"SUBSYSTEM": "nvidia"}),
+    ],
+)
+def test_the_kernel_says_what_we_go_by(pattern: str, subsystem: str, ours: Mapping[str, str]) -> None:
+    """A real message of another vendor's device: not ours, but for the one field that would make it so."""
+    event = told_by_the_kernel(next(iter(sorted(Path("/sys").glob(pattern)))))
+    assert event["SUBSYSTEM"] == subsystem
+    assert ours.keys() <= event.keys()
+    assert not concerns_gpus(event)
+    assert concerns_gpus({**event, **ours})
 
 
 def test_why_there_is_none() -> None:

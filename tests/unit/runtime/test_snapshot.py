@@ -29,6 +29,7 @@ EVIDENCE = Evidence(
     host=((1, 2, 3), None),
     staged=((4, 5, 6),),
     sight=sight_of("x"),
+    module_versions=("580.95.05", "580.95.05", "", ""),
 )
 DRIVER = node().driver
 assert DRIVER

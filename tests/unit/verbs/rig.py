@@ -1,12 +1,14 @@
 """The daemon's parts around a machine that is made up at its edges alone: NVML's library, /proc, /sys and the runtime.
 
-While anything is done to the machine, a client goes on creating containers for GPU 0, and a trace tells whether one of
-them was answered while NVML was being asked. Time is counted in turns of the loop: a create has none to wait in.
+While anything is done to the machine, a client goes on creating containers for GPU 0, and no answer of NVML's is let
+through before a container was answered that was asked for after the question: one that waited for NVML would wait for
+ever. Deadlines go by a clock that a test moves by hand, so that nothing hangs but what is told to.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -30,14 +32,13 @@ from nri_gpu.verbs.snapshot_keeper import Host, SnapshotKeeper
 from nri_gpu.wire import Status
 from tests.support import nri_messages as nri
 from tests.support.driver_root import make_driver_root
-from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure
+from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence
 from tests.support.scripted_runtime import until
 
 DRIVER: Final = "580.95.05"
 MAJORS: Final = "Character devices:\n195 nvidia\n195 nvidiactl\n508 nvidia-uvm\n510 nvidia-caps\n"
 NO_MAJORS: Final = "Character devices:\n  1 mem\n"
-# A hang is noticed soon; what is slow on a busy machine is not taken for one.
-QUICK: Final = Deadlines(call_s=1.0, slow_call_s=3.0, refresh_s=20.0, end_s=1.0)
+DEADLINES: Final = Deadlines()
 KEY: Final = bytes(32)
 
 
@@ -45,22 +46,52 @@ def gpus(count: int) -> list[FakeGpu]:
     return [FakeGpu(minor=at, uuid=f"GPU-{at:x}fa01700-0000-4000-8000-000000000000") for at in range(count)]
 
 
-class Watched(NvmlSource):
-    """The source, which tells when it asks."""
+class Clock:
+    """Monotonic seconds that pass when a test says so; the real ones beside them are for what is waited for."""
 
-    def __init__(self, trace: list[str], base: Path) -> None:
+    def __init__(self) -> None:
+        self._now = 1000.0
+        self._running: list[tuple[float, asyncio.Timeout]] = []
+
+    def __call__(self) -> float:
+        return self._now
+
+    def limit(self, seconds: float) -> asyncio.Timeout:
+        """In the place of asyncio.timeout."""
+        timeout = asyncio.timeout(None)
+        self._running.append((self._now + seconds, timeout))
+        return timeout
+
+    def advance(self, seconds: float) -> None:
+        """Let so much time pass."""
+        self._now += seconds
+        due = [timeout for when, timeout in self._running if when <= self._now]
+        self._running = [each for each in self._running if each[1] not in due]
+        for timeout in due:
+            with contextlib.suppress(RuntimeError):  # what it was for is over
+                timeout.reschedule(asyncio.get_running_loop().time())
+
+
+class Watched(NvmlSource):
+    """The source, which tells when it asks, and keeps an answer back until a container was created meanwhile."""
+
+    def __init__(self, trace: list[str], base: Path, clock: Clock) -> None:
         proc = base / "proc"
         super().__init__(
-            base / "root", proc_devices=str(proc / "devices"), proc=proc, sysfs=str(base / "sys"), deadlines=QUICK
+            base / "root", proc_devices=str(proc / "devices"), proc=proc, sysfs=str(base / "sys"), limit=clock.limit
         )
         self._trace = trace
+        self.creating = False
         self.asked = 0
 
     async def refresh(self) -> Inventory:
+        creating = self.creating
         self._trace.append("ask")
         try:
             return await super().refresh()
         finally:
+            if creating and self.creating:
+                await until("a container to be answered before NVML is", lambda: self._trace[-1] == "create", 20.0)
             self.asked += 1
             self._trace.append("answer")
 
@@ -82,9 +113,12 @@ class Rig:
             build_fake_nvml(self.root, machine, driver=DRIVER)
         self.trace: list[str] = []
         self.faults: list[str] = []
-        self.source = Watched(self.trace, base)
+        self.clock = Clock()
+        self.source = Watched(self.trace, base, self.clock)
         self.board = Board(Inventory(taken_at=0, fault="starting"), "looking")
-        self.cache = InventoryCache(self._judged(self.source), self._published, self.faults.append, refresh_s=3600)
+        self.cache = InventoryCache(
+            self._judged(self.source), self._published, self.faults.append, refresh_s=3600, monotonic=self.clock
+        )
         self._later: list[Callable[[], None]] = []
         outside = Outside(self.board.snapshot, time.monotonic, self._later.append, self._ledger_changed)
         self.plugin = Plugin(outside, Policy.default(), KEY)
@@ -149,13 +183,18 @@ class Rig:
         tasks = [asyncio.create_task(each) for each in parts]
         await self.until("the first grant", lambda: self.ask("device=0") == "")
         tasks.append(asyncio.create_task(self._create_for_ever()))
+        begun = len(self.trace)
+        self.source.creating = True
         try:
             yield
         finally:
+            self.source.creating = False
+            answers = self.answers(self.trace[begun:])
             for task in tasks:
                 task.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(each, asyncio.CancelledError) for each in ended), ended
+        assert all(answers)
 
     async def refreshed(self) -> None:
         """After one more answer to a question asked from now on."""
@@ -164,6 +203,27 @@ class Rig:
         await self.until("a refresh", lambda: self.source.asked > asked and self.trace[-1] != "ask")
         if self.trace[-1] == "ask":
             await self.until("it to end", lambda: self.trace[-1] == "answer")
+
+    def calls(self) -> list[str]:
+        """Of NVML's functions, up to now."""
+        return evidence(self.root, "calls").split()
+
+    async def hangs(self, function: str, limit_s: float) -> None:
+        """NVML is in that call; containers are created; a limit later the hang is noticed, and not before."""
+        asked = -1
+        while asked != len(self.calls()):  # else it was a call of before the hang was played
+            await self.until(f"a call of {function}", lambda: self.calls()[-1:] == [function])
+            asked, before = len(self.calls()), self.created
+            await self.until("creates to go on", lambda: self.created > before + 10)  # noqa: B023 - awaited here
+        age_s, before = self.cache.age_s() or 0.0, self.created
+        self.clock.advance(limit_s - 0.5)
+        await self.until("creates to go on", lambda: self.created > before + 5)
+        assert "did not return" not in self.cache.fault
+        self.clock.advance(1.0)
+        sentence = f" did not return within {limit_s:g} s; the NVML process was killed"
+        await self.until("the hang to be noticed", lambda: sentence in self.cache.fault)
+        assert self.cache.age_s() == age_s + limit_s + 0.5  # what is believed ages, and says so
+        assert self.calls()[-1] == function
 
     async def until(self, what: str, fact: Callable[[], object]) -> None:
         await until(what, fact, 20.0)
@@ -183,15 +243,17 @@ class Rig:
 
     def answered_while_asking(self) -> int:
         """In how many of NVML's answers a container did not have to wait for it."""
-        inside, found, created = False, 0, False
-        for word in self.trace:
-            if word == "ask":
-                inside, created = True, False
-            elif word == "answer":
-                found += inside and created
-                inside = False
-            else:
-                created = True
+        return sum(self.answers(self.trace))
+
+    @staticmethod
+    def answers(trace: Sequence[str]) -> list[bool]:
+        """For each of NVML's answers, whether a container was answered between the question and it."""
+        found, inside, created = [], False, False
+        for word in trace:
+            if word == "answer" and inside:
+                found.append(created)
+            inside = inside or word == "ask"
+            created = (created or word == "create") and word != "ask"
         return found
 
     def _settle(self) -> None:
@@ -204,7 +266,7 @@ class Rig:
                 self.refused.append(refusal)
             else:
                 self.created += 1
-                self._noted()
+            self._noted()
             await asyncio.sleep(0.002)
 
     def _noted(self) -> None:

@@ -85,6 +85,7 @@ GPUS: Final = fields(
             ),
         )
     ),
+    unlisted=array(fields(pci_bus_id=TEXT, uuid=TEXT, model=TEXT, minor_number=MAYBE_NUMBER, reason=TEXT)),
     faults=array(fields(index=NUMBER, reason=TEXT)),
     links=array(fields(a=NUMBER, b=NUMBER, pcie=TEXT, nvlink=NUMBER)),
     numa=array(fields(node=NUMBER, cpus=TEXT, memory=TRUTH)),

@@ -11,11 +11,13 @@ from nri_gpu.cli import main
 from nri_gpu.domain.extras import Extra, Offer
 from nri_gpu.domain.gpu import Gpu, Inventory
 from nri_gpu.domain.health import Health, Sign, State
+from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.inventory.topology import load_topology
 from nri_gpu.verbs import gpus, health_words
 from nri_gpu.verbs.exits import Exit
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
+from tests.support.kernel import make_information, make_pci
 from tests.unit.verbs.shapes import GPUS, check_shape
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "gpus"
@@ -311,3 +313,38 @@ def test_a_gpu_in_prohibited_mode_says_the_way_out(capsys: pytest.CaptureFixture
     assert [bool(gpu["unavailable"]) for gpu in json.loads(shown(capsys, file, "-o", "json")[1])["gpus"]] == [
         *(True, False, False, False)
     ]
+
+
+@pytest.fixture
+def no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with two GPUs on its bus, and no driver: the kernel is the one thing that no option says."""
+    make_pci(tmp_path / "sys/bus", "0000:10:00.0", "")
+    make_pci(tmp_path / "sys/bus", "0000:11:00.0", "nvidia")
+    make_information(tmp_path / "proc/driver", "0000:11:00.0", {"Model": "NVIDIA L4"})
+    places = {"proc": tmp_path / "proc", "sysfs": str(tmp_path / "sys")}
+    monkeypatch.setattr(NvmlSource.__init__, "__kwdefaults__", {**(NvmlSource.__init__.__kwdefaults__ or {}), **places})
+    return tmp_path / "none"
+
+
+def test_without_nvml_the_kernel_names_the_gpus(no_driver: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpus", "--driver-root", str(no_driver)]) == Exit.UNAVAILABLE
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "0 GPUs, driver ?, CUDA ?, from NVML"
+    assert lines[1].startswith("GPU 0000:10:00.0 cannot be granted: no driver is bound to it")
+    assert lines[2] == "GPU 0000:11:00.0 NVIDIA L4 is there by the kernel's word"
+    assert lines[3].startswith("libnvidia-ml.so.1 was not found below the driver root")
+    assert len(lines) == 4
+    assert main(["gpus", "-o", "json", "--driver-root", str(no_driver)]) == Exit.UNAVAILABLE
+    parsed = json.loads(capsys.readouterr().out)
+    check_shape(parsed, GPUS)
+    assert [gpu["pci_bus_id"] for gpu in parsed["unlisted"]] == ["0000:10:00.0", "0000:11:00.0"]
+    assert parsed["unlisted"][1]["reason"] == parsed["fault"]
+
+
+def test_there_is_nothing_to_record_of_them(
+    no_driver: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    record = tmp_path / "node.toml"
+    assert main(["gpus", "--driver-root", str(no_driver), "--record", str(record)]) == Exit.UNAVAILABLE
+    assert "was not found" in capsys.readouterr().err
+    assert not record.exists()

@@ -16,7 +16,7 @@ from nri_gpu.driver.stage import stage
 from nri_gpu.driver.watch import signs
 from nri_gpu.inventory.topology import load_topology
 from nri_gpu.runtime.board import Board
-from nri_gpu.runtime.snapshot import FILE, Snapshot
+from nri_gpu.runtime.snapshot import FILE, Snapshot, from_bytes, to_bytes
 from nri_gpu.runtime.state import StateFolder
 from nri_gpu.verbs.snapshot_keeper import Host, SnapshotKeeper
 from tests.support.daemon import FOUR_GPUS
@@ -39,6 +39,7 @@ class Machine:
         self.scanned = signs(self.root)
         self.inventory = load_topology(FOUR_GPUS, wall=lambda: 1.0)
         self.module, self.boot = VERSION, "boot"
+        self.modules = (VERSION, VERSION, VERSION, "")
         self.sight: Hashable = "four"
         self.answered: Hashable = "four"
         self.library_dirs: tuple[str, ...] = ()
@@ -58,6 +59,7 @@ class Machine:
             answered=lambda: self.answered,
             scanned=lambda: self.scanned,
             module=lambda: self.module,
+            modules=lambda: self.modules,
             boot_id=lambda: self.boot,
         )
         return SnapshotKeeper(self.state, key, host, self.board)
@@ -105,6 +107,9 @@ def _write_into(path: Path) -> None:
 CHANGES: dict[str, Callable[[Machine], object]] = {
     "the machine was booted": lambda it: setattr(it, "boot", "another"),
     "another kernel module is loaded": lambda it: setattr(it, "module", "590.10"),
+    "another version of one of the kernel modules is loaded": lambda it: setattr(
+        it, "modules", (VERSION, "590.10", VERSION, "")
+    ),
     "policy says another place of the driver": lambda it: setattr(it, "library_dirs", ("/opt/lib",)),
     "the kernel shows other GPUs or nodes": lambda it: setattr(it, "sight", "three"),
     "the driver's folders changed": lambda it: it.host_library().with_name("libnew.so").touch(),
@@ -118,6 +123,23 @@ def test_a_change_takes_it_away(machine: Machine, log: Log, why: str, change: Ca
     change(machine)
     assert machine.recalled() is None
     assert why in log.one("the last snapshot does not hold any more").fields["fault"]
+
+
+def test_another_nri_gpu_starts_without_it(machine: Machine, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.keep()
+    monkeypatch.setattr("nri_gpu.verbs.snapshot_keeper.__version__", "9.9.9")
+    assert machine.recalled() is None
+    said = log.one("the last snapshot does not hold any more").fields["fault"]
+    assert said == "another version of nri-gpu wrote it"
+
+
+def test_one_from_before_it_kept_module_versions_is_not_believed(machine: Machine, log: Log) -> None:
+    machine.keep()
+    found = from_bytes(machine.file.read_bytes(), KEY)
+    older = replace(found, evidence=replace(found.evidence, module_versions=()))
+    machine.file.write_bytes(to_bytes(older, KEY))
+    assert machine.recalled() is None
+    assert "one of the kernel modules" in log.one("the last snapshot does not hold any more").fields["fault"]
 
 
 def test_without_a_module_there_is_nothing_to_serve(machine: Machine) -> None:

@@ -18,7 +18,7 @@ from nri_gpu.allocation.ledger import Phase
 from nri_gpu.cli import main
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
-from nri_gpu.domain.gpu import GpuFault
+from nri_gpu.domain.gpu import GpuFault, KernelGpu, PciBusId
 from nri_gpu.domain.kubelet import Standing
 from nri_gpu.domain.transition import History, Kind, Transition
 from nri_gpu.runtime.guard_files import Seen, started, write_seen
@@ -97,6 +97,28 @@ def test_holders_one_line_each() -> None:
 def test_a_gpu_that_is_not_to_be_had_says_why() -> None:
     said = status_json(view(node=make.node([make.gpu(0, unavailable="it fell off the bus")])))
     assert "it fell off the bus" in to_text(said, NOW)
+
+
+def test_what_is_said_of_gpus_ages_visibly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hung = status_json(view(inventory_fault="nvmlInit did not return within 30 s", inventory_age_s=185.0))
+    assert asked(tmp_path, hung) == Exit.FINDING
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "nvmlInit did not return within 30 s (its GPUs were last heard of 3m5s ago)"
+    older = status_json(view(inventory_fault="no driver", inventory_age_s=185.0, inventory_confirmed=False))
+    assert to_text(older, NOW).splitlines()[-2:] == [
+        "from the last snapshot, 3m5s old: the driver has not answered yet",
+        "no driver",
+    ]
+    never = status_json(view(inventory_fault="no driver", inventory_age_s=None))
+    assert to_text(never, NOW).splitlines()[-1] == "no driver"
+
+
+def test_a_gpu_that_the_kernel_alone_knows_of() -> None:
+    away = KernelGpu(pci_bus_id=PciBusId("0000:70:00.0"), reason="bound to vfio-pci", model="NVIDIA L4")
+    said = status_json(view(node=make.node(unlisted=(away,))))
+    assert "GPU 0000:70:00.0 NVIDIA L4 cannot be granted: bound to vfio-pci" in to_text(said, NOW).splitlines()
+    none = status_json(view(node=make.node([], fault="no driver", unlisted=(replace(away, reason="no driver"),))))
+    assert "GPU 0000:70:00.0 NVIDIA L4 is there by the kernel's word" in to_text(none, NOW).splitlines()
 
 
 def test_a_gpu_that_was_just_released_says_for_whom_it_waits() -> None:
