@@ -176,15 +176,15 @@ async def test_nothing_is_healthy_from_the_moment_that_we_are_asked_to_stop(fold
     """What is in flight is answered for seconds yet; a pod admitted meanwhile would meet nobody."""
     state = StateFolder(folder)
     state.open()
-    daemon = Daemon(state, state.key(), PolicyFile(None, {"kubelet.enabled": True}, state.path), FOUR_GPUS)
-    books = daemon._kubelet._books
-    daemon._ready()
-    assert books.hindrance() != NOT_CONNECTED
-    daemon._asked_to_stop(signal.SIGTERM)
-    assert books.hindrance() == NOT_CONNECTED
-    daemon._ready()  # a connection that was being made
-    assert books.hindrance() == NOT_CONNECTED
-    state.close()
+    with contextlib.closing(state):
+        daemon = Daemon(state, state.key(), PolicyFile(None, {"kubelet.enabled": True}, state.path), FOUR_GPUS)
+        books = daemon._kubelet._books
+        daemon._ready()
+        assert books.hindrance() != NOT_CONNECTED
+        daemon._asked_to_stop(signal.SIGTERM)
+        assert books.hindrance() == NOT_CONNECTED
+        daemon._ready()  # a connection that was being made
+        assert books.hindrance() == NOT_CONNECTED
 
 
 async def test_one_that_only_a_new_process_can_mend_ends_it_with_a_sentence(folder: Path, log: Log) -> None:
