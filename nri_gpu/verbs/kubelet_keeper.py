@@ -116,7 +116,7 @@ class KubeletKeeper:
             try:
                 await self._serve()
             except* RestartNeededError as group:
-                raise group.exceptions[0] from None
+                raise _first(group) from None
         await asyncio.Event().wait()
 
     async def _serve(self) -> None:
@@ -148,3 +148,9 @@ class KubeletKeeper:
     def _keyed(self, key: bytes) -> None:
         self._plugin.kubelet_keyed(key)
         self.changed()
+
+
+def _first(group: BaseExceptionGroup[RestartNeededError]) -> RestartNeededError:
+    """However deep the task was that ended so."""
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
