@@ -277,9 +277,10 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def removed(folder: Path) -> bool:
-    """Whether what lies there is a folder that was removed: only a mount still shows one, and nothing can be in it."""
+    """Whether it, or the closest above it that there is, was removed: only a mount still shows one, and it is empty."""
+    there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     try:
-        return folder.stat().st_nlink == 0
+        return there.stat().st_nlink == 0 and not any(there.iterdir())
     except OSError:
         return False
 

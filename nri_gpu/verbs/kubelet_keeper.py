@@ -155,7 +155,7 @@ class KubeletKeeper:
                 if book is not None:
                     tasks.create_task(self._inquire(book))
         except* RestartNeededError as group:
-            raise group.exceptions[0] from None
+            raise _first(group) from None
         await asyncio.Event().wait()
 
     async def _inquire(self, book: Book) -> None:
@@ -188,10 +188,7 @@ class KubeletKeeper:
             Offers(self._settings, self._books), Place(self._settings, folder_changed), self._tick, self._look_for_key
         )
         self._changed, self._standings = room.changed, room.standings
-        try:
-            await room.run()
-        except* RestartNeededError as group:
-            raise group.exceptions[0] from None
+        await room.run()
 
     def _tick(self) -> None:
         if self._books.key() is None:
@@ -201,3 +198,9 @@ class KubeletKeeper:
     def _keyed(self, key: bytes) -> None:
         self._plugin.kubelet_keyed(key)
         self.changed()
+
+
+def _first(group: BaseExceptionGroup[RestartNeededError]) -> RestartNeededError:
+    """However deep the task was that ended so."""
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found

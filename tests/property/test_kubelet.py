@@ -337,7 +337,7 @@ class OneLedger(RuleBasedStateMachine):
     def back(self) -> None:
         """The connection is made anew: the runtime lists what there is."""
         self.halves.up = True
-        self.halves.list(self.alive.values())
+        self.halves.relist(self.alive.values())
 
     @rule(seconds=st.sampled_from([1, 61, 2000]))
     def wait(self, seconds: int) -> None:

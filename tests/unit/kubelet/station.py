@@ -80,9 +80,9 @@ class Halves:
     def restarted(self, alive: Mapping[ContainerId, tuple[Container, bool]]) -> None:
         """The daemon, and the runtime lists what there is: each container, and whether it runs."""
         self.restart_daemon()
-        self.list(alive.values())
+        self.relist(alive.values())
 
-    def list(self, alive: Iterable[tuple[Container, bool]]) -> None:
+    def relist(self, alive: Iterable[tuple[Container, bool]]) -> None:
         """Synchronize, with these containers; whether each runs."""
         self.plugin.synchronized(
             tuple(

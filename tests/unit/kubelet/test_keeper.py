@@ -176,15 +176,15 @@ async def test_nothing_is_healthy_from_the_moment_that_we_are_asked_to_stop(fold
     """What is in flight is answered for seconds yet; a pod admitted meanwhile would meet nobody."""
     state = StateFolder(folder)
     state.open()
-    daemon = Daemon(state, state.key(), PolicyFile(None, {"kubelet.enabled": True}, state.path), FOUR_GPUS)
-    books = daemon._kubelet._books
-    daemon._ready()
-    assert books.hindrance() != NOT_CONNECTED
-    daemon._asked_to_stop(signal.SIGTERM)
-    assert books.hindrance() == NOT_CONNECTED
-    daemon._ready()  # a connection that was being made
-    assert books.hindrance() == NOT_CONNECTED
-    state.close()
+    with contextlib.closing(state):
+        daemon = Daemon(state, state.key(), PolicyFile(None, {"kubelet.enabled": True}, state.path), FOUR_GPUS)
+        books = daemon._kubelet._books
+        daemon._ready()
+        assert books.hindrance() != NOT_CONNECTED
+        daemon._asked_to_stop(signal.SIGTERM)
+        assert books.hindrance() == NOT_CONNECTED
+        daemon._ready()  # a connection that was being made
+        assert books.hindrance() == NOT_CONNECTED
 
 
 async def test_one_that_only_a_new_process_can_mend_ends_it_with_a_sentence(folder: Path, log: Log) -> None:
@@ -201,9 +201,9 @@ async def test_one_that_only_a_new_process_can_mend_ends_it_with_a_sentence(fold
 
 def emptied(folder: Path) -> bool:
     """Whether it is gone, since it was emptied before anything more came into it."""
-    for path in folder.iterdir():
-        path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            path.unlink(missing_ok=True)
         folder.rmdir()
     return not folder.exists()
 
@@ -218,18 +218,23 @@ exec "$2" -m nri_gpu run --gpus "$3" --state-dir "$1/state" --socket "$1/no.sock
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+@pytest.mark.parametrize("below", ["", "/device-plugins"], ids=["itself", "the one above"])
 @pytest.mark.parametrize("registration", ["register", "watcher"])
-def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path, registration: str) -> None:
+def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path, registration: str, below: str) -> None:
     """A pod's mount of the folder pins the one that was removed, and only a new container has the next."""
     (folder / "policy.toml").write_text(
-        f'[kubelet]\nenabled = true\ndir = "{folder}/seen"\nregistry_dir = "{folder}/seen"\n'
+        f'[kubelet]\nenabled = true\ndir = "{folder}/seen{below}"\nregistry_dir = "{folder}/seen{below}"\n'
         f'registration = "{registration}"\n'
     )
     alone = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", MOUNTED, "sh"]
     command = [*alone, str(folder), sys.executable, str(FOUR_GPUS)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
         try:
-            wait_for("key", (folder / "kubelet" / KEY_FILE).exists, 20)
+            own = Path(f"{folder}/kubelet{below}")
+            wait_for("mount", (folder / "seen").exists, 20)
+            own.mkdir(exist_ok=True)
+            wait_for("key", (own / KEY_FILE).exists, 20)
+            wait_for("folder gone", lambda: emptied(own), 20)
             wait_for("folder gone", lambda: emptied(folder / "kubelet"), 20)
             (folder / "kubelet").mkdir()
             _, said = daemon.communicate(timeout=20)

@@ -152,7 +152,7 @@ def without_key(halves: Halves, *containers: Container) -> None:
     """A daemon that has not read the key yet, and the runtime's list."""
     halves.restart_daemon()
     halves.plugin.kubelet.key, halves.plugin.kubelet.awaited = None, True
-    halves.list([(each, True) for each in containers])
+    halves.relist([(each, True) for each in containers])
 
 
 def test_a_key_that_comes_late_tells_whose_containers_there_are() -> None:
