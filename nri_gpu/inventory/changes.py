@@ -18,7 +18,7 @@ _SHORT: Final = 60  # characters of a fact that a sentence can hold
 
 def changes(before: Inventory, after: Inventory) -> tuple[Transition, ...]:
     """One for each thing that changed; none where nothing did but the time."""
-    return (*_node(before, after), *_faults(before, after), *_units(before, after))
+    return (*_node(before, after), *_faults(before, after), *_unlisted(before, after), *_units(before, after))
 
 
 def _node(before: Inventory, after: Inventory) -> Iterator[Transition]:
@@ -37,7 +37,7 @@ def _node(before: Inventory, after: Inventory) -> Iterator[Transition]:
     if before.majors.modeset != after.majors.modeset:
         loaded = "is loaded" if after.majors.modeset else "is not loaded, or nobody tells"
         yield Transition(kind=Kind.MODULE, what=f"kernel module nvidia-modeset {loaded}")
-    for field in ("links", "numa", "extras", "modules", "unlisted"):
+    for field in ("links", "numa", "extras", "modules"):
         if getattr(before, field) != getattr(after, field):
             yield Transition(kind=Kind.FACTS, what=f"{field} changed")
 
@@ -61,6 +61,18 @@ def _no_more(fault: GpuFault, after: Inventory) -> Transition:
     there = any(gpu.index == fault.index for gpu in after.gpus)
     what = "can be described again" if there else "is not there any more, and could not be described"
     return Transition(kind=Kind.DESCRIPTION, what=f"GPU {fault.index} {what}", index=fault.index)
+
+
+def _unlisted(before: Inventory, after: Inventory) -> Iterator[Transition]:
+    old, new = ({gpu.pci_bus_id: gpu for gpu in each.unlisted} for each in (before, after))
+    for bus_id, gpu in new.items():
+        if old.get(bus_id) != gpu:
+            what = f"GPU {bus_id} is not listed by NVML: {gpu.reason}"
+            yield Transition(kind=Kind.DESCRIPTION, what=what, uuid=gpu.uuid, worse=True)
+    listed = {gpu.pci_bus_id for gpu in after.gpus}
+    for bus_id in old.keys() - new.keys():
+        what = "is listed by NVML now" if bus_id in listed else "is not on the bus any more"
+        yield Transition(kind=Kind.DESCRIPTION, what=f"GPU {bus_id} {what}", uuid=old[bus_id].uuid)
 
 
 def _units(before: Inventory, after: Inventory) -> Iterator[Transition]:

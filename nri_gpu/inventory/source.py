@@ -107,7 +107,6 @@ class NvmlSource:
         self._places = Places(proc=self._proc, sys=self._sysfs)
         self._aside = Aside((deadlines or Deadlines()).files_s, limit)
         self._said: tuple[str, ...] = ()
-        self._missed: tuple[KernelGpu, ...] = ()
         self._lacking: set[tuple[str, str]] = set()  # driver version and function
         self.answered: Hashable = None  # the glance from before the last answer was asked for
 
@@ -151,15 +150,11 @@ class NvmlSource:
         return ()
 
     def _tell_unusual(self, inventory: Inventory) -> None:
-        """What is odd, and what NVML leaves out; each once, until it changes."""
+        """What is odd, once, until it changes."""
         said, self._said = self._said, unusual(inventory.gpus)
         for sentence in self._said:
             if sentence not in said:
                 logger.bind(fault=sentence).warning("odd capability minors, believed")
-        missed, self._missed = self._missed, inventory.unlisted
-        for gpu in self._missed:
-            if gpu not in missed:
-                logger.bind(name=gpu.pci_bus_id, reason=gpu.reason).warning("nvml does not list a gpu")
 
     def _tell_lacking(self, version: str) -> None:
         """Once for each driver, however often its library is asked."""

@@ -98,7 +98,7 @@ def _bare(inventory: Inventory) -> Inventory:
         )
         for gpu in inventory.gpus
     )
-    return replace(inventory, gpus=gpus, faults=(), fault="")
+    return replace(inventory, gpus=gpus, faults=(), unlisted=(), fault="")
 
 
 def _log(transition: Transition) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.gpu import DrmNode, GpuFault, Inventory, Majors
+from nri_gpu.domain.gpu import DrmNode, GpuFault, Inventory, KernelGpu, Majors, PciBusId
 from nri_gpu.domain.health import Health, Sign, State
 from nri_gpu.domain.transition import Kind
 from nri_gpu.inventory.changes import changes
@@ -100,3 +100,16 @@ def test_whose_and_what() -> None:
     assert (one.kind, one.uuid, one.index, one.worse) == (Kind.MIG, CUT.mig[0].uuid, 1, False)
     (one,) = changes(NODE, replace(NODE, gpus=NODE.gpus[1:]))
     assert (one.kind, one.uuid, one.index, one.worse) == (Kind.GPU, GPU.uuid, 0, True)
+
+
+def test_who_the_kernel_alone_knows_of() -> None:
+    away = KernelGpu(pci_bus_id=PciBusId("0000:f1:00.0"), reason="bound to vfio-pci, for a virtual machine")
+    with_it = replace(NODE, unlisted=(away,))
+    (told,) = changes(NODE, with_it)
+    assert told.what == f"GPU 0000:f1:00.0 is not listed by NVML: {away.reason}"
+    assert (told.kind, told.worse) == (Kind.DESCRIPTION, True)
+    assert [each.what for each in changes(with_it, NODE)] == ["GPU 0000:f1:00.0 is not on the bus any more"]
+    back = replace(NODE, gpus=(*NODE.gpus[1:], replace(GPU, pci_bus_id=away.pci_bus_id)))
+    assert "GPU 0000:f1:00.0 is listed by NVML now" in [each.what for each in changes(with_it, back)]
+    moved = replace(NODE, unlisted=(replace(away, reason="no driver is bound to it"),))
+    assert [each.worse for each in changes(with_it, moved)] == [True]
