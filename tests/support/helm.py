@@ -178,9 +178,10 @@ def _to_yaml(value: object) -> str:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """As Helm does it: an empty table changes nothing, and null takes a key out."""
     both = {key: _merged(below[key], above[key]) for key in below.keys() & above.keys() if _tables(below, above, key)}
-    return {**below, **above, **both}
+    return {key: value for key, value in {**below, **above, **both}.items() if value is not None}
 
 
 def _tables(below: Mapping[str, Any], above: Mapping[str, Any], key: str) -> bool:
-    return isinstance(below[key], Mapping) and isinstance(above[key], Mapping) and bool(above[key])
+    return isinstance(below[key], Mapping) and isinstance(above[key], Mapping)

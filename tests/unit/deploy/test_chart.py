@@ -16,12 +16,14 @@ import yaml
 
 from nri_gpu import __version__
 from nri_gpu.cli import _parser
+from nri_gpu.inventory.topology import load_topology
 from nri_gpu.policy.fields import SETTINGS
 from nri_gpu.policy.model import Policy, Registration
 from nri_gpu.request.keys import select_annotation
 from nri_gpu.settings import PolicyText, build_policy
 from nri_gpu.verbs.run import _overrides
 from tests.support import builders as make
+from tests.support.daemon import TOPOLOGIES
 from tests.support.helm import (
     CHART,
     ChartError,
@@ -54,21 +56,16 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     },
     "least of it": {
         "guard": {"enabled": False},
-        "affinity": {},
+        "affinity": {"nodeAffinity": None},
         "tolerations": [],
-        "nodeSelector": {},
-        "resources": {},
+        "nodeSelector": {"kubernetes.io/os": None},
+        "resources": {"requests": None, "limits": None},
     },
 }
 
 
-def emptied(variant: str) -> dict[str, Any]:
-    changed = values(**VARIANTS[variant])
-    return changed | {key: value for key, value in VARIANTS[variant].items() if not value}
-
-
 def daemon_sets(variant: str = "defaults") -> dict[str, dict[str, Any]]:
-    found = [each for each in documents(emptied(variant)) if each["kind"] == "DaemonSet"]
+    found = [each for each in documents(values(**VARIANTS[variant])) if each["kind"] == "DaemonSet"]
     return {each["metadata"]["labels"]["app.kubernetes.io/component"]: each for each in found}
 
 
@@ -94,7 +91,7 @@ def host_paths(component: str, variant: str = "defaults") -> dict[str, str]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_kubernetes_takes_it(variant: str, version: str) -> None:
-    for document in documents(emptied(variant), Release("other", "elsewhere")):
+    for document in documents(values(**VARIANTS[variant]), Release("other", "elsewhere")):
         kubernetes_validate.validate(document, version, strict=True)
         assert document["metadata"]["namespace"] == "elsewhere"
 
@@ -146,7 +143,7 @@ def test_the_chart_is_one_as_helm_takes_them(variant: str) -> None:
         "values.schema.json",
         "values.yaml",
     }
-    for document in documents(emptied(variant)):
+    for document in documents(values(**VARIANTS[variant])):
         assert re.fullmatch(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", document["metadata"]["name"])
 
 
@@ -166,7 +163,7 @@ def test_every_construct_of_the_templates_is_one_that_is_rendered_here() -> None
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_values_are_of_their_schema(variant: str) -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
-    jsonschema.validate(emptied(variant), SCHEMA)
+    jsonschema.validate(values(**VARIANTS[variant]), SCHEMA)
 
 
 def tables(schema: Mapping[str, Any], at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -249,7 +246,7 @@ def leaves(table: Mapping[str, Any], schema: Mapping[str, Any], before: str = ""
 
 def policy_of(variant: str) -> Policy:
     """As the daemon takes it up: the ConfigMap's, with what its arguments put over it."""
-    (config,) = (each for each in documents(emptied(variant)) if each["kind"] == "ConfigMap")
+    (config,) = (each for each in documents(values(**VARIANTS[variant])) if each["kind"] == "ConfigMap")
     arguments = _parser().parse_args(container("daemon", variant)["args"])
     return build_policy(PolicyText("values.yaml", config["data"]["policy.toml"]), _overrides(arguments))
 
@@ -261,6 +258,25 @@ def test_by_default_the_kubelet_gives_every_gpu_and_annotations_none() -> None:
     members = policy.pool.members(inventory)
     assert {members[unit.uuid].name for unit in inventory.units} == {policy.kubelet.pool}
     assert not any(pool.namespaces for pool in policy.pool.pools)
+
+
+@pytest.mark.parametrize("file", sorted(TOPOLOGIES.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_cluster_without_gpus_has_those_of_a_file(file: Path, tmp_path: Path) -> None:
+    found = documents(values(simulation=file.read_text(), affinity={"nodeAffinity": None}))
+    (config,) = (each for each in found if each["kind"] == "ConfigMap")
+    (daemon,) = (each for each in found if each["metadata"]["name"] == "nri-gpu" and each["kind"] == "DaemonSet")
+    spec = daemon["spec"]["template"]["spec"]
+    (only,) = spec["containers"]
+    folder = next(each["mountPath"] for each in only["volumeMounts"] if each["name"] == "policy")
+    arguments = _parser().parse_args(only["args"])
+    assert Path(arguments.gpus) == Path(folder) / "topology.toml"
+    (tmp_path / "topology.toml").write_text(config["data"]["topology.toml"])
+    assert load_topology(tmp_path / "topology.toml", wall=lambda: 1.0) == load_topology(file, wall=lambda: 1.0)
+    assert not spec["affinity"]
+
+
+def test_by_default_nothing_is_simulated() -> None:
+    assert _parser().parse_args(container("daemon")["args"]).gpus is None
 
 
 def test_one_value_makes_it_annotations_alone() -> None:
@@ -449,7 +465,7 @@ def test_every_path_of_the_cluster_that_it_names_is_the_charts() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_nobody_has_rights_at_the_api_server(variant: str) -> None:
-    kinds = {each["kind"] for each in documents(emptied(variant))}
+    kinds = {each["kind"] for each in documents(values(**VARIANTS[variant]))}
     assert kinds <= {"ServiceAccount", "ConfigMap", "DaemonSet"}
     for component in daemon_sets(variant):
         assert pod(component, variant)["automountServiceAccountToken"] is False

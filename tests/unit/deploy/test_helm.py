@@ -81,7 +81,9 @@ def test_a_refusal_is_one() -> None:
         render_text('{{ if .Values.on }}{{ fail "not here" }}{{ end }}', SCOPE)
 
 
-def test_values_are_merged_table_by_table_and_emptied_by_an_empty_one() -> None:
-    changed = values(image={"tag": "2"}, affinity={})
+def test_values_are_merged_table_by_table_and_taken_out_by_null() -> None:
+    changed = values(image={"tag": "2"}, affinity={"nodeAffinity": None}, nodeSelector={})
     assert changed["image"]["tag"] == "2"
     assert changed["image"]["repository"] == values()["image"]["repository"]
+    assert changed["affinity"] == {}
+    assert changed["nodeSelector"] == values()["nodeSelector"] != {}
