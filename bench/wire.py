@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bench import warm
 from bench.effort import Effort
 from bench.figures import Figure, percentile
 from bench.kubelet import Pair
@@ -60,6 +61,7 @@ def figures(effort: Effort) -> Iterator[Figure]:
         ours.stop()
         theirs.stop()
         yield from _nvml_figures(folder)
+        yield from warm.figures(folder, effort)
         yield from Pair(folder, _when_ready).figures(effort)
         yield from _synchronize_figures(folder, effort)
 
