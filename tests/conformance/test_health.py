@@ -234,7 +234,7 @@ def test_nvml_tells_of_a_held_gpu_while_creates_go_on(node: Containerd, tmp_path
 
 def test_an_event_process_that_has_lost_its_mind_costs_nobody_anything(node: Containerd, tmp_path: Path) -> None:
     """The driver's library writes into it what it likes: it is ended, and the daemon is not."""
-    mad = [Act("nvmlEventSetWait_v2", "garble")]
+    mad = [Act("nvmlEventSetWait_v2", "babble")]
     gpus = [FakeGpu(uuid=uuid) for uuid in UUIDS]
     root = build_fake_nvml(make_driver_root(tmp_path / "driver"), gpus, mad)
     rules = policy(tmp_path, node, events="all")

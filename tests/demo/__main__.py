@@ -5,7 +5,6 @@ machine has NVIDIA GPUs they are used; elsewhere a topology file stands in for N
 driver. All the rest is real: containerd, runc, the kernel's device cgroup.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,13 +14,13 @@ from typing import Final
 from msgspec import Struct
 
 from tests.demo import show
+from tests.demo.curtain import curtain
 from tests.support import packages
 from tests.support.cgroup import Cgroup, device_rules
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import FOUR_GPUS, READY_S, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
-from tests.support.errors import HarnessError
 from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
@@ -50,16 +49,7 @@ PICTURE: Final = (Asking("a", (0, 1)), Asking("b", (0, 2, 3)), Asking("c", (3,))
 
 def main() -> int:
     """Run it. Returns an exit code."""
-    if os.geteuid():
-        print("make demo boots a containerd and needs root: run `sudo make demo`")
-        return 77
-    try:
-        with ExitStack() as stack:
-            demonstrate(stack)
-    except HarnessError as error:
-        print(f"\nThe demo could not go on: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return curtain("make demo", demonstrate)
 
 
 def demonstrate(stack: ExitStack) -> None:

@@ -4,7 +4,6 @@ A GPU dies under a container, which is stopped and restarted in place onto anoth
 back and is granted again; MIG devices are made, and the driver is swapped. `nri-gpu gpus --watch` runs alongside.
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -14,12 +13,12 @@ from typing import IO, Final
 
 from nri_gpu._pb import cri_pb2 as pb
 from tests.demo import show
+from tests.demo.curtain import curtain
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import ENVIRONMENT, TOPOLOGIES, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
-from tests.support.errors import HarnessError
 from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
@@ -105,16 +104,7 @@ class Alongside:
 
 def main() -> int:
     """Run it. Returns an exit code."""
-    if os.geteuid():
-        print("make demo-faults boots a containerd and needs root: run `sudo make demo-faults`")
-        return 77
-    try:
-        with ExitStack() as stack:
-            demonstrate(stack)
-    except HarnessError as error:
-        print(f"\nThe demo could not go on: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return curtain("make demo-faults", demonstrate)
 
 
 def demonstrate(stack: ExitStack) -> None:

@@ -107,7 +107,7 @@ class Act(Struct, frozen=True):
     """
 
     function: str
-    deed: Literal["fail", "hang", "crash", "say", "rubbish", "deny", "garble", "babble"]
+    deed: Literal["fail", "hang", "crash", "say", "rubbish", "deny", "babble"]
     code: int = 0
     gpu: int = -1
 

@@ -13,7 +13,6 @@
  *   fabric GPU STATE STATUS CLIQUE HEALTH_MASK CLUSTER   (CLUSTER: 32 hex digits)
  *   act FUNCTION GPU DEED CODE            (GPU -1: any) with DEED one of
  *       fail: return CODE      hang, crash      say: print on stdout, then go on
- *       garble: write nonsense to whatever is open, as a library that lost its mind, then go on
  *       babble: write nonsense of sort CODE into every open file, then go on
  *       rubbish: nvmlDeviceGetName gives bytes that are no text
  *       deny: nvmlDeviceGetP2PStatus says that there is no way
@@ -272,12 +271,6 @@ static int play(const char *function, int gpu) {
         printf("{\"fault\": \"printed by the library\"}\n");
         fflush(stdout);
     }
-    if (due("garble", function, gpu, &code))
-        for (int fd = STDERR_FILENO + 1; fd < 64; fd++) {
-            static const char nonsense[] = "{\"event\": 3}\n";
-            if (write(fd, nonsense, sizeof nonsense - 1) < 0)
-                continue; /* not open, or not for writing */
-        }
     return due("fail", function, gpu, &code) ? code : SUCCESS;
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import ComputeMode, Ecc, Fabric, FabricState, Gpu, Inventory
 from nri_gpu.inventory.cache import InventoryCache
-from nri_gpu.inventory.child import NvmlChild
 from tests.support import builders as make
-from tests.support.nvml import Act, FakeFabric, FakeFacts, FakeGpu, build_fake_nvml
+from tests.support.nvml import Act, FakeFabric, FakeFacts, FakeGpu
+from tests.unit.inventory.played import played
 
 CLUSTER = "0123456789abcdef0123456789abcdef"
 FABRIC = FakeFabric(state=3, clique=5, health_mask=0x4002, cluster=CLUSTER)
@@ -28,19 +27,6 @@ CALLS = (
     "nvmlDeviceGetGpuFabricInfoV",
 )
 V1 = "nvmlDeviceGetGpuFabricInfo"
-
-
-def played(tmp_path: Path, gpus: Sequence[FakeGpu], acts: Sequence[Act] = (), without: Sequence[str] = ()) -> Inventory:
-    root = build_fake_nvml(tmp_path / "driver", gpus, acts, without=without)
-
-    async def once() -> Inventory:
-        child = NvmlChild(str(root), sysfs=str(tmp_path))
-        try:
-            return await child.refresh()
-        finally:
-            await child.close()
-
-    return asyncio.run(once())
 
 
 def facts(gpu: Gpu) -> tuple[object, ...]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.gpu import Inventory
 from nri_gpu.domain.health import Sign
-from nri_gpu.inventory.child import NvmlChild
-from tests.support.nvml import Act, FakeGpu, FakeHealth, build_fake_nvml
+from tests.support.nvml import Act, FakeGpu, FakeHealth
+from tests.unit.inventory.played import played
 
 # Every return code of NVML that is an error (nvml.h).
 CODES = (1, 2, 3, 4, 6, 7, 9, 10, 12, 13, 15, 16, 17, 18, 19, 20, 23, 25, 27, 28, 29, 999)
@@ -22,19 +19,6 @@ OPTIONAL = (
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetCurrentClocksThrottleReasons",
 )
-
-
-def played(tmp_path: Path, gpus: Sequence[FakeGpu], acts: Sequence[Act] = (), without: Sequence[str] = ()) -> Inventory:
-    root = build_fake_nvml(tmp_path / "driver", gpus, acts, without=without)
-
-    async def once() -> Inventory:
-        child = NvmlChild(str(root), sysfs=str(tmp_path))
-        try:
-            return await child.refresh()
-        finally:
-            await child.close()
-
-    return asyncio.run(once())
 
 
 @pytest.mark.parametrize(
