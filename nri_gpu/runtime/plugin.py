@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Self
+from typing import Final
 
 from loguru import logger
 from msgspec import Struct, field
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from nri_gpu.allocation.foreign import foreign_uuids
 from nri_gpu.allocation.handover import expired
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
-from nri_gpu.allocation.mark import MAC_LENGTH, MARK_KEY, BadMark, Mark, mark_body, read_mark, sign, write_mark
+from nri_gpu.allocation.mark import MARK_KEY, BadMark, Mark, read_mark
 from nri_gpu.allocation.mps import holds_by_mps, start_fault
 from nri_gpu.allocation.promises import had_a_pod, promised, redeemed
 from nri_gpu.asking import may_ask_by_environment, needs_grant, reads_environment
@@ -24,7 +24,6 @@ from nri_gpu.decide import BrokenPolicy, decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
-from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import GpuUuid, Inventory, Node
 from nri_gpu.domain.kubelet import Handed, PodGiven
 from nri_gpu.domain.mps import Seat
@@ -37,10 +36,10 @@ from nri_gpu.policy.model import Policy, Stale
 from nri_gpu.runtime.beside import Beside
 from nri_gpu.runtime.handover import Handover
 from nri_gpu.runtime.kubelet import KubeletHalf
+from nri_gpu.runtime.plugin_log import HooksSeen, log_decision, log_refusal, tell_of_ungranted
 from nri_gpu.runtime.recorder import Nobody, Recorder
+from nri_gpu.runtime.replies import Replies, Reply
 from nri_gpu.wire.status import Status
-
-Reply = bytes | Status
 
 # What we must hear of: each event is a round trip for every container of the node, so no more than these.
 EVENTS: Final = (
@@ -54,15 +53,9 @@ EVENTS: Final = (
     # (containerd/nri: pkg/adaptation/adaptation.go, validateContainerAdjustment).
     Event.VALIDATE_CONTAINER_ADJUSTMENT,
 )
-REPLIES_KEPT: Final = 64
 # A container listed as created may be in the middle of its start, which we then never hear of. It keeps its GPUs until
 # it is removed or its pod's next attempt is made: held too long by one that failed, never granted twice.
 NEVER_LAPSES: Final = math.inf  # seconds, as the beginning of its phase
-# NRI can add hooks and remove none, so nothing less helps (containerd/nri: pkg/runtime-tools/generate).
-HOOK_ADVICE: Final = (
-    "a CDI specification, a runtime or another plugin of NVIDIA's adds it; `nri-gpu check` tells what of these is on "
-    "this node"
-)
 
 
 class Outside(Struct, frozen=True):
@@ -84,25 +77,6 @@ class Outside(Struct, frozen=True):
     left: Callable[[], None] = lambda: None
     start_hindrance: Callable[[Grant], str] = lambda _: ""
     user_of: Callable[[int], int | None] = lambda _: None
-
-
-class Prepared(Struct, frozen=True):
-    """A reply up to where containers of one kind differ, its mac.
-
-    signed: what the mac at its end is about. mark: the mark in it, but for the mac.
-    """
-
-    edits: Edits
-    head: bytes
-    signed: bytes
-    mark: str
-
-    @classmethod
-    def of(cls, edits: Edits, grant: Grant, key: bytes) -> Self:
-        """The mac has a fixed length and stands at the very end, so all before it holds for every container."""
-        mark = write_mark(grant, key)
-        reply = convert.reply_to_pb(edits) + convert.annotation_to_pb(MARK_KEY, mark)
-        return cls(edits, reply[:-MAC_LENGTH], mark_body(grant).encode(), mark[:-MAC_LENGTH])
 
 
 class Plugin:
@@ -128,9 +102,9 @@ class Plugin:
         }
         self._markers_of: tuple[int | None, bool] | None = None
         self._markers = Markers(())
-        self._replies: dict[tuple[object, ...], Prepared] = {}
+        self._replies = Replies(key)
         self._holders: dict[ContainerId, Container] = {}  # with device nodes that others put there
-        self._hooks_seen: frozenset[str] = frozenset()  # that were warned of
+        self._hooks = HooksSeen()
         self._unseen: frozenset[ContainerId] = frozenset()  # granted, and not yet seen with what they were granted
         self._handover = Handover()
         self._observed = 0  # number of the snapshot by which the ledger knows whose GPUs those nodes are
@@ -155,7 +129,7 @@ class Plugin:
         decision = decide(container, node, ledger, self.policy)
         if not isinstance(decision, Refuse):  # one that is refused may come again for what it was promised
             ledger = redeemed(ledger, container)
-        reply, mark = self._reply(decision)
+        reply, mark = self._replies.to(decision)
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
         self.kubelet.decided(container, decision)
         self.beside.decided(container, decision, self._settings().kubelet)
@@ -166,7 +140,7 @@ class Plugin:
         if container.kubelet is not None and container.kubelet.fault:
             self._outside.later(lambda: self.beside.complain(container))
         if container.nvidia_hooks and not isinstance(decision, Pass):
-            self._outside.later(lambda: self._warn_of_hooks(container))
+            self._outside.later(lambda: self._hooks.warn_of(container))
         return reply
 
     def _record(self, container: Container, decision: Decision, mark: str, node: Node, now: float) -> None:
@@ -247,7 +221,7 @@ class Plugin:
         ungranted: set[ContainerId] = set()
         self._holders, self._observed = {}, node.number
         for item in listed:
-            self._warn_of_hooks(item.container)
+            self._hooks.warn_of(item.container)
             mark = self._mark(item.container)
             if isinstance(mark, Mark):
                 phase = Phase.CREATED if item.created else Phase.RUNNING
@@ -256,7 +230,7 @@ class Plugin:
             if not isinstance(mark, Mark) or not mark.uuids:  # a mark without GPUs vouches for none that it has
                 self._remember(item.container)
                 foreign += self._foreign(item.container, node)
-            if not isinstance(mark, Mark) and self._report(item.container, mark) and not item.created:
+            if not isinstance(mark, Mark) and tell_of_ungranted(item.container, mark, self.policy) and not item.created:
                 ungranted.add(item.container.id)
         self.ungranted = frozenset(ungranted)
         entries += self._not_listed(frozenset(item.container.id for item in listed), now)
@@ -276,29 +250,6 @@ class Plugin:
         missing = [entry for entry in entries if entry.grant.container_id not in listed]
         self._unseen = frozenset(entry.grant.container_id for entry in missing)
         return missing
-
-    def _reply(self, decision: Decision) -> tuple[Reply, str]:
-        """With the mark in it; empty where there is none."""
-        match decision:
-            case Pass(edits):
-                return convert.reply_to_pb(edits) if edits.env else EMPTY, ""
-            case Inject(edits, grant):
-                prepared = self._prepared(edits, grant)
-                mac = sign(prepared.signed, grant, self._key)
-                return prepared.head + mac.encode(), prepared.mark + mac
-            case Refuse(reason):
-                return status_of(reason), ""
-
-    def _prepared(self, edits: Edits, grant: Grant) -> Prepared:
-        """The same object is encoded once for each way it is granted (`injection.plan` hands out the same ones)."""
-        kind = (id(edits), grant.uuids, grant.mode, grant.generation)
-        kept = self._replies.get(kind)
-        if kept is not None and kept.edits is edits:
-            return kept
-        if len(self._replies) >= REPLIES_KEPT:
-            self._replies.clear()
-        self._replies[kind] = prepared = Prepared.of(edits, grant, self._key)
-        return prepared
 
     def _event(self, event: int, payload: bytes, read: Callable[[], Lifecycle]) -> Reply:
         handler = self._handlers.get(event)
@@ -402,8 +353,7 @@ class Plugin:
         return status_of(reason)
 
     def _log_refusal(self, container: Container, reason: Reason, phrase: str) -> None:
-        bound = logger.bind(**_names(container), decision="refuse", code=reason.code.value, reason=reason.sentence)
-        self._outside.later(lambda: bound.info(phrase))
+        self._outside.later(lambda: log_refusal(container, reason, phrase))
 
     def _stopped(self, change: Lifecycle) -> Reply:
         now = self._outside.clock()
@@ -511,57 +461,3 @@ class Plugin:
     def _mark(self, container: Container) -> Mark | BadMark | None:
         text = container.annotations.get(MARK_KEY)
         return None if text is None else read_mark(text, container.pod.uid, container.id, self._key)
-
-    def _warn_of_hooks(self, container: Container) -> None:
-        """Somebody else's injection is at work on this node: said once a kind, as long as we live."""
-        for program in sorted(container.nvidia_hooks - self._hooks_seen):
-            logger.bind(**_names(container), fault=f"{program}: {HOOK_ADVICE}").warning(
-                "a container has NVIDIA's hooks"
-            )
-        self._hooks_seen |= container.nvidia_hooks
-
-    def _report(self, container: Container, mark: BadMark | None) -> bool:
-        """Say what an operator should look at: forged marks, and containers that got away without a decision.
-
-        Returns whether it is one of the latter.
-        """
-        if isinstance(mark, BadMark):
-            logger.bind(**_names(container), fault=mark.why).warning("mark ignored")
-            return False
-        if not needs_grant(container, self.policy):
-            return False
-        bound = logger.bind(**_names(container))
-        bound.warning("container asked for GPUs but was created without nri-gpu: delete its pod to have it granted")
-        return True
-
-
-def log_decision(container: Container, decision: Decision, node: Node, elapsed_s: float) -> None:
-    """One INFO line for a decision; nothing for a plain pass."""
-    facts = {**_names(container), "elapsed_ms": elapsed_s * 1e3, "inventory_number": node.number}
-    match decision:
-        case Inject(_, grant, rule, note, compat, completes):
-            uuids = ",".join(completes or grant.uuids) or "-"
-            held = {"gpu_uuid": uuids, "mode": grant.mode or "none", "rule": rule, "reason": compat}
-            said = "container completed for GPUs that others gave it" if completes else "gpu granted"
-            facts |= {name: fact for name, fact in held.items() if fact}
-            logger.bind(**facts, decision="inject", generation=grant.generation).info(said)
-            if note:
-                logger.bind(**facts, fault=note).warning("granted, but not all of it reaches the program")
-        case Refuse(reason):
-            code, sentence = reason.code.value, reason.sentence
-            logger.bind(**facts, decision="refuse", code=code, reason=sentence).info("container refused")
-        case Pass(_, why, note):
-            logger.bind(**facts, decision="pass", reason=why).debug("container passed")
-            if note:
-                logger.bind(**facts, fault=note).warning("container passed that can use GPUs")
-
-
-def _names(container: Container) -> dict[str, str]:
-    pod = container.pod
-    return {
-        "namespace": pod.namespace,
-        "pod_name": pod.name,
-        "container_name": container.name,
-        "pod_uid": pod.uid,
-        "container_id": container.id,
-    }
