@@ -32,9 +32,9 @@ PROGRAM: Final = """
 import sys
 from nri_gpu.cli import main
 from nri_gpu.inventory.source import NvmlSource
-from nri_gpu.verbs import run
+from nri_gpu.verbs import daemon
 devices = sys.argv.pop(1)
-run.source_of = lambda topology, *place, **more: NvmlSource(*place, **more, proc_devices=devices)
+daemon.source_of = lambda topology, *place, **more: NvmlSource(*place, **more, proc_devices=devices)
 sys.exit(main(sys.argv[1:]))
 """
 

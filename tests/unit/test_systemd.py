@@ -11,8 +11,8 @@ from nri_gpu.cli import VERBS
 from nri_gpu.policy.model import Policy
 from nri_gpu.runtime.state import DEFAULT_STATE
 from nri_gpu.runtime.supervise import REGISTER_TIMEOUT_S, WAIT_MAX_S
+from nri_gpu.verbs.daemon import DRAIN_S
 from nri_gpu.verbs.exits import Exit
-from nri_gpu.verbs.run import DRAIN_S
 from tests.support.unit_file import OURS, Line, Unit
 
 UNIT = Unit.read()

@@ -20,11 +20,11 @@ from nri_gpu.kubelet.key import KEY_FILE, KeyKeeper
 from nri_gpu.kubelet.offers import Offers
 from nri_gpu.policy.model import KubeletSettings, Registration
 from nri_gpu.runtime.state import StateFolder
+from nri_gpu.verbs.daemon import Daemon
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.kubelet_keeper import NOT_CONNECTED, KubeletKeeper
 from nri_gpu.verbs.parts import exit_code
 from nri_gpu.verbs.policy_file import PolicyFile
-from nri_gpu.verbs.run import Daemon
 from tests.support.daemon import FOUR_GPUS
 from tests.support.kubelet import Kubelet
 from tests.support.waiting import wait_for

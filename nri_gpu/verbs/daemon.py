@@ -1,0 +1,411 @@
+"""The running daemon: puts its parts together, hands the rooms to one another, keeps it all going until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+from msgspec import Struct
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.decide import BrokenPolicy
+from nri_gpu.domain.errors import PolicyError
+from nri_gpu.domain.gpu import Inventory
+from nri_gpu.inventory.cache import InventoryCache
+from nri_gpu.inventory.source import source_of
+from nri_gpu.mps.process import user_of
+from nri_gpu.mps.tender import Around as AroundMps
+from nri_gpu.mps.tools import Tools
+from nri_gpu.nri.convert import Configured
+from nri_gpu.policy.model import AuditSettings, KubeletSettings, Policy
+from nri_gpu.policy.mps import NO_MPS, MpsSettings
+from nri_gpu.runtime.audit import AuditLog, PolicyNote
+from nri_gpu.runtime.board import Board
+from nri_gpu.runtime.former import former_ledger
+from nri_gpu.runtime.handover import Rechecks
+from nri_gpu.runtime.journal import JOURNAL, Journal
+from nri_gpu.runtime.notify import Notifier
+from nri_gpu.runtime.plugin import Outside, Plugin
+from nri_gpu.runtime.recorder import StateRecorder
+from nri_gpu.runtime.state import CONTROL_SOCKET, LEDGER, StateFolder
+from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
+from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
+from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.health_keeper import HealthKeeper, HealthPlace, Needs
+from nri_gpu.verbs.inventory_keeper import Followers, InventoryKeeper
+from nri_gpu.verbs.kubelet_keeper import KubeletKeeper
+from nri_gpu.verbs.label_keeper import LabelKeeper
+from nri_gpu.verbs.mps_keeper import MpsKeeper
+from nri_gpu.verbs.node_watch import node_watch
+from nri_gpu.verbs.parts import exit_code
+from nri_gpu.verbs.policy_file import PolicyFile
+from nri_gpu.verbs.policy_watch import PolicyWatch
+from nri_gpu.verbs.profile_keeper import ProfileKeeper
+from nri_gpu.verbs.reporter import Reporter, Subjects
+from nri_gpu.verbs.snapshot_keeper import Host, SnapshotKeeper
+
+DRAIN_S: Final = 5.0
+HEALTH_FILE: Final = "health.json"  # in the state folder
+LEDGER_DELAY_S: Final = 0.05  # changes come in bursts; the file is for people
+STARTING: Final = Inventory(
+    taken_at=0, fault="nri-gpu has just started and has not heard from the driver yet; try again in a moment"
+)
+
+
+class Fixed(Struct, frozen=True):
+    """Settings that hold for the life of the process; a reload that changes one says that it needs a restart."""
+
+    socket: str
+    driver_root: str
+    host_root: str
+    library_dirs: tuple[str, ...]
+    stage_dir: str
+    refresh_s: int
+    compat_dir: str
+    audit: AuditSettings
+    kubelet: KubeletSettings
+
+
+class Daemon:
+    """The running service."""
+
+    def __init__(self, state: StateFolder, key: bytes, policy_file: PolicyFile, topology: Path | None) -> None:
+        self._state = state
+        self._policy_file = policy_file
+        self._notifier = Notifier()
+        looking_for = "the driver's files are being looked for; try again in a moment"
+        self._board = Board(STARTING, looking_for, str(state.path.absolute() / "mps"))
+        self._mps = MpsKeeper(
+            state.path.absolute(),
+            lambda: self._plugin.ledger if self._synchronized else None,
+            AroundMps(lambda: Tools.of(self._board.snapshot().driver), self._mps_settings),
+        )
+        self._inventory = InventoryKeeper(
+            self._board,
+            Followers(
+                driver=lambda: self._driver.look_again(),
+                profiles=lambda: self._profiles.look_again(),
+                labels=lambda: self._labels.look_again(),
+            ),
+        )
+        policy = self._first_policy()
+        settings = policy if isinstance(policy, Policy) else policy_file.salvage
+        self._fixed = _fixed(settings)
+        self._identity = Identity(settings.plugin.name, settings.plugin.index)
+        place = HealthPlace(
+            driver_root=self._fixed.driver_root,
+            library_dirs=self._fixed.library_dirs,
+            file=state.path / HEALTH_FILE,
+            simulated=topology is not None,
+        )
+        self._health = HealthKeeper(
+            place,
+            Needs(
+                policy=self._settings,
+                ledger=lambda: self._plugin.ledger if self._synchronized else None,
+                publish=self._inventory.publish,
+                look=lambda: self._cache.poke(),
+            ),
+        )
+        source = source_of(topology, self._fixed.driver_root, self._fixed.library_dirs, host_root=self._fixed.host_root)
+        self._cache = InventoryCache(
+            self._health.watching(source),
+            publish=self._inventory.publish,
+            on_fault=self._inventory.not_refreshed,
+            looked=self._looked,
+            refresh_s=self._fixed.refresh_s,
+        )
+        self._rechecks = Rechecks(self._cache.poke, lambda: self._plugin.waiting())
+        self._audit = _audit_log(settings, state.path)
+        recorder = StateRecorder(
+            Journal(state.path / JOURNAL, key), self._audit, self._later, settings.ledger.created_grace_s
+        )
+        self._plugin = Plugin(
+            Outside(
+                snapshot=self._board.snapshot,
+                clock=time.monotonic,
+                later=self._later,
+                changed=self._ledger_changed,
+                inventory_age_s=self._cache.age_s,
+                recorder=recorder,
+                left=self._rechecks.begin,
+                start_hindrance=self._mps.start_hindrance,
+                user_of=user_of,
+            ),
+            policy,
+            key,
+        )
+        self._recall(state.path / LEDGER)
+        self._kubelet = KubeletKeeper(self._board, self._plugin, self._fixed.kubelet)
+        self._supervisor = Supervisor(
+            self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away)
+        )
+        self._note(policy)
+        subjects = Subjects(self._board, self._plugin, self._cache, self._inventory, self._kubelet.report)
+        self._reporter = Reporter(state.path / CONTROL_SOCKET, subjects)
+        self._watch = node_watch(source.glance, self._node_changed, simulated=topology is not None)
+        self._stop = asyncio.Event()
+        self._ledger_timer: asyncio.TimerHandle | None = None
+        self._ledger_fault = ""
+        self._reloading: set[asyncio.Task[None]] = set()
+        self._one_reload = asyncio.Lock()
+        self._synchronized = False
+        self._profiles = ProfileKeeper(Path(self._fixed.stage_dir), self._board)
+        self._labels = LabelKeeper(self._board, self._labels_file, self._fixed.kubelet)
+        self._policy_watch: PolicyWatch | None = None
+        self._driver = DriverKeeper(
+            DriverPlace(
+                root=Path(self._fixed.driver_root),
+                library_dirs=self._fixed.library_dirs,
+                stage_dir=Path(self._fixed.stage_dir),
+                simulated=topology is not None,
+                retry_s=self._fixed.refresh_s,
+                compat_dir=Path(self._fixed.compat_dir) if self._fixed.compat_dir else None,
+            ),
+            self._board,
+            Around(self._generations, self._module_changed),
+        )
+        self._simulated = topology is not None
+        self._snapshots = SnapshotKeeper(
+            state,
+            key,
+            Host(
+                driver_root=Path(self._fixed.driver_root),
+                library_dirs=self._fixed.library_dirs,
+                stage_dir=Path(self._fixed.stage_dir),
+                look=source.glance,
+                answered=lambda: source.answered,
+                scanned=lambda: self._driver.scanned,
+            ),
+            self._board,
+        )
+
+    def watch_policy(self, file: Path) -> None:
+        """Reload whenever that file is another one, too."""
+        self._policy_watch = PolicyWatch(file, self._reload)
+
+    async def run(self, inherited: int | None) -> Exit:
+        """Serve until SIGTERM, SIGINT, or the end of a connection that we were started with."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self._feed_watchdog()
+        self._kubelet.begin()
+        if not self._simulated and self._snapshots.restore(self._cache):
+            self._profiles.look_again()
+            self._labels.look_again()
+        running = [
+            self._serve(inherited),
+            self._driver.run(),
+            self._cache.run(),
+            self._health.run(),
+            self._profiles.run(),
+            self._watch.run(),
+            self._snapshots.run(),
+            self._kubelet.run(),
+            self._mps.run(),
+            self._labels.run(),
+            self._reporter.run(),
+            *(each.run() for each in (self._audit, self._policy_watch) if each),
+        ]
+        parts = [asyncio.create_task(each) for each in running]
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
+        code = exit_code(parts)
+        self._notifier.stopping()
+        await self._supervisor.stop(DRAIN_S)
+        for task in (stopping, *parts):
+            task.cancel()
+        await asyncio.gather(stopping, *parts, return_exceptions=True)
+        self._write_ledger()
+        self._notifier.close()
+        logger.info("stopped")
+        return code
+
+    async def _serve(self, inherited: int | None) -> None:
+        if inherited is not None:
+            await self._supervisor.run_inherited(inherited)
+        else:
+            await self._supervisor.run(Path(self._fixed.socket))
+
+    def _recall(self, file: Path) -> None:
+        try:
+            self._plugin.recall(former_ledger(file, time.monotonic()))
+        except (OSError, ValueError) as error:
+            logger.bind(path=str(file), fault=str(error)).warning("last ledger not read; who left a GPU is not known")
+
+    def _first_policy(self) -> Policy | BrokenPolicy:
+        try:
+            return self._policy_file.load()
+        except PolicyError as error:
+            for fault in error.faults:
+                logger.bind(fault=str(fault)).error("policy not usable")
+            last = self._policy_file.last_good()
+            if last is None:
+                logger.error("no good policy is kept: every container that asks will be refused")
+                return BrokenPolicy(str(error.faults[0]))
+            logger.warning("started on the last good policy")
+            return last
+
+    def _settings(self) -> Policy:
+        policy = self._plugin.policy
+        return policy if isinstance(policy, Policy) else self._policy_file.salvage
+
+    def _reload(self) -> None:
+        """SIGHUP: the policy again, and the node again."""
+        task = asyncio.get_running_loop().create_task(self._read_again())
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
+
+    async def _read_again(self) -> None:
+        try:
+            async with self._one_reload:
+                # In a thread: thousands of rules take as long to read as the runtime waits for an answer.
+                policy = await asyncio.to_thread(self._policy_file.load)
+        except PolicyError as error:
+            for fault in error.faults:
+                logger.bind(fault=str(fault)).error("policy not reloaded, the old one stays")
+        else:
+            self._use(policy)
+            self._identity = Identity(policy.plugin.name, policy.plugin.index)
+            self._kubelet.changed()
+            logger.bind(path=policy.source).info("policy reloaded")
+            self._warn_of_fixed(policy)
+        self._cache.poke()
+        self._driver.look_again()
+
+    def _use(self, policy: Policy | BrokenPolicy) -> None:
+        """From here on decisions are by this one."""
+        self._plugin.policy = policy
+        self._note(policy)
+        self._health.policy_changed()
+        self._reporter.policy_changed()
+        self._labels.look_again()
+
+    def _note(self, policy: Policy | BrokenPolicy) -> None:
+        if self._audit is None:
+            return
+        text = self._policy_file.taken
+        if isinstance(policy, BrokenPolicy):
+            self._audit.policy_changed(PolicyNote("", "", policy.fault))
+        else:
+            self._audit.policy_changed(PolicyNote(text.file, text.text) if text else PolicyNote("", ""))
+
+    def _warn_of_fixed(self, policy: Policy) -> None:
+        if _fixed(policy) != self._fixed:
+            logger.warning("socket, folders, audit log, refresh interval and [kubelet] change with a restart only")
+
+    def _later(self, action: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(action)
+
+    def _looked(self, inventory: Inventory, began: float) -> None:
+        self._inventory.answered()
+        self._plugin.looked(inventory, began)
+
+    def _module_changed(self) -> None:
+        self._inventory.module_changed(self._board.snapshot().module_version or "")
+        self._cache.poke()
+
+    def _node_changed(self) -> None:
+        """Seen from outside the driver: a device, a node, a module, an instance came or went."""
+        self._cache.poke()
+        self._driver.look_soon()
+
+    def _labels_file(self) -> str:
+        return self._settings().labels.file
+
+    def _generations(self) -> frozenset[str] | None:
+        """Which drivers' files containers have mounted, once the runtime has told."""
+        return self._plugin.ledger.generations() if self._synchronized else None
+
+    def _mps_settings(self) -> MpsSettings:
+        return self._plugin.policy.mps if isinstance(self._plugin.policy, Policy) else NO_MPS
+
+    def _configured(self, configured: Configured) -> None:
+        """A plugin that the runtime starts finds its drop-in file's text here: that file is its policy."""
+        self._reporter.configured(configured)
+        if not configured.config.strip():
+            return
+        try:
+            policy = self._policy_file.load_text("the runtime's NRI configuration for this plugin", configured.config)
+        except PolicyError as error:
+            self._use(BrokenPolicy(str(error.faults[0])))
+            for fault in error.faults:
+                logger.bind(fault=str(fault)).error("policy not usable")
+        else:
+            self._use(policy)
+            self._warn_of_fixed(policy)
+
+    def _ready(self) -> None:
+        self._synchronized = True
+        self._kubelet.connected(not self._stop.is_set())
+        self._mps.look_again()
+        self._health.held_changed()
+        self._reporter.ready()
+        status = f"serving {self._fixed.socket}, {len(self._plugin.ledger.entries)} grants"
+        if without := len(self._plugin.ungranted):
+            status += f", {without} containers run without the GPUs they asked for"
+        self._notifier.ready(status)
+
+    def _away(self, why: str) -> None:
+        self._kubelet.connected(False)
+        self._reporter.away(why)
+        self._notifier.status(f"not connected: {why}")
+
+    def _ledger_changed(self, ledger: Ledger) -> None:
+        self._kubelet.changed()
+        self._mps.look_again()
+        self._health.held_changed()
+        if self._audit:
+            self._audit.ledger_changed(ledger)
+        # What is written to the file for people is the newest when the timer is up.
+        if self._ledger_timer is None:
+            self._ledger_timer = asyncio.get_running_loop().call_later(LEDGER_DELAY_S, self._write_ledger)
+
+    def _write_ledger(self) -> None:
+        self._ledger_timer = None
+        try:
+            self._state.write_ledger(self._plugin.ledger)
+        except OSError as error:
+            if str(error) != self._ledger_fault:
+                logger.bind(fault=str(error)).warning("ledger.json not written; the marks on the containers hold")
+            self._ledger_fault = str(error)
+        else:
+            self._ledger_fault = ""
+
+    def _feed_watchdog(self) -> None:
+        if self._notifier.watchdog_s:
+            self._notifier.alive()
+            asyncio.get_running_loop().call_later(self._notifier.watchdog_s / 2, self._feed_watchdog)
+
+    def _asked_to_stop(self, number: signal.Signals) -> None:
+        logger.bind(signal=number.name).info("stopping")
+        self._kubelet.connected(False)  # at once: what is in flight is still answered for a while, and pods admitted
+        self._stop.set()
+
+
+def _audit_log(policy: Policy, state: Path) -> AuditLog | None:
+    settings = policy.audit
+    folder = Path(settings.dir) if settings.dir else state
+    return AuditLog(folder, settings.max_mib << 20, time.time) if settings.max_mib else None
+
+
+def _fixed(policy: Policy) -> Fixed:
+    driver = policy.driver
+    return Fixed(
+        policy.plugin.socket,
+        driver.root,
+        driver.host_root,
+        driver.library_dirs,
+        driver.stage_dir,
+        policy.inventory.refresh_s,
+        policy.compat.dir,
+        policy.audit,
+        policy.kubelet,
+    )
