@@ -21,7 +21,7 @@ from nri_gpu.allocation.foreign import GPU_NODE, nvidia_names
 from nri_gpu.domain.container import Container, Pod
 from nri_gpu.domain.gpu import GpuUuid, Inventory, MigPart
 from nri_gpu.domain.kubelet import GROUP, REPLICA, Handed, KubeletGrant, PodGiven, gpu_groups
-from nri_gpu.policy.model import KubeletSettings
+from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE, named_devices
 
 SHOWN_MAX: Final = 3  # names in a sentence

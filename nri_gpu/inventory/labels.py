@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.gpu import Gpu, Inventory, MigPart
 from nri_gpu.domain.profile import MIG_PROFILE, is_compute_slice, slices
-from nri_gpu.policy.model import KubeletSettings, MigStrategy
+from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 
 PREFIX: Final = "nvidia.com"
 VALUE_MAX: Final = 63  # characters of a label's value (Kubernetes: apimachinery, validation.LabelValueMaxLength)

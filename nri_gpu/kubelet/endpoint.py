@@ -28,10 +28,10 @@ from nri_gpu.domain.errors import NriGpuError, RestartNeededError
 from nri_gpu.domain.kubelet import Standing
 from nri_gpu.kubelet.offers import Offers
 from nri_gpu.kubelet.service import VERSION, DevicePlugin, Watched
-from nri_gpu.policy.model import KubeletSettings, Registration
+from nri_gpu.policy.kubelet import KubeletSettings, Registration
+from nri_gpu.policy.places import SOCKET_PATH_MAX
 
 KUBELET_SOCKET: Final = "kubelet.sock"
-SOCKET_PATH_MAX: Final = 107  # bytes: sun_path of a Unix socket holds 108 with its NUL (Linux: unix(7))
 REGISTER_TIMEOUT_S: Final = 15.0  # the kubelet dials us for 10 s within it
 WATCHED_WITHIN_S: Final = 15.0
 LOOK_EVERY_S: Final = 3.0  # inotify tells earlier, but for what comes between two looks

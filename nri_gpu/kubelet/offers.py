@@ -12,7 +12,7 @@ from nri_gpu.domain.kubelet import REPLICA, Handed
 from nri_gpu.domain.profile import is_compute_slice
 from nri_gpu.kubelet.books import AllocationError, Books, Device
 from nri_gpu.kubelet.prefer import prefer
-from nri_gpu.policy.model import KubeletSettings, MigStrategy
+from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 
 SHARED: Final = ".shared"
 TAKEN: Final = "it is held by a container that got it by annotation, or by another hand"

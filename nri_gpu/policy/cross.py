@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from nri_gpu.policy.model import KubeletSettings, MigStrategy
+from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.pools import SELECTORS, Pool
 from nri_gpu.policy.rules import Rule
 from nri_gpu.policy.text import known_words, quoted

@@ -17,44 +17,20 @@ from nri_gpu.domain.placement import NumaBinding, Strategy
 from nri_gpu.domain.value import Value
 from nri_gpu.policy.globs import EVERYTHING, NOTHING, Globs
 from nri_gpu.policy.health import DEFAULT_HEALTH, HealthSettings
-from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Folder, Patterns, Text, Texts, Whole
+from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Text, Texts, Whole
+from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.limits import NO_LIMITS, Limits
 from nri_gpu.policy.mps import NO_MPS, MpsSettings
+from nri_gpu.policy.places import ANY_FOLDER, FOLDER, FOLDER_OR_NONE, NAMESPACES, ROOT_OR_NONE
 from nri_gpu.policy.pools import NO_POOLS, Pools
 from nri_gpu.policy.rules import NO_RULES, Rules
-from nri_gpu.policy.words import POOL_NAMES
+from nri_gpu.policy.service import AuditSettings, ControlSettings, GuardSettings, LabelSettings, PluginSettings
 from nri_gpu.policy.words import Otherwise as Otherwise
 
 BUILT_IN: Final = "the built-in defaults"  # the source of a policy that came from no file
 LIBRARY_DIRS_MAX: Final = 16
-SOCKET_PATH_MAX: Final = 107  # bytes: sun_path of a Unix socket holds 108 with its NUL (Linux: unix(7))
-
-# Printable ASCII without blanks, because these paths are shown in refusals; no part of a path is "." or "..".
-_PATH: Final = r"(?:/(?!\.\.?(?:/|$))[!-.0-~]+)+"
-_ANY_FOLDER: Final = Folder(rf"/|{_PATH}/?", 'an absolute path without blanks, "." or ".."', 1024)
-_FOLDER: Final = Folder(rf"{_PATH}/?", 'an absolute path below / without blanks, "." or ".."', 1024)
-_FOLDER_OR_NONE: Final = Folder(rf"|{_PATH}/?", 'empty or an absolute path below / without blanks, "." or ".."', 1024)
-_ROOT_OR_NONE: Final = Folder(rf"|/|{_PATH}/?", 'empty or an absolute path without blanks, "." or ".."', 1024)
-_FILE_OR_NONE: Final = Text(rf"|{_PATH}", 'empty or an absolute path without blanks, "." or ".."', 1024)
 _BRANDS: Final = Texts(Text(r"[a-z]+", "a brand in NVML's words, such as tesla, in lower case", 32), 32)
-_SOCKET: Final = Text(_PATH, 'an absolute path to a socket without blanks, "." or ".."', SOCKET_PATH_MAX)
-_SOCKET_OR_NONE: Final = Text(rf"|{_PATH}", "empty or an absolute path to a socket", SOCKET_PATH_MAX)
-# The runtime's own rule since NRI 0.12 (containerd/nri: pkg/api/validate.go).
-_NAME: Final = Text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
-_INDEX: Final = Text(r"[0-9]{2}", 'two digits in quotes, such as "10"', 2)
-# The kubelet's: a qualified name with a prefix, not Kubernetes' own (kubernetes: pkg/apis/core/v1/helper). NVIDIA's
-# device plugin keeps to 63 characters, and ours has to leave room for `mig-7g.80gb.me.shared`.
-_RESOURCE: Final = Text(
-    r"(?!(?:[a-z0-9.-]+\.)?kubernetes\.io/|requests\.)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?",
-    "a resource such as nvidia.com/gpu",
-    40,
-)
-_RESOURCES: Final = Patterns(Text(r"[!-~]+/[!-~]+", "a resource such as nvidia.com/gpu, or a pattern of them", 63))
-_POOL_OR_NONE: Final = Text(rf"(?:{POOL_NAMES.pattern})?", "empty or the name of a [[pool]]", POOL_NAMES.max_length)
-# shadow-utils' rule for names, and nothing at all.
-_GROUP: Final = Text(r"(?:[A-Za-z_][A-Za-z0-9_.-]*)?", "a group's name", 32)
 _EXTRAS: Final = Choices(Extra, minimum=0, but=frozenset({Extra.IMEX}))
-_NAMESPACES: Final = Patterns(Text(r"[!-~]+", "a pattern of printable ASCII without blanks", 253))
 
 
 class VisibleDevices(StrEnum):
@@ -86,28 +62,17 @@ class Stale(StrEnum):
     REFUSE = "refuse"
 
 
-class PluginSettings(Struct, frozen=True, kw_only=True):
-    """How nri-gpu presents itself to the container runtime."""
-
-    name: Annotated[str, Declaration(_NAME, "Name the runtime and its log know the plugin by.")] = "nri-gpu"
-    index: Annotated[
-        str,
-        Declaration(_INDEX, "Place among NRI plugins: lower numbers are asked first.", flag="--index"),
-    ] = "10"
-    socket: Annotated[str, Declaration(_SOCKET, "The runtime's NRI socket.", flag="--socket")] = "/var/run/nri/nri.sock"
-
-
 class DriverSettings(Struct, frozen=True, kw_only=True):
     """Where the host's NVIDIA driver is, where its files are staged, and how containers find them."""
 
     root: Annotated[
         str,
-        Declaration(_ANY_FOLDER, 'Folder the driver\'s user space lives under: "/" or a tree.', flag="--driver-root"),
+        Declaration(ANY_FOLDER, 'Folder the driver\'s user space lives under: "/" or a tree.', flag="--driver-root"),
     ] = "/"
     host_root: Annotated[
         str,
         Declaration(
-            _ROOT_OR_NONE,
+            ROOT_OR_NONE,
             "What the runtime calls that folder, where nri-gpu runs in a pod and has it elsewhere; empty: the same.",
             flag="--driver-host-root",
         ),
@@ -115,16 +80,14 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
     library_dirs: Annotated[
         tuple[str, ...],
         Declaration(
-            Texts(_FOLDER, LIBRARY_DIRS_MAX),
+            Texts(FOLDER, LIBRARY_DIRS_MAX),
             "Folders below root with the driver's libraries, looked into before those that distributions use; bin, "
             "share and etc beside them too.",
         ),
     ] = ()
     stage_dir: Annotated[
         str,
-        Declaration(
-            _FOLDER, "Folder for one staged copy per driver generation; on the driver's filesystem it is free."
-        ),
+        Declaration(FOLDER, "Folder for one staged copy per driver generation; on the driver's filesystem it is free."),
     ] = "/var/lib/nri-gpu/drivers"
     loader: Annotated[
         Loader,
@@ -184,8 +147,8 @@ class ModeRules(Struct, frozen=True, kw_only=True):
 class NamespaceRules(Struct, frozen=True, kw_only=True):
     """Who may ask where no rule decides, by the pod's namespace: whole names, shell-style patterns; deny wins."""
 
-    allow: Annotated[Globs, Declaration(_NAMESPACES, "Namespaces whose pods may ask for GPUs.")] = EVERYTHING
-    deny: Annotated[Globs, Declaration(_NAMESPACES, "Namespaces whose pods may not, whatever allow says.")] = NOTHING
+    allow: Annotated[Globs, Declaration(NAMESPACES, "Namespaces whose pods may ask for GPUs.")] = EVERYTHING
+    deny: Annotated[Globs, Declaration(NAMESPACES, "Namespaces whose pods may not, whatever allow says.")] = NOTHING
     otherwise: Annotated[
         Otherwise,
         Declaration(
@@ -217,7 +180,7 @@ class EnvironmentSettings(Struct, frozen=True, kw_only=True):
     may_ask: Annotated[
         Globs,
         Declaration(
-            _NAMESPACES,
+            NAMESPACES,
             "Namespaces where NVIDIA_VISIBLE_DEVICES is a request, for containers without an annotation; an image "
             "that sets it then asks, too.",
         ),
@@ -262,7 +225,7 @@ class CompatSettings(Struct, frozen=True, kw_only=True):
     dir: Annotated[
         str,
         Declaration(
-            _FOLDER_OR_NONE,
+            FOLDER_OR_NONE,
             "Folder with one package per CUDA version in folders named for it (13.0/libcuda.so.580.65.06 ...); empty: "
             "off.",
         ),
@@ -367,155 +330,6 @@ class HandoverSettings(Struct, frozen=True, kw_only=True):
         Unknown,
         Declaration(Choice(Unknown), "Where the driver cannot tell of processes: wait for the grace, or offer it."),
     ] = Unknown.WAIT
-
-
-class AuditSettings(Struct, frozen=True, kw_only=True):
-    """The audit log: every decision with all that decided it, for `nri-gpu replay`."""
-
-    max_mib: Annotated[
-        int, Declaration(Whole(0, 1024), "Size of the log in MiB, and of the one before it that is kept; 0: no log.")
-    ] = 4
-    dir: Annotated[
-        str,
-        Declaration(
-            _FOLDER_OR_NONE,
-            "Folder for it; empty: the state folder, which a reboot empties. In the systemd unit it must be writable.",
-        ),
-    ] = ""
-
-
-class ControlSettings(Struct, frozen=True, kw_only=True):
-    """Who may ask the daemon about itself."""
-
-    group: Annotated[
-        str,
-        Declaration(
-            _GROUP,
-            "Group that may ask for `nri-gpu status` beside root; empty for root alone. The systemd unit needs it as "
-            "its Group= too.",
-        ),
-    ] = ""
-
-
-class LabelSettings(Struct, frozen=True, kw_only=True):
-    """What a cluster's scheduler may know of this node's GPUs, as labels."""
-
-    file: Annotated[
-        str,
-        Declaration(
-            _FILE_OR_NONE,
-            "File for Node Feature Discovery with the node's labels, in the names of NVIDIA's feature discovery; its "
-            "folder must exist. Empty: none.",
-            flag="--labels",
-        ),
-    ] = ""
-
-
-class GuardSettings(Struct, frozen=True, kw_only=True):
-    """The second process, `nri-gpu guard`: how it presents itself, and what it does about what got past it."""
-
-    name: Annotated[str, Declaration(_NAME, "Name the runtime and its log know the guard by.")] = "nri-gpu-guard"
-    index: Annotated[
-        str, Declaration(_INDEX, "Its place among NRI plugins: behind whoever else may refuse a start.")
-    ] = "90"
-    stop_ungranted: Annotated[
-        bool,
-        Declaration(
-            Flag(),
-            "Stop containers that run without the GPUs they asked for, when the guard finds some as it connects. "
-            "Needs the cri extra (grpcio).",
-        ),
-    ] = False
-    stop_grace_s: Annotated[int, Declaration(Whole(0, 300), "Seconds that such a container has to end by itself.")] = 10
-    cri_socket: Annotated[str, Declaration(_SOCKET, "The runtime's CRI socket, through which they are stopped.")] = (
-        "/run/containerd/containerd.sock"
-    )
-
-
-class MigStrategy(StrEnum):
-    """As what MIG devices are offered to the kubelet, in the words of NVIDIA's device plugin."""
-
-    NONE = "none"
-    SINGLE = "single"
-    MIXED = "mixed"
-
-
-class Registration(StrEnum):
-    """How the kubelet hears of a device plugin."""
-
-    REGISTER = "register"
-    WATCHER = "watcher"
-
-
-class KubeletSettings(Struct, frozen=True, kw_only=True):
-    """The kubelet's device plugin, for a node of a cluster: the scheduler then counts the GPUs."""
-
-    enabled: Annotated[
-        bool,
-        Declaration(
-            Flag(), "Offer this node's GPUs to the kubelet. Needs the kubernetes extra (grpcio).", flag="--kubelet"
-        ),
-    ] = False
-    dir: Annotated[str, Declaration(_FOLDER, "Folder of the kubelet's socket and of its device plugins'.")] = (
-        "/var/lib/kubelet/device-plugins"
-    )
-    resource: Annotated[str, Declaration(_RESOURCE, "What pods ask for in resources.limits.")] = "nvidia.com/gpu"
-    mig_strategy: Annotated[
-        MigStrategy,
-        Declaration(
-            Choice(MigStrategy),
-            "MIG devices: none offers whole GPUs only; single offers MIG devices of one profile as the resource; mixed "
-            "offers each profile as a resource of its own, nvidia.com/mig-1g.10gb, beside whole GPUs.",
-        ),
-    ] = MigStrategy.NONE
-    replicas: Annotated[
-        int, Declaration(Whole(1, 64), "How many pods share each GPU or MIG device; 1: each has its own.")
-    ] = 1
-    rename: Annotated[bool, Declaration(Flag(), "Call shared ones by another name: nvidia.com/gpu.shared.")] = False
-    pool: Annotated[
-        str,
-        Declaration(_POOL_OR_NONE, "Offer the GPUs of this [[pool]] alone; empty: all, whoever else they are for."),
-    ] = ""
-    registration: Annotated[
-        Registration,
-        Declaration(
-            Choice(Registration),
-            "register: we call the kubelet, as everybody does; watcher: it finds us in registry_dir by itself.",
-            flag="--kubelet-registration",
-        ),
-    ] = Registration.REGISTER
-    registry_dir: Annotated[str, Declaration(_FOLDER, "Folder that the kubelet looks for plugins in.")] = (
-        "/var/lib/kubelet/plugins_registry"
-    )
-    podresources: Annotated[
-        str,
-        Declaration(
-            _SOCKET_OR_NONE,
-            "The kubelet's PodResources socket, asked what it gave to whom: off the hook path, and only where enabled, "
-            "inject_for or reservations is set. Empty: never.",
-        ),
-    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
-    inject_for: Annotated[
-        Globs,
-        Declaration(
-            _RESOURCES,
-            "Resources of NVIDIA's device plugin whose GPUs are injected here, without its runtime or hook: those that "
-            "PodResources lists for the container, and that its NVIDIA_VISIBLE_DEVICES, where set, names too.",
-        ),
-    ] = NOTHING
-    reservations: Annotated[
-        Globs,
-        Declaration(
-            _NAMESPACES,
-            "Namespaces where KAI-Scheduler or Run:ai reserves GPUs by pods of its own: pods of the same GPU group "
-            "then share those. Nobody else may make pods there.",
-        ),
-    ] = NOTHING
-
-    @property
-    def beside(self) -> bool:
-        """Whether others' device plugins or schedulers give GPUs that are injected here."""
-        return bool(self.inject_for.patterns or self.reservations.patterns)
 
 
 class Policy(Value, frozen=True, kw_only=True):

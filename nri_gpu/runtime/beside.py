@@ -20,7 +20,7 @@ from nri_gpu.domain.decision import Decision, Inject
 from nri_gpu.domain.gpu import GpuUuid, Inventory
 from nri_gpu.domain.kubelet import REPLICA, Handed, KubeletGrant, PodGiven, gpu_groups
 from nri_gpu.nri.convert import PREFIX
-from nri_gpu.policy.model import KubeletSettings, MigStrategy
+from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 
 PODS_KEPT: Final = 1024  # sandboxes; kubelets run at most some hundreds
 COMPLAINTS_KEPT: Final = 256

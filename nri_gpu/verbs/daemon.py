@@ -1,4 +1,4 @@
-"""The running daemon: puts its parts together, hands the rooms to one another, keeps it all going until told to stop."""
+"""The running daemon: puts its parts together, hands the rooms to one another, keeps it going until it is stopped."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from nri_gpu.mps.process import user_of
 from nri_gpu.mps.tender import Around as AroundMps
 from nri_gpu.mps.tools import Tools
 from nri_gpu.nri.convert import Configured
-from nri_gpu.policy.model import AuditSettings, KubeletSettings, Policy
+from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.model import Policy
 from nri_gpu.policy.mps import NO_MPS, MpsSettings
+from nri_gpu.policy.service import AuditSettings
 from nri_gpu.runtime.audit import AuditLog, PolicyNote
 from nri_gpu.runtime.board import Board
 from nri_gpu.runtime.former import former_ledger

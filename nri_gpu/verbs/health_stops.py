@@ -16,7 +16,8 @@ from msgspec import Struct, field
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.health import Health
 from nri_gpu.policy.health import OnBad
-from nri_gpu.policy.model import GuardSettings, Policy
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.service import GuardSettings
 from nri_gpu.verbs.stopping import stop_containers
 
 FIRST_RETRY_S: Final = 5.0

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.policy.model import KubeletSettings, Policy
+from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.model import Policy
 
 # Ids of NVIDIA's device plugin and of ours, of GPUs, MIG devices and replicas of them; other vendors' look otherwise.
 _OF_GPUS: Final = ("GPU-", "MIG-")

@@ -14,7 +14,8 @@ from nri_gpu.domain.container import Pod
 from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.gpu import GpuUuid, Node, closure
 from nri_gpu.domain.kubelet import Handed, PodGiven, Standing
-from nri_gpu.policy.model import KubeletSettings, Policy
+from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.model import Policy
 from nri_gpu.policy.stale import stale_fault
 from nri_gpu.readiness import hindrance
 from nri_gpu.runtime.beside import Book

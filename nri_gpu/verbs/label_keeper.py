@@ -11,7 +11,7 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.inventory.labels import file_text, labels, machine_name
-from nri_gpu.policy.model import KubeletSettings
+from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.runtime.board import Board
 from nri_gpu.verbs.told import work_when_told
 

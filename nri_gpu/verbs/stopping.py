@@ -10,7 +10,7 @@ from typing import Final
 
 from loguru import logger
 
-from nri_gpu.policy.model import GuardSettings
+from nri_gpu.policy.service import GuardSettings
 
 PATIENCE_S: Final = 30.0  # beyond the grace, for a runtime whose CRI is still starting
 STOP_LIMIT_S: Final = 2 * PATIENCE_S

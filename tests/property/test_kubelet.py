@@ -18,7 +18,8 @@ from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.kubelet import Handed
 from nri_gpu.kubelet.books import AllocationError
-from nri_gpu.policy.model import KubeletSettings, MigStrategy, Policy
+from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
+from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
 from tests.support.builders import container, gpu, mig_gpu, uuid
 from tests.unit.kubelet.station import TOKENS, Halves, again, from_kubelet

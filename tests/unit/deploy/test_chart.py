@@ -18,7 +18,8 @@ from nri_gpu import __version__
 from nri_gpu.cli import _parser
 from nri_gpu.inventory.topology import load_topology
 from nri_gpu.policy.fields import SETTINGS
-from nri_gpu.policy.model import Policy, Registration
+from nri_gpu.policy.kubelet import Registration
+from nri_gpu.policy.model import Policy
 from nri_gpu.request.keys import select_annotation
 from nri_gpu.settings import PolicyText, build_policy
 from nri_gpu.verbs.run import _overrides

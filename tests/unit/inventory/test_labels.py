@@ -15,7 +15,7 @@ from msgspec import convert
 from nri_gpu.domain.gpu import Gpu
 from nri_gpu.inventory.labels import family, file_text, labels, machine_name, value_of
 from nri_gpu.inventory.topology import load_topology
-from nri_gpu.policy.model import KubeletSettings, MigStrategy
+from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from tests.support import builders as make
 
 TOPOLOGIES = Path(__file__).parents[3] / "config" / "topologies"

@@ -17,7 +17,8 @@ from nri_gpu.kubelet.key import KeyKeeper
 from nri_gpu.kubelet.offers import Offers
 from nri_gpu.kubelet.room import KubeletRoom
 from nri_gpu.nri.convert import Listed
-from nri_gpu.policy.model import KubeletSettings, Policy
+from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.model import Policy
 from nri_gpu.runtime.board import Board
 from nri_gpu.runtime.plugin import Outside, Plugin
 from nri_gpu.runtime.watch import folder_changed

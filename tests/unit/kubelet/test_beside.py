@@ -12,7 +12,8 @@ from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.nri.convert import EMPTY
 from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.model import EnvironmentSettings, KubeletSettings, Policy, VisibleDevices
+from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.model import EnvironmentSettings, Policy, VisibleDevices
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE
 from nri_gpu.runtime.guard import Guard
 from nri_gpu.wire.status import Status

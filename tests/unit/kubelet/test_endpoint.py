@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from nri_gpu.kubelet import endpoint, service
 from nri_gpu.kubelet.key import KEY_FILE
-from nri_gpu.policy.model import KubeletSettings, Registration
+from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from tests.support.builders import gpus, uuid
 from tests.support.kubelet import Kubelet, Rival
 from tests.unit.kubelet.station import GPU, Station

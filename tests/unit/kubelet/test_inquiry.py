@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.container import Container, PodId, PodUid
 from nri_gpu.kubelet.inquiry import Inquiry, Pace
 from nri_gpu.kubelet.podresources import PodResources
-from nri_gpu.policy.model import KubeletSettings
+from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.verbs.kubelet_keeper import Answers, KubeletKeeper
 from tests.support.builders import container, pod, uuid
 from tests.support.podresources import PodResourcesServer

@@ -18,7 +18,7 @@ from nri_gpu.kubelet import room
 from nri_gpu.kubelet.endpoint import Endpoint
 from nri_gpu.kubelet.key import KEY_FILE, KeyKeeper
 from nri_gpu.kubelet.offers import Offers
-from nri_gpu.policy.model import KubeletSettings, Registration
+from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from nri_gpu.runtime.state import StateFolder
 from nri_gpu.verbs.daemon import Daemon
 from nri_gpu.verbs.exits import Exit

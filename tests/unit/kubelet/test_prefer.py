@@ -16,7 +16,7 @@ from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.decision import Reason
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.inventory.topology import load_topology
-from nri_gpu.policy.model import KubeletSettings, MigStrategy
+from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from tests.support.builders import foreign, gpu, ledger, mig_gpu, mig_uuid, uuid
 from tests.support.daemon import TOPOLOGIES
 from tests.support.fabrics import KNOWN

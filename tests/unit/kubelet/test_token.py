@@ -15,7 +15,8 @@ from nri_gpu.domain.codec import canonical, decode, encode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.kubelet import HANDED_KEY
 from nri_gpu.kubelet.key import KEY_FILE, tokens_key
-from nri_gpu.policy.model import KubeletSettings, Policy
+from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
 from tests.support.builders import container, gpus, mig_gpu, pod, uuid
 from tests.unit.kubelet.station import GPU, TOKENS, Halves, again, from_kubelet

@@ -12,7 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.policy.health import HealthSettings, OnBad
-from nri_gpu.policy.model import GuardSettings, PluginSettings, Policy
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.service import GuardSettings, PluginSettings
 from nri_gpu.runtime.guard_files import STATE_FILE, Seen, read_seen, started, write_seen
 from nri_gpu.verbs import guard_advice as advice
 from nri_gpu.verbs.guard_advice import guard_advice

@@ -7,7 +7,8 @@ from pathlib import Path
 import grpc
 
 from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.model import KubeletSettings, Policy
+from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.model import Policy
 from nri_gpu.verbs.kubelet_advice import kubelet_advice
 from tests.support.builders import mig_uuid, uuid
 from tests.support.podresources import PodResourcesServer, PodResourcesThread

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from nri_gpu.policy.model import KubeletSettings
+from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.runtime.board import Board
 from nri_gpu.verbs.label_keeper import LabelKeeper
 from tests.support import builders as make

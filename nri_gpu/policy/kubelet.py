@@ -1,0 +1,107 @@
+"""What the kubelet's device plugin is like, and who else allocates."""
+
+from enum import StrEnum
+from typing import Annotated, Final
+
+from msgspec import Struct
+
+from nri_gpu.policy.globs import NOTHING, Globs
+from nri_gpu.policy.kinds import Choice, Declaration, Flag, Patterns, Text, Whole
+from nri_gpu.policy.places import FOLDER, NAMESPACES, SOCKET_OR_NONE
+from nri_gpu.policy.words import POOL_NAMES
+
+# The kubelet's: a qualified name with a prefix, not Kubernetes' own (kubernetes: pkg/apis/core/v1/helper). NVIDIA's
+# device plugin keeps to 63 characters, and ours has to leave room for `mig-7g.80gb.me.shared`.
+_RESOURCE: Final = Text(
+    r"(?!(?:[a-z0-9.-]+\.)?kubernetes\.io/|requests\.)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?",
+    "a resource such as nvidia.com/gpu",
+    40,
+)
+_RESOURCES: Final = Patterns(Text(r"[!-~]+/[!-~]+", "a resource such as nvidia.com/gpu, or a pattern of them", 63))
+_POOL_OR_NONE: Final = Text(rf"(?:{POOL_NAMES.pattern})?", "empty or the name of a [[pool]]", POOL_NAMES.max_length)
+
+
+class MigStrategy(StrEnum):
+    """As what MIG devices are offered to the kubelet, in the words of NVIDIA's device plugin."""
+
+    NONE = "none"
+    SINGLE = "single"
+    MIXED = "mixed"
+
+
+class Registration(StrEnum):
+    """How the kubelet hears of a device plugin."""
+
+    REGISTER = "register"
+    WATCHER = "watcher"
+
+
+class KubeletSettings(Struct, frozen=True, kw_only=True):
+    """The kubelet's device plugin, for a node of a cluster: the scheduler then counts the GPUs."""
+
+    enabled: Annotated[
+        bool,
+        Declaration(
+            Flag(), "Offer this node's GPUs to the kubelet. Needs the kubernetes extra (grpcio).", flag="--kubelet"
+        ),
+    ] = False
+    dir: Annotated[str, Declaration(FOLDER, "Folder of the kubelet's socket and of its device plugins'.")] = (
+        "/var/lib/kubelet/device-plugins"
+    )
+    resource: Annotated[str, Declaration(_RESOURCE, "What pods ask for in resources.limits.")] = "nvidia.com/gpu"
+    mig_strategy: Annotated[
+        MigStrategy,
+        Declaration(
+            Choice(MigStrategy),
+            "MIG devices: none offers whole GPUs only; single offers MIG devices of one profile as the resource; mixed "
+            "offers each profile as a resource of its own, nvidia.com/mig-1g.10gb, beside whole GPUs.",
+        ),
+    ] = MigStrategy.NONE
+    replicas: Annotated[
+        int, Declaration(Whole(1, 64), "How many pods share each GPU or MIG device; 1: each has its own.")
+    ] = 1
+    rename: Annotated[bool, Declaration(Flag(), "Call shared ones by another name: nvidia.com/gpu.shared.")] = False
+    pool: Annotated[
+        str,
+        Declaration(_POOL_OR_NONE, "Offer the GPUs of this [[pool]] alone; empty: all, whoever else they are for."),
+    ] = ""
+    registration: Annotated[
+        Registration,
+        Declaration(
+            Choice(Registration),
+            "register: we call the kubelet, as everybody does; watcher: it finds us in registry_dir by itself.",
+            flag="--kubelet-registration",
+        ),
+    ] = Registration.REGISTER
+    registry_dir: Annotated[str, Declaration(FOLDER, "Folder that the kubelet looks for plugins in.")] = (
+        "/var/lib/kubelet/plugins_registry"
+    )
+    podresources: Annotated[
+        str,
+        Declaration(
+            SOCKET_OR_NONE,
+            "The kubelet's PodResources socket, asked what it gave to whom: off the hook path, and only where enabled, "
+            "inject_for or reservations is set. Empty: never.",
+        ),
+    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    inject_for: Annotated[
+        Globs,
+        Declaration(
+            _RESOURCES,
+            "Resources of NVIDIA's device plugin whose GPUs are injected here, without its runtime or hook: those that "
+            "PodResources lists for the container, and that its NVIDIA_VISIBLE_DEVICES, where set, names too.",
+        ),
+    ] = NOTHING
+    reservations: Annotated[
+        Globs,
+        Declaration(
+            NAMESPACES,
+            "Namespaces where KAI-Scheduler or Run:ai reserves GPUs by pods of its own: pods of the same GPU group "
+            "then share those. Nobody else may make pods there.",
+        ),
+    ] = NOTHING
+
+    @property
+    def beside(self) -> bool:
+        """Whether others' device plugins or schedulers give GPUs that are injected here."""
+        return bool(self.inject_for.patterns or self.reservations.patterns)

@@ -1,0 +1,88 @@
+"""How the daemon and the guard present themselves, and what they write."""
+
+from typing import Annotated, Final
+
+from msgspec import Struct
+
+from nri_gpu.policy.kinds import Declaration, Flag, Text, Whole
+from nri_gpu.policy.places import FILE_OR_NONE, FOLDER_OR_NONE, SOCKET
+
+# The runtime's own rule since NRI 0.12 (containerd/nri: pkg/api/validate.go).
+_NAME: Final = Text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
+_INDEX: Final = Text(r"[0-9]{2}", 'two digits in quotes, such as "10"', 2)
+# shadow-utils' rule for names, and nothing at all.
+_GROUP: Final = Text(r"(?:[A-Za-z_][A-Za-z0-9_.-]*)?", "a group's name", 32)
+
+
+class PluginSettings(Struct, frozen=True, kw_only=True):
+    """How nri-gpu presents itself to the container runtime."""
+
+    name: Annotated[str, Declaration(_NAME, "Name the runtime and its log know the plugin by.")] = "nri-gpu"
+    index: Annotated[
+        str,
+        Declaration(_INDEX, "Place among NRI plugins: lower numbers are asked first.", flag="--index"),
+    ] = "10"
+    socket: Annotated[str, Declaration(SOCKET, "The runtime's NRI socket.", flag="--socket")] = "/var/run/nri/nri.sock"
+
+
+class AuditSettings(Struct, frozen=True, kw_only=True):
+    """The audit log: every decision with all that decided it, for `nri-gpu replay`."""
+
+    max_mib: Annotated[
+        int, Declaration(Whole(0, 1024), "Size of the log in MiB, and of the one before it that is kept; 0: no log.")
+    ] = 4
+    dir: Annotated[
+        str,
+        Declaration(
+            FOLDER_OR_NONE,
+            "Folder for it; empty: the state folder, which a reboot empties. In the systemd unit it must be writable.",
+        ),
+    ] = ""
+
+
+class ControlSettings(Struct, frozen=True, kw_only=True):
+    """Who may ask the daemon about itself."""
+
+    group: Annotated[
+        str,
+        Declaration(
+            _GROUP,
+            "Group that may ask for `nri-gpu status` beside root; empty for root alone. The systemd unit needs it as "
+            "its Group= too.",
+        ),
+    ] = ""
+
+
+class LabelSettings(Struct, frozen=True, kw_only=True):
+    """What a cluster's scheduler may know of this node's GPUs, as labels."""
+
+    file: Annotated[
+        str,
+        Declaration(
+            FILE_OR_NONE,
+            "File for Node Feature Discovery with the node's labels, in the names of NVIDIA's feature discovery; its "
+            "folder must exist. Empty: none.",
+            flag="--labels",
+        ),
+    ] = ""
+
+
+class GuardSettings(Struct, frozen=True, kw_only=True):
+    """The second process, `nri-gpu guard`: how it presents itself, and what it does about what got past it."""
+
+    name: Annotated[str, Declaration(_NAME, "Name the runtime and its log know the guard by.")] = "nri-gpu-guard"
+    index: Annotated[
+        str, Declaration(_INDEX, "Its place among NRI plugins: behind whoever else may refuse a start.")
+    ] = "90"
+    stop_ungranted: Annotated[
+        bool,
+        Declaration(
+            Flag(),
+            "Stop containers that run without the GPUs they asked for, when the guard finds some as it connects. "
+            "Needs the cri extra (grpcio).",
+        ),
+    ] = False
+    stop_grace_s: Annotated[int, Declaration(Whole(0, 300), "Seconds that such a container has to end by itself.")] = 10
+    cri_socket: Annotated[str, Declaration(SOCKET, "The runtime's CRI socket, through which they are stopped.")] = (
+        "/run/containerd/containerd.sock"
+    )
