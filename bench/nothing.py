@@ -9,6 +9,7 @@ python -m bench.nothing SOCKET EVENT-MASK [FILE-WITH-THE-REPLY]
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 import sys
 from typing import Any
@@ -75,14 +76,18 @@ class Nothing(asyncio.Protocol):
                 self._io.write(MUX.pack(conn_id, len(part)) + part)
 
 
-async def main(path: str, events: int) -> None:
+async def serve(path: str, events: int) -> None:
     loop = asyncio.get_running_loop()
     await loop.create_unix_connection(lambda: Nothing(events), path)
     await loop.create_future()
 
 
+def main() -> int:
+    """Until the runtime is gone."""
+    with contextlib.suppress(RuntimeError):  # the loop was stopped
+        asyncio.run(serve(sys.argv[1], int(sys.argv[2])))
+    return 0
+
+
 if __name__ == "__main__":
-    try:
-        asyncio.run(main(sys.argv[1], int(sys.argv[2])))
-    except RuntimeError:  # the loop was stopped: the runtime is gone
-        sys.exit(0)
+    sys.exit(main())

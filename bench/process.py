@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +21,23 @@ from tests.support.daemon import TOPOLOGIES
 from tests.support.driver_root import make_driver_root
 from tests.support.nvml import build_fake_nvml, gpus_of
 
+AS_INSTALLED: Final = """
+import importlib, site, sys
+sys.path.append(sys.argv.pop(1))
+name = sys.argv.pop(1)
+sys.argv[0] = name
+sys.exit(importlib.import_module(name).main())
+"""
 EIGHT_GPUS: Final = TOPOLOGIES / "hgx-h100.toml"
 # What asks NVML, and what waits for its events.
 CHILDREN: Final = ("nri_gpu.inventory.nvml", "nri_gpu.inventory.events")
 SETTLED_S: Final = 30.0
 OUR_EVENTS: Final = event_mask(EVENTS, "")
+
+
+def installed(module: str, *arguments: str) -> list[str]:
+    """The command of a module's `main` as users have it: without the finder of a checkout's editable installation."""
+    return [sys.executable, "-S", "-c", AS_INSTALLED, sysconfig.get_path("purelib"), module, *arguments]
 
 
 class Running:
@@ -35,7 +48,7 @@ class Running:
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[1])}
         self.began = time.perf_counter()
         with (folder / f"{name}.log").open("ab") as log:
-            self._process = subprocess.Popen([sys.executable, "-m", *arguments], env=environment, stderr=log)
+            self._process = subprocess.Popen(installed(*arguments), env=environment, stderr=log)
         self.link = Link(self._listening)
         self.link.configure()
         self.registered_s = time.perf_counter() - self.began
@@ -81,7 +94,7 @@ def daemon(folder: Path, name: str = "nri-gpu", *, policy: Path | None = None, s
         "--log-level": "INFO",
         **({"--policy": policy} if policy else {}),
     }
-    return Running(folder, ["nri_gpu", "run", *(str(word) for pair in options.items() for word in pair)], name)
+    return Running(folder, ["nri_gpu.cli", "run", *(str(word) for pair in options.items() for word in pair)], name)
 
 
 def nvml_daemon(folder: Path) -> Running:
@@ -102,7 +115,7 @@ def nvml_daemon(folder: Path) -> Running:
         "--policy": policy,
         "--log-level": "INFO",
     }
-    plugin = Running(folder, ["nri_gpu", "run", *(str(word) for pair in options.items() for word in pair)], "nvml")
+    plugin = Running(folder, ["nri_gpu.cli", "run", *(str(word) for pair in options.items() for word in pair)], "nvml")
     plugin.link.call("Synchronize", b"")
     until = time.monotonic() + SETTLED_S
     while not _settled(plugin, folder / "nvml-state" / CONTROL_SOCKET):

@@ -16,7 +16,7 @@ from typing import Final
 from bench.effort import Effort
 from bench.figures import Figure
 from bench.link import Link, listen
-from bench.process import EIGHT_GPUS
+from bench.process import EIGHT_GPUS, installed
 from bench.requests import life
 from nri_gpu.inventory.topology import load_topology
 from nri_gpu.runtime.snapshot import FILE
@@ -36,7 +36,7 @@ class Stamped(NriGpuOnNvidia):
     """Says when it was executed."""
 
     def words(self) -> list[str]:
-        return ["/bin/sh", "-c", STAMPED, str(self.stamp), *super().words()]
+        return ["/bin/sh", "-c", STAMPED, str(self.stamp), *installed("nri_gpu.cli")]
 
     @property
     def stamp(self) -> Path:

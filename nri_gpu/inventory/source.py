@@ -24,7 +24,6 @@ from nri_gpu.inventory.host_names import as_host_names, roots_of
 from nri_gpu.inventory.kernel import unlisted_gpus
 from nri_gpu.inventory.numa import numa_nodes
 from nri_gpu.inventory.offers import find_offers
-from nri_gpu.inventory.topology import load_scene
 
 
 class Source(Protocol):
@@ -62,6 +61,8 @@ class TopologySource:
 
     async def refresh(self) -> Inventory:
         """The file's node as it is by now. Raises: TopologyError; InventoryError: a fault that the file plays."""
+        from nri_gpu.inventory.topology import load_scene  # a dozen modules that a real node does without
+
         scene = load_scene(self._path, wall=self._wall)
         self._times = tuple(change.at_s for change in scene.changes)
         return scene.after(self._clock() - self._began)

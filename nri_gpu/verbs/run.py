@@ -53,8 +53,6 @@ def run(args: argparse.Namespace) -> int:
     daemon = Daemon(state, key, policy_file, Path(args.gpus) if args.gpus else None)
     if args.watch_policy:
         daemon.watch_policy(Path(args.policy or DEFAULT_PATH))
-    # What was imported lives for ever; the collector need not look at it again.
-    gc.freeze()
     # Values here have no cycles; looking for some took a third of a Synchronize of 5,000 containers.
     gc.set_threshold(GC_THRESHOLD)
     try:
