@@ -174,8 +174,8 @@ def _driver(node: Containerd, stage: Stage, daemon: NriGpu, watching: Alongside)
     show.step(f"The driver {OLD} is unloaded: nobody can be asked, and the last snapshot serves")
     stage.happen('fault = "nvmlInit: Driver Not Loaded (9)"')
     watching.show("not refreshed: nvmlInit: Driver Not Loaded (9)")
-    asking = PodSpec(name="late", annotations={"gpu.nri.io": "count=1"})
-    late = node.cri.run_pod(asking)
+    asking = {"gpu.nri.io": "count=1"}
+    late = node.cri.run_pod(PodSpec(name="late", annotations=asking))
     _look(node, late, "late")
     node.cri.remove_pod(late.id)
     show.step(f"{NEW} is installed and loaded, with another major for nvidia-uvm")
@@ -184,7 +184,7 @@ def _driver(node: Containerd, stage: Stage, daemon: NriGpu, watching: Alongside)
     stage.happen(f'fault = ""\ndriver = "{NEW}"\ncuda = "13.1"\n{majors}')
     watching.show(f"driver {OLD} -> {NEW}", "nvidia-uvm has major 1520, and had 1510", "the driver answers again")
     wait_for("its files", lambda: _staged(daemon, NEW), PATIENCE_S, daemon.log)
-    _look(node, node.cri.run_pod(asking), "new")
+    _look(node, node.cri.run_pod(PodSpec(name="new", annotations=asking)), "new")
 
 
 def _staged(daemon: NriGpu, version: str) -> bool:
