@@ -285,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = ["run"]  # started by the runtime itself, which passes no arguments
     asked = [verb for verb in VERBS if [verb.name] == arguments[:1]]
     args = _parser(asked or VERBS).parse_args(arguments)  # describing all verbs takes longer than reading the policy
-    run = _imported(args.module, own_log=hasattr(args, "log_level"))
+    run = _imported(args.module)
     try:
         code = run(args)
         sys.stdout.flush()
@@ -301,17 +301,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _imported(module: str, *, own_log: bool) -> Callable[[argparse.Namespace], int]:
-    """The verb. What is imported stays: looking through it again and again was a tenth of a start.
-
-    own_log: it sets up its log by itself, so that loguru need not make one to be removed again.
-    """
+def _imported(module: str) -> Callable[[argparse.Namespace], int]:
+    """The verb. What is imported stays: looking through it again and again was a tenth of a start."""
     gc.disable()
-    if own_log:
-        os.environ.setdefault("LOGURU_AUTOINIT", "false")
     run: Callable[[argparse.Namespace], int] = importlib.import_module(module).run
-    if own_log:
-        del os.environ["LOGURU_AUTOINIT"]  # programs that we start are none of its business
     gc.freeze()
     gc.enable()
     return run

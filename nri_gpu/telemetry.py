@@ -15,12 +15,9 @@ import socket
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
-from loguru import logger
-
-if TYPE_CHECKING:
-    from loguru import Message, Record
+from nri_gpu.log import LEVELS, RECORDS, logger
 
 # Every field that a line may carry, in the order in which they are printed. Nothing of a container's environment.
 FIELDS: Final = (
@@ -34,17 +31,18 @@ WAITING_LINES: Final = 1_000
 PIPE_BUF: Final = 4096  # bytes
 STDERR: Final = 2
 JOURNAL_SOCKET: Final = Path("/run/systemd/journal/socket")
-_PRIORITIES: Final = {"TRACE": 7, "DEBUG": 7, "INFO": 6, "SUCCESS": 5, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+_PRIORITIES: Final = {"TRACE": 7, "DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 
+_TRACEBACKS: Final = logging.Formatter()
 _ESCAPES: Final = {"\\": "\\\\", '"': '\\"'}
 
 
 def set_up(level: str, *, journal: bool = False) -> None:
     """Send the log to stderr, or to the journal's socket when stderr is lost (launched by the runtime)."""
     sink = _Sink(_Journal() if journal and JOURNAL_SOCKET.exists() else _Stderr())
-    logger.remove()
-    # diagnose=False: a traceback must not print variables, among them containers' environments.
-    logger.add(sink, level=level, format=_format, diagnose=False, backtrace=False)
+    sink.setLevel(LEVELS[level])
+    RECORDS.handlers[:] = [sink]
+    RECORDS.setLevel(LEVELS[level])
     logging.basicConfig(handlers=[_Borrowed()], level=logging.WARNING, force=True)
     atexit.register(sink.close)
 
@@ -54,31 +52,32 @@ class _Borrowed(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """One line of ours for one of theirs."""
-        bound = logger.opt(exception=record.exc_info).bind(fault=record.getMessage())
+        bound = logger.opt(exception=record.exc_info[1] if record.exc_info else None).bind(fault=record.getMessage())
         bound.log(record.levelname, f"{record.name} has something to say")
 
 
-class _Sink:
+class _Sink(logging.Handler):
     """Writes lines that can be written now, keeps some that cannot, and never waits.
 
     No thread: one that wakes for every line fights the event loop for the interpreter just when a reply is due.
     """
 
     def __init__(self, channel: Channel) -> None:
+        super().__init__()
         self._channel = channel
         self._waiting: deque[bytes] = deque()
         self._dropped = 0
 
-    def __call__(self, message: Message) -> None:
+    def emit(self, record: logging.LogRecord) -> None:
         """Take one line."""
-        data = self._channel.encode(str(message), message.record)
+        data = self._channel.encode(line_of(record), record)
         if len(self._waiting) < WAITING_LINES:
             self._waiting.append(data)
         else:
             self._dropped += 1
-        self._flush()
+        self._write()
 
-    def _flush(self) -> None:
+    def _write(self) -> None:
         try:
             while self._waiting and self._channel.writable(0):
                 rest = self._waiting[0][self._channel.write(self._waiting[0]) :]
@@ -97,15 +96,16 @@ class _Sink:
 
     def close(self) -> None:
         """Write what is kept, for a second at most."""
+        super().close()
         deadline = time.monotonic() + 1
         while self._waiting and (left := deadline - time.monotonic()) > 0 and self._channel.writable(left):
-            self._flush()
+            self._write()
 
 
 class Channel(Protocol):
     """Where lines go."""
 
-    def encode(self, text: str, record: Record) -> bytes:
+    def encode(self, text: str, record: logging.LogRecord) -> bytes:
         """A line as it is written here."""
 
     def encode_plain(self, text: str) -> bytes:
@@ -127,8 +127,8 @@ class _Stderr:
         self._poll = select.poll()
         self._poll.register(STDERR, select.POLLOUT)
 
-    def encode(self, text: str, record: Record) -> bytes:
-        return self.encode_plain(record["time"].strftime("%H:%M:%S.%f ") + text if self._timed else text)
+    def encode(self, text: str, record: logging.LogRecord) -> bytes:
+        return self.encode_plain(f"{_clock(record.created)} {text}" if self._timed else text)
 
     def encode_plain(self, text: str) -> bytes:
         return text.encode(errors="backslashreplace")
@@ -147,8 +147,8 @@ class _Journal:
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
 
-    def encode(self, text: str, record: Record) -> bytes:
-        return self.encode_plain(text, _PRIORITIES.get(record["level"].name, 6))
+    def encode(self, text: str, record: logging.LogRecord) -> bytes:
+        return self.encode_plain(text, _PRIORITIES.get(record.levelname, 6))
 
     def encode_plain(self, text: str, priority: int = _PRIORITIES["WARNING"]) -> bytes:
         body = text.rstrip("\n").replace("\n", " | ")
@@ -166,12 +166,17 @@ class _Journal:
         return len(data)
 
 
-def _format(record: Record) -> str:
-    extra = record["extra"]
-    fields = " ".join(f"{name}={_quoted(extra[name])}" for name in FIELDS if name in extra)
-    # The braces are loguru's template syntax; fields may hold braces of their own.
-    extra["_fields"] = f" {fields}" if fields else ""
-    return "{level: <7} {message}{extra[_fields]}\n{exception}"
+def line_of(record: logging.LogRecord) -> str:
+    """The whole of a record, without its time. A traceback shows code, and no values: environments are among those."""
+    known = record.__dict__.get("fields", {})
+    fields = "".join(f" {name}={_quoted(known[name])}" for name in FIELDS if name in known)
+    line = f"{record.levelname: <7} {record.getMessage()}{fields}\n"
+    return f"{line}{_TRACEBACKS.formatException(record.exc_info)}\n" if record.exc_info else line
+
+
+def _clock(seconds: float) -> str:
+    """Of the day, with microseconds."""
+    return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{int(seconds % 1 * 1e6):06}"
 
 
 def _quoted(value: object) -> str:

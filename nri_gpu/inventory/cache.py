@@ -7,12 +7,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Inventory
 from nri_gpu.inventory.source import Source
+from nri_gpu.log import logger
 
 REFRESH_S: Final = 60.0
 FIRST_RETRY_S: Final = 0.5

@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.health import GpuEvent
 from nri_gpu.inventory.heard import Call, Fault, NonsenseError, Said, Unplaced, Watching, understood
 from nri_gpu.inventory.process import LineProcess, ending, python
+from nri_gpu.log import logger
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0

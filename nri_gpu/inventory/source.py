@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
@@ -24,6 +23,7 @@ from nri_gpu.inventory.host_names import as_host_names, roots_of
 from nri_gpu.inventory.kernel import unlisted_gpus
 from nri_gpu.inventory.numa import numa_nodes
 from nri_gpu.inventory.offers import find_offers
+from nri_gpu.log import logger
 
 
 class Source(Protocol):

@@ -20,7 +20,6 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
-from loguru import logger
 from msgspec import Struct
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
@@ -28,6 +27,7 @@ from nri_gpu.domain.errors import NriGpuError, RestartNeededError
 from nri_gpu.domain.kubelet import Standing
 from nri_gpu.kubelet.offers import Offers
 from nri_gpu.kubelet.service import VERSION, DevicePlugin, Watched
+from nri_gpu.log import logger
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from nri_gpu.policy.places import SOCKET_PATH_MAX
 

@@ -11,12 +11,12 @@ import random
 from collections import deque
 from typing import Final, Protocol
 
-from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.container import Pod
 from nri_gpu.domain.kubelet import PodGiven
 from nri_gpu.kubelet.podresources import PodResources, PodResourcesError
+from nri_gpu.log import logger
 
 PACE_S: Final = 0.02  # the kubelet answers 100 a second with a burst of 10, and we are not its only guest
 LIST_EVERY_S: Final = 10.0

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.allocation.token import KEY_BYTES
+from nri_gpu.log import logger
 
 KEY_FILE: Final = "nri-gpu.key"
 

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from loguru import logger
-
 from nri_gpu.domain.kubelet import Standing
 from nri_gpu.kubelet.endpoint import Endpoint, Place
 from nri_gpu.kubelet.offers import Offers
+from nri_gpu.log import logger
 
 TICK_S: Final = 5.0  # for what changes by time alone: grants that lapse, an inventory that grows old
 

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
-from loguru import logger
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu._pb import pluginregistration_pb2 as watcher
 from nri_gpu.kubelet.books import AllocationError, Device
 from nri_gpu.kubelet.offers import Offers
+from nri_gpu.log import logger
 
 VERSION: Final = "v1beta1"
 HEALTHY: Final = "Healthy"

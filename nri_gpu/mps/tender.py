@@ -9,9 +9,9 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Final
 
-from loguru import logger
 from msgspec import Struct
 
+from nri_gpu.log import logger
 from nri_gpu.mps.daemon import Daemon
 from nri_gpu.mps.place import Place
 from nri_gpu.mps.tools import MpsError, Tools

@@ -17,13 +17,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision
 from nri_gpu.domain.gpu import Node
+from nri_gpu.log import logger
 from nri_gpu.replay import Kind, changed_record, decision_record, ledger_record, node_record, policy_record
 
 FILE: Final = "audit.jsonl"

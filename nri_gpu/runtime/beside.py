@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
@@ -19,6 +18,7 @@ from nri_gpu.domain.container import Container, ContainerId, Pod, PodId
 from nri_gpu.domain.decision import Decision, Inject
 from nri_gpu.domain.gpu import GpuUuid, Inventory
 from nri_gpu.domain.kubelet import REPLICA, Handed, KubeletGrant, PodGiven, gpu_groups
+from nri_gpu.log import logger
 from nri_gpu.nri.convert import PREFIX
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from loguru import logger
+from nri_gpu.log import logger
 
 Answer = Callable[[], Mapping[str, Any]]
 QUESTION_MAX: Final = 64  # bytes
@@ -113,7 +113,7 @@ class _Visit(asyncio.Protocol):
         try:
             return answer()
         except Exception:  # whoever asks must not be able to end the daemon
-            logger.bind(method=question).exception("bug in an answer")
+            logger.bind(method=question).opt(exception=True).error("bug in an answer")
             return {"error": "a bug of nri-gpu; its log has the traceback"}
 
     def _say(self, answer: Mapping[str, Any]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.errors import RemoteProtocolError
+from nri_gpu.log import logger
 from nri_gpu.nri import status
 from nri_gpu.nri.convert import DecodeError
 from nri_gpu.wire.events import RequestReceived, ResponseSent
@@ -52,7 +52,8 @@ class Dispatcher(Struct):
         except RemoteProtocolError as error:
             return self._failed(request, status.out_of_order(str(error)))
         except Exception:  # the one net under every handler: silence would start containers without us
-            logger.bind(method=request.method, stream_id=request.stream_id).exception("bug in a handler")
+            bound = logger.bind(method=request.method, stream_id=request.stream_id)
+            bound.opt(exception=True).error("bug in a handler")
             return status.INTERNAL
 
     def _failed(self, request: RequestReceived, outcome: Status) -> Status:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.allocation.mark import MARK_KEY, BadMark, Mark
@@ -16,6 +15,7 @@ from nri_gpu.asking import may_ask_by_environment, needs_grant
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Reason
 from nri_gpu.judge import judge_adjusted, judge_start, mark_of
+from nri_gpu.log import logger
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed
 from nri_gpu.nri.status import status_of
@@ -25,7 +25,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.wire.status import Status
 
 if TYPE_CHECKING:
-    import loguru
+    from nri_gpu.log import Logger
 
 Reply = bytes | Status
 EVENTS: Final = (Event.START_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)
@@ -153,7 +153,7 @@ def _report(item: Listed, mark: BadMark | None) -> None:
         bound.warning("container runs without the GPUs it asked for")
 
 
-def _bound(container: Container) -> loguru.Logger:
+def _bound(container: Container) -> Logger:
     pod = container.pod
     return logger.bind(
         namespace=pod.namespace,

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from loguru import logger
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from nri_gpu.allocation.mark import KEY_BYTES
+from nri_gpu.log import logger
 from nri_gpu.policy.broken import BrokenPolicy
 from nri_gpu.policy.model import Policy
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from loguru import logger
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -28,6 +27,7 @@ from nri_gpu.domain.gpu import GpuUuid, Inventory, Node
 from nri_gpu.domain.kubelet import Handed, PodGiven
 from nri_gpu.domain.mps import Seat
 from nri_gpu.judge import judge_adjusted
+from nri_gpu.log import logger
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed, Markers
 from nri_gpu.nri.status import status_of

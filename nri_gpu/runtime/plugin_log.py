@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from loguru import logger
-
 from nri_gpu.allocation.mark import BadMark
 from nri_gpu.asking import needs_grant
 from nri_gpu.decide import BrokenPolicy
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.gpu import Node
+from nri_gpu.log import logger
 from nri_gpu.policy.model import Policy
 
 # NRI can add hooks and remove none, so nothing less helps (containerd/nri: pkg/runtime-tools/generate).

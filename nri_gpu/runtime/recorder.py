@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from loguru import logger
-
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Grant
 from nri_gpu.domain.gpu import Node
+from nri_gpu.log import logger
 from nri_gpu.runtime.audit import AuditLog
 from nri_gpu.runtime.journal import Journal, Remembered
 

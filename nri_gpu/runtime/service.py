@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final, Protocol
 
-from loguru import logger
-
+from nri_gpu.log import logger
 from nri_gpu.nri import convert
 from nri_gpu.nri.convert import EMPTY, Configured, Listed
 from nri_gpu.nri.session import Phase, Session, Step

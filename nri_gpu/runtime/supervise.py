@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.errors import LocalProtocolError, RemoteProtocolError
+from nri_gpu.log import logger
 from nri_gpu.nri.convert import Configured, register_to_pb
 from nri_gpu.nri.subscribe import Subscription
 from nri_gpu.runtime.service import Plugin, PluginService

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from loguru import logger
-
 from nri_gpu.domain.errors import LocalProtocolError, NriGpuError, RemoteProtocolError
+from nri_gpu.log import logger
 from nri_gpu.nri.status import INTERNAL
 from nri_gpu.wire.events import (
     ConnectionClosed,

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import signal
 
-from loguru import logger
-
 from nri_gpu.cdi_file import SpecFile, SpecFileError
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.injection.cdi import KIND
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.inventory.source import source_of
+from nri_gpu.log import logger
 from nri_gpu.verbs.cdi_old import remove_old
 from nri_gpu.verbs.cdi_spec import NotReadyError, Wish, rivalry, specification_text
 from nri_gpu.verbs.exits import Exit

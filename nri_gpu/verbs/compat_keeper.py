@@ -6,12 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from loguru import logger
-
 from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.compat import FoundCompat, FoundPackages, scan_compat, signs
 from nri_gpu.driver.stage import stage_plan
+from nri_gpu.log import logger
 from nri_gpu.runtime.board import Board
 
 SHOWN: Final = 20  # left-out files in a line of the log

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
@@ -18,6 +17,7 @@ from nri_gpu.domain.errors import PolicyError
 from nri_gpu.domain.gpu import Inventory
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.inventory.source import source_of
+from nri_gpu.log import logger
 from nri_gpu.mps.process import user_of
 from nri_gpu.mps.tender import Around as AroundMps
 from nri_gpu.mps.tools import Tools

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.errors import DriverError
@@ -18,6 +17,7 @@ from nri_gpu.driver.module import module_version
 from nri_gpu.driver.scan import FoundDriver, scan
 from nri_gpu.driver.stage import prune, stage
 from nri_gpu.driver.watch import Signs, changed, signs, staged_signs
+from nri_gpu.log import logger
 from nri_gpu.runtime.board import Board
 from nri_gpu.verbs.compat_keeper import CompatKeeper
 

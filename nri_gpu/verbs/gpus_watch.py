@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from loguru import logger
-
 from nri_gpu import telemetry
 from nri_gpu.domain.codec import CodecError, decode
 from nri_gpu.domain.gpu import Inventory
@@ -23,6 +21,7 @@ from nri_gpu.domain.transition import Kind, Transition
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.inventory.changes import changes
 from nri_gpu.inventory.source import NvmlSource, TopologySource
+from nri_gpu.log import logger
 from nri_gpu.runtime.report import transition_json
 from nri_gpu.verbs.asking import ask
 from nri_gpu.verbs.exits import Exit

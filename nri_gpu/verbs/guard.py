@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu import telemetry
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.errors import PolicyError
+from nri_gpu.log import logger
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.broken import BrokenPolicy
 from nri_gpu.policy.model import Policy

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from loguru import logger
-
 from nri_gpu.domain.codec import CodecError, canonical, decode
 from nri_gpu.health.fleet import Fleet
+from nri_gpu.log import logger
 
 
 def load_fleet(file: Path) -> Fleet:

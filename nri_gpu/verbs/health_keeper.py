@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
@@ -20,6 +19,7 @@ from nri_gpu.health.classes import Meaning, Rules
 from nri_gpu.health.fleet import NOBODY, Change, Fleet, Moment
 from nri_gpu.inventory.hearing import Ear, EventChild, Hearing
 from nri_gpu.inventory.source import Source
+from nri_gpu.log import logger
 from nri_gpu.policy.health import Events, HealthSettings, OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.verbs.health_file import load_fleet, save_fleet

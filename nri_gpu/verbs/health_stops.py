@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from loguru import logger
 from msgspec import Struct, field
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.health import Health
+from nri_gpu.log import logger
 from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.service import GuardSettings

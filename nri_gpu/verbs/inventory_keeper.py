@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from loguru import logger
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -14,6 +13,7 @@ from nri_gpu.domain.gpu import Inventory
 from nri_gpu.domain.health import WELL
 from nri_gpu.domain.transition import History, Kind, Transition
 from nri_gpu.inventory.changes import changes
+from nri_gpu.log import logger
 from nri_gpu.runtime.board import Board
 
 # Which transitions are news to whom. What flaps (heat, say) is to nobody: a scan of the driver's files costs seconds.

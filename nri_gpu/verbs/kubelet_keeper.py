@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.container import Pod
 from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.gpu import GpuUuid, Node, closure
 from nri_gpu.domain.kubelet import Handed, PodGiven, Standing
+from nri_gpu.log import logger
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.stale import stale_fault

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from loguru import logger
-
 from nri_gpu.inventory.labels import file_text, labels, machine_name
+from nri_gpu.log import logger
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.runtime.board import Board
 from nri_gpu.verbs.told import work_when_told

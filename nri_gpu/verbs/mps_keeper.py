@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from loguru import logger
-
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.mps import holds_by_mps
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.log import logger
 from nri_gpu.mps.place import Place, noted_places
 from nri_gpu.mps.tender import Around, Tender, Wish
 

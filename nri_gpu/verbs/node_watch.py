@@ -13,10 +13,10 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.inventory.uevents import Uevents, explain
+from nri_gpu.log import logger
 
 if TYPE_CHECKING:
     from nri_gpu.runtime.watch import FolderWatch

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from loguru import logger
-
 from nri_gpu.domain.errors import RestartNeededError
+from nri_gpu.log import logger
 from nri_gpu.verbs.exits import Exit
 
 

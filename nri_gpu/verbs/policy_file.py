@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from loguru import logger
-
 from nri_gpu.domain.errors import PolicyError
+from nri_gpu.log import logger
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import override
 from nri_gpu.settings import PolicyText, build_policy, keep_last_good, last_good_text, read_policy

@@ -6,11 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from loguru import logger
-
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.extras import Profiles
 from nri_gpu.driver.profiles import planned_profiles, write_profiles
+from nri_gpu.log import logger
 from nri_gpu.runtime.board import Board
 from nri_gpu.verbs.told import work_when_told
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from loguru import logger
 from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.codec import encode
 from nri_gpu.domain.kubelet import Standing
 from nri_gpu.inventory.cache import InventoryCache
+from nri_gpu.log import logger
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.model import Policy
 from nri_gpu.runtime.board import Board

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from loguru import logger
-
 from nri_gpu import telemetry
 from nri_gpu.domain.errors import PolicyError
+from nri_gpu.log import logger
 from nri_gpu.runtime.state import DEFAULT_STATE, StateError, StateFolder
 from nri_gpu.settings import DEFAULT_PATH
 from nri_gpu.verbs.daemon import Daemon

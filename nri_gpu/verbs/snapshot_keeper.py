@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Final
 
-from loguru import logger
 from msgspec import Struct
 
 from nri_gpu import __version__
@@ -15,6 +14,7 @@ from nri_gpu.domain.gpu import DriverFiles, Inventory
 from nri_gpu.driver.module import module_version, module_versions
 from nri_gpu.driver.watch import signs, staged_evidence
 from nri_gpu.inventory.cache import InventoryCache
+from nri_gpu.log import logger
 from nri_gpu.runtime import snapshot
 from nri_gpu.runtime.board import Board
 from nri_gpu.runtime.snapshot import Evidence, Snapshot, SnapshotError

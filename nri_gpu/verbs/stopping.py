@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Final
 
-from loguru import logger
-
+from nri_gpu.log import logger
 from nri_gpu.policy.service import GuardSettings
 
 PATIENCE_S: Final = 30.0  # beyond the grace, for a runtime whose CRI is still starting

@@ -182,9 +182,19 @@ class Storm:
         slot.container = None
 
     def _remove(self, container: ContainerId) -> None:
-        self.node.cri.stop(container)
+        wait_for("an end", lambda: self._stopped(container), SETTLED_S)
         wait_for("a removal", lambda: self._removed(container), SETTLED_S)
         self.tally.happened["removed"] += 1
+
+    def _stopped(self, container: ContainerId) -> bool:
+        try:
+            self.node.cri.stop(container)
+        except CriError as error:
+            # It ended by itself at that moment, and its shim with it: a kubelet tries again.
+            if "ttrpc: closed" not in error.details:
+                raise
+            return False
+        return True
 
     def _removed(self, container: ContainerId) -> bool:
         try:

@@ -15,31 +15,33 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from loguru import logger
 
 from nri_gpu import telemetry
+from nri_gpu.log import RECORDS, TRACE, logger
 from nri_gpu.telemetry import FIELDS
 
 PACKAGE: Final = Path(telemetry.__file__).parent
 
 
-class Said:
-    """Formats as the daemon does, into a list."""
+class Said(logging.Handler):
+    """Formats as the daemon does, into a text."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.text = ""
 
-    def __call__(self, message: Any) -> None:  # noqa: ANN401 - loguru's Message exists for type checkers only
-        self.text += str(message)
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text += telemetry.line_of(record)
 
 
 @pytest.fixture
 def said() -> Iterator[Said]:
-    sink = Said()
-    logger.remove()
-    number = logger.add(sink, level="TRACE", format=telemetry._format, diagnose=False, backtrace=False)
+    sink, before, level = Said(), RECORDS.handlers[:], RECORDS.level
+    RECORDS.handlers[:] = [sink]
+    RECORDS.setLevel(TRACE)
     yield sink
-    logger.remove(number)
+    RECORDS.handlers[:] = before
+    RECORDS.setLevel(level)
 
 
 def test_a_fixed_phrase_and_fields_in_a_fixed_order(said: Said) -> None:
@@ -104,7 +106,7 @@ def test_a_traceback_shows_no_values(said: Said) -> None:
     try:
         handler("SECRET_TOKEN=" + "hunter"[::-1])
     except ZeroDivisionError:
-        logger.exception("bug in a handler")
+        logger.opt(exception=True).error("bug in a handler")
     assert "ZeroDivisionError" in said.text
     assert "retnuh" not in said.text
 
@@ -114,7 +116,7 @@ def test_a_traceback_shows_no_values(said: Said) -> None:
 SPEAKER: Final = """
 import sys, time
 from nri_gpu import telemetry
-from loguru import logger
+from nri_gpu.log import logger
 telemetry.set_up("INFO"{options})
 {body}
 """

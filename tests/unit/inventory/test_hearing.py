@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from loguru import logger
 
 from nri_gpu.domain.health import EventType, GpuEvent
 from nri_gpu.inventory import hearing as module
@@ -18,6 +17,7 @@ from nri_gpu.inventory.heard import Fault, NonsenseError, understood
 from nri_gpu.inventory.hearing import Ear, EventChild
 from nri_gpu.inventory.process import LineProcess
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence, happen
+from tests.unit.runtime.log import Line, hearing
 
 GPUS = tuple(FakeGpu(uuid=f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(3))
 BUS_IDS = tuple(f"0000:{0x10 + n:02x}:00.0" for n in range(3))
@@ -62,19 +62,18 @@ class Station:
 async def listening(root: Path, *gpus: int, silence_s: float = 15.0) -> AsyncIterator[Station]:
     station = Station(root, silence_s)
 
-    def note(message: object) -> None:
-        station.lines.append(str(message))
+    def note(line: Line) -> None:
+        station.lines.append(str(line))
         station.news.set()
 
-    sink = logger.add(note, level="DEBUG", format="{message} {extra}")
-    station.child.listen(frozenset(BUS_IDS[gpu] for gpu in gpus))
-    task = asyncio.create_task(station.child.run())
-    try:
-        yield station
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        logger.remove(sink)
+    with hearing(note, "DEBUG"):
+        station.child.listen(frozenset(BUS_IDS[gpu] for gpu in gpus))
+        task = asyncio.create_task(station.child.run())
+        try:
+            yield station
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def xid(gpu: int, number: int) -> GpuEvent:

@@ -16,7 +16,7 @@ from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from tests.support.builders import gpus, uuid
 from tests.support.kubelet import Kubelet, Rival
 from tests.unit.kubelet.station import GPU, Station
-from tests.unit.runtime.log import Log
+from tests.unit.runtime.log import Line, Log
 
 WATCHER = KubeletSettings(registration=Registration.WATCHER)
 
@@ -95,6 +95,10 @@ async def test_a_refusal_is_said_once_and_tried_again(folder: Path, log: Log) ->
     assert line.fields["fault"].endswith("UNKNOWN: requested API version is not supported")
 
 
+def known(log: Log) -> list[Line]:
+    return [line for line in log.warnings() if "known, and not" in line.fields["fault"]]
+
+
 async def test_the_plugin_watcher_finds_us(folder: Path, log: Log) -> None:
     async with Kubelet(folder) as kubelet, Station(folder, settings=WATCHER):
         await kubelet.wait_healthy(GPU, 4)
@@ -108,7 +112,8 @@ async def test_the_plugin_watcher_finds_us(folder: Path, log: Log) -> None:
             kubelet.refuse = "a refused plugin is known, and not asked again"
             await kubelet.restart()
             await kubelet.wait("second refusal", lambda seen=seen: kubelet.refused >= seen + 2)  # by a socket made anew
-            assert len([line for line in log.warnings() if "known, and not" in line.fields["fault"]]) == times
+            await kubelet.wait("warning", lambda times=times: len(known(log)) >= times)  # said after the answer
+            assert len(known(log)) == times
             kubelet.refuse = ""
             await kubelet.wait_healthy(GPU, 4)
             await wait_said(log, "registered with the kubelet", 2 + times)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from loguru import logger
 from msgspec import Struct
+
+from nri_gpu.log import LEVELS, RECORDS, TRACE
 
 
 class Line(Struct, frozen=True):
@@ -21,24 +25,46 @@ class Line(Struct, frozen=True):
         return f"{self.level} {self.text} {self.fields}"
 
 
+class Heard(logging.Handler):
+    def __init__(self, take: Callable[[Line], None]) -> None:
+        super().__init__()
+        self._take = take
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raised = record.exc_info[1] if record.exc_info else None
+        self._take(Line(record.levelname, record.getMessage(), dict(record.__dict__["fields"]), raised))
+
+
+@contextmanager
+def hearing(take: Callable[[Line], None], level: str = "TRACE") -> Iterator[None]:
+    """Each line is given to `take`, beside whoever else has it."""
+    handler = Heard(take)
+    handler.setLevel(LEVELS[level])
+    before = RECORDS.level
+    RECORDS.addHandler(handler)
+    RECORDS.setLevel(TRACE)
+    try:
+        yield
+    finally:
+        RECORDS.removeHandler(handler)
+        RECORDS.setLevel(before)
+
+
 @dataclass
 class Log:
-    """Takes the place of every other sink while it is entered."""
+    """Takes the place of every other handler while it is entered."""
 
     lines: list[Line] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        logger.remove()
-        self._id = logger.add(self._keep, level="TRACE", format="{message}")
+        self._before = RECORDS.handlers[:], RECORDS.level
+        RECORDS.handlers[:] = [Heard(self.lines.append)]
+        RECORDS.setLevel(TRACE)
         return self
 
     def __exit__(self, *_: object) -> None:
-        logger.remove(self._id)
-
-    def _keep(self, message: Any) -> None:  # noqa: ANN401 - loguru's Message exists for type checkers only
-        record = message.record
-        raised = record["exception"].value if record["exception"] else None
-        self.lines.append(Line(record["level"].name, record["message"], dict(record["extra"]), raised))
+        RECORDS.handlers[:], level = self._before
+        RECORDS.setLevel(level)
 
     def said(self, text: str) -> list[Line]:
         """Every line of that text."""

@@ -9,7 +9,6 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase
@@ -26,7 +25,7 @@ from nri_gpu.verbs.health_keeper import HealthKeeper, HealthPlace, Needs
 from tests.support.builders import container
 from tests.support.health import PARTS, UUIDS, at, look, with_parts, xid
 from tests.support.scripted_runtime import until
-from tests.unit.runtime.log import Log
+from tests.unit.runtime.log import Log, hearing
 
 
 class Listening:
@@ -107,7 +106,6 @@ async def turns() -> None:
 def in_loop(test: Callable[[], None], daemon: Daemon | None = None) -> list[str]:
     """Runs it, and returns what was logged. daemon: one whose keeper runs."""
     lines: list[str] = []
-    sink = logger.add(lambda message: lines.append(str(message)), level="INFO", format="{level} {message} {extra}")
 
     async def run() -> None:
         test()
@@ -116,10 +114,8 @@ def in_loop(test: Callable[[], None], daemon: Daemon | None = None) -> list[str]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    try:
+    with hearing(lambda line: lines.append(str(line)), "INFO"):
         asyncio.run(run())
-    finally:
-        logger.remove(sink)
     return lines
 
 

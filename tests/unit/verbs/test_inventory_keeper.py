@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import GpuFault, Inventory
@@ -14,6 +13,7 @@ from nri_gpu.domain.transition import KEPT, Kind
 from nri_gpu.runtime.board import Board
 from nri_gpu.verbs.inventory_keeper import Followers, InventoryKeeper
 from tests.support import builders as make
+from tests.unit.runtime.log import hearing
 
 NODE = make.inventory(make.gpus(2), driver_version="580.95.05")
 
@@ -46,9 +46,8 @@ class Rig:
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     rig = Rig()
-    sink = logger.add(lambda message: rig.lines.append(str(message)), format="{level} {message} {extra}", level="INFO")
-    yield rig
-    logger.remove(sink)
+    with hearing(lambda line: rig.lines.append(str(line)), "INFO"):
+        yield rig
 
 
 def gpu_with(**fields: object) -> Inventory:
