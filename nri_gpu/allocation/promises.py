@@ -14,7 +14,7 @@ the pod is over nobody tells.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -40,18 +40,8 @@ def is_promise(container_id: ContainerId) -> bool:
 def promised(ledger: Ledger, devices: Iterable[Handed], now: float, *, shared: bool) -> Ledger:
     """With these given to a pod that nobody has named yet. now: seconds on the shell's monotonic clock."""
     for each in devices:
-        grant = Grant(
-            container_id=_id(each),
-            container_name="-",
-            pod_id=PodId(_SPACE),
-            pod_uid=_NOBODY,
-            pod_name=each.resource,
-            namespace="kubelet",
-            uuids=(each.uuid,),
-            mode=Mode.SHARED if shared else Mode.EXCLUSIVE,
-            generation="-",
-        )
-        ledger = ledger.with_entry(Entry(grant, Phase.CREATED, now + OPEN_S))
+        entry = named(each, "kubelet", each.resource, None, shared=shared)
+        ledger = ledger.with_entry(replace(entry, since=now + OPEN_S))
     return ledger
 
 
@@ -63,17 +53,12 @@ def redeemed(ledger: Ledger, container: Container) -> Ledger:
     given = container.kubelet
     if given is None:
         return ledger
-    if given.key == HANDED_KEY:
-        return _released(ledger, given, _NOBODY, container.pod.uid)
-    for each in given.devices:
-        if _id(each) in ledger.entries:
-            ledger = ledger.released(_id(each))
-    return ledger
+    return _released(ledger, given, (_NOBODY, container.pod.uid) if given.key == HANDED_KEY else None)
 
 
 def resumed(ledger: Ledger, pod_uid: PodUid, given: KubeletGrant) -> Ledger:
     """Without what was kept for the pod of a container that runs."""
-    return _released(ledger, given, pod_uid)
+    return _released(ledger, given, (pod_uid,))
 
 
 def bound(ledger: Ledger, grant: Grant, given: KubeletGrant, now: float | None = None) -> Ledger:
@@ -85,9 +70,9 @@ def bound(ledger: Ledger, grant: Grant, given: KubeletGrant, now: float | None =
     for each in given.devices:
         if each.uuid not in grant.uuids:
             continue
-        kept = ledger.entries.get(_id(each))
+        kept = ledger.entries.get(promise_id(each))
         if kept is None or not kept.holds or kept.grant.pod_uid == grant.pod_uid:
-            entry = replace(grant, container_id=_id(each), uuids=(each.uuid,), generation="-")
+            entry = replace(grant, container_id=promise_id(each), uuids=(each.uuid,), generation="-")
             ledger = ledger.with_entry(Entry(entry, Phase.CREATED, since))
     return ledger
 
@@ -106,17 +91,13 @@ def carried(ledger: Ledger, now: float) -> tuple[Entry, ...]:
     return tuple(replace(entry, since=min(entry.since, now + OPEN_S)) for entry in kept)
 
 
-def _released(ledger: Ledger, given: KubeletGrant, *pods: PodUid) -> Ledger:
+def _released(ledger: Ledger, given: KubeletGrant, pods: Sequence[PodUid] | None) -> Ledger:
+    """Without the promises of these devices to one of those pods; None: to whomever."""
     for each in given.devices:
-        entry = ledger.entries.get(_id(each))
-        if entry is not None and entry.grant.pod_uid in pods:
+        entry = ledger.entries.get(promise_id(each))
+        if entry is not None and (pods is None or entry.grant.pod_uid in pods):
             ledger = ledger.released(entry.grant.container_id)
     return ledger
-
-
-def promise_id(device: Handed) -> ContainerId:
-    """Under which its promise stands in the ledger."""
-    return _id(device)
 
 
 def promised_device(container_id: ContainerId) -> Handed | None:
@@ -135,7 +116,7 @@ def had_a_pod(entry: Entry) -> bool:
 def named(device: Handed, namespace: str, name: str, pod: Pod | None, *, shared: bool) -> Entry:
     """A promise to a pod that the kubelet names, kept as long as it does. pod: its sandbox, where that is known."""
     grant = Grant(
-        container_id=_id(device),
+        container_id=promise_id(device),
         container_name="-",
         pod_id=pod.id if pod else PodId(_SPACE),
         pod_uid=pod.uid if pod else _NOBODY,
@@ -148,5 +129,6 @@ def named(device: Handed, namespace: str, name: str, pod: Pod | None, *, shared:
     return Entry(grant, Phase.CREATED, _FOR_LIFE)
 
 
-def _id(device: Handed) -> ContainerId:
+def promise_id(device: Handed) -> ContainerId:
+    """Under which its promise stands in the ledger."""
     return ContainerId(f"{_SPACE}{device.resource}={device.id}")

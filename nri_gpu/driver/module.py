@@ -6,11 +6,14 @@ import re
 from pathlib import Path
 from typing import Final
 
+from nri_gpu.files import text_of
+
 SYSFS: Final = Path("/sys/module/nvidia/version")
 MODULES: Final = Path("/sys/module")
 NAMES: Final = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
 PROC: Final = Path("/proc/driver/nvidia/version")
 
+TEXT_MAX: Final = 4096  # bytes
 _VERSION: Final = re.compile(r"\d{1,5}(?:\.\d{1,5}){1,2}")
 # `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build`, on the first line.
 _IN_PROC: Final = re.compile(rf"Kernel Module\b.*?\s({_VERSION.pattern})(?:\s|$)")
@@ -22,21 +25,13 @@ def module_version(sysfs: Path = SYSFS, proc: Path = PROC) -> str:
     A module built without its version in sysfs still tells it in proc.
     Source: NVIDIA/open-gpu-kernel-modules kernel-open/nvidia/nv-procfs.c.
     """
-    told = _text(sysfs).strip()
+    told = (text_of(sysfs, TEXT_MAX) or "").strip()
     if _VERSION.fullmatch(told):
         return told
-    match = _IN_PROC.search(_text(proc).partition("\n")[0])
+    match = _IN_PROC.search((text_of(proc, TEXT_MAX) or "").partition("\n")[0])
     return match[1] if match else ""
 
 
 def module_versions(sysfs: Path = MODULES) -> tuple[str, ...]:
     """Of each of the driver's modules; empty for one that is not loaded, or was built without its version."""
-    return tuple(_text(sysfs / name / "version").strip() for name in NAMES)
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(4096).decode("ascii", errors="replace")
-    except OSError:
-        return ""
+    return tuple((text_of(sysfs / name / "version", TEXT_MAX) or "").strip() for name in NAMES)

@@ -11,6 +11,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.files import text_of
+
 
 class Kind(StrEnum):
     """What was found. It decides the advice."""
@@ -51,7 +53,7 @@ def leftovers(root: Path = Path("/")) -> tuple[Leftover, ...]:
 
 def specifications_of(root: Path, vendor: str) -> tuple[str, ...]:
     """CDI specifications of one vendor's devices, with hooks or without."""
-    found = (path for path in _files(root, _CDI_FOLDERS, (".yaml", ".yml", ".json")) if vendor in _text(path))
+    found = (path for path in _files(root, _CDI_FOLDERS, (".yaml", ".yml", ".json")) if vendor in _told(path))
     return tuple(_shown(root, path) for path in found)
 
 
@@ -60,16 +62,16 @@ def _runtimes(root: Path) -> Iterator[Leftover]:
         if _is_there(root / name):
             yield Leftover(Kind.RUNTIME, f"/{name}")
     for path in _files(root, _HOOK_FOLDERS, (".json",)):
-        if "nvidia-container-" in _text(path):
+        if "nvidia-container-" in _told(path):
             yield Leftover(Kind.RUNTIME, _shown(root, path))
     for path in _files(root, _CONTAINERD, (".toml",)):
-        if _RUNTIME.search("\n".join(line.partition("#")[0] for line in _text(path).splitlines())):
+        if _RUNTIME.search("\n".join(line.partition("#")[0] for line in _told(path).splitlines())):
             yield Leftover(Kind.RUNTIME, _shown(root, path))
 
 
 def _specifications(root: Path) -> Iterator[Leftover]:
     for path in _files(root, _CDI_FOLDERS, (".yaml", ".yml", ".json")):
-        text = _text(path)
+        text = _told(path)
         if _NVIDIA_KIND.search(text) and _HOOKS.search(text):
             yield Leftover(Kind.SPECIFICATION, _shown(root, path))
 
@@ -90,12 +92,8 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(_TEXT_MAX).decode("utf-8", errors="replace")
-    except OSError:
-        return ""
+def _told(path: Path) -> str:
+    return text_of(path, _TEXT_MAX, "utf-8") or ""
 
 
 def _shown(root: Path, path: Path) -> str:

@@ -14,6 +14,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Gpu, MigDevice
+from nri_gpu.files import text_of
 
 PROC: Final = "/proc"
 CAP_MINOR_MAX: Final = 8191  # as many minors as the driver registers (kernel-open/nvidia/nv-caps.c)
@@ -41,7 +42,7 @@ def with_minors(gpus: Sequence[Gpu], proc: Path) -> tuple[Gpu, ...]:
     """The same GPUs, their MIG devices with the minors of their capability nodes, or with why these are not known."""
     if not any(gpu.mig for gpu in gpus):
         return tuple(gpus)
-    table = _table(_text(proc / "driver/nvidia-caps/mig-minors"))
+    table = _table(text_of(proc / "driver/nvidia-caps/mig-minors"))
     return tuple(
         replace(gpu, mig=tuple(_with_minors(gpu, device, proc, table) for device in gpu.mig)) if gpu.mig else gpu
         for gpu in gpus
@@ -73,7 +74,7 @@ def _with_minors(gpu: Gpu, device: MigDevice, proc: Path, table: dict[str, int])
 def _minor(gpu: Gpu, name: str, proc: Path, table: dict[str, int]) -> int | str:
     """The minor, or a sentence."""
     path = proc / "driver/nvidia/capabilities" / f"gpu{gpu.minor_number}" / "mig" / name
-    text = _text(path)
+    text = text_of(path)
     listed = table.get(f"gpu{gpu.minor_number}/{name}")
     if text is None:
         return f"no capability of it is known to the driver ({path} is not there)" if listed is None else listed
@@ -91,10 +92,3 @@ def _table(text: str | None) -> dict[str, int]:
     pairs = (line.split() for line in (text or "").splitlines())
     numbers = (pair for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdecimal())
     return {name: int(number) for name, number in numbers if len(number) < 6 and int(number) <= CAP_MINOR_MAX}
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None

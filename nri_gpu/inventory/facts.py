@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nri_gpu.domain.gpu import ComputeMode, FabricState
+from nri_gpu.files import text_of
 from nri_gpu.inventory.asking import Ask, maybe
 from nri_gpu.inventory.numa import parse_cpulist
 
@@ -36,8 +37,19 @@ def prohibited(bus_id: str) -> str:
     return f"its compute mode is prohibited, so no program can compute on it: nvidia-smi -i {bus_id} -c 0 allows it"
 
 
-def setup_facts(ask: Ask, gpu: object, index: int, folder: Path) -> Iterator[Mapping[str, object]]:
-    """Plain data, one fact after the other. gpu: its handle. folder: the PCI device's, in sysfs.
+def fabric_info(ask: Ask, gpu: object, index: int) -> Any:  # noqa: ANN401 (an nvmlGpuFabricInfo of either version)
+    """What a GPU on NVSwitches is told of its fabric; None on others. Raises: CallError, for a GPU that is gone."""
+    return maybe(ask, None, "nvmlDeviceGetGpuFabricInfoV", gpu, gpu=index)
+
+
+def setup_facts(
+    ask: Ask,
+    gpu: object,
+    index: int,
+    folder: Path,
+    fabric: Any,  # noqa: ANN401 (as above)
+) -> Iterator[Mapping[str, object]]:
+    """Plain data, one fact after the other. gpu: its handle. folder: the PCI device's, in sysfs. fabric: its info.
 
     Raises: CallError, for a GPU that is gone.
     """
@@ -52,7 +64,7 @@ def setup_facts(ask: Ask, gpu: object, index: int, folder: Path) -> Iterator[Map
     yield {"ecc": None if ecc is None else [bool(each) for each in ecc]}
     addressing = maybe(ask, None, "nvmlDeviceGetAddressingMode", gpu, gpu=index)
     yield {"addressing": ADDRESSING[addressing] if addressing in range(len(ADDRESSING)) else ""}
-    yield {"fabric": _fabric(maybe(ask, None, "nvmlDeviceGetGpuFabricInfoV", gpu, gpu=index))}
+    yield {"fabric": _fabric(fabric)}
 
 
 def module_versions(sysfs: Path) -> dict[str, str]:
@@ -82,8 +94,4 @@ def _fabric(info: Any) -> dict[str, object] | None:  # noqa: ANN401 (an nvmlGpuF
 
 
 def _line(path: Path) -> str:
-    """What a file of sysfs holds; empty where it cannot be read."""
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
+    return (text_of(path) or "").strip()

@@ -14,6 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.domain.gpu import KernelGpu, PciBusId
+from nri_gpu.files import text_of
 from nri_gpu.inventory.glance import Places
 from nri_gpu.inventory.identity import parse_bus_id, parse_model, parse_uuid
 
@@ -38,7 +39,7 @@ def gpus_on_the_bus(sys: Path) -> Iterator[Bound]:
     folder = sys / "bus/pci/devices"
     for name in sorted(_names(folder)):
         device = folder / name
-        if _text(device / "vendor").strip() != NVIDIA or not _text(device / "class").startswith(DISPLAY_CLASS):
+        if _told(device / "vendor").strip() != NVIDIA or not _told(device / "class").startswith(DISPLAY_CLASS):
             continue
         try:
             bus_id = parse_bus_id(name)
@@ -89,7 +90,7 @@ def _elsewhere(driver: str) -> str:
 
 def _information(path: Path) -> dict[str, str]:
     r"""`GPU UUID: \t GPU-...` a line. Source: NVIDIA/open-gpu-kernel-modules kernel-open/nvidia/nv-procfs.c."""
-    pairs = (line.partition(":") for line in _text(path).splitlines())
+    pairs = (line.partition(":") for line in _told(path).splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
@@ -114,9 +115,5 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(INFORMATION_MAX).decode("ascii", errors="replace")
-    except OSError:
-        return ""
+def _told(path: Path) -> str:
+    return text_of(path, INFORMATION_MAX) or ""

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.edits import DeviceNode
 from nri_gpu.domain.extras import CHANNELS_DEFAULT, Channels, Extra, Offer
+from nri_gpu.files import text_of
 from nri_gpu.inventory.devices import majors_by_name
 from nri_gpu.inventory.offered_files import firmware, gds_files, socket_offer
 from nri_gpu.inventory.right import right_to_mig
@@ -75,7 +76,7 @@ _NODES: Final[Mapping[Extra, _Wanted]] = {
 
 def find_offers(roots: Roots, driver_version: str) -> Mapping[Extra, Offer]:
     """Every extra but those that are made of the granted GPUs alone. Reads a few files, opens no device."""
-    majors = majors_by_name(_text(roots.proc / "devices"))
+    majors = majors_by_name(text_of(roots.proc / "devices") or "")
     offers = {extra: _nodes(wanted, roots.dev, majors) for extra, wanted in _NODES.items()}
     if not offers[Extra.GDS].lacking:
         offers[Extra.GDS] = gds_files(roots.host, offers[Extra.GDS])
@@ -126,7 +127,7 @@ def _channels(proc: Path, majors: Mapping[str, frozenset[int]]) -> Offer:
     known = majors.get(_CHANNELS)
     if not known:
         return Offer(lacking=f"{_CHANNELS} is not in /proc/devices: load nvidia, of a driver from 550.54.14 on")
-    match = _CHANNEL_COUNT.search(_text(proc / "driver/nvidia/params"))
+    match = _CHANNEL_COUNT.search(text_of(proc / "driver/nvidia/params") or "")
     count = int(match[1]) if match else CHANNELS_DEFAULT
     if not count:
         return Offer(lacking="kernel module nvidia was loaded with NVreg_ImexChannelCount=0")
@@ -138,13 +139,6 @@ def _names(folder: Path) -> list[str]:
         return [path.name for path in folder.iterdir()]
     except OSError:
         return []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
 
 
 def _spelt(pattern: re.Pattern[str]) -> str:

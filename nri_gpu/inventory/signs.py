@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from nri_gpu.domain.health import Sign
 from nri_gpu.inventory.asking import FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED, Ask, CallError, maybe
@@ -21,12 +21,12 @@ POWER_BRAKE_REASON: Final = 0x80
 _LOST: Final[Mapping[int, Sign]] = {GPU_IS_LOST: Sign.LOST, RESET_REQUIRED: Sign.RESET_REQUIRED}
 
 
-def signs(ask: Ask, gpu: object, index: int) -> list[Sign]:
-    """What NVML says of a GPU's health. gpu: its handle. index: its NVML index.
+def signs(ask: Ask, gpu: object, index: int, fabric: Any) -> list[Sign]:  # noqa: ANN401 (see facts.fabric_info)
+    """What NVML says of a GPU's health. gpu: its handle. index: its NVML index. fabric: what it is told of its fabric.
 
     Raises: CallError, for a GPU that is gone.
     """
-    found = [*_memory(ask, gpu, index), *_recovery(ask, gpu, index), *_fabric(ask, gpu, index)]
+    found = [*_memory(ask, gpu, index), *_recovery(ask, gpu, index), *_fabric(fabric)]
     return [*found, *_clocks(ask, gpu, index)]
 
 
@@ -53,9 +53,8 @@ def _recovery(ask: Ask, gpu: object, index: int) -> Iterator[Sign]:
         yield Sign.RESET_REQUIRED
 
 
-def _fabric(ask: Ask, gpu: object, index: int) -> Iterator[Sign]:
+def _fabric(info: Any) -> Iterator[Sign]:  # noqa: ANN401 (see facts.fabric_info)
     """Of GPUs on NVSwitches; what is on none says so."""
-    info = maybe(ask, None, "nvmlDeviceGetGpuFabricInfoV", gpu, gpu=index)
     if info is not None and (info.state in FABRIC_STARTING or (info.state == FABRIC_COMPLETED and info.status != 0)):
         yield Sign.FABRIC_NOT_READY
 

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from nri_gpu.domain.gpu import ComputeMode
 from nri_gpu.inventory.asking import ABSENT, Ask, CallError, maybe, parsed, tolerant
-from nri_gpu.inventory.facts import module_versions, prohibited, setup_facts
+from nri_gpu.inventory.facts import fabric_info, module_versions, prohibited, setup_facts
 from nri_gpu.inventory.identity import DRM_NAME, parse_bus_id, parse_model, parse_uuid, parse_version
 from nri_gpu.inventory.mig import mig_devices
 from nri_gpu.inventory.running import running
@@ -133,8 +133,9 @@ def _descriptions(ask: Ask, gpu: _Seen, sysfs: Path) -> Iterator[Mapping[str, ob
     brand = maybe(ask, None, "nvmlDeviceGetBrand", handle, gpu=index)
     yield {"brand": "" if brand is None else brand_word(int(brand))}
     yield {"numa_node": _numa_node(ask, gpu, sysfs), "drm": list(_drm(gpu, sysfs))}
-    yield {"signs": signs(ask, handle, index)}
-    for fact in setup_facts(ask, handle, index, sysfs / "bus/pci/devices" / gpu.bus_id):
+    fabric = fabric_info(ask, handle, index)
+    yield {"signs": signs(ask, handle, index, fabric)}
+    for fact in setup_facts(ask, handle, index, sysfs / "bus/pci/devices" / gpu.bus_id, fabric):
         yield fact
         if fact.get("compute_mode") is ComputeMode.PROHIBITED:
             yield {"unavailable": prohibited(gpu.bus_id)}
