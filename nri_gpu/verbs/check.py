@@ -6,13 +6,17 @@ import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from nri_gpu.domain.errors import InventoryError, PolicyError
 from nri_gpu.policy.advice import advise
 from nri_gpu.policy.advice_rules import advise_for
 from nri_gpu.policy.model import Policy
+from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.settings import DEFAULT_PATH, file_advice, load_policy
+from nri_gpu.verbs.asking import ask
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.gpus import look
 from nri_gpu.verbs.guard_advice import guard_advice
@@ -23,24 +27,41 @@ from nri_gpu.verbs.neighbours import node_advice
 def run(args: argparse.Namespace) -> int:
     """Print faults and advice. Returns 78 for faults."""
     path = Path(args.file) if args.file else None
+    state_dir = Path(args.state_dir or DEFAULT_STATE)
+    options = _options(state_dir)
+    topology = options.pop("topology", None)
     try:
-        policy = load_policy(path)
+        policy = load_policy(path, options)
     except PolicyError as error:
         faults: list[dict[str, object]] = [
             {"file": f.file, "line": f.line, "key": f.key, "message": f.message} for f in error.faults
         ]
         lines = [f"{error.faults[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, error.faults)]
-        _print(args.output, faults, (), lines)
+        _print(args.output, faults, (), lines, options)
         return Exit.CONFIGURATION
     try:
-        gpus = _of_gpus(policy, args.gpus)
+        gpus = _of_gpus(policy, args.gpus or topology)
     except InventoryError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.CONFIGURATION
     ours = (*file_advice(path or DEFAULT_PATH), *advise(policy), *gpus)
-    advice = (*ours, *node_advice(policy), *kubelet_advice(policy), *guard_advice(policy))
-    _print(args.output, [], advice, [f"{policy.source}: ok", *(f"advice: {sentence}" for sentence in advice)])
+    advice = (*ours, *node_advice(policy), *kubelet_advice(policy), *guard_advice(policy, state_dir))
+    with_ = [f"with the running daemon's options: {_shown(options)}"] if options else []
+    lines = [f"{policy.source}: ok", *with_, *(f"advice: {sentence}" for sentence in advice)]
+    _print(args.output, [], advice, lines, options)
     return Exit.OK
+
+
+def _options(state_dir: Path) -> dict[str, Any]:
+    """Of the command line that this node's daemon was started with: they go before the file. Empty without one."""
+    try:
+        return dict(ask(state_dir / CONTROL_SOCKET, "options")["options"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _shown(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {json.dumps(value)}" for key, value in sorted(options.items()))
 
 
 def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
@@ -56,8 +77,15 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
     return advise_for(policy, inventory)
 
 
-def _print(output: str | None, faults: list[dict[str, object]], advice: tuple[str, ...], lines: list[str]) -> None:
+def _print(
+    output: str | None,
+    faults: list[dict[str, object]],
+    advice: tuple[str, ...],
+    lines: list[str],
+    options: Mapping[str, Any],
+) -> None:
     if output == "json":
-        print(json.dumps({"schema": "nri-gpu/check/v1", "faults": faults, "advice": list(advice)}, indent=1))
+        said = {"schema": "nri-gpu/check/v1", "faults": faults, "advice": list(advice), "options": options}
+        print(json.dumps(said, indent=1))
     else:
         print("\n".join(lines))

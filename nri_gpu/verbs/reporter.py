@@ -25,13 +25,18 @@ from nri_gpu.verbs.inventory_keeper import InventoryKeeper
 
 
 class Subjects(Struct, frozen=True):
-    """What is reported on. kubelet: how its resources stand with the kubelet; None without a device plugin."""
+    """What is reported on.
+
+    kubelet: how its resources stand with the kubelet; None without a device plugin. options: of the command line, by
+    their key in the policy, and `topology`, the simulated node's file.
+    """
 
     board: Board
     plugin: Plugin
     cache: InventoryCache
     inventory: InventoryKeeper
     kubelet: Callable[[], tuple[Standing, ...] | None] = lambda: None
+    options: Mapping[str, object] = {}
 
 
 class Reporter:
@@ -46,6 +51,7 @@ class Reporter:
             "status": lambda: status_json(self.view()),
             "transitions": self._transitions,
             "inventory": self._inventory,
+            "options": lambda: {"schema": "nri-gpu/options/v1", "options": subjects.options},
         }
         self._control = ControlSocket(path, questions)
         self._listening = False

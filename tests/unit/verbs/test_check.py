@@ -13,6 +13,7 @@ from nri_gpu.verbs import check
 from nri_gpu.verbs.exits import Exit
 from tests.support.daemon import FOUR_GPUS
 from tests.unit.verbs.shapes import CHECK, check_shape
+from tests.unit.verbs.test_status import daemon
 
 CONFIG = Path(__file__).parents[3] / "config"
 BAD = '[plugin]\nindex = 5\n\n[driver]\nrot = "/"\n'
@@ -111,3 +112,21 @@ def test_without_a_driver_it_is_said_that_pools_could_not_be_looked_at(
     code, text = checked(capsys, path)
     assert code == Exit.OK
     assert "the pools could not be held against this node's GPUs: " in text
+
+
+CHARTS = '[kubelet]\npool = "cluster"\n\n[[pool]]\nname = "cluster"\nmodel = ["*"]\n'
+OPTIONS = {"kubelet.enabled": True, "driver.root": "/driver-root", "topology": str(FOUR_GPUS)}
+
+
+def test_the_options_of_the_running_daemon_go_before_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, folder: Path
+) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(CHARTS)
+    assert "kubelet.enabled is not set" in checked(capsys, path, "--state-dir", str(folder))[1]
+    with daemon(folder, json.dumps({"options": OPTIONS}).encode()):
+        code, text = checked(capsys, path, "--state-dir", str(folder))
+    assert code == Exit.OK
+    assert text.splitlines()[1].startswith('with the running daemon\'s options: driver.root = "/driver-root", kubelet')
+    assert "pool[0]" not in text
+    assert "could not be held against" not in text
