@@ -149,7 +149,7 @@ class Daemon:
         )
         self._note(policy)
         options = {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})}
-        subjects = Subjects(self._board, self._plugin, self._cache, self._inventory, self._kubelet.report, options)
+        subjects = Subjects(self._board, self._plugin, self._cache, self._inventory, self._kubelet, options)
         self._reporter = Reporter(state.path / CONTROL_SOCKET, subjects)
         self._watch = node_watch(source.glance, self._node_changed, simulated=topology is not None)
         self._stop = asyncio.Event()
@@ -333,6 +333,7 @@ class Daemon:
     def _configured(self, configured: Configured) -> None:
         """A plugin that the runtime starts finds its drop-in file's text here: that file is its policy."""
         self._reporter.configured(configured)
+        self._kubelet.configured(configured)
         if not configured.config.strip():
             return
         try:

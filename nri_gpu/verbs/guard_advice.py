@@ -10,14 +10,16 @@ from pathlib import Path
 from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.runtime.guard_files import DEFAULT_RUN_DIR, read_seen
-from nri_gpu.runtime.state import DEFAULT_STATE
+from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.verbs.asking import ask
+from nri_gpu.verbs.status import fail_closed
 
 
 def guard_advice(policy: Policy, state_dir: Path = DEFAULT_STATE, run_dir: Path = DEFAULT_RUN_DIR) -> tuple[str, ...]:
     """One sentence a thing to be done."""
     # In a pod another pod's guard cannot be seen: its readiness says what is said here.
     seen_here = state_dir.exists() and "KUBERNETES_SERVICE_HOST" not in os.environ
-    return (*_settings(policy), *(_on_this_node(run_dir) if seen_here else ()))
+    return (*_settings(policy), *(_on_this_node(run_dir) if seen_here else ()), *_of_kubelet(state_dir))
 
 
 def _settings(policy: Policy) -> Iterator[str]:
@@ -47,3 +49,12 @@ def _on_this_node(run_dir: Path) -> Iterator[str]:
             f"{seen.ungranted} containers ran without the GPUs they asked for when the guard connected: "
             "`journalctl -u nri-gpu-guard` names them; delete their pods to have them granted"
         )
+
+
+def _of_kubelet(state_dir: Path) -> Iterator[str]:
+    try:
+        said = ask(state_dir / CONTROL_SOCKET, "status")
+    except (OSError, ValueError):
+        return
+    if said["kubelet"]["enabled"]:
+        yield f"kubelet: {fail_closed(said)}"

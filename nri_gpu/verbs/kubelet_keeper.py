@@ -14,6 +14,7 @@ from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.gpu import GpuUuid, Node, closure
 from nri_gpu.domain.kubelet import Handed, PodGiven, Standing
 from nri_gpu.log import logger
+from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.stale import stale_fault
@@ -21,16 +22,22 @@ from nri_gpu.readiness import hindrance
 from nri_gpu.runtime.beside import Book
 from nri_gpu.runtime.board import Board
 from nri_gpu.runtime.plugin import Plugin
+from nri_gpu.verbs.required_device import RequiredDevice
 
+UNAPPLIED = "the kubelet (before 1.29) or the runtime (enable_cdi off) left out the CDI device that Allocate answered"
 NOT_CONNECTED = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
 
 
 class DaemonBooks(Struct, frozen=True):
-    """The daemon's board and plugin, as the device plugin asks of them. connected: to the container runtime."""
+    """The daemon's board and plugin, as the device plugin asks of them.
+
+    connected: to the container runtime. device: the CDI device that Allocate answers now; empty for none.
+    """
 
     board: Board
     plugin: Plugin
     connected: Callable[[], bool]
+    device: Callable[[], str] = lambda: ""
 
     def node(self) -> Node:
         """The newest snapshot."""
@@ -66,6 +73,13 @@ class DaemonBooks(Struct, frozen=True):
     def promise(self, devices: Iterable[Handed], *, shared: bool) -> None:
         """The kubelet gave these to a pod."""
         self.plugin.promise(devices, shared=shared)
+
+    def required(self, devices: Iterable[Handed]) -> str:
+        """The CDI device to be answered beside these."""
+        name = self.device()
+        if name:
+            self.plugin.kubelet.requires(devices)
+        return name
 
     def key(self) -> bytes | None:
         """What tokens are signed with."""
@@ -103,7 +117,8 @@ class KubeletKeeper:
         self._plugin = plugin
         self._settings = settings
         self._connected = False
-        self._books = DaemonBooks(board, plugin, lambda: self._connected)
+        self._required = RequiredDevice(settings)
+        self._books = DaemonBooks(board, plugin, lambda: self._connected, self._required.name)
         self._changed: Callable[[], None] = lambda: None
         self._look_for_key: Callable[[], None] = lambda: None
         self._standings: Callable[[], tuple[Standing, ...]] = tuple
@@ -123,6 +138,10 @@ class KubeletKeeper:
             self._look_for_key = KeyKeeper(Path(self._settings.dir), self._keyed).look
             self._look_for_key()
 
+    def configured(self, configured: Configured) -> None:
+        """What the runtime said of itself."""
+        self._required.configured(configured)
+
     def connected(self, yes: bool) -> None:
         """Whether the container runtime asks us about its containers."""
         self._connected = yes
@@ -135,6 +154,10 @@ class KubeletKeeper:
     def report(self) -> tuple[Standing, ...] | None:
         """How each resource stands with the kubelet; None where no device plugin is wanted."""
         return self._standings() if self._settings.enabled else None
+
+    def fail_open(self) -> str:
+        """Why a container that the kubelet gave GPUs may start although we never saw it, but for the guard."""
+        return self._required.why_not() or (UNAPPLIED if self._plugin.kubelet.unapplied else "")
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -186,10 +209,15 @@ class KubeletKeeper:
         from nri_gpu.runtime.watch import folder_changed
 
         room = KubeletRoom(
-            Offers(self._settings, self._books), Place(self._settings, folder_changed), self._tick, self._look_for_key
+            Offers(self._settings, self._books), Place(self._settings, folder_changed), self._tick, self._began
         )
         self._changed, self._standings = room.changed, room.standings
         await room.run()
+
+    def _began(self) -> None:
+        """Before each registration."""
+        self._required.write()
+        self._look_for_key()
 
     def _tick(self) -> None:
         if self._books.key() is None:

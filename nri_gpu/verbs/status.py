@@ -95,6 +95,8 @@ def to_text(said: Mapping[str, Any], now: float) -> str:
         for each in said.get("faults", ())
     ]
     lines += [_of_kubelet(each, now) for each in said.get("kubelet", {}).get("resources", ())]
+    if said.get("kubelet", {}).get("enabled"):
+        lines.append(f"kubelet: {fail_closed(said)}")
     return "\n".join([*lines, *health_lines(said["gpus"]), *faults(said), *transition_lines(said)])
 
 
@@ -120,6 +122,13 @@ def _of_kubelet(standing: Mapping[str, Any], now: float) -> str:
     if standing["registered"]:
         return f"kubelet: {resource} registered for {ago(now - standing['since_s'])}"
     return f"kubelet: {resource} not registered: {fault or 'connecting'}"
+
+
+def fail_closed(said: Mapping[str, Any]) -> str:
+    """What keeps a container that the kubelet gave GPUs from starting without them."""
+    if why := said["kubelet"].get("guard_alone"):
+        return f"only the guard stops what starts without its GPUs: {why}"
+    return "what it gives GPUs cannot start without nri-gpu, whether daemon and guard run or not"
 
 
 def _pod(holder: Mapping[str, Any]) -> str:

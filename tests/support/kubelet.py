@@ -67,6 +67,7 @@ class Kubelet:
         self.refuse = ""
         self.deaf = False
         self.registered = self.refused = self.allocations = 0
+        self.cdi_devices: tuple[str, ...] = ()  # of the last Allocate
         self.clients: dict[str, Client] = {}
         self.checkpoint: dict[tuple[str, str], dict[str, tuple[tuple[str, ...], Mapping[str, str]]]] = {}
         self._init: set[tuple[str, str]] = set()
@@ -238,6 +239,7 @@ class Kubelet:
             answer: pb.AllocateResponse = await self.clients[resource].call("Allocate", request, pb.AllocateResponse)
         except grpc.aio.AioRpcError as error:
             raise AdmissionError(error.details()) from None
+        self.cdi_devices = tuple(device.name for device in answer.container_responses[0].cdi_devices)
         return answer
 
     async def _register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:  # noqa: ANN401

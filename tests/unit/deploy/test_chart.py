@@ -306,7 +306,7 @@ def test_the_values_decide_whether_the_kubelet_is_served_whatever_the_policy_say
 def test_the_kubelets_folders_are_where_the_daemon_looks(variant: str) -> None:
     settings = policy_of(variant).kubelet
     inside = {each["mountPath"] for each in container("daemon", variant)["volumeMounts"]}
-    assert (settings.dir in inside) == settings.enabled
+    assert (settings.dir in inside) == (settings.cdi_dir in inside) == settings.enabled
     assert (settings.registry_dir in inside) == (settings.registration is Registration.WATCHER)
 
 
@@ -474,18 +474,20 @@ def test_nobody_has_rights_at_the_api_server(variant: str) -> None:
 
 ALWAYS = {"/var/run/nri": "ro", "/run/nri-gpu": "rw", "/var/lib/nri-gpu/drivers": "rw", "/": "ro", "/dev": "rw"}
 KUBELET = "/var/lib/kubelet"
+CDI = {"/var/run/cdi": "rw"}
 HOST_PATHS = {
-    "defaults": ALWAYS | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
+    "defaults": ALWAYS | CDI | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
     "annotations": ALWAYS,
     "beside": ALWAYS | {f"{KUBELET}/pod-resources": "ro"},
     "all of it": ALWAYS
+    | CDI
     | {
         "/data/kubelet/device-plugins": "rw",
         "/data/kubelet/plugins_registry": "rw",
         "/data/kubelet/pod-resources": "ro",
         "/etc/kubernetes/node-feature-discovery/features.d": "rw",
     },
-    "least of it": ALWAYS | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
+    "least of it": ALWAYS | CDI | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
 }
 
 

@@ -224,7 +224,7 @@ def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path, regist
     """A pod's mount of the folder pins the one that was removed, and only a new container has the next."""
     (folder / "policy.toml").write_text(
         f'[kubelet]\nenabled = true\ndir = "{folder}/seen{below}"\nregistry_dir = "{folder}/seen{below}"\n'
-        f'registration = "{registration}"\n'
+        f'registration = "{registration}"\ncdi_dir = "{folder}/cdi"\n'
     )
     alone = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", MOUNTED, "sh"]
     command = [*alone, str(folder), sys.executable, str(FOUR_GPUS)]
