@@ -172,8 +172,14 @@ class Cluster:
         path.write_text(text)
         return path
 
+    @property
+    def cdi(self) -> Path:
+        """Where this containerd looks for CDI specifications."""
+        return self.root / "ctrd" / "cdi"
+
     def _policy(self, text: str) -> Path:
-        return self.file("policy.toml", text)
+        table, line = "[kubelet]\n", f'cdi_dir = "{self.cdi}"\n'
+        return self.file("policy.toml", text.replace(table, table + line) if table in text else f"{text}\n{table}{line}")
 
     def _spawn(self, name: str, *words: str) -> None:
         (self.root / "log" / f"{name}.log").unlink(missing_ok=True)
