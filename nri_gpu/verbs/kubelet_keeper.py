@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -22,10 +24,22 @@ from nri_gpu.readiness import hindrance
 from nri_gpu.runtime.beside import Book
 from nri_gpu.runtime.board import Board
 from nri_gpu.runtime.plugin import Plugin
+from nri_gpu.runtime.succession import LOOK_S, TAKES_OVER_S, Succession
 from nri_gpu.verbs.required_device import RequiredDevice
 
+if TYPE_CHECKING:
+    from nri_gpu.kubelet.room import KubeletRoom
+
+ABLE_WITHIN_S = TAKES_OVER_S / 2  # from the state folder to the first grant; then it is registered as it is
 UNAPPLIED = "the kubelet (before 1.29) or the runtime (enable_cdi off) left out the CDI device that Allocate answered"
 NOT_CONNECTED = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
+
+
+def set_grpc_up() -> None:
+    """Before its first import."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is an error of ours, and logged once
+    # Our children are started by vfork and exec at once; gRPC's handlers for forks would only warn of them.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 
 class DaemonBooks(Struct, frozen=True):
@@ -113,9 +127,13 @@ class Answers(Struct, frozen=True):
 class KubeletKeeper:
     """Runs the device plugin where policy wants one; else does nothing."""
 
-    def __init__(self, board: Board, plugin: Plugin, settings: KubeletSettings) -> None:
+    def __init__(
+        self, board: Board, plugin: Plugin, settings: KubeletSettings, succession: Succession | None = None
+    ) -> None:
         self._plugin = plugin
         self._settings = settings
+        self._succession = succession
+        self._leave: Callable[[], None] = lambda: None
         self._connected = False
         self._required = RequiredDevice(settings)
         self._books = DaemonBooks(board, plugin, lambda: self._connected, self._required.name)
@@ -147,6 +165,10 @@ class KubeletKeeper:
         self._connected = yes
         self.changed()
 
+    def leaves(self) -> None:
+        """The next daemon is about to register: what comes is still answered, and nothing registered again."""
+        self._leave()
+
     def changed(self) -> None:
         """GPUs, grants or the policy."""
         self._changed()
@@ -169,9 +191,7 @@ class KubeletKeeper:
         book = self._plugin.beside.book
         if not self._settings.enabled and book is None:
             await asyncio.Event().wait()
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is an error of ours, and logged once
-        # Our children are started by vfork and exec at once; gRPC's handlers for forks would only warn of them.
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+        set_grpc_up()
         try:
             async with asyncio.TaskGroup() as tasks:
                 if self._settings.enabled:
@@ -211,8 +231,13 @@ class KubeletKeeper:
         room = KubeletRoom(
             Offers(self._settings, self._books), Place(self._settings, folder_changed), self._tick, self._began
         )
-        self._changed, self._standings = room.changed, room.standings
-        await room.run()
+        self._changed, self._standings, self._leave = room.changed, room.standings, room.leave
+        async with asyncio.TaskGroup() as tasks:
+            if self._succession and self._succession.succeeds:
+                with suppress(TimeoutError):  # the daemon before this one serves the kubelet meanwhile
+                    await asyncio.wait_for(_until(lambda: not self._books.hindrance()), ABLE_WITHIN_S)
+                tasks.create_task(_settle(self._succession, room))
+            await room.run()
 
     def _began(self) -> None:
         """Before each registration."""
@@ -227,6 +252,16 @@ class KubeletKeeper:
     def _keyed(self, key: bytes) -> None:
         self._plugin.kubelet_keyed(key)
         self.changed()
+
+
+async def _settle(succession: Succession, room: KubeletRoom) -> None:
+    await _until(room.watched)
+    succession.settled()
+
+
+async def _until(fact: Callable[[], bool]) -> None:
+    while not fact():  # noqa: ASYNC110 - of several parts, and once in the life of a process
+        await asyncio.sleep(LOOK_S)
 
 
 def _first(group: BaseExceptionGroup[RestartNeededError]) -> RestartNeededError:

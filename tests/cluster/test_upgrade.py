@@ -1,11 +1,16 @@
 """What the kubelet gave while nobody of ours was there, and an upgrade beneath queued Jobs."""
 
+import time
+
 import pytest
 
-from tests.support.cluster import BUSYBOX, DAEMON, GUARD, Cluster, Object, pod
+from tests.cluster.test_chart import NAMESPACE, image, install
+from tests.support.cluster import BUSYBOX, DAEMON, GUARD, NEXT, Cluster, Object, jobs, pod, wait_for
 
 pytestmark = pytest.mark.cluster
 
+__all__ = ["image"]  # a fixture
+QUEUED = 24
 SENTENCE = "nri-gpu-is-not-running-on-this-node"
 
 
@@ -33,3 +38,53 @@ def test_nothing_that_the_kubelet_gave_starts_while_daemon_and_guard_are_away(cl
     else:
         cluster.wait_phase("train")
         assert len(cluster.minors("train")) == 1
+
+
+def failed_admissions(cluster: Cluster) -> list[str]:
+    """Pods that the kubelet would not take."""
+    pods = cluster.get("pods")
+    return [f"{each['metadata']['name']}: {each['status'].get('message')}" for each in pods if failed(each)]
+
+
+def failed(found: Object) -> bool:
+    return found["status"].get("phase") == "Failed"
+
+
+def wait_jobs(cluster: Cluster, count: int) -> None:
+    def done() -> int:
+        return sum(bool(job["status"].get("succeeded")) for job in cluster.get("jobs"))
+
+    wait_for(f"{count} Jobs to end", lambda: done() >= count, 90, lambda: explained(cluster))
+
+
+def explained(cluster: Cluster) -> str:
+    daemons = ("-n", NAMESPACE, "-l", "app.kubernetes.io/component=daemon")
+    logs = cluster.log(DAEMON)[-3000:] or cluster.kubectl("logs", *daemons, "--tail=40", check=False)
+    return f"{cluster.allocatable()} allocatable\n{cluster.kubectl('get', 'pods')}\n{logs}"
+
+
+def test_a_successor_beneath_queued_jobs_costs_none_of_their_pods(cluster: Cluster) -> None:
+    """As under systemd: the next daemon stands by, the last one is stopped, and the same back again."""
+    cluster.run_daemon()
+    cluster.run_guard()
+    cluster.wait_allocatable(4)
+    cluster.apply(*jobs([f"job-{number}" for number in range(QUEUED)], "sleep 2"))
+    wait_jobs(cluster, 2)
+    for _ in range(3):
+        for last, following in ((DAEMON, NEXT), (NEXT, DAEMON)):
+            cluster.run_successor(following)
+            cluster.stop(last)
+            time.sleep(1)
+    wait_jobs(cluster, QUEUED)
+    assert failed_admissions(cluster) == []
+
+
+def test_a_rollout_of_the_chart_beneath_queued_jobs_costs_none_of_their_pods(cluster: Cluster, image: None) -> None:
+    install(cluster)
+    cluster.wait_allocatable(4)
+    cluster.apply(*jobs([f"job-{number}" for number in range(QUEUED)], "sleep 2"))
+    wait_jobs(cluster, 2)
+    cluster.kubectl("rollout", "restart", "daemonset/nri-gpu", "-n", NAMESPACE)
+    cluster.kubectl("rollout", "status", "daemonset/nri-gpu", "-n", NAMESPACE, "--timeout=120s")
+    wait_jobs(cluster, QUEUED)
+    assert failed_admissions(cluster) == []

@@ -8,6 +8,7 @@ import re
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -170,6 +171,49 @@ async def _starts_only_with_us(node: Containerd, serving: NriGpu, folder: Path) 
         _, container = await asyncio.to_thread(run, node, "train", annotations, cdi=cdi, attempt=1)
         check_opens(node, container, chosen)
         assert "nri-gpu-is-not" not in node.cri.execute(container, "cat", "/proc/self/mountinfo").stdout
+
+
+@pytest.mark.parametrize("keyed_by_resource", [True, False], ids=["until 1.36", "later kubelets"])
+def test_a_successor_takes_over_beneath_admissions(
+    node: Containerd, serving: NriGpu, folder: Path, *, keyed_by_resource: bool
+) -> None:
+    asyncio.run(_takes_over(node, serving, folder, keyed_by_resource=keyed_by_resource))
+
+
+async def _takes_over(node: Containerd, serving: NriGpu, folder: Path, *, keyed_by_resource: bool) -> None:
+    """Older kubelets drop the new one as the old one goes, and it registers once more."""
+    failed: list[float] = []
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(DEADLINE_S), Kubelet(folder, keyed_by_resource=keyed_by_resource) as kubelet:
+        await kubelet.wait_healthy(GPU, 4)
+        first = kubelet.clients[GPU]
+        annotations = await kubelet.admit("train", "main", {GPU: 1})
+        cdi, chosen = kubelet.cdi_devices, sorted(kubelet.in_use(GPU))
+
+        async def admit() -> None:
+            for number in count():
+                try:
+                    await kubelet.admit(f"pod-{number}", "main", {GPU: 1})
+                except AdmissionError as error:
+                    assert "available 0" in str(error)
+                    failed.append(loop.time())
+                kubelet.remove(f"pod-{number}")
+                await asyncio.sleep(0.005)
+
+        with serving.next() as successor:
+            await asyncio.to_thread(successor.wait_ready)
+            assert "standing by" in str(successor.notified)
+            admitting = asyncio.create_task(admit())
+            await asyncio.sleep(0.2)
+            assert await asyncio.to_thread(serving.terminate) == 0
+            await kubelet.wait("the successor", lambda: kubelet.clients[GPU] is not first)
+            await kubelet.wait_healthy(GPU, 4)
+            await asyncio.sleep(0.2)
+            assert admitting.cancel()
+            assert not failed or (keyed_by_resource and failed[-1] - failed[0] < 1)
+            _, container = await asyncio.to_thread(run, node, "train", annotations, cdi=cdi)
+            check_opens(node, container, chosen)
+            assert successor.terminate() == 0
 
 
 def test_forged_annotations_are_refused(node: Containerd, serving: NriGpu, folder: Path) -> None:

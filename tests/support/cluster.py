@@ -37,7 +37,7 @@ STATE: Final = "/run/nri-gpu"  # where the default settings have it, in the clus
 GPU: Final = "nvidia.com/gpu"
 NVIDIA: Final = 195  # the major of /dev/nvidia0 and its like
 MINORS: Final = range(32)
-DAEMON, GUARD = "nri-gpu", "nri-gpu-guard"
+DAEMON, GUARD, NEXT = "nri-gpu", "nri-gpu-guard", "nri-gpu-next"
 READY_S: Final = 60.0
 # Of the standard library, what no verb of ours imports.
 LEFT_OUT: Final = ("test", "site-packages", "dist-packages", "ensurepip", "idlelib", "tkinter", "lib2to3", "config-*")
@@ -155,6 +155,17 @@ class Cluster:
         self._spawn(DAEMON, "run", *words, *options)
         self.wait_ready()
 
+    def run_successor(self, name: str) -> None:
+        """The daemon that was run last, once more and under another name: it stands by."""
+        command = self.root / "pid" / f"{DAEMON}.cmd"
+        words = command.read_text().rstrip("\0").split("\0")
+        self.verb("spawn", name, *words, *([] if "--stand-by" in words else ["--stand-by"]))
+        wait_for(
+            "a successor",
+            lambda: "standing by" in self.log(name).rpartition("stopped")[2],
+            explain=lambda: self.log(name),
+        )
+
     def run_guard(self, policy: str = "") -> None:
         """`nri-gpu guard`, connected."""
         own = str(self.folder / "guard")
@@ -179,7 +190,9 @@ class Cluster:
 
     def _policy(self, text: str) -> Path:
         table, line = "[kubelet]\n", f'cdi_dir = "{self.cdi}"\n'
-        return self.file("policy.toml", text.replace(table, table + line) if table in text else f"{text}\n{table}{line}")
+        return self.file(
+            "policy.toml", text.replace(table, table + line) if table in text else f"{text}\n{table}{line}"
+        )
 
     def _spawn(self, name: str, *words: str) -> None:
         (self.root / "log" / f"{name}.log").unlink(missing_ok=True)
@@ -284,7 +297,7 @@ class Cluster:
                      "--wait=false", "--ignore-not-found", check=False)  # fmt: skip
         wait_for("no pod", lambda: not self.get("pods", "", "-A"))
         wait_for("no container", lambda: not self._tasks())
-        self.stop(GUARD, DAEMON)
+        self.stop(GUARD, DAEMON, NEXT)
         for folder in ("run-nri-gpu", "lib-nri-gpu"):
             for path in (self.root / folder).iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

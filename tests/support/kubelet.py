@@ -273,7 +273,7 @@ class Kubelet:
         client.ended = True
         now = self.clients.get(client.resource)
         if now is not None and now is not client and self._keyed_by_resource:
-            now.ended = True  # kubernetes#121994: the end of the old one takes the new one along
+            await self._close(now)  # kubernetes#121994: the end of the old one takes the new one along
         await self._tell()
 
     async def _close(self, client: Client) -> None:

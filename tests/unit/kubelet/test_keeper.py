@@ -115,7 +115,8 @@ async def kept(keeper: KubeletKeeper) -> AsyncIterator[asyncio.Task[None]]:
 
 
 def keeper_on(folder: Path, halves: Halves, **fields: object) -> KubeletKeeper:
-    made = {"dir": str(folder / "device-plugins"), "registry_dir": str(folder / "plugins_registry"), **fields}
+    places = {"dir": "device-plugins", "registry_dir": "plugins_registry", "cdi_dir": "cdi"}
+    made = {key: str(folder / name) for key, name in places.items()} | fields
     return KubeletKeeper(halves.board, halves.plugin, KubeletSettings(enabled=True, **made))  # type: ignore[arg-type]  # **
 
 
