@@ -42,12 +42,8 @@ def test_nothing_that_the_kubelet_gave_starts_while_daemon_and_guard_are_away(cl
 
 def failed_admissions(cluster: Cluster) -> list[str]:
     """Pods that the kubelet would not take."""
-    pods = cluster.get("pods")
-    return [f"{each['metadata']['name']}: {each['status'].get('message')}" for each in pods if failed(each)]
-
-
-def failed(found: Object) -> bool:
-    return found["status"].get("phase") == "Failed"
+    statuses = {each["metadata"]["name"]: each["status"] for each in cluster.get("pods")}
+    return [f"{name}: {said.get('message')}" for name, said in statuses.items() if said["phase"] == "Failed"]
 
 
 def wait_jobs(cluster: Cluster, count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,9 +60,16 @@ def test_one_that_is_not_to_stand_by_says_who_is_there(tmp_path: Path, capsys: p
     state.close()
 
 
-def test_one_that_stands_by_feeds_its_watchdog_is_ready_to_probes_and_ends_when_told(tmp_path: Path) -> None:
-    with NriGpu(Launch(tmp_path, tmp_path / "nri.sock")) as last, last.next() as following:
-        last.wait_logged("runtime not reached")
+@pytest.fixture
+def last(tmp_path: Path) -> Iterator[NriGpu]:
+    """A daemon that has its state folder, and waits for a runtime."""
+    with NriGpu(Launch(tmp_path, tmp_path / "nri.sock")) as running:
+        running.wait_logged("runtime not reached")
+        yield running
+
+
+def test_one_that_stands_by_feeds_its_watchdog_is_ready_to_probes_and_ends_when_told(last: NriGpu) -> None:
+    with last.next() as following:
         following.wait_ready()
         assert "STATUS=standing by" in following.notified
         wait_for("a fed watchdog", lambda: following.has_notified("WATCHDOG=1"), 20)
@@ -78,9 +86,8 @@ def test_one_that_stands_by_feeds_its_watchdog_is_ready_to_probes_and_ends_when_
         assert following.terminate() == 0
 
 
-def test_a_last_one_that_is_killed_has_its_place_taken(tmp_path: Path) -> None:
-    with NriGpu(Launch(tmp_path, tmp_path / "nri.sock")) as last, last.next() as following:
-        last.wait_logged("runtime not reached")
+def test_a_last_one_that_is_killed_has_its_place_taken(last: NriGpu) -> None:
+    with last.next() as following:
         following.wait_ready()
         last.kill()
         following.wait_logged("runtime not reached")
