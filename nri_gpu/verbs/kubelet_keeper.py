@@ -24,13 +24,13 @@ from nri_gpu.readiness import hindrance
 from nri_gpu.runtime.beside import Book
 from nri_gpu.runtime.board import Board
 from nri_gpu.runtime.plugin import Plugin
-from nri_gpu.runtime.succession import LOOK_S, TAKES_OVER_S, Succession
+from nri_gpu.runtime.succession import LOOK_S, Succession
 from nri_gpu.verbs.required_device import RequiredDevice
 
 if TYPE_CHECKING:
     from nri_gpu.kubelet.room import KubeletRoom
 
-ABLE_WITHIN_S = TAKES_OVER_S / 2  # from the state folder to the first grant; then it is registered as it is
+ABLE_WITHIN_S = 2.0  # from the state folder to the first grant; then it is registered as it is
 UNAPPLIED = "the kubelet (before 1.29) or the runtime (enable_cdi off) left out the CDI device that Allocate answered"
 NOT_CONNECTED = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
 
@@ -134,7 +134,9 @@ class KubeletKeeper:
         self._settings = settings
         self._succession = succession
         self._leave: Callable[[], None] = lambda: None
-        self._connected = False
+        # The runtime may not let a successor in before the end of the CRI call that stops its predecessor's container
+        # (containerd: BlockPluginSync), and that one waits for the kubelet to be served.
+        self._connected = succession is not None and succession.succeeds
         self._required = RequiredDevice(settings)
         self._books = DaemonBooks(board, plugin, lambda: self._connected, self._required.name)
         self._changed: Callable[[], None] = lambda: None

@@ -255,6 +255,9 @@ class Kubelet:
         channel = grpc.aio.insecure_channel(f"unix:{path}")
         client = Client(resource, path, channel, pb.DevicePluginOptions())
         client.options = await client.call("GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions)
+        former = self.clients.get(resource)
+        if former and not former.ended:
+            client.devices = former.devices  # until the new one's first message
         self.clients[resource] = client  # the last one of a name wins, and nobody is told
         if not self.deaf:
             client.reading = asyncio.create_task(self._read(client))
