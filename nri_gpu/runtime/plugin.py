@@ -43,6 +43,7 @@ from nri_gpu.wire.status import Status
 
 # What we must hear of: each event is a round trip for every container of the node, so no more than these.
 EVENTS: Final = (
+    Event.RUN_POD_SANDBOX,  # pods count for the size of the runtime's list (sizes.py), also those without containers
     Event.CREATE_CONTAINER,
     Event.START_CONTAINER,
     Event.STOP_CONTAINER,
@@ -112,8 +113,8 @@ class Plugin:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What it must hear of; of new sandboxes only where the kubelet is asked about them."""
-        return EVENTS if self.beside.book is None else (Event.RUN_POD_SANDBOX, *EVENTS)
+        """What it must hear of."""
+        return EVENTS
 
     def create_container(self, payload: bytes) -> Reply:
         """CreateContainer: what to add to this container, or why it must not be created."""

@@ -36,7 +36,7 @@ class View(Struct, frozen=True, kw_only=True):
     wall, monotonic: that moment in seconds, on both clocks. policy_fault: empty where the policy can be used.
     inventory_confirmed: false while the inventory is an earlier daemon's, from its snapshot. history: what became of
     the node since the daemon began. kubelet: how its resources stand with the kubelet; None where no device plugin is
-    wanted.
+    wanted. list_fault: why the runtime could not list its containers to us again; empty when it could.
     """
 
     node: Node
@@ -51,6 +51,7 @@ class View(Struct, frozen=True, kw_only=True):
     inventory_confirmed: bool = True
     history: History = NO_HISTORY
     kubelet: tuple[Standing, ...] | None = None
+    list_fault: str = ""
 
     def wall_of(self, monotonic: float) -> float | None:
         """The same moment in seconds since the epoch; None for one that never was on our clock."""
@@ -70,6 +71,7 @@ def status_json(view: View) -> dict[str, Any]:
             "version": connection.version,
             "nri_version": connection.nri_version,
             "fault": connection.why,
+            "list_fault": view.list_fault,
         },
         "node": {
             "driver_version": node.inventory.driver_version,

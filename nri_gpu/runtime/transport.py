@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from nri_gpu.domain.errors import LocalProtocolError, NriGpuError, RemoteProtocolError
+from nri_gpu.domain.errors import LocalProtocolError, NriGpuError, OversizeError, RemoteProtocolError
 from nri_gpu.log import logger
 from nri_gpu.nri.status import INTERNAL
 from nri_gpu.wire.events import (
@@ -18,7 +18,7 @@ from nri_gpu.wire.events import (
     ResponseSent,
     StreamId,
 )
-from nri_gpu.wire.frame import SendOversizeError
+from nri_gpu.wire.frame import RECEIVE_MAX, SendOversizeError
 from nri_gpu.wire.mux import RUNTIME_SERVICE, ConnId
 from nri_gpu.wire.status import Status
 from nri_gpu.wire.trunk import Trunk
@@ -91,6 +91,10 @@ class Transport(asyncio.BufferedProtocol):
                         self._write(self._reply(conn_id, self._answer(event, waited_ns)))
                     case ResponseReceived():
                         self._resolve(event)
+                    case RequestRejected() if event.oversize_bytes:
+                        # A Synchronize of which the rest never comes, and by the book an answer that is taken as
+                        # "smaller parts, please" by runtimes that know of parts. Neither leads anywhere.
+                        raise OversizeError(event.oversize_bytes, RECEIVE_MAX)
                     case RequestRejected():
                         logger.bind(stream_id=event.stream_id, reason=str(event.status)).warning("request rejected")
                         self._write(self._trunk.send(conn_id, event))

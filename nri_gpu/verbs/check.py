@@ -12,7 +12,9 @@ from nri_gpu.domain.errors import InventoryError, PolicyError
 from nri_gpu.policy.advice import advise
 from nri_gpu.policy.advice_rules import advise_for
 from nri_gpu.policy.model import Policy
+from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.settings import DEFAULT_PATH, file_advice, load_policy
+from nri_gpu.verbs.asking import ask
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.gpus import look
 from nri_gpu.verbs.guard_advice import guard_advice
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.CONFIGURATION
     ours = (*file_advice(path or DEFAULT_PATH), *advise(policy), *gpus)
-    advice = (*ours, *node_advice(policy), *kubelet_advice(policy), *guard_advice(policy))
+    advice = (*ours, *node_advice(policy), *kubelet_advice(policy), *guard_advice(policy), *_of_daemon())
     _print(args.output, [], advice, [f"{policy.source}: ok", *(f"advice: {sentence}" for sentence in advice)])
     return Exit.OK
 
@@ -54,6 +56,16 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
             raise
         return (f"the pools could not be held against this node's GPUs: {error}; --gpus FILE takes a topology file",)
     return advise_for(policy, inventory)
+
+
+def _of_daemon(state_dir: Path = DEFAULT_STATE) -> tuple[str, ...]:
+    """What keeps a daemon that runs from serving, or would once it has to connect again."""
+    try:
+        runtime = ask(state_dir / CONTROL_SOCKET, "status")["runtime"]
+    except (OSError, ValueError, KeyError):
+        return ()  # none runs here, or it is not ours to ask
+    away = "" if runtime["ready"] else f"nri-gpu is not connected to the runtime: {runtime['fault'] or 'connecting'}"
+    return tuple(filter(None, (away, runtime.get("list_fault"))))
 
 
 def _print(output: str | None, faults: list[dict[str, object]], advice: tuple[str, ...], lines: list[str]) -> None:

@@ -34,6 +34,7 @@ from nri_gpu.runtime.journal import JOURNAL, Journal
 from nri_gpu.runtime.notify import Notifier
 from nri_gpu.runtime.plugin import Outside, Plugin
 from nri_gpu.runtime.recorder import StateRecorder
+from nri_gpu.runtime.sizes import Sizes
 from nri_gpu.runtime.state import CONTROL_SOCKET, LEDGER, StateFolder
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
@@ -144,11 +145,14 @@ class Daemon:
         )
         self._recall(state.path / LEDGER)
         self._kubelet = KubeletKeeper(self._board, self._plugin, self._fixed.kubelet)
+        self._sizes = Sizes(lambda: self._settings().plugin.request_bytes, self._later)
         self._supervisor = Supervisor(
-            self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away)
+            self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away), self._sizes
         )
         self._note(policy)
-        subjects = Subjects(self._board, self._plugin, self._cache, self._inventory, self._kubelet.report)
+        subjects = Subjects(
+            self._board, self._plugin, self._cache, self._inventory, self._kubelet.report, lambda: self._sizes.fault
+        )
         self._reporter = Reporter(state.path / CONTROL_SOCKET, subjects)
         self._watch = node_watch(source.glance, self._node_changed, simulated=topology is not None)
         self._stop = asyncio.Event()

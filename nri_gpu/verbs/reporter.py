@@ -25,13 +25,18 @@ from nri_gpu.verbs.inventory_keeper import InventoryKeeper
 
 
 class Subjects(Struct, frozen=True):
-    """What is reported on. kubelet: how its resources stand with the kubelet; None without a device plugin."""
+    """What is reported on.
+
+    kubelet: how its resources stand with the kubelet; None without a device plugin. list_fault: why the runtime could
+    not list the node's containers to us again; empty when it could.
+    """
 
     board: Board
     plugin: Plugin
     cache: InventoryCache
     inventory: InventoryKeeper
     kubelet: Callable[[], tuple[Standing, ...] | None] = lambda: None
+    list_fault: Callable[[], str] = lambda: ""
 
 
 class Reporter:
@@ -111,6 +116,7 @@ class Reporter:
             inventory_confirmed=cache.confirmed or cache.current is None,
             history=self._subjects.inventory.history,
             kubelet=self._subjects.kubelet(),
+            list_fault=self._subjects.list_fault(),
         )
 
     def _transitions(self) -> Mapping[str, Any]:

@@ -59,7 +59,7 @@ def faults(said: Mapping[str, Any]) -> list[str]:
     """Sentences on what keeps the daemon from granting."""
     runtime, node, policy = said["runtime"], said["node"], said["policy"]
     found = [] if runtime["ready"] else [f"not connected to the runtime: {runtime['fault'] or 'connecting'}"]
-    found += [sentence for sentence in (_inventory_fault(node), node["driver_fault"]) if sentence]
+    found += filter(None, (runtime.get("list_fault"), _inventory_fault(node), node["driver_fault"]))
     return found + ([f"policy not usable: {policy['fault']}"] if policy["fault"] else [])
 
 
