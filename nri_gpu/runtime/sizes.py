@@ -88,6 +88,8 @@ class Sizes:
     def synchronized(self, listing: Listing) -> None:
         """The runtime has listed all there is."""
         self._listing = listing
+        if not self._counts:
+            return
         limit = self._limit()
         for holder in listing.over(limit) if limit else ():
             fault = f"{holder.name} has {holder.size_bytes} bytes, over plugin.request_bytes = {limit}: {REMEDY}"

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.convert import DecodeError
@@ -40,6 +44,12 @@ def test_every_wire_type_is_passed_over() -> None:
         (3, 0, b"\0" * 4),
         (4, 0, b"ab"),
     ]
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_end_in_fields_or_in_that_error(data: bytes) -> None:
+    with suppress(DecodeError):
+        assert all(0 <= field.start <= field.end <= len(data) for field in fields(data))
 
 
 @pytest.mark.parametrize("bad", [b"\xff", b"\x0a\x05ab", b"\x0b", b"\x08" + b"\xff" * 11, b"\x11\0"])
