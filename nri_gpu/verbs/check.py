@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -72,7 +73,8 @@ def _of_daemon(state_dir: Path = DEFAULT_STATE) -> tuple[str, ...]:
 
 def mps_advice(policy: Policy, state_dir: Path = DEFAULT_STATE) -> tuple[str, ...]:
     """Why mode=mps is refused although policy has it, on a node that nri-gpu has served since it booted."""
-    fault = mount_fault(clients(state_dir)) if policy.mps.enabled and state_dir.exists() else ""
+    seen = os.access(state_dir, os.X_OK)  # to others than root it is closed
+    fault = mount_fault(clients(state_dir)) if policy.mps.enabled and seen else ""
     return (f"every container that asks with mode=mps is refused: {fault}",) if fault else ()
 
 
