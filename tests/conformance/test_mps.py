@@ -36,12 +36,8 @@ ANEW: Final = re.compile(f"MPS daemon of {UUID} (is not up yet|that this contain
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """As /run on a node, where systemd makes all mounts shared: what is mounted below later, the runtime sees."""
-    folder = tmp_path_factory.mktemp("run")
-    subprocess.run(["mount", "--bind", folder, folder], check=True)
-    subprocess.run(["mount", "--make-shared", folder], check=True)
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    with mps.shared(tmp_path_factory.mktemp("run")) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")

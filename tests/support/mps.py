@@ -44,11 +44,22 @@ SIZE_MIB: Final = 16
 
 
 @contextmanager
-def client_files(state: Path) -> Iterator[Path]:
-    """What the systemd unit mounts on a node, smaller."""
+def shared(folder: Path) -> Iterator[Path]:
+    """As /run on a node, where systemd makes all mounts shared: what is mounted below later, a runtime sees."""
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    subprocess.run(["mount", "--make-shared", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@contextmanager
+def client_files(state: Path, size_mib: int = SIZE_MIB) -> Iterator[Path]:
+    """What the systemd unit mounts on a node, smaller. For a runtime that sees it: below what is `shared`."""
     base = clients(state)
     base.mkdir(parents=True, exist_ok=True)
-    options = f"size={SIZE_MIB}m,nr_inodes=4k,mode=0700,nosuid,nodev,noexec"
+    options = f"size={size_mib}m,nr_inodes=4k,mode=0700,nosuid,nodev,noexec"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", base], check=True)
     try:
         yield base
