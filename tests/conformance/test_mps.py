@@ -54,19 +54,20 @@ def node(mps_node: Containerd) -> Iterator[Containerd]:
 
 
 @pytest.fixture
-def bare(node: Containerd, run_folder: Path, tmp_path: Path) -> Launch:
+def bare(node: Containerd, run_folder: Path, tmp_path: Path) -> Iterator[Launch]:
     """A node with MPS's programs, and without the file system for what its clients write."""
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY.format(linger_s=60))
     root = mps.install(make_driver_root(tmp_path / "driver"), tmp_path / "modes")
-    return Launch(run_folder / tmp_path.name, node.nri_socket, driver_root=root, policy=policy)
+    made = Launch(run_folder / tmp_path.name, node.nri_socket, driver_root=root, policy=policy)
+    yield made
+    mps.end_all(made.state)  # whatever ran them has ended
 
 
 @pytest.fixture
 def launch(bare: Launch) -> Iterator[Launch]:
     with mps.client_files(bare.state):
         yield bare
-        mps.end_all(bare.state)
 
 
 def run(
@@ -293,7 +294,6 @@ def test_without_a_bound_nobody_is_let_in(node: Containerd, bare: Launch) -> Non
         with mps.client_files(bare.state):
             wait_for("the mount to be seen", lambda: created(node, "two"), 10)
             run(node, "three")
-            mps.end_all(bare.state)
             node.cri.remove_all()
 
 
