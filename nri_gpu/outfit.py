@@ -12,9 +12,9 @@ from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.extras import NO_PARTS, Parts
 from nri_gpu.domain.gpu import Capabilities, Capability, Node, Unit, whole
+from nri_gpu.domain.mps import Seat
 from nri_gpu.injection.compat import compat_hindrance
 from nri_gpu.injection.devices import covered_node
-from nri_gpu.injection.mps import Client
 from nri_gpu.injection.plan import Share, plan
 from nri_gpu.policy.model import Policy, VisibleDevices
 from nri_gpu.requirements.check import Unmet, stated_in, unmet
@@ -47,7 +47,7 @@ def outfit(
     *,
     extra: Parts = NO_PARTS,
     completes: bool = False,
-    mps: Client | None = None,
+    mps: Seat | None = None,
 ) -> Outfit | Reason:
     """For these GPUs, or what is in the way.
 

@@ -77,6 +77,7 @@ class Container(Struct, frozen=True, kw_only=True):
     privileged: its device cgroup allows everything (the wildcard rule containerd writes).
     kubelet: what the kubelet gave it, read off its annotations and no longer among them; None where it did not.
     uid: whose its program is, as the host counts users; told by containerd from 2.3 on, and not of user namespaces.
+    mps_folder: the MPS daemon's on the host whose pipes are mounted where we mount them; empty where none are.
     """
 
     id: ContainerId
@@ -95,3 +96,4 @@ class Container(Struct, frozen=True, kw_only=True):
     privileged: bool = False
     kubelet: KubeletGrant | None = None
     uid: int | None = None
+    mps_folder: str = ""

@@ -17,7 +17,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.errors import TooManyEntriesError
-from nri_gpu.domain.mps import CLIENT_VARIABLES, SHM_PLACE
+from nri_gpu.domain.mps import CLIENT_VARIABLES, PIPE_FOLDER, PIPE_PLACE, PIPE_VARIABLE, SHM_PLACE
 from nri_gpu.domain.value import Value
 from nri_gpu.nri.listing import Listing
 from nri_gpu.nri.shallow import ContainerSize, PodSize, container_size, fields, pod_size
@@ -268,6 +268,7 @@ def container_from_pb(container: pb.Container, pod: Pod, *, exists: bool = False
         pinned=_pinned(resources),
         privileged=_privileged(resources.devices),
         uid=_uid(container) if container.HasField("user") else None,
+        mps_folder=_mps_folder(container.mounts) if PIPE_VARIABLE in env else "",
     )
 
 
@@ -376,6 +377,11 @@ def _privileged(rules: Iterable[pb.LinuxDeviceCgroup]) -> bool:
 def _wildcard(rule: pb.LinuxDeviceCgroup) -> bool:
     """The one rule containerd writes for a privileged container (internal/cri/server/container_create.go)."""
     return not rule.HasField("major") and not rule.HasField("minor")
+
+
+def _mps_folder(mounts: Iterable[pb.Mount]) -> str:
+    pipes = (mount.source for mount in mounts if mount.destination == PIPE_PLACE)
+    return next(pipes, "").removesuffix(f"/{PIPE_FOLDER}")
 
 
 def _destinations(mounts: Iterable[pb.Mount], pod: Pod) -> frozenset[str]:

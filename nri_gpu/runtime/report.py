@@ -251,4 +251,13 @@ def _holder_json(entry: Entry, view: View) -> dict[str, Any]:
         "running": entry.phase is Phase.RUNNING,
         "gpu_uuids": list(grant.uuids),
         "driver_generation": grant.generation,
+        "restart": _restart(entry, view.node),
     }
+
+
+def _restart(entry: Entry, node: Node) -> str:
+    """Why a container has to be restarted; empty where it has not."""
+    seat = entry.grant.seat
+    if entry.phase is not Phase.RUNNING or seat is None or seat.folder == node.mps.folder(entry.grant.uuids[0]):
+        return ""
+    return "its MPS daemon has ended, and with it what its programs had on the GPU: restart it"

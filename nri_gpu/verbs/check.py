@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 
 from nri_gpu.domain.errors import InventoryError, PolicyError
+from nri_gpu.mps.place import clients, mount_fault
 from nri_gpu.policy.advice import advise
 from nri_gpu.policy.advice_rules import advise_for
 from nri_gpu.policy.model import Policy
@@ -40,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.CONFIGURATION
     ours = (*file_advice(path or DEFAULT_PATH), *advise(policy), *gpus)
-    advice = (*ours, *node_advice(policy), *kubelet_advice(policy), *guard_advice(policy), *_of_daemon())
+    node = (*node_advice(policy), *kubelet_advice(policy), *guard_advice(policy), *mps_advice(policy))
+    advice = (*ours, *node, *_of_daemon())
     _print(args.output, [], advice, [f"{policy.source}: ok", *(f"advice: {sentence}" for sentence in advice)])
     return Exit.OK
 
@@ -66,6 +69,13 @@ def _of_daemon(state_dir: Path = DEFAULT_STATE) -> tuple[str, ...]:
         return ()  # none runs here, or it is not ours to ask
     away = "" if runtime["ready"] else f"nri-gpu is not connected to the runtime: {runtime['fault'] or 'connecting'}"
     return tuple(filter(None, (away, runtime.get("list_fault"))))
+
+
+def mps_advice(policy: Policy, state_dir: Path = DEFAULT_STATE) -> tuple[str, ...]:
+    """Why mode=mps is refused although policy has it, on a node that nri-gpu has served since it booted."""
+    seen = os.access(state_dir, os.X_OK)  # to others than root it is closed
+    fault = mount_fault(clients(state_dir)) if policy.mps.enabled and seen else ""
+    return (f"every container that asks with mode=mps is refused: {fault}",) if fault else ()
 
 
 def _print(output: str | None, faults: list[dict[str, object]], advice: tuple[str, ...], lines: list[str]) -> None:

@@ -82,11 +82,12 @@ class Daemon:
         self._policy_file = policy_file
         self._notifier = Notifier()
         looking_for = "the driver's files are being looked for; try again in a moment"
-        self._board = Board(STARTING, looking_for, str(state.path.absolute() / "mps"))
+        self._board = Board(STARTING, looking_for)
         self._mps = MpsKeeper(
             state.path.absolute(),
             lambda: self._plugin.ledger if self._synchronized else None,
             AroundMps(lambda: Tools.of(self._board.snapshot().driver), self._mps_settings),
+            self._board.put_mps,
         )
         self._inventory = InventoryKeeper(
             self._board,
@@ -293,6 +294,7 @@ class Daemon:
         self._health.policy_changed()
         self._reporter.policy_changed()
         self._labels.look_again()
+        self._mps.look_again()
 
     def _note(self, policy: Policy | BrokenPolicy) -> None:
         if self._audit is None:

@@ -91,6 +91,12 @@ def to_text(said: Mapping[str, Any], now: float) -> str:
     for holder in said["gone"]:
         lines.append(f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder['gpu_uuids'])}")
     lines += [
+        f"{_pod(holder)}, container {holder['container']}: {holder['restart']}"
+        for gpu in said["gpus"]
+        for holder in gpu["holders"]
+        if holder.get("restart")
+    ]
+    lines += [
         f"GPU {each['index']} cannot be described{_since_when(each['since_s'])}: {each['reason']}"
         for each in said.get("faults", ())
     ]

@@ -232,6 +232,17 @@ def test_an_event_means_the_same_by_either_way(kind: Event, own_rpc: bool) -> No
     assert read.container.id == "container-train-main"
 
 
+def test_the_folder_of_its_mps_daemon_is_read_off_its_mounts() -> None:
+    listed = make.container_message(
+        make.container(env={"NVIDIA_VISIBLE_DEVICES": "x", "CUDA_MPS_PIPE_DIRECTORY": "/p"})
+    )
+    for message, folder in ((listed, "/run/m/GPU-0.a"), (make.container_message(make.container()), "")):
+        message.mounts.add(destination="/dev/shm", type="bind", source="/run/m/GPU-0.a/shm")
+        message.mounts.add(destination="/tmp/nvidia-mps", type="bind", source="/run/m/GPU-0.a/pipe")
+        for exists in (True, False):
+            assert convert.container_from_pb(message, make.pod(), exists=exists).mps_folder == folder
+
+
 def test_a_pods_event_has_no_container() -> None:
     payload = pb.StateChangeEvent(event=pb.REMOVE_POD_SANDBOX, pod=pb.PodSandbox(id="p")).SerializeToString()
     assert convert.state_change_from_pb(payload).container is None

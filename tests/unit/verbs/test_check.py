@@ -9,6 +9,8 @@ import pytest
 
 from nri_gpu import settings
 from nri_gpu.cli import main
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.verbs import check
 from nri_gpu.verbs.exits import Exit
 from tests.support.daemon import FOUR_GPUS
@@ -111,3 +113,10 @@ def test_without_a_driver_it_is_said_that_pools_could_not_be_looked_at(
     code, text = checked(capsys, path)
     assert code == Exit.OK
     assert "the pools could not be held against this node's GPUs: " in text
+
+
+def test_mps_without_a_mount_for_what_tenants_write(tmp_path: Path) -> None:
+    using = Policy(mps=MpsSettings(enabled=True))
+    (said,) = check.mps_advice(using, tmp_path)
+    assert said.startswith("every container that asks with mode=mps is refused: no file system of its own is mounted")
+    assert check.mps_advice(Policy(), tmp_path) == check.mps_advice(using, tmp_path / "never served") == ()
