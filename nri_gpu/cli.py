@@ -178,6 +178,7 @@ VERBS: Final = (
         (
             _option("file", help="policy file (default /etc/nri-gpu/policy.toml)", nargs="?", metavar="FILE"),
             _option("--gpus", help="hold pools and limits against this topology file's GPUs", metavar="FILE"),
+            STATE_DIR,
             OUTPUT,
         ),
     ),

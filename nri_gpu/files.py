@@ -1,8 +1,23 @@
-"""Small files of the kernel and of the host, which may not be there."""
+"""Small files of the kernel, of the host and of our own: read, kept private, and locked."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import stat
 from pathlib import Path
+from typing import Final
+
+_LOCKS: Final = Path("/proc/locks")
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class NotPrivateError(PermissionError):
+    """A file that others than ourselves could have written, or may read. `strerror` says why, as a clause."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(errno.EPERM, why, str(path))
 
 
 def text_of(path: Path, most: int = -1, encoding: str = "ascii") -> str | None:
@@ -12,3 +27,65 @@ def text_of(path: Path, most: int = -1, encoding: str = "ascii") -> str | None:
             return file.read(most).decode(encoding, errors="replace")
     except OSError:
         return None
+
+
+def boot_id(path: Path = _BOOT_ID) -> str:
+    """Of the kernel that runs; empty where it does not tell."""
+    return (text_of(path) or "").strip()
+
+
+def read_private(path: Path, most: int) -> bytes:
+    """The first bytes of a file that is ours alone: a key that others could read or write proves nothing.
+
+    Raises: NotPrivateError; OSError: it cannot be opened, and what is no regular file neither hangs us nor leads on.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = stat.S_IMODE(_ours(path, descriptor).st_mode)
+        if mode & 0o077:
+            raise NotPrivateError(path, f"its mode {mode:04o} lets others than root use it")
+        return os.read(descriptor, most)
+    finally:
+        os.close(descriptor)
+
+
+def open_lock(path: Path) -> int:
+    """The descriptor of a lock file, made when missing. Whoever can open it can hold it, so it is closed to others.
+
+    Raises: NotPrivateError; OSError: it cannot be opened or made.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        if _ours(path, descriptor).st_mode & 0o077:  # as versions before this one made it
+            os.fchmod(descriptor, 0o600)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock it among all processes, until the descriptor is closed; False where another process has it locked."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock_holder(descriptor: int) -> str:
+    """` (pid 12)` of who has it locked; empty where the kernel does not tell, as of a process in another pod."""
+    found = os.fstat(descriptor)
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"  # proc_locks(5)
+    lines = (line.split() for line in (text_of(_LOCKS) or "").splitlines())
+    return next((f" (pid {words[4]})" for words in lines if words[1:2] == ["FLOCK"] and place in words), "")
+
+
+def _ours(path: Path, descriptor: int) -> os.stat_result:
+    """Raises: NotPrivateError: it is no regular file, or somebody else's."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise NotPrivateError(path, "it is not a regular file")
+    if found.st_uid != os.geteuid():
+        raise NotPrivateError(path, f"it belongs to user {found.st_uid}")
+    return found

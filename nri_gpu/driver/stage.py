@@ -9,11 +9,11 @@ damaged stays, and a new folder is made beside it (`<generation>.1`). Only `prun
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -26,6 +26,7 @@ from nri_gpu.domain.gpu import Capabilities, Capability, DriverFiles, DriverTree
 from nri_gpu.driver.place import FROM_HOST, WITHIN_GENERATION, Way, place
 from nri_gpu.driver.scan import DriverFile, FoundDriver
 from nri_gpu.driver.source import Source, trusted
+from nri_gpu.files import lock_holder, open_lock, try_lock
 
 LIBRARIES, EXTRAS = "lib64", "extra"
 LIBRARIES_32, BINARIES = (f"{LIBRARIES}/{part}" for part in ("lib32", "bin"))
@@ -34,6 +35,10 @@ FOLDER_MODE: Final = 0o755
 ATTEMPTS: Final = 5
 GENERATION: Final = re.compile(r"(?:compat[0-9.]+-)?[0-9.]+-[0-9a-f]{8}(?:\.\d+)?")
 NS_PER_S: Final = 10**9
+LOCK_FILE: Final = ".lock"
+# A daemon that is told to stop waits for its threads, and is given 10 s in all (systemd/nri-gpu.service).
+LOCK_WAIT_S: Final = 3.0
+LOCK_LOOK_S: Final = 0.02
 
 # Path below the generation's folder -> the host's file, or the target of a symlink. It is all that must be there, so
 # it also serves as the manifest a staged folder is checked against: a pure function of what was found.
@@ -41,26 +46,32 @@ Plan = Mapping[str, Source | str]
 Row = tuple[str, tuple[str, ...]]  # a library's path in a tree, and its names
 
 
-def stage(found: FoundDriver, base: Path, ways: Sequence[Way] = FROM_HOST) -> DriverFiles:
+def stage(
+    found: FoundDriver, base: Path, ways: Sequence[Way] = FROM_HOST, *, wait_s: float = LOCK_WAIT_S
+) -> DriverFiles:
     """Make the staged folders of a generation, or find them made. Safe to repeat and to run in parallel.
 
-    base: where all generations live; made when missing. ways: how host files get there, best first.
+    base: where all generations live; made when missing. ways: how host files get there, best first. wait_s: for
+    another process that stages there.
     Blocks: milliseconds when made, by reflink or by hard link; a copy as long as the disk takes for some 500 MB.
-    Raises: DriverError: no space, no permission, a host file changed meanwhile, a base that others can write to.
+    Raises: DriverError: no space, no permission, a host file changed meanwhile, a base that others can write to or
+    that another process keeps locked.
     """
     try:
-        folder = stage_plan(_plan(found), found.generation, base, ways)
+        folder = stage_plan(_plan(found), found.generation, base, ways, wait_s)
     except OSError as error:
         raise DriverError(f"the driver's files cannot be staged in {base}: {_explain(error, found)}") from error
     return planned(found, folder)
 
 
-def stage_plan(plan: Plan, generation: str, base: Path, ways: Sequence[Way] = FROM_HOST) -> Path:
+def stage_plan(
+    plan: Plan, generation: str, base: Path, ways: Sequence[Way] = FROM_HOST, wait_s: float = LOCK_WAIT_S
+) -> Path:
     """The folder that holds a plan's files, made unless it is there and whole. Raises: DriverError, OSError."""
-    folder = _private(base)
+    folder = private_folder(base)
     name, made = _slot(folder, generation, plan)
     if not made:
-        with _locked(folder):
+        with _locked(folder, wait_s):
             # Again: another process may have made it while we waited for the lock.
             name, made = _slot(folder, generation, plan)
             if not made:
@@ -82,8 +93,8 @@ def prune_where(base: Path, unwanted: Callable[[Path], bool]) -> tuple[str, ...]
     if not base.is_dir():
         return ()
     try:
-        folder = _private(base)
-        with _locked(folder):
+        folder = private_folder(base)
+        with _locked(folder, LOCK_WAIT_S):
             _sweep(folder)
             names = sorted(p.name for p in folder.iterdir() if GENERATION.fullmatch(p.name) and unwanted(p))
             for name in names:
@@ -261,7 +272,7 @@ def _make_folder(path: Path) -> None:
     path.chmod(FOLDER_MODE)  # the umask has no say in it
 
 
-def _private(base: Path) -> Path:
+def private_folder(base: Path) -> Path:
     """`base` without symlinks, made when missing. Raises: DriverError: others could put files there."""
     base.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     folder = base.resolve()
@@ -271,11 +282,20 @@ def _private(base: Path) -> Path:
 
 
 @contextmanager
-def _locked(base: Path) -> Iterator[None]:
-    """Alone in `base` among all processes; ends with the process, however that ends."""
-    with (base / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+def _locked(base: Path, wait_s: float) -> Iterator[None]:
+    """Alone in `base` among all processes; ends with the process, however that ends. Raises: DriverError, OSError."""
+    lock, deadline = open_lock(base / LOCK_FILE), time.monotonic() + wait_s
+    try:
+        while not try_lock(lock):
+            if time.monotonic() > deadline:
+                raise DriverError(
+                    f"another process{lock_holder(lock)} has {base / LOCK_FILE} locked: wait until it has staged its "
+                    "files, or end it"
+                )
+            time.sleep(LOCK_LOOK_S)
         yield
+    finally:
+        os.close(lock)
 
 
 def _temporary(base: Path, name: str) -> Path:

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
-
 from nri_gpu.allocation.token import KEY_BYTES
+from nri_gpu.files import NotPrivateError, read_private
 from nri_gpu.log import logger
 
 KEY_FILE: Final = "nri-gpu.key"
@@ -45,20 +44,15 @@ class KeyKeeper:
             self._keyed(key)
 
 
-class _Found(Struct, frozen=True):
-    """What lies there. key: a whole one that nobody else could read; else None. exposed: somebody could."""
-
-    key: bytes | None = None
-    exposed: bool = False
-
-
 def tokens_key(folder: Path, known: bytes | None = None) -> bytes:
     """The key, made when there is none. known: the one in use, kept where the folder was made anew. Raises: OSError."""
     file = folder / KEY_FILE
-    found = _read(file)
-    if found.key is not None:
-        return found.key
-    if found.exposed:  # what others could read, they may have read, and forge grants with it
+    try:
+        if len(key := read_private(file, KEY_BYTES + 1)) == KEY_BYTES:
+            return key
+    except FileNotFoundError:
+        pass
+    except NotPrivateError:  # what others could read or write, they may have, and forge grants with it
         known = None
     fresh = file.with_name(f".{KEY_FILE}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
@@ -68,17 +62,3 @@ def tokens_key(folder: Path, known: bytes | None = None) -> bytes:
         os.fsync(stream.fileno())
     fresh.replace(file)
     return file.read_bytes()
-
-
-def _read(file: Path) -> _Found:
-    """One that is root's own, or ours, counts; whoever else could have written it could forge grants."""
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return _Found()
-    with os.fdopen(descriptor, "rb") as stream:
-        found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            return _Found(exposed=True)
-        key = stream.read(KEY_BYTES + 1)
-    return _Found(key if len(key) == KEY_BYTES else None)

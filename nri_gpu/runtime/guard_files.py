@@ -7,8 +7,6 @@ they are looked at only for a container that asked, at some ten microseconds fro
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from nri_gpu.allocation.mark import KEY_BYTES
+from nri_gpu.files import read_private
 from nri_gpu.log import logger
 from nri_gpu.policy.broken import BrokenPolicy
 from nri_gpu.policy.model import Policy
@@ -44,21 +43,14 @@ class DaemonState:
 
     def key(self) -> bytes | None:
         """The marks' key; None where there is none, or none that anybody but root could not have put there."""
+        file = self._folder / "key"
         try:
-            descriptor = os.open(self._folder / "key", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            key = read_private(file, KEY_BYTES + 1)
         except FileNotFoundError:
             return None
         except OSError as error:
-            logger.bind(path=str(self._folder / "key"), fault=str(error)).warning("key not read: no mark holds")
+            logger.bind(path=str(file), fault=error.strerror).warning("key not read: no mark holds")
             return None
-        try:
-            facts = os.fstat(descriptor)
-            if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
-                logger.bind(path=str(self._folder / "key")).warning("key is not root's alone: no mark holds")
-                return None
-            key = os.read(descriptor, KEY_BYTES + 1)
-        finally:
-            os.close(descriptor)
         return key if len(key) == KEY_BYTES else None
 
     def policy(self) -> Policy | BrokenPolicy:

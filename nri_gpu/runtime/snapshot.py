@@ -21,7 +21,6 @@ from nri_gpu.domain.gpu import DriverFiles, Inventory
 FILE: Final = "snapshot.json"
 SCHEMA: Final = "nri-gpu/snapshot/v1"
 BYTES_MAX: Final = 16 << 20
-BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 # Device, inode and time of change of a folder, as `driver.watch` has them; None where it is not.
 Signs = tuple[tuple[int, int, int] | None, ...]
 
@@ -77,14 +76,6 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 def sight_of(glance: object) -> str:
     """A digest of a glance."""
     return hashlib.sha256(repr(glance).encode()).hexdigest()
-
-
-def boot_id(path: Path = BOOT_ID) -> str:
-    """Of the kernel that runs; empty where it does not tell, which never matches."""
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def to_bytes(snapshot: Snapshot, key: bytes) -> bytes:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger
@@ -17,6 +15,7 @@ from nri_gpu.allocation.mark import KEY_BYTES
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.files import NotPrivateError, lock_holder, open_lock, read_private, text_of, try_lock
 
 DEFAULT_STATE: Final = Path("/run/nri-gpu")
 CONTROL_SOCKET: Final = "control.sock"
@@ -41,7 +40,7 @@ class StateFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.key_fault = ""
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
         self._lines: dict[ContainerId, tuple[Entry, str]] = {}  # of ledger.json
 
     def open(self) -> None:
@@ -49,30 +48,29 @@ class StateFolder:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.chmod(0o700)
-            self._lock = (self.path / "lock").open("a+")
+            lock = open_lock(self.path / "lock")
         except OSError as error:
             raise StateError(
                 f"state folder {self.path} cannot be used: {error.strerror}; run as root, or give --state-dir"
             ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = self._holder()
-            self._lock.close()
+        if not try_lock(lock):
+            holder = lock_holder(lock) or self._holder()
+            os.close(lock)
             raise StateError(
                 f"another nri-gpu{holder} runs with state folder {self.path}; two of them would refuse each other's "
                 "containers: stop that one, or give --state-dir and --index",
                 taken=True,
-            ) from None
-        # Only for the sentence above. Not through the file's own buffer: that would be tried again at its close.
+            )
+        self._lock = lock
+        # Only for the sentence above.
         with suppress(OSError):
-            os.ftruncate(self._lock.fileno(), 0)
-            os.write(self._lock.fileno(), str(os.getpid()).encode())
+            os.ftruncate(lock, 0)
+            os.write(lock, str(os.getpid()).encode())
 
     def close(self) -> None:
         """Let another daemon have it."""
-        if self._lock:
-            self._lock.close()
+        if self._lock is not None:
+            os.close(self._lock)
             self._lock = None
 
     def key(self) -> bytes:
@@ -89,21 +87,15 @@ class StateFolder:
 
     def _kept_key(self, file: Path) -> bytes | None:
         try:
-            # What is no regular file could hang us, or lead to one that is not ours to close to others.
-            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            key = read_private(file, KEY_BYTES + 1)
         except FileNotFoundError:
+            return None
+        except NotPrivateError as error:
+            self.key_fault = str(error.strerror)
             return None
         except OSError as error:
             self.key_fault = f"it cannot be opened: {error.strerror}"
             return None
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                self.key_fault = "it is not a regular file"
-                return None
-            os.fchmod(descriptor, 0o600)
-            key = os.read(descriptor, KEY_BYTES + 1)
-        finally:
-            os.close(descriptor)
         if len(key) != KEY_BYTES:
             self.key_fault = f"it is not {KEY_BYTES} bytes long"
             return None
@@ -140,10 +132,7 @@ class StateFolder:
         fresh.replace(file)
 
     def _holder(self) -> str:
-        try:
-            pid = (self.path / "lock").read_text().strip()
-        except OSError:
-            pid = ""
+        pid = (text_of(self.path / "lock") or "").strip()
         return f" (pid {pid})" if pid else ""
 
 

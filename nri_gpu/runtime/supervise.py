@@ -16,7 +16,7 @@ from nri_gpu.log import logger
 from nri_gpu.nri.convert import Configured, register_to_pb
 from nri_gpu.nri.listing import Listing
 from nri_gpu.nri.subscribe import Subscription
-from nri_gpu.runtime.service import Plugin, PluginService
+from nri_gpu.runtime.service import EVENT_METHODS, Plugin, PluginService
 from nri_gpu.runtime.sizes import Sizes
 from nri_gpu.runtime.transport import CallError, Transport
 
@@ -28,6 +28,7 @@ SYNCHRONIZE_TIMEOUT_S: Final = 15.0
 # Before the next try, after two connections and more that ended inside Synchronize: a runtime that panics in it must be
 # let live, and one that cannot finish it will not do so in milliseconds.
 CUT_SHORT_WAITS_S: Final = (5.0, 10.0, 20.0, 30.0)
+LEAVES_BY: Final = frozenset({"StateChange", *EVENT_METHODS})  # with no answer to one of these, a runtime goes on
 NEVER_TOLD: Final = (
     "containers that outlive a restart of the runtime stay unknown, so their GPUs can be granted twice; "
     "take nri-gpu out of the runtime's plugin folder and run it as a service"
@@ -99,7 +100,7 @@ class Supervisor:
         """Answer calls in flight, for limit_s at most, then close."""
         self._stopping = True
         if self._transport:
-            await self._transport.drain(limit_s)
+            await self._transport.drain(limit_s, LEAVES_BY if self.validates else ())
 
     @property
     def validates(self) -> bool:

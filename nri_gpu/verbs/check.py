@@ -7,9 +7,11 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from nri_gpu.domain.errors import InventoryError, PolicyError
+from nri_gpu.driver.owner import owner_of
 from nri_gpu.mps.place import clients, mount_fault
 from nri_gpu.policy.advice import advise
 from nri_gpu.policy.advice_rules import advise_for
@@ -42,8 +44,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.CONFIGURATION
     ours = (*file_advice(path or DEFAULT_PATH), *advise(policy), *gpus)
-    node = (*node_advice(policy), *kubelet_advice(policy), *guard_advice(policy), *mps_advice(policy))
-    advice = (*ours, *node, *_of_daemon())
+    state_dir = Path(args.state_dir or DEFAULT_STATE)
+    node = (
+        *node_advice(policy),
+        *kubelet_advice(policy),
+        *guard_advice(policy, state_dir),
+        *mps_advice(policy, state_dir),
+    )
+    advice = (*ours, *_of_stage(policy, state_dir), *node, *_of_daemon(state_dir))
     _print(args.output, [], advice, [f"{policy.source}: ok", *(f"advice: {sentence}" for sentence in advice)])
     return Exit.OK
 
@@ -61,7 +69,7 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
     return advise_for(policy, inventory)
 
 
-def _of_daemon(state_dir: Path = DEFAULT_STATE) -> tuple[str, ...]:
+def _of_daemon(state_dir: Path) -> tuple[str, ...]:
     """What keeps a daemon that runs from serving, or would once it has to connect again."""
     try:
         runtime = ask(state_dir / CONTROL_SOCKET, "status")["runtime"]
@@ -76,6 +84,15 @@ def mps_advice(policy: Policy, state_dir: Path = DEFAULT_STATE) -> tuple[str, ..
     seen = os.access(state_dir, os.X_OK)  # to others than root it is closed
     fault = mount_fault(clients(state_dir)) if policy.mps.enabled and seen else ""
     return (f"every container that asks with mode=mps is refused: {fault}",) if fault else ()
+
+
+def _of_stage(policy: Policy, state_dir: Path) -> Iterator[str]:
+    owner = owner_of(Path(policy.driver.stage_dir))
+    if owner not in ("", str(state_dir.resolve())):
+        yield (
+            f"driver.stage_dir {policy.driver.stage_dir} is that of the nri-gpu with state folder {owner}: one with "
+            f"{state_dir} refuses every container that asks, so give it a folder of its own"
+        )
 
 
 def _print(output: str | None, faults: list[dict[str, object]], advice: tuple[str, ...], lines: list[str]) -> None:

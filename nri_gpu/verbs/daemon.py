@@ -170,6 +170,7 @@ class Daemon:
                 root=Path(self._fixed.driver_root),
                 library_dirs=self._fixed.library_dirs,
                 stage_dir=Path(self._fixed.stage_dir),
+                state_dir=state.path,
                 simulated=topology is not None,
                 retry_s=self._fixed.refresh_s,
                 compat_dir=Path(self._fixed.compat_dir) if self._fixed.compat_dir else None,
@@ -234,6 +235,10 @@ class Daemon:
         self._notifier.close()
         logger.info("stopped")
         return code
+
+    def close(self) -> None:
+        """Let the next daemon have the stage folder; after `run`, when no thread is left."""
+        self._driver.close()
 
     async def _serve(self, inherited: int | None) -> None:
         if inherited is not None:

@@ -13,6 +13,7 @@ from nri_gpu import __version__
 from nri_gpu.domain.gpu import DriverFiles, Inventory
 from nri_gpu.driver.module import module_version, module_versions
 from nri_gpu.driver.watch import signs, staged_evidence
+from nri_gpu.files import boot_id
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.log import logger
 from nri_gpu.runtime import snapshot
@@ -39,7 +40,7 @@ class Host(Struct, frozen=True, kw_only=True):
     scanned: Callable[[], snapshot.Signs | None]
     module: Callable[[], str] = module_version
     modules: Callable[[], tuple[str, ...]] = module_versions
-    boot_id: Callable[[], str] = snapshot.boot_id
+    boot_id: Callable[[], str] = boot_id
 
     @property
     def settings(self) -> tuple[str, ...]:

@@ -4,6 +4,9 @@ On one containerd: what is granted is decided before the runtime's version matte
 """
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -212,3 +215,46 @@ def audit(launch: Launch) -> list[str]:
     file = launch.state / "audit.jsonl"
     wait_for("the audit log", lambda: file.exists() and '"at_s"' in file.read_text(), 20)
     return [line for line in file.read_text().splitlines() if '"at_s"' in line]
+
+
+# What any user of the host could do to the lock of an earlier version, which all might read.
+AS_NOBODY: Final = """
+import fcntl, os, sys
+lock = open(sys.argv[1])
+os.setuid(65534)
+fcntl.flock(lock, fcntl.LOCK_EX)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lock_that_a_user_keeps_neither_stops_the_daemon_nor_its_end(
+    node: Containerd, launch: Launch, tmp_path: Path
+) -> None:
+    lock = launch.base / "drivers" / ".lock"
+    lock.parent.mkdir(parents=True)
+    lock.write_text("")
+    lock.chmod(0o644)
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[inventory]\nrefresh_s = 1\n")
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen([sys.executable, "-c", AS_NOBODY, str(lock)], stdin=pipe, stdout=pipe) as user,
+        NriGpu(replace(launch, policy=policy)) as daemon,
+    ):
+        assert user.stdout
+        user.stdout.readline()
+        daemon.wait_ready()
+        said = f"another process (pid {user.pid}) has {lock} locked: wait until it has staged its files, or end it"
+        assert said in daemon.wait_logged("driver files not found")
+        daemon.hang_up()  # and so it is waiting again
+        daemon.wait_logged("policy reloaded")
+        began = time.monotonic()
+        assert daemon.terminate() == Exit.OK
+        assert time.monotonic() - began < 5
+        daemon.start()
+        user.kill()
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        assert lock.stat().st_mode & 0o777 == 0o600
+        run(node, "granted", "device=0")

@@ -3,7 +3,9 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -226,6 +228,48 @@ def test_of_processes_in_parallel_one_makes_it(found: FoundDriver, base: Path) -
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sorted(made) == [0, 0, len(found.libraries) + len(found.binaries)]
     assert sorted(path.name for path in base.iterdir()) == [".lock", found.generation]
+
+
+LOCKS = """
+import fcntl, sys
+lock = open(sys.argv[1], "r")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[int]:
+    """Somebody who may read it has it locked. Gives their pid."""
+    command = [sys.executable, "-c", LOCKS, str(file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+def test_a_lock_that_somebody_keeps_is_not_waited_for_for_ever(found: FoundDriver, base: Path) -> None:
+    """As the lock of an earlier version was, it is open to whoever may read it."""
+    base.mkdir(parents=True)
+    (base / ".lock").write_text("")
+    (base / ".lock").chmod(0o644)
+    with locked(base / ".lock") as pid:
+        began = time.monotonic()
+        with pytest.raises(DriverError, match=rf"another process \(pid {pid}\) has {base}/\.lock locked: wait until"):
+            stage(found, base, wait_s=0.1)
+        assert time.monotonic() - began < 2
+    assert stat.S_IMODE((base / ".lock").stat().st_mode) == 0o600
+    assert stage(found, base).generation == found.generation
+
+
+def test_a_lock_is_no_link(found: FoundDriver, base: Path) -> None:
+    base.mkdir(parents=True)
+    (base / ".lock").symlink_to(base / "elsewhere")
+    with pytest.raises(DriverError, match="Too many levels of symbolic links"):
+        stage(found, base)
+    assert not (base / "elsewhere").exists()
 
 
 def test_a_failure_leaves_nothing(found: FoundDriver, base: Path) -> None:

@@ -14,7 +14,6 @@ from nri_gpu.runtime.snapshot import (
     Evidence,
     Snapshot,
     SnapshotError,
-    boot_id,
     read,
     sight_of,
     to_bytes,
@@ -98,8 +97,3 @@ def test_differences_are_named() -> None:
         "another place of the driver, the driver's folders changed, the staged files changed, the kernel shows other "
         "GPUs or nodes"
     )
-
-
-def test_the_boot_id(tmp_path: Path) -> None:
-    assert len(boot_id()) == 36
-    assert boot_id(tmp_path / "none") == ""

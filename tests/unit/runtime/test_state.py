@@ -41,16 +41,45 @@ def test_made_with_its_parents_and_private(tmp_path: Path) -> None:
     state.close()
 
 
-def test_one_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
+def theirs(file: Path) -> None:
+    file.chmod(0o600)
+    os.chown(file, 65534, -1)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda file: file.chmod(0o644), "its mode 0644 lets others than root use it"),
+        (theirs, "it belongs to user 65534"),
+    ],
+    ids=["readable", "another owner"],
+)
+def test_a_key_that_others_could_use_is_made_anew(tmp_path: Path, change: Callable[[Path], None], fault: str) -> None:
+    """As the guard has it: such a key forges grants."""
     (tmp_path / "key").write_bytes(b"k" * KEY_BYTES)
-    (tmp_path / "key").chmod(0o644)
+    change(tmp_path / "key")
     state = StateFolder(tmp_path)
     state.open()
-    assert state.key() == b"k" * KEY_BYTES
-    assert mode(tmp_path) == 0o700
-    assert mode(tmp_path / "key") == 0o600
+    assert state.key() != b"k" * KEY_BYTES
+    assert state.key_fault == fault
+    found = (tmp_path / "key").stat()
+    assert (found.st_uid, mode(tmp_path / "key"), mode(tmp_path)) == (os.geteuid(), 0o600, 0o700)
     state.close()
+
+
+def test_the_lock_is_closed_to_others_and_leads_nowhere(tmp_path: Path) -> None:
+    """Whoever can open it can hold it, and no daemon would start."""
+    (tmp_path / "lock").write_text("")
+    (tmp_path / "lock").chmod(0o644)
+    state = StateFolder(tmp_path)
+    state.open()
+    assert mode(tmp_path / "lock") == 0o600
+    state.close()
+    (tmp_path / "lock").unlink()
+    (tmp_path / "lock").symlink_to("other")
+    with pytest.raises(StateError, match="cannot be used: Too many levels of symbolic links"):
+        state.open()
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_key_outlives_the_daemon(tmp_path: Path) -> None:
@@ -67,6 +96,7 @@ def test_the_key_outlives_the_daemon(tmp_path: Path) -> None:
 @pytest.mark.parametrize("broken", [b"", b"short", b"x" * (KEY_BYTES + 1)])
 def test_a_broken_key_is_made_anew(tmp_path: Path, broken: bytes) -> None:
     (tmp_path / "key").write_bytes(broken)
+    (tmp_path / "key").chmod(0o600)
     state = StateFolder(tmp_path)
     fresh = state.key()
     assert len(fresh) == KEY_BYTES
@@ -101,12 +131,12 @@ def test_what_is_no_file_is_no_key_and_nothing_of_it_is_touched(
 
 
 def test_a_lock_that_cannot_be_written_still_locks(tmp_path: Path) -> None:
-    """On a full disk; who holds it is then not told."""
+    """On a full disk; who holds it is told by the kernel."""
     state = StateFolder(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "write", lambda *_: _no_space())
         state.open()
-    with pytest.raises(StateError, match="another nri-gpu runs with state folder"):
+    with pytest.raises(StateError, match=rf"another nri-gpu \(pid {os.getpid()}\) runs with state folder"):
         StateFolder(tmp_path).open()
     state.close()
 

@@ -1,0 +1,77 @@
+"""Small files: who else could have used them, who has them locked, and nothing that hangs or leads elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.files import NotPrivateError, boot_id, lock_holder, open_lock, read_private, text_of, try_lock
+
+HOLD = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def piped(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file, 0o600)
+
+
+def test_what_is_not_there_is_nothing(tmp_path: Path) -> None:
+    assert text_of(tmp_path / "none") is None
+    assert boot_id(tmp_path / "none") == ""
+    assert len(boot_id()) == 36
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (lambda file: file.chmod(0o640), "its mode 0640 lets others than root use it"),
+        (lambda file: os.chown(file, 65534, -1), "it belongs to user 65534"),
+        (piped, "it is not a regular file"),
+    ],
+    ids=["readable", "another owner", "fifo"],
+)
+def test_only_what_is_ours_alone_is_read(tmp_path: Path, make: Callable[[Path], object], fault: str) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(b"secret")
+    file.chmod(0o600)
+    assert read_private(file, 3) == b"sec"
+    make(file)
+    opened = descriptors()
+    with pytest.raises(NotPrivateError) as caught:
+        read_private(file, 3)
+    assert caught.value.strerror == fault
+    assert descriptors() == opened
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("other"), Path.mkdir])
+def test_a_lock_is_a_file_of_ours(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "lock")
+    with pytest.raises(OSError, match=r"regular file|symbolic links|Is a directory"):
+        open_lock(tmp_path / "lock")
+    assert not (tmp_path / "other").exists()
+
+
+def test_who_has_a_lock_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    file.write_text("")
+    file.chmod(0o666)
+    other = subprocess.Popen([sys.executable, "-c", HOLD, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout
+    other.stdout.readline()
+    lock = open_lock(file)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert not try_lock(lock)
+    assert lock_holder(lock) == f" (pid {other.pid})"
+    other.communicate(b"\n")
+    assert try_lock(lock)
+    assert lock_holder(lock) == f" (pid {os.getpid()})"
+    os.close(lock)
