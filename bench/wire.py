@@ -20,10 +20,13 @@ from bench.figures import Figure, percentile
 from bench.kubelet import Pair
 from bench.process import CHILDREN, Running, daemon, nothing, nvml_daemon
 from bench.requests import REQUEST_BYTES, life, node
+from nri_gpu.policy.service import REQUEST_BYTES as REQUEST_LIMIT_BYTES
+from tests.support import hostile
 
 TITLE: Final = f"The plugin alone; 8 GPUs (simulated), requests of {REQUEST_BYTES} bytes, back to back"
 BATCH: Final = 50  # of one contender, before it is the other's turn
 WARM_UP: Final = 300
+WORST_TRIES: Final = 3
 SETTLE_S: Final = 1.0
 NAMES: Final = ("inventory child", "event child")
 CHILD: Final = ((24, 18), (24, 18))  # MiB, must and aim of inventory child and event child: ours, no reference has any
@@ -57,6 +60,7 @@ def figures(effort: Effort) -> Iterator[Figure]:
         granted, plain = _contest(ours, theirs, "all", effort), _contest(ours, theirs, "", effort)
         yield from granted.figures("request to reply, 8-GPU grant", (1.6, 2.0), (1.2, 1.3))
         yield from plain.figures("request to reply, no annotation", (1.05, 1.05), (0.9, 0.9))
+        yield _worst_figure(ours)
         yield from _memory_figures(ours, theirs, f"after {4 * (effort.requests + WARM_UP)} requests")
         ours.stop()
         theirs.stop()
@@ -145,6 +149,16 @@ def _nvml_figures(folder: Path) -> Iterator[Figure]:
         yield Figure("  the same as PSS", pss, "MiB")
     yield Figure("  all three as PSS", total, "MiB")
     plugin.stop()
+
+
+def _worst_figure(ours: Running) -> Figure:
+    """The slowest of requests that are as large as policy lets them be, each hostile in another field."""
+    took_s = {}
+    for field in hostile.FIELDS:
+        payload = hostile.request(field, REQUEST_LIMIT_BYTES)
+        took_s[field] = min(ours.link.call("CreateContainer", payload)[1] for _ in range(WORST_TRIES))
+    worst = max(took_s, key=took_s.__getitem__)
+    return Figure("request to reply, the worst of 448 KiB", took_s[worst] * 1e3, "ms", 50.0, 20.0, note=worst)
 
 
 def _synchronize_figures(folder: Path, effort: Effort) -> Iterator[Figure]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from nri_gpu.allocation.foreign import beyond, completable, foreign_units, nvidia_names, nvidia_nodes, unknown_nodes
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.mps import not_one
@@ -24,7 +26,7 @@ from nri_gpu.domain.mps import Seat
 from nri_gpu.injection.devices import missing_capability_major
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
 from nri_gpu.injection.extras import Wish, extra_parts, kept_limits
-from nri_gpu.injection.mps import Client, client_hindrance
+from nri_gpu.injection.mps import client_hindrance
 from nri_gpu.kinds import Bid, Fitted, Kind, Kinds, key_of
 from nri_gpu.offer import Bidder, keeps_nothing, offered, over_limit
 from nri_gpu.outfit import outfit
@@ -157,7 +159,7 @@ def _on_terms(claim: Claim, container: Container, node: Node, policy: Policy, al
     extras = claim.extras if claim.extras.asked else terms.extras
     if sentence := terms.denied_extras(extras.asked):
         return _refuse(Code.NOT_ALLOWED, sentence)
-    seat = _seat(claim, container, mode, policy, terms)
+    seat = _seat(claim, container, mode, node, terms)
     if isinstance(seat, Reason):
         return Refuse(seat)
     if reason := _other_hand(container, node):
@@ -197,8 +199,7 @@ def _fitted(bid: Bid, gpus: tuple[Unit, ...], seat: Seat | None, container: Cont
     extra = extra_parts(Wish(extras, gpus, bid.capabilities, node, container))
     if isinstance(extra, Reason):
         return extra
-    client = Client(f"{node.mps_dir}/{gpus[0].uuid}", seat) if seat else None
-    made = outfit(container, gpus, bid.capabilities, node, policy, extra=extra, mps=client)
+    made = outfit(container, gpus, bid.capabilities, node, policy, extra=extra, mps=seat)
     if isinstance(made, Reason):
         return made
     notes = (
@@ -228,6 +229,7 @@ def _chosen(bid: Bid, container: Container, node: Node, ledger: Ledger) -> Chose
     gpus = place(bid.claim, asker, offer.inventory, ledger)
     if isinstance(gpus, Reason):
         return offer.explained(gpus)
+    seat = seat and replace(seat, folder=node.mps.folder(gpus[0].uuid))
     return over_limit(bidder, gpus) or _nodes_missing(gpus, node) or (gpus, mode, seat)
 
 
@@ -235,13 +237,16 @@ def _nodes_missing(gpus: tuple[Unit, ...], node: Node) -> Reason | None:
     return missing_capability_major(gpus, node.inventory.majors)
 
 
-def _seat(claim: Claim, container: Container, mode: Mode, policy: Policy, terms: Terms) -> Seat | Reason | None:
+def _seat(claim: Claim, container: Container, mode: Mode, node: Node, terms: Terms) -> Seat | Reason | None:
     """What it would have of an MPS daemon, or why it cannot have one; None in other modes."""
     if mode is not Mode.MPS:
         return None
-    if sentence := policy.mps.denied(claim.sharing, terms.source):
+    mps = terms.policy.mps
+    if sentence := mps.denied(claim.sharing, terms.source):
         return Reason(Code.NOT_ALLOWED, sentence)
-    return not_one(claim) or client_hindrance(container) or policy.mps.seat(claim.sharing, container.uid)
+    if node.mps.fault:
+        return Reason(Code.NODE_NOT_READY, node.mps.fault)
+    return not_one(claim) or client_hindrance(container) or mps.seat(claim.sharing, container.uid)
 
 
 def _complete(container: Container, capabilities: Capabilities, node: Node, policy: Policy, rule: str) -> Decision:

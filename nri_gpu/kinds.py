@@ -26,6 +26,7 @@ KINDS_KEPT: Final = 64
 OUTFITS_KEPT: Final = 32  # of one kind; 8 GPUs make 28 pairs
 # Of somebody else's texts in one kind; CUDA images have up to 2.2 kB of requirements.
 TEXT_KEPT: Final = 8192  # characters
+ENTRIES_KEPT: Final = 256  # variables and annotations
 
 Key = tuple[Hashable, ...]
 
@@ -101,14 +102,16 @@ def key_of(container: Container, policy: Policy | BrokenPolicy) -> Key | None:
     """
     odd = container.devices or container.cdi_devices or container.nvidia_hooks or container.rlimits
     odder = container.env_twice or container.privileged or container.kubelet is not None
-    if odd or odder or isinstance(policy, BrokenPolicy):
-        return None
     pod = container.pod
+    many = len(container.env) + len(container.annotations) + len(pod.annotations) > ENTRIES_KEPT
+    if odd or odder or many or isinstance(policy, BrokenPolicy):
+        return None
     return (
         policy.rule.first(container),
         pod.namespace,
         container.name,
         container.pinned,
+        container.requirement_chars,
         container.uid,
         container.mounts,
         tuple(pod.annotations.items()),

@@ -12,9 +12,9 @@ from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.extras import NO_PARTS, Parts
 from nri_gpu.domain.gpu import Capabilities, Capability, Node, Unit, whole
+from nri_gpu.domain.mps import Seat
 from nri_gpu.injection.compat import compat_hindrance
 from nri_gpu.injection.devices import covered_node
-from nri_gpu.injection.mps import Client
 from nri_gpu.injection.plan import Share, plan
 from nri_gpu.policy.model import Policy, VisibleDevices
 from nri_gpu.requirements.check import Unmet, stated_in, unmet
@@ -47,16 +47,17 @@ def outfit(
     *,
     extra: Parts = NO_PARTS,
     completes: bool = False,
-    mps: Client | None = None,
+    mps: Seat | None = None,
 ) -> Outfit | Reason:
     """For these GPUs, or what is in the way.
 
     extra: what its extras are made of. completes: others gave the GPUs, so no node of one is added. mps: its place at
     a daemon.
     """
-    stated = stated_in(container.env)
+    stated, chars = stated_in(container.env), container.requirement_chars
     choice = _compat(container, gpus, capabilities, node, policy) if stated else DRIVERS_OWN
-    if stated and (reason := _requirement(stated, with_compat(_facts(gpus, node), choice.package), choice, policy)):
+    facts = with_compat(_facts(gpus, node), choice.package)
+    if (stated or chars) and (reason := _requirement(stated, chars, facts, choice, policy)):
         return reason
     share = Share(
         container=container,
@@ -102,20 +103,20 @@ def _compat(
     return Choice(why=hindrance) if hindrance else choice
 
 
-def _requirement(stated: Stated, facts: Facts, choice: Choice, policy: Policy) -> Reason | None:
+def _requirement(stated: Stated, chars: int, facts: Facts, choice: Choice, policy: Policy) -> Reason | None:
     """What the image requires, and the node or one of the GPUs chosen for it is not."""
     if not policy.requirements.check:
         return None
-    short = sum(len(value) for _, value in stated) <= REQUIREMENT_KEPT
-    failed = (_kept_judgement if short else _judgement)(stated, facts, policy.requirements.may_disable)
+    short = max(chars, sum(len(value) for _, value in stated)) <= REQUIREMENT_KEPT
+    failed = (_kept_judgement if short else _judgement)(stated, facts, policy.requirements.may_disable, chars)
     if failed is None:
         return None
     more = f"{failed.sentence[:-1]}; no compatibility package helps: {choice.why}." if choice.why else ""
     return Reason(Code.REQUIREMENT_NOT_MET, more if more and len(more) <= REQUIREMENT_MAX else failed.sentence)
 
 
-def _judgement(stated: Stated, facts: Facts, may_disable: bool) -> Unmet | None:
-    return unmet(dict(stated), facts, may_disable=may_disable)
+def _judgement(stated: Stated, facts: Facts, may_disable: bool, chars: int) -> Unmet | None:
+    return unmet(dict(stated), facts, may_disable=may_disable, chars=chars)
 
 
 # Images are few, and what one requires costs more to check than all the rest of a decision.

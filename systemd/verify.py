@@ -48,7 +48,8 @@ def faults(unit: Path, threshold: int | None = None) -> list[str]:
     if unit.suffix == ".conf":
         return _faults_with(unit, limit)
     with tempfile.TemporaryDirectory() as folder:
-        for each in {unit, unit.with_suffix(".service")}:  # a path unit is nothing without its service
+        # A path unit is nothing without its service.
+        for each in {unit, unit.with_suffix(".service")} if unit.suffix == ".path" else {unit}:
             (Path(folder) / each.name).write_text(runnable(each.read_text(), sys.executable))
         copy = Path(folder) / unit.name
         return [*_malformed(copy), *(_exposed(copy, limit) if unit.suffix == ".service" else ())]
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"systemd/verify.py: {ANALYZE} {has}, {OFFLINE_SINCE} or newer is needed: units not checked")
         return int(os.environ.get("CI") == "true")
     units = [Path(argument) for argument in arguments] or sorted(
-        [*FOLDER.glob("nri-gpu*.*ice"), *FOLDER.glob("*.path"), *FOLDER.glob("*.d/*.conf")]
+        [*FOLDER.glob("nri-gpu*.*ice"), *FOLDER.glob("*.path"), *FOLDER.glob("*.mount"), *FOLDER.glob("*.d/*.conf")]
     )
     found = [f"{unit}: {fault}" for unit in units for fault in faults(unit)]
     print("\n".join(found), end="\n" if found else "")

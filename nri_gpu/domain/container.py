@@ -69,6 +69,7 @@ class Container(Struct, frozen=True, kw_only=True):
     devices: extra nodes others put there (CRI, CDI, earlier plugins); a privileged one lists all of the host's.
     env_twice: variables that come twice, from image and pod both: an adjustment reaches only the first, and the last
     is what the program sees (seen on containerd 1.7.24 and 2.1.9).
+    requirement_chars: of all variables NVIDIA_REQUIRE_*; where that is too much to check, env has the first of them.
     cdi_devices: fully qualified names that the pod's makers or the kubelet asked the runtime for; known from NRI 0.10.
     nvidia_hooks: programs of NVIDIA's that OCI hooks of the container run, by their names.
     rlimits: kinds of limits that it comes with, `RLIMIT_MEMLOCK`; told by containerd from 2.3 on.
@@ -76,6 +77,7 @@ class Container(Struct, frozen=True, kw_only=True):
     privileged: its device cgroup allows everything (the wildcard rule containerd writes).
     kubelet: what the kubelet gave it, read off its annotations and no longer among them; None where it did not.
     uid: whose its program is, as the host counts users; told by containerd from 2.3 on, and not of user namespaces.
+    mps_folder: the MPS daemon's on the host whose pipes are mounted where we mount them; empty where none are.
     """
 
     id: ContainerId
@@ -84,6 +86,7 @@ class Container(Struct, frozen=True, kw_only=True):
     annotations: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     env_twice: frozenset[str] = frozenset()
+    requirement_chars: int = 0
     devices: tuple[DeviceRef, ...] = ()
     mounts: frozenset[str] = frozenset()
     cdi_devices: tuple[str, ...] = ()
@@ -93,3 +96,4 @@ class Container(Struct, frozen=True, kw_only=True):
     privileged: bool = False
     kubelet: KubeletGrant | None = None
     uid: int | None = None
+    mps_folder: str = ""

@@ -82,6 +82,8 @@ class Code(StrEnum):
     HELD_BY_OTHERS = "held-by-others"  # the container already carries GPU nodes that others put there
     VOLUME_IN_THE_WAY = "volume-in-the-way"  # the pod mounts something of its own where a GPU's node goes
     NOT_GRANTED = "not-granted"  # asked, but was created without us: it must not start
+    REQUEST_TOO_LARGE = "request-too-large"  # larger than plugin.request_bytes, or with too many entries
+    LIST_TOO_LARGE = "list-too-large"  # with it, the runtime could not list this node's containers to us any more
     UNGRANTED_NODES = "ungranted-nodes"  # a plugin added GPU nodes that no grant of ours names
 
 

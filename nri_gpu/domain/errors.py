@@ -34,6 +34,13 @@ class OversizeError(RemoteProtocolError):
         self.limit = limit
 
 
+class TooManyEntriesError(NriGpuError):
+    """A request with more entries of a kind than are read. Met in `runtime/dispatch.py`: that request is refused."""
+
+    def __init__(self, what: str, count: int, limit: int) -> None:
+        super().__init__(f"this container has {count} {what}, over the limit of {limit}: remove some and try again.")
+
+
 class InventoryError(NriGpuError):
     """The driver could not be asked, or a topology file is wrong. The last snapshot stays, its age grows.
 

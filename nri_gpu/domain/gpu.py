@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.extras import Extra, Offer, Profiles
 from nri_gpu.domain.health import WELL, Health, ScriptedEvent, Sign
-from nri_gpu.domain.mps import DEFAULT_MPS_DIR
+from nri_gpu.domain.mps import MpsFolders
 from nri_gpu.domain.value import Value
 
 GpuUuid = NewType("GpuUuid", str)
@@ -408,7 +408,7 @@ class Node(Struct, frozen=True, kw_only=True):
     driver_fault then says why, or what it waits for. module_version: of the kernel module that is loaded, asked of the
     kernel and not of NVML; empty when it was loaded and is no more, None when it never was, or the node is simulated.
     compat: packages of a newer CUDA for this driver, the lowest CUDA first. profiles: application profiles that lie
-    ready; None before they were written. mps_dir: where each GPU's MPS daemon has its folder. inventory_age_s: seconds
+    ready; None before they were written. mps: where each GPU's MPS daemon has its folder. inventory_age_s: seconds
     since the inventory was last confirmed; filled in by the shell where policy asks for it.
     """
 
@@ -419,7 +419,7 @@ class Node(Struct, frozen=True, kw_only=True):
     module_version: str | None = None
     compat: tuple[CompatPackage, ...] = ()
     profiles: Profiles | None = None
-    mps_dir: str = DEFAULT_MPS_DIR
+    mps: MpsFolders = MpsFolders()
     inventory_age_s: float = 0.0
 
     @property

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from nri_gpu.domain.value import Value
 
@@ -18,7 +18,9 @@ WHOLE_PERCENT: Final = 100
 # Where CUDA looks by itself, so that a program which drops its environment finds the daemon all the same.
 PIPE_PLACE: Final = "/tmp/nvidia-mps"
 SHM_PLACE: Final = "/dev/shm"  # server and clients must share one
-DEFAULT_MPS_DIR: Final = "/run/nri-gpu/mps"
+PIPE_FOLDER, SHM_FOLDER = "pipe", "shm"  # in a daemon's folder
+# A file system of its own and of limited size: the systemd unit of that name mounts it, or the chart (docs/mps.md).
+DEFAULT_MPS_DIR: Final = "/run/nri-gpu/mps/clients"
 
 PIPE_VARIABLE: Final = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_VARIABLE: Final = "CUDA_MPS_LOG_DIRECTORY"
@@ -43,7 +45,8 @@ class Seat(Value, frozen=True):
     """What one container has of a GPU's daemon.
 
     memory_mib: the most that each of its processes may allocate; 0: as much as there is. threads_percent: of the
-    GPU's multiprocessors. uid: whose program it is, as the host counts users; None while nobody told.
+    GPU's multiprocessors. uid: whose program it is, as the host counts users; None while nobody told. folder: that one
+    start of the daemon's on the host, whose pipes and shared memory it has; empty before its GPU is chosen.
     """
 
     aside: ClassVar = ("uid",)
@@ -51,6 +54,7 @@ class Seat(Value, frozen=True):
     memory_mib: int = 0
     threads_percent: int = WHOLE_PERCENT
     uid: int | None = None
+    folder: str = ""
 
     def variables(self) -> Mapping[str, str]:
         """What its programs find in their environment."""
@@ -58,8 +62,29 @@ class Seat(Value, frozen=True):
         return {PIPE_VARIABLE: PIPE_PLACE, **limit, THREADS_VARIABLE: str(self.threads_percent)}
 
     @classmethod
-    def read(cls, env: Mapping[str, str], uid: int | None) -> Seat:
+    def read(cls, env: Mapping[str, str], uid: int | None, folder: str) -> Seat:
         """The seat that `variables` were made of: how it comes back from a container after a restart."""
         memory = _MEMORY.fullmatch(env.get(MEMORY_VARIABLE, ""))
         threads = _THREADS.fullmatch(env.get(THREADS_VARIABLE, ""))
-        return cls(int(memory[1]) if memory else 0, int(threads[0]) if threads else WHOLE_PERCENT, uid)
+        return cls(int(memory[1]) if memory else 0, int(threads[0]) if threads else WHOLE_PERCENT, uid, folder)
+
+
+class MpsFolders(Struct, frozen=True):
+    """Where a node's MPS daemons meet their clients: each start of each has a folder of its own.
+
+    base: the file system for all of them. first: what a folder's name ends in for GPUs that had no daemon yet, later:
+    for those that had one, by UUID. fault: why there can be no daemon; empty where there can.
+    """
+
+    base: str = DEFAULT_MPS_DIR
+    first: str = "0"
+    later: Mapping[str, str] = field(default_factory=dict)
+    fault: str = ""
+
+    def generation(self, uuid: str) -> str:
+        """Which start of that GPU's daemon containers are created for now."""
+        return self.later.get(uuid, self.first)
+
+    def folder(self, uuid: str) -> str:
+        """Its folder."""
+        return f"{self.base}/{uuid}.{self.generation(uuid)}"

@@ -5,22 +5,13 @@ from __future__ import annotations
 from posixpath import normpath
 from typing import Final
 
-from msgspec import Struct
-
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import Edits, Mount
-from nri_gpu.domain.mps import CLIENT_VARIABLES, PIPE_PLACE, SHM_PLACE, Seat
+from nri_gpu.domain.mps import CLIENT_VARIABLES, PIPE_FOLDER, PIPE_PLACE, SHM_FOLDER, SHM_PLACE, Seat
 
-# Clients write to both; noexec as the runtime's own /dev/shm.
-_OPTIONS: Final = ("rbind", "rprivate", "rw", "nosuid", "nodev", "noexec")
-
-
-class Client(Struct, frozen=True):
-    """One container's place at a daemon. folder: the daemon's own on the host."""
-
-    folder: str
-    seat: Seat
+# noexec as the runtime's own /dev/shm.
+_OPTIONS: Final = ("rbind", "rprivate", "nosuid", "nodev", "noexec")
 
 
 def client_hindrance(container: Container) -> Reason | None:
@@ -42,12 +33,16 @@ def client_hindrance(container: Container) -> Reason | None:
     return None
 
 
-def client_edits(client: Client) -> Edits:
-    """The daemon's folders, and the environment of one seat."""
+def client_edits(seat: Seat) -> Edits:
+    """The daemon's folders, and the environment of one seat.
+
+    A client only connects to a socket among the pipes, which a read-only mount lets it do; what it shares with the
+    server passes through that socket, or lies in the shared memory.
+    """
     return Edits.of(
         mounts=(
-            Mount(PIPE_PLACE, f"{client.folder}/pipe", _OPTIONS),
-            Mount(SHM_PLACE, f"{client.folder}/shm", _OPTIONS),
+            Mount(PIPE_PLACE, f"{seat.folder}/{PIPE_FOLDER}", (*_OPTIONS, "ro")),
+            Mount(SHM_PLACE, f"{seat.folder}/{SHM_FOLDER}", (*_OPTIONS, "rw")),
         ),
-        env=client.seat.variables(),
+        env=seat.variables(),
     )

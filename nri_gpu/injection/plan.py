@@ -14,12 +14,13 @@ from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.extras import NO_PARTS, Parts
 from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree, Inventory, Majors, Unit
 from nri_gpu.domain.loader import Loader
+from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.placement import NumaBinding
 from nri_gpu.injection import devices, env
 from nri_gpu.injection.compat import compat_mount
 from nri_gpu.injection.cpuset import Cpuset, cpuset_of
 from nri_gpu.injection.mounts import Places, free_places, tree_mounts
-from nri_gpu.injection.mps import Client, client_edits
+from nri_gpu.injection.mps import client_edits
 
 
 class Share(Struct, frozen=True, kw_only=True):
@@ -43,7 +44,7 @@ class Share(Struct, frozen=True, kw_only=True):
     extra: Parts = NO_PARTS
     compat: CompatPackage | None = None
     completes: bool = False
-    mps: Client | None = None
+    mps: Seat | None = None
 
 
 class Recipe(Struct, frozen=True):
@@ -63,7 +64,7 @@ class Recipe(Struct, frozen=True):
     extra: Parts
     compat: CompatPackage | None = None
     present: frozenset[str] | None = None
-    mps: Client | None = None
+    mps: Seat | None = None
 
     def __hash__(self) -> int:
         """By what differs from one to the next on a node; all of it took as long as the rest of planning."""

@@ -2,7 +2,7 @@
 
 It runs in the foreground, in a mount namespace of its own where its shared memory is at /dev/shm, and where its folder
 stands in place of our state folder: its servers run as their clients' user, who must reach the pipes and must not reach
-the marks' key. It outlives us; a note tells who comes next which process it is.
+the marks' key. It outlives us; a note tells who comes next which process it is. No two processes have the same folder.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 from nri_gpu.domain.mps import LOG_VARIABLE, PIPE_VARIABLE, WHOLE_PERCENT
-from nri_gpu.mps.place import Place
+from nri_gpu.mps.place import Place, clients, mount_fault
 from nri_gpu.mps.process import Watch, process_of
 from nri_gpu.mps.tools import CONTROL, SYSTEM_PATH, MpsError, Tools
 from nri_gpu.policy.mps import MpsSettings
@@ -23,9 +24,11 @@ UP_S: Final = 10.0  # for a daemon to answer after its start
 END_S: Final = 5.0  # for one to end after it was told, before the next stronger word
 PROBE_PAUSE_S: Final = 0.05
 PROBE: Final = "get_default_active_thread_percentage"
-# $1 shm, $2 its folder, $3 our state folder, $4 the libraries: not for mount(8), which has the host's.
+# $1 shm, $2 its folder, $3 our state folder, $4 the libraries: not for mount(8), which has the host's. Clients may lay
+# links among what they share; where the kernel (5.10) and mount(8) know how, none is followed.
 _SCRIPT: Final = """
 cd / && mount --bind "$1" /dev/shm && mount --bind "$2" "$3" || exit 1
+mount -o remount,bind,nosuid,nodev,noexec,nosymfollow /dev/shm 2> /dev/null
 LD_LIBRARY_PATH="$4"; export LD_LIBRARY_PATH
 shift 4
 exec "$@"
@@ -33,10 +36,14 @@ exec "$@"
 
 
 class Daemon:
-    """A daemon that runs, or does not. Its methods are called by one task."""
+    """A daemon that runs, or does not. Its methods are called by one task.
 
-    def __init__(self, place: Place) -> None:
+    place: of the one that runs, or else of the next, which `renewed` gives as soon as one has ended.
+    """
+
+    def __init__(self, place: Place, renewed: Callable[[], Place]) -> None:
         self.place = place
+        self._renewed = renewed
         self._watch: Watch | None = None
 
     @property
@@ -48,16 +55,25 @@ class Daemon:
         """Returns when it has ended; never, where there is none."""
         await (self._watch.ended if self._watch else asyncio.Event()).wait()
 
-    async def start(self, tools: Tools, settings: MpsSettings) -> None:
-        """Start one and wait until it serves. Raises: MpsError: it does not; nothing is left of it then."""
+    def prepare(self) -> None:
+        """Make the folders of the next one: containers are created with them before it is up. Raises: MpsError."""
+        if fault := mount_fault(clients(self.place.state)):
+            raise MpsError(fault)
         try:
             self.place.make()
+        except OSError as error:
+            raise MpsError(f"the folders of {CONTROL} cannot be made: {error}") from error
+
+    async def start(self, tools: Tools, settings: MpsSettings) -> None:
+        """Start the one that was prepared and wait until it serves. Raises: MpsError: it does not, and is gone."""
+        try:
             await tools.set_compute_mode(self.place.uuid, "EXCLUSIVE_PROCESS")
             pid = self._spawn(tools)
             process = process_of(pid)
             if process is None:
-                _reap(pid)
-                raise MpsError(f"{CONTROL} ended at once: {self._last_words()}")
+                said = self._last_words()
+                self._gone(pid)
+                raise MpsError(f"{CONTROL} ended at once: {said}")
             self.place.note(process)
             watch = Watch(process)
         except OSError as error:
@@ -72,35 +88,42 @@ class Daemon:
 
     async def adopt(self, tools: Tools, settings: MpsSettings) -> bool:
         """Take over the one that was noted, if it lives and serves; end it if it only lives."""
+        if not self.place.file.exists():
+            return False
         process = self.place.noted()
-        if process is None:
-            return False
         try:
-            watch = Watch(process)
+            watch = Watch(process) if process else None
         except OSError:
+            watch = None
+        if watch is None:
+            self.place = self._renewed()
             return False
-        try:
+        with suppress(MpsError):
             await tools.control(self.place.pipe, PROBE)
             await self._limit(tools, settings)
-        except MpsError:
-            await self._end(watch, signal.SIGTERM, signal.SIGKILL)
-            return False
-        self._watch = watch
-        return True
+            if self.place.generation:  # clients of another one write outside the file system that is for them
+                self._watch = watch
+                return True
+        await self._end(watch, signal.SIGTERM, signal.SIGKILL)
+        return False
 
     def lost(self) -> None:
         """It has ended by itself."""
         if self._watch:
-            _let_go(self._watch)
+            self._let_go(self._watch)
             self._watch = None
 
-    async def end(self, tools: Tools) -> None:
-        """Have it quit, by force if it must be, and give the GPU back to all. Raises: MpsError: not given back."""
+    async def quit(self, tools: Tools) -> None:
+        """Have it quit, by force if it must be."""
         watch, self._watch = self._watch, None
         if watch:
             with suppress(MpsError):
                 await tools.control(self.place.pipe, "quit")
             await self._end(watch, None, signal.SIGTERM, signal.SIGKILL)
+
+    async def end(self, tools: Tools) -> None:
+        """The same, and give the GPU back to all. Raises: MpsError: not given back."""
+        await self.quit(tools)
         await tools.set_compute_mode(self.place.uuid, "DEFAULT")
         self.place.forget()
 
@@ -159,18 +182,21 @@ class Daemon:
                 async with asyncio.timeout(END_S):
                     await watch.ended.wait()
                     break
-        _let_go(watch)
+        self._let_go(watch)
+
+    def _let_go(self, watch: Watch) -> None:
+        watch.close()
+        self._gone(watch.process.pid)
+
+    def _gone(self, pid: int) -> None:
+        _reap(pid)
+        self.place = self._renewed()
 
     def _last_words(self) -> str:
         with suppress(OSError):
             words = (self.place.log / "output").read_text(errors="replace").split()
             return " ".join(words)[-200:] or "it said nothing"
         return "it said nothing"
-
-
-def _let_go(watch: Watch) -> None:
-    watch.close()
-    _reap(watch.process.pid)
 
 
 def _reap(pid: int) -> None:

@@ -1,48 +1,65 @@
-"""Where one GPU's daemon has its folders, and what is remembered of it for whoever comes after us."""
+"""Where one start of a GPU's daemon has its folders, what is remembered of it, and how those of others are removed."""
 
 from __future__ import annotations
 
+import os
+import secrets
+import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.mps import PIPE_FOLDER, SHM_FOLDER
 from nri_gpu.mps.process import Process, process_of
+
+NOTE: Final = "daemon"
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Place(Struct, frozen=True):
-    """`<state folder>/mps/<uuid>`: `pipe`, `log` and `shm` are the daemon's, `daemon` is our note of its process.
+    """`<state folder>/mps/clients/<uuid>.<generation>`: its `pipe`, `log` and `shm` are the daemon's and its clients'.
 
-    The daemon writes a pid file of its own into `pipe`, but so can every client: it is not to be believed.
+    generation: never the same twice, so that nothing which clients of an earlier daemon left is in a later one's way;
+    empty: a daemon of a version that had one folder for all its starts. The daemon writes a pid file of its own into
+    `pipe`; ours, `<state folder>/mps/<uuid>/daemon`, is where no client reaches.
     """
 
     state: Path
     uuid: GpuUuid
+    generation: str
 
     @property
     def folder(self) -> Path:
         """The daemon's own."""
-        return self.state / "mps" / self.uuid
+        return clients(self.state) / f"{self.uuid}.{self.generation}" if self.generation else self.file.parent
 
     @property
     def pipe(self) -> Path:
-        """Where its clients find it."""
-        return self.folder / "pipe"
+        """Where its clients find it; they cannot write there."""
+        return self.folder / PIPE_FOLDER
 
     @property
     def log(self) -> Path:
-        """What it and its servers say."""
+        """What it and its servers say, as often as clients give them reason to."""
         return self.folder / "log"
 
     @property
     def shm(self) -> Path:
         """Its /dev/shm, and its clients'."""
-        return self.folder / "shm"
+        return self.folder / SHM_FOLDER
+
+    @property
+    def file(self) -> Path:
+        """The note."""
+        return self.state / "mps" / self.uuid / NOTE
 
     def make(self) -> None:
-        """Make the folders that are missing; those that are there stay, for containers may have them mounted."""
-        (self.state / "mps").mkdir(mode=0o700, exist_ok=True)
+        """Make the folders that are missing. Raises: OSError."""
+        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Servers run as their clients' user and reach in; the state folder above stays closed to them (daemon.py).
         for path, mode in ((self.folder, 0o755), (self.pipe, 0o755), (self.log, 0o755), (self.shm, 0o1777)):
             path.mkdir(exist_ok=True)
@@ -50,14 +67,14 @@ class Place(Struct, frozen=True):
 
     def note(self, process: Process) -> None:
         """Remember which process the daemon is."""
-        fresh = self.folder / ".daemon.new"
-        fresh.write_text(f"{process.pid} {process.started}\n")
-        fresh.replace(self.folder / "daemon")
+        fresh = self.file.with_name(f".{NOTE}.new")
+        fresh.write_text(f"{process.pid} {process.started} {self.generation}\n")
+        fresh.replace(self.file)
 
     def noted(self) -> Process | None:
         """The daemon that was noted, if it still lives."""
         try:
-            pid, started = map(int, (self.folder / "daemon").read_text().split())
+            pid, started = map(int, self.file.read_text().split()[:2])
         except (OSError, ValueError):
             return None
         process = process_of(pid)
@@ -66,9 +83,88 @@ class Place(Struct, frozen=True):
     def forget(self) -> None:
         """There is no daemon any more, and the GPU is as it was before."""
         with suppress(OSError):
-            (self.folder / "daemon").unlink()
+            self.file.unlink()
+
+
+def clients(state: Path) -> Path:
+    """The file system for all that daemons share with their clients."""
+    return state / "mps" / "clients"
+
+
+def mount_fault(base: Path) -> str:
+    """Why there can be no daemon: clients could fill what is not theirs. Empty where they could not."""
+    try:
+        own, room = base.stat().st_dev != base.parent.stat().st_dev, os.statvfs(base)
+    except OSError:
+        own, room = False, None
+    if own and room is not None and room.f_blocks and room.f_files:
+        return ""
+    return (
+        f"no file system of {'limited size' if own else 'its own'} is mounted at {base}, where containers in mode=mps "
+        r"write: start the systemd unit run-nri\x2dgpu-mps-clients.mount, or set mps.enabled in the chart "
+        "(docs/mps.md), or ask with mode=shared."
+    )
 
 
 def noted_places(state: Path) -> tuple[Place, ...]:
     """Places where somebody noted a daemon, living or not."""
-    return tuple(Place(state, GpuUuid(note.parent.name)) for note in sorted((state / "mps").glob("*/daemon")))
+    return tuple(_noted_place(state, note) for note in sorted((state / "mps").glob(f"*/{NOTE}")))
+
+
+def _noted_place(state: Path, note: Path) -> Place:
+    words: list[str] = []
+    with suppress(OSError, ValueError):
+        words = note.read_text().split()
+    return Place(state, GpuUuid(note.parent.name), words[2] if len(words) > 2 else "")
+
+
+def leftovers(state: Path, kept: frozenset[str]) -> tuple[Path, ...]:
+    """What is neither a folder of those nor in one; also of versions that had all of a GPU beside its note."""
+    return tuple(path for path in _all(state) if str(path) not in kept and str(path.parent) not in kept)
+
+
+def _all(state: Path) -> Iterator[Path]:
+    base = clients(state)
+    for folder in state.joinpath("mps").glob("*/"):
+        yield from (path for path in folder.iterdir() if folder == base or path.name not in (NOTE, f".{NOTE}.new"))
+
+
+def remove(path: Path) -> None:
+    """A tree that tenants made, and may still write to. No link is followed: all is done below opened directories.
+
+    Not shutil.rmtree: that keeps a descriptor and a frame for each level, of which a tenant makes as many as it likes.
+    Here a directory found is moved up beside the tree and is the next one, and no name is used twice.
+    Raises: OSError: something is left of it, under another name.
+    """
+    top = os.open(path.parent, _DIRECTORY)
+    try:
+        waiting = [_moved(path.name, top, top)]
+        while waiting:
+            name = waiting.pop()
+            if not stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=top)
+                continue
+            here = os.open(name, _DIRECTORY, dir_fd=top)
+            try:
+                waiting += _emptied(here, top)
+            finally:
+                os.close(here)
+            os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def _emptied(here: int, top: int) -> list[str]:
+    """Returns the names under which its directories are in `top` now."""
+    with os.scandir(here) as found:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    for name, is_folder in entries:
+        if not is_folder:
+            os.unlink(name, dir_fd=here)
+    return [_moved(name, here, top) for name, is_folder in entries if is_folder]
+
+
+def _moved(name: str, here: int, top: int) -> str:
+    away = f".{secrets.token_hex(8)}"
+    os.rename(name, away, src_dir_fd=here, dst_dir_fd=top)
+    return away

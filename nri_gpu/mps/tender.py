@@ -39,12 +39,16 @@ class Around(Struct, frozen=True):
 
 
 class Tender:
-    """One GPU's. fault: why its daemon is not up; empty while nothing is known against it."""
+    """One GPU's. fault: why its daemon is not up; empty while nothing is known against it.
 
-    def __init__(self, place: Place, around: Around) -> None:
+    served: a container was let start with it. renewed: as for `Daemon`.
+    """
+
+    def __init__(self, place: Place, around: Around, renewed: Callable[[], Place]) -> None:
         self.wish = Wish.UP
         self.fault = ""
-        self._daemon = Daemon(place)
+        self.served = False
+        self._daemon = Daemon(place, renewed)
         self._log = logger.bind(gpu_uuid=place.uuid)
         self._around = around
         self._poked = asyncio.Event()
@@ -58,9 +62,14 @@ class Tender:
         """Whether the daemon serves, by what the kernel says of its process at this moment."""
         return self._daemon.alive
 
+    @property
+    def folder(self) -> str:
+        """The daemon's, or that of the next one where none is up."""
+        return str(self._daemon.place.folder)
+
     def wanted(self, wish: Wish) -> None:
-        """Containers came or went."""
-        if wish is not self.wish:
+        """Containers came or went. One that wanted the GPU otherwise and was refused meanwhile will come again."""
+        if wish is not self.wish and (self.wish, wish) != (Wish.DOWN, Wish.IDLE):
             self.wish = wish
             self._poked.set()
 
@@ -84,6 +93,8 @@ class Tender:
                     self._log.info("MPS daemon ended")
                     if not self._used():
                         return
+                elif self.served:
+                    await self._replace()
             except MpsError as error:
                 self._failed(str(error))
             await self._something()
@@ -100,12 +111,25 @@ class Tender:
 
     async def _adopt(self) -> None:
         if await self._daemon.adopt(self._around.tools(), self._around.settings()):
+            self.served = True  # for all that is known
             self._started("MPS daemon taken over")
 
     async def _hold_up(self) -> None:
-        if not self._daemon.alive and self._around.clock() >= self._retry_at:
+        if self._daemon.alive:
+            return
+        self._daemon.prepare()
+        if self._around.clock() >= self._retry_at:
+            self.served = False
             await self._daemon.start(self._around.tools(), self._around.settings())
             self._started("MPS daemon started")
+
+    async def _replace(self) -> None:
+        """All its clients left: whoever comes next finds nothing of theirs."""
+        self._up_since = 0.0
+        await self._daemon.quit(self._around.tools())
+        self.served = False
+        if not self._over():
+            await self._hold_up()
 
     def _started(self, phrase: str) -> None:
         self.fault, self._up_since = "", self._around.clock()
@@ -114,6 +138,7 @@ class Tender:
     def _lost(self) -> None:
         """It ended by itself, and with it what its clients had on the GPU."""
         self._daemon.lost()
+        self.served = False
         steady = self._around.clock() - self._up_since >= STEADY_S
         self._up_since = 0.0
         self._log.warning("MPS daemon ended by itself")

@@ -6,18 +6,22 @@ Decoding is the dear part of passing a container through, so `Markers` looks at 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, ClassVar, Final
 
 from google.protobuf.message import DecodeError as DecodeError
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
 from nri_gpu.domain.edits import Edits
-from nri_gpu.domain.mps import CLIENT_VARIABLES, SHM_PLACE
+from nri_gpu.domain.errors import TooManyEntriesError
+from nri_gpu.domain.mps import CLIENT_VARIABLES, PIPE_FOLDER, PIPE_PLACE, PIPE_VARIABLE, SHM_PLACE
 from nri_gpu.domain.value import Value
-from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, concerns
+from nri_gpu.nri.listing import Listing
+from nri_gpu.nri.shallow import ContainerSize, PodSize, container_size, fields, pod_size
+from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, JETPACK, TOTAL_MAX, concerns
 from nri_gpu.requirements.check import PREFIX as REQUIRE
 
 PREFIX: Final = "gpu.nri.io"
@@ -25,6 +29,7 @@ PREFIX: Final = "gpu.nri.io"
 READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES)
 _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DISABLE)), REQUIRE)
 VISIBLE_NEEDLE: Final = b"NVIDIA_VISIBLE_DEVICES"
+_PODS, _CONTAINERS, _MORE = 1, 2, 3  # fields of SynchronizeRequest
 # Of a container that exists: what may be a request, and its seat at an MPS daemon.
 _KEPT_ENV_STARTS: Final = tuple(f"{name}=" for name in ("NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES))
 _READ_ENV_LETTERS: Final = frozenset(start[0] for start in _READ_ENV_STARTS)
@@ -34,6 +39,9 @@ _NOTHING: Final = frozenset[str]()
 _OWN_PLACES: Final = frozenset({"/dev", SHM_PLACE})
 EMPTY: Final = b""  # the encoding of every message without content
 CREATED: Final = pb.CONTAINER_CREATED
+# Of one kind in one container or pod that is to be created. Each costs a microsecond to read, and two bytes to write;
+# a container with the variables of 2,000 services has 14,000.
+ENTRIES_MAX: Final = 16_384
 
 
 class Markers(Struct, frozen=True):
@@ -140,43 +148,57 @@ def configured_to_pb(event_mask: int) -> bytes:
 
 
 class Parts:
-    """The parts of one Synchronize: a container's pod may come in another part than the container."""
+    """The parts of one Synchronize: a container's pod may come in another part than the container.
+
+    A runtime may list hundreds of MiB: each object is read as it comes, and its bytes are not kept.
+    listing: what the objects weigh.
+    """
 
     def __init__(self) -> None:
-        self._pods: list[pb.PodSandbox] = []
-        self._containers: list[pb.Container] = []
-        self._armed = False  # whether any of them may have NVIDIA_VISIBLE_DEVICES
+        self.listing = Listing()
+        self._pods: dict[PodId, Pod] = {}
+        self._containers: list[tuple[int, Listed]] = []  # behind the time of their making, in ns
 
     def add(self, payload: bytes) -> bool:
-        """Take a SynchronizeRequest; whether more follow."""
-        message = pb.SynchronizeRequest.FromString(payload)
-        self._pods.extend(message.pods)
-        self._containers.extend(message.containers)
-        # A tenth of looking at each variable of thousands of containers.
-        self._armed = self._armed or VISIBLE_NEEDLE in payload
-        return message.more
+        """Take a SynchronizeRequest; whether more follow. Nothing of it is kept where that raises DecodeError."""
+        pods: list[tuple[PodSize, Pod]] = []
+        containers: list[tuple[ContainerSize, int, Listed]] = []
+        more = False
+        for field in fields(payload):
+            data = payload[field.start : field.end]
+            if field.number == _PODS:
+                pods.append((pod_size(data), pod_from_pb(pb.PodSandbox.FromString(data))))
+            elif field.number == _CONTAINERS:
+                containers.append((container_size(data), *_listed_from_pb(data)))
+            elif field.number == _MORE:
+                more = bool(field.value)
+        for pod_weight, pod in pods:
+            self.listing.add_pod(pod_weight)
+            self._pods[pod.id] = pod
+        for weight, made_ns, listed in containers:
+            self.listing.add_container(weight)
+            self._containers.append((made_ns, listed))
+        return more
 
     def listed(self) -> tuple[Listed, ...]:
         """All containers, each with its pod, the newest first where the runtime says (NRI 0.10). Forgets them.
 
         Of two created ones with the same GPUs the older has lapsed, and the ledger is rebuilt in this order.
         """
-        pods = {pod.id: pod_from_pb(pod) for pod in self._pods}
-        listed = tuple(
-            Listed(
-                container_from_pb(
-                    container,
-                    pods.get(container.pod_sandbox_id) or _unknown_pod(container),
-                    exists=True,
-                    armed=self._armed,
-                ),
-                created=container.state == CREATED,
-                pid=container.pid,
-            )
-            for container in sorted(self._containers, key=lambda each: -each.created_at)
-        )
-        self._pods, self._containers, self._armed = [], [], False
+        self._containers.sort(key=lambda each: -each[0])
+        listed = tuple(self._with_pod(each) for _, each in self._containers)
+        self._pods, self._containers = {}, []
         return listed
+
+    def _with_pod(self, listed: Listed) -> Listed:
+        pod = self._pods.get(listed.container.pod.id)
+        return listed if pod is None else replace(listed, container=replace(listed.container, pod=pod))
+
+
+def _listed_from_pb(data: bytes) -> tuple[int, Listed]:
+    container = pb.Container.FromString(data)
+    read = container_from_pb(container, _unknown_pod(container), exists=True, armed=VISIBLE_NEEDLE in data)
+    return container.created_at, Listed(read, created=container.state == CREATED, pid=container.pid)
 
 
 def synchronize_to_pb(*, more: bool) -> bytes:
@@ -185,8 +207,9 @@ def synchronize_to_pb(*, more: bool) -> bytes:
 
 
 def request_from_pb(payload: bytes) -> Container:
-    """CreateContainerRequest."""
+    """CreateContainerRequest. Raises: TooManyEntriesError."""
     message = pb.CreateContainerRequest.FromString(payload)
+    _check_entries(message)
     return container_from_pb(message.container, pod_from_pb(message.pod))
 
 
@@ -223,11 +246,11 @@ def container_from_pb(container: pb.Container, pod: Pod, *, exists: bool = False
     created: it is half of the work, and Synchronize has thousands. armed: that variable may be among them.
     """
     if exists:
-        env, env_twice = _read_env(
+        env, env_twice, required = _read_env(
             [each for each in container.env if each.startswith(_KEPT_ENV_STARTS)] if armed else ()
         )
     else:
-        env, env_twice = _read_env(container.env)
+        env, env_twice, required = _read_env(container.env)
     linux, resources = container.linux, container.linux.resources
     return Container(
         id=ContainerId(container.id),
@@ -236,6 +259,7 @@ def container_from_pb(container: pb.Container, pod: Pod, *, exists: bool = False
         annotations=_ours(container.annotations),
         env=env,
         env_twice=env_twice,
+        requirement_chars=required,
         devices=tuple([DeviceRef(d.path, d.major, d.minor) for d in devices]) if (devices := linux.devices) else (),
         mounts=_NOTHING if exists else _destinations(container.mounts, pod),
         cdi_devices=tuple([device.name for device in named]) if (named := container.CDI_devices) else (),
@@ -244,6 +268,7 @@ def container_from_pb(container: pb.Container, pod: Pod, *, exists: bool = False
         pinned=_pinned(resources),
         privileged=_privileged(resources.devices),
         uid=_uid(container) if container.HasField("user") else None,
+        mps_folder=_mps_folder(container.mounts) if PIPE_VARIABLE in env else "",
     )
 
 
@@ -283,6 +308,29 @@ def annotation_to_pb(key: str, value: str) -> bytes:
     return pb.CreateContainerResponse(adjust=pb.ContainerAdjustment(annotations={key: value})).SerializeToString()
 
 
+def _check_entries(message: pb.CreateContainerRequest) -> None:
+    """Counted before any is read: a request of half a MiB has room for 200,000."""
+    pod, container, linux = message.pod, message.container, message.container.linux
+    kinds: dict[str, Sized] = {
+        "variables": container.env,
+        "mounts": container.mounts,
+        "devices": linux.devices,
+        "device rules": linux.resources.devices,
+        "CDI devices": container.CDI_devices,
+        "rlimits": container.rlimits,
+        "namespaces": linux.namespaces,
+        "hooks": [
+            hook for stage in message.container.hooks.DESCRIPTOR.fields for hook in getattr(container.hooks, stage.name)
+        ],
+        "annotations": container.annotations,
+        "annotations on its pod": pod.annotations,
+        "labels on its pod": pod.labels,
+    }
+    for what, entries in kinds.items():
+        if len(entries) > ENTRIES_MAX:
+            raise TooManyEntriesError(what, len(entries), ENTRIES_MAX)
+
+
 def _lifecycle(event: int, message: Any) -> Lifecycle:  # noqa: ANN401 - three generated classes with equal fields
     return Lifecycle(event, PodId(message.pod.id), ContainerId(message.container.id), message)
 
@@ -292,16 +340,28 @@ def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
     return {key: annotations[key] for key in annotations if key.startswith(PREFIX)}
 
 
-def _read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str]]:
-    """The variables we read, the last of a name winning as in the program; and the names that come twice."""
-    # Kubernetes adds a hundred variables for services: one look at the first letter passes over most of them.
-    ours = [entry for entry in env if entry[:1] in _READ_ENV_LETTERS and entry.startswith(_READ_ENV_STARTS)]
+def _read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str], int]:
+    """The variables we read, the names that come twice, and the characters of all requirements.
+
+    The last of a name wins, as in the program. Requirements past what is checked are counted and not read.
+    """
+    ours: list[str] = []
+    required = 0
+    for entry in env:
+        # Kubernetes adds a hundred variables for services: one look at the first letter passes over most of them.
+        if entry[:1] not in _READ_ENV_LETTERS or not entry.startswith(_READ_ENV_STARTS):
+            continue
+        if entry.startswith(REQUIRE) and not entry.startswith(JETPACK):
+            required += len(entry) - 1  # without its equals sign
+            if required > TOTAL_MAX:
+                continue
+        ours.append(entry)
     if not ours:
-        return {}, _NOTHING
+        return {}, _NOTHING, required
     parts = [entry.partition("=") for entry in ours]
     pairs = [(name, value) for name, equals, value in parts if equals and (name in READ_ENV or concerns(name))]
     times = Counter(name for name, _ in pairs)
-    return dict(pairs), frozenset(name for name, number in times.items() if number > 1)
+    return dict(pairs), frozenset(name for name, number in times.items() if number > 1), required
 
 
 def _nvidia_hooks(hooks: pb.Hooks) -> Iterator[str]:
@@ -323,6 +383,11 @@ def _privileged(rules: Iterable[pb.LinuxDeviceCgroup]) -> bool:
 def _wildcard(rule: pb.LinuxDeviceCgroup) -> bool:
     """The one rule containerd writes for a privileged container (internal/cri/server/container_create.go)."""
     return not rule.HasField("major") and not rule.HasField("minor")
+
+
+def _mps_folder(mounts: Iterable[pb.Mount]) -> str:
+    pipes = (mount.source for mount in mounts if mount.destination == PIPE_PLACE)
+    return next(pipes, "").removesuffix(f"/{PIPE_FOLDER}")
 
 
 def _destinations(mounts: Iterable[pb.Mount], pod: Pod) -> frozenset[str]:

@@ -14,6 +14,7 @@ from typing import Final
 
 from nri_gpu.domain.errors import RemoteProtocolError
 from nri_gpu.nri.convert import Listed, Parts
+from nri_gpu.nri.listing import Listing
 
 
 class Phase(StrEnum):
@@ -56,6 +57,16 @@ class Session:
     def __init__(self) -> None:
         self.phase = Phase.REGISTERING
         self._parts = Parts()
+
+    @property
+    def listing(self) -> Listing:
+        """What the parts of Synchronize so far weigh."""
+        return self._parts.listing
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether, ended now, it ends between Configure and the end of Synchronize."""
+        return self.phase in (Phase.CONFIGURED, Phase.SYNCHRONIZING)
 
     def step(self, step: Step) -> None:
         """Move on. Raises: RemoteProtocolError when the runtime may not do that now."""

@@ -18,6 +18,7 @@ from nri_gpu.policy.advice_rules import (
 )
 from nri_gpu.policy.globs import Globs, is_literal
 from nri_gpu.policy.model import Disarm, NamespaceRules, Otherwise, Policy
+from nri_gpu.policy.service import REQUEST_BYTES
 
 # Kubernetes' names for namespaces (RFC 1123 labels), and what a pattern adds to them.
 _NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
@@ -28,6 +29,16 @@ _PUBLIC_FOLDERS: Final = ("/tmp/", "/var/tmp/", "/dev/shm/")
 def advise(policy: Policy) -> tuple[str, ...]:
     """One sentence per thing that an operator should look at again, the widest first."""
     return tuple(sentence for part in _PARTS for sentence in part(policy))
+
+
+def _request_size(policy: Policy) -> Iterator[str]:
+    size_bytes = policy.plugin.request_bytes
+    if not 0 < size_bytes <= REQUEST_BYTES:
+        yield (
+            f"plugin.request_bytes = {size_bytes} lets containers be created that the runtime cannot list to plugins "
+            "(it needs room for 8 of them in 4 MiB): one pod can then keep nri-gpu and its guard from ever connecting, "
+            f"and make containerd 2.x panic; {REQUEST_BYTES} is safe"
+        )
 
 
 def _who_may_ask(policy: Policy) -> Iterator[str]:
@@ -160,6 +171,7 @@ def _folders(policy: Policy) -> Iterator[str]:
 
 
 _PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (
+    _request_size,
     _who_may_ask,
     _patterns_for_nothing,
     unreachable_rules,

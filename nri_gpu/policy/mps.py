@@ -18,7 +18,9 @@ class MpsSettings(Struct, frozen=True, kw_only=True):
     enabled: Annotated[
         bool,
         Declaration(
-            Flag(), "Whether mode=mps may be asked for. The systemd unit needs its drop-in mps.conf for the daemons."
+            Flag(),
+            "Whether mode=mps may be asked for. The systemd unit needs its drop-in mps.conf for the daemons, and a "
+            "mount for what their clients write; the chart, mps.enabled.",
         ),
     ] = False
     containers_per_gpu: Annotated[
@@ -53,8 +55,8 @@ class MpsSettings(Struct, frozen=True, kw_only=True):
         int,
         Declaration(
             Whole(0, 3600),
-            "Seconds that a daemon waits for its next container after the last one left. At once it ends where its GPU "
-            "goes to another mode.",
+            "Seconds that a daemon, started anew after the last container left, waits for the next one. At once it "
+            "ends where its GPU goes to another mode.",
         ),
     ] = 60
 
@@ -70,8 +72,8 @@ class MpsSettings(Struct, frozen=True, kw_only=True):
         """Why a container may not have this mode, or so much; empty when it may. source: the policy's file."""
         if not self.enabled:
             return (
-                f"mode mps is switched off on this node: set mps.enabled = true in {source} and install the systemd "
-                "drop-in mps.conf (docs/mps.md), or ask with mode=shared."
+                f"mode mps is switched off on this node: set mps.enabled = true in {source} and install what it needs "
+                "(docs/mps.md), or ask with mode=shared."
             )
         if self.most_memory_mib and asked.memory_mib > self.most_memory_mib:
             return _above(f"{asked.memory_mib} Mi", "memory", f"{self.most_memory_mib} Mi", "memory_mib", source)

@@ -14,6 +14,10 @@ _INDEX: Final = Text(r"[0-9]{2}", 'two digits in quotes, such as "10"', 2)
 _GROUP: Final = Text(r"(?:[A-Za-z_][A-Za-z0-9_.-]*)?", "a group's name", 32)
 
 
+# A runtime that splits its list always sends 8 objects in one message of 4 MiB: 512 KiB each, less what plugins add.
+REQUEST_BYTES: Final = 448 << 10
+
+
 class PluginSettings(Struct, frozen=True, kw_only=True):
     """How nri-gpu presents itself to the container runtime."""
 
@@ -23,6 +27,15 @@ class PluginSettings(Struct, frozen=True, kw_only=True):
         Declaration(_INDEX, "Place among NRI plugins: lower numbers are asked first.", flag="--index"),
     ] = "10"
     socket: Annotated[str, Declaration(SOCKET, "The runtime's NRI socket.", flag="--socket")] = "/var/run/nri/nri.sock"
+    request_bytes: Annotated[
+        int,
+        Declaration(
+            Whole(0, 16 << 20),
+            "Bytes in which the runtime may describe a pod or container; the creation of a larger one is refused, "
+            "whoever asks. 0: no limit. Large ones can keep the runtime from listing the node's containers to nri-gpu, "
+            "which then cannot serve.",
+        ),
+    ] = REQUEST_BYTES
 
 
 class AuditSettings(Struct, frozen=True, kw_only=True):

@@ -53,11 +53,12 @@ def stated_in(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple([pair for pair in env.items() if concerns(pair[0])])
 
 
-def unmet(env: Mapping[str, str], facts: Facts, *, may_disable: bool = False) -> Unmet | None:
+def unmet(env: Mapping[str, str], facts: Facts, *, may_disable: bool = False, chars: int = 0) -> Unmet | None:
     """The first requirement that does not hold, by the order of the variables' names; None when all hold.
 
     env: the container's, as merged from image and pod; variables of other names are not looked at.
-    may_disable: policy lets NVIDIA_DISABLE_REQUIRE turn the check off.
+    may_disable: policy lets NVIDIA_DISABLE_REQUIRE turn the check off. chars: of all requirements; env may have only
+    the first of them.
     """
     disabled = env.get(DISABLE, "") in TRUE
     if disabled and may_disable:
@@ -65,9 +66,10 @@ def unmet(env: Mapping[str, str], facts: Facts, *, may_disable: bool = False) ->
     node = _Node(facts, views(facts), explain.ending(disabled=disabled, may_disable=may_disable), {})
     stated = {name: env[name] for name in sorted(env) if name.startswith(PREFIX) and concerns(name)}
     sizes = {name: len(name) + len(value) for name, value in stated.items()}
-    if sum(sizes.values()) > TOTAL_MAX:
-        longest = max(sizes, key=sizes.__getitem__)
-        return node.refuses(longest, "", explain.oversize(longest, sum(sizes.values()), TOTAL_MAX))
+    total = max(sum(sizes.values()), chars)
+    if total > TOTAL_MAX:
+        longest = max(sizes, key=sizes.__getitem__, default=PREFIX)
+        return node.refuses(longest, "", explain.oversize(longest, total, TOTAL_MAX))
     checks = (_check(name, value, node, shown(name)) for name, value in stated.items())
     return _legacy(env, node) or next(filter(None, checks), None)
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.extras import Profiles
 from nri_gpu.domain.gpu import DriverFiles, Inventory, Node
-from nri_gpu.domain.mps import DEFAULT_MPS_DIR
+from nri_gpu.domain.mps import MpsFolders
 
 
 class Board:
@@ -18,8 +18,8 @@ class Board:
     changed: called after each.
     """
 
-    def __init__(self, inventory: Inventory, driver_fault: str = "", mps_dir: str = DEFAULT_MPS_DIR) -> None:
-        self._node = Node(number=1, inventory=inventory, driver_fault=driver_fault, mps_dir=mps_dir)
+    def __init__(self, inventory: Inventory, driver_fault: str = "") -> None:
+        self._node = Node(number=1, inventory=inventory, driver_fault=driver_fault)
         self.changed: Callable[[], None] = lambda: None
 
     def snapshot(self) -> Node:
@@ -45,6 +45,10 @@ class Board:
     def put_compat(self, packages: tuple[CompatPackage, ...]) -> None:
         """The compatibility packages of CUDA changed."""
         self._publish(replace(self._node, compat=packages))
+
+    def put_mps(self, folders: MpsFolders) -> None:
+        """A GPU's next MPS daemon has another folder, or there can be none."""
+        self._publish(replace(self._node, mps=folders))
 
     def _publish(self, node: Node) -> None:
         self._node = replace(node, number=self._node.number + 1)

@@ -22,6 +22,9 @@ Answer = Callable[[], Mapping[str, Any]]
 QUESTION_MAX: Final = 64  # bytes
 OPEN_MAX: Final = 8
 PATIENCE_S: Final = 5.0
+BACKLOG: Final = 100
+ACCEPT_AGAIN_S: Final = 1.0  # after there was no descriptor for who comes
+CALM_S: Final = 5.0  # without another such fault it is over: descriptors come and go
 
 
 class ControlSocket:
@@ -30,8 +33,12 @@ class ControlSocket:
     def __init__(self, path: Path, table: Mapping[str, Answer]) -> None:
         self._path = path
         self._table = table
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._refused = 0  # how often nobody could be let in
+        self._pause: asyncio.TimerHandle | None = None
+        self._calm: asyncio.TimerHandle | None = None
         self._open: set[_Visit] = set()
+        self._coming: set[asyncio.Task[tuple[asyncio.Transport, _Visit]]] = set()
 
     async def open(self) -> None:
         """Listen, to root alone. Raises: OSError."""
@@ -41,10 +48,13 @@ class ControlSocket:
             # Before it has a name: bind(2) gives the file the socket's own mode (Linux: net/unix/af_unix.c).
             os.fchmod(listener.fileno(), 0o600)
             listener.bind(str(self._path))
+            listener.listen(BACKLOG)
         except OSError:
             listener.close()
             raise
-        self._server = await asyncio.get_running_loop().create_unix_server(self._visit, sock=listener)
+        listener.setblocking(False)
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def admit(self, group: int | None) -> None:
         """Let this group in beside root; it may pass the folder, not list it. None: root alone. Raises: OSError."""
@@ -56,17 +66,51 @@ class ControlSocket:
 
     async def close(self) -> None:
         """Stop listening."""
-        if self._server is None:
+        if self._listener is None:
             return
-        self._server.close()
+        asyncio.get_running_loop().remove_reader(self._listener)
+        for timer in (self._pause, self._calm):
+            if timer:
+                timer.cancel()
+        self._listener.close()
+        self._listener = None
+        await asyncio.gather(*self._coming, return_exceptions=True)
         for visit in tuple(self._open):
             visit.end()
-        await self._server.wait_closed()
-        self._server = None
         self._path.unlink(missing_ok=True)
 
-    def _visit(self) -> asyncio.Protocol:
-        return _Visit(self._table, self._open)
+    def _accept(self, listener: socket.socket) -> None:
+        """One connection. Not asyncio's own server: without descriptors that logs a hundred tracebacks a second."""
+        loop = asyncio.get_running_loop()
+        try:
+            connection, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._no_descriptor(listener, str(error.strerror))
+            return
+        if self._refused and self._calm is None:
+            self._calm = loop.call_later(CALM_S, self._over)
+        coming = loop.connect_accepted_socket(lambda: _Visit(self._table, self._open), connection)
+        task = loop.create_task(coming)
+        self._coming.add(task)
+        task.add_done_callback(self._coming.discard)
+
+    def _no_descriptor(self, listener: socket.socket, why: str) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._refused:
+            fault = f"{why}; it is tried again each second"
+            logger.bind(path=str(self._path), fault=fault).warning("control socket lets nobody in")
+        self._refused += 1
+        if self._calm:
+            self._calm.cancel()
+            self._calm = None
+        loop.remove_reader(listener)
+        self._pause = loop.call_later(ACCEPT_AGAIN_S, loop.add_reader, listener, self._accept, listener)
+
+    def _over(self) -> None:
+        logger.bind(path=str(self._path), attempt=self._refused).info("control socket lets people in again")
+        self._refused, self._calm = 0, None
 
 
 class _Visit(asyncio.Protocol):

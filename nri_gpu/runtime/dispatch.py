@@ -7,7 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.errors import RemoteProtocolError
+from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.errors import RemoteProtocolError, TooManyEntriesError
 from nri_gpu.log import logger
 from nri_gpu.nri import status
 from nri_gpu.nri.convert import DecodeError
@@ -49,6 +50,8 @@ class Dispatcher(Struct):
             return handler(request.payload)
         except DecodeError:
             return self._failed(request, status.MALFORMED)
+        except TooManyEntriesError as error:
+            return self._failed(request, status.status_of(Reason(Code.REQUEST_TOO_LARGE, str(error))))
         except RemoteProtocolError as error:
             return self._failed(request, status.out_of_order(str(error)))
         except Exception:  # the one net under every handler: silence would start containers without us

@@ -65,6 +65,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     """What a guard says of itself. validates: whether the runtime lets it judge creations too (NRI 0.10).
 
     ungranted: containers that ran without the GPUs they asked for when it connected last.
+    fault: why it is not connected.
     """
 
     pid: int
@@ -74,6 +75,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     runtime_version: str = ""
     validates: bool = False
     ungranted: int = 0
+    fault: str = ""
 
 
 def write_seen(folder: Path, seen: Seen) -> None:
@@ -89,7 +91,7 @@ def read_seen(folder: Path = DEFAULT_RUN_DIR) -> Seen | None:
     """What the guard that runs now says of itself; None where none runs."""
     try:
         raw: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        seen = Seen(**{name: raw[name] for name in Seen.__struct_fields__})
+        seen = Seen(**{name: raw[name] for name in Seen.__struct_fields__ if name in raw})
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return seen if seen.started == started(seen.pid) else None

@@ -43,6 +43,7 @@ from nri_gpu.wire.status import Status
 
 # What we must hear of: each event is a round trip for every container of the node, so no more than these.
 EVENTS: Final = (
+    Event.RUN_POD_SANDBOX,  # pods count for the size of the runtime's list (sizes.py), also those without containers
     Event.CREATE_CONTAINER,
     Event.START_CONTAINER,
     Event.STOP_CONTAINER,
@@ -113,8 +114,8 @@ class Plugin:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What it must hear of; of new sandboxes only where the kubelet is asked about them."""
-        return EVENTS if self.beside.book is None else (Event.RUN_POD_SANDBOX, *EVENTS)
+        """What it must hear of."""
+        return EVENTS
 
     def create_container(self, payload: bytes) -> Reply:
         """CreateContainer: what to add to this container, or why it must not be created."""
@@ -312,13 +313,13 @@ class Plugin:
     def _checked(self, change: Lifecycle, running: Ledger) -> Ledger | Reason:
         """What is known of a granted container only as it starts: its user, and whether its GPU is ready for it."""
         entry = running.entries[change.container_id]
-        if sentence := self._outside.start_hindrance(entry.grant):
+        container, seat = change.container if holds_by_mps(entry.grant) else None, entry.grant.seat
+        if container is not None and seat is None:  # the journal remembers none: it is in the container
+            seat = Seat.read(container.env, None, container.mps_folder)
+        if sentence := self._outside.start_hindrance(replace(entry.grant, seat=seat)):
             return Reason(Code.NODE_NOT_READY, sentence)
-        container = change.container if holds_by_mps(entry.grant) else None
-        if container is None:
+        if container is None or seat is None:
             return running
-        # What the journal remembers has no seat: it is in the container's environment.
-        seat = entry.grant.seat or Seat.read(container.env, None)
         uid = self._outside.user_of(change.pid)
         uid = seat.uid if uid is None else uid
         if uid is None:
@@ -331,8 +332,10 @@ class Plugin:
         return start_fault(change.container_id, uid, seated, self._outside.snapshot().inventory) or seated
 
     def _grant(self, container: Container, mark: Mark, pid: int) -> Grant:
-        """What a container was granted, by its mark; its seat at an MPS daemon by its environment and its process."""
-        seat = Seat.read(container.env, self._outside.user_of(pid)) if mark.mode is Mode.MPS else None
+        """What a container was granted, by its mark; its seat at an MPS daemon by itself and its process."""
+        seat = None
+        if mark.mode is Mode.MPS:
+            seat = Seat.read(container.env, self._outside.user_of(pid), container.mps_folder)
         return Grant.to(container, mark.uuids, mark.mode, mark.generation, seat)
 
     def _start_ungranted(self, change: Lifecycle, container: Container) -> Reply:

@@ -37,7 +37,7 @@ class View(Struct, frozen=True, kw_only=True):
     inventory_confirmed: false while the inventory is an earlier daemon's, from its snapshot. history: what became of
     the node since the daemon began. kubelet: how its resources stand with the kubelet; None where no device plugin is
     wanted. kubelet_open: why what the kubelet gives may start although we never saw it, but for the guard; empty when
-    it cannot.
+    it cannot. list_fault: why the runtime could not list its containers to us again; empty when it could.
     """
 
     node: Node
@@ -53,6 +53,7 @@ class View(Struct, frozen=True, kw_only=True):
     history: History = NO_HISTORY
     kubelet: tuple[Standing, ...] | None = None
     kubelet_open: str = ""
+    list_fault: str = ""
 
     def wall_of(self, monotonic: float) -> float | None:
         """The same moment in seconds since the epoch; None for one that never was on our clock."""
@@ -72,6 +73,7 @@ def status_json(view: View) -> dict[str, Any]:
             "version": connection.version,
             "nri_version": connection.nri_version,
             "fault": connection.why,
+            "list_fault": view.list_fault,
         },
         "node": {
             "driver_version": node.inventory.driver_version,
@@ -252,4 +254,13 @@ def _holder_json(entry: Entry, view: View) -> dict[str, Any]:
         "running": entry.phase is Phase.RUNNING,
         "gpu_uuids": list(grant.uuids),
         "driver_generation": grant.generation,
+        "restart": _restart(entry, view.node),
     }
+
+
+def _restart(entry: Entry, node: Node) -> str:
+    """Why a container has to be restarted; empty where it has not."""
+    seat = entry.grant.seat
+    if entry.phase is not Phase.RUNNING or seat is None or seat.folder == node.mps.folder(entry.grant.uuids[0]):
+        return ""
+    return "its MPS daemon has ended, and with it what its programs had on the GPU: restart it"

@@ -7,11 +7,14 @@ from functools import partial
 from typing import Final, Protocol
 
 from nri_gpu.log import logger
-from nri_gpu.nri import convert
+from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, Configured, Listed
 from nri_gpu.nri.session import Phase, Session, Step
+from nri_gpu.nri.shallow import event_of, size_of_request, size_of_state_change
+from nri_gpu.nri.status import status_of
 from nri_gpu.nri.subscribe import Event, Subscription
 from nri_gpu.runtime.dispatch import Dispatcher, Handler
+from nri_gpu.runtime.sizes import SizeOf, Sizes
 from nri_gpu.wire.status import Status
 
 Reply = bytes | Status
@@ -31,6 +34,8 @@ EVENT_METHODS: Final = {
     "StopContainer": Event.STOP_CONTAINER,
     "RemoveContainer": Event.REMOVE_CONTAINER,
 }
+# After these the runtime lists a container, or a pod, no more.
+ENDS: Final = frozenset({Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.REMOVE_POD_SANDBOX})
 # Requests we do not subscribe to. Answered all the same: an error here would fail a container or an update.
 UNUSED_METHODS: Final = ("UpdateContainer", "UpdatePodSandbox")
 
@@ -69,9 +74,11 @@ class PluginService:
         plugin: Plugin,
         configured: Callable[[Configured], None],
         ready: Callable[[], None],
+        sizes: Sizes,
         subscription: Subscription | None = None,
     ) -> None:
         self.session = Session()
+        self._sizes = sizes
         self._subscription = subscription or Subscription()
         self._plugin = plugin
         self._configured = configured
@@ -79,13 +86,13 @@ class PluginService:
         self._parts = self._payload_bytes = 0  # of Synchronize so far
         table: dict[str, Handler] = {method: _nothing for method in UNUSED_METHODS}
         for method, event in EVENT_METHODS.items():
-            table[method] = self._guarded(partial(plugin.lifecycle, event))
+            table[method] = self._guarded(partial(self._event, event))
         table |= {
             "Configure": self._configure,
             "Synchronize": self._synchronize,
-            "CreateContainer": self._guarded(plugin.create_container),
-            "ValidateContainerAdjustment": self._guarded(plugin.validate),
-            "StateChange": self._guarded(plugin.state_change),
+            "CreateContainer": self._guarded(self._create),
+            "ValidateContainerAdjustment": self._guarded(self._validate),
+            "StateChange": self._guarded(self._state_change),
             "Shutdown": self._shutdown,
         }
         self.dispatcher = Dispatcher(PLUGIN, table)
@@ -99,10 +106,43 @@ class PluginService:
 
         return guarded
 
+    def _create(self, payload: bytes) -> Reply:
+        if reason := self._sizes.refusal(payload):
+            return status_of(reason)
+        reply = self._plugin.create_container(payload)
+        if isinstance(reply, bytes):
+            self._sizes.created(payload, added_bytes=len(reply))
+        return reply
+
+    def _validate(self, payload: bytes) -> Reply:
+        reason = self._sizes.start_refusal(payload)
+        return validation.verdict_to_pb(reason) if reason else self._plugin.validate(payload)
+
+    def _state_change(self, payload: bytes) -> Reply:
+        event = event_of(payload)
+        return self._measured(event, payload, size_of_state_change) or self._plugin.state_change(payload)
+
+    def _event(self, event: int, payload: bytes) -> Reply:
+        return self._measured(event, payload, size_of_request) or self._plugin.lifecycle(event, payload)
+
+    def _measured(self, event: int, payload: bytes, size_of: SizeOf) -> Status | None:
+        """Count what an event brings or takes away; a refusal where that is too much."""
+        reason = None
+        if event == Event.RUN_POD_SANDBOX:
+            if reason := self._sizes.refusal(payload, size_of):
+                return status_of(reason)
+            self._sizes.created(payload, size_of)
+        elif event == Event.START_CONTAINER:
+            reason = self._sizes.start_refusal(payload, size_of)
+        elif event in ENDS:
+            self._sizes.ended(payload, event, size_of)
+        return status_of(reason) if reason else None
+
     def _configure(self, payload: bytes) -> bytes:
         configured = convert.configured_from_pb(payload)
         self.session.step(Step.CONFIGURE)
         self.dispatcher.request_timeout_ns = configured.request_timeout_ms * 1_000_000
+        self._sizes.configured(configured)
         self._configured(configured)
         asked = self._subscription.mask(
             self._plugin.events, configured.runtime, configured.version, configured.nri_version
@@ -117,6 +157,7 @@ class PluginService:
             return convert.synchronize_to_pb(more=True)
         # Once, not for each part: some runtimes send thousands of empty ones (session.py).
         logger.bind(parts=self._parts, payload_bytes=self._payload_bytes).debug("synchronized")
+        self._sizes.synchronized(self.session.listing)
         self._plugin.synchronized(listed)
         self._ready()
         return convert.synchronize_to_pb(more=False)

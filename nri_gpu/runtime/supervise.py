@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.errors import LocalProtocolError, RemoteProtocolError
+from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
 from nri_gpu.log import logger
 from nri_gpu.nri.convert import Configured, register_to_pb
+from nri_gpu.nri.listing import Listing
 from nri_gpu.nri.subscribe import Subscription
-from nri_gpu.runtime.service import Plugin, PluginService
+from nri_gpu.runtime.service import EVENT_METHODS, Plugin, PluginService
+from nri_gpu.runtime.sizes import Sizes
 from nri_gpu.runtime.transport import CallError, Transport
 
 NRI_VERSION: Final = "0.12.2"  # the newest whose messages we know; told to the runtime from 0.12 on
@@ -23,6 +25,10 @@ FIRST_WAIT_S: Final = (0.005, 0.05)  # after a connection that worked: at random
 WAIT_MAX_S: Final = 0.25
 REGISTER_TIMEOUT_S: Final = 10.0  # the runtime accepts one plugin at a time and gives a silent one 5 s
 SYNCHRONIZE_TIMEOUT_S: Final = 15.0
+# Before the next try, after two connections and more that ended inside Synchronize: a runtime that panics in it must be
+# let live, and one that cannot finish it will not do so in milliseconds.
+CUT_SHORT_WAITS_S: Final = (5.0, 10.0, 20.0, 30.0)
+LEAVES_BY: Final = frozenset({"StateChange", *EVENT_METHODS})  # with no answer to one of these, a runtime goes on
 NEVER_TOLD: Final = (
     "containers that outlive a restart of the runtime stay unknown, so their GPUs can be granted twice; "
     "take nri-gpu out of the runtime's plugin folder and run it as a service"
@@ -48,8 +54,18 @@ class Watchers(Struct, frozen=True):
 class Supervisor:
     """Keeps one session up. `stop` answers what is in flight and ends it."""
 
-    def __init__(self, plugin: Plugin, identity: Callable[[], Identity], watchers: Watchers) -> None:
+    def __init__(
+        self,
+        plugin: Plugin,
+        identity: Callable[[], Identity],
+        watchers: Watchers,
+        sizes: Sizes,
+        waits_s: Sequence[float] = CUT_SHORT_WAITS_S,
+    ) -> None:
         self._plugin = plugin
+        self._sizes = sizes
+        self._waits_s = waits_s
+        self._cut_short = 0  # connections in a row that ended inside Synchronize
         self._identity = identity
         self._watchers = watchers
         self._transport: Transport | None = None
@@ -64,16 +80,16 @@ class Supervisor:
         attempt = 0
         while not self._stopping:
             attempt += 1
-            missing = False
+            missing, wait_s = False, 0.0
             try:
-                await self._session(await self._connect(path), attempt)
+                wait_s = await self._session(await self._connect(path), attempt)
             except OSError as error:
                 missing = error.errno == errno.ENOENT
                 self._complain(explain(error, path), path)
             if self._was_ready or missing:
                 attempt, self._was_ready = 0, False
             if not self._stopping:
-                await (_socket_appears(path) if missing else asyncio.sleep(_pause_s(attempt)))
+                await (_socket_appears(path) if missing else asyncio.sleep(wait_s or _pause_s(attempt)))
 
     async def run_inherited(self, fd: int) -> None:
         """Serve the connection we were started with; its end is ours."""
@@ -84,7 +100,7 @@ class Supervisor:
         """Answer calls in flight, for limit_s at most, then close."""
         self._stopping = True
         if self._transport:
-            await self._transport.drain(limit_s)
+            await self._transport.drain(limit_s, LEAVES_BY if self.validates else ())
 
     @property
     def validates(self) -> bool:
@@ -101,18 +117,18 @@ class Supervisor:
             raise
         return sock
 
-    async def _session(self, sock: socket.socket, attempt: int) -> None:
-        """One connection from register to close."""
+    async def _session(self, sock: socket.socket, attempt: int) -> float:
+        """One connection from register to close; the seconds to wait before the next, 0 for the usual."""
         loop = asyncio.get_running_loop()
         ready = loop.create_future()
 
         def on_ready() -> None:
-            self._was_ready, self._said = True, ""
+            self._was_ready, self._said, self._cut_short = True, "", 0
             self._watchers.ready()
             if not ready.done():
                 ready.set_result(None)
 
-        service = PluginService(self._plugin, self._configured, on_ready, self._subscription)
+        service = PluginService(self._plugin, self._configured, on_ready, self._sizes, self._subscription)
         _, transport = await loop.create_connection(lambda: Transport(service.dispatcher.answer), sock=sock)
         self._transport = transport
         try:
@@ -131,7 +147,14 @@ class Supervisor:
         reason = await transport.closed
         service.ended()
         self._transport = None
-        self._ended(reason, attempt)
+        if not service.session.cut_short or self._stopping or self._inherited:
+            self._ended(reason, attempt)
+            return 0.0
+        self._cut_short += 1
+        if self._cut_short == 1:
+            self._ended(reason, attempt)
+            return 0.0
+        return self._gave_up(service.session.listing, reason)
 
     async def _register(self, transport: Transport) -> None:
         identity = self._identity()
@@ -157,6 +180,16 @@ class Supervisor:
             logger.bind(fault=sentence, attempt=attempt).warning("connection ended, reconnecting")
         self._said = sentence
         self._watchers.away(sentence)
+
+    def _gave_up(self, listing: Listing, reason: Exception | None) -> float:
+        """Say once why Synchronize does not end; the seconds to wait."""
+        announced_bytes = reason.length if isinstance(reason, OversizeError) else 0
+        sentence = self._sizes.cut_short(listing, announced_bytes)
+        if self._cut_short == 2:
+            logger.bind(fault=sentence, attempt=self._cut_short).error("no connection survives Synchronize")
+        self._said = sentence
+        self._watchers.away(sentence)
+        return self._waits_s[min(self._cut_short - 2, len(self._waits_s) - 1)]
 
     def _complain(self, sentence: str, path: Path) -> None:
         """Once for each new fault, not once per try."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
-from nri_gpu.domain.errors import LocalProtocolError, NriGpuError, RemoteProtocolError
+from nri_gpu.domain.errors import LocalProtocolError, NriGpuError, OversizeError, RemoteProtocolError
 from nri_gpu.log import logger
 from nri_gpu.nri.status import INTERNAL
 from nri_gpu.wire.events import (
@@ -18,7 +18,7 @@ from nri_gpu.wire.events import (
     ResponseSent,
     StreamId,
 )
-from nri_gpu.wire.frame import SendOversizeError
+from nri_gpu.wire.frame import RECEIVE_MAX, SendOversizeError
 from nri_gpu.wire.mux import RUNTIME_SERVICE, ConnId
 from nri_gpu.wire.status import Status
 from nri_gpu.wire.trunk import Trunk
@@ -29,6 +29,8 @@ STALL_S: Final = 10.0
 # The Go mux may lose a reply that is followed at once by the end of the connection
 # (containerd/nri pkg/net/multiplex/mux.go), so this much quiet comes first.
 QUIET_S: Final = 0.1
+# The same where the runtime validates: between a creation and its validation lie the other plugins.
+VALIDATING_QUIET_S: Final = 1.0
 
 # A runtime that hangs while it keeps asking must not fill our memory before STALL_S is over.
 UNREAD_MAX: Final = 32 * 1024 * 1024  # bytes of answers
@@ -62,6 +64,7 @@ class Transport(asyncio.BufferedProtocol):
         self._io: asyncio.Transport | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._last_request = 0.0
+        self._leaves_by: Collection[str] = ()
         # A buffer of ours: for a plain Protocol asyncio makes one of this size for every read.
         self._read = memoryview(bytearray(READ_BYTES))
 
@@ -88,9 +91,17 @@ class Transport(asyncio.BufferedProtocol):
                     case RequestReceived():
                         self._last_request = self._loop.time()
                         waited_ns = int((self._last_request - read_at) * 1e9)
-                        self._write(self._reply(conn_id, self._answer(event, waited_ns)))
+                        response = self._answer(event, waited_ns)
+                        if event.method in self._leaves_by and response == ResponseSent(event.stream_id):
+                            self._close()
+                            return
+                        self._write(self._reply(conn_id, response))
                     case ResponseReceived():
                         self._resolve(event)
+                    case RequestRejected() if event.oversize_bytes:
+                        # A Synchronize of which the rest never comes, and by the book an answer that is taken as
+                        # "smaller parts, please" by runtimes that know of parts. Neither leads anywhere.
+                        raise OversizeError(event.oversize_bytes, RECEIVE_MAX)
                     case RequestRejected():
                         logger.bind(stream_id=event.stream_id, reason=str(event.status)).warning("request rejected")
                         self._write(self._trunk.send(conn_id, event))
@@ -148,14 +159,20 @@ class Transport(asyncio.BufferedProtocol):
         finally:
             self._pending.pop(stream_id, None)
 
-    async def drain(self, limit_s: float) -> None:
-        """Answer what is on its way, then close; at most limit_s seconds."""
+    async def drain(self, limit_s: float, leaves_by: Collection[str] = ()) -> None:
+        """Answer what is on its way, then close; at most limit_s seconds.
+
+        leaves_by: where the runtime validates, methods that pass when we close instead of answering them. It forgets a
+        plugin that is gone only at the end of a request, and until then fails what that one would have validated
+        (containerd/nri: pkg/adaptation/adaptation.go, removeClosedPlugins): so the end of such a one is the time to go.
+        """
+        self._leaves_by = leaves_by
+        quiet_s = VALIDATING_QUIET_S if leaves_by else QUIET_S
         deadline = self._loop.time() + limit_s
         await asyncio.sleep(0)
-        while (now := self._loop.time()) < min(deadline, self._last_request + QUIET_S):  # noqa: ASYNC110 - it moves
-            await asyncio.sleep(min(deadline, self._last_request + QUIET_S) - now)
-        if self._io:
-            self._io.close()  # once what is written has left, which takes a runtime that reads
+        while not self.closed.done() and (left := min(deadline, self._last_request + quiet_s) - self._loop.time()) > 0:
+            await asyncio.wait({self.closed}, timeout=left)
+        self._close()  # once what is written has left, which takes a runtime that reads
         await asyncio.wait({self.closed}, timeout=max(deadline - self._loop.time(), QUIET_S))
         self.abort(TimeoutError("the runtime did not read our last answers"))
 
@@ -165,6 +182,10 @@ class Transport(asyncio.BufferedProtocol):
             self.closed.set_result(error)
         if self._io:
             self._io.abort()
+
+    def _close(self) -> None:
+        if self._io:
+            self._io.close()
 
     def _reply(self, conn_id: ConnId, response: ResponseSent) -> bytes:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
@@ -13,10 +14,13 @@ from nri_gpu.cdi_file import STANDARD, SpecFile
 from nri_gpu.domain.errors import DriverError, NriGpuError
 from nri_gpu.domain.gpu import Capabilities, DriverTree, Gpu, Inventory
 from nri_gpu.domain.loader import Loader
+from nri_gpu.driver.owner import owner_of
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 from nri_gpu.injection.cdi import KIND, specification
 from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
+
+LOCK_WAIT_S: Final = 60.0  # another specification's files may just be copied; without ours there would be none
 
 
 class NotReadyError(NriGpuError):
@@ -62,7 +66,12 @@ def _staged(inventory: Inventory, wish: Wish) -> DriverTree | None:
         found = scan(wish.driver_root, library_dirs=wish.library_dirs)
         if inventory.driver_version not in ("", found.version) and not inventory.simulated:
             raise NotReadyError(two_versions(found.version, inventory.driver_version))
-        tree = stage(found, wish.stage_dir).trees.get(wish.capabilities)
+        if owner := owner_of(wish.stage_dir):
+            raise NotReadyError(
+                f"stage folder {wish.stage_dir} is that of `nri-gpu run` with state folder {owner}, which removes "
+                "files that none of its grants names: give another --stage-dir"
+            )
+        tree = stage(found, wish.stage_dir, wait_s=LOCK_WAIT_S).trees.get(wish.capabilities)
     except DriverError as error:
         if inventory.simulated:
             return None

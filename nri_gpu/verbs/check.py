@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from nri_gpu.domain.errors import InventoryError, PolicyError
+from nri_gpu.driver.owner import owner_of
+from nri_gpu.mps.place import clients, mount_fault
 from nri_gpu.policy.advice import advise
 from nri_gpu.policy.advice_rules import advise_for
 from nri_gpu.policy.model import Policy
@@ -45,7 +48,13 @@ def run(args: argparse.Namespace) -> int:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.CONFIGURATION
     ours = (*file_advice(path or DEFAULT_PATH), *advise(policy), *gpus)
-    advice = (*ours, *node_advice(policy), *kubelet_advice(policy), *guard_advice(policy, state_dir))
+    node = (
+        *node_advice(policy),
+        *kubelet_advice(policy),
+        *guard_advice(policy, state_dir),
+        *mps_advice(policy, state_dir),
+    )
+    advice = (*ours, *_of_stage(policy, state_dir), *node, *_of_daemon(state_dir))
     with_ = [f"with the running daemon's options: {_shown(options)}"] if options else []
     lines = [f"{policy.source}: ok", *with_, *(f"advice: {sentence}" for sentence in advice)]
     _print(args.output, [], advice, lines, options)
@@ -75,6 +84,32 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
             raise
         return (f"the pools could not be held against this node's GPUs: {error}; --gpus FILE takes a topology file",)
     return advise_for(policy, inventory)
+
+
+def _of_daemon(state_dir: Path) -> tuple[str, ...]:
+    """What keeps a daemon that runs from serving, or would once it has to connect again."""
+    try:
+        runtime = ask(state_dir / CONTROL_SOCKET, "status")["runtime"]
+    except (OSError, ValueError, KeyError):
+        return ()  # none runs here, or it is not ours to ask
+    away = "" if runtime["ready"] else f"nri-gpu is not connected to the runtime: {runtime['fault'] or 'connecting'}"
+    return tuple(filter(None, (away, runtime.get("list_fault"))))
+
+
+def mps_advice(policy: Policy, state_dir: Path = DEFAULT_STATE) -> tuple[str, ...]:
+    """Why mode=mps is refused although policy has it, on a node that nri-gpu has served since it booted."""
+    seen = os.access(state_dir, os.X_OK)  # to others than root it is closed
+    fault = mount_fault(clients(state_dir)) if policy.mps.enabled and seen else ""
+    return (f"every container that asks with mode=mps is refused: {fault}",) if fault else ()
+
+
+def _of_stage(policy: Policy, state_dir: Path) -> Iterator[str]:
+    owner = owner_of(Path(policy.driver.stage_dir))
+    if owner not in ("", str(state_dir.resolve())):
+        yield (
+            f"driver.stage_dir {policy.driver.stage_dir} is that of the nri-gpu with state folder {owner}: one with "
+            f"{state_dir} refuses every container that asks, so give it a folder of its own"
+        )
 
 
 def _print(

@@ -9,6 +9,7 @@ from typing import Final
 from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.compat import FoundCompat, FoundPackages, scan_compat, signs
+from nri_gpu.driver.owner import StageOwner
 from nri_gpu.driver.stage import stage_plan
 from nri_gpu.log import logger
 from nri_gpu.runtime.board import Board
@@ -19,9 +20,9 @@ SHOWN: Final = 20  # left-out files in a line of the log
 class CompatKeeper:
     """Scans the folder of packages when it is asked to, or when a look shows that something in it changed."""
 
-    def __init__(self, folder: Path, stage_dir: Path, board: Board) -> None:
+    def __init__(self, folder: Path, owner: StageOwner, board: Board) -> None:
         self._folder = folder
-        self._stage_dir = stage_dir
+        self._owner = owner
         self._board = board
         self._signs: object = None
         self._said = ""
@@ -53,8 +54,9 @@ class CompatKeeper:
             try:
                 packages.append(self._staged(each))
             except (DriverError, OSError) as error:
-                faults.append(f"{each.generation} cannot be staged in {self._stage_dir}: {error}")
+                faults.append(f"{each.generation} cannot be staged: {error}")
         return found, tuple(packages), faults
 
     def _staged(self, found: FoundCompat) -> CompatPackage:
-        return found.at(stage_plan(found.files, found.generation, self._stage_dir))
+        self._owner.take()
+        return found.at(stage_plan(found.files, found.generation, self._owner.base))

@@ -34,6 +34,7 @@ from nri_gpu.runtime.journal import JOURNAL, Journal
 from nri_gpu.runtime.notify import Notifier
 from nri_gpu.runtime.plugin import Outside, Plugin
 from nri_gpu.runtime.recorder import StateRecorder
+from nri_gpu.runtime.sizes import Sizes
 from nri_gpu.runtime.state import CONTROL_SOCKET, LEDGER, StateFolder
 from nri_gpu.runtime.succession import Succession
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
@@ -91,11 +92,12 @@ class Daemon:
         self._policy_file = policy_file
         self._notifier = Notifier()
         looking_for = "the driver's files are being looked for; try again in a moment"
-        self._board = Board(STARTING, looking_for, str(state.path.absolute() / "mps"))
+        self._board = Board(STARTING, looking_for)
         self._mps = MpsKeeper(
             state.path.absolute(),
             lambda: self._plugin.ledger if self._synchronized else None,
             AroundMps(lambda: Tools.of(self._board.snapshot().driver), self._mps_settings),
+            self._board.put_mps,
         )
         self._inventory = InventoryKeeper(
             self._board,
@@ -154,12 +156,15 @@ class Daemon:
         )
         self._recall(state.path / LEDGER)
         self._kubelet = KubeletKeeper(self._board, self._plugin, self._fixed.kubelet, self._succession)
+        self._sizes = Sizes(lambda: self._settings().plugin.request_bytes, self._later)
         self._supervisor = Supervisor(
-            self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away)
+            self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away), self._sizes
         )
         self._note(policy)
         options = {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})}
-        subjects = Subjects(self._board, self._plugin, self._cache, self._inventory, self._kubelet, options)
+        subjects = Subjects(
+            self._board, self._plugin, self._cache, self._inventory, self._kubelet, lambda: self._sizes.fault, options
+        )
         self._reporter = Reporter(state.path / CONTROL_SOCKET, subjects)
         self._watch = node_watch(source.glance, self._node_changed, simulated=topology is not None)
         self._stop = asyncio.Event()
@@ -176,6 +181,7 @@ class Daemon:
                 root=Path(self._fixed.driver_root),
                 library_dirs=self._fixed.library_dirs,
                 stage_dir=Path(self._fixed.stage_dir),
+                state_dir=state.path,
                 simulated=topology is not None,
                 retry_s=self._fixed.refresh_s,
                 compat_dir=Path(self._fixed.compat_dir) if self._fixed.compat_dir else None,
@@ -241,11 +247,17 @@ class Daemon:
         if self._hands_over:
             self._handed_over = True
             self._state.close()
+            threads = asyncio.create_task(loop.shutdown_default_executor())
+            threads.add_done_callback(lambda _: self.close())
             await self._succession.passed()
             await _cancelled([kubelet])
         self._notifier.close()
         logger.info("stopped")
         return code
+
+    def close(self) -> None:
+        """Let the next daemon have the stage folder; after `run`, when no thread is left."""
+        self._driver.close()
 
     async def _serve(self, inherited: int | None) -> None:
         if inherited is not None:
@@ -306,6 +318,7 @@ class Daemon:
         self._health.policy_changed()
         self._reporter.policy_changed()
         self._labels.look_again()
+        self._mps.look_again()
 
     def _note(self, policy: Policy | BrokenPolicy) -> None:
         if self._audit is None:

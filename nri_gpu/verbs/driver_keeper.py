@@ -14,6 +14,7 @@ from msgspec import Struct
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import DriverFiles
 from nri_gpu.driver.module import module_version
+from nri_gpu.driver.owner import NotReleasedError, StageOwner, StageTakenError
 from nri_gpu.driver.scan import FoundDriver, scan
 from nri_gpu.driver.stage import prune, stage
 from nri_gpu.driver.watch import Signs, changed, signs, staged_signs
@@ -22,19 +23,21 @@ from nri_gpu.runtime.board import Board
 from nri_gpu.verbs.compat_keeper import CompatKeeper
 
 LOOK_S: Final = 5.0  # between two looks, which cost a millisecond where nothing changed
+RELEASE_LOOK_S: Final = 0.25  # the same while the daemon before this one ends
 
 
 class DriverPlace(Struct, frozen=True, kw_only=True):
     """Where the driver is and its copies go.
 
-    library_dirs: below the root, where policy names more. simulated: no kernel module is looked for, and no files are
-    needed. compat_dir: CUDA's compatibility packages; None: there are none to look after.
-    retry_s: how long after a failure the same files are scanned again.
+    library_dirs: below the root, where policy names more. state_dir: the owner of stage_dir is known by it.
+    simulated: no kernel module is looked for, and no files are needed. compat_dir: CUDA's compatibility packages;
+    None: there are none to look after. retry_s: how long after a failure the same files are scanned again.
     """
 
     root: Path
     library_dirs: tuple[str, ...] = ()
     stage_dir: Path
+    state_dir: Path
     simulated: bool
     retry_s: float
     module: Callable[[], str] = module_version
@@ -62,6 +65,7 @@ class _Last(Struct):
     staged: Signs | None = None  # of the staged files, when they were last seen whole
     kept: frozenset[str] = frozenset()  # generations that the last prune left
     waiting: str = ""  # the version whose kernel module is waited for
+    not_released: bool = False  # the daemon before this one still has the stage folder
 
 
 class DriverKeeper:
@@ -77,7 +81,8 @@ class DriverKeeper:
         self._last = _Last()
         self._again = asyncio.Event()
         self._asked = True
-        self._compat = CompatKeeper(place.compat_dir, place.stage_dir, board) if place.compat_dir else None
+        self._owner = StageOwner(place.stage_dir, place.state_dir)
+        self._compat = CompatKeeper(place.compat_dir, self._owner, board) if place.compat_dir else None
 
     def look_again(self) -> None:
         """Scan anew now, whatever a look would show."""
@@ -100,7 +105,8 @@ class DriverKeeper:
             self._again.clear()
             await self.look()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(LOOK_S, self._place.retry_s)):
+                looks_s = RELEASE_LOOK_S if self._last.not_released else LOOK_S
+                async with asyncio.timeout(min(looks_s, self._place.retry_s)):
                     await self._again.wait()
 
     async def look(self) -> None:
@@ -111,7 +117,12 @@ class DriverKeeper:
             await self._scan()
         if self._compat:
             await self._compat.look(asked=asked)
-        await self._prune()
+        if self._owner.held:
+            await self._prune()
+
+    def close(self) -> None:
+        """Let the next daemon stage: called once no thread works for this one."""
+        self._owner.close()
 
     async def _look_at_module(self) -> None:
         if self._place.simulated:
@@ -128,7 +139,9 @@ class DriverKeeper:
 
     def _has_changed(self) -> bool:
         last, driver = self._last, self._board.snapshot().driver
-        if last.signs is None or changed(self._place.root, self._place.library_dirs, last.signs, last.found):
+        if last.not_released or last.signs is None:
+            return True
+        if changed(self._place.root, self._place.library_dirs, last.signs, last.found):
             return True
         if driver is not None and last.staged is not None and staged_signs(driver) != last.staged:
             logger.bind(generation=driver.generation).warning("staged driver files were changed by others")
@@ -147,12 +160,15 @@ class DriverKeeper:
             if not self._waits(last.found.version):
                 await self._stage(last.found)
         except DriverError as error:
-            last.found = None
-            self._missing(str(error))
+            last.found, last.not_released = None, isinstance(error, NotReleasedError)
+            # What the snapshot said is staged, the daemon before this one keeps for its containers.
+            if not (last.not_released and self._board.snapshot().driver):
+                self._missing(error)
         else:
-            last.fault = ""
+            last.fault, last.not_released = "", False
 
     async def _stage(self, found: FoundDriver) -> None:
+        await asyncio.to_thread(self._owner.take)
         files = await asyncio.to_thread(stage, found, self._place.stage_dir)
         self._last.staged = await asyncio.to_thread(staged_signs, files)
         if files != self._board.snapshot().driver:
@@ -174,9 +190,9 @@ class DriverKeeper:
         last.waiting = version if waits else ""
         return waits
 
-    def _missing(self, sentence: str) -> None:
-        last, node = self._last, self._board.snapshot()
-        if self._place.simulated:
+    def _missing(self, error: DriverError) -> None:
+        sentence, last, node = str(error), self._last, self._board.snapshot()
+        if self._place.simulated and not isinstance(error, StageTakenError):
             files = DriverFiles(node.inventory.driver_version, "simulated", {}, {})
             if node.driver != files:
                 self._board.put_driver(files)

@@ -25,6 +25,7 @@ from nri_gpu.policy.parse import override
 from nri_gpu.runtime.guard import Guard
 from nri_gpu.runtime.guard_files import DEFAULT_RUN_DIR, TELL_S, DaemonState, Seen, started, write_seen
 from nri_gpu.runtime.notify import Notifier
+from nri_gpu.runtime.sizes import Sizes
 from nri_gpu.runtime.state import DEFAULT_STATE
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.settings import DEFAULT_PATH, LAST_GOOD, load_last_good, load_policy
@@ -80,6 +81,10 @@ def _daemon_state(folder: Path, path: Path | None) -> DaemonState:
     return DaemonState(folder, (folder / LAST_GOOD, path or DEFAULT_PATH), read)
 
 
+def _request_bytes(policy: Policy | BrokenPolicy, fallback: Policy) -> int:
+    return (policy if isinstance(policy, Policy) else fallback).plugin.request_bytes
+
+
 class GuardProcess:
     """The running guard."""
 
@@ -90,8 +95,10 @@ class GuardProcess:
         self._notifier = Notifier()
         self._guard = Guard(state, self._later)
         identity = Identity(settings.guard.name, settings.guard.index)
+        # As the daemon decides, also while it is away.
+        sizes = Sizes(lambda: _request_bytes(state.policy(), settings), self._later, counts=False)
         self._supervisor = Supervisor(
-            self._guard, lambda: identity, Watchers(self._configured, self._ready, self._away)
+            self._guard, lambda: identity, Watchers(self._configured, self._ready, self._away), sizes
         )
         self._stop = asyncio.Event()
         self._stopping: set[asyncio.Task[None]] = set()
@@ -129,7 +136,9 @@ class GuardProcess:
     def _ready(self) -> None:
         found = self._guard.found
         without = len(found.running) + len(found.doubtful)
-        self._seen = replace(self._seen, connected=True, validates=self._supervisor.validates, ungranted=without)
+        self._seen = replace(
+            self._seen, connected=True, validates=self._supervisor.validates, ungranted=without, fault=""
+        )
         logger.bind(ungranted=without, waiting=len(found.waiting)).info("guarding")
         status = f", {without} containers run without the GPUs they asked for" if without else ""
         self._notifier.ready(f"guarding {self._settings.plugin.socket}{status}")
@@ -141,7 +150,7 @@ class GuardProcess:
 
     def _away(self, why: str) -> None:
         self._notifier.status(f"not connected: {why}")
-        self._seen = replace(self._seen, connected=False)
+        self._seen = replace(self._seen, connected=False, fault=why)
         self._tell()
 
     async def _stop_containers(self, containers: tuple[Container, ...]) -> None:

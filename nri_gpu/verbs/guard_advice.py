@@ -43,7 +43,8 @@ def _on_this_node(run_dir: Path) -> Iterator[str]:
             "away, runs without them; systemctl enable --now nri-gpu-guard"
         )
     elif not seen.connected:
-        yield f"the guard (pid {seen.pid}) is not connected to the runtime: `systemctl status nri-gpu-guard` says why"
+        why = seen.fault or "`systemctl status nri-gpu-guard` says why"
+        yield f"the guard (pid {seen.pid}) is not connected to the runtime: {why}"
     elif seen.ungranted:
         yield (
             f"{seen.ungranted} containers ran without the GPUs they asked for when the guard connected: "

@@ -27,7 +27,8 @@ from nri_gpu.verbs.kubelet_keeper import KubeletKeeper
 class Subjects(Struct, frozen=True):
     """What is reported on.
 
-    options: of the command line, by their key in the policy, and `topology`, the simulated node's file.
+    list_fault: why the runtime could not list the node's containers to us again; empty when it could. options: of the
+    command line, by their key in the policy, and `topology`, the simulated node's file.
     """
 
     board: Board
@@ -35,6 +36,7 @@ class Subjects(Struct, frozen=True):
     cache: InventoryCache
     inventory: InventoryKeeper
     kubelet: KubeletKeeper
+    list_fault: Callable[[], str] = lambda: ""
     options: Mapping[str, object] = {}
 
 
@@ -117,6 +119,7 @@ class Reporter:
             history=self._subjects.inventory.history,
             kubelet=self._subjects.kubelet.report(),
             kubelet_open=self._subjects.kubelet.fail_open(),
+            list_fault=self._subjects.list_fault(),
         )
 
     def _transitions(self) -> Mapping[str, Any]:

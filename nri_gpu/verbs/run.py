@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return asyncio.run(daemon.run(inherited))
     finally:
+        daemon.close()
         state.close()
 
 

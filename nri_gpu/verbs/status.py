@@ -63,7 +63,7 @@ def faults(said: Mapping[str, Any]) -> list[str]:
     """Sentences on what keeps the daemon from granting."""
     runtime, node, policy = said["runtime"], said["node"], said["policy"]
     found = [] if runtime["ready"] else [f"not connected to the runtime: {runtime['fault'] or 'connecting'}"]
-    found += [sentence for sentence in (_inventory_fault(node), node["driver_fault"]) if sentence]
+    found += filter(None, (runtime.get("list_fault"), _inventory_fault(node), node["driver_fault"]))
     return found + ([f"policy not usable: {policy['fault']}"] if policy["fault"] else [])
 
 
@@ -94,6 +94,12 @@ def to_text(said: Mapping[str, Any], now: float) -> str:
         )
     for holder in said["gone"]:
         lines.append(f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder['gpu_uuids'])}")
+    lines += [
+        f"{_pod(holder)}, container {holder['container']}: {holder['restart']}"
+        for gpu in said["gpus"]
+        for holder in gpu["holders"]
+        if holder.get("restart")
+    ]
     lines += [
         f"GPU {each['index']} cannot be described{_since_when(each['since_s'])}: {each['reason']}"
         for each in said.get("faults", ())

@@ -159,7 +159,8 @@ class Connection:
         if not self._streams.allows(frame.stream_id, RequestReceived):
             return _reject(frame, Code.INVALID_ARGUMENT, f"stream id {frame.stream_id} was used before: ids must grow")
         if isinstance(frame, OversizeFrame):
-            return _reject(frame, Code.RESOURCE_EXHAUSTED, f"request of {frame.length} bytes is over the limit")
+            status = Status(Code.RESOURCE_EXHAUSTED, f"request of {frame.length} bytes is over the limit")
+            return RequestRejected(frame.stream_id, status, frame.length)
         if frame.flags:
             return _reject(frame, Code.UNIMPLEMENTED, "streaming is not implemented")
         if len(self._streams) >= self._open_limit:

@@ -94,10 +94,12 @@ class RequestRejected(Struct, frozen=True):
     """A client broke a rule in a way that concerns one stream only.
 
     Hand it to `send` as it is: that is the answer. The stream id may be one which no stream can have.
+    oversize_bytes: what a request over the receive limit said it has; 0 for other breaches.
     """
 
     stream_id: StreamId
     status: Status
+    oversize_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.status.ok:

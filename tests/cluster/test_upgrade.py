@@ -77,8 +77,11 @@ def test_a_successor_beneath_queued_jobs_costs_none_of_their_pods(cluster: Clust
 
 def wait_settled(cluster: Cluster) -> None:
     """A rollout that begins before the pods are available waits for ever: its controller forgets to look again."""
-    daemon = lambda: cluster.get("daemonset", "nri-gpu", "-n", NAMESPACE)  # noqa: E731
-    wait_for("an available daemon", lambda: daemon()["status"].get("numberAvailable") == 1)
+
+    def available() -> bool:
+        return bool(cluster.get("daemonset", "nri-gpu", "-n", NAMESPACE)["status"].get("numberAvailable"))
+
+    wait_for("an available daemon", available)
     time.sleep(2)
 
 

@@ -28,12 +28,18 @@ pytestmark = pytest.mark.containerd
 
 V: Final = "580.95.05"
 CTL, UVM, UVM_TOOLS = (195, 255), (1510, 0), (1510, 1)  # of config/topologies/four-gpus.toml
-HASHES: Final = 'find -L "$0" -type f | sort | xargs sha256sum; find "$0" -type l | sort | xargs -r ls -l'
+HASHES: Final = """
+find -L "$0" -type f | sort | xargs sha256sum
+for link in $(find "$0" -type l | sort); do echo $link $(readlink $link); done
+"""
 only_x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="glibc has hwcaps levels on x86-64 only")
 
 
 class Seen(Struct, frozen=True):
-    """What a container is, as far as GPUs go. mounts: destination -> (source, options, what is in there)."""
+    """What a container is, as far as GPUs go.
+
+    mounts: destination -> (source below the stage folder, options, what is in there).
+    """
 
     nodes: list[DeviceNode]
     rules: frozenset[DeviceRule]
@@ -52,9 +58,9 @@ def generate(folder: Path, driver_root: Path, stage_dir: Path) -> Iterator[Path]
 
 @pytest.fixture
 def specification(node: Containerd, launch: Launch) -> Iterator[Path]:
-    """For the shared node, staged where the daemon stages, so that sources can be compared."""
+    """For the shared node, staged in a folder of its own: the daemon's is the daemon's."""
     assert launch.driver_root
-    yield from generate(node.layout.cdi, launch.driver_root, launch.base / "drivers")
+    yield from generate(node.layout.cdi, launch.driver_root, launch.base / "cdi")
 
 
 def by_cdi(node: Containerd, *names: str, user: int | None = None, image: str = NAME) -> ContainerId:
@@ -75,7 +81,9 @@ def see(node: Containerd, container: ContainerId, stage_dir: Path) -> Seen:
     return Seen(
         nodes=[each for each in device_nodes(node.cri, container) if "nvidia" in each.path],
         rules=device_rules(node.container_cgroup(container)) if node.cgroup is Cgroup.V1 else frozenset(),
-        mounts={row[4]: (row[3], row[5], _content(node, container, row[4])) for row in found},
+        mounts={
+            row[4]: (row[3].rpartition(str(stage_dir))[2], row[5], _content(node, container, row[4])) for row in found
+        },
     )
 
 
@@ -92,12 +100,12 @@ def numbers(seen: Seen) -> set[tuple[int, int]]:
 @pytest.mark.parametrize("user", [None, 1000], ids=["root", "a user"])
 @pytest.mark.parametrize("gpus", ["0", "1,3"])
 def test_by_cdi_as_by_nri(node: Containerd, daemon: NriGpu, specification: Path, gpus: str, user: int | None) -> None:
-    stage_dir = daemon.launch.base / "drivers"
+    base = daemon.launch.base
     nri = by_nri(node, gpus, user)
     cdi = by_cdi(node, *gpus.split(","), user=user)
 
-    assert see(node, cdi, stage_dir) == see(node, nri, stage_dir)
-    seen = see(node, cdi, stage_dir)
+    seen = see(node, cdi, base / "cdi")
+    assert seen == see(node, nri, base / "drivers")
     assert numbers(seen) == {CTL, UVM, UVM_TOOLS, *((195, int(gpu)) for gpu in gpus.split(","))}
     assert all((each.kind, each.mode, each.uid, each.gid) == ("c", 0o666, 0, 0) for each in seen.nodes)
     assert LIBRARIES in seen.mounts
@@ -108,7 +116,7 @@ def test_by_cdi_as_by_nri(node: Containerd, daemon: NriGpu, specification: Path,
 
 
 def test_index_uuid_and_all_are_names_of_the_same(node: Containerd, launch: Launch, specification: Path) -> None:
-    stage_dir = launch.base / "drivers"
+    stage_dir = launch.base / "cdi"
     document = json.loads(specification.read_text())
     uuids = [device["name"] for device in document["devices"] if device["name"].startswith("GPU-")]
     by_index = see(node, by_cdi(node, "0", "1", "2", "3"), stage_dir)

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.runtime import supervise
+from nri_gpu.runtime.sizes import Sizes
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
@@ -226,7 +228,9 @@ def test_without_synchronize_it_stays_for_good(flavour: Flavour, monkeypatch: py
 async def _unsynchronized(flavour: Flavour) -> None:
     bench, (theirs, ours) = Bench(), socket.socketpair()
     watchers = supervise.Watchers(lambda _: None, lambda: None, lambda _: None)
-    supervisor = supervise.Supervisor(bench.plugin, lambda: supervise.Identity("nri-gpu", "10"), watchers)
+    supervisor = supervise.Supervisor(
+        bench.plugin, lambda: supervise.Identity("nri-gpu", "10"), watchers, Sizes(lambda: REQUEST_BYTES, bench.later)
+    )
     serving = asyncio.create_task(supervisor.run_inherited(ours.detach()))
     runtime = ScriptedRuntime(theirs)
     await runtime.register(flavour)

@@ -1,18 +1,26 @@
-"""Mode mps on a real containerd: containers of one GPU meet at one daemon, which lives as long as they need it."""
+"""Mode mps on a real containerd: containers of one GPU meet at one daemon, which lives as long as they need it.
+
+What they write there is bounded, and whoever comes after them meets none of it.
+"""
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from tests.support import mps
+from tests.support import mps, packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
+from tests.support.image import NAME
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
@@ -21,31 +29,62 @@ pytestmark = pytest.mark.containerd
 UUID = "GPU-0a100004-0000-4000-8000-000000000000"
 POLICY = "[mps]\nenabled = true\nlinger_s = {linger_s}\nmost_threads_percent = 60\n"
 SLEEP = ("/bin/sleep", "600")
+MPS: Final = {"gpu.nri.io": "device=0;mode=mps"}
+# What a container refused at its start is told: its kubelet makes it anew.
+ANEW: Final = re.compile(f"MPS daemon of {UUID} (is not up yet|that this container was created for has ended)")
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with mps.shared(tmp_path_factory.mktemp("run")) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def mps_node(runtime: packages.Runtime, run_folder: Path) -> Iterator[Containerd]:
+    assert run_folder.is_dir()
+    with Containerd(runtime) as running:
+        yield running
 
 
 @pytest.fixture
-def launch(node: Containerd, tmp_path: Path) -> Iterator[Launch]:
+def node(mps_node: Containerd) -> Iterator[Containerd]:
+    yield mps_node
+    mps_node.cri.remove_all()
+
+
+@pytest.fixture
+def bare(node: Containerd, run_folder: Path, tmp_path: Path) -> Iterator[Launch]:
+    """A node with MPS's programs, and without the file system for what its clients write."""
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY.format(linger_s=60))
     root = mps.install(make_driver_root(tmp_path / "driver"), tmp_path / "modes")
-    made = Launch(tmp_path / "d", node.nri_socket, driver_root=root, policy=policy)
+    made = Launch(run_folder / tmp_path.name, node.nri_socket, driver_root=root, policy=policy)
     yield made
-    mps.end_all(made.state)
+    mps.end_all(made.state)  # whatever ran them has ended
 
 
-def run(node: Containerd, name: str, value: str = "device=0;mode=mps", user: int | None = None) -> ContainerId:
+@pytest.fixture
+def launch(bare: Launch) -> Iterator[Launch]:
+    with mps.client_files(bare.state):
+        yield bare
+
+
+def run(
+    node: Containerd, name: str, value: str = MPS["gpu.nri.io"], user: int | None = None, using: str = NAME
+) -> ContainerId:
     """As a kubelet does: a container whose start is refused is made anew."""
     pod = node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": value}))
     attempts = iter(range(100))
     running: list[ContainerId] = []
 
     def started() -> bool:
-        container = node.cri.create(pod, ContainerSpec(command=SLEEP, attempt=next(attempts), user=user))
+        container = node.cri.create(pod, ContainerSpec(image=using, command=SLEEP, attempt=next(attempts), user=user))
         try:
             node.cri.start(container)
         except CriError as error:
             assert "nri-gpu [node-not-ready]" in error.details
-            assert f"MPS daemon of {UUID} is not up yet" in error.details
+            assert ANEW.search(error.details)
             node.cri.remove(container)
             return False
         running.append(container)
@@ -59,6 +98,27 @@ def pid_of(daemon: NriGpu) -> int:
     return mps.noted_pid(daemon.launch.state, UUID)
 
 
+def folder_of(daemon: NriGpu) -> Path:
+    place = mps.noted(daemon.launch.state, UUID)
+    assert place
+    return place.folder
+
+
+def folders(daemon: NriGpu) -> set[str]:
+    return {path.name for path in (daemon.launch.state / "mps" / "clients").iterdir()}
+
+
+def status(daemon: NriGpu) -> str:
+    command = [sys.executable, "-m", "nri_gpu", "status", "--state-dir", str(daemon.launch.state)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def does(node: Containerd, container: ContainerId, script: str) -> str:
+    """What a shell in the container says, to whom."""
+    done = node.cri.execute(container, "/bin/sh", "-c", script, timeout_s=60)
+    return done.stdout + done.stderr
+
+
 def end(node: Containerd, container: ContainerId) -> None:
     node.cri.stop(container)
     node.cri.remove(container)
@@ -69,7 +129,7 @@ def test_two_containers_meet_at_one_daemon(node: Containerd, daemon: NriGpu, tmp
     two = run(node, "two", "device=0; mode=mps; sharing=memory:30Gi")
     assert len([line for line in daemon.log().splitlines() if "MPS daemon started" in line]) == 1
 
-    folder = daemon.launch.state / "mps" / UUID
+    folder = folder_of(daemon)
     started = json.loads((folder / "log/started").read_text())
     assert started["CUDA_VISIBLE_DEVICES"] == UUID
     assert started["CUDA_MPS_PIPE_DIRECTORY"] == f"{daemon.launch.state}/pipe"
@@ -83,7 +143,7 @@ def test_two_containers_meet_at_one_daemon(node: Containerd, daemon: NriGpu, tmp
     assert node.cri.status(two).env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "60"
     for container in (one, two):
         seen = node.cri.execute(container, "/bin/sh", "-c", "ls $CUDA_MPS_PIPE_DIRECTORY; cat /dev/shm/cuda.shm")
-        assert seen.stdout.split() == ["control", "nvidia-cuda-mps-control.pid", "of", "the", "daemon"]
+        assert seen.stdout.split() == ["control", "control_lock", "nvidia-cuda-mps-control.pid", "of", "the", "daemon"]
     assert node.cri.execute(one, "/bin/sh", "-c", "echo here > /dev/shm/client").code == 0
     assert node.cri.execute(two, "/bin/cat", "/dev/shm/client").stdout == "here\n"
 
@@ -129,11 +189,12 @@ def test_another_user_is_refused(node: Containerd, daemon: NriGpu) -> None:
 
 def test_nobody_starts_while_the_daemon_is_down(node: Containerd, daemon: NriGpu) -> None:
     one = run(node, "one")
-    first = pid_of(daemon)
+    first, own = pid_of(daemon), folder_of(daemon)
     (program,) = (daemon.launch.base / "drivers").glob("*/compute+utility/lib64/bin/nvidia-cuda-mps-control")
     program.rename(program.with_name("away"))  # so that no other can be started meanwhile
+    waiting = node.cri.create(node.cri.run_pod(PodSpec(name="waiting", annotations=MPS)), ContainerSpec(command=SLEEP))
     os.kill(first, signal.SIGKILL)
-    pod = node.cri.run_pod(PodSpec(name="two", annotations={"gpu.nri.io": "device=0;mode=mps"}))
+    pod = node.cri.run_pod(PodSpec(name="two", annotations=MPS))
     container = node.cri.create(pod, ContainerSpec(command=SLEEP))
     with pytest.raises(CriError, match="is not up yet"):
         node.cri.start(container)
@@ -142,6 +203,21 @@ def test_nobody_starts_while_the_daemon_is_down(node: Containerd, daemon: NriGpu
     run(node, "three")
     assert pid_of(daemon) not in (0, first)
     assert node.cri.status(one).state == "RUNNING"
+    (line,) = [line for line in status(daemon).splitlines() if "restart it" in line]
+    assert line.startswith("default/one, container main: its MPS daemon has ended")
+    assert folders(daemon) == {own.name, folder_of(daemon).name}  # its program may have files open there
+    with pytest.raises(CriError, match="that this container was created for has ended"):
+        node.cri.start(waiting)
+    # A daemon after ours reads it off the containers.
+    daemon.kill()
+    daemon.start()
+    daemon.wait_ready()
+    daemon.wait_logged("MPS daemon taken over")
+    assert line in status(daemon).splitlines()
+    end(node, one)
+    node.cri.remove(waiting)
+    wait_for("the old folder to go", lambda: folders(daemon) == {folder_of(daemon).name}, 10)
+    assert "restart it" not in status(daemon)
     # Its GPU goes to nobody else before the daemon has gone.
     node.cri.remove_all()
     pod = node.cri.run_pod(PodSpec(name="other", annotations={"gpu.nri.io": "device=0"}))
@@ -154,3 +230,76 @@ def test_nobody_starts_while_the_daemon_is_down(node: Containerd, daemon: NriGpu
     node.cri.remove(refused)
     node.cri.run(pod, ContainerSpec(command=SLEEP, attempt=1))
     assert pid_of(daemon) == 0
+
+
+def test_what_tenants_write_is_bounded_and_the_pipes_are_not_theirs(
+    node: Containerd, daemon: NriGpu, tmp_path: Path
+) -> None:
+    node.import_image(mps.client_image(tmp_path))
+    tenant = run(node, "tenant", using=mps.IMAGE)
+    assert "No space left on device" in does(node, tenant, "cat /dev/zero > /dev/shm/all")
+    room = os.statvfs(daemon.launch.state / "mps" / "clients")
+    assert room.f_blocks * room.f_frsize == mps.SIZE_MIB << 20
+    does(node, tenant, "rm /dev/shm/all")
+    assert "No space left on device" in does(node, tenant, "mkdir /dev/shm/m; cd /dev/shm/m; seq 5000 | xargs touch")
+    does(node, tenant, "rm -r /dev/shm/m")
+    for attempt in (
+        "cat /dev/zero > /tmp/nvidia-mps/all",
+        "echo 1 > /tmp/nvidia-mps/control_lock",
+        "mkdir /tmp/nvidia-mps/control.new",
+        "rm -f /tmp/nvidia-mps/control",
+        "rm -f /tmp/nvidia-mps/nvidia-cuda-mps-control.pid",
+        "ln -s /etc/passwd /tmp/nvidia-mps/nvidia-cuda-mps-server.pid",
+    ):
+        assert "Read-only file system" in does(node, tenant, attempt)
+    # And yet it is a client, whoever it runs as.
+    asks = "/bin/mps_client {} get_default_active_thread_percentage"
+    assert does(node, tenant, asks.format("")) == "60.0\n"
+    assert does(node, tenant, f"start-stop-daemon -S -c 1000:1000 -x {asks.format('--')}") == "60.0\n"
+
+
+def test_the_next_tenant_meets_nothing_of_the_last_one(node: Containerd, daemon: NriGpu, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("ours")
+    one = run(node, "one")
+    first, pid = folder_of(daemon), pid_of(daemon)
+    # What once stopped the daemon of this GPU for ever, or had root write elsewhere; and folders deeper than a process
+    # has descriptors.
+    does(
+        node,
+        one,
+        f"cd /dev/shm; echo of one > secret; rm cuda.shm; ln -s {victim} cuda.shm; ln -s / root; mkdir shm control; "
+        "mkdir closed; touch closed/in; chown -R 1000:1000 closed; chmod 700 closed; "
+        "i=0; while [ $i -lt 1500 ]; do mkdir d && cd d || exit; i=$((i+1)); done",
+    )
+    assert (first / "shm" / "secret").read_text() == "of one\n"
+    end(node, one)  # and the daemon would linger for a minute
+    wait_for("a daemon for the next", lambda: pid_of(daemon) not in (0, pid), 10)
+    two = run(node, "two")
+    assert does(node, two, "ls /dev/shm; cat /dev/shm/cuda.shm") == "cuda.shm\nof the daemon"
+    assert victim.read_text() == "ours"
+    wait_for("what it left to go", lambda: folders(daemon) == {folder_of(daemon).name}, 10)
+    assert folder_of(daemon) != first
+    assert "not removed" not in daemon.log()
+
+
+def test_without_a_bound_nobody_is_let_in(node: Containerd, bare: Launch) -> None:
+    with NriGpu(bare) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        pod = node.cri.run_pod(PodSpec(name="one", annotations=MPS))
+        with pytest.raises(CriError, match=r"no file system of its own is mounted at .*/mps/clients") as refused:
+            node.cri.create(pod, ContainerSpec(command=SLEEP))
+        assert r"start the systemd unit run-nri\x2dgpu-mps-clients.mount" in refused.value.details
+        with mps.client_files(bare.state):
+            wait_for("the mount to be seen", lambda: created(node, "two"), 10)
+            run(node, "three")
+            node.cri.remove_all()
+
+
+def created(node: Containerd, name: str) -> bool:
+    try:
+        node.cri.create(node.cri.run_pod(PodSpec(name=name, annotations=MPS)), ContainerSpec(command=SLEEP))
+    except CriError:
+        return False
+    return True

@@ -31,7 +31,14 @@ START_S = 120.0  # a GPU that sleeps takes its time
 
 
 @pytest.fixture(scope="module")
-def gpu_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with mps.shared(tmp_path_factory.mktemp("run")) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def gpu_node(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
+    assert run_folder.is_dir()  # before containerd is there
     program = tmp_path_factory.mktemp("program") / "mps_alloc"
     compiler = shutil.which("cc") or shutil.which("gcc")
     assert compiler, "a C compiler is needed: install gcc"
@@ -43,11 +50,11 @@ def gpu_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
 
 
 @pytest.fixture
-def real(gpu_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
+def real(gpu_node: Containerd, run_folder: Path, tmp_path: Path) -> Iterator[NriGpu]:
     policy = tmp_path / "policy.toml"
     policy.write_text("[mps]\nenabled = true\nlinger_s = 20\n")
-    launch = Launch(tmp_path / "d", gpu_node.nri_socket, topology=None, driver_root=driver_root(), policy=policy)
-    with NriGpu(launch) as daemon:
+    launch = Launch(run_folder / "d", gpu_node.nri_socket, topology=None, driver_root=driver_root(), policy=policy)
+    with mps.client_files(launch.state, 1024), NriGpu(launch) as daemon:
         daemon.wait_ready()
         daemon.wait_logged("inventory changed", 60)
         daemon.wait_logged("driver files staged", 120)

@@ -24,6 +24,7 @@ from tests.support import builders as make
 KEY: Final = bytes(range(32))
 CTL, MODESET = 255, 254  # minors of the driver's own major
 KERNEL: Final = ("/proc", "/sys", "/dev")
+MPS_FOLDERS = {"pipe": "ro", "shm": "rw"}
 READ_ONLY: Final = {"ro", "nosuid", "nodev"}
 
 
@@ -139,9 +140,9 @@ def test_every_mount_is_of_the_staged_driver(
     reply = reply_to(container, node, ledger, policy)
     units = {unit.uuid for unit in granted(reply, container, node)}
     for mount in reply.adjust.mounts:
-        if within(mount.source, node.mps_dir):  # a client of MPS writes to its daemon's folders, and to no other's
-            assert mount.source in {f"{node.mps_dir}/{uuid}/{name}" for uuid in units for name in ("pipe", "shm")}
-            assert set(mount.options) >= {"rbind", "rprivate", "nosuid", "nodev", "noexec"}
+        if within(mount.source, node.mps.base):  # a client of MPS writes to its daemon's memory, and to no other's
+            right = {f"{node.mps.folder(uuid)}/{name}": right for uuid in units for name, right in MPS_FOLDERS.items()}
+            assert set(mount.options) == {"rbind", "rprivate", "nosuid", "nodev", "noexec", right[mount.source]}
             continue
         assert any(within(mount.source, source) for source in sources(node))
         assert not any(within(mount.destination, folder) for folder in KERNEL)

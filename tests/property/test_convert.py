@@ -32,6 +32,7 @@ from nri_gpu.nri.convert import (
     state_change_from_pb,
 )
 from nri_gpu.policy.model import Policy
+from nri_gpu.requirements.check import PREFIX as PREFIX_OF_REQUIREMENTS
 from nri_gpu.requirements.check import concerns
 from tests.property import worlds
 from tests.support import builders as make
@@ -47,6 +48,9 @@ def as_read(container: Container) -> Container:
         pod=pod,
         annotations={k: v for k, v in container.annotations.items() if k.startswith(PREFIX)},
         env={k: v for k, v in container.env.items() if k in READ_ENV or concerns(k)},
+        requirement_chars=sum(
+            len(k) + len(v) for k, v in container.env.items() if k.startswith(PREFIX_OF_REQUIREMENTS) and concerns(k)
+        ),
     )
 
 

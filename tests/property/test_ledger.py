@@ -112,7 +112,7 @@ class Runtime(RuleBasedStateMachine):
         if mark is None:
             return None
         grant = make.grant(mode=mark.mode, to=of, generation=mark.generation)
-        seat = Seat.read(of.env, None) if mark.mode is Mode.MPS else None
+        seat = Seat.read(of.env, None, of.mps_folder) if mark.mode is Mode.MPS else None
         return Entry(replace(grant, uuids=mark.uuids, seat=seat), phase, self.now)
 
     def may_start(self, made: Made) -> bool:
@@ -180,7 +180,8 @@ class Runtime(RuleBasedStateMachine):
                 self.journal[container.id] = (decision.grant, self.now)
             if "answer lost" not in fate:
                 annotations = {MARK_KEY: write_mark(decision.grant, self.key)}
-                container = replace(container, annotations=annotations, env=decision.edits.env)
+                folder = decision.grant.seat.folder if decision.grant.seat else ""
+                container = replace(container, annotations=annotations, env=decision.edits.env, mps_folder=folder)
             if fate != "failed":
                 self.made[container.id] = Made(container, self.number, listed=listed)
             if "answer lost" in fate:  # with the plugin, which is back at once

@@ -59,7 +59,8 @@ class Seats(RuleBasedStateMachine):
         assert isinstance(decision, Inject | Refuse)
         self.ledger = self.ledger.after(decision, self.now)
         if isinstance(decision, Inject):
-            self.env[container.id] = replace(container, env=decision.edits.env)
+            seat = decision.grant.seat
+            self.env[container.id] = replace(container, env=decision.edits.env, mps_folder=seat.folder if seat else "")
             self.users[container.id] = told or 1000 + self.number % 2
 
     def some(self, pick: int) -> Entry | None:
@@ -93,7 +94,7 @@ class Seats(RuleBasedStateMachine):
     def restart(self) -> None:
         entries = [
             Entry(
-                replace(entry.grant, seat=entry.grant.seat and Seat.read(self.env[id_].env, self.known(entry))),
+                replace(entry.grant, seat=entry.grant.seat and self.seen(entry)),
                 Phase.RUNNING if entry.phase is Phase.RUNNING else Phase.CREATED,
                 self.now,
             )
@@ -102,6 +103,10 @@ class Seats(RuleBasedStateMachine):
         ran = {id_: entry for id_, entry in self.ledger.entries.items() if entry.phase is Phase.RUNNING}
         self.ledger = rebuilt(entries, ())
         assert all(self.ledger.entries[id_] == entry for id_, entry in ran.items())
+
+    def seen(self, entry: Entry) -> Seat:
+        container = self.env[entry.grant.container_id]
+        return Seat.read(container.env, self.known(entry), container.mps_folder)
 
     def known(self, entry: Entry) -> int | None:
         return self.users[entry.grant.container_id] if entry.phase is Phase.RUNNING else None
@@ -134,7 +139,7 @@ TestSeats.settings = settings(max_examples=40, stateful_step_count=25)
 @given(st.integers(0, 10**9 - 1), st.integers(1, 100), st.one_of(st.none(), users))
 def test_a_seat_comes_back_from_its_variables(memory_mib: int, threads: int, uid: int | None) -> None:
     seat = Seat(memory_mib, threads, uid)
-    assert Seat.read(seat.variables(), uid) == seat
+    assert Seat.read(seat.variables(), uid, "") == seat
 
 
 @given(st.lists(st.sampled_from(SHARES), max_size=8))

@@ -29,13 +29,17 @@ ENVIRONMENT: Final = {"PATH": os.environ["PATH"], "PYTHONPATH": str(TOPOLOGIES.p
 
 
 class Launch(Struct, frozen=True):
-    """How a daemon is started. base: folder for state, staged files, log and notify socket; made when missing."""
+    """How a daemon is started. base: folder for state, log and notify socket, made when missing.
+
+    stage_dir: where drivers are staged, `drivers` in the base by default.
+    """
 
     base: Path
     socket: Path
     topology: Path | None = FOUR_GPUS
     driver_root: Path | None = None
     policy: Path | None = None
+    stage_dir: Path | None = None
     index: str | None = None
     log_level: str = "DEBUG"
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +60,7 @@ class Launch(Struct, frozen=True):
             "--policy": self.policy,
             "--index": self.index,
             "--state-dir": self.state,
-            "--stage-dir": self.base / "drivers",
+            "--stage-dir": self.stage_dir or self.base / "drivers",
             "--log-level": self.log_level,
         }
         return [word for flag, value in given.items() if value is not None for word in (flag, str(value))]

@@ -13,9 +13,11 @@ def serve() -> None:
     started = {name: value for name, value in os.environ.items() if name.startswith(("CUDA_", "LD_"))}
     Path(os.environ["CUDA_MPS_LOG_DIRECTORY"], "started").write_text(json.dumps(started))
     Path("nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
+    Path("control_lock").touch()
+    Path("control_lock").chmod(0o666)
     Path("/dev/shm/cuda.shm").write_text("of the daemon")
     Path("control").unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind("control")
     Path("control").chmod(0o666)
     listener.listen()
@@ -37,7 +39,7 @@ def serve() -> None:
 
 
 def ask() -> None:
-    connection = socket.socket(socket.AF_UNIX)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.connect("control")
     except OSError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.mps import start_fault
@@ -13,7 +15,8 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Decision, Inject, Refuse
 from nri_gpu.domain.gpu import Node
-from nri_gpu.domain.mps import Seat
+from nri_gpu.domain.mps import MpsFolders, Seat
+from nri_gpu.mps.place import mount_fault
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
 from tests.support import builders as make
@@ -43,12 +46,12 @@ def played(row: list[Container], using: Policy, node: Node) -> tuple[list[Decisi
 def test_a_seat_brings_the_daemons_folders_and_the_limits() -> None:
     decision = decide(asks("device=1;mode=mps;sharing=memory:10Gi,threads:50"), NODE, Ledger(), policy())
     assert isinstance(decision, Inject)
-    assert (decision.grant.mode, decision.grant.seat) == (Mode.MPS, Seat(10240, 50))
-    folder = f"/run/nri-gpu/mps/{make.uuid(1)}"
-    for place, source in (("/tmp/nvidia-mps", f"{folder}/pipe"), ("/dev/shm", f"{folder}/shm")):
+    folder = f"/run/nri-gpu/mps/clients/{make.uuid(1)}.0"
+    assert (decision.grant.mode, decision.grant.seat) == (Mode.MPS, Seat(10240, 50, folder=folder))
+    for place, source, right in (("/tmp/nvidia-mps", f"{folder}/pipe", "ro"), ("/dev/shm", f"{folder}/shm", "rw")):
         mount = decision.edits.mounts[place]
         assert mount.source == source
-        assert {"rw", "nosuid", "nodev", "noexec"} <= set(mount.options)
+        assert {right, "nosuid", "nodev", "noexec"} <= set(mount.options)
     assert {name: value for name, value in decision.edits.env.items() if name.startswith("CUDA_")} == {
         "CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=10240M",
@@ -60,12 +63,27 @@ def test_policy_fills_in_and_caps() -> None:
     using = policy(default_memory_mib=4096, most_memory_mib=2048, default_threads_percent=80, most_threads_percent=30)
     decision = decide(asks("1;mode=mps"), NODE, Ledger(), using)
     assert isinstance(decision, Inject)
-    assert decision.grant.seat == Seat(2048, 30)
+    assert decision.grant.seat == Seat(2048, 30, folder=NODE.mps.folder(decision.grant.uuids[0]))
+
+
+def test_each_start_of_a_daemon_has_its_own_folder() -> None:
+    later = replace(NODE, mps=MpsFolders("/m", "a", {make.uuid(0): "b"}))
+    for claim, folder in ((MPS, f"/m/{make.uuid(0)}.b"), ("device=1;mode=mps", f"/m/{make.uuid(1)}.a")):
+        decision = decide(asks(claim), later, Ledger(), policy())
+        assert isinstance(decision, Inject)
+        assert decision.edits.mounts["/dev/shm"].source == f"{folder}/shm"
 
 
 MPS = "device=0;mode=mps"
 REFUSED: dict[str, tuple[Policy, Node, list[Container], Code, str]] = {
     "switched off": (Policy(), NODE, [asks(MPS)], Code.NOT_ALLOWED, "set mps.enabled = true"),
+    "nothing bounds what they write": (
+        policy(),
+        replace(NODE, mps=MpsFolders(fault=mount_fault(Path("/run/nri-gpu/mps/clients")))),
+        [asks(MPS)],
+        Code.NODE_NOT_READY,
+        "no file system of its own is mounted at /run/nri-gpu/mps/clients, where containers in mode=mps write",
+    ),
     "two gpus": (policy(), NODE, [asks("2;mode=mps")], Code.BAD_REQUEST, "gives a container one GPU"),
     "all": (policy(), NODE, [asks("all;mode=mps")], Code.BAD_REQUEST, "gives a container one GPU"),
     "mig": (policy(), CUT, [asks("device=0:0;mode=mps")], Code.GPU_UNAVAILABLE, "cannot be shared by MPS here"),

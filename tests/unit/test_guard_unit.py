@@ -62,6 +62,14 @@ def test_nothing_takes_it_along() -> None:
     assert int(UNIT.value("TimeoutStopSec")) > guard.DRAIN_S
 
 
+def test_the_installation_brings_it() -> None:
+    """Without it a container created and started while the daemon is away runs without its GPU."""
+    assert DAEMON.words("Also") == [FILE.name]
+    page = (OURS.parents[1] / "docs" / "install.md").read_text()
+    assert page.count(f"install -m 0644 systemd/{OURS.name} systemd/{FILE.name} /etc/systemd/system/") == 2
+    assert "systemctl enable --now nri-gpu nri-gpu-guard" in page
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
 def test_systemd_has_nothing_against_it() -> None:
     assert VERIFY["faults"](FILE) == []

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +20,7 @@ import yaml
 
 from nri_gpu import __version__
 from nri_gpu.cli import _parser
+from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 from nri_gpu.inventory.topology import load_topology
 from nri_gpu.policy.fields import SETTINGS
 from nri_gpu.policy.kubelet import Registration
@@ -57,6 +62,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
         "podLabels": {"team": "gpu"},
         "maxSurge": "10%",
     },
+    "mps": {"policy": "[mps]\nenabled = true\n", "mps": {"enabled": True, "size": "8g"}},
     "least of it": {
         "guard": {"enabled": False},
         "affinity": {"nodeAffinity": None},
@@ -493,6 +499,7 @@ HOST_PATHS = {
         "/data/kubelet/pod-resources": "ro",
         "/etc/kubernetes/node-feature-discovery/features.d": "rw",
     },
+    "mps": ALWAYS | CDI | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
     "least of it": ALWAYS | CDI | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
 }
 
@@ -557,6 +564,35 @@ def test_of_the_hosts_namespaces_the_network_alone(component: str) -> None:
     assert spec["hostNetwork"] is True
     assert not {"hostPID", "hostIPC", "shareProcessNamespace"} & spec.keys()
     assert container(component)["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_mps_has_the_hosts_process_ids_and_a_mount_that_it_sees() -> None:
+    spec = pod("daemon", "mps")
+    assert spec["hostPID"] is True
+    (init,) = spec["initContainers"]
+    (made,) = init["volumeMounts"]
+    assert made == {"name": "state", "mountPath": "/run/nri-gpu", "mountPropagation": "Bidirectional"}
+    (seen,) = (each for each in container("daemon", "mps")["volumeMounts"] if each["name"] == "state")
+    assert seen == made | {"mountPropagation": "HostToContainer"}
+    assert not {"hostPID", "initContainers"} & (pod("daemon").keys() | pod("guard", "mps").keys())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_what_mps_clients_write_is_mounted_once_and_bounded(tmp_path: Path) -> None:
+    *program, place, options = pod("daemon", "mps")["initContainers"][0]["command"]
+    assert place == DEFAULT_MPS_DIR
+    base = tmp_path / "mps" / "clients"
+    twice = 2 * shlex.join([*program, str(base), options]).join(["", "\n"])
+    look = (
+        f"from pathlib import Path\nfrom nri_gpu.mps.place import mount_fault\nprint(mount_fault(Path({str(base)!r})))"
+    )
+    script = f"set -e\n{twice}{shlex.join([sys.executable, '-c', look])}\ngrep {base} /proc/self/mounts"
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=True)
+    fault, mounted = done.stdout.splitlines()
+    assert fault == ""
+    kind, rights = mounted.split()[2:4]
+    assert kind == "tmpfs"
+    assert {"nosuid", "nodev", "noexec", "mode=700", "nr_inodes=262144", f"size={8 << 20}k"} <= set(rights.split(","))
 
 
 def test_staged_files_have_one_path_inside_and_outside() -> None:

@@ -10,7 +10,6 @@ from nri_gpu.allocation.listed import SETTLED_S
 from nri_gpu.allocation.mark import MARK_KEY
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.nri.convert import EMPTY
-from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import EnvironmentSettings, Policy, VisibleDevices
@@ -597,13 +596,11 @@ def test_who_is_no_fraction_is_not_looked_at() -> None:
 def test_off_costs_nothing() -> None:
     node_ = Beside(KubeletSettings())
     node_.plugin.beside.book = None
-    assert Event.RUN_POD_SANDBOX not in node_.plugin.events
     assert not node_.plugin._needs_reading(builders.create_payload(of_plugin(1)), node_.node)
 
 
 def test_on_it_looks_at_whom_it_concerns() -> None:
     node_ = Beside()
-    assert Event.RUN_POD_SANDBOX in node_.plugin.events
     assert node_.plugin._needs_reading(builders.create_payload(of_plugin(1)), node_.node)
     plain = container()
     assert not node_.plugin._needs_reading(builders.create_payload(plain), node_.node)

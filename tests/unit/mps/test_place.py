@@ -1,52 +1,160 @@
-"""A daemon is found again by its note, and a process of the same number is not taken for it."""
+"""A daemon is found again by its note, each start has its own folders, and what tenants left goes without a trace."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.mps.place import Place, noted_places
+from nri_gpu.mps.place import Place, clients, leftovers, mount_fault, noted_places, remove
 from nri_gpu.mps.process import Process, process_of, user_of
+from tests.support import mps
+from tests.unit.test_mps_unit import UNIT
 
 UUID = GpuUuid("GPU-0")
+TENANT = 1000
 
 
-def place(tmp_path: Path) -> Place:
-    made = Place(tmp_path, UUID)
+def place(tmp_path: Path, generation: str = "a") -> Place:
+    made = Place(tmp_path, UUID, generation)
+    clients(tmp_path).mkdir(parents=True, exist_ok=True)
     made.make()
     return made
 
 
 def test_what_was_noted_is_found_while_it_lives(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
-        process = process_of(child.pid)
-        assert process is not None
-        place(tmp_path).note(process)
-        assert Place(tmp_path, UUID).noted() == process
-        child.kill()
+        try:
+            process = process_of(child.pid)
+            assert process is not None
+            place(tmp_path).note(process)
+            assert noted_places(tmp_path) == (Place(tmp_path, UUID, "a"),)
+            assert noted_places(tmp_path)[0].noted() == process
+        finally:
+            child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert Place(tmp_path, UUID).noted() is None  # dead, and its number not free yet
+        assert noted_places(tmp_path)[0].noted() is None  # dead, and its number not free yet
 
 
 def test_another_process_of_that_number_is_not_it(tmp_path: Path) -> None:
     process = process_of(os.getpid())
     assert process is not None
     place(tmp_path).note(Process(process.pid, process.started - 1))
-    assert Place(tmp_path, UUID).noted() is None
-    assert [each.uuid for each in noted_places(tmp_path)] == [UUID]  # its GPU's mode is still to be given back
+    (noted,) = noted_places(tmp_path)
+    assert noted.noted() is None
+    assert noted.uuid == UUID  # its GPU's mode is still to be given back
 
 
 def test_a_note_that_is_none_is_no_daemon(tmp_path: Path) -> None:
-    (place(tmp_path).folder / "daemon").write_text("12")
-    assert Place(tmp_path, UUID).noted() is None
+    place(tmp_path).file.write_text("12")
+    assert noted_places(tmp_path)[0].noted() is None
 
 
-def test_servers_of_other_users_reach_in_and_the_state_stays_closed(tmp_path: Path) -> None:
+def test_a_note_of_a_version_with_one_folder_for_all_starts(tmp_path: Path) -> None:
+    process = process_of(os.getpid())
+    assert process is not None
+    place(tmp_path).file.write_text(f"{process.pid} {process.started}\n")
+    (noted,) = noted_places(tmp_path)
+    assert (noted.noted(), noted.folder) == (process, tmp_path / "mps" / UUID)
+
+
+def test_servers_of_other_users_reach_in_and_the_note_stays_closed(tmp_path: Path) -> None:
     made = place(tmp_path)
-    modes = {path.name: path.stat().st_mode & 0o7777 for path in (made.folder.parent, made.pipe, made.log, made.shm)}
-    assert modes == {"mps": 0o700, "pipe": 0o755, "log": 0o755, "shm": 0o1777}
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in (made.file.parent, made.pipe, made.log, made.shm)}
+    assert modes == {UUID: 0o700, "pipe": 0o755, "log": 0o755, "shm": 0o1777}
+
+
+def test_what_no_daemon_and_no_container_has_is_left_over(tmp_path: Path) -> None:
+    old, now = place(tmp_path), place(tmp_path, "b")
+    former = tmp_path / "mps" / UUID / "shm"
+    former.mkdir()
+    now.file.touch()
+    kept = frozenset({str(now.folder)})
+    assert set(leftovers(tmp_path, kept)) == {old.folder, former}
+    assert leftovers(tmp_path, kept | {str(old.folder), str(former.parent)}) == ()
+    assert leftovers(tmp_path / "nothing", kept) == ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="plants what belongs to another user")
+def test_nothing_that_tenants_plant_stays_or_leads_elsewhere(tmp_path: Path) -> None:
+    """With the rights of the unit and its drop-in, and no more."""
+    victim = tmp_path / "victim"
+    (victim / "folder").mkdir(parents=True)
+    (victim / "file").write_text("ours")
+    old = place(tmp_path)
+    plant(old.shm, victim)
+    rights = ",".join(f"+{word.removeprefix('CAP_').lower()}" for word in UNIT.words("CapabilityBoundingSet"))
+    code = f"from pathlib import Path\nfrom nri_gpu.mps.place import remove\nremove(Path({str(old.folder)!r}))"
+    subprocess.run(["setpriv", f"--bounding-set=-all,{rights}", sys.executable, "-c", code], check=True, timeout=60)
+    assert list(clients(tmp_path).iterdir()) == []
+    assert (victim / "file").read_text() == "ours"
+    assert (victim / "folder").is_dir()
+
+
+def plant(folder: Path, victim: Path) -> None:
+    """As a container's user does, whose folders root without its capabilities could not even list."""
+    for name, target in (("file", "file"), ("folder", "folder"), ("up", ".."), ("loop", "loop")):
+        (folder / name).symlink_to(victim / target if name != "loop" else Path("loop"))
+    closed = folder / "closed"
+    closed.mkdir()
+    (closed / "secret").write_text("of a tenant")
+    (closed / "folder").symlink_to(victim / "folder")
+    os.mkfifo(closed / "pipe")
+    for each in (closed / "secret", closed, *folder.iterdir()):
+        os.chown(each, TENANT, TENANT, follow_symlinks=False)
+    closed.chmod(0o1700)  # sticky: whose it is may remove, and who has CAP_FOWNER
+    at = os.open(folder, os.O_RDONLY)  # deeper than a process has descriptors, or Python has frames
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=at)
+        below = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+
+
+def test_what_cannot_be_removed_now_is_left_over_and_goes_later(tmp_path: Path) -> None:
+    old = place(tmp_path)
+    (old.shm / "more").mkdir()
+    taken = clients(tmp_path)
+    busy = old.shm / "more"
+    subprocess.run(["mount", "--bind", busy, busy], check=True)
+    try:
+        with pytest.raises(OSError, match="busy"):
+            remove(old.folder)
+        assert not old.folder.exists()
+        left = leftovers(tmp_path, frozenset())
+    finally:
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for mount in [each for each in mounts if each.startswith(str(taken))]:
+            subprocess.run(["umount", mount], check=True)
+    assert left
+    for path in leftovers(tmp_path, frozenset()):
+        remove(path)
+    assert leftovers(tmp_path, frozenset()) == ()
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    with mps.client_files(tmp_path) as base:
+        yield base
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_only_a_mount_of_limited_size_will_do(mounted: Path) -> None:
+    assert mount_fault(mounted) == ""
+    subprocess.run(["mount", "-o", "remount,size=0", mounted], check=True)
+    assert f"no file system of limited size is mounted at {mounted}" in mount_fault(mounted)
+
+
+def test_where_nothing_is_mounted_it_says_what_to_do(tmp_path: Path) -> None:
+    for base in (tmp_path, tmp_path / "missing"):
+        assert f"no file system of its own is mounted at {base}" in mount_fault(base)
+    assert r"start the systemd unit run-nri\x2dgpu-mps-clients.mount" in mount_fault(tmp_path)
 
 
 def test_users_are_the_hosts() -> None:

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DriverFiles, DriverTree
 from nri_gpu.nri.convert import register_to_pb
+from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.runtime.service import PluginService
+from nri_gpu.runtime.sizes import Sizes
 from nri_gpu.runtime.supervise import NRI_VERSION, REGISTER_TIMEOUT_S
 from nri_gpu.runtime.transport import RUNTIME
 from nri_gpu.wire import RUNTIME_SERVICE, RequestReceived, RequestSent, Trunk
@@ -51,7 +53,9 @@ class Replayed:
         driver = DriverFiles("580.95.05", GENERATION, TREES, {})
         self.bench.node = replace(self.bench.node, driver=driver)
         self.ready = 0
-        self._service = PluginService(self.bench.plugin, lambda _: None, self._count)
+        self._service = PluginService(
+            self.bench.plugin, lambda _: None, self._count, Sizes(lambda: REQUEST_BYTES, self.bench.later)
+        )
         self._trunk = Trunk.for_plugin()
 
     def begin(self) -> bytes:

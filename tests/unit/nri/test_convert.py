@@ -8,6 +8,7 @@ from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits, Mount
 from nri_gpu.nri import convert
 from nri_gpu.nri.convert import DecodeError, Markers, Parts
 from nri_gpu.nri.subscribe import Event
+from nri_gpu.requirements.check import TOTAL_MAX
 from tests.support import builders as make
 from tests.support import nri_messages
 
@@ -65,8 +66,19 @@ def test_what_an_image_requires_is_kept_and_nothing_that_only_looks_like_it() ->
 
 
 def test_a_flood_of_variables_is_read_in_one_pass() -> None:
-    flood = ["NVIDIA_REQUIRE_A=1"] * 50_000
-    assert convert.request_from_pb(make.create_payload(make.container(), env=flood)).env_twice == {"NVIDIA_REQUIRE_A"}
+    flood = ["NVIDIA_REQUIRE_A=1"] * convert.ENTRIES_MAX
+    read = convert.request_from_pb(make.create_payload(make.container(), env=flood))
+    assert read.env_twice == {"NVIDIA_REQUIRE_A"}
+    assert read.requirement_chars == len("NVIDIA_REQUIRE_A1") * convert.ENTRIES_MAX
+
+
+def test_requirements_past_what_is_checked_are_not_read() -> None:
+    flood = [f"NVIDIA_REQUIRE_{number}=cuda>=1" for number in range(convert.ENTRIES_MAX)]
+    env = [*flood, "NVIDIA_VISIBLE_DEVICES=all"]
+    read = convert.request_from_pb(make.create_payload(make.container(), env=env[1:]))
+    assert read.requirement_chars > TOTAL_MAX
+    assert sum(len(name) + len(value) for name, value in read.env.items()) < 2 * TOTAL_MAX
+    assert read.env["NVIDIA_VISIBLE_DEVICES"] == "all"
 
 
 @pytest.mark.parametrize(
@@ -218,6 +230,17 @@ def test_an_event_means_the_same_by_either_way(kind: Event, own_rpc: bool) -> No
     assert (read.event, read.pod_id) == (kind, "sandbox-train")
     assert read.container is not None
     assert read.container.id == "container-train-main"
+
+
+def test_the_folder_of_its_mps_daemon_is_read_off_its_mounts() -> None:
+    listed = make.container_message(
+        make.container(env={"NVIDIA_VISIBLE_DEVICES": "x", "CUDA_MPS_PIPE_DIRECTORY": "/p"})
+    )
+    for message, folder in ((listed, "/run/m/GPU-0.a"), (make.container_message(make.container()), "")):
+        message.mounts.add(destination="/dev/shm", type="bind", source="/run/m/GPU-0.a/shm")
+        message.mounts.add(destination="/tmp/nvidia-mps", type="bind", source="/run/m/GPU-0.a/pipe")
+        for exists in (True, False):
+            assert convert.container_from_pb(message, make.pod(), exists=exists).mps_folder == folder
 
 
 def test_a_pods_event_has_no_container() -> None:

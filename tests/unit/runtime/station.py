@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -15,8 +15,10 @@ from nri_gpu.domain.gpu import Capability, DriverFiles, DriverTree, Node
 from nri_gpu.inventory.topology import load_topology
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.model import Policy
+from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.runtime.plugin import Outside, Plugin
-from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
+from nri_gpu.runtime.sizes import Sizes
+from nri_gpu.runtime.supervise import CUT_SHORT_WAITS_S, Identity, Supervisor, Watchers
 from tests.support.daemon import FOUR_GPUS
 from tests.support.nri_messages import NRI_0_8, Flavour
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
@@ -76,15 +78,28 @@ class Bench:
 class Station(Bench):
     """The same with its supervisor, on the socket of a scripted runtime."""
 
-    def __init__(self, folder: Path, policy: Policy | BrokenPolicy | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        policy: Policy | BrokenPolicy | None = None,
+        *,
+        request_bytes: int = REQUEST_BYTES,
+        waits_s: Sequence[float] = CUT_SHORT_WAITS_S,
+    ) -> None:
         super().__init__(policy)
         self.listener = Listener(folder / "nri.sock")
         self.identity = Identity("nri-gpu", "10")
+        self.request_bytes = request_bytes
         self.configured: list[Configured] = []
         self.ready = 0
         self.away: list[str] = []
+        self.sizes = Sizes(lambda: self.request_bytes, self.later)
         self.supervisor = Supervisor(
-            self.plugin, lambda: self.identity, Watchers(self.configured.append, self._count_ready, self.away.append)
+            self.plugin,
+            lambda: self.identity,
+            Watchers(self.configured.append, self._count_ready, self.away.append),
+            self.sizes,
+            waits_s,
         )
         self._serving: asyncio.Task[None] | None = None
 

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import socket
 import stat
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import pytest
 
 from nri_gpu.runtime import control as module
 from nri_gpu.runtime.control import OPEN_MAX, QUESTION_MAX, ControlSocket
+from tests.support.daemon import Launch, NriGpu
+from tests.support.waiting import wait_for
 from tests.unit.runtime.log import Log
 
 
@@ -134,3 +138,28 @@ async def test_what_a_dead_daemon_left_is_replaced(tmp_path: Path) -> None:
 async def test_a_folder_that_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         await ControlSocket(tmp_path / "gone" / "control.sock", {}).open()
+
+
+def test_without_descriptors_it_says_so_once_and_goes_on_when_there_are_some(tmp_path: Path) -> None:
+    """The server of asyncio says it with a hundred tracebacks a second, each of which may be written to a full disk."""
+    with NriGpu(Launch(tmp_path, tmp_path / "no-runtime")) as daemon, contextlib.ExitStack() as stack:
+        path = daemon.launch.state / "control.sock"
+        wait_for("the control socket", path.exists, 10)
+        daemon.wait_logged("inventory changed")
+        before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        opened = len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (opened, before[1]))
+        known = daemon.log().count("\n")
+        asking = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(5)]
+        for each in asking:
+            each.connect(str(path))
+            each.sendall(b"status\n")
+        daemon.wait_logged("control socket lets nobody in")
+        time.sleep(2.5)
+        assert daemon.log().count("\n") < known + 20  # what else a daemon says in its first seconds
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
+        for each in asking:
+            each.settimeout(10)
+            assert each.recv(1)
+        assert "attempt=" in daemon.wait_logged("control socket lets people in again")
+        assert daemon.log().count("control socket lets") == 2

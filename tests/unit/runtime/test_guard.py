@@ -17,7 +17,9 @@ from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.broken import BrokenPolicy
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import EnvironmentSettings, NamespaceRules, Otherwise, Policy
+from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.runtime.guard import Guard
+from nri_gpu.runtime.sizes import Sizes
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.wire import OK, Code, Status
 from tests.support import builders as make
@@ -61,7 +63,12 @@ async def guarding(folder: Path, flavour: Flavour, state: Known | None = None) -
         watchers = Watchers(lambda _: None, lambda: None, lambda _: None)
         judge = guard(state)
         judge.runtime = flavour.configure["runtime_name"]
-        supervisor = Supervisor(judge, lambda: Identity("nri-gpu-guard", "90"), watchers)
+        supervisor = Supervisor(
+            judge,
+            lambda: Identity("nri-gpu-guard", "90"),
+            watchers,
+            Sizes(lambda: REQUEST_BYTES, lambda action: action(), counts=False),
+        )
         serving = asyncio.create_task(supervisor.run(listener.path))
         runtime = await listener.accept()
         registered = await runtime.handshake(flavour)
@@ -155,7 +162,7 @@ async def test_the_injector_judges_its_own_work_too(folder: Path, log: Log, flav
 
 async def test_a_runtime_that_hangs_up_after_configure_is_asked_for_less(folder: Path) -> None:
     """Whatever its version made us think: one that does not know a bit drops the plugin, and fails open."""
-    async with Station(folder) as station:
+    async with Station(folder, waits_s=(0.01,)) as station:
         masks = []
         for _ in range(2):
             runtime = await station.listener.accept()

@@ -12,6 +12,7 @@ from nri_gpu.nri import status
 from nri_gpu.wire import SEND_MAX, Code
 from nri_gpu.wire.mux import FIRST_FRAME_MAX
 from tests.support import nri_messages as nri
+from tests.support.nri_messages import NRI_0_6
 from tests.unit.runtime.log import Log
 from tests.unit.runtime.station import Station
 
@@ -32,8 +33,8 @@ async def test_a_reply_over_what_the_runtime_takes_is_a_refusal(folder: Path, lo
     """An end of the connection would start the container without what it asked for."""
     pod = nri.asking("1")
     made = pb.Container(id="c", name="main", env=["LD_LIBRARY_PATH=/" + "x" * (SEND_MAX - 500)])
-    async with Station(folder) as station:
-        runtime = await station.connected()
+    async with Station(folder, request_bytes=0) as station:
+        runtime = await station.connected(NRI_0_6)  # which could still list it
         refused = await runtime.create(pod, made)
         assert refused == status.INTERNAL
         assert (await runtime.call("Shutdown")).status.ok

@@ -12,6 +12,7 @@ from nri_gpu.nri.convert import Configured
 from nri_gpu.nri.subscribe import Event
 from nri_gpu.runtime.plugin import EVENTS
 from nri_gpu.runtime.service import PLUGIN, PluginService
+from nri_gpu.runtime.sizes import Sizes
 from nri_gpu.runtime.supervise import Identity
 from nri_gpu.wire import PLUGIN_SERVICE, Code, Status
 from tests.support import nri_messages as nri
@@ -112,7 +113,8 @@ async def test_every_method_is_answered(folder: Path, log: Log) -> None:
 
 
 def test_the_table_is_the_whole_service() -> None:
-    service = PluginService(Bench().plugin, lambda _: None, lambda: None)
+    bench = Bench()
+    service = PluginService(bench.plugin, lambda _: None, lambda: None, Sizes(lambda: 0, bench.later))
     assert set(service.dispatcher.table) == set(METHODS)
 
 

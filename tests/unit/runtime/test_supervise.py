@@ -14,9 +14,12 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.nri.subscribe import Event
 from nri_gpu.runtime import supervise, watch
 from nri_gpu.runtime.supervise import Identity, explain
 from tests.support import nri_messages as nri
+from tests.support.errors import HarnessError
+from tests.support.nri_messages import NRI_0_10, NRI_0_12, Flavour
 from tests.support.scripted_runtime import until
 from tests.unit.runtime.log import Log
 from tests.unit.runtime.station import Station
@@ -242,6 +245,36 @@ async def test_stopping_answers_what_is_in_flight(folder: Path, log: Log) -> Non
         assert time.monotonic() - began < 1.0
         await until("the end of the supervisor", lambda: not station.alive)
     assert log.warnings() == []
+
+
+@pytest.mark.parametrize("flavour", [NRI_0_10, NRI_0_12], ids=["nri 0.10", "nri 0.12"])
+async def test_stopping_answers_a_validation_and_leaves_by_an_event(folder: Path, flavour: Flavour) -> None:
+    """A runtime that validates fails a creation whose validator is gone, and forgets one at the end of a request."""
+    of, refused = nri.asking("1"), nri.asking("1", "ungranted")
+    made, without = nri.container(of), nri.container(refused)
+    async with Station(folder) as station:
+        runtime = await station.connected(flavour)
+        reply = await runtime.create(of, made)
+        assert isinstance(reply, pb.CreateContainerResponse)
+        stopping = asyncio.create_task(station.supervisor.stop(5.0))
+        await asyncio.sleep(0.4)  # other plugins are asked
+        assert await runtime.validate(of, made, {"10-nri-gpu": reply}) == ""
+        assert not (await runtime.event(Event.START_CONTAINER, refused, without)).ok  # answered: silence would start it
+        began = time.monotonic()
+        with pytest.raises(HarnessError, match="the plugin closed the connection"):
+            await runtime.event(Event.START_CONTAINER, of, made)
+        await stopping
+        assert time.monotonic() - began < 0.3
+        assert station.phases()[made.id] == "running"
+
+
+async def test_stopping_before_a_runtime_that_validates_does_not_wait_for_events(folder: Path) -> None:
+    async with Station(folder) as station:
+        await station.connected(NRI_0_12)
+        await asyncio.sleep(1.1)  # quiet
+        began = time.monotonic()
+        await station.supervisor.stop(5.0)
+        assert time.monotonic() - began < 0.3
 
 
 async def test_stopping_has_a_limit_while_calls_keep_coming(folder: Path) -> None:

@@ -123,7 +123,12 @@ class Rig:
         outside = Outside(self.board.snapshot, time.monotonic, self._later.append, self._ledger_changed)
         self.plugin = Plugin(outside, Policy.default(), KEY)
         place = DriverPlace(
-            root=self.root, stage_dir=base / "stage", simulated=False, retry_s=0.2, module=lambda: self.module
+            root=self.root,
+            stage_dir=base / "stage",
+            state_dir=base / "state",
+            simulated=False,
+            retry_s=0.2,
+            module=lambda: self.module,
         )
         self.driver = DriverKeeper(place, self.board, Around(lambda: None, self.cache.poke))
         pace = Pace(look_s=0.02, quiet_s=0.0)
@@ -193,6 +198,7 @@ class Rig:
             for task in tasks:
                 task.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
+            self.driver.close()
         assert all(isinstance(each, asyncio.CancelledError) for each in ended), ended
         assert all(answers)
 

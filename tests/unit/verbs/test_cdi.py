@@ -21,6 +21,7 @@ from nri_gpu.cdi_file import SpecFile
 from nri_gpu.cli import main
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Inventory, Majors
 from nri_gpu.domain.loader import Loader
+from nri_gpu.driver.owner import StageOwner
 from nri_gpu.verbs.cdi_spec import NotReadyError, Wish, specification_text
 from nri_gpu.verbs.cdi_watch import Watch
 from nri_gpu.verbs.exits import Exit
@@ -322,3 +323,14 @@ def test_watch_as_a_process_hears_signals(place: Place) -> None:
     assert process.returncode == Exit.OK
     assert log.count("CDI specification written") == 2
     assert place.file.exists()
+
+
+def test_the_folder_of_a_daemon_is_left_to_it(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """The daemon removes what none of its grants names, and knows of no container of Docker's."""
+    owner = StageOwner(place.stage, place.base / "state")
+    owner.take()
+    owner.close()
+    before = sorted(place.stage.iterdir())
+    assert place.generate("--output", str(place.file)) == Exit.UNAVAILABLE
+    assert f"{place.stage} is that of `nri-gpu run` with state folder {place.base}/state" in capsys.readouterr().err
+    assert sorted(place.stage.iterdir()) == before

@@ -9,6 +9,9 @@ import pytest
 
 from nri_gpu import settings
 from nri_gpu.cli import main
+from nri_gpu.driver.owner import StageOwner
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.verbs import check
 from nri_gpu.verbs.exits import Exit
 from tests.support.daemon import FOUR_GPUS
@@ -130,3 +133,22 @@ def test_the_options_of_the_running_daemon_go_before_the_file(
     assert text.splitlines()[1].startswith('with the running daemon\'s options: driver.root = "/driver-root", kubelet')
     assert "pool[0]" not in text
     assert "could not be held against" not in text
+
+
+def test_mps_without_a_mount_for_what_tenants_write(tmp_path: Path) -> None:
+    using = Policy(mps=MpsSettings(enabled=True))
+    (said,) = check.mps_advice(using, tmp_path)
+    assert said.startswith("every container that asks with mode=mps is refused: no file system of its own is mounted")
+    assert check.mps_advice(Policy(), tmp_path) == check.mps_advice(using, tmp_path / "never served") == ()
+
+
+def test_a_stage_folder_that_is_another_daemons_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(f'[driver]\nstage_dir = "{tmp_path}/drivers"\n')
+    owner = StageOwner(tmp_path / "drivers", tmp_path / "first")
+    owner.take()
+    owner.close()
+    said = f"driver.stage_dir {tmp_path}/drivers is that of the nri-gpu with state folder {tmp_path}/first: one with"
+    assert said in checked(capsys, policy)[1]
+    assert said in checked(capsys, policy, "--state-dir", str(tmp_path / "second"))[1]
+    assert said not in checked(capsys, policy, "--state-dir", str(tmp_path / "first"))[1]

@@ -28,6 +28,7 @@ class Bench:
         place = DriverPlace(
             root=make_driver_root(base / "root", V),
             stage_dir=self.stage_dir,
+            state_dir=base / "state",
             simulated=True,
             retry_s=60,
             compat_dir=self.packages,

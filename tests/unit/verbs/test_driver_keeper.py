@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 
@@ -21,10 +22,11 @@ OLD, NEW = "570.26", "580.95.05"
 class Bench:
     """A host with a driver, and who looks after it. module: what the kernel says; held: what the runtime does."""
 
-    def __init__(self, base: Path, *, simulated: bool = False) -> None:
-        self.root, self.stage_dir = base / "root", base / "stage"
-        make_driver_root(base / OLD, OLD)
-        make_driver_root(base / NEW, NEW)
+    def __init__(self, base: Path, *, simulated: bool = False, stage_dir: Path | None = None) -> None:
+        self.base, self.root, self.stage_dir = base, base / "root", stage_dir or base / "stage"
+        for version in (OLD, NEW):
+            if not (base / version).exists():
+                make_driver_root(base / version, version)
         self.install(OLD)
         self.module = OLD
         self.held: frozenset[str] | None = frozenset()
@@ -32,9 +34,18 @@ class Bench:
         self.now = 0.0
         self.board = Board(Inventory(taken_at=1, driver_version="" if simulated else OLD), "looking")
         place = DriverPlace(
-            root=self.root, stage_dir=self.stage_dir, simulated=simulated, retry_s=60, module=lambda: self.module
+            root=self.root,
+            stage_dir=self.stage_dir,
+            state_dir=base / "state",
+            simulated=simulated,
+            retry_s=60,
+            module=lambda: self.module,
         )
         self.keeper = DriverKeeper(place, self.board, Around(lambda: self.held, self._poke), clock=lambda: self.now)
+
+    def beside(self, base: Path, *, simulated: bool = False) -> Bench:
+        """Another daemon on the same stage folder. base: the same is that of the same state folder."""
+        return Bench(base, simulated=simulated, stage_dir=self.stage_dir)
 
     def install(self, version: str) -> None:
         fresh = self.root.with_name("fresh")
@@ -184,6 +195,49 @@ def test_a_simulated_node_takes_the_files_there_are_and_asks_no_kernel(tmp_path:
     assert bench.driver().version == NEW
     bench.root.unlink()
     assert bench.driver().generation == "simulated"
+
+
+def test_of_two_daemons_on_one_folder_the_second_refuses_and_removes_nothing(bench: Bench, tmp_path: Path) -> None:
+    """Two runtimes on a host, each with a state folder: neither knows of the other's containers."""
+    first = bench.driver()
+    second = bench.beside(tmp_path / "other")
+    for version in (OLD, NEW):
+        second.install(version)
+        second.module = version
+        node = second.look()
+        assert node.driver is None
+        assert f"{bench.stage_dir} is that of another nri-gpu (pid {os.getpid()})" in node.driver_fault
+    bench.keeper.close()  # it is started again, and its containers go on
+    second.keeper.look_again()
+    assert "whose containers may have its files mounted" in second.look().driver_fault
+    assert bench.staged() == {first.generation}
+
+
+def test_a_simulated_daemon_is_no_exception(bench: Bench, tmp_path: Path) -> None:
+    bench.driver()
+    second = bench.beside(tmp_path / "other", simulated=True)
+    assert "give this one a driver.stage_dir of its own" in second.look().driver_fault
+
+
+def test_a_successor_grants_by_the_snapshot_until_the_folder_passes_to_it(bench: Bench) -> None:
+    files = bench.driver()
+    fresh, knowing = bench.beside(bench.base), bench.beside(bench.base)
+    assert "the nri-gpu before this one" in fresh.look().driver_fault
+    knowing.board.put_driver(files)
+    knowing.held = frozenset()
+    assert knowing.look().driver == files
+    bench.keeper.close()
+    assert knowing.driver() == files
+
+    async def scenario() -> None:
+        running = asyncio.create_task(fresh.keeper.run())
+        await asyncio.sleep(0)
+        knowing.keeper.close()
+        await until("the files", lambda: fresh.board.snapshot().driver == files)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
 
 
 def test_it_goes_on_looking_and_can_be_told_to(bench: Bench) -> None:

@@ -20,6 +20,7 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.gpu import GpuFault, KernelGpu, PciBusId
 from nri_gpu.domain.kubelet import Standing
+from nri_gpu.domain.mps import MpsFolders, Seat
 from nri_gpu.domain.transition import History, Kind, Transition
 from nri_gpu.runtime.guard_files import Seen, started, write_seen
 from nri_gpu.runtime.report import Connection, status_json
@@ -128,6 +129,21 @@ def test_a_gpu_that_was_just_released_says_for_whom_it_waits() -> None:
     ledger = make.ledger().with_leaving({make.uuid(0): Leaver(PodUid("uid"), "ml/train", CLOCK, 60.0, 1)})
     (line,) = [line for line in to_text(status_json(view(ledger)), NOW).splitlines() if "ml/train" in line]
     assert line.endswith("-    just released by ml/train: 1 process still holds it")
+
+
+def test_who_was_left_by_an_mps_daemon_is_to_be_restarted() -> None:
+    rows = {"old": "a", "new": "b", "created": "a"}
+    entries = {name: make.entry(0, to=make.container(of=name), mode=Mode.MPS) for name in rows}
+    seated = {
+        name: replace(entry, grant=replace(entry.grant, seat=Seat(folder=f"/m/{make.uuid(0)}.{rows[name]}")))
+        for name, entry in entries.items()
+    }
+    seated["created"] = replace(seated["created"], phase=Phase.CREATED)
+    node = replace(make.node(), mps=MpsFolders("/m", "b"))
+    said = status_json(view(make.ledger(*seated.values()), node))
+    assert [bool(each["restart"]) for each in said["gpus"][0]["holders"]] == [True, False, False]
+    (line,) = [line for line in to_text(said, NOW).splitlines() if "restart it" in line]
+    assert line.startswith("ml/old, container main: its MPS daemon has ended")
 
 
 def test_what_happened_to_the_node_and_when() -> None:

@@ -1,0 +1,114 @@
+"""Containers that the runtime could not list to plugins: what would keep nri-gpu away from the node is not created."""
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import pytest
+from msgspec.structs import replace
+
+from tests.support.containerd import Containerd
+from tests.support.cri import CriError, Pod
+from tests.support.daemon import Launch, NriGpu
+from tests.support.driver_root import make_driver_root
+from tests.support.guard import NriGuard
+from tests.support.pods import ContainerSpec, PodSpec
+
+pytestmark = pytest.mark.containerd
+
+REFUSED: Final = r"\[(request-too-large|list-too-large)\]"
+READY_S: Final = 10.0  # a Synchronize of many MiB on a busy machine; before, it never came
+ORDINARY: Final = 12
+GUARD_MAX_MIB: Final = 256  # MemoryMax= of its unit
+
+
+@pytest.fixture
+def served(fresh_node: Containerd, tmp_path: Path) -> Iterator[tuple[Containerd, NriGpu, NriGuard]]:
+    """A containerd of the test's own, with daemon and guard."""
+    launch = Launch(tmp_path / "d", fresh_node.nri_socket, driver_root=make_driver_root(tmp_path / "driver"))
+    with NriGpu(replace(launch, log_level="INFO")) as daemon, NriGuard(launch) as guard:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        guard.wait_ready()
+        yield fresh_node, daemon, guard
+
+
+def environment(size_bytes: int) -> dict[str, str]:
+    """As many ConfigMaps by `envFrom` make it."""
+    return {f"FILLER_{number}": "x" * 10_000 for number in range(size_bytes // 10_000)}
+
+
+def fill(node: Containerd, pods: list[Pod], count: int, size_bytes: int) -> int:
+    """Create so many containers of that size in these pods in turn, and start the first; how many were refused."""
+
+    def one(number: int) -> bool:
+        spec = ContainerSpec(name=f"c{number}", env=environment(size_bytes))
+        try:
+            container = node.cri.create(pods[number % len(pods)], spec)
+            if number < ORDINARY:
+                node.cri.start(container)
+        except CriError as error:
+            assert re.search(REFUSED, error.details), error
+            return True
+        return False
+
+    with ThreadPoolExecutor(4) as pool:
+        return sum(pool.map(one, range(count)))
+
+
+def run_pods(node: Containerd, prefix: str, count: int) -> list[Pod]:
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(lambda number: node.cri.run_pod(PodSpec(name=f"{prefix}{number}")), range(count)))
+
+
+def comes_back(node: Containerd, daemon: NriGpu, guard: NriGuard) -> None:
+    """Daemon and guard, killed and started, serve again, and a container that asks gets its GPU."""
+    for process in (daemon, guard):
+        process.kill()
+        process.start()
+    for process in (daemon, guard):
+        process.wait_ready(READY_S)
+    daemon.wait_logged("driver files staged")
+    assert peak_mib(guard) < GUARD_MAX_MIB
+    pod = node.cri.run_pod(PodSpec(name="victim", annotations={"gpu.nri.io": "device=0"}))
+    container = node.cri.run(pod)
+    assert "nvidia0" in node.cri.execute(container, "ls", "/dev").stdout
+
+
+def peak_mib(process: NriGpu) -> int:
+    """The most memory that it ever had."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+    assert found
+    return int(found[1]) >> 10
+
+
+def test_large_containers_beside_ordinary_pods(served: tuple[Containerd, NriGpu, NriGuard]) -> None:
+    node, daemon, guard = served
+    assert fill(node, run_pods(node, "ordinary", ORDINARY), ORDINARY, 2_000) == 0
+    assert fill(node, run_pods(node, "large", 1), 30, 1_900_000) == 30
+    comes_back(node, daemon, guard)
+
+
+@pytest.mark.parametrize(
+    ("count", "size_bytes"), [(40, 400 << 10), (30, 200_000)], ids=["40 of 400 KiB", "30 of 200 kB"]
+)
+def test_one_pod_of_many_containers(served: tuple[Containerd, NriGpu, NriGuard], count: int, size_bytes: int) -> None:
+    """A lone pod: newer runtimes round its count for one part down to none, or panic."""
+    node, daemon, guard = served
+    refused = fill(node, run_pods(node, "large", 1), count, size_bytes)
+    if node.runtime.number < (2, 0):  # all of them go into one message of 16 MiB
+        assert refused <= 2
+    else:
+        assert refused >= count - (4 << 20) // size_bytes
+    comes_back(node, daemon, guard)
+
+
+def test_many_pods_with_the_variables_of_many_services(served: tuple[Containerd, NriGpu, NriGuard]) -> None:
+    """No attacker: as many as the runtime can list, and all of them are let in."""
+    node, daemon, guard = served
+    count = 200 if node.runtime.number < (2, 0) else 300
+    pods = run_pods(node, "p", count // 4)  # a pause container each is what takes the time
+    assert fill(node, pods, count, 70_000) == 0
+    comes_back(node, daemon, guard)

@@ -1,0 +1,224 @@
+"""Too large to be listed: refused on the wire, counted over the life of a connection, and waited out after it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.nri.convert import ENTRIES_MAX
+from nri_gpu.nri.session import Step
+from nri_gpu.nri.subscribe import Event
+from nri_gpu.policy.service import REQUEST_BYTES
+from nri_gpu.runtime.service import PLUGIN, PluginService
+from nri_gpu.runtime.sizes import ADJUSTMENT_BYTES, SMALL_BYTES, Sizes
+from nri_gpu.wire import Code, RequestReceived, Status
+from nri_gpu.wire.events import StreamId
+from nri_gpu.wire.frame import RECEIVE_MAX
+from tests.support import hostile
+from tests.support import nri_messages as nri
+from tests.support.nri_messages import FLAVOURS, NRI_0_6, NRI_0_8, Flavour
+from tests.support.scripted_runtime import ScriptedRuntime
+from tests.unit.runtime.log import Log
+from tests.unit.runtime.station import Bench, Station
+from tests.unit.runtime.test_bad_wire import frame, mux
+
+each_version = pytest.mark.parametrize("flavour", FLAVOURS.values(), ids=FLAVOURS.keys())
+PLAIN: Final = nri.pod("plain")
+
+
+def filled(size_bytes: int, of: pb.PodSandbox = PLAIN, name: str = "main") -> pb.Container:
+    return nri.container(of, name=name, id=f"{of.id}.{name}", env=["FILLER=" + "x" * size_bytes])
+
+
+async def refused(runtime: ScriptedRuntime, of: pb.PodSandbox, made: pb.Container) -> str:
+    answer = await runtime.create(of, made)
+    assert isinstance(answer, Status), answer
+    assert answer.code is Code.FAILED_PRECONDITION
+    return answer.message
+
+
+@each_version
+async def test_a_container_over_the_limit_is_refused_asked_or_not(folder: Path, log: Log, flavour: Flavour) -> None:
+    async with Station(folder) as station:
+        runtime = await station.connected(flavour)
+        for of in (PLAIN, nri.asking("1")):
+            sentence = await refused(runtime, of, filled(REQUEST_BYTES, of))
+            assert sentence.startswith("nri-gpu [request-too-large]: the runtime describes it in ")
+            assert f"plugin.request_bytes allows {REQUEST_BYTES}" in sentence
+            assert "enableServiceLinks: false" in sentence
+        assert not isinstance(await runtime.create(PLAIN, filled(REQUEST_BYTES - 2_000)), Status)
+    assert [line.fields["code"] for line in log.said("container refused")] == ["request-too-large"] * 2
+    assert log.said("container refused")[0].fields["pod_name"] == PLAIN.name
+
+
+@each_version
+async def test_a_pod_over_the_limit_is_refused(folder: Path, flavour: Flavour) -> None:
+    large = nri.pod("large", annotations={"filler": "x" * REQUEST_BYTES})
+    async with Station(folder) as station:
+        runtime = await station.connected(flavour)
+        assert (await runtime.event(Event.RUN_POD_SANDBOX, large)).code is Code.FAILED_PRECONDITION
+        assert (await runtime.event(Event.RUN_POD_SANDBOX, PLAIN)).ok
+
+
+async def test_the_limit_is_the_policys_and_zero_is_none(folder: Path) -> None:
+    async with Station(folder, request_bytes=1_000) as station:
+        runtime = await station.connected()
+        assert "allows 1000" in await refused(runtime, PLAIN, filled(1_000))
+        station.request_bytes = 0
+        assert not isinstance(await runtime.create(PLAIN, filled(2 * REQUEST_BYTES)), Status)
+
+
+@each_version
+async def test_created_unmeasured_it_does_not_start(folder: Path, flavour: Flavour) -> None:
+    async with Station(folder) as station:
+        runtime = await station.connected(flavour)
+        large = filled(REQUEST_BYTES + ADJUSTMENT_BYTES)
+        assert (await runtime.event(Event.START_CONTAINER, PLAIN, large)).code is Code.FAILED_PRECONDITION
+        assert (await runtime.event(Event.START_CONTAINER, PLAIN, filled(REQUEST_BYTES))).ok
+
+
+async def fill(runtime: ScriptedRuntime, size_bytes: int, most: int) -> tuple[int, str]:
+    """Create containers of one pod until one is refused: how many there are, and the sentence."""
+    for number in range(most):
+        answer = await runtime.create(PLAIN, filled(size_bytes, name=f"c{number}"))
+        if isinstance(answer, Status):
+            return number, answer.message
+    return most, ""
+
+
+async def test_what_the_runtime_could_not_list_any_more_is_refused(folder: Path, log: Log) -> None:
+    async with Station(folder) as station:
+        runtime = await station.connected(NRI_0_8)
+        made, sentence = await fill(runtime, 400_000, 40)
+        assert made == (4 << 20) // 400_000
+        assert sentence.startswith("nri-gpu [list-too-large]: ")
+        assert "ml/plain/c0 (40" in sentence
+        # One that is gone makes room.
+        gone = filled(400_000, name="c0")
+        assert (await runtime.event(Event.REMOVE_CONTAINER, PLAIN, gone)).ok
+        assert await fill_one(runtime, "again")
+        # Small ones are let in; that the list cannot be sent is said once.
+        for number in range(20):
+            assert not isinstance(await runtime.create(PLAIN, filled(SMALL_BYTES - 1_000, name=f"s{number}")), Status)
+        await asyncio.sleep(0)
+        assert "could not list the node's containers" in station.sizes.fault
+        assert log.one("the list of containers is too large for the runtime").level == "ERROR"
+
+
+async def fill_one(runtime: ScriptedRuntime, name: str) -> bool:
+    return not isinstance(await runtime.create(PLAIN, filled(400_000, name=name)), Status)
+
+
+async def test_an_old_runtime_takes_16_mib(folder: Path) -> None:
+    async with Station(folder) as station:
+        runtime = await station.connected(NRI_0_6)
+        made, sentence = await fill(runtime, 400_000, 60)
+        assert made == (16 << 20) // 402_100
+        assert "NRI before 0.7" in sentence
+
+
+async def test_the_list_is_known_from_synchronize(folder: Path, log: Log) -> None:
+    there = [filled(390_000, name=f"c{number}") for number in range(10)]
+    async with Station(folder, request_bytes=300_000) as station:
+        runtime = await station.listener.accept()
+        await runtime.register(NRI_0_8)
+        await runtime.synchronize([PLAIN], there)
+        assert "[list-too-large]" in await refused(runtime, PLAIN, filled(290_000, name="more"))
+        # Its pod is new, and counts as well.
+        assert (await runtime.event(Event.STOP_CONTAINER, PLAIN, there[0])).ok
+        assert not isinstance(await runtime.create(PLAIN, filled(290_000, name="more")), Status)
+    said = log.said("its next creation will be refused")
+    assert len(said) == 10
+    assert "ml/plain/c" in said[0].fields["fault"]
+
+
+async def test_a_pod_without_containers_counts_until_it_is_removed(folder: Path) -> None:
+    large = nri.pod("annotated", annotations={"filler": "x" * 250_000})
+    async with Station(folder) as station:
+        runtime = await station.connected(NRI_0_6)
+        for number in range(65):
+            large.id = f"sandbox-{number}"
+            assert (await runtime.event(Event.RUN_POD_SANDBOX, large)).ok
+        assert isinstance(await runtime.create(PLAIN, filled(REQUEST_BYTES - 2_000)), pb.CreateContainerResponse)
+        assert "[list-too-large]" in await refused(runtime, PLAIN, filled(REQUEST_BYTES - 2_000, name="other"))
+        for number in range(4):
+            large.id = f"sandbox-{number}"
+            assert (await runtime.event(Event.REMOVE_POD_SANDBOX, large)).ok
+        assert not isinstance(await runtime.create(PLAIN, filled(REQUEST_BYTES - 2_000, name="other")), Status)
+
+
+async def test_connections_that_end_inside_synchronize_are_waited_out(folder: Path, log: Log) -> None:
+    waits_s = (0.2, 0.4)
+    async with Station(folder, waits_s=waits_s) as station:
+        found = []
+        for _ in range(4):
+            runtime = await station.listener.accept()
+            began = time.monotonic()
+            await runtime.register()
+            runtime.close()
+            found.append(began)
+        apart = [later - earlier for earlier, later in pairwise(found)]
+        assert apart[0] < 0.2 <= apart[1] < 0.4 <= apart[2]
+        runtime = await station.connected()  # and all is forgotten
+        assert "does not come to the end of listing" in station.away[-1]
+        runtime.close()
+        again = await station.listener.accept()
+        await again.register()
+        again.close()
+        await station.listener.accept()
+        assert station.away[-1] == "the runtime closed the connection"
+    assert log.one("no connection survives Synchronize").level == "ERROR"
+
+
+async def test_an_end_at_another_moment_is_not_waited_out(folder: Path) -> None:
+    async with Station(folder, waits_s=(60.0,)) as station:
+        for _ in range(5):
+            runtime = await station.connected()
+            runtime.close()
+        for _ in range(5):
+            (await station.listener.accept()).close()
+        await station.connected()
+
+
+async def test_a_list_whose_rest_cannot_come_is_told_with_its_size(folder: Path, log: Log) -> None:
+    length = RECEIVE_MAX + 5_000_000
+    async with Station(folder, waits_s=(0.01,)) as station:
+        for _ in range(2):
+            runtime = await station.listener.accept()
+            await runtime.register(NRI_0_6)
+            await runtime.write(mux(1, (frame(length, 1001, 1) + b"\0" * 4096)[:4096]))
+            await runtime.ended()
+        await station.connected(NRI_0_6)
+        assert f"the list has {length} bytes" in station.away[-1]
+    assert f"{length}" in log.one("no connection survives Synchronize").fields["fault"]
+
+
+async def test_more_entries_than_are_read(folder: Path) -> None:
+    of = nri.asking("1")
+    async with Station(folder) as station:
+        runtime = await station.connected()
+        made = nri.container(of)
+        made.env.extend(["A"] * (ENTRIES_MAX + 1 - len(made.env)))
+        sentence = await refused(runtime, of, made)
+        assert f"[request-too-large]: this container has {ENTRIES_MAX + 1} variables" in sentence
+        assert (await runtime.call("Shutdown")).status.ok
+        assert station.phases() == {}
+
+
+@pytest.mark.parametrize("field", hostile.FIELDS)
+def test_a_field_as_large_as_the_limit_allows_is_answered_in_time(field: str) -> None:
+    """`make bench` holds it to 50 ms; here a busy machine may take its time, and still none that a runtime notices."""
+    bench = Bench()
+    table = PluginService(bench.plugin, lambda _: None, lambda: None, Sizes(lambda: REQUEST_BYTES, bench.later))
+    table.session.step(Step.CONFIGURE)
+    payload = hostile.request(field, REQUEST_BYTES)
+    began = time.perf_counter()
+    answer = table.dispatcher.answer(RequestReceived(StreamId(1), PLUGIN, "CreateContainer", payload))
+    assert time.perf_counter() - began < 0.5
+    assert answer.status.code in (Code.OK, Code.FAILED_PRECONDITION)
