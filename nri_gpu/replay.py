@@ -188,7 +188,8 @@ class Replay:
             self._take_entry(ContainerId(id_), None if found is None else decode(Entry, found, "entry"))
         for id_, found in record["foreign"].items():
             if found is None:
-                self.ledger = self.ledger.released(ContainerId(id_))
+                others = {k: other for k, other in self.ledger.foreign.items() if k != id_}
+                self.ledger = self.ledger.with_foreigners(others)
             else:
                 self.ledger = self.ledger.with_foreign(decode(Foreign, found, "foreign"))
         self._take_leaving(record.get("leaving", {}))  # older logs have none

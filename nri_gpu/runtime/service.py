@@ -41,7 +41,12 @@ UNUSED_METHODS: Final = ("UpdateContainer", "UpdatePodSandbox")
 
 
 class Plugin(Protocol):
-    """Who answers: the injector (`runtime/plugin.py`), or the guard (`runtime/guard.py`)."""
+    """Who answers: the injector (`runtime/plugin.py`), or the guard (`runtime/guard.py`).
+
+    stage_dir: where driver files are staged, whose mounts it wants to know; empty: it does not.
+    """
+
+    stage_dir: str
 
     @property
     def events(self) -> Collection[Event]:
@@ -77,7 +82,7 @@ class PluginService:
         sizes: Sizes,
         subscription: Subscription | None = None,
     ) -> None:
-        self.session = Session()
+        self.session = Session(plugin.stage_dir)
         self._sizes = sizes
         self._subscription = subscription or Subscription()
         self._plugin = plugin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -140,12 +141,14 @@ class Daemon:
                 left=self._rechecks.begin,
                 start_hindrance=self._mps.start_hindrance,
                 user_of=user_of,
+                stage_dir=os.path.realpath(self._fixed.stage_dir),
             ),
             policy,
             key,
         )
         self._recall(state.path / LEDGER)
         self._kubelet = KubeletKeeper(self._board, self._plugin, self._fixed.kubelet)
+        self._board.changed = self._snapshot_changed
         self._sizes = Sizes(lambda: self._settings().plugin.request_bytes, self._later)
         self._supervisor = Supervisor(
             self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away), self._sizes
@@ -329,6 +332,10 @@ class Daemon:
         """Seen from outside the driver: a device, a node, a module, an instance came or went."""
         self._cache.poke()
         self._driver.look_soon()
+
+    def _snapshot_changed(self) -> None:
+        self._plugin.observe()
+        self._kubelet.changed()
 
     def _labels_file(self) -> str:
         return self._settings().labels.file

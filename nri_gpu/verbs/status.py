@@ -113,6 +113,7 @@ def _rows(gpu: Mapping[str, Any], now: float) -> Iterator[tuple[str, ...]]:
     first = (f"{'  ' if gpu['kind'] == 'mig' else ''}{gpu['place']}", gpu["model"], gpu["mode"] or "-")
     holders = [(_pod(each), each["container"], _since(each, now)) for each in gpu["holders"]]
     holders += [(pod, "-", "-") for pod in gpu["foreign"]]
+    holders += [(each["pod"], each["container"], "by its number") for each in gpu.get("opened_by", ())]
     # Whom it is held by is in the columns already.
     why = "" if gpu["holders"] or gpu["foreign"] else gpu["unavailable"]
     yield (*first, *(holders[0] if holders else ("-", "-", "-")), why)
