@@ -213,7 +213,7 @@ class Replay:
             self.ledger = self.ledger.with_entry(entry)
         elif ours is not None:
             # What became of it is the recording's to tell; what it holds is ours.
-            self.ledger = self.ledger.with_entry(replace(ours, phase=entry.phase, since=entry.since))
+            self.ledger = self.ledger.with_entry(replace(ours, phase=entry.phase, since=entry.since, until=entry.until))
 
     def _decide(self, record: Record) -> Compared:
         container, now = decode(Container, record["container"], "container"), decode(float, record["now"], "now")

@@ -38,13 +38,23 @@ class Phase(StrEnum):
 
 
 class Entry(Value, frozen=True):
-    """One grant in the ledger. since: seconds on the shell's monotonic clock when this phase began."""
+    """One grant in the ledger.
 
-    aside: ClassVar = ("since",)
+    since: seconds on the shell's monotonic clock when this phase began; infinite where that is not known. until: on the
+    same clock, when it lapses unless it started; infinite: never; None: when the grace since then is over.
+    """
+
+    aside: ClassVar = ("since", "until")
 
     grant: Grant
     phase: Phase
     since: float
+    until: float | None = None
+
+    def is_over(self, now: float, grace_s: float) -> bool:
+        """Whether it should have started by now."""
+        end = self.since + grace_s if self.until is None else self.until
+        return self.phase is Phase.CREATED and now > end
 
     @property
     def holds(self) -> bool:
@@ -191,7 +201,7 @@ class Ledger(Value, frozen=True):
         """With grants that were not started within the grace (seconds) holding nothing any more."""
         ledger = self
         for entry in self._waiting.values():
-            if entry.phase is Phase.CREATED and now - entry.since > grace_s:
+            if entry.is_over(now, grace_s):
                 ledger = ledger.with_entry(_lapsed(entry, now))
         return ledger
 
@@ -202,7 +212,7 @@ class Ledger(Value, frozen=True):
             return self
         if entry.phase is Phase.LAPSED and _taken(entry.grant, self._usage):
             return None
-        return self.with_entry(replace(entry, phase=Phase.RUNNING, since=now))
+        return self.with_entry(Entry(entry.grant, Phase.RUNNING, now))
 
     def released(self, container_id: ContainerId) -> Ledger:
         """Without that container; unknown ids change nothing."""
@@ -319,7 +329,7 @@ def rebuilt(
 
 
 def _lapsed(entry: Entry, now: float) -> Entry:
-    return replace(entry, phase=Phase.LAPSED, since=now)
+    return Entry(entry.grant, Phase.LAPSED, now)
 
 
 def _taken(grant: Grant, usage: Mapping[GpuUuid, Usage]) -> bool:

@@ -76,6 +76,9 @@ class Guard:
         """What it must hear of."""
         return EVENTS if self.runtime in HEED_STARTS else (*EVENTS, Event.CREATE_CONTAINER)
 
+    def unanswered(self, payload: bytes) -> None:
+        """Nothing was promised."""
+
     def create_container(self, payload: bytes) -> Reply:
         """CreateContainer, as the plugins before this one left it."""
         return self._judge(convert.request_from_pb(payload), "container refused") if self._asks(payload) else EMPTY

@@ -24,13 +24,14 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS, Edits
+from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.gpu import GpuUuid, Inventory, Node
 from nri_gpu.domain.kubelet import Handed, PodGiven
 from nri_gpu.domain.mps import Seat
 from nri_gpu.judge import judge_adjusted
 from nri_gpu.log import logger
 from nri_gpu.nri import convert, validation
-from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed, Markers
+from nri_gpu.nri.convert import EMPTY, DecodeError, Lifecycle, Listed, Markers
 from nri_gpu.nri.status import status_of
 from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.model import Policy, Stale
@@ -57,7 +58,8 @@ EVENTS: Final = (
 )
 # A container listed as created may be in the middle of its start, which we then never hear of. It keeps its GPUs until
 # it is removed or its pod's next attempt is made: held too long by one that failed, never granted twice.
-NEVER_LAPSES: Final = math.inf  # seconds, as the beginning of its phase
+NEVER_LAPSES: Final = math.inf  # seconds, as the time until which it holds
+REQUEST_TIMEOUT_S: Final = 2.0  # the runtime's, where it does not tell (below NRI 0.7)
 
 
 class Outside(Struct, frozen=True):
@@ -86,7 +88,8 @@ class Outside(Struct, frozen=True):
 class Plugin:
     """Decides for one runtime. Lives as long as the daemon, across connections.
 
-    ungranted: containers that ran without what they asked for when the runtime last listed them.
+    ungranted: containers that ran without what they asked for when the runtime last listed them. request_timeout_s: as
+    long as the runtime waits for an answer.
     """
 
     def __init__(self, outside: Outside, policy: Policy | BrokenPolicy, key: bytes) -> None:
@@ -95,6 +98,7 @@ class Plugin:
         self.kubelet = KubeletHalf()
         self.beside = Beside()
         self.stage_dir = outside.stage_dir
+        self.request_timeout_s = REQUEST_TIMEOUT_S
         self._outside = outside
         self._key = key
         self._handlers: Mapping[int, Callable[[Lifecycle], Reply]] = {
@@ -205,6 +209,17 @@ class Plugin:
             self._log_refusal(adjusted.container, reason, "container rejected")
         return validation.verdict_to_pb(reason)
 
+    def unanswered(self, payload: bytes) -> None:
+        """CreateContainer was decided, and nothing of the answer left: the runtime has gone on without it."""
+        try:
+            id_ = convert.request_from_pb(payload).id
+        except (DecodeError, TooManyEntriesError):  # so it was refused
+            return
+        if id_ in self.ledger.entries:
+            self._outside.recorder.settled(id_)
+            after = self.ledger.released(id_)
+            self._commit(self.kubelet.ended(self.ledger, after, id_, self._outside.clock()))
+
     def lifecycle(self, event: int, payload: bytes) -> Reply:
         """An event that came by its own RPC."""
         return self._event(event, payload, lambda: convert.event_from_pb(event, payload))
@@ -238,7 +253,7 @@ class Plugin:
             if isinstance(mark, Mark):
                 phase = Phase.CREATED if item.created else Phase.RUNNING
                 grant = self._grant(item.container, mark, item.pid)
-                entries.append(Entry(grant, phase, NEVER_LAPSES if item.created else now))
+                entries.append(Entry(grant, phase, now, NEVER_LAPSES if item.created else None))
             if has := live(item.container):
                 lives.append(has)
             if not isinstance(mark, Mark) and tell_of_ungranted(item.container, mark, self.policy) and not item.created:
@@ -254,10 +269,17 @@ class Plugin:
         logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(anew.foreign)).info("ledger rebuilt")
 
     def _not_listed(self, listed: frozenset[ContainerId], now: float) -> list[Entry]:
-        """Grants given so lately that the runtime may not list their containers yet; by a daemon before us, perhaps."""
-        found = self._outside.recorder.remembered(now - self._settings().ledger.created_grace_s)
+        """Grants whose answers may have come to nothing; given by a daemon before us, perhaps.
+
+        The runtime may be creating the container still, and have it in no list yet. Where it is slower than it lets
+        plugins be, the container's start is refused if its GPUs are another's by then.
+        """
+        grace_s = self._settings().ledger.created_grace_s
+        found = self._outside.recorder.remembered(now - grace_s)
+        soon = now + self.request_timeout_s
         # A time to come was edited by hand, and would put off the end of the grace.
-        entries = (Entry(each.grant, Phase.CREATED, min(each.at, now)) for each in found)
+        given = ((each.grant, min(each.at, now)) for each in found)
+        entries = (Entry(grant, Phase.CREATED, at, min(at + grace_s, soon)) for grant, at in given)
         missing = [entry for entry in entries if entry.grant.container_id not in listed]
         self._unseen = frozenset(entry.grant.container_id for entry in missing)
         return missing
@@ -378,7 +400,7 @@ class Plugin:
 
     def _ended(self, change: Lifecycle, after: Ledger, now: float) -> Reply:
         self._outside.recorder.settled(change.container_id)
-        ended = self.kubelet.ended(self.ledger, after, change.container_id)
+        ended = self.kubelet.ended(self.ledger, after, change.container_id, now)
         self._commit(self._vacated(ended, (change.container_id,), now))
         return EMPTY
 

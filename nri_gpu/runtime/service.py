@@ -15,6 +15,7 @@ from nri_gpu.nri.status import status_of
 from nri_gpu.nri.subscribe import Event, Subscription
 from nri_gpu.runtime.dispatch import Dispatcher, Handler
 from nri_gpu.runtime.sizes import SizeOf, Sizes
+from nri_gpu.wire.events import RequestReceived
 from nri_gpu.wire.status import Status
 
 Reply = bytes | Status
@@ -54,6 +55,9 @@ class Plugin(Protocol):
 
     def create_container(self, payload: bytes) -> Reply:
         """CreateContainer."""
+
+    def unanswered(self, payload: bytes) -> None:
+        """Nothing of the answer to that CreateContainer left."""
 
     def validate(self, payload: bytes) -> Reply:
         """ValidateContainerAdjustment."""
@@ -172,6 +176,11 @@ class PluginService:
         del payload
         logger.info("runtime asks to shut down")
         return EMPTY
+
+    def unsent(self, request: RequestReceived) -> None:
+        """Nothing of the answer to a request left: the connection was over."""
+        if request.method == "CreateContainer":
+            self._plugin.unanswered(request.payload)
 
     def ended(self) -> None:
         """The connection is closed."""

@@ -33,7 +33,7 @@ from nri_gpu.runtime.former import former_ledger
 from nri_gpu.runtime.handover import Rechecks
 from nri_gpu.runtime.journal import JOURNAL, Journal
 from nri_gpu.runtime.notify import Notifier
-from nri_gpu.runtime.plugin import Outside, Plugin
+from nri_gpu.runtime.plugin import REQUEST_TIMEOUT_S, Outside, Plugin
 from nri_gpu.runtime.recorder import StateRecorder
 from nri_gpu.runtime.sizes import Sizes
 from nri_gpu.runtime.state import CONTROL_SOCKET, LEDGER, StateFolder
@@ -350,6 +350,7 @@ class Daemon:
     def _configured(self, configured: Configured) -> None:
         """A plugin that the runtime starts finds its drop-in file's text here: that file is its policy."""
         self._reporter.configured(configured)
+        self._plugin.request_timeout_s = configured.request_timeout_ms / 1000 or REQUEST_TIMEOUT_S
         if not configured.config.strip():
             return
         try:

@@ -49,6 +49,7 @@ from tests.support import builders as make
 
 KEY: Final = bytes(32)
 GRACE_S: Final = 60.0
+REQUEST_S: Final = 2.0  # as long as the runtime waits for the plugin, and as a grant is kept that it does not list
 GPUS: Final = (*make.gpus(2), make.mig_gpu(2))  # few, so that requests meet
 MINORS: Final = tuple(gpu.minor_number for gpu in GPUS)
 Cut = Literal["as before", "made again", "made the other way round", "not at all"]
@@ -66,7 +67,7 @@ claims = st.sampled_from(
     ]
 )
 fates = st.sampled_from((*(["made"] * 3), *get_args(Fate)[1:]))
-waits = st.sampled_from([0.5, 0.5, GRACE_S + 1])  # seconds
+waits = st.sampled_from([0.5, 0.5, REQUEST_S + 0.5, GRACE_S + 1])  # seconds
 cuts = st.sampled_from(get_args(Cut))
 picks = st.integers(0, 99)
 
@@ -159,7 +160,8 @@ class Runtime(RuleBasedStateMachine):
         entries = [entry for made in listed if (entry := self.entry(made, phases[made.state]))]
         told = {made.container.id for made in listed}
         remembered = [each for each in self.journal.values() if self.now - each[1] <= GRACE_S]
-        entries += [Entry(grant, Phase.CREATED, at) for grant, at in remembered if grant.container_id not in told]
+        missing = [(grant, at) for grant, at in remembered if grant.container_id not in told]
+        entries += [Entry(grant, Phase.CREATED, at, min(at + GRACE_S, self.now + REQUEST_S)) for grant, at in missing]
         self.unseen = {grant.container_id for grant, _ in remembered} - told
         has = [each for made in listed if (each := live(made.container))]
         return seen(rebuilt(entries, (), live=has), self.node.inventory)
