@@ -124,7 +124,8 @@ def _unasked(container: Container, node: Node, policy: Policy | BrokenPolicy) ->
         return _refuse(Code.NOT_ALLOWED, sentence)
     if reason := hindrance(capabilities, node):
         return Refuse(reason)
-    if odd := unknown_nodes(container, node) or not foreign_units(container, node):
+    odd = unknown_nodes(container, node)
+    if odd or not foreign_units(container, node):
         return _passed(container, node, policy, f"not completed: {odd or 'what it holds'} is of no GPU known here")
     return _complete(container, capabilities, node, policy, "foreign.complete")
 
@@ -261,11 +262,12 @@ def _complete(container: Container, capabilities: Capabilities, node: Node, poli
 
 
 def _seen_by_privileged(container: Container, node: Node, policy: Policy | BrokenPolicy) -> str:
-    """What a privileged container can use past its grant, where policy wants to hear of it."""
+    """What a container that is privileged, or nearly, can use past its grant, where policy wants to hear of it."""
     quiet = not isinstance(policy, Policy) or policy.privileged.action is PrivilegedAction.ALLOW
-    if quiet or not container.privileged or not node.gpus:
+    if quiet or not (container.privileged or container.wildcard) or not node.gpus:
         return ""
-    return "it is privileged: it can use every GPU of this node, whatever is granted to it or to others"
+    how = "is privileged" if container.privileged else "opens devices by a wildcard rule of its cgroup"
+    return f"it {how}: it can use every GPU of this node, whatever is granted to it or to others"
 
 
 def _unreached(container: Container, edits: Edits) -> str:
@@ -276,7 +278,7 @@ def _unreached(container: Container, edits: Edits) -> str:
 
 def _other_hand(container: Container, node: Node) -> Reason | None:
     """Why a container that carries GPU nodes of others is not served, not even with `none`: they would go unseen."""
-    if not (container.devices or container.cdi_devices):
+    if not (container.devices or container.opened or container.cdi_devices):
         return None
     # A node of no GPU known here counts too: the inventory may be new, or have lost one that a device plugin gave.
     held = "" if container.privileged else nvidia_nodes(container, node) or unknown_nodes(container, node)

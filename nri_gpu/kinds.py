@@ -100,8 +100,8 @@ def key_of(container: Container, policy: Policy | BrokenPolicy) -> Key | None:
 
     Of its pod's names and labels that is which rule is about it, and its namespace.
     """
-    odd = container.devices or container.cdi_devices or container.nvidia_hooks or container.rlimits
-    odder = container.env_twice or container.privileged or container.kubelet is not None
+    odd = container.devices or container.opened or container.cdi_devices or container.nvidia_hooks or container.rlimits
+    odder = container.env_twice or container.privileged or container.wildcard or container.kubelet is not None
     pod = container.pod
     many = len(container.env) + len(container.annotations) + len(pod.annotations) > ENTRIES_KEPT
     if odd or odder or many or isinstance(policy, BrokenPolicy):

@@ -188,7 +188,8 @@ class Replay:
             self._take_entry(ContainerId(id_), None if found is None else decode(Entry, found, "entry"))
         for id_, found in record["foreign"].items():
             if found is None:
-                self.ledger = self.ledger.released(ContainerId(id_))
+                others = {k: other for k, other in self.ledger.foreign.items() if k != id_}
+                self.ledger = self.ledger.with_foreigners(others)
             else:
                 self.ledger = self.ledger.with_foreign(decode(Foreign, found, "foreign"))
         self._take_leaving(record.get("leaving", {}))  # older logs have none
@@ -212,7 +213,7 @@ class Replay:
             self.ledger = self.ledger.with_entry(entry)
         elif ours is not None:
             # What became of it is the recording's to tell; what it holds is ours.
-            self.ledger = self.ledger.with_entry(replace(ours, phase=entry.phase, since=entry.since))
+            self.ledger = self.ledger.with_entry(replace(ours, phase=entry.phase, since=entry.since, until=entry.until))
 
     def _decide(self, record: Record) -> Compared:
         container, now = decode(Container, record["container"], "container"), decode(float, record["now"], "now")

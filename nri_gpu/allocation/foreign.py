@@ -8,12 +8,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Live
 from nri_gpu.allocation.place import Asker, matches, place, why_not
 from nri_gpu.domain.claim import Claim, Count, Everything, Mode
-from nri_gpu.domain.container import Container
+from nri_gpu.domain.container import Container, DeviceNumber
 from nri_gpu.domain.decision import Reason
-from nri_gpu.domain.gpu import Gpu, GpuUuid, Inventory, MigPart, Node, Unit, whole
+from nri_gpu.domain.edits import NO_EDITS, Edits, staged_below
+from nri_gpu.domain.gpu import GpuUuid, Inventory, MigPart, Node, Unit, whole
 
 NVIDIA: Final = "nvidia.com"  # vendors of CDI devices end in it
 NAMES_SHOWN: Final = 3
@@ -21,24 +22,77 @@ OTHERS: Final = "more GPUs than these, or other ones"
 GPU_NODE: Final = re.compile(r"/dev/nvidia\d+")
 
 
-def foreign_uuids(container: Container, node: Node) -> frozenset[GpuUuid]:
-    """GPUs and MIG devices whose nodes a container holds, by whoever's hand.
+def opened_uuids(numbers: Set[DeviceNumber], inventory: Inventory) -> frozenset[GpuUuid]:
+    """GPUs and MIG devices that these numbers open, whoever gave them.
 
-    With the node of a GPU in MIG mode, those of its MIG devices whose capability nodes it holds too, so that a device
-    plugin's container is in the way of nobody else; all of them where it holds none, since we cannot tell.
+    Of a GPU in MIG mode those MIG devices whose capabilities are among the numbers, so that a device plugin's container
+    is in the way of nobody else; all of them where there is no capability, since we cannot tell.
     """
-    majors = node.inventory.majors
-    minors = {device.minor for device in container.devices if device.major == majors.nvidia}
-    held = [gpu for gpu in node.gpus if gpu.minor_number in minors]
-    if not any(gpu.mig for gpu in held):
-        return frozenset(gpu.uuid for gpu in held)
-    caps = {device.minor for device in container.devices if device.major == majors.nvidia_caps}
-    return frozenset(uuid for gpu in held for uuid in (gpu.uuid, *_held_parts(gpu, caps)))
+    majors = inventory.majors
+    minors = {minor for major, minor in numbers if major == majors.nvidia}
+    caps = {minor for major, minor in numbers if major == majors.nvidia_caps}
+    found: set[GpuUuid] = set()
+    for gpu in inventory.gpus:
+        opened = gpu.minor_number in minors
+        if opened:
+            found.add(gpu.uuid)
+        found.update(
+            device.uuid for device in gpu.mig if (device.compute_instance_minor in caps) or (opened and not caps)
+        )
+    return frozenset(found)
 
 
-def _held_parts(gpu: Gpu, caps: Set[int]) -> frozenset[GpuUuid]:
-    known = frozenset(device.uuid for device in gpu.mig if device.compute_instance_minor in caps)
-    return known or frozenset(device.uuid for device in gpu.mig)
+def live(container: Container, edits: Edits = NO_EDITS, stage_dir: str = "") -> Live | None:
+    """What of GPUs a container has, with what these edits add; None where that is nothing.
+
+    A privileged container lists every device of the host and holds none in particular.
+    """
+    numbers = frozenset[DeviceNumber]()
+    if not container.privileged:
+        numbers = _numbers(container) | {(each.major, each.minor) for each in edits.devices.values()}
+    staged = container.staged
+    if stage_dir:
+        staged |= staged_below(stage_dir, [mount.source for mount in edits.mounts.values()])
+    if not numbers and not staged:
+        return None
+    pod = f"{container.pod.namespace}/{container.pod.name}"
+    return Live(container.id, container.name, container.pod.id, pod, numbers, staged)
+
+
+def seen(ledger: Ledger, inventory: Inventory) -> Ledger:
+    """With those containers in the way of grants that can open more than theirs, on the node as it is now."""
+    found = (_beyond_grant(each, ledger.entries.get(each.container_id), inventory) for each in ledger.live.values())
+    return ledger.with_foreigners({each.container_id: each for each in found if each})
+
+
+def with_live(ledger: Ledger, has: Live, inventory: Inventory) -> Ledger:
+    """The ledger with what one more container has."""
+    ledger = ledger.with_live(has)
+    other = _beyond_grant(has, ledger.entries.get(has.container_id), inventory)
+    if other is None and has.container_id not in ledger.foreign:
+        return ledger
+    foreign = {id_: each for id_, each in ledger.foreign.items() if id_ != has.container_id}
+    return ledger.with_foreigners({**foreign, has.container_id: other} if other else foreign)
+
+
+def _beyond_grant(has: Live, entry: Entry | None, inventory: Inventory) -> Foreign | None:
+    """A MIG device is opened through the node of its GPU, so that is no more than was granted."""
+    opened = opened_uuids(has.numbers, inventory)
+    granted = frozenset(entry.grant.uuids) if entry else frozenset()
+    if not granted.issuperset(opened):
+        granted |= {gpu.uuid for gpu in inventory.gpus if any(part.uuid in granted for part in gpu.mig)}
+    if uuids := opened - granted:
+        return Foreign(has.container_id, has.pod_id, has.pod, uuids, has.container if granted else "")
+    return None
+
+
+def foreign_uuids(container: Container, node: Node) -> frozenset[GpuUuid]:
+    """GPUs and MIG devices that a container which is to be created can open, by whoever's hand."""
+    return opened_uuids(_numbers(container), node.inventory)
+
+
+def _numbers(container: Container) -> frozenset[DeviceNumber]:
+    return container.opened | {(device.major, device.minor) for device in container.devices}
 
 
 def foreign_units(container: Container, node: Node) -> tuple[Unit, ...]:

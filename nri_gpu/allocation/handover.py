@@ -68,5 +68,5 @@ def expired(ledger: Ledger, now: float) -> Ledger:
 
 def _used_alone(entry: Entry) -> bool:
     # One that the runtime listed as created may have run (runtime/plugin.py, NEVER_LAPSES).
-    ran = entry.phase is Phase.RUNNING or (entry.phase is Phase.CREATED and entry.since == math.inf)
+    ran = entry.phase is Phase.RUNNING or (entry.phase is Phase.CREATED and entry.until == math.inf)
     return ran and entry.grant.mode is Mode.EXCLUSIVE

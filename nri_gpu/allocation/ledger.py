@@ -23,7 +23,7 @@ from msgspec.structs import force_setattr, replace
 
 from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import ContainerId, PodId, PodUid
+from nri_gpu.domain.container import ContainerId, DeviceNumber, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Grant, Inject
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.value import Value
@@ -38,13 +38,23 @@ class Phase(StrEnum):
 
 
 class Entry(Value, frozen=True):
-    """One grant in the ledger. since: seconds on the shell's monotonic clock when this phase began."""
+    """One grant in the ledger.
 
-    aside: ClassVar = ("since",)
+    since: seconds on the shell's monotonic clock when this phase began; infinite where that is not known. until: on the
+    same clock, when it lapses unless it started; infinite: never; None: when the grace since then is over.
+    """
+
+    aside: ClassVar = ("since", "until")
 
     grant: Grant
     phase: Phase
     since: float
+    until: float | None = None
+
+    def is_over(self, now: float, grace_s: float) -> bool:
+        """Whether it should have started by now."""
+        end = self.since + grace_s if self.until is None else self.until
+        return self.phase is Phase.CREATED and now > end
 
     @property
     def holds(self) -> bool:
@@ -52,19 +62,37 @@ class Entry(Value, frozen=True):
         return self.phase is not Phase.LAPSED
 
 
+class Live(Struct, frozen=True):
+    """What a container that exists has, whoever gave it, and whatever it was granted.
+
+    pod: `namespace/name`. numbers: of the devices that it can open. staged: generations of driver files that it mounts.
+    """
+
+    container_id: ContainerId
+    container: str
+    pod_id: PodId
+    pod: str
+    numbers: frozenset[DeviceNumber] = frozenset()
+    staged: frozenset[str] = frozenset()
+
+
 class Foreign(Struct, frozen=True):
-    """A container with NVIDIA nodes that others put there (no valid mark of ours)."""
+    """A container that can open GPUs and MIG devices which no valid mark of ours on it names.
+
+    container: its name, where it was granted others and its numbers became these; empty where somebody else gave them.
+    """
 
     container_id: ContainerId
     pod_id: PodId
     pod: str
     uuids: frozenset[GpuUuid]
+    container: str = ""
 
 
 class Usage(Value, frozen=True):
     """Who is on one GPU.
 
-    pods: pod uid -> `namespace/name` of those we granted it. grants: what the first three are told by.
+    pods: pod uid -> `namespace/name` of those we granted it. grants: what mode, pods and containers are told by.
     leaver: who had it before, as long as other pods wait for that.
     """
 
@@ -73,7 +101,7 @@ class Usage(Value, frozen=True):
     mode: Mode | None = None
     pods: Mapping[PodUid, str] = field(default_factory=dict)
     containers: int = 0
-    foreign: tuple[str, ...] = ()
+    foreign: Mapping[ContainerId, Foreign] = field(default_factory=dict)
     grants: Mapping[ContainerId, Grant] = field(default_factory=dict)
     leaver: Leaver | None = None
 
@@ -119,8 +147,10 @@ NOT_TOLD: Final[Mapping[GpuUuid, Usage]] = MappingProxyType({})  # another one t
 
 
 class Ledger(Value, frozen=True):
-    """All grants, by container. foreign: nodes that were not ours to give. leaving: GPUs that other pods wait for.
+    """All grants, by container.
 
+    foreign: GPUs that containers can open and were not granted. leaving: GPUs that other pods wait for.
+    live: what containers have; which GPUs that is changes with the node, and `foreign` with it (`foreign.py`).
     The last two are told by the first three, and handed on from one ledger to the next so that a change costs what it
     changes: with 500 containers, telling them anew took three times as long as all the rest of a grant.
     _waiting: entries that do not run, which time and their pod's next attempt can end.
@@ -131,6 +161,7 @@ class Ledger(Value, frozen=True):
     entries: Mapping[ContainerId, Entry] = field(default_factory=lambda: MappingProxyType({}))
     foreign: Mapping[ContainerId, Foreign] = field(default_factory=lambda: MappingProxyType({}))
     leaving: Mapping[GpuUuid, Leaver] = field(default_factory=lambda: MappingProxyType({}))
+    live: Mapping[ContainerId, Live] = field(default_factory=lambda: MappingProxyType({}))
     _usage: Mapping[GpuUuid, Usage] = field(default_factory=lambda: NOT_TOLD)
     _waiting: Mapping[ContainerId, Entry] = field(default_factory=dict)
 
@@ -170,7 +201,7 @@ class Ledger(Value, frozen=True):
         """With grants that were not started within the grace (seconds) holding nothing any more."""
         ledger = self
         for entry in self._waiting.values():
-            if entry.phase is Phase.CREATED and now - entry.since > grace_s:
+            if entry.is_over(now, grace_s):
                 ledger = ledger.with_entry(_lapsed(entry, now))
         return ledger
 
@@ -181,15 +212,11 @@ class Ledger(Value, frozen=True):
             return self
         if entry.phase is Phase.LAPSED and _taken(entry.grant, self._usage):
             return None
-        return self.with_entry(replace(entry, phase=Phase.RUNNING, since=now))
+        return self.with_entry(Entry(entry.grant, Phase.RUNNING, now))
 
     def released(self, container_id: ContainerId) -> Ledger:
         """Without that container; unknown ids change nothing."""
-        ledger = self._without((container_id,))
-        if container_id not in self.foreign:
-            return ledger
-        foreign = {k: v for k, v in self.foreign.items() if k != container_id}
-        return Ledger(ledger.entries, _frozen(foreign), self.leaving)
+        return self._without((container_id,))
 
     def stopped(self, container_id: ContainerId, now: float) -> Ledger:
         """With that container's program over.
@@ -204,13 +231,32 @@ class Ledger(Value, frozen=True):
 
     def pod_gone(self, pod_id: PodId) -> Ledger:
         """Without any container of that sandbox."""
-        kept = self._without(id_ for id_, entry in self.entries.items() if entry.grant.pod_id == pod_id)
-        foreign = {k: v for k, v in self.foreign.items() if v.pod_id != pod_id}
-        return kept if len(foreign) == len(self.foreign) else Ledger(kept.entries, _frozen(foreign), self.leaving)
+        gone = [id_ for id_, entry in self.entries.items() if entry.grant.pod_id == pod_id]
+        for others in (self.foreign, self.live):
+            gone += [id_ for id_, other in others.items() if other.pod_id == pod_id]
+        return self._without(gone)
 
     def with_foreign(self, foreign: Foreign) -> Ledger:
-        """With a container whose NVIDIA nodes are not ours."""
-        return Ledger(self.entries, _frozen({**self.foreign, foreign.container_id: foreign}), self.leaving)
+        """With a container that can open GPUs which it was not granted."""
+        return self.with_foreigners({**self.foreign, foreign.container_id: foreign})
+
+    def with_live(self, live: Live) -> Ledger:
+        """With what that container has."""
+        if self.live.get(live.container_id) == live:
+            return self
+        known = _copied(self.live)
+        known[live.container_id] = live
+        return Ledger(self.entries, self.foreign, self.leaving, _frozen(known), self._usage, self._waiting)
+
+    def with_foreigners(self, foreign: Mapping[ContainerId, Foreign]) -> Ledger:
+        """With exactly these containers that can open GPUs which they were not granted."""
+        if foreign == self.foreign:
+            return self
+        usage = dict(self._usage)
+        changed = [id_ for id_ in self.foreign.keys() | foreign.keys() if self.foreign.get(id_) != foreign.get(id_)]
+        for id_ in changed:
+            _move_foreign(usage, id_, self.foreign.get(id_), foreign.get(id_))
+        return Ledger(self.entries, _frozen(dict(foreign)), self.leaving, self.live, usage, self._waiting)
 
     def with_leaving(self, leaving: Mapping[GpuUuid, Leaver]) -> Ledger:
         """With exactly these GPUs kept for a while from other pods than those that left them."""
@@ -221,11 +267,12 @@ class Ledger(Value, frozen=True):
             use = replace(usage.pop(uuid, UNUSED), leaver=leaving.get(uuid))
             if use != UNUSED:
                 usage[uuid] = use
-        return Ledger(self.entries, self.foreign, MappingProxyType(dict(leaving)), usage, self._waiting)
+        return Ledger(self.entries, self.foreign, MappingProxyType(dict(leaving)), self.live, usage, self._waiting)
 
     def generations(self) -> frozenset[str]:
         """Driver generations that containers still have mounted, and those of compatibility packages."""
-        return frozenset(each for entry in self.entries.values() for each in entry.grant.generations)
+        granted = frozenset(each for entry in self.entries.values() for each in entry.grant.generations)
+        return granted.union(*(live.staged for live in self.live.values()))
 
     def with_entry(self, entry: Entry) -> Ledger:
         """With that entry in place of any of the same container."""
@@ -238,21 +285,30 @@ class Ledger(Value, frozen=True):
         waiting.pop(id_, None)
         if entry.phase is not Phase.RUNNING:
             waiting[id_] = entry
-        return Ledger(_frozen(entries), self.foreign, self.leaving, usage, waiting)
+        return Ledger(_frozen(entries), self.foreign, self.leaving, self.live, usage, waiting)
 
     def _without(self, ids: Iterable[ContainerId]) -> Ledger:
-        gone = [id_ for id_ in ids if id_ in self.entries]
+        gone = [id_ for id_ in dict.fromkeys(ids) if id_ in self.entries or id_ in self.foreign or id_ in self.live]
         if not gone:
             return self
         usage, entries, waiting = self._usage, _copied(self.entries), dict(self._waiting)
+        foreign, live = _copied(self.foreign), _copied(self.live)
         for id_ in gone:
-            usage = _moved(usage, entries.pop(id_), None)
+            if id_ in entries:
+                usage = _moved(usage, entries.pop(id_), None)
+            if id_ in foreign:
+                usage = dict(usage)
+                _move_foreign(usage, id_, foreign.pop(id_), None)
             waiting.pop(id_, None)
-        return Ledger(_frozen(entries), self.foreign, self.leaving, usage, waiting)
+            live.pop(id_, None)
+        return Ledger(_frozen(entries), _frozen(foreign), self.leaving, _frozen(live), usage, waiting)
 
 
 def rebuilt(
-    entries: Iterable[Entry], foreign: Iterable[Foreign], leaving: Mapping[GpuUuid, Leaver] = MappingProxyType({})
+    entries: Iterable[Entry],
+    foreign: Iterable[Foreign],
+    leaving: Mapping[GpuUuid, Leaver] = MappingProxyType({}),
+    live: Iterable[Live] = (),
 ) -> Ledger:
     """The ledger that the runtime's own list of containers tells, at Synchronize.
 
@@ -268,11 +324,12 @@ def rebuilt(
         lapsed = entry.phase is Phase.CREATED and _taken(entry.grant, usage)
         told = _lapsed(entry, entry.since) if lapsed else entry
         usage, kept[id_] = _moved(usage, kept.get(id_), told), told
-    return Ledger(_frozen(kept), _frozen({other.container_id: other for other in foreign}), leaving)
+    others = _frozen({other.container_id: other for other in foreign})
+    return Ledger(_frozen(kept), others, leaving, _frozen({each.container_id: each for each in live}))
 
 
 def _lapsed(entry: Entry, now: float) -> Entry:
-    return replace(entry, phase=Phase.LAPSED, since=now)
+    return Entry(entry.grant, Phase.LAPSED, now)
 
 
 def _taken(grant: Grant, usage: Mapping[GpuUuid, Usage]) -> bool:
@@ -289,10 +346,20 @@ def _told(
             for uuid in entry.grant.uuids:
                 usage[uuid] = usage.get(uuid, UNUSED).plus(entry.grant)
     for other in foreign:
-        for uuid in other.uuids:
-            old = usage.get(uuid, UNUSED)
-            usage[uuid] = replace(old, foreign=(*old.foreign, other.pod))
+        _move_foreign(usage, other.container_id, None, other)
     return usage
+
+
+def _move_foreign(usage: dict[GpuUuid, Usage], by: ContainerId, old: Foreign | None, new: Foreign | None) -> None:
+    """With what a container can open replaced."""
+    for uuid in (old.uuids if old else frozenset()) | (new.uuids if new else frozenset()):
+        use = usage.pop(uuid, UNUSED)
+        others = {id_: other for id_, other in use.foreign.items() if id_ != by}
+        if new is not None and uuid in new.uuids:
+            others[by] = new
+        use = replace(use, foreign=others)
+        if use.load or use.leaver:
+            usage[uuid] = use
 
 
 def _moved(usage: Mapping[GpuUuid, Usage], old: Entry | None, new: Entry | None) -> Mapping[GpuUuid, Usage]:

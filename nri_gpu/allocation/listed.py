@@ -46,7 +46,7 @@ def reconciled(
         here.add(id_ := promise_id(each.device))
         if _is_held(ledger, each):
             continue
-        fresh = named(each.device, each.namespace, each.name, each.pod, shared=each.shared)
+        fresh = named(each.device, each.namespace, each.name, each.pod, now, shared=each.shared)
         if not _same(ledger.entries.get(id_), fresh, each.pod):
             ledger = ledger.with_entry(fresh)
     gone = {id_: missing.since.get(id_, now) for id_ in about if id_ not in here and id_ in ledger.entries}
@@ -96,7 +96,7 @@ def _of_its_pod(entry: Entry, each: Named) -> bool:
 
 def _same(old: Entry | None, fresh: Entry, pod: Pod | None) -> bool:
     """Whether a promise says already what the kubelet says. One that is bound to a sandbox knows more."""
-    if old is None or not old.holds or old.since != fresh.since:
+    if old is None or not old.holds or old.until != fresh.until:
         return False
     was, now = old.grant, fresh.grant
     if (was.namespace, was.pod_name, was.mode) != (now.namespace, now.pod_name, now.mode):

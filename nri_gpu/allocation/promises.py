@@ -29,7 +29,7 @@ from nri_gpu.domain.kubelet import HANDED_KEY, Handed, KubeletGrant
 OPEN_S: Final = 900.0
 _SPACE: Final = "kubelet/"  # of container ids: no runtime makes one with a slash
 _NOBODY: Final = PodUid("kubelet")
-_FOR_LIFE: Final = math.inf  # as the beginning of its phase
+_FOR_LIFE: Final = math.inf  # as the time until which it holds
 
 
 def is_promise(container_id: ContainerId) -> bool:
@@ -40,8 +40,8 @@ def is_promise(container_id: ContainerId) -> bool:
 def promised(ledger: Ledger, devices: Iterable[Handed], now: float, *, shared: bool) -> Ledger:
     """With these given to a pod that nobody has named yet. now: seconds on the shell's monotonic clock."""
     for each in devices:
-        entry = named(each, "kubelet", each.resource, None, shared=shared)
-        ledger = ledger.with_entry(replace(entry, since=now + OPEN_S))
+        entry = named(each, "kubelet", each.resource, None, now, shared=shared)
+        ledger = ledger.with_entry(replace(entry, until=now + OPEN_S))
     return ledger
 
 
@@ -61,19 +61,19 @@ def resumed(ledger: Ledger, pod_uid: PodUid, given: KubeletGrant) -> Ledger:
     return _released(ledger, given, (pod_uid,))
 
 
-def bound(ledger: Ledger, grant: Grant, given: KubeletGrant, now: float | None = None) -> Ledger:
+def bound(ledger: Ledger, grant: Grant, given: KubeletGrant, now: float, *, for_life: bool = False) -> Ledger:
     """With what a container had kept for its pod: the kubelet starts it anew with the same.
 
-    now: where it is kept for OPEN_S only, from here on. What the kubelet has given to another since is the other's.
+    for_life: as long as the pod is there, else for OPEN_S. What the kubelet has given to another since is the other's.
     """
-    since = _FOR_LIFE if now is None else now + OPEN_S
+    until = _FOR_LIFE if for_life else now + OPEN_S
     for each in given.devices:
         if each.uuid not in grant.uuids:
             continue
         kept = ledger.entries.get(promise_id(each))
         if kept is None or not kept.holds or kept.grant.pod_uid == grant.pod_uid:
             entry = replace(grant, container_id=promise_id(each), uuids=(each.uuid,), generation="-")
-            ledger = ledger.with_entry(Entry(entry, Phase.CREATED, since))
+            ledger = ledger.with_entry(Entry(entry, Phase.CREATED, now, until))
     return ledger
 
 
@@ -81,14 +81,19 @@ def outlived(before: Ledger, after: Ledger, now: float) -> Ledger:
     """`after` a sandbox is gone, with what was kept for its pod kept for a while longer."""
     for id_, entry in before.entries.items():
         if is_promise(id_) and entry.holds and id_ not in after.entries:
-            after = after.with_entry(replace(entry, since=min(entry.since, now + OPEN_S)))
+            after = after.with_entry(_for_a_while(entry, now))
     return after
 
 
 def carried(ledger: Ledger, now: float) -> tuple[Entry, ...]:
     """Promises for a ledger that is rebuilt. Whose pods went meanwhile is not known, so none is for life any more."""
     kept = (entry for id_, entry in ledger.entries.items() if is_promise(id_) and entry.holds)
-    return tuple(replace(entry, since=min(entry.since, now + OPEN_S)) for entry in kept)
+    return tuple(_for_a_while(entry, now) for entry in kept)
+
+
+def _for_a_while(entry: Entry, now: float) -> Entry:
+    end = now + OPEN_S
+    return replace(entry, until=end if entry.until is None else min(entry.until, end))
 
 
 def _released(ledger: Ledger, given: KubeletGrant, pods: Sequence[PodUid] | None) -> Ledger:
@@ -113,7 +118,7 @@ def had_a_pod(entry: Entry) -> bool:
     return entry.grant.pod_uid != _NOBODY
 
 
-def named(device: Handed, namespace: str, name: str, pod: Pod | None, *, shared: bool) -> Entry:
+def named(device: Handed, namespace: str, name: str, pod: Pod | None, now: float, *, shared: bool) -> Entry:
     """A promise to a pod that the kubelet names, kept as long as it does. pod: its sandbox, where that is known."""
     grant = Grant(
         container_id=promise_id(device),
@@ -126,7 +131,7 @@ def named(device: Handed, namespace: str, name: str, pod: Pod | None, *, shared:
         mode=Mode.SHARED if shared else Mode.EXCLUSIVE,
         generation="-",
     )
-    return Entry(grant, Phase.CREATED, _FOR_LIFE)
+    return Entry(grant, Phase.CREATED, now, _FOR_LIFE)
 
 
 def promise_id(device: Handed) -> ContainerId:

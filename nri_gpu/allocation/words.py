@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.fit import matches, why_not
 from nri_gpu.allocation.leaver import Leaver
-from nri_gpu.allocation.ledger import Usage
+from nri_gpu.allocation.ledger import Foreign, Usage
 from nri_gpu.domain.claim import Claim, MigProfile, Mode
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.decision import Code, Reason
@@ -17,6 +17,8 @@ from nri_gpu.domain.gpu import Gpu, GpuUuid, Inventory, MigPart, Unit
 
 # A refusal holds 700 characters, and its end says what to do: names and reasons from elsewhere are clipped.
 NAME_SHOWN_MAX: Final = 80  # characters; a pod's `namespace/name` can have 317
+HOLDER_SHOWN_MAX: Final = 120  # characters
+OPENING_POD_SHOWN_MAX, OPENING_CONTAINER_SHOWN_MAX = 42, 34  # characters: the words between them end what is shown
 WHY_SHOWN_MAX: Final = 200  # characters
 HOLDERS_SHOWN: Final = 3
 HIDDEN_SHOWN: Final = 3
@@ -58,9 +60,9 @@ def _parts(parts: Sequence[MigPart]) -> str:
     return "none" if not parts else _named_few([part.place for part in parts], INDICES_SHOWN)
 
 
-def _named_few(names: Iterable[str], few: int) -> str:
+def _named_few(names: Iterable[str], few: int, shown: int = NAME_SHOWN_MAX) -> str:
     """`a, b and 3 more`: names are other people's, and a sentence must keep room for what to do."""
-    distinct = [_clip(name, NAME_SHOWN_MAX) for name in dict.fromkeys(names)]
+    distinct = [_clip(name, shown) for name in dict.fromkeys(names)]
     more = f" and {len(distinct) - few} more" if len(distinct) > few else ""
     return ", ".join(distinct[:few]) + more
 
@@ -98,13 +100,21 @@ def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage) -> Reason:
             f"on it, or {usage.leaver.grace_s:g} s after its release: wait until then, or ask for other GPUs.",
         )
     others = [name for uid, name in usage.pods.items() if uid != pod_uid] or list(usage.pods.values())
-    holders = _named_few([*others, *(f"{pod} (not through nri-gpu)" for pod in usage.foreign)], HOLDERS_SHOWN)
+    holders = _named_few([*others, *map(opener, usage.foreign.values())], HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
     how = "exclusively by" if usage.mode is Mode.EXCLUSIVE else f"in {usage.mode} mode by" if usage.mode else "by"
     return Reason(
         Code.GPU_BUSY,
         f"{called(unit)} is held {how} {holders}, and asked for here in {asked} mode: wait until it is free, "
         f"ask for other GPUs, or set {_cure(asked, {usage.mode})}.",
     )
+
+
+def opener(other: Foreign) -> str:
+    """Who can open a GPU that it was not granted, and how that came."""
+    if not other.container:
+        return f"{other.pod} (not through nri-gpu)"
+    pod, name = _clip(other.pod, OPENING_POD_SHOWN_MAX), _clip(other.container, OPENING_CONTAINER_SHOWN_MAX)
+    return f"{pod} (container {name} still opens its device number)"
 
 
 def _left(leaver: Leaver) -> str:
@@ -132,8 +142,8 @@ def all_busy(
         return _all_left(asked, left, fewer)
     names = [name for each in taken for name in each.pods.values()]
     names += [f"{leaver.pod} (just released)" for leaver in left]
-    names += [f"{pod} (not through nri-gpu)" for each in taken for pod in each.foreign]
-    holders = _named_few(sorted(names), HOLDERS_SHOWN)
+    names += [opener(other) for each in taken for other in each.foreign.values()]
+    holders = _named_few(sorted(names), HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
     cure = _cure(mode, {each.mode for each in taken})
     return Reason(
         Code.GPU_BUSY,

@@ -15,6 +15,9 @@ PodId = NewType("PodId", str)  # of the sandbox; a pod's sandbox can be made ane
 PodUid = NewType("PodUid", str)  # of the pod itself, stable for its life
 
 
+DeviceNumber = tuple[int, int]  # major and minor of a character device
+
+
 class DeviceRef(Struct, frozen=True):
     """A device node that a container already holds, as the runtime lists it."""
 
@@ -75,6 +78,9 @@ class Container(Struct, frozen=True, kw_only=True):
     rlimits: kinds of limits that it comes with, `RLIMIT_MEMLOCK`; told by containerd from 2.3 on.
     pinned: it has a cpuset of its own: the kubelet's static CPU manager or another plugin looks after its CPUs.
     privileged: its device cgroup allows everything (the wildcard rule containerd writes).
+    opened: devices that rules of its device cgroup open by their exact numbers, whether it has nodes for them or not.
+    wildcard: rules of its device cgroup open character devices without naming both numbers; it is not privileged.
+    staged: generations of driver files that it mounts from where we stage them.
     kubelet: what the kubelet gave it, read off its annotations and no longer among them; None where it did not.
     uid: whose its program is, as the host counts users; told by containerd from 2.3 on, and not of user namespaces.
     mps_folder: the MPS daemon's on the host whose pipes are mounted where we mount them; empty where none are.
@@ -94,6 +100,9 @@ class Container(Struct, frozen=True, kw_only=True):
     rlimits: frozenset[str] = frozenset()
     pinned: bool = False
     privileged: bool = False
+    opened: frozenset[DeviceNumber] = frozenset()
+    wildcard: bool = False
+    staged: frozenset[str] = frozenset()
     kubelet: KubeletGrant | None = None
     uid: int | None = None
     mps_folder: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, Self, TypeVar
 
@@ -30,6 +30,12 @@ class Mount(Struct, frozen=True):
     destination: str
     source: str
     options: tuple[str, ...] = ("rbind", "rprivate", "ro", "nosuid", "nodev")
+
+
+def staged_below(stage_dir: str, sources: Iterable[str]) -> frozenset[str]:
+    """Generations of driver files among the sources of mounts. stage_dir: where they are, without symlinks."""
+    prefix = f"{stage_dir}/"
+    return frozenset([each.removeprefix(prefix).partition("/")[0] for each in sources if each.startswith(prefix)])
 
 
 class Rlimit(Struct, frozen=True):

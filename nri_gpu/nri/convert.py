@@ -14,8 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
-from nri_gpu.domain.edits import Edits
+from nri_gpu.domain.container import Container, ContainerId, DeviceNumber, DeviceRef, Pod, PodId, PodUid
+from nri_gpu.domain.edits import Edits, staged_below
 from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.mps import CLIENT_VARIABLES, PIPE_FOLDER, PIPE_PLACE, PIPE_VARIABLE, SHM_PLACE
 from nri_gpu.domain.value import Value
@@ -36,29 +36,34 @@ _READ_ENV_LETTERS: Final = frozenset(start[0] for start in _READ_ENV_STARTS)
 # Programs that NVIDIA's runtimes and CDI specifications have run as hooks.
 NVIDIA_HOOKS: Final = frozenset({"nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-runtime-hook"})
 _NOTHING: Final = frozenset[str]()
+_NO_RULES: Final = (False, False, frozenset[DeviceNumber]())
 _OWN_PLACES: Final = frozenset({"/dev", SHM_PLACE})
 EMPTY: Final = b""  # the encoding of every message without content
 CREATED: Final = pb.CONTAINER_CREATED
 # Of one kind in one container or pod that is to be created. Each costs a microsecond to read, and two bytes to write;
 # a container with the variables of 2,000 services has 14,000.
 ENTRIES_MAX: Final = 16_384
+# How a rule begins that opens a character device: containers have some beside their nodes, and most have no node.
+_OPENS: Final = pb.LinuxDeviceCgroup(allow=True, type="c").SerializeToString()
 
 
 class Markers(Struct, frozen=True):
     """Byte strings one of which stands in every request that needs more than a pass.
 
-    Our annotations' prefix; device nodes named as NVIDIA's, which others injected; where policy reads the environment,
-    the variable that it reads. device: NVIDIA's major as it stands in a device node, empty where it is not known. A
-    false alarm costs one decoding and nothing else.
+    Our annotations' prefix; device nodes named as NVIDIA's, which others injected; rules that open devices; mounts of
+    driver files that we staged; where policy reads the environment, the variable that it reads. device: NVIDIA's major
+    as it stands in a device node, empty where it is not known. A false alarm costs one decoding and nothing else.
     """
 
     needles: tuple[bytes, ...]
     device: bytes = b""
 
     @classmethod
-    def of(cls, nvidia_major: int | None, *, environment: bool) -> Markers:
+    def of(cls, nvidia_major: int | None, *, environment: bool, stage_dir: str = "") -> Markers:
         """For a node with that device major; environment: also requests that name NVIDIA_VISIBLE_DEVICES."""
-        needles = [PREFIX.encode(), b"/dev/nvidia"]
+        needles = [PREFIX.encode(), b"/dev/nvidia", _OPENS]
+        if stage_dir:
+            needles.append(stage_dir.encode())
         if environment:
             needles.append(VISIBLE_NEEDLE)
         device = b"" if nvidia_major is None else pb.LinuxDevice(major=nvidia_major).SerializeToString()
@@ -151,11 +156,12 @@ class Parts:
     """The parts of one Synchronize: a container's pod may come in another part than the container.
 
     A runtime may list hundreds of MiB: each object is read as it comes, and its bytes are not kept.
-    listing: what the objects weigh.
+    listing: what the objects weigh. stage_dir: as of `container_from_pb`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stage_dir: str = "") -> None:
         self.listing = Listing()
+        self._stage_dir = stage_dir
         self._pods: dict[PodId, Pod] = {}
         self._containers: list[tuple[int, Listed]] = []  # behind the time of their making, in ns
 
@@ -169,7 +175,7 @@ class Parts:
             if field.number == _PODS:
                 pods.append((pod_size(data), pod_from_pb(pb.PodSandbox.FromString(data))))
             elif field.number == _CONTAINERS:
-                containers.append((container_size(data), *_listed_from_pb(data)))
+                containers.append((container_size(data), *_listed_from_pb(data, self._stage_dir)))
             elif field.number == _MORE:
                 more = bool(field.value)
         for pod_weight, pod in pods:
@@ -195,9 +201,15 @@ class Parts:
         return listed if pod is None else replace(listed, container=replace(listed.container, pod=pod))
 
 
-def _listed_from_pb(data: bytes) -> tuple[int, Listed]:
+def _listed_from_pb(data: bytes, stage_dir: str) -> tuple[int, Listed]:
     container = pb.Container.FromString(data)
-    read = container_from_pb(container, _unknown_pod(container), exists=True, armed=VISIBLE_NEEDLE in data)
+    read = container_from_pb(
+        container,
+        _unknown_pod(container),
+        exists=True,
+        armed=VISIBLE_NEEDLE in data,
+        stage_dir=stage_dir if stage_dir.encode() in data else "",
+    )
     return container.created_at, Listed(read, created=container.state == CREATED, pid=container.pid)
 
 
@@ -206,11 +218,12 @@ def synchronize_to_pb(*, more: bool) -> bytes:
     return pb.SynchronizeResponse(more=more).SerializeToString()
 
 
-def request_from_pb(payload: bytes) -> Container:
-    """CreateContainerRequest. Raises: TooManyEntriesError."""
+def request_from_pb(payload: bytes, stage_dir: str = "") -> Container:
+    """CreateContainerRequest. stage_dir: as of `container_from_pb`. Raises: TooManyEntriesError."""
     message = pb.CreateContainerRequest.FromString(payload)
     _check_entries(message)
-    return container_from_pb(message.container, pod_from_pb(message.pod))
+    mounting = stage_dir if stage_dir.encode() in payload else ""
+    return container_from_pb(message.container, pod_from_pb(message.pod), stage_dir=mounting)
 
 
 def state_change_from_pb(payload: bytes) -> Lifecycle:
@@ -239,11 +252,14 @@ def pod_from_pb(pod: pb.PodSandbox) -> Pod:
     )
 
 
-def container_from_pb(container: pb.Container, pod: Pod, *, exists: bool = False, armed: bool = True) -> Container:
+def container_from_pb(
+    container: pb.Container, pod: Pod, *, exists: bool = False, armed: bool = True, stage_dir: str = ""
+) -> Container:
     """A container, with as much of it as a decision reads.
 
     exists: without mounts, and of env with what may be a request alone; the rest is read only of one that is to be
     created: it is half of the work, and Synchronize has thousands. armed: that variable may be among them.
+    stage_dir: where driver files are staged, without symlinks; empty where nothing of it can be mounted.
     """
     if exists:
         env, env_twice, required = _read_env(
@@ -252,6 +268,7 @@ def container_from_pb(container: pb.Container, pod: Pod, *, exists: bool = False
     else:
         env, env_twice, required = _read_env(container.env)
     linux, resources = container.linux, container.linux.resources
+    privileged, wildcard, opened = _rules(rules) if (rules := resources.devices) else _NO_RULES
     return Container(
         id=ContainerId(container.id),
         name=container.name,
@@ -266,7 +283,10 @@ def container_from_pb(container: pb.Container, pod: Pod, *, exists: bool = False
         nvidia_hooks=frozenset(_nvidia_hooks(container.hooks)) if container.HasField("hooks") else _NOTHING,
         rlimits=frozenset([limit.type for limit in limits]) if (limits := container.rlimits) else _NOTHING,
         pinned=_pinned(resources),
-        privileged=_privileged(resources.devices),
+        privileged=privileged,
+        opened=opened,
+        wildcard=wildcard,
+        staged=staged_below(stage_dir, [mount.source for mount in container.mounts]) if stage_dir else _NOTHING,
         uid=_uid(container) if container.HasField("user") else None,
         mps_folder=_mps_folder(container.mounts) if PIPE_VARIABLE in env else "",
     )
@@ -376,13 +396,27 @@ def _pinned(resources: pb.LinuxResources) -> bool:
     return resources.HasField("cpu") and bool(resources.cpu.cpus or resources.cpu.mems)
 
 
-def _privileged(rules: Iterable[pb.LinuxDeviceCgroup]) -> bool:
-    return any([_wildcard(rule) for rule in rules if rule.allow and rule.type in ("", "a")])
+def _rules(rules: Iterable[pb.LinuxDeviceCgroup]) -> tuple[bool, bool, frozenset[DeviceNumber]]:
+    """What a device cgroup allows: everything, character devices by a wildcard, and those by exact number.
 
-
-def _wildcard(rule: pb.LinuxDeviceCgroup) -> bool:
-    """The one rule containerd writes for a privileged container (internal/cri/server/container_create.go)."""
-    return not rule.HasField("major") and not rule.HasField("minor")
+    Everything is the one rule that containerd writes for a privileged container
+    (internal/cri/server/container_create.go). What only lets nodes be made opens nothing.
+    """
+    privileged = wildcard = False
+    opened: set[DeviceNumber] = set()
+    for rule in rules:
+        if not rule.allow or (kind := rule.type) not in ("", "a", "c"):
+            continue
+        major = rule.major.value if rule.HasField("major") else -1
+        minor = rule.minor.value if rule.HasField("minor") else -1
+        if kind != "c" and major < 0 and minor < 0:
+            privileged = True
+        elif kind and ("r" in (access := rule.access) or "w" in access):
+            if major < 0 or minor < 0:
+                wildcard = True
+            else:
+                opened.add((major, minor))
+    return privileged, wildcard and not privileged, frozenset(opened)
 
 
 def _mps_folder(mounts: Iterable[pb.Mount]) -> str:

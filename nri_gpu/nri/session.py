@@ -52,11 +52,11 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Step, Phase]]] = {
 
 
 class Session:
-    """The state of one connection, and the parts of its Synchronize so far."""
+    """The state of one connection, and the parts of its Synchronize so far. stage_dir: as of `Parts`."""
 
-    def __init__(self) -> None:
+    def __init__(self, stage_dir: str = "") -> None:
         self.phase = Phase.REGISTERING
-        self._parts = Parts()
+        self._parts = Parts(stage_dir)
 
     @property
     def listing(self) -> Listing:

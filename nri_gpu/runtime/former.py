@@ -63,7 +63,8 @@ def _entry(raw: Mapping[str, Any]) -> Entry | None:
         mode=Mode(mode),
         generation=_text(raw, "driver_generation"),
     )
-    return Entry(grant, phase, math.inf if is_promise(id_) else 0.0)  # whoever carries promises on limits them anew
+    # When a promise began is not told, and whoever carries it on limits it anew.
+    return Entry(grant, phase, math.inf, math.inf) if is_promise(id_) else Entry(grant, phase, 0.0)
 
 
 def _leaver(raw: Mapping[str, Any], now: float) -> Leaver:

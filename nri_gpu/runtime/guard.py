@@ -63,6 +63,8 @@ class Guard:
     runtime: its name, as it told before it asked for `events`.
     """
 
+    stage_dir = ""  # it lets nothing go
+
     def __init__(self, state: State, later: Callable[[Callable[[], None]], object]) -> None:
         self.found = Found()
         self.runtime = ""
@@ -73,6 +75,9 @@ class Guard:
     def events(self) -> tuple[Event, ...]:
         """What it must hear of."""
         return EVENTS if self.runtime in HEED_STARTS else (*EVENTS, Event.CREATE_CONTAINER)
+
+    def unanswered(self, payload: bytes) -> None:
+        """Nothing was promised."""
 
     def create_container(self, payload: bytes) -> Reply:
         """CreateContainer, as the plugins before this one left it."""

@@ -80,7 +80,7 @@ class KubeletHalf:
         given = self._held.get(container_id)
         return ledger if given is None else resumed(ledger, ledger.entries[container_id].grant.pod_uid, given)
 
-    def ended(self, before: Ledger, after: Ledger, container_id: ContainerId) -> Ledger:
+    def ended(self, before: Ledger, after: Ledger, container_id: ContainerId, now: float) -> Ledger:
         """With its GPUs kept for its pod."""
         entry, given = before.entries.get(container_id), self._held.get(container_id)
         if given is None:
@@ -88,7 +88,7 @@ class KubeletHalf:
         if container_id not in after.entries:
             del self._held[container_id]
         # One that never started and lapsed had nothing any more that could be kept.
-        return bound(after, entry.grant, given) if entry is not None and entry.holds else after
+        return bound(after, entry.grant, given, now, for_life=True) if entry is not None and entry.holds else after
 
     def lapsed(self, before: Ledger, after: Ledger, now: float) -> Ledger:
         """With what containers that never started had kept for their pods' next attempts, for as long as Allocate's."""

@@ -12,9 +12,9 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from nri_gpu.allocation.foreign import foreign_uuids
+from nri_gpu.allocation.foreign import live, seen, with_live
 from nri_gpu.allocation.handover import expired
-from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
+from nri_gpu.allocation.ledger import Entry, Ledger, Live, Phase, rebuilt
 from nri_gpu.allocation.mark import MARK_KEY, BadMark, Mark, read_mark
 from nri_gpu.allocation.mps import holds_by_mps, start_fault
 from nri_gpu.allocation.promises import had_a_pod, promised, redeemed
@@ -23,13 +23,15 @@ from nri_gpu.decide import BrokenPolicy, decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
+from nri_gpu.domain.edits import NO_EDITS, Edits
+from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.gpu import GpuUuid, Inventory, Node
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, Handed, PodGiven
 from nri_gpu.domain.mps import Seat
 from nri_gpu.judge import judge_adjusted
 from nri_gpu.log import logger
 from nri_gpu.nri import convert, validation
-from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed, Markers
+from nri_gpu.nri.convert import EMPTY, DecodeError, Lifecycle, Listed, Markers
 from nri_gpu.nri.status import status_of
 from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.model import Policy, Stale
@@ -57,7 +59,8 @@ EVENTS: Final = (
 LET_START: Final = convert.without_mount_to_pb(REQUIRED_DESTINATION)
 # A container listed as created may be in the middle of its start, which we then never hear of. It keeps its GPUs until
 # it is removed or its pod's next attempt is made: held too long by one that failed, never granted twice.
-NEVER_LAPSES: Final = math.inf  # seconds, as the beginning of its phase
+NEVER_LAPSES: Final = math.inf  # seconds, as the time until which it holds
+REQUEST_TIMEOUT_S: Final = 2.0  # the runtime's, where it does not tell (below NRI 0.7)
 
 
 class Outside(Struct, frozen=True):
@@ -67,7 +70,8 @@ class Outside(Struct, frozen=True):
     changed: told each new ledger. inventory_age_s: how long ago the source of the inventory last answered; None where
     it never did. recorder: who keeps what happens. left: told when a GPU waits for a look at its processes before it is
     offered again. start_hindrance: why a container with this grant cannot start yet; empty when it can. user_of: the
-    user id of a process, as the host counts; None where it cannot be told.
+    user id of a process, as the host counts; None where it cannot be told. stage_dir: where driver files are staged,
+    without symlinks; empty: nobody wants to know what containers have mounted from there.
     """
 
     snapshot: Callable[[], Node]
@@ -79,12 +83,14 @@ class Outside(Struct, frozen=True):
     left: Callable[[], None] = lambda: None
     start_hindrance: Callable[[Grant], str] = lambda _: ""
     user_of: Callable[[int], int | None] = lambda _: None
+    stage_dir: str = ""
 
 
 class Plugin:
     """Decides for one runtime. Lives as long as the daemon, across connections.
 
-    ungranted: containers that ran without what they asked for when the runtime last listed them.
+    ungranted: containers that ran without what they asked for when the runtime last listed them. request_timeout_s: as
+    long as the runtime waits for an answer.
     """
 
     def __init__(self, outside: Outside, policy: Policy | BrokenPolicy, key: bytes) -> None:
@@ -92,6 +98,8 @@ class Plugin:
         self.ungranted: frozenset[ContainerId] = frozenset()
         self.kubelet = KubeletHalf()
         self.beside = Beside()
+        self.stage_dir = outside.stage_dir
+        self.request_timeout_s = REQUEST_TIMEOUT_S
         self._outside = outside
         self._key = key
         self._handlers: Mapping[int, Callable[[Lifecycle], Reply]] = {
@@ -105,11 +113,10 @@ class Plugin:
         self._markers_of: tuple[int | None, bool] | None = None
         self._markers = Markers(())
         self._replies = Replies(key)
-        self._holders: dict[ContainerId, Container] = {}  # with device nodes that others put there
         self._hooks = HooksSeen()
         self._unseen: frozenset[ContainerId] = frozenset()  # granted, and not yet seen with what they were granted
         self._handover = Handover()
-        self._observed = 0  # number of the snapshot by which the ledger knows whose GPUs those nodes are
+        self._observed: Inventory | None = None  # by which the ledger knows whose GPUs containers' numbers are
         self.policy = policy
 
     @property
@@ -122,9 +129,9 @@ class Plugin:
         node = self._outside.snapshot()
         if not self._needs_reading(payload, node):
             return EMPTY
-        self._observe(node)
+        self.observe()
         node = self.aged(node)
-        container = self.kubelet.read(convert.request_from_pb(payload))
+        container = self.kubelet.read(convert.request_from_pb(payload, self.stage_dir))
         container = self.beside.read(container, node.inventory, self._settings().kubelet)
         now = self._outside.clock()
         ledger = self._lapsed(now)
@@ -138,7 +145,8 @@ class Plugin:
         self.kubelet.decided(container, decision)
         self.beside.decided(container, decision, self._settings().kubelet)
         self._record(container, decision, mark, node, now)
-        self._commit(self._with_foreign(ledger.after(decision, now), container, decision, node))
+        ledger = ledger.after(decision, now)
+        self._commit(ledger if isinstance(decision, Refuse) else self._with_live(ledger, container, decision.edits))
         elapsed_s = self._outside.clock() - now
         self._outside.later(lambda: log_decision(container, decision, node, elapsed_s))
         if container.kubelet is not None and container.kubelet.fault:
@@ -151,6 +159,13 @@ class Plugin:
         self._outside.recorder.decided(container, decision, node, now)
         if isinstance(decision, Inject) and decision.grant.uuids:
             self._outside.recorder.granted(decision.grant, mark, now)
+
+    def observe(self) -> None:
+        """Whose GPUs containers' device numbers are may be different since the last snapshot of the node."""
+        inventory = self._outside.snapshot().inventory
+        if inventory is not self._observed:
+            self._observed = inventory
+            self._commit(seen(self.ledger, inventory))
 
     def recall(self, ledger: Ledger) -> None:
         """What a daemon before us knew, until the runtime says what there is."""
@@ -197,6 +212,17 @@ class Plugin:
             self._log_refusal(adjusted.container, reason, "container rejected")
         return validation.verdict_to_pb(reason)
 
+    def unanswered(self, payload: bytes) -> None:
+        """CreateContainer was decided, and nothing of the answer left: the runtime has gone on without it."""
+        try:
+            id_ = convert.request_from_pb(payload).id
+        except (DecodeError, TooManyEntriesError):  # so it was refused
+            return
+        if id_ in self.ledger.entries:
+            self._outside.recorder.settled(id_)
+            after = self.ledger.released(id_)
+            self._commit(self.kubelet.ended(self.ledger, after, id_, self._outside.clock()))
+
     def lifecycle(self, event: int, payload: bytes) -> Reply:
         """An event that came by its own RPC."""
         return self._event(event, payload, lambda: convert.event_from_pb(event, payload))
@@ -221,19 +247,18 @@ class Plugin:
         """Start over from what the runtime says there is."""
         now, node = self._outside.clock(), self._outside.snapshot()
         entries: list[Entry] = []
-        foreign: list[Foreign] = []
+        lives: list[Live] = []
         ungranted: set[ContainerId] = set()
-        self._holders, self._observed = {}, node.number
+        self._observed = node.inventory
         for item in listed:
             self._hooks.warn_of(item.container)
             mark = self._mark(item.container)
             if isinstance(mark, Mark):
                 phase = Phase.CREATED if item.created else Phase.RUNNING
                 grant = self._grant(item.container, mark, item.pid)
-                entries.append(Entry(grant, phase, NEVER_LAPSES if item.created else now))
-            if not isinstance(mark, Mark) or not mark.uuids:  # a mark without GPUs vouches for none that it has
-                self._remember(item.container)
-                foreign += self._foreign(item.container, node)
+                entries.append(Entry(grant, phase, now, NEVER_LAPSES if item.created else None))
+            if has := live(item.container):
+                lives.append(has)
             if not isinstance(mark, Mark) and tell_of_ungranted(item.container, mark, self.policy) and not item.created:
                 ungranted.add(item.container.id)
         self.ungranted = frozenset(ungranted)
@@ -241,16 +266,23 @@ class Plugin:
         containers = [item.container for item in listed]
         entries += self.kubelet.listed(containers, self.ledger, now)
         self.beside.synchronized(containers, self._settings().kubelet, self.kubelet.adopt)
-        anew = rebuilt(entries, foreign, self.ledger.leaving)
+        anew = seen(rebuilt(entries, (), self.ledger.leaving, lives), node.inventory)
         self._commit(self._vacated(anew, self.ledger.entries, now))
         self._outside.recorder.synchronized(self.ledger)
-        logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(foreign)).info("ledger rebuilt")
+        logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(anew.foreign)).info("ledger rebuilt")
 
     def _not_listed(self, listed: frozenset[ContainerId], now: float) -> list[Entry]:
-        """Grants given so lately that the runtime may not list their containers yet; by a daemon before us, perhaps."""
-        found = self._outside.recorder.remembered(now - self._settings().ledger.created_grace_s)
+        """Grants whose answers may have come to nothing; given by a daemon before us, perhaps.
+
+        The runtime may be creating the container still, and have it in no list yet. Where it is slower than it lets
+        plugins be, the container's start is refused if its GPUs are another's by then.
+        """
+        grace_s = self._settings().ledger.created_grace_s
+        found = self._outside.recorder.remembered(now - grace_s)
+        soon = now + self.request_timeout_s
         # A time to come was edited by hand, and would put off the end of the grace.
-        entries = (Entry(each.grant, Phase.CREATED, min(each.at, now)) for each in found)
+        given = ((each.grant, min(each.at, now)) for each in found)
+        entries = (Entry(grant, Phase.CREATED, at, min(at + grace_s, soon)) for grant, at in given)
         missing = [entry for entry in entries if entry.grant.container_id not in listed]
         self._unseen = frozenset(entry.grant.container_id for entry in missing)
         return missing
@@ -260,8 +292,8 @@ class Plugin:
         return handler(read()) if handler and self._concerns(payload) else EMPTY
 
     def _concerns(self, payload: bytes) -> bool:
-        """Whether an event can change anything: not where nobody holds, and this one asked for nothing."""
-        return bool(self.ledger.entries or self._holders or self.beside.book or self._asks(payload))
+        """Whether an event can change anything: not where nobody has a device, and this one asked for nothing."""
+        return bool(self.ledger.entries or self.ledger.live or self.beside.book or self._asks(payload))
 
     def _asks(self, payload: bytes) -> bool:
         """Whether it may ask: by annotation, or by environment, where policy lets anybody."""
@@ -271,24 +303,25 @@ class Plugin:
 
     def _started(self, change: Lifecycle) -> Reply:
         if change.container_id in self._unseen:
-            self._drop_unanswered(change)
+            self._look_at_unseen(change)
         if change.container_id in self.ledger.entries:
             return self._run(change, self.ledger)
         asks = change.asks or may_ask_by_environment(self.policy)
         container = change.container if asks else None
         return EMPTY if container is None else self._start_ungranted(change, container)
 
-    def _drop_unanswered(self, change: Lifecycle) -> None:
+    def _look_at_unseen(self, change: Lifecycle) -> None:
         """A daemon that died between its journal and its answer granted what this container never got."""
         container = change.container
-        if container is not None and not isinstance(self._mark(container), Mark):
+        if container is not None and isinstance(self._mark(container), Mark):
+            self._commit(self._with_live(self.ledger, container))
+        elif container is not None:
             self._outside.recorder.settled(change.container_id)
             self._commit(self.ledger.released(change.container_id))
 
     def _adopt(self, change: Lifecycle, container: Container, mark: Mark) -> Reply:
         entry = Entry(self._grant(container, mark, change.pid), Phase.LAPSED, self._outside.clock())
-        ledger = self.ledger if mark.uuids else self._with_others(self.ledger, container, self._outside.snapshot())
-        return self._run(change, ledger.with_entry(entry))
+        return self._run(change, self._with_live(self.ledger.with_entry(entry), container))
 
     def _run(self, change: Lifecycle, ledger: Ledger) -> Reply:
         running = ledger.started(change.container_id, self._outside.clock())
@@ -369,9 +402,8 @@ class Plugin:
         return self._ended(change, self.ledger.released(change.container_id), self._outside.clock())
 
     def _ended(self, change: Lifecycle, after: Ledger, now: float) -> Reply:
-        self._holders.pop(change.container_id, None)
         self._outside.recorder.settled(change.container_id)
-        ended = self.kubelet.ended(self.ledger, after, change.container_id)
+        ended = self.kubelet.ended(self.ledger, after, change.container_id, now)
         self._commit(self._vacated(ended, (change.container_id,), now))
         return EMPTY
 
@@ -383,8 +415,6 @@ class Plugin:
     def _pod_gone(self, change: Lifecycle) -> Reply:
         if self.beside.book is not None:
             self.beside.book.gone(change.pod_id)
-        if self._holders:
-            self._holders = {id_: held for id_, held in self._holders.items() if held.pod.id != change.pod_id}
         after = self.ledger.pod_gone(change.pod_id)
         if after is not self.ledger:
             gone = self.ledger.entries.keys() - after.entries.keys()
@@ -416,7 +446,8 @@ class Plugin:
     def _needs_reading(self, payload: bytes, node: Node) -> bool:
         wanted = (node.inventory.majors.nvidia, reads_environment(self.policy))
         if wanted != self._markers_of:
-            self._markers_of, self._markers = wanted, Markers.of(wanted[0], environment=wanted[1])
+            self._markers = Markers.of(wanted[0], environment=wanted[1], stage_dir=self.stage_dir)
+            self._markers_of = wanted
         if self._markers.found_in(payload):
             return True
         return self.beside.book is not None and self.beside.concerns(payload, self._settings().kubelet)
@@ -430,39 +461,10 @@ class Plugin:
             return node
         return replace(node, inventory_age_s=age_s)
 
-    def _with_foreign(self, ledger: Ledger, container: Container, decision: Decision, node: Node) -> Ledger:
-        if isinstance(decision, Refuse) or (isinstance(decision, Inject) and decision.grant.uuids):
-            return ledger
-        return self._with_others(ledger, container, node)
-
-    def _with_others(self, ledger: Ledger, container: Container, node: Node) -> Ledger:
-        """With what a container holds that was not ours to give."""
-        self._remember(container)
-        for other in self._foreign(container, node):
-            ledger = ledger.with_foreign(other)
-        return ledger
-
-    def _remember(self, container: Container) -> None:
-        if container.devices and not container.privileged:
-            self._holders[container.id] = container
-
-    def _observe(self, node: Node) -> None:
-        """Whose GPUs others' nodes are is known with the inventory, and Synchronize mostly comes before that."""
-        if node.number == self._observed:
-            return
-        self._observed, ledger = node.number, self.ledger
-        for container in self._holders.values():
-            for other in self._foreign(container, node):
-                ledger = ledger.with_foreign(other)
-        self._commit(ledger)
-
-    def _foreign(self, container: Container, node: Node) -> tuple[Foreign, ...]:
-        uuids = foreign_uuids(container, node)
-        # A privileged container lists every device of the host and holds none in particular.
-        if container.privileged or not uuids:
-            return ()
-        pod = f"{container.pod.namespace}/{container.pod.name}"
-        return (Foreign(container.id, container.pod.id, pod, uuids),)
+    def _with_live(self, ledger: Ledger, container: Container, edits: Edits = NO_EDITS) -> Ledger:
+        """With what a container has, and will have by these edits."""
+        has = live(container, edits, self.stage_dir)
+        return ledger if has is None else with_live(ledger, has, self._outside.snapshot().inventory)
 
     def _mark(self, container: Container) -> Mark | BadMark | None:
         text = container.annotations.get(MARK_KEY)

@@ -10,6 +10,8 @@ from msgspec import Struct
 from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase, Usage
 from nri_gpu.allocation.place import why_not
+from nri_gpu.allocation.promises import is_promise
+from nri_gpu.allocation.words import opener
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import GpuFault, KernelGpu, MigPart, Node, Unit, health_of, whole
 from nri_gpu.domain.kubelet import Standing
@@ -158,16 +160,23 @@ def place_json(unit: Unit) -> dict[str, Any]:
 
 
 def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:
+    """opened_by: containers that were granted other GPUs, and whose device numbers became this one's.
+
+    withheld: why it could be granted to nobody, whoever holds it.
+    """
+    others = tuple(usage.foreign.values()) if usage else ()
     return {
         **place_json(unit),
         "uuid": unit.uuid,
         "model": unit.device.profile if isinstance(unit, MigPart) else unit.model,
         "mode": usage.mode.value if usage and usage.mode else "",
         "unavailable": _unavailable(unit, usage),
+        "withheld": why_not(unit),
         "unavailable_since_s": _since_s(unit, view.history),
         "health": health_json(unit),
         "holders": [_holder_json(entry, view) for entry in _holding(unit, view.ledger)],
-        "foreign": list(usage.foreign) if usage else [],
+        "foreign": [each.pod for each in others if not each.container],
+        "opened_by": [{"pod": each.pod, "container": each.container} for each in others if each.container],
         "left_by": _leaver_json(usage.leaver, view) if usage and usage.leaver else None,
     }
 
@@ -226,8 +235,9 @@ def _unavailable(unit: Unit, usage: Usage | None) -> str:
     pods = ", ".join(sorted(usage.pods.values()))
     if usage.mode is Mode.EXCLUSIVE:
         return f"held exclusively by {pods}"
-    by_others = f"{', '.join(usage.foreign)}, whom somebody else gave it" if usage.foreign else ""
-    return f"held in {usage.mode} mode by {pods}" if pods else f"held by {by_others}"
+    if pods:
+        return f"held in {usage.mode} mode by {pods}"
+    return f"held by {', '.join(map(opener, usage.foreign.values()))}"
 
 
 def _holding(unit: Unit, ledger: Ledger) -> Iterator[Entry]:
@@ -241,6 +251,7 @@ def _of_gone_gpus(view: View) -> Iterator[Entry]:
 
 
 def _holder_json(entry: Entry, view: View) -> dict[str, Any]:
+    """reserved: the kubelet allocated it, and no container has it just now."""
     grant = entry.grant
     return {
         "namespace": grant.namespace,
@@ -252,6 +263,7 @@ def _holder_json(entry: Entry, view: View) -> dict[str, Any]:
         "phase": entry.phase.value,
         "since_s": view.wall_of(entry.since),
         "running": entry.phase is Phase.RUNNING,
+        "reserved": is_promise(grant.container_id),
         "gpu_uuids": list(grant.uuids),
         "driver_generation": grant.generation,
         "restart": _restart(entry, view.node),

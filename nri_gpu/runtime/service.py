@@ -15,6 +15,7 @@ from nri_gpu.nri.status import status_of
 from nri_gpu.nri.subscribe import Event, Subscription
 from nri_gpu.runtime.dispatch import Dispatcher, Handler
 from nri_gpu.runtime.sizes import SizeOf, Sizes
+from nri_gpu.wire.events import RequestReceived
 from nri_gpu.wire.status import Status
 
 Reply = bytes | Status
@@ -41,7 +42,12 @@ UNUSED_METHODS: Final = ("UpdateContainer", "UpdatePodSandbox")
 
 
 class Plugin(Protocol):
-    """Who answers: the injector (`runtime/plugin.py`), or the guard (`runtime/guard.py`)."""
+    """Who answers: the injector (`runtime/plugin.py`), or the guard (`runtime/guard.py`).
+
+    stage_dir: where driver files are staged, whose mounts it wants to know; empty: it does not.
+    """
+
+    stage_dir: str
 
     @property
     def events(self) -> Collection[Event]:
@@ -49,6 +55,9 @@ class Plugin(Protocol):
 
     def create_container(self, payload: bytes) -> Reply:
         """CreateContainer."""
+
+    def unanswered(self, payload: bytes) -> None:
+        """Nothing of the answer to that CreateContainer left."""
 
     def validate(self, payload: bytes) -> Reply:
         """ValidateContainerAdjustment."""
@@ -77,7 +86,7 @@ class PluginService:
         sizes: Sizes,
         subscription: Subscription | None = None,
     ) -> None:
-        self.session = Session()
+        self.session = Session(plugin.stage_dir)
         self._sizes = sizes
         self._subscription = subscription or Subscription()
         self._plugin = plugin
@@ -167,6 +176,11 @@ class PluginService:
         del payload
         logger.info("runtime asks to shut down")
         return EMPTY
+
+    def unsent(self, request: RequestReceived) -> None:
+        """Nothing of the answer to a request left: the connection was over."""
+        if request.method == "CreateContainer":
+            self._plugin.unanswered(request.payload)
 
     def ended(self) -> None:
         """The connection is closed."""

@@ -168,4 +168,6 @@ def _leaver_json(uuid: GpuUuid, leaver: Leaver) -> dict[str, Any]:
 
 
 def _foreign_json(other: Foreign) -> dict[str, Any]:
-    return {"container_id": other.container_id, "pod": other.pod, "gpu_uuids": sorted(other.uuids)}
+    """container: its name, where its device numbers became those of other GPUs than it was granted; else empty."""
+    uuids = sorted(other.uuids)
+    return {"container_id": other.container_id, "pod": other.pod, "container": other.container, "gpu_uuids": uuids}

@@ -52,12 +52,16 @@ class CallError(NriGpuError):
 
 
 class Transport(asyncio.BufferedProtocol):
-    """One NRI connection. `closed` ends with the reason: None for the peer's orderly end."""
+    """One NRI connection. `closed` ends with the reason: None for the peer's orderly end.
 
-    def __init__(self, answer: Answer) -> None:
+    unsent: told of a request that was answered, and whose answer did not even begin to leave.
+    """
+
+    def __init__(self, answer: Answer, unsent: Callable[[RequestReceived], None] = lambda _: None) -> None:
         loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[Exception | None] = loop.create_future()
         self._answer = answer
+        self._unsent = unsent
         self._loop = loop
         self._trunk = Trunk.for_plugin()
         self._pending: dict[StreamId, asyncio.Future[bytes]] = {}
@@ -95,7 +99,8 @@ class Transport(asyncio.BufferedProtocol):
                         if event.method in self._leaves_by and response == ResponseSent(event.stream_id):
                             self._close()
                             return
-                        self._write(self._reply(conn_id, response))
+                        if not self._write(self._reply(conn_id, response)):
+                            self._unsent(event)
                     case ResponseReceived():
                         self._resolve(event)
                     case RequestRejected() if event.oversize_bytes:
@@ -195,9 +200,11 @@ class Transport(asyncio.BufferedProtocol):
             logger.bind(stream_id=response.stream_id, fault=str(error)).error("answer too large")
             return self._trunk.send(conn_id, ResponseSent(response.stream_id, status=INTERNAL))
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> bool:
+        """Whether any of it may arrive: a write that fails closes the transport, and leaves nothing to be written."""
         assert self._io is not None
         self._io.write(data)
+        return not self._io.is_closing() or self._io.get_write_buffer_size() > 0
 
     def _check_unread(self) -> None:
         if self._stall and self._io and self._io.get_write_buffer_size() > UNREAD_MAX:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -32,7 +33,7 @@ from nri_gpu.runtime.former import former_ledger
 from nri_gpu.runtime.handover import Rechecks
 from nri_gpu.runtime.journal import JOURNAL, Journal
 from nri_gpu.runtime.notify import Notifier
-from nri_gpu.runtime.plugin import Outside, Plugin
+from nri_gpu.runtime.plugin import REQUEST_TIMEOUT_S, Outside, Plugin
 from nri_gpu.runtime.recorder import StateRecorder
 from nri_gpu.runtime.sizes import Sizes
 from nri_gpu.runtime.state import CONTROL_SOCKET, LEDGER, StateFolder
@@ -150,12 +151,14 @@ class Daemon:
                 left=self._rechecks.begin,
                 start_hindrance=self._mps.start_hindrance,
                 user_of=user_of,
+                stage_dir=os.path.realpath(self._fixed.stage_dir),
             ),
             policy,
             key,
         )
         self._recall(state.path / LEDGER)
         self._kubelet = KubeletKeeper(self._board, self._plugin, self._fixed.kubelet, self._succession)
+        self._board.changed = self._snapshot_changed
         self._sizes = Sizes(lambda: self._settings().plugin.request_bytes, self._later)
         self._supervisor = Supervisor(
             self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away), self._sizes
@@ -349,6 +352,10 @@ class Daemon:
         self._cache.poke()
         self._driver.look_soon()
 
+    def _snapshot_changed(self) -> None:
+        self._plugin.observe()
+        self._kubelet.changed()
+
     def _labels_file(self) -> str:
         return self._settings().labels.file
 
@@ -363,6 +370,7 @@ class Daemon:
         """A plugin that the runtime starts finds its drop-in file's text here: that file is its policy."""
         self._reporter.configured(configured)
         self._kubelet.configured(configured)
+        self._plugin.request_timeout_s = configured.request_timeout_ms / 1000 or REQUEST_TIMEOUT_S
         if not configured.config.strip():
             return
         try:

@@ -80,7 +80,11 @@ def health_lines(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         signs = [] if part else health.get("signs") or []
         if not (health.get("changes") or signs):
             continue
-        line = f"{'MIG device' if part else 'GPU'} {unit['place']} is {health['state']}"
+        name = f"{'MIG device' if part else 'GPU'} {unit['place']}"
+        if not health.get("changes") and health["state"] == State.HEALTHY:  # as it is, too, where nobody judged
+            yield f"{name} shows {', '.join(signs)}"
+            continue
+        line = f"{name} is {health['state']}"
         if since := health["since_s"]:
             verb = "recovered from" if health["state"] == State.HEALTHY else "because of"
             line += f" since {at(since)}, {verb}: {health['why']}; its state changed {health['changes']} times"

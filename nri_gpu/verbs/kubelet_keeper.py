@@ -144,7 +144,6 @@ class KubeletKeeper:
         self._standings: Callable[[], tuple[Standing, ...]] = tuple
         if settings.enabled:
             plugin.kubelet.awaited = True
-            board.changed = self.changed
         self._ask: Callable[[Pod], None] = lambda _: None
         if settings.podresources and (settings.enabled or settings.beside):
             # Before the runtime is asked for events: those of sandboxes are among them then.

@@ -119,8 +119,8 @@ def _rows(gpu: Mapping[str, Any], now: float) -> Iterator[tuple[str, ...]]:
     first = (f"{'  ' if gpu['kind'] == 'mig' else ''}{gpu['place']}", gpu["model"], gpu["mode"] or "-")
     holders = [(_pod(each), each["container"], _since(each, now)) for each in gpu["holders"]]
     holders += [(pod, "-", "-") for pod in gpu["foreign"]]
-    # Whom it is held by is in the columns already.
-    why = "" if gpu["holders"] or gpu["foreign"] else gpu["unavailable"]
+    holders += [(each["pod"], each["container"], "by its number") for each in gpu.get("opened_by", ())]
+    why = gpu.get("withheld", "") if holders else gpu["unavailable"]  # whom it is held by is in the columns already
     yield (*first, *(holders[0] if holders else ("-", "-", "-")), why)
     for holder in holders[1:]:
         yield ("", "", "", *holder, "")
@@ -147,7 +147,7 @@ def _pod(holder: Mapping[str, Any]) -> str:
 
 def _since(holder: Mapping[str, Any], now: float) -> str:
     since_s = holder["since_s"]
-    phase = "" if holder["running"] else f" ({holder['phase']})"
+    phase = "" if holder["running"] else f" ({'reserved' if holder.get('reserved') else holder['phase']})"
     return ("?" if since_s is None else ago(now - since_s)) + phase
 
 

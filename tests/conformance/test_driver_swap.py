@@ -1,6 +1,7 @@
 """A driver that is replaced while containers are created: each gets files of one generation, and none is lost."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -142,6 +143,28 @@ def test_the_old_drivers_files_stay_as_long_as_a_container_has_them(
     daemon.wait_logged(f"old driver files removed generation={VERSIONS[0]}")
     staged = {path.name.partition("-")[0] for path in (daemon.launch.base / "drivers").glob("[0-9]*")}
     assert staged == {VERSIONS[1]}
+
+
+def test_so_they_do_where_its_mark_is_of_another_key(node: Containerd, daemon: NriGpu, drivers: Drivers) -> None:
+    """What a container has mounted is asked of the runtime: of this one no grant tells."""
+    container = created(node, pod(node))
+    assert container
+    daemon.terminate()
+    (daemon.launch.state / "key").unlink()
+    drivers.install(VERSIONS[1])
+    daemon.start()
+    daemon.wait_ready()
+    daemon.wait_logged(f"driver files staged generation={VERSIONS[1]}")
+    daemon.wait_held({})
+    other = created(node, pod(node, 1), 1)
+    assert other
+    node.cri.remove(other)
+    time.sleep(3)  # looks, each of which removes what nobody mounts
+    assert "old driver files removed" not in daemon.log()
+    shown = node.cri.execute(container, f"{LIBRARIES}/bin/nvidia-smi")
+    assert f"SIMULATION of driver {VERSIONS[0]}" in shown.stdout
+    node.cri.remove(container)
+    daemon.wait_logged(f"old driver files removed generation={VERSIONS[0]}")
 
 
 def test_a_library_that_vanishes_takes_no_container_along(node: Containerd, daemon: NriGpu, drivers: Drivers) -> None:

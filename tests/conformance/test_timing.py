@@ -8,7 +8,7 @@ import socket
 import struct
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -99,6 +99,63 @@ def test_stopped_during_a_create(node: Containerd, serving: NriGpu, aside: Threa
     serving.wait_logged("created without nri-gpu")
     node.cri.run(asking(node, "next"))
     serving.wait_held({"next/main": [UUID]})
+
+
+def test_a_grant_that_nobody_heard_of_holds_nothing(
+    node: Containerd, serving: NriGpu, aside: ThreadPoolExecutor
+) -> None:
+    """Stopped during a create whose container is gone by the time it wakes up, so that no list tells of it."""
+    node.cri.remove(held_up(node, serving, aside).result())
+    os.kill(serving.pid, signal.SIGCONT)
+    wait_for("a second session", lambda: serving.log().count("ledger rebuilt") == 2, 20, serving.log)
+    node.cri.run(asking(node, "next"))
+    serving.wait_held({"next/main": [UUID]})
+
+
+@pytest.fixture
+def behind(node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
+    """A plugin that the runtime asks after ours: while it is stopped, a create hangs whose answer from us was read."""
+    policy = tmp_path / "behind.toml"
+    policy.write_text('[namespaces]\nallow = ["nobody"]\notherwise = "ignore"\n')
+    with NriGpu(Launch(tmp_path / "behind", node.nri_socket, policy=policy, index="90")) as daemon:
+        daemon.wait_ready()
+        yield daemon
+        os.kill(daemon.pid, signal.SIGCONT)
+
+
+def test_containerd_stopped_behind_our_answer(
+    node: Containerd, serving: NriGpu, behind: NriGpu, aside: ThreadPoolExecutor
+) -> None:
+    """For longer than it waits for plugins, while a new daemon knows of the grant by its journal alone."""
+    first, second = asking(node, "first"), asking(node, "second")
+    os.kill(behind.pid, signal.SIGSTOP)
+    creating = aside.submit(node.cri.create, first, ContainerSpec())
+    wait_for("our answer to be read", lambda: unread_bytes(behind.pid) > 0, 20)
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        serving.kill()
+        serving.start()
+        time.sleep(REQUEST_TIMEOUT_S + 1)
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+    serving.wait_ready()
+    serving.wait_logged("driver files staged")
+    running = [started(node, lambda: node.cri.create(second, ContainerSpec()))]
+    running.append(started(node, creating.result))
+    assert running.count(True) == 1
+    serving.wait_grants(1)
+    node.cri.remove_all()
+    wait_for("the GPU", lambda: started(node, lambda: node.cri.create(asking(node, "next"), ContainerSpec())), 20)
+
+
+def started(node: Containerd, create: Callable[[], ContainerId]) -> bool:
+    """Whether that container could be created and started; else it was refused."""
+    try:
+        node.cri.start(create())
+    except CriError as error:
+        assert "[gpu-busy]" in error.details
+        return False
+    return True
 
 
 def test_killed_during_a_create(node: Containerd, serving: NriGpu, aside: ThreadPoolExecutor) -> None:

@@ -1,5 +1,7 @@
 """Law: no reachable Ledger is over capacity; release undoes a grant; the ledger rebuilt by Synchronize lived before.
 
+Nor is a GPU granted exclusively whose number a live container opens, whatever that one was granted.
+
 A runtime is played here with all its silences (containerd, seen on 1.7 and 2.1): a failed start sends no event, a
 created container may be stopped and start all the same, and nothing is told that happens while the plugin is away.
 Nor is it of a container whose creation failed behind the plugin's answer, or that the runtime's list lacks yet: for
@@ -19,7 +21,7 @@ on GPUs that may be another's by then. If that one runs too, both do; but nobody
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -28,15 +30,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from nri_gpu.allocation.foreign import foreign_uuids
-from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase, rebuilt
+from nri_gpu.allocation.foreign import live, opened_uuids, seen, with_live
+from nri_gpu.allocation.ledger import Entry, Ledger, Phase, rebuilt
 from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark, write_mark
+from nri_gpu.allocation.place import why_not
 from nri_gpu.asking import needs_grant
 from nri_gpu.decide import decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, PodId
 from nri_gpu.domain.decision import Grant, Inject, Pass, Refuse
 from nri_gpu.domain.edits import NO_EDITS
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart
 from nri_gpu.domain.mps import Seat
 from nri_gpu.policy.model import ClaimDefaults, Policy
 from nri_gpu.policy.mps import MpsSettings
@@ -45,7 +49,10 @@ from tests.support import builders as make
 
 KEY: Final = bytes(32)
 GRACE_S: Final = 60.0
+REQUEST_S: Final = 2.0  # as long as the runtime waits for the plugin, and as a grant is kept that it does not list
 GPUS: Final = (*make.gpus(2), make.mig_gpu(2))  # few, so that requests meet
+MINORS: Final = tuple(gpu.minor_number for gpu in GPUS)
+Cut = Literal["as before", "made again", "made the other way round", "not at all"]
 MPS: Final = MpsSettings(enabled=True)
 State = Literal["created", "running", "exited"]
 Fate = Literal["made", "made and not listed yet", "failed", "answer lost", "answer lost, not listed yet"]
@@ -60,7 +67,8 @@ claims = st.sampled_from(
     ]
 )
 fates = st.sampled_from((*(["made"] * 3), *get_args(Fate)[1:]))
-waits = st.sampled_from([0.5, 0.5, GRACE_S + 1])  # seconds
+waits = st.sampled_from([0.5, 0.5, REQUEST_S + 0.5, GRACE_S + 1])  # seconds
+cuts = st.sampled_from(get_args(Cut))
 picks = st.integers(0, 99)
 
 
@@ -81,6 +89,7 @@ class Runtime(RuleBasedStateMachine):
         super().__init__()
         self.made: dict[ContainerId, Made] = {}
         self.ledger = Ledger()
+        self.gpus = GPUS
         self.node = make.node(GPUS)
         self.policy = Policy(mps=MPS)
         self.now = 0.0
@@ -93,6 +102,15 @@ class Runtime(RuleBasedStateMachine):
         self.unseen: set[ContainerId] = set()  # that the last Synchronize took from the journal
 
     # The plugin's side, as runtime/plugin.py plays it.
+
+    def with_live(self, ledger: Ledger, container: Container) -> Ledger:
+        has = live(container)
+        return ledger if has is None else with_live(ledger, has, self.node.inventory)
+
+    def on(self, gpus: Iterable[Gpu]) -> None:
+        """The node looks like this from here on."""
+        self.node = make.node(tuple(gpus))
+        self.told(lambda ledger: seen(ledger, self.node.inventory))
 
     def told(self, change: Callable[[Ledger], Ledger]) -> None:
         if not self.away:
@@ -120,11 +138,13 @@ class Runtime(RuleBasedStateMachine):
         ledger = self.ledger
         if container_id in self.unseen and self.mark(made.container) is None:
             ledger = self.ledger = ledger.released(container_id)
+        elif container_id in self.unseen:
+            ledger = self.ledger = self.with_live(ledger, made.container)
         if container_id not in ledger.entries:
             adopted = self.entry(made, Phase.LAPSED)
             if adopted is None:
                 return not needs_grant(made.container, self.policy)
-            ledger = ledger.with_entry(adopted)
+            ledger = self.with_live(ledger.with_entry(adopted), made.container)
         running = ledger.started(container_id, self.now)
         if running is None:
             return False
@@ -138,16 +158,13 @@ class Runtime(RuleBasedStateMachine):
         listed.sort(key=lambda made: order[made.number % len(order)])
         phases = {"created": Phase.CREATED, "running": Phase.RUNNING}
         entries = [entry for made in listed if (entry := self.entry(made, phases[made.state]))]
-        foreign = [other for made in listed if (other := self.foreign(made.container))]
         told = {made.container.id for made in listed}
         remembered = [each for each in self.journal.values() if self.now - each[1] <= GRACE_S]
-        entries += [Entry(grant, Phase.CREATED, at) for grant, at in remembered if grant.container_id not in told]
+        missing = [(grant, at) for grant, at in remembered if grant.container_id not in told]
+        entries += [Entry(grant, Phase.CREATED, at, min(at + GRACE_S, self.now + REQUEST_S)) for grant, at in missing]
         self.unseen = {grant.container_id for grant, _ in remembered} - told
-        return rebuilt(entries, foreign)
-
-    def foreign(self, container: Container) -> Foreign | None:
-        uuids = foreign_uuids(container, self.node)
-        return Foreign(container.id, container.pod.id, container.pod.name, uuids) if uuids else None
+        has = [each for made in listed if (each := live(made.container))]
+        return seen(rebuilt(entries, (), live=has), self.node.inventory)
 
     # What can happen on a machine.
 
@@ -175,13 +192,16 @@ class Runtime(RuleBasedStateMachine):
         if isinstance(decision, Inject):
             assert decide(container, self.node, self.ledger, self.policy) == decision
             self.check_new(decision.grant)
+            nodes = tuple(DeviceRef(each.path, each.major, each.minor) for each in decision.edits.devices.values())
+            self.ledger = self.with_live(self.ledger, replace(container, devices=nodes))
             self.given[container.id] = self.now
             if decision.grant.uuids:
                 self.journal[container.id] = (decision.grant, self.now)
             if "answer lost" not in fate:
                 annotations = {MARK_KEY: write_mark(decision.grant, self.key)}
                 folder = decision.grant.seat.folder if decision.grant.seat else ""
-                container = replace(container, annotations=annotations, env=decision.edits.env, mps_folder=folder)
+                added = {"annotations": annotations, "env": decision.edits.env, "devices": nodes}
+                container = replace(container, **added, mps_folder=folder)
             if fate != "failed":
                 self.made[container.id] = Made(container, self.number, listed=listed)
             if "answer lost" in fate:  # with the plugin, which is back at once
@@ -196,32 +216,54 @@ class Runtime(RuleBasedStateMachine):
         entry = made and self.ledger.entries.get(made.container.id)
         if made is None or not entry or not entry.holds or not self.on_node(entry.grant):
             return
-        decision = decide(replace(made.container, annotations={}, env={}), self.node, self.ledger, self.policy)
+        asking = replace(made.container, annotations={}, env={}, devices=())
+        decision = decide(asking, self.node, self.ledger, self.policy)
         assert isinstance(decision, Inject)
         assert decision.grant == entry.grant
         self.ledger = self.ledger.after(decision, self.now)
 
     def on_node(self, grant: Grant) -> bool:
-        return set(grant.uuids) <= {unit.uuid for unit in self.node.inventory.units}
+        return set(grant.uuids) <= {unit.uuid for unit in self.node.inventory.units if not why_not(unit)}
 
     def check_new(self, grant: Grant) -> None:
         """A new grant meets nobody it must not meet, however that one came by its GPUs."""
         faults = worlds.capacity_faults(self.ledger)
         assert not [fault for fault in faults if grant.container_id in fault.split(" and ")]
         if grant.mode is Mode.EXCLUSIVE:
-            assert all(other.uuids.isdisjoint(grant.uuids) for other in self.ledger.foreign.values())
+            others = [
+                made
+                for made in self.made.values()
+                if made.state != "exited" and made.container.id != grant.container_id
+            ]
+            assert all(self.opened(made).isdisjoint(grant.uuids) for made in others)
+
+    def check_stranger(self) -> None:
+        """Nor does somebody who asks for it now and did not before."""
+        places = [unit.place if isinstance(unit, MigPart) else str(unit.index) for unit in self.node.inventory.units]
+        for place in () if self.away else places:
+            asking = make.container(f"device={place};mode=exclusive", of="stranger")
+            decision = decide(asking, self.node, self.ledger, self.policy)
+            if isinstance(decision, Inject):
+                self.check_new(decision.grant)
+
+    def opened(self, made: Made) -> frozenset[GpuUuid]:
+        """What a container can open beyond its grant, if the plugin knows of it."""
+        if made.container.id not in self.ledger.live:
+            return frozenset()
+        numbers = {(each.major, each.minor) for each in made.container.devices}
+        mark = self.mark(made.container)
+        return opened_uuids(numbers, self.node.inventory) - frozenset(mark.uuids if mark else ())
 
     @rule(pod=pods, index=st.integers(0, 2), caps=st.booleans())
     def create_with_another_injectors_node(self, pod: str, index: int, caps: bool) -> None:
         self.number += 1
         of = make.pod(pod, id=self.sandbox(pod))
         minors = [GPUS[2].mig[0].compute_instance_minor or 0] if index == 2 and caps else []
-        nodes = (make.held_node(GPUS[index]), *(DeviceRef(f"/dev/cap{minor}", 510, minor) for minor in minors))
+        nodes = (make.held_node(self.gpus[index]), *(DeviceRef(f"/dev/cap{minor}", 510, minor) for minor in minors))
         container = make.container(of=of, name="dp", id=ContainerId(f"{pod}.dp.{self.number}"), devices=nodes)
         self.made[container.id] = Made(container, self.number)
         assert isinstance(decide(container, self.node, self.ledger, self.policy), Pass)
-        other = self.foreign(container)
-        self.told(lambda ledger: ledger.with_foreign(other) if other else ledger)
+        self.told(lambda ledger: self.with_live(ledger, container))
 
     @rule(pick=picks)
     def start(self, pick: int) -> None:
@@ -286,7 +328,25 @@ class Runtime(RuleBasedStateMachine):
 
     @rule(lost=st.sets(st.integers(0, 2), max_size=1))
     def a_gpu_is_lost_or_back(self, lost: set[int]) -> None:
-        self.node = make.node([gpu for gpu in GPUS if gpu.index not in lost])
+        self.on(gpu for gpu in self.gpus if gpu.index not in lost)
+
+    @rule(minors=st.permutations(MINORS), cut=cuts)
+    def the_driver_is_loaded_again(self, minors: list[int], cut: Cut) -> None:
+        """Under containers that do not notice: their numbers may be other GPUs' from here on, and other instances'."""
+        *whole, last = self.gpus
+        parts = list(last.mig or GPUS[2].mig)
+        if cut == "made again":
+            parts = [replace(part, uuid=GpuUuid(f"{part.uuid[:-1]}{self.number % 10}")) for part in parts]
+        if cut == "made the other way round":
+            one, two = parts
+            parts = [
+                replace(one, compute_instance_minor=two.compute_instance_minor),
+                replace(two, compute_instance_minor=one.compute_instance_minor),
+            ]
+        last = replace(last, mig_enabled=cut != "not at all", mig=() if cut == "not at all" else tuple(parts))
+        self.gpus = tuple(replace(gpu, minor_number=minor) for gpu, minor in zip((*whole, last), minors, strict=True))
+        self.on(self.gpus)
+        self.check_stranger()
 
     @rule(mode=worlds.modes)
     def the_policys_default_changes(self, mode: Mode) -> None:
@@ -309,6 +369,7 @@ class Runtime(RuleBasedStateMachine):
     @rule(order=st.permutations(range(7)))
     def the_plugin_comes_back(self, order: list[int]) -> None:
         self.ledger, self.away = self.relisted(order), False
+        self.check_stranger()
 
     @precondition(lambda self: not self.away)
     @rule(order=st.permutations(range(7)))
@@ -348,7 +409,7 @@ class Runtime(RuleBasedStateMachine):
 
     @invariant()
     def what_it_keeps_up_is_what_it_would_be_told_anew(self) -> None:
-        anew = Ledger(self.ledger.entries, self.ledger.foreign)
+        anew = Ledger(self.ledger.entries, self.ledger.foreign, live=self.ledger.live)
         assert self.ledger.usage() == anew.usage()
         assert self.ledger._waiting == anew._waiting
 
@@ -362,7 +423,8 @@ class Runtime(RuleBasedStateMachine):
             return
         running = {name for name, made in self.made.items() if made.state == "running" and self.mark(made.container)}
         assert running == {name for name, entry in self.ledger.entries.items() if entry.phase is Phase.RUNNING}
-        assert set(self.ledger.foreign) <= set(self.made)
+        assert {name for name in running if self.made[name].container.devices} <= set(self.ledger.live)
+        assert self.ledger == seen(self.ledger, self.node.inventory)
 
     @invariant()
     def what_is_no_more_holds_for_the_grace_at_most(self) -> None:

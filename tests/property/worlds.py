@@ -392,12 +392,13 @@ def entries(draw: st.DrawFn) -> Entry:
 
 
 foreigners = st.builds(
-    lambda pod, uuids, said: Foreign(
-        ContainerId(f"{pod}.dp"), PodId(f"sandbox-{pod}"), f"{said}/{pod}", frozenset(uuids)
+    lambda pod, uuids, said, name: Foreign(
+        ContainerId(f"{pod}.dp"), PodId(f"sandbox-{pod}"), f"{said}/{pod}", frozenset(uuids), name
     ),
     st.sampled_from(POD_NAMES),
     st.sets(st.one_of(st.integers(0, 5).map(make.uuid), mig_uuids), min_size=1, max_size=2),
     texts,
+    st.sampled_from(["", "main", "x" * 63]),
 )
 # Any ledger at all, over capacity too: a bug elsewhere must not turn into a crash here.
 leavers = st.builds(

@@ -25,6 +25,11 @@ def _device(path: str, major: int) -> Fill:
     )
 
 
+def _rule(number: int) -> pb.LinuxDeviceCgroup:
+    major, minor = pb.OptionalInt64(value=195), pb.OptionalInt64(value=number)
+    return pb.LinuxDeviceCgroup(allow=True, type="c", major=major, minor=minor, access="rw")
+
+
 ENTRIES: Final[dict[str, Fill]] = {
     "empty variables": _variable(""),
     "variables": _variable("N"),
@@ -37,6 +42,7 @@ ENTRIES: Final[dict[str, Fill]] = {
     "hooks": lambda _, made, number: made.hooks.prestart.append(pb.Hook(path="/x/nvidia-ctk")),
     "devices": _device("/d{}", 1),
     "NVIDIA's devices": _device("/dev/nvidia{}", 195),
+    "device rules": lambda _, made, number: made.linux.resources.devices.append(_rule(number)),
     "CDI devices": lambda _, made, number: made.CDI_devices.append(pb.CDIDevice(name="a")),
     "rlimits": lambda _, made, number: made.rlimits.append(pb.POSIXRlimit(type="a")),
     "namespaces": lambda _, made, number: made.linux.namespaces.append(pb.LinuxNamespace(type="a")),

@@ -177,6 +177,9 @@ def test_a_mig_device_is_completed_by_its_own_uuid_and_gets_no_other() -> None:
 
 def test_a_gpu_in_mig_mode_without_rights_is_of_no_use() -> None:
     assert isinstance(decide(make.container(devices=caps()), CUT_NODE, Ledger(), ALL), Pass)
+    unnamed = decide(make.container(devices=(make.held_node(CUT, "/dev/gpu"),)), CUT_NODE, Ledger(), ALL)
+    assert isinstance(unnamed, Pass)
+    assert unnamed.why == "not completed: what it holds is of no GPU known here"
     assert refused(make.container("1", devices=caps()), CUT_NODE).code is Code.HELD_BY_OTHERS
 
 

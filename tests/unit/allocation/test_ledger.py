@@ -27,6 +27,7 @@ def created(entry: Entry) -> Ledger:
 
 
 MINE, OTHER = PodUid("mine"), PodUid("other")
+DP = {make.foreign().container_id: make.foreign(0)}
 # What is on the GPU, who asks how, and whether that is in the way.
 BLOCKS = {
     "nobody, exclusive": (UNUSED, EXCLUSIVE, False),
@@ -39,9 +40,9 @@ BLOCKS = {
     "own pod exclusively, shared": (Usage(EXCLUSIVE, {MINE: "m"}, 1), SHARED, True),
     "own pod shared, exclusive": (Usage(SHARED, {MINE: "m"}, 1), EXCLUSIVE, True),
     "own pod and another shared, shared": (Usage(SHARED, {MINE: "m", OTHER: "o"}, 2), SHARED, False),
-    "others' injector, exclusive": (Usage(foreign=("f",)), EXCLUSIVE, True),
-    "others' injector, shared": (Usage(foreign=("f",)), SHARED, False),
-    "own pod exclusively and others' injector": (Usage(EXCLUSIVE, {MINE: "m"}, 1, ("f",)), EXCLUSIVE, True),
+    "others' injector, exclusive": (Usage(foreign=DP), EXCLUSIVE, True),
+    "others' injector, shared": (Usage(foreign=DP), SHARED, False),
+    "own pod exclusively and others' injector": (Usage(EXCLUSIVE, {MINE: "m"}, 1, DP), EXCLUSIVE, True),
 }
 
 
@@ -57,11 +58,11 @@ def test_usage_names_pods_and_counts_containers() -> None:
         make.entry(1, mode=SHARED, to=B),
         others=[make.foreign(1, 2)],
     )
-    usage = ledger.usage()
+    usage, others = ledger.usage(), {make.foreign().container_id: make.foreign(1, 2)}
     assert usage[make.uuid(0)] == Usage(SHARED, {A.pod.uid: "ml/a"}, 1)
-    assert usage[make.uuid(1)] == Usage(SHARED, {A.pod.uid: "ml/a", B.pod.uid: "ml/b"}, 3, ("ml/plugin",))
+    assert usage[make.uuid(1)] == Usage(SHARED, {A.pod.uid: "ml/a", B.pod.uid: "ml/b"}, 3, others)
     assert usage[make.uuid(1)].load == 4
-    assert usage[make.uuid(2)] == Usage(None, {}, 0, ("ml/plugin",))
+    assert usage[make.uuid(2)] == Usage(None, {}, 0, others)
     assert make.uuid(3) not in usage
 
 

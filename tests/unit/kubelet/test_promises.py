@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.promises import OPEN_S
 from nri_gpu.domain.container import Container, PodId
+from nri_gpu.policy.model import LedgerSettings, Policy
 from tests.support import builders
 from tests.support.builders import container, gpu, uuid
 from tests.unit.kubelet.station import GPU, TOKENS, Halves, again, from_kubelet
@@ -47,6 +49,17 @@ def test_one_that_never_started_finds_its_gpu_at_its_next_attempt() -> None:
     halves.clock.now += GRACE_S
     assert "held exclusively by ml/train" in str(halves.create(container("device=0", of="thief")))
     assert halves.create(again(first)) == (uuid(0),)
+
+
+@pytest.mark.parametrize("grace_s", [GRACE_S, 3600])
+def test_what_nobody_comes_for_is_free_after_a_quarter_of_an_hour(grace_s: int) -> None:
+    halves = Halves()
+    halves.plugin.policy = Policy(ledger=LedgerSettings(created_grace_s=grace_s))
+    given(halves, 0)
+    halves.clock.now += OPEN_S - 1
+    assert "held exclusively by" in str(halves.create(container("device=0", of="local")))
+    halves.clock.now += 2
+    assert halves.create(container("device=0", of="local")) == (uuid(0),)
 
 
 def test_a_lapsed_grant_is_no_promise_for_life() -> None:

@@ -181,6 +181,52 @@ def test_a_container_is_privileged_by_its_one_wildcard(rule: pb.LinuxDeviceCgrou
     assert convert.container_from_pb(message, make.pod()).privileged is privileged
 
 
+def rule(kind: str, access: str, **numbers: int) -> pb.LinuxDeviceCgroup:
+    given = {name: pb.OptionalInt64(value=number) for name, number in numbers.items()}
+    return pb.LinuxDeviceCgroup(allow=True, type=kind, access=access, **given)
+
+
+OPENED: dict[str, tuple[pb.LinuxDeviceCgroup, bool, bool]] = {
+    "one device": (rule("c", "rw", major=195, minor=0), True, False),
+    "the same to read": (rule("c", "r", major=195, minor=0), True, False),
+    "the same to make its node": (rule("c", "m", major=195, minor=0), False, False),
+    "a block device": (rule("b", "rwm", major=195, minor=0), False, False),
+    "refused": (pb.LinuxDeviceCgroup(type="c", access="rwm"), False, False),
+    "all minors": (rule("c", "rwm", major=195), False, True),
+    "all minors, said so": (rule("c", "rwm", major=195, minor=-1), False, True),
+    "all majors": (rule("c", "rw"), False, True),
+    "all nodes may be made": (rule("c", "m"), False, False),
+    "privileged": (rule("a", "rwm"), False, False),
+}
+
+
+@pytest.mark.parametrize(("rule", "opened", "wildcard"), OPENED.values(), ids=OPENED)
+def test_which_devices_rules_open(rule: pb.LinuxDeviceCgroup, opened: bool, wildcard: bool) -> None:
+    message = pb.Container(id="c")
+    message.linux.resources.devices.append(rule)
+    for exists in (False, True):
+        read = convert.container_from_pb(message, make.pod(), exists=exists)
+        assert (read.opened, read.wildcard) == (frozenset({(195, 0)}) if opened else frozenset(), wildcard)
+    if opened or wildcard:
+        assert Markers.of(None, environment=False).found_in(message.SerializeToString())
+
+
+def test_which_staged_files_are_mounted() -> None:
+    message = pb.Container(id="c")
+    for source in (
+        "/var/drivers/580-a/compute/lib64",
+        "/var/drivers/compat14-b",
+        "/var/drivers.old/x",
+        "/var/drivers",
+        "/",
+    ):
+        message.mounts.add(destination="/x", source=source)
+    read = convert.container_from_pb(message, make.pod(), exists=True, stage_dir="/var/drivers")
+    assert read.staged == {"580-a", "compat14-b"}
+    assert not convert.container_from_pb(message, make.pod(), exists=True).staged
+    assert Markers.of(None, environment=False, stage_dir="/var/drivers").found_in(message.SerializeToString())
+
+
 def test_a_reply_writes_everything_a_runtime_might_guess() -> None:
     edits = Edits.of(
         devices=(DeviceNode("/dev/nvidia0", 195, 0, 0o660, 0, 44),),

@@ -76,7 +76,7 @@ def test_what_the_kubelet_gave_stays_given(tmp_path: Path) -> None:
     bench.plugin.promise([device], shared=False)
     new = restarted(bench, tmp_path)
     assert [is_promise(id_) for id_ in new.plugin.ledger.entries] == [True]
-    assert all(entry.since < math.inf for entry in new.plugin.ledger.entries.values())
+    assert all(entry.until is not None and entry.until < math.inf for entry in new.plugin.ledger.entries.values())
     assert isinstance(new.ask("device=0", "second"), str)
 
 

@@ -13,6 +13,7 @@ from nri_gpu.wire import SEND_MAX, Code
 from nri_gpu.wire.mux import FIRST_FRAME_MAX
 from tests.support import nri_messages as nri
 from tests.support.nri_messages import NRI_0_6
+from tests.support.scripted_runtime import until
 from tests.unit.runtime.log import Log
 from tests.unit.runtime.station import Station
 
@@ -39,6 +40,19 @@ async def test_a_reply_over_what_the_runtime_takes_is_a_refusal(folder: Path, lo
         assert refused == status.INTERNAL
         assert (await runtime.call("Shutdown")).status.ok
     assert [line.text for line in log.warnings()] == ["answer too large"]
+
+
+async def test_an_answer_to_a_runtime_that_is_gone(folder: Path, log: Log) -> None:
+    """As after a stop of the daemon for longer than the runtime waits: the request is read, and nobody is there."""
+    pod = nri.asking("4")
+    async with Station(folder) as station:
+        runtime = await station.connected()
+        await runtime.write(runtime.request("CreateContainer", nri.create(pod, nri.container(pod))))
+        runtime.close()
+        await until("the grant", lambda: log.said("gpu granted"))
+        assert station.phases() == {}
+        await station.connected()
+        assert station.phases() == {}
 
 
 async def test_a_timeout_that_is_over_before_it_came(folder: Path, log: Log) -> None:

@@ -389,6 +389,106 @@ def test_a_container_held_by_others_cannot_ask_as_well() -> None:
     assert "[held-by-others]" in refused(bench, of, held).message
 
 
+def allow(made: pb.Container, minor: int | None, major: int = 195) -> pb.Container:
+    """With a rule of its device cgroup, and no node."""
+    number = None if minor is None else pb.OptionalInt64(value=minor)
+    made.linux.resources.devices.add(
+        allow=True, type="c", access="rwm", major=pb.OptionalInt64(value=major), minor=number
+    )
+    return made
+
+
+def test_what_a_rule_of_the_cgroup_opens_is_held_as_by_a_node() -> None:
+    bench = Bench()
+    of = nri.pod("kubelet-served")
+    assert create(bench, of, allow(nri.container(of), 0)) == pb.CreateContainerResponse()
+    asks = nri.asking("device=0", "other")
+    assert "held by ml/kubelet-served (not through nri-gpu)" in refused(bench, asks, nri.container(asks)).message
+    assert "[held-by-others]" in refused(bench, asks, allow(nri.container(asks), 3)).message
+
+
+@pytest.mark.parametrize("shared", [(195, 254), (195, 255), (1510, 0), (1511, 1), (1511, 2), (10, 229)])
+def test_what_opens_no_gpu_is_in_nobodys_way(shared: tuple[int, int]) -> None:
+    bench = Bench()
+    of = nri.pod("monitor")
+    held = allow(nri.container(of), shared[1], shared[0])
+    held.linux.devices.add(path="/dev/nvidia-something", type="c", major=shared[0], minor=shared[1])
+    create(bench, of, held)
+    granted(bench, "4")
+
+
+def test_a_wildcard_is_told_of_and_blocks_nothing(log: Log) -> None:
+    bench = Bench(Policy(privileged=PrivilegedSettings(action=PrivilegedAction.AUDIT)))
+    of = nri.pod("debugger")
+    create(bench, of, allow(nri.container(of), None))
+    (line,) = log.warnings()
+    assert "it opens devices by a wildcard rule of its cgroup: it can use every GPU" in str(line)
+    granted(bench, "4")
+
+
+def renumbered(bench: Bench) -> None:
+    """The driver was loaded again, and gives the first two GPUs each other's minors."""
+    one, two, *rest = bench.node.gpus
+    swapped = (replace(one, minor_number=two.minor_number), replace(two, minor_number=one.minor_number), *rest)
+    bench.node = replace(bench.node, inventory=replace(bench.node.inventory, gpus=swapped))
+
+
+def test_a_granted_containers_number_that_became_another_gpus() -> None:
+    bench = Bench()
+    of, made = granted(bench, "device=1", "old")
+    tell(bench, Event.START_CONTAINER, of, made)
+    assert bench.plugin.ledger.foreign == {}
+    renumbered(bench)
+    late = nri.asking("device=0", "late")
+    words = "GPU 0 (GPU-0a100004-0000-4000-8000-000000000000) is held by ml/old (container main still opens its device"
+    for _ in range(2):
+        assert words in refused(bench, late, nri.container(late)).message
+        synchronize(bench, [of], [nri.running(made)])  # and so says a daemon that only has the runtime's list
+    granted(bench, "device=0;mode=shared", "sharing")
+    assert "[gpu-busy]" in refused(bench, late, nri.container(late)).message
+    tell(bench, Event.STOP_CONTAINER, of, made)
+    assert bench.plugin.ledger.foreign == {}
+    assert bench.plugin.ledger.live.keys() == {"container-sharing-main"}
+
+
+def test_the_kubelet_is_not_offered_it_either() -> None:
+    bench = Bench()
+    granted(bench, "device=1", "old")
+    renumbered(bench)
+    bench.plugin.observe()
+    first, second, *_ = bench.node.gpus
+    assert bench.plugin.taken(shared=True) == {first.uuid, second.uuid}
+
+
+def test_a_container_adopted_at_its_start_has_its_numbers_too() -> None:
+    of, made = granted(Bench(), "device=1", "old")
+    bench = Bench()
+    tell(bench, Event.START_CONTAINER, of, made)
+    renumbered(bench)
+    late = nri.asking("device=0", "late")
+    assert "is held by ml/old (container main" in refused(bench, late, nri.container(late)).message
+
+
+def test_driver_files_stay_for_whoever_mounts_them_whatever_its_mark_says() -> None:
+    bench = Bench()
+    bench.plugin.stage_dir = "/staged"
+    of, made = granted(bench, "device=1")
+    assert bench.plugin.ledger.live[ContainerId(made.id)].staged == {"compute+utility"}
+    made.annotations[MARK_KEY] = "v1;mode=exclusive;mac=00"
+    plain = nri.pod("plain")
+    other = nri.container(plain)
+    other.mounts.add(destination="/opt", type="bind", source="/staged/570.1-0a1b2c3d/compute/lib64")
+    create(bench, plain, other)
+    for _ in range(2):
+        assert {"compute+utility", "570.1-0a1b2c3d"} <= bench.plugin.ledger.generations()
+        parts = Parts(bench.plugin.stage_dir)
+        parts.add(*nri.synchronize([of, plain], [nri.running(made), nri.running(other)]))
+        bench.plugin.synchronized(parts.listed())
+    assert bench.plugin.ledger.entries == {}
+    tell(bench, Event.STOP_CONTAINER, of, made)
+    assert bench.plugin.ledger.generations() == {"570.1-0a1b2c3d"}
+
+
 def test_nvidias_hooks_are_warned_of_once_a_kind(log: Log) -> None:
     bench = Bench()
     for name, program in (("a", "nvidia-cdi-hook"), ("b", "nvidia-cdi-hook"), ("c", "nvidia-ctk")):
@@ -413,7 +513,7 @@ def test_foreign_nodes_seen_before_the_inventory_was(log: Log) -> None:
     """Synchronize comes within milliseconds of the start; NVML takes longer."""
     bench = Bench()
     known = bench.node
-    bench.node = replace(known, number=0, inventory=replace(known.inventory, gpus=(), fault="just started"))
+    bench.node = replace(known, inventory=replace(known.inventory, gpus=(), fault="just started"))
     of = nri.pod("kubelet-served")
     held = nri.running(nri.container(of))
     held.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)

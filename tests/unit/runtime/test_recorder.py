@@ -11,7 +11,7 @@ from nri_gpu.nri.subscribe import Event
 from nri_gpu.policy.model import Policy
 from nri_gpu.runtime import journal as journal_module
 from nri_gpu.runtime.journal import Journal
-from nri_gpu.runtime.plugin import Outside, Plugin
+from nri_gpu.runtime.plugin import REQUEST_TIMEOUT_S, Outside, Plugin
 from nri_gpu.runtime.recorder import StateRecorder
 from nri_gpu.wire.status import Status
 from tests.support import builders as make
@@ -62,6 +62,44 @@ def test_nor_for_longer_than_the_grace(tmp_path: Path, clock: Clock) -> None:
     after.plugin.synchronized(())
     clock.now += GRACE_S + 1
     assert after.create(OTHER)
+
+
+def test_nor_once_the_runtime_has_had_its_time_and_does_not_list_it(tmp_path: Path, clock: Clock) -> None:
+    """A daemon that was stopped, or whose answer nobody read, keeps a GPU from nobody for the whole grace."""
+    daemon = Daemon(tmp_path, clock)
+    assert daemon.create(ONE)
+    clock.now += 10
+    daemon.plugin.synchronized(())
+    clock.now += REQUEST_TIMEOUT_S - 0.1
+    assert not daemon.create(OTHER)
+    clock.now += 0.2
+    assert daemon.create(OTHER)
+    late = daemon.plugin.state_change(make.event_payload(Event.START_CONTAINER, ONE))
+    assert isinstance(late, Status)  # without a mark it was refused before, too
+
+
+def test_nor_does_one_start_that_the_runtime_was_too_slow_with(tmp_path: Path, clock: Clock) -> None:
+    daemon = Daemon(tmp_path, clock)
+    assert daemon.create(ONE)
+    (entry,) = daemon.plugin.ledger.entries.values()
+    daemon.plugin.synchronized(())
+    clock.now += REQUEST_TIMEOUT_S + 1
+    assert daemon.create(OTHER)
+    marked = make.marked(ONE, entry.grant, KEY)
+    late = daemon.plugin.state_change(make.event_payload(Event.START_CONTAINER, marked))
+    assert isinstance(late, Status)
+    assert "[gpu-busy]" in late.message
+
+
+def test_an_answer_of_which_nothing_left_is_no_grant(tmp_path: Path, clock: Clock) -> None:
+    daemon = Daemon(tmp_path, clock)
+    payload = make.create_payload(ONE)
+    daemon.plugin.create_container(payload)
+    daemon.plugin.unanswered(payload)
+    daemon.plugin.unanswered(b"\xff")
+    assert daemon.phases() == {}
+    assert Daemon(tmp_path, clock).recorder.remembered(0.0) == []
+    assert daemon.create(OTHER)
 
 
 def test_a_daemon_that_comes_after_the_grace_knows_nothing_of_it(tmp_path: Path, clock: Clock) -> None:

@@ -74,7 +74,15 @@ def test_shared_by_two() -> None:
 def test_a_foreign_holder() -> None:
     foreign = gpu(status_json(view(make.ledger(others=[make.foreign(2)]))), 2)
     assert foreign["foreign"] == ["ml/plugin"]
-    assert foreign["unavailable"] == "held by ml/plugin, whom somebody else gave it"
+    assert foreign["unavailable"] == "held by ml/plugin (not through nri-gpu)"
+
+
+def test_a_container_whose_number_became_another_gpus() -> None:
+    other = replace(make.foreign(2), container="main")
+    said = gpu(status_json(view(make.ledger(others=[other]))), 2)
+    assert said["foreign"] == []
+    assert said["opened_by"] == [{"pod": "ml/plugin", "container": "main"}]
+    assert said["unavailable"] == "held by ml/plugin (container main still opens its device number)"
 
 
 def test_how_each_resource_stands_with_the_kubelet() -> None:

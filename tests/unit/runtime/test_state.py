@@ -197,7 +197,9 @@ def test_the_published_ledger(tmp_path: Path) -> None:
                 "driver_generation": "580.95.05-test",
             }
         ],
-        "foreign": [{"container_id": held.id, "pod": "ml/other", "gpu_uuids": [bench.node.gpus[3].uuid]}],
+        "foreign": [
+            {"container_id": held.id, "pod": "ml/other", "container": "", "gpu_uuids": [bench.node.gpus[3].uuid]}
+        ],
         "leaving": [],
     }
 

@@ -42,12 +42,12 @@ def lines(inventory: Inventory) -> list[str]:
 
 
 def test_what_is_well_and_shows_nothing_is_not_worth_a_line() -> None:
-    assert lines(NODE) == ["GPU 1 is healthy; shows thermal"]
+    assert lines(NODE) == ["GPU 1 shows thermal"]
 
 
 def test_a_mig_device_that_is_bad_by_itself() -> None:
     assert lines(ill(part=0)) == [
-        "GPU 1 is healthy; shows thermal",
+        "GPU 1 shows thermal",
         "MIG device 1:0 is bad since 2023-11-14 22:13:20 UTC, because of: XID 94, contained ECC error; "
         "its state changed 1 times",
     ]

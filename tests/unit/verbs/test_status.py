@@ -14,12 +14,13 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.allocation.leaver import Leaver
-from nri_gpu.allocation.ledger import Phase
+from nri_gpu.allocation.ledger import Ledger, Phase
+from nri_gpu.allocation.promises import promised
 from nri_gpu.cli import main
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.gpu import GpuFault, KernelGpu, PciBusId
-from nri_gpu.domain.kubelet import Standing
+from nri_gpu.domain.kubelet import Handed, Standing
 from nri_gpu.domain.mps import MpsFolders, Seat
 from nri_gpu.domain.transition import History, Kind, Transition
 from nri_gpu.runtime.guard_files import Seen, started, write_seen
@@ -96,6 +97,20 @@ def test_holders_one_line_each() -> None:
     assert lines[0].split()[-4:] == ["shared", "ml/train", "main", "1h1m"]
     assert lines[1].split() == ["ml/other", "main", "5s", "(created)"]
     assert lines[3].split()[-3:] == ["ml/plugin", "-", "-"]
+
+
+def test_what_the_kubelet_gave_and_nobody_has_says_since_when() -> None:
+    given = promised(Ledger(), [Handed("nvidia.com/gpu", make.uuid(0))], CLOCK - 200, shared=False)
+    (line,) = [line for line in to_text(status_json(view(given)), NOW).splitlines() if "(reserved)" in line]
+    assert line.split()[-3:] == ["-", "3m20s", "(reserved)"]
+
+
+def test_a_lost_gpu_that_is_held_says_so() -> None:
+    node = make.node([make.gpu(0, unavailable="nvmlDeviceGetName: GPU is lost (15)"), make.gpu(1)])
+    ledger = make.ledger(make.entry(0, since=CLOCK - 5), make.entry(1, since=CLOCK - 5, to=make.container(of="other")))
+    lines = to_text(status_json(view(ledger, node=node)), NOW).splitlines()[2:4]
+    assert lines[0].endswith("ml/train  main       5s   nvmlDeviceGetName: GPU is lost (15)")
+    assert lines[1].endswith("ml/other  main       5s")
 
 
 def test_a_gpu_that_is_not_to_be_had_says_why() -> None:

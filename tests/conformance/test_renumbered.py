@@ -1,0 +1,99 @@
+"""A driver that is loaded again, and MIG devices that are made again, under a container that runs.
+
+What its cgroup opens is another GPU then, which nobody is granted exclusively as long as that container lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from nri_gpu.verbs.asking import ask
+from tests.support.containerd import Containerd
+from tests.support.cri import ContainerId, CriError, PodId
+from tests.support.daemon import FOUR_GPUS, TOPOLOGIES, Launch, NriGpu
+from tests.support.driver_root import make_driver_root
+from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.probe import Opened, open_number
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.containerd
+
+MIG: Final = TOPOLOGIES / "mig-a100.toml"
+MADE_AGAIN: Final = ("MIG-12a10080-0000-5000-8000-090000000000", "MIG-99999999-0000-5000-8000-090000000000")
+
+
+@pytest.fixture
+def topology(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    file = tmp_path / "node.toml"
+    file.write_text(request.param.read_text())
+    return file
+
+
+@pytest.fixture
+def serving(node: Containerd, tmp_path: Path, topology: Path) -> Iterator[NriGpu]:
+    root = make_driver_root(tmp_path / "driver")
+    with NriGpu(Launch(tmp_path / "d", node.nri_socket, topology=topology, driver_root=root)) as daemon:
+        daemon.wait_ready()
+        daemon.wait_logged("driver files staged")
+        yield daemon
+
+
+def status(daemon: NriGpu) -> Any:  # noqa: ANN401 - parsed JSON
+    return ask(daemon.launch.state / "control.sock", "status")
+
+
+def change(daemon: NriGpu, topology: Path, *swapped: tuple[str, str]) -> None:
+    """Edit the node, and wait until the daemon knows it."""
+    text, before = topology.read_text(), status(daemon)["node"]["inventory_number"]
+    for old, new in swapped:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    topology.write_text(text)
+    wait_for("the new node", lambda: status(daemon)["node"]["inventory_number"] > before, 20)
+
+
+def run(node: Containerd, name: str, value: str) -> ContainerId:
+    pod = node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": value}))
+    return node.cri.run(pod, ContainerSpec())
+
+
+@pytest.mark.parametrize("topology", [FOUR_GPUS], indirect=True)
+def test_gpus_change_their_minors(node: Containerd, serving: NriGpu, topology: Path) -> None:
+    old = run(node, "old", "device=1")
+    change(serving, topology, ("\nminor = 1\n", "\nminor = 9\n"), ("\nminor = 0 ", "\nminor = 1 "), ("= 9\n", "= 0\n"))
+    assert open_number(node.cri, old, 195, 1) is Opened.NO_DRIVER  # the cgroup lets it, and that is GPU 0 by now
+    held = r"\[gpu-busy\]: GPU 0 \(GPU-.*\) is held by default/old \(container main still opens its device number\)"
+    with pytest.raises(CriError, match=held):
+        run(node, "late", "device=0")
+    first, second, *_ = status(serving)["gpus"]
+    assert first["opened_by"] == [{"pod": "default/old", "container": "main"}]
+    assert [each["pod"] for each in second["holders"]] == ["old"]
+    run(node, "beside", "device=2")  # 195:255 and nvidia-uvm are everybody's
+    run(node, "sharing", "device=0; mode=shared")
+
+    serving.terminate()
+    serving.start()
+    serving.wait_ready()
+    serving.wait_logged("driver files staged")
+    with pytest.raises(CriError, match=r"default/old \(container main still opens its device number\)|in shared mode"):
+        run(node, "later", "device=0")
+    assert status(serving)["gpus"][0]["opened_by"]
+    for name in ("old", "sharing"):
+        node.cri.remove_pod(PodId(next(pod.id for pod in node.cri.pods() if pod.metadata.name == name)))
+    run(node, "next", "device=0")
+
+
+@pytest.mark.parametrize("topology", [MIG], indirect=True)
+def test_a_mig_device_is_made_again(node: Containerd, serving: NriGpu, topology: Path) -> None:
+    old = run(node, "old", "device=1:2")
+    change(serving, topology, MADE_AGAIN)
+    held = rf"\[gpu-busy\]: MIG device 1:2 \({MADE_AGAIN[1]}\) is held by default/old \(container main still opens"
+    with pytest.raises(CriError, match=held):
+        run(node, "late", "device=1:2")
+    run(node, "beside", "device=1:3")  # through the same node of its GPU, and another capability
+    node.cri.remove(old)
+    run(node, "next", "device=1:2")
