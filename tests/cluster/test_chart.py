@@ -1,0 +1,45 @@
+"""The chart's manifests with an image of this checkout, as `kubectl apply` puts them on a cluster."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import IMAGE, Cluster, pod, wait_for
+from tests.support.daemon import FOUR_GPUS
+from tests.support.helm import documents, values
+
+pytestmark = pytest.mark.cluster
+
+TAG = "test"
+NAMESPACE = "nri-gpu"
+
+
+@pytest.fixture(scope="session")
+def image(session_cluster: Cluster) -> None:
+    session_cluster.import_image(TAG)
+
+
+def install(cluster: Cluster, **changed: Any) -> None:  # noqa: ANN401 - the chart's values
+    """The chart with four simulated GPUs on the node, until both DaemonSets are ready."""
+    given: dict[str, Any] = {
+        "image": {"repository": IMAGE, "tag": TAG},
+        "simulation": FOUR_GPUS.read_text(),
+        "affinity": {"nodeAffinity": None},
+        **changed,
+    }
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    cluster.apply(namespace, *documents(values(**given)))
+
+    def ready() -> bool:
+        found = cluster.get("daemonsets", "", "-n", NAMESPACE)
+        return all(each["status"].get("numberReady") == 1 for each in found)
+
+    wait_for("the chart's pods", ready, 90, lambda: cluster.kubectl("describe", "pods", "-n", NAMESPACE))
+
+
+def test_its_defaults(cluster: Cluster, image: None) -> None:
+    install(cluster)
+    cluster.wait_allocatable(4)
+    cluster.apply(pod("train", 2))
+    cluster.wait_phase("train")
+    assert len(cluster.minors("train")) == 2
