@@ -1,5 +1,6 @@
 """The chart's manifests with an image of this checkout, as `kubectl apply` puts them on a cluster."""
 
+import json
 from typing import Any
 
 import pytest
@@ -37,9 +38,21 @@ def install(cluster: Cluster, **changed: Any) -> None:  # noqa: ANN401 - the cha
     wait_for("the chart's pods", ready, 90, lambda: cluster.kubectl("describe", "pods", "-n", NAMESPACE))
 
 
+def check(cluster: Cluster) -> list[str]:
+    """What `nri-gpu check` advises in the daemon's pod, as docs/kubernetes-install.md has it run."""
+    command = ("nri-gpu", "check", "/etc/nri-gpu/policy.toml", "-o", "json")
+    advice: list[str] = json.loads(cluster.kubectl("exec", "-n", NAMESPACE, "daemonset/nri-gpu", "--", *command))[
+        "advice"
+    ]
+    return advice
+
+
 def test_its_defaults(cluster: Cluster, image: None) -> None:
     install(cluster)
     cluster.wait_allocatable(4)
     cluster.apply(pod("train", 2))
     cluster.wait_phase("train")
     assert len(cluster.minors("train")) == 2
+    # What a file by itself says: that everybody may ask for what is in no pool, which on this node is nothing.
+    (only,) = check(cluster)
+    assert only.startswith("every namespace may ask")
