@@ -217,7 +217,7 @@ async def _rolling_update(cluster: Cluster, folder: Path) -> None:
         pod = await away(cri.run_pod, PodSpec(name="train"))
         container = await away(cluster.run, pod, given)
         assert cluster.gpus(container) == kubelet.in_use(GPU)
-        with pytest.raises(CriError, match='in pool "cluster", kept for others'):
+        with pytest.raises(CriError, match="write nvidia.com/gpu into the container's resources.limits"):
             await away(cluster.ask, "past-the-scheduler")
 
         client = kubelet.clients[GPU]

@@ -213,7 +213,7 @@ async def test_nvidias_plugin_that_comes_later_is_not_fought(
         async with Station(folder, settings=settings) as station:
             await kubelet.wait_healthy(GPU, 4)
             old = kubelet.clients[GPU]
-            async with Rival(kubelet, GPU, ["GPU-theirs"]) as rival:
+            async with Rival(kubelet.dir, GPU, ["GPU-theirs"]) as rival:
                 await rival.register()
                 await said(log, "NVIDIA's device plugin")
                 assert [each.since for each in station.room.standings()] == [None]
