@@ -102,9 +102,9 @@ def _of_the_kubelet(bidder: Bidder, closed: Mapping[GpuUuid, Pool | None]) -> st
     if not settings.enabled or pools != {settings.pool}:
         return ""
     return (
-        f"every GPU that {quoted(bidder.container.pod.namespace)} may have here is in pool {quoted(settings.pool)}, which "
-        f"only the kubelet gives from: write {settings.resource} into the container's resources.limits, and keep the "
-        "annotation for capabilities= and the like, which shape what the kubelet gives."
+        f"every GPU that {quoted(bidder.container.pod.namespace)} may have here is in pool {quoted(settings.pool)}, "
+        f"which only the kubelet gives from: write {settings.resource} into the container's resources.limits, and keep "
+        "the annotation for capabilities= and the like, which shape what the kubelet gives."
     )
 
 

@@ -486,7 +486,7 @@ HOST_PATHS = {
     "beside": ALWAYS | {f"{KUBELET}/pod-resources": "ro"},
     "all of it": ALWAYS
     | {
-        "/data/kubelet/device-plugins": "rw",
+        f"{KUBELET}/device-plugins": "rw",
         "/data/kubelet/plugins_registry": "rw",
         "/data/kubelet/pod-resources": "ro",
         "/etc/kubernetes/node-feature-discovery/features.d": "rw",
