@@ -18,6 +18,7 @@ from contextlib import suppress
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any, Final, Self
+from urllib.request import urlopen
 
 import yaml
 
@@ -36,9 +37,10 @@ IMAGE: Final = "localhost/nri-gpu"
 STATE: Final = "/run/nri-gpu"  # where the default settings have it, in the cluster's mount namespace
 GPU: Final = "nvidia.com/gpu"
 NVIDIA: Final = 195  # the major of /dev/nvidia0 and its like
-MINORS: Final = range(32)
+GPU_MINORS: Final = range(248)  # those above are the driver's own
 DAEMON, GUARD = "nri-gpu", "nri-gpu-guard"
 READY_S: Final = 60.0
+KUBELET_HEALTH: Final = "http://127.0.0.1:16447/healthz"  # cluster.sh: PORT + 4
 # Of the standard library, what no verb of ours imports.
 LEFT_OUT: Final = ("test", "site-packages", "dist-packages", "ensurepip", "idlelib", "tkinter", "lib2to3", "config-*")
 Object = dict[str, Any]
@@ -57,6 +59,14 @@ def lacking() -> str:
     if not missing:
         return ""
     return f"set {', '.join(missing)}: {FOLDER} is the folder of cluster.sh, the others hold the binaries it boots"
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=1):
+            return True
+    except OSError:
+        return False
 
 
 def pod(name: str, gpus: int = 0, resource: str = GPU, annotations: Mapping[str, str] | None = None) -> Object:
@@ -124,7 +134,12 @@ class Cluster:
 
     def start(self, name: str, environment: Mapping[str, str] | None = None) -> None:
         """A daemon that was stopped or killed. environment: for cluster.sh."""
-        self.verb("start", name, environment=environment)
+
+        def up() -> bool:
+            self.verb("start", name, environment=environment)  # as systemd does where it ended: a kubelet may, at first
+            return name != "kubelet" or _answers(KUBELET_HEALTH)
+
+        wait_for(name, up)
 
     def kill(self, *names: str) -> None:
         """SIGKILL."""
@@ -258,7 +273,7 @@ class Cluster:
         rows = [line.split() for line in self.verb("ctr", "task", "ls").splitlines()]
         return [int(pid) for container, pid, *_ in rows if container == wanted]
 
-    def minors(self, name: str, major: int = NVIDIA) -> frozenset[int]:
+    def minors(self, name: str, major: int = NVIDIA, among: range = GPU_MINORS) -> frozenset[int]:
         """Which of a major's nodes the kernel lets a pod's container open."""
         (pid,) = self.pids(name)
         kind = host_cgroup()
@@ -266,7 +281,7 @@ class Cluster:
         controller = "devices" if kind is Cgroup.V1 else ""
         (inside,) = (path for _, names, path in rows if controller in names.split(","))
         cgroup = Path("/sys/fs/cgroup", controller, inside.lstrip("/"))
-        return open_minors(kind, cgroup, major, MINORS)
+        return open_minors(kind, cgroup, major, among)
 
     # -- order --------------------------------------------------------------------------------------------------------
 
