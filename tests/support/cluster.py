@@ -224,9 +224,14 @@ class Cluster:
 
     # -- objects ------------------------------------------------------------------------------------------------------
 
-    def apply(self, *objects: Mapping[str, Any]) -> str:
-        """What kubectl says. Raises: HarnessError."""
-        return self.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(objects))
+    def apply(self, *objects: Mapping[str, Any], options: Sequence[str] = ()) -> str:
+        """What kubectl says, warnings too. Raises: HarnessError: it was refused."""
+        command = [self._script, "kubectl", "apply", "-f", "-", *options]
+        text = yaml.safe_dump_all(objects)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, env=self._environment, check=False)
+        if done.returncode:
+            raise HarnessError(f"kubectl apply: {done.stderr[-2000:]}")
+        return done.stdout + done.stderr
 
     def get(self, kind: str, name: str = "", *options: str) -> Any:  # noqa: ANN401 - parsed JSON
         """One object, or a list's items; None where there is none of that name."""
