@@ -68,7 +68,7 @@ def test_after_a_reboot_pods_fail_where_the_kubelet_is_first(cluster: Cluster) -
         cluster.wait_said(name, "UnexpectedAdmissionError")
     cluster.start(DAEMON)
     cluster.wait_allocatable(4)
-    cluster.kubectl("delete", "pods", "--all", "--force")
+    cluster.kubectl("delete", "pods", "--all")
     cluster.apply(pod("next", 4))
     cluster.wait_phase("next")
 

@@ -57,7 +57,8 @@ def test_a_gpu_that_is_lost_is_withheld_and_said_of_the_pod_that_has_it(cluster:
     cluster.run_daemon(FOUR_GPUS.read_text() + lost)
     cluster.wait_allocatable(0)
     (status,) = cluster.get("pod", "all")["status"]["containerStatuses"]
-    print(status.get("allocatedResourcesStatus"))
+    (shown,) = status["allocatedResourcesStatus"]
+    assert [each["health"] for each in shown["resources"]] == ["Unhealthy"] * 4
     # Nothing that runs is ended. Its container's next start is refused, and says what helps.
     os.kill(cluster.pids("all")[0], 9)
     cluster.wait_said("all", "delete the pod")

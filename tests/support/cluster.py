@@ -40,7 +40,8 @@ NVIDIA: Final = 195  # the major of /dev/nvidia0 and its like
 GPU_MINORS: Final = range(248)  # those above are the driver's own
 DAEMON, GUARD = "nri-gpu", "nri-gpu-guard"
 READY_S: Final = 60.0
-KUBELET_HEALTH: Final = "http://127.0.0.1:16447/healthz"  # cluster.sh: PORT + 4
+PORT: Final = "16443"  # of the API server; the others follow
+KUBELET_HEALTH: Final = "http://127.0.0.1:16447/healthz"
 # Of the standard library, what no verb of ours imports.
 LEFT_OUT: Final = ("test", "site-packages", "dist-packages", "ensurepip", "idlelib", "tkinter", "lib2to3", "config-*")
 Object = dict[str, Any]
@@ -76,7 +77,7 @@ def pod(name: str, gpus: int = 0, resource: str = GPU, annotations: Mapping[str,
         "kind": "Pod",
         "metadata": {"name": name, "annotations": dict(annotations or {})},
         "spec": {
-            "terminationGracePeriodSeconds": 0,
+            "terminationGracePeriodSeconds": 1,
             "containers": [
                 {
                     "name": "main",
@@ -96,7 +97,8 @@ class Cluster:
         self.root = Path(tempfile.mkdtemp(prefix="nk-"))  # short: sockets are made below it
         self.folder = self.root / "given"  # outlives a teardown no more than the rest
         self._script = str(Path(os.environ[FOLDER]) / "cluster.sh")
-        self._environment = {**os.environ, "CLUSTER_ROOT": str(self.root), "PYTHONPATH": str(ROOT)}
+        self._environment = {**os.environ, "CLUSTER_ROOT": str(self.root), "PORT": PORT}
+        self._environment["PYTHONPATH"] = str(ROOT)
 
     def __enter__(self) -> Self:
         try:
@@ -294,8 +296,10 @@ class Cluster:
         """No pod, and nothing of nri-gpu."""
         for name in ("containerd", "kubelet"):
             self.start(name)
-        self.kubectl("delete", "jobs,daemonsets,pods", "--all", "--all-namespaces", "--grace-period=0", "--force",
-                     "--wait=false", "--ignore-not-found", check=False)  # fmt: skip
+        # Not by force: the kubelet says when a pod is gone, and counts its GPUs until then.
+        self.kubectl(
+            "delete", "jobs,daemonsets,pods", "--all", "--all-namespaces", f"--timeout={READY_S}s", check=False
+        )
         wait_for("no pod", lambda: not self.get("pods", "", "-A"))
         wait_for("no container", lambda: not self._tasks())
         self.stop(GUARD, DAEMON)
