@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-faults test check format proto schema manifests conformance storm fuzz bench test-gpu clean
+.PHONY: help demo demo-faults test check format proto schema manifests conformance storm fuzz bench test-gpu test-cluster clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,7 +25,7 @@ demo-faults: $(READY) ## what becomes of containers when GPUs fail and drivers c
 	@$(BIN)/python -m tests.demo.faults
 
 test: check ## everything: checks, unit and property tests, two real containerds (needs root)
-	$(BIN)/pytest -q -n 2 -m 'not gpu'
+	$(BIN)/pytest -q -n 2 -m 'not gpu and not cluster'
 
 check: $(READY) ## format, lint, types, floors, generated files, units
 	$(BIN)/ruff format --check --quiet .
@@ -64,6 +64,9 @@ bench: $(READY) ## what it costs, beside the budget
 
 test-gpu: $(READY) ## on a machine with an NVIDIA GPU: a container runs CUDA on what it was granted (needs root)
 	$(BIN)/pytest -q -m gpu tests/gpu
+
+test-cluster: $(READY) ## on a real Kubernetes, whose folder of cluster.sh NRI_GPU_CLUSTER names (needs root)
+	$(BIN)/pytest -q -m cluster tests/cluster
 
 clean: ## remove what was made here
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -174,7 +174,8 @@ VERBS: Final = (
         "check",
         "nri_gpu.verbs.check",
         "check a policy file: every fault at once, with its place",
-        "Exits 78 when the file has faults. Advice on a good file does not change the exit code.",
+        "Exits 78 when the file has faults. Advice on a good file does not change the exit code. Where a daemon runs,\n"
+        "the options that it was started with go before the file here, too.",
         (
             _option("file", help="policy file (default /etc/nri-gpu/policy.toml)", nargs="?", metavar="FILE"),
             _option("--gpus", help="hold pools and limits against this topology file's GPUs", metavar="FILE"),

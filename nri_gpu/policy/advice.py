@@ -51,9 +51,10 @@ def _who_may_ask(policy: Policy) -> Iterator[str]:
         yield 'namespaces.deny has "*": no container can get a GPU'
     elif "*" in rules.allow.patterns:
         but = " but those of namespaces.deny" if rules.deny.patterns else ""
+        pools = " that are in no pool" if policy.pool.pools else ""
         yield (
-            f"every namespace{but} may ask: whoever may create a pod there can take this node's GPUs by an annotation; "
-            "list the namespaces in namespaces.allow"
+            f"every namespace{but} may ask: whoever may create a pod there can take this node's GPUs{pools} by an "
+            "annotation; list the namespaces in namespaces.allow"
         )
 
 

@@ -124,7 +124,19 @@ def pools_among_themselves(policy: Policy) -> Iterator[str]:
     """Pools that nobody may have GPUs of."""
     named = {name for rule in policy.rule.rules if rule.pool for name in rule.pool.patterns}
     for index, pool in enumerate(policy.pool.pools):
-        if pool.name not in named and not (pool.namespaces and pool.namespaces.patterns):
+        kubelets = pool.name == policy.kubelet.pool
+        if (
+            pool.name in named
+            or (pool.namespaces and pool.namespaces.patterns)
+            or (kubelets and policy.kubelet.enabled)
+        ):
+            continue
+        if kubelets:
+            yield (
+                f'pool[{index}] "{pool.name}" is the kubelet\'s, and kubelet.enabled is not set: its GPUs are granted '
+                "only where `nri-gpu run` has --kubelet"
+            )
+        else:
             yield (
                 f'pool[{index}] "{pool.name}" is for nobody: it has no namespaces, and no rule names it, so its GPUs '
                 "are granted to no container"

@@ -7,8 +7,9 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from nri_gpu.domain.errors import InventoryError, PolicyError
 from nri_gpu.driver.owner import owner_of
@@ -29,31 +30,48 @@ from nri_gpu.verbs.neighbours import node_advice
 def run(args: argparse.Namespace) -> int:
     """Print faults and advice. Returns 78 for faults."""
     path = Path(args.file) if args.file else None
+    state_dir = Path(args.state_dir or DEFAULT_STATE)
+    said = _asked(state_dir)
+    options = dict(said.get("options", {}))  # of its command line: they go before the file
+    topology = options.pop("topology", None)
     try:
-        policy = load_policy(path)
+        policy = load_policy(path, options)
     except PolicyError as error:
         faults: list[dict[str, object]] = [
             {"file": f.file, "line": f.line, "key": f.key, "message": f.message} for f in error.faults
         ]
         lines = [f"{error.faults[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, error.faults)]
-        _print(args.output, faults, (), lines)
+        _print(args.output, faults, (), lines, options)
         return Exit.CONFIGURATION
     try:
-        gpus = _of_gpus(policy, args.gpus)
+        gpus = _of_gpus(policy, args.gpus or topology)
     except InventoryError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.CONFIGURATION
     ours = (*file_advice(path or DEFAULT_PATH), *advise(policy), *gpus)
-    state_dir = Path(args.state_dir or DEFAULT_STATE)
     node = (
         *node_advice(policy),
         *kubelet_advice(policy),
         *guard_advice(policy, state_dir),
         *mps_advice(policy, state_dir),
     )
-    advice = (*ours, *_of_stage(policy, state_dir), *node, *_of_daemon(state_dir))
-    _print(args.output, [], advice, [f"{policy.source}: ok", *(f"advice: {sentence}" for sentence in advice)])
+    advice = (*ours, *_of_stage(policy, state_dir), *node, *_of_daemon(said))
+    with_ = [f"with the running daemon's options: {_shown(options)}"] if options else []
+    lines = [f"{policy.source}: ok", *with_, *(f"advice: {sentence}" for sentence in advice)]
+    _print(args.output, [], advice, lines, options)
     return Exit.OK
+
+
+def _asked(state_dir: Path) -> Mapping[str, Any]:
+    """What a daemon that runs says of itself; nothing where none runs here, or it is not ours to ask."""
+    try:
+        return ask(state_dir / CONTROL_SOCKET, "status")
+    except (OSError, ValueError):
+        return {}
+
+
+def _shown(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {json.dumps(value)}" for key, value in sorted(options.items()))
 
 
 def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
@@ -69,12 +87,10 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
     return advise_for(policy, inventory)
 
 
-def _of_daemon(state_dir: Path) -> tuple[str, ...]:
+def _of_daemon(said: Mapping[str, Any]) -> tuple[str, ...]:
     """What keeps a daemon that runs from serving, or would once it has to connect again."""
-    try:
-        runtime = ask(state_dir / CONTROL_SOCKET, "status")["runtime"]
-    except (OSError, ValueError, KeyError):
-        return ()  # none runs here, or it is not ours to ask
+    if not (runtime := said.get("runtime")):
+        return ()
     away = "" if runtime["ready"] else f"nri-gpu is not connected to the runtime: {runtime['fault'] or 'connecting'}"
     return tuple(filter(None, (away, runtime.get("list_fault"))))
 
@@ -95,8 +111,15 @@ def _of_stage(policy: Policy, state_dir: Path) -> Iterator[str]:
         )
 
 
-def _print(output: str | None, faults: list[dict[str, object]], advice: tuple[str, ...], lines: list[str]) -> None:
+def _print(
+    output: str | None,
+    faults: list[dict[str, object]],
+    advice: tuple[str, ...],
+    lines: list[str],
+    options: Mapping[str, Any],
+) -> None:
     if output == "json":
-        print(json.dumps({"schema": "nri-gpu/check/v1", "faults": faults, "advice": list(advice)}, indent=1))
+        said = {"schema": "nri-gpu/check/v1", "faults": faults, "advice": list(advice), "options": options}
+        print(json.dumps(said, indent=1))
     else:
         print("\n".join(lines))

@@ -155,7 +155,13 @@ class Daemon:
         )
         self._note(policy)
         subjects = Subjects(
-            self._board, self._plugin, self._cache, self._inventory, self._kubelet.report, lambda: self._sizes.fault
+            self._board,
+            self._plugin,
+            self._cache,
+            self._inventory,
+            self._kubelet.report,
+            lambda: self._sizes.fault,
+            {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
         )
         self._reporter = Reporter(state.path / CONTROL_SOCKET, subjects)
         self._watch = node_watch(source.glance, self._node_changed, simulated=topology is not None)

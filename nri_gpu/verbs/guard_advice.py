@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +15,9 @@ from nri_gpu.runtime.state import DEFAULT_STATE
 
 def guard_advice(policy: Policy, state_dir: Path = DEFAULT_STATE, run_dir: Path = DEFAULT_RUN_DIR) -> tuple[str, ...]:
     """One sentence a thing to be done."""
-    on_this_node = _on_this_node(run_dir) if state_dir.exists() else ()
-    return (*_settings(policy), *on_this_node)
+    # In a pod another pod's guard cannot be seen: its readiness says what is said here.
+    seen_here = state_dir.exists() and "KUBERNETES_SERVICE_HOST" not in os.environ
+    return (*_settings(policy), *(_on_this_node(run_dir) if seen_here else ()))
 
 
 def _settings(policy: Policy) -> Iterator[str]:

@@ -18,7 +18,7 @@ class PolicyFile:
     def __init__(self, path: str | None, options: Mapping[str, object], state_dir: Path) -> None:
         """Raises: PolicyError: an option is wrong."""
         self._path = Path(path) if path else None
-        self._options = options
+        self.options = options
         self._state_dir = state_dir
         self._text: PolicyText | None = None  # in place of the file
         self.taken: PolicyText | None = None  # what the policy in force was read from; None: every default
@@ -34,7 +34,7 @@ class PolicyFile:
         return self._take(self._text)
 
     def _take(self, source: PolicyText | None) -> Policy:
-        policy = build_policy(source, self._options)
+        policy = build_policy(source, self.options)
         self.taken = source
         try:
             keep_last_good(self._state_dir, source.text if source else "")
@@ -46,7 +46,7 @@ class PolicyFile:
         """The one kept by an earlier run, if it still can be used."""
         try:
             self.taken = last_good_text(self._state_dir)
-            return build_policy(self.taken, self._options) if self.taken else None
+            return build_policy(self.taken, self.options) if self.taken else None
         except PolicyError as error:
             logger.bind(fault=str(error.faults[0])).error("the kept policy is not usable either")
             return None

@@ -28,7 +28,8 @@ class Subjects(Struct, frozen=True):
     """What is reported on.
 
     kubelet: how its resources stand with the kubelet; None without a device plugin. list_fault: why the runtime could
-    not list the node's containers to us again; empty when it could.
+    not list the node's containers to us again; empty when it could. options: of the command line, by their key in the
+    policy, and `topology`, the simulated node's file.
     """
 
     board: Board
@@ -37,6 +38,7 @@ class Subjects(Struct, frozen=True):
     inventory: InventoryKeeper
     kubelet: Callable[[], tuple[Standing, ...] | None] = lambda: None
     list_fault: Callable[[], str] = lambda: ""
+    options: Mapping[str, object] = {}
 
 
 class Reporter:
@@ -48,7 +50,7 @@ class Reporter:
         self._wall = wall
         self._connection = Connection(ready=False, since=wall())
         questions: Mapping[str, Answer] = {
-            "status": lambda: status_json(self.view()),
+            "status": lambda: {**status_json(self.view()), "options": subjects.options},
             "transitions": self._transitions,
             "inventory": self._inventory,
         }

@@ -19,13 +19,14 @@ def glibc_files(programs: Mapping[str, Path]) -> dict[str, Entry]:
     Libraries come under the paths by which the host's loader found them. Programs must be ones we trust: `ldd` may
     run them. Raises: HarnessError when a library is missing on the host.
     """
-    libraries = {library for program in programs.values() for library in _libraries(program)}
+    found = {library for program in programs.values() for library in libraries(program)}
     own: dict[str, Entry] = {inside: File(program.read_bytes(), 0o755) for inside, program in programs.items()}
-    linked: dict[str, Entry] = {library: File(Path(library).read_bytes(), 0o755) for library in libraries}
+    linked: dict[str, Entry] = {library: File(Path(library).read_bytes(), 0o755) for library in found}
     return linked | own
 
 
-def _libraries(program: Path) -> Iterator[str]:
+def libraries(program: Path) -> Iterator[str]:
+    """What a program or a library is linked to, by the paths the host's loader finds. Raises: HarnessError."""
     done = subprocess.run(["ldd", program], capture_output=True, text=True, check=False)
     if missing := MISSING.findall(done.stdout):
         raise HarnessError(f"{program} needs {', '.join(missing)}, which this machine does not have")

@@ -9,10 +9,12 @@ from tests.support.errors import HarnessError
 POLL_S: Final = 0.01
 
 
-def wait_for(what: str, ready: Callable[[], bool], timeout_s: float, explain: Callable[[], str] = str) -> None:
+def wait_for(
+    what: str, ready: Callable[[], bool], timeout_s: float, explain: Callable[[], str] = str, *, poll_s: float = POLL_S
+) -> None:
     """Ask `ready` until it says yes. Raises: HarnessError after `timeout_s` seconds, with what `explain` knows."""
     deadline = time.monotonic() + timeout_s
     while not ready():
         if time.monotonic() > deadline:
             raise HarnessError(f"{what}: still waiting after {timeout_s:.0f} s. {explain()}")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)

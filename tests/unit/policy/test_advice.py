@@ -139,6 +139,10 @@ ADVICE: dict[str, tuple[Raw, str]] = {
         "limits.containers_per_gpu changes nothing",
     ),
     "a pool for nobody": ({"pool": [{"name": "a", "device": ["0"]}]}, 'pool[0] "a" is for nobody'),
+    "a pool of a kubelet that is not served": (
+        {"pool": [{"name": "a", "device": ["0"]}], "kubelet": {"pool": "a"}},
+        'pool[0] "a" is the kubelet\'s, and kubelet.enabled is not set',
+    ),
     "environment": ({"environment": {"may_ask": ["x"]}}, "makes every image with NVIDIA_VISIBLE_DEVICES ask"),
     "beside others, and the kubelet not asked": (
         {"kubelet": {"inject_for": ["nvidia.com/gpu"], "podresources": ""}},

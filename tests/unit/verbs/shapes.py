@@ -94,6 +94,7 @@ CHECK: Final = fields(
     schema=schema("check"),
     faults=array(fields(file=TEXT, line=MAYBE_NUMBER, key=TEXT, message=TEXT)),
     advice=array(TEXT),
+    options={"type": "object"},
 )
 EDITS: Final = fields(
     devices=array(

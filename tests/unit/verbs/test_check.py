@@ -16,6 +16,7 @@ from nri_gpu.verbs import check
 from nri_gpu.verbs.exits import Exit
 from tests.support.daemon import FOUR_GPUS
 from tests.unit.verbs.shapes import CHECK, check_shape
+from tests.unit.verbs.test_status import daemon
 
 CONFIG = Path(__file__).parents[3] / "config"
 BAD = '[plugin]\nindex = 5\n\n[driver]\nrot = "/"\n'
@@ -133,3 +134,21 @@ def test_a_stage_folder_that_is_another_daemons_is_said(capsys: pytest.CaptureFi
     assert said in checked(capsys, policy)[1]
     assert said in checked(capsys, policy, "--state-dir", str(tmp_path / "second"))[1]
     assert said not in checked(capsys, policy, "--state-dir", str(tmp_path / "first"))[1]
+
+
+CHARTS = '[kubelet]\npool = "cluster"\n\n[[pool]]\nname = "cluster"\nmodel = ["*"]\n'
+OPTIONS = {"kubelet.enabled": True, "driver.root": "/driver-root", "topology": str(FOUR_GPUS)}
+
+
+def test_the_options_of_the_running_daemon_go_before_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, folder: Path
+) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(CHARTS)
+    assert "kubelet.enabled is not set" in checked(capsys, path, "--state-dir", str(folder))[1]
+    with daemon(folder, json.dumps({"options": OPTIONS}).encode()):
+        code, text = checked(capsys, path, "--state-dir", str(folder))
+    assert code == Exit.OK
+    assert text.splitlines()[1].startswith('with the running daemon\'s options: driver.root = "/driver-root", kubelet')
+    assert "pool[0]" not in text
+    assert "could not be held against" not in text

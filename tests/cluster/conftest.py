@@ -1,0 +1,25 @@
+"""One real Kubernetes a session, emptied after every test; without the binaries every test here skips."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cluster import Cluster, lacking
+
+
+@pytest.fixture(scope="session")
+def session_cluster() -> Iterator[Cluster]:
+    if sentence := lacking():
+        pytest.skip(sentence)
+    if os.geteuid():
+        pytest.fail("these tests boot a real Kubernetes and need root: run `make test-cluster` with sudo")
+    with Cluster() as running:
+        yield running
+
+
+@pytest.fixture
+def cluster(session_cluster: Cluster) -> Iterator[Cluster]:
+    """A running cluster without pods, and without anything of nri-gpu."""
+    yield session_cluster
+    session_cluster.clear()

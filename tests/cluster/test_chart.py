@@ -1,0 +1,77 @@
+"""The chart's manifests with an image of this checkout, as `kubectl apply` puts them on a cluster."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import IMAGE, Cluster, pod, wait_for
+from tests.support.daemon import FOUR_GPUS
+from tests.support.helm import documents, values
+
+pytestmark = pytest.mark.cluster
+
+TAG = "test"
+NAMESPACE = "nri-gpu"
+
+
+@pytest.fixture(scope="session")
+def image(session_cluster: Cluster) -> None:
+    session_cluster.import_image(TAG)
+
+
+def install(cluster: Cluster, **changed: Any) -> None:  # noqa: ANN401 - the chart's values
+    """The chart with four simulated GPUs on the node, until both DaemonSets are ready."""
+    given: dict[str, Any] = {
+        "image": {"repository": IMAGE, "tag": TAG},
+        "simulation": FOUR_GPUS.read_text(),
+        "affinity": {"nodeAffinity": None},
+        **changed,
+    }
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    cluster.apply(namespace, *documents(values(**given)))
+
+    def ready() -> bool:
+        found = cluster.get("daemonsets", "", "-n", NAMESPACE)
+        return all(each["status"].get("numberReady") == 1 for each in found)
+
+    wait_for("the chart's pods", ready, 90, lambda: cluster.kubectl("describe", "pods", "-n", NAMESPACE))
+
+
+def check(cluster: Cluster) -> list[str]:
+    """What `nri-gpu check` advises in the daemon's pod, as docs/kubernetes-install.md has it run."""
+    command = ("nri-gpu", "check", "/etc/nri-gpu/policy.toml", "-o", "json")
+    advice: list[str] = json.loads(cluster.kubectl("exec", "-n", NAMESPACE, "daemonset/nri-gpu", "--", *command))[
+        "advice"
+    ]
+    return advice
+
+
+def test_its_defaults(cluster: Cluster, image: None) -> None:
+    install(cluster)
+    cluster.wait_allocatable(4)
+    cluster.apply(pod("train", 2))
+    cluster.wait_phase("train")
+    assert len(cluster.minors("train")) == 2
+    # What a file by itself says: that everybody may ask for what is in no pool, which on this node is nothing.
+    (only,) = check(cluster)
+    assert only.startswith("every namespace may ask")
+
+
+@pytest.mark.parametrize("registration", ["register", "watcher"])
+def test_a_kubelet_whose_root_is_elsewhere(cluster: Cluster, image: None, registration: str) -> None:
+    """Its `device-plugins` is where it always is; `pod-resources` and `plugins_registry` went with the root."""
+    root = str(cluster.root / "elsewhere")
+    cluster.stop("kubelet")
+    cluster.start("kubelet", {"KUBELET_ROOT": root})
+    try:
+        install(cluster, kubelet={"root": root, "registration": registration})
+        cluster.wait_allocatable(4)
+        cluster.apply(pod("train", 4))
+        cluster.wait_phase("train")
+        assert len(cluster.minors("train")) == 4
+        said = check(cluster)
+        assert not [sentence for sentence in said if "kubelet" in sentence], said
+    finally:
+        cluster.stop("kubelet")
+        cluster.start("kubelet")

@@ -1,0 +1,339 @@
+"""A real Kubernetes of one node, driven through `cluster.sh`, a script from outside this repository.
+
+Its folder is named by NRI_GPU_CLUSTER; KUBE_BIN, CONTAINERD_BIN and ETCD_BIN are the script's own. Everything lies on
+private paths in a mount namespace of the cluster's, where nri-gpu runs as plain processes or by the chart's manifests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import files
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.request import urlopen
+
+import yaml
+
+from tests.support import waiting
+from tests.support.cgroup import Cgroup, host_cgroup
+from tests.support.daemon import FOUR_GPUS
+from tests.support.device_filter import open_minors
+from tests.support.errors import HarnessError
+from tests.support.glibc import libraries
+
+FOLDER: Final = "NRI_GPU_CLUSTER"
+NEEDED: Final = (FOLDER, "KUBE_BIN", "CONTAINERD_BIN", "ETCD_BIN")
+ROOT: Final = FOUR_GPUS.parents[2]
+BUSYBOX: Final = "localhost/busybox:1"
+IMAGE: Final = "localhost/nri-gpu"
+STATE: Final = "/run/nri-gpu"  # where the default settings have it, in the cluster's mount namespace
+GPU: Final = "nvidia.com/gpu"
+NVIDIA: Final = 195  # the major of /dev/nvidia0 and its like
+GPU_MINORS: Final = range(248)  # those above are the driver's own
+DAEMON, GUARD = "nri-gpu", "nri-gpu-guard"
+READY_S: Final = 60.0
+PORT: Final = "16443"  # of the API server; the others follow
+KUBELET_HEALTH: Final = "http://127.0.0.1:16447/healthz"
+# Of the standard library, what no verb of ours imports.
+LEFT_OUT: Final = ("test", "site-packages", "dist-packages", "ensurepip", "idlelib", "tkinter", "lib2to3", "config-*")
+Object = dict[str, Any]
+
+
+def wait_for(
+    what: str, ready: Callable[[], bool], timeout_s: float = READY_S, explain: Callable[[], str] = str
+) -> None:
+    """Asks seldom, for each question is a program that is started. Raises: HarnessError."""
+    waiting.wait_for(what, ready, timeout_s, explain, poll_s=0.3)
+
+
+def lacking() -> str:
+    """What has to be set before there can be a cluster, in a sentence; empty where nothing has."""
+    missing = [name for name in NEEDED if not os.environ.get(name)]
+    if not missing:
+        return ""
+    return f"set {', '.join(missing)}: {FOLDER} is the folder of cluster.sh, the others hold the binaries it boots"
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def pod(name: str, gpus: int = 0, resource: str = GPU, annotations: Mapping[str, str] | None = None) -> Object:
+    """A pod's manifest: one container of a shell that sleeps. gpus: in its limits."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": dict(annotations or {})},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "containers": [
+                {
+                    "name": "main",
+                    "image": BUSYBOX,
+                    "command": ["sh", "-c", "sleep 3600 & wait"],
+                    "resources": {"limits": {resource: gpus}} if gpus else {},
+                }
+            ],
+        },
+    }
+
+
+class Cluster:
+    """A running cluster, to use in `with`."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="nk-"))  # short: sockets are made below it
+        self.folder = self.root / "given"  # outlives a teardown no more than the rest
+        self._script = str(Path(os.environ[FOLDER]) / "cluster.sh")
+        self._environment = {**os.environ, "CLUSTER_ROOT": str(self.root), "PORT": PORT}
+        self._environment["PYTHONPATH"] = str(ROOT)
+
+    def __enter__(self) -> Self:
+        try:
+            self.verb("boot")
+        except HarnessError:
+            self.__exit__()
+            raise
+        self.folder.mkdir()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.verb("teardown", check=False)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    # -- the script ---------------------------------------------------------------------------------------------------
+
+    def verb(
+        self, *words: str, given: str = "", check: bool = True, environment: Mapping[str, str] | None = None
+    ) -> str:
+        """One verb of cluster.sh. Returns its standard output. Raises: HarnessError."""
+        # Not by pipes: a daemon that was started keeps the ends of them.
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            done = subprocess.run(
+                [self._script, *words], input=given.encode(), stdout=out, stderr=err,
+                env=self._environment | dict(environment or {}), check=False,
+            )  # fmt: skip
+            out.seek(0), err.seek(0)
+            if check and done.returncode:
+                raise HarnessError(f"cluster.sh {' '.join(words)[:200]}: {err.read()[-2000:]}")
+            return out.read()
+
+    def kubectl(self, *words: str, given: str = "", check: bool = True) -> str:
+        """Standard output of kubectl, as admin. Raises: HarnessError."""
+        return self.verb("kubectl", *words, given=given, check=check)
+
+    def start(self, name: str, environment: Mapping[str, str] | None = None) -> None:
+        """A daemon that was stopped or killed. environment: for cluster.sh."""
+
+        def up() -> bool:
+            self.verb("start", name, environment=environment)  # as systemd does where it ended: a kubelet may, at first
+            return name != "kubelet" or _answers(KUBELET_HEALTH)
+
+        wait_for(name, up)
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL."""
+        for name in names:
+            self.verb("kill", name)
+
+    def stop(self, *names: str) -> None:
+        """SIGTERM, and wait for the end."""
+        for name in names:
+            self.verb("stop", name)
+
+    def log(self, name: str) -> str:
+        """Of a daemon."""
+        path = self.root / "log" / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    # -- nri-gpu as processes -----------------------------------------------------------------------------------------
+
+    def nri_gpu(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """One verb of nri-gpu in the cluster's mount namespace."""
+        command = [self._script, "enter", sys.executable, "-m", "nri_gpu", *words]
+        return subprocess.run(command, capture_output=True, text=True, env=self._environment, check=False)
+
+    def run_daemon(self, topology: Path | str = FOUR_GPUS, policy: str = "", *options: str) -> None:
+        """`nri-gpu run --kubelet`, registered with both sides. topology: a file, or the text of one."""
+        gpus = topology if isinstance(topology, Path) else self.file("topology.toml", topology)
+        words = ["--gpus", str(gpus), "--kubelet", "--log-level", "DEBUG", "--policy", str(self._policy(policy))]
+        self._spawn(DAEMON, "run", *words, *options)
+        self.wait_ready()
+
+    def run_guard(self, policy: str = "") -> None:
+        """`nri-gpu guard`, connected."""
+        own = str(self.folder / "guard")
+        self._spawn(GUARD, "guard", "--run-dir", own, "--policy", str(self._policy(policy)))
+        wait_for("the guard", lambda: self.nri_gpu("status", "--guard", own).returncode == 0)
+
+    def wait_ready(self) -> None:
+        """Until the daemon can grant."""
+        ready = lambda: self.nri_gpu("status").returncode == 0  # noqa: E731
+        wait_for("nri-gpu", ready, explain=lambda: self.log(DAEMON)[-3000:])
+
+    def file(self, name: str, text: str) -> Path:
+        """One for a daemon to read."""
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def _policy(self, text: str) -> Path:
+        return self.file("policy.toml", text)
+
+    def _spawn(self, name: str, *words: str) -> None:
+        (self.root / "log" / f"{name}.log").unlink(missing_ok=True)
+        self.verb("spawn", name, sys.executable, "-m", "nri_gpu", *words)
+
+    # -- nri-gpu by the chart -----------------------------------------------------------------------------------------
+
+    def import_image(self, tag: str) -> None:
+        """An image as deploy/Containerfile makes it, of this machine's Python and this checkout."""
+        base, stdlib = sys.base_prefix, sysconfig.get_path("stdlib")
+        packages = sysconfig.get_path("purelib", vars={"base": base, "platbase": base})
+        python = f"{base}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+        stage = self.folder / "image"
+        ignore = shutil.ignore_patterns
+        shutil.copytree(stdlib, stage / "stdlib", ignore=ignore(*LEFT_OUT), symlinks=True)
+        shutil.copytree(ROOT / "nri_gpu", stage / "packages" / "nri_gpu")
+        for name in ("protobuf", "msgspec", "grpcio", "nvidia-ml-py", "typing_extensions"):
+            for file in files(name) or ():
+                if ".." not in file.parts and Path(str(file.locate())).is_file():
+                    target = stage / "packages" / file
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(str(file.locate()), target)
+        script = stage / "nri-gpu"
+        script.write_text(f"#!{python}\nimport sys\nfrom nri_gpu.cli import main\n\nsys.exit(main())\n")
+        script.chmod(0o755)
+        linked = {each for program in (Path(python), *stage.rglob("*.so*")) for each in libraries(program)}
+        parts = {stdlib: stage / "stdlib", packages: stage / "packages", python: python}
+        parts |= {"/opt/nri-gpu/bin/nri-gpu": script, **{path: path for path in linked}}
+        empty = ("tmp", "proc", "sys", "dev", "run", "etc", "driver-root", "var/lib")
+        places = [f"{inside.lstrip('/')}={outside}" for inside, outside in parts.items()]
+        self.verb("image", f"{IMAGE}:{tag}", "/opt/nri-gpu/bin/nri-gpu", *places, *(f"{path}=" for path in empty))
+        shutil.rmtree(stage)
+
+    # -- objects ------------------------------------------------------------------------------------------------------
+
+    def apply(self, *objects: Mapping[str, Any], options: Sequence[str] = ()) -> str:
+        """What kubectl says, warnings too. Raises: HarnessError: it was refused."""
+        command = [self._script, "kubectl", "apply", "-f", "-", *options]
+        text = yaml.safe_dump_all(objects)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, env=self._environment, check=False)
+        if done.returncode:
+            raise HarnessError(f"kubectl apply: {done.stderr[-2000:]}")
+        return done.stdout + done.stderr
+
+    def get(self, kind: str, name: str = "", *options: str) -> Any:  # noqa: ANN401 - parsed JSON
+        """One object, or a list's items; None where there is none of that name."""
+        text = self.kubectl("get", kind, *([name] if name else []), *options, "-o", "json", "--ignore-not-found")
+        found = json.loads(text) if text.strip() else None
+        return found["items"] if found and not name else found
+
+    def allocatable(self, resource: str = GPU) -> int:
+        """What the scheduler may hand out on the node."""
+        (node,) = self.get("nodes")
+        return int(node["status"]["allocatable"].get(resource, 0))
+
+    def wait_allocatable(self, count: int, resource: str = GPU) -> None:
+        found = lambda: self.allocatable(resource) == count  # noqa: E731
+        wait_for(f"{count} {resource}", found, explain=lambda: self.log(DAEMON)[-3000:])
+
+    def wait_phase(self, name: str, phase: str = "Running", *, restarts: int = 0) -> Object:
+        """Until a pod is in that phase, its container started so often again."""
+
+        def there() -> bool:
+            found = self.get("pod", name)
+            (status,) = (found or {}).get("status", {}).get("containerStatuses", [{}])
+            running = phase != "Running" or (bool(status.get("started")) and status["restartCount"] >= restarts)
+            return bool(found) and found["status"].get("phase") == phase and running
+
+        wait_for(f"pod {name} to be {phase}", there, explain=lambda: self.said_of(name))
+        found: Object = self.get("pod", name)
+        return found
+
+    def said_of(self, name: str) -> str:
+        """Status and events of a pod, as people read them."""
+        return self.kubectl("describe", "pod", name, check=False)
+
+    def wait_said(self, name: str, text: str) -> None:
+        """Until a pod's status or an event of it has that text."""
+        wait_for(f"{text!r} of pod {name}", lambda: text in self.said_of(name), explain=lambda: self.said_of(name))
+
+    # -- what containers really may -----------------------------------------------------------------------------------
+
+    def pids(self, name: str) -> list[int]:
+        """Of the processes of a pod's only container, the first first."""
+        (status,) = self.get("pod", name)["status"]["containerStatuses"]
+        wanted = status["containerID"].removeprefix("containerd://")
+        rows = [line.split() for line in self.verb("ctr", "task", "ls").splitlines()]
+        return [int(pid) for container, pid, *_ in rows if container == wanted]
+
+    def minors(self, name: str, major: int = NVIDIA, among: range = GPU_MINORS) -> frozenset[int]:
+        """Which of a major's nodes the kernel lets a pod's container open."""
+        (pid,) = self.pids(name)
+        kind = host_cgroup()
+        rows = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+        controller = "devices" if kind is Cgroup.V1 else ""
+        (inside,) = (path for _, names, path in rows if controller in names.split(","))
+        cgroup = Path("/sys/fs/cgroup", controller, inside.lstrip("/"))
+        return open_minors(kind, cgroup, major, among)
+
+    # -- order --------------------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """No pod, and nothing of nri-gpu."""
+        for name in ("containerd", "kubelet"):
+            self.start(name)
+        # Not by force: the kubelet says when a pod is gone, and counts its GPUs until then.
+        self.kubectl(
+            "delete", "jobs,daemonsets,pods", "--all", "--all-namespaces", f"--timeout={READY_S}s", check=False
+        )
+        wait_for("no pod", lambda: not self.get("pods", "", "-A"))
+        wait_for("no container", lambda: not self._tasks())
+        self.stop(GUARD, DAEMON)
+        for folder in ("run-nri-gpu", "lib-nri-gpu"):
+            for path in (self.root / folder).iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def kill_all(self) -> None:
+        """A node that loses its power: every daemon and container of it dies at once, and /run is empty after it."""
+        self.kill("kubelet", "containerd", DAEMON, GUARD)
+        for pid in self._below_the_cgroup():
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        wait_for("their end", lambda: not list(self._below_the_cgroup()))
+        for path in (self.root / "run-nri-gpu").iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _below_the_cgroup(self) -> Iterator[int]:
+        """Processes of pods."""
+        for procs in Path("/sys/fs/cgroup").glob("**/nrikube/**/cgroup.procs"):
+            with suppress(OSError):
+                yield from {int(each) for each in procs.read_text().split()}
+
+    def _tasks(self) -> Sequence[str]:
+        return self.verb("ctr", "task", "ls", "-q").split()
+
+
+def jobs(names: Sequence[str], command: str) -> list[Object]:
+    """A Job each of one pod with one GPU, tried again for ever. command: a shell's."""
+    made: list[Object] = []
+    for name in names:
+        spec = pod(name, 1)["spec"] | {"restartPolicy": "Never"}
+        spec["containers"][0]["command"] = ["sh", "-c", command]
+        metadata = {"name": name}
+        body = {"backoffLimit": 1000, "template": {"spec": spec}}
+        made.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": body})
+    return made
