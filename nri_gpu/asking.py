@@ -77,7 +77,9 @@ def _claim(container: Container, own: Mapping[str, str], policy: Policy | Broken
 def _annotated(container: Container, own: Mapping[str, str]) -> Claim | None:
     if asked := select_annotation(container.pod.annotations, own, container.name):
         key, value = asked
-        return _kept_claim(key, value) if len(value) <= CLAIM_KEPT else parse_claim(key, value)
+        given = container.kubelet is not None and bool(container.kubelet.devices)
+        parse = _kept_claim if len(value) <= CLAIM_KEPT else parse_claim
+        return parse(key, value, given=given)
     return None
 
 

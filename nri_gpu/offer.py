@@ -44,16 +44,19 @@ class Offer(Struct, frozen=True):
 
     inventory: without what it may not have. closed: GPUs in pools for others (None: in no pool, and its rule wants
     one). full: GPUs that as many containers share already as may, with where that is said. seated: GPUs whose MPS
-    daemon has no such seat left, each with why.
+    daemon has no such seat left, each with why. kubelets: what to do where only the kubelet has any to give.
     """
 
     inventory: Inventory
     closed: Mapping[GpuUuid, Pool | None]
     full: Mapping[GpuUuid, tuple[int, str]]
     seated: Mapping[GpuUuid, Reason] = field(default_factory=dict)
+    kubelets: str = ""
 
     def explained(self, reason: Reason) -> Reason:
         """A refusal that also says what was left out; where there is room, for its end says what to do."""
+        if self.kubelets:
+            return Reason(reason.code, self.kubelets)
         if self.seated and reason.code in (Code.NO_SUCH_GPU, Code.GPU_BUSY):
             return next(iter(self.seated.values()))  # what is left out for that says more than what is left
         said = "; ".join(filter(None, (self._pools(), self._full())))
@@ -88,7 +91,21 @@ def offered(bidder: Bidder, claim: Claim) -> Offer:
     full = _full(bidder) if isinstance(claim.wanted, Count | MigProfiles) else {}
     seated = _seated(bidder, claim) if isinstance(claim.wanted, Count) else {}
     hidden = closed.keys() | full.keys() | seated.keys()
-    return Offer(_without(bidder.inventory, hidden), closed, full, seated)
+    inventory = _without(bidder.inventory, hidden)
+    return Offer(inventory, closed, full, seated, "" if inventory.gpus else _of_the_kubelet(bidder, closed))
+
+
+def _of_the_kubelet(bidder: Bidder, closed: Mapping[GpuUuid, Pool | None]) -> str:
+    """Where all that is closed to this container is the kubelet's, to which it has to go."""
+    settings = bidder.terms.policy.kubelet
+    pools = {pool.name for pool in closed.values() if pool is not None}
+    if not settings.enabled or pools != {settings.pool}:
+        return ""
+    return (
+        f"every GPU that {quoted(bidder.container.pod.namespace)} may have here is in pool {quoted(settings.pool)}, "
+        f"which only the kubelet gives from: write {settings.resource} into the container's resources.limits, and keep "
+        "the annotation for capabilities= and the like, which shape what the kubelet gives."
+    )
 
 
 def over_limit(bidder: Bidder, chosen: tuple[Unit, ...]) -> Reason | None:

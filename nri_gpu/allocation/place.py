@@ -188,11 +188,11 @@ def _named(
 ) -> tuple[Unit, ...] | Reason:
     chosen: dict[GpuUuid, Unit] = {}
     for wanted in ids:
-        unit = _find(wanted, inventory)
+        unit = _find(wanted, inventory, kubelet=claim.kubelet)
         if isinstance(unit, Reason):
             return unit
         if why := why_not(unit):
-            return cannot(called(unit), why)
+            return cannot(called(unit), why, kubelet=claim.kubelet)
         if not matches(unit, claim.selectors):
             return misfit(unit)
         if usage.get(unit.uuid, UNUSED).blocks(asker.mode, asker.pod_uid):
@@ -201,7 +201,7 @@ def _named(
     return tuple(sorted(chosen.values(), key=nvml_order))
 
 
-def _find(wanted: str, inventory: Inventory) -> Unit | Reason:
+def _find(wanted: str, inventory: Inventory, *, kubelet: bool) -> Unit | Reason:
     """By NVML index, PCI bus id, UUID or its unambiguous beginning; a MIG device by both indices or its UUID."""
     found: list[Unit] = []
     asked = wanted.lower()
@@ -213,17 +213,17 @@ def _find(wanted: str, inventory: Inventory) -> Unit | Reason:
         found += [part for part in inventory.parts if part.place == asked or part.uuid.lower().startswith(asked)]
         missed = [each for each in inventory.faults if each.pci_bus_id == asked or each.uuid.lower().startswith(asked)]
     if missed and not found:
-        return cannot(f"GPU {missed[0].index}", missed[0].reason)
-    if not found and (known := _by_the_kernel(asked, inventory)):
+        return cannot(f"GPU {missed[0].index}", missed[0].reason, kubelet=kubelet)
+    if not found and (known := _by_the_kernel(asked, inventory, kubelet=kubelet)):
         return known
     if len(found) > 1:
         return ambiguous(wanted, len(found))
-    return found[0] if found else unknown(wanted, inventory)
+    return found[0] if found else unknown(wanted, inventory, kubelet=kubelet)
 
 
-def _by_the_kernel(asked: str, inventory: Inventory) -> Reason | None:
+def _by_the_kernel(asked: str, inventory: Inventory, *, kubelet: bool) -> Reason | None:
     """Of a GPU that NVML does not list."""
     for gpu in inventory.unlisted:
         if gpu.pci_bus_id == asked or (gpu.uuid and gpu.uuid.lower().startswith(asked)):
-            return cannot(f"GPU {gpu.pci_bus_id}", gpu.reason)
+            return cannot(f"GPU {gpu.pci_bus_id}", gpu.reason, kubelet=kubelet)
     return None

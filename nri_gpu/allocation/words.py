@@ -23,6 +23,10 @@ WHY_SHOWN_MAX: Final = 200  # characters
 HOLDERS_SHOWN: Final = 3
 HIDDEN_SHOWN: Final = 3
 INDICES_SHOWN: Final = 16
+# The kubelet gives a container the same devices at each of its starts.
+_NEW_POD: Final = (
+    "the kubelet gave it to this pod and will not change that: delete the pod, and its next one gets another"
+)
 
 
 def called(unit: Unit) -> str:
@@ -31,12 +35,15 @@ def called(unit: Unit) -> str:
     return f"{name} ({unit.uuid})"
 
 
-def unknown(wanted: str, inventory: Inventory) -> Reason:
-    """A name that nothing here has."""
+def unknown(wanted: str, inventory: Inventory, *, kubelet: bool = False) -> Reason:
+    """A name that nothing here has. kubelet: it was the kubelet's to choose."""
+    cure = f"; {_NEW_POD}" if kubelet else ""
     if wanted.startswith("MIG-") or wanted.count(":") == 1:
-        return Reason(Code.NO_SUCH_GPU, f"this node has no MIG device {wanted!r}; it has {_parts(inventory.parts)}.")
+        has = _parts(inventory.parts)
+        return Reason(Code.NO_SUCH_GPU, f"this node has no MIG device {wanted!r}; it has {has}{cure}.")
     beside = f" that can be granted{_hidden(inventory)}" if inventory.unlisted and not inventory.gpus else ""
-    return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {_listing(inventory.gpus)}{beside}.")
+    has = _listing(inventory.gpus)
+    return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {has}{beside}{cure}.")
 
 
 def ambiguous(wanted: str, found: int) -> Reason:
@@ -82,12 +89,12 @@ def by_the_kernel(inventory: Inventory) -> str:
     return f" (the kernel shows GPU {'; '.join(named[:HIDDEN_SHOWN])}{more})" if named else ""
 
 
-def cannot(which: str, why: str) -> Reason:
-    """Named, and lost or otherwise not to be had."""
+def cannot(which: str, why: str, *, kubelet: bool = False) -> Reason:
+    """Named, and lost or otherwise not to be had. kubelet: it was the kubelet's to choose."""
     return Reason(
         Code.GPU_UNAVAILABLE,
-        f"{which} cannot be granted: {_clip(why, WHY_SHOWN_MAX)}; ask for another, or mend it on the node "
-        "(`nvidia-smi` and `dmesg | grep NVRM` there say more).",
+        f"{which} cannot be granted: {_clip(why, WHY_SHOWN_MAX)}; {_NEW_POD if kubelet else 'ask for another'}, or "
+        "mend it on the node (`nvidia-smi` and `dmesg | grep NVRM` there say more).",
     )
 
 

@@ -42,13 +42,18 @@ _DRA: Final = ("gpu.nvidia.com", "compute-domain.nvidia.com")
 _DRA_CDI: Final = "k8s.gpu.nvidia.com"
 
 
-def others(root: Path = Path("/"), kubelet: str = "/var/lib/kubelet") -> tuple[Other, ...]:
-    """All that is found below `root`; kubelet: its folder there. What cannot be read is passed over: this is advice."""
-    return (*_device_plugins(root, kubelet), *_operator(root), *_dra(root, kubelet))
+def others(
+    root: Path = Path("/"), device_plugins: str = "/var/lib/kubelet/device-plugins", kubelet: str = "/var/lib/kubelet"
+) -> tuple[Other, ...]:
+    """All that is found below `root`; what cannot be read is passed over: this is advice.
+
+    device_plugins: the folder there. kubelet: its root folder, which may be elsewhere.
+    """
+    return (*_device_plugins(root, device_plugins), *_operator(root), *_dra(root, kubelet))
 
 
-def _device_plugins(root: Path, kubelet: str) -> Iterator[Other]:
-    for path in _inside(root / kubelet.strip("/") / "device-plugins", _PLUGIN_SOCKETS):
+def _device_plugins(root: Path, folder: str) -> Iterator[Other]:
+    for path in _inside(root / folder.strip("/"), _PLUGIN_SOCKETS):
         if path.is_socket():
             resource = f"nvidia.com/{path.name.removeprefix('nvidia-').removesuffix('.sock')}"
             yield Other(Who.DEVICE_PLUGIN, _shown(root, path), resource)

@@ -161,7 +161,9 @@ class Endpoint:
             resource_name=self.resource,
             options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
         )
-        async with grpc.aio.insecure_channel(f"unix:{self._place.kubelet}") as channel:
+        # Of its own: others inherit the back-off of those before, to a socket that has gone.
+        alone = (("grpc.use_local_subchannel_pool", 1),)
+        async with grpc.aio.insecure_channel(f"unix:{self._place.kubelet}", options=alone) as channel:
             call: Any = channel.unary_unary(
                 "/v1beta1.Registration/Register",
                 request_serializer=pb.RegisterRequest.SerializeToString,
@@ -253,6 +255,8 @@ class Endpoint:
         self._wait_s = min(self._wait_s * 2, WAIT_MAX_S)
         while (left := until - loop.time()) > 0 and stamp_of(self._place.kubelet) == stamp:
             await self._place.changed(self._place.kubelet.parent, min(left, LOOK_EVERY_S))
+        if stamp_of(self._place.kubelet) != stamp:
+            self._short, self._wait_s = 0, FIRST_WAIT_S
 
     def _ended(self, why: str) -> None:
         logger.bind(resource=self.resource, fault=why).info("registering with the kubelet again")

@@ -83,8 +83,10 @@ _ONE_OF: Final = "write one of all, none, a number, count=, device= or mig="
 _MODES: Final = frozenset(mode.value for mode in Mode)
 
 
-def parse_claim(key: str, value: str) -> Claim:
+def parse_claim(key: str, value: str, *, given: bool = False) -> Claim:
     """Understand one annotation's value.
+
+    given: the kubelet said which GPUs, so a value that only says how means all of those.
 
     Raises:
         RequestError: it cannot be understood; the position is that of the first thing wrong.
@@ -98,7 +100,7 @@ def parse_claim(key: str, value: str) -> Claim:
         if name in parts:
             raise clause.error(f"{name} is given twice")
         parts[name] = (part, clause)
-    return _assemble(key, value, whole, parts)
+    return _assemble(key, whole, parts, Everything() if given else None)
 
 
 def _check_text(whole: Piece) -> None:
@@ -180,7 +182,8 @@ def _unknown(name: str) -> str:
     return f"unknown {quoted(name)}, known: {listed(known)}{guess(name.partition(':')[0], [*WORDS, *CLAUSES])}"
 
 
-def _assemble(key: str, value: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]]) -> Claim:
+def _assemble(key: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]], otherwise: Wanted | None) -> Claim:
+    """otherwise: what is wanted where no part says."""
     mode: Mode | None = None
     capabilities: Capabilities | None = None
     wanted: list[tuple[str, Wanted]] = []
@@ -202,16 +205,17 @@ def _assemble(key: str, value: str, whole: Piece, parts: Mapping[str, tuple[Part
                 wanted.append((name, part))
                 if len(wanted) > 1:
                     raise clause.error(f"{name} and {wanted[0][0]} exclude one another: {_ONE_OF}")
-    if not wanted and not selectors:
-        raise whole.cut(0).error(f"this says how GPUs are wanted, not which: {_ONE_OF}")
+    if not (wanted or selectors or otherwise):
+        why = "this says how GPUs are wanted, not which, and the kubelet gave this container none"
+        raise whole.cut(0).error(f"{why}: {_ONE_OF}")
     if wanted and isinstance(wanted[0][1], Nothing) and len(parts) > 1:
         raise _other_than("none", parts).error('"none" stands alone: it asks for no GPU, so nothing can go with it')
     if sharing != NO_SHARING and mode is not Mode.MPS:
         raise parts["sharing"][1].error('"sharing" goes with mode=mps only: in other modes nothing divides a GPU')
     return Claim(
         key=key,
-        text=value,
-        wanted=wanted[0][1] if wanted else Count(1),
+        text=whole.text,
+        wanted=wanted[0][1] if wanted else otherwise or Count(1),
         mode=mode,
         capabilities=capabilities,
         selectors=tuple(selectors),

@@ -25,13 +25,15 @@ from nri_gpu.verbs.gpus import look
 from nri_gpu.verbs.guard_advice import guard_advice
 from nri_gpu.verbs.kubelet_advice import kubelet_advice
 from nri_gpu.verbs.neighbours import node_advice
+from nri_gpu.verbs.status import fail_closed
 
 
 def run(args: argparse.Namespace) -> int:
     """Print faults and advice. Returns 78 for faults."""
     path = Path(args.file) if args.file else None
     state_dir = Path(args.state_dir or DEFAULT_STATE)
-    options = _options(state_dir)
+    said = _asked(state_dir)
+    options = dict(said.get("options", {}))  # of its command line: they go before the file
     topology = options.pop("topology", None)
     try:
         policy = load_policy(path, options)
@@ -54,18 +56,19 @@ def run(args: argparse.Namespace) -> int:
         *guard_advice(policy, state_dir),
         *mps_advice(policy, state_dir),
     )
-    advice = (*ours, *_of_stage(policy, state_dir), *node, *_of_daemon(state_dir))
+    advice = (*ours, *_of_stage(policy, state_dir), *node, *_of_daemon(said))
     with_ = [f"with the running daemon's options: {_shown(options)}"] if options else []
-    lines = [f"{policy.source}: ok", *with_, *(f"advice: {sentence}" for sentence in advice)]
+    closed = [f"kubelet: {fail_closed(said)}"] if said.get("kubelet", {}).get("enabled") else []
+    lines = [f"{policy.source}: ok", *with_, *closed, *(f"advice: {sentence}" for sentence in advice)]
     _print(args.output, [], advice, lines, options)
     return Exit.OK
 
 
-def _options(state_dir: Path) -> dict[str, Any]:
-    """Of the command line that this node's daemon was started with: they go before the file. Empty without one."""
+def _asked(state_dir: Path) -> Mapping[str, Any]:
+    """What a daemon that runs says of itself; nothing where none runs here, or it is not ours to ask."""
     try:
-        return dict(ask(state_dir / CONTROL_SOCKET, "options")["options"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return ask(state_dir / CONTROL_SOCKET, "status")
+    except (OSError, ValueError):
         return {}
 
 
@@ -86,12 +89,10 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
     return advise_for(policy, inventory)
 
 
-def _of_daemon(state_dir: Path) -> tuple[str, ...]:
+def _of_daemon(said: Mapping[str, Any]) -> tuple[str, ...]:
     """What keeps a daemon that runs from serving, or would once it has to connect again."""
-    try:
-        runtime = ask(state_dir / CONTROL_SOCKET, "status")["runtime"]
-    except (OSError, ValueError, KeyError):
-        return ()  # none runs here, or it is not ours to ask
+    if not (runtime := said.get("runtime")):
+        return ()
     away = "" if runtime["ready"] else f"nri-gpu is not connected to the runtime: {runtime['fault'] or 'connecting'}"
     return tuple(filter(None, (away, runtime.get("list_fault"))))
 

@@ -164,9 +164,14 @@ class Daemon:
             self._plugin, lambda: self._identity, Watchers(self._configured, self._ready, self._away), self._sizes
         )
         self._note(policy)
-        options = {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})}
         subjects = Subjects(
-            self._board, self._plugin, self._cache, self._inventory, self._kubelet, lambda: self._sizes.fault, options
+            self._board,
+            self._plugin,
+            self._cache,
+            self._inventory,
+            self._kubelet,
+            lambda: self._sizes.fault,
+            {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
         )
         self._reporter = Reporter(state.path / CONTROL_SOCKET, subjects)
         self._watch = node_watch(source.glance, self._node_changed, simulated=topology is not None)

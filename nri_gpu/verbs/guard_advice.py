@@ -10,16 +10,14 @@ from pathlib import Path
 from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.runtime.guard_files import DEFAULT_RUN_DIR, read_seen
-from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE
-from nri_gpu.verbs.asking import ask
-from nri_gpu.verbs.status import fail_closed
+from nri_gpu.runtime.state import DEFAULT_STATE
 
 
 def guard_advice(policy: Policy, state_dir: Path = DEFAULT_STATE, run_dir: Path = DEFAULT_RUN_DIR) -> tuple[str, ...]:
     """One sentence a thing to be done."""
     # In a pod another pod's guard cannot be seen: its readiness says what is said here.
     seen_here = state_dir.exists() and "KUBERNETES_SERVICE_HOST" not in os.environ
-    return (*_settings(policy), *(_on_this_node(run_dir) if seen_here else ()), *_of_kubelet(state_dir))
+    return (*_settings(policy), *(_on_this_node(run_dir) if seen_here else ()))
 
 
 def _settings(policy: Policy) -> Iterator[str]:
@@ -50,12 +48,3 @@ def _on_this_node(run_dir: Path) -> Iterator[str]:
             f"{seen.ungranted} containers ran without the GPUs they asked for when the guard connected: "
             "`journalctl -u nri-gpu-guard` names them; delete their pods to have them granted"
         )
-
-
-def _of_kubelet(state_dir: Path) -> Iterator[str]:
-    try:
-        said = ask(state_dir / CONTROL_SOCKET, "status")
-    except (OSError, ValueError):
-        return
-    if said["kubelet"]["enabled"]:
-        yield f"kubelet: {fail_closed(said)}"

@@ -15,8 +15,8 @@ SHOWN_MAX: Final = 3  # paths in a sentence
 
 def node_advice(policy: Policy, root: Path = Path("/")) -> tuple[str, ...]:
     """One sentence a thing to be done."""
-    kubelet = str(Path(policy.kubelet.dir).parent)
-    return (*_sentences(policy, leftovers(root)), *_of_others(policy, others(root, kubelet)))
+    kubelet = str(Path(policy.kubelet.registry_dir).parent)
+    return (*_sentences(policy, leftovers(root)), *_of_others(policy, others(root, policy.kubelet.dir, kubelet)))
 
 
 def _sentences(policy: Policy, found: tuple[Leftover, ...]) -> Iterator[str]:

@@ -49,10 +49,9 @@ class Reporter:
         self._wall = wall
         self._connection = Connection(ready=False, since=wall())
         questions: Mapping[str, Answer] = {
-            "status": lambda: status_json(self.view()),
+            "status": lambda: {**status_json(self.view()), "options": subjects.options},
             "transitions": self._transitions,
             "inventory": self._inventory,
-            "options": lambda: {"schema": "nri-gpu/options/v1", "options": subjects.options},
         }
         self._control = ControlSocket(path, questions)
         self._listening = False

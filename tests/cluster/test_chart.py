@@ -57,3 +57,22 @@ def test_its_defaults(cluster: Cluster, image: None) -> None:
     # What a file by itself says: that everybody may ask for what is in no pool, which on this node is nothing.
     (only,) = check(cluster)
     assert only.startswith("every namespace may ask")
+
+
+@pytest.mark.parametrize("registration", ["register", "watcher"])
+def test_a_kubelet_whose_root_is_elsewhere(cluster: Cluster, image: None, registration: str) -> None:
+    """Its `device-plugins` is where it always is; `pod-resources` and `plugins_registry` went with the root."""
+    root = str(cluster.root / "elsewhere")
+    cluster.stop("kubelet")
+    cluster.start("kubelet", {"KUBELET_ROOT": root})
+    try:
+        install(cluster, kubelet={"root": root, "registration": registration})
+        cluster.wait_allocatable(4)
+        cluster.apply(pod("train", 4))
+        cluster.wait_phase("train")
+        assert len(cluster.minors("train")) == 4
+        said = check(cluster)
+        assert not [sentence for sentence in said if "kubelet" in sentence], said
+    finally:
+        cluster.stop("kubelet")
+        cluster.start("kubelet")

@@ -1,10 +1,20 @@
-"""The kubelet's device plugin and the injector on a real kubelet, scheduler and containerd."""
+"""What pods get on a real kubelet, scheduler and containerd, with all daemons up."""
+
+import asyncio
+import os
+from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import GPU, Cluster, pod
+from nri_gpu.domain.gpu import GpuUuid
+from tests.support.cluster import DAEMON, GPU, Cluster, pod, wait_for
+from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
+from tests.support.kubelet import Rival
 
 pytestmark = pytest.mark.cluster
+
+MIG = "nvidia.com/mig-1g.10gb"
+CAPABILITIES = (1511, range(1024))  # MIG's nodes in config/topologies/mig-a100.toml: their major, and minors
 
 
 def test_pods_get_the_gpus_that_the_kubelet_chose_and_no_others(cluster: Cluster) -> None:
@@ -21,3 +31,52 @@ def test_pods_get_the_gpus_that_the_kubelet_chose_and_no_others(cluster: Cluster
     assert cluster.minors("none") == frozenset()
     cluster.apply(pod("fifth", 1))
     cluster.wait_said("fifth", f"Insufficient {GPU}")
+
+
+def test_mig_devices_are_a_resource_for_each_profile(cluster: Cluster) -> None:
+    cluster.run_daemon(TOPOLOGIES / "mig-a100.toml", '[kubelet]\nmig_strategy = "mixed"\n')
+    cluster.wait_allocatable(3, MIG)
+    cluster.wait_allocatable(1)  # the one GPU that is not in MIG mode
+    cluster.apply(pod("slice", 1, MIG), pod("other", 1, MIG), pod("whole", 1))
+    for name in ("slice", "other", "whole"):
+        cluster.wait_phase(name)
+    capabilities = [cluster.minors(name, *CAPABILITIES) for name in ("slice", "other")]
+    assert [len(minors) for minors in capabilities] == [2, 2]  # a GPU instance's and a compute instance's
+    assert capabilities[0].isdisjoint(capabilities[1])
+    assert cluster.minors("whole", *CAPABILITIES) == frozenset()
+    assert cluster.minors("whole") == {1}
+
+
+def test_a_gpu_that_is_lost_is_withheld_and_said_of_the_pod_that_has_it(cluster: Cluster) -> None:
+    cluster.run_daemon()
+    cluster.wait_allocatable(4)
+    cluster.apply(pod("all", 4))
+    cluster.wait_phase("all")
+    cluster.stop(DAEMON)
+    lost = "".join(f"\n[[change]]\nat_s = 2\ngpu = {index}\nlost = true\n" for index in range(4))
+    cluster.run_daemon(FOUR_GPUS.read_text() + lost)
+    cluster.wait_allocatable(0)
+    (status,) = cluster.get("pod", "all")["status"]["containerStatuses"]
+    (shown,) = status["allocatedResourcesStatus"]
+    assert [each["health"] for each in shown["resources"]] == ["Unhealthy"] * 4
+    # Nothing that runs is ended. Its container's next start is refused, and says what helps.
+    os.kill(cluster.pids("all")[0], 9)
+    cluster.wait_said("all", "delete the pod")
+
+
+def test_another_device_plugin_of_the_same_resource(cluster: Cluster) -> None:
+    cluster.run_daemon()
+    cluster.wait_allocatable(4)
+    asyncio.run(_beside_a_rival(cluster))
+    cluster.wait_allocatable(4)
+    cluster.apply(pod("after", 4))
+    cluster.wait_phase("after")
+
+
+async def _beside_a_rival(cluster: Cluster) -> None:
+    folder: Path = cluster.root / "lib-kubelet" / "device-plugins"
+    async with Rival(folder, GPU, [GpuUuid("GPU-theirs")]) as rival:
+        await rival.register()
+        await asyncio.to_thread(cluster.wait_allocatable, 1)
+        said = "is NVIDIA's device plugin and serves nvidia.com/gpu already"
+        await asyncio.to_thread(wait_for, "a warning", lambda: said in cluster.log(DAEMON))

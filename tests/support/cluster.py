@@ -18,6 +18,7 @@ from contextlib import suppress
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any, Final, Self
+from urllib.request import urlopen
 
 import yaml
 
@@ -36,9 +37,11 @@ IMAGE: Final = "localhost/nri-gpu"
 STATE: Final = "/run/nri-gpu"  # where the default settings have it, in the cluster's mount namespace
 GPU: Final = "nvidia.com/gpu"
 NVIDIA: Final = 195  # the major of /dev/nvidia0 and its like
-MINORS: Final = range(32)
+GPU_MINORS: Final = range(248)  # those above are the driver's own
 DAEMON, GUARD, NEXT = "nri-gpu", "nri-gpu-guard", "nri-gpu-next"
 READY_S: Final = 60.0
+PORT: Final = "16443"  # of the API server; the others follow
+KUBELET_HEALTH: Final = "http://127.0.0.1:16447/healthz"
 # Of the standard library, what no verb of ours imports.
 LEFT_OUT: Final = ("test", "site-packages", "dist-packages", "ensurepip", "idlelib", "tkinter", "lib2to3", "config-*")
 Object = dict[str, Any]
@@ -59,6 +62,14 @@ def lacking() -> str:
     return f"set {', '.join(missing)}: {FOLDER} is the folder of cluster.sh, the others hold the binaries it boots"
 
 
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=1):
+            return True
+    except OSError:
+        return False
+
+
 def pod(name: str, gpus: int = 0, resource: str = GPU, annotations: Mapping[str, str] | None = None) -> Object:
     """A pod's manifest: one container of a shell that sleeps. gpus: in its limits."""
     return {
@@ -66,7 +77,7 @@ def pod(name: str, gpus: int = 0, resource: str = GPU, annotations: Mapping[str,
         "kind": "Pod",
         "metadata": {"name": name, "annotations": dict(annotations or {})},
         "spec": {
-            "terminationGracePeriodSeconds": 0,
+            "terminationGracePeriodSeconds": 1,
             "containers": [
                 {
                     "name": "main",
@@ -86,7 +97,8 @@ class Cluster:
         self.root = Path(tempfile.mkdtemp(prefix="nk-"))  # short: sockets are made below it
         self.folder = self.root / "given"  # outlives a teardown no more than the rest
         self._script = str(Path(os.environ[FOLDER]) / "cluster.sh")
-        self._environment = {**os.environ, "CLUSTER_ROOT": str(self.root), "PYTHONPATH": str(ROOT)}
+        self._environment = {**os.environ, "CLUSTER_ROOT": str(self.root), "PORT": PORT}
+        self._environment["PYTHONPATH"] = str(ROOT)
 
     def __enter__(self) -> Self:
         try:
@@ -124,7 +136,12 @@ class Cluster:
 
     def start(self, name: str, environment: Mapping[str, str] | None = None) -> None:
         """A daemon that was stopped or killed. environment: for cluster.sh."""
-        self.verb("start", name, environment=environment)
+
+        def up() -> bool:
+            self.verb("start", name, environment=environment)  # as systemd does where it ended: a kubelet may, at first
+            return name != "kubelet" or _answers(KUBELET_HEALTH)
+
+        wait_for(name, up)
 
     def kill(self, *names: str) -> None:
         """SIGKILL."""
@@ -157,14 +174,9 @@ class Cluster:
 
     def run_successor(self, name: str) -> None:
         """The daemon that was run last, once more and under another name: it stands by."""
-        command = self.root / "pid" / f"{DAEMON}.cmd"
-        words = command.read_text().rstrip("\0").split("\0")
+        words = (self.root / "pid" / f"{DAEMON}.cmd").read_text().rstrip("\0").split("\0")
         self.verb("spawn", name, *words, *([] if "--stand-by" in words else ["--stand-by"]))
-        wait_for(
-            "a successor",
-            lambda: "standing by" in self.log(name).rpartition("stopped")[2],
-            explain=lambda: self.log(name),
-        )
+        wait_for("a successor", lambda: "standing by" in self.log(name).rpartition("stopped")[2])
 
     def run_guard(self, policy: str = "") -> None:
         """`nri-gpu guard`, connected."""
@@ -190,9 +202,8 @@ class Cluster:
 
     def _policy(self, text: str) -> Path:
         table, line = "[kubelet]\n", f'cdi_dir = "{self.cdi}"\n'
-        return self.file(
-            "policy.toml", text.replace(table, table + line) if table in text else f"{text}\n{table}{line}"
-        )
+        whole = text.replace(table, table + line) if table in text else f"{text}\n{table}{line}"
+        return self.file("policy.toml", whole)
 
     def _spawn(self, name: str, *words: str) -> None:
         (self.root / "log" / f"{name}.log").unlink(missing_ok=True)
@@ -228,9 +239,14 @@ class Cluster:
 
     # -- objects ------------------------------------------------------------------------------------------------------
 
-    def apply(self, *objects: Mapping[str, Any]) -> str:
-        """What kubectl says. Raises: HarnessError."""
-        return self.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(objects))
+    def apply(self, *objects: Mapping[str, Any], options: Sequence[str] = ()) -> str:
+        """What kubectl says, warnings too. Raises: HarnessError: it was refused."""
+        command = [self._script, "kubectl", "apply", "-f", "-", *options]
+        text = yaml.safe_dump_all(objects)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, env=self._environment, check=False)
+        if done.returncode:
+            raise HarnessError(f"kubectl apply: {done.stderr[-2000:]}")
+        return done.stdout + done.stderr
 
     def get(self, kind: str, name: str = "", *options: str) -> Any:  # noqa: ANN401 - parsed JSON
         """One object, or a list's items; None where there is none of that name."""
@@ -277,7 +293,7 @@ class Cluster:
         rows = [line.split() for line in self.verb("ctr", "task", "ls").splitlines()]
         return [int(pid) for container, pid, *_ in rows if container == wanted]
 
-    def minors(self, name: str, major: int = NVIDIA) -> frozenset[int]:
+    def minors(self, name: str, major: int = NVIDIA, among: range = GPU_MINORS) -> frozenset[int]:
         """Which of a major's nodes the kernel lets a pod's container open."""
         (pid,) = self.pids(name)
         kind = host_cgroup()
@@ -285,7 +301,7 @@ class Cluster:
         controller = "devices" if kind is Cgroup.V1 else ""
         (inside,) = (path for _, names, path in rows if controller in names.split(","))
         cgroup = Path("/sys/fs/cgroup", controller, inside.lstrip("/"))
-        return open_minors(kind, cgroup, major, MINORS)
+        return open_minors(kind, cgroup, major, among)
 
     # -- order --------------------------------------------------------------------------------------------------------
 
@@ -293,8 +309,10 @@ class Cluster:
         """No pod, and nothing of nri-gpu."""
         for name in ("containerd", "kubelet"):
             self.start(name)
-        self.kubectl("delete", "jobs,daemonsets,pods", "--all", "--all-namespaces", "--grace-period=0", "--force",
-                     "--wait=false", "--ignore-not-found", check=False)  # fmt: skip
+        # Not by force: the kubelet says when a pod is gone, and counts its GPUs until then.
+        self.kubectl(
+            "delete", "jobs,daemonsets,pods", "--all", "--all-namespaces", f"--timeout={READY_S}s", check=False
+        )
         wait_for("no pod", lambda: not self.get("pods", "", "-A"))
         wait_for("no container", lambda: not self._tasks())
         self.stop(GUARD, DAEMON, NEXT)

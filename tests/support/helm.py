@@ -3,6 +3,7 @@
     {{ .Values.a.b }}   {{ .Release.Name }}   {{ .Chart.AppVersion }}   {{ "text" }}
     | quote   | default X   | toYaml   | nindent N   and in front: toYaml X
     {{ if X }} {{ if eq A B }} {{ if or A B }} {{ else }} {{ end }}, one inside another
+    {{ if .Capabilities.APIVersions.Has "group/version/Kind" }}   whether the cluster has it
     {{ fail "text" }}   an installation refused, where it is shown
     a dash on either side of the braces eats blanks there
 
@@ -37,10 +38,11 @@ class RefusedError(Exception):
 
 
 class Release(Struct, frozen=True):
-    """What Helm knows of an installation."""
+    """What Helm knows of an installation. apis: of those that templates ask for, what the cluster has."""
 
     name: str = "nri-gpu"
     namespace: str = "nri-gpu"
+    apis: frozenset[str] = frozenset({"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"})
 
 
 def values(**changed: object) -> dict[str, Any]:
@@ -62,6 +64,7 @@ def scope_of(given: Mapping[str, Any], release: Release | None = None) -> dict[s
     return {
         "Values": given,
         "Release": {"Name": chosen.name, "Namespace": chosen.namespace, "Service": "Helm"},
+        "Capabilities": {"APIVersions": chosen.apis},
         "Chart": {"Name": chart["name"], "Version": chart["version"], "AppVersion": chart["appVersion"]},
     }
 
@@ -118,6 +121,8 @@ def _condition(source: str, scope: Mapping[str, Any]) -> bool:
     match _WORD.findall(source):
         case ["eq", one, other]:
             return bool(_operand(one, scope) == _operand(other, scope))
+        case [".Capabilities.APIVersions.Has", kind]:
+            return _operand(kind, scope) in scope["Capabilities"]["APIVersions"]
         case ["or", one, other]:
             return bool(_operand(one, scope)) | bool(_operand(other, scope))
         case _:

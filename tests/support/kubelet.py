@@ -334,11 +334,14 @@ class Kubelet:
 
 
 class Rival:
-    """Another device plugin of the same resource, as NVIDIA's is: serves its socket first, registers, and stays."""
+    """Another device plugin of the same resource, as NVIDIA's is: serves its socket first, registers, and stays.
 
-    def __init__(self, kubelet: Kubelet, resource: str, ids: Sequence[str]) -> None:
-        self.path = kubelet.dir / f"nvidia-{resource.partition('/')[2]}.sock"
-        self._kubelet = kubelet
+    folder: the kubelet's, of device plugins.
+    """
+
+    def __init__(self, folder: Path, resource: str, ids: Sequence[str]) -> None:
+        self.path = folder / f"nvidia-{resource.partition('/')[2]}.sock"
+        self._kubelet = folder / "kubelet.sock"
         self._resource = resource
         self._list = pb.ListAndWatchResponse(devices=[pb.Device(ID=id_, health="Healthy") for id_ in ids])
         self._server: Any = None
@@ -359,7 +362,7 @@ class Rival:
         self.path.unlink(missing_ok=True)
 
     async def register(self) -> None:
-        async with grpc.aio.insecure_channel(f"unix:{self._kubelet.dir}/kubelet.sock") as channel:
+        async with grpc.aio.insecure_channel(f"unix:{self._kubelet}") as channel:
             call: Any = channel.unary_unary("/v1beta1.Registration/Register", _bytes, pb.Empty.FromString)
             await call(pb.RegisterRequest(version="v1beta1", endpoint=self.path.name, resource_name=self._resource))
 

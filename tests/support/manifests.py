@@ -44,7 +44,7 @@ def manifests(name: str) -> str:
     """All of one file, in the order to apply."""
     purpose, changed = SETS[name]
     texts = render(values(**changed))
-    order = ("serviceaccount.yaml", "configmap.yaml", "guard.yaml", "daemonset.yaml")
+    order = ("serviceaccount.yaml", "configmap.yaml", "admission.yaml", "guard.yaml", "daemonset.yaml")
     assert set(order) == set(texts)
     head = HEAD.format(purpose=f"{purpose[0].upper()}{purpose[1:]}", values=_said(changed))
     return head + "".join(f"---\n{_without_blank_ends(texts[each])}\n" for each in order)

@@ -174,6 +174,16 @@ def test_gpus_of_a_pool_are_offered_to_its_namespaces_only() -> None:
     assert 'it has GPUs 3 (not offered here: 3 in pool "prod", "late", kept for others).' in said
 
 
+def test_who_asks_by_annotation_alone_is_sent_to_the_kubelet_where_that_gives_all() -> None:
+    kubelets: list[Raw] = [{"name": "cluster", "model": "*"}]
+    using = policy(pool=kubelets, kubelet={"enabled": True, "pool": "cluster"})
+    for claim in ("1", "all", "device=0"):
+        said = sentence(played([asks(claim)], using)[0], Code.NO_SUCH_GPU)
+        assert 'in pool "cluster", which only the kubelet gives from: write nvidia.com/gpu' in said
+    using = policy(pool=[POOLS[0], *kubelets], kubelet={"enabled": True, "pool": "cluster"})
+    assert "kept for others" in sentence(played([asks("1")], using)[0], Code.NO_SUCH_GPU)
+
+
 def test_a_rule_opens_a_pool_and_keeps_to_it() -> None:
     using = policy(pool=POOLS, rule=[{"namespace": "guest", "allow": True, "pool": "late"}])
     assert gpus(played([asks("all", namespace="guest")], using)[0]) == [make.uuid(2)]

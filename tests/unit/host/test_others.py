@@ -45,7 +45,7 @@ def test_nobody(root: Path) -> None:
 def test_device_plugins_by_their_sockets(root: Path) -> None:
     for name in ("nvidia-gpu.sock", "nvidia-mig-1g.10gb.sock"):
         listen(root / "mnt/kubelet/device-plugins" / name)
-    assert others(root, "/mnt/kubelet") == (
+    assert others(root, "/mnt/kubelet/device-plugins") == (
         Other(Who.DEVICE_PLUGIN, "/mnt/kubelet/device-plugins/nvidia-gpu.sock", "nvidia.com/gpu"),
         Other(Who.DEVICE_PLUGIN, "/mnt/kubelet/device-plugins/nvidia-mig-1g.10gb.sock", "nvidia.com/mig-1g.10gb"),
     )

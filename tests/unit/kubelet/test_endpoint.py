@@ -61,6 +61,22 @@ async def test_a_kubelet_that_comes_later_is_noticed(folder: Path, log: Log) -> 
     assert len(log.said("not registered with the kubelet, trying again")) <= 2  # no folder, then no socket
 
 
+async def test_a_kubelet_that_comes_is_not_made_to_wait_for_an_old_back_off(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a reboot it admits the node's pods within a second, and not all of its first answers are good."""
+    monkeypatch.setattr(endpoint, "WAIT_MAX_S", 60.0)
+    kubelet = Kubelet(folder)
+    kubelet.refuse = "not yet"
+    async with Station(folder):
+        await asyncio.sleep(2)  # the wait grows
+        async with kubelet:
+            await kubelet.wait("a try", lambda: kubelet.refused > 0)
+            kubelet.refuse = ""
+            async with asyncio.timeout(0.5):
+                await kubelet.wait_healthy(GPU, 4)
+
+
 @pytest.mark.parametrize("keyed_by_resource", [True, False], ids=["before 135437", "after 135437"])
 async def test_restarts_and_broken_streams_are_mended(folder: Path, keyed_by_resource: bool) -> None:
     async with Kubelet(folder, keyed_by_resource=keyed_by_resource) as kubelet, Station(folder):
@@ -213,7 +229,7 @@ async def test_nvidias_plugin_that_comes_later_is_not_fought(
         async with Station(folder, settings=settings) as station:
             await kubelet.wait_healthy(GPU, 4)
             old = kubelet.clients[GPU]
-            async with Rival(kubelet, GPU, ["GPU-theirs"]) as rival:
+            async with Rival(kubelet.dir, GPU, ["GPU-theirs"]) as rival:
                 await rival.register()
                 await said(log, "NVIDIA's device plugin")
                 assert [each.since for each in station.room.standings()] == [None]

@@ -74,9 +74,13 @@ def test_the_answer_is_handed_out_again_after_a_reboot() -> None:
 def test_ids_that_are_gone_are_named() -> None:
     halves = Halves()
     halves.put_gpus(gpus(2))
-    assert f"no-such-gpu]: this node has no GPU '{uuid(3)}'" in str(halves.create(from_kubelet(token(3))))
+    gone = str(halves.create(from_kubelet(token(3))))
+    assert f"no-such-gpu]: this node has no GPU '{uuid(3)}'" in gone
+    assert "delete the pod" in gone  # to ask for another is not the pod's to do
     halves.put_gpus([mig_gpu(3)])
-    assert "gpu-unavailable" in str(halves.create(from_kubelet(token(3))))
+    lost = str(halves.create(from_kubelet(token(3))))
+    assert "gpu-unavailable" in lost
+    assert "delete the pod" in lost
 
 
 def test_without_the_kubelets_half_it_says_so() -> None:
@@ -91,6 +95,9 @@ SHAPES = {
     "1": "",
     "2;mode=exclusive": "",
     "model=*A100*": "",
+    "capabilities=compute": "",
+    "mode=exclusive": "",
+    "capabilities=compute;model=*H100*": "does not fit the selectors",
     "3": "asks for 3 GPUs and the kubelet gave 2",
     "device=0": "write all",
     "mig=1g.5gb": "write all",
@@ -98,6 +105,11 @@ SHAPES = {
     "all;model=*H100*": "does not fit the selectors",
     "some": "unknown",
 }
+
+
+def test_what_only_shapes_asks_for_nothing_where_the_kubelet_gave_nothing() -> None:
+    beside = container(of=pod("sidecar", annotations={"gpu.nri.io": "capabilities=compute"}))
+    assert "the kubelet gave this container none: write one of" in str(Halves().create(beside))
 
 
 @pytest.mark.parametrize(("claim", "refused"), SHAPES.items(), ids=SHAPES)

@@ -117,24 +117,6 @@ def test_without_a_driver_it_is_said_that_pools_could_not_be_looked_at(
     assert "the pools could not be held against this node's GPUs: " in text
 
 
-CHARTS = '[kubelet]\npool = "cluster"\n\n[[pool]]\nname = "cluster"\nmodel = ["*"]\n'
-OPTIONS = {"kubelet.enabled": True, "driver.root": "/driver-root", "topology": str(FOUR_GPUS)}
-
-
-def test_the_options_of_the_running_daemon_go_before_the_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, folder: Path
-) -> None:
-    path = tmp_path / "policy.toml"
-    path.write_text(CHARTS)
-    assert "kubelet.enabled is not set" in checked(capsys, path, "--state-dir", str(folder))[1]
-    with daemon(folder, json.dumps({"options": OPTIONS}).encode()):
-        code, text = checked(capsys, path, "--state-dir", str(folder))
-    assert code == Exit.OK
-    assert text.splitlines()[1].startswith('with the running daemon\'s options: driver.root = "/driver-root", kubelet')
-    assert "pool[0]" not in text
-    assert "could not be held against" not in text
-
-
 def test_mps_without_a_mount_for_what_tenants_write(tmp_path: Path) -> None:
     using = Policy(mps=MpsSettings(enabled=True))
     (said,) = check.mps_advice(using, tmp_path)
@@ -152,3 +134,23 @@ def test_a_stage_folder_that_is_another_daemons_is_said(capsys: pytest.CaptureFi
     assert said in checked(capsys, policy)[1]
     assert said in checked(capsys, policy, "--state-dir", str(tmp_path / "second"))[1]
     assert said not in checked(capsys, policy, "--state-dir", str(tmp_path / "first"))[1]
+
+
+CHARTS = '[kubelet]\npool = "cluster"\n\n[[pool]]\nname = "cluster"\nmodel = ["*"]\n'
+OPTIONS = {"kubelet.enabled": True, "driver.root": "/driver-root", "topology": str(FOUR_GPUS)}
+
+
+def test_the_options_of_the_running_daemon_go_before_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, folder: Path
+) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(CHARTS)
+    assert "kubelet.enabled is not set" in checked(capsys, path, "--state-dir", str(folder))[1]
+    kubelet = {"enabled": True, "guard_alone": "NRI 0.6"}
+    with daemon(folder, json.dumps({"options": OPTIONS, "kubelet": kubelet}).encode()):
+        code, text = checked(capsys, path, "--state-dir", str(folder))
+    assert code == Exit.OK
+    assert text.splitlines()[1].startswith('with the running daemon\'s options: driver.root = "/driver-root", kubelet')
+    assert "kubelet: only the guard stops what starts without its GPUs: NRI 0.6" in text.splitlines()
+    assert "pool[0]" not in text
+    assert "could not be held against" not in text
