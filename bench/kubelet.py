@@ -115,7 +115,7 @@ class Pair:
     @contextlib.contextmanager
     def _one(self, name: str, *, kubelet: Station | None) -> Iterator[Running]:
         policy = self._folder / f"{name}.toml"
-        places = f'dir = "{kubelet.kubelet.dir}"\n' if kubelet else ""
+        places = f'dir = "{kubelet.kubelet.dir}"\ncdi_dir = "{self._folder}/cdi"\n' if kubelet else ""
         policy.write_text(f"[kubelet]\nenabled = {str(bool(kubelet)).lower()}\n{places}")
         # Each its own state: two stand side by side.
         plugin = daemon(self._folder, name, policy=policy, state=self._folder / f"state-{name}")

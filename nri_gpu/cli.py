@@ -101,6 +101,11 @@ VERBS: Final = (
             ),
             _option("--state-dir", help="folder for key and ledger (default /run/nri-gpu)", metavar="DIR"),
             _option("--stage-dir", help="folder for staged driver files", metavar="DIR"),
+            _option(
+                "--stand-by",
+                help="where a daemon runs with this state folder: wait, and take over from it when it is told to stop",
+                action="store_true",
+            ),
             _option("--labels", help="file for Node Feature Discovery with the node's labels", metavar="FILE"),
             _option(
                 "--watch-policy",
@@ -158,6 +163,7 @@ VERBS: Final = (
         (
             STATE_DIR,
             _option("--alive", help="print nothing; exit 0 as soon as it answers at all", action="store_true"),
+            _option("--probe", help="exit 0 also while its successor stands by (run --stand-by)", action="store_true"),
             _option("--guard", help="the same of the guard with this --run-dir, connected or --alive", metavar="DIR"),
             OUTPUT,
         ),

@@ -21,6 +21,7 @@ from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pa
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capabilities, Node, Unit, closure
+from nri_gpu.domain.kubelet import REQUIRED_DESTINATION
 from nri_gpu.domain.mps import Seat
 from nri_gpu.injection.devices import missing_capability_major
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
@@ -47,7 +48,7 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy | Br
     if kind is None:
         bid = _bid(container, node, policy)
         if not isinstance(bid, Bid):
-            return bid
+            return _held_back(bid, container)
         kind = Kind(bid)
         KINDS.keep(key, node, policy, kind)
     return _grant(kind, container, node, ledger)
@@ -75,6 +76,17 @@ def _bid(container: Container, node: Node, policy: Policy | BrokenPolicy) -> Bid
     if sentence := _not_this(claim, container, policy):
         return _refuse(Code.NOT_ALLOWED, sentence)
     return _on_terms(claim, container, node, policy, verdict)
+
+
+def _held_back(decision: Decision, container: Container) -> Decision:
+    """It could not start if it were let alone: better refused with our sentence than failed with the runtime's."""
+    if not isinstance(decision, Pass) or REQUIRED_DESTINATION not in container.mounts:
+        return decision
+    why = decision.why.rstrip(".")
+    return _refuse(
+        Code.NOT_ALLOWED,
+        f"the kubelet gave it GPUs, but {why}: have policy allow it, or take them out of its resources.limits.",
+    )
 
 
 def _not_this(claim: Claim, container: Container, policy: Policy) -> str:

@@ -11,6 +11,12 @@ from nri_gpu.domain.gpu import GpuUuid
 
 # Of annotations on the container; behind it the resource, because of two with one key the kubelet keeps either.
 HANDED_KEY: Final = "gpu.nri.io/kubelet"
+# A CDI device that Allocate answers. Its one edit is a bind mount from a place where nothing can be, so the container
+# cannot start unless our reply takes the mount away again. The place is the sentence that `kubectl describe pod` shows.
+REQUIRED_KIND: Final = "gpu.nri.io/daemon"
+REQUIRED_NAME: Final = "required"
+REQUIRED_SOURCE: Final = "/proc/nri-gpu-is-not-running-on-this-node"
+REQUIRED_DESTINATION: Final = "/nri-gpu-is-not-running-on-this-node"
 REPLICA: Final = "::"  # between a UUID and the number of a replica, as NVIDIA's device plugin writes it
 
 

@@ -40,6 +40,10 @@ class Books(Protocol):
         """The kubelet gave these to a pod."""
         ...
 
+    def required(self, devices: Iterable[Handed]) -> str:
+        """The CDI device to be answered beside these; empty for none."""
+        ...
+
     def key(self) -> bytes | None:
         """What tokens are signed with; None while it cannot be had."""
         ...

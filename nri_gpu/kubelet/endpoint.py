@@ -73,6 +73,7 @@ class Endpoint:
     def __init__(self, resource: str, offers: Offers, place: Place, began: Callable[[], None]) -> None:
         self.resource = resource
         self.plugin = DevicePlugin(resource, offers)
+        self.leaving = False  # another process registers from here on
         self._place = place
         self._began = began
         self._said = self._fault = ""
@@ -88,10 +89,12 @@ class Endpoint:
 
         """
         loop = asyncio.get_running_loop()
-        while True:
+        while not self.leaving:
             began, stamp = loop.time(), stamp_of(self._place.kubelet)
+            at_once = False
             try:
                 self._ended(await self._session())
+                at_once = self._short == 1
             except RestartNeededError:
                 raise
             except (RegistrationError, OSError) as error:
@@ -102,7 +105,8 @@ class Endpoint:
             self._since = None
             if loop.time() - began > LASTING_S or stamp_of(self._place.kubelet) != stamp:
                 self._short, self._wait_s = 0, FIRST_WAIT_S
-            await self._pause()
+            if not at_once:
+                await self._pause()
 
     def standing(self) -> Standing:
         """For who asks how it is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from nri_gpu.allocation.fit import why_not
@@ -70,6 +70,10 @@ class Offers:
         for ids in asked:
             self.books.promise([Handed(resource, id_) for id_ in ids], shared=self.shared)
         return tuple({token_key(resource): write_token(resource, ids, key, shared=self.shared)} for ids in asked)
+
+    def required(self, resource: str, ids: Iterable[str]) -> str:
+        """The CDI device to be answered beside a container's annotations; empty for none."""
+        return self.books.required([Handed(resource, id_) for id_ in ids])
 
     @property
     def shared(self) -> bool:

@@ -24,6 +24,7 @@ class KubeletRoom:
         self._began = began
         self._poked = asyncio.Event()
         self._bug = ""
+        self._leaving = False
         self._endpoints: dict[str, Endpoint] = {}
 
     def changed(self) -> None:
@@ -33,6 +34,17 @@ class KubeletRoom:
     def standings(self) -> tuple[Standing, ...]:
         """How each resource stands with the kubelet."""
         return tuple(endpoint.standing() for endpoint in self._endpoints.values())
+
+    def watched(self) -> bool:
+        """Whether the kubelet reads the list of every resource."""
+        endpoints = self._endpoints.values()
+        return bool(endpoints) and all(each.plugin.watched.is_set() for each in endpoints)
+
+    def leave(self) -> None:
+        """Serve on, and register no more."""
+        self._leaving = True
+        for endpoint in self._endpoints.values():
+            endpoint.leaving = True
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -58,7 +70,7 @@ class KubeletRoom:
 
     def _look(self, group: asyncio.TaskGroup) -> None:
         self._tick()
-        for resource in self._offers.resources():
+        for resource in () if self._leaving else self._offers.resources():
             if resource not in self._endpoints:
                 self._endpoints[resource] = Endpoint(resource, self._offers, self._place, self._began)
                 group.create_task(self._endpoints[resource].run())

@@ -106,8 +106,10 @@ class DevicePlugin:
         ids = ",".join(sorted(id_ for ids in asked for id_ in ids))
         logger.bind(resource=self.resource, gpu_uuid=ids).info("allocated to a pod by the kubelet")
         answer = pb.AllocateResponse()
-        for each in answers:
-            answer.container_responses.add(annotations=each)
+        for given, each in zip(asked, answers, strict=True):
+            response = answer.container_responses.add(annotations=each)
+            if name := self._offers.required(self.resource, given):
+                response.cdi_devices.add(name=name)
         return answer
 
     async def _pre_start(self, request: pb.PreStartContainerRequest, context: Any) -> pb.PreStartContainerResponse:  # noqa: ANN401

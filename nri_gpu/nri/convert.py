@@ -317,6 +317,12 @@ def reply_to_pb(edits: Edits) -> bytes:
     return reply.SerializeToString()
 
 
+def without_mount_to_pb(destination: str) -> bytes:
+    """CreateContainerResponse that takes a mount away (from NRI 0.7), to be put behind another one's bytes."""
+    mount = pb.Mount(destination=f"-{destination}")
+    return pb.CreateContainerResponse(adjust=pb.ContainerAdjustment(mounts=[mount])).SerializeToString()
+
+
 def annotation_to_pb(key: str, value: str) -> bytes:
     """CreateContainerResponse with one annotation. Behind another one's bytes it adds to it: protobuf merges them."""
     return pb.CreateContainerResponse(adjust=pb.ContainerAdjustment(annotations={key: value})).SerializeToString()

@@ -36,6 +36,13 @@ class Registration(StrEnum):
     WATCHER = "watcher"
 
 
+class FailClosed(StrEnum):
+    """Who stops a container that the kubelet gave GPUs and that nothing was injected into."""
+
+    AUTO = "auto"
+    GUARD = "guard"
+
+
 class KubeletSettings(Struct, frozen=True, kw_only=True):
     """The kubelet's device plugin, for a node of a cluster: the scheduler then counts the GPUs."""
 
@@ -84,6 +91,17 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
             "inject_for or reservations is set. Empty: never.",
         ),
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    fail_closed: Annotated[
+        FailClosed,
+        Declaration(
+            Choice(FailClosed),
+            "auto: what the kubelet gives comes with a CDI device that only our injection lets start, where the "
+            "runtime speaks NRI 0.7 or newer; guard: without it, so that only the guard stops what we never saw.",
+        ),
+    ] = FailClosed.AUTO
+    cdi_dir: Annotated[str, Declaration(FOLDER, "Folder for that CDI device: one of the runtime's cdi_spec_dirs.")] = (
+        "/var/run/cdi"
+    )
     inject_for: Annotated[
         Globs,
         Declaration(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
@@ -13,7 +13,7 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import HANDED_KEY, KubeletGrant, handed_key
+from nri_gpu.domain.kubelet import HANDED_KEY, REQUIRED_DESTINATION, Handed, KubeletGrant, handed_key
 
 
 class KubeletHalf:
@@ -25,6 +25,8 @@ class KubeletHalf:
     def __init__(self) -> None:
         self.key: bytes | None = None
         self.awaited = False
+        self.unapplied = False  # the last container that was answered a CDI device came without its edits
+        self._required: set[Handed] = set()
         self._held: dict[ContainerId, KubeletGrant] = {}
         self._unread: dict[ContainerId, Container] = {}
 
@@ -45,6 +47,17 @@ class KubeletHalf:
         for key, value in container.annotations.items():
             (tokens if key.startswith(HANDED_KEY) else others)[key] = value
         return replace(container, annotations=others, kubelet=read_tokens(tokens, self.key))
+
+    def requires(self, devices: Iterable[Handed]) -> None:
+        """Allocate answered the CDI device beside these."""
+        self._required.update(devices)
+
+    def required(self, container: Container) -> bool:
+        """Whether that device holds it back until our reply."""
+        there, given = REQUIRED_DESTINATION in container.mounts, container.kubelet
+        if there or (given is not None and given.devices and self._required.issuperset(given.devices)):
+            self.unapplied = not there
+        return there
 
     def decided(self, container: Container, decision: Decision) -> None:
         """Remember whose GPUs came by the kubelet."""

@@ -26,7 +26,7 @@ from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason,
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.gpu import GpuUuid, Inventory, Node
-from nri_gpu.domain.kubelet import Handed, PodGiven
+from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, Handed, PodGiven
 from nri_gpu.domain.mps import Seat
 from nri_gpu.judge import judge_adjusted
 from nri_gpu.log import logger
@@ -56,6 +56,7 @@ EVENTS: Final = (
     # (containerd/nri: pkg/adaptation/adaptation.go, validateContainerAdjustment).
     Event.VALIDATE_CONTAINER_ADJUSTMENT,
 )
+LET_START: Final = convert.without_mount_to_pb(REQUIRED_DESTINATION)
 # A container listed as created may be in the middle of its start, which we then never hear of. It keeps its GPUs until
 # it is removed or its pod's next attempt is made: held too long by one that failed, never granted twice.
 NEVER_LAPSES: Final = math.inf  # seconds, as the time until which it holds
@@ -138,6 +139,8 @@ class Plugin:
         if not isinstance(decision, Refuse):  # one that is refused may come again for what it was promised
             ledger = redeemed(ledger, container)
         reply, mark = self._replies.to(decision)
+        if isinstance(decision, Inject) and isinstance(reply, bytes) and self.kubelet.required(container):
+            reply += LET_START
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
         self.kubelet.decided(container, decision)
         self.beside.decided(container, decision, self._settings().kubelet)

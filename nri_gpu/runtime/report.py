@@ -38,7 +38,8 @@ class View(Struct, frozen=True, kw_only=True):
     wall, monotonic: that moment in seconds, on both clocks. policy_fault: empty where the policy can be used.
     inventory_confirmed: false while the inventory is an earlier daemon's, from its snapshot. history: what became of
     the node since the daemon began. kubelet: how its resources stand with the kubelet; None where no device plugin is
-    wanted. list_fault: why the runtime could not list its containers to us again; empty when it could.
+    wanted. kubelet_open: why what the kubelet gives may start although we never saw it, but for the guard; empty when
+    it cannot. list_fault: why the runtime could not list its containers to us again; empty when it could.
     """
 
     node: Node
@@ -53,6 +54,7 @@ class View(Struct, frozen=True, kw_only=True):
     inventory_confirmed: bool = True
     history: History = NO_HISTORY
     kubelet: tuple[Standing, ...] | None = None
+    kubelet_open: str = ""
     list_fault: str = ""
 
     def wall_of(self, monotonic: float) -> float | None:
@@ -90,6 +92,7 @@ def status_json(view: View) -> dict[str, Any]:
         "kubelet": {
             "enabled": view.kubelet is not None,
             "resources": [_standing_json(each) for each in view.kubelet or ()],
+            "guard_alone": view.kubelet_open,
         },
         "gpus": [_unit_json(unit, usage.get(unit.uuid), view) for unit in node.inventory.units],
         "faults": [_fault_json(fault, view.history) for fault in node.inventory.faults],

@@ -25,6 +25,7 @@ from nri_gpu.verbs.gpus import look
 from nri_gpu.verbs.guard_advice import guard_advice
 from nri_gpu.verbs.kubelet_advice import kubelet_advice
 from nri_gpu.verbs.neighbours import node_advice
+from nri_gpu.verbs.status import fail_closed
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     )
     advice = (*ours, *_of_stage(policy, state_dir), *node, *_of_daemon(said))
     with_ = [f"with the running daemon's options: {_shown(options)}"] if options else []
-    lines = [f"{policy.source}: ok", *with_, *(f"advice: {sentence}" for sentence in advice)]
+    closed = [f"kubelet: {fail_closed(said)}"] if said.get("kubelet", {}).get("enabled") else []
+    lines = [f"{policy.source}: ok", *with_, *closed, *(f"advice: {sentence}" for sentence in advice)]
     _print(args.output, [], advice, lines, options)
     return Exit.OK
 

@@ -6,9 +6,9 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -37,6 +37,7 @@ from nri_gpu.runtime.plugin import REQUEST_TIMEOUT_S, Outside, Plugin
 from nri_gpu.runtime.recorder import StateRecorder
 from nri_gpu.runtime.sizes import Sizes
 from nri_gpu.runtime.state import CONTROL_SOCKET, LEDGER, StateFolder
+from nri_gpu.runtime.succession import Succession
 from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
 from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
 from nri_gpu.verbs.exits import Exit
@@ -78,8 +79,17 @@ class Fixed(Struct, frozen=True):
 class Daemon:
     """The running service."""
 
-    def __init__(self, state: StateFolder, key: bytes, policy_file: PolicyFile, topology: Path | None) -> None:
+    def __init__(
+        self,
+        state: StateFolder,
+        key: bytes,
+        policy_file: PolicyFile,
+        topology: Path | None,
+        succession: Succession | None = None,
+    ) -> None:
         self._state = state
+        self._succession = succession or Succession(state.path)
+        self._hands_over = self._handed_over = False  # the next daemon is there; it has the state folder
         self._policy_file = policy_file
         self._notifier = Notifier()
         looking_for = "the driver's files are being looked for; try again in a moment"
@@ -147,7 +157,7 @@ class Daemon:
             key,
         )
         self._recall(state.path / LEDGER)
-        self._kubelet = KubeletKeeper(self._board, self._plugin, self._fixed.kubelet)
+        self._kubelet = KubeletKeeper(self._board, self._plugin, self._fixed.kubelet, self._succession)
         self._board.changed = self._snapshot_changed
         self._sizes = Sizes(lambda: self._settings().plugin.request_bytes, self._later)
         self._supervisor = Supervisor(
@@ -159,7 +169,7 @@ class Daemon:
             self._plugin,
             self._cache,
             self._inventory,
-            self._kubelet.report,
+            self._kubelet,
             lambda: self._sizes.fault,
             {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
         )
@@ -217,30 +227,38 @@ class Daemon:
         if not self._simulated and self._snapshots.restore(self._cache):
             self._profiles.look_again()
             self._labels.look_again()
-        running = [
-            self._serve(inherited),
+        kubelet = asyncio.create_task(self._kubelet.run())
+        serving = asyncio.create_task(self._serve(inherited))
+        rest = [
             self._driver.run(),
             self._cache.run(),
             self._health.run(),
             self._profiles.run(),
             self._watch.run(),
             self._snapshots.run(),
-            self._kubelet.run(),
             self._mps.run(),
             self._labels.run(),
             self._reporter.run(),
-            *(each.run() for each in (self._audit, self._policy_watch) if each),
+            *([self._policy_watch.run()] if self._policy_watch else []),
         ]
-        parts = [asyncio.create_task(each) for each in running]
+        last = [serving, *([asyncio.create_task(self._audit.run())] if self._audit else [])]
+        parts = [kubelet, *last, *map(asyncio.create_task, rest)]
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({stopping, *parts}, return_when=asyncio.FIRST_COMPLETED)
         code = exit_code(parts)
         self._notifier.stopping()
+        if self._hands_over:  # the others first, for the time without NRI to be short
+            await _cancelled(each for each in parts if each not in (kubelet, *last))
         await self._supervisor.stop(DRAIN_S)
-        for task in (stopping, *parts):
-            task.cancel()
-        await asyncio.gather(stopping, *parts, return_exceptions=True)
+        await _cancelled(each for each in (stopping, *parts) if each is not kubelet or not self._hands_over)
         self._write_ledger()
+        if self._hands_over:
+            self._handed_over = True
+            self._state.close()
+            threads = asyncio.create_task(loop.shutdown_default_executor())
+            threads.add_done_callback(lambda _: self.close())
+            await self._succession.passed()
+            await _cancelled([kubelet])
         self._notifier.close()
         logger.info("stopped")
         return code
@@ -356,6 +374,7 @@ class Daemon:
     def _configured(self, configured: Configured) -> None:
         """A plugin that the runtime starts finds its drop-in file's text here: that file is its policy."""
         self._reporter.configured(configured)
+        self._kubelet.configured(configured)
         self._plugin.request_timeout_s = configured.request_timeout_ms / 1000 or REQUEST_TIMEOUT_S
         if not configured.config.strip():
             return
@@ -372,6 +391,8 @@ class Daemon:
     def _ready(self) -> None:
         self._synchronized = True
         self._kubelet.connected(not self._stop.is_set())
+        if not self._fixed.kubelet.enabled:
+            self._succession.settled()
         self._mps.look_again()
         self._health.held_changed()
         self._reporter.ready()
@@ -387,6 +408,8 @@ class Daemon:
 
     def _ledger_changed(self, ledger: Ledger) -> None:
         self._kubelet.changed()
+        if self._handed_over:
+            return  # what Allocate gives now the next daemon hears of PodResources
         self._mps.look_again()
         self._health.held_changed()
         if self._audit:
@@ -396,6 +419,8 @@ class Daemon:
             self._ledger_timer = asyncio.get_running_loop().call_later(LEDGER_DELAY_S, self._write_ledger)
 
     def _write_ledger(self) -> None:
+        if self._ledger_timer:
+            self._ledger_timer.cancel()
         self._ledger_timer = None
         try:
             self._state.write_ledger(self._plugin.ledger)
@@ -413,8 +438,20 @@ class Daemon:
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
         logger.bind(signal=number.name).info("stopping")
-        self._kubelet.connected(False)  # at once: what is in flight is still answered for a while, and pods admitted
+        self._hands_over = self._fixed.kubelet.enabled and self._succession.awaited()
+        if self._hands_over:
+            self._kubelet.leaves()
+        else:  # at once: what is in flight is still answered for a while, and pods admitted
+            self._kubelet.connected(False)
         self._stop.set()
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel them, and wait for their end."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 def _audit_log(policy: Policy, state: Path) -> AuditLog | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -14,6 +16,7 @@ from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.gpu import GpuUuid, Node, closure
 from nri_gpu.domain.kubelet import Handed, PodGiven, Standing
 from nri_gpu.log import logger
+from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.stale import stale_fault
@@ -21,16 +24,34 @@ from nri_gpu.readiness import hindrance
 from nri_gpu.runtime.beside import Book
 from nri_gpu.runtime.board import Board
 from nri_gpu.runtime.plugin import Plugin
+from nri_gpu.runtime.succession import LOOK_S, Succession
+from nri_gpu.verbs.required_device import RequiredDevice
 
+if TYPE_CHECKING:
+    from nri_gpu.kubelet.room import KubeletRoom
+
+ABLE_WITHIN_S = 2.0  # from the state folder to the first grant; then it is registered as it is
+UNAPPLIED = "the kubelet (before 1.29) or the runtime (enable_cdi off) left out the CDI device that Allocate answered"
 NOT_CONNECTED = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
 
 
+def set_grpc_up() -> None:
+    """Before its first import."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is an error of ours, and logged once
+    # Our children are started by vfork and exec at once; gRPC's handlers for forks would only warn of them.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
+
 class DaemonBooks(Struct, frozen=True):
-    """The daemon's board and plugin, as the device plugin asks of them. connected: to the container runtime."""
+    """The daemon's board and plugin, as the device plugin asks of them.
+
+    connected: to the container runtime. device: the CDI device that Allocate answers now; empty for none.
+    """
 
     board: Board
     plugin: Plugin
     connected: Callable[[], bool]
+    device: Callable[[], str] = lambda: ""
 
     def node(self) -> Node:
         """The newest snapshot."""
@@ -67,6 +88,13 @@ class DaemonBooks(Struct, frozen=True):
         """The kubelet gave these to a pod."""
         self.plugin.promise(devices, shared=shared)
 
+    def required(self, devices: Iterable[Handed]) -> str:
+        """The CDI device to be answered beside these."""
+        name = self.device()
+        if name:
+            self.plugin.kubelet.requires(devices)
+        return name
+
     def key(self) -> bytes | None:
         """What tokens are signed with."""
         return self.plugin.kubelet.key
@@ -99,11 +127,18 @@ class Answers(Struct, frozen=True):
 class KubeletKeeper:
     """Runs the device plugin where policy wants one; else does nothing."""
 
-    def __init__(self, board: Board, plugin: Plugin, settings: KubeletSettings) -> None:
+    def __init__(
+        self, board: Board, plugin: Plugin, settings: KubeletSettings, succession: Succession | None = None
+    ) -> None:
         self._plugin = plugin
         self._settings = settings
-        self._connected = False
-        self._books = DaemonBooks(board, plugin, lambda: self._connected)
+        self._succession = succession
+        self._leave: Callable[[], None] = lambda: None
+        # The runtime may not let a successor in before the end of the CRI call that stops its predecessor's container
+        # (containerd: BlockPluginSync), and that one waits for the kubelet to be served.
+        self._connected = succession is not None and succession.succeeds
+        self._required = RequiredDevice(settings)
+        self._books = DaemonBooks(board, plugin, lambda: self._connected, self._required.name)
         self._changed: Callable[[], None] = lambda: None
         self._look_for_key: Callable[[], None] = lambda: None
         self._standings: Callable[[], tuple[Standing, ...]] = tuple
@@ -122,10 +157,18 @@ class KubeletKeeper:
             self._look_for_key = KeyKeeper(Path(self._settings.dir), self._keyed).look
             self._look_for_key()
 
+    def configured(self, configured: Configured) -> None:
+        """What the runtime said of itself."""
+        self._required.configured(configured)
+
     def connected(self, yes: bool) -> None:
         """Whether the container runtime asks us about its containers."""
         self._connected = yes
         self.changed()
+
+    def leaves(self) -> None:
+        """The next daemon is about to register: what comes is still answered, and nothing registered again."""
+        self._leave()
 
     def changed(self) -> None:
         """GPUs, grants or the policy."""
@@ -134,6 +177,10 @@ class KubeletKeeper:
     def report(self) -> tuple[Standing, ...] | None:
         """How each resource stands with the kubelet; None where no device plugin is wanted."""
         return self._standings() if self._settings.enabled else None
+
+    def fail_open(self) -> str:
+        """Why a container that the kubelet gave GPUs may start although we never saw it, but for the guard."""
+        return self._required.why_not() or (UNAPPLIED if self._plugin.kubelet.unapplied else "")
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -145,9 +192,7 @@ class KubeletKeeper:
         book = self._plugin.beside.book
         if not self._settings.enabled and book is None:
             await asyncio.Event().wait()
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is an error of ours, and logged once
-        # Our children are started by vfork and exec at once; gRPC's handlers for forks would only warn of them.
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+        set_grpc_up()
         try:
             async with asyncio.TaskGroup() as tasks:
                 if self._settings.enabled:
@@ -185,10 +230,20 @@ class KubeletKeeper:
         from nri_gpu.runtime.watch import folder_changed
 
         room = KubeletRoom(
-            Offers(self._settings, self._books), Place(self._settings, folder_changed), self._tick, self._look_for_key
+            Offers(self._settings, self._books), Place(self._settings, folder_changed), self._tick, self._began
         )
-        self._changed, self._standings = room.changed, room.standings
-        await room.run()
+        self._changed, self._standings, self._leave = room.changed, room.standings, room.leave
+        async with asyncio.TaskGroup() as tasks:
+            if self._succession and self._succession.succeeds:
+                with suppress(TimeoutError):  # the daemon before this one serves the kubelet meanwhile
+                    await asyncio.wait_for(_until(lambda: not self._books.hindrance()), ABLE_WITHIN_S)
+                tasks.create_task(_settle(self._succession, room))
+            await room.run()
+
+    def _began(self) -> None:
+        """Before each registration."""
+        self._required.write()
+        self._look_for_key()
 
     def _tick(self) -> None:
         if self._books.key() is None:
@@ -198,6 +253,16 @@ class KubeletKeeper:
     def _keyed(self, key: bytes) -> None:
         self._plugin.kubelet_keyed(key)
         self.changed()
+
+
+async def _settle(succession: Succession, room: KubeletRoom) -> None:
+    await _until(room.watched)
+    succession.settled()
+
+
+async def _until(fact: Callable[[], bool]) -> None:
+    while not fact():  # noqa: ASYNC110 - of several parts, and once in the life of a process
+        await asyncio.sleep(LOOK_S)
 
 
 def _first(group: BaseExceptionGroup[RestartNeededError]) -> RestartNeededError:

@@ -12,7 +12,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.codec import encode
-from nri_gpu.domain.kubelet import Standing
 from nri_gpu.inventory.cache import InventoryCache
 from nri_gpu.log import logger
 from nri_gpu.nri.convert import Configured
@@ -22,21 +21,21 @@ from nri_gpu.runtime.control import Answer, ControlSocket
 from nri_gpu.runtime.plugin import Plugin
 from nri_gpu.runtime.report import Connection, View, status_json, transitions_json
 from nri_gpu.verbs.inventory_keeper import InventoryKeeper
+from nri_gpu.verbs.kubelet_keeper import KubeletKeeper
 
 
 class Subjects(Struct, frozen=True):
     """What is reported on.
 
-    kubelet: how its resources stand with the kubelet; None without a device plugin. list_fault: why the runtime could
-    not list the node's containers to us again; empty when it could. options: of the command line, by their key in the
-    policy, and `topology`, the simulated node's file.
+    list_fault: why the runtime could not list the node's containers to us again; empty when it could. options: of the
+    command line, by their key in the policy, and `topology`, the simulated node's file.
     """
 
     board: Board
     plugin: Plugin
     cache: InventoryCache
     inventory: InventoryKeeper
-    kubelet: Callable[[], tuple[Standing, ...] | None] = lambda: None
+    kubelet: KubeletKeeper
     list_fault: Callable[[], str] = lambda: ""
     options: Mapping[str, object] = {}
 
@@ -117,7 +116,8 @@ class Reporter:
             policy_fault=fault,
             inventory_confirmed=cache.confirmed or cache.current is None,
             history=self._subjects.inventory.history,
-            kubelet=self._subjects.kubelet(),
+            kubelet=self._subjects.kubelet.report(),
+            kubelet_open=self._subjects.kubelet.fail_open(),
             list_fault=self._subjects.list_fault(),
         )
 

@@ -6,22 +6,30 @@ import argparse
 import asyncio
 import gc
 import os
+import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Final
 
 from nri_gpu import telemetry
 from nri_gpu.domain.errors import PolicyError
 from nri_gpu.log import logger
+from nri_gpu.runtime.notify import Notifier
 from nri_gpu.runtime.state import DEFAULT_STATE, StateError, StateFolder
+from nri_gpu.runtime.succession import LOOK_S, Succession
 from nri_gpu.settings import DEFAULT_PATH
 from nri_gpu.verbs.daemon import Daemon
 from nri_gpu.verbs.exits import Exit
+from nri_gpu.verbs.kubelet_keeper import set_grpc_up
 from nri_gpu.verbs.policy_file import PolicyFile
 
 GC_THRESHOLD: Final = 10_000  # objects made and not freed, instead of 700
+FEEDS_AFTER: Final = 50  # looks at whether the folder is free
 KEY_LOST: Final = (
     "key made anew: grants of before it do not hold, and containers that have them count as others' from here on"
 )
@@ -31,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Returns an exit code."""
     launched = os.environ.get("NRI_PLUGIN_SOCKET", "")
     state = StateFolder(Path(args.state_dir or DEFAULT_STATE))
+    succession = Succession(state.path)
     try:
         inherited = _inherited(launched) if launched else None
     except (ValueError, OSError) as error:
@@ -38,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
         return Exit.USAGE
     try:
         policy_file = PolicyFile(args.policy, _overrides(args), state.path)
-        state.open()
+        telemetry.set_up(args.log_level, journal=bool(launched))
+        _open(state, succession if args.stand_by else None, kubelet=args.kubelet is not False)
         key = state.key()
     except PolicyError as error:
         print("\n".join(f"nri-gpu: {fault}" for fault in error.faults), file=sys.stderr)
@@ -46,10 +56,9 @@ def run(args: argparse.Namespace) -> int:
     except StateError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.UNAVAILABLE if error.taken else Exit.PERMISSION
-    telemetry.set_up(args.log_level, journal=bool(launched))
     if state.key_fault:
         logger.bind(path=str(state.path / "key"), fault=state.key_fault).warning(KEY_LOST)
-    daemon = Daemon(state, key, policy_file, Path(args.gpus) if args.gpus else None)
+    daemon = Daemon(state, key, policy_file, Path(args.gpus) if args.gpus else None, succession)
     if args.watch_policy:
         daemon.watch_policy(Path(args.policy or DEFAULT_PATH))
     # Values here have no cycles; looking for some took a third of a Synchronize of 5,000 containers.
@@ -59,6 +68,41 @@ def run(args: argparse.Namespace) -> int:
     finally:
         daemon.close()
         state.close()
+
+
+def _open(state: StateFolder, succession: Succession | None, *, kubelet: bool) -> None:
+    """Have the state folder. succession: where a daemon that has it is waited for. kubelet: it may be served.
+
+    Raises: StateError.
+    """
+    try:
+        state.open()
+    except StateError as error:
+        if not (error.taken and succession and succession.announce()):
+            raise
+    else:
+        return
+    logger.bind(path=str(state.path)).info("standing by for the daemon that has the state folder")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.OK))  # the first process of a pod has no other way to end
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the policy is read when it counts
+    if kubelet:
+        set_grpc_up()
+        with suppress(ImportError):  # now, as there is time
+            import nri_gpu.kubelet.room  # noqa: F401
+    notifier = Notifier()
+    notifier.ready("standing by")
+    for look in count():
+        try:
+            state.open()
+        except StateError as error:
+            if not error.taken:
+                raise
+        else:
+            break
+        if not look % FEEDS_AFTER:
+            notifier.alive()
+        time.sleep(LOOK_S)
+    notifier.close()
 
 
 def _inherited(number: str) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nri_gpu.runtime.state import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.runtime.succession import Succession
 from nri_gpu.verbs.asking import ask
 from nri_gpu.verbs.exits import Exit
 from nri_gpu.verbs.gpus import table, unlisted_lines
@@ -25,7 +26,10 @@ def run(args: argparse.Namespace) -> int:
     """Print it. Returns 1 when the daemon is not ready to grant, 69 when it cannot be asked, 77 without permission."""
     if args.guard:
         return guard_exit(Path(args.guard), alive=args.alive, now=time.time())
-    path = Path(args.state_dir or DEFAULT_STATE) / CONTROL_SOCKET
+    state_dir = Path(args.state_dir or DEFAULT_STATE)
+    if args.probe and Succession(state_dir).awaited():
+        return Exit.OK  # of two pods the next one has to be ready for the last one to be told to stop
+    path = state_dir / CONTROL_SOCKET
     try:
         said = ask(path, "status")
     except PermissionError:
@@ -101,6 +105,8 @@ def to_text(said: Mapping[str, Any], now: float) -> str:
         for each in said.get("faults", ())
     ]
     lines += [_of_kubelet(each, now) for each in said.get("kubelet", {}).get("resources", ())]
+    if said.get("kubelet", {}).get("enabled"):
+        lines.append(f"kubelet: {fail_closed(said)}")
     return "\n".join([*lines, *health_lines(said["gpus"]), *faults(said), *transition_lines(said)])
 
 
@@ -126,6 +132,13 @@ def _of_kubelet(standing: Mapping[str, Any], now: float) -> str:
     if standing["registered"]:
         return f"kubelet: {resource} registered for {ago(now - standing['since_s'])}"
     return f"kubelet: {resource} not registered: {fault or 'connecting'}"
+
+
+def fail_closed(said: Mapping[str, Any]) -> str:
+    """What keeps a container that the kubelet gave GPUs from starting without them."""
+    if why := said["kubelet"].get("guard_alone"):
+        return f"only the guard stops what starts without its GPUs: {why}"
+    return "what it gives GPUs cannot start without nri-gpu, whether daemon and guard run or not"
 
 
 def _pod(holder: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ def install(cluster: Cluster, **changed: Any) -> None:  # noqa: ANN401 - the cha
         "image": {"repository": IMAGE, "tag": TAG},
         "simulation": FOUR_GPUS.read_text(),
         "affinity": {"nodeAffinity": None},
+        "paths": {"cdi": str(cluster.cdi)},
         **changed,
     }
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}

@@ -58,7 +58,7 @@ def serving(node: Containerd, tmp_path: Path, folder: Path) -> Iterator[NriGpu]:
     policy = tmp_path / "policy.toml"
     policy.write_text(
         f'[kubelet]\nenabled = true\nresource = "{OURS}"\ndir = "{folder}/device-plugins"\n'
-        f'podresources = "{folder}/pod-resources/kubelet.sock"\n'
+        f'podresources = "{folder}/pod-resources/kubelet.sock"\ncdi_dir = "{node.layout.cdi}"\n'
         f'inject_for = ["nvidia.com/*"]\nreservations = ["{RESERVED}"]\n'
     )
     root = make_driver_root(tmp_path / "driver")

@@ -44,7 +44,8 @@ def folder() -> Iterator[Path]:
 def launched(node: Containerd, base: Path, folder: Path) -> Launch:
     """With a device plugin, four simulated GPUs and a made-up driver."""
     policy = base / "policy.toml"
-    policy.write_text(f'[kubelet]\nenabled = true\ndir = "{folder}/device-plugins"\n')
+    cdi = node.layout.cdi
+    policy.write_text(f'[kubelet]\nenabled = true\ndir = "{folder}/device-plugins"\ncdi_dir = "{cdi}"\n')
     return Launch(base / "d", node.nri_socket, driver_root=make_driver_root(base / "driver"), policy=policy)
 
 
@@ -57,12 +58,19 @@ def serving(node: Containerd, tmp_path: Path, folder: Path) -> Iterator[NriGpu]:
 
 
 def run(
-    node: Containerd, name: str, annotations: Mapping[str, str], claim: str = "", *, uid: str = "", attempt: int = 0
+    node: Containerd,
+    name: str,
+    annotations: Mapping[str, str],
+    claim: str = "",
+    *,
+    uid: str = "",
+    attempt: int = 0,
+    cdi: tuple[str, ...] = (),
 ) -> tuple[Pod, ContainerId]:
-    """attempt: the sandbox's and the container's, of a pod that has had some."""
+    """attempt: the sandbox's and the container's, of a pod that has had some. cdi: devices that Allocate answered."""
     own = {"gpu.nri.io": claim} if claim else {}
     pod = node.cri.run_pod(PodSpec(name=name, annotations=own, uid=uid, attempt=attempt))
-    return pod, node.cri.run(pod, ContainerSpec(annotations=annotations, attempt=attempt))
+    return pod, node.cri.run(pod, ContainerSpec(annotations=annotations, attempt=attempt, cdi_devices=cdi))
 
 
 def check_opens(node: Containerd, container: ContainerId, uuids: list[str]) -> None:
@@ -90,7 +98,8 @@ async def _the_whole_way(node: Containerd, serving: NriGpu, folder: Path) -> Non
         assert (standing["resource"], standing["registered"], standing["fault"]) == (GPU, True, "")
         uid = str(uuid4())
         claim = "all;capabilities=compute,utility"
-        pod, container = await asyncio.to_thread(run, node, "train", annotations, claim, uid=uid)
+        cdi = kubelet.cdi_devices
+        pod, container = await asyncio.to_thread(run, node, "train", annotations, claim, uid=uid, cdi=cdi)
         check_opens(node, container, chosen)
         assert not node.cri.status(container).oci.get("hooks")
         assert len(kubelet.healthy(GPU)) == 4
@@ -113,7 +122,7 @@ async def _the_whole_way(node: Containerd, serving: NriGpu, folder: Path) -> Non
         await asyncio.to_thread(node.cri.stop, container)
         with pytest.raises(CriError, match=r"\[gpu-busy\].*default/train"):
             await asyncio.to_thread(run, node, "thief", {}, f"device={chosen[0]}")
-        spec = ContainerSpec(annotations=kubelet.replayed("train", "main"), attempt=1)
+        spec = ContainerSpec(annotations=kubelet.replayed("train", "main"), attempt=1, cdi_devices=cdi)
         check_opens(node, await asyncio.to_thread(node.cri.run, pod, spec), chosen)
 
         # Its sandbox is made anew, and it finds what the kubelet had given it.
@@ -136,6 +145,75 @@ def _restart(serving: NriGpu) -> None:
     serving.terminate()
     serving.start()
     serving.wait_ready()
+
+
+def test_what_the_kubelet_gave_starts_only_with_us(node: Containerd, serving: NriGpu, folder: Path) -> None:
+    asyncio.run(_starts_only_with_us(node, serving, folder))
+
+
+async def _starts_only_with_us(node: Containerd, serving: NriGpu, folder: Path) -> None:
+    """Neither daemon nor guard between Allocate and creation; and the same pod once the daemon is back."""
+    modern = node.runtime.number >= (2, 0)
+    async with asyncio.timeout(DEADLINE_S), Kubelet(folder) as kubelet:
+        await kubelet.wait_healthy(GPU, 4)
+        annotations = await kubelet.admit("train", "main", {GPU: 1})
+        cdi, chosen = kubelet.cdi_devices, sorted(kubelet.in_use(GPU))
+        assert cdi == (("gpu.nri.io/daemon=required",) if modern else ())
+        said = ask(serving.launch.state / CONTROL_SOCKET, "status")["kubelet"]["guard_alone"]
+        assert said == ("" if modern else "the runtime speaks NRI 0.6 or older, where no reply can take a mount away")
+        await asyncio.to_thread(serving.kill)
+        if modern:
+            with pytest.raises(CriError, match="nri-gpu-is-not-running-on-this-node"):
+                await asyncio.to_thread(run, node, "train", annotations, cdi=cdi)
+        await asyncio.to_thread(serving.start)
+        await asyncio.to_thread(serving.wait_ready)
+        _, container = await asyncio.to_thread(run, node, "train", annotations, cdi=cdi, attempt=1)
+        check_opens(node, container, chosen)
+        assert "nri-gpu-is-not" not in node.cri.execute(container, "cat", "/proc/self/mountinfo").stdout
+
+
+@pytest.mark.parametrize("keyed_by_resource", [True, False], ids=["until 1.36", "later kubelets"])
+def test_a_successor_takes_over_beneath_admissions(
+    node: Containerd, serving: NriGpu, folder: Path, *, keyed_by_resource: bool
+) -> None:
+    asyncio.run(_takes_over(node, serving, folder, keyed_by_resource=keyed_by_resource))
+
+
+async def _takes_over(node: Containerd, serving: NriGpu, folder: Path, *, keyed_by_resource: bool) -> None:
+    """Older kubelets drop the new one as the old one goes, and it registers once more."""
+    failed: list[float] = []
+    over = False
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(DEADLINE_S), Kubelet(folder, keyed_by_resource=keyed_by_resource) as kubelet:
+        await kubelet.wait_healthy(GPU, 4)
+        first = kubelet.clients[GPU]
+        annotations = await kubelet.admit("train", "main", {GPU: 1})
+        cdi, chosen = kubelet.cdi_devices, sorted(kubelet.in_use(GPU))
+
+        async def admit() -> None:
+            while not over:
+                try:
+                    await kubelet.admit("pod", "main", {GPU: 1})
+                except (AdmissionError, asyncio.CancelledError):  # in the middle of a call, too
+                    failed.append(loop.time())
+                kubelet.remove("pod")
+                await asyncio.sleep(0.005)
+
+        with serving.next() as successor:
+            await asyncio.to_thread(successor.wait_ready)
+            assert "standing by" in str(successor.notified)
+            admitting = asyncio.create_task(admit())
+            await asyncio.sleep(0.2)
+            assert await asyncio.to_thread(serving.terminate) == 0
+            await kubelet.wait("the successor", lambda: kubelet.clients[GPU] is not first)
+            await kubelet.wait_healthy(GPU, 4)
+            await asyncio.sleep(0.2)
+            over = True
+            await admitting
+            assert not failed or (keyed_by_resource and failed[-1] - failed[0] < 1)
+            _, container = await asyncio.to_thread(run, node, "train", annotations, cdi=cdi)
+            check_opens(node, container, chosen)
+            assert successor.terminate() == 0
 
 
 def test_forged_annotations_are_refused(node: Containerd, serving: NriGpu, folder: Path) -> None:

@@ -30,7 +30,7 @@ STARTS_S: Final = 30.0
 # What is there before us: the distribution's, the kubelet's, Node Feature Discovery's.
 BEFORE: Final = (
     *("etc/systemd/system", "etc/kubernetes/node-feature-discovery/features.d", "usr/local/bin", "opt", "proc"),
-    *("run/cdi", "var/run/nri", "var/lib/kubelet/device-plugins", "var/lib/kubelet/plugins_registry"),
+    *("run/cdi", "var/run/cdi", "var/run/nri", "var/lib/kubelet/device-plugins", "var/lib/kubelet/plugins_registry"),
 )
 
 
@@ -76,6 +76,7 @@ async def live(root: Path, elsewhere: Path) -> None:
         policy = elsewhere / "policy.toml"
         policy.write_text(
             f'[kubelet]\ndir = "{kubelet.dir}"\nregistry_dir = "{kubelet.registry}"\nregistration = "watcher"\n'
+            f'cdi_dir = "{root}/var/run/cdi"\n'
         )
         started = [
             start("run", *shared, "--kubelet-registration=register", *daemon_options(root, elsewhere, policy, labels)),
@@ -120,6 +121,7 @@ def test_a_cluster_leaves_no_trace(root: Path, tmp_path: Path) -> None:
     asyncio.run(live(root, tmp_path))
     names = left_by(before, root)
     assert {"var/lib/kubelet/device-plugins/nri-gpu.key", "run/nri-gpu/key"} <= names
+    assert "var/run/cdi/nri-gpu-required.json" in names
     assert [name for name in names if re.fullmatch(r"var/lib/kubelet/device-plugins/nri-gpu-.*\.sock", name)]
     lines = commands("kubernetes-install.md", "Uninstall")
     run([*lines, f"rm -rf {root}/run/nri-gpu-guard".replace(str(root), "")], root)  # an emptyDir in the chart

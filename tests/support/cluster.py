@@ -38,7 +38,7 @@ STATE: Final = "/run/nri-gpu"  # where the default settings have it, in the clus
 GPU: Final = "nvidia.com/gpu"
 NVIDIA: Final = 195  # the major of /dev/nvidia0 and its like
 GPU_MINORS: Final = range(248)  # those above are the driver's own
-DAEMON, GUARD = "nri-gpu", "nri-gpu-guard"
+DAEMON, GUARD, NEXT = "nri-gpu", "nri-gpu-guard", "nri-gpu-next"
 READY_S: Final = 60.0
 PORT: Final = "16443"  # of the API server; the others follow
 KUBELET_HEALTH: Final = "http://127.0.0.1:16447/healthz"
@@ -172,6 +172,12 @@ class Cluster:
         self._spawn(DAEMON, "run", *words, *options)
         self.wait_ready()
 
+    def run_successor(self, name: str) -> None:
+        """The daemon that was run last, once more and under another name: it stands by."""
+        words = (self.root / "pid" / f"{DAEMON}.cmd").read_text().rstrip("\0").split("\0")
+        self.verb("spawn", name, *words, *([] if "--stand-by" in words else ["--stand-by"]))
+        wait_for("a successor", lambda: "standing by" in self.log(name).rpartition("stopped")[2])
+
     def run_guard(self, policy: str = "") -> None:
         """`nri-gpu guard`, connected."""
         own = str(self.folder / "guard")
@@ -189,8 +195,15 @@ class Cluster:
         path.write_text(text)
         return path
 
+    @property
+    def cdi(self) -> Path:
+        """Where this containerd looks for CDI specifications."""
+        return self.root / "ctrd" / "cdi"
+
     def _policy(self, text: str) -> Path:
-        return self.file("policy.toml", text)
+        table, line = "[kubelet]\n", f'cdi_dir = "{self.cdi}"\n'
+        whole = text.replace(table, table + line) if table in text else f"{text}\n{table}{line}"
+        return self.file("policy.toml", whole)
 
     def _spawn(self, name: str, *words: str) -> None:
         (self.root / "log" / f"{name}.log").unlink(missing_ok=True)
@@ -302,7 +315,7 @@ class Cluster:
         )
         wait_for("no pod", lambda: not self.get("pods", "", "-A"))
         wait_for("no container", lambda: not self._tasks())
-        self.stop(GUARD, DAEMON)
+        self.stop(GUARD, DAEMON, NEXT)
         for folder in ("run-nri-gpu", "lib-nri-gpu"):
             for path in (self.root / folder).iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

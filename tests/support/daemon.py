@@ -4,6 +4,8 @@ with NriGpu(Launch(base, socket=node.nri_socket, topology=FOUR_GPUS)) as daemon:
     daemon.wait_ready()
 """
 
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from tests.support.waiting import wait_for
 
@@ -186,6 +189,10 @@ class NriGpu:
         """Until it ends by itself. Returns the exit code."""
         return self._reap()
 
+    def next(self) -> NriGpu:
+        """The daemon after this one, not started: it stands by, and takes over when this one is told to stop."""
+        return _Next(self)
+
     def _send(self, number: signal.Signals) -> None:
         assert self._process
         self._process.send_signal(number)
@@ -201,3 +208,14 @@ class NriGpu:
 
     def _explain(self) -> str:
         return "its log ends:\n" + "\n".join(self.log().splitlines()[-25:])
+
+
+class _Next(NriGpu):
+    """With the folders of the one before."""
+
+    def __init__(self, before: NriGpu) -> None:
+        super().__init__(replace(before.launch, base=before.launch.base / "next"))
+        self._before = before
+
+    def program(self) -> list[str]:
+        return [*self._before.program(), "--stand-by"]

@@ -67,6 +67,7 @@ class Kubelet:
         self.refuse = ""
         self.deaf = False
         self.registered = self.refused = self.allocations = 0
+        self.cdi_devices: tuple[str, ...] = ()  # of the last Allocate
         self.clients: dict[str, Client] = {}
         self.checkpoint: dict[tuple[str, str], dict[str, tuple[tuple[str, ...], Mapping[str, str]]]] = {}
         self._init: set[tuple[str, str]] = set()
@@ -238,6 +239,7 @@ class Kubelet:
             answer: pb.AllocateResponse = await self.clients[resource].call("Allocate", request, pb.AllocateResponse)
         except grpc.aio.AioRpcError as error:
             raise AdmissionError(error.details()) from None
+        self.cdi_devices = tuple(device.name for device in answer.container_responses[0].cdi_devices)
         return answer
 
     async def _register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:  # noqa: ANN401
@@ -253,6 +255,9 @@ class Kubelet:
         channel = grpc.aio.insecure_channel(f"unix:{path}")
         client = Client(resource, path, channel, pb.DevicePluginOptions())
         client.options = await client.call("GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions)
+        former = self.clients.get(resource)
+        if former and not former.ended:
+            client.devices = former.devices  # until the new one's first message
         self.clients[resource] = client  # the last one of a name wins, and nobody is told
         if not self.deaf:
             client.reading = asyncio.create_task(self._read(client))
@@ -271,7 +276,7 @@ class Kubelet:
         client.ended = True
         now = self.clients.get(client.resource)
         if now is not None and now is not client and self._keyed_by_resource:
-            now.ended = True  # kubernetes#121994: the end of the old one takes the new one along
+            await self._close(now)  # kubernetes#121994: the end of the old one takes the new one along
         await self._tell()
 
     async def _close(self, client: Client) -> None:

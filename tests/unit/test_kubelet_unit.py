@@ -31,13 +31,14 @@ def test_every_line_says_why(line: Line) -> None:
 
 def test_it_opens_the_kubelets_folders_and_keeps_hiding_the_rest() -> None:
     settings = Policy.default().kubelet
-    (writable,) = (Path(path) for path in UNIT.words("ReadWritePaths"))
+    writable, cdi = (Path(path) for path in UNIT.words("ReadWritePaths"))
     assert {Path(settings.dir).parent, Path(settings.registry_dir).parent} == {writable}
     first, hidden = UNIT.values("InaccessiblePaths")
     assert first == ""  # lists of systemd's add up until they are emptied
     kept = set(MAIN.words("InaccessiblePaths")) - {f"-{writable}"}
     assert set(hidden.split()) == kept | {f"-{writable}/pods", f"-{writable}/pki"}
-    assert UNIT.words("ExecStartPre")[-1] == str(writable)
+    assert f"/var{cdi}" == settings.cdi_dir
+    assert [line.split()[-1] for line in UNIT.values("ExecStartPre")] == [str(writable), str(cdi)]
     assert UNIT.words("RequiresMountsFor") == [str(writable)]
 
 
@@ -91,7 +92,7 @@ def test_it_serves_a_kubelet_in_the_units_sandbox() -> None:
 async def _serves(folder: Path) -> None:
     (folder / "d").mkdir()
     policy = folder / "d" / "policy.toml"
-    policy.write_text(f'[kubelet]\ndir = "{folder}/kubelet/device-plugins"\n')
+    policy.write_text(f'[kubelet]\ndir = "{folder}/kubelet/device-plugins"\ncdi_dir = "{folder}/kubelet/cdi"\n')
     async with asyncio.timeout(60), Kubelet(folder / "kubelet") as kubelet:
         with Sandboxed(Launch(folder / "d", folder / "d" / "nri.sock", policy=policy), folder / "kubelet"):
             await kubelet.wait("a registration", lambda: kubelet.capacity(GPU) == 4)

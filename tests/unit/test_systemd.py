@@ -10,6 +10,7 @@ import pytest
 from nri_gpu.cli import VERBS
 from nri_gpu.policy.model import Policy
 from nri_gpu.runtime.state import DEFAULT_STATE
+from nri_gpu.runtime.succession import TAKES_OVER_S
 from nri_gpu.runtime.supervise import REGISTER_TIMEOUT_S, WAIT_MAX_S
 from nri_gpu.verbs.daemon import DRAIN_S
 from nri_gpu.verbs.exits import Exit
@@ -43,7 +44,7 @@ def test_what_would_break_the_job_stays_out(key: str, value: str) -> None:
 
 
 def test_it_starts_a_verb_there_is() -> None:
-    program, verb = UNIT.value("ExecStart").split()
+    program, verb, _ = UNIT.value("ExecStart").split()
     assert Path(program).name == "nri-gpu"
     assert verb in {each.name for each in VERBS}
 
@@ -94,7 +95,7 @@ def test_a_kubelet_waits_for_it_but_not_for_ever() -> None:
 
 
 def test_its_times_fit_the_daemons() -> None:
-    assert int(UNIT.value("TimeoutStopSec")) > DRAIN_S
+    assert int(UNIT.value("TimeoutStopSec")) > DRAIN_S + TAKES_OVER_S
     assert float(UNIT.value("RestartSec").removesuffix("ms")) / 1000 <= WAIT_MAX_S
     assert UNIT.words("RestartPreventExitStatus") == [str(int(Exit.USAGE))]
 

@@ -26,7 +26,9 @@ from nri_gpu.policy.fields import SETTINGS
 from nri_gpu.policy.kubelet import Registration
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.keys import select_annotation
+from nri_gpu.runtime.succession import TAKES_OVER_S
 from nri_gpu.settings import PolicyText, build_policy
+from nri_gpu.verbs.daemon import DRAIN_S
 from nri_gpu.verbs.run import _overrides
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
@@ -60,7 +62,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
         "image": {"tag": "1.2.3", "pullSecrets": [{"name": "registry"}]},
         "podAnnotations": {"example.com/a": "b"},
         "podLabels": {"team": "gpu"},
-        "maxUnavailable": "10%",
+        "maxSurge": "10%",
     },
     "mps": {"policy": "[mps]\nenabled = true\n", "mps": {"enabled": True, "size": "8g"}},
     "least of it": {
@@ -224,8 +226,8 @@ def test_every_table_of_the_values_is_one_of_those() -> None:
         {"guard": {"enabled": "yes"}},
         {"admission": {"action": "Audit"}},
         {"admission": {"resourcePrefix": "gpu"}},
-        {"maxUnavailable": 0},
-        {"maxUnavailable": "0%"},
+        {"maxSurge": 0},
+        {"maxSurge": "0%"},
         {"resources": {"limits": {"memory": "much"}}},
         {"nodeSelector": {"a": 1}},
         {"logLevel": "LOUD"},
@@ -324,7 +326,7 @@ def test_the_values_decide_whether_the_kubelet_is_served_whatever_the_policy_say
 def test_the_kubelets_folders_are_where_the_daemon_looks(variant: str) -> None:
     settings = policy_of(variant).kubelet
     inside = {each["mountPath"] for each in container("daemon", variant)["volumeMounts"]}
-    assert (settings.dir in inside) == settings.enabled
+    assert (settings.dir in inside) == (settings.cdi_dir in inside) == settings.enabled
     assert (settings.registry_dir in inside) == (settings.registration is Registration.WATCHER)
 
 
@@ -365,11 +367,15 @@ def test_the_policy_is_mounted_as_a_folder_because_a_file_alone_is_never_swapped
 # --- never a gap -----------------------------------------------------------------------------------------------------
 
 
-def test_an_upgrade_takes_the_daemon_alone_and_the_guard_never() -> None:
+def test_of_daemon_and_guard_the_next_is_there_before_the_last_goes() -> None:
     sets = daemon_sets()
     update = {name: each["spec"]["updateStrategy"]["rollingUpdate"] for name, each in sets.items()}
-    assert update["daemon"]["maxSurge"] == 0  # one ledger: the second of two would find the state folder taken
-    assert update["guard"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert update == {name: {"maxSurge": 1, "maxUnavailable": 0} for name in ("daemon", "guard")}
+    # One ledger: the second of two waits, and counts as ready when it does.
+    assert _parser().parse_args(container("daemon")["args"]).stand_by
+    assert _parser().parse_args(container("daemon")["readinessProbe"]["exec"]["command"][1:]).probe
+    stops = DRAIN_S + TAKES_OVER_S
+    assert pod("daemon")["terminationGracePeriodSeconds"] > stops
     selectors = [each["spec"]["selector"]["matchLabels"] for each in sets.values()]
     assert selectors[0] != selectors[1]
 
@@ -493,19 +499,21 @@ def test_nobody_has_rights_at_the_api_server(variant: str) -> None:
 
 ALWAYS = {"/var/run/nri": "ro", "/run/nri-gpu": "rw", "/var/lib/nri-gpu/drivers": "rw", "/": "ro", "/dev": "rw"}
 KUBELET = "/var/lib/kubelet"
+CDI = {"/var/run/cdi": "rw"}
 HOST_PATHS = {
-    "defaults": ALWAYS | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
+    "defaults": ALWAYS | CDI | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
     "annotations": ALWAYS,
     "beside": ALWAYS | {f"{KUBELET}/pod-resources": "ro"},
     "all of it": ALWAYS
+    | CDI
     | {
         f"{KUBELET}/device-plugins": "rw",
         "/data/kubelet/plugins_registry": "rw",
         "/data/kubelet/pod-resources": "ro",
         "/etc/kubernetes/node-feature-discovery/features.d": "rw",
     },
-    "mps": ALWAYS | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
-    "least of it": ALWAYS | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
+    "mps": ALWAYS | CDI | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
+    "least of it": ALWAYS | CDI | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
 }
 
 

@@ -115,7 +115,8 @@ async def kept(keeper: KubeletKeeper) -> AsyncIterator[asyncio.Task[None]]:
 
 
 def keeper_on(folder: Path, halves: Halves, **fields: object) -> KubeletKeeper:
-    made = {"dir": str(folder / "device-plugins"), "registry_dir": str(folder / "plugins_registry"), **fields}
+    places = {"dir": "device-plugins", "registry_dir": "plugins_registry", "cdi_dir": "cdi"}
+    made = {key: str(folder / name) for key, name in places.items()} | fields
     return KubeletKeeper(halves.board, halves.plugin, KubeletSettings(enabled=True, **made))  # type: ignore[arg-type]  # **
 
 
@@ -224,7 +225,7 @@ def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path, regist
     """A pod's mount of the folder pins the one that was removed, and only a new container has the next."""
     (folder / "policy.toml").write_text(
         f'[kubelet]\nenabled = true\ndir = "{folder}/seen{below}"\nregistry_dir = "{folder}/seen{below}"\n'
-        f'registration = "{registration}"\n'
+        f'registration = "{registration}"\ncdi_dir = "{folder}/cdi"\n'
     )
     alone = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", MOUNTED, "sh"]
     command = [*alone, str(folder), sys.executable, str(FOUR_GPUS)]

@@ -316,7 +316,7 @@ async def test_the_answer_is_annotations_and_the_same_whatever_the_order(folder:
             answers.add(answer.SerializeToString(deterministic=True))
         assert len(answers) == 1
         (response,) = answer.container_responses
-        # Neither environment (1), mounts (2), nodes (3) nor CDI names (5): unknown fields would be in the bytes.
+        # Neither environment (1), mounts (2) nor nodes (3): unknown fields would be in the bytes.
         alone = pb.ContainerAllocateResponse(annotations=response.annotations)
         assert response.ByteSize() == alone.ByteSize()
         assert list(response.annotations) == ["gpu.nri.io/kubelet.nvidia.com_gpu"]

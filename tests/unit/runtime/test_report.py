@@ -86,8 +86,9 @@ def test_a_container_whose_number_became_another_gpus() -> None:
 
 
 def test_how_each_resource_stands_with_the_kubelet() -> None:
-    assert status_json(view())["kubelet"] == {"enabled": False, "resources": []}
-    assert status_json(view(kubelet=()))["kubelet"] == {"enabled": True, "resources": []}
+    assert status_json(view())["kubelet"] == {"enabled": False, "resources": [], "guard_alone": ""}
+    only = status_json(view(kubelet=(), kubelet_open="why"))["kubelet"]
+    assert only == {"enabled": True, "resources": [], "guard_alone": "why"}
     standings = (Standing("nvidia.com/gpu", NOW - 200), Standing("nvidia.com/mig-1g.5gb", None, "no kubelet listens"))
     assert status_json(view(kubelet=standings))["kubelet"]["resources"] == [
         {"resource": "nvidia.com/gpu", "registered": True, "since_s": NOW - 200, "fault": ""},

@@ -146,9 +146,11 @@ def test_the_options_of_the_running_daemon_go_before_the_file(
     path = tmp_path / "policy.toml"
     path.write_text(CHARTS)
     assert "kubelet.enabled is not set" in checked(capsys, path, "--state-dir", str(folder))[1]
-    with daemon(folder, json.dumps({"options": OPTIONS}).encode()):
+    kubelet = {"enabled": True, "guard_alone": "NRI 0.6"}
+    with daemon(folder, json.dumps({"options": OPTIONS, "kubelet": kubelet}).encode()):
         code, text = checked(capsys, path, "--state-dir", str(folder))
     assert code == Exit.OK
     assert text.splitlines()[1].startswith('with the running daemon\'s options: driver.root = "/driver-root", kubelet')
+    assert "kubelet: only the guard stops what starts without its GPUs: NRI 0.6" in text.splitlines()
     assert "pool[0]" not in text
     assert "could not be held against" not in text

@@ -61,10 +61,13 @@ def asked(folder: Path, answer: Mapping[str, Any] | bytes, *options: str) -> int
 def test_the_kubelets_resources_have_a_line_each() -> None:
     standings = (Standing("nvidia.com/gpu", NOW - 200), Standing("nvidia.com/mig-1g.5gb", None, "no kubelet listens"))
     lines = to_text(status_json(view(kubelet=standings)), NOW).splitlines()
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "kubelet: nvidia.com/gpu registered for 3m20s",
         "kubelet: nvidia.com/mig-1g.5gb not registered: no kubelet listens",
+        "kubelet: what it gives GPUs cannot start without nri-gpu, whether daemon and guard run or not",
     ]
+    alone = to_text(status_json(view(kubelet=standings, kubelet_open="NRI 0.6")), NOW)
+    assert alone.endswith("kubelet: only the guard stops what starts without its GPUs: NRI 0.6")
     assert "kubelet" not in to_text(FREE, NOW)
     of_an_older_daemon = {key: value for key, value in FREE.items() if key != "kubelet"}
     assert to_text(of_an_older_daemon, NOW) == to_text(FREE, NOW)

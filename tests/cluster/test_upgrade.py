@@ -1,0 +1,97 @@
+"""What the kubelet gave while nobody of ours was there, and an upgrade beneath queued Jobs."""
+
+import time
+
+import pytest
+
+from tests.cluster.test_chart import NAMESPACE, image, install
+from tests.support.cluster import BUSYBOX, DAEMON, GUARD, NEXT, Cluster, Object, jobs, pod, wait_for
+
+pytestmark = pytest.mark.cluster
+
+__all__ = ["image"]  # a fixture
+QUEUED = 24
+SENTENCE = "nri-gpu-is-not-running-on-this-node"
+
+
+def allocated_early(name: str) -> Object:
+    """A pod that is admitted, and so allocated for, ten seconds before its container is created."""
+    made = pod(name, 1)
+    made["spec"]["initContainers"] = [{"name": "early", "image": BUSYBOX, "command": ["sh", "-c", "sleep 10"]}]
+    return made
+
+
+@pytest.mark.parametrize("restarts", ["Always", "Never"])
+def test_nothing_that_the_kubelet_gave_starts_while_daemon_and_guard_are_away(cluster: Cluster, restarts: str) -> None:
+    cluster.run_daemon()
+    cluster.run_guard()
+    cluster.wait_allocatable(4)
+    train = allocated_early("train")
+    train["spec"]["restartPolicy"] = restarts
+    cluster.apply(train)
+    cluster.wait_said("train", "Container started")
+    cluster.kill(DAEMON, GUARD)
+    cluster.wait_said("train", SENTENCE)
+    cluster.start(DAEMON)
+    if restarts == "Never":
+        cluster.wait_phase("train", "Failed")  # a start that failed was a start
+    else:
+        cluster.wait_phase("train")
+        assert len(cluster.minors("train")) == 1
+
+
+def failed_admissions(cluster: Cluster) -> list[str]:
+    """Pods that the kubelet would not take."""
+    statuses = {each["metadata"]["name"]: each["status"] for each in cluster.get("pods")}
+    return [f"{name}: {said.get('message')}" for name, said in statuses.items() if said["phase"] == "Failed"]
+
+
+def wait_jobs(cluster: Cluster, count: int) -> None:
+    def done() -> int:
+        return sum(bool(job["status"].get("succeeded")) for job in cluster.get("jobs"))
+
+    wait_for(f"{count} Jobs to end", lambda: done() >= count, 90, lambda: explained(cluster))
+
+
+def explained(cluster: Cluster) -> str:
+    daemons = ("-n", NAMESPACE, "-l", "app.kubernetes.io/component=daemon")
+    logs = cluster.log(DAEMON)[-3000:] or cluster.kubectl("logs", *daemons, "--tail=40", check=False)
+    return f"{cluster.allocatable()} allocatable\n{cluster.kubectl('get', 'pods')}\n{logs}"
+
+
+def test_a_successor_beneath_queued_jobs_costs_none_of_their_pods(cluster: Cluster) -> None:
+    """As under systemd: the next daemon stands by, the last one is stopped, and the same back again."""
+    cluster.run_daemon()
+    cluster.run_guard()
+    cluster.wait_allocatable(4)
+    cluster.apply(*jobs([f"job-{number}" for number in range(QUEUED)], "sleep 2"))
+    wait_jobs(cluster, 2)
+    for _ in range(3):
+        for last, following in ((DAEMON, NEXT), (NEXT, DAEMON)):
+            cluster.run_successor(following)
+            cluster.stop(last)
+            time.sleep(1)
+    wait_jobs(cluster, QUEUED)
+    assert failed_admissions(cluster) == []
+
+
+def wait_settled(cluster: Cluster) -> None:
+    """A rollout that begins before the pods are available waits for ever: its controller forgets to look again."""
+
+    def available() -> bool:
+        return bool(cluster.get("daemonset", "nri-gpu", "-n", NAMESPACE)["status"].get("numberAvailable"))
+
+    wait_for("an available daemon", available)
+    time.sleep(2)
+
+
+def test_a_rollout_of_the_chart_beneath_queued_jobs_costs_none_of_their_pods(cluster: Cluster, image: None) -> None:
+    install(cluster)
+    cluster.wait_allocatable(4)
+    wait_settled(cluster)
+    cluster.apply(*jobs([f"job-{number}" for number in range(QUEUED)], "sleep 2"))
+    wait_jobs(cluster, 2)
+    cluster.kubectl("rollout", "restart", "daemonset/nri-gpu", "-n", NAMESPACE)
+    cluster.kubectl("rollout", "status", "daemonset/nri-gpu", "-n", NAMESPACE, "--timeout=120s")
+    wait_jobs(cluster, QUEUED)
+    assert failed_admissions(cluster) == []
