@@ -90,7 +90,7 @@ def daemon(folder: Path, name: str = "nri-gpu", *, policy: Path | None = None, s
         "--gpus": EIGHT_GPUS,
         "--driver-root": root,
         "--state-dir": state or folder / "state",
-        "--stage-dir": folder / "staged",
+        "--stage-dir": folder / (f"staged-{state.name}" if state else "staged"),  # it belongs to one state folder
         "--log-level": "INFO",
         **({"--policy": policy} if policy else {}),
     }

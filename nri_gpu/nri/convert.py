@@ -20,7 +20,7 @@ from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.mps import CLIENT_VARIABLES, PIPE_FOLDER, PIPE_PLACE, PIPE_VARIABLE, SHM_PLACE
 from nri_gpu.domain.value import Value
 from nri_gpu.nri.listing import Listing
-from nri_gpu.nri.shallow import ContainerSize, PodSize, container_size, fields, pod_size
+from nri_gpu.nri.shallow import ContainerSize, PodSize, fields
 from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, JETPACK, TOTAL_MAX, concerns
 from nri_gpu.requirements.check import PREFIX as REQUIRE
 
@@ -29,6 +29,7 @@ PREFIX: Final = "gpu.nri.io"
 READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES)
 _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DISABLE)), REQUIRE)
 VISIBLE_NEEDLE: Final = b"NVIDIA_VISIBLE_DEVICES"
+_UNKNOWN: Final = "?"  # name of a pod that the runtime has not listed
 _PODS, _CONTAINERS, _MORE = 1, 2, 3  # fields of SynchronizeRequest
 # Of a container that exists: what may be a request, and its seat at an MPS daemon.
 _KEPT_ENV_STARTS: Final = tuple(f"{name}=" for name in ("NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES))
@@ -167,23 +168,28 @@ class Parts:
 
     def add(self, payload: bytes) -> bool:
         """Take a SynchronizeRequest; whether more follow. Nothing of it is kept where that raises DecodeError."""
-        pods: list[tuple[PodSize, Pod]] = []
-        containers: list[tuple[ContainerSize, int, Listed]] = []
+        pods: dict[PodId, Pod] = {}
+        containers: list[tuple[int, Listed]] = []
+        sizes: list[PodSize | ContainerSize] = []
         more = False
         for field in fields(payload):
             data = payload[field.start : field.end]
             if field.number == _PODS:
-                pods.append((pod_size(data), pod_from_pb(pb.PodSandbox.FromString(data))))
+                pod = pod_from_pb(pb.PodSandbox.FromString(data))
+                pods[pod.id] = pod
+                sizes.append(PodSize(pod.id, pod.name, pod.namespace, len(data)))
             elif field.number == _CONTAINERS:
-                containers.append((container_size(data), *_listed_from_pb(data, self._stage_dir)))
+                container = pb.Container.FromString(data)
+                id_ = PodId(container.pod_sandbox_id)
+                pod = pods.get(id_) or self._pods.get(id_) or _unknown_pod(container)
+                containers.append((container.created_at, _listed_from_pb(container, pod, data, self._stage_dir)))
+                sizes.append(ContainerSize(ContainerId(container.id), id_, container.name, len(data)))
             elif field.number == _MORE:
                 more = bool(field.value)
-        for pod_weight, pod in pods:
-            self.listing.add_pod(pod_weight)
-            self._pods[pod.id] = pod
-        for weight, made_ns, listed in containers:
-            self.listing.add_container(weight)
-            self._containers.append((made_ns, listed))
+        self._pods |= pods
+        self._containers += containers
+        for size in sizes:
+            self.listing.add(size)
         return more
 
     def listed(self) -> tuple[Listed, ...]:
@@ -192,25 +198,23 @@ class Parts:
         Of two created ones with the same GPUs the older has lapsed, and the ledger is rebuilt in this order.
         """
         self._containers.sort(key=lambda each: -each[0])
-        listed = tuple(self._with_pod(each) for _, each in self._containers)
+        listed = tuple([self._with_pod(each) for _, each in self._containers])
         self._pods, self._containers = {}, []
         return listed
 
     def _with_pod(self, listed: Listed) -> Listed:
-        pod = self._pods.get(listed.container.pod.id)
-        return listed if pod is None else replace(listed, container=replace(listed.container, pod=pod))
+        """With a pod that came in a later part."""
+        container = listed.container
+        if container.pod.name != _UNKNOWN or (pod := self._pods.get(container.pod.id)) is None:
+            return listed
+        return replace(listed, container=replace(container, pod=pod))
 
 
-def _listed_from_pb(data: bytes, stage_dir: str) -> tuple[int, Listed]:
-    container = pb.Container.FromString(data)
-    read = container_from_pb(
-        container,
-        _unknown_pod(container),
-        exists=True,
-        armed=VISIBLE_NEEDLE in data,
-        stage_dir=stage_dir if stage_dir.encode() in data else "",
-    )
-    return container.created_at, Listed(read, created=container.state == CREATED, pid=container.pid)
+def _listed_from_pb(container: pb.Container, pod: Pod, data: bytes, stage_dir: str) -> Listed:
+    """data: its bytes, in which is looked for what else would be looked for in each variable and each mount."""
+    staged = stage_dir if stage_dir.encode() in data else ""
+    read = container_from_pb(container, pod, exists=True, armed=VISIBLE_NEEDLE in data, stage_dir=staged)
+    return Listed(read, created=container.state == CREATED, pid=container.pid)
 
 
 def synchronize_to_pb(*, more: bool) -> bytes:
@@ -445,4 +449,6 @@ def _uid(container: pb.Container) -> int | None:
 
 
 def _unknown_pod(container: pb.Container) -> Pod:
-    return Pod(id=PodId(container.pod_sandbox_id), uid=PodUid(container.pod_sandbox_id), name="?", namespace="?")
+    return Pod(
+        id=PodId(container.pod_sandbox_id), uid=PodUid(container.pod_sandbox_id), name=_UNKNOWN, namespace=_UNKNOWN
+    )

@@ -51,19 +51,17 @@ class Listing:
         """How many objects it has."""
         return len(self._pods) + len(self._containers)
 
-    def add_pod(self, pod: PodSize) -> None:
-        """A sandbox, anew or as it is now; none without an id."""
-        if not pod.id:
+    def add(self, size: PodSize | ContainerSize) -> None:
+        """A pod or container, anew or as it is now; none without an id."""
+        if not size.id:
             return
-        self.drop_pod(pod.id)
-        self._pods[pod.id] = pod
-        self.total_bytes += pod.size_bytes + FRAME_BYTES
-
-    def add_container(self, container: ContainerSize) -> None:
-        """A container, anew or as it is now."""
-        self.drop_container(container.id)
-        self._containers[container.id] = container
-        self.total_bytes += container.size_bytes + FRAME_BYTES
+        if isinstance(size, PodSize):
+            self.drop_pod(size.id)
+            self._pods[size.id] = size
+        else:
+            self.drop_container(size.id)
+            self._containers[size.id] = size
+        self.total_bytes += size.size_bytes + FRAME_BYTES
 
     def drop_pod(self, pod_id: PodId) -> None:
         """A sandbox was removed."""

@@ -113,9 +113,9 @@ class Sizes:
         )
 
     def _add(self, request: RequestSize, added_bytes: int) -> None:
-        self._listing.add_pod(request.pod)
+        self._listing.add(request.pod)
         for container in _grown(request, added_bytes):
-            self._listing.add_container(container)
+            self._listing.add(container)
         self._look_again()
 
     def _drop(self, request: RequestSize, event: int) -> None:
