@@ -88,7 +88,9 @@ def stage(node: Containerd, folder: Path) -> Iterator[Stage]:
     driver = make_driver_root(folder / "driver")
     launch = Launch(folder / "d", folder / "nri.sock", driver_root=driver, policy=policy)
     launch.state.mkdir(parents=True)
-    (launch.state / "key").write_bytes(KEY)
+    key = launch.state / "key"
+    key.touch(mode=0o600)  # one that others may read is no key
+    key.write_bytes(KEY)
     with Recorder(launch.socket, node.nri_socket) as recorder:
         daemon = NriGpu(launch)
         yield Stage(node, daemon, recorder)
