@@ -6,7 +6,7 @@ Decoding is the dear part of passing a container through, so `Markers` looks at 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final
 
 from google.protobuf.message import DecodeError as DecodeError
@@ -87,6 +87,11 @@ class Configured(Struct, frozen=True):
     nri_version: str
     request_timeout_ms: int
     config: str
+
+    @property
+    def from_nri_0_7(self) -> bool:
+        """Whether it has NRI 0.7 or newer, which splits Synchronize and takes mounts away: older ones tell neither."""
+        return bool(self.request_timeout_ms or self.nri_version)
 
 
 class Listed(Struct, frozen=True):
@@ -335,24 +340,23 @@ def annotation_to_pb(key: str, value: str) -> bytes:
 def _check_entries(message: pb.CreateContainerRequest) -> None:
     """Counted before any is read: a request of half a MiB has room for 200,000."""
     pod, container, linux = message.pod, message.container, message.container.linux
-    kinds: dict[str, Sized] = {
-        "variables": container.env,
-        "mounts": container.mounts,
-        "devices": linux.devices,
-        "device rules": linux.resources.devices,
-        "CDI devices": container.CDI_devices,
-        "rlimits": container.rlimits,
-        "namespaces": linux.namespaces,
-        "hooks": [
-            hook for stage in message.container.hooks.DESCRIPTOR.fields for hook in getattr(container.hooks, stage.name)
-        ],
-        "annotations": container.annotations,
-        "annotations on its pod": pod.annotations,
-        "labels on its pod": pod.labels,
+    hooks = container.hooks
+    counts = {
+        "variables": len(container.env),
+        "mounts": len(container.mounts),
+        "devices": len(linux.devices),
+        "device rules": len(linux.resources.devices),
+        "CDI devices": len(container.CDI_devices),
+        "rlimits": len(container.rlimits),
+        "namespaces": len(linux.namespaces),
+        "hooks": sum(len(getattr(hooks, stage.name)) for stage in hooks.DESCRIPTOR.fields),
+        "annotations": len(container.annotations),
+        "annotations on its pod": len(pod.annotations),
+        "labels on its pod": len(pod.labels),
     }
-    for what, entries in kinds.items():
-        if len(entries) > ENTRIES_MAX:
-            raise TooManyEntriesError(what, len(entries), ENTRIES_MAX)
+    for what, count in counts.items():
+        if count > ENTRIES_MAX:
+            raise TooManyEntriesError(what, count, ENTRIES_MAX)
 
 
 def _lifecycle(event: int, message: Any) -> Lifecycle:  # noqa: ANN401 - three generated classes with equal fields

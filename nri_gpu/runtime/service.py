@@ -138,9 +138,9 @@ class PluginService:
         """Count what an event brings or takes away; a refusal where that is too much."""
         reason = None
         if event == Event.RUN_POD_SANDBOX:
-            if reason := self._sizes.refusal(payload, size_of):
-                return status_of(reason)
-            self._sizes.created(payload, size_of)
+            reason = self._sizes.refusal(payload, size_of)
+            if reason is None:
+                self._sizes.created(payload, size_of)
         elif event == Event.START_CONTAINER:
             reason = self._sizes.start_refusal(payload, size_of)
         elif event in ENDS:

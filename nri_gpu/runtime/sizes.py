@@ -47,8 +47,8 @@ class Sizes:
         self._looked_at = 0  # bytes of the list that `fault` is about
 
     def configured(self, configured: Configured) -> None:
-        """What the runtime said of itself: only NRI 0.7 and newer name a timeout, and split the list."""
-        self._splits = bool(configured.request_timeout_ms or configured.nri_version)
+        """What the runtime said of itself."""
+        self._splits = configured.from_nri_0_7
 
     def refusal(self, payload: bytes, size_of: SizeOf = size_of_request) -> Reason | None:
         """Why this pod or container must not be created."""
@@ -70,6 +70,8 @@ class Sizes:
 
     def start_refusal(self, payload: bytes, size_of: SizeOf = size_of_request) -> Reason | None:
         """Why a container must not start that was created while nobody measured it."""
+        if len(payload) <= ADJUSTMENT_BYTES:  # whatever the limit, for which the guard looks at the policy's files
+            return None
         limit = self._limit()
         if not limit or len(payload) <= limit + ADJUSTMENT_BYTES:
             return None

@@ -166,7 +166,7 @@ class Supervisor:
     def _configured(self, configured: Configured) -> None:
         bound = logger.bind(runtime=configured.runtime, runtime_version=configured.version)
         bound.bind(nri_version=configured.nri_version or "unknown").info("registered")
-        if self._inherited and not configured.request_timeout_ms:  # given since NRI 0.7, and so is Synchronize
+        if self._inherited and not configured.from_nri_0_7:  # which is when such plugins began to be synchronized
             bound.bind(fault=NEVER_TOLD).warning("launched by a runtime that will not synchronize")
         self._watchers.configured(configured)
 

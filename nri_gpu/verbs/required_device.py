@@ -44,8 +44,8 @@ class RequiredDevice:
         self._said = ""
 
     def configured(self, configured: Configured) -> None:
-        """What the runtime said of itself: it tells its timeout since NRI 0.7."""
-        self._of_runtime = "" if configured.request_timeout_ms else TOO_OLD
+        """What the runtime said of itself."""
+        self._of_runtime = "" if configured.from_nri_0_7 else TOO_OLD
 
     def write(self) -> str:
         """The specification, unless it is there. Returns why that failed; empty when it did not."""

@@ -278,3 +278,14 @@ def test_an_image_that_says_all_costs_no_decoding_where_nobody_may(monkeypatch: 
     judge = guard()
     monkeypatch.setattr("nri_gpu.nri.convert.state_change_from_pb", None)
     assert judge.state_change(make.event_payload(Event.START_CONTAINER, asking_by_environment("all"))) == b""
+
+
+def test_the_size_of_an_ordinary_container_takes_no_look_at_the_policy() -> None:
+    """The guard reads the limit off files, and every container of the node starts through it."""
+    asked: list[int] = []
+    sizes = Sizes(lambda: asked.append(1) or REQUEST_BYTES, lambda action: action(), counts=False)  # type: ignore[func-returns-value]
+    plain = nri.pod("plain")
+    assert sizes.start_refusal(nri.create(plain, nri.container(plain))) is None
+    assert asked == []
+    assert sizes.start_refusal(b"\x0a\x00" * REQUEST_BYTES) is not None
+    assert asked == [1]
