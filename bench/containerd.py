@@ -18,7 +18,7 @@ from msgspec import Struct
 from bench.effort import Effort
 from bench.figures import Figure, paired
 from bench.sites import Cost, Site, Sites
-from nri_gpu.domain.loader import Loader
+from nri_gpu.domain.node import Loader
 from tests.support.cri import Pod
 from tests.support.pods import ContainerSpec
 

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from bench.effort import Effort
 from bench.figures import Figure, percentile
 from nri_gpu.allocation.ledger import Ledger, Phase
-from nri_gpu.decide import KINDS, decide
+from nri_gpu.decision.decide import KINDS, decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Inject
-from nri_gpu.domain.gpu import Node
+from nri_gpu.domain.node import Node
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import Rule, Rules

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.wire import (
+from nri_gpu.ttrpc import (
     PLUGIN_SERVICE,
     RUNTIME_SERVICE,
     RequestReceived,

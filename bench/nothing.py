@@ -70,7 +70,7 @@ class Nothing(asyncio.Protocol):
 
     def _send(self, conn_id: int, stream_id: int, kind: int, data: bytes) -> None:
         frame = FRAME.pack(len(data), stream_id, kind, 0) + data
-        # As the runtime reads it: all after the first frame of at most 4096 in a second one (nri_gpu.wire.mux).
+        # As the runtime reads it: all after the first frame of at most 4096 in a second one (nri_gpu.ttrpc.mux).
         for part in (frame[:4096], frame[4096:]):
             if part:
                 self._io.write(MUX.pack(conn_id, len(part)) + part)

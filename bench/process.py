@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from bench.link import Link, listen
-from nri_gpu.inventory.topology import load_topology
-from nri_gpu.nri.subscribe import event_mask
-from nri_gpu.runtime.plugin import EVENTS
-from nri_gpu.runtime.state import CONTROL_SOCKET
-from nri_gpu.verbs.asking import ask
+from nri_gpu.cli.client import ask
+from nri_gpu.domain.names import CONTROL_SOCKET
+from nri_gpu.nri.events import event_mask
+from nri_gpu.plugin.handlers import EVENTS
+from nri_gpu.simulation.topology import load_topology
 from tests.support.daemon import TOPOLOGIES
 from tests.support.driver_root import make_driver_root
 from tests.support.nvml import build_fake_nvml, gpus_of
@@ -30,7 +30,7 @@ sys.exit(importlib.import_module(name).main())
 """
 EIGHT_GPUS: Final = TOPOLOGIES / "hgx-h100.toml"
 # What asks NVML, and what waits for its events.
-CHILDREN: Final = ("nri_gpu.inventory.nvml", "nri_gpu.inventory.events")
+CHILDREN: Final = ("nri_gpu.inventory.nvml", "nri_gpu.health.events")
 SETTLED_S: Final = 30.0
 OUR_EVENTS: Final = event_mask(EVENTS, "")
 
@@ -94,7 +94,7 @@ def daemon(folder: Path, name: str = "nri-gpu", *, policy: Path | None = None, s
         "--log-level": "INFO",
         **({"--policy": policy} if policy else {}),
     }
-    return Running(folder, ["nri_gpu.cli", "run", *(str(word) for pair in options.items() for word in pair)], name)
+    return Running(folder, ["nri_gpu.cli.main", "run", *(str(word) for pair in options.items() for word in pair)], name)
 
 
 def nvml_daemon(folder: Path) -> Running:
@@ -115,7 +115,9 @@ def nvml_daemon(folder: Path) -> Running:
         "--policy": policy,
         "--log-level": "INFO",
     }
-    plugin = Running(folder, ["nri_gpu.cli", "run", *(str(word) for pair in options.items() for word in pair)], "nvml")
+    plugin = Running(
+        folder, ["nri_gpu.cli.main", "run", *(str(word) for pair in options.items() for word in pair)], "nvml"
+    )
     plugin.link.call("Synchronize", b"")
     until = time.monotonic() + SETTLED_S
     while not _settled(plugin, folder / "nvml-state" / CONTROL_SOCKET):

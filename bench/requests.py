@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.subscribe import Event
-from nri_gpu.wire import SEND_MAX
+from nri_gpu.nri.events import Event
+from nri_gpu.ttrpc import SEND_MAX
 from tests.support import nri_messages as nri
 
 REQUEST_BYTES = 4700  # a CreateContainer of a small pod under Kubernetes

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from bench.cpu import Meter
 from bench.process import EIGHT_GPUS, OUR_EVENTS
-from nri_gpu.domain.loader import Loader
+from nri_gpu.domain.node import Loader
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import Pod

@@ -18,8 +18,8 @@ from bench.figures import Figure
 from bench.link import Link, listen
 from bench.process import EIGHT_GPUS, installed
 from bench.requests import life
-from nri_gpu.inventory.topology import load_topology
-from nri_gpu.runtime.snapshot import FILE
+from nri_gpu.daemon.snapshot import SNAPSHOT_FILE
+from nri_gpu.simulation.topology import load_topology
 from tests.support.daemon import Launch
 from tests.support.driver_root import make_driver_root
 from tests.support.kernel import NriGpuOnNvidia
@@ -36,7 +36,7 @@ class Stamped(NriGpuOnNvidia):
     """Says when it was executed."""
 
     def words(self) -> list[str]:
-        return ["/bin/sh", "-c", STAMPED, str(self.stamp), *installed("nri_gpu.cli")]
+        return ["/bin/sh", "-c", STAMPED, str(self.stamp), *installed("nri_gpu.cli.main")]
 
     @property
     def stamp(self) -> Path:
@@ -53,7 +53,7 @@ def figures(folder: Path, effort: Effort) -> Iterator[Figure]:
     build_fake_nvml(root, gpus, ancestors=ancestors, driver=DRIVER)
     launch = Launch(folder / "warm", folder / "warm.sock", topology=None, driver_root=root)
     daemon = Stamped(launch, DRIVER)
-    _start(daemon, launch.socket, until=launch.state / FILE)
+    _start(daemon, launch.socket, until=launch.state / SNAPSHOT_FILE)
     found = [_start(daemon, launch.socket) for _ in range(effort.starts)]
     registered, granted = (statistics.median(times) for times in zip(*found, strict=True))
     yield Figure("exec to registered, with a snapshot", registered, "ms", 200, 110)

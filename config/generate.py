@@ -6,8 +6,7 @@ python config/generate.py [--check]     --check: only tell whether they are up t
 import sys
 from pathlib import Path
 
-from nri_gpu.policy.reference import reference
-from nri_gpu.policy.schema import schema_text
+from nri_gpu.policy.schema import reference, schema_text
 
 SCHEMA = Path(__file__).with_name("policy.schema.json")
 MANUAL = Path(__file__).parents[1] / "docs" / "policy.md"

@@ -2,6 +2,6 @@
 
 import sys
 
-from nri_gpu.cli import main
+from nri_gpu.cli.main import main
 
 sys.exit(main())

@@ -1,15 +1,4 @@
-"""Who holds which GPU. A value: every change gives a new Ledger, and nobody can see half of one.
-
-A grant's life, and what moves it:
-
-    CREATED --start--> RUNNING --stop/remove/pod gone--> (released)
-    CREATED --grace over--> LAPSED --start, GPUs still free--> RUNNING
-                            LAPSED --start, GPUs taken--> refused
-
-A container whose start fails inside runc sends no event at all, hence LAPSED: it holds nothing, but is remembered
-in case it starts after all. A GPU that was released from exclusive use may be kept from other pods for a while:
-`handover.py`.
-"""
+"""Who had a GPU exclusively and is gone, while others may not have it yet."""
 
 from __future__ import annotations
 
@@ -21,12 +10,36 @@ from typing import ClassVar, Final, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
-from nri_gpu.allocation.leaver import Leaver
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, DeviceNumber, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Grant, Inject
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.value import Value
+
+
+class Leaver(Struct, frozen=True):
+    """The pod that left one GPU or MIG device.
+
+    pod: its `namespace/name`. since: seconds on the shell's monotonic clock when its container ended.
+    grace_s: seconds after which nothing is waited for any more. processes: how many a look after that found on it;
+    None as long as none could tell.
+    """
+
+    pod_uid: PodUid
+    pod: str
+    since: float
+    grace_s: float
+    processes: int | None = None
+
+    def blocks(self, pod_uid: PodUid) -> bool:
+        """Whether a container of that pod must wait: exclusive is to the pod, so its own need not."""
+        return pod_uid != self.pod_uid
+
+    def __str__(self) -> str:
+        """`ml/train: 2 processes still hold it`."""
+        if self.processes is None:
+            return f"{self.pod}: whether processes still hold it is not known yet"
+        return f"{self.pod}: {self.processes} process{'es still hold' if self.processes > 1 else ' still holds'} it"
 
 
 class Phase(StrEnum):

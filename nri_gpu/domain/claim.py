@@ -1,4 +1,4 @@
-"""What a container wants: an annotation's value, understood but not yet judged."""
+"""What an operator says about where on the node containers go."""
 
 from __future__ import annotations
 
@@ -6,9 +6,25 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from nri_gpu.domain.extras import NO_EXTRAS, Extras
+from nri_gpu.domain.edits import NO_EXTRAS, Extras
 from nri_gpu.domain.gpu import Capabilities
 from nri_gpu.domain.mps import NO_SHARING, Sharing
+
+
+class Strategy(StrEnum):
+    """Which of the GPUs that serve an exclusive request equally well are taken."""
+
+    PACK = "pack"  # beside those in use, so that what is left stays together
+    SPREAD = "spread"  # away from those in use, each with a way to the host of its own
+
+
+class NumaBinding(StrEnum):
+    """What of a granted container is kept to the NUMA nodes of its GPUs."""
+
+    NONE = "none"
+    CPUS = "cpus"
+    MEMORY = "memory"
+    BOTH = "both"
 
 
 class Mode(StrEnum):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from nri_gpu.domain.gpu import KernelGpu
+    from nri_gpu.domain.node import KernelGpu
 
 
 class NriGpuError(Exception):
@@ -15,11 +16,11 @@ class NriGpuError(Exception):
 
 
 class LocalProtocolError(NriGpuError):
-    """We broke the protocol: a bug of ours. Met in `runtime/supervise.py`: traceback, close, reconnect."""
+    """We broke the protocol: a bug of ours. Met in `plugin/supervisor.py`: traceback, close, reconnect."""
 
 
 class RemoteProtocolError(NriGpuError):
-    """The peer broke the protocol, or the bytes are hostile. Met in `runtime/supervise.py`: close, reconnect."""
+    """The peer broke the protocol, or the bytes are hostile. Met in `plugin/supervisor.py`: close, reconnect."""
 
 
 class OversizeError(RemoteProtocolError):
@@ -35,7 +36,7 @@ class OversizeError(RemoteProtocolError):
 
 
 class TooManyEntriesError(NriGpuError):
-    """A request with more entries of a kind than are read. Met in `runtime/dispatch.py`: that request is refused."""
+    """A request with more entries of a kind than are read. Met in `plugin/service.py`: that request is refused."""
 
     def __init__(self, what: str, count: int, limit: int) -> None:
         super().__init__(f"this container has {count} {what}, over the limit of {limit}: remove some and try again.")
@@ -96,3 +97,15 @@ class PolicyError(NriGpuError):
 
 class RestartNeededError(NriGpuError):
     """What only a new process can mend: this one ends with the sentence, and whoever started it starts it again."""
+
+
+class Exit(IntEnum):
+    """Exit codes; the numbers above 60 are sysexits(3)'s."""
+
+    OK = 0
+    FINDING = 1
+    USAGE = 2
+    UNAVAILABLE = 69
+    BUG = 70
+    PERMISSION = 77
+    CONFIGURATION = 78

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -19,12 +20,16 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.compat import CompatPackage, CudaVersion
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capability
+from nri_gpu.domain.node import CompatPackage, CudaVersion
 from nri_gpu.driver import table
 from nri_gpu.driver.elf import Elf, MalformedNoteError, parse_note, read_elf
-from nri_gpu.driver.source import LeftOut, Source, examine, trusted
+from nri_gpu.driver.folders import LeftOut, Source, examine, trusted
+from nri_gpu.driver.owner import StageOwner
+from nri_gpu.driver.stage import stage_plan
+from nri_gpu.system.log import logger
+from nri_gpu.system.state import Board
 
 # NVIDIA/nvidia-container-toolkit: cmd/nvidia-cdi-hook/cudacompat/cuda-elf-header.go.
 NOTE_SECTION: Final = ".note.cuda.fwd_compatibility"
@@ -218,3 +223,51 @@ def _named_links(files: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
             yield soname, name
         if soname == "libcuda.so.1":
             yield "libcuda.so", soname
+
+
+SHOWN: Final = 20  # left-out files in a line of the log
+
+
+class CompatKeeper:
+    """Scans the folder of packages when it is asked to, or when a look shows that something in it changed."""
+
+    def __init__(self, folder: Path, owner: StageOwner, board: Board) -> None:
+        self._folder = folder
+        self._owner = owner
+        self._board = board
+        self._signs: object = None
+        self._said = ""
+
+    async def look(self, *, asked: bool) -> None:
+        """One look. asked: scan whatever it shows."""
+        seen = await asyncio.to_thread(signs, self._folder)
+        if not asked and seen == self._signs:
+            return
+        found, packages, faults = await asyncio.to_thread(self._take)
+        self._signs = None if faults else seen  # what failed is tried again with the next look
+        if packages != self._board.snapshot().compat:
+            self._board.put_compat(packages)
+            versions = ", ".join(f"{each.cuda_version} ({each.version})" for each in packages)
+            logger.bind(name=versions or "-").info("CUDA compatibility packages staged")
+        said = "; ".join((*faults, *map(str, found.left_out[:SHOWN])))
+        if said and said != self._said:
+            logger.bind(path=str(self._folder), fault=said).warning("CUDA compatibility packages left out")
+        self._said = said
+
+    def _take(self) -> tuple[FoundPackages, tuple[CompatPackage, ...], list[str]]:
+        """What is there, what of it is staged now, and why other packages are not."""
+        try:
+            found = scan_compat(self._folder)
+        except DriverError as error:
+            return FoundPackages(), (), [str(error)]
+        packages, faults = [], []
+        for each in found.packages:
+            try:
+                packages.append(self._staged(each))
+            except (DriverError, OSError) as error:
+                faults.append(f"{each.generation} cannot be staged: {error}")
+        return found, tuple(packages), faults
+
+    def _staged(self, found: FoundCompat) -> CompatPackage:
+        self._owner.take()
+        return found.at(stage_plan(found.files, found.generation, self._owner.base))

@@ -13,7 +13,7 @@ from typing import Final
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.stage import private_folder
-from nri_gpu.files import boot_id, lock_holder, open_lock, text_of, try_lock
+from nri_gpu.system.storage import boot_id, lock_holder, open_lock, text_of, try_lock
 
 OWNER_FILE: Final = ".owner"
 

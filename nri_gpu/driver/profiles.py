@@ -6,6 +6,7 @@ containers in user namespaces it may look as somebody else than root. So not in 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -13,9 +14,12 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import Final
 
+from nri_gpu.domain.edits import PROFILE_GPUS_MAX, PROFILE_MINOR_MAX, Profiles, mask
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.domain.extras import PROFILE_GPUS_MAX, PROFILE_MINOR_MAX, Profiles, mask
-from nri_gpu.driver.source import trusted
+from nri_gpu.driver.folders import trusted
+from nri_gpu.system.log import logger
+from nri_gpu.system.state import Board
+from nri_gpu.system.tasks import work_when_told
 
 FOLDER: Final = "profiles"  # below the folder of staged drivers; no name of a driver generation
 FOLDER_MODE: Final = 0o755
@@ -86,3 +90,46 @@ def _content(file: Path) -> bytes:
         return file.read_bytes()
     except OSError:
         return b""
+
+
+RETRY_S: Final = 60.0
+
+
+class ProfileKeeper:
+    """Writes them when told that the GPUs may be others, and puts on the board for which they are there."""
+
+    def __init__(self, stage_dir: Path, board: Board, *, retry_s: float = RETRY_S) -> None:
+        self._stage_dir = stage_dir
+        self._board = board
+        self._retry_s = retry_s
+        self._again = asyncio.Event()
+
+    def look_again(self) -> None:
+        """The GPUs may be others now."""
+        self._again.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await work_when_told(self._again, self.look, retry_s=self._retry_s)
+
+    async def look(self) -> bool:
+        """Write what is missing. Returns whether that went well."""
+        node = self._board.snapshot()
+        minors = frozenset(gpu.minor_number for gpu in node.gpus)
+        # With none known (the driver is being replaced, say) those that are there stay good.
+        if not minors or node.profiles == planned_profiles(self._stage_dir, minors):
+            return True
+        try:
+            profiles = await asyncio.to_thread(write_profiles, self._stage_dir, minors)
+        except DriverError as error:
+            self._failed(str(error))
+            return False
+        self._board.put_profiles(profiles)
+        logger.bind(gpus=len(minors), path=profiles.folder).debug("application profiles written")
+        return True
+
+    def _failed(self, sentence: str) -> None:
+        known = self._board.snapshot().profiles
+        if known is None or known.fault != sentence:
+            self._board.put_profiles(Profiles(str(self._stage_dir), fault=sentence))
+            logger.bind(fault=sentence).warning("application profiles not written")

@@ -1,4 +1,7 @@
-"""Find the host driver's user space below a driver root: which files, under which names, for which capability."""
+"""Files of the driver that programs look for in one place only: configuration, and modules for programs of the image.
+
+Loaders of Vulkan, EGL and OpenCL read folders that images fill too, so each file goes in alone, by a mount of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,109 @@ from msgspec import Struct
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capabilities, Capability
-from nri_gpu.driver import extras, table
-from nri_gpu.driver.folders import Folders
-from nri_gpu.driver.source import LeftOut, Source, distinct_folders, examine
+from nri_gpu.driver import table
+from nri_gpu.driver.elf import read_elf
+from nri_gpu.driver.folders import Folders, LeftOut, Source, distinct_folders, examine
+from nri_gpu.driver.table import COMPUTE, DISPLAY, GRAPHICS, Machine
+
+CONFIG_BYTES_MAX: Final = 64 * 1024
+X_DRIVER, X_GLX = "nvidia_drv.so", "libglxserver_nvidia.so"
+X_NAMES: Final = (X_DRIVER, X_GLX)
+# Where X servers look for modules: Debian-like and RHEL-like images.
+X_PLACES: Final = ("/usr/lib/xorg/modules", "/usr/lib64/xorg/modules")
+# On the host, below a library folder, and then below the root.
+# Source: NVIDIA/nvidia-container-toolkit internal/discover/graphics.go.
+X_FOLDERS: Final = (
+    "nvidia/xorg",
+    *(f"xorg/modules/{part}{kind}" for part in ("", "updates/") for kind in ("drivers", "extensions")),
+)
+X_ROOTS: Final = ("usr/lib", "usr/lib64", "usr/X11R6/lib", "usr/X11R6/lib64")
+# The driver's own searching order, and below a flat root such as /usr/local/nvidia the same folders without `usr`.
+CONFIG_ROOTS: Final = ("etc", "usr/local/share", "usr/share", "share")
+
+# A library named with its folder would not be there: in containers the driver lies elsewhere.
+_ABSOLUTE: Final = re.compile(rb'"library_path"\s*:\s*"/|\A\s*/')
+_SONAME_ONLY: Final = "names a library by a path that containers do not have"
+
+
+class ExtraFile(Struct, frozen=True):
+    """One such file. names: on the host, best first. places: in the container, the same content at each."""
+
+    names: tuple[str, ...]
+    capabilities: Capabilities
+    places: tuple[str, ...]
+
+
+def extra_files(machine: Machine, version: str) -> Iterator[ExtraFile]:
+    """Every file that there can be."""
+    for folder, names, capabilities in _CONFIGS:
+        for name in (each.format(machine=machine.name) for each in names):
+            yield ExtraFile((name,), capabilities, (f"{folder}/{name}",))
+    drivers, extensions = ([f"{place}/{kind}" for place in X_PLACES] for kind in ("drivers", "extensions"))
+    yield ExtraFile((X_DRIVER,), DISPLAY, tuple(f"{folder}/{X_DRIVER}" for folder in drivers))
+    yield ExtraFile((f"{X_GLX}.{version}", X_GLX), DISPLAY, tuple(f"{folder}/{X_GLX}" for folder in extensions))
+    # What Mesa's GBM loads for our card is the allocator under another name.
+    gbm = (f"/usr/lib/{machine.triple}/gbm/nvidia-drm_gbm.so", "/usr/lib64/gbm/nvidia-drm_gbm.so")
+    yield ExtraFile((f"libnvidia-allocator.so.{version}",), GRAPHICS, gbm)
+
+
+# (folder in the container, files, capabilities)
+# Source: NVIDIA/nvidia-container-toolkit internal/discover/graphics.go, pkg/nvcdi/driver-nvml.go.
+_CONFIGS: Final = (
+    ("/etc", ("OpenCL/vendors/nvidia.icd",), COMPUTE),
+    (
+        "/etc",
+        (
+            "vulkan/icd.d/nvidia_icd.json",
+            "vulkan/icd.d/nvidia_icd.{machine}.json",
+            "vulkan/icd.d/nvidia_layers.json",
+            "vulkan/implicit_layer.d/nvidia_layers.json",
+        ),
+        GRAPHICS,
+    ),
+    (
+        "/usr/share",
+        (
+            "glvnd/egl_vendor.d/10_nvidia.json",
+            "egl/egl_external_platform.d/15_nvidia_gbm.json",
+            "egl/egl_external_platform.d/10_nvidia_wayland.json",
+            "egl/egl_external_platform.d/09_nvidia_wayland2.json",
+            "egl/egl_external_platform.d/20_nvidia_xcb.json",
+            "egl/egl_external_platform.d/20_nvidia_xlib.json",
+            "nvidia/nvoptix.bin",
+        ),
+        GRAPHICS,
+    ),
+    ("/usr/share", ("X11/xorg.conf.d/10-nvidia.conf", "X11/xorg.conf.d/nvidia-drm-outputclass.conf"), DISPLAY),
+)
+
+
+def extra_candidates(
+    extra: ExtraFile, root: Path, libraries: Sequence[Path], library_dirs: Sequence[str]
+) -> Iterator[Path]:
+    """Where below `root` it may be, best first. libraries: the folders that may hold the driver's."""
+    name = extra.names[0]
+    if "/" in name:
+        beside = (f"{dirname(folder)}/{kind}".lstrip("/") for folder in library_dirs for kind in ("share", "etc"))
+        folders = (*beside, *CONFIG_ROOTS, *(("",) if name.startswith("vulkan/") else ()))
+        return (folder / name for folder in distinct_folders(root, (root / each for each in folders)))
+    below = [folder / each for folder in libraries for each in ("", *X_FOLDERS)]
+    below += [root / folder / each for folder in X_ROOTS for each in X_FOLDERS]
+    known = tuple(distinct_folders(root, below))
+    return (folder / each for each in extra.names for folder in known)
+
+
+def unfit_extra(path: Path, machine: Machine) -> str:
+    """Why a file that may be trusted is of no use; empty when it is. Raises: DriverError, OSError."""
+    if ".so" in path.name:
+        elf = read_elf(path)
+        fits = elf is not None and (elf.bits, elf.machine) == (machine.bits, machine.elf)
+        return "" if fits else f"not a {machine.bits}-bit {machine.name} library"
+    if path.suffix not in {".json", ".icd"}:
+        return ""
+    with path.open("rb") as file:
+        return _SONAME_ONLY if _ABSOLUTE.search(file.read(CONFIG_BYTES_MAX)) else ""
+
 
 # Part of every generation: raise it when the same host files are to be staged differently.
 LAYOUT: Final = 3
@@ -156,12 +259,12 @@ def _extras(
     folders: Folders, version: str, library_dirs: tuple[str, ...]
 ) -> tuple[tuple[DriverFile, ...], tuple[LeftOut, ...]]:
     found, left_out = [], []
-    for extra in extras.wanted(folders.machine, version):
-        for path in extras.candidates(extra, folders.root, folders.listed, library_dirs):
+    for extra in extra_files(folders.machine, version):
+        for path in extra_candidates(extra, folders.root, folders.listed, library_dirs):
             if not path.is_symlink() and not path.exists():
                 continue
             source = examine(folders.root, path)
-            reason = extras.unfit(source.path, folders.machine) if isinstance(source, Source) else ""
+            reason = unfit_extra(source.path, folders.machine) if isinstance(source, Source) else ""
             if isinstance(source, Source) and not reason:
                 found.append(DriverFile(extra.places[0].lstrip("/"), extra.capabilities, source, places=extra.places))
                 break
@@ -177,7 +280,7 @@ def _missing(files: tuple[DriverFile, ...], machine: table.Machine) -> Mapping[C
         capability: tuple(f"{each.name}.so" for each in lacking if capability in each.capabilities)
         for capability in Capability
     }
-    missing[Capability.DISPLAY] = tuple(name for name in extras.X_NAMES if name not in map(_file_name, native))
+    missing[Capability.DISPLAY] = tuple(name for name in X_NAMES if name not in map(_file_name, native))
     lacks_32 = machine.name in table.COMPATIBLE and len(native) == len(files)
     missing[Capability.COMPAT32] = ("every 32-bit library",) if lacks_32 else ()
     return MappingProxyType(missing)

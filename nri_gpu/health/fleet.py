@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from nri_gpu.domain.gpu import Gpu, GpuFault, GpuUuid, Inventory, MigDevice
+from nri_gpu.domain.codec import CodecError, canonical, decode
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
 from nri_gpu.domain.health import WELL, GpuEvent, Health, Sign, State
-from nri_gpu.health.classes import GONE, Rules, heard, looked, of_its_part, unsure
-from nri_gpu.health.table import TROUBLE, Signal, after
+from nri_gpu.domain.node import GpuFault, Inventory
+from nri_gpu.health.states import GONE, TROUBLE, Rules, Signal, after, heard, looked, of_its_part, unsure
+from nri_gpu.system.log import logger
 
 LONG_AGO: Final = float("-inf")
 ODDITIES: Final = frozenset({Signal.ODD, Signal.ODD_RESTED})
@@ -292,3 +296,24 @@ def _unavailable(health: Health, rules: Rules) -> str:
     if health.state is State.RECOVERING:
         return f"recovering since {since}, granted after {rules.hold_down_s:g} s without a fault: {health.why}"
     return ""
+
+
+def load_fleet(file: Path) -> Fleet:
+    """What was known; nothing where it cannot be read, since every look and event tells again."""
+    try:
+        return decode(Fleet, json.loads(file.read_text(encoding="ascii")))
+    except FileNotFoundError:
+        return Fleet()
+    except (OSError, CodecError, ValueError) as error:
+        logger.bind(path=str(file), fault=str(error)).warning("health of before is not known")
+        return Fleet()
+
+
+def save_fleet(file: Path, fleet: Fleet) -> None:
+    """Written whole or not at all; some hundred bytes, on each change of a state."""
+    fresh = file.with_suffix(".new")
+    try:
+        fresh.write_text(canonical(fleet), encoding="ascii")
+        fresh.replace(file)
+    except OSError as error:
+        logger.bind(path=str(file), fault=str(error)).warning("health not kept for the next start")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, NewType
+from typing import ClassVar, Final, NewType
 
 from msgspec import Struct, field
 
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.gpu import Majors
+from nri_gpu.domain.node import Majors
 
 DevPath = NewType("DevPath", str)  # below /dev: `nvidia0`, `nvidia-caps/nvidia-cap3`, `char/195:0`
 
@@ -112,3 +112,75 @@ class Facts(Struct, frozen=True, kw_only=True):
     mig_minors: str = ""
     entries: Mapping[DevPath, Entry] = field(default_factory=dict)
     unreadable: tuple[Finding, ...] = ()
+
+
+class LoadModule(Struct, frozen=True):
+    """Have the kernel load a module, by the program that it would use itself."""
+
+    UNDONE: ClassVar[str] = "not loaded"
+    module: Module
+
+    @property
+    def subject(self) -> str:
+        """What the action is about."""
+        return f"module {self.module}"
+
+    def __str__(self) -> str:
+        return f"load module {self.module}"
+
+
+class MakeNode(Struct, frozen=True):
+    """Make a node, and its folder where that is missing. replaces: the node with another number that goes first."""
+
+    UNDONE: ClassVar[str] = "not made"
+    path: DevPath
+    node: Node
+    replaces: Node | None = None
+
+    @property
+    def subject(self) -> str:
+        """What the action is about."""
+        return f"/dev/{self.path}"
+
+    def __str__(self) -> str:
+        instead = f", instead of {self.replaces.major}:{self.replaces.minor}" if self.replaces else ""
+        return f"make /dev/{self.path}: {self.node}{instead}"
+
+
+class FixNode(Struct, frozen=True):
+    """Give a node that has the right number its mode and owner. was: how it is now."""
+
+    UNDONE: ClassVar[str] = "not changed"
+    path: DevPath
+    node: Node
+    was: Node
+
+    @property
+    def subject(self) -> str:
+        """What the action is about."""
+        return f"/dev/{self.path}"
+
+    def __str__(self) -> str:
+        before = f"was mode {self.was.mode:04o}, owner {self.was.uid}:{self.was.gid}"
+        return f"fix /dev/{self.path}: {self.node} ({before})"
+
+
+class MakeLink(Struct, frozen=True):
+    """Make a link in /dev/char. replaces: the target of the link that goes first."""
+
+    UNDONE: ClassVar[str] = "not made"
+    path: DevPath
+    target: str
+    replaces: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """What the action is about."""
+        return f"/dev/{self.path}"
+
+    def __str__(self) -> str:
+        instead = f", instead of {self.replaces}" if self.replaces else ""
+        return f"link /dev/{self.path} to {self.target}{instead}"
+
+
+Action = LoadModule | MakeNode | FixNode | MakeLink

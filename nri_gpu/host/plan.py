@@ -1,7 +1,4 @@
-"""What to do to a host, and what somebody else has to do: a function of one look at it. Pure.
-
-Performing a plan and planning again from a new look gives no actions, unless something failed or others interfere.
-"""
+"""Which nodes this host should have, from what the driver says of itself. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +8,140 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.host.actions import Action, FixNode, LoadModule, MakeLink, MakeNode
-from nri_gpu.host.facts import CHAR, DevPath, Entry, Facts, Finding, Folder, Link, Module, Node
-from nri_gpu.host.wanted import Wanted, wanted_nodes
+from nri_gpu.host.facts import (
+    CAPS,
+    CHAR,
+    Action,
+    DevPath,
+    Entry,
+    Facts,
+    Finding,
+    FixNode,
+    Folder,
+    HostError,
+    Link,
+    LoadModule,
+    MakeLink,
+    MakeNode,
+    Module,
+    Node,
+)
+from nri_gpu.host.look import Ownership, capability, gpu_minor, minors_table, params_ownership, table_name
+
+PARAMS: Final = "/proc/driver/nvidia/params"
+GPUS: Final = "/proc/driver/nvidia/gpus"
+CAPABILITIES: Final = "/proc/driver/nvidia/capabilities"
+
+# Fixed since ever. NVIDIA/open-gpu-kernel-modules kernel-open/common/inc/nv-chardev-numbers.h; uvm's are its first two.
+_MODESET_MINOR: Final = 254
+_CONTROL_MINOR: Final = 255
+
+
+class Wanted(Struct, frozen=True):
+    """One node that should be there. hands_off: who keeps it, where that is not us; empty where we may."""
+
+    path: DevPath
+    node: Node
+    hands_off: str = ""
+
+
+def wanted_nodes(facts: Facts, graphics: bool) -> Iterator[Wanted | Finding]:
+    """The nodes that modules loaded now serve, and what stands in the way of knowing them.
+
+    Where `params` cannot be understood, or could not be read, no node is wanted at all: it may say to keep off.
+    """
+    if any(finding.path == PARAMS for finding in facts.unreadable):
+        return
+    try:
+        ownership = params_ownership(facts.params)
+    except HostError as error:
+        yield Finding(PARAMS, f"{error}; until then no device node is made or changed")
+        return
+    kept = "" if ownership.modify else f"{PARAMS} has ModifyDeviceFiles: 0, so the administrator makes device nodes"
+    if Module.NVIDIA in facts.modules:
+        yield from _of_nvidia(facts, ownership, kept, graphics)
+    if Module.UVM in facts.modules:
+        yield from _of_uvm(facts, kept)
+    if facts.capabilities:
+        yield from _of_mig(facts, kept)
+
+
+def _of_nvidia(facts: Facts, ownership: Ownership, kept: str, graphics: bool) -> Iterator[Wanted | Finding]:
+    major = facts.majors.nvidia
+    if major is None:
+        yield _unlisted("nvidia")
+        return
+
+    def node(minor: int) -> Node:
+        return Node(major, minor, ownership.mode, ownership.uid, ownership.gid)
+
+    yield Wanted(DevPath("nvidiactl"), node(_CONTROL_MINOR), kept)
+    for each in _gpu_minors(facts):
+        yield each if isinstance(each, Finding) else Wanted(DevPath(f"nvidia{each}"), node(each), kept)
+    if graphics and Module.MODESET in facts.modules:
+        yield Wanted(DevPath("nvidia-modeset"), node(_MODESET_MINOR), kept)
+
+
+def _gpu_minors(facts: Facts) -> Iterator[int | Finding]:
+    seen: dict[int, str] = {}
+    for address, information in sorted(facts.gpus.items()):
+        path = f"{GPUS}/{address}/information"
+        try:
+            minor = gpu_minor(information)
+        except HostError as error:
+            yield Finding(path, str(error))
+            continue
+        if minor is None:
+            continue  # excluded by the administrator: nobody can open it
+        if minor in seen:
+            yield Finding(path, f"has minor {minor} like {seen[minor]}: reload the driver")
+            continue
+        seen[minor] = address
+        yield minor
+    if not facts.gpus and not any(finding.path.startswith(GPUS) for finding in facts.unreadable):
+        yield Finding(GPUS, f"the driver is loaded and serves none of {', '.join(facts.devices)}: see the kernel's log")
+
+
+def _of_uvm(facts: Facts, kept: str) -> Iterator[Wanted | Finding]:
+    """Its module has no parameters for owner or mode; everybody's, as everybody who computes needs it."""
+    major = facts.majors.nvidia_uvm
+    if major is None:
+        yield _unlisted("nvidia-uvm")
+        return
+    for minor, name in enumerate(("nvidia-uvm", "nvidia-uvm-tools")):
+        yield Wanted(DevPath(name), Node(major, minor, 0o666, 0, 0), kept)
+
+
+def _of_mig(facts: Facts, kept: str) -> Iterator[Wanted | Finding]:
+    """Only instances: the rights to configure and to monitor are for root's own tools, which make their nodes."""
+    major = facts.majors.nvidia_caps
+    if major is None:
+        yield _unlisted("nvidia-caps")
+        return
+    table = minors_table(facts.mig_minors)
+    seen: dict[int, str] = {}
+    for name, text in sorted(facts.capabilities.items()):
+        path = f"{CAPABILITIES}/{name}"
+        try:
+            found = capability(text)
+        except HostError as error:
+            yield Finding(path, str(error))
+            continue
+        listed = table.get(table_name(name), found.minor)
+        if found.minor in seen or listed != found.minor:
+            rival = f"mig-minors has {listed}" if listed != found.minor else f"so has {seen[found.minor]}"
+            yield Finding(path, f"has minor {found.minor}, but {rival}: reload the driver")
+            continue
+        seen[found.minor] = name
+        own = found.ownership
+        off = kept or ("" if own.modify else f"{path} has DeviceFileModify: 0, so the administrator makes the node")
+        node = Node(major, found.minor, own.mode, own.uid, own.gid)
+        yield Wanted(DevPath(f"{CAPS}/nvidia-cap{found.minor}"), node, off)
+
+
+def _unlisted(name: str) -> Finding:
+    return Finding("/proc/devices", f"{name} is in use and has no major here: reload the driver")
+
 
 _ALWAYS: Final = (Module.NVIDIA, Module.UVM)
 

@@ -8,11 +8,20 @@ from typing import Final, assert_never
 
 from msgspec import Struct
 
-from nri_gpu.host.actions import Action, FixNode, LoadModule, MakeLink, MakeNode
-from nri_gpu.host.facts import Facts, Finding, HostError, Module, Places
-from nri_gpu.host.links import make_link
+from nri_gpu.host.facts import (
+    Action,
+    Facts,
+    Finding,
+    FixNode,
+    HostError,
+    LoadModule,
+    MakeLink,
+    MakeNode,
+    Module,
+    Places,
+)
 from nri_gpu.host.modules import load_module
-from nri_gpu.host.nodes import fix_node, make_node
+from nri_gpu.host.nodes import fix_node, make_link, make_node
 from nri_gpu.host.plan import Plan, make_plan
 
 # Modules, then what they serve, then a look that finds all done; one more for somebody who makes nodes beside us.

@@ -9,7 +9,8 @@ from typing import Final
 from nri_gpu.domain.container import DeviceRef
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import DeviceNode
-from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, Inventory, Majors, MigPart, Unit, whole
+from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, MigPart, Unit, whole
+from nri_gpu.domain.node import Inventory, Majors
 
 # Minors that the driver fixes: NVIDIA/open-gpu-kernel-modules kernel-open/common/inc/nv-chardev-numbers.h and
 # kernel-open/nvidia-uvm/uvm_common.h. Majors are never constants here: the driver's are dynamic but one.

@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
-from nri_gpu.domain.edits import UNLIMITED, DeviceNode, Mount, Rlimit
-from nri_gpu.domain.extras import NO_PARTS, Channels, Extra, Extras, Offer, Parts
-from nri_gpu.domain.gpu import Capabilities, Capability, MigPart, Node, Unit, whole
+from nri_gpu.domain.edits import NO_PARTS, UNLIMITED, Channels, DeviceNode, Extra, Extras, Mount, Offer, Parts, Rlimit
+from nri_gpu.domain.gpu import Capabilities, Capability, MigPart, Unit, whole
+from nri_gpu.domain.node import Node
 from nri_gpu.injection.devices import draws, drm_nodes
 
 # Where the driver's libraries look for settings that a distribution or an administrator made; the last file wins.

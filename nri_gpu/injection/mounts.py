@@ -1,7 +1,7 @@
-"""Mounts: the staged driver, where the container's loader finds it without a hook.
+"""A newer libcuda in front of the driver's: one folder, mounted whole, that leads the loader's path.
 
-One folder, mounted whole, costs the same for five libraries as for fifty; a mount per file costs about 0.4 ms of
-container start each. See ADR 6 and docs/loader.md for whom each strategy serves.
+The driver's own libraries stay where they are, so whatever the package lacks is found behind it. A program that clears
+its environment finds the driver's libcuda alone: it then has the driver's CUDA, as without a package.
 """
 
 from __future__ import annotations
@@ -13,9 +13,35 @@ from typing import Final
 
 from msgspec import Struct
 
+from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import Mount
-from nri_gpu.domain.gpu import DriverTree
-from nri_gpu.domain.loader import Loader
+from nri_gpu.domain.node import CompatPackage, DriverTree, Loader
+from nri_gpu.injection.env import LIBRARY_PATH
+
+PLACE: Final = "/opt/nri-gpu/compat"
+
+
+def compat_mount(package: CompatPackage) -> Mount:
+    """The staged package at its place."""
+    return Mount(PLACE, package.path)
+
+
+def compat_hindrance(container: Container) -> str:
+    """Why no package could win over the driver's libraries in this container; empty where it does. A clause."""
+    if LIBRARY_PATH in container.env_twice:
+        return f"image and pod both set {LIBRARY_PATH}, and of the two NRI reaches only the one that loses"
+    if any(_at_compat_place(other) for other in _near(container.mounts)):
+        return f"the pod has a mount of its own at {PLACE}"
+    return ""
+
+
+def _near(mounts: Iterable[str]) -> Iterable[str]:
+    return (normpath(f"/./{other}") for other in mounts)
+
+
+def _at_compat_place(other: str) -> bool:
+    return other in ("/", PLACE) or other.startswith(f"{PLACE}/") or PLACE.startswith(f"{other}/")
+
 
 # NVIDIA's own images have the first on PATH and LD_LIBRARY_PATH. The others serve pods with a volume of theirs there.
 TREE_PLACES: Final = ("/usr/local/nvidia", "/opt/nri-gpu/nvidia", "/run/nri-gpu/nvidia")

@@ -1,26 +1,52 @@
-"""The plan: contributors in one stated order, merged into one set of edits."""
+"""The CPUs and the memory nearest to a container's GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, reduce
 from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.compat import CompatPackage
+from nri_gpu.domain.claim import NumaBinding
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.edits import NO_EDITS, Edits
-from nri_gpu.domain.extras import NO_PARTS, Parts
-from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree, Inventory, Majors, Unit
-from nri_gpu.domain.loader import Loader
+from nri_gpu.domain.edits import NO_EDITS, NO_PARTS, Edits, Parts
+from nri_gpu.domain.gpu import Capabilities, Capability, Unit, whole
 from nri_gpu.domain.mps import Seat
-from nri_gpu.domain.placement import NumaBinding
+from nri_gpu.domain.node import CompatPackage, DriverTree, Inventory, Loader, Majors, NumaNode
 from nri_gpu.injection import devices, env
-from nri_gpu.injection.compat import compat_mount
-from nri_gpu.injection.cpuset import Cpuset, cpuset_of
-from nri_gpu.injection.mounts import Places, free_places, tree_mounts
+from nri_gpu.injection.mounts import Places, compat_mount, free_places, tree_mounts
 from nri_gpu.injection.mps import client_edits
+
+
+class Cpuset(Struct, frozen=True):
+    """Lists in the kernel's syntax; empty: not ours to say."""
+
+    cpus: str = ""
+    mems: str = ""
+
+
+UNBOUND: Final = Cpuset()
+_CPUS: Final = frozenset({NumaBinding.CPUS, NumaBinding.BOTH})
+_MEMORY: Final = frozenset({NumaBinding.MEMORY, NumaBinding.BOTH})
+
+
+def cpuset_of(units: Iterable[Unit], nodes: Sequence[NumaNode], binding: NumaBinding, *, pinned: bool) -> Cpuset:
+    """What a container that is granted these is kept to. pinned: somebody else has set its cpuset.
+
+    Nothing where the node of one GPU is not known: the others' would keep it away from that one. A node without CPUs or
+    without memory adds none, and the kernel refuses an empty list.
+    """
+    if binding is NumaBinding.NONE or pinned:
+        return UNBOUND
+    wanted = {whole(unit).numa_node for unit in units}
+    near = [node for node in nodes if node.number in wanted]
+    if len(near) < len(wanted):
+        return UNBOUND
+    return Cpuset(
+        cpus=",".join(node.cpus for node in near if node.cpus) if binding in _CPUS else "",
+        mems=",".join(str(node.number) for node in near if node.memory) if binding in _MEMORY else "",
+    )
 
 
 class Share(Struct, frozen=True, kw_only=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from nri_gpu.domain.gpu import Gpu, GpuFault, Inventory, MigPart, Unit, whole
-from nri_gpu.domain.health import State
-from nri_gpu.domain.transition import Kind, Transition
+from nri_gpu.domain.gpu import Gpu, MigPart, Unit, whole
+from nri_gpu.domain.health import Kind, State, Transition
+from nri_gpu.domain.node import GpuFault, Inventory
 
 _MODULES: Final = (("nvidia", "nvidia"), ("nvidia_uvm", "nvidia-uvm"), ("nvidia_caps", "nvidia-caps"))
 # What of a GPU has a sentence of its own; whatever else is known of it has one for all.

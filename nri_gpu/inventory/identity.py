@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from nri_gpu.domain.gpu import GpuUuid, PciBusId
-from nri_gpu.domain.profile import MIG_PROFILE
+from nri_gpu.domain.gpu import MIG_PROFILE, GpuUuid, PciBusId
 
 _UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MIG_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -1,12 +1,4 @@
-"""Asks NVML what GPUs there are: the one importer of pynvml, a program of its own that `child.py` runs.
-
-    python -I -m nri_gpu.inventory.nvml --driver-root DIR [--library-dir DIR ...] [--sysfs DIR]
-
-One JSON object a line. In: {"ask": "refresh"}. Out: {"call": "nvmlDeviceGetName", "gpu": 2} before each call, then one
-of {"inventory": {…}}, with the functions that the library lacks, {"fault": "a sentence"} and {"stale": "a sentence"}
-(a new library was installed: this process cannot load it beside the old one, and ends). The end of stdin is the end of
-the program.
-"""
+"""Lets the NVML process go of what it does not need, before a driver's library is loaded into it."""
 
 from __future__ import annotations
 
@@ -15,6 +7,7 @@ import contextlib
 import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,12 +16,38 @@ from typing import Any, BinaryIO, Final
 import pynvml
 from msgspec import Struct, field
 
-from nri_gpu.inventory.advice import Refusal, advice
-from nri_gpu.inventory.asking import CallError
-from nri_gpu.inventory.confine import confine
-from nri_gpu.inventory.library import NVML, find_library, tried
+from nri_gpu.inventory.library import NVML, Refusal, advice, find_library, tried
+from nri_gpu.inventory.nvml_client import CallError
+from nri_gpu.inventory.nvml_symbols import Failed, Symbols
 from nri_gpu.inventory.survey import survey
-from nri_gpu.inventory.symbols import Failed, Symbols
+
+# linux/prctl.h, linux/capability.h
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_NO_NEW_PRIVS: Final = 38
+LINUX_CAPABILITY_VERSION_3: Final = 0x20080522
+_CAPABILITY_WORDS: Final = 6  # effective, permitted, inheritable, twice 32 bits each
+
+
+def confine() -> None:
+    """No environment, no capabilities, none to be had back by a setuid program, and no life beyond the parent's.
+
+    NVML asks the setuid nvidia-modprobe to make device nodes where they are missing; describing GPUs must not change
+    the host, and NVIDIA's own container library drops the same (libnvidia-container: src/driver.c).
+    Failures are ignored: each is a second fence, and a kernel without it still answers.
+    """
+    os.environ.clear()  # Python itself may have put LC_CTYPE there (PEP 538)
+    libc = ctypes.CDLL(None)
+    header = (ctypes.c_uint32 * 2)(LINUX_CAPABILITY_VERSION_3, 0)
+    libc.capset(header, (ctypes.c_uint32 * _CAPABILITY_WORDS)())
+    # The signal follows the thread that forked us: the daemon's main thread, which lives as long as the daemon.
+    _prctl(libc, PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(libc, PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _prctl(libc: ctypes.CDLL, option: int, value: int) -> None:
+    zero = ctypes.c_ulong(0)
+    libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero)
+
 
 START: Final = "nvmlInit"
 LOAD: Final = "dlopen"  # what a progress line calls the loading of the library

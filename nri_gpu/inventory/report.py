@@ -11,19 +11,9 @@ from collections.abc import Container
 from typing import Any, Final
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import (
-    ComputeMode,
-    DrmNode,
-    Ecc,
-    Fabric,
-    FabricState,
-    Gpu,
-    GpuFault,
-    Inventory,
-    Link,
-    MigDevice,
-)
+from nri_gpu.domain.gpu import ComputeMode, DrmNode, Ecc, Fabric, FabricState, Gpu, MigDevice
 from nri_gpu.domain.health import Sign
+from nri_gpu.domain.node import GpuFault, Inventory, Link
 from nri_gpu.inventory.facts import ADDRESSING, ARCHITECTURES, MODULES
 from nri_gpu.inventory.identity import (
     parse_bus_id,
@@ -36,7 +26,7 @@ from nri_gpu.inventory.identity import (
     parse_uuid,
     parse_version,
 )
-from nri_gpu.inventory.numa import CPULIST_MAX, parse_cpulist
+from nri_gpu.inventory.kernel import CPULIST_MAX, parse_cpulist
 
 GPU_MAX: Final = 247  # /dev/nvidia0 to 247; 255 is nvidiactl (kernel-open/common/inc/nv-chardev-numbers.h)
 MIG_MAX: Final = 1023  # far more than a GPU has instances

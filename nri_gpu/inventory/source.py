@@ -13,17 +13,11 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import Inventory, KernelGpu
-from nri_gpu.inventory.aside import Aside, Limit
-from nri_gpu.inventory.capabilities import PROC, unusual, with_minors
-from nri_gpu.inventory.child import Deadlines, NvmlChild
-from nri_gpu.inventory.devices import PROC_DEVICES, host_majors
-from nri_gpu.inventory.glance import Places, glance
-from nri_gpu.inventory.host_names import as_host_names, roots_of
-from nri_gpu.inventory.kernel import unlisted_gpus
-from nri_gpu.inventory.numa import numa_nodes
-from nri_gpu.inventory.offers import find_offers
-from nri_gpu.log import logger
+from nri_gpu.domain.node import Inventory, KernelGpu
+from nri_gpu.inventory.child import Aside, Deadlines, Limit, NvmlChild
+from nri_gpu.inventory.extras import PROC, as_host_names, find_offers, roots_of, unusual, with_minors
+from nri_gpu.inventory.kernel import PROC_DEVICES, Places, glance, host_majors, numa_nodes, unlisted_gpus
+from nri_gpu.system.log import logger
 
 
 class Source(Protocol):
@@ -37,48 +31,6 @@ class Source(Protocol):
 
     async def close(self) -> None:
         """Lets go of whatever was needed to ask."""
-
-
-class TopologySource:
-    """A topology file: the node is simulated. Read anew each time, so that an edit is seen.
-
-    clock: for the file's changes, which count from here.
-    """
-
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        wall: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._path = Path(path)
-        self._wall = wall
-        self._clock = clock
-        self._began = clock()
-        self._times: tuple[float, ...] = ()
-        self.answered: Hashable = None  # needs no head start
-
-    async def refresh(self) -> Inventory:
-        """The file's node as it is by now. Raises: TopologyError; InventoryError: a fault that the file plays."""
-        from nri_gpu.inventory.topology import load_scene  # a dozen modules that a real node does without
-
-        scene = load_scene(self._path, wall=self._wall)
-        self._times = tuple(change.at_s for change in scene.changes)
-        return scene.after(self._clock() - self._began)
-
-    def glance(self) -> Hashable:
-        """Another one each time that the file, or by its own words the node, is another one."""
-        elapsed_s = self._clock() - self._began
-        due = sum(at_s <= elapsed_s for at_s in self._times)
-        try:
-            found = self._path.stat()
-        except OSError:
-            return due, None
-        return due, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-
-    async def close(self) -> None:
-        """Nothing was opened."""
 
 
 class NvmlSource:
@@ -171,10 +123,3 @@ class NvmlSource:
     async def close(self) -> None:
         """Ends the NVML process."""
         await self._child.close()
-
-
-def source_of(
-    topology: str | Path | None, driver_root: str | Path, library_dirs: Sequence[str] = (), *, host_root: str = ""
-) -> TopologySource | NvmlSource:
-    """A topology file's node where one is named, else this machine. host_root: as in the policy's [driver]."""
-    return TopologySource(topology) if topology else NvmlSource(driver_root, library_dirs, host_root=host_root)

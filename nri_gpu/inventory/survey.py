@@ -12,13 +12,11 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from nri_gpu.domain.gpu import ComputeMode
-from nri_gpu.inventory.asking import ABSENT, Ask, CallError, maybe, parsed, tolerant
-from nri_gpu.inventory.facts import fabric_info, module_versions, prohibited, setup_facts
+from nri_gpu.inventory.facts import fabric_info, module_versions, prohibited, setup_facts, sign_of, signs
 from nri_gpu.inventory.identity import DRM_NAME, parse_bus_id, parse_model, parse_uuid, parse_version
-from nri_gpu.inventory.mig import mig_devices
-from nri_gpu.inventory.running import running
-from nri_gpu.inventory.signs import sign_of, signs
-from nri_gpu.requirements.facts import brand_word
+from nri_gpu.inventory.mig import mig_devices, running
+from nri_gpu.inventory.nvml_client import ABSENT, Ask, CallError, maybe, parsed, tolerant
+from nri_gpu.requirements.grammar import brand_word
 
 # Numbers of nvml.h.
 AFFINITY_SCOPE_NODE: Final = 0

@@ -14,9 +14,8 @@ import grpc
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu._pb import pluginregistration_pb2 as watcher
-from nri_gpu.kubelet.books import AllocationError, Device
-from nri_gpu.kubelet.offers import Offers
-from nri_gpu.log import logger
+from nri_gpu.kubelet.devices import AllocationError, Device, Offers
+from nri_gpu.system.log import logger
 
 VERSION: Final = "v1beta1"
 HEALTHY: Final = "Healthy"

@@ -1,24 +1,93 @@
-"""One GPU's control daemon: started, found again, asked whether it serves, ended.
-
-It runs in the foreground, in a mount namespace of its own where its shared memory is at /dev/shm, and where its folder
-stands in place of our state folder: its servers run as their clients' user, who must reach the pipes and must not reach
-the marks' key. It outlives us; a note tells who comes next which process it is. No two processes have the same folder.
-"""
+"""NVIDIA's programs that MPS needs on the host, run from the staged driver with the staged libraries."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
+from nri_gpu.domain.errors import NriGpuError
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, GpuUuid
 from nri_gpu.domain.mps import LOG_VARIABLE, PIPE_VARIABLE, WHOLE_PERCENT
-from nri_gpu.mps.place import Place, clients, mount_fault
-from nri_gpu.mps.process import Watch, process_of
-from nri_gpu.mps.tools import CONTROL, SYSTEM_PATH, MpsError, Tools
+from nri_gpu.domain.node import DriverFiles
+from nri_gpu.mps.folders import Place, Watch, clients, mount_fault, process_of
 from nri_gpu.policy.mps import MpsSettings
+
+CONTROL: Final = "nvidia-cuda-mps-control"
+SMI: Final = "nvidia-smi"
+SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+COMMAND_S: Final = 10.0  # a daemon that does not answer for so long is not one
+SMI_S: Final = 60.0  # it wakes a GPU that sleeps
+_SHOWN_MAX: Final = 200  # characters of what a program says
+
+
+class MpsError(NriGpuError):
+    """A daemon cannot be started, asked or ended. Says why in a clause."""
+
+
+class Tools(Struct, frozen=True):
+    """Programs and libraries of one staged driver."""
+
+    bin: Path
+    libraries: Path
+
+    @classmethod
+    def of(cls, driver: DriverFiles | None) -> Tools:
+        """Those of compute and utility. Raises: MpsError: this driver has none."""
+        tree = driver.trees.get(DEFAULT_CAPABILITIES) if driver else None
+        if tree is None:
+            raise MpsError("the driver's files are not staged yet")
+        missing = [name for name in (CONTROL, SMI) if name not in tree.binaries]
+        if missing:
+            raise MpsError(f"the driver on this node has no {' and no '.join(missing)}: install that part of it")
+        return cls(Path(tree.path, "lib64/bin"), Path(tree.path, "lib64"))
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What they are run with; nothing of our own environment."""
+        return {"PATH": f"{self.bin}:{SYSTEM_PATH}", "LD_LIBRARY_PATH": str(self.libraries), "LC_ALL": "C"}
+
+    async def control(self, pipe: Path, command: str) -> str:
+        """Say something to the daemon of that pipe directory. Returns what it answers. Raises: MpsError."""
+        environment = {**self.environment, PIPE_VARIABLE: str(pipe)}
+        return await _output([str(self.bin / CONTROL)], environment, f"{command}\n", COMMAND_S)
+
+    async def set_compute_mode(self, uuid: GpuUuid, mode: str) -> None:
+        """`EXCLUSIVE_PROCESS` lets one process, the MPS server, have the GPU; `DEFAULT` any. Raises: MpsError."""
+        await _output([str(self.bin / SMI), "-i", uuid, "-c", mode], self.environment, "", SMI_S)
+
+
+async def _output(command: list[str], environment: Mapping[str, str], said: str, limit_s: float) -> str:
+    pipe = asyncio.subprocess.PIPE
+    name = Path(command[0]).name
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, env=dict(environment), cwd="/", stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+        )
+    except OSError as error:
+        raise MpsError(f"{name} cannot be run: {error.strerror}") from error
+    try:
+        async with asyncio.timeout(limit_s):
+            output, _ = await process.communicate(said.encode())
+    except TimeoutError:
+        raise MpsError(f"{name} did not end within {limit_s:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    text = " ".join(output.decode(errors="replace").split())
+    if process.returncode:
+        raise MpsError(
+            f"{name} {' '.join(command[1:]) or said.strip()} ended with {process.returncode}: {text[:_SHOWN_MAX]}"
+        )
+    return text
+
 
 UP_S: Final = 10.0  # for a daemon to answer after its start
 END_S: Final = 5.0  # for one to end after it was told, before the next stronger word

@@ -19,8 +19,7 @@ from nri_gpu.domain.edits import Edits, staged_below
 from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.mps import CLIENT_VARIABLES, PIPE_FOLDER, PIPE_PLACE, PIPE_VARIABLE, SHM_PLACE
 from nri_gpu.domain.value import Value
-from nri_gpu.nri.listing import Listing
-from nri_gpu.nri.shallow import ContainerSize, PodSize, fields
+from nri_gpu.nri.list_size import ContainerSize, Listing, PodSize, fields
 from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, JETPACK, TOTAL_MAX, concerns
 from nri_gpu.requirements.check import PREFIX as REQUIRE
 

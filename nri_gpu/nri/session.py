@@ -14,7 +14,7 @@ from typing import Final
 
 from nri_gpu.domain.errors import RemoteProtocolError
 from nri_gpu.nri.convert import Listed, Parts
-from nri_gpu.nri.listing import Listing
+from nri_gpu.nri.list_size import Listing
 
 
 class Phase(StrEnum):

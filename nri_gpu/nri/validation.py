@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.adjusted import Added, AddedNode, Adjusted
+from nri_gpu.domain.container import Added, AddedNode, Adjusted
 from nri_gpu.domain.decision import Reason
 from nri_gpu.nri.convert import EMPTY, PREFIX, container_from_pb, pod_from_pb
 

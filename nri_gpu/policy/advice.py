@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from nri_gpu.domain.extras import HARMLESS, Extra
+from nri_gpu.domain.edits import HARMLESS, Extra
 from nri_gpu.domain.gpu import closure
 from nri_gpu.policy.advice_rules import (
     catch_all,

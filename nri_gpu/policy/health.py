@@ -7,8 +7,7 @@ from typing import Annotated, Final
 from msgspec import Struct
 
 from nri_gpu.domain.health import Sign
-from nri_gpu.policy.kinds import Choice, Choices, Declaration, Whole
-from nri_gpu.policy.numbers import Wholes
+from nri_gpu.policy.kinds import Choice, Choices, Declaration, Whole, Wholes
 
 _XIDS: Final = Wholes(Whole(1, 65535), 256)
 

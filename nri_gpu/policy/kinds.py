@@ -249,3 +249,59 @@ def _list_faults(raw: object, item: Kind[Any], *, minimum: int, maximum: int) ->
             seen.add(each)
     if len(raw) > maximum and len(seen) > maximum:
         yield "", f"has {len(raw)} items, over the limit of {maximum}"
+
+
+class Wholes(Struct, frozen=True):
+    """A list, maybe empty, of whole numbers of one kind, each once; order does not matter."""
+
+    item: Whole
+    maximum: int
+
+    def faults(self, raw: object) -> Iterator[tuple[str, str]]:
+        """Not a list, too long, or an item wrong or doubled."""
+        if not isinstance(raw, list):
+            yield "", f"must be an array, not {toml_type(raw)}"
+            return
+        for index, each in enumerate(raw):
+            wrong = [message for _, message in self.item.faults(each)]
+            if not wrong and each in raw[:index]:
+                wrong = [f"{each} is listed twice"]
+            yield from ((f"[{index}]", message) for message in wrong[:1])
+        if len(raw) > self.maximum:
+            yield "", f"has {len(raw)} items, over the limit of {self.maximum}"
+
+    def convert(self, raw: list[int]) -> frozenset[int]:
+        """The set."""
+        return frozenset(raw)
+
+    def raw(self, value: frozenset[int]) -> object:
+        """In order."""
+        return sorted(value)
+
+    def schema(self) -> dict[str, object]:
+        """An array of unique integers."""
+        return {"type": "array", "items": self.item.schema(), "maxItems": self.maximum, "uniqueItems": True}
+
+
+POOL_NAMES: Final = Text(r"[A-Za-z0-9_.-]+", "a pool's name: letters, digits and _ . -", 64)
+
+
+class Otherwise(StrEnum):
+    """What happens to a container that asks and may not."""
+
+    REFUSE = "refuse"
+    IGNORE = "ignore"
+
+
+SOCKET_PATH_MAX: Final = 107  # bytes: sun_path of a Unix socket holds 108 with its NUL (Linux: unix(7))
+
+# Printable ASCII without blanks, because these paths are shown in refusals; no part of a path is "." or "..".
+_PATH: Final = r"(?:/(?!\.\.?(?:/|$))[!-.0-~]+)+"
+ANY_FOLDER: Final = Folder(rf"/|{_PATH}/?", 'an absolute path without blanks, "." or ".."', 1024)
+FOLDER: Final = Folder(rf"{_PATH}/?", 'an absolute path below / without blanks, "." or ".."', 1024)
+FOLDER_OR_NONE: Final = Folder(rf"|{_PATH}/?", 'empty or an absolute path below / without blanks, "." or ".."', 1024)
+ROOT_OR_NONE: Final = Folder(rf"|/|{_PATH}/?", 'empty or an absolute path without blanks, "." or ".."', 1024)
+FILE_OR_NONE: Final = Text(rf"|{_PATH}", 'empty or an absolute path without blanks, "." or ".."', 1024)
+SOCKET: Final = Text(_PATH, 'an absolute path to a socket without blanks, "." or ".."', SOCKET_PATH_MAX)
+SOCKET_OR_NONE: Final = Text(rf"|{_PATH}", "empty or an absolute path to a socket", SOCKET_PATH_MAX)
+NAMESPACES: Final = Patterns(Text(r"[!-~]+", "a pattern of printable ASCII without blanks", 253))

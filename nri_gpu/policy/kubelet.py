@@ -6,9 +6,18 @@ from typing import Annotated, Final
 from msgspec import Struct
 
 from nri_gpu.policy.globs import NOTHING, Globs
-from nri_gpu.policy.kinds import Choice, Declaration, Flag, Patterns, Text, Whole
-from nri_gpu.policy.places import FOLDER, NAMESPACES, SOCKET_OR_NONE
-from nri_gpu.policy.words import POOL_NAMES
+from nri_gpu.policy.kinds import (
+    FOLDER,
+    NAMESPACES,
+    POOL_NAMES,
+    SOCKET_OR_NONE,
+    Choice,
+    Declaration,
+    Flag,
+    Patterns,
+    Text,
+    Whole,
+)
 
 # The kubelet's: a qualified name with a prefix, not Kubernetes' own (kubernetes: pkg/apis/core/v1/helper). NVIDIA's
 # device plugin keeps to 63 characters, and ours has to leave room for `mig-7g.80gb.me.shared`.

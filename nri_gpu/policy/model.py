@@ -1,31 +1,47 @@
-"""The policy as a value: every setting once, with its type, its default, its rule and its help.
+"""The policy where there is none: its file is broken, and no good one was kept."""
 
-The file's parser, the command line's overrides, the JSON Schema and the reference in docs/policy.md are read off these
-declarations (`fields.py`).
-"""
+from __future__ import annotations
 
 from enum import StrEnum
 from typing import Annotated, ClassVar, Final, Self
 
 from msgspec import Struct
 
-from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.extras import HARMLESS, Extra
+from nri_gpu.domain.claim import Mode, NumaBinding, Strategy
+from nri_gpu.domain.edits import HARMLESS, Extra
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability
-from nri_gpu.domain.loader import Loader
-from nri_gpu.domain.placement import NumaBinding, Strategy
+from nri_gpu.domain.node import Loader
 from nri_gpu.domain.value import Value
 from nri_gpu.policy.globs import EVERYTHING, NOTHING, Globs
 from nri_gpu.policy.health import DEFAULT_HEALTH, HealthSettings
-from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Text, Texts, Whole
+from nri_gpu.policy.kinds import (
+    ANY_FOLDER,
+    FOLDER,
+    FOLDER_OR_NONE,
+    NAMESPACES,
+    ROOT_OR_NONE,
+    Choice,
+    Choices,
+    Declaration,
+    Flag,
+    Text,
+    Texts,
+    Whole,
+)
+from nri_gpu.policy.kinds import Otherwise as Otherwise
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.limits import NO_LIMITS, Limits
 from nri_gpu.policy.mps import NO_MPS, MpsSettings
-from nri_gpu.policy.places import ANY_FOLDER, FOLDER, FOLDER_OR_NONE, NAMESPACES, ROOT_OR_NONE
 from nri_gpu.policy.pools import NO_POOLS, Pools
 from nri_gpu.policy.rules import NO_RULES, Rules
 from nri_gpu.policy.service import AuditSettings, ControlSettings, GuardSettings, LabelSettings, PluginSettings
-from nri_gpu.policy.words import Otherwise as Otherwise
+
+
+class BrokenPolicy(Struct, frozen=True):
+    """No usable policy: every container that asks is refused. fault: what is wrong with the file."""
+
+    fault: str
+
 
 BUILT_IN: Final = "the built-in defaults"  # the source of a policy that came from no file
 LIBRARY_DIRS_MAX: Final = 16

@@ -8,13 +8,12 @@ from typing import Annotated, ClassVar, Final
 from msgspec import field
 from msgspec.structs import force_setattr
 
-from nri_gpu.domain.gpu import GpuUuid, Inventory, MigPart, Unit, whole
-from nri_gpu.domain.profile import MIG_PROFILE
+from nri_gpu.domain.gpu import MIG_PROFILE, GpuUuid, MigPart, Unit, whole
+from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.value import Value
+from nri_gpu.policy.compound_kinds import Limit, PatternOrMore, Size
 from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.kinds import Declaration, Patterns, Text, Texts
-from nri_gpu.policy.shorthands import Limit, PatternOrMore, Size
-from nri_gpu.policy.words import POOL_NAMES
+from nri_gpu.policy.kinds import POOL_NAMES, Declaration, Patterns, Text, Texts
 
 POOLS_MAX: Final = 64
 SELECTORS: Final = ("device", "model", "memory_at_least", "memory_at_most", "mig")

@@ -13,16 +13,13 @@ from msgspec.structs import force_setattr
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Qos
-from nri_gpu.domain.extras import Extra
+from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.gpu import Capabilities, Capability
 from nri_gpu.domain.value import Value
-from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.index import Index
-from nri_gpu.policy.kinds import Choice, Choices, Declaration, Flag, Text
+from nri_gpu.policy.compound_kinds import LabelPatterns, Partial, PatternOrMore, WordOrMore
+from nri_gpu.policy.globs import Globs, Index
+from nri_gpu.policy.kinds import POOL_NAMES, Choice, Choices, Declaration, Flag, Otherwise, Text
 from nri_gpu.policy.limits import Limits
-from nri_gpu.policy.records import Partial
-from nri_gpu.policy.shorthands import LabelPatterns, PatternOrMore, WordOrMore
-from nri_gpu.policy.words import POOL_NAMES, Otherwise
 
 RULES_MAX: Final = 8192
 

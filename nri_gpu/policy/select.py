@@ -1,17 +1,154 @@
-"""Whether a container may ask at all, and which rule says so: `[[rule]]` first, then the lists of namespaces."""
+"""What a container that may ask may have: its rule's word where that says something, else the whole policy's."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
+from nri_gpu.domain.edits import NO_EXTRAS, Extra, Extras
+from nri_gpu.domain.gpu import Capabilities, Capability, GpuUuid, closure
+from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.value import Value
-from nri_gpu.policy.model import Otherwise, Policy
+from nri_gpu.policy.compound_kinds import UNLIMITED
+from nri_gpu.policy.limits import Limits
+from nri_gpu.policy.model import Otherwise, Policy, Stale
+from nri_gpu.policy.pools import Pool
 from nri_gpu.policy.rules import Rule
-from nri_gpu.policy.terms import Terms, shown_source
 from nri_gpu.policy.text import quoted
+
+_SOURCE_SHOWN_MAX: Final = 160  # characters of the file's path
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """What one container may have. rule: what allowed it, None for a list of namespaces. path: that rule's key path."""
+
+    policy: Policy
+    rule: Rule | None = None
+    path: str = ""
+
+    @property
+    def mode(self) -> Mode:
+        """How GPUs are held where the request does not say."""
+        return (self.rule and self.rule.default_mode) or self.policy.defaults.mode
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Parts of the driver that come where the request does not say."""
+        return (self.rule and self.rule.default_capabilities) or self.policy.defaults.capabilities
+
+    @property
+    def extras(self) -> Extras:
+        """Extras that come where the request names none."""
+        own = self.rule.default_extras if self.rule else None
+        asked = self.policy.defaults.extras if own is None else own
+        return Extras(asked) if asked else NO_EXTRAS
+
+    @property
+    def limits(self) -> Limits:
+        """The whole policy's, with those of the rule in their place."""
+        changed = self.rule.limits if self.rule else None
+        return replace(self.policy.limits, **dict(changed)) if changed else self.policy.limits
+
+    def limit_path(self, key: str) -> str:
+        """Where a limit stands that is in force."""
+        changed = dict(self.rule.limits) if self.rule and self.rule.limits else {}
+        return f"{self.path}.limits.{key}" if key in changed else f"limits.{key}"
+
+    @property
+    def limits_sharing(self) -> bool:
+        """Whether any GPU has a limit of containers at all."""
+        pools = self.policy.pool.pools
+        return self.limits.containers_per_gpu != UNLIMITED or any(pool.containers_per_gpu for pool in pools)
+
+    def containers_per_gpu(self, pool: Pool | None) -> tuple[int, str]:
+        """How many may share a GPU of that pool, or of none; and where that stands."""
+        if pool is not None and pool.containers_per_gpu is not None:
+            index = self.policy.pool.pools.index(pool)
+            return pool.containers_per_gpu, f"pool[{index}].containers_per_gpu"
+        return self.limits.containers_per_gpu, self.limit_path("containers_per_gpu")
+
+    def closed_pools(self, inventory: Inventory, namespace: str) -> Mapping[GpuUuid, Pool | None]:
+        """GPUs that this container is not offered, each with its pool; None: in no pool, and the rule wants one."""
+        if not self.policy.pool.pools:
+            return {}
+        members = self.policy.pool.members(inventory)
+        wanted = self.rule.pool if self.rule else None
+        if wanted is None:
+            return {uuid: pool for uuid, pool in members.items() if not _opens(pool, namespace)}
+        each = ((unit.uuid, members.get(unit.uuid)) for unit in inventory.units)
+        return {uuid: pool for uuid, pool in each if pool is None or pool.name not in wanted.patterns}
+
+    def denied_mode(self, mode: Mode) -> str:
+        """Why a container may not have this mode; empty when it may."""
+        own = self.rule.modes if self.rule else None
+        allowed = self.policy.modes.allowed if own is None else own
+        if mode in allowed:
+            return ""
+        known = ", ".join(each for each in Mode if each in allowed)
+        return (
+            f"mode {mode} may not be asked for: {self._path('modes', own, 'modes.allowed')} in {self.source} lists "
+            f"{known}; ask with one of these, or change that list."
+        )
+
+    def denied_capabilities(self, capabilities: Capabilities) -> str:
+        """Why a container may not have these parts of the driver; empty when it may. capabilities: closed."""
+        own = self.rule.capabilities if self.rule else None
+        allowed = self.policy.capabilities.allowed if own is None else own
+        if capabilities <= allowed:
+            return ""
+        denied = [each for each in Capability if each in capabilities - allowed]
+        brought = [each for each in denied if any(each in closure(frozenset({one})) for one in capabilities - {each})]
+        why = f" ({', '.join(brought)} is brought along by another)" if brought else ""
+        return (
+            f"capabilities {', '.join(denied)} may not be asked for{why}: "
+            f"{self._path('capabilities', own, 'capabilities.allowed')} in {self.source} does not list "
+            "them; change that list, or ask without."
+        )
+
+    def denied_extras(self, asked: frozenset[Extra]) -> str:
+        """Why a container may not have these extras; empty when it may."""
+        own = self.rule.extras if self.rule else None
+        allowed = self.policy.extras.allowed if own is None else own
+        if asked <= allowed:
+            return ""
+        denied = ", ".join(each for each in Extra if each in asked - allowed)
+        return (
+            f"extras {denied} may not be asked for: {self._path('extras', own, 'extras.allowed')} in {self.source} "
+            "does not list them; change that list, or ask without."
+        )
+
+    @property
+    def source(self) -> str:
+        """The policy's file, fit for a sentence."""
+        return shown_source(self.policy)
+
+    def _path(self, key: str, own: object, otherwise: str) -> str:
+        return otherwise if own is None else f"{self.path}.{key}"
+
+
+def shown_source(policy: Policy) -> str:
+    """The policy's file, fit for a sentence."""
+    return quoted(policy.source, _SOURCE_SHOWN_MAX)[1:-1]
+
+
+def _opens(pool: Pool, namespace: str) -> bool:
+    return pool.namespaces is not None and pool.namespaces.first(namespace) is not None
+
+
+def stale_fault(policy: Policy, age_s: float) -> str:
+    """Why nothing can be granted by an inventory of this age (seconds); empty when it can."""
+    settings = policy.inventory
+    if settings.stale is Stale.SERVE or age_s <= settings.stale_after_s:
+        return ""
+    return (
+        f"the driver was last heard of {age_s:.0f} s ago, more than inventory.stale_after_s = {settings.stale_after_s} "
+        f"in {shown_source(policy)} lets pass: see `nvidia-smi` and nri-gpu's log on the node, and try again."
+    )
 
 
 class Allowed(Value, frozen=True):

@@ -4,8 +4,7 @@ from typing import Annotated, Final
 
 from msgspec import Struct
 
-from nri_gpu.policy.kinds import Declaration, Flag, Text, Whole
-from nri_gpu.policy.places import FILE_OR_NONE, FOLDER_OR_NONE, SOCKET
+from nri_gpu.policy.kinds import FILE_OR_NONE, FOLDER_OR_NONE, SOCKET, Declaration, Flag, Text, Whole
 
 # The runtime's own rule since NRI 0.12 (containerd/nri: pkg/api/validate.go).
 _NAME: Final = Text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)

@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import Final
 
 from nri_gpu.domain.claim import Claim, Devices, Everything
-from nri_gpu.request.ids import MIG_PREFIX, UUID_PREFIX, read_id
 from nri_gpu.request.text import BLANKS, Piece, quoted
-from nri_gpu.request.values import DEVICES_MAX
+from nri_gpu.request.values import DEVICES_MAX, MIG_PREFIX, UUID_PREFIX, read_id
 
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
 VALUE_MAX: Final = 4096  # bytes, as of an annotation

@@ -28,14 +28,12 @@ from nri_gpu.domain.claim import (
     Selector,
     Wanted,
 )
+from nri_gpu.domain.edits import NO_EXTRAS, Extras
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.extras import NO_EXTRAS, Extras
 from nri_gpu.domain.gpu import Capabilities
 from nri_gpu.domain.mps import NO_SHARING, Sharing
-from nri_gpu.request.extras import read_extras
-from nri_gpu.request.keys import select_annotation, shown_key
-from nri_gpu.request.sharing import read_sharing
-from nri_gpu.request.text import BLANKS, Piece, guess, listed, quoted
+from nri_gpu.request.options import read_extras, read_sharing
+from nri_gpu.request.text import BLANKS, Piece, guess, listed, quoted, select_annotation, shown_key
 from nri_gpu.request.values import (
     read_arch,
     read_capabilities,

@@ -12,11 +12,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.domain.compat import CompatPackage, CudaVersion
+from nri_gpu.domain.node import CompatPackage, CudaVersion
 from nri_gpu.requirements.check import CUDA_VERSION, REQUIRE_CUDA, TOTAL_MAX, legacy_version, unmet
-from nri_gpu.requirements.facts import Facts, Property, Version, version_of
-from nri_gpu.requirements.grammar import Malformed, parse_requirement
-from nri_gpu.requirements.text import shown
+from nri_gpu.requirements.grammar import Facts, Malformed, Property, Version, parse_requirement, shown, version_of
 
 _ABOVE: Final = (">=", ">", "=")
 

@@ -1,23 +1,140 @@
-"""The grammar of a requirement: a variable's value in, alternatives out, or the piece that means nothing and why.
-
-    value       = alternative *( " " alternative )       one of them must hold; empty pieces do not count
-    alternative = condition *( "," condition )           all of them must hold
-    condition   = ( "cuda" | "driver" | "arch" ) ( "=" | "!=" | "<" | "<=" | ">" | ">=" ) digits *( "." digits )
-                | "brand" ( "=" | "!=" ) word            properties and words in any case
-
-NVIDIA's two checkers read lazily or skip what they do not know, so that a slip of the finger passes on one node and
-fails on another. Here the whole value is understood first, whatever the node has.
-"""
+"""How an image's text is shown in a sentence."""
 
 from __future__ import annotations
 
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
 from typing import Final, NamedTuple
 
-from nri_gpu.requirements.facts import Property, Version, View, version_of
-from nri_gpu.requirements.text import quoted
+from msgspec import Struct
+
+QUOTE_MAX: Final = 48  # characters of hostile text; a sentence has SENTENCE_MAX for all of it
+SENTENCE_MAX: Final = 400  # characters
+
+
+def shown(text: str, limit: int = QUOTE_MAX) -> str:
+    """Untrusted text as it may stand in a log line or an event: ASCII, escaped, clipped."""
+    body = ascii(text[:limit])[1:-1]
+    return f"{body[: limit - 3]}..." if len(text) > limit or len(body) > limit else body
+
+
+def quoted(text: str) -> str:
+    """The same between quotes."""
+    return f'"{shown(text)}"'
+
+
+def sentence(text: str) -> str:
+    """Never longer than what an event has room for."""
+    return text if len(text) <= SENTENCE_MAX else f"{text[: SENTENCE_MAX - 4]}...."
+
+
+Version = tuple[int, ...]  # without trailing zeros, so that 12 = 12.0 and tuples compare as versions do
+Fact = Version | frozenset[str] | None  # a version, the words of a brand, or not known
+
+# NVML's numbering (nvmlBrandType_t), in the words that CUDA images use.
+BRANDS: Final = (
+    "unknown",
+    "quadro",
+    "tesla",
+    "nvs",
+    "grid",
+    "geforce",
+    "titan",
+    "vapps",
+    "vpc",
+    "vcs",
+    "vws",
+    "cloudgaming",
+    "quadrortx",
+    "nvidiartx",
+    "nvidia",
+    "geforcertx",
+    "titanrtx",
+)
+# NVIDIA's own checker knows the first seven and calls every later brand unknown, so images list `brand=unknown` beside
+# the later words: such a GPU answers to both (libnvidia-container src/driver.c).
+_CLASSIC: Final = frozenset(BRANDS[:7])
+_VERSION: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
+
+
+class Property(StrEnum):
+    """What a condition can be about; the last two are each GPU's own."""
+
+    CUDA = "cuda"
+    DRIVER = "driver"
+    ARCH = "arch"
+    BRAND = "brand"
+
+
+# What one GPU's checking looks things up in. A property that is missing counts as true: there is no GPU to ask.
+View = Mapping[Property, Fact]
+
+
+class GpuFacts(Struct, frozen=True):
+    """One GPU that the container gets; for a MIG device, its parent.
+
+    arch: compute capability, (0, 0) when unknown. brand: a word of BRANDS in any case, empty when it was not asked;
+    `unknown` is what NVML itself says of some GPUs, and is known.
+    """
+
+    arch: tuple[int, int]
+    brand: str
+
+
+class Facts(Struct, frozen=True):
+    """The node and the GPUs that the container gets.
+
+    driver_version, cuda_version: empty when unknown; `580.95.05`, and the newest CUDA that driver speaks, `13.0`.
+    """
+
+    driver_version: str
+    cuda_version: str
+    gpus: tuple[GpuFacts, ...] = ()
+
+
+def brand_word(number: int) -> str:
+    """NVML's brand number as a word of BRANDS; numbers from a newer NVML are `unknown`, as NVIDIA's checker has it."""
+    return BRANDS[number] if 0 <= number < len(BRANDS) else "unknown"
+
+
+def brand_words(brand: str) -> frozenset[str]:
+    """The words that a GPU of this brand answers to."""
+    word = brand.lower()
+    return frozenset({word} if word in _CLASSIC else {word, "unknown"})
+
+
+def version_of(text: str) -> Version | None:
+    """A version of digits and dots, without its trailing zeros; None when it is not one."""
+    return trimmed(tuple(map(int, text.split(".")))) if _VERSION.fullmatch(text) else None
+
+
+def trimmed(parts: Version) -> Version:
+    """Without trailing zeros; what is left compares as versions do."""
+    end = len(parts)
+    while end and not parts[end - 1]:
+        end -= 1
+    return parts[:end]
+
+
+def views(facts: Facts) -> dict[GpuFacts | None, View]:
+    """What conditions are looked up in, once for each kind of GPU; once without any (None) where there is no GPU."""
+    node: View = {
+        Property.CUDA: version_of(facts.cuda_version) or None,
+        Property.DRIVER: version_of(facts.driver_version) or None,
+    }
+    if not facts.gpus:
+        return {None: node}
+    return {gpu: {**node, **_device(gpu)} for gpu in facts.gpus}
+
+
+def _device(gpu: GpuFacts) -> View:
+    return {
+        Property.ARCH: trimmed(gpu.arch) or None,
+        Property.BRAND: brand_words(gpu.brand) if gpu.brand else None,
+    }
+
 
 # Bounds what hostile text costs inside a request: each is some five microseconds. CUDA 13.0 images have 25.
 DIFFERENT_MAX: Final = 128  # conditions

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.verbs.exits import Exit
+from nri_gpu.domain.errors import Exit
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError

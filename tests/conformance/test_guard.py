@@ -13,8 +13,8 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.allocation.token import token_key, write_token
-from nri_gpu.runtime.guard_files import read_seen
+from nri_gpu.kubelet.token import token_key, write_token
+from nri_gpu.plugin.guard import read_seen
 from tests.support import sandbox
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError

@@ -30,9 +30,9 @@ MAJORS: Final = "Character devices:\n195 nvidia\n195 nvidiactl\n1510 nvidia-uvm\
 # The first argument is the file, the rest are the command's.
 PROGRAM: Final = """
 import sys
-from nri_gpu.cli import main
+from nri_gpu.cli.main import main
 from nri_gpu.inventory.source import NvmlSource
-from nri_gpu.verbs import daemon
+from nri_gpu.daemon import app as daemon
 devices = sys.argv.pop(1)
 daemon.source_of = lambda topology, *place, **more: NvmlSource(*place, **more, proc_devices=devices)
 sys.exit(main(sys.argv[1:]))

@@ -15,8 +15,8 @@ from uuid import uuid4
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.runtime.state import CONTROL_SOCKET
-from nri_gpu.verbs.asking import ask
+from nri_gpu.cli.client import ask
+from nri_gpu.domain.names import CONTROL_SOCKET
 from tests.support.cgroup import Cgroup, DeviceRule, device_rules
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu.plugin import supervisor as supervise
+from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.policy.service import REQUEST_BYTES
-from nri_gpu.runtime import supervise
-from nri_gpu.runtime.sizes import Sizes
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError

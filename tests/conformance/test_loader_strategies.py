@@ -13,7 +13,7 @@ import pytest
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from nri_gpu.domain.loader import Loader
+from nri_gpu.domain.node import Loader
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, Executed, Pod
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu

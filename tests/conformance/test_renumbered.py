@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from nri_gpu.verbs.asking import ask
+from nri_gpu.cli.client import ask
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, PodId
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES, Launch, NriGpu

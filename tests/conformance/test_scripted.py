@@ -21,9 +21,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.subscribe import Event
-from nri_gpu.verbs.exits import Exit
-from nri_gpu.wire import Code, Status
+from nri_gpu.domain.errors import Exit
+from nri_gpu.nri.events import Event
+from nri_gpu.ttrpc import Code, Status
 from tests.support import nri_messages as nri
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.scripted_runtime import Listener, ScriptedRuntime, until, within

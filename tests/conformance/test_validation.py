@@ -21,9 +21,9 @@ import grpc
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.subscribe import Event
-from nri_gpu.verbs.exits import Exit
-from nri_gpu.wire import Status
+from nri_gpu.domain.errors import Exit
+from nri_gpu.nri.events import Event
+from nri_gpu.ttrpc import Status
 from tests.conformance.test_scripted import aside, in_a_loop
 from tests.support import nri_messages as nri
 from tests.support.cri_server import CriServer

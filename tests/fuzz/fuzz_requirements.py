@@ -14,8 +14,7 @@ from typing import Final
 import pytest
 
 from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, PREFIX, REQUIRE_CUDA, TOTAL_MAX, unmet
-from nri_gpu.requirements.facts import BRANDS, Facts, GpuFacts
-from nri_gpu.requirements.grammar import DIFFERENT_MAX
+from nri_gpu.requirements.grammar import BRANDS, DIFFERENT_MAX, Facts, GpuFacts
 from tests.fuzz.mutation import Texts, read_corpus
 
 CORPUS: Final = read_corpus("requirements.corpus")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.wire import (
+from nri_gpu.ttrpc import (
     NEED_DATA,
     PLUGIN_SERVICE,
     RUNTIME_SERVICE,
@@ -35,7 +35,7 @@ from nri_gpu.wire import (
     StreamId,
     Trunk,
 )
-from nri_gpu.wire.frame import HEADER_BYTES
+from nri_gpu.ttrpc.frame import HEADER_BYTES
 
 CORPUS: Final = Path(__file__).parent / "corpus" / "wire"
 CALLS: Final = (1, 3, 5)  # open in every client, so that answers mean something
@@ -146,7 +146,7 @@ def mutate(data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
 
 def main() -> int:
     """Mutates the corpus until the time is up, or something breaks: that input is kept. Returns 0 or 1."""
-    parser = argparse.ArgumentParser(description="Fuzz nri_gpu.wire.")
+    parser = argparse.ArgumentParser(description="Fuzz nri_gpu.ttrpc.")
     parser.add_argument("--seconds", type=float, default=60, help="how long")
     parser.add_argument("--seed", type=int, default=None, help="to repeat a run")
     options = parser.parse_args()

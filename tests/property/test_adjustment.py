@@ -11,13 +11,14 @@ from typing import Final
 from hypothesis import event, given, settings
 
 from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.grant import MARK_KEY, Mark, read_mark
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark
-from nri_gpu.decide import BrokenPolicy
+from nri_gpu.decision.decide import BrokenPolicy
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.gpu import Gpu, MigPart, Node, Unit, whole
+from nri_gpu.domain.gpu import Gpu, MigPart, Unit, whole
+from nri_gpu.domain.node import Node
+from nri_gpu.plugin.handlers import Outside, Plugin
 from nri_gpu.policy.model import Policy
-from nri_gpu.runtime.plugin import Outside, Plugin
 from tests.property import worlds
 from tests.support import builders as make
 

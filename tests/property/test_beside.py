@@ -10,13 +10,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.beside import Told, given_beside
-from nri_gpu.decide import decide
+from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Inject
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import ContainerGiven, Handed, PodGiven
-from nri_gpu.kubelet.books import AllocationError
+from nri_gpu.kubelet.devices import AllocationError
+from nri_gpu.kubelet.external import Told, given_beside
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE
 from tests.support.builders import container, gpu, mig_gpu, mig_uuid, node, pod, uuid

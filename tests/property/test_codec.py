@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nri_gpu.allocation.ledger import Entry, Foreign
 from nri_gpu.domain.codec import CodecError, canonical, decode, encode
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.gpu import Inventory, Node
+from nri_gpu.domain.node import Inventory, Node
 from tests.property import worlds
 from tests.support import builders as make
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.foreign import foreign_uuids
+from nri_gpu.allocation.external import foreign_uuids
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.asking import needs_grant, reads_environment
-from nri_gpu.decide import BrokenPolicy, decide
+from nri_gpu.decision.claim import needs_grant, reads_environment
+from nri_gpu.decision.decide import BrokenPolicy, decide
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Pass
 from nri_gpu.domain.edits import NO_EDITS, UNLIMITED, DeviceNode, Edits, Mount, Rlimit
-from nri_gpu.domain.gpu import Majors, Node
+from nri_gpu.domain.node import Majors, Node
 from nri_gpu.nri.convert import (
     PREFIX,
     READ_ENV,

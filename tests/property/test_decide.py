@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.place import why_not
-from nri_gpu.asking import needs_grant
-from nri_gpu.decide import BrokenPolicy, decide
+from nri_gpu.allocation.placement import why_not
+from nri_gpu.decision.claim import needs_grant
+from nri_gpu.decision.decide import BrokenPolicy, decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import Mount
-from nri_gpu.domain.gpu import MigPart, Node, whole
-from nri_gpu.injection.compat import PLACE as COMPAT
+from nri_gpu.domain.gpu import MigPart, whole
+from nri_gpu.domain.node import Node
+from nri_gpu.injection.mounts import PLACE as COMPAT
 from nri_gpu.policy.globs import NOTHING
 from nri_gpu.policy.model import Policy
 from tests.property import worlds

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decide import decide
+from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Inject
-from nri_gpu.domain.edits import Edits
-from nri_gpu.domain.extras import NO_EXTRAS, Extra, Extras, Profiles
-from nri_gpu.domain.gpu import DrmNode, MigPart, Node, whole
+from nri_gpu.domain.edits import NO_EXTRAS, Edits, Extra, Extras, Profiles
+from nri_gpu.domain.gpu import DrmNode, MigPart, whole
+from nri_gpu.domain.node import Node
 from nri_gpu.injection.extras import CHANNELS_FOLDER, MEMLOCK, PROFILE_PLACE
 from nri_gpu.policy.model import ExtraRules, Policy
 from nri_gpu.request.parse import parse_claim, select_annotation

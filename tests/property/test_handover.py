@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from nri_gpu.allocation.handover import Wait, expired, looked, vacated
 from nri_gpu.allocation.ledger import Ledger, Phase
-from nri_gpu.decide import decide
+from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
+from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Grant, Inject
 from nri_gpu.domain.gpu import GpuUuid

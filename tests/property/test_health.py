@@ -9,11 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.allocation.place import why_not
-from nri_gpu.domain.gpu import GpuFault
+from nri_gpu.allocation.placement import why_not
 from nri_gpu.domain.health import GpuEvent, Sign, State
+from nri_gpu.domain.node import GpuFault
 from nri_gpu.health.fleet import Fleet
-from nri_gpu.inventory.heard import Call, Fault, NonsenseError, Unplaced, Watching, understood
+from nri_gpu.health.listener import Call, Fault, NonsenseError, Unplaced, Watching, understood
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 
 WORDS = st.sampled_from(["event", "call", "watching", "deaf", "fault", "unplaced", "uuid", "kind", "xid", "gi", "ci"])

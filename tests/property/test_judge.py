@@ -6,14 +6,14 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.grant import MARK_KEY, write_mark
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.mark import MARK_KEY, write_mark
-from nri_gpu.asking import needs_grant
-from nri_gpu.decide import BrokenPolicy, decide
+from nri_gpu.decision.claim import needs_grant
+from nri_gpu.decision.decide import BrokenPolicy, decide
+from nri_gpu.decision.validate import judge_adjusted, judge_start, mark_of
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Inject, Refuse
-from nri_gpu.domain.gpu import Node
-from nri_gpu.judge import judge_adjusted, judge_start, mark_of
+from nri_gpu.domain.node import Node
 from nri_gpu.nri.convert import DecodeError, annotation_to_pb, reply_to_pb
 from nri_gpu.nri.validation import adjusted_from_pb, concerns_us
 from nri_gpu.policy.model import Policy

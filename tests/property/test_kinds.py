@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import fields, replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decide import KINDS, BrokenPolicy, decide
+from nri_gpu.decision.decide import KINDS, BrokenPolicy, decide
+from nri_gpu.domain.claim import NumaBinding
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Inject, Refuse
-from nri_gpu.domain.extras import Extra
-from nri_gpu.domain.gpu import Node, NumaNode
-from nri_gpu.domain.placement import NumaBinding
+from nri_gpu.domain.edits import Extra
+from nri_gpu.domain.node import Node, NumaNode
 from nri_gpu.policy.globs import NOTHING
 from nri_gpu.policy.model import ExtraRules, Policy, PrivilegedAction, PrivilegedSettings
 from tests.property import worlds

@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.promises import OPEN_S
+from nri_gpu.allocation.reservations import OPEN_S
 from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.kubelet import Handed
-from nri_gpu.kubelet.books import AllocationError
+from nri_gpu.kubelet.devices import AllocationError
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy

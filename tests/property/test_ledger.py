@@ -30,12 +30,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from nri_gpu.allocation.foreign import live, opened_uuids, seen, with_live
+from nri_gpu.allocation.external import live, opened_uuids, seen, with_live
+from nri_gpu.allocation.grant import MARK_KEY, Mark, read_mark, write_mark
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase, rebuilt
-from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark, write_mark
-from nri_gpu.allocation.place import why_not
-from nri_gpu.asking import needs_grant
-from nri_gpu.decide import decide
+from nri_gpu.allocation.placement import why_not
+from nri_gpu.decision.claim import needs_grant
+from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, PodId
 from nri_gpu.domain.decision import Grant, Inject, Pass, Refuse
@@ -101,7 +101,7 @@ class Runtime(RuleBasedStateMachine):
         self.given: dict[ContainerId, float] = {}  # when a grant was
         self.unseen: set[ContainerId] = set()  # that the last Synchronize took from the journal
 
-    # The plugin's side, as runtime/plugin.py plays it.
+    # The plugin's side, as plugin/handlers.py plays it.
 
     def with_live(self, ledger: Ledger, container: Container) -> Ledger:
         has = live(container)

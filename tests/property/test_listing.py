@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_gpu.nri.listing import PART_MAX, WHOLE_MAX, unsendable
-from nri_gpu.nri.shallow import FRAME_BYTES
+from nri_gpu.nri.list_size import FRAME_BYTES, PART_MAX, WHOLE_MAX, unsendable
 
 MESSAGE_MAX: Final = 4 << 20  # bytes that ttrpc takes
 FEWEST: Final = 8  # objects that the runtime still tries to send together

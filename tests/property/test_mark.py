@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nri_gpu.allocation.mark import BadMark, Mark, read_mark, write_mark
+from nri_gpu.allocation.grant import BadMark, Mark, read_mark, write_mark
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.domain.decision import Grant

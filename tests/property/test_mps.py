@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase, rebuilt
-from nri_gpu.allocation.mps import start_fault
-from nri_gpu.decide import decide
+from nri_gpu.decision.decide import decide
+from nri_gpu.decision.mps import start_fault
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Inject, Refuse
@@ -69,7 +69,7 @@ class Seats(RuleBasedStateMachine):
 
     @rule(pick=picks)
     def start(self, pick: int) -> None:
-        """As runtime/plugin.py does it."""
+        """As plugin/handlers.py does it."""
         entry = self.some(pick)
         if entry is None or entry.phase is Phase.RUNNING:
             return

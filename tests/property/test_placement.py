@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.allocation.fabric import Fabric, fabric_of
 from nri_gpu.allocation.ledger import Entry, Ledger
-from nri_gpu.allocation.place import Asker, place
-from nri_gpu.domain.claim import Mode
+from nri_gpu.allocation.placement import Asker, place
+from nri_gpu.allocation.topology import Fabric, fabric_of
+from nri_gpu.cli.simulate import BestEffort
+from nri_gpu.domain.claim import Mode, Strategy
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import Reason
-from nri_gpu.domain.gpu import Inventory, Link, Unit
-from nri_gpu.domain.placement import Strategy
+from nri_gpu.domain.gpu import Unit
+from nri_gpu.domain.node import Inventory, Link
 from nri_gpu.request.parse import parse_claim
-from nri_gpu.verbs.simulate_rivals import BestEffort
 from tests.support import builders as make
 
 MANY = settings(max_examples=200)

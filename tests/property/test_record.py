@@ -10,27 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.domain.edits import DeviceNode, Mount
-from nri_gpu.domain.extras import Channels, Extra, Offer
-from nri_gpu.domain.gpu import (
-    ComputeMode,
-    DrmNode,
-    Gpu,
-    GpuFault,
-    GpuUuid,
-    Inventory,
-    Link,
-    Majors,
-    MigDevice,
-    NumaNode,
-    PciBusId,
-)
+from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, Offer
+from nri_gpu.domain.gpu import ComputeMode, DrmNode, Gpu, GpuUuid, MigDevice, PciBusId
 from nri_gpu.domain.health import Sign
+from nri_gpu.domain.node import GpuFault, Inventory, Link, Majors, NumaNode
 from nri_gpu.inventory.facts import MODULES
-from nri_gpu.inventory.offer_table import OF_GPUS
-from nri_gpu.inventory.record import scrubbed, topology_text
-from nri_gpu.inventory.topology import PCIE_WORDS, load_topology, parse_topology
-from nri_gpu.requirements.facts import BRANDS
+from nri_gpu.requirements.grammar import BRANDS
+from nri_gpu.simulation.record import scrubbed, topology_text
+from nri_gpu.simulation.scenario import OF_GPUS
+from nri_gpu.simulation.topology import PCIE_WORDS, load_topology, parse_topology
 from tests.property import worlds
 
 ROOT = Path(__file__).parents[2]

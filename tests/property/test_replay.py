@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_gpu.allocation.handover import Wait, expired, looked, vacated
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decide import BrokenPolicy, decide
-from nri_gpu.domain.container import Container
-from nri_gpu.domain.gpu import Node
-from nri_gpu.policy.model import Policy
-from nri_gpu.replay import (
+from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
+from nri_gpu.decision.decide import BrokenPolicy, decide
+from nri_gpu.decision.replay import (
     AnyPolicy,
     Compared,
     Record,
@@ -25,6 +22,9 @@ from nri_gpu.replay import (
     node_record,
     policy_record,
 )
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.node import Node
+from nri_gpu.policy.model import Policy
 from tests.property import worlds
 from tests.support import builders as make
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_gpu.domain.claim import Count, Nothing
+from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.extras import Extra
-from nri_gpu.request.keys import select_annotation
 from nri_gpu.request.parse import parse_claim
+from nri_gpu.request.text import select_annotation
 from tests.support.claims import format_claim
 
 KEY = "gpu.nri.io"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.requirements.check import DISABLE, unmet
-from nri_gpu.requirements.facts import BRANDS, Facts, GpuFacts, version_of
+from nri_gpu.requirements.grammar import BRANDS, Facts, GpuFacts, version_of
 
 CUDA = "NVIDIA_REQUIRE_CUDA"
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=")

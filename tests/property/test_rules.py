@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decide import BrokenPolicy, decide
+from nri_gpu.decision.decide import BrokenPolicy, decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Qos
 from nri_gpu.domain.decision import Inject, Refuse
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.policy.advice_rules import covers
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.reach import covers
 from nri_gpu.policy.rules import Rule, Rules
 from nri_gpu.policy.select import Allowed, select
 from tests.property import worlds

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.inventory.changes import changes
-from nri_gpu.inventory.scene import Scene
-from nri_gpu.inventory.topology import TopologyError, parse_scene
+from nri_gpu.simulation.scenario import Scene
+from nri_gpu.simulation.topology import TopologyError, parse_scene
 from tests.support.daemon import FOUR_GPUS
 
 NODE = FOUR_GPUS.read_text()

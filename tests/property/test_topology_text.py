@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.inventory.scene import Scene
-from nri_gpu.inventory.topology import TopologyError, parse_scene
+from nri_gpu.simulation.scenario import Scene
+from nri_gpu.simulation.topology import TopologyError, parse_scene
 from tests.support.daemon import TOPOLOGIES
 from tests.unit.inventory.test_scene import PLAYED
 from tests.unit.inventory.test_topology import GPU, LINK, MIG, NODE, SECOND

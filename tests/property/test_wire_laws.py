@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nri_gpu.wire import (
+from nri_gpu.ttrpc import (
     NEED_DATA,
     Code,
     Connection,
@@ -23,9 +23,9 @@ from nri_gpu.wire import (
     StreamId,
     Trunk,
 )
-from nri_gpu.wire.envelope import decode_request, decode_response, encode_request, encode_response
-from nri_gpu.wire.frame import Frame, FrameDecoder, FrameType, encode_frame
-from nri_gpu.wire.mux import MuxDecoder, encode_message
+from nri_gpu.ttrpc.envelope import decode_request, decode_response, encode_request, encode_response
+from nri_gpu.ttrpc.frame import Frame, FrameDecoder, FrameType, encode_frame
+from nri_gpu.ttrpc.mux import MuxDecoder, encode_message
 from tests.fuzz.fuzz_wire import TARGETS, outcome
 from tests.unit.wire.helpers import raw_frame
 from tests.unit.wire.recording import as_sent

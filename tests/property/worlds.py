@@ -7,13 +7,11 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.allocation.leaver import Leaver
-from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase
-from nri_gpu.decide import BrokenPolicy
+from nri_gpu.allocation.ledger import Entry, Foreign, Leaver, Ledger, Phase
+from nri_gpu.decision.decide import BrokenPolicy
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid, Qos
-from nri_gpu.domain.edits import DeviceNode, Mount
-from nri_gpu.domain.extras import HARMLESS, Channels, Extra, Offer, Profiles
+from nri_gpu.domain.edits import HARMLESS, Channels, DeviceNode, Extra, Mount, Offer, Profiles
 from nri_gpu.domain.gpu import (
     DEFAULT_CAPABILITIES,
     Capability,
@@ -23,14 +21,12 @@ from nri_gpu.domain.gpu import (
     Fabric,
     FabricState,
     Gpu,
-    GpuFault,
     GpuUuid,
-    Inventory,
-    Majors,
     MigDevice,
-    Node,
 )
+from nri_gpu.domain.node import GpuFault, Inventory, Majors, Node
 from nri_gpu.nri.convert import READ_ENV
+from nri_gpu.policy.compound_kinds import UNLIMITED
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.limits import LIMIT_KEYS, NO_LIMITS, Limits
 from nri_gpu.policy.model import (
@@ -55,7 +51,6 @@ from nri_gpu.policy.model import (
 from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.policy.pools import Pool, Pools
 from nri_gpu.policy.rules import Rule, Rules
-from nri_gpu.policy.shorthands import UNLIMITED
 from tests.support import builders as make
 
 REQUIREMENTS: Final = ("NVIDIA_REQUIRE_CUDA", "CUDA_VERSION", "NVIDIA_DISABLE_REQUIRE", "NVIDIA_REQUIRE_JETPACK")

@@ -12,25 +12,13 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.grant import MARK_KEY, write_mark
 from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase
-from nri_gpu.allocation.mark import MARK_KEY, write_mark
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.compat import CompatPackage
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Grant
-from nri_gpu.domain.gpu import (
-    Capabilities,
-    Capability,
-    DriverFiles,
-    DriverTree,
-    Gpu,
-    GpuUuid,
-    Inventory,
-    Majors,
-    MigDevice,
-    Node,
-    PciBusId,
-)
+from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, GpuUuid, MigDevice, PciBusId
+from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Inventory, Majors, Node
 
 KEY: Final = "gpu.nri.io"
 MIB: Final = 2**20

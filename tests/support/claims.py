@@ -18,7 +18,7 @@ from nri_gpu.domain.claim import (
     Selector,
     Wanted,
 )
-from nri_gpu.domain.extras import Extra
+from nri_gpu.domain.edits import Extra
 
 
 def format_claim(claim: Claim) -> str:

@@ -227,7 +227,7 @@ class Cluster:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(str(file.locate()), target)
         script = stage / "nri-gpu"
-        script.write_text(f"#!{python}\nimport sys\nfrom nri_gpu.cli import main\n\nsys.exit(main())\n")
+        script.write_text(f"#!{python}\nimport sys\nfrom nri_gpu.cli.main import main\n\nsys.exit(main())\n")
         script.chmod(0o755)
         linked = {each for program in (Path(python), *stage.rglob("*.so*")) for each in libraries(program)}
         parts = {stdlib: stage / "stdlib", packages: stage / "packages", python: python}

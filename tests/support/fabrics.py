@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Final
 
-from nri_gpu.domain.gpu import Inventory, Link
+from nri_gpu.domain.node import Inventory, Link
 from tests.support import builders as make
 
 Pcie = Callable[[int, int], str]

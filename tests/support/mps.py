@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.mps.place import Place, clients, noted_places
+from nri_gpu.mps.folders import Place, clients, noted_places
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
 

@@ -17,8 +17,8 @@ from typing import Final, Self, TypeVar
 from msgspec import Struct
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.subscribe import Event
-from nri_gpu.wire import (
+from nri_gpu.nri.events import Event
+from nri_gpu.ttrpc import (
     OK,
     PLUGIN_SERVICE,
     RUNTIME_SERVICE,

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark, write_mark
+from nri_gpu.allocation.grant import MARK_KEY, Mark, read_mark, write_mark
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from tests.support.errors import HarnessError

@@ -21,7 +21,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from nri_gpu._pb import cri_pb2 as pb
-from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark
+from nri_gpu.allocation.grant import MARK_KEY, Mark, read_mark
 from nri_gpu.domain.container import ContainerId as MarkedId
 from nri_gpu.domain.container import PodUid
 from tests.support.containerd import Containerd

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from nri_gpu.cdi_file import Rival, SpecFile, SpecFileError
+from nri_gpu.cdi.file import Rival, SpecFile, SpecFileError
 
 KIND: Final = "nvidia.com/gpu"
 OURS: Final = json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": []}, indent=1)

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import pytest
 
-from nri_gpu.cdi_file import STANDARD, SUFFIXES
-from nri_gpu.cli import VERBS
-from nri_gpu.settings import DEFAULT_PATH
-from nri_gpu.verbs.cdi import DEFAULT_STAGE
-from nri_gpu.verbs.exits import Exit
+from nri_gpu.cdi.file import STANDARD, SUFFIXES
+from nri_gpu.cli.cdi import DEFAULT_STAGE
+from nri_gpu.cli.main import VERBS
+from nri_gpu.daemon.policy_file import DEFAULT_PATH
+from nri_gpu.domain.errors import Exit
 from tests.support import sandbox
 from tests.support.daemon import FOUR_GPUS
 from tests.support.driver_root import make_driver_root

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu import __version__, cli
-from nri_gpu.verbs import check, gpus
-from nri_gpu.verbs.exits import Exit
+from nri_gpu import __version__
+from nri_gpu.cli import check, gpus
+from nri_gpu.cli import main as cli
+from nri_gpu.domain.errors import Exit
 from tests.support.daemon import FOUR_GPUS
 
 VERBS = [verb.name for verb in cli.VERBS]
@@ -78,7 +79,7 @@ def test_wrong_usage_is_2(
 
 def test_launched_by_the_runtime_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runtime passes no arguments, only NRI_PLUGIN_SOCKET."""
-    from nri_gpu.verbs import run
+    from nri_gpu.cli import run
 
     monkeypatch.setenv("NRI_PLUGIN_SOCKET", "3")
     monkeypatch.setattr(run, "run", lambda args: 40 + (args.log_level == "INFO"))
@@ -103,17 +104,17 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_verb_pays_for_another() -> None:
-    script = "import sys; from nri_gpu import cli; cli._parser(); print(*sys.modules)"
+    script = "import sys; from nri_gpu.cli import main; main._parser(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "nri_gpu.runtime" not in done.stdout
-    assert "nri_gpu.verbs.run" not in done.stdout
+    assert "nri_gpu.daemon" not in done.stdout
+    assert "nri_gpu.cli.run" not in done.stdout
 
 
 def test_the_daemon_pays_for_no_manifest_and_no_driver() -> None:
-    script = "import sys, nri_gpu.verbs.run; print(*sys.modules)"
+    script = "import sys, nri_gpu.cli.run; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert not loaded & {"yaml", "pynvml", "grpc", "ctypes", "nri_gpu.verbs.explain", "nri_gpu.inventory.nvml"}
+    assert not loaded & {"yaml", "pynvml", "grpc", "ctypes", "nri_gpu.cli.explain", "nri_gpu.inventory.nvml"}
 
 
 @pytest.mark.parametrize("lines", [0, 1])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nri_gpu.cli import main as nri_gpu
-from nri_gpu.inventory.topology import load_topology
+from nri_gpu.cli.main import main as nri_gpu
+from nri_gpu.simulation.topology import load_topology
 from tests.gpu.compare import FIELDS, MIG_FIELDS, Verdict, compare, differences, main
 from tests.support.daemon import TOPOLOGIES
 from tests.support.nvml import FakeFabric, FakeFacts, FakeGpu, FakeMig, build_fake_nvml, gpus_of

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.foreign import unknown_nodes
+from nri_gpu.allocation.external import unknown_nodes
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decide import BrokenPolicy, decide
+from nri_gpu.decision.decide import BrokenPolicy, decide
 from nri_gpu.domain.container import Container, DeviceRef
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS
-from nri_gpu.domain.gpu import Majors, Node
+from nri_gpu.domain.node import Majors, Node
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import Complete, ForeignSettings, NamespaceRules, Policy
 from tests.support import builders as make

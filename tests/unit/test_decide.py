@@ -3,16 +3,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.foreign import foreign_uuids
+from nri_gpu.allocation.external import foreign_uuids
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase
-from nri_gpu.asking import needs_grant
-from nri_gpu.decide import BrokenPolicy, decide
-from nri_gpu.domain.claim import Mode
+from nri_gpu.decision.claim import needs_grant
+from nri_gpu.decision.decide import BrokenPolicy, decide
+from nri_gpu.domain.claim import Mode, NumaBinding, Strategy
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Refuse
 from nri_gpu.domain.edits import NO_EDITS
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, GpuUuid, Majors, Node, NumaNode
-from nri_gpu.domain.placement import NumaBinding, Strategy
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, GpuUuid
+from nri_gpu.domain.node import Majors, Node, NumaNode
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import (
     CapabilityRules,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decide import decide
+from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Inject, Reason, Refuse
-from nri_gpu.domain.edits import DeviceNode
-from nri_gpu.domain.extras import Extra, Offer, Profiles
+from nri_gpu.domain.edits import DeviceNode, Extra, Offer, Profiles
 from nri_gpu.domain.gpu import DrmNode
 from nri_gpu.policy.model import ClaimDefaults, ExtraRules, Policy
 from tests.support import builders as make

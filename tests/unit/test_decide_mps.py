@@ -9,14 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.mps import start_fault
-from nri_gpu.decide import decide
+from nri_gpu.decision.decide import decide
+from nri_gpu.decision.mps import start_fault
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Decision, Inject, Refuse
-from nri_gpu.domain.gpu import Node
 from nri_gpu.domain.mps import MpsFolders, Seat
-from nri_gpu.mps.place import mount_fault
+from nri_gpu.domain.node import Node
+from nri_gpu.mps.folders import mount_fault
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
 from tests.support import builders as make

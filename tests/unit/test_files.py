@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.files import NotPrivateError, boot_id, lock_holder, open_lock, read_private, text_of, try_lock
+from nri_gpu.system.storage import NotPrivateError, boot_id, lock_holder, open_lock, read_private, text_of, try_lock
 
 HOLD = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
 

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import pytest
 
-from nri_gpu.cli import VERBS
+from nri_gpu.cli.main import VERBS
+from nri_gpu.daemon import guard
+from nri_gpu.domain.errors import Exit
+from nri_gpu.plugin.guard import DEFAULT_RUN_DIR
+from nri_gpu.plugin.supervisor import WAIT_MAX_S
 from nri_gpu.policy.model import Policy
-from nri_gpu.runtime.guard_files import DEFAULT_RUN_DIR
-from nri_gpu.runtime.supervise import WAIT_MAX_S
-from nri_gpu.verbs import guard
-from nri_gpu.verbs.exits import Exit
 from tests.support.unit_file import OURS, Line, Unit
 
 FILE: Final = OURS.with_name("nri-gpu-guard.service")
@@ -77,7 +77,7 @@ def test_systemd_has_nothing_against_it() -> None:
 
 def test_it_loads_nothing_that_decides() -> None:
     """A bug there must not be a bug here, and neither must what it weighs."""
-    program = "import json, sys, nri_gpu.verbs.guard; print(json.dumps(sorted(sys.modules)))"
+    program = "import json, sys, nri_gpu.daemon.guard; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     loaded = json.loads(done.stdout)
     heavy = tuple(f"nri_gpu.{name}" for name in HEAVY)

@@ -7,14 +7,12 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.mark import BadMark, write_mark
-from nri_gpu.domain.adjusted import Added, AddedNode, Adjusted
-from nri_gpu.domain.container import Container
+from nri_gpu.allocation.grant import BadMark, write_mark
+from nri_gpu.decision.validate import judge_adjusted, judge_start, mark_of
+from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
-from nri_gpu.judge import judge_adjusted, judge_start, mark_of
-from nri_gpu.policy.broken import BrokenPolicy
 from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.model import NamespaceRules, Otherwise, Policy
+from nri_gpu.policy.model import BrokenPolicy, NamespaceRules, Otherwise, Policy
 from tests.support import builders as make
 
 KEY: Final = bytes(range(32))

@@ -8,12 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase
-from nri_gpu.asking import needs_grant
-from nri_gpu.decide import decide
+from nri_gpu.decision.claim import needs_grant
+from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Decision, Inject, Pass, Refuse
-from nri_gpu.domain.gpu import Node
+from nri_gpu.domain.node import Node
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
 from tests.support import builders as make

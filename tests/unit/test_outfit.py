@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decide import decide
+from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Refuse
-from nri_gpu.domain.gpu import Node
+from nri_gpu.domain.node import Node
 from nri_gpu.policy.model import CompatSettings, Policy
 from tests.support import builders as make
 from tests.support.loading import LIBRARIES

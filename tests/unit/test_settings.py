@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu import settings
-from nri_gpu.domain.errors import Fault, PolicyError
-from nri_gpu.policy.model import BUILT_IN, Policy
-from nri_gpu.policy.select import Denied, select
-from nri_gpu.settings import (
+from nri_gpu.daemon import policy_file as settings
+from nri_gpu.daemon.policy_file import (
     LAST_GOOD,
     POLICY_MAX,
     build_policy,
@@ -22,6 +19,9 @@ from nri_gpu.settings import (
     load_policy,
     read_policy,
 )
+from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.policy.model import BUILT_IN, Policy
+from nri_gpu.policy.select import Denied, select
 from tests.support import builders as make
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from nri_gpu.cli import VERBS
+from nri_gpu.cli.main import VERBS
+from nri_gpu.daemon.app import DRAIN_S
+from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.names import DEFAULT_STATE
+from nri_gpu.plugin.supervisor import REGISTER_TIMEOUT_S, WAIT_MAX_S
 from nri_gpu.policy.model import Policy
-from nri_gpu.runtime.state import DEFAULT_STATE
-from nri_gpu.runtime.succession import TAKES_OVER_S
-from nri_gpu.runtime.supervise import REGISTER_TIMEOUT_S, WAIT_MAX_S
-from nri_gpu.verbs.daemon import DRAIN_S
-from nri_gpu.verbs.exits import Exit
+from nri_gpu.system.succession import TAKES_OVER_S
 from tests.support.unit_file import OURS, Line, Unit
 
 UNIT = Unit.read()

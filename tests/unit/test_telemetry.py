@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import pytest
 
-from nri_gpu import telemetry
-from nri_gpu.log import RECORDS, TRACE, logger
-from nri_gpu.telemetry import FIELDS
+from nri_gpu.daemon import logs as telemetry
+from nri_gpu.daemon.logs import FIELDS
+from nri_gpu.system.log import RECORDS, TRACE, logger
 
 PACKAGE: Final = Path(telemetry.__file__).parent
 
@@ -115,8 +115,8 @@ def test_a_traceback_shows_no_values(said: Said) -> None:
 
 SPEAKER: Final = """
 import sys, time
-from nri_gpu import telemetry
-from nri_gpu.log import logger
+from nri_gpu.daemon import logs as telemetry
+from nri_gpu.system.log import logger
 telemetry.set_up("INFO"{options})
 {body}
 """

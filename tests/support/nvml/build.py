@@ -12,9 +12,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from nri_gpu.domain.gpu import Fabric, FabricState, Gpu, Inventory, MigDevice
+from nri_gpu.domain.gpu import Fabric, FabricState, Gpu, MigDevice
+from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.facts import ADDRESSING, ARCHITECTURES, COMPUTE_MODES
-from nri_gpu.requirements.facts import BRANDS
+from nri_gpu.requirements.grammar import BRANDS
 
 SOURCE = Path(__file__).with_name("fake.c")
 DRIVER = "580.95.05"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nri_gpu.domain.gpu import Inventory
+from nri_gpu.domain.node import Inventory
 from tests.support.nvml.build import DRIVER, FakeFabric, FakeGpu, FakeMig, gpus_of
 
 # Its own spelling, by nvml.h's numbers.

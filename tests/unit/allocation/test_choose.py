@@ -8,9 +8,8 @@ from math import comb
 
 import pytest
 
-from nri_gpu.allocation.choose import EXACT_MAX, Room, best_set, choose
-from nri_gpu.allocation.fabric import Fabric, fabric_of
-from nri_gpu.domain.placement import Strategy
+from nri_gpu.allocation.topology import EXACT_MAX, Fabric, Room, best_set, choose, fabric_of
+from nri_gpu.domain.claim import Strategy
 from tests.support.fabrics import KNOWN
 from tests.support.golden_sets import GOLDEN, GOLDEN_16, Golden
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.allocation.fabric import fabric_of, links_among, points
-from nri_gpu.domain.gpu import Link
+from nri_gpu.allocation.topology import fabric_of, links_among, points
+from nri_gpu.domain.node import Link
 from tests.support import builders as make
 from tests.support.fabrics import KNOWN
 

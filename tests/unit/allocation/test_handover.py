@@ -9,10 +9,9 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.handover import Wait, expired, looked, vacated
-from nri_gpu.allocation.leaver import Leaver
-from nri_gpu.allocation.ledger import Entry, Ledger, Phase, rebuilt
-from nri_gpu.allocation.place import Asker, place
+from nri_gpu.allocation.ledger import Entry, Leaver, Ledger, Phase, rebuilt
+from nri_gpu.allocation.placement import Asker, place
+from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.allocation.mark import MARK_KEY, BadMark, Mark, read_mark, write_mark
+from nri_gpu.allocation.grant import MARK_KEY, BadMark, Mark, read_mark, write_mark
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.domain.decision import Grant
-from nri_gpu.request.keys import GRANT_KEY
+from nri_gpu.request.text import GRANT_KEY
 from tests.support import builders as make
 
 KEY = bytes(range(32))

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.place import Asker, matches, place, why_not
-from nri_gpu.domain.claim import Mode
+from nri_gpu.allocation.placement import Asker, matches, place, why_not
+from nri_gpu.domain.claim import Mode, Strategy
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
-from nri_gpu.domain.gpu import Gpu, GpuFault, Inventory, PciBusId, Unit, whole
-from nri_gpu.domain.placement import Strategy
+from nri_gpu.domain.gpu import Gpu, PciBusId, Unit, whole
+from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.request.parse import parse_claim
 from tests.support import builders as make
 from tests.support.fabrics import KNOWN

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from nri_gpu.allocation.fit import why_not
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.place import Asker, place
-from nri_gpu.domain.claim import Mode
+from nri_gpu.allocation.messages import why_not
+from nri_gpu.allocation.placement import Asker, place
+from nri_gpu.domain.claim import Mode, Strategy
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit
-from nri_gpu.domain.placement import Strategy
 from nri_gpu.request.parse import parse_claim
 from tests.support import builders as make
 

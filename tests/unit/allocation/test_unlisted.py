@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.place import Asker, place
+from nri_gpu.allocation.placement import Asker, place
+from nri_gpu.decision.eligibility import hindrance
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
-from nri_gpu.domain.gpu import Inventory, KernelGpu, PciBusId
-from nri_gpu.readiness import hindrance
+from nri_gpu.domain.gpu import PciBusId
+from nri_gpu.domain.node import Inventory, KernelGpu
 from nri_gpu.request.parse import parse_claim
 from tests.support import builders as make
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.extras import Extra
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.request.parse import CLAUSES, VALUE_MAX, WORDS, parse_claim
 from tests.property.test_request_parse import sentences

@@ -19,17 +19,17 @@ import pytest
 import yaml
 
 from nri_gpu import __version__
-from nri_gpu.cli import _parser
+from nri_gpu.cli.main import _parser
+from nri_gpu.cli.run import _overrides
+from nri_gpu.daemon.app import DRAIN_S
+from nri_gpu.daemon.policy_file import PolicyText, build_policy
 from nri_gpu.domain.mps import DEFAULT_MPS_DIR
-from nri_gpu.inventory.topology import load_topology
-from nri_gpu.policy.fields import SETTINGS
 from nri_gpu.policy.kubelet import Registration
 from nri_gpu.policy.model import Policy
-from nri_gpu.request.keys import select_annotation
-from nri_gpu.runtime.succession import TAKES_OVER_S
-from nri_gpu.settings import PolicyText, build_policy
-from nri_gpu.verbs.daemon import DRAIN_S
-from nri_gpu.verbs.run import _overrides
+from nri_gpu.policy.schema import SETTINGS
+from nri_gpu.request.text import select_annotation
+from nri_gpu.simulation.topology import load_topology
+from nri_gpu.system.succession import TAKES_OVER_S
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
 from tests.support.helm import (
@@ -596,9 +596,8 @@ def test_what_mps_clients_write_is_mounted_once_and_bounded(tmp_path: Path) -> N
     assert place == DEFAULT_MPS_DIR
     base = tmp_path / "mps" / "clients"
     twice = 2 * shlex.join([*program, str(base), options]).join(["", "\n"])
-    look = (
-        f"from pathlib import Path\nfrom nri_gpu.mps.place import mount_fault\nprint(mount_fault(Path({str(base)!r})))"
-    )
+    imports = "from pathlib import Path\nfrom nri_gpu.mps.folders import mount_fault"
+    look = f"{imports}\nprint(mount_fault(Path({str(base)!r})))"
     script = f"set -e\n{twice}{shlex.join([sys.executable, '-c', look])}\ngrep {base} /proc/self/mounts"
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=True)
     fault, mounted = done.stdout.splitlines()

@@ -25,7 +25,7 @@ for file in sorted(pathlib.Path(folder, "nri_gpu").rglob("*.py")):
     name = ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
     if not name.endswith("__main__"):
         importlib.import_module(name)
-from nri_gpu.cli import main
+from nri_gpu.cli.main import main
 sys.exit(main(["check", folder + "/policy.toml"]))
 """
 

@@ -4,7 +4,8 @@ import pytest
 
 from nri_gpu.domain.claim import Mode, Operator
 from nri_gpu.domain.errors import Fault, NriGpuError, OversizeError, PolicyError, RemoteProtocolError, RequestError
-from nri_gpu.domain.gpu import Capability, Node
+from nri_gpu.domain.gpu import Capability
+from nri_gpu.domain.node import Node
 from tests.support import builders as make
 
 FAULTS = {

@@ -11,7 +11,7 @@ import pytest
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.compat import FoundPackages, scan_compat, signs
-from nri_gpu.driver.source import Source
+from nri_gpu.driver.folders import Source
 from nri_gpu.driver.stage import prune, stage_plan
 from tests.support import compat
 from tests.support.driver_root import write_library

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.driver.module import module_version, module_versions
+from nri_gpu.driver.watch import module_version, module_versions
 
 CLOSED = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  12.2\n"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu.domain.edits import PROFILE_GPUS_MAX
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.domain.extras import PROFILE_GPUS_MAX
 from nri_gpu.driver.profiles import planned_profiles, profile_text, write_profiles
 
 EIGHT = range(8)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.driver.source import LeftOut, Source, examine, resolve
+from nri_gpu.driver.folders import LeftOut, Source, examine, resolve
 
 
 @pytest.fixture

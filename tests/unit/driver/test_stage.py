@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.domain.gpu import Capability, DriverFiles
-from nri_gpu.driver.place import FROM_HOST, Way, copy, hard_link
+from nri_gpu.domain.gpu import Capability
+from nri_gpu.domain.node import DriverFiles
 from nri_gpu.driver.scan import FoundDriver, scan
-from nri_gpu.driver.stage import prune, stage, tree_name
+from nri_gpu.driver.stage import FROM_HOST, Way, copy, hard_link, prune, stage, tree_name
 from tests.support.driver_root import make_driver_root, write_library
 
 V = "580.95.05"
@@ -135,7 +135,7 @@ def test_copies_where_links_would_cross_mounts(found: FoundDriver, base: Path) -
 OTHER_MOUNT = """
 import sys
 from pathlib import Path
-from nri_gpu.driver.place import hard_link
+from nri_gpu.driver.stage import hard_link
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 found, base = scan(Path(sys.argv[1])), Path(sys.argv[2])
@@ -189,7 +189,7 @@ def test_half_made_leftovers_are_swept(found: FoundDriver, base: Path) -> None:
 DIES = """
 import os, sys
 from pathlib import Path
-from nri_gpu.driver.place import copy
+from nri_gpu.driver.stage import copy
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 def way(original, target, count=[0]):
@@ -212,7 +212,7 @@ def test_a_process_that_dies_in_the_middle_hinders_nobody(found: FoundDriver, ba
 STAGES = """
 import sys
 from pathlib import Path
-from nri_gpu.driver.place import copy
+from nri_gpu.driver.stage import copy
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 def way(original, target):

@@ -8,11 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.codec import canonical, decode
-from nri_gpu.domain.gpu import GpuFault, Inventory
 from nri_gpu.domain.health import EventType, GpuEvent, Sign, State
-from nri_gpu.health.classes import heard
+from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.fleet import Fleet
-from nri_gpu.health.table import Signal
+from nri_gpu.health.states import Signal, heard
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 
 WELL = look((), ())

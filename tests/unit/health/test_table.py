@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from nri_gpu.domain.health import Health, State
-from nri_gpu.health.table import TRANSITIONS, Signal, after
+from nri_gpu.health.states import TRANSITIONS, Signal, after
 
 H, S, B, R = State.HEALTHY, State.SUSPECT, State.BAD, State.RECOVERING
 

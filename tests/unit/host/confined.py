@@ -15,7 +15,7 @@ from typing import Final
 from nri_gpu.host.facts import Places
 from nri_gpu.host.look import look
 from nri_gpu.host.prepare import actor, prepare
-from nri_gpu.inventory.devices import read_majors
+from nri_gpu.inventory.kernel import read_majors
 from tests.support.seccomp import load_filters
 from tests.support.unit_file import Unit
 

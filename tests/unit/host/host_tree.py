@@ -13,7 +13,7 @@ import pytest
 
 from nri_gpu.host.facts import Entry, Facts, Places
 from nri_gpu.host.look import look
-from nri_gpu.inventory.devices import read_majors
+from nri_gpu.inventory.kernel import read_majors
 
 # Above 511, the last one that the kernel gives out on its own.
 NVIDIA: Final = 1510

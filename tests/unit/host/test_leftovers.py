@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.host.leftovers import Kind, Leftover, leftovers
+from nri_gpu.host.others import Kind, Leftover, leftovers
 
 HOOKED = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ncontainerEdits:\n  hooks:\n  - hookName: createContainer\n"
 JSON_HOOKED = '{"cdiVersion":"0.5.0","kind":"k8s.device-plugin.nvidia.com/gpu","containerEdits":{"hooks":[{"a":1}]}}'

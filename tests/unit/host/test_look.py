@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.gpu import Majors
+from nri_gpu.domain.node import Majors
 from nri_gpu.host.facts import Facts, Folder, Link, Module, Node, Other, Places
 from nri_gpu.host.look import look
-from nri_gpu.inventory.devices import read_majors
+from nri_gpu.inventory.kernel import read_majors
 from tests.unit.host.host_tree import CAPS, NVIDIA, UVM, HostTree, address, information, params
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.host.actions import FixNode, MakeLink, MakeNode
-from nri_gpu.host.facts import DevPath, HostError, Link, Node
-from nri_gpu.host.links import make_link
-from nri_gpu.host.nodes import fix_node, make_node
+from nri_gpu.host.facts import DevPath, FixNode, HostError, Link, MakeLink, MakeNode, Node
+from nri_gpu.host.nodes import fix_node, make_link, make_node
 from tests.unit.host.host_tree import CAPS, NVIDIA, OLD_UVM, UVM, HostTree
 
 GPU = DevPath("nvidia0")

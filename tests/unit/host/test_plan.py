@@ -5,9 +5,22 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.gpu import Majors
-from nri_gpu.host.actions import FixNode, LoadModule, MakeLink, MakeNode
-from nri_gpu.host.facts import DevPath, Entry, Facts, Finding, Folder, Link, Module, Node, Other
+from nri_gpu.domain.node import Majors
+from nri_gpu.host.facts import (
+    DevPath,
+    Entry,
+    Facts,
+    Finding,
+    FixNode,
+    Folder,
+    Link,
+    LoadModule,
+    MakeLink,
+    MakeNode,
+    Module,
+    Node,
+    Other,
+)
 from nri_gpu.host.plan import Plan, make_plan
 from tests.unit.host.host_tree import CAPS, NVIDIA, OLD_UVM, UVM, address, information, params
 

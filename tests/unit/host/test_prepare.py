@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.host.actions import Action, LoadModule, MakeLink, MakeNode
-from nri_gpu.host.facts import Folder, Link, Module, Node, Places
+from nri_gpu.host.facts import Action, Folder, Link, LoadModule, MakeLink, MakeNode, Module, Node, Places
 from nri_gpu.host.plan import make_plan
 from nri_gpu.host.prepare import Report, actor, prepare
 from tests.unit.host.host_tree import CAPS, NVIDIA, OLD_UVM, UVM, HostTree, information, params

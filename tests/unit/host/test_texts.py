@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.host.facts import HostError
-from nri_gpu.host.texts import (
-    Capability,
-    Ownership,
-    capability,
-    gpu_minor,
-    minors_table,
-    params_ownership,
-    table_name,
-)
+from nri_gpu.host.look import Capability, Ownership, capability, gpu_minor, minors_table, params_ownership, table_name
 from tests.unit.host.host_tree import information, params
 
 OWNERS = {

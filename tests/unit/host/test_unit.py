@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from nri_gpu.cli import VERBS
+from nri_gpu.cli.main import VERBS
+from nri_gpu.domain.errors import Exit
 from nri_gpu.host.facts import Module
 from nri_gpu.host.modules import LOAD_TIMEOUT_S
-from nri_gpu.verbs.exits import Exit
 from tests.support.unit_file import OURS, Line
 from tests.support.unit_file import Unit as UnitFile
 from tests.unit.host.host_tree import CAPS, NVIDIA, UVM, HostTree, params

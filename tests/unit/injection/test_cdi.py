@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import fields
 
+from nri_gpu.cdi import specification as cdi
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DriverTree, Gpu, Unit, whole
-from nri_gpu.domain.loader import Loader
-from nri_gpu.injection import cdi
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, Gpu, Unit, whole
+from nri_gpu.domain.node import DriverTree, Loader
 from nri_gpu.injection.plan import Share, plan
 from tests.support import builders as make
 

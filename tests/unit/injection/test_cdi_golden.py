@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import pytest
 
-from nri_gpu.allocation.fit import why_not
-from nri_gpu.domain.gpu import Capabilities, Capability, DriverTree, closure
-from nri_gpu.domain.loader import Loader
+from nri_gpu.allocation.messages import why_not
+from nri_gpu.cdi.specification import specification
+from nri_gpu.domain.gpu import Capabilities, Capability, closure
+from nri_gpu.domain.node import DriverTree, Loader
 from nri_gpu.injection import mounts
-from nri_gpu.injection.cdi import specification
-from nri_gpu.inventory.topology import load_scene, load_topology
+from nri_gpu.simulation.topology import load_scene, load_topology
 from tests.support.daemon import TOPOLOGIES
 
 FOLDER: Final = Path(__file__).parents[2] / "fixtures" / "cdi"

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from nri_gpu.domain.claim import NumaBinding
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.gpu import Gpu, NumaNode, Unit
-from nri_gpu.domain.loader import Loader
-from nri_gpu.domain.placement import NumaBinding
-from nri_gpu.injection.cpuset import UNBOUND, Cpuset, cpuset_of
-from nri_gpu.injection.plan import Share, plan
+from nri_gpu.domain.gpu import Gpu, Unit
+from nri_gpu.domain.node import Loader, NumaNode
+from nri_gpu.injection.plan import UNBOUND, Cpuset, Share, cpuset_of, plan
 from tests.support import builders as make
 
 NODES = (NumaNode(0, "0-15,32-47"), NumaNode(1, "16-31"), NumaNode(2, "", memory=True), NumaNode(3, "48", memory=False))

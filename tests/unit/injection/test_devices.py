@@ -4,7 +4,8 @@ import pytest
 
 from nri_gpu.domain.decision import Code
 from nri_gpu.domain.edits import DeviceNode
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, DrmNode, Majors, closure
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, DrmNode, closure
+from nri_gpu.domain.node import Majors
 from nri_gpu.injection.devices import covered_node, device_nodes, missing_capability_major, missing_modules
 from tests.support import builders as make
 

@@ -7,9 +7,22 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
-from nri_gpu.domain.edits import UNLIMITED, DeviceNode, Mount, Rlimit
-from nri_gpu.domain.extras import NO_EXTRAS, NO_PARTS, Channels, Extra, Extras, Offer, Parts, Profiles
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DrmNode, Node, Unit
+from nri_gpu.domain.edits import (
+    NO_EXTRAS,
+    NO_PARTS,
+    UNLIMITED,
+    Channels,
+    DeviceNode,
+    Extra,
+    Extras,
+    Mount,
+    Offer,
+    Parts,
+    Profiles,
+    Rlimit,
+)
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DrmNode, Unit
+from nri_gpu.domain.node import Node
 from nri_gpu.injection.devices import device_nodes, draws, missing_modules
 from nri_gpu.injection.extras import PROFILE_PLACE, Wish, extra_parts, kept_limits
 from tests.support import builders as make

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.domain.gpu import DriverTree
-from nri_gpu.domain.loader import Loader
+from nri_gpu.domain.node import DriverTree, Loader
 from nri_gpu.injection import mounts
 from nri_gpu.injection.mounts import TREE_PLACES, Places, free_places, tree_mounts
 

@@ -17,22 +17,13 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.gpu import (
-    DEFAULT_CAPABILITIES,
-    Capabilities,
-    Capability,
-    DriverFiles,
-    DriverTree,
-    Inventory,
-    Node,
-    closed_sets,
-    closure,
-)
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, closed_sets, closure
+from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory, Node
 from nri_gpu.injection import mounts
-from nri_gpu.inventory.topology import load_scene, load_topology
+from nri_gpu.plugin.handlers import Outside, Plugin
 from nri_gpu.policy.model import Policy
-from nri_gpu.runtime.plugin import Outside, Plugin
-from nri_gpu.wire.status import Status
+from nri_gpu.simulation.topology import load_scene, load_topology
+from nri_gpu.ttrpc.status import Status
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
 from tests.unit.injection.test_cdi_golden import FILES, FOLDERS, HWCAPS, LIBRARIES

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import NO_EDITS
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, DriverTree
-from nri_gpu.domain.loader import Loader
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
+from nri_gpu.domain.node import DriverTree, Loader
 from nri_gpu.injection.plan import Share, plan
 from tests.support import builders as make
 from tests.support.loading import LIBRARIES, tree_of

@@ -6,7 +6,7 @@ import errno
 import socket
 import sys
 
-from nri_gpu.inventory.uevents import netlink
+from nri_gpu.inventory.node_watch import netlink
 from tests.support.seccomp import load_filters
 from tests.support.unit_file import Unit
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from nri_gpu.domain.gpu import Inventory
+from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.child import NvmlChild
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml
 

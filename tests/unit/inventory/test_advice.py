@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.inventory.advice import Refusal, advice, library_version
+from nri_gpu.inventory.library import Refusal, advice, library_version
 
 LIBRARY = "/usr/lib64/libnvidia-ml.so.580.95.05"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.inventory.aside import Aside
+from nri_gpu.inventory.child import Aside
 
 
 def threads() -> int:

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import Inventory, KernelGpu, Majors, PciBusId
-from nri_gpu.inventory.cache import InventoryCache
-from nri_gpu.inventory.source import NvmlSource, TopologySource
+from nri_gpu.domain.gpu import PciBusId
+from nri_gpu.domain.node import Inventory, KernelGpu, Majors
+from nri_gpu.inventory.controller import InventoryCache
+from nri_gpu.inventory.source import NvmlSource
+from nri_gpu.simulation.source import TopologySource
 from tests.support.nvml import FakeGpu, build_fake_nvml
 
 ROOT = Path(__file__).parents[3]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.gpu import DrmNode, GpuFault, Inventory, KernelGpu, Majors, PciBusId
-from nri_gpu.domain.health import Health, Sign, State
-from nri_gpu.domain.transition import Kind
+from nri_gpu.domain.gpu import DrmNode, PciBusId
+from nri_gpu.domain.health import Health, Kind, Sign, State
+from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu, Majors
 from nri_gpu.inventory.changes import changes
-from nri_gpu.inventory.topology import load_topology
+from nri_gpu.simulation.topology import load_topology
 from tests.support.daemon import TOPOLOGIES
 
 NODE = load_topology(TOPOLOGIES / "mig-a100.toml", wall=lambda: 1.0)

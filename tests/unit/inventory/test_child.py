@@ -16,8 +16,8 @@ import pytest
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.inventory.child import Deadlines, NvmlChild
-from nri_gpu.inventory.process import LAST_WORDS_MAX, LineProcess, ending, python
 from nri_gpu.inventory.report import inventory_from_report
+from nri_gpu.system.line_process import LAST_WORDS_MAX, LineProcess, ending, python
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence
 
 QUICK = Deadlines(call_s=1.0, slow_call_s=10.0, refresh_s=20.0, end_s=1.0)
@@ -388,7 +388,7 @@ def test_reports_that_cannot_be_read(report: object) -> None:
 def test_the_daemon_itself_loads_neither_pynvml_nor_ctypes() -> None:
     program = (
         "import sys\n"
-        "import nri_gpu.inventory.cache, nri_gpu.inventory.child, nri_gpu.inventory.source\n"
+        "import nri_gpu.inventory.controller, nri_gpu.inventory.child, nri_gpu.inventory.source\n"
         "print([name for name in ('pynvml', 'ctypes') if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=30)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import Majors
-from nri_gpu.inventory.devices import host_majors, majors_by_name, read_majors
+from nri_gpu.domain.node import Majors
+from nri_gpu.inventory.kernel import host_majors, majors_by_name, read_majors
 
 NEW = """Character devices:
   1 mem

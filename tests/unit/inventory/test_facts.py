@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.gpu import ComputeMode, Ecc, Fabric, FabricState, Gpu, Inventory
-from nri_gpu.inventory.cache import InventoryCache
+from nri_gpu.domain.gpu import ComputeMode, Ecc, Fabric, FabricState, Gpu
+from nri_gpu.domain.node import Inventory
+from nri_gpu.inventory.controller import InventoryCache
 from tests.support import builders as make
 from tests.support.nvml import Act, FakeFabric, FakeFacts, FakeGpu
 from tests.unit.inventory.played import played

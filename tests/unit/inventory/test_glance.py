@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.inventory.glance import Places, glance
+from nri_gpu.inventory.kernel import Places, glance
 
 MIG = "proc/driver/nvidia/capabilities/gpu0/mig"
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.health import EventType, GpuEvent
-from nri_gpu.inventory import hearing as module
-from nri_gpu.inventory.heard import Fault, NonsenseError, understood
-from nri_gpu.inventory.hearing import Ear, EventChild
-from nri_gpu.inventory.process import LineProcess
+from nri_gpu.health import listener as module
+from nri_gpu.health.listener import Ear, EventChild, Fault, NonsenseError, understood
+from nri_gpu.system.line_process import LineProcess
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence, happen
 from tests.unit.runtime.log import Line, hearing
 

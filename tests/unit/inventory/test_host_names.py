@@ -8,10 +8,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from nri_gpu.domain.edits import DeviceNode, Mount
-from nri_gpu.domain.extras import Extra, Offer
-from nri_gpu.inventory.host_names import as_host_names, roots_of
-from nri_gpu.inventory.offers import find_offers
+from nri_gpu.domain.edits import DeviceNode, Extra, Mount, Offer
+from nri_gpu.inventory.extras import as_host_names, find_offers, roots_of
 
 VERSION = "580.95.05"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.gpu import KernelGpu, PciBusId
-from nri_gpu.inventory.glance import Places
-from nri_gpu.inventory.kernel import UNLISTED, gpus_on_the_bus, unlisted_gpus
+from nri_gpu.domain.gpu import PciBusId
+from nri_gpu.domain.node import KernelGpu
+from nri_gpu.inventory.kernel import UNLISTED, Places, gpus_on_the_bus, unlisted_gpus
 from tests.support.kernel import make_information, make_pci
 
 MISMATCH = "NVML: driver/library version mismatch (18)"

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from msgspec import convert
 
 from nri_gpu.domain.gpu import Gpu
-from nri_gpu.inventory.labels import family, file_text, labels, machine_name, value_of
-from nri_gpu.inventory.topology import load_topology
+from nri_gpu.kubelet.labels import family, file_text, labels, machine_name, value_of
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
+from nri_gpu.simulation.topology import load_topology
 from tests.support import builders as make
 
 TOPOLOGIES = Path(__file__).parents[3] / "config" / "topologies"

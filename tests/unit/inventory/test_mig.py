@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.fit import why_not
-from nri_gpu.domain.gpu import Gpu, GpuUuid, Inventory, MigDevice
-from nri_gpu.inventory.capabilities import unusual, usual_minors, with_minors
+from nri_gpu.allocation.messages import why_not
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
+from nri_gpu.domain.node import Inventory
+from nri_gpu.inventory.extras import unusual, usual_minors, with_minors
 from nri_gpu.inventory.identity import profile_in
 from nri_gpu.inventory.source import NvmlSource
-from nri_gpu.inventory.topology import load_topology
+from nri_gpu.simulation.topology import load_topology
 from tests.support.nvml import Act, FakeGpu, FakeMig, build_fake_nvml, configure, gpus_of
 
 ROOT = Path(__file__).parents[3]

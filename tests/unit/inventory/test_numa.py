@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.gpu import Inventory, NumaNode
-from nri_gpu.inventory.numa import numa_nodes, parse_cpulist
+from nri_gpu.domain.node import Inventory, NumaNode
+from nri_gpu.inventory.kernel import numa_nodes, parse_cpulist
 from nri_gpu.inventory.source import NvmlSource
 from tests.support import builders as make
 from tests.support.nvml import FakeGpu, build_fake_nvml

@@ -10,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import Gpu, GpuFault, GpuUuid, Inventory, Link, PciBusId
+from nri_gpu.domain.gpu import Gpu, GpuUuid, PciBusId
 from nri_gpu.domain.health import Sign
+from nri_gpu.domain.node import GpuFault, Inventory, Link
 from nri_gpu.inventory.child import NvmlChild
-from nri_gpu.inventory.topology import load_topology
+from nri_gpu.simulation.topology import load_topology
 from tests.support.nvml import SWITCH, Act, FakeFacts, FakeGpu, build_fake_nvml, configure, evidence, gpus_of
 
 ROOT = Path(__file__).parents[3]

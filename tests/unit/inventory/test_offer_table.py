@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.domain.edits import DeviceNode, Mount
-from nri_gpu.domain.extras import Channels, Extra, Offer
-from nri_gpu.inventory.topology import TopologyError, parse_topology
+from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, Offer
+from nri_gpu.simulation.topology import TopologyError, parse_topology
 
 NODE = "schema = 1\n[node]\n"
 GOOD = """

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from nri_gpu.domain.edits import DeviceNode, Mount
-from nri_gpu.domain.extras import Channels, Extra, Offer
-from nri_gpu.inventory.offers import Roots, find_offers
+from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, Offer
+from nri_gpu.inventory.extras import Roots, find_offers
 
 VERSION = "580.95.05"
 DEVICES = """Character devices:

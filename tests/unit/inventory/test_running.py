@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.gpu import Inventory
-from nri_gpu.inventory.cache import InventoryCache
+from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.child import NvmlChild
-from nri_gpu.inventory.topology import TopologyError, parse_topology
+from nri_gpu.inventory.controller import InventoryCache
+from nri_gpu.simulation.topology import TopologyError, parse_topology
 from tests.support.nvml import Act, FakeGpu, FakeMig, build_fake_nvml, configure
 
 COMPUTE, GRAPHICS = "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"

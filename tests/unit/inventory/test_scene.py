@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu.cli.gpus_watch import Printer
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import Majors
 from nri_gpu.domain.health import ScriptedEvent, Sign
-from nri_gpu.inventory.cache import InventoryCache
-from nri_gpu.inventory.scene import LOST, Scene
-from nri_gpu.inventory.source import TopologySource
-from nri_gpu.inventory.topology import parse_scene
-from nri_gpu.verbs.gpus_watch import Printer
+from nri_gpu.domain.node import Majors
+from nri_gpu.inventory.controller import InventoryCache
+from nri_gpu.simulation.scenario import LOST, Scene
+from nri_gpu.simulation.source import TopologySource
+from nri_gpu.simulation.topology import parse_scene
 from tests.support.daemon import TOPOLOGIES
 from tests.unit.inventory.test_topology import GPU, LINK, MIG, NODE, SECOND, faults, parse, part
 

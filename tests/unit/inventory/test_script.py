@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu.domain.health import EventType, ScriptedEvent, Sign
-from nri_gpu.inventory.topology import TopologyError, parse_topology
+from nri_gpu.simulation.topology import TopologyError, parse_topology
 
 NODE = """schema = 1
 [node]

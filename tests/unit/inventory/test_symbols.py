@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import Inventory, Link
 from nri_gpu.domain.health import EventType, GpuEvent
+from nri_gpu.domain.node import Inventory, Link
+from nri_gpu.health.listener import Ear, EventChild
 from nri_gpu.inventory.child import NvmlChild
-from nri_gpu.inventory.hearing import Ear, EventChild
+from nri_gpu.inventory.nvml_symbols import CHAINS, EventDataV1, PciInfoV2, ProcessInfoV1, ProcessInfoV2
 from nri_gpu.inventory.report import lacking_in
 from nri_gpu.inventory.source import NvmlSource
-from nri_gpu.inventory.symbols import CHAINS, EventDataV1, PciInfoV2, ProcessInfoV1, ProcessInfoV2
 from tests.support.nvml import FakeGpu, build_fake_nvml, happen
 from tests.unit.runtime.log import Log
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.gpu import Inventory, Link, Majors, NumaNode
+from nri_gpu.domain.node import Inventory, Link, Majors, NumaNode
 from nri_gpu.inventory.facts import ARCHITECTURES, MODULES
-from nri_gpu.inventory.topology import TopologyError, load_topology, parse_topology
-from nri_gpu.requirements import facts
+from nri_gpu.requirements import grammar as facts
+from nri_gpu.simulation.topology import TopologyError, load_topology, parse_topology
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "config/topologies").glob("*.toml"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.inventory.uevents import (
+from nri_gpu.inventory.node_watch import (
     KERNEL_PORT,
     MESSAGE_MAX,
     Uevents,

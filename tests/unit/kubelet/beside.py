@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, Pod
 from nri_gpu.domain.kubelet import ContainerGiven, Handed, PodGiven
+from nri_gpu.kubelet.controller import Answers
+from nri_gpu.kubelet.external import Book
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.environment import VARIABLE
-from nri_gpu.runtime.beside import Book
-from nri_gpu.verbs.kubelet_keeper import Answers
 from tests.support import builders
 from tests.support.builders import uuid
 from tests.unit.kubelet.station import GPU, Halves

@@ -11,19 +11,19 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId
-from nri_gpu.domain.gpu import Gpu, GpuUuid, Node
-from nri_gpu.kubelet.endpoint import Place
-from nri_gpu.kubelet.key import KeyKeeper
-from nri_gpu.kubelet.offers import Offers
-from nri_gpu.kubelet.room import KubeletRoom
+from nri_gpu.domain.gpu import Gpu, GpuUuid
+from nri_gpu.domain.node import Node
+from nri_gpu.kubelet.controller import DaemonBooks
+from nri_gpu.kubelet.devices import Offers
+from nri_gpu.kubelet.endpoint import KubeletRoom, Place
+from nri_gpu.kubelet.token import KeyKeeper
 from nri_gpu.nri.convert import Listed
+from nri_gpu.plugin.handlers import Outside, Plugin
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
-from nri_gpu.runtime.board import Board
-from nri_gpu.runtime.plugin import Outside, Plugin
-from nri_gpu.runtime.watch import folder_changed
-from nri_gpu.verbs.kubelet_keeper import DaemonBooks
-from nri_gpu.wire.status import Status
+from nri_gpu.system.inotify import folder_changed
+from nri_gpu.system.state import Board
+from nri_gpu.ttrpc.status import Status
 from tests.support import builders
 from tests.unit.runtime.station import KEY, Clock
 

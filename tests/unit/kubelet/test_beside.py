@@ -6,16 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.listed import SETTLED_S
-from nri_gpu.allocation.mark import MARK_KEY
+from nri_gpu.allocation.grant import MARK_KEY
+from nri_gpu.allocation.reservations import SETTLED_S
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.nri.convert import EMPTY
+from nri_gpu.plugin.guard import Guard
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import EnvironmentSettings, Policy, VisibleDevices
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE
-from nri_gpu.runtime.guard import Guard
-from nri_gpu.wire.status import Status
+from nri_gpu.ttrpc.status import Status
 from tests.support import builders
 from tests.support.builders import container, gpu, held_node, mig_gpu, mig_uuid, pod, uuid
 from tests.unit.kubelet.beside import OURS, RESERVED, SHARING, THEIRS, Beside, env_of, nodes_of, of_plugin, reply_of

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.kubelet import endpoint, service
-from nri_gpu.kubelet.key import KEY_FILE
+from nri_gpu.kubelet.token import KEY_FILE
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from tests.support.builders import gpus, uuid
 from tests.support.kubelet import Kubelet, Rival

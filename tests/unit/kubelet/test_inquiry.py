@@ -12,10 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container, PodId, PodUid
-from nri_gpu.kubelet.inquiry import Inquiry, Pace
-from nri_gpu.kubelet.podresources import PodResources
+from nri_gpu.kubelet.controller import Answers, KubeletKeeper
+from nri_gpu.kubelet.podresources import Inquiry, Pace, PodResources
 from nri_gpu.policy.kubelet import KubeletSettings
-from nri_gpu.verbs.kubelet_keeper import Answers, KubeletKeeper
 from tests.support.builders import container, pod, uuid
 from tests.support.podresources import PodResourcesServer
 from tests.unit.kubelet.beside import THEIRS, Beside, of_plugin

@@ -13,18 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.errors import RestartNeededError
-from nri_gpu.kubelet import room
+from nri_gpu.daemon.app import Daemon
+from nri_gpu.daemon.policy_file import PolicyFile
+from nri_gpu.daemon.state_folder import StateFolder
+from nri_gpu.domain.errors import Exit, RestartNeededError
+from nri_gpu.kubelet import endpoint as room
+from nri_gpu.kubelet.controller import NOT_CONNECTED, KubeletKeeper
+from nri_gpu.kubelet.devices import Offers
 from nri_gpu.kubelet.endpoint import Endpoint
-from nri_gpu.kubelet.key import KEY_FILE, KeyKeeper
-from nri_gpu.kubelet.offers import Offers
+from nri_gpu.kubelet.token import KEY_FILE, KeyKeeper
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
-from nri_gpu.runtime.state import StateFolder
-from nri_gpu.verbs.daemon import Daemon
-from nri_gpu.verbs.exits import Exit
-from nri_gpu.verbs.kubelet_keeper import NOT_CONNECTED, KubeletKeeper
-from nri_gpu.verbs.parts import exit_code
-from nri_gpu.verbs.policy_file import PolicyFile
+from nri_gpu.system.tasks import exit_code
 from tests.support.daemon import FOUR_GPUS
 from tests.support.kubelet import Kubelet
 from tests.support.waiting import wait_for
@@ -34,7 +33,7 @@ from tests.unit.runtime.log import Log
 
 
 def test_grpc_is_imported_only_where_it_is_wanted() -> None:
-    program = "import nri_gpu.verbs.run, sys; sys.exit('grpc' in sys.modules)"
+    program = "import nri_gpu.cli.run, sys; sys.exit('grpc' in sys.modules)"
     root = Path(__file__).parents[3]
     assert subprocess.run([sys.executable, "-c", program], cwd=root, check=False, timeout=60).returncode == 0
 

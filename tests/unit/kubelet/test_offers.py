@@ -7,7 +7,8 @@ from typing import Final
 
 import pytest
 
-from nri_gpu.domain.gpu import Gpu, GpuFault
+from nri_gpu.domain.gpu import Gpu
+from nri_gpu.domain.node import GpuFault
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from tests.support.builders import gpu, mig_gpu, mig_uuid, uuid
 from tests.unit.kubelet.station import GPU, Halves

@@ -8,15 +8,15 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.fabric import fabric_of
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.place import Asker, place
+from nri_gpu.allocation.placement import Asker, place
+from nri_gpu.allocation.topology import fabric_of
 from nri_gpu.domain.claim import Claim, Count, Mode
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.decision import Reason
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.inventory.topology import load_topology
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
+from nri_gpu.simulation.topology import load_topology
 from tests.support.builders import foreign, gpu, ledger, mig_gpu, mig_uuid, uuid
 from tests.support.daemon import TOPOLOGIES
 from tests.support.fabrics import KNOWN

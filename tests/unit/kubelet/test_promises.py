@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.promises import OPEN_S
+from nri_gpu.allocation.reservations import OPEN_S
 from nri_gpu.domain.container import Container, PodId
 from nri_gpu.policy.model import LedgerSettings, Policy
 from tests.support import builders

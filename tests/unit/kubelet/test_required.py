@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE
+from nri_gpu.kubelet.controller import DaemonBooks
+from nri_gpu.kubelet.required_device import FILE_NAME, NOT_CONNECTED, TOO_OLD, RequiredDevice
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import FailClosed, KubeletSettings
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.verbs.kubelet_keeper import DaemonBooks
-from nri_gpu.verbs.required_device import FILE_NAME, NOT_CONNECTED, TOO_OLD, RequiredDevice
-from nri_gpu.wire.status import Status
+from nri_gpu.ttrpc.status import Status
 from tests.support import builders
 from tests.support.builders import uuid
 from tests.unit.kubelet.station import GPU, Halves, again, from_kubelet

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
-from nri_gpu.allocation.promises import OPEN_S
-from nri_gpu.domain.gpu import GpuFault
+from nri_gpu.allocation.reservations import OPEN_S
+from nri_gpu.domain.node import GpuFault
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from tests.support import builders
 from tests.support.builders import container, gpu, gpus, mig_gpu, mig_uuid, uuid

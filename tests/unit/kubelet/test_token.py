@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.promises import OPEN_S
-from nri_gpu.allocation.token import read_tokens, token_key, write_token
-from nri_gpu.asking import needs_grant
+from nri_gpu.allocation.reservations import OPEN_S
+from nri_gpu.decision.claim import needs_grant
 from nri_gpu.domain.codec import canonical, decode, encode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.kubelet import HANDED_KEY
-from nri_gpu.kubelet.key import KEY_FILE, tokens_key
+from nri_gpu.kubelet.token import KEY_FILE, read_tokens, token_key, tokens_key, write_token
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.mps.daemon import Daemon
-from nri_gpu.mps.place import Place, clients
-from nri_gpu.mps.process import process_of
-from nri_gpu.mps.tools import CONTROL, MpsError, Tools
+from nri_gpu.mps.daemon import CONTROL, Daemon, MpsError, Tools
+from nri_gpu.mps.folders import Place, clients, process_of
 from nri_gpu.policy.mps import MpsSettings
 
 UUID = GpuUuid("GPU-0")

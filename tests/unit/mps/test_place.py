@@ -11,8 +11,17 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.mps.place import Place, clients, leftovers, mount_fault, noted_places, remove
-from nri_gpu.mps.process import Process, process_of, user_of
+from nri_gpu.mps.folders import (
+    Place,
+    Process,
+    clients,
+    leftovers,
+    mount_fault,
+    noted_places,
+    process_of,
+    remove,
+    user_of,
+)
 from tests.support import mps
 from tests.unit.test_mps_unit import UNIT
 
@@ -89,7 +98,7 @@ def test_nothing_that_tenants_plant_stays_or_leads_elsewhere(tmp_path: Path) -> 
     old = place(tmp_path)
     plant(old.shm, victim)
     rights = ",".join(f"+{word.removeprefix('CAP_').lower()}" for word in UNIT.words("CapabilityBoundingSet"))
-    code = f"from pathlib import Path\nfrom nri_gpu.mps.place import remove\nremove(Path({str(old.folder)!r}))"
+    code = f"from pathlib import Path\nfrom nri_gpu.mps.folders import remove\nremove(Path({str(old.folder)!r}))"
     subprocess.run(["setpriv", f"--bounding-set=-all,{rights}", sys.executable, "-c", code], check=True, timeout=60)
     assert list(clients(tmp_path).iterdir()) == []
     assert (victim / "file").read_text() == "ours"

@@ -8,14 +8,15 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DriverFiles, DriverTree
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability
+from nri_gpu.domain.node import DriverFiles, DriverTree
 from nri_gpu.nri.convert import register_to_pb
+from nri_gpu.plugin.request_sizes import Sizes
+from nri_gpu.plugin.service import PluginService
+from nri_gpu.plugin.supervisor import NRI_VERSION, REGISTER_TIMEOUT_S
+from nri_gpu.plugin.transport import RUNTIME
 from nri_gpu.policy.service import REQUEST_BYTES
-from nri_gpu.runtime.service import PluginService
-from nri_gpu.runtime.sizes import Sizes
-from nri_gpu.runtime.supervise import NRI_VERSION, REGISTER_TIMEOUT_S
-from nri_gpu.runtime.transport import RUNTIME
-from nri_gpu.wire import RUNTIME_SERVICE, RequestReceived, RequestSent, Trunk
+from nri_gpu.ttrpc import RUNTIME_SERVICE, RequestReceived, RequestSent, Trunk
 from tests.support.recorder import Message, Session, split
 from tests.unit.runtime.station import Bench
 from tests.unit.wire.recording import FOLDER, parse

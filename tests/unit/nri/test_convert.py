@@ -7,7 +7,7 @@ from nri_gpu.domain.container import Container, DeviceRef
 from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits, Mount
 from nri_gpu.nri import convert
 from nri_gpu.nri.convert import DecodeError, Markers, Parts
-from nri_gpu.nri.subscribe import Event
+from nri_gpu.nri.events import Event
 from nri_gpu.requirements.check import TOTAL_MAX
 from tests.support import builders as make
 from tests.support import nri_messages

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark
+from nri_gpu.allocation.grant import MARK_KEY, Mark, read_mark
 from nri_gpu.domain.container import ContainerId, PodUid
-from nri_gpu.nri.subscribe import Event
-from nri_gpu.wire.mux import FIRST_FRAME_MAX
+from nri_gpu.nri.events import Event
+from nri_gpu.ttrpc.mux import FIRST_FRAME_MAX
 from tests.support.loading import LIBRARIES
 from tests.support.recorder import Message
 from tests.unit.nri.replaying import SCENES, Replayed, messages_of, path_of, paths

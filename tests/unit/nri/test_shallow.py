@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.convert import DecodeError
-from nri_gpu.nri.shallow import event_of, fields, size_of_request, size_of_state_change
+from nri_gpu.nri.list_size import event_of, fields, size_of_request, size_of_state_change
 from tests.support import nri_messages as nri
 
 POD = nri.pod("p", namespace="ml")

@@ -5,7 +5,7 @@ import pytest
 from nri_gpu.domain.decision import Code as Why
 from nri_gpu.domain.decision import Reason
 from nri_gpu.nri import status
-from nri_gpu.wire.status import Code, Status
+from nri_gpu.ttrpc.status import Code, Status
 
 
 @pytest.mark.parametrize("why", Why)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.subscribe import NEWER_MASK, OLDEST_MASK, Event, Subscription, event_mask, known_mask
+from nri_gpu.nri.events import NEWER_MASK, OLDEST_MASK, Event, Subscription, event_mask, known_mask
 
 VERSIONS = {
     "not given, as below 0.12": ("", OLDEST_MASK),

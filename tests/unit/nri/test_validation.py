@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.adjusted import Added, AddedNode
+from nri_gpu.domain.container import Added, AddedNode
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.nri.convert import PREFIX, request_from_pb
 from nri_gpu.nri.validation import adjusted_from_pb, concerns_us, verdict_to_pb

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu.policy.advice import advise
-from nri_gpu.policy.advice_rules import advise_for
+from nri_gpu.policy.advice_rules import advise_for, pattern_covers
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.reach import pattern_covers
 from tests.support import builders as make
 from tests.unit.policy.samples import Raw
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from nri_gpu.daemon.policy_file import PolicyText, build_policy
 from nri_gpu.domain.errors import PolicyError
-from nri_gpu.policy.fields import LISTS
+from nri_gpu.policy.compound_kinds import fields_of
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.parse import parse_policy
 from nri_gpu.policy.pools import Pools
-from nri_gpu.policy.records import fields_of
 from nri_gpu.policy.rules import Rules
-from nri_gpu.settings import PolicyText, build_policy
+from nri_gpu.policy.schema import LISTS
 from tests.unit.policy.samples import Raw
 
 POOL: Raw = {"name": "big", "device": ["0"]}

@@ -6,8 +6,8 @@ import pytest
 
 from nri_gpu.domain.errors import PolicyError
 from nri_gpu.domain.health import Sign
+from nri_gpu.health.controller import rules_of
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.verbs.health_keeper import rules_of
 
 
 def test_defaults_are_three_classes() -> None:

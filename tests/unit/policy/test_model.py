@@ -6,16 +6,15 @@ import pytest
 from msgspec.structs import fields, replace
 
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.extras import Extra
+from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.gpu import Capability
-from nri_gpu.policy.fields import BY_PATH, SECTIONS, SETTINGS, Setting, section_help
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.limits import NO_LIMITS
 from nri_gpu.policy.model import BUILT_IN, Disarm, Otherwise, Policy, PrivilegedAction, Stale, VisibleDevices
 from nri_gpu.policy.parse import parse_policy
 from nri_gpu.policy.pools import NO_POOLS
-from nri_gpu.policy.reference import reference
 from nri_gpu.policy.rules import NO_RULES
+from nri_gpu.policy.schema import BY_PATH, SECTIONS, SETTINGS, Setting, reference, section_help
 
 each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.path)
 

@@ -9,7 +9,7 @@ import pytest
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Qos
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
-from nri_gpu.domain.extras import Extra
+from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.policy.parse import parse_policy
 from nri_gpu.policy.rules import Rule

@@ -10,13 +10,11 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
-from nri_gpu.policy.fields import LISTS, SCHEMA_VERSION, SECTIONS, SETTINGS
+from nri_gpu.daemon.policy_file import load_policy
+from nri_gpu.policy.compound_kinds import fields_of
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.records import fields_of
-from nri_gpu.policy.reference import reference
-from nri_gpu.policy.schema import policy_schema, schema_text
-from nri_gpu.settings import load_policy
+from nri_gpu.policy.schema import LISTS, SCHEMA_VERSION, SECTIONS, SETTINGS, policy_schema, reference, schema_text
 from tests.unit.policy.samples import BAD, GOOD, Raw
 
 ROOT = Path(__file__).parents[3]

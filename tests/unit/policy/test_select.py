@@ -6,12 +6,11 @@ import pytest
 
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Code, Reason
-from nri_gpu.domain.extras import Extra
+from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, closure
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.select import Allowed, Denied, Ignored, select
-from nri_gpu.policy.terms import Terms
+from nri_gpu.policy.select import Allowed, Denied, Ignored, Terms, select
 
 
 def policy(**rules: object) -> Policy:

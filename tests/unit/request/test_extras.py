@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from nri_gpu.domain.edits import NO_EXTRAS, Extra, Extras
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.extras import NO_EXTRAS, Extra, Extras
 from nri_gpu.request.parse import parse_claim
 
 KEY = "gpu.nri.io/pod"

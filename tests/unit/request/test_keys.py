@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.allocation.mark import MARK_KEY
+from nri_gpu.allocation.grant import MARK_KEY
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.request.keys import GRANT_KEY, select_annotation
+from nri_gpu.request.text import GRANT_KEY, select_annotation
 
 BASE = "gpu.nri.io"
 POD = "gpu.nri.io/pod"

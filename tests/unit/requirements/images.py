@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nri_gpu.requirements.facts import Facts, GpuFacts
+from nri_gpu.requirements.grammar import Facts, GpuFacts
 
 _TWELVE_ONE: Final = (
     *("tesla", "unknown", "nvidia", "nvidiartx", "geforce"),

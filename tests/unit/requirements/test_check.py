@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from nri_gpu.requirements.check import TOTAL_MAX, concerns, unmet
-from nri_gpu.requirements.facts import Facts, GpuFacts
-from nri_gpu.requirements.grammar import DIFFERENT_MAX
+from nri_gpu.requirements.grammar import DIFFERENT_MAX, Facts, GpuFacts
 from tests.unit.requirements.images import (
     A100,
     CUDA_11_0,

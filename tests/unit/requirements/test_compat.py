@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.compat import CompatPackage
+from nri_gpu.domain.node import CompatPackage
 from nri_gpu.requirements.check import unmet
 from nri_gpu.requirements.compat import DRIVERS_OWN, Terms, choose, unfit_driver, wanted, with_compat
-from nri_gpu.requirements.facts import Facts, GpuFacts
+from nri_gpu.requirements.grammar import Facts, GpuFacts
 
 TERMS = Terms(brands=frozenset({"tesla", "nvidia"}), across_minor=False, check=True, may_disable=True)
 ACROSS = replace(TERMS, across_minor=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.requirements.check import CUDA_VERSION, REQUIRE_CUDA, TOTAL_MAX, TRUE, unmet
-from nri_gpu.requirements.facts import BRANDS, Facts
-from nri_gpu.requirements.grammar import CONDITION_MAX, DIFFERENT_MAX
+from nri_gpu.requirements.grammar import BRANDS, CONDITION_MAX, DIFFERENT_MAX, Facts
 from tests.unit.requirements.images import H100
 
 TEXT = (Path(__file__).parents[3] / "docs" / "requirements.md").read_text(encoding="utf-8")

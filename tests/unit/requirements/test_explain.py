@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu.requirements.check import unmet
-from nri_gpu.requirements.facts import Facts, GpuFacts
+from nri_gpu.requirements.grammar import Facts, GpuFacts
 from tests.unit.requirements.images import CUDA_13_0, V100, node
 
 CUDA = "NVIDIA_REQUIRE_CUDA"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.requirements.facts import (
+from nri_gpu.requirements.grammar import (
     BRANDS,
     Facts,
     GpuFacts,

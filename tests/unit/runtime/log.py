@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from msgspec import Struct
 
-from nri_gpu.log import LEVELS, RECORDS, TRACE
+from nri_gpu.system.log import LEVELS, RECORDS, TRACE
 
 
 class Line(Struct, frozen=True):

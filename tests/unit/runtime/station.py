@@ -10,15 +10,16 @@ from typing import Final, Self
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decide import BrokenPolicy
-from nri_gpu.domain.gpu import Capability, DriverFiles, DriverTree, Node
-from nri_gpu.inventory.topology import load_topology
+from nri_gpu.decision.decide import BrokenPolicy
+from nri_gpu.domain.gpu import Capability
+from nri_gpu.domain.node import DriverFiles, DriverTree, Node
 from nri_gpu.nri.convert import Configured
+from nri_gpu.plugin.handlers import Outside, Plugin
+from nri_gpu.plugin.request_sizes import Sizes
+from nri_gpu.plugin.supervisor import CUT_SHORT_WAITS_S, Identity, Supervisor, Watchers
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.service import REQUEST_BYTES
-from nri_gpu.runtime.plugin import Outside, Plugin
-from nri_gpu.runtime.sizes import Sizes
-from nri_gpu.runtime.supervise import CUT_SHORT_WAITS_S, Identity, Supervisor, Watchers
+from nri_gpu.simulation.topology import load_topology
 from tests.support.daemon import FOUR_GPUS
 from tests.support.nri_messages import NRI_0_8, Flavour
 from tests.support.scripted_runtime import Listener, ScriptedRuntime

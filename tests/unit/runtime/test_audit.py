@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decide import decide
+from nri_gpu.cli.replay import compare
+from nri_gpu.daemon import audit as module
+from nri_gpu.daemon.audit import FILE, GRANTS_AT_ONCE, OLD_FILE, WAITING_MAX, AuditLog, PolicyNote
+from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.policy.model import Policy
-from nri_gpu.runtime import audit as module
-from nri_gpu.runtime.audit import FILE, GRANTS_AT_ONCE, OLD_FILE, WAITING_MAX, AuditLog, PolicyNote
-from nri_gpu.verbs.replay import compare
 from tests.support import builders as make
 from tests.unit.runtime.log import Log
 

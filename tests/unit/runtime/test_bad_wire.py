@@ -11,9 +11,10 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.runtime import supervise, transport
-from nri_gpu.wire import Code, Status
-from nri_gpu.wire.frame import DISCARD_MAX, RECEIVE_MAX
+from nri_gpu.plugin import supervisor as supervise
+from nri_gpu.plugin import transport
+from nri_gpu.ttrpc import Code, Status
+from nri_gpu.ttrpc.frame import DISCARD_MAX, RECEIVE_MAX
 from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError
 from tests.support.nri_messages import NRI_0_12

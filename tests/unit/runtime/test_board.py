@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nri_gpu.domain.extras import Profiles
-from nri_gpu.domain.gpu import DriverFiles, Inventory
-from nri_gpu.runtime.board import Board
+from nri_gpu.domain.edits import Profiles
+from nri_gpu.domain.node import DriverFiles, Inventory
+from nri_gpu.system.state import Board
 
 DRIVER = DriverFiles("580.95.05", "580.95.05-1", {}, {})
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.mark import MARK_KEY
+from nri_gpu.allocation.grant import MARK_KEY
 from nri_gpu.nri import convert
-from nri_gpu.nri.subscribe import Event
+from nri_gpu.nri.events import Event
 from nri_gpu.policy.model import Complete, ForeignSettings, Policy
-from nri_gpu.wire import Status
+from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.unit.runtime.log import Log
 from tests.unit.runtime.station import Bench

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from nri_gpu.runtime import control as module
-from nri_gpu.runtime.control import OPEN_MAX, QUESTION_MAX, ControlSocket
+from nri_gpu.daemon import control as module
+from nri_gpu.daemon.control import OPEN_MAX, QUESTION_MAX, ControlSocket
 from tests.support.daemon import Launch, NriGpu
 from tests.support.waiting import wait_for
 from tests.unit.runtime.log import Log

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from nri_gpu.runtime import cri
+from nri_gpu.system import cri_child as cri
 from tests.support.cri_server import CriServer
 
 
@@ -32,7 +32,7 @@ def test_a_socket_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[
 
 def test_without_grpcio_it_says_what_to_install(folder: Path) -> None:
     program = f"import sys; sys.modules['grpc'] = None; sys.argv = ['cri', '{folder}/cri.sock', '0', '1']\n"
-    program += "import runpy; runpy.run_module('nri_gpu.runtime.cri', run_name='__main__')"
+    program += "import runpy; runpy.run_module('nri_gpu.system.cri_child', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", program], input="a", capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "pip install 'nri-gpu[cri]'" in done.stderr

@@ -7,8 +7,8 @@ from google.protobuf.message import DecodeError
 
 from nri_gpu.domain.errors import RemoteProtocolError
 from nri_gpu.nri import status
-from nri_gpu.runtime.dispatch import MARGIN_NS, Dispatcher
-from nri_gpu.wire import Code, RequestReceived, ResponseSent, Status, StreamId
+from nri_gpu.plugin.service import MARGIN_NS, Dispatcher
+from nri_gpu.ttrpc import Code, RequestReceived, ResponseSent, Status, StreamId
 from tests.unit.runtime.log import Log
 
 SERVICE = "a.Service"

@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger, Phase
-from nri_gpu.allocation.promises import is_promise, promised
+from nri_gpu.allocation.reservations import is_promise, promised
+from nri_gpu.daemon.state_folder import StateFolder, former_ledger
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.kubelet import Handed
+from nri_gpu.domain.names import LEDGER
 from nri_gpu.nri.convert import Parts
-from nri_gpu.runtime.former import former_ledger
-from nri_gpu.runtime.state import LEDGER, StateFolder
 from tests.support import builders as make
 from tests.support import nri_messages as nri
 from tests.unit.runtime.test_handover import GRACE_S, HandoverBench

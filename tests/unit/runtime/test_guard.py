@@ -13,15 +13,14 @@ import pytest
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container
 from nri_gpu.nri.convert import Listed, Parts
-from nri_gpu.nri.subscribe import Event
-from nri_gpu.policy.broken import BrokenPolicy
+from nri_gpu.nri.events import Event
+from nri_gpu.plugin.guard import Guard
+from nri_gpu.plugin.request_sizes import Sizes
+from nri_gpu.plugin.supervisor import Identity, Supervisor, Watchers
 from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.model import EnvironmentSettings, NamespaceRules, Otherwise, Policy
+from nri_gpu.policy.model import BrokenPolicy, EnvironmentSettings, NamespaceRules, Otherwise, Policy
 from nri_gpu.policy.service import REQUEST_BYTES
-from nri_gpu.runtime.guard import Guard
-from nri_gpu.runtime.sizes import Sizes
-from nri_gpu.runtime.supervise import Identity, Supervisor, Watchers
-from nri_gpu.wire import OK, Code, Status
+from nri_gpu.ttrpc import OK, Code, Status
 from tests.support import builders as make
 from tests.support import nri_messages as nri
 from tests.support.nri_messages import CRI_O, FLAVOURS, NRI_0_10, NRI_0_12, Flavour

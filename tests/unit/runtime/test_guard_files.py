@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu.daemon.state_folder import StateFolder
+from nri_gpu.plugin.guard import DaemonState
 from nri_gpu.policy.model import Policy
-from nri_gpu.runtime.guard_files import DaemonState
-from nri_gpu.runtime.state import StateFolder
 from tests.unit.runtime.log import Log
 
 KEY = bytes(range(32))

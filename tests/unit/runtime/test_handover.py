@@ -9,12 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.domain.gpu import Inventory
+from nri_gpu.domain.node import Inventory
 from nri_gpu.nri.convert import Parts
-from nri_gpu.nri.subscribe import Event
+from nri_gpu.nri.events import Event
+from nri_gpu.plugin.releasing import FIRST_PAUSE_S, LONGEST_PAUSE_S, Rechecks
 from nri_gpu.policy.model import HandoverSettings, Policy, Unknown
-from nri_gpu.runtime.handover import FIRST_PAUSE_S, LONGEST_PAUSE_S, Rechecks
-from nri_gpu.wire import Status
+from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.unit.runtime.station import Bench
 

@@ -12,10 +12,10 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.mark import MARK_KEY
+from nri_gpu.allocation.grant import MARK_KEY
 from nri_gpu.domain.decision import REFUSAL_MAX
 from nri_gpu.nri.convert import EMPTY
-from nri_gpu.wire.status import Status
+from nri_gpu.ttrpc.status import Status
 from tests.support import nri_messages as nri
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.unit.runtime.station import Bench

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.allocation.mark import write_mark
+from nri_gpu.allocation.grant import write_mark
+from nri_gpu.daemon import journal as module
+from nri_gpu.daemon.journal import Journal
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
-from nri_gpu.runtime import journal as module
-from nri_gpu.runtime.journal import Journal, Remembered
+from nri_gpu.plugin.recorder import Remembered
 from tests.support import builders as make
 
 KEY = bytes(range(32))

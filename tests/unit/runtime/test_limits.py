@@ -9,8 +9,8 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri import status
-from nri_gpu.wire import SEND_MAX, Code
-from nri_gpu.wire.mux import FIRST_FRAME_MAX
+from nri_gpu.ttrpc import SEND_MAX, Code
+from nri_gpu.ttrpc.mux import FIRST_FRAME_MAX
 from tests.support import nri_messages as nri
 from tests.support.nri_messages import NRI_0_6
 from tests.support.scripted_runtime import until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.runtime.notify import Notifier
+from nri_gpu.system.notify import Notifier
 
 
 def manager(address: str) -> socket.socket:

@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.mark import MARK_KEY, Mark, read_mark
-from nri_gpu.decide import BrokenPolicy
+from nri_gpu.allocation.grant import MARK_KEY, Mark, read_mark
+from nri_gpu.decision.decide import BrokenPolicy
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.nri import convert
 from nri_gpu.nri.convert import Parts
-from nri_gpu.nri.subscribe import Event
+from nri_gpu.nri.events import Event
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import (
     Disarm,
@@ -28,7 +28,7 @@ from nri_gpu.policy.model import (
     PrivilegedSettings,
     Stale,
 )
-from nri_gpu.wire import Code, Status
+from nri_gpu.ttrpc import Code, Status
 from tests.support import nri_messages as nri
 from tests.unit.runtime.log import Log
 from tests.unit.runtime.station import KEY, Bench

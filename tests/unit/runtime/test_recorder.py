@@ -5,15 +5,14 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.allocation.ledger import Phase
+from nri_gpu.daemon import journal as journal_module
+from nri_gpu.daemon.journal import Journal, StateRecorder
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.nri.convert import Listed
-from nri_gpu.nri.subscribe import Event
+from nri_gpu.nri.events import Event
+from nri_gpu.plugin.handlers import REQUEST_TIMEOUT_S, Outside, Plugin
 from nri_gpu.policy.model import Policy
-from nri_gpu.runtime import journal as journal_module
-from nri_gpu.runtime.journal import Journal
-from nri_gpu.runtime.plugin import REQUEST_TIMEOUT_S, Outside, Plugin
-from nri_gpu.runtime.recorder import StateRecorder
-from nri_gpu.wire.status import Status
+from nri_gpu.ttrpc.status import Status
 from tests.support import builders as make
 from tests.unit.runtime.log import Log
 from tests.unit.runtime.station import KEY, Clock, node

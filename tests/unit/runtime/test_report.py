@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.leaver import Leaver
-from nri_gpu.allocation.ledger import Ledger, Phase
+from nri_gpu.allocation.ledger import Leaver, Ledger, Phase
+from nri_gpu.daemon.report import Connection, View, status_json
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.gpu import GpuFault, Node
-from nri_gpu.domain.health import Health, State
+from nri_gpu.domain.health import Health, History, Kind, State, Transition
 from nri_gpu.domain.kubelet import Standing
-from nri_gpu.domain.transition import History, Kind, Transition
-from nri_gpu.runtime.report import Connection, View, status_json
+from nri_gpu.domain.node import GpuFault, Node
 from tests.support import builders as make
 
 NOW, CLOCK = 1_800_000_000.0, 5_000.0

@@ -9,12 +9,12 @@ import pytest
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu._pb import ttrpc_pb2
 from nri_gpu.nri.convert import Configured
-from nri_gpu.nri.subscribe import Event
-from nri_gpu.runtime.plugin import EVENTS
-from nri_gpu.runtime.service import PLUGIN, PluginService
-from nri_gpu.runtime.sizes import Sizes
-from nri_gpu.runtime.supervise import Identity
-from nri_gpu.wire import PLUGIN_SERVICE, Code, Status
+from nri_gpu.nri.events import Event
+from nri_gpu.plugin.handlers import EVENTS
+from nri_gpu.plugin.request_sizes import Sizes
+from nri_gpu.plugin.service import PLUGIN, PluginService
+from nri_gpu.plugin.supervisor import Identity
+from nri_gpu.ttrpc import PLUGIN_SERVICE, Code, Status
 from tests.support import nri_messages as nri
 from tests.support.nri_messages import FLAVOURS, NRI_0_6, NRI_0_8, NRI_0_12, Flavour
 from tests.support.scripted_runtime import until

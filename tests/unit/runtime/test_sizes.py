@@ -12,14 +12,14 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.convert import ENTRIES_MAX
+from nri_gpu.nri.events import Event
 from nri_gpu.nri.session import Step
-from nri_gpu.nri.subscribe import Event
+from nri_gpu.plugin.request_sizes import ADJUSTMENT_BYTES, SMALL_BYTES, Sizes
+from nri_gpu.plugin.service import PLUGIN, PluginService
 from nri_gpu.policy.service import REQUEST_BYTES
-from nri_gpu.runtime.service import PLUGIN, PluginService
-from nri_gpu.runtime.sizes import ADJUSTMENT_BYTES, SMALL_BYTES, Sizes
-from nri_gpu.wire import Code, RequestReceived, Status
-from nri_gpu.wire.events import StreamId
-from nri_gpu.wire.frame import RECEIVE_MAX
+from nri_gpu.ttrpc import Code, RequestReceived, Status
+from nri_gpu.ttrpc.events import StreamId
+from nri_gpu.ttrpc.frame import RECEIVE_MAX
 from tests.support import hostile
 from tests.support import nri_messages as nri
 from tests.support.nri_messages import FLAVOURS, NRI_0_6, NRI_0_8, Flavour

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.runtime.snapshot import (
+from nri_gpu.daemon.snapshot import (
     BYTES_MAX,
-    FILE,
+    SNAPSHOT_FILE,
     Evidence,
     Snapshot,
     SnapshotError,
-    read,
+    read_snapshot,
     sight_of,
     to_bytes,
 )
@@ -36,19 +36,19 @@ SNAPSHOT = Snapshot(evidence=EVIDENCE, inventory=node().inventory, driver=DRIVER
 
 
 def kept(folder: Path, content: bytes) -> Path:
-    (folder / FILE).write_bytes(content)
+    (folder / SNAPSHOT_FILE).write_bytes(content)
     return folder
 
 
 def test_it_comes_back(tmp_path: Path) -> None:
-    found = read(kept(tmp_path, to_bytes(SNAPSHOT, KEY)), KEY)
+    found = read_snapshot(kept(tmp_path, to_bytes(SNAPSHOT, KEY)), KEY)
     assert found
     assert (found.inventory, found.driver, found.evidence) == (SNAPSHOT.inventory, DRIVER, EVIDENCE)
     assert to_bytes(found, KEY) == to_bytes(SNAPSHOT, KEY)
 
 
 def test_none_is_no_error(tmp_path: Path) -> None:
-    assert read(tmp_path, KEY) is None
+    assert read_snapshot(tmp_path, KEY) is None
 
 
 def signed(body: str) -> bytes:
@@ -78,13 +78,13 @@ BAD = {
 @pytest.mark.parametrize(("content", "words"), BAD.values(), ids=BAD)
 def test_what_cannot_be_used_says_why(tmp_path: Path, content: bytes, words: str) -> None:
     with pytest.raises(SnapshotError, match=words.replace("[", r"\[")):
-        read(kept(tmp_path, content), KEY)
+        read_snapshot(kept(tmp_path, content), KEY)
 
 
 def test_a_folder_in_its_place(tmp_path: Path) -> None:
-    (tmp_path / FILE).mkdir()
+    (tmp_path / SNAPSHOT_FILE).mkdir()
     with pytest.raises(SnapshotError, match="Is a directory"):
-        read(tmp_path, KEY)
+        read_snapshot(tmp_path, KEY)
 
 
 def test_differences_are_named() -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.grant import KEY_BYTES
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.mark import KEY_BYTES
+from nri_gpu.daemon.state_folder import StateError, StateFolder
 from nri_gpu.domain.container import ContainerId
-from nri_gpu.nri.subscribe import Event
-from nri_gpu.runtime.state import StateError, StateFolder
+from nri_gpu.nri.events import Event
 from tests.support import nri_messages as nri
 from tests.unit.runtime.station import Bench
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.cli import main
-from nri_gpu.runtime.state import StateFolder
-from nri_gpu.runtime.succession import Succession
-from nri_gpu.verbs.exits import Exit
+from nri_gpu.cli.main import main
+from nri_gpu.daemon.state_folder import StateFolder
+from nri_gpu.domain.errors import Exit
+from nri_gpu.system.succession import Succession
 from tests.support.daemon import Launch, NriGpu
 from tests.support.waiting import wait_for
 
 LOCKS = """
 import sys, time
 from pathlib import Path
-from nri_gpu.runtime.succession import Succession
+from nri_gpu.system.succession import Succession
 assert Succession(Path(sys.argv[1])).announce()
 print(flush=True)
 time.sleep(60)

@@ -14,9 +14,10 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.subscribe import Event
-from nri_gpu.runtime import supervise, watch
-from nri_gpu.runtime.supervise import Identity, explain
+from nri_gpu.nri.events import Event
+from nri_gpu.plugin import supervisor as supervise
+from nri_gpu.plugin.supervisor import Identity, explain
+from nri_gpu.system import inotify as watch
 from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError
 from tests.support.nri_messages import NRI_0_10, NRI_0_12, Flavour

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.runtime.watch import folder_changed, nearest
+from nri_gpu.system.inotify import folder_changed, nearest
 
 LONG_S = 10.0
 

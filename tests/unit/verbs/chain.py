@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.nri.subscribe import Event
-from nri_gpu.runtime.state import CONTROL_SOCKET
-from nri_gpu.verbs.asking import ask as ask_daemon
-from nri_gpu.wire import Status
+from nri_gpu.cli.client import ask as ask_daemon
+from nri_gpu.domain.names import CONTROL_SOCKET
+from nri_gpu.nri.events import Event
+from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.daemon import Launch
 from tests.support.driver_root import make_driver_root
@@ -37,9 +37,9 @@ import sys
 from nri_gpu.inventory.child import Deadlines
 from nri_gpu.inventory.source import NvmlSource
 NvmlSource.__init__.__kwdefaults__["deadlines"] = Deadlines(call_s=2.0, slow_call_s=3.0, files_s=2.0)
-from nri_gpu.inventory import uevents
-uevents.NVIDIA_VENDOR = sys.argv.pop(1)
-from nri_gpu.cli import main
+from nri_gpu.inventory import node_watch
+node_watch.NVIDIA_VENDOR = sys.argv.pop(1)
+from nri_gpu.cli.main import main
 sys.exit(main())
 """
 

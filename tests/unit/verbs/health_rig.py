@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.health import State
+from nri_gpu.health.controller import HealthKeeper, HealthPlace, Needs
 from nri_gpu.health.fleet import Moment
-from nri_gpu.inventory.hearing import Ear, EventChild
+from nri_gpu.health.listener import Ear, EventChild
 from nri_gpu.inventory.source import Source
 from nri_gpu.policy.health import Events
 from nri_gpu.policy.model import Policy
-from nri_gpu.verbs.health_keeper import HealthKeeper, HealthPlace, Needs
 from tests.support.nvml import FakeGpu
 from tests.unit.verbs.rig import Rig
 

@@ -17,19 +17,19 @@ from typing import Final
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.domain.gpu import Inventory
-from nri_gpu.inventory.cache import InventoryCache
+from nri_gpu.daemon.snapshot import Host, SnapshotKeeper
+from nri_gpu.daemon.state_folder import StateFolder
+from nri_gpu.domain.node import Inventory
+from nri_gpu.driver.controller import Around, DriverKeeper, DriverPlace
 from nri_gpu.inventory.child import Deadlines
+from nri_gpu.inventory.controller import InventoryCache
+from nri_gpu.inventory.node_watch import NodeWatch, Pace
 from nri_gpu.inventory.source import NvmlSource, Source
-from nri_gpu.nri.subscribe import Event
+from nri_gpu.nri.events import Event
+from nri_gpu.plugin.handlers import Outside, Plugin
 from nri_gpu.policy.model import Policy
-from nri_gpu.runtime.board import Board
-from nri_gpu.runtime.plugin import Outside, Plugin
-from nri_gpu.runtime.state import StateFolder
-from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
-from nri_gpu.verbs.node_watch import NodeWatch, Pace
-from nri_gpu.verbs.snapshot_keeper import Host, SnapshotKeeper
-from nri_gpu.wire import Status
+from nri_gpu.system.state import Board
+from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.driver_root import make_driver_root
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence

@@ -17,14 +17,14 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.cdi_file import SpecFile
-from nri_gpu.cli import main
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Inventory, Majors
-from nri_gpu.domain.loader import Loader
+from nri_gpu.cdi.file import SpecFile
+from nri_gpu.cdi.generate import NotReadyError, Wish, specification_text
+from nri_gpu.cdi.watch import Watch
+from nri_gpu.cli.main import main
+from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
+from nri_gpu.domain.node import Inventory, Loader, Majors
 from nri_gpu.driver.owner import StageOwner
-from nri_gpu.verbs.cdi_spec import NotReadyError, Wish, specification_text
-from nri_gpu.verbs.cdi_watch import Watch
-from nri_gpu.verbs.exits import Exit
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.driver_root import make_driver_root
@@ -71,8 +71,8 @@ class Place(Struct, frozen=True):
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr("nri_gpu.settings.DEFAULT_PATH", tmp_path / "no-policy.toml")
-    monkeypatch.setattr("nri_gpu.verbs.cdi_spec.STANDARD", ())
+    monkeypatch.setattr("nri_gpu.daemon.policy_file.DEFAULT_PATH", tmp_path / "no-policy.toml")
+    monkeypatch.setattr("nri_gpu.cdi.generate.STANDARD", ())
     made = Place(tmp_path)
     make_driver_root(made.driver, V)
     shutil.copy(FOUR_GPUS, made.topology)

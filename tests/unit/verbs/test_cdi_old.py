@@ -11,13 +11,12 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.cdi_file import SpecFile
+from nri_gpu.cdi import generate as cdi_old
+from nri_gpu.cdi.file import SpecFile
+from nri_gpu.cdi.generate import Wish, remove_old, specification_text
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Inventory
-from nri_gpu.domain.loader import Loader
-from nri_gpu.verbs import cdi_old
-from nri_gpu.verbs.cdi_old import remove_old
-from nri_gpu.verbs.cdi_spec import Wish, specification_text
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
+from nri_gpu.domain.node import Inventory, Loader
 from tests.support import builders as make
 from tests.support.driver_root import make_driver_root
 

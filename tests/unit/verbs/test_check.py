@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu import settings
-from nri_gpu.cli import main
+from nri_gpu.cli import check
+from nri_gpu.cli.main import main
+from nri_gpu.daemon import policy_file as settings
+from nri_gpu.domain.errors import Exit
 from nri_gpu.driver.owner import StageOwner
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.mps import MpsSettings
-from nri_gpu.verbs import check
-from nri_gpu.verbs.exits import Exit
 from tests.support.daemon import FOUR_GPUS
 from tests.unit.verbs.shapes import CHECK, check_shape
 from tests.unit.verbs.test_status import daemon

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.cli import main
-from nri_gpu.verbs.exits import Exit
+from nri_gpu.cli.main import main
+from nri_gpu.domain.errors import Exit
 from tests.support import compat
 from tests.support.daemon import FOUR_GPUS
 from tests.support.driver_root import make_driver_root

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.gpu import Inventory, Node
-from nri_gpu.runtime.board import Board
-from nri_gpu.verbs import compat_keeper
-from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
+from nri_gpu.domain.node import Inventory, Node
+from nri_gpu.driver import compat as compat_keeper
+from nri_gpu.driver.controller import Around, DriverKeeper, DriverPlace
+from nri_gpu.system.state import Board
 from tests.support import compat
 from tests.support.driver_root import make_driver_root
 

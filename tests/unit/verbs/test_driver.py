@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.cli import main
+from nri_gpu.cli.main import main
+from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu import Capability
-from nri_gpu.verbs.exits import Exit
 from tests.support.driver_root import make_driver_root, write_library
 
 V = "580.95.05"
@@ -15,7 +15,7 @@ V = "580.95.05"
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("nri_gpu.settings.DEFAULT_PATH", tmp_path / "no-policy.toml")
+    monkeypatch.setattr("nri_gpu.daemon.policy_file.DEFAULT_PATH", tmp_path / "no-policy.toml")
     return make_driver_root(tmp_path / "root", V, everything=True)
 
 

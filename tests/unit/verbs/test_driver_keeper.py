@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.domain.gpu import DriverFiles, Inventory, Node
-from nri_gpu.runtime.board import Board
-from nri_gpu.verbs import driver_keeper
-from nri_gpu.verbs.driver_keeper import Around, DriverKeeper, DriverPlace
+from nri_gpu.domain.node import DriverFiles, Inventory, Node
+from nri_gpu.driver import controller as driver_keeper
+from nri_gpu.driver.controller import Around, DriverKeeper, DriverPlace
+from nri_gpu.system.state import Board
 from tests.support.driver_root import make_driver_root
 from tests.support.scripted_runtime import until
 

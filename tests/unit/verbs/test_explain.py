@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from nri_gpu.cli import main
-from nri_gpu.verbs.exits import Exit
+from nri_gpu.cli.main import main
+from nri_gpu.domain.errors import Exit
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.loading import LIBRARIES
 from tests.unit.verbs.shapes import EXPLAIN, check_shape

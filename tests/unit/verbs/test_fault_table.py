@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.driver.watch import signs
-from nri_gpu.inventory.asking import ABSENT, GONE
+from nri_gpu.inventory.nvml_client import ABSENT, GONE
 from tests.support.driver_root import make_driver_root
 from tests.support.nvml import Act, FakeMig, build_fake_nvml
 from tests.support.nvml.build import GARBAGE

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.health import EventType, State
-from nri_gpu.inventory import hearing
+from nri_gpu.health import listener as hearing
 from tests.support.driver_root import make_driver_root
 from tests.support.nvml import Act, FakeMig, build_fake_nvml, happen
 from tests.unit.runtime.log import Log

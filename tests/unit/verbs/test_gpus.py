@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.cli import main
-from nri_gpu.domain.extras import Extra, Offer
-from nri_gpu.domain.gpu import Gpu, Inventory
+from nri_gpu.cli import gpus, render
+from nri_gpu.cli.main import main
+from nri_gpu.domain.edits import Extra, Offer
+from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.gpu import Gpu
 from nri_gpu.domain.health import Health, Sign, State
+from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.source import NvmlSource
-from nri_gpu.inventory.topology import load_topology
-from nri_gpu.verbs import gpus, health_words
-from nri_gpu.verbs.exits import Exit
+from nri_gpu.simulation.topology import load_topology
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.kernel import make_information, make_pci
@@ -124,7 +125,7 @@ def test_without_a_driver_it_is_69_and_says_why(capsys: pytest.CaptureFixture[st
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
-    assert gpus.table(("A", "BB"), [("long", ""), ("x", "y")]) == ["A     BB", "long", "x     y"]
+    assert render.table(("A", "BB"), [("long", ""), ("x", "y")]) == ["A     BB", "long", "x     y"]
 
 
 def test_policy_says_where_the_driver_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def test_since_when_and_why_a_gpu_is_not_or_was_not_well() -> None:
             make.gpu(2),
         ]
     )
-    assert gpus.to_text(unwell).splitlines()[5:] == [
+    assert render.gpus_text(unwell).splitlines()[5:] == [
         "GPU 0 is suspect since 2027-01-15 08:00:00 UTC, because of: XID 63; its state changed 1 times",
         "GPU 1 is healthy since 2027-01-15 08:00:00 UTC, recovered from: XID 79; its state changed 3 times; "
         "shows thermal",
@@ -231,7 +232,7 @@ def test_the_daemons_snapshot_has_a_number_and_an_age(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = load_topology(FOUR_GPUS).gpus[0]
-    monkeypatch.setattr(health_words, "ask", lambda *_: status(first))
+    monkeypatch.setattr(render, "ask", lambda *_: status(first))
     _, text = shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere")
     assert text.splitlines()[0].endswith("from simulated; the daemon's snapshot is number 7, 3 s old")
     assert "bad since then" in text
@@ -240,7 +241,7 @@ def test_the_daemons_snapshot_has_a_number_and_an_age(
     assert document["snapshot"] == {"number": 7, "age_s": 3.4}
     assert document["gpus"][0]["unavailable"] == "bad since then because of XID 79"
     never = status(first) | {"node": {"inventory_number": 1, "inventory_age_s": None}}
-    monkeypatch.setattr(health_words, "ask", lambda *_: never)
+    monkeypatch.setattr(render, "ask", lambda *_: never)
     assert "is number 1, not confirmed yet\n" in shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere")[1]
 
 
@@ -248,7 +249,7 @@ def test_the_daemons_snapshot_has_a_number_and_an_age(
 def test_a_daemon_that_says_what_nobody_understands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(health_words, "ask", lambda *_: said)
+    monkeypatch.setattr(render, "ask", lambda *_: said)
     code, text = shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere")
     assert code == Exit.OK
     assert "snapshot" not in text
@@ -266,7 +267,7 @@ def test_a_record_is_of_the_node_and_not_of_its_bad_day(
 ) -> None:
     """What the daemon holds for bad now would stay unavailable in every simulation of it."""
     inventory = load_topology(FOUR_GPUS)
-    monkeypatch.setattr(health_words, "ask", lambda *_: status(inventory.gpus[0]))
+    monkeypatch.setattr(render, "ask", lambda *_: status(inventory.gpus[0]))
     file = tmp_path / "recorded.toml"
     assert shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere", "--record", str(file))[0] == Exit.OK
     assert load_topology(file, wall=lambda: inventory.taken_at) == inventory

@@ -15,11 +15,11 @@ from typing import IO, Any
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.cli.client import ask
+from nri_gpu.cli.gpus_watch import Printer
+from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.health import Sign
-from nri_gpu.runtime.state import CONTROL_SOCKET
-from nri_gpu.verbs.asking import ask
-from nri_gpu.verbs.exits import Exit
-from nri_gpu.verbs.gpus_watch import Printer
+from nri_gpu.domain.names import CONTROL_SOCKET
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.waiting import wait_for

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.plugin import guard as advice
+from nri_gpu.plugin.guard import STATE_FILE, Seen, guard_advice, read_seen, started, write_seen
 from nri_gpu.policy.health import HealthSettings, OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.service import GuardSettings, PluginSettings
-from nri_gpu.runtime.guard_files import STATE_FILE, Seen, read_seen, started, write_seen
-from nri_gpu.verbs import guard_advice as advice
-from nri_gpu.verbs.guard_advice import guard_advice
 
 STOPPING = HealthSettings(containers=OnBad.STOP)
 MINE = Seen(pid=os.getpid(), started=started(os.getpid()), connected=True, runtime="containerd")

@@ -14,14 +14,15 @@ from msgspec.structs import replace
 from nri_gpu.allocation.ledger import Entry, Ledger, Phase
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
-from nri_gpu.domain.gpu import GpuFault, GpuUuid, Inventory
+from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.health import EventType, GpuEvent, ScriptedEvent, Sign, State
+from nri_gpu.domain.node import GpuFault, Inventory
+from nri_gpu.health import controller as module
+from nri_gpu.health import stops as health_stops
+from nri_gpu.health.controller import HealthKeeper, HealthPlace, Needs
 from nri_gpu.health.fleet import Moment
 from nri_gpu.policy.health import Events, OnBad
 from nri_gpu.policy.model import Policy
-from nri_gpu.verbs import health_keeper as module
-from nri_gpu.verbs import health_stops
-from nri_gpu.verbs.health_keeper import HealthKeeper, HealthPlace, Needs
 from tests.support.builders import container
 from tests.support.health import PARTS, UUIDS, at, look, with_parts, xid
 from tests.support.scripted_runtime import until

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.gpu import GpuFault, Inventory
+from nri_gpu.cli.render import health_lines, state_of, told
+from nri_gpu.cli.status import to_text
+from nri_gpu.daemon.report import status_json
 from nri_gpu.domain.health import Sign
-from nri_gpu.health.classes import Meaning
+from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.fleet import Fleet
-from nri_gpu.runtime.report import status_json
-from nri_gpu.verbs.health_words import health_lines, state_of, told
-from nri_gpu.verbs.status import to_text
+from nri_gpu.health.states import Meaning
 from tests.support import builders as make
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 from tests.unit.runtime.test_report import view

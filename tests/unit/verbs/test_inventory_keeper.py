@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.gpu import GpuFault, Inventory
-from nri_gpu.domain.health import Health, Sign, State
-from nri_gpu.domain.transition import KEPT, Kind
-from nri_gpu.runtime.board import Board
-from nri_gpu.verbs.inventory_keeper import Followers, InventoryKeeper
+from nri_gpu.domain.health import KEPT, Health, Kind, Sign, State
+from nri_gpu.domain.node import GpuFault, Inventory
+from nri_gpu.inventory.controller import Followers, InventoryKeeper
+from nri_gpu.system.state import Board
 from tests.support import builders as make
 from tests.unit.runtime.log import hearing
 

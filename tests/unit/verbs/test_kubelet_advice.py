@@ -6,10 +6,10 @@ from pathlib import Path
 
 import grpc
 
+from nri_gpu.kubelet.advice import kubelet_advice
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
-from nri_gpu.verbs.kubelet_advice import kubelet_advice
 from tests.support.builders import mig_uuid, uuid
 from tests.support.podresources import PodResourcesServer, PodResourcesThread
 from tests.unit.runtime.conftest import folder as folder

@@ -7,9 +7,9 @@ import os
 import stat
 from pathlib import Path
 
+from nri_gpu.kubelet.labels import LabelKeeper
 from nri_gpu.policy.kubelet import KubeletSettings
-from nri_gpu.runtime.board import Board
-from nri_gpu.verbs.label_keeper import LabelKeeper
+from nri_gpu.system.state import Board
 from tests.support import builders as make
 from tests.support.scripted_runtime import until
 

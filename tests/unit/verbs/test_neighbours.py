@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu.host.others import node_advice
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Disarm, DriverSettings, EnvironmentSettings, Policy, VisibleDevices
-from nri_gpu.verbs.neighbours import node_advice
 from tests.unit.host.test_others import listen
 from tests.unit.runtime.conftest import folder as folder
 

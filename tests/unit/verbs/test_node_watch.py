@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.inventory.uevents import Uevents
-from nri_gpu.verbs.node_watch import NodeWatch, Pace, node_watch
+from nri_gpu.inventory.node_watch import NodeWatch, Pace, Uevents, node_watch
 from tests.support.scripted_runtime import until
 from tests.unit.runtime.log import Log
 
@@ -125,7 +124,7 @@ async def test_no_inotify_left_is_said_and_made_up_for(monkeypatch: pytest.Monke
     def refuse() -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("nri_gpu.runtime.watch._inotify_init", refuse)
+    monkeypatch.setattr("nri_gpu.system.inotify._inotify_init", refuse)
     node = Node()
     watch = NodeWatch(node.look, node.changed, folders=(folder,), uevents=False, pace=OFTEN)
     async with running(watch, node):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.cli import main
+from nri_gpu.cli import prepare
+from nri_gpu.cli.main import main
+from nri_gpu.domain.errors import Exit
 from nri_gpu.host.facts import Places
-from nri_gpu.verbs import prepare
-from nri_gpu.verbs.exits import Exit
 from tests.unit.host.host_tree import NVIDIA, UVM, HostTree, host_below, params
 from tests.unit.verbs.shapes import NUMBER, TEXT, TRUTH, array, check_shape, fields, schema
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from nri_gpu.runtime.board import Board
-from nri_gpu.verbs.profile_keeper import ProfileKeeper
+from nri_gpu.driver.profiles import ProfileKeeper
+from nri_gpu.system.state import Board
 from tests.support import builders as make
 from tests.support.scripted_runtime import until
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.cli import main
-from nri_gpu.decide import decide
+from nri_gpu.cli.main import main
+from nri_gpu.decision.decide import decide
+from nri_gpu.decision.replay import changed_record, decision_record, node_record, policy_record
+from nri_gpu.domain.errors import Exit
 from nri_gpu.policy.model import Policy
-from nri_gpu.replay import changed_record, decision_record, node_record, policy_record
-from nri_gpu.verbs.exits import Exit
 from tests.support import builders as make
 
 POLICY = '[namespaces]\nallow = ["ml"]\n'

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.runtime.snapshot import FILE
-from nri_gpu.verbs.status import to_text
+from nri_gpu.cli.status import to_text
+from nri_gpu.daemon.snapshot import SNAPSHOT_FILE
 from tests.support.nvml import Act, FakeGpu, FakeMig, build_fake_nvml
 from tests.support.nvml.build import GARBAGE
 from tests.support.scripted_runtime import until
@@ -236,7 +236,7 @@ async def test_a_snapshot_is_of_the_modules_that_are_loaded(chain: Chain) -> Non
     """A restart serves it beside a driver that hangs, and beside another nvidia-uvm does not."""
     async with chain.connected():
         await chain.until("a grant", "device=1")
-        await until("a snapshot", (chain.launch.state / FILE).exists, PATIENCE_S)
+        await until("a snapshot", (chain.launch.state / SNAPSHOT_FILE).exists, PATIENCE_S)
     chain.play(TWO, Act(INIT, "hang"))
     async with chain.connected():
         assert await chain.ask("device=1") == ""

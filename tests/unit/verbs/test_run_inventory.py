@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.inventory.scene import LOST
-from nri_gpu.runtime.snapshot import FILE
-from nri_gpu.runtime.state import CONTROL_SOCKET
-from nri_gpu.verbs.asking import ask
-from nri_gpu.verbs.status import to_text
+from nri_gpu.cli.client import ask
+from nri_gpu.cli.status import to_text
+from nri_gpu.daemon.snapshot import SNAPSHOT_FILE
+from nri_gpu.domain.names import CONTROL_SOCKET
+from nri_gpu.simulation.scenario import LOST
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure
@@ -27,9 +27,9 @@ GPUS = [FakeGpu(minor=n, uuid=f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") f
 PROGRAM = """
 import sys
 from pathlib import Path
-from nri_gpu.driver.module import module_version
+from nri_gpu.driver.watch import module_version
 module_version.__defaults__ = (Path(sys.argv.pop(1)), Path("/nonexistent"))
-from nri_gpu.cli import main
+from nri_gpu.cli.main import main
 sys.exit(main())
 """
 
@@ -98,7 +98,7 @@ def machine(base: Path) -> Path:
 def test_a_restart_serves_the_last_snapshot_and_says_that_it_is_unconfirmed(launch: Launch) -> None:
     root = machine(launch.base.parent)
     with OnDriver(replace(launch, topology=None, driver_root=root)) as daemon:
-        wait_for("a snapshot", (launch.state / FILE).exists, 20)
+        wait_for("a snapshot", (launch.state / SNAPSHOT_FILE).exists, 20)
         daemon.terminate()
         configure(root, GPUS, [Act("nvmlInitWithFlags", "hang")], driver=DRIVER)
         daemon.start()

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.cli import main
-from nri_gpu.domain.gpu import Inventory
-from nri_gpu.inventory.topology import load_topology
-from nri_gpu.verbs.exits import Exit
-from nri_gpu.verbs.simulate import compare
-from nri_gpu.verbs.simulate_rivals import first_fit
-from nri_gpu.verbs.simulate_stream import MIX, Arrival, Outcome, Player, Stream, arrivals, play
+from nri_gpu.cli.main import main
+from nri_gpu.cli.simulate import MIX, Arrival, Outcome, Player, Stream, arrivals, compare, first_fit, play
+from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.node import Inventory
+from nri_gpu.simulation.topology import load_topology
 from tests.support.fabrics import KNOWN
 from tests.unit.verbs.shapes import SIMULATE, check_shape
 

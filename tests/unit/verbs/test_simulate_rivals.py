@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.allocation.fabric import fabric_of
-from nri_gpu.verbs.simulate_rivals import BestEffort, first_fit
+from nri_gpu.allocation.topology import fabric_of
+from nri_gpu.cli.simulate import BestEffort, first_fit
 from tests.support.fabrics import KNOWN
 from tests.support.golden_sets import GOLDEN, Golden
 

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.gpu import Inventory
+from nri_gpu.daemon.snapshot import SNAPSHOT_FILE, Host, Snapshot, SnapshotKeeper, from_bytes, to_bytes
+from nri_gpu.daemon.state_folder import StateFolder
+from nri_gpu.domain.node import Inventory
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 from nri_gpu.driver.watch import signs
-from nri_gpu.inventory.topology import load_topology
-from nri_gpu.runtime.board import Board
-from nri_gpu.runtime.snapshot import FILE, Snapshot, from_bytes, to_bytes
-from nri_gpu.runtime.state import StateFolder
-from nri_gpu.verbs.snapshot_keeper import Host, SnapshotKeeper
+from nri_gpu.simulation.topology import load_topology
+from nri_gpu.system.state import Board
 from tests.support.daemon import FOUR_GPUS
 from tests.support.driver_root import make_driver_root
 from tests.unit.runtime.log import Log
@@ -73,7 +72,7 @@ class Machine:
 
     @property
     def file(self) -> Path:
-        return self.state.path / FILE
+        return self.state.path / SNAPSHOT_FILE
 
     def library(self) -> Path:
         """A staged one; it is a hard link to the host's."""
@@ -127,7 +126,7 @@ def test_a_change_takes_it_away(machine: Machine, log: Log, why: str, change: Ca
 
 def test_another_nri_gpu_starts_without_it(machine: Machine, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.keep()
-    monkeypatch.setattr("nri_gpu.verbs.snapshot_keeper.__version__", "9.9.9")
+    monkeypatch.setattr("nri_gpu.daemon.snapshot.__version__", "9.9.9")
     assert machine.recalled() is None
     said = log.one("the last snapshot does not hold any more").fields["fault"]
     assert said == "another version of nri-gpu wrote it"

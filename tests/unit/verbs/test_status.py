@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.leaver import Leaver
-from nri_gpu.allocation.ledger import Ledger, Phase
-from nri_gpu.allocation.promises import promised
-from nri_gpu.cli import main
+from nri_gpu.allocation.ledger import Leaver, Ledger, Phase
+from nri_gpu.allocation.reservations import promised
+from nri_gpu.cli.main import main
+from nri_gpu.cli.status import ago, to_text
+from nri_gpu.daemon.report import Connection, status_json
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
-from nri_gpu.domain.gpu import GpuFault, KernelGpu, PciBusId
+from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.gpu import PciBusId
+from nri_gpu.domain.health import History, Kind, Transition
 from nri_gpu.domain.kubelet import Handed, Standing
 from nri_gpu.domain.mps import MpsFolders, Seat
-from nri_gpu.domain.transition import History, Kind, Transition
-from nri_gpu.runtime.guard_files import Seen, started, write_seen
-from nri_gpu.runtime.report import Connection, status_json
-from nri_gpu.verbs.exits import Exit
-from nri_gpu.verbs.status import ago, to_text
+from nri_gpu.domain.node import GpuFault, KernelGpu
+from nri_gpu.plugin.guard import Seen, started, write_seen
 from tests.support import builders as make
 from tests.unit.runtime.test_report import CLOCK, NOW, view
 

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.policy.model import Policy
-from nri_gpu.verbs import stopping
-from nri_gpu.verbs.stopping import stop_containers
+from nri_gpu.system import cri as stopping
+from nri_gpu.system.cri import stop_containers
 from tests.support.cri_server import CriServer
 from tests.unit.runtime.log import Log
 
@@ -28,7 +28,7 @@ async def test_what_the_runtime_did_not_stop_is_not_stopped(folder: Path, log: L
 
 
 async def test_a_program_that_dies_stopped_nothing(folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "CRI_MODULE", "nri_gpu.runtime.there_is_no_such_module")
+    monkeypatch.setattr(stopping, "CRI_MODULE", "nri_gpu.system.there_is_no_such_module")
     guard = replace(Policy.default().guard, cri_socket=str(folder / "cri.sock"))
     assert await stop_containers({"a": "ml/a"}, guard, "tested") == frozenset()
     assert "there_is_no_such_module" in log.one("containers not stopped").fields["fault"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from nri_gpu.wire import (
+from nri_gpu.ttrpc import (
     NEED_DATA,
     BytesLike,
     Connection,
@@ -18,7 +18,7 @@ from nri_gpu.wire import (
     Trunk,
     TrunkEvent,
 )
-from nri_gpu.wire.frame import HEADER
+from nri_gpu.ttrpc.frame import HEADER
 
 SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from nri_gpu.wire import (
+from nri_gpu.ttrpc import (
     ConnectionClosed,
     Incoming,
     Outgoing,

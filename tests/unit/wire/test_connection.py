@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.wire import (
+from nri_gpu.ttrpc import (
     NEED_DATA,
     OK,
     SEND_MAX,
@@ -22,8 +22,8 @@ from nri_gpu.wire import (
     Status,
     StreamId,
 )
-from nri_gpu.wire.envelope import encode_request
-from nri_gpu.wire.frame import DISCARD_MAX
+from nri_gpu.ttrpc.envelope import encode_request
+from nri_gpu.ttrpc.frame import DISCARD_MAX
 from tests.unit.wire.helpers import SERVICE, ConnectionPair, call, cuts, drain, feed, raw_frame, stream
 
 ONE = stream(1)

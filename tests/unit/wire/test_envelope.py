@@ -4,8 +4,8 @@ from typing import cast
 
 import pytest
 
-from nri_gpu.wire import OK, Code, LocalProtocolError, RemoteProtocolError, RequestSent, Status
-from nri_gpu.wire.envelope import METADATA_MAX, decode_request, decode_response, encode_request, encode_response
+from nri_gpu.ttrpc import OK, Code, LocalProtocolError, RemoteProtocolError, RequestSent, Status
+from nri_gpu.ttrpc.envelope import METADATA_MAX, decode_request, decode_response, encode_request, encode_response
 from tests.unit.wire.helpers import stream
 
 ONE = stream(1)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nri_gpu.wire import (
+from nri_gpu.ttrpc import (
     OK,
     Code,
     LocalProtocolError,

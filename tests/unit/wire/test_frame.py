@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.wire import LocalProtocolError, OversizeError
-from nri_gpu.wire.events import NEED_DATA
-from nri_gpu.wire.frame import (
+from nri_gpu.ttrpc import LocalProtocolError, OversizeError
+from nri_gpu.ttrpc.events import NEED_DATA
+from nri_gpu.ttrpc.frame import (
     DISCARD_MAX,
     SEND_MAX,
     Frame,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu._pb import nri_pb2
-from nri_gpu.wire import OK, PLUGIN_SERVICE, RUNTIME_SERVICE, RequestReceived, ResponseReceived, Trunk
+from nri_gpu.ttrpc import OK, PLUGIN_SERVICE, RUNTIME_SERVICE, RequestReceived, ResponseReceived, Trunk
 from tests.unit.wire.helpers import cuts, feed_trunk
 from tests.unit.wire.recording import FOLDER, parse, recordings, replay
 

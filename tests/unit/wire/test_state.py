@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.wire import (
+from nri_gpu.ttrpc import (
     LocalProtocolError,
     RequestReceived,
     RequestRejected,
@@ -10,8 +10,8 @@ from nri_gpu.wire import (
     ResponseReceived,
     ResponseSent,
 )
-from nri_gpu.wire.events import CallForgotten, StreamEvent
-from nri_gpu.wire.state import TABLES, Role, State, Streams
+from nri_gpu.ttrpc.events import CallForgotten, StreamEvent
+from nri_gpu.ttrpc.state import TABLES, Role, State, Streams
 from tests.unit.wire.helpers import stream
 
 EVENTS: tuple[type[StreamEvent], ...] = (

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from nri_gpu.wire import OK, Code, Status
+from nri_gpu.ttrpc import OK, Code, Status
 
 
 def test_codes_are_grpcs() -> None:

@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from nri_gpu.wire import (
+from nri_gpu.ttrpc import (
     NEED_DATA,
     OK,
     PLUGIN_SERVICE,
@@ -24,7 +24,7 @@ from nri_gpu.wire import (
     Status,
     Trunk,
 )
-from nri_gpu.wire.mux import HEADER, encode_message
+from nri_gpu.ttrpc.mux import HEADER, encode_message
 from tests.unit.wire.helpers import call, cuts, feed_trunk, raw_frame, stream
 
 ONE = stream(1)

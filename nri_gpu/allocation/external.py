@@ -1,0 +1,171 @@
+"""GPUs that a container holds by somebody else's hand, and what it may still ask for itself. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set
+from typing import Final
+
+from msgspec.structs import replace
+
+from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Live
+from nri_gpu.allocation.placement import Asker, matches, place, why_not
+from nri_gpu.domain.claim import Claim, Count, Everything, Mode
+from nri_gpu.domain.container import Container, DeviceNumber
+from nri_gpu.domain.decision import Reason
+from nri_gpu.domain.edits import NO_EDITS, Edits, staged_below
+from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, whole
+from nri_gpu.domain.node import Inventory, Node
+
+NVIDIA: Final = "nvidia.com"  # vendors of CDI devices end in it
+NAMES_SHOWN: Final = 3
+OTHERS: Final = "more GPUs than these, or other ones"
+GPU_NODE: Final = re.compile(r"/dev/nvidia\d+")
+
+
+def opened_uuids(numbers: Set[DeviceNumber], inventory: Inventory) -> frozenset[GpuUuid]:
+    """GPUs and MIG devices that these numbers open, whoever gave them.
+
+    Of a GPU in MIG mode those MIG devices whose capabilities are among the numbers, so that a device plugin's container
+    is in the way of nobody else; all of them where there is no capability, since we cannot tell.
+    """
+    majors = inventory.majors
+    minors = {minor for major, minor in numbers if major == majors.nvidia}
+    caps = {minor for major, minor in numbers if major == majors.nvidia_caps}
+    found: set[GpuUuid] = set()
+    for gpu in inventory.gpus:
+        opened = gpu.minor_number in minors
+        if opened:
+            found.add(gpu.uuid)
+        found.update(
+            device.uuid for device in gpu.mig if (device.compute_instance_minor in caps) or (opened and not caps)
+        )
+    return frozenset(found)
+
+
+def live(container: Container, edits: Edits = NO_EDITS, stage_dir: str = "") -> Live | None:
+    """What of GPUs a container has, with what these edits add; None where that is nothing.
+
+    A privileged container lists every device of the host and holds none in particular.
+    """
+    numbers = frozenset[DeviceNumber]()
+    if not container.privileged:
+        numbers = _numbers(container) | {(each.major, each.minor) for each in edits.devices.values()}
+    staged = container.staged
+    if stage_dir:
+        staged |= staged_below(stage_dir, [mount.source for mount in edits.mounts.values()])
+    if not numbers and not staged:
+        return None
+    pod = f"{container.pod.namespace}/{container.pod.name}"
+    return Live(container.id, container.name, container.pod.id, pod, numbers, staged)
+
+
+def seen(ledger: Ledger, inventory: Inventory) -> Ledger:
+    """With those containers in the way of grants that can open more than theirs, on the node as it is now."""
+    found = (_beyond_grant(each, ledger.entries.get(each.container_id), inventory) for each in ledger.live.values())
+    return ledger.with_foreigners({each.container_id: each for each in found if each})
+
+
+def with_live(ledger: Ledger, has: Live, inventory: Inventory) -> Ledger:
+    """The ledger with what one more container has."""
+    ledger = ledger.with_live(has)
+    other = _beyond_grant(has, ledger.entries.get(has.container_id), inventory)
+    if other is None and has.container_id not in ledger.foreign:
+        return ledger
+    foreign = {id_: each for id_, each in ledger.foreign.items() if id_ != has.container_id}
+    return ledger.with_foreigners({**foreign, has.container_id: other} if other else foreign)
+
+
+def _beyond_grant(has: Live, entry: Entry | None, inventory: Inventory) -> Foreign | None:
+    """A MIG device is opened through the node of its GPU, so that is no more than was granted."""
+    opened = opened_uuids(has.numbers, inventory)
+    granted = frozenset(entry.grant.uuids) if entry else frozenset()
+    if not granted.issuperset(opened):
+        granted |= {gpu.uuid for gpu in inventory.gpus if any(part.uuid in granted for part in gpu.mig)}
+    if uuids := opened - granted:
+        return Foreign(has.container_id, has.pod_id, has.pod, uuids, has.container if granted else "")
+    return None
+
+
+def foreign_uuids(container: Container, node: Node) -> frozenset[GpuUuid]:
+    """GPUs and MIG devices that a container which is to be created can open, by whoever's hand."""
+    return opened_uuids(_numbers(container), node.inventory)
+
+
+def _numbers(container: Container) -> frozenset[DeviceNumber]:
+    return container.opened | {(device.major, device.minor) for device in container.devices}
+
+
+def foreign_units(container: Container, node: Node) -> tuple[Unit, ...]:
+    """What of it programs can use, in NVML order: of a GPU in MIG mode, those MIG devices whose rights it holds."""
+    majors = node.inventory.majors
+    minors = {device.minor for device in container.devices if device.major == majors.nvidia}
+    caps = {device.minor for device in container.devices if device.major == majors.nvidia_caps}
+    found: list[Unit] = []
+    for gpu in (gpu for gpu in node.gpus if gpu.minor_number in minors):
+        parts = [part for part in gpu.parts if part.device.compute_instance_minor in caps]
+        found += parts if gpu.mig_enabled else [gpu]
+    return tuple(found)
+
+
+def nvidia_nodes(container: Container, node: Node) -> str:
+    """The GPU nodes it holds, by name."""
+    uuids = foreign_uuids(container, node)
+    return ", ".join(f"/dev/nvidia{gpu.minor_number}" for gpu in node.gpus if gpu.uuid in uuids)
+
+
+def nvidia_names(container: Container) -> str:
+    """CDI names of NVIDIA's own, its device plugin's or its DRA drivers' devices.
+
+    All their vendors end alike: `nvidia.com`, `k8s.device-plugin.nvidia.com`, `k8s.gpu.nvidia.com` and so on.
+    """
+    vendors = ((name, name.partition("/")[0]) for name in container.cdi_devices)
+    named = [name for name, vendor in vendors if f".{vendor}".endswith(f".{NVIDIA}")]
+    return ", ".join(named[:NAMES_SHOWN]) + (", ..." if len(named) > NAMES_SHOWN else "")
+
+
+def unknown_nodes(container: Container, node: Node) -> str:
+    """GPU nodes it holds of which we cannot tell whose they are, or use nothing: by name; empty when there are none."""
+    majors = node.inventory.majors
+    usable = {whole(unit).minor_number for unit in foreign_units(container, node)}
+    odd = (
+        device.path
+        for device in container.devices
+        if GPU_NODE.fullmatch(device.path) and not (device.major == majors.nvidia and device.minor in usable)
+    )
+    return ", ".join(dict.fromkeys(odd))
+
+
+def beyond(claim: Claim, container: Container, held: tuple[Unit, ...], inventory: Inventory) -> str:
+    """What a claim asks for that these GPUs, which others gave, are not; empty when it only shapes. A clause."""
+    if claim.extras.asked:  # they come with a grant, and this is none
+        return f"extras {', '.join(sorted(claim.extras.asked))}"
+    if claim.mode is Mode.MPS:
+        return "mode=mps, whose daemon is for GPUs that are granted here"
+    if claim.mode is Mode.EXCLUSIVE:
+        return "mode=exclusive, which nobody can promise for GPUs that others give out"
+    if isinstance(claim.wanted, Everything) and any(not why_not(gpu) and gpu not in held for gpu in inventory.gpus):
+        return "all GPUs of this node"
+    if isinstance(claim.wanted, Count):  # of what it holds, MIG devices too
+        return "" if sum(matches(unit, claim.selectors) for unit in held) >= claim.wanted.gpus else OTHERS
+    asker = Asker(container.pod.uid, Mode.SHARED)
+    placed = place(claim, asker, _only(held, inventory), Ledger())
+    return OTHERS if isinstance(placed, Reason) else ""
+
+
+def _only(held: tuple[Unit, ...], inventory: Inventory) -> Inventory:
+    """The inventory of a node that had nothing else."""
+    gpus = {whole(unit).uuid: whole(unit) for unit in held}
+    parts = {unit.uuid for unit in held if isinstance(unit, MigPart)}
+    cut = (replace(gpu, mig=tuple(each for each in gpu.mig if each.uuid in parts)) for gpu in gpus.values())
+    return replace(inventory, gpus=tuple(cut), faults=())
+
+
+def completable(container: Container, node: Node) -> bool:
+    """Whether it holds GPU nodes, and nobody has brought, or will bring, the driver's files.
+
+    CDI specifications and NVIDIA's hooks do; a privileged container holds no GPU in particular.
+    """
+    if container.privileged or nvidia_names(container) or container.nvidia_hooks:
+        return False
+    return bool(foreign_uuids(container, node)) or any(GPU_NODE.fullmatch(each.path) for each in container.devices)

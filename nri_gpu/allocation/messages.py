@@ -1,0 +1,289 @@
+"""Whether a GPU or MIG device can be granted at all, and whether it is of the kind that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from operator import eq, ge, gt, le, lt
+from typing import Any, Final, assert_never
+
+from msgspec.structs import replace
+
+from nri_gpu.allocation.ledger import Foreign, Leaver, Usage
+from nri_gpu.domain.claim import (
+    ArchSelector,
+    Claim,
+    MemorySelector,
+    MigProfile,
+    Mode,
+    ModelSelector,
+    Operator,
+    Selector,
+)
+from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit
+from nri_gpu.domain.node import Inventory
+
+COMPARE: Final[Mapping[Operator, Callable[[Any, Any], bool]]] = {
+    Operator.AT_LEAST: ge,
+    Operator.AT_MOST: le,
+    Operator.ABOVE: gt,
+    Operator.BELOW: lt,
+    Operator.EQUAL: eq,
+}
+
+
+@lru_cache(maxsize=64)  # 8 GPUs looked at are a fifth of a decision, and always come to the same
+def fitting_gpus(inventory: Inventory, selectors: tuple[Selector, ...]) -> tuple[Gpu, ...]:
+    """The GPUs that can be granted and fit every selector, in NVML order, whoever holds them."""
+    return tuple(gpu for gpu in inventory.gpus if not why_not(gpu) and matches(gpu, selectors))
+
+
+def matches(unit: Unit, selectors: Iterable[Selector]) -> bool:
+    """Whether a GPU fits every selector. Of a MIG device: its own memory, its GPU's model and architecture."""
+    return all(_fits(unit, selector) for selector in selectors)
+
+
+def why_not(unit: Unit) -> str:
+    """Why a GPU or a MIG device can be granted to nobody; empty when it can."""
+    if isinstance(unit, MigPart):
+        return _why_not_part(unit)
+    return unit.unavailable or ("it is in MIG mode" if unit.mig_enabled else "")
+
+
+def _why_not_part(part: MigPart) -> str:
+    if why := part.gpu.unavailable or part.device.unavailable:
+        return why
+    if not part.gpu.mig_enabled:
+        return "its GPU is not in MIG mode"
+    # Without its two capability nodes it opens, and then fails in the program.
+    minors = (part.device.gpu_instance_minor, part.device.compute_instance_minor)
+    return "the minors of its capability nodes are not known" if None in minors else ""
+
+
+def _fits(unit: Unit, selector: Selector) -> bool:
+    match selector:
+        case ModelSelector(glob):
+            return fnmatchcase(unit.model.lower(), glob.lower())
+        case MemorySelector(operator, memory_bytes):
+            return COMPARE[operator](unit.memory_bytes, memory_bytes)
+        case ArchSelector(operator, arch):
+            return COMPARE[operator](unit.arch, arch)
+        case never:
+            assert_never(never)
+
+
+# A refusal holds 700 characters, and its end says what to do: names and reasons from elsewhere are clipped.
+NAME_SHOWN_MAX: Final = 80  # characters; a pod's `namespace/name` can have 317
+HOLDER_SHOWN_MAX: Final = 120  # characters
+OPENING_POD_SHOWN_MAX, OPENING_CONTAINER_SHOWN_MAX = 42, 34  # characters: the words between them end what is shown
+WHY_SHOWN_MAX: Final = 200  # characters
+HOLDERS_SHOWN: Final = 3
+HIDDEN_SHOWN: Final = 3
+INDICES_SHOWN: Final = 16
+# The kubelet gives a container the same devices at each of its starts.
+_NEW_POD: Final = (
+    "the kubelet gave it to this pod and will not change that: delete the pod, and its next one gets another"
+)
+
+
+def called(unit: Unit) -> str:
+    """`GPU 0 (GPU-...)`, `MIG device 0:1 (MIG-...)`."""
+    name = f"MIG device {unit.place}" if isinstance(unit, MigPart) else f"GPU {unit.index}"
+    return f"{name} ({unit.uuid})"
+
+
+def unknown(wanted: str, inventory: Inventory, *, kubelet: bool = False) -> Reason:
+    """A name that nothing here has. kubelet: it was the kubelet's to choose."""
+    cure = f"; {_NEW_POD}" if kubelet else ""
+    if wanted.startswith("MIG-") or wanted.count(":") == 1:
+        has = _parts(inventory.parts)
+        return Reason(Code.NO_SUCH_GPU, f"this node has no MIG device {wanted!r}; it has {has}{cure}.")
+    beside = f" that can be granted{_hidden(inventory)}" if inventory.unlisted and not inventory.gpus else ""
+    has = _listing(inventory.gpus)
+    return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {has}{beside}{cure}.")
+
+
+def ambiguous(wanted: str, found: int) -> Reason:
+    """The beginning of several UUIDs."""
+    return Reason(Code.BAD_REQUEST, f"{wanted!r} is the beginning of {found} UUIDs here: write more of it.")
+
+
+def misfit(unit: Unit) -> Reason:
+    """Named, and not as the selectors say."""
+    return Reason(
+        Code.NO_SUCH_GPU,
+        f"{called(unit)}, {unit.model}, does not fit the selectors beside it: drop them, or name another.",
+    )
+
+
+def _listing(gpus: Sequence[Gpu]) -> str:
+    return "no GPUs" if not gpus else "GPUs " + _named_few([str(gpu.index) for gpu in gpus], INDICES_SHOWN)
+
+
+def _parts(parts: Sequence[MigPart]) -> str:
+    return "none" if not parts else _named_few([part.place for part in parts], INDICES_SHOWN)
+
+
+def _named_few(names: Iterable[str], few: int, shown: int = NAME_SHOWN_MAX) -> str:
+    """`a, b and 3 more`: names are other people's, and a sentence must keep room for what to do."""
+    distinct = [_clip(name, shown) for name in dict.fromkeys(names)]
+    more = f" and {len(distinct) - few} more" if len(distinct) > few else ""
+    return ", ".join(distinct[:few]) + more
+
+
+def _clip(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def by_the_kernel(inventory: Inventory) -> str:
+    """GPUs of a node whose driver cannot be asked, in brackets; what holds for all of them is not said of each."""
+    named = [
+        " ".join(filter(None, (gpu.pci_bus_id, gpu.model)))
+        + (f", {_clip(gpu.reason, NAME_SHOWN_MAX)}" if gpu.reason != inventory.fault else "")
+        for gpu in inventory.unlisted
+    ]
+    more = f"; and {len(named) - HIDDEN_SHOWN} more" if len(named) > HIDDEN_SHOWN else ""
+    return f" (the kernel shows GPU {'; '.join(named[:HIDDEN_SHOWN])}{more})" if named else ""
+
+
+def cannot(which: str, why: str, *, kubelet: bool = False) -> Reason:
+    """Named, and lost or otherwise not to be had. kubelet: it was the kubelet's to choose."""
+    return Reason(
+        Code.GPU_UNAVAILABLE,
+        f"{which} cannot be granted: {_clip(why, WHY_SHOWN_MAX)}; {_NEW_POD if kubelet else 'ask for another'}, or "
+        "mend it on the node (`nvidia-smi` and `dmesg | grep NVRM` there say more).",
+    )
+
+
+def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage) -> Reason:
+    """Held by others in a way that excludes this request, or not yet free of who held it last."""
+    if usage.leaver is not None and not usage.held_from(asked, pod_uid):
+        return Reason(
+            Code.GPU_BUSY,
+            f"{called(unit)} was just released by {_left(usage.leaver)}; other pods have it as soon as no process is "
+            f"on it, or {usage.leaver.grace_s:g} s after its release: wait until then, or ask for other GPUs.",
+        )
+    others = [name for uid, name in usage.pods.items() if uid != pod_uid] or list(usage.pods.values())
+    holders = _named_few([*others, *map(opener, usage.foreign.values())], HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
+    how = "exclusively by" if usage.mode is Mode.EXCLUSIVE else f"in {usage.mode} mode by" if usage.mode else "by"
+    return Reason(
+        Code.GPU_BUSY,
+        f"{called(unit)} is held {how} {holders}, and asked for here in {asked} mode: wait until it is free, "
+        f"ask for other GPUs, or set {_cure(asked, {usage.mode})}.",
+    )
+
+
+def opener(other: Foreign) -> str:
+    """Who can open a GPU that it was not granted, and how that came."""
+    if not other.container:
+        return f"{other.pod} (not through nri-gpu)"
+    pod, name = _clip(other.pod, OPENING_POD_SHOWN_MAX), _clip(other.container, OPENING_CONTAINER_SHOWN_MAX)
+    return f"{pod} (container {name} still opens its device number)"
+
+
+def _left(leaver: Leaver) -> str:
+    return str(replace(leaver, pod=_clip(leaver.pod, NAME_SHOWN_MAX)))
+
+
+def _cure(asked: Mode, held: Set[Mode | None]) -> str:
+    """Which mode would let both have it."""
+    if Mode.MPS in (asked, *held):
+        return "the same mode on both"
+    if asked is Mode.SHARED:
+        return "mode=shared on the holder"
+    return "mode=shared on both" if Mode.EXCLUSIVE in held else "mode=shared here"
+
+
+def all_busy(
+    asked: str, mode: Mode, fitting: Sequence[Unit], open_ones: Sequence[Unit], usage: Mapping[GpuUuid, Usage]
+) -> Reason:
+    """Too few of those that fit are free. asked: `2 GPUs`."""
+    taken = [usage[gpu.uuid] for gpu in fitting if gpu not in open_ones]
+    fewer = "ask for fewer, " if open_ones else ""
+    left = [each.leaver for each in taken if each.leaver and not (each.pods or each.foreign)]
+    if len(left) == len(taken):
+        asked = f"asked for {asked}, but of the {len(fitting)} that fit {len(open_ones) or 'none'}"
+        return _all_left(asked, left, fewer)
+    names = [name for each in taken for name in each.pods.values()]
+    names += [f"{leaver.pod} (just released)" for leaver in left]
+    names += [opener(other) for each in taken for other in each.foreign.values()]
+    holders = _named_few(sorted(names), HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
+    cure = _cure(mode, {each.mode for each in taken})
+    return Reason(
+        Code.GPU_BUSY,
+        f"asked for {asked} in {mode} mode, but of the {len(fitting)} that fit "
+        f"{len(open_ones) or 'none'} can be had now, the rest being held by {holders}: wait until one is free, "
+        f"{fewer}or set {cure}.",
+    )
+
+
+def _all_left(asked: str, left: Sequence[Leaver], fewer: str) -> Reason:
+    leavers = "; ".join(list(dict.fromkeys(map(_left, left)))[:HOLDERS_SHOWN])
+    return Reason(
+        Code.GPU_BUSY,
+        f"{asked} can be had now, the rest having just been released by {leavers}; other pods have them as soon as no "
+        f"process is on them, or {max(leaver.grace_s for leaver in left):g} s after their release: {fewer}"
+        f"{'or ' if fewer else ''}wait until then.",
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{number} {noun}{'s' * (number > 1)}"
+
+
+def too_few(gpus: int, claim: Claim, fitting: Sequence[Gpu], inventory: Inventory) -> Reason:
+    """Not as many as asked for, whoever holds them."""
+    which = " that fit the selectors" if claim.selectors else " that can be granted"
+    return Reason(
+        Code.NO_SUCH_GPU,
+        f"asked for {gpus} GPUs, but this node has {len(fitting)}{which}{_hidden(inventory)}: ask for fewer, or run "
+        "the pod on another node.",
+    )
+
+
+def too_few_parts(wanted: MigProfile, claim: Claim, inventory: Inventory) -> Reason:
+    """Not as many MIG devices of that profile, whoever holds them; says what there is."""
+    there = [part for part in inventory.parts if matches(part, claim.selectors)]
+    usable = [part for part in there if not why_not(part)]
+    fitting = sum(part.device.profile == wanted.profile for part in usable)
+    profiles = sorted({part.device.profile for part in usable})
+    known = ", ".join(f"{sum(part.device.profile == name for part in usable)} of {name}" for name in profiles)
+    has = f"{fitting or 'no'} MIG device{'s' * (fitting != 1)} of profile {wanted.profile}"
+    but = f" (it has {_clip(known, WHY_SHOWN_MAX)})" if known else ""
+    bad = [f"{part.place}: {_clip(why_not(part), NAME_SHOWN_MAX)}" for part in there if why_not(part)]
+    bad_ones = f" (not to be had: {'; '.join(bad[:HIDDEN_SHOWN])})" if bad else ""
+    return Reason(
+        Code.NO_SUCH_GPU,
+        f"asked for {wanted.devices}, but this node has {has}"
+        f"{' beside these selectors' * bool(claim.selectors)}{but}{bad_ones}: ask for another profile, make such "
+        "MIG devices on the node, or run the pod on another.",
+    )
+
+
+def none_fit(claim: Claim, inventory: Inventory) -> Reason:
+    """Nothing that can be granted is as asked for."""
+    if claim.selectors and any(not why_not(gpu) for gpu in inventory.gpus):
+        models = _named_few(sorted({gpu.model for gpu in inventory.gpus}), HOLDERS_SHOWN)
+        return Reason(
+            Code.NO_SUCH_GPU,
+            f"no GPU of this node fits {_clip(claim.text, NAME_SHOWN_MAX)!r}; it has {models}{_hidden(inventory)}: "
+            "loosen the selectors, or run the pod on another node.",
+        )
+    return Reason(
+        Code.NO_SUCH_GPU,
+        f"this node has no GPU that can be granted{_hidden(inventory)}: run the pod on another node, or see "
+        "`nri-gpu gpus` and `nvidia-smi` on this one.",
+    )
+
+
+def _hidden(inventory: Inventory) -> str:
+    """GPUs that are there but cannot be granted, said in passing."""
+    bad = [(str(gpu.index), why_not(gpu)) for gpu in inventory.gpus if why_not(gpu)]
+    bad += [(str(fault.index), fault.reason) for fault in inventory.faults]
+    bad += [(gpu.pci_bus_id, gpu.reason) for gpu in inventory.unlisted]
+    said = "; ".join(f"GPU {name}: {_clip(why, NAME_SHOWN_MAX)}" for name, why in bad[:HIDDEN_SHOWN])
+    return f" ({said})" if bad else ""

@@ -1,0 +1,206 @@
+"""How well the GPUs of a node reach each other: a number for each pair, made once for each inventory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import combinations
+from math import comb
+from operator import add
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.domain.claim import Strategy
+from nri_gpu.domain.gpu import GpuUuid, Unit, whole
+from nri_gpu.domain.node import Inventory, Link
+
+# Points of a pair, so that placements can be compared with those of others: the nearest common ancestor in the words
+# of `nvidia-smi topo -m`, and 100 more for each NVLink (NVIDIA/go-gpuallocator: gpuallocator/device.go). Links into
+# switches count too: the inventory gives every pair of such GPUs as many as each has into the switches.
+PCIE_POINTS: Final[Mapping[str, int]] = {"PIX": 50, "PXB": 40, "PHB": 30, "NODE": 20, "SYS": 10}
+NVLINK_POINTS: Final = 100
+
+Matrix = tuple[tuple[int, ...], ...]
+
+
+class Fabric(Struct, frozen=True, eq=False):
+    """The GPUs of one inventory by their place in it. Compared by identity: it is part of keys in the hook path.
+
+    points: of each pair; 0 with itself, and where no path is known. near: 1 for two GPUs on one NUMA node, for ties
+    where the machine hides its PCIe tree.
+    """
+
+    places: Mapping[GpuUuid, int]
+    points: Matrix
+    near: Matrix
+
+    def score(self, some: Iterable[int]) -> int:
+        """Points of all pairs among some GPUs."""
+        return sum(self.points[a][b] for a, b in combinations(some, 2))
+
+
+def points(link: Link) -> int:
+    """Of one pair."""
+    return PCIE_POINTS.get(link.pcie, 0) + NVLINK_POINTS * link.nvlink
+
+
+_kept: list[tuple[Inventory, Fabric]] = []  # the last one asked for: the hook asks for the same until GPUs change
+
+
+def fabric_of(inventory: Inventory) -> Fabric:
+    """The fabric of an inventory; the very same object for the very same inventory, asked again."""
+    for known, fabric in _kept:
+        if known is inventory:
+            return fabric
+    fabric = _fabric(inventory)
+    _kept[:] = [(inventory, fabric)]
+    return fabric
+
+
+def _fabric(inventory: Inventory) -> Fabric:
+    gpus = inventory.gpus
+    by_index = {gpu.index: place for place, gpu in enumerate(gpus)}
+    of_pair = {(by_index.get(link.a), by_index.get(link.b)): points(link) for link in inventory.links}
+    nodes = [gpu.numa_node for gpu in gpus]
+    everybody = range(len(gpus))
+    return Fabric(
+        places={gpu.uuid: place for place, gpu in enumerate(gpus)},
+        points=tuple(
+            tuple(of_pair.get((a, b), of_pair.get((b, a), 0)) if a != b else 0 for b in everybody) for a in everybody
+        ),
+        near=tuple(
+            tuple(int(a != b and nodes[a] is not None and nodes[a] == nodes[b]) for b in everybody) for a in everybody
+        ),
+    )
+
+
+def links_among(units: Sequence[Unit], inventory: Inventory) -> Mapping[str, int]:
+    """How many pairs of these GPUs are joined how, the best first: `NV18`, `PIX`, `SYS`; `?`: no path is known."""
+    indices = sorted({whole(unit).index for unit in units})
+    known = {(link.a, link.b): link for link in inventory.links}
+    pairs = [known.get(pair, Link(*pair, pcie="?")) for pair in combinations(indices, 2)]
+    words = Counter(
+        f"NV{link.nvlink}" if link.nvlink else link.pcie for link in sorted(pairs, key=points, reverse=True)
+    )
+    return dict(words)
+
+
+# 248 GPUs (the most that have minors) of 36 NVLinks come to less than half of 2**32 in every rule.
+DIGIT: Final = 32  # bits
+# Beginnings of sets looked at, at most: under 0.2 ms. Enough for any number out of 8 to 10 GPUs, and for 3 out of 16.
+EXACT_MAX: Final = 256
+EXCHANGES_MAX: Final = 1024  # looked at for one set: 16 rounds of them for 8 out of 16 GPUs, none for hundreds
+KEPT: Final = 1024
+
+_SIGN: Final = {Strategy.PACK: -1, Strategy.SPREAD: 1}
+
+
+class Room(Struct, frozen=True):
+    """What else is on the node, by places in the inventory. friends: GPUs the pod holds. free: those nobody holds."""
+
+    friends: tuple[int, ...] = ()
+    free: tuple[int, ...] = ()
+    strategy: Strategy = Strategy.PACK
+
+
+NO_MATTER: Final = Room()
+
+
+@lru_cache(maxsize=KEPT)
+def choose(
+    fabric: Fabric, number: int, pool: tuple[int, ...], taken: tuple[int, ...] = (), room: Room = NO_MATTER
+) -> tuple[int, ...]:
+    """Places of the GPUs to take out of a pool, besides those taken already.
+
+    Remembered, since a node meets few questions: at most KEPT, and pure, so that nothing but the cost changes.
+    """
+    size = len(fabric.points)
+    rows = [[_joined(fabric, a, b) << (2 * DIGIT + size) for b in pool] for a in pool]
+    alone = [_alone(fabric, place, taken, room) for place in pool]
+    return tuple(pool[each] for each in best_set(alone, rows, number))
+
+
+def _alone(fabric: Fabric, place: int, taken: tuple[int, ...], room: Room) -> int:
+    """What a GPU is worth by itself: all rules but the pairs within the pool."""
+    row, size = fabric.points[place], len(fabric.points)
+    friendly = sum(row[each] for each in room.friends)
+    around = _SIGN[room.strategy] * sum(row[each] for each in room.free)
+    joined = sum(_joined(fabric, place, each) for each in taken)
+    return ((((joined << DIGIT) + friendly) << DIGIT) + around << size) + (1 << (size - 1 - place))
+
+
+def _joined(fabric: Fabric, a: int, b: int) -> int:
+    return (fabric.points[a][b] << DIGIT) + fabric.near[a][b]
+
+
+def best_set(alone: Sequence[int], rows: Sequence[Sequence[int]], number: int) -> tuple[int, ...]:
+    """So many places whose worth is most. alone: a place's own worth; rows: what each pair adds, 0 with itself.
+
+    Exact up to EXACT_MAX; beyond it grown GPU by GPU from different beginnings, and bettered by exchanges.
+    """
+    if 2 * number > len(alone):
+        left = set(best_set(*_turned(alone, rows), len(alone) - number))
+        return tuple(place for place in range(len(alone)) if place not in left)
+    if not number:
+        return ()
+    if comb(len(alone), number - 1) <= EXACT_MAX:
+        return max(_completed((), 0, alone, rows, number))[1]
+    return _greedy(alone, rows, number)
+
+
+def _turned(alone: Sequence[int], rows: Sequence[Sequence[int]]) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+    """The same question from its other end: which are best left over. All pairs but those among them are lost."""
+    return [-(own + sum(row)) for own, row in zip(alone, rows, strict=True)], rows
+
+
+def _completed(
+    chosen: tuple[int, ...], worth: int, gains: Sequence[int], rows: Sequence[Sequence[int]], number: int
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """For every beginning of a set its best last member. gains: what each place would add to those chosen."""
+    start = chosen[-1] + 1 if chosen else 0
+    if number == 1:
+        gain = max(gains[start:])
+        yield worth + gain, (*chosen, gains.index(gain, start))
+        return
+    for place in range(start, len(gains) - number + 1):
+        grown = list(map(add, gains, rows[place]))
+        yield from _completed((*chosen, place), worth + gains[place], grown, rows, number - 1)
+
+
+def _greedy(alone: Sequence[int], rows: Sequence[Sequence[int]], number: int) -> tuple[int, ...]:
+    found: list[tuple[int, tuple[int, ...]]] = []
+    seen: set[int] = set()
+    for place in range(len(alone)):
+        if place not in seen:  # from one that is in a set already, mostly that set grows again
+            found.append(_grown(place, alone, rows, number))
+            seen.update(found[-1][1], (place,))
+    return max(found)[1]
+
+
+def _grown(first: int, alone: Sequence[int], rows: Sequence[Sequence[int]], number: int) -> tuple[int, tuple[int, ...]]:
+    """The set that grows from one GPU by whichever adds most; and its worth."""
+    inside, outside = [first], [place for place in range(len(alone)) if place != first]
+    gains, worth = list(map(add, alone, rows[first])), alone[first]
+    while len(inside) < number:
+        place = max(outside, key=gains.__getitem__)
+        worth += gains[place]
+        outside.remove(place)
+        inside.append(place)
+        gains = list(map(add, gains, rows[place]))
+    return _exchanged(inside, outside, gains, rows, worth)
+
+
+def _exchanged(
+    inside: list[int], outside: list[int], gains: list[int], rows: Sequence[Sequence[int]], worth: int
+) -> tuple[int, tuple[int, ...]]:
+    """With the exchange of one GPU that betters a set most, again while there is one."""
+    for _ in range(EXCHANGES_MAX // (len(inside) * len(outside))):
+        better, leaves, comes = max((gains[b] - gains[a] - rows[a][b], a, b) for a in inside for b in outside)
+        if better <= 0:
+            break
+        worth += better
+        inside[inside.index(leaves)], outside[outside.index(comes)] = comes, leaves
+        gains = [gain + new - old for gain, new, old in zip(gains, rows[comes], rows[leaves], strict=True)]
+    return worth, tuple(sorted(inside))

@@ -1,0 +1,125 @@
+"""What `cdi generate` writes and when it writes nothing: shared by its two ways of going about it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.allocation.placement import why_not
+from nri_gpu.cdi.file import STANDARD, SUFFIXES, SpecFile
+from nri_gpu.cdi.specification import KIND, specification
+from nri_gpu.domain.errors import DriverError, NriGpuError
+from nri_gpu.domain.gpu import Capabilities, Gpu
+from nri_gpu.domain.node import DriverTree, Inventory, Loader
+from nri_gpu.driver.owner import owner_of
+from nri_gpu.driver.scan import scan
+from nri_gpu.driver.stage import GENERATION, prune_where, stage
+from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
+
+LOCK_WAIT_S: Final = 60.0  # another specification's files may just be copied; without ours there would be none
+
+
+class NotReadyError(NriGpuError):
+    """Nothing true can be written about this node. Says why."""
+
+
+class Wish(Struct, frozen=True):
+    """What is asked for.
+
+    capabilities: closed. topology: the file of a simulated node. refresh_s: between two looks of `--watch`.
+    """
+
+    driver_root: Path
+    library_dirs: tuple[str, ...]
+    stage_dir: Path
+    loader: Loader
+    capabilities: Capabilities
+    topology: str | None
+    refresh_s: float
+
+
+def specification_text(inventory: Inventory, wish: Wish) -> str:
+    """The specification as a file holds it; the driver's files are staged then. Raises: NotReadyError."""
+    if inventory.fault:
+        raise NotReadyError(inventory.fault)
+    if reason := missing_modules(wish.capabilities, inventory):
+        raise NotReadyError(reason.sentence)
+    gpus = tuple(unit for unit in inventory.units if not why_not(unit))
+    if reason := missing_capability_major(gpus, inventory.majors):
+        gpus = tuple(unit for unit in gpus if isinstance(unit, Gpu))
+        if not gpus:
+            raise NotReadyError(reason.sentence)
+    if not gpus:
+        why = "; ".join(f"GPU {gpu.index}: {why_not(gpu)}" for gpu in inventory.gpus) or "there is none"
+        raise NotReadyError(f"this node has no GPU to give ({why})")
+    tree = _staged(inventory, wish)
+    document = specification(gpus, capabilities=wish.capabilities, inventory=inventory, tree=tree, loader=wish.loader)
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _staged(inventory: Inventory, wish: Wish) -> DriverTree | None:
+    try:
+        found = scan(wish.driver_root, library_dirs=wish.library_dirs)
+        if inventory.driver_version not in ("", found.version) and not inventory.simulated:
+            raise NotReadyError(two_versions(found.version, inventory.driver_version))
+        if owner := owner_of(wish.stage_dir):
+            raise NotReadyError(
+                f"stage folder {wish.stage_dir} is that of `nri-gpu run` with state folder {owner}, which removes "
+                "files that none of its grants names: give another --stage-dir"
+            )
+        tree = stage(found, wish.stage_dir, wait_s=LOCK_WAIT_S).trees.get(wish.capabilities)
+    except DriverError as error:
+        if inventory.simulated:
+            return None
+        raise NotReadyError(str(error)) from error
+    if tree is None and not inventory.simulated:
+        raise NotReadyError(f"the driver on this node has not all the files for {', '.join(sorted(wish.capabilities))}")
+    return tree
+
+
+def rivalry(file: SpecFile) -> Iterator[str]:
+    """A sentence for each other specification that names the same devices."""
+    for rival in file.rivals(KIND, STANDARD):
+        what = f"{rival.path} describes {KIND} too" + (", with hooks" if rival.hooks else "")
+        if rival.path.parent == file.path.parent.resolve():
+            yield f"{what}: runtimes refuse a device that two files of one folder name; remove one of them"
+        else:
+            yield f"{what}: where both name a device, the file in the later folder of the runtime's list wins"
+
+
+def booted_at() -> float:
+    """When the machine was, in seconds since the epoch."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def remove_old(wish: Wish, file: SpecFile, inventory: Inventory) -> tuple[str, ...]:
+    """Remove them, once `file` is written. Returns their names; none on a simulated node, which has no kernel module.
+
+    Raises: DriverError: a folder cannot be removed, or a specification that may name one not read.
+    """
+    version = inventory.driver_version
+    if inventory.simulated or not version or not wish.stage_dir.is_dir():
+        return ()
+    base = wish.stage_dir.resolve()
+    try:
+        named = frozenset(_named(base, {folder.resolve() for folder in (file.path.parent, *STANDARD)}))
+        before = booted_at()
+        return prune_where(base, lambda folder: _is_old(folder, version, before) and folder.name not in named)
+    except OSError as error:
+        raise DriverError(f"old driver files stay in {base}: {error}") from error
+
+
+def _is_old(folder: Path, version: str, before: float) -> bool:
+    return folder.name.partition("-")[0] != version and folder.stat().st_mtime < before
+
+
+def _named(base: Path, folders: Iterable[Path]) -> Iterable[str]:
+    generation = re.compile(rf"{re.escape(str(base))}/({GENERATION.pattern})")
+    paths = (path for folder in folders for suffix in SUFFIXES for path in folder.glob(f"*{suffix}"))
+    return (found for path in paths for found in generation.findall(path.read_text(errors="replace")))

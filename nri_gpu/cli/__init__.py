@@ -1,0 +1,1 @@
+"""The command line: a table of verbs, and one file for each."""

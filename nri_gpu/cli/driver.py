@@ -1,0 +1,142 @@
+"""CUDA's compatibility packages in what `nri-gpu driver` prints: which there are, for which drivers, what is left out.
+
+What an image wants is not known here; `nri-gpu explain` says what a pod would get.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from nri_gpu.daemon.policy_file import load_policy
+from nri_gpu.domain.errors import DriverError, Exit, PolicyError
+from nri_gpu.domain.gpu import Capability
+from nri_gpu.driver.compat import FoundCompat, FoundPackages, scan_compat
+from nri_gpu.driver.scan import DriverFile, FoundDriver, scan
+from nri_gpu.requirements.compat import unfit_driver
+
+
+def find_packages(folder: str) -> FoundPackages:
+    """What policy's folder holds; nothing where it names none. Raises: DriverError."""
+    return scan_compat(Path(folder)) if folder else FoundPackages()
+
+
+def packages_json(packages: FoundPackages, driver_version: str) -> dict[str, Any]:
+    """Part of schema `nri-gpu/driver/v1`."""
+    return {
+        "packages": [_package_json(each, driver_version) for each in packages.packages],
+        "left_out": [{"path": each.path, "reason": each.reason} for each in packages.left_out],
+    }
+
+
+def _package_json(found: FoundCompat, driver_version: str) -> dict[str, Any]:
+    return {
+        "cuda": "{}.{}".format(*found.cuda),
+        "version": found.version,
+        "generation": found.generation,
+        "drivers": None if found.drivers is None else sorted(found.drivers),
+        "not_with_this_driver": unfit_driver(found.version, found.drivers, driver_version),
+        "files": sorted(found.files),
+    }
+
+
+def packages_lines(packages: FoundPackages, driver_version: str) -> Iterator[str]:
+    """A paragraph, where there is anything to say."""
+    if packages.packages:
+        yield "\nCUDA compatibility packages"
+    for each in packages.packages:
+        made_for = f"for drivers {', '.join(map(str, sorted(each.drivers)))}" if each.drivers else "for older drivers"
+        unfit = unfit_driver(each.version, each.drivers, driver_version)
+        cuda = "{}.{}".format(*each.cuda)
+        yield f"  CUDA {cuda:<6} libcuda {each.version}, {made_for}{f'; NOT on this one: {unfit}' if unfit else ''}"
+    if packages.left_out:
+        yield "\nCUDA compatibility packages left out"
+        yield from (f"  {each.path}: {each.reason}" for each in packages.left_out)
+
+
+COMPAT_32: Final = frozenset({Capability.COMPAT32})
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it, and CUDA's compatibility packages. Returns 1 when files had to be left out, 69 without a driver."""
+    overrides = {"driver.root": args.driver_root} if args.driver_root else {}
+    try:
+        policy = load_policy(Path(args.policy) if args.policy else None, overrides)
+        found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs)
+        packages = find_packages(policy.compat.dir)
+    except PolicyError as error:
+        print("\n".join(map(str, error.faults)), file=sys.stderr)
+        return Exit.CONFIGURATION
+    except DriverError as error:
+        print(f"nri-gpu: {error}", file=sys.stderr)
+        return Exit.UNAVAILABLE
+    if args.output == "json":
+        print(json.dumps({**to_json(found), "compat": packages_json(packages, found.version)}, indent=1))
+    else:
+        print("\n".join((to_text(found), *packages_lines(packages, found.version))))
+    return Exit.FINDING if found.left_out or packages.left_out else Exit.OK
+
+
+def to_json(found: FoundDriver) -> dict[str, Any]:
+    """Schema `nri-gpu/driver/v1`."""
+    return {
+        "schema": "nri-gpu/driver/v1",
+        "root": str(found.root),
+        "version": found.version,
+        "generation": found.generation,
+        "capabilities": {
+            capability.value: {
+                "files": [_file_json(kind, file) for kind, file in _of(found, capability)],
+                "missing": list(found.missing[capability]),
+            }
+            for capability in Capability
+        },
+        "left_out": [{"path": each.path, "reason": each.reason} for each in found.left_out],
+        "unknown": list(found.unknown),
+    }
+
+
+def _file_json(kind: str, file: DriverFile) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "name": file.name,
+        "source": file.source.relative,
+        "size_bytes": file.source.size_bytes,
+        "links": [name for name, _ in file.links],
+        "places": list(file.places),
+    }
+
+
+def to_text(found: FoundDriver) -> str:
+    """A paragraph for each capability, then what nobody gets and why."""
+    return "\n".join(_lines(found))
+
+
+def _lines(found: FoundDriver) -> Iterator[str]:
+    yield f"driver {found.version} below {found.root}, generation {found.generation}"
+    for capability in Capability:
+        yield f"\n{capability}"
+        for kind, file in _of(found, capability):
+            names = ", ".join(file.places or [name for name, _ in file.links])
+            yield f"  {kind:<8} {file.source.relative}{' as ' if names else ''}{names}"
+        if missing := found.missing[capability]:
+            yield f"  missing  {', '.join(missing)}"
+    if found.left_out:
+        yield "\nleft out, given to nobody"
+        yield from (f"  {each.path}: {each.reason}" for each in found.left_out)
+    if found.unknown:
+        yield "\nof no known capability, given to nobody"
+        yield from (f"  {name}" for name in found.unknown)
+
+
+def _of(found: FoundDriver, capability: Capability) -> Iterator[tuple[str, DriverFile]]:
+    """The files of one capability; a 32-bit library is of compat32 alone."""
+    kinds = ("library", found.libraries), ("program", found.binaries), ("file", found.extras)
+    for kind, files in (*kinds, ("library", found.libraries_32)):
+        for file in files:
+            if capability in (file.capabilities & COMPAT_32 or file.capabilities):
+                yield kind, file

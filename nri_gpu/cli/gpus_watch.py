@@ -1,0 +1,218 @@
+"""`nri-gpu gpus --watch`: the node's GPUs, and then each change, until told to stop.
+
+Where a daemon runs, it is followed: it alone has listened, so it alone knows of health, and it remembers what came and
+went between two questions. Where none runs, the node itself is looked at; and when that changes, so does this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from nri_gpu.cli.client import ask
+from nri_gpu.cli.render import at, gpus_json, gpus_text
+from nri_gpu.daemon import logs as telemetry
+from nri_gpu.daemon.report import transition_json
+from nri_gpu.domain.codec import CodecError, decode
+from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.health import Kind, Transition
+from nri_gpu.domain.node import Inventory
+from nri_gpu.inventory.changes import changes
+from nri_gpu.inventory.controller import InventoryCache
+from nri_gpu.inventory.node_watch import node_watch
+from nri_gpu.inventory.source import NvmlSource
+from nri_gpu.simulation.source import TopologySource
+from nri_gpu.system.log import logger
+from nri_gpu.system.tasks import exit_code
+
+ASK_S: Final = 1.0  # between two questions to the daemon
+SEEK_S: Final = 2.0  # between two tries to find one
+
+
+class Printer:
+    """Prints an inventory whole, and of those that follow what changed, a line for each with its time.
+
+    As JSON each whole, on one line, with what changed.
+    """
+
+    def __init__(self, *, as_json: bool, say: Callable[[str], None], clock: Callable[[], float] = time.time) -> None:
+        """clock: seconds since the epoch."""
+        self._as_json = as_json
+        self._say = say
+        self._clock = clock
+        self._last: Inventory | None = None
+        self._silent = False
+
+    def publish(self, inventory: Inventory) -> None:
+        """Of the cache: it differs from the one before."""
+        before, self._last = self._last, inventory
+        if before is None:
+            self.show(inventory)
+            return
+        now = self._clock()
+        self.tell(inventory, [{"at_s": now, **transition_json(each)} for each in changes(before, inventory)])
+
+    def show(self, inventory: Inventory) -> None:
+        """All of it."""
+        self._last = inventory
+        self._say(self._document(inventory, ()) if self._as_json else gpus_text(inventory))
+
+    def tell(self, inventory: Inventory, happened: Iterable[Mapping[str, Any]]) -> None:
+        """What became of the one before. happened: as in `transitions` of `nri-gpu status -o json`."""
+        self._last = inventory
+        if self._as_json:
+            self._say(self._document(inventory, happened))
+            return
+        for each in happened:
+            self._say(f"{at(each['at_s'])} {each['what']}")
+
+    def begin_anew(self) -> None:
+        """The next one comes from somebody who knows other things: whole, and no change of the one before."""
+        self._last = None
+
+    def fault(self, sentence: str) -> None:
+        """Of the cache: the driver was asked in vain. What is known stays."""
+        self._silent = True
+        self.remark(f"not refreshed: {sentence}")
+
+    def answered(self, inventory: Inventory, began: float) -> None:
+        """Of the cache: the driver was not asked in vain."""
+        del inventory, began
+        if self._silent:
+            self.remark("the driver answers again", worse=False)
+        self._silent = False
+
+    def remark(self, sentence: str, *, worse: bool = True) -> None:
+        """A line about the answers themselves."""
+        if not self._as_json:
+            self._say(f"{at(self._clock())} {sentence}")
+        elif self._last is not None:
+            remark = transition_json(Transition(kind=Kind.ANSWER, what=sentence, worse=worse))
+            self._say(self._document(self._last, ({"at_s": self._clock(), **remark},)))
+
+    def _document(self, inventory: Inventory, happened: Iterable[Mapping[str, Any]]) -> str:
+        return json.dumps(gpus_json(inventory) | {"at_s": self._clock(), "changes": list(happened)})
+
+
+class Daemon:
+    """Whoever answers at a control socket, if anybody does."""
+
+    def __init__(self, socket: Path | None) -> None:
+        """socket: None where none can be meant."""
+        self._socket = socket
+
+    async def transitions(self) -> Mapping[str, Any] | None:
+        """What happened to its node; None where there is no daemon, or none that knows the question."""
+        return await self._ask("transitions")
+
+    async def inventory(self) -> Inventory | None:
+        """What it goes by; None likewise, or where it is another version's and cannot be read."""
+        said = await self._ask("inventory")
+        try:
+            return decode(Inventory, said["inventory"]) if said else None
+        except (CodecError, KeyError) as error:
+            logger.bind(fault=str(error)).warning("the daemon is of another version and cannot be followed")
+            self._socket = None
+            return None
+
+    async def _ask(self, question: str) -> Mapping[str, Any] | None:
+        if self._socket is None:
+            return None
+        try:
+            return await asyncio.to_thread(ask, self._socket, question)
+        except (OSError, ValueError):
+            return None
+
+    async def found(self) -> None:
+        """Returns when one answers that can be followed."""
+        if self._socket is None:
+            await asyncio.Event().wait()  # never
+        while True:
+            if await self.transitions() is not None:
+                return
+            await asyncio.sleep(SEEK_S)
+
+
+async def follow(daemon: Daemon, printer: Printer, *, pause_s: float = ASK_S) -> bool:
+    """Until it answers no more. Returns whether it did at all."""
+    said, inventory = await daemon.transitions(), await daemon.inventory()
+    if said is None or inventory is None:
+        return False
+    printer.show(inventory)
+    # It began when it did: another one counts anew.
+    since_s, number, known = said["since_s"], said["total"], said["inventory_number"]
+    while (said := await daemon.transitions()) is not None:
+        if said["since_s"] != since_s:
+            printer.remark("the daemon was started again", worse=False)
+            since_s, number = said["since_s"], 0
+        news = [each for each in said["last"] if each["number"] > number]
+        if news or said["inventory_number"] != known:
+            inventory = await daemon.inventory() or inventory
+            if lost := said["total"] - number - len(news):
+                printer.remark(f"{lost} more changes came and went")
+            if news:
+                printer.tell(inventory, news)
+        number, known = said["total"], said["inventory_number"]
+        await asyncio.sleep(pause_s)
+    return True
+
+
+async def look(source: TopologySource | NvmlSource, daemon: Daemon, printer: Printer, *, simulated: bool) -> None:
+    """Ask the node itself, until there is a daemon to follow."""
+    cache = InventoryCache(source, printer.publish, printer.fault, looked=printer.answered)
+    seeing = node_watch(source.glance, cache.poke, simulated=simulated)
+    parts = [asyncio.create_task(each) for each in (cache.run(), seeing.run(), daemon.found())]
+    try:
+        await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        for part in parts:
+            if part.done():
+                part.result()
+    finally:
+        for part in parts:
+            part.cancel()
+        await asyncio.gather(*parts, return_exceptions=True)
+
+
+async def watch(
+    source: Callable[[], TopologySource | NvmlSource], socket: Path | None, *, as_json: bool, simulated: bool
+) -> int:
+    """Until SIGTERM or SIGINT, or until nobody reads. source: one for each time that there is no daemon at `socket`."""
+    telemetry.set_up("WARNING")
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    working = asyncio.create_task(_watch(source, Daemon(socket), _printer(as_json=as_json), simulated=simulated))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    broken = working.done() and isinstance(working.exception(), BrokenPipeError)
+    code = Exit.OK if stop.is_set() or broken else exit_code([working])
+    for task in (working, stopping):
+        task.cancel()
+    await asyncio.gather(working, stopping, return_exceptions=True)
+    if broken:
+        raise BrokenPipeError  # the roof knows what to do
+    return code
+
+
+async def _watch(
+    source: Callable[[], TopologySource | NvmlSource], daemon: Daemon, printer: Printer, *, simulated: bool
+) -> None:
+    while True:
+        if await follow(daemon, printer):
+            printer.remark("the daemon answers no more; the node itself is looked at, which shows nothing of health")
+        printer.begin_anew()
+        await look(source(), daemon, printer, simulated=simulated)
+        printer.remark("a daemon answers now, and is followed", worse=False)
+
+
+def _printer(*, as_json: bool) -> Printer:
+    return Printer(as_json=as_json, say=_print)
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,34 @@
+"""`nri-gpu guard`: see daemon/guard.py."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import sys
+from pathlib import Path
+
+from nri_gpu.daemon import logs as telemetry
+from nri_gpu.daemon.guard import GuardProcess, _daemon_state, _settings
+from nri_gpu.domain.errors import Exit, PolicyError
+from nri_gpu.domain.names import DEFAULT_STATE
+from nri_gpu.plugin.guard import DEFAULT_RUN_DIR
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.parse import override
+
+
+def run(args: argparse.Namespace) -> int:
+    """Guard until a signal. Returns an exit code."""
+    options = {"plugin.socket": args.socket} if args.socket else {}
+    try:
+        fallback = override(Policy.default(), options)
+    except PolicyError as error:
+        print("\n".join(f"nri-gpu: {fault}" for fault in error.faults), file=sys.stderr)
+        return Exit.USAGE
+    telemetry.set_up(args.log_level)
+    state_dir, path = Path(args.state_dir or DEFAULT_STATE), Path(args.policy) if args.policy else None
+    settings = _settings(state_dir, path, options) or fallback
+    process = GuardProcess(settings, _daemon_state(state_dir, path), Path(args.run_dir or DEFAULT_RUN_DIR))
+    gc.collect()
+    gc.freeze()
+    return asyncio.run(process.run())

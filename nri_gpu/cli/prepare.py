@@ -1,0 +1,101 @@
+"""`nri-gpu prepare`: makes the host ready: kernel modules, device nodes, /dev/char links; says what people must do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nri_gpu.domain.errors import Exit
+from nri_gpu.host.facts import Action, Facts, Finding, FixNode, LoadModule, MakeLink, MakeNode, Node, Places
+from nri_gpu.host.look import look
+from nri_gpu.host.plan import make_plan
+from nri_gpu.host.prepare import actor, prepare
+from nri_gpu.inventory.kernel import read_majors
+
+PLACES = Places()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare, or say how. Returns 1 when something is left for people, 69 without a device, 77 when not root."""
+    facts = look(PLACES, read_majors)
+    if not facts.devices:
+        why = "".join(f"; {finding}" for finding in facts.unreadable)
+        print(f"nri-gpu: this machine has no NVIDIA display device on its PCI bus{why}", file=sys.stderr)
+        return Exit.UNAVAILABLE
+    if args.dry_run:
+        plan = make_plan(facts, graphics=args.graphics)
+        return _print(args, facts, plan.actions, plan.findings, more=plan.more_may_follow)
+    if os.geteuid() != 0:
+        print("nri-gpu: only root can load modules and make device nodes; --dry-run works for all", file=sys.stderr)
+        return Exit.PERMISSION
+    act = actor(PLACES, Path(args.driver_root or "/"))
+    report = prepare(lambda: look(PLACES, read_majors), act, graphics=args.graphics)
+    return _print(args, report.facts, report.done, report.findings)
+
+
+def _print(
+    args: argparse.Namespace,
+    facts: Facts,
+    actions: Sequence[Action],
+    findings: Sequence[Finding],
+    *,
+    more: bool = False,
+) -> int:
+    if args.output == "json":
+        print(json.dumps(to_json(facts, actions, findings, dry_run=args.dry_run, more=more), indent=1))
+    else:
+        print(to_text(facts, actions, findings, dry_run=args.dry_run, more=more))
+    return Exit.FINDING if findings else Exit.OK
+
+
+def to_text(
+    facts: Facts, actions: Sequence[Action], findings: Sequence[Finding], *, dry_run: bool, more: bool = False
+) -> str:
+    """A line for each action and each finding."""
+    lines = [f"{'would ' if dry_run else ''}{action}" for action in actions]
+    if more:
+        lines.append("more may follow: what a module serves is known once it is loaded")
+    lines += [f"finding: {finding}" for finding in findings]
+    devices = f"{len(facts.devices)} NVIDIA device{'s' * (len(facts.devices) > 1)}"
+    return "\n".join(lines) or f"nothing to do: {devices}, modules loaded, nodes and links in place"
+
+
+def to_json(
+    facts: Facts, actions: Sequence[Action], findings: Sequence[Finding], *, dry_run: bool, more: bool = False
+) -> dict[str, Any]:
+    """Schema `nri-gpu/prepare/v1`. actions: done, or with dry_run to do."""
+    return {
+        "schema": "nri-gpu/prepare/v1",
+        "dry_run": dry_run,
+        "devices": list(facts.devices),
+        "actions": [{**_action_json(action), "text": str(action)} for action in actions],
+        "more_may_follow": more,
+        "findings": [{"path": finding.path, "reason": finding.reason} for finding in findings],
+    }
+
+
+def _action_json(action: Action) -> dict[str, Any]:
+    match action:
+        case LoadModule(module):
+            return {"action": "load-module", "module": str(module)}
+        case MakeNode(path, node, replaces):
+            return {
+                "action": "make-node",
+                "path": f"/dev/{path}",
+                **_node_json(node),
+                "replaces": _node_json(replaces) if replaces else None,
+            }
+        case FixNode(path, node, was):
+            return {"action": "fix-node", "path": f"/dev/{path}", **_node_json(node), "was": _node_json(was)}
+        case MakeLink(path, target, replaced):
+            return {"action": "make-link", "path": f"/dev/{path}", "target": target, "replaces": replaced}
+
+
+def _node_json(node: Node) -> dict[str, Any]:
+    mode = f"{node.mode:04o}"
+    return {"major": node.major, "minor": node.minor, "mode": mode, "uid": node.uid, "gid": node.gid}

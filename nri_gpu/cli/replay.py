@@ -1,0 +1,118 @@
+"""`nri-gpu replay`: the decisions of an audit log, computed anew; by the policies recorded, or by another one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from nri_gpu.daemon.policy_file import PolicyText, build_policy, load_policy
+from nri_gpu.decision.decide import BrokenPolicy
+from nri_gpu.decision.replay import AnyPolicy, Compared, Replay
+from nri_gpu.domain.errors import Exit, PolicyError
+from nri_gpu.policy.model import Policy
+
+
+class Tally(Struct):
+    """What came of a log."""
+
+    decisions: int = 0
+    different: int = 0
+    unreadable: int = 0
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what differs. Returns 1 when something does, or a line is no record; 78 when a file cannot be read."""
+    try:
+        instead = load_policy(Path(args.policy)) if args.policy else None
+    except PolicyError as error:
+        print("\n".join(f"nri-gpu: {fault}" for fault in error.faults), file=sys.stderr)
+        return Exit.CONFIGURATION
+    tally, found = Tally(), list[Compared]()
+    try:
+        for compared in compare(map(Path, args.files), instead):
+            if isinstance(compared, str):
+                tally.unreadable += 1
+                print(f"nri-gpu: {compared}", file=sys.stderr)
+                continue
+            tally.decisions += 1
+            if not compared.same:
+                found.append(compared)
+    except OSError as error:
+        print(f"nri-gpu: {error}", file=sys.stderr)
+        return Exit.CONFIGURATION
+    tally.different = len(found)
+    print(json.dumps(_to_json(tally, found), indent=1) if args.output == "json" else _to_text(tally, found))
+    return Exit.FINDING if tally.different or tally.unreadable else Exit.OK
+
+
+def compare(files: Iterable[Path], instead: Policy | None = None) -> Iterator[Compared | str]:
+    """Every decision of these files, in their order; a sentence for a line that is no record. Raises: OSError."""
+    replay = Replay(_read_policy, instead)
+    for file in files:
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    compared = replay.take(json.loads(line)) if line.strip() else None
+                except (ValueError, TypeError, RecursionError) as error:
+                    yield f"{file}:{number}: {error}"
+                else:
+                    if compared:
+                        yield compared
+
+
+def _read_policy(name: str, text: str) -> AnyPolicy:
+    """A policy that was good then; another version of nri-gpu may think otherwise."""
+    try:
+        return build_policy(PolicyText(name, text)) if name else Policy.default()
+    except PolicyError as error:
+        return BrokenPolicy(str(error.faults[0]))
+
+
+def _to_text(tally: Tally, found: list[Compared]) -> str:
+    lines = []
+    for each in found:
+        pod = each.container.pod
+        at = datetime.fromtimestamp(each.at, UTC).isoformat(timespec="seconds")
+        lines.append(f"{at} {pod.namespace}/{pod.name} {each.container.name}")
+        lines += [f"  - {_words(each.recorded)}", f"  + {_words(each.now)}"]
+    same = "none differs" if not tally.different else f"{tally.different} differ"
+    return "\n".join([*lines, f"{tally.decisions} decisions, {same}"])
+
+
+def _words(answer: Any) -> str:  # noqa: ANN401 - JSON values
+    match answer.get("decision"):
+        case "inject":
+            return f"granted {', '.join(answer['gpu_uuids']) or 'nothing'} ({answer['mode']}, {answer['rule']})" + (
+                f" {answer['edits_sha256'][:12]}"
+            )
+        case "refuse":
+            return f"refused [{answer['code']}]: {answer['reason']}"
+        case _:
+            return f"passed: {answer.get('reason', '')}"
+
+
+def _to_json(tally: Tally, found: list[Compared]) -> dict[str, Any]:
+    return {
+        "schema": "nri-gpu/replay/v1",
+        "decisions": tally.decisions,
+        "unreadable_lines": tally.unreadable,
+        "different": [
+            {
+                "at_s": each.at,
+                "namespace": each.container.pod.namespace,
+                "pod": each.container.pod.name,
+                "container": each.container.name,
+                "container_id": each.container.id,
+                "recorded": each.recorded,
+                "now": each.now,
+            }
+            for each in found
+        ],
+    }

@@ -1,0 +1,125 @@
+"""`nri-gpu run`: the policy, the state folder and the key first, for which a start can fail; then the daemon."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from nri_gpu.daemon import logs as telemetry
+from nri_gpu.daemon.app import Daemon
+from nri_gpu.daemon.policy_file import DEFAULT_PATH, PolicyFile
+from nri_gpu.daemon.state_folder import StateError, StateFolder
+from nri_gpu.domain.errors import Exit, PolicyError
+from nri_gpu.domain.names import DEFAULT_STATE
+from nri_gpu.kubelet.controller import set_grpc_up
+from nri_gpu.system.log import logger
+from nri_gpu.system.notify import Notifier
+from nri_gpu.system.succession import LOOK_S, Succession
+
+GC_THRESHOLD: Final = 10_000  # objects made and not freed, instead of 700
+FEEDS_AFTER: Final = 50  # looks at whether the folder is free
+KEY_LOST: Final = (
+    "key made anew: grants of before it do not hold, and containers that have them count as others' from here on"
+)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal. Returns an exit code."""
+    launched = os.environ.get("NRI_PLUGIN_SOCKET", "")
+    state = StateFolder(Path(args.state_dir or DEFAULT_STATE))
+    succession = Succession(state.path)
+    try:
+        inherited = _inherited(launched) if launched else None
+    except (ValueError, OSError) as error:
+        print(f"nri-gpu: NRI_PLUGIN_SOCKET={launched} names no connected socket: {error}", file=sys.stderr)
+        return Exit.USAGE
+    try:
+        policy_file = PolicyFile(args.policy, _overrides(args), state.path)
+        telemetry.set_up(args.log_level, journal=bool(launched))
+        _open(state, succession if args.stand_by else None, kubelet=args.kubelet is not False)
+        key = state.key()
+    except PolicyError as error:
+        print("\n".join(f"nri-gpu: {fault}" for fault in error.faults), file=sys.stderr)
+        return Exit.USAGE
+    except StateError as error:
+        print(f"nri-gpu: {error}", file=sys.stderr)
+        return Exit.UNAVAILABLE if error.taken else Exit.PERMISSION
+    if state.key_fault:
+        logger.bind(path=str(state.path / "key"), fault=state.key_fault).warning(KEY_LOST)
+    daemon = Daemon(state, key, policy_file, Path(args.gpus) if args.gpus else None, succession)
+    if args.watch_policy:
+        daemon.watch_policy(Path(args.policy or DEFAULT_PATH))
+    # Values here have no cycles; looking for some took a third of a Synchronize of 5,000 containers.
+    gc.set_threshold(GC_THRESHOLD)
+    try:
+        return asyncio.run(daemon.run(inherited))
+    finally:
+        daemon.close()
+        state.close()
+
+
+def _open(state: StateFolder, succession: Succession | None, *, kubelet: bool) -> None:
+    """Have the state folder. succession: where a daemon that has it is waited for. kubelet: it may be served.
+
+    Raises: StateError.
+    """
+    try:
+        state.open()
+    except StateError as error:
+        if not (error.taken and succession and succession.announce()):
+            raise
+    else:
+        return
+    logger.bind(path=str(state.path)).info("standing by for the daemon that has the state folder")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.OK))  # the first process of a pod has no other way to end
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the policy is read when it counts
+    if kubelet:
+        set_grpc_up()
+        with suppress(ImportError):  # now, as there is time
+            import nri_gpu.kubelet.endpoint  # noqa: F401
+    notifier = Notifier()
+    notifier.ready("standing by")
+    for look in count():
+        try:
+            state.open()
+        except StateError as error:
+            if not error.taken:
+                raise
+        else:
+            break
+        if not look % FEEDS_AFTER:
+            notifier.alive()
+        time.sleep(LOOK_S)
+    notifier.close()
+
+
+def _inherited(number: str) -> int:
+    """The descriptor of the connection a runtime started us with. Raises: ValueError, OSError."""
+    connection = socket.socket(fileno=int(number))  # asks what it is
+    connection.set_inheritable(False)
+    return connection.detach()
+
+
+def _overrides(args: argparse.Namespace) -> Mapping[str, object]:
+    wanted = {
+        "plugin.socket": args.socket,
+        "plugin.index": args.index,
+        "driver.root": args.driver_root,
+        "driver.host_root": args.driver_host_root,
+        "driver.stage_dir": args.stage_dir,
+        "kubelet.enabled": args.kubelet,
+        "kubelet.registration": args.kubelet_registration,
+        "labels.file": args.labels,
+    }
+    return {key: value for key, value in wanted.items() if value is not None}

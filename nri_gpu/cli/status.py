@@ -1,0 +1,163 @@
+"""`nri-gpu status`: who holds which GPU on this node, asked of the running daemon over its control socket."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from nri_gpu.cli.client import ask
+from nri_gpu.cli.render import at, health_lines, table, transition_lines, unlisted_lines
+from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.system.succession import Succession
+
+PATIENCE: Final = 4  # times that a guard may have been late
+UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+HEADS: Final = ("GPU", "MODEL", "MODE", "HELD BY", "CONTAINER", "FOR", "UNAVAILABLE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it. Returns 1 when the daemon is not ready to grant, 69 when it cannot be asked, 77 without permission."""
+    if args.guard:
+        return guard_exit(Path(args.guard), alive=args.alive, now=time.time())
+    state_dir = Path(args.state_dir or DEFAULT_STATE)
+    if args.probe and Succession(state_dir).awaited():
+        return Exit.OK  # of two pods the next one has to be ready for the last one to be told to stop
+    path = state_dir / CONTROL_SOCKET
+    try:
+        said = ask(path, "status")
+    except PermissionError:
+        print(f"nri-gpu: no permission to ask {path}: be root, or in the policy's control.group", file=sys.stderr)
+        return Exit.PERMISSION
+    except (OSError, ValueError) as error:
+        print(f"nri-gpu: the daemon cannot be asked at {path}: {error}; does `nri-gpu run` run?", file=sys.stderr)
+        return Exit.UNAVAILABLE
+    if args.alive:
+        return Exit.OK
+    print(json.dumps(said, indent=1) if args.output == "json" else to_text(said, time.time()))
+    return Exit.FINDING if faults(said) else Exit.OK
+
+
+def guard_exit(run_dir: Path, *, alive: bool, now: float) -> Exit:
+    """What a probe beside a guard asks: pids are those of its own namespace. alive: whether it is connected is one."""
+    from nri_gpu.plugin.guard import TELL_S, read_seen, silent_s  # here, because they bring the policy along
+
+    seen = read_seen(run_dir)
+    if seen is None or (silent := silent_s(run_dir, now)) > PATIENCE * TELL_S:
+        how = "none runs" if seen is None else f"it has said nothing for {silent:.0f} s"
+        print(f"nri-gpu: no guard with --run-dir {run_dir}: {how}; does `nri-gpu guard` run?", file=sys.stderr)
+        return Exit.UNAVAILABLE
+    if not (alive or seen.connected):
+        print("nri-gpu: the guard is not connected to the runtime; its log says why", file=sys.stderr)
+        return Exit.FINDING
+    return Exit.OK
+
+
+def faults(said: Mapping[str, Any]) -> list[str]:
+    """Sentences on what keeps the daemon from granting."""
+    runtime, node, policy = said["runtime"], said["node"], said["policy"]
+    found = [] if runtime["ready"] else [f"not connected to the runtime: {runtime['fault'] or 'connecting'}"]
+    found += filter(None, (runtime.get("list_fault"), _inventory_fault(node), node["driver_fault"]))
+    return found + ([f"policy not usable: {policy['fault']}"] if policy["fault"] else [])
+
+
+def _inventory_fault(node: Mapping[str, Any]) -> str:
+    """With how old all is that is said of GPUs here."""
+    sentence, age_s = str(node["inventory_fault"]), node["inventory_age_s"]
+    if not sentence:
+        return ""
+    sentence += _since_when(node.get("inventory_fault_since_s"))
+    if age_s is None or not node["inventory_confirmed"]:
+        return sentence
+    return f"{sentence} (its GPUs were last heard of {ago(age_s)} ago)"
+
+
+def to_text(said: Mapping[str, Any], now: float) -> str:
+    """A headline, a table with a line for each GPU and holder, and what is wrong below it."""
+    runtime, node = said["runtime"], said["node"]
+    name = f"{runtime['name'] or 'runtime'} {runtime['version']}".strip()
+    lines = [f"{name}, driver {node['driver_version'] or '?'}, policy: {said['policy']['source']}"]
+    if said["gpus"]:
+        lines += table(HEADS, [row for gpu in said["gpus"] for row in _rows(gpu, now)])
+    else:
+        lines.append("no GPUs")
+    lines += unlisted_lines(said["unlisted"], node["inventory_fault"])
+    if not node["inventory_confirmed"]:
+        lines.append(
+            f"from the last snapshot, {ago(node['inventory_age_s'] or 0)} old: the driver has not answered yet"
+        )
+    for holder in said["gone"]:
+        lines.append(f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder['gpu_uuids'])}")
+    lines += [
+        f"{_pod(holder)}, container {holder['container']}: {holder['restart']}"
+        for gpu in said["gpus"]
+        for holder in gpu["holders"]
+        if holder.get("restart")
+    ]
+    lines += [
+        f"GPU {each['index']} cannot be described{_since_when(each['since_s'])}: {each['reason']}"
+        for each in said.get("faults", ())
+    ]
+    lines += [_of_kubelet(each, now) for each in said.get("kubelet", {}).get("resources", ())]
+    if said.get("kubelet", {}).get("enabled"):
+        lines.append(f"kubelet: {fail_closed(said)}")
+    return "\n".join([*lines, *health_lines(said["gpus"]), *faults(said), *transition_lines(said)])
+
+
+def _since_when(seconds: float | None) -> str:
+    return "" if seconds is None else f" since {at(seconds)}"
+
+
+def _rows(gpu: Mapping[str, Any], now: float) -> Iterator[tuple[str, ...]]:
+    """One for each holder, the GPU itself on the first alone."""
+    first = (f"{'  ' if gpu['kind'] == 'mig' else ''}{gpu['place']}", gpu["model"], gpu["mode"] or "-")
+    holders = [(_pod(each), each["container"], _since(each, now)) for each in gpu["holders"]]
+    holders += [(pod, "-", "-") for pod in gpu["foreign"]]
+    holders += [(each["pod"], each["container"], "by its number") for each in gpu.get("opened_by", ())]
+    why = gpu.get("withheld", "") if holders else gpu["unavailable"]  # whom it is held by is in the columns already
+    yield (*first, *(holders[0] if holders else ("-", "-", "-")), why)
+    for holder in holders[1:]:
+        yield ("", "", "", *holder, "")
+
+
+def _of_kubelet(standing: Mapping[str, Any], now: float) -> str:
+    """`kubelet: nvidia.com/gpu registered for 3m`."""
+    resource, fault = standing["resource"], standing["fault"]
+    if standing["registered"]:
+        return f"kubelet: {resource} registered for {ago(now - standing['since_s'])}"
+    return f"kubelet: {resource} not registered: {fault or 'connecting'}"
+
+
+def fail_closed(said: Mapping[str, Any]) -> str:
+    """What keeps a container that the kubelet gave GPUs from starting without them."""
+    if why := said["kubelet"].get("guard_alone"):
+        return f"only the guard stops what starts without its GPUs: {why}"
+    return "what it gives GPUs cannot start without nri-gpu, whether daemon and guard run or not"
+
+
+def _pod(holder: Mapping[str, Any]) -> str:
+    return f"{holder['namespace']}/{holder['pod']}"
+
+
+def _since(holder: Mapping[str, Any], now: float) -> str:
+    since_s = holder["since_s"]
+    phase = "" if holder["running"] else f" ({'reserved' if holder.get('reserved') else holder['phase']})"
+    return ("?" if since_s is None else ago(now - since_s)) + phase
+
+
+def ago(seconds: float) -> str:
+    """A duration as kubectl writes ages: `3d4h`, `12m`, `7s`; two units at most."""
+    left = max(0, int(seconds))
+    words: list[str] = []
+    for unit, size in UNITS_S:
+        if left >= size and len(words) < 2:
+            words.append(f"{left // size}{unit}")
+            left %= size
+        elif words:
+            break
+    return "".join(words) or "0s"

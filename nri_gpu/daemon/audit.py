@@ -1,0 +1,234 @@
+"""The audit log: every decision with all that decided it, in two files of bounded size.
+
+Nothing here happens before a reply. What happened is noted in memory; a moment later the notes are put into words, one
+a turn of the loop, so that no request waits for more than one of them, and written by a thread, because a disk may
+hang. A file begins with node, policy and ledger: each can be replayed alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.decision.replay import Kind, changed_record, decision_record, ledger_record, node_record, policy_record
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import Decision
+from nri_gpu.domain.node import Node
+from nri_gpu.system.log import logger
+
+FILE: Final = "audit.jsonl"
+OLD_FILE: Final = "audit.1.jsonl"
+DELAY_S: Final = 0.25
+# Of notes that are not written yet. On a disk that hangs, decisions beyond that are lost and counted, and the ledger is
+# written anew.
+WAITING_MAX: Final = 2000
+GRANTS_AT_ONCE: Final = 20  # in one record: more would take a turn too long
+
+
+class PolicyNote(Struct, frozen=True):
+    """A policy that was taken up. fault: why it cannot be used; empty when it can."""
+
+    source: str
+    text: str
+    fault: str = ""
+
+
+class _Decided(Struct, frozen=True):
+    container: Container
+    decision: Decision
+    node: Node
+    at: float
+    now: float
+
+
+class _Synchronized(Struct, frozen=True):
+    ledger: Ledger
+
+
+_Note = _Decided | PolicyNote | Ledger | _Synchronized
+
+
+class AuditLog:
+    """Notes what happens, and writes it. folder: for the file and the one before it. most_bytes: of each."""
+
+    def __init__(self, folder: Path, most_bytes: int, wall: Callable[[], float]) -> None:
+        self._path, self._old_path = folder / FILE, folder / OLD_FILE
+        self._most_bytes = most_bytes
+        self._wall = wall
+        self._notes: deque[_Note] = deque()
+        self._waiting = asyncio.Event()
+        self._written = asyncio.Event()
+        self._lost = 0
+        self._bytes = 0  # of the file
+        self._begun = False  # whether it says what all that follows goes by
+        self._fault = ""
+        # What it has said so far.
+        self._node: Node | None = None
+        self._policy = PolicyNote("", "")
+        self._ledger = Ledger()
+
+    def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
+        """A request was answered. now: seconds on the ledger's clock."""
+        self._note(_Decided(container, decision, node, self._wall(), now))
+
+    def policy_changed(self, policy: PolicyNote) -> None:
+        """From here on decisions are by this policy."""
+        self._note(policy)
+
+    def ledger_changed(self, ledger: Ledger) -> None:
+        """Somebody holds something more, or less, or otherwise."""
+        self._note(ledger)
+
+    def synchronized(self, ledger: Ledger) -> None:
+        """The ledger was made anew from the runtime's list."""
+        self._note(_Synchronized(ledger))
+
+    async def written(self) -> None:
+        """Returns when nothing is noted that was not written, or could not be."""
+        await self._written.wait()
+
+    def _note(self, note: _Note) -> None:
+        self._written.clear()
+        if len(self._notes) >= WAITING_MAX:
+            self._forget()
+        self._notes.append(note)
+        self._waiting.set()
+
+    def _forget(self) -> None:
+        """All that waits but what decisions go by from here on: the newest policy and the newest ledger."""
+        notes, kept = list(self._notes), list[_Note]()
+        self._lost += sum(isinstance(note, _Decided) for note in notes)
+        if policy := next((note for note in reversed(notes) if isinstance(note, PolicyNote)), None):
+            kept.append(policy)
+        if ledger := next((note for note in reversed(notes) if isinstance(note, Ledger | _Synchronized)), None):
+            kept.append(ledger if isinstance(ledger, _Synchronized) else _Synchronized(ledger))
+        self._notes = deque(kept)
+
+    async def run(self) -> None:
+        """Write until cancelled, and then what is left."""
+        try:
+            while True:
+                await self._waiting.wait()
+                await asyncio.sleep(DELAY_S)
+                self._waiting.clear()
+                await asyncio.to_thread(self._append, await self._in_turns())
+                if not self._notes:
+                    self._written.set()
+        finally:
+            self._append([line for note in self._taken() for line in self._lines(note)])
+
+    async def _in_turns(self) -> list[str]:
+        lines: list[str] = []
+        for note in self._taken():
+            for line in self._lines(note):
+                lines.append(line)
+                await asyncio.sleep(0)
+        return lines
+
+    def _taken(self) -> Iterator[_Note]:
+        """Notes one by one, until there are none."""
+        while self._notes:
+            yield self._notes.popleft()
+
+    def _lines(self, note: _Note) -> Iterator[str]:
+        if self._begun and self._bytes > self._most_bytes:
+            self._begun = False
+            yield _TURN
+        if not self._begun:
+            self._begun, self._bytes = True, 0
+            # Behind a line that may have been cut short, and for a reader who begins here.
+            yield "\n"
+            yield from map(_line, self._beginning())
+        for record in self._records(note):
+            yield _line(record)
+
+    def _beginning(self) -> Iterator[Mapping[str, Any]]:
+        if self._node:
+            yield node_record(self._node)
+        yield policy_record(self._policy.source, self._policy.text, self._policy.fault)
+        yield from _ledger_records(self._ledger)
+
+    def _records(self, note: _Note) -> Iterator[Mapping[str, Any]]:
+        match note:
+            case PolicyNote(source, text, fault):
+                self._policy = note
+                yield policy_record(source, text, fault)
+            case _Synchronized(ledger):
+                self._ledger = ledger
+                yield from _ledger_records(ledger)
+            case Ledger():
+                changed = changed_record(self._ledger, note)
+                self._ledger = note
+                if changed:
+                    yield changed
+            case _Decided(container, decision, node, at, now):
+                if self._node is not node:
+                    self._node = node
+                    yield node_record(node)
+                yield decision_record(container, decision, at, now)
+
+    def _append(self, lines: list[str]) -> None:
+        """In a thread, but for the last time."""
+        try:
+            for turned, part in _files(lines):
+                if turned:
+                    with suppress(FileNotFoundError):
+                        self._path.replace(self._old_path)
+                with open(os.open(self._path, _FLAGS, 0o600), "ab") as file:  # noqa: PTH123 - with a mode of our own
+                    file.write("".join(part).encode())
+                    self._bytes = file.tell()
+        except OSError as error:
+            self._begun = False  # something may be missing: say all of it again
+            self._complain(str(error))
+        else:
+            self._complain("")
+
+    def _complain(self, fault: str) -> None:
+        """Once for each new fault; and how many decisions were lost, when it works again."""
+        if fault and fault != self._fault:
+            logger.bind(path=str(self._path), fault=fault).warning("audit log not written; nothing else depends on it")
+        if not fault and self._lost:
+            logger.bind(path=str(self._path), dropped=self._lost).warning("audit log: decisions lost")
+            self._lost = 0
+        self._fault = fault
+
+
+_TURN: Final = ""  # among lines: from here on a new file
+_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, separators=(",", ":")) + "\n"
+
+
+def _files(lines: list[str]) -> Iterator[tuple[bool, list[str]]]:
+    """Lines by file, and whether the file is a new one."""
+    turned, part = False, list[str]()
+    for line in lines:
+        if line == _TURN:
+            if part:
+                yield turned, part
+            turned, part = True, []
+        else:
+            part.append(line)
+    if part:
+        yield turned, part
+
+
+def _ledger_records(ledger: Ledger) -> Iterator[Mapping[str, Any]]:
+    """All of it, a few grants at a time: the first starts over, the others add."""
+    entries = iter(ledger.entries.items())
+    first = Ledger(dict(islice(entries, GRANTS_AT_ONCE)), ledger.foreign, ledger.leaving)
+    yield ledger_record(first)
+    while more := dict(islice(entries, GRANTS_AT_ONCE)):
+        yield {**ledger_record(Ledger(more)), "kind": Kind.CHANGED.value}

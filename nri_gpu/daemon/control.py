@@ -1,0 +1,299 @@
+"""The control socket: local, guarded by file permissions, and read only. One question a connection, one answer.
+
+    client: `status` and a line break          daemon: one JSON document, then it closes
+
+Questions are words in a table. Nothing that comes in can change anything, and nobody who asks can hold the daemon up:
+a connection that says nothing is closed, and only so many are open at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.daemon.report import Connection, View, status_json, transitions_json
+from nri_gpu.domain.codec import encode
+from nri_gpu.inventory.controller import InventoryCache, InventoryKeeper
+from nri_gpu.kubelet.controller import KubeletKeeper
+from nri_gpu.nri.convert import Configured
+from nri_gpu.plugin.handlers import Plugin
+from nri_gpu.policy.model import Policy
+from nri_gpu.system.log import logger
+from nri_gpu.system.state import Board
+
+Answer = Callable[[], Mapping[str, Any]]
+QUESTION_MAX: Final = 64  # bytes
+OPEN_MAX: Final = 8
+PATIENCE_S: Final = 5.0
+BACKLOG: Final = 100
+ACCEPT_AGAIN_S: Final = 1.0  # after there was no descriptor for who comes
+CALM_S: Final = 5.0  # without another such fault it is over: descriptors come and go
+
+
+class ControlSocket:
+    """Listens while it is open. table: question -> answer."""
+
+    def __init__(self, path: Path, table: Mapping[str, Answer]) -> None:
+        self._path = path
+        self._table = table
+        self._listener: socket.socket | None = None
+        self._refused = 0  # how often nobody could be let in
+        self._pause: asyncio.TimerHandle | None = None
+        self._calm: asyncio.TimerHandle | None = None
+        self._open: set[_Visit] = set()
+        self._coming: set[asyncio.Task[tuple[asyncio.Transport, _Visit]]] = set()
+
+    async def open(self) -> None:
+        """Listen, to root alone. Raises: OSError."""
+        self._path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            # Before it has a name: bind(2) gives the file the socket's own mode (Linux: net/unix/af_unix.c).
+            os.fchmod(listener.fileno(), 0o600)
+            listener.bind(str(self._path))
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        listener.setblocking(False)
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def admit(self, group: int | None) -> None:
+        """Let this group in beside root; it may pass the folder, not list it. None: root alone. Raises: OSError."""
+        for path, alone, together in ((self._path.parent, 0o700, 0o710), (self._path, 0o600, 0o660)):
+            # A hardened unit may not change groups, and with Group= in it has nothing to change.
+            if group is not None and path.stat().st_gid != group:
+                os.chown(path, -1, group)
+            path.chmod(alone if group is None else together)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._listener is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._listener)
+        for timer in (self._pause, self._calm):
+            if timer:
+                timer.cancel()
+        self._listener.close()
+        self._listener = None
+        await asyncio.gather(*self._coming, return_exceptions=True)
+        for visit in tuple(self._open):
+            visit.end()
+        self._path.unlink(missing_ok=True)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """One connection. Not asyncio's own server: without descriptors that logs a hundred tracebacks a second."""
+        loop = asyncio.get_running_loop()
+        try:
+            connection, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._no_descriptor(listener, str(error.strerror))
+            return
+        if self._refused and self._calm is None:
+            self._calm = loop.call_later(CALM_S, self._over)
+        coming = loop.connect_accepted_socket(lambda: _Visit(self._table, self._open), connection)
+        task = loop.create_task(coming)
+        self._coming.add(task)
+        task.add_done_callback(self._coming.discard)
+
+    def _no_descriptor(self, listener: socket.socket, why: str) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._refused:
+            fault = f"{why}; it is tried again each second"
+            logger.bind(path=str(self._path), fault=fault).warning("control socket lets nobody in")
+        self._refused += 1
+        if self._calm:
+            self._calm.cancel()
+            self._calm = None
+        loop.remove_reader(listener)
+        self._pause = loop.call_later(ACCEPT_AGAIN_S, loop.add_reader, listener, self._accept, listener)
+
+    def _over(self) -> None:
+        logger.bind(path=str(self._path), attempt=self._refused).info("control socket lets people in again")
+        self._refused, self._calm = 0, None
+
+
+class _Visit(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, table: Mapping[str, Answer], others: set[_Visit]) -> None:
+        self._table = table
+        self._others = others
+        self._question = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._others.add(self)
+        if len(self._others) > OPEN_MAX:
+            self._say({"error": "too many connections at once; try again"})
+            return
+        self._patience = asyncio.get_running_loop().call_later(PATIENCE_S, self.end)
+
+    def data_received(self, data: bytes) -> None:
+        self._question += data
+        if len(self._question) > QUESTION_MAX:
+            self._say({"error": f"a question has at most {QUESTION_MAX} bytes"})
+        elif b"\n" in self._question:
+            self._say(self._answer(self._question.partition(b"\n")[0].decode(errors="replace").strip()))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._others.discard(self)
+        if self._patience:
+            self._patience.cancel()
+
+    def end(self) -> None:
+        """Close without a word."""
+        if self._transport:
+            self._transport.abort()
+
+    def _answer(self, question: str) -> Mapping[str, Any]:
+        answer = self._table.get(question)
+        if answer is None:
+            return {"error": f"unknown question {question!r}, known: {', '.join(sorted(self._table))}"}
+        try:
+            return answer()
+        except Exception:  # whoever asks must not be able to end the daemon
+            logger.bind(method=question).opt(exception=True).error("bug in an answer")
+            return {"error": "a bug of nri-gpu; its log has the traceback"}
+
+    def _say(self, answer: Mapping[str, Any]) -> None:
+        if self._transport and not self._transport.is_closing():
+            self._transport.write(json.dumps(answer).encode() + b"\n")
+            self._transport.close()
+
+
+class Subjects(Struct, frozen=True):
+    """What is reported on.
+
+    list_fault: why the runtime could not list the node's containers to us again; empty when it could. options: of the
+    command line, by their key in the policy, and `topology`, the simulated node's file.
+    """
+
+    board: Board
+    plugin: Plugin
+    cache: InventoryCache
+    inventory: InventoryKeeper
+    kubelet: KubeletKeeper
+    list_fault: Callable[[], str] = lambda: ""
+    options: Mapping[str, object] = {}
+
+
+class Reporter:
+    """Knows how we stand with the runtime, and tells it together with the rest."""
+
+    def __init__(self, path: Path, subjects: Subjects, wall: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._subjects = subjects
+        self._wall = wall
+        self._connection = Connection(ready=False, since=wall())
+        questions: Mapping[str, Answer] = {
+            "status": lambda: {**status_json(self.view()), "options": subjects.options},
+            "transitions": self._transitions,
+            "inventory": self._inventory,
+        }
+        self._control = ControlSocket(path, questions)
+        self._listening = False
+
+    async def run(self) -> None:
+        """Serve until cancelled. A socket that cannot be had costs `status` and nothing else."""
+        try:
+            await self._control.open()
+        except OSError as error:
+            logger.bind(path=str(self._path), fault=str(error)).warning("no control socket, so no nri-gpu status")
+        else:
+            self._listening = True
+            self.policy_changed()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._listening = False
+            await self._control.close()
+
+    def policy_changed(self) -> None:
+        """Who may ask may have changed."""
+        if not self._listening:
+            return
+        try:
+            self._control.admit(self._group())
+        except OSError as error:
+            fault = f"control.group: {error}; in a systemd unit set Group= to it, in a drop-in"
+            logger.bind(path=str(self._path), fault=fault).warning("only root can ask for status")
+
+    def configured(self, configured: Configured) -> None:
+        """What the runtime said of itself."""
+        self._connection = replace(
+            self._connection,
+            runtime=configured.runtime,
+            version=configured.version,
+            nri_version=configured.nri_version,
+        )
+
+    def ready(self) -> None:
+        """Serving a runtime."""
+        self._connection = replace(self._connection, ready=True, since=self._wall(), why="")
+
+    def away(self, why: str) -> None:
+        """Not serving one any more. why: the sentence."""
+        since = self._wall() if self._connection.ready else self._connection.since
+        self._connection = replace(self._connection, ready=False, since=since, why=why)
+
+    def view(self) -> View:
+        """The moment of asking."""
+        plugin, cache = self._subjects.plugin, self._subjects.cache
+        policy = plugin.policy
+        source, fault = (policy.source, "") if isinstance(policy, Policy) else ("-", policy.fault)
+        return View(
+            node=self._subjects.board.snapshot(),
+            ledger=plugin.ledger,
+            connection=self._connection,
+            wall=self._wall(),
+            monotonic=time.monotonic(),
+            inventory_age_s=cache.age_s(),
+            inventory_fault=cache.fault,
+            policy_source=source,
+            policy_fault=fault,
+            inventory_confirmed=cache.confirmed or cache.current is None,
+            history=self._subjects.inventory.history,
+            kubelet=self._subjects.kubelet.report(),
+            kubelet_open=self._subjects.kubelet.fail_open(),
+            list_fault=self._subjects.list_fault(),
+        )
+
+    def _transitions(self) -> Mapping[str, Any]:
+        """Short, for whoever asks each second."""
+        number = self._subjects.board.snapshot().number
+        history = transitions_json(self._subjects.inventory.history)
+        return {"schema": "nri-gpu/transitions/v1", "inventory_number": number, **history}
+
+    def _inventory(self) -> Mapping[str, Any]:
+        """All that is known, for `gpus --watch` of the same version."""
+        return {"schema": "nri-gpu/inventory/v1", "inventory": encode(self._subjects.board.snapshot().inventory)}
+
+    def _group(self) -> int | None:
+        policy = self._subjects.plugin.policy
+        name = policy.control.group if isinstance(policy, Policy) else ""
+        if not name:
+            return None
+        import grp  # only where there is a group to look up
+
+        try:
+            return grp.getgrnam(name).gr_gid
+        except KeyError:
+            logger.bind(fault=f"control.group: no group {name!r} on this host").warning("only root can ask for status")
+            return None

@@ -1,0 +1,151 @@
+"""`nri-gpu guard`: the guard as a process of its own, so that whatever ends the daemon does not end this."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+
+from nri_gpu.daemon.policy_file import DEFAULT_PATH, LAST_GOOD, load_last_good, load_policy
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.errors import Exit, PolicyError
+from nri_gpu.nri.convert import Configured
+from nri_gpu.plugin.guard import TELL_S, DaemonState, Guard, Seen, started, write_seen
+from nri_gpu.plugin.request_sizes import Sizes
+from nri_gpu.plugin.supervisor import Identity, Supervisor, Watchers
+from nri_gpu.policy.model import BrokenPolicy, Policy
+from nri_gpu.system.cri import stop_containers, warn_without_grpc
+from nri_gpu.system.log import logger
+from nri_gpu.system.notify import Notifier
+from nri_gpu.system.tasks import exit_code
+
+DRAIN_S: Final = 2.0
+
+
+def _settings(state_dir: Path, path: Path | None, options: Mapping[str, object]) -> Policy | None:
+    """The policy as the daemon would start with; None where neither the file nor the last good one is usable."""
+    try:
+        return load_policy(path, options)
+    except PolicyError as error:
+        for fault in error.faults:
+            logger.bind(fault=str(fault)).error("policy not usable")
+    try:
+        return load_last_good(state_dir, options)
+    except (PolicyError, OSError) as error:
+        logger.bind(fault=str(error)).error("the kept policy is not usable either")
+        return None
+
+
+def _daemon_state(folder: Path, path: Path | None) -> DaemonState:
+    """With the policy that the daemon took up last, so that both ignore the same requests; else the file's own."""
+
+    def read() -> Policy | BrokenPolicy:
+        try:
+            return load_last_good(folder) or load_policy(path)
+        except (PolicyError, OSError) as error:
+            fault = str(error.faults[0] if isinstance(error, PolicyError) else error)
+            logger.bind(fault=fault).error("policy not usable: whatever asks needs a grant")
+            return BrokenPolicy(fault)
+
+    return DaemonState(folder, (folder / LAST_GOOD, path or DEFAULT_PATH), read)
+
+
+def _request_bytes(policy: Policy | BrokenPolicy, fallback: Policy) -> int:
+    return (policy if isinstance(policy, Policy) else fallback).plugin.request_bytes
+
+
+class GuardProcess:
+    """The running guard."""
+
+    def __init__(self, settings: Policy, state: DaemonState, run_dir: Path) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._seen = Seen(pid=os.getpid(), started=started(os.getpid()))
+        self._notifier = Notifier()
+        self._guard = Guard(state, self._later)
+        identity = Identity(settings.guard.name, settings.guard.index)
+        # As the daemon decides, also while it is away.
+        sizes = Sizes(lambda: _request_bytes(state.policy(), settings), self._later, counts=False)
+        self._supervisor = Supervisor(
+            self._guard, lambda: identity, Watchers(self._configured, self._ready, self._away), sizes
+        )
+        self._stop = asyncio.Event()
+        self._stopping: set[asyncio.Task[None]] = set()
+        state.policy()  # parsed now, and not while the runtime waits
+
+    async def run(self) -> Exit:
+        """Guard until SIGTERM or SIGINT."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        if self._settings.guard.stop_ungranted:
+            warn_without_grpc("guard.stop_ungranted")
+        self._feed_watchdog()
+        self._keep_telling()
+        serving = asyncio.create_task(self._supervisor.run(Path(self._settings.plugin.socket)))
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        code = exit_code((serving,))
+        self._notifier.stopping()
+        await self._supervisor.stop(DRAIN_S)
+        for task in (serving, stopping, *self._stopping):
+            task.cancel()
+        await asyncio.gather(serving, stopping, *self._stopping, return_exceptions=True)
+        self._notifier.close()
+        logger.info("stopped")
+        return code
+
+    def _later(self, action: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(action)
+
+    def _configured(self, configured: Configured) -> None:
+        self._guard.runtime = configured.runtime
+        self._seen = replace(self._seen, runtime=configured.runtime, runtime_version=configured.version)
+
+    def _ready(self) -> None:
+        found = self._guard.found
+        without = len(found.running) + len(found.doubtful)
+        self._seen = replace(
+            self._seen, connected=True, validates=self._supervisor.validates, ungranted=without, fault=""
+        )
+        logger.bind(ungranted=without, waiting=len(found.waiting)).info("guarding")
+        status = f", {without} containers run without the GPUs they asked for" if without else ""
+        self._notifier.ready(f"guarding {self._settings.plugin.socket}{status}")
+        self._later(self._tell)
+        if found.running and self._settings.guard.stop_ungranted:
+            task = asyncio.create_task(self._stop_containers(found.running))
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)
+
+    def _away(self, why: str) -> None:
+        self._notifier.status(f"not connected: {why}")
+        self._seen = replace(self._seen, connected=False, fault=why)
+        self._tell()
+
+    async def _stop_containers(self, containers: tuple[Container, ...]) -> None:
+        """Only those without any mark: one that does not hold may be our own of before a key was lost."""
+        names: dict[str, str] = {
+            container.id: f"{container.pod.namespace}/{container.pod.name}" for container in containers
+        }
+        await stop_containers(names, self._settings.guard, "it ran without the GPUs it asked for")
+
+    def _tell(self) -> None:
+        try:
+            write_seen(self._run_dir, self._seen)
+        except OSError as error:
+            logger.bind(path=str(self._run_dir), fault=str(error)).warning("`nri-gpu check` will not see this guard")
+
+    def _keep_telling(self) -> None:
+        """From the loop that answers the runtime: where the file grows old, that hangs (`nri-gpu status --guard`)."""
+        self._tell()
+        asyncio.get_running_loop().call_later(TELL_S, self._keep_telling)
+
+    def _feed_watchdog(self) -> None:
+        if self._notifier.watchdog_s:
+            self._notifier.alive()
+            asyncio.get_running_loop().call_later(self._notifier.watchdog_s / 2, self._feed_watchdog)

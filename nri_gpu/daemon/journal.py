@@ -1,0 +1,199 @@
+"""The journal: grants just given, for the moments in which nobody but us knows of them.
+
+A container enters the runtime's list only after CreateContainer is answered. A daemon that dies in between would hear
+nothing of that grant at its next Synchronize, and give its GPUs away again before the container starts. So each grant
+is one line, appended without waiting for a disk, on /run, which is as young as the boot. The mark in it is the proof:
+a line that was edited, cut or copied is worth nothing. Where an append fails the marks on the containers still hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from nri_gpu.allocation.grant import Mark, read_mark, write_mark
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.daemon.audit import AuditLog
+from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
+from nri_gpu.domain.decision import Decision, Grant
+from nri_gpu.domain.node import Node
+from nri_gpu.plugin.recorder import Remembered
+from nri_gpu.system.log import logger
+
+JOURNAL: Final = "journal"  # in the state folder
+# Some 500 grants. Beyond that, lines whose grace is over are dropped.
+COMPACT_BYTES: Final = 256 * 1024
+AT_MAX: Final = 1e12  # seconds: no machine has run for that long
+
+
+class Journal:
+    """An append-only file. Every method may raise OSError; nothing in it is needed to go on."""
+
+    def __init__(self, path: Path, key: bytes) -> None:
+        self._path = path
+        self._key = key
+        self._fd: int | None = None
+        self._bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to `compact`."""
+        return self._bytes > COMPACT_BYTES
+
+    def granted(self, grant: Grant, mark: str, now: float) -> None:
+        """Append a grant. mark: as it is written on the container."""
+        record = {
+            "at": now,
+            "container_id": grant.container_id,
+            "container": grant.container_name,
+            "pod_id": grant.pod_id,
+            "pod_uid": grant.pod_uid,
+            "pod": grant.pod_name,
+            "namespace": grant.namespace,
+            "mark": mark,
+        }
+        self._append(record)
+
+    def settled(self, container_id: ContainerId) -> None:
+        """Append that the runtime knows of a grant by now, or that it is no more."""
+        self._append({"settled": container_id})
+
+    def remembered(self, since: float) -> tuple[Remembered, ...]:
+        """Grants given at `since` or later and not settled, in their order. A file that is not there is empty."""
+        found: dict[ContainerId, Remembered] = {}
+        for record in self._records():
+            if "settled" in record:
+                found.pop(ContainerId(str(record["settled"])), None)
+            elif (remembered := self._understood(record)) and remembered.at >= since:
+                found[remembered.grant.container_id] = remembered
+        return tuple(found.values())
+
+    def compact(self, since: float) -> None:
+        """Write it anew, with what `remembered` tells and nothing else."""
+        kept = self.remembered(since)
+        self.close()
+        fresh = self._path.with_name(f".{self._path.name}.new")
+        self._fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._bytes = 0
+        for each in kept:
+            self.granted(each.grant, write_mark(each.grant, self._key), each.at)
+        fresh.replace(self._path)
+
+    def close(self) -> None:
+        """Close the file; the next append opens it again."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _append(self, record: dict[str, Any]) -> None:
+        if self._fd is None:
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._bytes = os.fstat(self._fd).st_size
+        # A line break first: behind a line that a full disk cut short, this one can still be read.
+        self._bytes += os.write(self._fd, b"\n" + msgspec.json.encode(record))
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except FileNotFoundError:
+            return
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):  # cut short, or edited by hand
+                continue
+            if isinstance(record, dict):
+                yield record
+
+    def _understood(self, record: dict[str, Any]) -> Remembered | None:
+        at = record.get("at")
+        texts = {name: str(record.get(name, "")) for name in ("container_id", "pod_uid", "mark")}
+        container_id, pod_uid = ContainerId(texts["container_id"]), PodUid(texts["pod_uid"])
+        mark = read_mark(texts["mark"], pod_uid, container_id, self._key)
+        if not isinstance(mark, Mark) or not isinstance(at, int | float) or isinstance(at, bool):
+            return None
+        if not 0 <= at < AT_MAX:  # json reads NaN, Infinity and integers that no float holds
+            return None
+        grant = Grant(
+            container_id=container_id,
+            container_name=str(record.get("container", "")),
+            pod_id=PodId(str(record.get("pod_id", ""))),
+            pod_uid=pod_uid,
+            pod_name=str(record.get("pod", "")),
+            namespace=str(record.get("namespace", "")),
+            uuids=mark.uuids,
+            mode=mark.mode,
+            generation=mark.generation,
+        )
+        return Remembered(grant, float(at))
+
+
+class StateRecorder:
+    """Keeps it in the state folder. Nothing that fails here stops anybody: it is logged once for each new reason.
+
+    later: run something once the reply is on its way. audit: None where policy wants none.
+    """
+
+    def __init__(
+        self, journal: Journal, audit: AuditLog | None, later: Callable[[Callable[[], None]], object], grace_s: float
+    ) -> None:
+        self._journal = journal
+        self._audit = audit
+        self._later = later
+        self._grace_s = grace_s
+        self._fault = ""
+        self._unsettled: dict[ContainerId, float] = {}
+
+    def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
+        """For the audit log."""
+        if self._audit:
+            self._audit.decided(container, decision, node, now)
+
+    def granted(self, grant: Grant, mark: str, now: float) -> None:
+        """One unsynced append, before the reply: afterwards might be never."""
+        self._try(lambda: self._journal.granted(grant, mark, now))
+        self._unsettled[grant.container_id] = now
+        if self._journal.full:  # of grants whose containers were never made, and so never settle
+            self._later(lambda: self._try(self._compact))
+
+    def settled(self, container_id: ContainerId) -> None:
+        """Told to the journal after the reply, and only of what it may still remember."""
+        if self._unsettled.pop(container_id, None) is not None:
+            self._later(lambda: self._try(lambda: self._settle(container_id)))
+
+    def synchronized(self, ledger: Ledger) -> None:
+        """For the audit log."""
+        if self._audit:
+            self._audit.synchronized(ledger)
+
+    def remembered(self, since: float) -> Iterable[Remembered]:
+        """Of the journal; nothing where it cannot be read, for then the marks alone have to do."""
+        found: list[Remembered] = []
+        self._try(lambda: found.extend(self._journal.remembered(since)))
+        self._unsettled |= {each.grant.container_id: each.at for each in found}
+        return found
+
+    def _settle(self, container_id: ContainerId) -> None:
+        self._journal.settled(container_id)
+        self._compact()
+
+    def _compact(self) -> None:
+        if self._journal.full:
+            since = max(self._unsettled.values(), default=0.0) - self._grace_s
+            self._unsettled = {id_: at for id_, at in self._unsettled.items() if at >= since}
+            self._journal.compact(since)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError as error:
+            if str(error) != self._fault:
+                logger.bind(fault=str(error)).warning("journal not written; the marks on the containers hold")
+            self._fault = str(error)
+        else:
+            self._fault = ""

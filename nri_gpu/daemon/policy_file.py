@@ -1,0 +1,253 @@
+"""The policy file on disk: found, read with suspicion, parsed; and the last good one, kept for the next start.
+
+TOML text and command line options become raw mappings here; what they mean is `nri_gpu.policy`'s business. The
+environment is not read at all: a setting that a unit file or a shell profile could change unseen is one that `check`
+could not show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.policy.lines import key_lines
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.parse import override, parse_policy
+from nri_gpu.system.log import logger
+
+DEFAULT_PATH: Final = Path("/etc/nri-gpu/policy.toml")
+LAST_GOOD: Final = "policy.last"  # in the state folder
+POLICY_MAX: Final = 1 << 20  # bytes; the largest lists allowed need a tenth of it
+
+_PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+class PolicyText(Struct, frozen=True):
+    """A policy file as it was read. file: what faults call it."""
+
+    file: str
+    text: str
+
+
+def load_policy(path: Path | None, overrides: Mapping[str, object] | None = None) -> Policy:
+    """The policy of a file with command line options put over it.
+
+    path: None for the default file, which may be missing: then every default holds.
+    overrides: key path (`plugin.socket`) -> raw value, None where the option was not given.
+
+    Raises:
+        PolicyError: with every fault of the file and of the options.
+
+    """
+    return build_policy(read_policy(path), overrides)
+
+
+def read_policy(path: Path | None) -> PolicyText | None:
+    """The text of a policy file; None when the default file is not there.
+
+    Raises:
+        PolicyError: an explicitly named file is missing, or the file cannot be read.
+
+    """
+    chosen = DEFAULT_PATH if path is None else path
+    try:
+        return PolicyText(str(chosen), _read(chosen))
+    except FileNotFoundError:
+        if path is None:
+            return None
+        raise _fault(chosen, "no such file; leave --policy out to start with the defaults") from None
+    except PermissionError:
+        raise _fault(chosen, f"user {os.geteuid()} may not read it") from None
+    except OSError as error:
+        raise _fault(chosen, f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise _fault(chosen, f"is not UTF-8: byte {error.start + 1} is 0x{error.object[error.start]:02x}") from None
+
+
+def build_policy(source: PolicyText | None, overrides: Mapping[str, object] | None = None) -> Policy:
+    """The policy of a text already read.
+
+    Raises:
+        PolicyError: with every fault of the text and of the options.
+
+    """
+    given = overrides or {}
+    try:
+        policy = Policy.default() if source is None else _parse(source)
+    except PolicyError as file_error:
+        try:
+            override(Policy.default(), given)
+        except PolicyError as option_error:
+            raise PolicyError(file_error.faults + option_error.faults) from None
+        raise
+    return override(policy, given)
+
+
+def keep_last_good(state_dir: Path, text: str) -> None:
+    """Remember a policy that was taken up: whole or not at all, for root's eyes only.
+
+    Raises:
+        OSError: the state folder cannot be written.
+
+    """
+    draft = state_dir / f"{LAST_GOOD}.new"
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(descriptor)
+    draft.replace(state_dir / LAST_GOOD)
+
+
+def last_good_text(state_dir: Path) -> PolicyText | None:
+    """The policy kept by an earlier run; None when none is. Raises: PolicyError: it cannot be read."""
+    path = state_dir / LAST_GOOD
+    return read_policy(path) if path.exists() else None
+
+
+def load_last_good(state_dir: Path, overrides: Mapping[str, object] | None = None) -> Policy | None:
+    """The same, understood. Raises: PolicyError: it cannot be read, or this version no longer takes it."""
+    text = last_good_text(state_dir)
+    return build_policy(text, overrides) if text else None
+
+
+def file_advice(path: Path) -> tuple[str, ...]:
+    """What `check` should warn of in the file itself: who else may write it decides who gets GPUs."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return ()
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return (f"{path} may be written by others than its owner (mode {stat.S_IMODE(mode):04o}): chmod go-w {path}",)
+    return ()
+
+
+def _read(path: Path) -> str:
+    # Without O_NONBLOCK a FIFO in the file's place would hold the daemon's start for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _fault(path, "is not a regular file")
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(POLICY_MAX + 1)
+    if len(data) > POLICY_MAX:
+        raise _fault(path, f"is longer than {POLICY_MAX} bytes")
+    return data.decode("utf-8")
+
+
+def _parse(source: PolicyText) -> Policy:
+    try:
+        raw = tomllib.loads(source.text)
+    except RecursionError:
+        raise PolicyError((Fault(source.file, "", "is nested too deeply"),)) from None
+    except ValueError as error:  # TOMLDecodeError, and what int() says of a number with thousands of digits
+        raise PolicyError((_syntax_fault(source, str(error)),)) from None
+    return parse_policy(raw, source.file, key_lines(source.text))
+
+
+def _syntax_fault(source: PolicyText, message: str) -> Fault:
+    place = _PLACE.search(message)
+    sentence = _PLACE.sub("", message)
+    line = source.text.count("\n") + 1 if place and place[1] is None else int(place[1]) if place else None
+    shown = ascii(sentence)[1:-1][:200]
+    return Fault(source.file, "", f"not TOML: {shown[:1].lower()}{shown[1:]}", line)
+
+
+def _fault(path: Path, message: str) -> PolicyError:
+    return PolicyError((Fault(str(path), "", message),))
+
+
+class PolicyFile:
+    """One policy file with the command line's options over it. path: None for the default file."""
+
+    def __init__(self, path: str | None, options: Mapping[str, object], state_dir: Path) -> None:
+        """Raises: PolicyError: an option is wrong."""
+        self._path = Path(path) if path else None
+        self.options = options
+        self._state_dir = state_dir
+        self._text: PolicyText | None = None  # in place of the file
+        self.taken: PolicyText | None = None  # what the policy in force was read from; None: every default
+        self.salvage = override(Policy.default(), options)  # what holds where the file says nothing usable
+
+    def load(self) -> Policy:
+        """The file as it is now, kept as the last good one. Raises: PolicyError."""
+        return self._take(self._text or read_policy(self._path))
+
+    def load_text(self, name: str, text: str) -> Policy:
+        """A policy that came as text, in place of the file from now on, good or not. Raises: PolicyError."""
+        self._text = PolicyText(name, text)
+        return self._take(self._text)
+
+    def _take(self, source: PolicyText | None) -> Policy:
+        policy = build_policy(source, self.options)
+        self.taken = source
+        try:
+            keep_last_good(self._state_dir, source.text if source else "")
+        except OSError as error:
+            logger.bind(fault=str(error)).warning("this good policy could not be kept for the next start")
+        return policy
+
+    def last_good(self) -> Policy | None:
+        """The one kept by an earlier run, if it still can be used."""
+        try:
+            self.taken = last_good_text(self._state_dir)
+            return build_policy(self.taken, self.options) if self.taken else None
+        except PolicyError as error:
+            logger.bind(fault=str(error.faults[0])).error("the kept policy is not usable either")
+            return None
+
+
+LOOK_S: Final = 10.0
+SETTLE_S: Final = 0.2  # a file written in place is whole when it stood still for so long
+
+Signature = tuple[int, int, int, int]
+
+
+class PolicyWatch:
+    """Calls `changed` once for each content of the file that it finds."""
+
+    def __init__(
+        self, file: Path, changed: Callable[[], None], *, look_s: float = LOOK_S, settle_s: float = SETTLE_S
+    ) -> None:
+        self._file = file
+        self._changed = changed
+        self._look_s = look_s
+        self._settle_s = settle_s
+        self._known = signature(file)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        from nri_gpu.system.inotify import folder_changed  # here, because it brings ctypes along
+
+        while True:
+            await folder_changed(self._file.parent, self._look_s)
+            if signature(self._file) != self._known:
+                self._known = await self._settled()
+                self._changed()
+
+    async def _settled(self) -> Signature | None:
+        """What the file is once it stands still."""
+        while True:
+            before = signature(self._file)
+            await asyncio.sleep(self._settle_s)
+            if signature(self._file) == before:
+                return before
+
+
+def signature(file: Path) -> Signature | None:
+    """What changes with its content, of the file that the path leads to; None where there is none."""
+    try:
+        facts = file.stat()
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_size

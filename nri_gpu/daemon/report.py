@@ -1,0 +1,278 @@
+"""What a running daemon tells of itself: who holds which GPU, since when, and why another is not to be had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from msgspec import Struct
+
+from nri_gpu.allocation.ledger import Entry, Leaver, Ledger, Phase, Usage
+from nri_gpu.allocation.messages import opener
+from nri_gpu.allocation.placement import why_not
+from nri_gpu.allocation.reservations import is_promise
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.gpu import MigPart, Unit, health_of, whole
+from nri_gpu.domain.health import NO_HISTORY, Happened, History, Kind, Transition
+from nri_gpu.domain.kubelet import Standing
+from nri_gpu.domain.node import GpuFault, KernelGpu, Node
+
+STATUS_SCHEMA: Final = "nri-gpu/status/v1"
+_APPEARING: Final = frozenset({Kind.AVAILABLE, Kind.GPU, Kind.MIG})  # one may be new, and of no use
+
+
+class Connection(Struct, frozen=True, kw_only=True):
+    """How we stand with the runtime. since: seconds since the epoch. why: the reason when it is not ready."""
+
+    ready: bool
+    since: float
+    runtime: str = ""
+    version: str = ""
+    nri_version: str = ""
+    why: str = ""
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """A moment of the daemon.
+
+    wall, monotonic: that moment in seconds, on both clocks. policy_fault: empty where the policy can be used.
+    inventory_confirmed: false while the inventory is an earlier daemon's, from its snapshot. history: what became of
+    the node since the daemon began. kubelet: how its resources stand with the kubelet; None where no device plugin is
+    wanted. kubelet_open: why what the kubelet gives may start although we never saw it, but for the guard; empty when
+    it cannot. list_fault: why the runtime could not list its containers to us again; empty when it could.
+    """
+
+    node: Node
+    ledger: Ledger
+    connection: Connection
+    wall: float
+    monotonic: float
+    inventory_age_s: float | None
+    inventory_fault: str
+    policy_source: str
+    policy_fault: str
+    inventory_confirmed: bool = True
+    history: History = NO_HISTORY
+    kubelet: tuple[Standing, ...] | None = None
+    kubelet_open: str = ""
+    list_fault: str = ""
+
+    def wall_of(self, monotonic: float) -> float | None:
+        """The same moment in seconds since the epoch; None for one that never was on our clock."""
+        return self.wall - (self.monotonic - monotonic) if abs(monotonic) != float("inf") else None
+
+
+def status_json(view: View) -> dict[str, Any]:
+    """Schema `nri-gpu/status/v1`; fields are only ever added. Times are seconds since the epoch, null if unknown."""
+    node, connection = view.node, view.connection
+    usage = view.ledger.usage()
+    return {
+        "schema": STATUS_SCHEMA,
+        "runtime": {
+            "ready": connection.ready,
+            "since_s": connection.since,
+            "name": connection.runtime,
+            "version": connection.version,
+            "nri_version": connection.nri_version,
+            "fault": connection.why,
+            "list_fault": view.list_fault,
+        },
+        "node": {
+            "driver_version": node.inventory.driver_version,
+            "driver_generation": node.generation,
+            "driver_fault": node.driver_fault,
+            "inventory_number": node.number,
+            "inventory_age_s": view.inventory_age_s,
+            "inventory_confirmed": view.inventory_confirmed,
+            "inventory_fault": node.inventory.fault or view.inventory_fault,
+            "inventory_fault_since_s": _fault_since_s(view),
+            "simulated": node.inventory.simulated,
+        },
+        "policy": {"source": view.policy_source, "fault": view.policy_fault},
+        "kubelet": {
+            "enabled": view.kubelet is not None,
+            "resources": [_standing_json(each) for each in view.kubelet or ()],
+            "guard_alone": view.kubelet_open,
+        },
+        "gpus": [_unit_json(unit, usage.get(unit.uuid), view) for unit in node.inventory.units],
+        "faults": [_fault_json(fault, view.history) for fault in node.inventory.faults],
+        "unlisted": [unlisted_json(gpu) for gpu in node.inventory.unlisted],
+        "gone": [_holder_json(entry, view) for entry in _of_gone_gpus(view)],
+        "transitions": transitions_json(view.history),
+    }
+
+
+def transitions_json(history: History) -> dict[str, Any]:
+    """What became of the node since the daemon began: counted by kind, and the last of each kind."""
+    return {
+        "since_s": history.began_s,
+        "total": history.total,
+        "counts": {kind.value: count for kind, count in history.counts.items()},
+        "last": [_happened_json(each) for each in history.last],
+    }
+
+
+def _happened_json(happened: Happened) -> dict[str, Any]:
+    return {"number": happened.number, "at_s": happened.at_s, **transition_json(happened.transition)}
+
+
+def transition_json(transition: Transition) -> dict[str, Any]:
+    """One thing that changed. gpu_uuid: empty for the node; of a MIG device its own. index: null for the node."""
+    return {
+        "kind": transition.kind.value,
+        "gpu_uuid": transition.uuid,
+        "index": transition.index,
+        "worse": transition.worse,
+        "what": transition.what,
+    }
+
+
+def _fault_json(fault: GpuFault, history: History) -> dict[str, Any]:
+    """A GPU that cannot be described. uuid, pci_bus_id: empty where they are not known."""
+    return {
+        "index": fault.index,
+        "uuid": fault.uuid,
+        "pci_bus_id": fault.pci_bus_id,
+        "reason": fault.reason,
+        "since_s": history.since(frozenset({Kind.DESCRIPTION}), index=fault.index),
+    }
+
+
+def _fault_since_s(view: View) -> float | None:
+    fault = view.node.inventory.fault or view.inventory_fault
+    return view.history.since(frozenset({Kind.ANSWER})) if fault else None
+
+
+def _standing_json(standing: Standing) -> dict[str, Any]:
+    return {
+        "resource": standing.resource,
+        "registered": standing.since is not None,
+        "since_s": standing.since,
+        "fault": standing.fault,
+    }
+
+
+def place_json(unit: Unit) -> dict[str, Any]:
+    """Which of the node's GPUs and MIG devices it is."""
+    if isinstance(unit, MigPart):
+        return {"place": unit.place, "kind": "mig"}
+    return {"place": str(unit.index), "kind": "gpu"}
+
+
+def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:
+    """opened_by: containers that were granted other GPUs, and whose device numbers became this one's.
+
+    withheld: why it could be granted to nobody, whoever holds it.
+    """
+    others = tuple(usage.foreign.values()) if usage else ()
+    return {
+        **place_json(unit),
+        "uuid": unit.uuid,
+        "model": unit.device.profile if isinstance(unit, MigPart) else unit.model,
+        "mode": usage.mode.value if usage and usage.mode else "",
+        "unavailable": _unavailable(unit, usage),
+        "withheld": why_not(unit),
+        "unavailable_since_s": _since_s(unit, view.history),
+        "health": health_json(unit),
+        "holders": [_holder_json(entry, view) for entry in _holding(unit, view.ledger)],
+        "foreign": [each.pod for each in others if not each.container],
+        "opened_by": [{"pod": each.pod, "container": each.container} for each in others if each.container],
+        "left_by": _leaver_json(usage.leaver, view) if usage and usage.leaver else None,
+    }
+
+
+def _since_s(unit: Unit, history: History) -> float | None:
+    """Since when the node itself keeps it from being granted; what holders do is told of them."""
+    if not why_not(unit):
+        return None
+    health = health_of(unit)
+    if not health.grantable:
+        return health.since
+    return history.since(_APPEARING, unit.uuid)
+
+
+def _leaver_json(leaver: Leaver, view: View) -> dict[str, Any]:
+    return {
+        "pod": leaver.pod,
+        "pod_uid": leaver.pod_uid,
+        "since_s": view.wall_of(leaver.since),
+        "offered_s": view.wall_of(leaver.since + leaver.grace_s),
+        "processes": leaver.processes,
+    }
+
+
+def unlisted_json(gpu: KernelGpu) -> dict[str, Any]:
+    """Of a GPU that the kernel alone knows of."""
+    return {
+        "pci_bus_id": gpu.pci_bus_id,
+        "uuid": gpu.uuid,
+        "model": gpu.model,
+        "minor_number": gpu.minor_number,
+        "reason": gpu.reason,
+    }
+
+
+def health_json(unit: Unit) -> dict[str, Any]:
+    """Of a GPU, or of a MIG device, which is never better. since_s: null for one that always was as it is."""
+    gpu, health = whole(unit), health_of(unit)
+    return {
+        "state": health.state.value,
+        "since_s": health.since or None,
+        "why": health.why,
+        "changes": health.changes,
+        "signs": [sign.value for sign in gpu.signs],
+    }
+
+
+def _unavailable(unit: Unit, usage: Usage | None) -> str:
+    """Why a container of another pod could not have it exclusively; empty when it could."""
+    if reason := why_not(unit):
+        return reason
+    if usage is None:
+        return ""
+    if not (usage.pods or usage.foreign):
+        return f"just released by {usage.leaver}" if usage.leaver else ""
+    pods = ", ".join(sorted(usage.pods.values()))
+    if usage.mode is Mode.EXCLUSIVE:
+        return f"held exclusively by {pods}"
+    if pods:
+        return f"held in {usage.mode} mode by {pods}"
+    return f"held by {', '.join(map(opener, usage.foreign.values()))}"
+
+
+def _holding(unit: Unit, ledger: Ledger) -> Iterator[Entry]:
+    return (entry for entry in ledger.entries.values() if entry.holds and unit.uuid in entry.grant.uuids)
+
+
+def _of_gone_gpus(view: View) -> Iterator[Entry]:
+    """Grants of GPUs that the node does not have any more."""
+    known = {unit.uuid for unit in view.node.inventory.units}
+    return (entry for entry in view.ledger.entries.values() if entry.holds and set(entry.grant.uuids) - known)
+
+
+def _holder_json(entry: Entry, view: View) -> dict[str, Any]:
+    """reserved: the kubelet allocated it, and no container has it just now."""
+    grant = entry.grant
+    return {
+        "namespace": grant.namespace,
+        "pod": grant.pod_name,
+        "pod_uid": grant.pod_uid,
+        "container": grant.container_name,
+        "container_id": grant.container_id,
+        "mode": grant.mode.value if grant.mode else "none",
+        "phase": entry.phase.value,
+        "since_s": view.wall_of(entry.since),
+        "running": entry.phase is Phase.RUNNING,
+        "reserved": is_promise(grant.container_id),
+        "gpu_uuids": list(grant.uuids),
+        "driver_generation": grant.generation,
+        "restart": _restart(entry, view.node),
+    }
+
+
+def _restart(entry: Entry, node: Node) -> str:
+    """Why a container has to be restarted; empty where it has not."""
+    seat = entry.grant.seat
+    if entry.phase is not Phase.RUNNING or seat is None or seat.folder == node.mps.folder(entry.grant.uuids[0]):
+        return ""
+    return "its MPS daemon has ended, and with it what its programs had on the GPU: restart it"

@@ -1,0 +1,244 @@
+"""`snapshot.json`: what the daemon last believed of the node, and by what the next one tells that it still holds.
+
+A first line with a mac of the state folder's key over the second, which is JSON: who edits it has it ignored. It is a
+head start and never the truth: the kernel's own facts must be the same as then, and NVML is asked at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu import __version__
+from nri_gpu.daemon.state_folder import StateFolder
+from nri_gpu.domain.codec import canonical, decode
+from nri_gpu.domain.node import DriverFiles, Inventory
+from nri_gpu.driver.watch import module_version, module_versions, signs, staged_evidence
+from nri_gpu.inventory.controller import InventoryCache
+from nri_gpu.system.log import logger
+from nri_gpu.system.state import Board
+from nri_gpu.system.storage import boot_id
+
+SNAPSHOT_FILE: Final = "snapshot.json"
+SCHEMA: Final = "nri-gpu/snapshot/v1"
+BYTES_MAX: Final = 16 << 20
+# Device, inode and time of change of a folder, as `driver.watch` has them; None where it is not.
+Signs = tuple[tuple[int, int, int] | None, ...]
+
+
+class SnapshotError(ValueError):
+    """A snapshot that cannot be used. Says why, as a clause."""
+
+
+class Evidence(Struct, frozen=True, kw_only=True):
+    """All that has to be the same, or the snapshot is of another node.
+
+    boot_id: of the kernel. program: our own version. module_version: of the kernel module that is loaded.
+    module_versions: of nvidia, nvidia-uvm and the others of the driver. settings: where policy says that the driver
+    is. host: of the driver's folders on the host. staged: of the folders that containers get. sight: a digest of what
+    the kernel shows of GPUs, MIG instances, nodes and majors.
+    """
+
+    boot_id: str
+    program: str
+    module_version: str
+    settings: tuple[str, ...]
+    host: Signs
+    staged: Signs
+    sight: str
+    module_versions: tuple[str, ...] = ()
+
+    def differences(self, other: Evidence) -> str:
+        """In words, empty where there are none."""
+        return ", ".join(words for name, words in _WORDS.items() if getattr(self, name) != getattr(other, name))
+
+
+_WORDS: Final = {
+    "boot_id": "the machine was booted",
+    "program": "another version of nri-gpu wrote it",
+    "module_version": "another kernel module is loaded",
+    "module_versions": "another version of one of the kernel modules is loaded",
+    "settings": "policy says another place of the driver",
+    "host": "the driver's folders changed",
+    "staged": "the staged files changed",
+    "sight": "the kernel shows other GPUs or nodes",
+}
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """What is kept: all that a grant needs of the node, and the evidence."""
+
+    evidence: Evidence
+    inventory: Inventory
+    driver: DriverFiles
+    schema: str = ""
+
+
+def sight_of(glance: object) -> str:
+    """A digest of a glance."""
+    return hashlib.sha256(repr(glance).encode()).hexdigest()
+
+
+def to_bytes(snapshot: Snapshot, key: bytes) -> bytes:
+    """The file's content."""
+    body = canonical(replace(snapshot, schema=SCHEMA)).encode()
+    return _mac(body, key) + b"\n" + body
+
+
+def from_bytes(content: bytes, key: bytes) -> Snapshot:
+    """The snapshot in a file. Raises: SnapshotError."""
+    mac, _, body = content.partition(b"\n")
+    if not hmac.compare_digest(mac, _mac(body, key)):
+        raise SnapshotError("it was not written by a daemon with this state folder's key, or was changed since")
+    try:
+        found = decode(Snapshot, json.loads(body))
+    except (ValueError, TypeError, RecursionError) as error:  # CodecError is a ValueError
+        raise SnapshotError(f"it cannot be read: {error}") from error
+    if found.schema != SCHEMA:
+        raise SnapshotError(f"its schema is {found.schema!r}, not {SCHEMA!r}")
+    return found
+
+
+def read_snapshot(folder: Path, key: bytes) -> Snapshot | None:
+    """The last one; None where there is none. Raises: SnapshotError."""
+    path = folder / SNAPSHOT_FILE
+    try:
+        with path.open("rb") as file:
+            content = file.read(BYTES_MAX + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SnapshotError(f"it cannot be read: {error.strerror}") from error
+    if len(content) > BYTES_MAX:
+        raise SnapshotError(f"it is larger than {BYTES_MAX} bytes")
+    return from_bytes(content, key)
+
+
+def _mac(body: bytes, key: bytes) -> bytes:
+    return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
+
+
+LOOK_S: Final = 1.0  # between two comparisons of a few values in memory
+
+
+class Host(Struct, frozen=True, kw_only=True):
+    """Where the evidence is gathered.
+
+    look: a glance at what the kernel shows. answered: the glance from before the inventory that is on the board was
+    asked for, None before the first answer: what changed since then must not count as seen.
+    scanned: the driver's folders from before the scan whose files are on the board, None before the first.
+    """
+
+    driver_root: Path
+    library_dirs: tuple[str, ...]
+    stage_dir: Path
+    look: Callable[[], Hashable]
+    answered: Callable[[], Hashable]
+    scanned: Callable[[], Signs | None]
+    module: Callable[[], str] = module_version
+    modules: Callable[[], tuple[str, ...]] = module_versions
+    boot_id: Callable[[], str] = boot_id
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What a reload could have changed."""
+        return (str(self.driver_root), str(self.stage_dir), *self.library_dirs)
+
+
+class SnapshotKeeper:
+    """Writes after each change, and reads once. A simulated node has none: its file is read in a millisecond."""
+
+    def __init__(self, state: StateFolder, key: bytes, host: Host, board: Board) -> None:
+        self._state = state
+        self._key = key
+        self._host = host
+        self._board = board
+        self._written: object = None
+        self._fault = ""
+
+    def restore(self, cache: InventoryCache) -> bool:
+        """Go by the last snapshot until the driver answers. Returns whether there is one that holds."""
+        last = self.recall()
+        if last is None:
+            return False
+        cache.recall(last.inventory)
+        self._board.put_module(last.evidence.module_version)
+        self._board.put_driver(last.driver)
+        self._board.put_inventory(last.inventory)
+        bound = logger.bind(gpus=len(last.inventory.gpus), driver_version=last.driver.version)
+        bound.bind(inventory_age_s=cache.age_s()).info("serving the last snapshot until the driver answers")
+        return True
+
+    def recall(self) -> Snapshot | None:
+        """The last snapshot, where everything that can be seen without the driver is as it was."""
+        try:
+            last = read_snapshot(self._state.path, self._key)
+        except SnapshotError as error:
+            logger.bind(path=str(self._state.path / SNAPSHOT_FILE), fault=str(error)).warning("snapshot ignored")
+            return None
+        if last is None:
+            return None
+        if differences := last.evidence.differences(self._evidence_now(last)):
+            logger.bind(fault=differences).info("the last snapshot does not hold any more")
+            return None
+        return last
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.keep()
+            await asyncio.sleep(LOOK_S)
+
+    async def keep(self) -> None:
+        """Write it if something is another than what was written."""
+        node, sight, scanned = self._board.snapshot(), self._host.answered(), self._host.scanned()
+        if node.inventory.fault or node.driver is None or not node.module_version or sight is None or scanned is None:
+            return  # the node cannot grant: there is nothing to get a head start with
+        now = (node.inventory, node.driver, node.module_version, sight, scanned)
+        if now == self._written:
+            return
+        try:
+            await asyncio.to_thread(self._write, now)
+        except OSError as error:
+            if str(error) != self._fault:
+                logger.bind(fault=str(error)).warning("snapshot not written; a restart will wait for the driver")
+            self._fault = str(error)
+        else:
+            self._written, self._fault = now, ""
+
+    def _write(self, now: tuple[Inventory, DriverFiles, str, Hashable, Signs]) -> None:
+        inventory, driver, version, sight, scanned = now
+        evidence = Evidence(
+            boot_id=self._host.boot_id(),
+            program=__version__,
+            module_version=version,
+            settings=self._host.settings,
+            host=scanned,
+            staged=staged_evidence(driver),
+            sight=sight_of(sight),
+            module_versions=self._host.modules(),
+        )
+        content = to_bytes(Snapshot(evidence=evidence, inventory=inventory, driver=driver), self._key)
+        self._state.write(SNAPSHOT_FILE, content)
+
+    def _evidence_now(self, last: Snapshot) -> Evidence:
+        version = self._host.module()
+        # The libraries must be those of the module, whatever was written down: the two together are what works.
+        return Evidence(
+            boot_id=self._host.boot_id() or "unknown",
+            program=__version__,
+            module_version=version if version == last.driver.version == last.inventory.driver_version else "",
+            settings=self._host.settings,
+            host=signs(self._host.driver_root, self._host.library_dirs),
+            staged=staged_evidence(last.driver),
+            sight=sight_of(self._host.look()),
+            module_versions=self._host.modules(),
+        )

@@ -1,0 +1,1 @@
+"""What a container gets: asked for, allowed, chosen and planned. Pure."""

@@ -1,0 +1,97 @@
+"""Who may sit at a GPU's MPS daemon: how many, with how much memory together, and whose user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from nri_gpu.allocation.ledger import Ledger, Usage
+from nri_gpu.allocation.messages import called
+from nri_gpu.domain.claim import Claim, Count, Devices, Mode
+from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.decision import Code, Grant, Reason
+from nri_gpu.domain.gpu import MigPart, Unit
+from nri_gpu.domain.mps import MIB, Seat
+from nri_gpu.domain.node import Inventory
+
+# Clients of one server, by NVIDIA's documentation of MPS: 48 from Volta on, 16 before.
+CLIENTS: Final = 48
+CLIENTS_BEFORE_VOLTA: Final = 16
+VOLTA: Final = (7, 0)
+
+
+def not_one(claim: Claim) -> Reason | None:
+    """Why a request cannot be served in this mode whatever is free: each GPU has a daemon of its own."""
+    wanted = claim.wanted
+    if (isinstance(wanted, Count) and wanted.gpus == 1) or (isinstance(wanted, Devices) and len(wanted.ids) == 1):
+        return None
+    return Reason(
+        Code.BAD_REQUEST,
+        "mode=mps gives a container one GPU, since each GPU has an MPS daemon of its own and a program reaches one: "
+        "ask for 1 or device=, or in another mode.",
+    )
+
+
+def seat_fault(unit: Unit, usage: Usage, seat: Seat, most: int) -> Reason | None:
+    """Why this GPU has no such seat left. usage: without the container itself. most: containers that policy lets."""
+    if isinstance(unit, MigPart):
+        return Reason(
+            Code.GPU_UNAVAILABLE,
+            f"{called(unit)} cannot be shared by MPS here: ask for it in mode=shared, or for a whole GPU.",
+        )
+    others = list(usage.grants.values())
+    return _too_many(unit, len(others), most) or _too_much(unit, others, seat) or _other_user(unit, others, seat.uid)
+
+
+def start_fault(container_id: ContainerId, uid: int, ledger: Ledger, inventory: Inventory) -> Reason | None:
+    """Why a granted container must not start as this user: known for certain only when its process is there.
+
+    Memory too: it may have lapsed since, and others may have got its share.
+    """
+    entry = ledger.entries[container_id]
+    usage, seat = ledger.released(container_id).usage(), entry.grant.seat or Seat()
+    units = {unit.uuid: unit for unit in inventory.units}
+    for uuid in entry.grant.uuids:
+        if (use := usage.get(uuid)) and (unit := units.get(uuid)):
+            others = list(use.grants.values())
+            if fault := _too_much(unit, others, seat) or _other_user(unit, others, uid):
+                return fault
+    return None
+
+
+def _too_many(unit: Unit, others: int, most: int) -> Reason | None:
+    limit = min(most, CLIENTS if unit.arch >= VOLTA else CLIENTS_BEFORE_VOLTA)
+    if others < limit:
+        return None
+    return Reason(
+        Code.OVER_LIMIT,
+        f"{called(unit)} has {others} MPS clients, as many as may (mps.containers_per_gpu, and never more than its "
+        "hardware takes): wait until one ends, or ask for another GPU.",
+    )
+
+
+def _too_much(unit: Unit, others: Iterable[Grant], seat: Seat) -> Reason | None:
+    taken, there = sum(grant.seat.memory_mib for grant in others if grant.seat), unit.memory_bytes // MIB
+    if not seat.memory_mib or taken + seat.memory_mib <= there:
+        return None
+    return Reason(
+        Code.OVER_LIMIT,
+        f"{called(unit)} has {there} Mi of memory, of which {taken} Mi are shares of other containers already, and "
+        f"{seat.memory_mib} Mi are asked for: ask for a smaller sharing=memory, wait, or ask for another GPU.",
+    )
+
+
+def _other_user(unit: Unit, others: Iterable[Grant], uid: int | None) -> Reason | None:
+    known = sorted({grant.seat.uid for grant in others if grant.seat and grant.seat.uid is not None})
+    if uid is None or not known or known == [uid]:
+        return None
+    return Reason(
+        Code.GPU_BUSY,
+        f"the MPS daemon of {called(unit)} serves user id {known[0]} now, and this container runs as {uid}: one daemon "
+        "serves one user at a time, and CUDA would hang; run it as that user, wait, or ask for another GPU.",
+    )
+
+
+def holds_by_mps(grant: Grant) -> bool:
+    """Whether the grant is a seat at a daemon."""
+    return grant.mode is Mode.MPS and bool(grant.uuids)

@@ -1,0 +1,225 @@
+"""The audit log's records: what was decided, with all that decided it; and the same decisions computed anew.
+
+A log is a list of records, each a JSON object with a `kind`:
+
+    node      a snapshot of the node, before the first decision that used it
+    policy    the policy's text, likewise; or the fault of one that could not be used
+    ledger    all grants, at the beginning of a file and after each Synchronize
+    changed   the grants that are new or different, or gone (null); likewise GPUs that wait to be offered again
+    decision  a request and the answer to it
+
+`decide` is pure, so an unchanged replay gives every answer again to the byte. Under another policy the replay has a
+ledger of its own: who is refused then holds nothing, and who would have been granted something lets it lapse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.allocation.ledger import Entry, Foreign, Leaver, Ledger
+from nri_gpu.allocation.releasing import expired
+from nri_gpu.decision.decide import BrokenPolicy, decide
+from nri_gpu.domain.codec import CodecError, canonical, decode, encode
+from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
+from nri_gpu.domain.edits import Edits
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.node import Inventory, Node
+from nri_gpu.policy.model import Policy
+
+Record = Mapping[str, Any]
+AnyPolicy = Policy | BrokenPolicy
+SCHEMA: Final = "nri-gpu/audit/v1"
+DIGESTS_KEPT: Final = 64
+
+
+class Kind(StrEnum):
+    """What a record tells."""
+
+    NODE = "node"
+    POLICY = "policy"
+    LEDGER = "ledger"
+    CHANGED = "changed"
+    DECISION = "decision"
+
+
+def answer_json(decision: Decision) -> dict[str, Any]:
+    """An answer as it is recorded, and compared: what was added to the container is a digest."""
+    match decision:
+        case Pass(edits, why):
+            return {"decision": "pass", "reason": why, "edits_sha256": digest(edits)}
+        case Refuse(reason):
+            return {"decision": "refuse", "code": reason.code.value, "reason": reason.sentence}
+        case Inject(edits, grant, rule, note):
+            granted = {"gpu_uuids": list(grant.uuids), "mode": encode(grant.mode), "generation": grant.generation}
+            return {"decision": "inject", "rule": rule, "note": note, "edits_sha256": digest(edits), **granted}
+
+
+def digest(edits: Edits) -> str:
+    """Of all that is added to a container. Containers of one kind have the very same edits: done once for them."""
+    kept = _digests.get(id(edits))
+    if kept is not None and kept[0] is edits:
+        return kept[1]
+    if len(_digests) >= DIGESTS_KEPT:
+        _digests.clear()
+    found = hashlib.sha256(canonical(edits).encode()).hexdigest()
+    _digests[id(edits)] = (edits, found)
+    return found
+
+
+_digests: dict[int, tuple[Edits, str]] = {}
+
+
+def node_record(node: Node) -> dict[str, Any]:
+    """A snapshot."""
+    return {"kind": Kind.NODE.value, "schema": SCHEMA, "node": encode(node)}
+
+
+def policy_record(name: str, text: str, fault: str) -> dict[str, Any]:
+    """A policy as it was read. fault: why it could not be used; empty when it could."""
+    return {"kind": Kind.POLICY.value, "source": name, "text": text, "fault": fault}
+
+
+def ledger_record(ledger: Ledger) -> dict[str, Any]:
+    """All grants."""
+    return {"kind": Kind.LEDGER.value, **_changes(Ledger(), ledger)}
+
+
+def changed_record(old: Ledger, new: Ledger) -> dict[str, Any] | None:
+    """What became different; None where nothing did."""
+    changes = _changes(old, new)
+    return {"kind": Kind.CHANGED.value, **changes} if any(changes.values()) else None
+
+
+def decision_record(container: Container, decision: Decision, at: float, now: float) -> dict[str, Any]:
+    """A request and its answer. at: seconds since the epoch; now: on the clock that the ledger's times are of."""
+    return {
+        "kind": Kind.DECISION.value,
+        "at_s": at,
+        "now": now,
+        "container": encode(container),
+        "answer": answer_json(decision),
+    }
+
+
+def _changes(old: Ledger, new: Ledger) -> dict[str, Any]:
+    parts: dict[str, tuple[Mapping[Any, Any], Mapping[Any, Any]]] = {
+        "entries": (old.entries, new.entries),
+        "foreign": (old.foreign, new.foreign),
+        "leaving": (old.leaving, new.leaving),
+    }
+    found: dict[str, Any] = {}
+    for name, (before, after) in parts.items():
+        fresh = {key: encode(value) for key, value in after.items() if before.get(key) is not value}
+        found[name] = {**fresh, **dict.fromkeys(before.keys() - after.keys())}
+    return found
+
+
+class Compared(Struct, frozen=True):
+    """One decision of the log, and what it is now."""
+
+    container: Container
+    at: float
+    recorded: Mapping[str, Any]
+    now: Mapping[str, Any]
+
+    @property
+    def same(self) -> bool:
+        """To the byte."""
+        return canonical(self.recorded) == canonical(self.now)
+
+
+class Replay:
+    """Goes through a log, record by record.
+
+    read: makes a policy of a recorded text. instead: a policy in place of all that were recorded.
+    """
+
+    def __init__(self, read: Callable[[str, str], AnyPolicy], instead: AnyPolicy | None = None) -> None:
+        self._read = read
+        self._instead = instead
+        self._policy: AnyPolicy = instead or Policy.default()
+        self._node = Node(number=0, inventory=Inventory(taken_at=0))
+        self.ledger = Ledger()
+        self._decided: set[ContainerId] = set()
+        self._kinds: Mapping[str, Callable[[Record], Compared | None]] = MappingProxyType(
+            {
+                Kind.NODE: self._take_node,
+                Kind.POLICY: self._take_policy,
+                Kind.LEDGER: self._take_ledger,
+                Kind.CHANGED: self._take_changes,
+                Kind.DECISION: self._decide,
+            }
+        )
+
+    def take(self, record: object) -> Compared | None:
+        """One record; for a decision, the comparison. Raises: CodecError: it is not a record of ours."""
+        if not isinstance(record, dict) or record.get("kind") not in self._kinds:
+            raise CodecError("this is not a record of an audit log")
+        try:
+            return self._kinds[record["kind"]](record)
+        except KeyError as error:
+            raise CodecError(f"the record has no {error}") from None
+
+    def _take_node(self, record: Record) -> None:
+        self._node = decode(Node, record["node"], "node")
+
+    def _take_policy(self, record: Record) -> None:
+        if self._instead is None:
+            fault = record["fault"]
+            self._policy = BrokenPolicy(fault) if fault else self._read(str(record["source"]), str(record["text"]))
+
+    def _take_ledger(self, record: Record) -> None:
+        """A Synchronize, or the beginning of a file: all that was recorded, less what we decide otherwise now."""
+        kept = self._decided & record["entries"].keys()
+        ours = {id_: entry for id_, entry in self.ledger.entries.items() if id_ in kept}
+        self.ledger = Ledger(MappingProxyType(ours))
+        self._take_changes(record)
+
+    def _take_changes(self, record: Record) -> None:
+        for id_, found in record["entries"].items():
+            self._take_entry(ContainerId(id_), None if found is None else decode(Entry, found, "entry"))
+        for id_, found in record["foreign"].items():
+            if found is None:
+                others = {k: other for k, other in self.ledger.foreign.items() if k != id_}
+                self.ledger = self.ledger.with_foreigners(others)
+            else:
+                self.ledger = self.ledger.with_foreign(decode(Foreign, found, "foreign"))
+        self._take_leaving(record.get("leaving", {}))  # older logs have none
+
+    def _take_leaving(self, found: Mapping[str, Any]) -> None:
+        """When a GPU was left, and when it was found empty, is the recording's to tell, whoever had it."""
+        if self._instead is not None and not (isinstance(self._instead, Policy) and self._instead.handover.wait):
+            return
+        leaving = dict(self.ledger.leaving)
+        for uuid, each in found.items():
+            leaving.pop(GpuUuid(uuid), None)
+            if each is not None:
+                leaving[GpuUuid(uuid)] = decode(Leaver, each, "leaving")
+        self.ledger = self.ledger.with_leaving(leaving)
+
+    def _take_entry(self, id_: ContainerId, entry: Entry | None) -> None:
+        ours = self.ledger.entries.get(id_)
+        if entry is None:
+            self.ledger = self.ledger.released(id_)
+        elif self._instead is None or id_ not in self._decided:
+            self.ledger = self.ledger.with_entry(entry)
+        elif ours is not None:
+            # What became of it is the recording's to tell; what it holds is ours.
+            self.ledger = self.ledger.with_entry(replace(ours, phase=entry.phase, since=entry.since, until=entry.until))
+
+    def _decide(self, record: Record) -> Compared:
+        container, now = decode(Container, record["container"], "container"), decode(float, record["now"], "now")
+        settings = self._policy if isinstance(self._policy, Policy) else Policy.default()
+        ledger = expired(self.ledger.lapse(now, settings.ledger.created_grace_s), now)
+        decision = decide(container, self._node, ledger, self._policy)
+        self.ledger = ledger.after(decision, now)
+        self._decided.add(container.id)
+        return Compared(container, decode(float, record["at_s"], "at_s"), record["answer"], answer_json(decision))

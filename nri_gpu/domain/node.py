@@ -1,0 +1,229 @@
+"""The node that GPUs sit in: its inventory, the driver's files, one numbered snapshot of all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from nri_gpu.domain.edits import Extra, Offer, Profiles
+from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, MigPart, PciBusId, Unit
+from nri_gpu.domain.health import ScriptedEvent, Sign
+from nri_gpu.domain.mps import MpsFolders
+
+
+class GpuFault(Struct, frozen=True):
+    """A GPU that is there but could not be described: lost, no permission, call failed.
+
+    reason: one sentence naming the NVML call and its error. code: that error's number, 0 where the answer was
+    unreadable. sign: what it says of the GPU's health; None: nothing. uuid, pci_bus_id: as far as they were told, or
+    are known from before; empty where not.
+    """
+
+    index: int
+    reason: str
+    code: int = 0
+    sign: Sign | None = None
+    uuid: str = ""
+    pci_bus_id: str = ""
+
+
+class KernelGpu(Struct, frozen=True, kw_only=True):
+    """A GPU that the kernel shows and NVML does not list: there to be named, never to be granted.
+
+    uuid, model, minor_number: as the driver told the kernel, empty or None where it did not. reason: a sentence's end.
+    """
+
+    pci_bus_id: PciBusId
+    reason: str
+    uuid: str = ""
+    model: str = ""
+    minor_number: int | None = None
+
+
+class Link(Struct, frozen=True):
+    """How two GPUs (NVML indices a < b) reach each other.
+
+    pcie: the common ancestor in the words of `nvidia-smi topo -m` (PIX, PXB, PHB, NODE, SYS).
+    nvlink: number of direct NVLink connections, 0 for none.
+    """
+
+    a: int
+    b: int
+    pcie: str
+    nvlink: int = 0
+
+
+class NumaNode(Struct, frozen=True):
+    """One NUMA node of the host that a GPU is nearest to.
+
+    cpus: its CPUs in the kernel's list syntax, `0-15,32-47`; empty when it has none. memory: whether it has any.
+    """
+
+    number: int
+    cpus: str
+    memory: bool = True
+
+
+class Majors(Struct, frozen=True):
+    """Character device majors of the driver's kernel modules. None: that module is not loaded.
+
+    modeset: whether nvidia-modeset is loaded, which shares nvidia's major; None: drivers before 545 do not tell.
+    Source: /proc/devices (whole names), or a topology file for a simulated node.
+    """
+
+    nvidia: int | None = None
+    nvidia_uvm: int | None = None
+    nvidia_caps: int | None = None
+    modeset: bool | None = None
+
+
+class DriverTree(Struct, frozen=True):
+    """The driver's files for one set of capabilities, staged as a folder that is mounted whole.
+
+    path: host folder with `lib64/` (files and real symlinks under every name), `lib64/bin/`, in a tree with compat32
+    `lib64/lib32/`, and links `bin` and `lib32` to these: so either it or its `lib64` alone can be mounted. binaries:
+    names in `lib64/bin/`. files: (place in the container, path in the tree) of what programs look for where nothing
+    else of the driver is: configuration, and modules of programs of the image. libraries, libraries_32: (path in the
+    tree, every name that programs ask for it by).
+    """
+
+    path: str
+    binaries: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+    libraries: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    libraries_32: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def __hash__(self) -> int:
+        """By place alone: trees are part of keys in the hook path, and what is staged never changes."""
+        return hash(self.path)
+
+
+class DriverFiles(Struct, frozen=True):
+    """The host driver's user space, staged once per generation.
+
+    version: as in the files' names, `580.95.05`. generation: names the staged folder; changes whenever a file does.
+    trees: one for each closed set of capabilities; sets that come to the same files share one.
+    missing: capability -> libraries a current driver has and this one lacks; for people, not for decisions.
+    """
+
+    version: str
+    generation: str
+    trees: Mapping[Capabilities, DriverTree]
+    missing: Mapping[Capability, tuple[str, ...]]
+
+
+class Inventory(Struct, frozen=True, kw_only=True):
+    """What one source (NVML, or a topology file) said of the GPUs.
+
+    fault: why nothing can be granted at all (no driver, version mismatch); empty when something can.
+    taken_at: seconds since the epoch. driver_version, cuda_version: empty when unknown; `580.95.05`, `13.0`.
+    numa: the nodes that GPUs are nearest to, as far as the host tells.
+    simulated: a topology file's node; its majors come from the file.
+    extras: what the node has of each extra that is not made of the GPUs alone; one that is left out was not looked for.
+    script: what will happen to a simulated node.
+    modules: version of each of the driver's kernel modules that is loaded, by the kernel's names (`nvidia_uvm`).
+    unlisted: GPUs that the kernel alone knows of.
+    """
+
+    taken_at: float
+    gpus: tuple[Gpu, ...] = ()
+    faults: tuple[GpuFault, ...] = ()
+    links: tuple[Link, ...] = ()
+    numa: tuple[NumaNode, ...] = ()
+    majors: Majors = Majors()
+    driver_version: str = ""
+    cuda_version: str = ""
+    fault: str = ""
+    simulated: bool = False
+    extras: Mapping[Extra, Offer] = field(default_factory=dict)
+    script: tuple[ScriptedEvent, ...] = ()
+    modules: Mapping[str, str] = field(default_factory=dict)
+    unlisted: tuple[KernelGpu, ...] = ()
+
+    def __hash__(self) -> int:
+        """By its moment alone: inventories are part of keys in the hook path."""
+        return hash(self.taken_at)
+
+    @property
+    def parts(self) -> tuple[MigPart, ...]:
+        """All MIG devices, in NVML order."""
+        return tuple(part for gpu in self.gpus for part in gpu.parts)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """GPUs and MIG devices in NVML order, whether they can be granted or not."""
+        found: list[Unit] = []
+        for gpu in self.gpus:
+            found += (gpu, *gpu.parts)
+        return tuple(found)
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    """One numbered snapshot of all that a decision needs to know of the machine.
+
+    number: grows by one with each snapshot published. driver: None until the driver's files are staged;
+    driver_fault then says why, or what it waits for. module_version: of the kernel module that is loaded, asked of the
+    kernel and not of NVML; empty when it was loaded and is no more, None when it never was, or the node is simulated.
+    compat: packages of a newer CUDA for this driver, the lowest CUDA first. profiles: application profiles that lie
+    ready; None before they were written. mps: where each GPU's MPS daemon has its folder. inventory_age_s: seconds
+    since the inventory was last confirmed; filled in by the shell where policy asks for it.
+    """
+
+    number: int
+    inventory: Inventory
+    driver: DriverFiles | None = None
+    driver_fault: str = ""
+    module_version: str | None = None
+    compat: tuple[CompatPackage, ...] = ()
+    profiles: Profiles | None = None
+    mps: MpsFolders = MpsFolders()
+    inventory_age_s: float = 0.0
+
+    @property
+    def generation(self) -> str:
+        """The driver generation, `-` where there is none."""
+        return self.driver.generation if self.driver else "-"
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """GPUs in NVML order."""
+        return self.inventory.gpus
+
+
+CudaVersion = tuple[int, int]
+
+
+class CompatPackage(Struct, frozen=True, kw_only=True):
+    """One package: a newer CUDA on top of the kernel module that is loaded.
+
+    cuda: the CUDA that its libcuda speaks, (13, 0). version: of its libcuda, `580.65.06`.
+    drivers: majors of the host drivers that its libcuda was made to run on; None where its file does not say.
+    generation: names the staged folder; changes whenever a file does. path: that folder, with every library under its
+    names.
+    """
+
+    cuda: CudaVersion
+    version: str
+    drivers: frozenset[int] | None
+    generation: str
+    path: str
+
+    def __hash__(self) -> int:
+        """By place alone, as a driver's tree."""
+        return hash(self.path)
+
+    @property
+    def cuda_version(self) -> str:
+        """`13.0`."""
+        return "{}.{}".format(*self.cuda)
+
+
+class Loader(StrEnum):
+    """Where the libraries are mounted, and whether LD_LIBRARY_PATH leads there; docs/loader.md says who is served."""
+
+    FOLDERS = "folders"
+    TREE = "tree"
+    HWCAPS = "hwcaps"
+    FILES = "files"

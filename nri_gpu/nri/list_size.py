@@ -1,0 +1,280 @@
+"""Names and sizes of what a request carries, without decoding it: what may be too large is measured before it is read.
+
+Only the framing of protobuf is looked at: https://protobuf.dev/programming-guides/encoding.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+from msgspec import Struct
+
+from nri_gpu.domain.container import ContainerId, PodId
+
+# What a listed object weighs beside its own bytes: a tag, and a length of at most four bytes.
+FRAME_BYTES: Final = 5
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+_FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4}
+_VARINT_MAX: Final = 10  # bytes
+
+
+class Field(NamedTuple):
+    """One field of a message. value: a varint's; 0 for others. start, end: where its bytes are."""
+
+    number: int
+    value: int
+    start: int
+    end: int
+
+
+class PodSize(Struct, frozen=True):
+    """A pod sandbox by name. size_bytes: of its message."""
+
+    id: PodId
+    name: str
+    namespace: str
+    size_bytes: int
+
+
+class ContainerSize(Struct, frozen=True):
+    """A container by name. size_bytes: of its message."""
+
+    id: ContainerId
+    pod_id: PodId
+    name: str
+    size_bytes: int
+
+
+class RequestSize(Struct, frozen=True):
+    """What a request is about. container: None where it is about a pod alone."""
+
+    pod: PodSize
+    container: ContainerSize | None
+
+
+def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[Field]:
+    """The fields of a message in the order of its bytes. Raises: DecodeError."""
+    end = len(data) if end is None else end
+    position = start
+    while position < end:
+        tag, position = _varint(data, position, end)
+        number, kind = tag >> 3, tag & 7
+        value, size = 0, _FIXED_BYTES.get(kind, 0)
+        if kind == _BYTES:
+            size, position = _varint(data, position, end)
+        elif kind == _VARINT:
+            value, position = _varint(data, position, end)
+        elif not size:
+            raise DecodeError(f"wire type {kind} at byte {position}")
+        if position + size > end:
+            raise DecodeError(f"a field of {size} bytes at byte {position} of {end}")
+        yield Field(number, value, position, position + size)
+        position += size
+
+
+def size_of_request(payload: bytes) -> RequestSize:
+    """Of a request with a pod and a container, such as CreateContainer. Raises: DecodeError."""
+    return _size_of(payload, 1, 2)
+
+
+def size_of_state_change(payload: bytes) -> RequestSize:
+    """Of a StateChangeEvent, whose fields are numbered differently. Raises: DecodeError."""
+    return _size_of(payload, 2, 3)
+
+
+def event_of(payload: bytes) -> int:
+    """NRI's number of the event that a StateChangeEvent tells; 0 where it tells none. Raises: DecodeError."""
+    first = next(fields(payload), None)  # Go writes fields by their numbers
+    return first.value if first and first.number == 1 else 0
+
+
+def pod_size(data: bytes, start: int = 0, end: int | None = None) -> PodSize:
+    """Of a PodSandbox. Raises: DecodeError."""
+    end = len(data) if end is None else end
+    texts = _texts(data, start, end, 4)
+    return PodSize(PodId(texts.get(1, "")), texts.get(2, "?"), texts.get(4, "?"), end - start)
+
+
+def container_size(data: bytes, start: int = 0, end: int | None = None) -> ContainerSize:
+    """Of a Container. Raises: DecodeError."""
+    end = len(data) if end is None else end
+    texts = _texts(data, start, end, 3)
+    return ContainerSize(ContainerId(texts.get(1, "")), PodId(texts.get(2, "")), texts.get(3, "?"), end - start)
+
+
+def _size_of(payload: bytes, pod_field: int, container_field: int) -> RequestSize:
+    pod, container = pod_size(b""), None
+    for field in fields(payload):
+        if field.number == pod_field:
+            pod = pod_size(payload, field.start, field.end)
+        elif field.number == container_field:
+            container = container_size(payload, field.start, field.end)
+    return RequestSize(pod, container)
+
+
+def _texts(data: bytes, start: int, end: int, last: int) -> dict[int, str]:
+    """The texts of the fields up to `last`. Go writes fields by their numbers, so the many behind it are not read."""
+    found: dict[int, str] = {}
+    for field in fields(data, start, end):
+        if field.number > last:
+            break
+        found[field.number] = data[field.start : field.end].decode(errors="replace")
+    return found
+
+
+def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
+    """A number and the position behind it."""
+    value = shift = 0
+    for at in range(position, min(end, position + _VARINT_MAX)):
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at + 1
+        shift += 7
+    raise DecodeError(f"a number that does not end at byte {position}")
+
+
+ENVELOPE_BYTES: Final = 256  # ttrpc's own around the list: service, method, timeout, metadata
+# NRI up to 0.6 sends one message, which its mux takes up to 16 MiB behind a first frame of 4 KiB.
+WHOLE_MAX: Final = (16 << 20) + 4096 - ENVELOPE_BYTES
+# Newer ones send parts of at most one ttrpc message.
+PART_MAX: Final = (4 << 20) - ENVELOPE_BYTES
+# A runtime that has to split again takes fewer objects by this factor at least, and never fewer than 8 of both kinds
+# together: it gives up, or panics, where 8 are too large. So any 9 must fit into one part.
+_SHRINK: Final = 0.9
+_ALWAYS_FIT: Final = 9
+# Both kinds are rounded down separately, each time it splits and for each part: how far one may fall behind the other.
+_ROUNDINGS: Final = 3
+# A container's own bytes grow before they are listed: state, pid, times, and what other plugins add.
+GROWTH_BYTES: Final = 2048
+
+
+class Holder(Struct, frozen=True):
+    """One object of the list. name: for sentences: `namespace/pod` or `namespace/pod/container`."""
+
+    name: str
+    size_bytes: int
+
+
+class Listing:
+    """The live pods and containers of a node with their sizes: what a Synchronize would list now."""
+
+    def __init__(self) -> None:
+        self._pods: dict[PodId, PodSize] = {}
+        self._containers: dict[ContainerId, ContainerSize] = {}
+        self.total_bytes = 0
+
+    def __len__(self) -> int:
+        """How many objects it has."""
+        return len(self._pods) + len(self._containers)
+
+    def add(self, size: PodSize | ContainerSize) -> None:
+        """A pod or container, anew or as it is now; none without an id."""
+        if not size.id:
+            return
+        if isinstance(size, PodSize):
+            self.drop_pod(size.id)
+            self._pods[size.id] = size
+        else:
+            self.drop_container(size.id)
+            self._containers[size.id] = size
+        self.total_bytes += size.size_bytes + FRAME_BYTES
+
+    def drop_pod(self, pod_id: PodId) -> None:
+        """A sandbox was removed."""
+        if pod := self._pods.pop(pod_id, None):
+            self.total_bytes -= pod.size_bytes + FRAME_BYTES
+
+    def drop_container(self, container_id: ContainerId) -> None:
+        """A container ended or was removed: neither is listed."""
+        if container := self._containers.pop(container_id, None):
+            self.total_bytes -= container.size_bytes + FRAME_BYTES
+
+    def fault(self, *, splits: bool, pods: Iterable[PodSize] = (), containers: Iterable[ContainerSize] = ()) -> str:
+        """Why the runtime could not send the list with these besides; empty when it can. splits: NRI 0.7 or newer."""
+        more_pods = {pod.id: pod for pod in pods}
+        more_containers = {container.id: container for container in containers}
+        more: list[PodSize | ContainerSize] = [*more_pods.values(), *more_containers.values()]
+        new_bytes = sum(each.size_bytes + FRAME_BYTES for each in more)
+        if self.total_bytes + new_bytes <= (PART_MAX if splits else WHOLE_MAX):
+            return ""
+        return unsendable(
+            [pod.size_bytes for pod in (self._pods | more_pods).values()],
+            [container.size_bytes for container in (self._containers | more_containers).values()],
+            splits=splits,
+        )
+
+    def largest(self, count: int) -> tuple[Holder, ...]:
+        """The objects that take most of it."""
+        found: list[Holder] = [Holder(f"{pod.namespace}/{pod.name}", pod.size_bytes) for pod in self._pods.values()]
+        for container in self._containers.values():
+            pod = self._pods.get(container.pod_id)
+            name = f"{pod.namespace}/{pod.name}/{container.name}" if pod else f"{container.pod_id}/{container.name}"
+            found.append(Holder(name, container.size_bytes))
+        return tuple(heapq.nlargest(count, found, key=lambda each: each.size_bytes))
+
+    def over(self, limit_bytes: int) -> tuple[Holder, ...]:
+        """The objects over that size, the largest first."""
+        return tuple(each for each in self.largest(len(self)) if each.size_bytes > limit_bytes)
+
+
+def unsendable(pods: Sequence[int], containers: Sequence[int], *, splits: bool) -> str:
+    """Why a runtime cannot send pods and containers of these sizes (bytes), in whatever order; empty when it can.
+
+    splits: it sends parts (NRI 0.7 and newer); older ones send one message. Errs towards a reason: the order, on which
+    the parts depend, is the runtime's, and another one each time.
+    """
+    total = sum(pods) + sum(containers) + FRAME_BYTES * (len(pods) + len(containers))
+    if not splits:
+        return f"the list has {total} bytes, and NRI before 0.7 sends at most {WHOLE_MAX}" if total > WHOLE_MAX else ""
+    if total <= PART_MAX:
+        return ""
+    of_pods, of_containers = _sums(pods), _sums(containers)
+    if sum(heapq.nlargest(_ALWAYS_FIT, (*pods, *containers))) + FRAME_BYTES * _ALWAYS_FIT > PART_MAX:
+        return (
+            f"the list has {total} bytes, and its {_ALWAYS_FIT} largest objects do not fit into one part of {PART_MAX}"
+        )
+    factor = _factor(total)
+    most_pods, most_containers = int(len(pods) * factor), int(len(containers) * factor)
+    none_left = (
+        f"the list has {total} bytes, and the runtime's count of {{}} for one part of {PART_MAX} rounds down to 0"
+    )
+    lag = _ROUNDINGS * (2 + int(2 / factor))
+    if _rounds_to_none(of_pods, most_pods, of_containers, most_containers, lag):
+        return none_left.format("pods")
+    if _rounds_to_none(of_containers, most_containers, of_pods, most_pods, lag):
+        return none_left.format("containers")
+    return ""
+
+
+def _rounds_to_none(few: Sequence[int], most_few: int, many: Sequence[int], most_many: int, lag: int) -> bool:
+    """Whether the runtime may come to a part with none of a kind while some of it are left: it then never ends.
+
+    few, many: the bytes of the 0, 1, 2 ... largest of the kind in question, and of the other. most_few, most_many: how
+    many of each a part has at first. Fewer come in later parts; for any number of the one kind, at most so many of the
+    other come along as stand in the first part to so many, and some for rounding.
+    """
+    if len(few) == 1:  # there are none of that kind
+        return False
+    if not most_few:
+        return True
+    for count in range(1, most_few + 1):
+        beside = min(most_many, most_many * (count + _ROUNDINGS) // most_few + lag)
+        size = few[count] + many[min(beside, len(many) - 1)]
+        if size > PART_MAX and int(count * _factor(size)) == 0:
+            return True
+    return False
+
+
+def _factor(size_bytes: int) -> float:
+    """By what the runtime multiplies both counts after a part of that size."""
+    return min(PART_MAX / size_bytes, _SHRINK)
+
+
+def _sums(sizes: Sequence[int]) -> list[int]:
+    """The bytes of the 0, 1, 2 ... largest together, with what frames them."""
+    return [0, *accumulate(size + FRAME_BYTES for size in sorted(sizes, reverse=True))]

@@ -1,0 +1,171 @@
+"""Nothing is created that the runtime could not list to us: the node's list is weighed, and what is too large refused.
+
+A runtime that cannot send its list at Synchronize drops the plugin each time it connects: every container then starts
+without us. docs/guard.md says what stays open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from msgspec.structs import replace
+
+from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.nri.convert import Configured
+from nri_gpu.nri.events import Event
+from nri_gpu.nri.list_size import GROWTH_BYTES, WHOLE_MAX, ContainerSize, Holder, Listing, RequestSize, size_of_request
+from nri_gpu.system.log import logger
+
+SizeOf = Callable[[bytes], RequestSize]
+
+SMALL_BYTES: Final = 64 << 10  # a creation up to this is let in, whatever the list weighs
+# What plugins may add to a container between its creation, where it was measured, and its start.
+ADJUSTMENT_BYTES: Final = 64 << 10
+NAMED: Final = 3  # objects in a sentence
+REMEDY: Final = "set enableServiceLinks: false, or mount as a volume what comes by envFrom"
+
+
+class Sizes:
+    """What the next Synchronize of the runtime weighs, across connections.
+
+    limit: plugin.request_bytes, in force. later: run something once the reply is on its way. counts: it hears of all
+    that is created and removed, so it knows the list at any time; the guard does not.
+    fault: why the runtime could not send its list now; empty when it can.
+    """
+
+    def __init__(
+        self, limit: Callable[[], int], later: Callable[[Callable[[], None]], object], *, counts: bool = True
+    ) -> None:
+        self.fault = ""
+        self._limit = limit
+        self._later = later
+        self._counts = counts
+        self._listing = Listing()
+        self._splits = True
+        self._looked_at = 0  # bytes of the list that `fault` is about
+
+    def configured(self, configured: Configured) -> None:
+        """What the runtime said of itself."""
+        self._splits = configured.from_nri_0_7
+
+    def refusal(self, payload: bytes, size_of: SizeOf = size_of_request) -> Reason | None:
+        """Why this pod or container must not be created."""
+        limit = self._limit()
+        if limit and len(payload) > limit:
+            return self._refused(Code.REQUEST_TOO_LARGE, size_of(payload), _over(len(payload), limit))
+        if len(payload) <= SMALL_BYTES or not self._counts:
+            return None
+        request = size_of(payload)
+        why = self._listing.fault(splits=self._splits, pods=(request.pod,), containers=_grown(request))
+        if not why:
+            return None
+        sentence = (
+            f"with these {len(payload)} bytes the runtime could no longer list its containers to nri-gpu, and no GPU "
+            f"could be granted here ({why}): bring it below {SMALL_BYTES} bytes ({REMEDY}), or first remove the "
+            f"largest: {_named(self._listing.largest(NAMED))}."
+        )
+        return self._refused(Code.LIST_TOO_LARGE, request, sentence)
+
+    def start_refusal(self, payload: bytes, size_of: SizeOf = size_of_request) -> Reason | None:
+        """Why a container must not start that was created while nobody measured it."""
+        if len(payload) <= ADJUSTMENT_BYTES:  # whatever the limit, for which the guard looks at the policy's files
+            return None
+        limit = self._limit()
+        if not limit or len(payload) <= limit + ADJUSTMENT_BYTES:
+            return None
+        return self._refused(Code.REQUEST_TOO_LARGE, size_of(payload), _over(len(payload), limit))
+
+    def created(self, payload: bytes, size_of: SizeOf = size_of_request, added_bytes: int = 0) -> None:
+        """A pod or container is about to be there. added_bytes: of our reply."""
+        if self._counts:
+            self._later(lambda: self._add(size_of(payload), added_bytes))
+
+    def ended(self, payload: bytes, event: int, size_of: SizeOf = size_of_request) -> None:
+        """A container ended, or a pod was removed: neither is listed any more."""
+        if self._counts:
+            self._later(lambda: self._drop(size_of(payload), event))
+
+    def synchronized(self, listing: Listing) -> None:
+        """The runtime has listed all there is."""
+        self._listing = listing
+        if not self._counts:
+            return
+        limit = self._limit()
+        for holder in listing.over(limit) if limit else ():
+            fault = f"{holder.name} has {holder.size_bytes} bytes, over plugin.request_bytes = {limit}: {REMEDY}"
+            logger.bind(fault=fault).warning("its next creation will be refused")
+        self._look()
+
+    def cut_short(self, listing: Listing, announced_bytes: int = 0) -> str:
+        """Why a Synchronize did not come to its end, as far as can be told.
+
+        listing: what came of it. announced_bytes: of a message whose rest cannot come; 0 where there was none.
+        """
+        known = listing if len(listing) > len(self._listing) else self._listing
+        why = known.fault(splits=self._splits)
+        if announced_bytes:
+            why = f"the list has {announced_bytes} bytes, and this runtime sends at most {WHOLE_MAX}"
+        largest = f"; the largest known are {_named(known.largest(NAMED))}" if len(known) else ""
+        return (
+            "the runtime does not come to the end of listing the node's containers "
+            f"({why or 'how large the list is could not be seen'}{largest}): remove the pods with the largest "
+            "environments and annotations"
+        )
+
+    def _add(self, request: RequestSize, added_bytes: int) -> None:
+        self._listing.add(request.pod)
+        for container in _grown(request, added_bytes):
+            self._listing.add(container)
+        self._look_again()
+
+    def _drop(self, request: RequestSize, event: int) -> None:
+        if event == Event.REMOVE_POD_SANDBOX:
+            self._listing.drop_pod(request.pod.id)
+        elif request.container is not None:
+            self._listing.drop_container(request.container.id)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if abs(self._listing.total_bytes - self._looked_at) >= SMALL_BYTES:
+            self._look()
+
+    def _look(self) -> None:
+        """Whether the list can still be sent: said once when it cannot."""
+        self._looked_at = self._listing.total_bytes
+        before, self.fault = self.fault, ""
+        if why := self._listing.fault(splits=self._splits):
+            self.fault = (
+                "the runtime could not list the node's containers to nri-gpu if it had to connect again "
+                f"({why}): remove the largest: {_named(self._listing.largest(NAMED))}"
+            )
+            if not before:
+                logger.bind(fault=self.fault).error("the list of containers is too large for the runtime")
+
+    def _refused(self, code: Code, request: RequestSize, sentence: str) -> Reason:
+        reason = Reason(code, sentence)
+        bound = logger.bind(namespace=request.pod.namespace, pod_name=request.pod.name)
+        if request.container:
+            bound = bound.bind(container_name=request.container.name, container_id=request.container.id)
+        bound = bound.bind(decision="refuse", code=code.value, reason=sentence)
+        self._later(lambda: bound.info("container refused" if request.container else "pod refused"))
+        return reason
+
+
+def _grown(request: RequestSize, added_bytes: int = 0) -> tuple[ContainerSize, ...]:
+    """The container as it will be listed; none for a pod's event."""
+    if request.container is None:
+        return ()
+    size_bytes = request.container.size_bytes + added_bytes + GROWTH_BYTES
+    return (replace(request.container, size_bytes=size_bytes),)
+
+
+def _over(size_bytes: int, limit: int) -> str:
+    return (
+        f"the runtime describes it in {size_bytes} bytes, and plugin.request_bytes allows {limit} on this node: large "
+        f"ones can keep the runtime from listing the node's containers to nri-gpu; {REMEDY}."
+    )
+
+
+def _named(holders: Iterable[Holder]) -> str:
+    return ", ".join(f"{each.name} ({each.size_bytes} bytes)" for each in holders)

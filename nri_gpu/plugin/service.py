@@ -1,0 +1,255 @@
+"""From a request to its answer: method table, deadline, and one place where every failure becomes a status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.errors import RemoteProtocolError, TooManyEntriesError
+from nri_gpu.nri import convert, status, validation
+from nri_gpu.nri.convert import EMPTY, Configured, DecodeError, Listed
+from nri_gpu.nri.events import Event, Subscription
+from nri_gpu.nri.list_size import event_of, size_of_request, size_of_state_change
+from nri_gpu.nri.session import Phase, Session, Step
+from nri_gpu.nri.status import status_of
+from nri_gpu.plugin.request_sizes import SizeOf, Sizes
+from nri_gpu.system.log import logger
+from nri_gpu.ttrpc.events import RequestReceived, ResponseSent
+from nri_gpu.ttrpc.status import Status
+
+Handler = Callable[[bytes], bytes | Status]
+# Our deadline lies this much inside the runtime's: an answer that comes too late is worse than a refusal, because the
+# runtime then drops us and starts the container without its GPUs.
+MARGIN_NS: Final = 100_000_000
+
+
+class Dispatcher(Struct):
+    """Answers requests of one service.
+
+    table: method -> handler. Handlers are plain functions on values in memory: they cannot hang, so the deadline is
+    looked at before one runs, never during.
+    request_timeout_ns: what Configure told; holds for a request that names no time of its own. 0: none.
+    """
+
+    service: str
+    table: Mapping[str, Handler]
+    request_timeout_ns: int = 0
+
+    def answer(self, request: RequestReceived, waited_ns: int = 0) -> ResponseSent:
+        """Answer one request. waited_ns: how long ago its bytes were read. Never raises."""
+        outcome = self._outcome(request, waited_ns)
+        if isinstance(outcome, Status):
+            return ResponseSent(request.stream_id, status=outcome)
+        return ResponseSent(request.stream_id, outcome)
+
+    def _outcome(self, request: RequestReceived, waited_ns: int) -> bytes | Status:
+        handler = self.table.get(request.method) if request.service == self.service else None
+        if handler is None:
+            return status.unknown_method(request.service, request.method, self.service)
+        if _late(request.timeout_ns or self.request_timeout_ns, waited_ns):
+            return self._failed(request, status.LATE)
+        try:
+            return handler(request.payload)
+        except DecodeError:
+            return self._failed(request, status.MALFORMED)
+        except TooManyEntriesError as error:
+            return self._failed(request, status.status_of(Reason(Code.REQUEST_TOO_LARGE, str(error))))
+        except RemoteProtocolError as error:
+            return self._failed(request, status.out_of_order(str(error)))
+        except Exception:  # the one net under every handler: silence would start containers without us
+            bound = logger.bind(method=request.method, stream_id=request.stream_id)
+            bound.opt(exception=True).error("bug in a handler")
+            return status.INTERNAL
+
+    def _failed(self, request: RequestReceived, outcome: Status) -> Status:
+        bound = logger.bind(method=request.method, stream_id=request.stream_id)
+        bound.bind(deadline_ms=request.timeout_ns / 1e6, reason=outcome.message).warning("request failed")
+        return outcome
+
+
+def _late(timeout_ns: int, waited_ns: int) -> bool:
+    """timeout_ns: 0 is none, negative is already over (ttrpc: server.go)."""
+    return timeout_ns < 0 or (timeout_ns > 0 and waited_ns > max(timeout_ns - MARGIN_NS, timeout_ns // 2))
+
+
+Reply = bytes | Status
+
+PLUGIN: Final = "nri.pkg.api.v1alpha1.Plugin"
+
+# RPCs that carry one event each. StopContainer always; the rest from NRI 0.12, before that all by StateChange.
+EVENT_METHODS: Final = {
+    "RunPodSandbox": Event.RUN_POD_SANDBOX,
+    "PostUpdatePodSandbox": Event.POST_UPDATE_POD_SANDBOX,
+    "StopPodSandbox": Event.STOP_POD_SANDBOX,
+    "RemovePodSandbox": Event.REMOVE_POD_SANDBOX,
+    "PostCreateContainer": Event.POST_CREATE_CONTAINER,
+    "StartContainer": Event.START_CONTAINER,
+    "PostStartContainer": Event.POST_START_CONTAINER,
+    "PostUpdateContainer": Event.POST_UPDATE_CONTAINER,
+    "StopContainer": Event.STOP_CONTAINER,
+    "RemoveContainer": Event.REMOVE_CONTAINER,
+}
+# After these the runtime lists a container, or a pod, no more.
+ENDS: Final = frozenset({Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.REMOVE_POD_SANDBOX})
+# Requests we do not subscribe to. Answered all the same: an error here would fail a container or an update.
+UNUSED_METHODS: Final = ("UpdateContainer", "UpdatePodSandbox")
+
+
+class Plugin(Protocol):
+    """Who answers: the injector (`plugin/handlers.py`), or the guard (`plugin/guard.py`).
+
+    stage_dir: where driver files are staged, whose mounts it wants to know; empty: it does not.
+    """
+
+    stage_dir: str
+
+    @property
+    def events(self) -> Collection[Event]:
+        """What it must hear of, where the runtime knows it."""
+
+    def create_container(self, payload: bytes) -> Reply:
+        """CreateContainer."""
+
+    def unanswered(self, payload: bytes) -> None:
+        """Nothing of the answer to that CreateContainer left."""
+
+    def validate(self, payload: bytes) -> Reply:
+        """ValidateContainerAdjustment."""
+
+    def lifecycle(self, event: int, payload: bytes) -> Reply:
+        """An event by its own RPC."""
+
+    def state_change(self, payload: bytes) -> Reply:
+        """An event by StateChange."""
+
+    def synchronized(self, listed: tuple[Listed, ...]) -> None:
+        """All that the runtime has, before any event."""
+
+
+class PluginService:
+    """Serves `nri.pkg.api.v1alpha1.Plugin` on one connection.
+
+    configured: told what the runtime said of itself. ready: told once Synchronize is answered.
+    """
+
+    def __init__(
+        self,
+        plugin: Plugin,
+        configured: Callable[[Configured], None],
+        ready: Callable[[], None],
+        sizes: Sizes,
+        subscription: Subscription | None = None,
+    ) -> None:
+        self.session = Session(plugin.stage_dir)
+        self._sizes = sizes
+        self._subscription = subscription or Subscription()
+        self._plugin = plugin
+        self._configured = configured
+        self._ready = ready
+        self._parts = self._payload_bytes = 0  # of Synchronize so far
+        table: dict[str, Handler] = {method: _nothing for method in UNUSED_METHODS}
+        for method, event in EVENT_METHODS.items():
+            table[method] = self._guarded(partial(self._event, event))
+        table |= {
+            "Configure": self._configure,
+            "Synchronize": self._synchronize,
+            "CreateContainer": self._guarded(self._create),
+            "ValidateContainerAdjustment": self._guarded(self._validate),
+            "StateChange": self._guarded(self._state_change),
+            "Shutdown": self._shutdown,
+        }
+        self.dispatcher = Dispatcher(PLUGIN, table)
+
+    def _guarded(self, handler: Handler) -> Handler:
+        session = self.session
+
+        def guarded(payload: bytes) -> Reply:
+            session.step(Step.EVENT)
+            return handler(payload)
+
+        return guarded
+
+    def _create(self, payload: bytes) -> Reply:
+        if reason := self._sizes.refusal(payload):
+            return status_of(reason)
+        reply = self._plugin.create_container(payload)
+        if isinstance(reply, bytes):
+            self._sizes.created(payload, added_bytes=len(reply))
+        return reply
+
+    def _validate(self, payload: bytes) -> Reply:
+        reason = self._sizes.start_refusal(payload)
+        return validation.verdict_to_pb(reason) if reason else self._plugin.validate(payload)
+
+    def _state_change(self, payload: bytes) -> Reply:
+        event = event_of(payload)
+        return self._measured(event, payload, size_of_state_change) or self._plugin.state_change(payload)
+
+    def _event(self, event: int, payload: bytes) -> Reply:
+        return self._measured(event, payload, size_of_request) or self._plugin.lifecycle(event, payload)
+
+    def _measured(self, event: int, payload: bytes, size_of: SizeOf) -> Status | None:
+        """Count what an event brings or takes away; a refusal where that is too much."""
+        reason = None
+        if event == Event.RUN_POD_SANDBOX:
+            reason = self._sizes.refusal(payload, size_of)
+            if reason is None:
+                self._sizes.created(payload, size_of)
+        elif event == Event.START_CONTAINER:
+            reason = self._sizes.start_refusal(payload, size_of)
+        elif event in ENDS:
+            self._sizes.ended(payload, event, size_of)
+        return status_of(reason) if reason else None
+
+    def _configure(self, payload: bytes) -> bytes:
+        configured = convert.configured_from_pb(payload)
+        self.session.step(Step.CONFIGURE)
+        self.dispatcher.request_timeout_ns = configured.request_timeout_ms * 1_000_000
+        self._sizes.configured(configured)
+        self._configured(configured)
+        asked = self._subscription.mask(
+            self._plugin.events, configured.runtime, configured.version, configured.nri_version
+        )
+        return convert.configured_to_pb(asked)
+
+    def _synchronize(self, payload: bytes) -> bytes:
+        listed = self.session.synchronize(payload)
+        self._parts += 1
+        self._payload_bytes += len(payload)
+        if listed is None:
+            return convert.synchronize_to_pb(more=True)
+        # Once, not for each part: some runtimes send thousands of empty ones (session.py).
+        logger.bind(parts=self._parts, payload_bytes=self._payload_bytes).debug("synchronized")
+        self._sizes.synchronized(self.session.listing)
+        self._plugin.synchronized(listed)
+        self._ready()
+        return convert.synchronize_to_pb(more=False)
+
+    def _shutdown(self, payload: bytes) -> bytes | Status:
+        """In the protocol, though no released runtime calls it; the end of the connection is what counts."""
+        del payload
+        logger.info("runtime asks to shut down")
+        return EMPTY
+
+    def unsent(self, request: RequestReceived) -> None:
+        """Nothing of the answer to a request left: the connection was over."""
+        if request.method == "CreateContainer":
+            self._plugin.unanswered(request.payload)
+
+    def ended(self) -> None:
+        """The connection is closed."""
+        self._subscription.ended(after_configure=self.session.phase is Phase.CONFIGURED)
+
+    @property
+    def ready(self) -> bool:
+        """Whether events are being served from a synchronized ledger."""
+        return self.session.phase is Phase.READY
+
+
+def _nothing(payload: bytes) -> bytes:
+    del payload
+    return EMPTY

@@ -1,0 +1,232 @@
+"""Connect, register, serve; and again, for ever. Every second away is a second in which the runtime fails open."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
+from nri_gpu.nri.convert import Configured, register_to_pb
+from nri_gpu.nri.events import Subscription
+from nri_gpu.nri.list_size import Listing
+from nri_gpu.plugin.request_sizes import Sizes
+from nri_gpu.plugin.service import EVENT_METHODS, Plugin, PluginService
+from nri_gpu.plugin.transport import CallError, Transport
+from nri_gpu.system.log import logger
+
+NRI_VERSION: Final = "0.12.2"  # the newest whose messages we know; told to the runtime from 0.12 on
+FIRST_WAIT_S: Final = (0.005, 0.05)  # after a connection that worked: at random in here, so that plugins spread
+WAIT_MAX_S: Final = 0.25
+REGISTER_TIMEOUT_S: Final = 10.0  # the runtime accepts one plugin at a time and gives a silent one 5 s
+SYNCHRONIZE_TIMEOUT_S: Final = 15.0
+# Before the next try, after two connections and more that ended inside Synchronize: a runtime that panics in it must be
+# let live, and one that cannot finish it will not do so in milliseconds.
+CUT_SHORT_WAITS_S: Final = (5.0, 10.0, 20.0, 30.0)
+LEAVES_BY: Final = frozenset({"StateChange", *EVENT_METHODS})  # with no answer to one of these, a runtime goes on
+NEVER_TOLD: Final = (
+    "containers that outlive a restart of the runtime stay unknown, so their GPUs can be granted twice; "
+    "take nri-gpu out of the runtime's plugin folder and run it as a service"
+)
+RUNTIME_SOCKETS: Final = (Path("/run/containerd/containerd.sock"), Path("/var/run/containerd/containerd.sock"))
+
+
+class Identity(Struct, frozen=True):
+    """How we register. index: two digits; plugins are called in its order."""
+
+    name: str
+    index: str
+
+
+class Watchers(Struct, frozen=True):
+    """Who is told of a session's turns. configured: what the runtime said of itself, before it asks anything."""
+
+    configured: Callable[[Configured], None]
+    ready: Callable[[], None]
+    away: Callable[[str], None]
+
+
+class Supervisor:
+    """Keeps one session up. `stop` answers what is in flight and ends it."""
+
+    def __init__(
+        self,
+        plugin: Plugin,
+        identity: Callable[[], Identity],
+        watchers: Watchers,
+        sizes: Sizes,
+        waits_s: Sequence[float] = CUT_SHORT_WAITS_S,
+    ) -> None:
+        self._plugin = plugin
+        self._sizes = sizes
+        self._waits_s = waits_s
+        self._cut_short = 0  # connections in a row that ended inside Synchronize
+        self._identity = identity
+        self._watchers = watchers
+        self._transport: Transport | None = None
+        self._stopping = False
+        self._inherited = False
+        self._said = ""
+        self._was_ready = False
+        self._subscription = Subscription()
+
+    async def run(self, path: Path) -> None:
+        """Serve the socket at a path until stopped, whatever happens to it."""
+        attempt = 0
+        while not self._stopping:
+            attempt += 1
+            missing, wait_s = False, 0.0
+            try:
+                wait_s = await self._session(await self._connect(path), attempt)
+            except OSError as error:
+                missing = error.errno == errno.ENOENT
+                self._complain(explain(error, path), path)
+            if self._was_ready or missing:
+                attempt, self._was_ready = 0, False
+            if not self._stopping:
+                await (_socket_appears(path) if missing else asyncio.sleep(wait_s or _pause_s(attempt)))
+
+    async def run_inherited(self, fd: int) -> None:
+        """Serve the connection we were started with; its end is ours."""
+        self._inherited = True
+        await self._session(socket.socket(fileno=fd), 1)
+
+    async def stop(self, limit_s: float) -> None:
+        """Answer calls in flight, for limit_s at most, then close."""
+        self._stopping = True
+        if self._transport:
+            await self._transport.drain(limit_s, LEAVES_BY if self.validates else ())
+
+    @property
+    def validates(self) -> bool:
+        """Whether the runtime asks us before it creates a container (NRI 0.10)."""
+        return self._subscription.validates
+
+    async def _connect(self, path: Path) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, str(path))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    async def _session(self, sock: socket.socket, attempt: int) -> float:
+        """One connection from register to close; the seconds to wait before the next, 0 for the usual."""
+        loop = asyncio.get_running_loop()
+        ready = loop.create_future()
+
+        def on_ready() -> None:
+            self._was_ready, self._said, self._cut_short = True, "", 0
+            self._watchers.ready()
+            if not ready.done():
+                ready.set_result(None)
+
+        service = PluginService(self._plugin, self._configured, on_ready, self._sizes, self._subscription)
+        _, transport = await loop.create_connection(
+            lambda: Transport(service.dispatcher.answer, service.unsent), sock=sock
+        )
+        self._transport = transport
+        try:
+            await self._register(transport)
+            await asyncio.wait(
+                {ready, transport.closed}, timeout=SYNCHRONIZE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            # The connection we were started with is the only one there will be: without Synchronize it still serves.
+            if not (self._inherited or ready.done() or transport.closed.done()):
+                # containerd 1.7 keeps a plugin that it will never call; only a new connection gets out of that.
+                transport.abort(RemoteProtocolError(f"no Synchronize within {SYNCHRONIZE_TIMEOUT_S:.0f} s"))
+        except TimeoutError:
+            transport.abort(RemoteProtocolError(f"RegisterPlugin not answered within {REGISTER_TIMEOUT_S:.0f} s"))
+        except (CallError, ConnectionError) as error:
+            transport.abort(RemoteProtocolError(f"registration failed: {error}"))
+        reason = await transport.closed
+        service.ended()
+        self._transport = None
+        if not service.session.cut_short or self._stopping or self._inherited:
+            self._ended(reason, attempt)
+            return 0.0
+        self._cut_short += 1
+        if self._cut_short == 1:
+            self._ended(reason, attempt)
+            return 0.0
+        return self._gave_up(service.session.listing, reason)
+
+    async def _register(self, transport: Transport) -> None:
+        identity = self._identity()
+        payload = register_to_pb(identity.name, identity.index, NRI_VERSION)
+        await transport.call("RegisterPlugin", payload, REGISTER_TIMEOUT_S)
+
+    def _configured(self, configured: Configured) -> None:
+        bound = logger.bind(runtime=configured.runtime, runtime_version=configured.version)
+        bound.bind(nri_version=configured.nri_version or "unknown").info("registered")
+        if self._inherited and not configured.from_nri_0_7:  # which is when such plugins began to be synchronized
+            bound.bind(fault=NEVER_TOLD).warning("launched by a runtime that will not synchronize")
+        self._watchers.configured(configured)
+
+    def _ended(self, reason: Exception | None, attempt: int) -> None:
+        if self._stopping:
+            return
+        sentence = str(reason) if reason else "the runtime closed the connection"
+        if self._inherited and reason is None:
+            logger.bind(fault=sentence).info("connection ended, and with it this plugin")
+        elif isinstance(reason, LocalProtocolError):
+            logger.opt(exception=reason).error("connection ended by a bug of ours")
+        elif sentence != self._said or self._was_ready:
+            logger.bind(fault=sentence, attempt=attempt).warning("connection ended, reconnecting")
+        self._said = sentence
+        self._watchers.away(sentence)
+
+    def _gave_up(self, listing: Listing, reason: Exception | None) -> float:
+        """Say once why Synchronize does not end; the seconds to wait."""
+        announced_bytes = reason.length if isinstance(reason, OversizeError) else 0
+        sentence = self._sizes.cut_short(listing, announced_bytes)
+        if self._cut_short == 2:
+            logger.bind(fault=sentence, attempt=self._cut_short).error("no connection survives Synchronize")
+        self._said = sentence
+        self._watchers.away(sentence)
+        return self._waits_s[min(self._cut_short - 2, len(self._waits_s) - 1)]
+
+    def _complain(self, sentence: str, path: Path) -> None:
+        """Once for each new fault, not once per try."""
+        if sentence != self._said:
+            logger.bind(socket=str(path), fault=sentence).warning("runtime not reached, trying again")
+            self._watchers.away(sentence)
+        self._said = sentence
+
+
+def explain(error: OSError, path: Path) -> str:
+    """Why the socket cannot be had, and what to change."""
+    if error.errno == errno.ENOENT:
+        runtime = next((str(sock) for sock in RUNTIME_SOCKETS if sock.exists()), "")
+        if runtime:
+            return (
+                f"containerd runs ({runtime}) but there is no NRI socket {path}: NRI is off, as by default before "
+                'containerd 2.0. Set disable = false under [plugins."io.containerd.nri.v1.nri"] in '
+                "/etc/containerd/config.toml and restart containerd; containerd older than 1.7 has no NRI"
+            )
+        return f"no NRI socket {path}: containerd is not running, or listens elsewhere (see --socket)"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"no permission to connect to {path}: nri-gpu has to run as root"
+    if error.errno == errno.ECONNREFUSED:
+        return f"nobody listens on {path}: a runtime that has stopped left it behind"
+    return f"cannot connect to {path}: {error.strerror or error}"
+
+
+def _pause_s(attempt: int) -> float:
+    """Seconds before the next try: doubling, never far, and not at the same moment as every other plugin."""
+    import random  # a millisecond that a start without waiting saves
+
+    return min(random.uniform(*FIRST_WAIT_S) * 2.0 ** min(attempt, 8), WAIT_MAX_S * random.uniform(0.5, 1.0))
+
+
+async def _socket_appears(path: Path) -> None:
+    from nri_gpu.system.inotify import folder_changed  # brings ctypes: only where there is no socket
+
+    await folder_changed(path.parent, WAIT_MAX_S)

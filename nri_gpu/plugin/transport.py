@@ -1,0 +1,222 @@
+"""Unix socket <-> wire: feeds bytes, writes bytes, ends the connection when either side breaks the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Final
+
+from nri_gpu.domain.errors import LocalProtocolError, NriGpuError, OversizeError, RemoteProtocolError
+from nri_gpu.nri.status import INTERNAL
+from nri_gpu.system.log import logger
+from nri_gpu.ttrpc.events import (
+    ConnectionClosed,
+    RequestReceived,
+    RequestRejected,
+    RequestSent,
+    ResponseReceived,
+    ResponseSent,
+    StreamId,
+)
+from nri_gpu.ttrpc.frame import RECEIVE_MAX, SendOversizeError
+from nri_gpu.ttrpc.mux import RUNTIME_SERVICE, ConnId, Trunk
+from nri_gpu.ttrpc.status import Status
+
+RUNTIME: Final = "nri.pkg.api.v1alpha1.Runtime"
+# A runtime asks one thing at a time and reads the answer, so anything left unread this long is a runtime that hangs.
+STALL_S: Final = 10.0
+# The Go mux may lose a reply that is followed at once by the end of the connection
+# (containerd/nri pkg/net/multiplex/mux.go), so this much quiet comes first.
+QUIET_S: Final = 0.1
+# The same where the runtime validates: between a creation and its validation lie the other plugins.
+VALIDATING_QUIET_S: Final = 1.0
+
+# A runtime that hangs while it keeps asking must not fill our memory before STALL_S is over.
+UNREAD_MAX: Final = 32 * 1024 * 1024  # bytes of answers
+READ_BYTES: Final = 256 * 1024  # as much as asyncio asks for at once
+
+Answer = Callable[[RequestReceived, int], ResponseSent]  # the int: nanoseconds since its bytes were read
+
+
+class CallError(NriGpuError):
+    """The runtime answered a call of ours with an error."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status)
+        self.status = status
+
+    def __str__(self) -> str:
+        """The runtime's own words."""
+        return str(self.status)
+
+
+class Transport(asyncio.BufferedProtocol):
+    """One NRI connection. `closed` ends with the reason: None for the peer's orderly end.
+
+    unsent: told of a request that was answered, and whose answer did not even begin to leave.
+    """
+
+    def __init__(self, answer: Answer, unsent: Callable[[RequestReceived], None] = lambda _: None) -> None:
+        loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[Exception | None] = loop.create_future()
+        self._answer = answer
+        self._unsent = unsent
+        self._loop = loop
+        self._trunk = Trunk.for_plugin()
+        self._pending: dict[StreamId, asyncio.Future[bytes]] = {}
+        self._io: asyncio.Transport | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._last_request = 0.0
+        self._leaves_by: Collection[str] = ()
+        # A buffer of ours: for a plain Protocol asyncio makes one of this size for every read.
+        self._read = memoryview(bytearray(READ_BYTES))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is open."""
+        assert isinstance(transport, asyncio.Transport)
+        self._io = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        del sizehint
+        return self._read
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """They came."""
+        self.data_received(bytes(self._read[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came; every complete request in them is answered before this returns."""
+        read_at = self._loop.time()
+        try:
+            for conn_id, event in self._trunk.feed(data):
+                match event:
+                    case RequestReceived():
+                        self._last_request = self._loop.time()
+                        waited_ns = int((self._last_request - read_at) * 1e9)
+                        response = self._answer(event, waited_ns)
+                        if event.method in self._leaves_by and response == ResponseSent(event.stream_id):
+                            self._close()
+                            return
+                        if not self._write(self._reply(conn_id, response)):
+                            self._unsent(event)
+                    case ResponseReceived():
+                        self._resolve(event)
+                    case RequestRejected() if event.oversize_bytes:
+                        # A Synchronize of which the rest never comes, and by the book an answer that is taken as
+                        # "smaller parts, please" by runtimes that know of parts. Neither leads anywhere.
+                        raise OversizeError(event.oversize_bytes, RECEIVE_MAX)
+                    case RequestRejected():
+                        logger.bind(stream_id=event.stream_id, reason=str(event.status)).warning("request rejected")
+                        self._write(self._trunk.send(conn_id, event))
+                    case ConnectionClosed():
+                        pass
+            self._check_unread()
+        except (RemoteProtocolError, LocalProtocolError) as error:
+            self.abort(error)
+
+    def eof_received(self) -> None:
+        """The runtime said goodbye; returning None closes our side too."""
+        try:
+            self._trunk.receive_eof()
+            for _ in self._trunk.events():
+                pass
+        except (RemoteProtocolError, LocalProtocolError) as error:
+            self.abort(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed, by whomever."""
+        self.resume_writing()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(ConnectionError("the runtime closed the connection"))
+        self._pending.clear()
+        if not self.closed.done():
+            self.closed.set_result(exc)
+
+    def pause_writing(self) -> None:
+        """The runtime does not read; it has a while to start again."""
+        self._stall = self._loop.call_later(STALL_S, self._stalled)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        if self._stall:
+            self._stall.cancel()
+            self._stall = None
+
+    async def call(self, method: str, payload: bytes, timeout_s: float) -> bytes:
+        """Call the runtime. Raises: CallError, ConnectionError, TimeoutError."""
+        if self.closed.done():
+            raise ConnectionError("the runtime closed the connection")
+        client = self._trunk[RUNTIME_SERVICE]
+        stream_id = client.next_stream_id
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        request = RequestSent(stream_id, RUNTIME, method, payload, int(timeout_s * 1e9))
+        self._write(self._trunk.send(RUNTIME_SERVICE, request))
+        self._pending[stream_id] = future
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            client.forget(stream_id)
+            raise
+        finally:
+            self._pending.pop(stream_id, None)
+
+    async def drain(self, limit_s: float, leaves_by: Collection[str] = ()) -> None:
+        """Answer what is on its way, then close; at most limit_s seconds.
+
+        leaves_by: where the runtime validates, methods that pass when we close instead of answering them. It forgets a
+        plugin that is gone only at the end of a request, and until then fails what that one would have validated
+        (containerd/nri: pkg/adaptation/adaptation.go, removeClosedPlugins): so the end of such a one is the time to go.
+        """
+        self._leaves_by = leaves_by
+        quiet_s = VALIDATING_QUIET_S if leaves_by else QUIET_S
+        deadline = self._loop.time() + limit_s
+        await asyncio.sleep(0)
+        while not self.closed.done() and (left := min(deadline, self._last_request + quiet_s) - self._loop.time()) > 0:
+            await asyncio.wait({self.closed}, timeout=left)
+        self._close()  # once what is written has left, which takes a runtime that reads
+        await asyncio.wait({self.closed}, timeout=max(deadline - self._loop.time(), QUIET_S))
+        self.abort(TimeoutError("the runtime did not read our last answers"))
+
+    def abort(self, error: Exception) -> None:
+        """End the connection now, and say why."""
+        if not self.closed.done():
+            self.closed.set_result(error)
+        if self._io:
+            self._io.abort()
+
+    def _close(self) -> None:
+        if self._io:
+            self._io.close()
+
+    def _reply(self, conn_id: ConnId, response: ResponseSent) -> bytes:
+        try:
+            return self._trunk.send(conn_id, response)
+        except SendOversizeError as error:
+            # An error refuses this container; ending the connection would start it without what it asked for.
+            logger.bind(stream_id=response.stream_id, fault=str(error)).error("answer too large")
+            return self._trunk.send(conn_id, ResponseSent(response.stream_id, status=INTERNAL))
+
+    def _write(self, data: bytes) -> bool:
+        """Whether any of it may arrive: a write that fails closes the transport, and leaves nothing to be written."""
+        assert self._io is not None
+        self._io.write(data)
+        return not self._io.is_closing() or self._io.get_write_buffer_size() > 0
+
+    def _check_unread(self) -> None:
+        if self._stall and self._io and self._io.get_write_buffer_size() > UNREAD_MAX:
+            raise RemoteProtocolError(f"the runtime left {UNREAD_MAX >> 20} MiB of our answers unread")
+
+    def _resolve(self, event: ResponseReceived) -> None:
+        future = self._pending.pop(event.stream_id, None)
+        if future is None or future.done():
+            return
+        if event.status.ok:
+            future.set_result(event.payload)
+        else:
+            future.set_exception(CallError(event.status))
+
+    def _stalled(self) -> None:
+        self.abort(RemoteProtocolError(f"the runtime has not read our answers for {STALL_S:.0f} s"))

@@ -1,1 +1,0 @@
-"""The running daemon: sockets, clock, log; one outside thing per file."""

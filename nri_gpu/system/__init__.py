@@ -1,0 +1,1 @@
+"""What several features need of the operating system: files, processes, notifications."""

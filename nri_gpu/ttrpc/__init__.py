@@ -1,0 +1,55 @@
+"""ttrpc and NRI's mux without I/O: a library in its own right, described in docs/ttrpc.md. This is all of its API."""
+
+from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
+from nri_gpu.ttrpc.connection import Connection
+from nri_gpu.ttrpc.events import (
+    NEED_DATA,
+    BytesLike,
+    ConnectionClosed,
+    Incoming,
+    Metadata,
+    NeedData,
+    Outgoing,
+    RequestReceived,
+    RequestRejected,
+    RequestSent,
+    ResponseReceived,
+    ResponseSent,
+    StreamId,
+)
+from nri_gpu.ttrpc.frame import RECEIVE_MAX, SEND_MAX, SendOversizeError
+from nri_gpu.ttrpc.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, ConnId, Trunk, TrunkEvent
+from nri_gpu.ttrpc.state import Role
+from nri_gpu.ttrpc.status import OK, Code, Status
+
+__all__ = [
+    "NEED_DATA",
+    "OK",
+    "PLUGIN_SERVICE",
+    "RECEIVE_MAX",
+    "RUNTIME_SERVICE",
+    "SEND_MAX",
+    "BytesLike",
+    "Code",
+    "ConnId",
+    "Connection",
+    "ConnectionClosed",
+    "Incoming",
+    "LocalProtocolError",
+    "Metadata",
+    "NeedData",
+    "Outgoing",
+    "OversizeError",
+    "RemoteProtocolError",
+    "RequestReceived",
+    "RequestRejected",
+    "RequestSent",
+    "ResponseReceived",
+    "ResponseSent",
+    "Role",
+    "SendOversizeError",
+    "Status",
+    "StreamId",
+    "Trunk",
+    "TrunkEvent",
+]

@@ -1,0 +1,212 @@
+"""One ttrpc connection, client or server: bytes in, events out; events in, bytes out. No socket, no clock, no log."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nri_gpu.domain.errors import LocalProtocolError, RemoteProtocolError
+from nri_gpu.ttrpc.envelope import decode_request, decode_response, encode_request, encode_response
+from nri_gpu.ttrpc.events import (
+    NEED_DATA,
+    BytesLike,
+    CallForgotten,
+    ConnectionClosed,
+    Incoming,
+    NeedData,
+    Outgoing,
+    RequestReceived,
+    RequestRejected,
+    RequestSent,
+    ResponseReceived,
+    ResponseSent,
+    StreamId,
+)
+from nri_gpu.ttrpc.frame import (
+    RECEIVE_MAX,
+    Frame,
+    FrameDecoder,
+    FrameType,
+    OversizeFrame,
+    SendOversizeError,
+    encode_frame,
+)
+from nri_gpu.ttrpc.state import Role, Streams
+from nri_gpu.ttrpc.status import Code, Status
+
+# Bounds what a client can make a server hold by asking and never waiting. A runtime asks one thing at a time; the
+# limit is far above that, and far below what memory would notice.
+OPEN_MAX: Final = 1024  # requests without an answer
+
+
+class Connection:
+    """One end of a connection.
+
+    Feed `receive_data`, drain `next_event` until NEED_DATA, write what `send` returns, in that order. After an error
+    the connection is dead: using it again is a LocalProtocolError. The exception is SendOversizeError, which leaves
+    all as it was.
+
+    receive_limit: bytes of data in one frame; larger ones fail their stream. open_limit: requests served at a time.
+    """
+
+    __slots__ = ("_cause", "_closed", "_eof", "_frames", "_open_limit", "_role", "_streams")
+
+    def __init__(self, role: Role, *, receive_limit: int = RECEIVE_MAX, open_limit: int = OPEN_MAX) -> None:
+        self._role = role
+        self._streams = Streams(role)
+        self._frames = FrameDecoder(receive_limit)
+        self._open_limit = open_limit
+        self._eof = self._closed = False
+        self._cause: str | None = None  # of death
+
+    @property
+    def role(self) -> Role:
+        """Which end this is."""
+        return self._role
+
+    @property
+    def open_streams(self) -> frozenset[StreamId]:
+        """Calls still to be answered: by us as a server, by the peer as a client."""
+        return self._streams.open
+
+    @property
+    def next_stream_id(self) -> StreamId:
+        """What the next RequestSent carries. Taken when that is sent, so nothing may be sent in between."""
+        return self._streams.next_id
+
+    def receive_data(self, data: BytesLike) -> None:
+        """Takes the next bytes of the peer's stream, however they are cut."""
+        self._check_usable()
+        self._frames.receive_data(data)
+
+    def receive_whole(self, data: bytes) -> tuple[Incoming, ...] | None:
+        """The events of one whole frame: a short way past `receive_data` and `next_event`.
+
+        None: these bytes are something else, or the connection is in the middle of something; nothing was taken then.
+        """
+        if self._cause is not None or self._eof:
+            return None
+        frame = self._frames.whole_frame(data)
+        if frame is None:
+            return None
+        event = self._read_as_server(frame) if self._role is Role.SERVER else self._read_as_client(frame)
+        return () if event is None else (event,)
+
+    def receive_eof(self) -> None:
+        """Notes that the peer will send no more."""
+        self._check_usable()
+        self._eof = True
+
+    def next_event(self) -> Incoming | NeedData:
+        """The next thing that happened. Raises RemoteProtocolError when the bytes can no longer be understood."""
+        self._check_usable()
+        try:
+            return self._next_event()
+        except RemoteProtocolError as error:
+            self._cause = str(error)
+            raise
+
+    def send(self, event: Outgoing) -> bytes:
+        """The bytes to write for this event. Write them before asking for others: stream ids must arrive in order.
+
+        Raises SendOversizeError before anything changed, LocalProtocolError for what the state does not allow.
+        """
+        self._check_usable()
+        try:
+            return self._write(event)
+        except SendOversizeError:
+            raise
+        except LocalProtocolError as error:
+            self._cause = str(error)
+            raise
+
+    def forget(self, stream_id: StreamId) -> None:
+        """Stops waiting for a call of ours. The peer is not told: ttrpc has no word for it."""
+        self._streams.move(stream_id, CallForgotten)
+
+    def _check_usable(self) -> None:
+        if self._cause is not None:
+            raise LocalProtocolError(f"connection used after it broke: {self._cause}")
+
+    def _next_event(self) -> Incoming | NeedData:
+        read = self._read_as_server if self._role is Role.SERVER else self._read_as_client
+        while (frame := self._frames.next_frame()) is not NEED_DATA:
+            event = read(frame)
+            if event is not None:
+                return event
+        return self._end() if self._eof else NEED_DATA
+
+    def _end(self) -> ConnectionClosed | NeedData:
+        if not self._frames.between_frames:
+            raise RemoteProtocolError("connection closed in the middle of a frame")
+        if self._closed:
+            return NEED_DATA  # said once
+        self._closed = True
+        return ConnectionClosed()
+
+    def _read_as_server(self, frame: Frame | OversizeFrame) -> Incoming | None:
+        """A request, or why not. Responses, Data and unknown types are ignored, as every ttrpc server does."""
+        if not frame.stream_id & 1:
+            return _reject(
+                frame, Code.INVALID_ARGUMENT, f"stream id {frame.stream_id} is even: clients choose odd ones"
+            )
+        if frame.type != FrameType.REQUEST:
+            return None
+        event = self._read_request(frame)
+        self._streams.move(event.stream_id, type(event))
+        return event
+
+    def _read_request(self, frame: Frame | OversizeFrame) -> RequestReceived | RequestRejected:
+        if not self._streams.allows(frame.stream_id, RequestReceived):
+            return _reject(frame, Code.INVALID_ARGUMENT, f"stream id {frame.stream_id} was used before: ids must grow")
+        if isinstance(frame, OversizeFrame):
+            status = Status(Code.RESOURCE_EXHAUSTED, f"request of {frame.length} bytes is over the limit")
+            return RequestRejected(frame.stream_id, status, frame.length)
+        if frame.flags:
+            return _reject(frame, Code.UNIMPLEMENTED, "streaming is not implemented")
+        if len(self._streams) >= self._open_limit:
+            return _reject(frame, Code.RESOURCE_EXHAUSTED, f"{len(self._streams)} requests are waiting for an answer")
+        try:
+            return decode_request(frame.stream_id, frame.data)
+        except RemoteProtocolError as error:
+            return _reject(frame, Code.INVALID_ARGUMENT, str(error))
+
+    def _read_as_client(self, frame: Frame | OversizeFrame) -> Incoming | None:
+        """An answer to a call of ours. Frames of streams we do not know are dropped: late answers are among them."""
+        if not self._streams.allows(frame.stream_id, ResponseReceived):
+            return None
+        event = _read_response(frame)
+        self._streams.move(event.stream_id, ResponseReceived)
+        return event
+
+    def _write(self, event: Outgoing) -> bytes:
+        """Encodes first and moves then, so that what cannot be sent changes nothing."""
+        if isinstance(event, RequestSent):
+            wire = encode_frame(event.stream_id, FrameType.REQUEST, encode_request(event))
+            self._streams.move(event.stream_id, RequestSent)
+        elif isinstance(event, ResponseSent):
+            data = encode_response(event.status, event.payload)
+            wire = encode_frame(event.stream_id, FrameType.RESPONSE, data)
+            self._streams.move(event.stream_id, ResponseSent)
+        else:  # the stream moved when the rejection was made
+            if self._role is not Role.SERVER:
+                raise LocalProtocolError("a client cannot reject")
+            wire = encode_frame(event.stream_id, FrameType.RESPONSE, encode_response(event.status, b""))
+        return wire
+
+
+def _reject(frame: Frame | OversizeFrame, code: Code, message: str) -> RequestRejected:
+    return RequestRejected(frame.stream_id, Status(code, message))
+
+
+def _read_response(frame: Frame | OversizeFrame) -> ResponseReceived:
+    """The server's answer, or the status of its failure to give one."""
+    if isinstance(frame, OversizeFrame):
+        status = Status(Code.RESOURCE_EXHAUSTED, f"answer of {frame.length} bytes is over the limit")
+    elif frame.type != FrameType.RESPONSE:
+        status = Status(Code.INTERNAL, f"answer of frame type {frame.type} to a unary call")
+    else:
+        try:
+            return decode_response(frame.stream_id, frame.data)
+        except RemoteProtocolError as error:
+            status = Status(Code.INTERNAL, str(error))
+    return ResponseReceived(frame.stream_id, status)

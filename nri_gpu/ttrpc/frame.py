@@ -1,0 +1,136 @@
+"""ttrpc's framing: ten bytes of header, big-endian, then the data.
+
+```
+ 0        4           8      9       10
+ | length | stream id | type | flags | data ...
+```
+Source: containerd/ttrpc PROTOCOL.md, channel.go.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from nri_gpu.domain.errors import LocalProtocolError, OversizeError
+from nri_gpu.ttrpc.events import NEED_DATA, BytesLike, NeedData, StreamId
+
+HEADER: Final = struct.Struct(">IIBB")
+HEADER_BYTES: Final = HEADER.size
+
+# What every ttrpc reader accepts, itself included; senders up to 1.2.5 did not check it. containerd/ttrpc channel.go.
+SEND_MAX: Final = 4 * 1024 * 1024  # bytes of data
+
+# More than the protocol asks: NRI up to 0.6 sends a node's whole Synchronize as one message, which its mux takes up to
+# 16 MiB behind a first frame of 4 KiB. Of a larger one the rest never comes (containerd/nri v0.6.1: mux.go).
+RECEIVE_MAX: Final = 16 * 1024 * 1024 + 4096 - HEADER_BYTES  # bytes of data
+
+# Data over the receive limit is read and thrown away, and its stream alone fails. Past this it is not a message that
+# grew too large, it is bytes out of step: waiting for gigabytes that never come would look like a hang.
+DISCARD_MAX: Final = 64 * 1024 * 1024  # bytes of data
+
+
+class SendOversizeError(LocalProtocolError):
+    """A message of ours over the limit. Nothing was written, the connection and the stream are as before.
+
+    length, limit: bytes.
+    """
+
+    def __init__(self, length: int, limit: int) -> None:
+        super().__init__(f"message of {length} bytes is over the limit of {limit}")
+        self.length = length
+        self.limit = limit
+
+
+class FrameType(IntEnum):
+    """The header's ninth byte. Peers may use others: ignore those."""
+
+    REQUEST = 1
+    RESPONSE = 2
+    DATA = 3  # streaming only
+
+
+class Frame(NamedTuple):
+    """One frame. type: a FrameType, or a number nobody knows."""
+
+    stream_id: StreamId
+    type: int
+    flags: int
+    data: bytes
+
+
+class OversizeFrame(Struct, frozen=True):
+    """A frame over the receive limit, told from its header; its data is thrown away as it comes. length: bytes."""
+
+    stream_id: StreamId
+    type: int
+    flags: int
+    length: int
+
+
+def encode_frame(stream_id: StreamId, frame_type: FrameType, data: bytes) -> bytes:
+    """Header and data. Raises SendOversizeError past SEND_MAX."""
+    length = len(data)
+    if length > SEND_MAX:
+        raise SendOversizeError(length, SEND_MAX)
+    return HEADER.pack(length, stream_id, frame_type, 0) + data
+
+
+class FrameDecoder:
+    """Bytes in, frames out. Holds at most one frame's data over what it was fed last."""
+
+    __slots__ = ("_buffer", "_limit", "_skip")
+
+    def __init__(self, limit: int = RECEIVE_MAX) -> None:
+        self._limit = limit  # bytes of data
+        self._buffer = bytearray()
+        self._skip = 0  # bytes of an oversize frame still to come; the buffer is empty while there are any
+
+    @property
+    def between_frames(self) -> bool:
+        """Whether the stream could end here without loss."""
+        return not (self._buffer or self._skip)
+
+    def receive_data(self, data: BytesLike) -> None:
+        """Takes the next bytes, however they are cut."""
+        if self._skip:
+            skipped = min(self._skip, len(data))
+            self._skip -= skipped
+            data = data[skipped:]
+        self._buffer += data
+
+    def whole_frame(self, data: bytes) -> Frame | None:
+        """The frame that these bytes are, with nothing before it or behind. None: they are not, and were not taken."""
+        if self._buffer or self._skip or len(data) < HEADER_BYTES:
+            return None
+        length, stream_id, frame_type, flags = HEADER.unpack_from(data)
+        if length != len(data) - HEADER_BYTES or length > self._limit:
+            return None
+        return Frame(stream_id, frame_type, flags, data[HEADER_BYTES:])
+
+    def next_frame(self) -> Frame | OversizeFrame | NeedData:
+        """The next frame. Raises OversizeError, now and for ever, at a length past DISCARD_MAX."""
+        buffer = self._buffer
+        if len(buffer) < HEADER_BYTES:
+            return NEED_DATA
+        length, stream_id, frame_type, flags = HEADER.unpack_from(buffer)
+        if length > self._limit:
+            self._discard(length)
+            return OversizeFrame(stream_id, frame_type, flags, length)
+        end = HEADER_BYTES + length
+        if len(buffer) < end:
+            return NEED_DATA
+        with memoryview(buffer) as view:  # released before the buffer shrinks; slicing the bytearray would copy twice
+            data = bytes(view[HEADER_BYTES:end])
+        del buffer[:end]  # moves the start; CPython copies only when half is gone
+        return Frame(stream_id, frame_type, flags, data)
+
+    def _discard(self, length: int) -> None:
+        if length > DISCARD_MAX:
+            raise OversizeError(length, self._limit)
+        end = HEADER_BYTES + length
+        self._skip = max(0, end - len(self._buffer))
+        del self._buffer[:end]
