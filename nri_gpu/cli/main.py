@@ -42,16 +42,6 @@ def _option(*flags: str, help: str, **settings: object) -> Option:
     return Option(flags, help, settings)
 
 
-def _number(kind: Callable[[str], float], least: float, most: float) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        value = kind(text)
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text} is not from {least:g} to {most:g}")
-        return value
-
-    return number
-
-
 POLICY: Final = _option("--policy", help="policy file (default /etc/nri-gpu/policy.toml)", metavar="FILE")
 GPUS: Final = _option(
     "--gpus", help="simulate the node that this topology file describes, instead of asking NVML", metavar="FILE"
@@ -233,40 +223,6 @@ VERBS: Final = (
         (
             _option("files", help="audit logs, the oldest first", nargs="+", metavar="LOG"),
             _option("--policy", help="policy in place of those recorded", metavar="FILE"),
-            OUTPUT,
-        ),
-    ),
-    Verb(
-        "simulate",
-        "nri_gpu.cli.simulate",
-        "compare placements over a stream of requests on a simulated node",
-        "Requests for 1, 2, 4 and 8 GPUs come and go; each placement serves the same ones: ours, that of NVIDIA's\n"
-        "device plugin, and the first GPUs that are free. docs/placement.md says how to read the table. Example:\n"
-        "  nri-gpu simulate --gpus config/topologies/pcie-8.toml --load 0.8 --seed 1",
-        (
-            _option("--gpus", help="topology file of the node", metavar="FILE", required=True),
-            _option(
-                "--requests",
-                help="how many (default 10000)",
-                type=_number(int, 1, 1_000_000),
-                default=10_000,
-                metavar="N",
-            ),
-            _option("--seed", help="the same number is the same stream (default 1)", type=int, default=1, metavar="N"),
-            _option(
-                "--load",
-                help="GPUs asked for at a time, of those there are (default 0.8)",
-                type=_number(float, 0.01, 100),
-                default=0.8,
-                metavar="RATIO",
-            ),
-            _option(
-                "--least",
-                help="share of the best link score below which a request is refused (default 0: none)",
-                type=_number(float, 0, 1),
-                default=0.0,
-                metavar="RATIO",
-            ),
             OUTPUT,
         ),
     ),

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from bench.placement import BestEffort
 from nri_gpu.allocation.ledger import Entry, Ledger
 from nri_gpu.allocation.placement import Asker, place
 from nri_gpu.allocation.topology import Fabric, fabric_of
-from nri_gpu.cli.simulate import BestEffort
 from nri_gpu.domain.claim import Mode, Strategy
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import Reason

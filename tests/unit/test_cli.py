@@ -26,9 +26,7 @@ def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_the_verbs() -> None:
-    assert [
-        *("run", "guard", "gpus", "status", "driver", "check", "cdi", "explain", "replay", "simulate", "prepare")
-    ] == VERBS
+    assert [*("run", "guard", "gpus", "status", "driver", "check", "cdi", "explain", "replay", "prepare")] == VERBS
 
 
 def test_help_names_every_verb_and_an_annotation_to_try(capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,18 +131,6 @@ EXPLAIN: Final = fields(
     ),
 )
 
-RATIO: Final = {"type": ["number", "null"], "minimum": 0, "maximum": 1}
-SIMULATE: Final = fields(
-    schema=schema("simulate"),
-    requests=NUMBER,
-    seed=NUMBER,
-    load_ratio={"type": "number"},
-    least_ratio={"type": "number"},
-    placements=array(
-        fields(name=TEXT, link_score_ratio=RATIO, best_ratio=RATIO, refused_ratio=RATIO, refused_large_ratio=RATIO)
-    ),
-)
-
 
 def check_shape(document: object, shape: dict[str, Any]) -> None:
     """Raises: jsonschema.ValidationError."""

@@ -13,7 +13,7 @@ from bench.effort import SAMPLES, Effort
 from bench.figures import Figure, paired, percentile
 from bench.wire import Contest
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(

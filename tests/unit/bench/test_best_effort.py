@@ -1,11 +1,11 @@
-"""The comparison is fair: our words for go-gpuallocator's rule take what its own code took."""
+"""The comparison is fair: our version of go-gpuallocator's rule takes what its own code took."""
 
 from __future__ import annotations
 
 import pytest
 
+from bench.placement import BestEffort, first_fit
 from nri_gpu.allocation.topology import fabric_of
-from nri_gpu.cli.simulate import BestEffort, first_fit
 from tests.support.fabrics import KNOWN
 from tests.support.golden_sets import GOLDEN, Golden
 

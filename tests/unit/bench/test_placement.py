@@ -1,8 +1,7 @@
-"""`nri-gpu simulate`: the same seed is the same table, and over streams ours is better than the others."""
+"""The placement study: the same seed makes the same table, and our placement is better than the others."""
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from pathlib import Path
@@ -10,13 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.cli.main import main
-from nri_gpu.cli.simulate import MIX, Arrival, Outcome, Player, Stream, arrivals, compare, first_fit, play
+from bench.placement import MIX, Arrival, Outcome, Player, Stream, arrivals, compare, first_fit, main
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.node import Inventory
 from nri_gpu.simulation.topology import load_topology
 from tests.support.fabrics import KNOWN
-from tests.unit.verbs.shapes import SIMULATE, check_shape
 
 SHIPPED = ("four-gpus", "hgx-h100", "dgx-a100", "pcie-8", "dgx1-v100")
 SEEDS = (1, 2, 3)
@@ -35,8 +32,7 @@ def node(name: str) -> Inventory:
 @cache
 def outcomes(name: str, seed: int, load: float, least: float) -> dict[str, Outcome]:
     stream = Stream(requests=3000, seed=seed, load=load, least=least)
-    rows = compare(node(name), stream)
-    return {row.name: row.outcome for row in rows if row.outcome is not None}
+    return {name: outcome for name, outcome in compare(node(name), stream).items() if outcome is not None}
 
 
 def better(one: float | None, other: float | None) -> bool:
@@ -97,13 +93,12 @@ def test_what_is_counted() -> None:
         Arrival(5.0, 9.0, 1),
         Arrival(6.0, 9.0, 2),  # 6 and 7: a switch
     )
-    rules = Stream(requests=5, seed=0, load=1.0)
-    outcome = play(player, first_fit, stream, rules)
+    outcome = player.play(first_fit, stream)
     assert outcome.asked == {False: 3, True: 2}
     assert outcome.turned_away == {False: 0, True: 1}
     assert outcome.ratios == [140 / 220, 1.0]
     assert (outcome.best, outcome.refused, outcome.refused_large) == (0.5, 0.2, 0.5)
-    picky = play(player, first_fit, stream, replace(rules, least=0.65))
+    picky = player.play(first_fit, stream, least=0.65)
     assert picky.turned_away == {False: 0, True: 2}
     assert picky.ratios == [1.0]
 
@@ -113,7 +108,7 @@ def test_nothing_counted_is_no_ratio() -> None:
 
 
 def test_a_machine_of_sixteen_is_played_without_the_slow_one() -> None:
-    rows = {row.name: row.outcome for row in compare(KNOWN["dgx2"], Stream(requests=500, seed=1, load=0.8))}
+    rows = compare(KNOWN["dgx2"], Stream(requests=500, seed=1, load=0.8))
     assert rows[THEIRS] is None
     ours, first = rows[OURS], rows[FIRST]
     assert ours is not None
@@ -122,7 +117,7 @@ def test_a_machine_of_sixteen_is_played_without_the_slow_one() -> None:
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["simulate", "--gpus", file("pcie-8"), "--requests", "300", "--seed", "2", "--load", "0.5"]
+    arguments = [file("pcie-8"), "--requests", "300", "--seed", "2", "--load", "0.5"]
     assert main(arguments) == Exit.OK
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "300 requests at load 0.5 on config/topologies/pcie-8.toml, seed 2, least 0"
@@ -130,13 +125,6 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split("  ")[0] for line in lines[2:6]] == [OURS, SPREAD, THEIRS, FIRST]
     assert main(arguments) == Exit.OK
     assert capsys.readouterr().out.splitlines() == lines
-
-
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--gpus", file("pcie-8"), "--requests", "50", "-o", "json"]) == Exit.OK
-    printed = json.loads(capsys.readouterr().out)
-    check_shape(printed, SIMULATE)
-    assert [each["name"] for each in printed["placements"]] == [OURS, SPREAD, THEIRS, FIRST]
 
 
 @pytest.mark.parametrize(
@@ -148,18 +136,8 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_nothing_to_place(capsys: pytest.CaptureFixture[str], name: str, code: Exit, words: str) -> None:
-    assert main(["simulate", "--gpus", file(name)]) == code
+    assert main([file(name)]) == code
     assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("--requests", "0"), ("--load", "0"), ("--least", "1.1"), ("--load", "nan"), ("--seed", "x")]
-)
-def test_wrong_numbers(capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["simulate", "--gpus", file("pcie-8"), option, value])
-    assert caught.value.code == Exit.USAGE
-    assert option in capsys.readouterr().err
 
 
 def test_one_gpu_gone_is_left_out() -> None:
@@ -170,7 +148,7 @@ def test_one_gpu_gone_is_left_out() -> None:
 
 
 DOC = Path("docs/placement.md").read_text(encoding="utf-8")
-TRANSCRIPTS = re.findall(r"^```\n\$ nri-gpu (simulate .*)\n([^`]*)```$", DOC, re.MULTILINE)
+TRANSCRIPTS = re.findall(r"^```\n\$ python -m bench\.placement (.*)\n([^`]*)```$", DOC, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("arguments", "printed"), TRANSCRIPTS, ids=[arguments for arguments, _ in TRANSCRIPTS])
@@ -182,7 +160,7 @@ def test_the_transcripts_in_the_docs(capsys: pytest.CaptureFixture[str], argumen
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_table_in_the_docs(name: str) -> None:
     rows = compare(node(name), Stream(requests=10_000, seed=1, load=0.8))
-    ratios = {row.name: row.outcome.best for row in rows if row.outcome is not None}
+    ratios = {which: outcome.best for which, outcome in rows.items() if outcome is not None}
     cells = (f"{ratios[which]:.2%}" for which in (OURS, THEIRS, FIRST))
     assert f"\n| {name} | {' | '.join(cells)} |\n" in DOC
 
