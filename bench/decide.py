@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from bench.effort import Effort
 from bench.figures import Figure, percentile
-from nri_gpu.allocation.ledger import Ledger, Phase
+from nri_gpu.allocation.ledger import GrantPhase, Ledger
 from nri_gpu.decision.decide import KINDS, decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
@@ -23,7 +23,7 @@ from nri_gpu.domain.decision import Inject
 from nri_gpu.domain.node import Node
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.rules import Rule, Rules
+from nri_gpu.policy.rules import Rule, RuleList
 from tests.support import builders as make
 from tests.support.fabrics import KNOWN
 
@@ -78,7 +78,10 @@ def _ledger(node: Node, source: random.Random) -> Ledger:
     shared = source.sample([gpu.index for gpu in node.gpus], GPUS // 2)
     held = [
         make.entry(
-            shared[number % len(shared)], phase=Phase.RUNNING, mode=Mode.SHARED, to=make.container(of=f"old-{number}")
+            shared[number % len(shared)],
+            phase=GrantPhase.RUNNING,
+            mode=Mode.SHARED,
+            to=make.container(of=f"old-{number}"),
         )
         for number in range(GRANTS)
     ]
@@ -88,7 +91,7 @@ def _ledger(node: Node, source: random.Random) -> Ledger:
 def _policy() -> Policy:
     """Rules by all that operators match by; most are about namespaces, and the last is about everybody."""
     rules = [_rule(number) for number in range(RULES - 1)]
-    return replace(Policy.default(), rule=Rules((*rules, Rule(allow=True, namespace=Globs(("ns-*",))))))
+    return replace(Policy.default(), rule=RuleList((*rules, Rule(allow=True, namespace=Globs(("ns-*",))))))
 
 
 def _rule(number: int) -> Rule:

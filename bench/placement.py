@@ -18,9 +18,9 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from nri_gpu.allocation.ledger import Entry, Ledger, Phase
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.allocation.placement import Asker, place, why_not
-from nri_gpu.allocation.topology import Fabric, choose, fabric_of
+from nri_gpu.allocation.topology import Topology, choose, topology_of
 from nri_gpu.cli.render import table
 from nri_gpu.domain.claim import Claim, Count, Mode, Strategy
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
@@ -89,7 +89,7 @@ class BestEffort:
     the partition with the highest total score, and the best set of it. The first found wins ties.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Topology) -> None:
         self._fabric = fabric
         self._known: dict[tuple[tuple[int, ...], int, frozenset[int]], tuple[int, ...]] = {}
 
@@ -144,7 +144,7 @@ class Player:
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self.able = tuple(at for at, gpu in enumerate(inventory.gpus) if not why_not(gpu))
-        self.fabric = fabric_of(inventory)
+        self.fabric = topology_of(inventory)
 
     def ours(self, strategy: Strategy) -> Placing:
         """Places a claim as `run` does, with a ledger in which another pod holds the GPUs that are not free."""
@@ -163,7 +163,7 @@ class Player:
         pod = Pod(id=PodId("other"), uid=PodUid("other"), name="other", namespace="default")
         uuids = tuple(self._inventory.gpus[at].uuid for at in self.able if at not in free)
         grant = Grant.to(Container(id=ContainerId("other"), name="main", pod=pod), uuids, Mode.EXCLUSIVE, "-")
-        return Ledger().with_entry(Entry(grant, Phase.RUNNING, 0.0)) if uuids else Ledger()
+        return Ledger().with_entry(Entry(grant, GrantPhase.RUNNING, 0.0)) if uuids else Ledger()
 
     def play(self, placing: Placing, requests: Sequence[Arrival], least: float = 0.0) -> Outcome:
         """Serves a stream. Refuses a request that finds too few free GPUs, or a set below `least` of the best score."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Live
+from nri_gpu.allocation.ledger import Entry, ExternalAllocation, Ledger, Live
 from nri_gpu.allocation.placement import Asker, matches, place, why_not
 from nri_gpu.domain.claim import Claim, Count, Everything, Mode
 from nri_gpu.domain.container import Container, DeviceNumber
@@ -63,27 +63,27 @@ def live(container: Container, edits: Edits = NO_EDITS, stage_dir: str = "") -> 
 def seen(ledger: Ledger, inventory: Inventory) -> Ledger:
     """With those containers in the way of grants that can open more than theirs, on the node as it is now."""
     found = (_beyond_grant(each, ledger.entries.get(each.container_id), inventory) for each in ledger.live.values())
-    return ledger.with_foreigners({each.container_id: each for each in found if each})
+    return ledger.with_all_external({each.container_id: each for each in found if each})
 
 
 def with_live(ledger: Ledger, has: Live, inventory: Inventory) -> Ledger:
     """The ledger with what one more container has."""
     ledger = ledger.with_live(has)
     other = _beyond_grant(has, ledger.entries.get(has.container_id), inventory)
-    if other is None and has.container_id not in ledger.foreign:
+    if other is None and has.container_id not in ledger.external:
         return ledger
-    foreign = {id_: each for id_, each in ledger.foreign.items() if id_ != has.container_id}
-    return ledger.with_foreigners({**foreign, has.container_id: other} if other else foreign)
+    foreign = {id_: each for id_, each in ledger.external.items() if id_ != has.container_id}
+    return ledger.with_all_external({**foreign, has.container_id: other} if other else foreign)
 
 
-def _beyond_grant(has: Live, entry: Entry | None, inventory: Inventory) -> Foreign | None:
+def _beyond_grant(has: Live, entry: Entry | None, inventory: Inventory) -> ExternalAllocation | None:
     """A MIG device is opened through the node of its GPU, so that is no more than was granted."""
     opened = opened_uuids(has.numbers, inventory)
     granted = frozenset(entry.grant.uuids) if entry else frozenset()
     if not granted.issuperset(opened):
         granted |= {gpu.uuid for gpu in inventory.gpus if any(part.uuid in granted for part in gpu.mig)}
     if uuids := opened - granted:
-        return Foreign(has.container_id, has.pod_id, has.pod, uuids, has.container if granted else "")
+        return ExternalAllocation(has.container_id, has.pod_id, has.pod, uuids, has.container if granted else "")
     return None
 
 

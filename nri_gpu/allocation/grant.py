@@ -18,14 +18,13 @@ from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 
-MARK_KEY: Final = "gpu.nri.io/grant"
 KEY_BYTES: Final = 32
 MAC_LENGTH: Final = 64  # characters
 _NO_MODE: Final = "none"
 _FIELDS: Final = ("mode", "uuid", "gen", "mac")
 
 
-class Mark(Struct, frozen=True):
+class SignedGrant(Struct, frozen=True):
     """What a valid mark says. mode None: a grant of nothing."""
 
     uuids: tuple[GpuUuid, ...]
@@ -33,19 +32,19 @@ class Mark(Struct, frozen=True):
     generation: str
 
 
-class BadMark(Struct, frozen=True):
+class InvalidGrant(Struct, frozen=True):
     """A mark that must be ignored and reported. why: for the log; never holds the key or the right mac."""
 
     why: str
 
 
-def write_mark(grant: Grant, key: bytes) -> str:
+def sign_grant(grant: Grant, key: bytes) -> str:
     """The annotation's value for a grant."""
-    body = mark_body(grant)
+    body = grant_body(grant)
     return f"{body};mac={sign(body.encode(), grant, key)}"
 
 
-def mark_body(grant: Grant) -> str:
+def grant_body(grant: Grant) -> str:
     """What a mark says, without its mac: the same for all containers that get the same."""
     return f"v1;mode={_mode_word(grant.mode)};uuid={','.join(grant.uuids)};gen={grant.generation}"
 
@@ -55,17 +54,17 @@ def sign(body: bytes, grant: Grant, key: bytes) -> str:
     return _mac(key, _bytes(grant.pod_uid), _bytes(grant.container_id), body)
 
 
-def read_mark(text: str, pod_uid: PodUid, container_id: ContainerId, key: bytes) -> Mark | BadMark:
+def verify_grant(text: str, pod_uid: PodUid, container_id: ContainerId, key: bytes) -> SignedGrant | InvalidGrant:
     """The mark on a container, if it is ours and about this very container."""
     body, _, mac = text.rpartition(";mac=")
     # compare_digest refuses non-ASCII text; a forged mark may hold anything.
     right = _mac(key, _bytes(pod_uid), _bytes(container_id), _bytes(body))
     if not hmac.compare_digest(_bytes(mac), right.encode()):
-        return BadMark("its mac does not match: not written by this node's nri-gpu, or not for this container")
+        return InvalidGrant("its mac does not match: not written by this node's nri-gpu, or not for this container")
     fields = _fields(text)
     if fields is None:
-        return BadMark("its mac is right but its fields are not: written by another version of nri-gpu")
-    return Mark(
+        return InvalidGrant("its mac is right but its fields are not: written by another version of nri-gpu")
+    return SignedGrant(
         uuids=tuple(GpuUuid(uuid) for uuid in fields["uuid"].split(",") if uuid),
         mode=None if fields["mode"] == _NO_MODE else Mode(fields["mode"]),
         generation=fields["gen"],

@@ -17,7 +17,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.value import Value
 
 
-class Leaver(Struct, frozen=True):
+class Releasing(Struct, frozen=True):
     """The pod that left one GPU or MIG device.
 
     pod: its `namespace/name`. since: seconds on the shell's monotonic clock when its container ended.
@@ -42,7 +42,7 @@ class Leaver(Struct, frozen=True):
         return f"{self.pod}: {self.processes} process{'es still hold' if self.processes > 1 else ' still holds'} it"
 
 
-class Phase(StrEnum):
+class GrantPhase(StrEnum):
     """Where in its life a granted container is."""
 
     CREATED = "created"
@@ -60,19 +60,19 @@ class Entry(Value, frozen=True):
     aside: ClassVar = ("since", "until")
 
     grant: Grant
-    phase: Phase
+    phase: GrantPhase
     since: float
     until: float | None = None
 
     def is_over(self, now: float, grace_s: float) -> bool:
         """Whether it should have started by now."""
         end = self.since + grace_s if self.until is None else self.until
-        return self.phase is Phase.CREATED and now > end
+        return self.phase is GrantPhase.CREATED and now > end
 
     @property
     def holds(self) -> bool:
         """Whether it keeps its GPUs from others."""
-        return self.phase is not Phase.LAPSED
+        return self.phase is not GrantPhase.LAPSED
 
 
 class Live(Struct, frozen=True):
@@ -89,7 +89,7 @@ class Live(Struct, frozen=True):
     staged: frozenset[str] = frozenset()
 
 
-class Foreign(Struct, frozen=True):
+class ExternalAllocation(Struct, frozen=True):
     """A container that can open GPUs and MIG devices which no valid mark of ours on it names.
 
     container: its name, where it was granted others and its numbers became these; empty where somebody else gave them.
@@ -114,18 +114,18 @@ class Usage(Value, frozen=True):
     mode: Mode | None = None
     pods: Mapping[PodUid, str] = field(default_factory=dict)
     containers: int = 0
-    foreign: Mapping[ContainerId, Foreign] = field(default_factory=dict)
+    external: Mapping[ContainerId, ExternalAllocation] = field(default_factory=dict)
     grants: Mapping[ContainerId, Grant] = field(default_factory=dict)
-    leaver: Leaver | None = None
+    releasing: Releasing | None = None
 
     @property
     def load(self) -> int:
         """Containers on it, ours and others'."""
-        return self.containers + len(self.foreign)
+        return self.containers + len(self.external)
 
     def blocks(self, mode: Mode, pod_uid: PodUid) -> bool:
         """Whether a container of that pod cannot have this GPU in that mode."""
-        return self.held_from(mode, pod_uid) or (self.leaver is not None and self.leaver.blocks(pod_uid))
+        return self.held_from(mode, pod_uid) or (self.releasing is not None and self.releasing.blocks(pod_uid))
 
     def held_from(self, mode: Mode, pod_uid: PodUid) -> bool:
         """Whether those who hold it now are why. Modes never mix on one GPU."""
@@ -134,8 +134,8 @@ class Usage(Value, frozen=True):
         if mode is Mode.SHARED:
             return False
         if mode is Mode.MPS:  # its daemon takes the GPU for itself (EXCLUSIVE_PROCESS)
-            return bool(self.foreign)
-        return bool(self.foreign) or any(uid != pod_uid for uid in self.pods)
+            return bool(self.external)
+        return bool(self.external) or any(uid != pod_uid for uid in self.pods)
 
     def plus(self, grant: Grant) -> Usage:
         """With one more container on it."""
@@ -143,11 +143,11 @@ class Usage(Value, frozen=True):
         mode = next((each for each in _STRICTEST_FIRST if each in (self.mode, grant.mode)), None)
         pods = {**self.pods, grant.pod_uid: f"{grant.namespace}/{grant.pod_name}"}
         grants = {**self.grants, grant.container_id: grant}
-        return Usage(mode, pods, self.containers + 1, self.foreign, grants, self.leaver)
+        return Usage(mode, pods, self.containers + 1, self.external, grants, self.releasing)
 
     def minus(self, container_id: ContainerId) -> Usage:
         """Without that container."""
-        usage = Usage(foreign=self.foreign, leaver=self.leaver)
+        usage = Usage(external=self.external, releasing=self.releasing)
         for grant in self.grants.values():
             if grant.container_id != container_id:
                 usage = usage.plus(grant)
@@ -172,16 +172,16 @@ class Ledger(Value, frozen=True):
     aside: ClassVar = ("_usage", "_waiting")
 
     entries: Mapping[ContainerId, Entry] = field(default_factory=lambda: MappingProxyType({}))
-    foreign: Mapping[ContainerId, Foreign] = field(default_factory=lambda: MappingProxyType({}))
-    leaving: Mapping[GpuUuid, Leaver] = field(default_factory=lambda: MappingProxyType({}))
+    external: Mapping[ContainerId, ExternalAllocation] = field(default_factory=lambda: MappingProxyType({}))
+    releasing: Mapping[GpuUuid, Releasing] = field(default_factory=lambda: MappingProxyType({}))
     live: Mapping[ContainerId, Live] = field(default_factory=lambda: MappingProxyType({}))
     _usage: Mapping[GpuUuid, Usage] = field(default_factory=lambda: NOT_TOLD)
     _waiting: Mapping[ContainerId, Entry] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self._usage is NOT_TOLD:
-            waiting = {id_: entry for id_, entry in self.entries.items() if entry.phase is not Phase.RUNNING}
-            force_setattr(self, "_usage", _told(self.entries.values(), self.foreign.values(), self.leaving))
+            waiting = {id_: entry for id_, entry in self.entries.items() if entry.phase is not GrantPhase.RUNNING}
+            force_setattr(self, "_usage", _told(self.entries.values(), self.external.values(), self.releasing))
             force_setattr(self, "_waiting", waiting)
 
     def usage(self) -> Mapping[GpuUuid, Usage]:
@@ -194,7 +194,7 @@ class Ledger(Value, frozen=True):
             return self
         grant = decision.grant
         kept = self.without_predecessors(grant.container_id, grant.pod_uid, grant.container_name)
-        return kept.with_entry(Entry(grant, Phase.CREATED, now))
+        return kept.with_entry(Entry(grant, GrantPhase.CREATED, now))
 
     def without_predecessors(self, container_id: ContainerId, pod_uid: PodUid, name: str) -> Ledger:
         """Without other containers of that pod and name that never ran.
@@ -223,9 +223,9 @@ class Ledger(Value, frozen=True):
         entry = self.entries.get(container_id)
         if entry is None:
             return self
-        if entry.phase is Phase.LAPSED and _taken(entry.grant, self._usage):
+        if entry.phase is GrantPhase.LAPSED and _taken(entry.grant, self._usage):
             return None
-        return self.with_entry(Entry(entry.grant, Phase.RUNNING, now))
+        return self.with_entry(Entry(entry.grant, GrantPhase.RUNNING, now))
 
     def released(self, container_id: ContainerId) -> Ledger:
         """Without that container; unknown ids change nothing."""
@@ -238,20 +238,20 @@ class Ledger(Value, frozen=True):
         forgetting it), so its grant lapses instead of being forgotten.
         """
         entry = self.entries.get(container_id)
-        if entry is None or entry.phase is Phase.RUNNING:
+        if entry is None or entry.phase is GrantPhase.RUNNING:
             return self.released(container_id)
         return self.with_entry(_lapsed(entry, now))
 
     def pod_gone(self, pod_id: PodId) -> Ledger:
         """Without any container of that sandbox."""
         gone = [id_ for id_, entry in self.entries.items() if entry.grant.pod_id == pod_id]
-        for others in (self.foreign, self.live):
+        for others in (self.external, self.live):
             gone += [id_ for id_, other in others.items() if other.pod_id == pod_id]
         return self._without(gone)
 
-    def with_foreign(self, foreign: Foreign) -> Ledger:
+    def with_external(self, foreign: ExternalAllocation) -> Ledger:
         """With a container that can open GPUs which it was not granted."""
-        return self.with_foreigners({**self.foreign, foreign.container_id: foreign})
+        return self.with_all_external({**self.external, foreign.container_id: foreign})
 
     def with_live(self, live: Live) -> Ledger:
         """With what that container has."""
@@ -259,28 +259,28 @@ class Ledger(Value, frozen=True):
             return self
         known = _copied(self.live)
         known[live.container_id] = live
-        return Ledger(self.entries, self.foreign, self.leaving, _frozen(known), self._usage, self._waiting)
+        return Ledger(self.entries, self.external, self.releasing, _frozen(known), self._usage, self._waiting)
 
-    def with_foreigners(self, foreign: Mapping[ContainerId, Foreign]) -> Ledger:
+    def with_all_external(self, external: Mapping[ContainerId, ExternalAllocation]) -> Ledger:
         """With exactly these containers that can open GPUs which they were not granted."""
-        if foreign == self.foreign:
+        if external == self.external:
             return self
         usage = dict(self._usage)
-        changed = [id_ for id_ in self.foreign.keys() | foreign.keys() if self.foreign.get(id_) != foreign.get(id_)]
+        changed = [id_ for id_ in self.external.keys() | external.keys() if self.external.get(id_) != external.get(id_)]
         for id_ in changed:
-            _move_foreign(usage, id_, self.foreign.get(id_), foreign.get(id_))
-        return Ledger(self.entries, _frozen(dict(foreign)), self.leaving, self.live, usage, self._waiting)
+            _move_external(usage, id_, self.external.get(id_), external.get(id_))
+        return Ledger(self.entries, _frozen(dict(external)), self.releasing, self.live, usage, self._waiting)
 
-    def with_leaving(self, leaving: Mapping[GpuUuid, Leaver]) -> Ledger:
+    def with_releasing(self, leaving: Mapping[GpuUuid, Releasing]) -> Ledger:
         """With exactly these GPUs kept for a while from other pods than those that left them."""
-        if leaving == self.leaving:
+        if leaving == self.releasing:
             return self
         usage = dict(self._usage)
-        for uuid in self.leaving.keys() | leaving.keys():
-            use = replace(usage.pop(uuid, UNUSED), leaver=leaving.get(uuid))
+        for uuid in self.releasing.keys() | leaving.keys():
+            use = replace(usage.pop(uuid, UNUSED), releasing=leaving.get(uuid))
             if use != UNUSED:
                 usage[uuid] = use
-        return Ledger(self.entries, self.foreign, MappingProxyType(dict(leaving)), self.live, usage, self._waiting)
+        return Ledger(self.entries, self.external, MappingProxyType(dict(leaving)), self.live, usage, self._waiting)
 
     def generations(self) -> frozenset[str]:
         """Driver generations that containers still have mounted, and those of compatibility packages."""
@@ -296,31 +296,31 @@ class Ledger(Value, frozen=True):
         entries, waiting = _copied(self.entries), dict(self._waiting)
         entries[id_] = entry
         waiting.pop(id_, None)
-        if entry.phase is not Phase.RUNNING:
+        if entry.phase is not GrantPhase.RUNNING:
             waiting[id_] = entry
-        return Ledger(_frozen(entries), self.foreign, self.leaving, self.live, usage, waiting)
+        return Ledger(_frozen(entries), self.external, self.releasing, self.live, usage, waiting)
 
     def _without(self, ids: Iterable[ContainerId]) -> Ledger:
-        gone = [id_ for id_ in dict.fromkeys(ids) if id_ in self.entries or id_ in self.foreign or id_ in self.live]
+        gone = [id_ for id_ in dict.fromkeys(ids) if id_ in self.entries or id_ in self.external or id_ in self.live]
         if not gone:
             return self
         usage, entries, waiting = self._usage, _copied(self.entries), dict(self._waiting)
-        foreign, live = _copied(self.foreign), _copied(self.live)
+        foreign, live = _copied(self.external), _copied(self.live)
         for id_ in gone:
             if id_ in entries:
                 usage = _moved(usage, entries.pop(id_), None)
             if id_ in foreign:
                 usage = dict(usage)
-                _move_foreign(usage, id_, foreign.pop(id_), None)
+                _move_external(usage, id_, foreign.pop(id_), None)
             waiting.pop(id_, None)
             live.pop(id_, None)
-        return Ledger(_frozen(entries), _frozen(foreign), self.leaving, _frozen(live), usage, waiting)
+        return Ledger(_frozen(entries), _frozen(foreign), self.releasing, _frozen(live), usage, waiting)
 
 
 def rebuilt(
     entries: Iterable[Entry],
-    foreign: Iterable[Foreign],
-    leaving: Mapping[GpuUuid, Leaver] = MappingProxyType({}),
+    foreign: Iterable[ExternalAllocation],
+    leaving: Mapping[GpuUuid, Releasing] = MappingProxyType({}),
     live: Iterable[Live] = (),
 ) -> Ledger:
     """The ledger that the runtime's own list of containers tells, at Synchronize.
@@ -332,9 +332,9 @@ def rebuilt(
     """
     kept: dict[ContainerId, Entry] = {}
     usage: Mapping[GpuUuid, Usage] = _told((), (), leaving)
-    for entry in sorted(entries, key=lambda entry: entry.phase is not Phase.RUNNING):
+    for entry in sorted(entries, key=lambda entry: entry.phase is not GrantPhase.RUNNING):
         id_ = entry.grant.container_id
-        lapsed = entry.phase is Phase.CREATED and _taken(entry.grant, usage)
+        lapsed = entry.phase is GrantPhase.CREATED and _taken(entry.grant, usage)
         told = _lapsed(entry, entry.since) if lapsed else entry
         usage, kept[id_] = _moved(usage, kept.get(id_), told), told
     others = _frozen({other.container_id: other for other in foreign})
@@ -342,7 +342,7 @@ def rebuilt(
 
 
 def _lapsed(entry: Entry, now: float) -> Entry:
-    return Entry(entry.grant, Phase.LAPSED, now)
+    return Entry(entry.grant, GrantPhase.LAPSED, now)
 
 
 def _taken(grant: Grant, usage: Mapping[GpuUuid, Usage]) -> bool:
@@ -351,27 +351,29 @@ def _taken(grant: Grant, usage: Mapping[GpuUuid, Usage]) -> bool:
 
 
 def _told(
-    entries: Iterable[Entry], foreign: Iterable[Foreign], leaving: Mapping[GpuUuid, Leaver]
+    entries: Iterable[Entry], foreign: Iterable[ExternalAllocation], leaving: Mapping[GpuUuid, Releasing]
 ) -> Mapping[GpuUuid, Usage]:
-    usage = {uuid: Usage(leaver=leaver) for uuid, leaver in leaving.items()}
+    usage = {uuid: Usage(releasing=leaver) for uuid, leaver in leaving.items()}
     for entry in entries:
         if entry.holds:
             for uuid in entry.grant.uuids:
                 usage[uuid] = usage.get(uuid, UNUSED).plus(entry.grant)
     for other in foreign:
-        _move_foreign(usage, other.container_id, None, other)
+        _move_external(usage, other.container_id, None, other)
     return usage
 
 
-def _move_foreign(usage: dict[GpuUuid, Usage], by: ContainerId, old: Foreign | None, new: Foreign | None) -> None:
+def _move_external(
+    usage: dict[GpuUuid, Usage], by: ContainerId, old: ExternalAllocation | None, new: ExternalAllocation | None
+) -> None:
     """With what a container can open replaced."""
     for uuid in (old.uuids if old else frozenset()) | (new.uuids if new else frozenset()):
         use = usage.pop(uuid, UNUSED)
-        others = {id_: other for id_, other in use.foreign.items() if id_ != by}
+        others = {id_: other for id_, other in use.external.items() if id_ != by}
         if new is not None and uuid in new.uuids:
             others[by] = new
-        use = replace(use, foreign=others)
-        if use.load or use.leaver:
+        use = replace(use, external=others)
+        if use.load or use.releasing:
             usage[uuid] = use
 
 
@@ -383,7 +385,7 @@ def _moved(usage: Mapping[GpuUuid, Usage], old: Entry | None, new: Entry | None)
         for uuid in old.grant.uuids:
             if use := after.pop(uuid, None):
                 left = less.get(id(use)) or less.setdefault(id(use), use.minus(old.grant.container_id))
-                if left.load or left.leaver:
+                if left.load or left.releasing:
                     after[uuid] = left
     if new is not None and new.holds:
         more: dict[int, Usage] = {}

@@ -10,7 +10,7 @@ from typing import Any, Final, assert_never
 
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Foreign, Leaver, Usage
+from nri_gpu.allocation.ledger import ExternalAllocation, Releasing, Usage
 from nri_gpu.domain.claim import (
     ArchSelector,
     Claim,
@@ -160,14 +160,14 @@ def cannot(which: str, why: str, *, kubelet: bool = False) -> Reason:
 
 def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage) -> Reason:
     """Held by others in a way that excludes this request, or not yet free of who held it last."""
-    if usage.leaver is not None and not usage.held_from(asked, pod_uid):
+    if usage.releasing is not None and not usage.held_from(asked, pod_uid):
         return Reason(
             Code.GPU_BUSY,
-            f"{called(unit)} was just released by {_left(usage.leaver)}; other pods have it as soon as no process is "
-            f"on it, or {usage.leaver.grace_s:g} s after its release: wait until then, or ask for other GPUs.",
+            f"{called(unit)} was just released by {_left(usage.releasing)}; other pods have it as soon as no process "
+            f"is on it, or {usage.releasing.grace_s:g} s after its release: wait until then, or ask for other GPUs.",
         )
     others = [name for uid, name in usage.pods.items() if uid != pod_uid] or list(usage.pods.values())
-    holders = _named_few([*others, *map(opener, usage.foreign.values())], HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
+    holders = _named_few([*others, *map(opener, usage.external.values())], HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
     how = "exclusively by" if usage.mode is Mode.EXCLUSIVE else f"in {usage.mode} mode by" if usage.mode else "by"
     return Reason(
         Code.GPU_BUSY,
@@ -176,7 +176,7 @@ def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage) -> Reason:
     )
 
 
-def opener(other: Foreign) -> str:
+def opener(other: ExternalAllocation) -> str:
     """Who can open a GPU that it was not granted, and how that came."""
     if not other.container:
         return f"{other.pod} (not through nri-gpu)"
@@ -184,7 +184,7 @@ def opener(other: Foreign) -> str:
     return f"{pod} (container {name} still opens its device number)"
 
 
-def _left(leaver: Leaver) -> str:
+def _left(leaver: Releasing) -> str:
     return str(replace(leaver, pod=_clip(leaver.pod, NAME_SHOWN_MAX)))
 
 
@@ -203,13 +203,13 @@ def all_busy(
     """Too few of those that fit are free. asked: `2 GPUs`."""
     taken = [usage[gpu.uuid] for gpu in fitting if gpu not in open_ones]
     fewer = "ask for fewer, " if open_ones else ""
-    left = [each.leaver for each in taken if each.leaver and not (each.pods or each.foreign)]
+    left = [each.releasing for each in taken if each.releasing and not (each.pods or each.external)]
     if len(left) == len(taken):
         asked = f"asked for {asked}, but of the {len(fitting)} that fit {len(open_ones) or 'none'}"
         return _all_left(asked, left, fewer)
     names = [name for each in taken for name in each.pods.values()]
     names += [f"{leaver.pod} (just released)" for leaver in left]
-    names += [opener(other) for each in taken for other in each.foreign.values()]
+    names += [opener(other) for each in taken for other in each.external.values()]
     holders = _named_few(sorted(names), HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
     cure = _cure(mode, {each.mode for each in taken})
     return Reason(
@@ -220,7 +220,7 @@ def all_busy(
     )
 
 
-def _all_left(asked: str, left: Sequence[Leaver], fewer: str) -> Reason:
+def _all_left(asked: str, left: Sequence[Releasing], fewer: str) -> Reason:
     leavers = "; ".join(list(dict.fromkeys(map(_left, left)))[:HOLDERS_SHOWN])
     return Reason(
         Code.GPU_BUSY,

@@ -25,7 +25,7 @@ from nri_gpu.allocation.messages import (
     unknown,
     why_not,
 )
-from nri_gpu.allocation.topology import Room, choose, fabric_of
+from nri_gpu.allocation.topology import Room, choose, topology_of
 from nri_gpu.domain.claim import (
     Claim,
     Count,
@@ -114,7 +114,7 @@ def _best(
     number: int, open_ones: Sequence[Gpu], asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]
 ) -> tuple[Gpu, ...]:
     """The first by rank; of those that are equal there, the ones best linked to each other and to the first."""
-    fabric = fabric_of(inventory)
+    fabric = topology_of(inventory)
     ranked = sorted((_rank(gpu, asker, usage), fabric.places[gpu.uuid]) for gpu in open_ones)
     last, _ = ranked[number - 1]
     taken = tuple(at for rank, at in ranked if rank < last)
@@ -143,7 +143,7 @@ def _rank(unit: Unit, asker: Asker, usage: Mapping[GpuUuid, Usage]) -> tuple[int
     share when there are none.
     """
     use = usage.get(unit.uuid, UNUSED)
-    return use.load, use.leaver is not None, asker.pod_uid not in use.pods
+    return use.load, use.releasing is not None, asker.pod_uid not in use.pods
 
 
 def _profiles(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, Leaver, Ledger, Phase
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
@@ -31,15 +31,15 @@ class Wait(Struct, frozen=True):
 
 def vacated(before: Ledger, after: Ledger, among: Iterable[ContainerId], wait: Wait) -> Ledger:
     """`after`, with GPUs leaving that these containers may have used exclusively before and do not hold any more."""
-    leaving = dict(after.leaving)
+    leaving = dict(after.releasing)
     for container_id in among:
         entry, now = before.entries.get(container_id), after.entries.get(container_id)
         if entry is None or not _used_alone(entry) or (now is not None and now.holds):
             continue
         grant = entry.grant
-        leaver = Leaver(grant.pod_uid, f"{grant.namespace}/{grant.pod_name}", wait.now, wait.grace_s)
+        leaver = Releasing(grant.pod_uid, f"{grant.namespace}/{grant.pod_name}", wait.now, wait.grace_s)
         leaving |= {uuid: leaver for uuid in grant.uuids if wait.awaited(uuid)}
-    return after.with_leaving(leaving)
+    return after.with_releasing(leaving)
 
 
 def looked(ledger: Ledger, processes: Mapping[GpuUuid, int | None], began: float, *, unknown_waits: bool) -> Ledger:
@@ -47,25 +47,25 @@ def looked(ledger: Ledger, processes: Mapping[GpuUuid, int | None], began: float
 
     unknown_waits: whether one whose processes cannot be told waits for its grace.
     """
-    leaving: dict[GpuUuid, Leaver] = {}
-    for uuid, leaver in ledger.leaving.items():
+    leaving: dict[GpuUuid, Releasing] = {}
+    for uuid, leaver in ledger.releasing.items():
         count = processes.get(uuid)
         if began <= leaver.since:
             leaving[uuid] = leaver
         elif count or (count is None and unknown_waits):
             leaving[uuid] = replace(leaver, processes=count)
-    return ledger.with_leaving(leaving)
+    return ledger.with_releasing(leaving)
 
 
 def expired(ledger: Ledger, now: float) -> Ledger:
     """Without those whose grace is over."""
-    if not ledger.leaving:
+    if not ledger.releasing:
         return ledger
-    waits = {uuid: leaver for uuid, leaver in ledger.leaving.items() if now - leaver.since <= leaver.grace_s}
-    return ledger.with_leaving(waits)
+    waits = {uuid: leaver for uuid, leaver in ledger.releasing.items() if now - leaver.since <= leaver.grace_s}
+    return ledger.with_releasing(waits)
 
 
 def _used_alone(entry: Entry) -> bool:
     # One that the runtime listed as created may have run (plugin/handlers.py, NEVER_LAPSES).
-    ran = entry.phase is Phase.RUNNING or (entry.phase is Phase.CREATED and entry.until == math.inf)
+    ran = entry.phase is GrantPhase.RUNNING or (entry.phase is GrantPhase.CREATED and entry.until == math.inf)
     return ran and entry.grant.mode is Mode.EXCLUSIVE

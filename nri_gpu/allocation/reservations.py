@@ -20,11 +20,12 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, Ledger, Phase
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Grant
-from nri_gpu.domain.kubelet import HANDED_KEY, Handed, KubeletGrant
+from nri_gpu.domain.kubelet import AllocatedDevice, KubeletAllocation
+from nri_gpu.domain.names import KUBELET_KEY
 
 # An image of tens of gigabytes is pulled between Allocate and CreateContainer, and nobody tells when a pod is given up.
 OPEN_S: Final = 900.0
@@ -38,7 +39,7 @@ def is_promise(container_id: ContainerId) -> bool:
     return container_id.startswith(_SPACE)
 
 
-def promised(ledger: Ledger, devices: Iterable[Handed], now: float, *, shared: bool) -> Ledger:
+def promised(ledger: Ledger, devices: Iterable[AllocatedDevice], now: float, *, shared: bool) -> Ledger:
     """With these given to a pod that nobody has named yet. now: seconds on the shell's monotonic clock."""
     for each in devices:
         entry = named(each, "kubelet", each.resource, None, now, shared=shared)
@@ -54,15 +55,15 @@ def redeemed(ledger: Ledger, container: Container) -> Ledger:
     given = container.kubelet
     if given is None:
         return ledger
-    return _released(ledger, given, (_NOBODY, container.pod.uid) if given.key == HANDED_KEY else None)
+    return _released(ledger, given, (_NOBODY, container.pod.uid) if given.key == KUBELET_KEY else None)
 
 
-def resumed(ledger: Ledger, pod_uid: PodUid, given: KubeletGrant) -> Ledger:
+def resumed(ledger: Ledger, pod_uid: PodUid, given: KubeletAllocation) -> Ledger:
     """Without what was kept for the pod of a container that runs."""
     return _released(ledger, given, (pod_uid,))
 
 
-def bound(ledger: Ledger, grant: Grant, given: KubeletGrant, now: float, *, for_life: bool = False) -> Ledger:
+def bound(ledger: Ledger, grant: Grant, given: KubeletAllocation, now: float, *, for_life: bool = False) -> Ledger:
     """With what a container had kept for its pod: the kubelet starts it anew with the same.
 
     for_life: as long as the pod is there, else for OPEN_S. What the kubelet has given to another since is the other's.
@@ -74,7 +75,7 @@ def bound(ledger: Ledger, grant: Grant, given: KubeletGrant, now: float, *, for_
         kept = ledger.entries.get(promise_id(each))
         if kept is None or not kept.holds or kept.grant.pod_uid == grant.pod_uid:
             entry = replace(grant, container_id=promise_id(each), uuids=(each.uuid,), generation="-")
-            ledger = ledger.with_entry(Entry(entry, Phase.CREATED, now, until))
+            ledger = ledger.with_entry(Entry(entry, GrantPhase.CREATED, now, until))
     return ledger
 
 
@@ -97,7 +98,7 @@ def _for_a_while(entry: Entry, now: float) -> Entry:
     return replace(entry, until=end if entry.until is None else min(entry.until, end))
 
 
-def _released(ledger: Ledger, given: KubeletGrant, pods: Sequence[PodUid] | None) -> Ledger:
+def _released(ledger: Ledger, given: KubeletAllocation, pods: Sequence[PodUid] | None) -> Ledger:
     """Without the promises of these devices to one of those pods; None: to whomever."""
     for each in given.devices:
         entry = ledger.entries.get(promise_id(each))
@@ -106,12 +107,12 @@ def _released(ledger: Ledger, given: KubeletGrant, pods: Sequence[PodUid] | None
     return ledger
 
 
-def promised_device(container_id: ContainerId) -> Handed | None:
+def promised_device(container_id: ContainerId) -> AllocatedDevice | None:
     """What an entry of the ledger promises; None where it is none."""
     if not is_promise(container_id):
         return None
     resource, _, id_ = container_id.removeprefix(_SPACE).partition("=")
-    return Handed(resource, id_)
+    return AllocatedDevice(resource, id_)
 
 
 def had_a_pod(entry: Entry) -> bool:
@@ -119,7 +120,7 @@ def had_a_pod(entry: Entry) -> bool:
     return entry.grant.pod_uid != _NOBODY
 
 
-def named(device: Handed, namespace: str, name: str, pod: Pod | None, now: float, *, shared: bool) -> Entry:
+def named(device: AllocatedDevice, namespace: str, name: str, pod: Pod | None, now: float, *, shared: bool) -> Entry:
     """A promise to a pod that the kubelet names, kept as long as it does. pod: its sandbox, where that is known."""
     grant = Grant(
         container_id=promise_id(device),
@@ -132,10 +133,10 @@ def named(device: Handed, namespace: str, name: str, pod: Pod | None, now: float
         mode=Mode.SHARED if shared else Mode.EXCLUSIVE,
         generation="-",
     )
-    return Entry(grant, Phase.CREATED, now, _FOR_LIFE)
+    return Entry(grant, GrantPhase.CREATED, now, _FOR_LIFE)
 
 
-def promise_id(device: Handed) -> ContainerId:
+def promise_id(device: AllocatedDevice) -> ContainerId:
     """Under which its promise stands in the ledger."""
     return ContainerId(f"{_SPACE}{device.resource}={device.id}")
 
@@ -147,7 +148,7 @@ SETTLED_S: Final = 5.0
 class Named(Struct, frozen=True):
     """One device that the kubelet lists. pod: the sandbox that runs under that name, where it is known."""
 
-    device: Handed
+    device: AllocatedDevice
     namespace: str
     name: str
     container: str
@@ -185,7 +186,7 @@ def _one_each(listed: Iterable[Named]) -> Iterable[Named]:
 
     Where that does not tell either, it is nobody's in particular, and whoever comes for it has it.
     """
-    found: dict[Handed, Named] = {}
+    found: dict[AllocatedDevice, Named] = {}
     for each in listed:
         other = found.get(each.device)
         if other is None or (other.pod is None and each.pod is not None):

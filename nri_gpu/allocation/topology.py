@@ -25,7 +25,7 @@ NVLINK_POINTS: Final = 100
 Matrix = tuple[tuple[int, ...], ...]
 
 
-class Fabric(Struct, frozen=True, eq=False):
+class Topology(Struct, frozen=True, eq=False):
     """The GPUs of one inventory by their place in it. Compared by identity: it is part of keys in the hook path.
 
     points: of each pair; 0 with itself, and where no path is known. near: 1 for two GPUs on one NUMA node, for ties
@@ -46,10 +46,10 @@ def points(link: Link) -> int:
     return PCIE_POINTS.get(link.pcie, 0) + NVLINK_POINTS * link.nvlink
 
 
-_kept: list[tuple[Inventory, Fabric]] = []  # the last one asked for: the hook asks for the same until GPUs change
+_kept: list[tuple[Inventory, Topology]] = []  # the last one asked for: the hook asks for the same until GPUs change
 
 
-def fabric_of(inventory: Inventory) -> Fabric:
+def topology_of(inventory: Inventory) -> Topology:
     """The fabric of an inventory; the very same object for the very same inventory, asked again."""
     for known, fabric in _kept:
         if known is inventory:
@@ -59,13 +59,13 @@ def fabric_of(inventory: Inventory) -> Fabric:
     return fabric
 
 
-def _fabric(inventory: Inventory) -> Fabric:
+def _fabric(inventory: Inventory) -> Topology:
     gpus = inventory.gpus
     by_index = {gpu.index: place for place, gpu in enumerate(gpus)}
     of_pair = {(by_index.get(link.a), by_index.get(link.b)): points(link) for link in inventory.links}
     nodes = [gpu.numa_node for gpu in gpus]
     everybody = range(len(gpus))
-    return Fabric(
+    return Topology(
         places={gpu.uuid: place for place, gpu in enumerate(gpus)},
         points=tuple(
             tuple(of_pair.get((a, b), of_pair.get((b, a), 0)) if a != b else 0 for b in everybody) for a in everybody
@@ -110,7 +110,7 @@ NO_MATTER: Final = Room()
 
 @lru_cache(maxsize=KEPT)
 def choose(
-    fabric: Fabric, number: int, pool: tuple[int, ...], taken: tuple[int, ...] = (), room: Room = NO_MATTER
+    fabric: Topology, number: int, pool: tuple[int, ...], taken: tuple[int, ...] = (), room: Room = NO_MATTER
 ) -> tuple[int, ...]:
     """Places of the GPUs to take out of a pool, besides those taken already.
 
@@ -122,7 +122,7 @@ def choose(
     return tuple(pool[each] for each in best_set(alone, rows, number))
 
 
-def _alone(fabric: Fabric, place: int, taken: tuple[int, ...], room: Room) -> int:
+def _alone(fabric: Topology, place: int, taken: tuple[int, ...], room: Room) -> int:
     """What a GPU is worth by itself: all rules but the pairs within the pool."""
     row, size = fabric.points[place], len(fabric.points)
     friendly = sum(row[each] for each in room.friends)
@@ -131,7 +131,7 @@ def _alone(fabric: Fabric, place: int, taken: tuple[int, ...], room: Room) -> in
     return ((((joined << DIGIT) + friendly) << DIGIT) + around << size) + (1 << (size - 1 - place))
 
 
-def _joined(fabric: Fabric, a: int, b: int) -> int:
+def _joined(fabric: Topology, a: int, b: int) -> int:
     return (fabric.points[a][b] << DIGIT) + fabric.near[a][b]
 
 

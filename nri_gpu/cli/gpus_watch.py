@@ -20,7 +20,7 @@ from nri_gpu.daemon import logs as telemetry
 from nri_gpu.daemon.report import transition_json
 from nri_gpu.domain.codec import CodecError, decode
 from nri_gpu.domain.errors import Exit
-from nri_gpu.domain.health import Kind, Transition
+from nri_gpu.domain.health import Transition, TransitionKind
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.changes import changes
 from nri_gpu.inventory.controller import InventoryCache
@@ -92,7 +92,7 @@ class Printer:
         if not self._as_json:
             self._say(f"{at(self._clock())} {sentence}")
         elif self._last is not None:
-            remark = transition_json(Transition(kind=Kind.ANSWER, what=sentence, worse=worse))
+            remark = transition_json(Transition(kind=TransitionKind.ANSWER, what=sentence, worse=worse))
             self._say(self._document(self._last, ({"at_s": self._clock(), **remark},)))
 
     def _document(self, inventory: Inventory, happened: Iterable[Mapping[str, Any]]) -> str:

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from nri_gpu.allocation.placement import why_not
 from nri_gpu.cli.client import ask
 from nri_gpu.daemon.report import health_json, place_json, unlisted_json
-from nri_gpu.domain.edits import Extra, Offer
+from nri_gpu.domain.edits import Extra, NodeExtra
 from nri_gpu.domain.gpu import ComputeMode, Fabric, Gpu, MigPart, Unit, health_of, whole
-from nri_gpu.domain.health import Health, State
+from nri_gpu.domain.health import Health, HealthState
 from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.domain.node import Inventory, Link
 
@@ -47,7 +47,7 @@ def gpus_json(inventory: Inventory, snapshot: SnapshotAge | None = None) -> dict
     }
 
 
-def _offer_json(offer: Offer) -> dict[str, Any]:
+def _offer_json(offer: NodeExtra) -> dict[str, Any]:
     return {
         "lacking": offer.lacking,
         "nodes": [{"path": node.path, "major": node.major, "minor": node.minor} for node in offer.nodes],
@@ -139,7 +139,7 @@ def unlisted_lines(gpus: Sequence[Mapping[str, Any]], fault: str) -> list[str]:
     ]
 
 
-def _offer_lines(offers: Mapping[Extra, Offer]) -> Iterator[str]:
+def _offer_lines(offers: Mapping[Extra, NodeExtra]) -> Iterator[str]:
     """Extras of the host; drm and profile are made of the GPUs themselves."""
     here = [extra for extra, offer in offers.items() if not offer.lacking]
     lacking = [extra for extra, offer in offers.items() if offer.lacking]
@@ -205,7 +205,7 @@ def state_of(unit: Unit) -> str:
     if why := why_not(unit):
         return why
     health = health_of(unit)
-    words = [health.state.value] if health.state is not State.HEALTHY else []
+    words = [health.state.value] if health.state is not HealthState.HEALTHY else []
     words += [sign.value for sign in whole(unit).signs]
     return ", ".join(["ok", *words])
 
@@ -242,7 +242,7 @@ def _known(said: Mapping[str, Any] | None, health: Health, unavailable: str) -> 
     if said is None:
         return health, unavailable
     found = said["health"]
-    health = Health(State(found["state"]), found["since_s"] or 0.0, str(found["why"]), int(found["changes"]))
+    health = Health(HealthState(found["state"]), found["since_s"] or 0.0, str(found["why"]), int(found["changes"]))
     return health, unavailable if health.grantable else str(said["unavailable"])
 
 
@@ -262,12 +262,12 @@ def health_lines(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if not (health.get("changes") or signs):
             continue
         name = f"{'MIG device' if part else 'GPU'} {unit['place']}"
-        if not health.get("changes") and health["state"] == State.HEALTHY:  # as it is, too, where nobody judged
+        if not health.get("changes") and health["state"] == HealthState.HEALTHY:  # as it is, too, where nobody judged
             yield f"{name} shows {', '.join(signs)}"
             continue
         line = f"{name} is {health['state']}"
         if since := health["since_s"]:
-            verb = "recovered from" if health["state"] == State.HEALTHY else "because of"
+            verb = "recovered from" if health["state"] == HealthState.HEALTHY else "because of"
             line += f" since {at(since)}, {verb}: {health['why']}; its state changed {health['changes']} times"
         yield line + (f"; shows {', '.join(signs)}" if signs else "")
 

@@ -20,7 +20,14 @@ from typing import Any, Final
 from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decision.replay import Kind, changed_record, decision_record, ledger_record, node_record, policy_record
+from nri_gpu.decision.replay import (
+    RecordKind,
+    changed_record,
+    decision_record,
+    ledger_record,
+    node_record,
+    policy_record,
+)
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision
 from nri_gpu.domain.node import Node
@@ -228,7 +235,7 @@ def _files(lines: list[str]) -> Iterator[tuple[bool, list[str]]]:
 def _ledger_records(ledger: Ledger) -> Iterator[Mapping[str, Any]]:
     """All of it, a few grants at a time: the first starts over, the others add."""
     entries = iter(ledger.entries.items())
-    first = Ledger(dict(islice(entries, GRANTS_AT_ONCE)), ledger.foreign, ledger.leaving)
+    first = Ledger(dict(islice(entries, GRANTS_AT_ONCE)), ledger.external, ledger.releasing)
     yield ledger_record(first)
     while more := dict(islice(entries, GRANTS_AT_ONCE)):
-        yield {**ledger_record(Ledger(more)), "kind": Kind.CHANGED.value}
+        yield {**ledger_record(Ledger(more)), "kind": RecordKind.CHANGED.value}

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nri_gpu.allocation.grant import Mark, read_mark, write_mark
+from nri_gpu.allocation.grant import SignedGrant, sign_grant, verify_grant
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.daemon.audit import AuditLog
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
@@ -81,7 +81,7 @@ class Journal:
         self._fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._bytes = 0
         for each in kept:
-            self.granted(each.grant, write_mark(each.grant, self._key), each.at)
+            self.granted(each.grant, sign_grant(each.grant, self._key), each.at)
         fresh.replace(self._path)
 
     def close(self) -> None:
@@ -114,8 +114,8 @@ class Journal:
         at = record.get("at")
         texts = {name: str(record.get(name, "")) for name in ("container_id", "pod_uid", "mark")}
         container_id, pod_uid = ContainerId(texts["container_id"]), PodUid(texts["pod_uid"])
-        mark = read_mark(texts["mark"], pod_uid, container_id, self._key)
-        if not isinstance(mark, Mark) or not isinstance(at, int | float) or isinstance(at, bool):
+        mark = verify_grant(texts["mark"], pod_uid, container_id, self._key)
+        if not isinstance(mark, SignedGrant) or not isinstance(at, int | float) or isinstance(at, bool):
             return None
         if not 0 <= at < AT_MAX:  # json reads NaN, Infinity and integers that no float holds
             return None

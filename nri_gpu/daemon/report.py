@@ -7,18 +7,20 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from nri_gpu.allocation.ledger import Entry, Leaver, Ledger, Phase, Usage
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing, Usage
 from nri_gpu.allocation.messages import opener
 from nri_gpu.allocation.placement import why_not
 from nri_gpu.allocation.reservations import is_promise
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import MigPart, Unit, health_of, whole
-from nri_gpu.domain.health import NO_HISTORY, Happened, History, Kind, Transition
-from nri_gpu.domain.kubelet import Standing
+from nri_gpu.domain.health import NO_HISTORY, Happened, History, Transition, TransitionKind
+from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.node import GpuFault, KernelGpu, Node
 
 STATUS_SCHEMA: Final = "nri-gpu/status/v1"
-_APPEARING: Final = frozenset({Kind.AVAILABLE, Kind.GPU, Kind.MIG})  # one may be new, and of no use
+_APPEARING: Final = frozenset(
+    {TransitionKind.AVAILABLE, TransitionKind.GPU, TransitionKind.MIG}
+)  # one may be new, and of no use
 
 
 class Connection(Struct, frozen=True, kw_only=True):
@@ -53,7 +55,7 @@ class View(Struct, frozen=True, kw_only=True):
     policy_fault: str
     inventory_confirmed: bool = True
     history: History = NO_HISTORY
-    kubelet: tuple[Standing, ...] | None = None
+    kubelet: tuple[ResourceStatus, ...] | None = None
     kubelet_open: str = ""
     list_fault: str = ""
 
@@ -134,16 +136,16 @@ def _fault_json(fault: GpuFault, history: History) -> dict[str, Any]:
         "uuid": fault.uuid,
         "pci_bus_id": fault.pci_bus_id,
         "reason": fault.reason,
-        "since_s": history.since(frozenset({Kind.DESCRIPTION}), index=fault.index),
+        "since_s": history.since(frozenset({TransitionKind.DESCRIPTION}), index=fault.index),
     }
 
 
 def _fault_since_s(view: View) -> float | None:
     fault = view.node.inventory.fault or view.inventory_fault
-    return view.history.since(frozenset({Kind.ANSWER})) if fault else None
+    return view.history.since(frozenset({TransitionKind.ANSWER})) if fault else None
 
 
-def _standing_json(standing: Standing) -> dict[str, Any]:
+def _standing_json(standing: ResourceStatus) -> dict[str, Any]:
     return {
         "resource": standing.resource,
         "registered": standing.since is not None,
@@ -164,7 +166,7 @@ def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:
 
     withheld: why it could be granted to nobody, whoever holds it.
     """
-    others = tuple(usage.foreign.values()) if usage else ()
+    others = tuple(usage.external.values()) if usage else ()
     return {
         **place_json(unit),
         "uuid": unit.uuid,
@@ -177,7 +179,7 @@ def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:
         "holders": [_holder_json(entry, view) for entry in _holding(unit, view.ledger)],
         "foreign": [each.pod for each in others if not each.container],
         "opened_by": [{"pod": each.pod, "container": each.container} for each in others if each.container],
-        "left_by": _leaver_json(usage.leaver, view) if usage and usage.leaver else None,
+        "left_by": _leaver_json(usage.releasing, view) if usage and usage.releasing else None,
     }
 
 
@@ -191,7 +193,7 @@ def _since_s(unit: Unit, history: History) -> float | None:
     return history.since(_APPEARING, unit.uuid)
 
 
-def _leaver_json(leaver: Leaver, view: View) -> dict[str, Any]:
+def _leaver_json(leaver: Releasing, view: View) -> dict[str, Any]:
     return {
         "pod": leaver.pod,
         "pod_uid": leaver.pod_uid,
@@ -230,14 +232,14 @@ def _unavailable(unit: Unit, usage: Usage | None) -> str:
         return reason
     if usage is None:
         return ""
-    if not (usage.pods or usage.foreign):
-        return f"just released by {usage.leaver}" if usage.leaver else ""
+    if not (usage.pods or usage.external):
+        return f"just released by {usage.releasing}" if usage.releasing else ""
     pods = ", ".join(sorted(usage.pods.values()))
     if usage.mode is Mode.EXCLUSIVE:
         return f"held exclusively by {pods}"
     if pods:
         return f"held in {usage.mode} mode by {pods}"
-    return f"held by {', '.join(map(opener, usage.foreign.values()))}"
+    return f"held by {', '.join(map(opener, usage.external.values()))}"
 
 
 def _holding(unit: Unit, ledger: Ledger) -> Iterator[Entry]:
@@ -262,7 +264,7 @@ def _holder_json(entry: Entry, view: View) -> dict[str, Any]:
         "mode": grant.mode.value if grant.mode else "none",
         "phase": entry.phase.value,
         "since_s": view.wall_of(entry.since),
-        "running": entry.phase is Phase.RUNNING,
+        "running": entry.phase is GrantPhase.RUNNING,
         "reserved": is_promise(grant.container_id),
         "gpu_uuids": list(grant.uuids),
         "driver_generation": grant.generation,
@@ -273,6 +275,6 @@ def _holder_json(entry: Entry, view: View) -> dict[str, Any]:
 def _restart(entry: Entry, node: Node) -> str:
     """Why a container has to be restarted; empty where it has not."""
     seat = entry.grant.seat
-    if entry.phase is not Phase.RUNNING or seat is None or seat.folder == node.mps.folder(entry.grant.uuids[0]):
+    if entry.phase is not GrantPhase.RUNNING or seat is None or seat.folder == node.mps.folder(entry.grant.uuids[0]):
         return ""
     return "its MPS daemon has ended, and with it what its programs had on the GPU: restart it"

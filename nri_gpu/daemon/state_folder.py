@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nri_gpu.allocation.grant import KEY_BYTES
-from nri_gpu.allocation.ledger import Entry, Foreign, Leaver, Ledger, Phase
+from nri_gpu.allocation.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing
 from nri_gpu.allocation.reservations import is_promise
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
@@ -116,8 +116,8 @@ class StateFolder:
             kept = known.get(id_)
             self._lines[id_] = kept if kept and kept[0] is entry else (entry, json.dumps(_grant_json(entry)))
         grants = _listed(line for _, line in self._lines.values())
-        foreign = _listed(json.dumps(_foreign_json(other)) for other in ledger.foreign.values())
-        leaving = _listed(json.dumps(_leaver_json(uuid, leaver)) for uuid, leaver in ledger.leaving.items())
+        foreign = _listed(json.dumps(_foreign_json(other)) for other in ledger.external.values())
+        leaving = _listed(json.dumps(_leaver_json(uuid, leaver)) for uuid, leaver in ledger.releasing.items())
         lists = f' "grants": {grants},\n "foreign": {foreign},\n "leaving": {leaving}'
         return f'{{\n "schema": "{LEDGER_SCHEMA}",\n{lists}\n}}\n'
 
@@ -157,7 +157,7 @@ def _grant_json(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _leaver_json(uuid: GpuUuid, leaver: Leaver) -> dict[str, Any]:
+def _leaver_json(uuid: GpuUuid, leaver: Releasing) -> dict[str, Any]:
     """since_s: seconds on the boot's monotonic clock."""
     return {
         "gpu_uuid": uuid,
@@ -168,7 +168,7 @@ def _leaver_json(uuid: GpuUuid, leaver: Leaver) -> dict[str, Any]:
     }
 
 
-def _foreign_json(other: Foreign) -> dict[str, Any]:
+def _foreign_json(other: ExternalAllocation) -> dict[str, Any]:
     """container: its name, where its device numbers became those of other GPUs than it was granted; else empty."""
     uuids = sorted(other.uuids)
     return {"container_id": other.container_id, "pod": other.pod, "container": other.container, "gpu_uuids": uuids}
@@ -201,8 +201,8 @@ def former_ledger(file: Path, now: float) -> Ledger:
 
 def _entry(raw: Mapping[str, Any]) -> Entry | None:
     """None: it holds nothing."""
-    phase, mode = Phase(raw["phase"]), raw["mode"]
-    if phase is Phase.LAPSED or mode == "none":
+    phase, mode = GrantPhase(raw["phase"]), raw["mode"]
+    if phase is GrantPhase.LAPSED or mode == "none":
         return None
     id_ = ContainerId(_text(raw, "container_id"))
     grant = Grant(
@@ -220,12 +220,12 @@ def _entry(raw: Mapping[str, Any]) -> Entry | None:
     return Entry(grant, phase, math.inf, math.inf) if is_promise(id_) else Entry(grant, phase, 0.0)
 
 
-def _leaver(raw: Mapping[str, Any], now: float) -> Leaver:
+def _leaver(raw: Mapping[str, Any], now: float) -> Releasing:
     """A time to come was edited by hand, and would put off the end of the grace."""
     since, grace_s = float(raw["since_s"]), float(raw["grace_s"])
     if not (math.isfinite(since) and 0 <= grace_s <= GRACE_MAX_S):
         raise ValueError(f"a GPU that was left at {since} s with a grace of {grace_s} s")
-    return Leaver(PodUid(_text(raw, "pod_uid")), _text(raw, "pod"), min(since, now), grace_s)
+    return Releasing(PodUid(_text(raw, "pod_uid")), _text(raw, "pod"), min(since, now), grace_s)
 
 
 def _uuids(raw: object) -> tuple[GpuUuid, ...]:

@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from nri_gpu.domain.claim import Claim, Count, Devices, Everything, Mode, Nothing
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.kubelet import KubeletGrant, gpu_groups, handed_key
+from nri_gpu.domain.kubelet import KubeletAllocation, gpu_groups, kubelet_key
 from nri_gpu.policy.model import BrokenPolicy, Disarm, Policy
 from nri_gpu.policy.select import Ignored, select
 from nri_gpu.request.environment import VARIABLE, claim_of_environment, named_devices
 from nri_gpu.request.parse import parse_claim, select_annotation
 
 
-def claim_of_kubelet(given: KubeletGrant, said: Claim | None) -> Claim:
+def claim_of_kubelet(given: KubeletAllocation, said: Claim | None) -> Claim:
     """said: the annotation's claim, None where there is none.
 
     Raises:
@@ -39,7 +39,7 @@ def claim_of_kubelet(given: KubeletGrant, said: Claim | None) -> Claim:
     return replace(said, wanted=wanted, mode=mode, kubelet=True)
 
 
-def _check(given: KubeletGrant, said: Claim, mode: Mode) -> None:
+def _check(given: KubeletAllocation, said: Claim, mode: Mode) -> None:
     """It may only shape: how many and which is the kubelet's word, since the scheduler counts by it."""
     number = len(given.uuids)
     if isinstance(said.wanted, Count) and said.wanted.gpus > number:
@@ -74,7 +74,9 @@ def needs_grant(container: Container, policy: Policy | BrokenPolicy, *, starts: 
     except RequestError as error:
         return error.key  # it should never have been created
     # What the kubelet gave is asked for by being there, whatever it is worth.
-    key = handed_key(container.annotations) or ("" if claim is None or isinstance(claim.wanted, Nothing) else claim.key)
+    key = kubelet_key(container.annotations) or (
+        "" if claim is None or isinstance(claim.wanted, Nothing) else claim.key
+    )
     if not key and starts and isinstance(policy, Policy) and _named_beside(container, policy):
         key = VARIABLE
     ignored = bool(key) and isinstance(policy, Policy) and isinstance(select(policy, container), Ignored)

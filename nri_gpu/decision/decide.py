@@ -18,7 +18,7 @@ from nri_gpu.decision.claim import claim_of
 from nri_gpu.decision.eligibility import ended, hindrance
 from nri_gpu.decision.kinds import Bid, Fitted, Kind, Kinds, key_of
 from nri_gpu.decision.mps import not_one
-from nri_gpu.decision.plan import outfit
+from nri_gpu.decision.plan import plan_for
 from nri_gpu.domain.claim import Claim, Everything, Mode, Nothing
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse
@@ -30,7 +30,7 @@ from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import Node
 from nri_gpu.injection.devices import missing_capability_major
 from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
-from nri_gpu.injection.extras import Wish, extra_parts, kept_limits
+from nri_gpu.injection.extras import ExtraRequest, extra_parts, kept_limits
 from nri_gpu.injection.mps import client_hindrance
 from nri_gpu.policy.model import BrokenPolicy as BrokenPolicy
 from nri_gpu.policy.model import Complete, Disarm, Policy, PrivilegedAction
@@ -196,10 +196,10 @@ def _grant(kind: Kind, container: Container, node: Node, ledger: Ledger) -> Deci
 def _fitted(bid: Bid, gpus: tuple[Unit, ...], seat: Seat | None, container: Container, node: Node) -> Fitted | Reason:
     """All that comes with these GPUs, or what is in the way."""
     policy, extras = bid.terms.policy, bid.extras
-    extra = extra_parts(Wish(extras, gpus, bid.capabilities, node, container))
+    extra = extra_parts(ExtraRequest(extras, gpus, bid.capabilities, node, container))
     if isinstance(extra, Reason):
         return extra
-    made = outfit(container, gpus, bid.capabilities, node, policy, extra=extra, mps=seat)
+    made = plan_for(container, gpus, bid.capabilities, node, policy, extra=extra, mps=seat)
     if isinstance(made, Reason):
         return made
     notes = (
@@ -252,7 +252,7 @@ def _seat(claim: Claim, container: Container, mode: Mode, node: Node, terms: Ter
 def _complete(container: Container, capabilities: Capabilities, node: Node, policy: Policy, rule: str) -> Decision:
     """What it lacks to use the GPUs that it holds already; a grant of nothing, since none of them is ours to grant."""
     held = foreign_units(container, node)
-    made = outfit(container, held, capabilities, node, policy, completes=True)
+    made = plan_for(container, held, capabilities, node, policy, completes=True)
     if isinstance(made, Reason):
         return Refuse(made)
     grant, uuids = Grant.to(container, (), None, made.generation), tuple(unit.uuid for unit in held)

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from nri_gpu.decision.plan import Outfit
+from nri_gpu.decision.plan import Plan
 from nri_gpu.domain.claim import Claim, Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import Extras
@@ -51,7 +51,7 @@ class Bid(Struct, frozen=True):
 class Fitted(Struct, frozen=True):
     """What such a container gets for certain GPUs. note: as in `Inject`."""
 
-    outfit: Outfit
+    outfit: Plan
     note: str
 
 

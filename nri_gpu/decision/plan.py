@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
-from nri_gpu.domain.edits import NO_PARTS, Edits, Parts
+from nri_gpu.domain.edits import NO_EXTRA_EDITS, Edits, ExtraEdits
 from nri_gpu.domain.gpu import Capabilities, Capability, Unit, whole
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import Node
@@ -18,8 +18,8 @@ from nri_gpu.injection.mounts import compat_hindrance
 from nri_gpu.injection.plan import Share, plan
 from nri_gpu.policy.model import Policy, VisibleDevices
 from nri_gpu.requirements.check import Unmet, stated_in, unmet
-from nri_gpu.requirements.compat import DRIVERS_OWN, Choice, Terms, choose, with_compat
-from nri_gpu.requirements.grammar import Facts, GpuFacts
+from nri_gpu.requirements.compat import DRIVERS_OWN, CompatChoice, CompatTerms, choose, with_compat
+from nri_gpu.requirements.grammar import GpuFacts, RequirementFacts
 
 REQUIREMENT_MAX: Final = 650  # characters of a sentence, so that it stays whole
 REQUIREMENT_KEPT: Final = 4096  # characters; CUDA images have up to 2.2 kB of them
@@ -27,7 +27,7 @@ REQUIREMENT_KEPT: Final = 4096  # characters; CUDA images have up to 2.2 kB of t
 Stated = tuple[tuple[str, str], ...]  # variables by which an image says what it requires
 
 
-class Outfit(Struct, frozen=True):
+class Plan(Struct, frozen=True):
     """The edits, what of the staged files they need, and which newer CUDA than the driver's is among them, or why none.
 
     generation, compat: as in `Grant` and `Inject`.
@@ -38,17 +38,17 @@ class Outfit(Struct, frozen=True):
     compat: str
 
 
-def outfit(
+def plan_for(
     container: Container,
     gpus: tuple[Unit, ...],
     capabilities: Capabilities,
     node: Node,
     policy: Policy,
     *,
-    extra: Parts = NO_PARTS,
+    extra: ExtraEdits = NO_EXTRA_EDITS,
     completes: bool = False,
     mps: Seat | None = None,
-) -> Outfit | Reason:
+) -> Plan | Reason:
     """For these GPUs, or what is in the way.
 
     extra: what its extras are made of. completes: others gave the GPUs, so no node of one is added. mps: its place at
@@ -77,22 +77,22 @@ def outfit(
     if reason := covered_node(edits.devices, container.mounts):
         return reason
     staged = f"{node.generation}+{choice.package.generation}" if choice.package else node.generation
-    return Outfit(edits, staged, choice.why)
+    return Plan(edits, staged, choice.why)
 
 
-def _facts(gpus: tuple[Unit, ...], node: Node) -> Facts:
+def _facts(gpus: tuple[Unit, ...], node: Node) -> RequirementFacts:
     each = tuple(GpuFacts(gpu.arch, gpu.brand) for gpu in map(whole, gpus))
-    return Facts(node.inventory.driver_version, node.inventory.cuda_version, each)
+    return RequirementFacts(node.inventory.driver_version, node.inventory.cuda_version, each)
 
 
 def _compat(
     container: Container, gpus: tuple[Unit, ...], capabilities: Capabilities, node: Node, policy: Policy
-) -> Choice:
+) -> CompatChoice:
     """The newer CUDA that it gets from a package on the host; mostly none, and nothing is looked at."""
     settings = policy.compat
     if not settings.dir or Capability.COMPUTE not in capabilities:
         return DRIVERS_OWN
-    terms = Terms(
+    terms = CompatTerms(
         brands=frozenset(settings.brands),
         across_minor=settings.across_minor,
         check=policy.requirements.check,
@@ -100,10 +100,12 @@ def _compat(
     )
     choice = choose(container.env, _facts(gpus, node), node.compat, terms)
     hindrance = compat_hindrance(container) if choice.package else ""
-    return Choice(why=hindrance) if hindrance else choice
+    return CompatChoice(why=hindrance) if hindrance else choice
 
 
-def _requirement(stated: Stated, chars: int, facts: Facts, choice: Choice, policy: Policy) -> Reason | None:
+def _requirement(
+    stated: Stated, chars: int, facts: RequirementFacts, choice: CompatChoice, policy: Policy
+) -> Reason | None:
     """What the image requires, and the node or one of the GPUs chosen for it is not."""
     if not policy.requirements.check:
         return None
@@ -115,7 +117,7 @@ def _requirement(stated: Stated, chars: int, facts: Facts, choice: Choice, polic
     return Reason(Code.REQUIREMENT_NOT_MET, more if more and len(more) <= REQUIREMENT_MAX else failed.sentence)
 
 
-def _judgement(stated: Stated, facts: Facts, may_disable: bool, chars: int) -> Unmet | None:
+def _judgement(stated: Stated, facts: RequirementFacts, may_disable: bool, chars: int) -> Unmet | None:
     return unmet(dict(stated), facts, may_disable=may_disable, chars=chars)
 
 

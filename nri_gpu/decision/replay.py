@@ -23,7 +23,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, Foreign, Leaver, Ledger
+from nri_gpu.allocation.ledger import Entry, ExternalAllocation, Ledger, Releasing
 from nri_gpu.allocation.releasing import expired
 from nri_gpu.decision.decide import BrokenPolicy, decide
 from nri_gpu.domain.codec import CodecError, canonical, decode, encode
@@ -40,7 +40,7 @@ SCHEMA: Final = "nri-gpu/audit/v1"
 DIGESTS_KEPT: Final = 64
 
 
-class Kind(StrEnum):
+class RecordKind(StrEnum):
     """What a record tells."""
 
     NODE = "node"
@@ -79,29 +79,29 @@ _digests: dict[int, tuple[Edits, str]] = {}
 
 def node_record(node: Node) -> dict[str, Any]:
     """A snapshot."""
-    return {"kind": Kind.NODE.value, "schema": SCHEMA, "node": encode(node)}
+    return {"kind": RecordKind.NODE.value, "schema": SCHEMA, "node": encode(node)}
 
 
 def policy_record(name: str, text: str, fault: str) -> dict[str, Any]:
     """A policy as it was read. fault: why it could not be used; empty when it could."""
-    return {"kind": Kind.POLICY.value, "source": name, "text": text, "fault": fault}
+    return {"kind": RecordKind.POLICY.value, "source": name, "text": text, "fault": fault}
 
 
 def ledger_record(ledger: Ledger) -> dict[str, Any]:
     """All grants."""
-    return {"kind": Kind.LEDGER.value, **_changes(Ledger(), ledger)}
+    return {"kind": RecordKind.LEDGER.value, **_changes(Ledger(), ledger)}
 
 
 def changed_record(old: Ledger, new: Ledger) -> dict[str, Any] | None:
     """What became different; None where nothing did."""
     changes = _changes(old, new)
-    return {"kind": Kind.CHANGED.value, **changes} if any(changes.values()) else None
+    return {"kind": RecordKind.CHANGED.value, **changes} if any(changes.values()) else None
 
 
 def decision_record(container: Container, decision: Decision, at: float, now: float) -> dict[str, Any]:
     """A request and its answer. at: seconds since the epoch; now: on the clock that the ledger's times are of."""
     return {
-        "kind": Kind.DECISION.value,
+        "kind": RecordKind.DECISION.value,
         "at_s": at,
         "now": now,
         "container": encode(container),
@@ -112,8 +112,8 @@ def decision_record(container: Container, decision: Decision, at: float, now: fl
 def _changes(old: Ledger, new: Ledger) -> dict[str, Any]:
     parts: dict[str, tuple[Mapping[Any, Any], Mapping[Any, Any]]] = {
         "entries": (old.entries, new.entries),
-        "foreign": (old.foreign, new.foreign),
-        "leaving": (old.leaving, new.leaving),
+        "foreign": (old.external, new.external),
+        "leaving": (old.releasing, new.releasing),
     }
     found: dict[str, Any] = {}
     for name, (before, after) in parts.items():
@@ -151,11 +151,11 @@ class Replay:
         self._decided: set[ContainerId] = set()
         self._kinds: Mapping[str, Callable[[Record], Compared | None]] = MappingProxyType(
             {
-                Kind.NODE: self._take_node,
-                Kind.POLICY: self._take_policy,
-                Kind.LEDGER: self._take_ledger,
-                Kind.CHANGED: self._take_changes,
-                Kind.DECISION: self._decide,
+                RecordKind.NODE: self._take_node,
+                RecordKind.POLICY: self._take_policy,
+                RecordKind.LEDGER: self._take_ledger,
+                RecordKind.CHANGED: self._take_changes,
+                RecordKind.DECISION: self._decide,
             }
         )
 
@@ -188,22 +188,22 @@ class Replay:
             self._take_entry(ContainerId(id_), None if found is None else decode(Entry, found, "entry"))
         for id_, found in record["foreign"].items():
             if found is None:
-                others = {k: other for k, other in self.ledger.foreign.items() if k != id_}
-                self.ledger = self.ledger.with_foreigners(others)
+                others = {k: other for k, other in self.ledger.external.items() if k != id_}
+                self.ledger = self.ledger.with_all_external(others)
             else:
-                self.ledger = self.ledger.with_foreign(decode(Foreign, found, "foreign"))
+                self.ledger = self.ledger.with_external(decode(ExternalAllocation, found, "foreign"))
         self._take_leaving(record.get("leaving", {}))  # older logs have none
 
     def _take_leaving(self, found: Mapping[str, Any]) -> None:
         """When a GPU was left, and when it was found empty, is the recording's to tell, whoever had it."""
         if self._instead is not None and not (isinstance(self._instead, Policy) and self._instead.handover.wait):
             return
-        leaving = dict(self.ledger.leaving)
+        leaving = dict(self.ledger.releasing)
         for uuid, each in found.items():
             leaving.pop(GpuUuid(uuid), None)
             if each is not None:
-                leaving[GpuUuid(uuid)] = decode(Leaver, each, "leaving")
-        self.ledger = self.ledger.with_leaving(leaving)
+                leaving[GpuUuid(uuid)] = decode(Releasing, each, "leaving")
+        self.ledger = self.ledger.with_releasing(leaving)
 
     def _take_entry(self, id_: ContainerId, entry: Entry | None) -> None:
         ours = self.ledger.entries.get(id_)

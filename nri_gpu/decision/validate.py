@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from nri_gpu.allocation.grant import BadMark, Mark, read_mark
+from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, verify_grant
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
 from nri_gpu.domain.decision import Code, Reason
@@ -24,27 +24,29 @@ NAME_SHOWN_MAX: Final = 120  # characters
 AGAIN: Final = "create it again once `nri-gpu run` serves this node"
 
 
-def mark_of(container: Container, text: str | None, key: bytes | None) -> Mark | BadMark | None:
+def grant_of(container: Container, text: str | None, key: bytes | None) -> SignedGrant | InvalidGrant | None:
     """A container's mark. key: None where nobody has ever signed one on this node since it booted."""
     if text is None:
         return None
     if key is None:
-        return BadMark("there is no key on this node that could have signed it")
-    return read_mark(text, container.pod.uid, container.id, key)
+        return InvalidGrant("there is no key on this node that could have signed it")
+    return verify_grant(text, container.pod.uid, container.id, key)
 
 
-def judge_start(container: Container, mark: Mark | BadMark | None, policy: Policy | BrokenPolicy) -> Reason | None:
+def validate_start(
+    container: Container, mark: SignedGrant | InvalidGrant | None, policy: Policy | BrokenPolicy
+) -> Reason | None:
     """Why a container must not start: it asked, and nobody granted. None where it may."""
-    if isinstance(mark, Mark) or not (key := needs_grant(container, policy, starts=True)):
+    if isinstance(mark, SignedGrant) or not (key := needs_grant(container, policy, starts=True)):
         return None
-    if isinstance(mark, BadMark):
+    if isinstance(mark, InvalidGrant):
         why = f"the grant written on it does not hold ({mark.why})"
     else:
         why = "nobody granted it any: nri-gpu was away or late when it was created"
     return Reason(Code.NOT_GRANTED, f"{key} asks for GPUs, but {why}; {AGAIN}.")
 
 
-def judge_adjusted(
+def validate_adjusted(
     adjusted: Adjusted, key: bytes | None, policy: Policy | BrokenPolicy, *, strangers: bool = True
 ) -> Reason | None:
     """Why a container must not be created with what plugins made of it. None where it may.
@@ -52,19 +54,19 @@ def judge_adjusted(
     strangers: whether it matters what others gave to a container that nri-gpu granted nothing.
     """
     container = adjusted.container
-    mark = mark_of(container, adjusted.mark.name if adjusted.mark else None, key)
-    if reason := judge_start(container, mark, policy):
+    mark = grant_of(container, adjusted.mark.name if adjusted.mark else None, key)
+    if reason := validate_start(container, mark, policy):
         return reason
-    return _judge_added(adjusted, mark) if strangers or isinstance(mark, Mark) else None
+    return _judge_added(adjusted, mark) if strangers or isinstance(mark, SignedGrant) else None
 
 
-def _judge_added(adjusted: Adjusted, mark: Mark | BadMark | None) -> Reason | None:
+def _judge_added(adjusted: Adjusted, mark: SignedGrant | InvalidGrant | None) -> Reason | None:
     """Whether GPU nodes came from whoever signed the mark, and no more of them than it names."""
-    ours = adjusted.mark.owner if adjusted.mark and isinstance(mark, Mark) else None
+    ours = adjusted.mark.owner if adjusted.mark and isinstance(mark, SignedGrant) else None
     for added in _of_nvidia(adjusted):
         if ours is None or added.owner != ours:
             return _not_ours(added, "" if ours is None else "its grant is another plugin's")
-    if isinstance(mark, Mark) and (number := len(_gpus(adjusted.nodes))) > len(mark.uuids):
+    if isinstance(mark, SignedGrant) and (number := len(_gpus(adjusted.nodes))) > len(mark.uuids):
         return Reason(
             Code.UNGRANTED_NODES,
             f"the nodes of {number} GPUs were added to this container and its grant names {len(mark.uuids)}: a bug in "

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.edits import NO_EXTRAS, Extras
 from nri_gpu.domain.gpu import Capabilities
-from nri_gpu.domain.mps import NO_SHARING, Sharing
+from nri_gpu.domain.mps import NO_MPS_LIMITS, MpsLimits
 
 
 class Strategy(StrEnum):
@@ -123,4 +123,4 @@ class Claim(Struct, frozen=True, kw_only=True):
     selectors: tuple[Selector, ...] = ()
     extras: Extras = NO_EXTRAS
     kubelet: bool = False
-    sharing: Sharing = NO_SHARING
+    sharing: MpsLimits = NO_MPS_LIMITS

@@ -8,7 +8,7 @@ from typing import Final, NewType
 
 from msgspec import Struct, field
 
-from nri_gpu.domain.kubelet import KubeletGrant
+from nri_gpu.domain.kubelet import KubeletAllocation
 
 ContainerId = NewType("ContainerId", str)
 PodId = NewType("PodId", str)  # of the sandbox; a pod's sandbox can be made anew
@@ -103,7 +103,7 @@ class Container(Struct, frozen=True, kw_only=True):
     opened: frozenset[DeviceNumber] = frozenset()
     wildcard: bool = False
     staged: frozenset[str] = frozenset()
-    kubelet: KubeletGrant | None = None
+    kubelet: KubeletAllocation | None = None
     uid: int | None = None
     mps_folder: str = ""
 

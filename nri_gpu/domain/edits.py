@@ -152,7 +152,7 @@ class Channels(Struct, frozen=True):
     count: int
 
 
-class Offer(Struct, frozen=True):
+class NodeExtra(Struct, frozen=True):
     """What a node has of one extra, ready to be given.
 
     lacking: why it cannot be given, with the cure: a clause to stand behind the extra's name; empty when it can.
@@ -164,7 +164,7 @@ class Offer(Struct, frozen=True):
     lacking: str = ""
 
 
-class Parts(Struct, frozen=True):
+class ExtraEdits(Struct, frozen=True):
     """What a container gets for its extras: hashable, since it decides edits that are kept."""
 
     nodes: tuple[DeviceNode, ...] = ()
@@ -172,7 +172,7 @@ class Parts(Struct, frozen=True):
     rlimits: tuple[Rlimit, ...] = ()
 
 
-NO_PARTS: Final = Parts()
+NO_EXTRA_EDITS: Final = ExtraEdits()
 
 PROFILE_GPUS_MAX: Final = 8  # of one node: a file for each set of them is 255 files
 PROFILE_MINOR_MAX: Final = 31  # the driver's README: EGLVisibleDGPUDevices is a mask of 32 bits

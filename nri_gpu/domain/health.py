@@ -22,7 +22,7 @@ class Sign(StrEnum):
     POWER_BRAKE = "power-brake"  # its clocks are held down because the power supply says so
 
 
-class State(StrEnum):
+class HealthState(StrEnum):
     """Whether a GPU is to be trusted with containers."""
 
     HEALTHY = "healthy"
@@ -53,7 +53,7 @@ class Health(Struct, frozen=True):
     or that it recovered from. changes: how often its state changed since it was first seen.
     """
 
-    state: State = State.HEALTHY
+    state: HealthState = HealthState.HEALTHY
     since: float = 0.0
     why: str = ""
     changes: int = 0
@@ -61,12 +61,12 @@ class Health(Struct, frozen=True):
     @property
     def severity(self) -> int:
         """Grows with what speaks against trusting it."""
-        return (State.HEALTHY, State.SUSPECT, State.RECOVERING, State.BAD).index(self.state)
+        return (HealthState.HEALTHY, HealthState.SUSPECT, HealthState.RECOVERING, HealthState.BAD).index(self.state)
 
     @property
     def grantable(self) -> bool:
         """Whether containers may have it."""
-        return self.state in (State.HEALTHY, State.SUSPECT)
+        return self.state in (HealthState.HEALTHY, HealthState.SUSPECT)
 
 
 WELL: Final = Health()
@@ -98,7 +98,7 @@ class ScriptedEvent(Struct, frozen=True):
 KEPT: Final = 32  # of each kind: what flaps must not push out what does not
 
 
-class Kind(StrEnum):
+class TransitionKind(StrEnum):
     """What a transition is about."""
 
     ANSWER = "answer"  # the driver cannot be asked any more, or can again
@@ -121,7 +121,7 @@ class Transition(Struct, frozen=True, kw_only=True):
     a GPU without a name. index: of the GPU. worse: whether somebody may want to act.
     """
 
-    kind: Kind
+    kind: TransitionKind
     what: str
     uuid: str = ""
     index: int | None = None
@@ -144,7 +144,7 @@ class History(Struct, frozen=True):
 
     began_s: float = 0.0
     total: int = 0
-    counts: Mapping[Kind, int] = field(default_factory=dict)
+    counts: Mapping[TransitionKind, int] = field(default_factory=dict)
     last: tuple[Happened, ...] = ()
 
     def having(self, transitions: Iterable[Transition], at_s: float) -> History:
@@ -159,7 +159,7 @@ class History(Struct, frozen=True):
                 last.remove(same[0])
         return History(self.began_s, total, counts, tuple(last))
 
-    def since(self, kinds: frozenset[Kind], uuid: str = "", index: int | None = None) -> float | None:
+    def since(self, kinds: frozenset[TransitionKind], uuid: str = "", index: int | None = None) -> float | None:
         """When the newest of some kinds happened to it; None where none is known any more.
 
         uuid: whose; without one, the node's, or those of a GPU that has no name, by its index.

@@ -8,19 +8,18 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.names import BASE_KEY, KUBELET_KEY
 
-# Of annotations on the container; behind it the resource, because of two with one key the kubelet keeps either.
-HANDED_KEY: Final = "gpu.nri.io/kubelet"
 # A CDI device that Allocate answers. Its one edit is a bind mount from a place where nothing can be, so the container
 # cannot start unless our reply takes the mount away again. The place is the sentence that `kubectl describe pod` shows.
-REQUIRED_KIND: Final = "gpu.nri.io/daemon"
+REQUIRED_KIND: Final = f"{BASE_KEY}/daemon"
 REQUIRED_NAME: Final = "required"
 REQUIRED_SOURCE: Final = "/proc/nri-gpu-is-not-running-on-this-node"
 REQUIRED_DESTINATION: Final = "/nri-gpu-is-not-running-on-this-node"
 REPLICA: Final = "::"  # between a UUID and the number of a replica, as NVIDIA's device plugin writes it
 
 
-class Handed(Struct, frozen=True):
+class AllocatedDevice(Struct, frozen=True):
     """One device of one resource, by the id that the kubelet counts it by."""
 
     resource: str
@@ -32,17 +31,17 @@ class Handed(Struct, frozen=True):
         return GpuUuid(self.id.partition(REPLICA)[0])
 
 
-class KubeletGrant(Struct, frozen=True):
+class KubeletAllocation(Struct, frozen=True):
     """All that the kubelet gave to one container. fault: why that is worth nothing; empty when it holds.
 
     key: by what it came to the container: our plugin's annotation, or the variable that others' plugins set. waits: the
     fault is that the kubelet has not told yet.
     """
 
-    devices: tuple[Handed, ...] = ()
+    devices: tuple[AllocatedDevice, ...] = ()
     shared: bool = False
     fault: str = ""
-    key: str = HANDED_KEY
+    key: str = KUBELET_KEY
     waits: bool = False
 
     @property
@@ -51,7 +50,7 @@ class KubeletGrant(Struct, frozen=True):
         return tuple(dict.fromkeys(each.uuid for each in self.devices))
 
 
-class Standing(Struct, frozen=True):
+class ResourceStatus(Struct, frozen=True):
     """How one resource stands with the kubelet.
 
     since: registered since, seconds since the epoch; None while it is not. fault: why not, or what is wrong with it.
@@ -62,30 +61,30 @@ class Standing(Struct, frozen=True):
     fault: str = ""
 
 
-class ContainerGiven(Struct, frozen=True):
+class ContainerDevices(Struct, frozen=True):
     """What PodResources lists for a container. Not ours to believe of ids: they are any device plugin's."""
 
     name: str
-    devices: tuple[Handed, ...] = ()
+    devices: tuple[AllocatedDevice, ...] = ()
 
     def of(self, resource: str) -> frozenset[str]:
         """Ids of one resource."""
         return frozenset(each.id for each in self.devices if each.resource == resource)
 
 
-class PodGiven(Struct, frozen=True):
+class PodDevices(Struct, frozen=True):
     """What PodResources lists for a pod: for each container by name, plain init containers aside. It tells no UID."""
 
     namespace: str
     name: str
-    containers: tuple[ContainerGiven, ...] = ()
+    containers: tuple[ContainerDevices, ...] = ()
 
-    def container(self, name: str) -> ContainerGiven | None:
+    def container(self, name: str) -> ContainerDevices | None:
         """One of them; None where it is not listed, as plain init containers never are."""
         return next((each for each in self.containers if each.name == name), None)
 
     @property
-    def devices(self) -> tuple[Handed, ...]:
+    def devices(self) -> tuple[AllocatedDevice, ...]:
         """Of all its containers."""
         return tuple(device for each in self.containers for device in each.devices)
 
@@ -101,6 +100,6 @@ def gpu_groups(labels: Mapping[str, str]) -> frozenset[str]:
     return frozenset(of_several | {labels.get(GROUP, "")}) - {""}
 
 
-def handed_key(annotations: Iterable[str]) -> str:
+def kubelet_key(annotations: Iterable[str]) -> str:
     """The first key by which the kubelet handed something over; empty where it did not."""
-    return next((key for key in annotations if key == HANDED_KEY or key.startswith(f"{HANDED_KEY}.")), "")
+    return next((key for key in annotations if key == KUBELET_KEY or key.startswith(f"{KUBELET_KEY}.")), "")

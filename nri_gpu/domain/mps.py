@@ -31,14 +31,14 @@ _MEMORY: Final = re.compile(r"0=([0-9]{1,9})M", re.ASCII)
 _THREADS: Final = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
-class Sharing(Struct, frozen=True):
+class MpsLimits(Struct, frozen=True):
     """`sharing=memory:10Gi,threads:50`. memory_mib, threads_percent: 0 leaves them to the policy."""
 
     memory_mib: int = 0
     threads_percent: int = 0
 
 
-NO_SHARING: Final = Sharing()
+NO_MPS_LIMITS: Final = MpsLimits()
 
 
 class Seat(Value, frozen=True):

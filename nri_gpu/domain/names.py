@@ -1,9 +1,17 @@
-"""Names that several parts share: annotation keys, files and folders."""
+"""Names that several packages share: annotation keys, the state folder and its files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
+
+# Annotation keys. A pod asks by the first three; the last two stand on containers and are written by nri-gpu alone.
+BASE_KEY: Final = "gpu.nri.io"
+KEY_PREFIX: Final = f"{BASE_KEY}/"
+POD_KEY: Final = f"{KEY_PREFIX}pod"
+CONTAINER_PREFIX: Final = f"{KEY_PREFIX}container."  # and the container's name
+GRANT_KEY: Final = f"{KEY_PREFIX}grant"  # the signed grant
+KUBELET_KEY: Final = f"{KEY_PREFIX}kubelet"  # what the kubelet allocated; `.` and the resource follow
 
 DEFAULT_STATE: Final = Path("/run/nri-gpu")
 CONTROL_SOCKET: Final = "control.sock"

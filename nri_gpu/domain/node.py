@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from nri_gpu.domain.edits import Extra, Offer, Profiles
+from nri_gpu.domain.edits import Extra, NodeExtra, Profiles
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, MigPart, PciBusId, Unit
 from nri_gpu.domain.health import ScriptedEvent, Sign
 from nri_gpu.domain.mps import MpsFolders
@@ -137,7 +137,7 @@ class Inventory(Struct, frozen=True, kw_only=True):
     cuda_version: str = ""
     fault: str = ""
     simulated: bool = False
-    extras: Mapping[Extra, Offer] = field(default_factory=dict)
+    extras: Mapping[Extra, NodeExtra] = field(default_factory=dict)
     script: tuple[ScriptedEvent, ...] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
     unlisted: tuple[KernelGpu, ...] = ()

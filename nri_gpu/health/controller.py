@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.gpu import Gpu
-from nri_gpu.domain.health import EventType, GpuEvent, ScriptedEvent, State
+from nri_gpu.domain.health import EventType, GpuEvent, HealthState, ScriptedEvent
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.fleet import NOBODY, Change, Fleet, Moment, load_fleet, save_fleet
 from nri_gpu.health.listener import Ear, EventChild, Hearing
@@ -27,7 +27,7 @@ from nri_gpu.system.cri import warn_without_grpc
 from nri_gpu.system.log import logger
 
 LOOKS_APART_S: Final = 1.0  # of looks for the sake of events, which can come by the thousand
-_LEVELS: Final[Mapping[State, str]] = {State.BAD: "WARNING", State.SUSPECT: "WARNING"}
+_LEVELS: Final[Mapping[HealthState, str]] = {HealthState.BAD: "WARNING", HealthState.SUSPECT: "WARNING"}
 
 
 class Needs(Struct, frozen=True, kw_only=True):

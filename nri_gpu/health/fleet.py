@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.codec import CodecError, canonical, decode
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
-from nri_gpu.domain.health import WELL, GpuEvent, Health, Sign, State
+from nri_gpu.domain.health import WELL, GpuEvent, Health, HealthState, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.states import GONE, TROUBLE, Rules, Signal, after, heard, looked, of_its_part, unsure
 from nri_gpu.system.log import logger
@@ -68,7 +68,7 @@ class Change(Struct, frozen=True):
     """A GPU came into another state, or a MIG device. place: its index, or both, as it was last; empty: never known."""
 
     uuid: GpuUuid
-    before: State
+    before: HealthState
     now: Health
     place: str = ""
 
@@ -88,7 +88,7 @@ class Fleet(Struct, frozen=True):
         if of_its_part(event, rules) and (part := _part_of(gpu, event)):
             uuid, record = part.uuid, self.records.get(part.uuid, Record())
         # One incident often has several XIDs: a contained ECC error (94) and the row that is remapped for it (63).
-        again = signal is Signal.INCIDENT and record.health.state is State.SUSPECT
+        again = signal is Signal.INCIDENT and record.health.state is HealthState.SUSPECT
         if again and now.clock_s - record.trouble_s < rules.reprobe_s:
             return self, ()
         return self._with({uuid: (signal, why)}, now)
@@ -123,7 +123,7 @@ class Fleet(Struct, frozen=True):
     @property
     def ailing(self) -> bool:
         """Whether there is a GPU to look at again soon."""
-        return any(record.health.state is not State.HEALTHY for record in self.records.values())
+        return any(record.health.state is not HealthState.HEALTHY for record in self.records.values())
 
     @property
     def barred(self) -> Mapping[str, Health]:
@@ -150,7 +150,11 @@ class Fleet(Struct, frozen=True):
             if fault := blamed.get(uuid):
                 missed[uuid] = ((fault.sign,) if fault.sign else (), fault.reason)
             # What is not well does not get well by vanishing.
-            elif record.health.state is not State.HEALTHY or not record.units.isdisjoint(held or ()) or uuid in unseen:
+            elif (
+                record.health.state is not HealthState.HEALTHY
+                or not record.units.isdisjoint(held or ())
+                or uuid in unseen
+            ):
                 missed[uuid] = ((Sign.LOST,), GONE)
             elif held is None:
                 missed[uuid] = ((), "")
@@ -279,21 +283,21 @@ def _quiet(verdict: Verdict, record: Record, rules: Rules, now: Moment) -> Verdi
 def _next(record: Record, signal: Signal, why: str, now: Moment) -> Record:
     health, state = record.health, after(record.health.state, signal)
     # What is odd is trouble as long as it is there, but for a GPU that waits to be granted again.
-    troubled = signal in TROUBLE or state is State.SUSPECT is not health.state
-    troubled = troubled or (signal in ODDITIES and health.state is State.SUSPECT)
+    troubled = signal in TROUBLE or state is HealthState.SUSPECT is not health.state
+    troubled = troubled or (signal in ODDITIES and health.state is HealthState.SUSPECT)
     trouble_s = now.clock_s if troubled else record.trouble_s
     if state is health.state:
         return replace(record, trouble_s=trouble_s)
-    kept = health.why if state in (State.RECOVERING, State.HEALTHY) else why
+    kept = health.why if state in (HealthState.RECOVERING, HealthState.HEALTHY) else why
     return replace(record, health=Health(state, now.wall_s, kept, health.changes + 1), trouble_s=trouble_s)
 
 
 def _unavailable(health: Health, rules: Rules) -> str:
     """Why it is not granted; the same words until its state changes. Empty where it is granted."""
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(health.since))
-    if health.state is State.BAD:
+    if health.state is HealthState.BAD:
         return f"bad since {since}: {health.why}"
-    if health.state is State.RECOVERING:
+    if health.state is HealthState.RECOVERING:
         return f"recovering since {since}, granted after {rules.hold_down_s:g} s without a fault: {health.why}"
     return ""
 

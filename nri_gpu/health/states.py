@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.health import EventType, GpuEvent, Sign, State
+from nri_gpu.domain.health import EventType, GpuEvent, HealthState, Sign
 
 
 class Signal(StrEnum):
@@ -23,35 +23,35 @@ class Signal(StrEnum):
 
 
 # A signal that is missing changes nothing.
-TRANSITIONS: Final[Mapping[State, Mapping[Signal, State]]] = {
-    State.HEALTHY: {
-        Signal.FATAL: State.BAD,
-        Signal.INCIDENT: State.SUSPECT,
-        Signal.ODD: State.SUSPECT,
-        Signal.ODD_RESTED: State.SUSPECT,
+TRANSITIONS: Final[Mapping[HealthState, Mapping[Signal, HealthState]]] = {
+    HealthState.HEALTHY: {
+        Signal.FATAL: HealthState.BAD,
+        Signal.INCIDENT: HealthState.SUSPECT,
+        Signal.ODD: HealthState.SUSPECT,
+        Signal.ODD_RESTED: HealthState.SUSPECT,
     },
-    State.SUSPECT: {
-        Signal.FATAL: State.BAD,
-        Signal.INCIDENT: State.BAD,
-        Signal.RESTED: State.HEALTHY,
+    HealthState.SUSPECT: {
+        Signal.FATAL: HealthState.BAD,
+        Signal.INCIDENT: HealthState.BAD,
+        Signal.RESTED: HealthState.HEALTHY,
     },
-    State.BAD: {
-        Signal.CALM: State.RECOVERING,
-        Signal.RESTED: State.RECOVERING,
-        Signal.ODD_RESTED: State.RECOVERING,
+    HealthState.BAD: {
+        Signal.CALM: HealthState.RECOVERING,
+        Signal.RESTED: HealthState.RECOVERING,
+        Signal.ODD_RESTED: HealthState.RECOVERING,
     },
-    State.RECOVERING: {
-        Signal.FATAL: State.BAD,
-        Signal.INCIDENT: State.BAD,
-        Signal.RESTED: State.HEALTHY,
+    HealthState.RECOVERING: {
+        Signal.FATAL: HealthState.BAD,
+        Signal.INCIDENT: HealthState.BAD,
+        Signal.RESTED: HealthState.HEALTHY,
         # What is odd may stay until the next reset; that must not keep it from working for ever.
-        Signal.ODD_RESTED: State.SUSPECT,
+        Signal.ODD_RESTED: HealthState.SUSPECT,
     },
 }
 TROUBLE: Final = frozenset({Signal.FATAL, Signal.INCIDENT})
 
 
-def after(state: State, signal: Signal) -> State:
+def after(state: HealthState, signal: Signal) -> HealthState:
     """The next state, mostly the same."""
     return TRANSITIONS[state].get(signal, state)
 

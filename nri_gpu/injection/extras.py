@@ -13,7 +13,18 @@ from msgspec import Struct
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
-from nri_gpu.domain.edits import NO_PARTS, UNLIMITED, Channels, DeviceNode, Extra, Extras, Mount, Offer, Parts, Rlimit
+from nri_gpu.domain.edits import (
+    NO_EXTRA_EDITS,
+    UNLIMITED,
+    Channels,
+    DeviceNode,
+    Extra,
+    ExtraEdits,
+    Extras,
+    Mount,
+    NodeExtra,
+    Rlimit,
+)
 from nri_gpu.domain.gpu import Capabilities, Capability, MigPart, Unit, whole
 from nri_gpu.domain.node import Node
 from nri_gpu.injection.devices import draws, drm_nodes
@@ -26,7 +37,7 @@ CHANNEL_MODE: Final = 0o666
 MEMLOCK: Final = Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED)
 
 
-class Wish(Struct, frozen=True):
+class ExtraRequest(Struct, frozen=True):
     """Who asks for what. gpus: those that were found for it. capabilities: closed."""
 
     extras: Extras
@@ -36,11 +47,11 @@ class Wish(Struct, frozen=True):
     container: Container
 
 
-def extra_parts(wish: Wish) -> Parts | Reason:
+def extra_parts(wish: ExtraRequest) -> ExtraEdits | Reason:
     """All that the extras of a request are made of, or why there is one that cannot be given."""
     if not wish.extras.asked:
-        return NO_PARTS
-    found: list[Parts] = []
+        return NO_EXTRA_EDITS
+    found: list[ExtraEdits] = []
     for extra in Extra:
         if extra in wish.extras.asked:
             part = _GIVERS.get(extra, _offered)(extra, wish)
@@ -49,7 +60,7 @@ def extra_parts(wish: Wish) -> Parts | Reason:
             if reason := _in_the_way(extra, part.mounts, wish.container.mounts):
                 return reason
             found.append(part)
-    return Parts(
+    return ExtraEdits(
         nodes=tuple(node for part in found for node in part.nodes),
         mounts=tuple(mount for part in found for mount in part.mounts),
         rlimits=tuple(limit for part in found for limit in part.rlimits),
@@ -63,19 +74,19 @@ def kept_limits(extras: Extras, container: Container) -> str:
     return ""
 
 
-def _offered(extra: Extra, wish: Wish) -> Parts | Reason:
+def _offered(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
     offer = _offer(extra, wish)
-    return offer if isinstance(offer, Reason) else Parts(offer.nodes, offer.mounts)
+    return offer if isinstance(offer, Reason) else ExtraEdits(offer.nodes, offer.mounts)
 
 
-def _offer(extra: Extra, wish: Wish) -> Offer | Reason:
+def _offer(extra: Extra, wish: ExtraRequest) -> NodeExtra | Reason:
     offer = wish.node.inventory.extras.get(extra)
     if offer is None:
         return _lacking(extra, "it was not looked for, or a simulated node's topology file does not name it")
     return _lacking(extra, offer.lacking) if offer.lacking else offer
 
 
-def _drm(extra: Extra, wish: Wish) -> Parts | Reason:
+def _drm(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
     """The GPUs' own nodes, without the libraries that draw."""
     for unit in wish.gpus:
         if isinstance(unit, MigPart) and not draws(unit):
@@ -84,18 +95,18 @@ def _drm(extra: Extra, wish: Wish) -> Parts | Reason:
         if not whole(unit).drm:
             what = f"GPU {whole(unit).index} has no node below /dev/dri"
             return _lacking(extra, f"{what}: load kernel module nvidia-drm (`modprobe nvidia-drm`)")
-    return Parts(tuple(node for unit in wish.gpus for node in drm_nodes(whole(unit))))
+    return ExtraEdits(tuple(node for unit in wish.gpus for node in drm_nodes(whole(unit))))
 
 
-def _rdma(extra: Extra, wish: Wish) -> Parts | Reason:
+def _rdma(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
     """The adapters' nodes, and leave to pin as much memory as they are to reach."""
     offer = _offer(extra, wish)
     if isinstance(offer, Reason):
         return offer
-    return Parts(offer.nodes, offer.mounts, () if MEMLOCK.type in wish.container.rlimits else (MEMLOCK,))
+    return ExtraEdits(offer.nodes, offer.mounts, () if MEMLOCK.type in wish.container.rlimits else (MEMLOCK,))
 
 
-def _imex(extra: Extra, wish: Wish) -> Parts | Reason:
+def _imex(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
     offer = _offer(extra, wish)
     if isinstance(offer, Reason):
         return offer
@@ -108,10 +119,10 @@ def _imex(extra: Extra, wish: Wish) -> Parts | Reason:
             "NVreg_ImexChannelCount of kernel module nvidia",
         )
     paths = ((number, f"{CHANNELS_FOLDER}/channel{number}") for number in wish.extras.channels)
-    return Parts(tuple(DeviceNode(path, channels.major, number, CHANNEL_MODE) for number, path in paths))
+    return ExtraEdits(tuple(DeviceNode(path, channels.major, number, CHANNEL_MODE) for number, path in paths))
 
 
-def _profile(extra: Extra, wish: Wish) -> Parts | Reason:
+def _profile(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
     """Settings by which EGL and Vulkan pass over GPUs that are on the host and not in the container."""
     if Capability.GRAPHICS not in wish.capabilities:
         return Reason(
@@ -127,7 +138,7 @@ def _profile(extra: Extra, wish: Wish) -> Parts | Reason:
         return _lacking(extra, profiles.fault)
     if not minors <= profiles.minors:
         return _lacking(extra, "no file is written for these GPUs yet; try again in a moment")
-    return Parts(mounts=(Mount(PROFILE_PLACE, profiles.path(minors)),))
+    return ExtraEdits(mounts=(Mount(PROFILE_PLACE, profiles.path(minors)),))
 
 
 def _lacking(extra: Extra, why: str) -> Reason:
@@ -148,7 +159,7 @@ def _in_the_way(extra: Extra, mounts: Iterable[Mount], taken: Iterable[str]) -> 
     return None
 
 
-_GIVERS: Final[Mapping[Extra, Callable[[Extra, Wish], Parts | Reason]]] = {
+_GIVERS: Final[Mapping[Extra, Callable[[Extra, ExtraRequest], ExtraEdits | Reason]]] = {
     Extra.DRM: _drm,
     Extra.RDMA: _rdma,
     Extra.IMEX: _imex,

@@ -63,7 +63,7 @@ SMI: Final = "nvidia-smi"
 ROOTS: Final = ("/usr", "/opt", "/run", "/etc")
 
 
-class Places(Struct, frozen=True):
+class DriverPlaces(Struct, frozen=True):
     """Where the driver's files go in a container without touching a mount of its own.
 
     tree: the whole tree; empty: nowhere. folders: the folder of libraries, at each of them. files: a mount for every
@@ -90,7 +90,7 @@ class Places(Struct, frozen=True):
         return (*native, f"{folder}/{LIBRARIES_32}") if folder and compatible else native
 
 
-def free_places(loader: Loader, taken: Iterable[str], tree: DriverTree | None) -> Places:
+def free_places(loader: Loader, taken: Iterable[str], tree: DriverTree | None) -> DriverPlaces:
     """The places of a strategy that these mount destinations of a container leave; the whole tree's where none is.
 
     On a machine without hwcaps levels that is so for two of the strategies: a container is never given less than
@@ -102,7 +102,7 @@ def free_places(loader: Loader, taken: Iterable[str], tree: DriverTree | None) -
     files = _uncovered(DEFAULT_PLACES, others) if loader is Loader.FILES else ()
     whole = "" if folders or files else next((p for p in TREE_PLACES if not _touches(p, others)), TREE_PLACES[-1])
     files_32 = _uncovered(DEFAULT_PLACES_32, others) if files and tree and tree.libraries_32 else ()
-    return Places(
+    return DriverPlaces(
         tree=whole,
         folders=folders,
         files=files,
@@ -113,7 +113,7 @@ def free_places(loader: Loader, taken: Iterable[str], tree: DriverTree | None) -
     )
 
 
-def tree_mounts(tree: DriverTree, places: Places) -> tuple[Mount, ...]:
+def tree_mounts(tree: DriverTree, places: DriverPlaces) -> tuple[Mount, ...]:
     """All mounts of a driver's files: whole folders first, then single files."""
     mounts = [Mount(places.tree, tree.path)] if places.tree else []
     mounts += [Mount(place, f"{tree.path}/{LIBRARIES}") for place in places.folders]

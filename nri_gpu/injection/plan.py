@@ -10,12 +10,12 @@ from msgspec import Struct
 
 from nri_gpu.domain.claim import NumaBinding
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.edits import NO_EDITS, NO_PARTS, Edits, Parts
+from nri_gpu.domain.edits import NO_EDITS, NO_EXTRA_EDITS, Edits, ExtraEdits
 from nri_gpu.domain.gpu import Capabilities, Capability, Unit, whole
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import CompatPackage, DriverTree, Inventory, Loader, Majors, NumaNode
 from nri_gpu.injection import devices, env
-from nri_gpu.injection.mounts import Places, compat_mount, free_places, tree_mounts
+from nri_gpu.injection.mounts import DriverPlaces, compat_mount, free_places, tree_mounts
 from nri_gpu.injection.mps import client_edits
 
 
@@ -67,7 +67,7 @@ class Share(Struct, frozen=True, kw_only=True):
     loader: Loader
     void: bool
     numa: NumaBinding = NumaBinding.NONE
-    extra: Parts = NO_PARTS
+    extra: ExtraEdits = NO_EXTRA_EDITS
     compat: CompatPackage | None = None
     completes: bool = False
     mps: Seat | None = None
@@ -83,11 +83,11 @@ class Recipe(Struct, frozen=True):
     capabilities: Capabilities
     majors: Majors
     tree: DriverTree | None
-    places: Places
+    places: DriverPlaces
     library_path: str
     void: bool
     cpuset: Cpuset
-    extra: Parts
+    extra: ExtraEdits
     compat: CompatPackage | None = None
     present: frozenset[str] | None = None
     mps: Seat | None = None
@@ -122,7 +122,7 @@ def plan(share: Share) -> Edits:
     return _kept(recipe) if len(recipe.library_path) <= LIBRARY_PATH_KEPT else _merged(recipe)
 
 
-def _places(loader: Loader, mounts: frozenset[str], tree: DriverTree | None) -> Places:
+def _places(loader: Loader, mounts: frozenset[str], tree: DriverTree | None) -> DriverPlaces:
     look = _kept_places if len(mounts) <= MOUNTS_KEPT else free_places
     return look(loader, mounts, tree)
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from nri_gpu.domain.gpu import Gpu, MigPart, Unit, whole
-from nri_gpu.domain.health import Kind, State, Transition
+from nri_gpu.domain.health import HealthState, Transition, TransitionKind
 from nri_gpu.domain.node import GpuFault, Inventory
 
 _MODULES: Final = (("nvidia", "nvidia"), ("nvidia_uvm", "nvidia-uvm"), ("nvidia_caps", "nvidia-caps"))
 # What of a GPU has a sentence of its own; whatever else is known of it has one for all.
 _OWN: Final = frozenset({"index", "minor_number", "uuid", "mig_enabled", "mig", "unavailable", "signs", "health"})
-_HOW: Final = {State.HEALTHY: "is healthy, recovered from", State.RECOVERING: "is recovering from"}
+_HOW: Final = {HealthState.HEALTHY: "is healthy, recovered from", HealthState.RECOVERING: "is recovering from"}
 _SHORT: Final = 60  # characters of a fact that a sentence can hold
 
 
@@ -24,22 +24,22 @@ def changes(before: Inventory, after: Inventory) -> tuple[Transition, ...]:
 def _node(before: Inventory, after: Inventory) -> Iterator[Transition]:
     if before.fault != after.fault:
         what = after.fault or "the driver answers again"
-        yield Transition(kind=Kind.ANSWER, what=what, worse=bool(after.fault))
+        yield Transition(kind=TransitionKind.ANSWER, what=what, worse=bool(after.fault))
     for name, old, new in (
         ("driver", before.driver_version, after.driver_version),
         ("CUDA", before.cuda_version, after.cuda_version),
     ):
         if old != new:
-            yield Transition(kind=Kind.DRIVER, what=f"{name} {old or '?'} -> {new or '?'}")
+            yield Transition(kind=TransitionKind.DRIVER, what=f"{name} {old or '?'} -> {new or '?'}")
     for field, module in _MODULES:
         if (was := getattr(before.majors, field)) != (now := getattr(after.majors, field)):
-            yield Transition(kind=Kind.MODULE, what=_major(module, was, now), worse=now is None)
+            yield Transition(kind=TransitionKind.MODULE, what=_major(module, was, now), worse=now is None)
     if before.majors.modeset != after.majors.modeset:
         loaded = "is loaded" if after.majors.modeset else "is not loaded, or nobody tells"
-        yield Transition(kind=Kind.MODULE, what=f"kernel module nvidia-modeset {loaded}")
+        yield Transition(kind=TransitionKind.MODULE, what=f"kernel module nvidia-modeset {loaded}")
     for field in ("links", "numa", "extras", "modules"):
         if getattr(before, field) != getattr(after, field):
-            yield Transition(kind=Kind.FACTS, what=f"{field} changed")
+            yield Transition(kind=TransitionKind.FACTS, what=f"{field} changed")
 
 
 def _major(module: str, was: int | None, now: int | None) -> str:
@@ -53,14 +53,14 @@ def _faults(before: Inventory, after: Inventory) -> Iterator[Transition]:
     for index, fault in new.items():
         if old.get(index) != fault:
             what = f"GPU {index} cannot be described: {fault.reason}"
-            yield Transition(kind=Kind.DESCRIPTION, what=what, index=index, worse=True)
+            yield Transition(kind=TransitionKind.DESCRIPTION, what=what, index=index, worse=True)
     yield from (_no_more(fault, after) for index, fault in old.items() if index not in new)
 
 
 def _no_more(fault: GpuFault, after: Inventory) -> Transition:
     there = any(gpu.index == fault.index for gpu in after.gpus)
     what = "can be described again" if there else "is not there any more, and could not be described"
-    return Transition(kind=Kind.DESCRIPTION, what=f"GPU {fault.index} {what}", index=fault.index)
+    return Transition(kind=TransitionKind.DESCRIPTION, what=f"GPU {fault.index} {what}", index=fault.index)
 
 
 def _unlisted(before: Inventory, after: Inventory) -> Iterator[Transition]:
@@ -68,11 +68,11 @@ def _unlisted(before: Inventory, after: Inventory) -> Iterator[Transition]:
     for bus_id, gpu in new.items():
         if old.get(bus_id) != gpu:
             what = f"GPU {bus_id} is not listed by NVML: {gpu.reason}"
-            yield Transition(kind=Kind.DESCRIPTION, what=what, uuid=gpu.uuid, worse=True)
+            yield Transition(kind=TransitionKind.DESCRIPTION, what=what, uuid=gpu.uuid, worse=True)
     listed = {gpu.pci_bus_id for gpu in after.gpus}
     for bus_id in old.keys() - new.keys():
         what = "is listed by NVML now" if bus_id in listed else "is not on the bus any more"
-        yield Transition(kind=Kind.DESCRIPTION, what=f"GPU {bus_id} {what}", uuid=old[bus_id].uuid)
+        yield Transition(kind=TransitionKind.DESCRIPTION, what=f"GPU {bus_id} {what}", uuid=old[bus_id].uuid)
 
 
 def _units(before: Inventory, after: Inventory) -> Iterator[Transition]:
@@ -96,23 +96,28 @@ def _unit(old: Unit, new: Unit) -> Iterator[Transition]:
     elif isinstance(old, MigPart) and isinstance(new, MigPart):
         yield from _available(old, new)
         if old.device.index != new.device.index:
-            yield _of(new, Kind.NUMBER, f"had index {old.device.index}")
+            yield _of(new, TransitionKind.NUMBER, f"had index {old.device.index}")
 
 
 def _health(old: Gpu, new: Gpu) -> Iterator[Transition]:
     health = new.health
     if old.health.state is not health.state:
         how = _HOW.get(health.state, f"is {health.state}, because of")
-        yield _of(new, Kind.HEALTH, f"{how}: {health.why}", worse=health.state in (State.BAD, State.SUSPECT))
+        yield _of(
+            new,
+            TransitionKind.HEALTH,
+            f"{how}: {health.why}",
+            worse=health.state in (HealthState.BAD, HealthState.SUSPECT),
+        )
 
 
 def _signs(old: Gpu, new: Gpu) -> Iterator[Transition]:
     for sign in new.signs:
         if sign not in old.signs:
-            yield _of(new, Kind.SIGN, f"shows {sign}", worse=True)
+            yield _of(new, TransitionKind.SIGN, f"shows {sign}", worse=True)
     for sign in old.signs:
         if sign not in new.signs:
-            yield _of(new, Kind.SIGN, f"no longer shows {sign}")
+            yield _of(new, TransitionKind.SIGN, f"no longer shows {sign}")
 
 
 def _available(old: Unit, new: Unit) -> Iterator[Transition]:
@@ -121,7 +126,7 @@ def _available(old: Unit, new: Unit) -> Iterator[Transition]:
     if was == now or _by_health(new, now) or (not now and _by_health(old, was)):
         return
     what = f"is unavailable: {now}" if now else "is available again"
-    yield _of(new, Kind.AVAILABLE, what, worse=bool(now))
+    yield _of(new, TransitionKind.AVAILABLE, what, worse=bool(now))
 
 
 def _by_health(unit: Unit, why: str) -> bool:
@@ -130,14 +135,14 @@ def _by_health(unit: Unit, why: str) -> bool:
 
 def _gpu(old: Gpu, new: Gpu) -> Iterator[Transition]:
     if old.mig_enabled != new.mig_enabled:
-        yield _of(new, Kind.MIG, f"is {'in' if new.mig_enabled else 'no longer in'} MIG mode")
+        yield _of(new, TransitionKind.MIG, f"is {'in' if new.mig_enabled else 'no longer in'} MIG mode")
     if old.index != new.index:
-        yield _of(new, Kind.NUMBER, f"had index {old.index}")
+        yield _of(new, TransitionKind.NUMBER, f"had index {old.index}")
     if old.minor_number != new.minor_number:
-        yield _of(new, Kind.NUMBER, f"had minor {old.minor_number}, and has {new.minor_number}")
+        yield _of(new, TransitionKind.NUMBER, f"had minor {old.minor_number}, and has {new.minor_number}")
     for name in Gpu.__struct_fields__:
         if name not in _OWN and name not in Gpu.aside and getattr(old, name) != getattr(new, name):
-            yield _of(new, Kind.FACTS, _fact(name, getattr(old, name), getattr(new, name)))
+            yield _of(new, TransitionKind.FACTS, _fact(name, getattr(old, name), getattr(new, name)))
 
 
 def _fact(name: str, was: object, now: object) -> str:
@@ -145,12 +150,12 @@ def _fact(name: str, was: object, now: object) -> str:
     return told if len(told) <= _SHORT and "(" not in told else f"has another {name}"
 
 
-def _of(unit: Unit, kind: Kind, what: str, *, worse: bool = False) -> Transition:
+def _of(unit: Unit, kind: TransitionKind, what: str, *, worse: bool = False) -> Transition:
     return Transition(kind=kind, what=f"{_name(unit)} {what}", uuid=unit.uuid, index=whole(unit).index, worse=worse)
 
 
-def _kind(unit: Unit) -> Kind:
-    return Kind.GPU if isinstance(unit, Gpu) else Kind.MIG
+def _kind(unit: Unit) -> TransitionKind:
+    return TransitionKind.GPU if isinstance(unit, Gpu) else TransitionKind.MIG
 
 
 def _name(unit: Unit) -> str:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.health import WELL, History, Kind, Transition
+from nri_gpu.domain.health import WELL, History, Transition, TransitionKind
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.changes import changes
 from nri_gpu.inventory.source import Source
@@ -19,11 +19,13 @@ from nri_gpu.system.log import logger
 from nri_gpu.system.state import Board
 
 # Which transitions are news to whom. What flaps (heat, say) is to nobody: a scan of the driver's files costs seconds.
-DRIVER: Final = frozenset({Kind.ANSWER, Kind.DRIVER})
-PROFILES: Final = frozenset({Kind.GPU, Kind.NUMBER})
-LABELS: Final = frozenset({Kind.ANSWER, Kind.DRIVER, Kind.GPU, Kind.MIG, Kind.FACTS})
-ALL: Final = frozenset(Kind)
-_SAID_BY_OTHERS: Final = frozenset({Kind.HEALTH})  # `HealthKeeper`, when it makes up its mind
+DRIVER: Final = frozenset({TransitionKind.ANSWER, TransitionKind.DRIVER})
+PROFILES: Final = frozenset({TransitionKind.GPU, TransitionKind.NUMBER})
+LABELS: Final = frozenset(
+    {TransitionKind.ANSWER, TransitionKind.DRIVER, TransitionKind.GPU, TransitionKind.MIG, TransitionKind.FACTS}
+)
+ALL: Final = frozenset(TransitionKind)
+_SAID_BY_OTHERS: Final = frozenset({TransitionKind.HEALTH})  # `HealthKeeper`, when it makes up its mind
 
 
 class Followers(Struct, frozen=True, kw_only=True):
@@ -53,7 +55,7 @@ class InventoryKeeper:
         # Of a node seen for the first time only what is wrong is news.
         found = changes(_bare(inventory) if first else before, inventory)
         # Who cannot be asked, and who can again, is told by the cache, and noted when it is.
-        noted = [each for each in found if each.kind is not Kind.ANSWER]
+        noted = [each for each in found if each.kind is not TransitionKind.ANSWER]
         self._log(inventory, noted, first=first)
         self._note(noted)
         self._tell(ALL if first else frozenset(each.kind for each in found))
@@ -62,18 +64,18 @@ class InventoryKeeper:
         """Nobody can be asked. The cache says it once for the same sentence."""
         self._fault = sentence
         logger.bind(fault=sentence).warning("inventory not refreshed")
-        self._note([Transition(kind=Kind.ANSWER, what=f"not refreshed: {sentence}", worse=True)])
+        self._note([Transition(kind=TransitionKind.ANSWER, what=f"not refreshed: {sentence}", worse=True)])
 
     def answered(self) -> None:
         """The source did, whatever it said."""
         if self._fault:
             self._fault = ""
-            self._note([Transition(kind=Kind.ANSWER, what="the driver answers again")])
+            self._note([Transition(kind=TransitionKind.ANSWER, what="the driver answers again")])
 
     def module_changed(self, version: str) -> None:
         """Another kernel module is loaded, or none any more; who found out has logged it."""
         what = f"kernel module nvidia {version} is loaded" if version else "kernel module nvidia is not loaded any more"
-        self._note([Transition(kind=Kind.MODULE, what=what, worse=not version)])
+        self._note([Transition(kind=TransitionKind.MODULE, what=what, worse=not version)])
 
     def _log(self, inventory: Inventory, noted: Iterable[Transition], *, first: bool) -> None:
         known = {"gpus": len(inventory.gpus), "inventory_number": self._board.snapshot().number}
@@ -86,7 +88,7 @@ class InventoryKeeper:
     def _note(self, transitions: Iterable[Transition]) -> None:
         self.history = self.history.having(transitions, self._wall())
 
-    def _tell(self, kinds: frozenset[Kind]) -> None:
+    def _tell(self, kinds: frozenset[TransitionKind]) -> None:
         for look, news in self._news:
             if kinds & news:
                 look()
@@ -109,7 +111,7 @@ def _log(transition: Transition) -> None:
         bound = bound.bind(index=transition.index)
     if transition.uuid:
         bound = bound.bind(gpu_uuid=transition.uuid)
-    undescribed = transition.kind is Kind.DESCRIPTION and transition.worse
+    undescribed = transition.kind is TransitionKind.DESCRIPTION and transition.worse
     field, message = ("fault", "gpu cannot be described") if undescribed else ("reason", "node changed")
     bound.bind(**{field: transition.what}).log("WARNING" if transition.worse else "INFO", message)
 

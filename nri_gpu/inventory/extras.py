@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.domain.edits import CHANNELS_DEFAULT, Channels, DeviceNode, Extra, Mount, Offer
+from nri_gpu.domain.edits import CHANNELS_DEFAULT, Channels, DeviceNode, Extra, Mount, NodeExtra
 from nri_gpu.domain.gpu import Gpu, MigDevice
 from nri_gpu.inventory.kernel import majors_by_name
 from nri_gpu.system.storage import text_of
@@ -106,20 +106,20 @@ _LINE: Final = re.compile(r"^(DeviceFileMinor|DeviceFileMode):[ \t]*([0-9]{1,5})
 _PERMISSIONS: Final = 0o777
 
 
-def right_to_mig(right: str, proc: Path, majors: Mapping[str, frozenset[int]]) -> Offer:
+def right_to_mig(right: str, proc: Path, majors: Mapping[str, frozenset[int]]) -> NodeExtra:
     """The node of a right, `config` or `monitor`, with the mode that the driver says."""
     major = min(majors.get(_CAPS, ()), default=None)
     if major is None:
-        return Offer(lacking=f"{_CAPS} is not in /proc/devices: load kernel module nvidia")
+        return NodeExtra(lacking=f"{_CAPS} is not in /proc/devices: load kernel module nvidia")
     path = proc / "driver/nvidia/capabilities/mig" / right
     try:
         facts = {name: int(value) for name, value in _LINE.findall(path.read_text(encoding="ascii", errors="replace"))}
     except OSError:
-        return Offer(lacking=f"{path} is not there: no GPU of this driver can be cut by MIG")
+        return NodeExtra(lacking=f"{path} is not there: no GPU of this driver can be cut by MIG")
     minor, mode = facts.get("DeviceFileMinor"), facts.get("DeviceFileMode")
     if minor is None or mode is None or minor > CAP_MINOR_MAX or mode & ~_PERMISSIONS:
-        return Offer(lacking=f"{path} does not tell minor and mode of the capability")
-    return Offer(nodes=(DeviceNode(f"/dev/nvidia-caps/nvidia-cap{minor}", major, minor, mode),))
+        return NodeExtra(lacking=f"{path} does not tell minor and mode of the capability")
+    return NodeExtra(nodes=(DeviceNode(f"/dev/nvidia-caps/nvidia-cap{minor}", major, minor, mode),))
 
 
 # A socket is connected to by its inode, which a read-only mount does not hinder; it keeps a container's root from
@@ -131,26 +131,26 @@ FIRMWARE_FOLDER: Final = "/lib/firmware"
 _FIRMWARE_FILES: Final = "gsp*.bin"
 
 
-def gds_files(host: Path, nodes: Offer) -> Offer:
+def gds_files(host: Path, nodes: NodeExtra) -> NodeExtra:
     """GPUDirect Storage's nodes, with udev's database and cuFile's settings where there are any."""
     mounts: list[Mount] = []
     if (host / UDEV).is_dir():
         mounts.append(Mount(f"/{UDEV}", os.path.realpath(host / UDEV)))
     if (host / CUFILE).exists():
         if why := distrust(host / CUFILE):
-            return Offer(lacking=f"/{CUFILE} is not given to containers: {why}")
+            return NodeExtra(lacking=f"/{CUFILE} is not given to containers: {why}")
         mounts.append(Mount(f"/{CUFILE}", os.path.realpath(host / CUFILE)))
-    return Offer(nodes.nodes, tuple(mounts))
+    return NodeExtra(nodes.nodes, tuple(mounts))
 
 
-def socket_offer(roots: Iterable[Path], service: str) -> Offer:
+def socket_offer(roots: Iterable[Path], service: str) -> NodeExtra:
     """The socket of one of NVIDIA's services, below the driver's root or the host's."""
     for root in dict.fromkeys(roots):
         for run in ("run", "var/run"):
             path = root / run / service / "socket"
             if _is_socket(path):
-                return Offer(mounts=(socket_mount(f"/run/{service}/socket", os.path.realpath(path)),))
-    return Offer(lacking=f"there is no socket /run/{service}/socket: start {service}")
+                return NodeExtra(mounts=(socket_mount(f"/run/{service}/socket", os.path.realpath(path)),))
+    return NodeExtra(lacking=f"there is no socket /run/{service}/socket: start {service}")
 
 
 def socket_mount(destination: str, source: str) -> Mount:
@@ -158,22 +158,22 @@ def socket_mount(destination: str, source: str) -> Mount:
     return Mount(destination, source, SOCKET_OPTIONS)
 
 
-def firmware(root: Path, sys: Path, version: str) -> Offer:
+def firmware(root: Path, sys: Path, version: str) -> NodeExtra:
     """The GPU's own programs, of this driver's version, from the first folder that has any.
 
     Source: NVIDIA/nvidia-container-toolkit pkg/nvcdi/driver-nvml.go, for the folders and their order.
     """
     if not version:
-        return Offer(lacking="the driver's version is not known")
+        return NodeExtra(lacking="the driver's version is not known")
     for folder in _firmware_folders(root, sys):
         files = sorted((folder / "nvidia" / version).glob(_FIRMWARE_FILES))
         for file in files:
             if why := distrust(file, root):
-                return Offer(lacking=f"{file} is not given to containers: {why}")
+                return NodeExtra(lacking=f"{file} is not given to containers: {why}")
         if files:
             place = f"{FIRMWARE_FOLDER}/nvidia/{version}"
-            return Offer(mounts=tuple(Mount(f"{place}/{file.name}", os.path.realpath(file)) for file in files))
-    return Offer(lacking=f"there is no nvidia/{version}/{_FIRMWARE_FILES} below {root / FIRMWARE_FOLDER[1:]}")
+            return NodeExtra(mounts=tuple(Mount(f"{place}/{file.name}", os.path.realpath(file)) for file in files))
+    return NodeExtra(lacking=f"there is no nvidia/{version}/{_FIRMWARE_FILES} below {root / FIRMWARE_FOLDER[1:]}")
 
 
 def _firmware_folders(root: Path, sys: Path) -> Iterator[Path]:
@@ -263,7 +263,7 @@ _NODES: Final[Mapping[Extra, _Wanted]] = {
 }
 
 
-def find_offers(roots: Roots, driver_version: str) -> Mapping[Extra, Offer]:
+def find_offers(roots: Roots, driver_version: str) -> Mapping[Extra, NodeExtra]:
     """Every extra but those that are made of the granted GPUs alone. Reads a few files, opens no device."""
     majors = majors_by_name(text_of(roots.proc / "devices") or "")
     offers = {extra: _nodes(wanted, roots.dev, majors) for extra, wanted in _NODES.items()}
@@ -278,24 +278,24 @@ def find_offers(roots: Roots, driver_version: str) -> Mapping[Extra, Offer]:
     return {extra: offers[extra] for extra in Extra if extra in offers}
 
 
-def _nodes(wanted: _Wanted, dev: Path, majors: Mapping[str, frozenset[int]]) -> Offer:
+def _nodes(wanted: _Wanted, dev: Path, majors: Mapping[str, frozenset[int]]) -> NodeExtra:
     shown = f"/dev/{wanted.folder}/" if wanted.folder else "/dev/"
     there = dict(_character_devices(dev / wanted.folder, shown))
     chosen: list[DeviceNode] = []
     for pattern in wanted.needed:
         matching = [node for name, node in there.items() if pattern.fullmatch(name)]
         if not matching:
-            return Offer(lacking=f"there is no {shown}{_spelt(pattern)} ({wanted.cure})")
+            return NodeExtra(lacking=f"there is no {shown}{_spelt(pattern)} ({wanted.cure})")
         chosen += matching
     known = majors.get(wanted.module, frozenset())
     for node in chosen:
         if known and node.major not in known:
-            return Offer(
+            return NodeExtra(
                 lacking=f"{node.path} has major {node.major}, and {wanted.module} has {_listed(known)} now: "
                 "the node is a leftover; remove it and have it made again"
             )
     chosen += [node for name, node in there.items() if wanted.welcome and wanted.welcome.fullmatch(name)]
-    return Offer(nodes=tuple(chosen))
+    return NodeExtra(nodes=tuple(chosen))
 
 
 def _character_devices(folder: Path, shown: str) -> Iterator[tuple[str, DeviceNode]]:
@@ -311,16 +311,16 @@ def _character_devices(folder: Path, shown: str) -> Iterator[tuple[str, DeviceNo
             yield name, node
 
 
-def _channels(proc: Path, majors: Mapping[str, frozenset[int]]) -> Offer:
+def _channels(proc: Path, majors: Mapping[str, frozenset[int]]) -> NodeExtra:
     """Channels need no node on the host: the kernel knows them by number."""
     known = majors.get(_CHANNELS)
     if not known:
-        return Offer(lacking=f"{_CHANNELS} is not in /proc/devices: load nvidia, of a driver from 550.54.14 on")
+        return NodeExtra(lacking=f"{_CHANNELS} is not in /proc/devices: load nvidia, of a driver from 550.54.14 on")
     match = _CHANNEL_COUNT.search(text_of(proc / "driver/nvidia/params") or "")
     count = int(match[1]) if match else CHANNELS_DEFAULT
     if not count:
-        return Offer(lacking="kernel module nvidia was loaded with NVreg_ImexChannelCount=0")
-    return Offer(channels=Channels(min(known), count))
+        return NodeExtra(lacking="kernel module nvidia was loaded with NVreg_ImexChannelCount=0")
+    return NodeExtra(channels=Channels(min(known), count))
 
 
 def _names(folder: Path) -> list[str]:
@@ -344,17 +344,17 @@ def roots_of(driver_root: Path, host_root: str, *, proc: Path, sys: Path) -> Roo
     return replace(roots, host=driver_root) if host_root == "/" else roots
 
 
-def as_host_names(offers: Mapping[Extra, Offer], root: Path, host_root: Path) -> Mapping[Extra, Offer]:
+def as_host_names(offers: Mapping[Extra, NodeExtra], root: Path, host_root: Path) -> Mapping[Extra, NodeExtra]:
     """Offers with the sources of their mounts renamed. What lies elsewhere is the image's own and nobody's extra."""
     real = Path(os.path.realpath(root))  # as sources are
     return {extra: _renamed(offer, real, host_root) for extra, offer in offers.items()}
 
 
-def _renamed(offer: Offer, root: Path, host_root: Path) -> Offer:
+def _renamed(offer: NodeExtra, root: Path, host_root: Path) -> NodeExtra:
     mounts: list[Mount] = []
     for mount in offer.mounts:
         source = Path(mount.source)
         if not source.is_relative_to(root):
-            return Offer(lacking=f"{source} is in nri-gpu's own image and not the host's: mount that below {root}")
+            return NodeExtra(lacking=f"{source} is in nri-gpu's own image and not the host's: mount that below {root}")
         mounts.append(replace(mount, source=str(host_root / source.relative_to(root))))
     return replace(offer, mounts=tuple(mounts))

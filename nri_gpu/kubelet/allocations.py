@@ -12,7 +12,8 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import HANDED_KEY, REQUIRED_DESTINATION, Handed, KubeletGrant, handed_key
+from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocatedDevice, KubeletAllocation, kubelet_key
+from nri_gpu.domain.names import KUBELET_KEY
 from nri_gpu.kubelet.token import read_tokens
 
 
@@ -26,8 +27,8 @@ class KubeletHalf:
         self.key: bytes | None = None
         self.awaited = False
         self.unapplied = False  # the last container that was answered a CDI device came without its edits
-        self._required: set[Handed] = set()
-        self._held: dict[ContainerId, KubeletGrant] = {}
+        self._required: set[AllocatedDevice] = set()
+        self._held: dict[ContainerId, KubeletAllocation] = {}
         self._unread: dict[ContainerId, Container] = {}
 
     def keyed(self, key: bytes, ledger: Ledger) -> None:
@@ -40,15 +41,15 @@ class KubeletHalf:
 
     def read(self, container: Container) -> Container:
         """The container with what the kubelet gave it; the very same one where it gave nothing."""
-        if not handed_key(container.annotations):
+        if not kubelet_key(container.annotations):
             return container
         tokens: dict[str, str] = {}
         others: dict[str, str] = {}
         for key, value in container.annotations.items():
-            (tokens if key.startswith(HANDED_KEY) else others)[key] = value
+            (tokens if key.startswith(KUBELET_KEY) else others)[key] = value
         return replace(container, annotations=others, kubelet=read_tokens(tokens, self.key))
 
-    def requires(self, devices: Iterable[Handed]) -> None:
+    def requires(self, devices: Iterable[AllocatedDevice]) -> None:
         """Allocate answered the CDI device beside these."""
         self._required.update(devices)
 
@@ -64,11 +65,11 @@ class KubeletHalf:
         if container.kubelet is not None and isinstance(decision, Inject) and decision.grant.uuids:
             self._held[container.id] = container.kubelet
 
-    def adopt(self, container_id: ContainerId, given: KubeletGrant) -> None:
+    def adopt(self, container_id: ContainerId, given: KubeletAllocation) -> None:
         """Its GPUs came by the kubelet, as somebody else found out."""
-        known = self._held.get(container_id, KubeletGrant(shared=given.shared))
+        known = self._held.get(container_id, KubeletAllocation(shared=given.shared))
         devices = dict.fromkeys((*known.devices, *given.devices))
-        self._held[container_id] = KubeletGrant(tuple(devices), known.shared)
+        self._held[container_id] = KubeletAllocation(tuple(devices), known.shared)
 
     def started(self, ledger: Ledger, container_id: ContainerId, read: Callable[[], Container | None]) -> Ledger:
         """With that container running. read: dear, so only where it matters.
@@ -135,7 +136,7 @@ class KubeletHalf:
         return frozenset(
             uuid
             for uuid, use in ledger.usage().items()
-            if use.foreign
+            if use.external
             or any(
                 not (is_promise(id_) or id_ in self._held or (shared and grant.mode is Mode.SHARED))
                 for id_, grant in use.grants.items()

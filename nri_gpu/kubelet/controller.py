@@ -16,7 +16,7 @@ from nri_gpu.decision.eligibility import hindrance
 from nri_gpu.domain.container import Pod
 from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.gpu import GpuUuid, closure
-from nri_gpu.domain.kubelet import Handed, PodGiven, Standing
+from nri_gpu.domain.kubelet import AllocatedDevice, PodDevices, ResourceStatus
 from nri_gpu.domain.node import Node
 from nri_gpu.kubelet.allocations import KubeletHalf
 from nri_gpu.kubelet.external import Beside, Book
@@ -58,7 +58,7 @@ class Grants(Protocol):
     def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
         """GPUs that others than the kubelet's pods hold."""
 
-    def promise(self, devices: Iterable[Handed], *, shared: bool) -> None:
+    def promise(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
         """The kubelet gave these to a pod."""
 
     def lapse(self) -> None:
@@ -67,7 +67,7 @@ class Grants(Protocol):
     def kubelet_keyed(self, key: bytes) -> None:
         """The key of the kubelet's grants can be had."""
 
-    def kubelet_listed(self, given: tuple[PodGiven, ...]) -> None:
+    def kubelet_listed(self, given: tuple[PodDevices, ...]) -> None:
         """What the kubelet has given to whom."""
 
 
@@ -113,11 +113,11 @@ class DaemonBooks(Struct, frozen=True):
         """GPUs that anybody holds."""
         return frozenset(self.plugin.ledger.usage())
 
-    def promise(self, devices: Iterable[Handed], *, shared: bool) -> None:
+    def promise(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
         """The kubelet gave these to a pod."""
         self.plugin.promise(devices, shared=shared)
 
-    def required(self, devices: Iterable[Handed]) -> str:
+    def required(self, devices: Iterable[AllocatedDevice]) -> str:
         """The CDI device to be answered beside these."""
         name = self.device()
         if name:
@@ -139,7 +139,7 @@ class Answers(Struct, frozen=True):
         """Sandboxes that are there."""
         return self.book.pods()
 
-    def answered(self, pod: Pod, given: PodGiven) -> None:
+    def answered(self, pod: Pod, given: PodDevices) -> None:
         """What the kubelet says of one."""
         self.book.answered(pod, given)
 
@@ -147,7 +147,7 @@ class Answers(Struct, frozen=True):
         """A List was answered, or was not: whoever waits for it need not any more."""
         self.book.settled = True
 
-    def listed(self, pods: tuple[Pod, ...], given: tuple[PodGiven, ...]) -> None:
+    def listed(self, pods: tuple[Pod, ...], given: tuple[PodDevices, ...]) -> None:
         """What it says of all."""
         self.book.listed(pods, given)
         self.plugin.kubelet_listed(given)
@@ -170,7 +170,7 @@ class KubeletKeeper:
         self._books = DaemonBooks(board, plugin, lambda: self._connected, self._required.name)
         self._changed: Callable[[], None] = lambda: None
         self._look_for_key: Callable[[], None] = lambda: None
-        self._standings: Callable[[], tuple[Standing, ...]] = tuple
+        self._standings: Callable[[], tuple[ResourceStatus, ...]] = tuple
         if settings.enabled:
             plugin.kubelet.awaited = True
         self._ask: Callable[[Pod], None] = lambda _: None
@@ -203,7 +203,7 @@ class KubeletKeeper:
         """GPUs, grants or the policy."""
         self._changed()
 
-    def report(self) -> tuple[Standing, ...] | None:
+    def report(self) -> tuple[ResourceStatus, ...] | None:
         """How each resource stands with the kubelet; None where no device plugin is wanted."""
         return self._standings() if self._settings.enabled else None
 
@@ -252,7 +252,7 @@ class KubeletKeeper:
         except ImportError as error:
             fault = f"{error}: install the kubernetes extra, pip install 'nri-gpu[kubernetes]'"
             logger.bind(fault=fault).error("no device plugin for the kubelet")
-            self._standings = lambda: (Standing(self._settings.resource, fault=fault),)
+            self._standings = lambda: (ResourceStatus(self._settings.resource, fault=fault),)
             return
         from nri_gpu.system.inotify import folder_changed
 

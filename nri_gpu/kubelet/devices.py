@@ -9,11 +9,11 @@ from typing import Final, Protocol
 from msgspec import Struct, field
 
 from nri_gpu.allocation.messages import why_not
-from nri_gpu.allocation.topology import Room, choose, fabric_of
+from nri_gpu.allocation.topology import Room, choose, topology_of
 from nri_gpu.domain.claim import Strategy
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, is_compute_slice, nvml_order, whole
-from nri_gpu.domain.kubelet import REPLICA, Handed
+from nri_gpu.domain.kubelet import REPLICA, AllocatedDevice
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.kubelet.token import token_key, write_token
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
@@ -43,11 +43,11 @@ class Books(Protocol):
         """GPUs that anybody holds."""
         ...
 
-    def promise(self, devices: Iterable[Handed], *, shared: bool) -> None:
+    def promise(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
         """The kubelet gave these to a pod."""
         ...
 
-    def required(self, devices: Iterable[Handed]) -> str:
+    def required(self, devices: Iterable[AllocatedDevice]) -> str:
         """The CDI device to be answered beside these; empty for none."""
         ...
 
@@ -94,11 +94,11 @@ def _together(
 ) -> tuple[str, ...]:
     """Whole GPUs: the best linked set, as `allocation.place` chooses for annotations."""
     inventory, used = books.node().inventory, books.used()
-    places = fabric_of(inventory).places
+    places = topology_of(inventory).places
     at = {places[units[id_].uuid]: id_ for id_ in ids}
     free = tuple(place for uuid, place in places.items() if uuid not in used)
     chosen = choose(
-        fabric_of(inventory),
+        topology_of(inventory),
         min(number, len(at)),
         tuple(sorted(at)),
         taken=tuple(sorted(places[unit.uuid] for unit in taken)),
@@ -185,12 +185,12 @@ class Offers:
         if key is None or not all(asked):
             raise AllocationError(f"no {resource} can be given out: {'a container asks for none' if key else 'no key'}")
         for ids in asked:
-            self.books.promise([Handed(resource, id_) for id_ in ids], shared=self.shared)
+            self.books.promise([AllocatedDevice(resource, id_) for id_ in ids], shared=self.shared)
         return tuple({token_key(resource): write_token(resource, ids, key, shared=self.shared)} for ids in asked)
 
     def required(self, resource: str, ids: Iterable[str]) -> str:
         """The CDI device to be answered beside a container's annotations; empty for none."""
-        return self.books.required([Handed(resource, id_) for id_ in ids])
+        return self.books.required([AllocatedDevice(resource, id_) for id_ in ids])
 
     @property
     def shared(self) -> bool:

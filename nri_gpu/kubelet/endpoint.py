@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu.domain.errors import NriGpuError, RestartNeededError
-from nri_gpu.domain.kubelet import Standing
+from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.kubelet.devices import Offers
 from nri_gpu.kubelet.service import VERSION, DevicePlugin, Watched
 from nri_gpu.policy.kinds import SOCKET_PATH_MAX
@@ -108,9 +108,9 @@ class Endpoint:
             if not at_once:
                 await self._pause()
 
-    def standing(self) -> Standing:
+    def standing(self) -> ResourceStatus:
         """For who asks how it is."""
-        return Standing(self.resource, self._since, self._fault)
+        return ResourceStatus(self.resource, self._since, self._fault)
 
     async def _session(self) -> str:
         """From a new socket to its end. Returns what ended it."""
@@ -339,7 +339,7 @@ class KubeletRoom:
         """GPUs, grants, the policy or the connection to the runtime."""
         self._poked.set()
 
-    def standings(self) -> tuple[Standing, ...]:
+    def standings(self) -> tuple[ResourceStatus, ...]:
         """How each resource stands with the kubelet."""
         return tuple(endpoint.standing() for endpoint in self._endpoints.values())
 

@@ -24,7 +24,7 @@ from nri_gpu.allocation.reservations import Missing, Named, holders, promised_de
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId
 from nri_gpu.domain.decision import Decision, Inject
 from nri_gpu.domain.gpu import GpuUuid, MigPart
-from nri_gpu.domain.kubelet import GROUP, REPLICA, Handed, KubeletGrant, PodGiven, gpu_groups
+from nri_gpu.domain.kubelet import GROUP, REPLICA, AllocatedDevice, KubeletAllocation, PodDevices, gpu_groups
 from nri_gpu.domain.node import Inventory
 from nri_gpu.nri.convert import PREFIX
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
@@ -53,13 +53,13 @@ class Told(Struct, frozen=True):
     reserved: GPUs that pods in reservation namespaces hold -> the GPU groups of those pods.
     """
 
-    pod: PodGiven | None = None
+    pod: PodDevices | None = None
     reserved: Mapping[GpuUuid, frozenset[str]] = {}
 
 
 def given_beside(
     container: Container, told: Told, inventory: Inventory, settings: KubeletSettings
-) -> KubeletGrant | None:
+) -> KubeletAllocation | None:
     """What it was given by others, to be injected by us; None where that is nothing we could tell or should touch."""
     if not settings.beside or served_by_others(container):
         return None
@@ -69,17 +69,17 @@ def given_beside(
     return _of_plugin(container, names, told, inventory, settings) if settings.inject_for.patterns else None
 
 
-def checked(given: KubeletGrant, container: Container, told: Told, settings: KubeletSettings) -> KubeletGrant:
+def checked(given: KubeletAllocation, container: Container, told: Told, settings: KubeletSettings) -> KubeletAllocation:
     """What our own device plugin's tokens say, held against the kubelet's word where that is known."""
     said = told.pod.container(container.name) if told.pod else None
     if given.fault or said is None:
         return _reserving(given, container.pod, settings)
     if theirs(said.devices, settings):
-        return KubeletGrant(fault=TWO_HANDS)
+        return KubeletAllocation(fault=TWO_HANDS)
     for resource in dict.fromkeys(each.resource for each in given.devices):
         here = frozenset(each.id for each in given.devices if each.resource == resource)
         if here != (there := said.of(resource)):
-            return KubeletGrant(
+            return KubeletAllocation(
                 fault=f"the kubelet says that it gave this container {_shown(there) or 'none'} of {resource}, and not "
                 f"{_shown(here)}, which is signed on it: it was copied from another container; delete the pod to have "
                 "the kubelet allocate anew"
@@ -93,7 +93,7 @@ def served_by_others(container: Container) -> bool:
     return nodes or bool(nvidia_names(container)) or bool(container.nvidia_hooks)
 
 
-def theirs(devices: Iterable[Handed], settings: KubeletSettings) -> tuple[Handed, ...]:
+def theirs(devices: Iterable[AllocatedDevice], settings: KubeletSettings) -> tuple[AllocatedDevice, ...]:
     """Those of resources that are injected for others."""
     return tuple(each for each in devices if settings.inject_for.first(each.resource) is not None)
 
@@ -105,7 +105,7 @@ def reserves(namespace: str, settings: KubeletSettings) -> bool:
 
 def _of_plugin(
     container: Container, names: tuple[str, ...], told: Told, inventory: Inventory, settings: KubeletSettings
-) -> KubeletGrant | None:
+) -> KubeletAllocation | None:
     if told.pod is None or not told.pod.containers:
         return _waits(NOT_TOLD if told.pod is None else NO_POD) if names else None
     named, odd = _units(names, container, inventory)
@@ -117,19 +117,21 @@ def _of_plugin(
     else:
         devices = theirs(said.devices, settings)
     if not devices:
-        return KubeletGrant(key=VARIABLE) if names else None
+        return KubeletAllocation(key=VARIABLE) if names else None
     if VARIABLE in container.env and not names and "all" not in container.env[VARIABLE].split(","):
-        return KubeletGrant(key=VARIABLE)  # void, none
+        return KubeletAllocation(key=VARIABLE)  # void, none
     if VARIABLE in container.env and (odd or named != {each.uuid for each in devices}):
-        return KubeletGrant(
+        return KubeletAllocation(
             fault=f"it says {_cut(container.env[VARIABLE])}, and the kubelet gave this container "
             f"{_shown(each.id for each in devices)}: take the variable out of the pod's own environment",
             key=VARIABLE,
         )
     replicas = {REPLICA in each.id for each in devices}
     if len(replicas) > 1:
-        return KubeletGrant(fault="the kubelet gave it shared GPUs and others at once: ask for one kind", key=VARIABLE)
-    return _reserving(KubeletGrant(devices, replicas.pop(), key=VARIABLE), container.pod, settings)
+        return KubeletAllocation(
+            fault="the kubelet gave it shared GPUs and others at once: ask for one kind", key=VARIABLE
+        )
+    return _reserving(KubeletAllocation(devices, replicas.pop(), key=VARIABLE), container.pod, settings)
 
 
 def _is_fraction(pod: Pod, names: tuple[str, ...], settings: KubeletSettings) -> bool:
@@ -138,7 +140,7 @@ def _is_fraction(pod: Pod, names: tuple[str, ...], settings: KubeletSettings) ->
     return bool(gpu_groups(pod.labels))
 
 
-def _fraction(container: Container, names: tuple[str, ...], told: Told, inventory: Inventory) -> KubeletGrant:
+def _fraction(container: Container, names: tuple[str, ...], told: Told, inventory: Inventory) -> KubeletAllocation:
     groups = gpu_groups(container.pod.labels)
     named, odd = _units(names, container, inventory)
     lacking = [*odd, *sorted(uuid for uuid in named if told.reserved.get(uuid, frozenset()).isdisjoint(groups))]
@@ -148,7 +150,7 @@ def _fraction(container: Container, names: tuple[str, ...], told: Told, inventor
             f"GPU group ({GROUP}): it will be tried again, since the kubelet may not have told yet"
         )
     by = f"fraction-{container.pod.uid}"  # a resource of its own: what the reservation holds stays the reservation's
-    return KubeletGrant(tuple(Handed(by, uuid) for uuid in sorted(named)), shared=True, key=VARIABLE)
+    return KubeletAllocation(tuple(AllocatedDevice(by, uuid) for uuid in sorted(named)), shared=True, key=VARIABLE)
 
 
 def _units(
@@ -168,15 +170,15 @@ def _units(
     )
 
 
-def _reserving(given: KubeletGrant, pod: Pod, settings: KubeletSettings) -> KubeletGrant:
+def _reserving(given: KubeletAllocation, pod: Pod, settings: KubeletSettings) -> KubeletAllocation:
     """A pod that reserves a GPU holds it for others to share."""
     if given.fault or given.shared or not reserves(pod.namespace, settings):
         return given
-    return KubeletGrant(given.devices, shared=True, key=given.key)
+    return KubeletAllocation(given.devices, shared=True, key=given.key)
 
 
-def _waits(sentence: str) -> KubeletGrant:
-    return KubeletGrant(fault=sentence, key=VARIABLE, waits=True)
+def _waits(sentence: str) -> KubeletAllocation:
+    return KubeletAllocation(fault=sentence, key=VARIABLE, waits=True)
 
 
 def _shown(names: Iterable[str]) -> str:
@@ -210,7 +212,7 @@ class Book:
         self._ask = ask
         self._pods: dict[PodId, Pod] = {}
         self._names: dict[tuple[str, str], PodId] = {}
-        self._told: dict[PodId, PodGiven] = {}
+        self._told: dict[PodId, PodDevices] = {}
         self.changed = 0  # counts what could make an answer different
 
     def came(self, pod: Pod) -> None:
@@ -232,7 +234,7 @@ class Book:
         if pod is not None and self._names.get((pod.namespace, pod.name)) == pod_id:
             del self._names[pod.namespace, pod.name]
 
-    def of(self, pod: Pod) -> PodGiven | None:
+    def of(self, pod: Pod) -> PodDevices | None:
         """What was told of this very pod; None where nothing was, and then it is asked."""
         known = self._pods.get(pod.id)
         if known is None or known.uid != pod.uid:
@@ -244,7 +246,7 @@ class Book:
             self._ask(pod)
         return given
 
-    def named(self, given: PodGiven) -> Pod | None:
+    def named(self, given: PodDevices) -> Pod | None:
         """The sandbox that runs under that name."""
         return self._pods.get(self._names.get((given.namespace, given.name), PodId("")))
 
@@ -252,7 +254,7 @@ class Book:
         """Sandboxes that are there."""
         return tuple(self._pods.values())
 
-    def answered(self, pod: Pod, given: PodGiven) -> None:
+    def answered(self, pod: Pod, given: PodDevices) -> None:
         """What the kubelet says of one."""
         now = self._pods.get(pod.id)
         if now is None or now.uid != pod.uid or self._told.get(pod.id) == given:
@@ -260,17 +262,17 @@ class Book:
         self._told[pod.id] = given
         self.changed += 1
 
-    def listed(self, pods: tuple[Pod, ...], given: tuple[PodGiven, ...]) -> None:
+    def listed(self, pods: tuple[Pod, ...], given: tuple[PodDevices, ...]) -> None:
         """What it says of all. pods: those that were there when it was asked."""
-        found: dict[tuple[str, str], PodGiven | None] = {}
+        found: dict[tuple[str, str], PodDevices | None] = {}
         for each in given:  # two of one name are the old pod and the new, and nobody can tell which is which
             found[each.namespace, each.name] = None if (each.namespace, each.name) in found else each
         for pod in pods:
-            said = found.get((pod.namespace, pod.name), PodGiven(pod.namespace, pod.name))
+            said = found.get((pod.namespace, pod.name), PodDevices(pod.namespace, pod.name))
             if said is not None:
                 self.answered(pod, said)
 
-    def told(self) -> Iterator[tuple[Pod, PodGiven]]:
+    def told(self) -> Iterator[tuple[Pod, PodDevices]]:
         """All that is known."""
         return ((self._pods[id_], given) for id_, given in self._told.items())
 
@@ -302,13 +304,13 @@ class Beside:
             return container
         told = self._told(container, settings)
         if container.kubelet is not None:
-            given: KubeletGrant | None = checked(container.kubelet, container, told, settings)
+            given: KubeletAllocation | None = checked(container.kubelet, container, told, settings)
         else:
             given = given_beside(container, told, inventory, settings)
             if given is not None and given.waits and self.book is None:
-                given = KubeletGrant(fault=NOT_ASKED, key=given.key, waits=True)
+                given = KubeletAllocation(fault=NOT_ASKED, key=given.key, waits=True)
             if given is None and container.pod.annotations and self.book is not None and not self.book.settled:
-                given = KubeletGrant(fault=JUST_STARTED, key=PREFIX, waits=True)
+                given = KubeletAllocation(fault=JUST_STARTED, key=PREFIX, waits=True)
         return container if given is container.kubelet else replace(container, kubelet=given)
 
     def decided(self, container: Container, decision: Decision, settings: KubeletSettings) -> None:
@@ -346,16 +348,16 @@ class Beside:
     def reconcile(
         self,
         ledger: Ledger,
-        given: tuple[PodGiven, ...],
+        given: tuple[PodDevices, ...],
         settings: KubeletSettings,
         now: float,
-        adopt: Callable[[ContainerId, KubeletGrant], None],
+        adopt: Callable[[ContainerId, KubeletAllocation], None],
     ) -> Ledger:
         """The ledger held against all that the kubelet lists. adopt: told whose GPUs came by the kubelet."""
         named = tuple(self._named(given, settings))
         for each in named:
             for id_ in holders(ledger, each):
-                adopt(id_, KubeletGrant((each.device,), each.shared))
+                adopt(id_, KubeletAllocation((each.device,), each.shared))
                 if theirs((each.device,), settings):
                     self._held.add(id_)
         about = [id_ for id_ in ledger.entries if (d := promised_device(id_)) and self._is_counted(d, settings)]
@@ -366,16 +368,16 @@ class Beside:
         self,
         containers: Iterable[Container],
         settings: KubeletSettings,
-        adopt: Callable[[ContainerId, KubeletGrant], None],
+        adopt: Callable[[ContainerId, KubeletAllocation], None],
     ) -> None:
         """What the runtime lists: pods to ask about, and those who share what a scheduler reserved."""
         for container in containers:
             if self.book is not None and container.pod.name != "?":  # of one whose pod the runtime did not list
                 self.book.came(container.pod)
             if settings.reservations.patterns and gpu_groups(container.pod.labels):
-                adopt(container.id, KubeletGrant(shared=True))
+                adopt(container.id, KubeletAllocation(shared=True))
 
-    def _named(self, given: tuple[PodGiven, ...], settings: KubeletSettings) -> Iterator[Named]:
+    def _named(self, given: tuple[PodDevices, ...], settings: KubeletSettings) -> Iterator[Named]:
         for pod in given:
             sandbox = self.book.named(pod) if self.book else None
             for container in pod.containers:
@@ -384,7 +386,7 @@ class Beside:
                         shared = REPLICA in device.id or reserves(pod.namespace, settings)
                         yield Named(device, pod.namespace, pod.name, container.name, shared, sandbox)
 
-    def _is_counted(self, device: Handed, settings: KubeletSettings) -> bool:
+    def _is_counted(self, device: AllocatedDevice, settings: KubeletSettings) -> bool:
         """Whether a resource is of GPUs here: others' that we inject for, or our own."""
         if theirs((device,), settings):
             return True

@@ -17,7 +17,7 @@ from msgspec import Struct
 from nri_gpu._pb import podresources_pb2 as pb
 from nri_gpu.domain.container import Pod
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.kubelet import ContainerGiven, Handed, PodGiven
+from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.system.log import logger
 
 GET_TIMEOUT_S: Final = 1.0
@@ -42,7 +42,7 @@ class PodResources:
         self._channel: Any = None
         self._gets = True  # whether this kubelet answers Get
 
-    async def get(self, namespace: str, name: str) -> PodGiven:
+    async def get(self, namespace: str, name: str) -> PodDevices:
         """One pod; with no containers where the kubelet has no such pod. Raises: PodResourcesError."""
         if self._gets:
             request = pb.GetPodResourcesRequest(pod_name=name, pod_namespace=namespace)
@@ -51,20 +51,20 @@ class PodResources:
             except grpc.aio.AioRpcError as error:
                 details = str(error.details())
                 if error.code() is grpc.StatusCode.NOT_FOUND or NOT_FOUND in details:
-                    return PodGiven(namespace, name)
+                    return PodDevices(namespace, name)
                 if error.code() is not grpc.StatusCode.UNIMPLEMENTED and NO_GET not in details:
                     raise await self._failed(error) from None
                 self._gets = False  # until the next connection
             else:
                 given = _pod(answer.pod_resources)
                 # Another pod than the one that was asked for is no answer.
-                return given if (given.namespace, given.name) == (namespace, name) else PodGiven(namespace, name)
+                return given if (given.namespace, given.name) == (namespace, name) else PodDevices(namespace, name)
         listed = [pod for pod in await self.list() if (pod.namespace, pod.name) == (namespace, name)]
         if len(listed) > 1:
             raise PodResourcesError(f"the kubelet lists pod {namespace}/{name} twice, the old one and the new")
-        return listed[0] if listed else PodGiven(namespace, name)
+        return listed[0] if listed else PodDevices(namespace, name)
 
-    async def list(self) -> tuple[PodGiven, ...]:
+    async def list(self) -> tuple[PodDevices, ...]:
         """All pods; before Kubernetes 1.34 finished ones too. Raises: PodResourcesError."""
         try:
             answer = await self._call("List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse, LIST_TIMEOUT_S)
@@ -119,14 +119,14 @@ class PodResources:
         )
 
 
-def _pod(pod: pb.PodResources) -> PodGiven:
-    return PodGiven(pod.namespace, pod.name, tuple(_container(each) for each in pod.containers))
+def _pod(pod: pb.PodResources) -> PodDevices:
+    return PodDevices(pod.namespace, pod.name, tuple(_container(each) for each in pod.containers))
 
 
-def _container(container: pb.ContainerResources) -> ContainerGiven:
+def _container(container: pb.ContainerResources) -> ContainerDevices:
     # One entry for each NUMA node, so that a resource can come several times.
-    devices = {Handed(each.resource_name, id_): None for each in container.devices for id_ in each.device_ids}
-    return ContainerGiven(container.name, tuple(devices))
+    devices = {AllocatedDevice(each.resource_name, id_): None for each in container.devices for id_ in each.device_ids}
+    return ContainerDevices(container.name, tuple(devices))
 
 
 PACE_S: Final = 0.02  # the kubelet answers 100 a second with a burst of 10, and we are not its only guest
@@ -145,7 +145,7 @@ class Book(Protocol):
         """Sandboxes that are there."""
         ...
 
-    def answered(self, pod: Pod, given: PodGiven) -> None:
+    def answered(self, pod: Pod, given: PodDevices) -> None:
         """What the kubelet says of one."""
         ...
 
@@ -153,7 +153,7 @@ class Book(Protocol):
         """A List was answered, or was not."""
         ...
 
-    def listed(self, pods: tuple[Pod, ...], given: tuple[PodGiven, ...]) -> None:
+    def listed(self, pods: tuple[Pod, ...], given: tuple[PodDevices, ...]) -> None:
         """What it says of all. pods: those that were there when it was asked."""
         ...
 

@@ -17,7 +17,8 @@ from typing import Final
 
 from nri_gpu.allocation.grant import KEY_BYTES as KEY_BYTES
 from nri_gpu.allocation.grant import signed_fields
-from nri_gpu.domain.kubelet import HANDED_KEY, Handed, KubeletGrant
+from nri_gpu.domain.kubelet import AllocatedDevice, KubeletAllocation
+from nri_gpu.domain.names import KUBELET_KEY
 from nri_gpu.system.log import logger
 from nri_gpu.system.storage import NotPrivateError, read_private
 
@@ -36,7 +37,7 @@ NO_KEY: Final = (
 
 def token_key(resource: str) -> str:
     """The annotation's key for a resource."""
-    return f"{HANDED_KEY}.{resource.replace('/', '_')}"
+    return f"{KUBELET_KEY}.{resource.replace('/', '_')}"
 
 
 def write_token(resource: str, ids: Sequence[str], key: bytes, *, shared: bool) -> str:
@@ -45,24 +46,24 @@ def write_token(resource: str, ids: Sequence[str], key: bytes, *, shared: bool) 
     return f"{body};mac={_mac(body, key)}"
 
 
-def read_tokens(annotations: Mapping[str, str], key: bytes | None) -> KubeletGrant:
+def read_tokens(annotations: Mapping[str, str], key: bytes | None) -> KubeletAllocation:
     """What all tokens on one container come to. key: None where there is none."""
     if key is None:
-        return KubeletGrant(fault=NO_KEY)
-    devices: list[Handed] = []
+        return KubeletAllocation(fault=NO_KEY)
+    devices: list[AllocatedDevice] = []
     modes: set[bool] = set()
     for name, text in sorted(annotations.items()):
         body, _, mac = text.rpartition(";mac=")
         if not hmac.compare_digest(mac.encode(errors="surrogatepass"), _mac(body, key).encode()):
-            return KubeletGrant(fault=NOT_OURS)
+            return KubeletAllocation(fault=NOT_OURS)
         fields = _fields(text)
         if fields is None or name != token_key(fields["resource"]):
-            return KubeletGrant(fault="it stands under another key, or is of another version: delete the pod")
+            return KubeletAllocation(fault="it stands under another key, or is of another version: delete the pod")
         modes.add(_MODES[fields["mode"]])
-        devices += [Handed(fields["resource"], each) for each in fields["ids"].split(",") if each]
+        devices += [AllocatedDevice(fields["resource"], each) for each in fields["ids"].split(",") if each]
     if len(modes) != 1 or not devices:
-        return KubeletGrant(fault="it gives shared and other GPUs at once, or none: delete the pod")
-    return KubeletGrant(tuple(devices), modes.pop())
+        return KubeletAllocation(fault="it gives shared and other GPUs at once, or none: delete the pod")
+    return KubeletAllocation(tuple(devices), modes.pop())
 
 
 def _mac(body: str, key: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nri_gpu.allocation.grant import BadMark
+from nri_gpu.allocation.grant import InvalidGrant
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.decision.decide import BrokenPolicy
 from nri_gpu.domain.container import Container
@@ -35,12 +35,12 @@ class HooksSeen:
         self._seen |= container.nvidia_hooks
 
 
-def tell_of_ungranted(container: Container, mark: BadMark | None, policy: Policy | BrokenPolicy) -> bool:
+def tell_of_ungranted(container: Container, mark: InvalidGrant | None, policy: Policy | BrokenPolicy) -> bool:
     """Say what an operator should look at: forged marks, and containers that got away without a decision.
 
     Returns whether it is one of the latter.
     """
-    if isinstance(mark, BadMark):
+    if isinstance(mark, InvalidGrant):
         logger.bind(**_names(container), fault=mark.why).warning("mark ignored")
         return False
     if not needs_grant(container, policy):

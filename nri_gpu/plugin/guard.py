@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from nri_gpu.allocation.grant import KEY_BYTES, MARK_KEY, BadMark, Mark
+from nri_gpu.allocation.grant import KEY_BYTES, InvalidGrant, SignedGrant
 from nri_gpu.decision.claim import may_ask_by_environment, needs_grant
-from nri_gpu.decision.validate import judge_adjusted, judge_start, mark_of
+from nri_gpu.decision.validate import grant_of, validate_adjusted, validate_start
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Reason
-from nri_gpu.domain.names import DEFAULT_STATE
+from nri_gpu.domain.names import DEFAULT_STATE, GRANT_KEY
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed
 from nri_gpu.nri.events import Event
@@ -194,8 +194,8 @@ class Guard:
         """ValidateContainerAdjustment: no creation without a grant, nor with GPU nodes that no grant names."""
         if not validation.concerns_us(payload) and not self._asks(payload):
             return EMPTY
-        adjusted = validation.adjusted_from_pb(payload, MARK_KEY)
-        reason = judge_adjusted(adjusted, self._state.key(), self._state.policy())
+        adjusted = validation.adjusted_from_pb(payload, GRANT_KEY)
+        reason = validate_adjusted(adjusted, self._state.key(), self._state.policy())
         if reason:
             self._log(adjusted.container, reason, "container rejected")
         return validation.verdict_to_pb(reason)
@@ -221,9 +221,11 @@ class Guard:
         waiting: list[Container] = []
         for item in listed:
             mark = _mark(item.container, key)
-            if isinstance(mark, Mark) or not needs_grant(item.container, policy):
+            if isinstance(mark, SignedGrant) or not needs_grant(item.container, policy):
                 continue
-            (waiting if item.created else doubtful if isinstance(mark, BadMark) else running).append(item.container)
+            (waiting if item.created else doubtful if isinstance(mark, InvalidGrant) else running).append(
+                item.container
+            )
             _report(item, mark)
         self.found = Found(tuple(running), tuple(doubtful), tuple(waiting))
 
@@ -238,9 +240,9 @@ class Guard:
 
     def _judge(self, container: Container, phrase: str) -> Reply:
         mark = _mark(container, self._state.key())
-        if isinstance(mark, Mark):  # the policy is read for the others only
+        if isinstance(mark, SignedGrant):  # the policy is read for the others only
             return EMPTY
-        reason = judge_start(container, mark, self._state.policy())
+        reason = validate_start(container, mark, self._state.policy())
         if reason is None:
             return EMPTY
         self._log(container, reason, phrase)
@@ -251,11 +253,11 @@ class Guard:
         self._later(lambda: bound.info(phrase))
 
 
-def _mark(container: Container, key: bytes | None) -> Mark | BadMark | None:
-    return mark_of(container, container.annotations.get(MARK_KEY), key)
+def _mark(container: Container, key: bytes | None) -> SignedGrant | InvalidGrant | None:
+    return grant_of(container, container.annotations.get(GRANT_KEY), key)
 
 
-def _report(item: Listed, mark: BadMark | None) -> None:
+def _report(item: Listed, mark: InvalidGrant | None) -> None:
     bound = _bound(item.container)
     if item.created:
         bound.info("container asked for GPUs and holds no grant: it will not start")

@@ -13,22 +13,23 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from nri_gpu.allocation.external import live, seen, with_live
-from nri_gpu.allocation.grant import MARK_KEY, BadMark, Mark, read_mark
-from nri_gpu.allocation.ledger import Entry, Ledger, Live, Phase, rebuilt
+from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, verify_grant
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Live, rebuilt
 from nri_gpu.allocation.releasing import expired
 from nri_gpu.allocation.reservations import had_a_pod, promised, redeemed
 from nri_gpu.decision.claim import may_ask_by_environment, needs_grant, reads_environment
 from nri_gpu.decision.decide import BrokenPolicy, decide
 from nri_gpu.decision.mps import holds_by_mps, start_fault
-from nri_gpu.decision.validate import judge_adjusted
+from nri_gpu.decision.validate import validate_adjusted
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Decision, Grant, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, Handed, PodGiven
+from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocatedDevice, PodDevices
 from nri_gpu.domain.mps import Seat
+from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.kubelet.allocations import KubeletHalf
 from nri_gpu.kubelet.external import Beside
@@ -176,7 +177,7 @@ class Plugin:
         """Let go of what was granted or promised and never came, for who asks what is free and creates nothing."""
         self._commit(self._lapsed(self._outside.clock()))
 
-    def promise(self, devices: Iterable[Handed], *, shared: bool) -> None:
+    def promise(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
         """The kubelet gave these to a pod; which one is known when its container is created."""
         self._commit(promised(self.ledger, devices, self._outside.clock(), shared=shared))
 
@@ -184,7 +185,7 @@ class Plugin:
         """What the kubelet's grants are signed with can be had."""
         self.kubelet.keyed(key, self.ledger)
 
-    def kubelet_listed(self, given: tuple[PodGiven, ...]) -> None:
+    def kubelet_listed(self, given: tuple[PodDevices, ...]) -> None:
         """All that the kubelet has given to whom: promises that were forgotten, and others that are over."""
         now = self._outside.clock()
         before = self._lapsed(now)
@@ -206,9 +207,9 @@ class Plugin:
         """ValidateContainerAdjustment: whether what came of our reply, and of other plugins', is what was granted."""
         if not validation.concerns_us(payload) and not self._asks(payload):
             return EMPTY
-        adjusted = validation.adjusted_from_pb(payload, MARK_KEY)
+        adjusted = validation.adjusted_from_pb(payload, GRANT_KEY)
         # What others give to containers that are not ours is the guard's business, where an operator wants it.
-        reason = judge_adjusted(adjusted, self._key, self.policy, strangers=False)
+        reason = validate_adjusted(adjusted, self._key, self.policy, strangers=False)
         if reason:
             self._log_refusal(adjusted.container, reason, "container rejected")
         return validation.verdict_to_pb(reason)
@@ -242,7 +243,7 @@ class Plugin:
     def waiting(self) -> bool:
         """Whether a GPU still waits to be offered again, after those that waited long enough."""
         self._commit(expired(self.ledger, self._outside.clock()))
-        return bool(self.ledger.leaving)
+        return bool(self.ledger.releasing)
 
     def synchronized(self, listed: tuple[Listed, ...]) -> None:
         """Start over from what the runtime says there is."""
@@ -254,23 +255,27 @@ class Plugin:
         for item in listed:
             self._hooks.warn_of(item.container)
             mark = self._mark(item.container)
-            if isinstance(mark, Mark):
-                phase = Phase.CREATED if item.created else Phase.RUNNING
+            if isinstance(mark, SignedGrant):
+                phase = GrantPhase.CREATED if item.created else GrantPhase.RUNNING
                 grant = self._grant(item.container, mark, item.pid)
                 entries.append(Entry(grant, phase, now, NEVER_LAPSES if item.created else None))
             if has := live(item.container):
                 lives.append(has)
-            if not isinstance(mark, Mark) and tell_of_ungranted(item.container, mark, self.policy) and not item.created:
+            if (
+                not isinstance(mark, SignedGrant)
+                and tell_of_ungranted(item.container, mark, self.policy)
+                and not item.created
+            ):
                 ungranted.add(item.container.id)
         self.ungranted = frozenset(ungranted)
         entries += self._not_listed(frozenset(item.container.id for item in listed), now)
         containers = [item.container for item in listed]
         entries += self.kubelet.listed(containers, self.ledger, now)
         self.beside.synchronized(containers, self._settings().kubelet, self.kubelet.adopt)
-        anew = seen(rebuilt(entries, (), self.ledger.leaving, lives), node.inventory)
+        anew = seen(rebuilt(entries, (), self.ledger.releasing, lives), node.inventory)
         self._commit(self._vacated(anew, self.ledger.entries, now))
         self._outside.recorder.synchronized(self.ledger)
-        logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(anew.foreign)).info("ledger rebuilt")
+        logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(anew.external)).info("ledger rebuilt")
 
     def _not_listed(self, listed: frozenset[ContainerId], now: float) -> list[Entry]:
         """Grants whose answers may have come to nothing; given by a daemon before us, perhaps.
@@ -283,7 +288,7 @@ class Plugin:
         soon = now + self.request_timeout_s
         # A time to come was edited by hand, and would put off the end of the grace.
         given = ((each.grant, min(each.at, now)) for each in found)
-        entries = (Entry(grant, Phase.CREATED, at, min(at + grace_s, soon)) for grant, at in given)
+        entries = (Entry(grant, GrantPhase.CREATED, at, min(at + grace_s, soon)) for grant, at in given)
         missing = [entry for entry in entries if entry.grant.container_id not in listed]
         self._unseen = frozenset(entry.grant.container_id for entry in missing)
         return missing
@@ -314,14 +319,14 @@ class Plugin:
     def _look_at_unseen(self, change: Lifecycle) -> None:
         """A daemon that died between its journal and its answer granted what this container never got."""
         container = change.container
-        if container is not None and isinstance(self._mark(container), Mark):
+        if container is not None and isinstance(self._mark(container), SignedGrant):
             self._commit(self._with_live(self.ledger, container))
         elif container is not None:
             self._outside.recorder.settled(change.container_id)
             self._commit(self.ledger.released(change.container_id))
 
-    def _adopt(self, change: Lifecycle, container: Container, mark: Mark) -> Reply:
-        entry = Entry(self._grant(container, mark, change.pid), Phase.LAPSED, self._outside.clock())
+    def _adopt(self, change: Lifecycle, container: Container, mark: SignedGrant) -> Reply:
+        entry = Entry(self._grant(container, mark, change.pid), GrantPhase.LAPSED, self._outside.clock())
         return self._run(change, self._with_live(self.ledger.with_entry(entry), container))
 
     def _run(self, change: Lifecycle, ledger: Ledger) -> Reply:
@@ -365,7 +370,7 @@ class Plugin:
         seated = running.with_entry(replace(entry, grant=replace(entry.grant, seat=replace(seat, uid=uid))))
         return start_fault(change.container_id, uid, seated, self._outside.snapshot().inventory) or seated
 
-    def _grant(self, container: Container, mark: Mark, pid: int) -> Grant:
+    def _grant(self, container: Container, mark: SignedGrant, pid: int) -> Grant:
         """What a container was granted, by its mark; its seat at an MPS daemon by itself and its process."""
         seat = None
         if mark.mode is Mode.MPS:
@@ -375,7 +380,7 @@ class Plugin:
     def _start_ungranted(self, change: Lifecycle, container: Container) -> Reply:
         """Created while we were away: it asked, nobody decided, and it must not run without what it asked for."""
         mark = self._mark(container)
-        if isinstance(mark, Mark):
+        if isinstance(mark, SignedGrant):
             # Ours, but created while a Synchronize was under way: old runtimes list it in neither (1.7.24).
             return self._adopt(change, container, mark)
         key = needs_grant(container, self.policy, starts=True)
@@ -467,6 +472,6 @@ class Plugin:
         has = live(container, edits, self.stage_dir)
         return ledger if has is None else with_live(ledger, has, self._outside.snapshot().inventory)
 
-    def _mark(self, container: Container) -> Mark | BadMark | None:
-        text = container.annotations.get(MARK_KEY)
-        return None if text is None else read_mark(text, container.pod.uid, container.id, self._key)
+    def _mark(self, container: Container) -> SignedGrant | InvalidGrant | None:
+        text = container.annotations.get(GRANT_KEY)
+        return None if text is None else verify_grant(text, container.pod.uid, container.id, self._key)

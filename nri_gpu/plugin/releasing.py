@@ -45,10 +45,10 @@ class Handover:
     def looked(self, ledger: Ledger, inventory: Inventory, began: float, settings: HandoverSettings) -> Ledger:
         """After a look that began then."""
         self._processes = {unit.uuid: unit.processes for unit in inventory.units}
-        if not ledger.leaving:
+        if not ledger.releasing:
             return ledger
         if not settings.wait:  # since a reload
-            return ledger.with_leaving({})
+            return ledger.with_releasing({})
         unknown_waits = settings.unknown is Unknown.WAIT and not inventory.simulated
         return looked(ledger, self._processes, began, unknown_waits=unknown_waits)
 

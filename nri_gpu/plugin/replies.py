@@ -6,9 +6,10 @@ from typing import Final, Self
 
 from msgspec import Struct
 
-from nri_gpu.allocation.grant import MAC_LENGTH, MARK_KEY, mark_body, sign, write_mark
+from nri_gpu.allocation.grant import MAC_LENGTH, grant_body, sign, sign_grant
 from nri_gpu.domain.decision import Decision, Grant, Inject, Pass, Refuse
 from nri_gpu.domain.edits import Edits
+from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri import convert
 from nri_gpu.nri.convert import EMPTY
 from nri_gpu.nri.status import status_of
@@ -32,9 +33,9 @@ class Prepared(Struct, frozen=True):
     @classmethod
     def of(cls, edits: Edits, grant: Grant, key: bytes) -> Self:
         """The mac has a fixed length and stands at the very end, so all before it holds for every container."""
-        mark = write_mark(grant, key)
-        reply = convert.reply_to_pb(edits) + convert.annotation_to_pb(MARK_KEY, mark)
-        return cls(edits, reply[:-MAC_LENGTH], mark_body(grant).encode(), mark[:-MAC_LENGTH])
+        mark = sign_grant(grant, key)
+        reply = convert.reply_to_pb(edits) + convert.annotation_to_pb(GRANT_KEY, mark)
+        return cls(edits, reply[:-MAC_LENGTH], grant_body(grant).encode(), mark[:-MAC_LENGTH])
 
 
 class Replies:

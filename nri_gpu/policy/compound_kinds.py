@@ -165,7 +165,7 @@ class Size(Struct, frozen=True):
         return SIZE.schema()
 
 
-class Field(Struct, frozen=True):
+class TableField(Struct, frozen=True):
     """One key of a table. default: NODEFAULT where the key must be there, None where it may be left out."""
 
     declared: Declaration
@@ -178,17 +178,17 @@ class Field(Struct, frozen=True):
 
 
 @cache
-def fields_of(cls: type) -> Mapping[str, Field]:
+def fields_of(cls: type) -> Mapping[str, TableField]:
     """The keys of a declared class, in its order."""
     hints = get_type_hints(cls, include_extras=True)
     return {
-        each.name: Field(hints[each.name].__metadata__[0], each.default)
+        each.name: TableField(hints[each.name].__metadata__[0], each.default)
         for each in fields(cls)
         if not each.name.startswith("_")
     }
 
 
-class Record(Struct, frozen=True):
+class TableOf(Struct, frozen=True):
     """A table whose keys a class declares. Keys that are left out keep its defaults."""
 
     cls: type
@@ -237,7 +237,7 @@ class Record(Struct, frozen=True):
         }
 
 
-class Partial(Record, frozen=True):
+class Partial(TableOf, frozen=True):
     """A table that changes some keys of another: kept as pairs of key and value."""
 
     def convert(self, raw: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -253,7 +253,7 @@ class Partial(Record, frozen=True):
 class Tables(Struct, frozen=True):
     """`[[name]]`, any number of times up to a limit: tables of one class, in order."""
 
-    record: Record
+    record: TableOf
     maximum: int
 
     def faults(self, raw: object) -> Wrong:

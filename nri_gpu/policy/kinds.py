@@ -21,7 +21,7 @@ Wrong = Iterator[tuple[str, str]]
 GLOBS_MAX: Final = 256  # patterns; each is compiled when the file is read
 
 
-class Kind(Protocol[T]):
+class SettingKind(Protocol[T]):
     """One kind of value. `convert` takes only what `faults` found nothing in; `raw` is its inverse."""
 
     def faults(self, raw: object) -> Wrong:
@@ -47,7 +47,7 @@ class Declaration(Struct, frozen=True):
     flag: the command line option that overrides it, if there is one.
     """
 
-    kind: Kind[Any]
+    kind: SettingKind[Any]
     help: str
     flag: str = ""
 
@@ -81,7 +81,7 @@ class Text(Struct, frozen=True):
         return {"type": "string", "pattern": f"^(?:{self.pattern})$", "maxLength": self.max_length}
 
 
-class Folder(Text, frozen=True):
+class FolderPath(Text, frozen=True):
     """A path that may end in a slash, as shells complete it, and is kept without."""
 
     def convert(self, raw: str) -> str:
@@ -233,7 +233,7 @@ class Patterns(Struct, frozen=True):
         return {"type": "array", "items": self.item.schema(), "maxItems": GLOBS_MAX, "uniqueItems": True}
 
 
-def _list_faults(raw: object, item: Kind[Any], *, minimum: int, maximum: int) -> Wrong:
+def _list_faults(raw: object, item: SettingKind[Any], *, minimum: int, maximum: int) -> Wrong:
     if not isinstance(raw, list):
         yield "", f"must be an array, not {toml_type(raw)}"
         return
@@ -297,10 +297,12 @@ SOCKET_PATH_MAX: Final = 107  # bytes: sun_path of a Unix socket holds 108 with 
 
 # Printable ASCII without blanks, because these paths are shown in refusals; no part of a path is "." or "..".
 _PATH: Final = r"(?:/(?!\.\.?(?:/|$))[!-.0-~]+)+"
-ANY_FOLDER: Final = Folder(rf"/|{_PATH}/?", 'an absolute path without blanks, "." or ".."', 1024)
-FOLDER: Final = Folder(rf"{_PATH}/?", 'an absolute path below / without blanks, "." or ".."', 1024)
-FOLDER_OR_NONE: Final = Folder(rf"|{_PATH}/?", 'empty or an absolute path below / without blanks, "." or ".."', 1024)
-ROOT_OR_NONE: Final = Folder(rf"|/|{_PATH}/?", 'empty or an absolute path without blanks, "." or ".."', 1024)
+ANY_FOLDER: Final = FolderPath(rf"/|{_PATH}/?", 'an absolute path without blanks, "." or ".."', 1024)
+FOLDER: Final = FolderPath(rf"{_PATH}/?", 'an absolute path below / without blanks, "." or ".."', 1024)
+FOLDER_OR_NONE: Final = FolderPath(
+    rf"|{_PATH}/?", 'empty or an absolute path below / without blanks, "." or ".."', 1024
+)
+ROOT_OR_NONE: Final = FolderPath(rf"|/|{_PATH}/?", 'empty or an absolute path without blanks, "." or ".."', 1024)
 FILE_OR_NONE: Final = Text(rf"|{_PATH}", 'empty or an absolute path without blanks, "." or ".."', 1024)
 SOCKET: Final = Text(_PATH, 'an absolute path to a socket without blanks, "." or ".."', SOCKET_PATH_MAX)
 SOCKET_OR_NONE: Final = Text(rf"|{_PATH}", "empty or an absolute path to a socket", SOCKET_PATH_MAX)

@@ -32,8 +32,8 @@ from nri_gpu.policy.kinds import Otherwise as Otherwise
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.limits import NO_LIMITS, Limits
 from nri_gpu.policy.mps import NO_MPS, MpsSettings
-from nri_gpu.policy.pools import NO_POOLS, Pools
-from nri_gpu.policy.rules import NO_RULES, Rules
+from nri_gpu.policy.pools import NO_POOLS, PoolList
+from nri_gpu.policy.rules import NO_RULES, RuleList
 from nri_gpu.policy.service import AuditSettings, ControlSettings, GuardSettings, LabelSettings, PluginSettings
 
 
@@ -377,8 +377,8 @@ class Policy(Value, frozen=True, kw_only=True):
     labels: LabelSettings = LabelSettings()
     guard: GuardSettings = GuardSettings()
     kubelet: KubeletSettings = KubeletSettings()
-    rule: Rules = NO_RULES
-    pool: Pools = NO_POOLS
+    rule: RuleList = NO_RULES
+    pool: PoolList = NO_POOLS
     source: str = BUILT_IN
 
     @classmethod

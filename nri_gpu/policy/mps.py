@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from msgspec import Struct
 
-from nri_gpu.domain.mps import WHOLE_PERCENT, Seat, Sharing
+from nri_gpu.domain.mps import WHOLE_PERCENT, MpsLimits, Seat
 from nri_gpu.policy.kinds import Declaration, Flag, Whole
 
 _CLIENTS_MAX: Final = 48  # of one GPU, by its hardware from Volta on
@@ -60,7 +60,7 @@ class MpsSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = 60
 
-    def seat(self, asked: Sharing, uid: int | None) -> Seat:
+    def seat(self, asked: MpsLimits, uid: int | None) -> Seat:
         """What a request comes to, the settings that it leaves out filled in."""
         memory = asked.memory_mib or self.default_memory_mib
         if self.most_memory_mib:
@@ -68,7 +68,7 @@ class MpsSettings(Struct, frozen=True, kw_only=True):
         threads = min(asked.threads_percent or self.default_threads_percent, self.most_threads_percent)
         return Seat(memory, threads, uid)
 
-    def denied(self, asked: Sharing, source: str) -> str:
+    def denied(self, asked: MpsLimits, source: str) -> str:
         """Why a container may not have this mode, or so much; empty when it may. source: the policy's file."""
         if not self.enabled:
             return (

@@ -16,8 +16,8 @@ from nri_gpu.policy.health import health_faults
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.lines import line_of
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.pools import SELECTORS, Pool, Pools
-from nri_gpu.policy.rules import Rule, Rules
+from nri_gpu.policy.pools import SELECTORS, Pool, PoolList
+from nri_gpu.policy.rules import Rule, RuleList
 from nri_gpu.policy.schema import BY_PATH, LISTS, SCHEMA_VERSION, SECTIONS, SETTINGS
 from nri_gpu.policy.text import known_words, quoted, shown_key, toml_type
 
@@ -115,7 +115,7 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
     if found:
         faults = [Fault(file, path, message, line_of(where, path)) for path, message in found]
         raise PolicyError(tuple(sorted(faults, key=lambda fault: fault.line or 0)))
-    return replace(policy, rule=Rules(lists["rule"]), pool=Pools(lists["pool"]), source=file)
+    return replace(policy, rule=RuleList(lists["rule"]), pool=PoolList(lists["pool"]), source=file)
 
 
 def override(policy: Policy, overrides: Mapping[str, object]) -> Policy:

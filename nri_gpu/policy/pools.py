@@ -69,7 +69,7 @@ class Pool(Value, frozen=True, kw_only=True):
         )
 
 
-class Pools(Value, frozen=True):
+class PoolList(Value, frozen=True):
     """All pools, in the operator's order."""
 
     aside: ClassVar = ("_kept",)
@@ -91,7 +91,7 @@ class Pools(Value, frozen=True):
         return next((pool for pool in self.pools if pool.has(unit)), None)
 
 
-NO_POOLS: Final = Pools()
+NO_POOLS: Final = PoolList()
 
 
 def _called(unit: Unit) -> frozenset[str]:

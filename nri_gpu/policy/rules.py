@@ -103,7 +103,7 @@ class Rule(Struct, frozen=True, kw_only=True):
         return {key: globs for key, globs in {**names, **labels}.items() if globs is not None}
 
 
-class Rules(Value, frozen=True):
+class RuleList(Value, frozen=True):
     """All rules, in the operator's order."""
 
     aside: ClassVar = ("_index",)
@@ -128,7 +128,7 @@ class Rules(Value, frozen=True):
         return next((index for index in indices if self.rules[index].matches(of)), None)
 
 
-NO_RULES: Final = Rules()
+NO_RULES: Final = RuleList()
 
 
 def _takes(globs: Globs | None, name: str | None) -> bool:

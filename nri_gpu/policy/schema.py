@@ -12,8 +12,8 @@ from typing import Any, Final, get_type_hints
 
 from msgspec import Struct
 
-from nri_gpu.policy.compound_kinds import Record, Tables, fields_of
-from nri_gpu.policy.kinds import Declaration, Kind
+from nri_gpu.policy.compound_kinds import TableOf, Tables, fields_of
+from nri_gpu.policy.kinds import Declaration, SettingKind
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.pools import POOLS_MAX, Pool
 from nri_gpu.policy.rules import RULES_MAX, Rule
@@ -27,7 +27,7 @@ class Setting(Struct, frozen=True):
 
     section: str
     key: str
-    kind: Kind[Any]
+    kind: SettingKind[Any]
     default: object
     help: str
     flag: str
@@ -57,7 +57,7 @@ def _rows(section: str, default: Any) -> Iterator[Setting]:  # noqa: ANN401 - an
 
 
 # Arrays of tables, `[[rule]]`.
-LISTS: Final = {"rule": Tables(Record(Rule), RULES_MAX), "pool": Tables(Record(Pool), POOLS_MAX)}
+LISTS: Final = {"rule": Tables(TableOf(Rule), RULES_MAX), "pool": Tables(TableOf(Pool), POOLS_MAX)}
 SECTIONS: Final = _sections()  # name -> the section with every default
 SETTINGS: Final = tuple(row for section, default in SECTIONS.items() for row in _rows(section, default))
 BY_PATH: Final = {setting.path: setting for setting in SETTINGS}

@@ -7,7 +7,7 @@ from typing import Final
 
 from nri_gpu.domain.claim import Operator
 from nri_gpu.domain.edits import CHANNEL_MAX, Extra, Extras
-from nri_gpu.domain.mps import MIB, WHOLE_PERCENT, Sharing
+from nri_gpu.domain.mps import MIB, WHOLE_PERCENT, MpsLimits
 from nri_gpu.request.text import BLANKS, Piece, guess, listed, quoted
 
 _DIGITS_MAX: Final = len(str(CHANNEL_MAX))
@@ -68,7 +68,7 @@ _MEMORY_MAX: Final = 2**50  # bytes; more than any GPU has
 _EXAMPLES: Final = "memory:10Gi, threads:50"
 
 
-def read_sharing(piece: Piece, _: Operator) -> Sharing:
+def read_sharing(piece: Piece, _: Operator) -> MpsLimits:
     """`memory:10Gi,threads:50`."""
     found: dict[str, int] = {}
     for item in piece.split(","):
@@ -84,7 +84,7 @@ def read_sharing(piece: Piece, _: Operator) -> Sharing:
         if name in found:
             raise item.error(f"{quoted(name)} is named twice")
         found[name] = reader(item.cut(start + 1))
-    return Sharing(found.get("memory", 0), found.get("threads", 0))
+    return MpsLimits(found.get("memory", 0), found.get("threads", 0))
 
 
 def _memory(piece: Piece) -> int:

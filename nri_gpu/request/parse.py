@@ -31,7 +31,7 @@ from nri_gpu.domain.claim import (
 from nri_gpu.domain.edits import NO_EXTRAS, Extras
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capabilities
-from nri_gpu.domain.mps import NO_SHARING, Sharing
+from nri_gpu.domain.mps import NO_MPS_LIMITS, MpsLimits
 from nri_gpu.request.options import read_extras, read_sharing
 from nri_gpu.request.text import BLANKS, Piece, guess, listed, quoted, select_annotation, shown_key
 from nri_gpu.request.values import (
@@ -49,7 +49,7 @@ __all__ = ["CLAUSES", "VALUE_MAX", "parse_claim", "select_annotation"]
 
 VALUE_MAX: Final = 4096  # bytes; Kubernetes lets all annotations of a pod together have 256 KiB
 
-Part = Wanted | Mode | Capabilities | Selector | Extras | Sharing
+Part = Wanted | Mode | Capabilities | Selector | Extras | MpsLimits
 
 
 class Clause(Struct, frozen=True):
@@ -186,7 +186,7 @@ def _assemble(key: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]], o
     capabilities: Capabilities | None = None
     wanted: list[tuple[str, Wanted]] = []
     selectors: list[Selector] = []
-    extras, sharing = NO_EXTRAS, NO_SHARING
+    extras, sharing = NO_EXTRAS, NO_MPS_LIMITS
     for name, (part, clause) in parts.items():
         match part:
             case Mode():
@@ -195,7 +195,7 @@ def _assemble(key: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]], o
                 capabilities = part
             case Extras():
                 extras = part
-            case Sharing():
+            case MpsLimits():
                 sharing = part
             case ModelSelector() | MemorySelector() | ArchSelector():
                 selectors.append(part)
@@ -208,7 +208,7 @@ def _assemble(key: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]], o
         raise whole.cut(0).error(f"{why}: {_ONE_OF}")
     if wanted and isinstance(wanted[0][1], Nothing) and len(parts) > 1:
         raise _other_than("none", parts).error('"none" stands alone: it asks for no GPU, so nothing can go with it')
-    if sharing != NO_SHARING and mode is not Mode.MPS:
+    if sharing != NO_MPS_LIMITS and mode is not Mode.MPS:
         raise parts["sharing"][1].error('"sharing" goes with mode=mps only: in other modes nothing divides a GPU')
     return Claim(
         key=key,

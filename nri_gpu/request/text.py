@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from nri_gpu.domain.errors import RequestError
+from nri_gpu.domain.names import BASE_KEY, CONTAINER_PREFIX, GRANT_KEY, KEY_PREFIX, POD_KEY
 
 BLANKS: Final = " \t"
 QUOTE_MAX: Final = 40  # characters of hostile text shown: a refusal has 700 for its whole sentence
@@ -75,12 +76,6 @@ def edits_between(a: str, b: str) -> int:
     return row[-1]
 
 
-BASE_KEY: Final = "gpu.nri.io"
-POD_KEY: Final = "gpu.nri.io/pod"
-CONTAINER_PREFIX: Final = "gpu.nri.io/container."
-GRANT_KEY: Final = "gpu.nri.io/grant"  # the mark, written by the plugin on the container it grants to
-
-_SPACE: Final = "gpu.nri.io/"
 _KNOWN: Final = (BASE_KEY, POD_KEY, CONTAINER_PREFIX + "<name>")
 _NAMES: Final = {"pod": POD_KEY, "container": CONTAINER_PREFIX + "<name>"}
 _KEY_SHOWN_MAX: Final = 90  # characters; a Kubernetes key of ours has at most 11 + 63
@@ -118,7 +113,7 @@ def shown_key(key: str) -> str:
 
 
 def _ours(annotations: Mapping[str, str]) -> list[str]:
-    return sorted(key for key in annotations if key == BASE_KEY or key.startswith(_SPACE))
+    return sorted(key for key in annotations if key == BASE_KEY or key.startswith(KEY_PREFIX))
 
 
 def _check_pod_keys(annotations: Mapping[str, str]) -> None:
@@ -140,6 +135,6 @@ def _check_container_keys(pod: Mapping[str, str], container: Mapping[str, str]) 
 
 def _guess_key(key: str) -> str:
     """Where the word after the slash is nearly a known one."""
-    word = key[len(_SPACE) :].partition(".")[0]
+    word = key[len(KEY_PREFIX) :].partition(".")[0]
     close = guess(word, _NAMES)
     return next((f' (did you mean "{_NAMES[name]}"?)' for name in _NAMES if f'"{name}"' in close), "")

@@ -12,10 +12,10 @@ from msgspec import Struct
 from nri_gpu.requirements.grammar import (
     Alternative,
     Condition,
-    Facts,
     GpuFacts,
     Malformed,
     Property,
+    RequirementFacts,
     Version,
     View,
     parse_requirement,
@@ -32,7 +32,9 @@ _OTHER_NODE: Final = "run it on a node with another driver"
 _OTHER_GPU: Final = "ask for other GPUs (clause {} of the annotation), or run it on a node that has them"
 
 
-def unmet_sentence(called: str, failed: Condition, others: int, facts: Facts, gpu: GpuFacts | None, view: View) -> str:
+def unmet_sentence(
+    called: str, failed: Condition, others: int, facts: RequirementFacts, gpu: GpuFacts | None, view: View
+) -> str:
     """A condition that does not hold. called: the variable, shown. others: alternatives beside the first."""
     also = f", and none of its {others} other alternatives holds" if others > 1 else ""
     also = ", and its other alternative does not hold" if others == 1 else also
@@ -67,7 +69,7 @@ def ending(*, disabled: bool, may_disable: bool) -> str:
     return "; NVIDIA_DISABLE_REQUIRE is set, but policy does not let it count" if disabled else ""
 
 
-def _has(facts: Facts, gpu: GpuFacts | None) -> str:
+def _has(facts: RequirementFacts, gpu: GpuFacts | None) -> str:
     node = f"CUDA {_fact(facts.cuda_version)}, driver {_fact(facts.driver_version)}"
     if gpu is None:
         return node
@@ -79,7 +81,7 @@ def _fact(text: str) -> str:
     return shown(text, _FACT_MAX) if text else "(not known)"
 
 
-def _advice(failed: Condition, facts: Facts, view: View) -> str:
+def _advice(failed: Condition, facts: RequirementFacts, view: View) -> str:
     fact = view[failed.property]
     if fact is None:
         return "what is not known meets no condition; nri-gpu gpus shows what this node's driver says"
@@ -131,7 +133,9 @@ def stated_in(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple([pair for pair in env.items() if concerns(pair[0])])
 
 
-def unmet(env: Mapping[str, str], facts: Facts, *, may_disable: bool = False, chars: int = 0) -> Unmet | None:
+def unmet(
+    env: Mapping[str, str], facts: RequirementFacts, *, may_disable: bool = False, chars: int = 0
+) -> Unmet | None:
     """The first requirement that does not hold, by the order of the variables' names; None when all hold.
 
     env: the container's, as merged from image and pod; variables of other names are not looked at.
@@ -155,7 +159,7 @@ def unmet(env: Mapping[str, str], facts: Facts, *, may_disable: bool = False, ch
 class _Node(NamedTuple):
     """What every variable is checked against. ending: what every refusal ends with. seen: conditions read so far."""
 
-    facts: Facts
+    facts: RequirementFacts
     views: Mapping[GpuFacts | None, View]
     ending: str
     seen: dict[str, Condition]

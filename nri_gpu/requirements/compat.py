@@ -14,12 +14,20 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.node import CompatPackage, CudaVersion
 from nri_gpu.requirements.check import CUDA_VERSION, REQUIRE_CUDA, TOTAL_MAX, legacy_version, unmet
-from nri_gpu.requirements.grammar import Facts, Malformed, Property, Version, parse_requirement, shown, version_of
+from nri_gpu.requirements.grammar import (
+    Malformed,
+    Property,
+    RequirementFacts,
+    Version,
+    parse_requirement,
+    shown,
+    version_of,
+)
 
 _ABOVE: Final = (">=", ">", "=")
 
 
-class Terms(Struct, frozen=True, kw_only=True):
+class CompatTerms(Struct, frozen=True, kw_only=True):
     """What policy says.
 
     brands: NVML's words for the GPUs that may have it. across_minor: also where driver and image differ within one
@@ -32,7 +40,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     may_disable: bool
 
 
-class Choice(Struct, frozen=True):
+class CompatChoice(Struct, frozen=True):
     """What a container gets. package: None where the driver's own libraries serve.
 
     why: a clause for people; empty where nothing newer is wanted than the driver has.
@@ -42,10 +50,12 @@ class Choice(Struct, frozen=True):
     why: str = ""
 
 
-DRIVERS_OWN: Final = Choice()
+DRIVERS_OWN: Final = CompatChoice()
 
 
-def choose(env: Mapping[str, str], facts: Facts, packages: Sequence[CompatPackage], terms: Terms) -> Choice:
+def choose(
+    env: Mapping[str, str], facts: RequirementFacts, packages: Sequence[CompatPackage], terms: CompatTerms
+) -> CompatChoice:
     """The package for an image of this environment, on these GPUs.
 
     Of several that would do it is the lowest CUDA: what the image was built and tested with, and the least distance
@@ -56,26 +66,28 @@ def choose(env: Mapping[str, str], facts: Facts, packages: Sequence[CompatPackag
         return DRIVERS_OWN
     called = "CUDA {}.{}".format(*want)
     if not have or not version_of(facts.driver_version):
-        return Choice(why=f"{called} is wanted, and what the driver speaks is not known")
+        return CompatChoice(why=f"{called} is wanted, and what the driver speaks is not known")
     if want[0] == have[0] and not terms.across_minor:
-        return Choice(why=f"{called} is wanted, of the driver's own major version, and compat.across_minor is false")
+        return CompatChoice(
+            why=f"{called} is wanted, of the driver's own major version, and compat.across_minor is false"
+        )
     for brand in (gpu.brand for gpu in facts.gpus):
         if brand.lower() not in terms.brands:
-            return Choice(
+            return CompatChoice(
                 why=f"{called} is wanted, and compat.brands does not list the GPU's {shown(brand or '(unknown)')}"
             )
     unfit = []
     for package in sorted(packages, key=lambda each: each.cuda):
         why = _unfit(package, want, facts) or _not_met(env, package, facts, terms)
         if not why:
-            return Choice(
+            return CompatChoice(
                 package, f"CUDA {package.cuda_version} by libcuda {package.version}, because {called} is wanted"
             )
         unfit.append(f"{package.cuda_version}: {why}")
-    return Choice(why=f"{called} is wanted, and no package serves ({', '.join(unfit) or 'there is none'})")
+    return CompatChoice(why=f"{called} is wanted, and no package serves ({', '.join(unfit) or 'there is none'})")
 
 
-def with_compat(facts: Facts, package: CompatPackage | None) -> Facts:
+def with_compat(facts: RequirementFacts, package: CompatPackage | None) -> RequirementFacts:
     """What the image is checked against: the package's CUDA, on the same driver and GPUs."""
     return replace(facts, cuda_version=package.cuda_version) if package else facts
 
@@ -116,12 +128,12 @@ def unfit_driver(version: str, drivers: frozenset[int] | None, driver_version: s
     return "" if driver[0] in drivers else f"it is not made for driver {driver[0]}"
 
 
-def _unfit(package: CompatPackage, want: CudaVersion, facts: Facts) -> str:
+def _unfit(package: CompatPackage, want: CudaVersion, facts: RequirementFacts) -> str:
     too_old = "it is older" if package.cuda < want else ""
     return too_old or unfit_driver(package.version, package.drivers, facts.driver_version)
 
 
-def _not_met(env: Mapping[str, str], package: CompatPackage, facts: Facts, terms: Terms) -> str:
+def _not_met(env: Mapping[str, str], package: CompatPackage, facts: RequirementFacts, terms: CompatTerms) -> str:
     """Where an image also sets an upper bound, a package may be above it."""
     if not terms.check or not unmet(env, with_compat(facts, package), may_disable=terms.may_disable):
         return ""

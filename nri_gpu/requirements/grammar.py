@@ -83,7 +83,7 @@ class GpuFacts(Struct, frozen=True):
     brand: str
 
 
-class Facts(Struct, frozen=True):
+class RequirementFacts(Struct, frozen=True):
     """The node and the GPUs that the container gets.
 
     driver_version, cuda_version: empty when unknown; `580.95.05`, and the newest CUDA that driver speaks, `13.0`.
@@ -118,7 +118,7 @@ def trimmed(parts: Version) -> Version:
     return parts[:end]
 
 
-def views(facts: Facts) -> dict[GpuFacts | None, View]:
+def views(facts: RequirementFacts) -> dict[GpuFacts | None, View]:
     """What conditions are looked up in, once for each kind of GPU; once without any (None) where there is no GPU."""
     node: View = {
         Property.CUDA: version_of(facts.cuda_version) or None,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from nri_gpu.domain.edits import DeviceNode, Extra, Mount, Offer
+from nri_gpu.domain.edits import DeviceNode, Extra, Mount, NodeExtra
 from nri_gpu.domain.gpu import Fabric, Gpu, GpuUuid, MigDevice
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.inventory.extras import usual_minors
@@ -68,7 +68,7 @@ def _node(inventory: Inventory) -> str:
     return "\n".join(blocks)
 
 
-def _offer(extra: Extra, offer: Offer) -> Iterator[str]:
+def _offer(extra: Extra, offer: NodeExtra) -> Iterator[str]:
     channels = {"major": offer.channels.major, "channels": offer.channels.count} if offer.channels else {}
     yield _block("[[node.extra]]", {"name": extra.value, **channels, "lacking": offer.lacking or None})
     yield from (_block("[[node.extra.nodes]]", _device(node)) for node in offer.nodes)

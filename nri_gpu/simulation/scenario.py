@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.domain.edits import CHANNEL_MAX, Channels, DeviceNode, Extra, Mount, Offer
+from nri_gpu.domain.edits import CHANNEL_MAX, Channels, DeviceNode, Extra, Mount, NodeExtra
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import ComputeMode, Ecc, Fabric, FabricState, Gpu, GpuUuid, MigDevice
 from nri_gpu.domain.health import EventType, ScriptedEvent, Sign
@@ -324,9 +324,9 @@ OF_GPUS: Final = frozenset({Extra.DRM, Extra.PROFILE})
 _MODE: Final = re.compile("0[0-7]{3}")
 
 
-def read_offers(node: Table) -> dict[Extra, Offer]:
+def read_offers(node: Table) -> dict[Extra, NodeExtra]:
     """The extras of a simulated node; what is wrong is noted."""
-    offers: dict[Extra, Offer] = {}
+    offers: dict[Extra, NodeExtra] = {}
     for table in node.tables("extra"):
         extra = table.parsed("name", _parse_extra)
         table.once("name", extra, among="extra")
@@ -336,7 +336,7 @@ def read_offers(node: Table) -> dict[Extra, Offer]:
         channels = _channels(table) if extra is Extra.IMEX and not (lacking and not table.has("channels")) else None
         table.done()
         if extra is not None:
-            offers[extra] = Offer(nodes, mounts, channels, lacking)
+            offers[extra] = NodeExtra(nodes, mounts, channels, lacking)
             if not (nodes or mounts or channels or lacking):
                 table.wrong("", f"says of {extra} neither nodes nor mounts")
     return offers

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, PREFIX, REQUIRE_CUDA, TOTAL_MAX, unmet
-from nri_gpu.requirements.grammar import BRANDS, DIFFERENT_MAX, Facts, GpuFacts
+from nri_gpu.requirements.grammar import BRANDS, DIFFERENT_MAX, GpuFacts, RequirementFacts
 from tests.fuzz.mutation import Texts, read_corpus
 
 CORPUS: Final = read_corpus("requirements.corpus")
@@ -24,9 +24,9 @@ GRAMMAR: Final = (
     *BRANDS,
 )
 NODES: Final = (
-    Facts("560.35.03", "12.6", (GpuFacts((9, 0), "nvidia"), GpuFacts((7, 0), "tesla"))),
-    Facts("470.57.02", "11.4", ()),
-    Facts("", "", (GpuFacts((0, 0), ""),)),
+    RequirementFacts("560.35.03", "12.6", (GpuFacts((9, 0), "nvidia"), GpuFacts((7, 0), "tesla"))),
+    RequirementFacts("470.57.02", "11.4", ()),
+    RequirementFacts("", "", (GpuFacts((0, 0), ""),)),
 )
 CONDITION: Final = re.compile(
     r"(?:(?:cuda|driver|arch)(?:=|!=|<=?|>=?)\d[\d.]*|brand!?=[\w.-]+)", re.ASCII | re.IGNORECASE
@@ -47,7 +47,7 @@ def check(value: str) -> bool:
     return not refusal({REQUIRE_CUDA: value}, NODES[0])
 
 
-def refusal(env: dict[str, str], node: Facts) -> str:
+def refusal(env: dict[str, str], node: RequirementFacts) -> str:
     """Its sentence, looked at; empty when all is met."""
     found = unmet(env, node)
     if found is None:

@@ -11,11 +11,12 @@ from typing import Final
 from hypothesis import event, given, settings
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.grant import MARK_KEY, Mark, read_mark
+from nri_gpu.allocation.grant import SignedGrant, verify_grant
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.decide import BrokenPolicy
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.gpu import Gpu, MigPart, Unit, whole
+from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Node
 from nri_gpu.plugin.handlers import Outside, Plugin
 from nri_gpu.policy.model import Policy
@@ -42,11 +43,11 @@ def reply_to(
 
 def granted(reply: pb.CreateContainerResponse, container: Container, node: Node) -> tuple[Unit, ...]:
     """The GPUs and MIG devices that the mark names."""
-    text = reply.adjust.annotations.get(MARK_KEY)
+    text = reply.adjust.annotations.get(GRANT_KEY)
     if text is None:
         return ()
-    mark = read_mark(text, container.pod.uid, container.id, KEY)
-    assert isinstance(mark, Mark)
+    mark = verify_grant(text, container.pod.uid, container.id, KEY)
+    assert isinstance(mark, SignedGrant)
     return tuple(unit for unit in node.inventory.units if unit.uuid in mark.uuids)
 
 

@@ -14,7 +14,7 @@ from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Inject
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import ContainerGiven, Handed, PodGiven
+from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.kubelet.devices import AllocationError
 from nri_gpu.kubelet.external import Told, given_beside
 from nri_gpu.policy.model import Policy
@@ -34,13 +34,15 @@ VALUES = st.one_of(
 )
 IDS = st.sampled_from([*UNITS, f"{uuid(1)}::0", f"{uuid(1)}::1", f"{mig_uuid(0)}::0", "GPU-of-nobody"])
 DEVICES = st.lists(
-    st.builds(Handed, st.sampled_from([GPU, "nvidia.com/mig-1g.5gb", OURS, "amd.com/gpu"]), IDS),
+    st.builds(AllocatedDevice, st.sampled_from([GPU, "nvidia.com/mig-1g.5gb", OURS, "amd.com/gpu"]), IDS),
     max_size=3,
     unique=True,
 ).map(tuple)
 LISTED = st.lists(
-    st.builds(ContainerGiven, st.sampled_from(["main", "side"]), DEVICES), max_size=2, unique_by=lambda each: each.name
-).map(lambda each: PodGiven("ml", "train", tuple(each)))
+    st.builds(ContainerDevices, st.sampled_from(["main", "side"]), DEVICES),
+    max_size=2,
+    unique_by=lambda each: each.name,
+).map(lambda each: PodDevices("ml", "train", tuple(each)))
 RESERVATIONS = st.dictionaries(st.sampled_from(UNITS), st.frozensets(st.sampled_from(["g1", "g2"])), max_size=3)
 LABELS = st.dictionaries(
     st.sampled_from(["runai-gpu-group", "runai-gpu-group/g1", "app"]), st.sampled_from(["g1", "g2", ""]), max_size=2

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_gpu.allocation.ledger import Entry, Foreign
+from nri_gpu.allocation.ledger import Entry, ExternalAllocation
 from nri_gpu.domain.codec import CodecError, canonical, decode, encode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.node import Inventory, Node
@@ -48,8 +48,8 @@ def test_a_grant(entry: Entry) -> None:
 
 
 @given(worlds.foreigners)
-def test_a_foreign_holder(foreign: Foreign) -> None:
-    assert decode(Foreign, json.loads(canonical(foreign))) == foreign
+def test_a_foreign_holder(foreign: ExternalAllocation) -> None:
+    assert decode(ExternalAllocation, json.loads(canonical(foreign))) == foreign
 
 
 def test_a_time_without_end() -> None:

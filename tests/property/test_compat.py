@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from nri_gpu.domain.node import CompatPackage
 from nri_gpu.requirements.check import unmet
-from nri_gpu.requirements.compat import Terms, choose, wanted, with_compat
-from nri_gpu.requirements.grammar import Facts, GpuFacts, version_of
+from nri_gpu.requirements.compat import CompatTerms, choose, wanted, with_compat
+from nri_gpu.requirements.grammar import GpuFacts, RequirementFacts, version_of
 
 cudas = st.tuples(st.integers(11, 13), st.integers(0, 3))
 versions = st.builds("{}.{:02}".format, st.sampled_from([535, 550, 570, 580]), st.integers(0, 3))
@@ -25,13 +25,13 @@ packages = st.builds(
 )
 brands = st.sampled_from(["tesla", "nvidia", "geforce", ""])
 facts = st.builds(
-    Facts,
+    RequirementFacts,
     st.one_of(versions, versions, st.just("")),
     st.one_of(cudas.map("{0[0]}.{0[1]}".format), cudas.map("{0[0]}.{0[1]}".format), st.just("")),
     st.lists(st.builds(GpuFacts, st.just((9, 0)), brands), max_size=2).map(tuple),
 )
 terms = st.builds(
-    Terms,
+    CompatTerms,
     brands=st.frozensets(st.sampled_from(["tesla", "nvidia"]), min_size=1),
     across_minor=st.booleans(),
     check=st.booleans(),
@@ -56,7 +56,7 @@ env = st.fixed_dictionaries(
 @settings(max_examples=1000)
 @given(env, facts, st.lists(packages, max_size=4), terms)
 def test_only_upwards_and_only_where_it_runs(
-    env: dict[str, str], facts: Facts, packages: list[CompatPackage], terms: Terms
+    env: dict[str, str], facts: RequirementFacts, packages: list[CompatPackage], terms: CompatTerms
 ) -> None:
     choice = choose(env, facts, packages, terms)
     assert choice.why.isascii()

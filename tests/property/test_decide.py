@@ -57,7 +57,7 @@ def test_any_question_has_an_answer(
 def test_the_same_question_has_the_same_answer(
     container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
 ) -> None:
-    backwards = Ledger(_reversed(ledger.entries), _reversed(ledger.foreign), _reversed(ledger.leaving))
+    backwards = Ledger(_reversed(ledger.entries), _reversed(ledger.external), _reversed(ledger.releasing))
     first = decide(container, node, ledger, policy)
     assert decide(container, node, ledger, policy) == first
     again = decide(container, node, backwards, policy)
@@ -90,7 +90,7 @@ def test_a_grant_overlaps_with_nobody_it_must_not_meet(
     new = worlds.capacity_faults(ledger.after(decision, 0.0))
     assert not [fault for fault in new if container.id in fault.split(" and ")]
     if decision.grant.mode is Mode.EXCLUSIVE:
-        abroad = {uuid for other in ledger.foreign.values() for uuid in other.uuids}
+        abroad = {uuid for other in ledger.external.values() for uuid in other.uuids}
         assert abroad.isdisjoint(decision.grant.uuids)
 
 

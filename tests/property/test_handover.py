@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from nri_gpu.allocation.ledger import Ledger, Phase
+from nri_gpu.allocation.ledger import GrantPhase, Ledger
 from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, ContainerId
@@ -46,7 +46,7 @@ class Node(RuleBasedStateMachine):
         before, after = self.ledger, change(self.ledger)
         for id_ in before.entries.keys() - after.entries.keys():
             entry = before.entries[id_]
-            if entry.phase is Phase.RUNNING and entry.grant.mode == "exclusive":
+            if entry.phase is GrantPhase.RUNNING and entry.grant.mode == "exclusive":
                 self.dirty |= {uuid: (entry.grant.pod_uid, self.now) for uuid in entry.grant.uuids}
         self.ledger = vacated(before, after, before.entries, Wait(self.now, GRACE_S, lambda _: True))
 
@@ -67,7 +67,7 @@ class Node(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99))
     def start(self, pick: int) -> None:
         self.now += 0.5
-        if waiting := [each for each in self.ledger.entries.values() if each.phase is Phase.CREATED]:
+        if waiting := [each for each in self.ledger.entries.values() if each.phase is GrantPhase.CREATED]:
             self.starts(waiting[pick % len(waiting)].grant)
 
     def starts(self, grant: Grant) -> None:
@@ -98,7 +98,7 @@ class Node(RuleBasedStateMachine):
         other = make.foreign(1)
         match change:
             case "given":
-                self.ledger = self.ledger.with_foreign(other)
+                self.ledger = self.ledger.with_external(other)
             case "removed":
                 self.gone(lambda ledger: ledger.released(other.container_id))
             case _:
@@ -125,22 +125,22 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def what_it_keeps_up_is_what_it_would_be_told_anew(self) -> None:
-        anew = Ledger(self.ledger.entries, self.ledger.foreign, self.ledger.leaving)
+        anew = Ledger(self.ledger.entries, self.ledger.external, self.ledger.releasing)
         assert self.ledger.usage() == anew.usage()
         assert self.ledger._waiting == anew._waiting
 
     @invariant()
     def nothing_waits_for_ever(self) -> None:
-        assert not expired(self.ledger, self.now + GRACE_S + 1).leaving
+        assert not expired(self.ledger, self.now + GRACE_S + 1).releasing
 
     @invariant()
     def what_nobody_looked_at_waits(self) -> None:
         fresh = {uuid for uuid, (_, since) in self.dirty.items() if self.now - since <= GRACE_S}
-        assert fresh <= set(self.ledger.leaving)
+        assert fresh <= set(self.ledger.releasing)
 
     @invariant()
     def nothing_waits_that_is_known_to_be_empty(self) -> None:
-        assert set(self.ledger.leaving) <= set(self.dirty)
+        assert set(self.ledger.releasing) <= set(self.dirty)
 
 
 TestHandover = Node.TestCase

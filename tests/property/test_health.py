@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_gpu.allocation.placement import why_not
-from nri_gpu.domain.health import GpuEvent, Sign, State
+from nri_gpu.domain.health import GpuEvent, HealthState, Sign
 from nri_gpu.domain.node import GpuFault
 from nri_gpu.health.fleet import Fleet
 from nri_gpu.health.listener import Call, Fault, NonsenseError, Unplaced, Watching, understood
@@ -52,20 +52,20 @@ def test_laws(happenings: list[tuple[int, tuple[str, object]]]) -> None:
         health = fleet.records[UUIDS[0]].health
         gpu, other = fleet.dressed(shown, RULES).gpus
         if fatal:
-            assert health.state is State.BAD
+            assert health.state is HealthState.BAD
         # What is bad or recovering is granted to nobody, and the other GPU does not suffer.
         assert bool(why_not(gpu)) == (not health.grantable)
         assert not why_not(other)
         # From one grantable state to the next there is a whole hold-down in between.
         if health.grantable and not before.grantable:
             assert now - last_trouble >= RULES.hold_down_s
-        if health.state is State.HEALTHY and before.state is State.SUSPECT:
+        if health.state is HealthState.HEALTHY and before.state is HealthState.SUSPECT:
             assert now - (before.since - 1_700_000_000) >= RULES.hold_down_s
         assert health.changes - before.changes == (health.state is not before.state)
     for _ in range(3):  # whatever it was, a quiet time ends it
         now += RULES.hold_down_s
         fleet, _ = fleet.looked(look((), ()), RULES, at(now))
-    assert fleet.records[UUIDS[0]].health.state is State.HEALTHY
+    assert fleet.records[UUIDS[0]].health.state is HealthState.HEALTHY
 
 
 LINES = st.one_of(

@@ -6,13 +6,14 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.grant import MARK_KEY, write_mark
+from nri_gpu.allocation.grant import sign_grant
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.decision.decide import BrokenPolicy, decide
-from nri_gpu.decision.validate import judge_adjusted, judge_start, mark_of
+from nri_gpu.decision.validate import grant_of, validate_adjusted, validate_start
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Inject, Refuse
+from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Node
 from nri_gpu.nri.convert import DecodeError, annotation_to_pb, reply_to_pb
 from nri_gpu.nri.validation import adjusted_from_pb, concerns_us
@@ -41,21 +42,21 @@ def test_the_judge_agrees_with_whoever_decides(
         return
     reply = b""
     if isinstance(decision, Inject):
-        reply = reply_to_pb(decision.edits) + annotation_to_pb(MARK_KEY, write_mark(decision.grant, KEY))
+        reply = reply_to_pb(decision.edits) + annotation_to_pb(GRANT_KEY, sign_grant(decision.grant, KEY))
     payload = validation(container, reply)
-    reason = judge_adjusted(adjusted_from_pb(payload, MARK_KEY), KEY, policy)
+    reason = validate_adjusted(adjusted_from_pb(payload, GRANT_KEY), KEY, policy)
     assert reason is None
-    mark = mark_of(container, write_mark(decision.grant, KEY) if isinstance(decision, Inject) else None, KEY)
-    assert judge_start(container, mark, policy) is None
+    mark = grant_of(container, sign_grant(decision.grant, KEY) if isinstance(decision, Inject) else None, KEY)
+    assert validate_start(container, mark, policy) is None
 
 
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=60).map(lambda some: some + b"gpu.nri.io")))
 def test_garbage_is_read_or_refused(payload: bytes) -> None:
     try:
-        adjusted = adjusted_from_pb(payload, MARK_KEY)
+        adjusted = adjusted_from_pb(payload, GRANT_KEY)
     except DecodeError:
         return
-    judge_adjusted(adjusted, KEY, Policy.default())
+    validate_adjusted(adjusted, KEY, Policy.default())
 
 
 @given(worlds.containers(), worlds.policies)
@@ -63,7 +64,7 @@ def test_without_a_mark_what_asked_neither_is_created_nor_starts(
     container: Container, policy: Policy | BrokenPolicy
 ) -> None:
     payload = validation(container, b"")
-    reason = judge_adjusted(adjusted_from_pb(payload, MARK_KEY), KEY, policy)
+    reason = validate_adjusted(adjusted_from_pb(payload, GRANT_KEY), KEY, policy)
     assert bool(reason) is bool(needs_grant(container, policy))
-    assert (judge_start(container, None, policy) is None) is (reason is None)
+    assert (validate_start(container, None, policy) is None) is (reason is None)
     assert concerns_us(payload) or reason is None

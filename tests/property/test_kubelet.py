@@ -16,7 +16,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.reservations import OPEN_S
 from nri_gpu.domain.container import Container, ContainerId, PodId
 from nri_gpu.domain.gpu import Gpu, GpuUuid
-from nri_gpu.domain.kubelet import Handed
+from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.kubelet.devices import AllocationError
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.model import Policy
@@ -40,7 +40,7 @@ class Given(NamedTuple):
 
     @property
     def uuids(self) -> set[GpuUuid]:
-        return {Handed(self.resource, id_).uuid for id_ in self.ids}
+        return {AllocatedDevice(self.resource, id_).uuid for id_ in self.ids}
 
 
 class Held(NamedTuple):
@@ -64,7 +64,7 @@ class OneLedger(RuleBasedStateMachine):
         self.alive: dict[ContainerId, tuple[Container, bool]] = {}
         self.held: dict[ContainerId, Held] = {}
         self.handed: dict[Name, Given] = {}
-        self.allocated: dict[Handed, float] = {}
+        self.allocated: dict[AllocatedDevice, float] = {}
         self.sandboxes: dict[str, int] = {}
         self.number = 0
         self.ill: int | None = None
@@ -94,18 +94,21 @@ class OneLedger(RuleBasedStateMachine):
     def shared(self) -> bool:
         return self.settings.replicas > 1
 
-    def healthy(self) -> set[Handed]:
+    def healthy(self) -> set[AllocatedDevice]:
         offers = self.halves.offers
         return {
-            Handed(name, device.id) for name in offers.resources() for device in offers.devices(name) if not device.why
+            AllocatedDevice(name, device.id)
+            for name in offers.resources()
+            for device in offers.devices(name)
+            if not device.why
         }
 
-    def known(self) -> set[Handed]:
+    def known(self) -> set[AllocatedDevice]:
         offers = self.halves.offers
-        return {Handed(name, device.id) for name in offers.resources() for device in offers.devices(name)}
+        return {AllocatedDevice(name, device.id) for name in offers.resources() for device in offers.devices(name)}
 
-    def in_use(self) -> set[Handed]:
-        return {Handed(given.resource, id_) for given in self.handed.values() for id_ in given.ids}
+    def in_use(self) -> set[AllocatedDevice]:
+        return {AllocatedDevice(given.resource, id_) for given in self.handed.values() for id_ in given.ids}
 
     # --- the kubelet ---
 
@@ -136,7 +139,7 @@ class OneLedger(RuleBasedStateMachine):
 
     def allocate(self, pod: str, name: str, resource: str, ids: list[str]) -> bool:
         healthy = self.healthy()
-        devices = {Handed(resource, id_) for id_ in ids}
+        devices = {AllocatedDevice(resource, id_) for id_ in ids}
         try:
             (annotations,) = self.halves.offers.allocate(resource, [ids])
         except AllocationError:
@@ -171,7 +174,7 @@ class OneLedger(RuleBasedStateMachine):
         """Its pods are admitted anew, and fail where what they have is not healthy any more."""
         healthy = self.healthy()
         for (pod, _), given in list(self.handed.items()):
-            if not {Handed(given.resource, id_) for id_ in given.ids} <= healthy:
+            if not {AllocatedDevice(given.resource, id_) for id_ in given.ids} <= healthy:
                 self.pod_ended(pod)
 
     # --- the runtime ---

@@ -31,8 +31,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from nri_gpu.allocation.external import live, opened_uuids, seen, with_live
-from nri_gpu.allocation.grant import MARK_KEY, Mark, read_mark, write_mark
-from nri_gpu.allocation.ledger import Entry, Ledger, Phase, rebuilt
+from nri_gpu.allocation.grant import SignedGrant, sign_grant, verify_grant
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, rebuilt
 from nri_gpu.allocation.placement import why_not
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.decision.decide import decide
@@ -42,6 +42,7 @@ from nri_gpu.domain.decision import Grant, Inject, Pass, Refuse
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart
 from nri_gpu.domain.mps import Seat
+from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.policy.model import ClaimDefaults, Policy
 from nri_gpu.policy.mps import MpsSettings
 from tests.property import worlds
@@ -120,12 +121,12 @@ class Runtime(RuleBasedStateMachine):
         if not self.away:
             self.journal.pop(container_id, None)
 
-    def mark(self, container: Container) -> Mark | None:
-        text = container.annotations.get(MARK_KEY, "")
-        mark = read_mark(text, container.pod.uid, container.id, self.key)
-        return mark if isinstance(mark, Mark) else None
+    def mark(self, container: Container) -> SignedGrant | None:
+        text = container.annotations.get(GRANT_KEY, "")
+        mark = verify_grant(text, container.pod.uid, container.id, self.key)
+        return mark if isinstance(mark, SignedGrant) else None
 
-    def entry(self, made: Made, phase: Phase) -> Entry | None:
+    def entry(self, made: Made, phase: GrantPhase) -> Entry | None:
         of, mark = made.container, self.mark(made.container)
         if mark is None:
             return None
@@ -141,7 +142,7 @@ class Runtime(RuleBasedStateMachine):
         elif container_id in self.unseen:
             ledger = self.ledger = self.with_live(ledger, made.container)
         if container_id not in ledger.entries:
-            adopted = self.entry(made, Phase.LAPSED)
+            adopted = self.entry(made, GrantPhase.LAPSED)
             if adopted is None:
                 return not needs_grant(made.container, self.policy)
             ledger = self.with_live(ledger.with_entry(adopted), made.container)
@@ -156,12 +157,14 @@ class Runtime(RuleBasedStateMachine):
         """What Synchronize makes of the runtime's list, which comes in any order."""
         listed = [made for made in self.made.values() if made.state != "exited" and made.listed]
         listed.sort(key=lambda made: order[made.number % len(order)])
-        phases = {"created": Phase.CREATED, "running": Phase.RUNNING}
+        phases = {"created": GrantPhase.CREATED, "running": GrantPhase.RUNNING}
         entries = [entry for made in listed if (entry := self.entry(made, phases[made.state]))]
         told = {made.container.id for made in listed}
         remembered = [each for each in self.journal.values() if self.now - each[1] <= GRACE_S]
         missing = [(grant, at) for grant, at in remembered if grant.container_id not in told]
-        entries += [Entry(grant, Phase.CREATED, at, min(at + GRACE_S, self.now + REQUEST_S)) for grant, at in missing]
+        entries += [
+            Entry(grant, GrantPhase.CREATED, at, min(at + GRACE_S, self.now + REQUEST_S)) for grant, at in missing
+        ]
         self.unseen = {grant.container_id for grant, _ in remembered} - told
         has = [each for made in listed if (each := live(made.container))]
         return seen(rebuilt(entries, (), live=has), self.node.inventory)
@@ -198,7 +201,7 @@ class Runtime(RuleBasedStateMachine):
             if decision.grant.uuids:
                 self.journal[container.id] = (decision.grant, self.now)
             if "answer lost" not in fate:
-                annotations = {MARK_KEY: write_mark(decision.grant, self.key)}
+                annotations = {GRANT_KEY: sign_grant(decision.grant, self.key)}
                 folder = decision.grant.seat.folder if decision.grant.seat else ""
                 added = {"annotations": annotations, "env": decision.edits.env, "devices": nodes}
                 container = replace(container, **added, mps_folder=folder)
@@ -385,19 +388,19 @@ class Runtime(RuleBasedStateMachine):
             after = anew.entries.get(name)
             if name not in listed & marked and name not in self.unseen:  # ended, or made without our answer
                 assert after is None
-            elif entry.phase is Phase.RUNNING:
+            elif entry.phase is GrantPhase.RUNNING:
                 assert after == entry
-            elif entry.phase is Phase.CREATED and after != entry:
-                assert after == replace(entry, phase=Phase.LAPSED)
+            elif entry.phase is GrantPhase.CREATED and after != entry:
+                assert after == replace(entry, phase=GrantPhase.LAPSED)
                 self.check_revenant(lived, anew, after)
             assert after is None or after.grant == entry.grant
-        assert {name: other for name, other in lived.foreign.items() if self.alive(name) and name in anew.foreign} == {
-            name: other for name, other in anew.foreign.items() if name in lived.foreign
-        }
+        assert {
+            name: other for name, other in lived.external.items() if self.alive(name) and name in anew.external
+        } == {name: other for name, other in anew.external.items() if name in lived.external}
 
     def check_revenant(self, lived: Ledger, anew: Ledger, lapsed: Entry) -> None:
         """It gave way to one that held nothing before."""
-        one = anew.with_entry(replace(lapsed, phase=Phase.CREATED))
+        one = anew.with_entry(replace(lapsed, phase=GrantPhase.CREATED))
         faults = [fault.split(" and ") for fault in worlds.capacity_faults(one)]
         met = {name for pair in faults if lapsed.grant.container_id in pair for name in pair}
         met -= {lapsed.grant.container_id}
@@ -409,7 +412,7 @@ class Runtime(RuleBasedStateMachine):
 
     @invariant()
     def what_it_keeps_up_is_what_it_would_be_told_anew(self) -> None:
-        anew = Ledger(self.ledger.entries, self.ledger.foreign, live=self.ledger.live)
+        anew = Ledger(self.ledger.entries, self.ledger.external, live=self.ledger.live)
         assert self.ledger.usage() == anew.usage()
         assert self.ledger._waiting == anew._waiting
 
@@ -422,7 +425,7 @@ class Runtime(RuleBasedStateMachine):
         if self.away:
             return
         running = {name for name, made in self.made.items() if made.state == "running" and self.mark(made.container)}
-        assert running == {name for name, entry in self.ledger.entries.items() if entry.phase is Phase.RUNNING}
+        assert running == {name for name, entry in self.ledger.entries.items() if entry.phase is GrantPhase.RUNNING}
         assert {name for name in running if self.made[name].container.devices} <= set(self.ledger.live)
         assert self.ledger == seen(self.ledger, self.node.inventory)
 

@@ -1,11 +1,11 @@
-"""Law: a mark is read as it was written, on its own container only; anything else is a BadMark, never an exception."""
+"""Law: a signed grant is read as it was written, on its own container only; anything else is an InvalidGrant."""
 
 from __future__ import annotations
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nri_gpu.allocation.grant import BadMark, Mark, read_mark, write_mark
+from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, sign_grant, verify_grant
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.domain.decision import Grant
@@ -27,47 +27,47 @@ def grants(draw: st.DrawFn) -> Grant:
 
 @given(grants(), keys)
 def test_a_mark_survives_the_runtime(grant: Grant, key: bytes) -> None:
-    mark = read_mark(write_mark(grant, key), grant.pod_uid, grant.container_id, key)
-    assert mark == Mark(grant.uuids, grant.mode, grant.generation)
+    mark = verify_grant(sign_grant(grant, key), grant.pod_uid, grant.container_id, key)
+    assert mark == SignedGrant(grant.uuids, grant.mode, grant.generation)
 
 
 @given(anything, anything, anything, keys)
 def test_any_text_can_be_read(text: str, pod_uid: str, container_id: str, key: bytes) -> None:
-    assert isinstance(read_mark(text, PodUid(pod_uid), ContainerId(container_id), key), BadMark)
+    assert isinstance(verify_grant(text, PodUid(pod_uid), ContainerId(container_id), key), InvalidGrant)
 
 
 @given(grants(), keys, st.data())
 def test_a_mark_with_one_change_is_worth_nothing(grant: Grant, key: bytes, data: st.DataObject) -> None:
-    text = write_mark(grant, key)
+    text = sign_grant(grant, key)
     at = data.draw(st.integers(0, len(text)))
     removed = data.draw(st.integers(0, 3))
     forged = text[:at] + data.draw(st.text(max_size=3)) + text[at + removed :]
     assume(forged != text)
-    assert isinstance(read_mark(forged, grant.pod_uid, grant.container_id, key), BadMark)
+    assert isinstance(verify_grant(forged, grant.pod_uid, grant.container_id, key), InvalidGrant)
 
 
 @given(grants(), grants(), keys)
 def test_fields_of_one_mark_under_the_mac_of_another_are_worth_nothing(one: Grant, two: Grant, key: bytes) -> None:
-    body, mac = write_mark(one, key).rpartition(";mac=")[0], write_mark(two, key).rpartition(";mac=")[2]
-    same = (one.pod_uid, one.container_id) == (two.pod_uid, two.container_id) and body in write_mark(two, key)
+    body, mac = sign_grant(one, key).rpartition(";mac=")[0], sign_grant(two, key).rpartition(";mac=")[2]
+    same = (one.pod_uid, one.container_id) == (two.pod_uid, two.container_id) and body in sign_grant(two, key)
     assume(not same)
-    assert isinstance(read_mark(f"{body};mac={mac}", one.pod_uid, one.container_id, key), BadMark)
+    assert isinstance(verify_grant(f"{body};mac={mac}", one.pod_uid, one.container_id, key), InvalidGrant)
 
 
 @given(grants(), keys, anything, anything, keys)
 def test_a_mark_is_worth_nothing_on_another_container_pod_or_node(
     grant: Grant, key: bytes, pod_uid: str, container_id: str, other_key: bytes
 ) -> None:
-    text = write_mark(grant, key)
+    text = sign_grant(grant, key)
     assume((pod_uid, container_id) != (grant.pod_uid, grant.container_id))
     assume(other_key != key)
-    assert isinstance(read_mark(text, PodUid(pod_uid), ContainerId(container_id), key), BadMark)
-    assert isinstance(read_mark(text, grant.pod_uid, grant.container_id, other_key), BadMark)
+    assert isinstance(verify_grant(text, PodUid(pod_uid), ContainerId(container_id), key), InvalidGrant)
+    assert isinstance(verify_grant(text, grant.pod_uid, grant.container_id, other_key), InvalidGrant)
 
 
 @given(anything, anything, st.integers(1, 5), keys)
 def test_no_border_between_pod_and_container_can_be_moved(pod_uid: str, rest: str, cut: int, key: bytes) -> None:
     assume(len(rest) >= cut)
     grant = make.grant(0, to=make.container(of=make.pod(uid=PodUid(pod_uid)), id=ContainerId(rest)))
-    moved = read_mark(write_mark(grant, key), PodUid(pod_uid + rest[:cut]), ContainerId(rest[cut:]), key)
-    assert isinstance(moved, BadMark)
+    moved = verify_grant(sign_grant(grant, key), PodUid(pod_uid + rest[:cut]), ContainerId(rest[cut:]), key)
+    assert isinstance(moved, InvalidGrant)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, Ledger, Phase, rebuilt
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, rebuilt
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.mps import start_fault
 from nri_gpu.domain.claim import Mode
@@ -71,7 +71,7 @@ class Seats(RuleBasedStateMachine):
     def start(self, pick: int) -> None:
         """As plugin/handlers.py does it."""
         entry = self.some(pick)
-        if entry is None or entry.phase is Phase.RUNNING:
+        if entry is None or entry.phase is GrantPhase.RUNNING:
             return
         id_ = entry.grant.container_id
         running, uid = self.ledger.started(id_, self.now), self.users[id_]
@@ -95,12 +95,12 @@ class Seats(RuleBasedStateMachine):
         entries = [
             Entry(
                 replace(entry.grant, seat=entry.grant.seat and self.seen(entry)),
-                Phase.RUNNING if entry.phase is Phase.RUNNING else Phase.CREATED,
+                GrantPhase.RUNNING if entry.phase is GrantPhase.RUNNING else GrantPhase.CREATED,
                 self.now,
             )
             for id_, entry in self.ledger.entries.items()
         ]
-        ran = {id_: entry for id_, entry in self.ledger.entries.items() if entry.phase is Phase.RUNNING}
+        ran = {id_: entry for id_, entry in self.ledger.entries.items() if entry.phase is GrantPhase.RUNNING}
         self.ledger = rebuilt(entries, ())
         assert all(self.ledger.entries[id_] == entry for id_, entry in ran.items())
 
@@ -109,11 +109,11 @@ class Seats(RuleBasedStateMachine):
         return Seat.read(container.env, self.known(entry), container.mps_folder)
 
     def known(self, entry: Entry) -> int | None:
-        return self.users[entry.grant.container_id] if entry.phase is Phase.RUNNING else None
+        return self.users[entry.grant.container_id] if entry.phase is GrantPhase.RUNNING else None
 
     def running(self, index: int) -> list[Entry]:
         entries = self.ledger.entries.values()
-        return [each for each in entries if each.phase is Phase.RUNNING and make.uuid(index) in each.grant.uuids]
+        return [each for each in entries if each.phase is GrantPhase.RUNNING and make.uuid(index) in each.grant.uuids]
 
     @invariant()
     def modes_never_mix(self) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from bench.placement import BestEffort
 from nri_gpu.allocation.ledger import Entry, Ledger
 from nri_gpu.allocation.placement import Asker, place
-from nri_gpu.allocation.topology import Fabric, fabric_of
+from nri_gpu.allocation.topology import Topology, topology_of
 from nri_gpu.domain.claim import Mode, Strategy
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.decision import Reason
@@ -66,7 +66,7 @@ def placed(inventory: Inventory, ledger: Ledger, asker: Asker, number: int) -> t
     return place(parse_claim(make.KEY, str(number)), asker, inventory, ledger)
 
 
-def score(fabric: Fabric, units: tuple[Unit, ...]) -> int:
+def score(fabric: Topology, units: tuple[Unit, ...]) -> int:
     return fabric.score(fabric.places[unit.uuid] for unit in units)
 
 
@@ -92,7 +92,7 @@ def test_what_is_taken_satisfies_the_claim(question: tuple[Inventory, Ledger, As
 @given(questions())
 def test_the_order_of_anything_told_is_no_matter(question: tuple[Inventory, Ledger, Asker, int]) -> None:
     inventory, ledger, asker, number = question
-    shuffled = Ledger(dict(reversed([*ledger.entries.items()])), ledger.foreign)
+    shuffled = Ledger(dict(reversed([*ledger.entries.items()])), ledger.external)
     again = replace(inventory, links=tuple(reversed(inventory.links)))
     one, other = placed(inventory, ledger, asker, number), placed(again, shuffled, asker, number)
     assert one == other or (isinstance(one, Reason) and isinstance(other, Reason) and one.code is other.code)
@@ -130,6 +130,6 @@ def test_never_worse_linked_than_best_effort(inventory: Inventory, data: st.Data
     ledger = make.ledger(make.entry(*sorted(held), to=OTHER)) if held else Ledger()
     units = placed(inventory, ledger, Asker(ME.pod.uid, Mode.EXCLUSIVE, strategy), number)
     assert not isinstance(units, Reason)
-    fabric = fabric_of(inventory)
+    fabric = topology_of(inventory)
     best = max(fabric.score(some) for some in combinations(free, number))
     assert score(fabric, units) == best >= fabric.score(BestEffort(fabric)(free, number))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, Offer
+from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, NodeExtra
 from nri_gpu.domain.gpu import ComputeMode, DrmNode, Gpu, GpuUuid, MigDevice, PciBusId
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import GpuFault, Inventory, Link, Majors, NumaNode
@@ -84,7 +84,7 @@ def gpus(draw: st.DrawFn, index: int) -> Gpu:
 
 
 offers = st.builds(
-    Offer,
+    NodeExtra,
     st.lists(st.builds(DeviceNode, st.just("/dev/x"), st.integers(1, 9), st.integers(0, 9)), max_size=2).map(tuple),
     st.sampled_from([(), (Mount("/etc/a", "/etc/b"),)]),
     lacking=st.text("abc ", max_size=5).map(str.strip),
@@ -107,13 +107,13 @@ def faults(index: int) -> st.SearchStrategy[GpuFault]:
 def inventories(draw: st.DrawFn) -> Inventory:
     count = draw(st.integers(0, 4))
     pairs = [(a, b) for a in range(count) for b in range(a + 1, count) if draw(st.booleans())]
-    extras: dict[Extra, Offer] = draw(
+    extras: dict[Extra, NodeExtra] = draw(
         st.dictionaries(
             st.sampled_from([each for each in Extra if each not in {*OF_GPUS, Extra.IMEX}]), SAFE, max_size=2
         )
     )
     if draw(st.booleans()):
-        extras[Extra.IMEX] = Offer(channels=Channels(240, draw(st.integers(1, 2048))))
+        extras[Extra.IMEX] = NodeExtra(channels=Channels(240, draw(st.integers(1, 2048))))
     nvidia, uvm, caps = (draw(st.none() | st.just(each)) for each in draw(majors))
     return Inventory(
         taken_at=3.0,
@@ -130,7 +130,9 @@ def inventories(draw: st.DrawFn) -> Inventory:
 
 
 # Mounts of sockets have options of their own, which only those of sockets can have.
-SAFE: Any = offers.map(lambda offer: replace(offer, mounts=()) if offer.nodes or offer.lacking else Offer(lacking="x"))
+SAFE: Any = offers.map(
+    lambda offer: replace(offer, mounts=()) if offer.nodes or offer.lacking else NodeExtra(lacking="x")
+)
 
 
 def reloaded(inventory: Inventory) -> Inventory:

@@ -82,7 +82,7 @@ class Recorder:
         if event == "wait":
             self.now += 1000
         elif event == "look":
-            processes = {uuid: number % 3 for number, uuid in enumerate(self.ledger.leaving)}
+            processes = {uuid: number % 3 for number, uuid in enumerate(self.ledger.releasing)}
             self._commit(looked(self.ledger, processes, self.now, unknown_waits=True))
         elif self.last:
             of, now = self.last, self.now

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.requirements.check import DISABLE, unmet
-from nri_gpu.requirements.grammar import BRANDS, Facts, GpuFacts, version_of
+from nri_gpu.requirements.grammar import BRANDS, GpuFacts, RequirementFacts, version_of
 
 CUDA = "NVIDIA_REQUIRE_CUDA"
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
@@ -25,7 +25,9 @@ on_brands = st.builds("brand{}{}".format, st.sampled_from(["=", "!="]), words)
 alternatives = st.lists(st.one_of(on_versions, on_brands), min_size=1, max_size=4).map(",".join)
 values = st.lists(alternatives, max_size=4).map(" ".join)
 gpus = st.builds(GpuFacts, st.tuples(st.integers(0, 3), st.integers(0, 3)), st.sampled_from([*BRANDS, "", "new"]))
-facts = st.builds(Facts, versions | st.just(""), versions | st.just(""), st.lists(gpus, max_size=3).map(tuple))
+facts = st.builds(
+    RequirementFacts, versions | st.just(""), versions | st.just(""), st.lists(gpus, max_size=3).map(tuple)
+)
 names = st.sampled_from([CUDA, "NVIDIA_REQUIRE_A", "NVIDIA_REQUIRE_Z", "NVIDIA_REQUIRE_JETPACK", "CUDA_VERSION"])
 environments = st.dictionaries(names, values, max_size=3)
 
@@ -56,7 +58,7 @@ hostile_names = st.one_of(
     names, st.just(DISABLE), st.text(max_size=20), st.text(max_size=90).map("NVIDIA_REQUIRE_".__add__)
 )
 hostile_facts = st.builds(
-    Facts,
+    RequirementFacts,
     st.text(max_size=50),
     st.text(max_size=50),
     st.lists(st.builds(GpuFacts, st.tuples(st.integers(), st.integers()), st.text(max_size=50)), max_size=3).map(tuple),
@@ -64,7 +66,9 @@ hostile_facts = st.builds(
 
 
 @given(st.dictionaries(hostile_names, hostile, max_size=5), st.one_of(facts, hostile_facts), st.booleans())
-def test_any_text_is_met_or_refused_in_a_sentence(env: dict[str, str], node: Facts, may_disable: bool) -> None:
+def test_any_text_is_met_or_refused_in_a_sentence(
+    env: dict[str, str], node: RequirementFacts, may_disable: bool
+) -> None:
     found = unmet(env, node, may_disable=may_disable)
     if found is None:
         return
@@ -75,7 +79,7 @@ def test_any_text_is_met_or_refused_in_a_sentence(env: dict[str, str], node: Fac
     assert len(found.sentence) <= 400
 
 
-def expected(value: str, node: Facts) -> bool:
+def expected(value: str, node: RequirementFacts) -> bool:
     """The rules again, from the other end: texts are split where they are needed and versions padded to one length."""
     wishes = [piece.lower().split(",") for piece in value.split(" ") if piece]
     return all(
@@ -83,7 +87,7 @@ def expected(value: str, node: Facts) -> bool:
     )
 
 
-def met(condition: str, node: Facts, gpu: GpuFacts | None) -> bool:
+def met(condition: str, node: RequirementFacts, gpu: GpuFacts | None) -> bool:
     operator = next(each for each in ("!=", "<=", ">=", "=", "<", ">") if each in condition)
     name, _, wanted = condition.partition(operator)
     if name == "brand" and gpu:
@@ -117,13 +121,13 @@ def compared(one: str, other: str) -> int:
 
 
 @given(values, facts)
-def test_it_says_what_the_rules_say(value: str, node: Facts) -> None:
+def test_it_says_what_the_rules_say(value: str, node: RequirementFacts) -> None:
     assert (unmet({CUDA: value}, node) is None) is expected(value, node)
 
 
 @given(environments, names, alternatives, st.booleans(), facts)
 def test_an_alternative_more_never_turns_met_into_unmet(
-    env: dict[str, str], name: str, more: str, before: bool, node: Facts
+    env: dict[str, str], name: str, more: str, before: bool, node: RequirementFacts
 ) -> None:
     value = env.get(name, "")
     if not value.strip() or unmet(env, node) is not None:
@@ -132,7 +136,9 @@ def test_an_alternative_more_never_turns_met_into_unmet(
 
 
 @given(environments, st.text(max_size=20).map("NVIDIA_REQUIRE_".__add__) | names, hostile | values, facts)
-def test_a_variable_more_never_turns_unmet_into_met(env: dict[str, str], name: str, value: str, node: Facts) -> None:
+def test_a_variable_more_never_turns_unmet_into_met(
+    env: dict[str, str], name: str, value: str, node: RequirementFacts
+) -> None:
     # NVIDIA_REQUIRE_CUDA takes the place of CUDA_VERSION, on purpose.
     if name in env or (name == CUDA and "CUDA_VERSION" in env) or unmet(env, node) is None:
         return
@@ -140,14 +146,14 @@ def test_a_variable_more_never_turns_unmet_into_met(env: dict[str, str], name: s
 
 
 @given(values, facts, gpus)
-def test_a_gpu_more_never_turns_unmet_into_met(value: str, node: Facts, gpu: GpuFacts) -> None:
+def test_a_gpu_more_never_turns_unmet_into_met(value: str, node: RequirementFacts, gpu: GpuFacts) -> None:
     if unmet({CUDA: value}, node) is None:
         return
-    assert unmet({CUDA: value}, Facts(node.driver_version, node.cuda_version, (*node.gpus, gpu))) is not None
+    assert unmet({CUDA: value}, RequirementFacts(node.driver_version, node.cuda_version, (*node.gpus, gpu))) is not None
 
 
 @given(values, st.builds("{},bogus{}".format, hostile, hostile), facts)
-def test_what_means_nothing_is_never_skipped(value: str, text: str, node: Facts) -> None:
+def test_what_means_nothing_is_never_skipped(value: str, text: str, node: RequirementFacts) -> None:
     assert unmet({CUDA: f"{value} {text}"}, node) is not None
     assert unmet({CUDA: f"{text},{value}"}, node) is not None
 
@@ -171,5 +177,5 @@ def test_versions_compare_as_their_numbers_do(one: list[int], other: list[int]) 
 @pytest.mark.parametrize("operator", OPERATORS)
 @given(one=versions.filter(lambda text: text.strip("0.")), other=versions)
 def test_an_operator_says_what_the_order_says(operator: str, one: str, other: str) -> None:
-    holds = unmet({CUDA: f"cuda{operator}{other}"}, Facts("", one)) is None
+    holds = unmet({CUDA: f"cuda{operator}{other}"}, RequirementFacts("", one)) is None
     assert holds is says(operator, compared(one, other))

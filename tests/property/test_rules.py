@@ -20,7 +20,7 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.policy.advice_rules import covers
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.rules import Rule, Rules
+from nri_gpu.policy.rules import Rule, RuleList
 from nri_gpu.policy.select import Allowed, select
 from tests.property import worlds
 from tests.support import builders as make
@@ -45,7 +45,7 @@ asking = st.builds(
     st.sampled_from(CLAIMS),
 )
 limiting = st.builds(
-    lambda limits, tables: Policy(limits=limits, pool=tables[1], rule=Rules(tuple(map(_sharing, tables[0].rules)))),
+    lambda limits, tables: Policy(limits=limits, pool=tables[1], rule=RuleList(tuple(map(_sharing, tables[0].rules)))),
     worlds.limits,
     worlds.rules_and_pools(),
 )
@@ -87,7 +87,7 @@ def _qos(cgroup: str) -> Qos | None:
 
 @given(st.lists(worlds.rules_of(), max_size=12), worlds.containers())
 def test_the_first_rule_that_matches_decides(some: list[Rule], of: Container) -> None:
-    rules = Rules(tuple(some))
+    rules = RuleList(tuple(some))
     assert rules.first(of) == naive(rules.rules, of)
 
 
@@ -95,7 +95,7 @@ def test_the_first_rule_that_matches_decides(some: list[Rule], of: Container) ->
 @given(worlds.rules_of(), worlds.rules_of(), worlds.containers(), st.integers(0, 60))
 def test_it_does_so_among_many(one: Rule, other: Rule, of: Container, before: int) -> None:
     never = replace(one, container=Globs(("no-such-container-*",)))
-    rules = Rules((*[never] * before, one, *[never] * 30, other))
+    rules = RuleList((*[never] * before, one, *[never] * 30, other))
     event(f"found: {rules.first(of) is not None}")
     assert rules.first(of) == naive(rules.rules, of)
 
@@ -107,7 +107,7 @@ def test_rules_behind_one_that_decides_change_nothing(
 ) -> None:
     if isinstance(policy, BrokenPolicy) or policy.rule.first(of) is None:
         return
-    longer = replace(policy, rule=Rules((*policy.rule.rules, *more)))
+    longer = replace(policy, rule=RuleList((*policy.rule.rules, *more)))
     assert select(longer, of) == select(policy, of)
 
 

@@ -7,11 +7,11 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, Foreign, Leaver, Ledger, Phase
+from nri_gpu.allocation.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing
 from nri_gpu.decision.decide import BrokenPolicy
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid, Qos
-from nri_gpu.domain.edits import HARMLESS, Channels, DeviceNode, Extra, Mount, Offer, Profiles
+from nri_gpu.domain.edits import HARMLESS, Channels, DeviceNode, Extra, Mount, NodeExtra, Profiles
 from nri_gpu.domain.gpu import (
     DEFAULT_CAPABILITIES,
     Capability,
@@ -49,8 +49,8 @@ from nri_gpu.policy.model import (
     VisibleDevices,
 )
 from nri_gpu.policy.mps import MpsSettings
-from nri_gpu.policy.pools import Pool, Pools
-from nri_gpu.policy.rules import Rule, Rules
+from nri_gpu.policy.pools import Pool, PoolList
+from nri_gpu.policy.rules import Rule, RuleList
 from tests.support import builders as make
 
 REQUIREMENTS: Final = ("NVIDIA_REQUIRE_CUDA", "CUDA_VERSION", "NVIDIA_DISABLE_REQUIRE", "NVIDIA_REQUIRE_JETPACK")
@@ -129,11 +129,11 @@ def gpus(draw: st.DrawFn, index: int) -> Gpu:
 
 
 OFFERS: Final = {
-    Extra.GDS: Offer((DeviceNode("/dev/nvidia-fs0", 1520, 0),), (Mount("/etc/cufile.json", "/etc/cufile.json"),)),
-    Extra.GDRCOPY: Offer(lacking="there is no /dev/gdrdrv"),
-    Extra.RDMA: Offer((DeviceNode("/dev/infiniband/uverbs0", 231, 192),)),
-    Extra.IMEX: Offer(channels=Channels(512, 8)),
-    Extra.MIG_CONFIG: Offer((DeviceNode("/dev/nvidia-caps/nvidia-cap1", 510, 1, 0o400),)),
+    Extra.GDS: NodeExtra((DeviceNode("/dev/nvidia-fs0", 1520, 0),), (Mount("/etc/cufile.json", "/etc/cufile.json"),)),
+    Extra.GDRCOPY: NodeExtra(lacking="there is no /dev/gdrdrv"),
+    Extra.RDMA: NodeExtra((DeviceNode("/dev/infiniband/uverbs0", 231, 192),)),
+    Extra.IMEX: NodeExtra(channels=Channels(512, 8)),
+    Extra.MIG_CONFIG: NodeExtra((DeviceNode("/dev/nvidia-caps/nvidia-cap1", 510, 1, 0o400),)),
 }
 offers = st.one_of(
     st.just(OFFERS), st.sets(st.sampled_from([*OFFERS])).map(lambda some: {extra: OFFERS[extra] for extra in some})
@@ -258,11 +258,11 @@ def _pool(draw: st.DrawFn, name: str) -> Pool:
 
 
 @st.composite
-def rules_and_pools(draw: st.DrawFn) -> tuple[Rules, Pools]:
+def rules_and_pools(draw: st.DrawFn) -> tuple[RuleList, PoolList]:
     """Most policies have neither."""
     names = draw(st.sampled_from([(), (), POOL_NAMES[:1], POOL_NAMES]))
     rules = draw(st.one_of(st.just([]), st.lists(rules_of(names), max_size=4)))
-    return Rules(tuple(rules)), Pools(tuple(draw(_pool(name)) for name in names))
+    return RuleList(tuple(rules)), PoolList(tuple(draw(_pool(name)) for name in names))
 
 
 mps_settings = st.builds(
@@ -382,12 +382,12 @@ def entries(draw: st.DrawFn) -> Entry:
     indices = draw(st.lists(st.integers(0, 5), unique=True, max_size=4))
     parts = draw(st.lists(mig_uuids, unique=True, max_size=2))
     mode = draw(modes) if indices or parts else None
-    entry = make.entry(*indices, to=holder, mode=mode, phase=draw(st.sampled_from(Phase)))
+    entry = make.entry(*indices, to=holder, mode=mode, phase=draw(st.sampled_from(GrantPhase)))
     return replace(entry, grant=replace(entry.grant, uuids=(*entry.grant.uuids, *parts)))
 
 
 foreigners = st.builds(
-    lambda pod, uuids, said, name: Foreign(
+    lambda pod, uuids, said, name: ExternalAllocation(
         ContainerId(f"{pod}.dp"), PodId(f"sandbox-{pod}"), f"{said}/{pod}", frozenset(uuids), name
     ),
     st.sampled_from(POD_NAMES),
@@ -397,13 +397,13 @@ foreigners = st.builds(
 )
 # Any ledger at all, over capacity too: a bug elsewhere must not turn into a crash here.
 leavers = st.builds(
-    lambda pod, since, processes: Leaver(PodUid(f"uid-{pod}"), f"ml/{pod}", since, 60.0, processes),
+    lambda pod, since, processes: Releasing(PodUid(f"uid-{pod}"), f"ml/{pod}", since, 60.0, processes),
     st.sampled_from(POD_NAMES),
     st.floats(0, 200),
     st.sampled_from([None, 1, 2]),
 )
 ledgers = st.builds(
-    lambda some, others, leaving: make.ledger(*some, others=others).with_leaving(leaving),
+    lambda some, others, leaving: make.ledger(*some, others=others).with_releasing(leaving),
     st.lists(entries(), max_size=5),
     st.lists(foreigners, max_size=2),
     st.dictionaries(st.one_of(st.integers(0, 5).map(make.uuid), mig_uuids), leavers, max_size=2),
@@ -428,5 +428,5 @@ def _together(one: Entry, two: Entry) -> bool:
 
 
 def _excused(one: Entry, two: Entry, excused: frozenset[ContainerId]) -> bool:
-    both_run = one.phase is Phase.RUNNING and two.phase is Phase.RUNNING
+    both_run = one.phase is GrantPhase.RUNNING and two.phase is GrantPhase.RUNNING
     return both_run and not excused.isdisjoint({one.grant.container_id, two.grant.container_id})

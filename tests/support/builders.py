@@ -12,12 +12,13 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.grant import MARK_KEY, write_mark
-from nri_gpu.allocation.ledger import Entry, Foreign, Ledger, Phase
+from nri_gpu.allocation.grant import sign_grant
+from nri_gpu.allocation.ledger import Entry, ExternalAllocation, GrantPhase, Ledger
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, GpuUuid, MigDevice, PciBusId
+from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Inventory, Majors, Node
 
 KEY: Final = "gpu.nri.io"
@@ -170,22 +171,24 @@ def grant(
     )
 
 
-def entry(*indices: int, phase: Phase = Phase.RUNNING, since: float = 0.0, **fields: Any) -> Entry:  # noqa: ANN401
+def entry(*indices: int, phase: GrantPhase = GrantPhase.RUNNING, since: float = 0.0, **fields: Any) -> Entry:  # noqa: ANN401
     """A ledger's entry; the fields are its grant's."""
     return Entry(grant(*indices, **fields), phase, since)
 
 
-def entry_of(*uuids: GpuUuid, phase: Phase = Phase.RUNNING, **fields: Any) -> Entry:  # noqa: ANN401
+def entry_of(*uuids: GpuUuid, phase: GrantPhase = GrantPhase.RUNNING, **fields: Any) -> Entry:  # noqa: ANN401
     """The same by UUID, of GPUs and MIG devices."""
     return Entry(replace(grant(**fields), uuids=uuids), phase, 0.0)
 
 
-def foreign(*indices: int, of: str = "plugin", name: str = "main") -> Foreign:
+def foreign(*indices: int, of: str = "plugin", name: str = "main") -> ExternalAllocation:
     """A holder whose nodes are not from us."""
-    return Foreign(ContainerId(f"{of}.{name}"), PodId(f"sandbox-{of}"), f"ml/{of}", frozenset(map(uuid, indices)))
+    return ExternalAllocation(
+        ContainerId(f"{of}.{name}"), PodId(f"sandbox-{of}"), f"ml/{of}", frozenset(map(uuid, indices))
+    )
 
 
-def ledger(*entries: Entry, others: Iterable[Foreign] = ()) -> Ledger:
+def ledger(*entries: Entry, others: Iterable[ExternalAllocation] = ()) -> Ledger:
     """A ledger of these and no more."""
     return Ledger({each.grant.container_id: each for each in entries}, {each.container_id: each for each in others})
 
@@ -251,4 +254,4 @@ def event_payload(event: int, of: Container) -> bytes:
 
 def marked(of: Container, granted: Grant, key: bytes) -> Container:
     """A container as the runtime lists it, with a grant written on it."""
-    return replace(of, annotations={**of.annotations, MARK_KEY: write_mark(granted, key)})
+    return replace(of, annotations={**of.annotations, GRANT_KEY: sign_grant(granted, key)})

@@ -12,9 +12,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.grant import MARK_KEY, Mark, read_mark, write_mark
+from nri_gpu.allocation.grant import SignedGrant, sign_grant, verify_grant
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Grant
+from nri_gpu.domain.names import GRANT_KEY
 from tests.support.errors import HarnessError
 from tests.support.recorder import Message
 
@@ -120,11 +121,11 @@ def _marks(messages: Sequence[Message], key: bytes, known: _Names) -> Iterator[t
 def _mark(
     annotations: Mapping[str, str], pod: pb.PodSandbox, container: pb.Container, key: bytes, known: _Names
 ) -> Iterator[tuple[bytes, bytes]]:
-    text = annotations.get(MARK_KEY)
+    text = annotations.get(GRANT_KEY)
     if text is None:
         return
-    mark = read_mark(text, PodUid(pod.uid), ContainerId(container.id), key)
-    if not isinstance(mark, Mark):
+    mark = verify_grant(text, PodUid(pod.uid), ContainerId(container.id), key)
+    if not isinstance(mark, SignedGrant):
         raise HarnessError(f"a mark was not written under our key: {mark}")
     grant = Grant(
         container_id=ContainerId(known.fake(container.id)),
@@ -137,7 +138,7 @@ def _mark(
         mode=mark.mode,
         generation=known.fake(mark.generation),
     )
-    yield text[-MAC_CHARACTERS:].encode(), write_mark(grant, key)[-MAC_CHARACTERS:].encode()
+    yield text[-MAC_CHARACTERS:].encode(), sign_grant(grant, key)[-MAC_CHARACTERS:].encode()
 
 
 def _without_pids(message: Message, pids: Mapping[int, int]) -> Message:

@@ -21,9 +21,10 @@ from typing import Final
 from msgspec import Struct, field
 
 from nri_gpu._pb import cri_pb2 as pb
-from nri_gpu.allocation.grant import MARK_KEY, Mark, read_mark
+from nri_gpu.allocation.grant import SignedGrant, verify_grant
 from nri_gpu.domain.container import ContainerId as MarkedId
 from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.names import GRANT_KEY
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod, PodId
 from tests.support.daemon import NriGpu
@@ -386,8 +387,8 @@ class Storm:
                 continue
             annotations = self.node.cri.status(ContainerId(name)).oci["annotations"]
             pod = self._pods[PodId(annotations["io.kubernetes.cri.sandbox-id"])]
-            mark = read_mark(annotations[MARK_KEY], PodUid(pod.config.metadata.uid), MarkedId(name), key)
-            assert isinstance(mark, Mark), f"{name} has {gpus} by nobody's grant"
+            mark = verify_grant(annotations[GRANT_KEY], PodUid(pod.config.metadata.uid), MarkedId(name), key)
+            assert isinstance(mark, SignedGrant), f"{name} has {gpus} by nobody's grant"
             assert frozenset(mark.uuids) == gpus
             self.tally.checked["containers whose device cgroup is their grant"] += 1
             for gpu in gpus:

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.allocation.external import foreign_uuids
-from nri_gpu.allocation.ledger import Entry, Ledger, Phase
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.decision.decide import BrokenPolicy, decide
 from nri_gpu.domain.claim import Mode, NumaBinding, Strategy
@@ -372,8 +372,8 @@ REPEATED = {
 
 
 @pytest.mark.parametrize(("text", "before"), REPEATED.values(), ids=REPEATED)
-@pytest.mark.parametrize("phase", [Phase.CREATED, Phase.RUNNING])
-def test_asking_twice_gives_the_same(text: str, before: Ledger, phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [GrantPhase.CREATED, GrantPhase.RUNNING])
+def test_asking_twice_gives_the_same(text: str, before: Ledger, phase: GrantPhase) -> None:
     container = make.container(text)
     first = injected(container, ledger=before)
     assert injected(container, ledger=before.with_entry(Entry(first.grant, phase, 0.0))) == first
@@ -394,21 +394,23 @@ def test_asking_again_after_its_gpu_was_lost_gives_another() -> None:
 
 
 def test_the_next_attempt_of_a_container_gets_what_the_dead_one_held() -> None:
-    failed = make.entry(0, 1, 2, 3, to=make.container("all", id=ContainerId("first")), phase=Phase.CREATED)
+    failed = make.entry(0, 1, 2, 3, to=make.container("all", id=ContainerId("first")), phase=GrantPhase.CREATED)
     assert len(injected(make.container("all"), ledger=make.ledger(failed)).grant.uuids) == 4
 
 
 def test_the_dead_attempt_of_a_container_is_no_load() -> None:
-    failed = make.entry(0, to=make.container("1", id=ContainerId("first")), phase=Phase.CREATED)
+    failed = make.entry(0, to=make.container("1", id=ContainerId("first")), phase=GrantPhase.CREATED)
     assert injected(make.container("1"), ledger=make.ledger(failed)).grant.uuids == (make.uuid(0),)
-    shared = make.entry(0, 1, mode=Mode.SHARED, to=make.container("2", id=ContainerId("first")), phase=Phase.CREATED)
+    shared = make.entry(
+        0, 1, mode=Mode.SHARED, to=make.container("2", id=ContainerId("first")), phase=GrantPhase.CREATED
+    )
     again = injected(make.container("device=0,1"), ledger=make.ledger(shared))
     assert again.grant.mode is Mode.EXCLUSIVE
 
 
 def test_a_lapsed_grant_is_in_nobodys_way_and_promises_nothing() -> None:
     other = make.container("device=0", of="other")
-    ledger = make.ledger(make.entry(0, to=make.container("1"), phase=Phase.LAPSED))
+    ledger = make.ledger(make.entry(0, to=make.container("1"), phase=GrantPhase.LAPSED))
     ledger = ledger.after(injected(other, ledger=ledger), 0.0)
     assert injected(make.container("1"), ledger=ledger).grant.uuids == (make.uuid(1),)
 

@@ -8,7 +8,7 @@ from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Inject, Reason, Refuse
-from nri_gpu.domain.edits import DeviceNode, Extra, Offer, Profiles
+from nri_gpu.domain.edits import DeviceNode, Extra, NodeExtra, Profiles
 from nri_gpu.domain.gpu import DrmNode
 from nri_gpu.policy.model import ClaimDefaults, ExtraRules, Policy
 from tests.support import builders as make
@@ -18,7 +18,10 @@ GPUS = tuple(make.gpu(index, drm=(DrmNode(f"card{index}", 226, index),)) for ind
 NODE = replace(
     make.node(
         GPUS,
-        extras={Extra.GDRCOPY: Offer((GDR,)), Extra.RDMA: Offer((DeviceNode("/dev/infiniband/uverbs0", 231, 192),))},
+        extras={
+            Extra.GDRCOPY: NodeExtra((GDR,)),
+            Extra.RDMA: NodeExtra((DeviceNode("/dev/infiniband/uverbs0", 231, 192),)),
+        },
     ),
     profiles=Profiles("/p", frozenset({6, 7})),
 )

@@ -7,8 +7,8 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.grant import BadMark, write_mark
-from nri_gpu.decision.validate import judge_adjusted, judge_start, mark_of
+from nri_gpu.allocation.grant import InvalidGrant, sign_grant
+from nri_gpu.decision.validate import grant_of, validate_adjusted, validate_start
 from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.policy.globs import Globs
@@ -26,7 +26,7 @@ OPTED_OUT: Final = make.container("none")
 
 
 def mark(*indices: int, to: Container = ASKING, key: bytes = KEY) -> str:
-    return write_mark(make.grant(*indices, to=to), key)
+    return sign_grant(make.grant(*indices, to=to), key)
 
 
 def node(minor: int, owner: str = US, name: str = "", major: int = 195) -> AddedNode:
@@ -62,7 +62,7 @@ STARTS: dict[str, tuple[Container, str | None, bytes | None, Policy | BrokenPoli
 
 @pytest.mark.parametrize(("container", "text", "key", "policy", "words"), STARTS.values(), ids=STARTS)
 def test_starts(container: Container, text: str | None, key: bytes | None, policy: Policy, words: str) -> None:
-    reason = judge_start(container, mark_of(container, text, key), policy)
+    reason = validate_start(container, grant_of(container, text, key), policy)
     assert (reason is not None) is bool(words)
     if reason:
         assert reason.code is Code.NOT_GRANTED
@@ -90,7 +90,7 @@ ADDED: dict[str, tuple[Adjusted, Code | None, str]] = {
         "",
     ),
     "none, and a mark of nothing": (
-        Adjusted(container=OPTED_OUT, mark=Added(write_mark(make.grant(mode=None, to=OPTED_OUT), KEY), US)),
+        Adjusted(container=OPTED_OUT, mark=Added(sign_grant(make.grant(mode=None, to=OPTED_OUT), KEY), US)),
         None,
         "",
     ),
@@ -165,28 +165,28 @@ ADDED: dict[str, tuple[Adjusted, Code | None, str]] = {
 
 @pytest.mark.parametrize(("adjusted", "code", "words"), ADDED.values(), ids=ADDED)
 def test_creations(adjusted: Adjusted, code: Code | None, words: str) -> None:
-    reason = judge_adjusted(adjusted, KEY, POLICY)
+    reason = validate_adjusted(adjusted, KEY, POLICY)
     assert (reason.code if reason else None) is code
     assert words in (reason.sentence if reason else "")
 
 
 def test_strangers_matter_to_the_guard_alone() -> None:
     theirs = Adjusted(container=QUIET, nodes=(node(0, "20-other"),))
-    assert judge_adjusted(theirs, KEY, POLICY)
-    assert judge_adjusted(theirs, KEY, POLICY, strangers=False) is None
+    assert validate_adjusted(theirs, KEY, POLICY)
+    assert validate_adjusted(theirs, KEY, POLICY, strangers=False) is None
     both = replace(granted(0), nodes=(node(7), node(6, "20-other")))
-    assert judge_adjusted(both, KEY, POLICY, strangers=False)
+    assert validate_adjusted(both, KEY, POLICY, strangers=False)
 
 
 def test_without_a_key_no_mark_counts() -> None:
-    reason = judge_adjusted(granted(0), None, POLICY)
+    reason = validate_adjusted(granted(0), None, POLICY)
     assert reason
     assert "no key on this node" in reason.sentence
 
 
 def test_sentences_keep_their_length_whatever_a_plugin_is_called() -> None:
     hostile = AddedNode("/dev/nvidia" + "0" * 5000, "99-" + "\u00e9\n" * 5000, 195, 0)
-    reason = judge_adjusted(Adjusted(container=QUIET, nodes=(hostile,)), KEY, POLICY)
+    reason = validate_adjusted(Adjusted(container=QUIET, nodes=(hostile,)), KEY, POLICY)
     assert isinstance(reason, Reason)
     assert len(str(reason)) < REFUSAL_MAX
     assert str(reason).endswith("or leave this one container to it.")
@@ -194,5 +194,5 @@ def test_sentences_keep_their_length_whatever_a_plugin_is_called() -> None:
 
 
 def test_a_bad_mark_says_why() -> None:
-    assert isinstance(mark_of(ASKING, "v1", KEY), BadMark)
-    assert mark_of(ASKING, None, KEY) is None
+    assert isinstance(grant_of(ASKING, "v1", KEY), InvalidGrant)
+    assert grant_of(ASKING, None, KEY) is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, Ledger, Phase
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode
@@ -139,7 +139,7 @@ def test_all_of_a_row_are_within_the_limit(limits: Raw, row: list[Container]) ->
 
 
 def test_what_lapsed_counts_no_more() -> None:
-    lapsed = make.ledger(make.entry(0, 1, to=asks("2", "old"), phase=Phase.LAPSED))
+    lapsed = make.ledger(make.entry(0, 1, to=asks("2", "old"), phase=GrantPhase.LAPSED))
     assert gpus(played([asks("1")], policy(limits={"gpus_per_namespace": 1}), ledger=lapsed)[0])
 
 

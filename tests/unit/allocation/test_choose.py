@@ -8,16 +8,16 @@ from math import comb
 
 import pytest
 
-from nri_gpu.allocation.topology import EXACT_MAX, Fabric, Room, best_set, choose, fabric_of
+from nri_gpu.allocation.topology import EXACT_MAX, Room, Topology, best_set, choose, topology_of
 from nri_gpu.domain.claim import Strategy
 from tests.support.fabrics import KNOWN
 from tests.support.golden_sets import GOLDEN, GOLDEN_16, Golden
 
-FABRICS = {name: fabric_of(inventory) for name, inventory in KNOWN.items()}
+FABRICS = {name: topology_of(inventory) for name, inventory in KNOWN.items()}
 REACHED = [case for case in (*GOLDEN, *GOLDEN_16) if case.chosen]
 
 
-def whole(fabric: Fabric, pool: tuple[int, ...], number: int, strategy: Strategy = Strategy.PACK) -> tuple[int, ...]:
+def whole(fabric: Topology, pool: tuple[int, ...], number: int, strategy: Strategy = Strategy.PACK) -> tuple[int, ...]:
     """As for a pod alone, where nobody holds the pool and others hold the rest."""
     return choose(fabric, number, pool, (), Room((), pool, strategy))
 
@@ -71,7 +71,7 @@ def test_friends_draw() -> None:
 
 
 def test_numa_breaks_ties_where_no_path_is_known() -> None:
-    dark = Fabric({}, ((0,) * 4,) * 4, ((0, 0, 1, 0), (0, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, 0)))
+    dark = Topology({}, ((0,) * 4,) * 4, ((0, 0, 1, 0), (0, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, 0)))
     assert choose(dark, 2, (0, 1, 2, 3)) == (0, 2)
     assert choose(dark, 1, (0, 1, 3), (2,)) == (0,)
     assert choose(dark, 2, (0, 1, 3)) == (1, 3)
@@ -93,7 +93,7 @@ class Counted(tuple[int, ...]):
         return super().__iter__()
 
 
-def rows_of(fabric: Fabric, pool: Sequence[int]) -> list[Counted]:
+def rows_of(fabric: Topology, pool: Sequence[int]) -> list[Counted]:
     return [Counted(fabric.points[a][b] for b in pool) for a in pool]
 
 
@@ -111,7 +111,7 @@ def test_eight_are_always_looked_at_whole() -> None:
     assert max(comb(8, number - 1) for number in range(1, 9)) <= EXACT_MAX
 
 
-def brute(fabric: Fabric, pool: Sequence[int], number: int) -> int:
+def brute(fabric: Topology, pool: Sequence[int], number: int) -> int:
     return max(fabric.score(some) for some in combinations(pool, number))
 
 

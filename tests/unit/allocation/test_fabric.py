@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.allocation.topology import fabric_of, links_among, points
+from nri_gpu.allocation.topology import links_among, points, topology_of
 from nri_gpu.domain.node import Link
 from tests.support import builders as make
 from tests.support.fabrics import KNOWN
@@ -27,20 +27,20 @@ def test_points_of_a_pair(link: Link, worth: int) -> None:
 
 def test_pairs_are_the_same_both_ways_and_none_is_nothing() -> None:
     inventory = make.inventory(make.gpus(3), links=(Link(0, 2, "PIX", 1),))
-    assert fabric_of(inventory).points == ((0, 0, 150), (0, 0, 0), (150, 0, 0))
+    assert topology_of(inventory).points == ((0, 0, 150), (0, 0, 0), (150, 0, 0))
 
 
 def test_places_are_not_indices() -> None:
     """A lost GPU leaves a hole in the indices."""
     inventory = make.inventory([make.gpu(0), make.gpu(2), make.gpu(5)], links=(Link(2, 5, "PIX"), Link(0, 1, "PIX")))
-    fabric = fabric_of(inventory)
+    fabric = topology_of(inventory)
     assert fabric.places == {make.uuid(0): 0, make.uuid(2): 1, make.uuid(5): 2}
     assert fabric.points == ((0, 0, 0), (0, 0, 50), (0, 50, 0))
 
 
 def test_near_is_one_numa_node_that_is_known() -> None:
     gpus = [make.gpu(0, numa_node=0), make.gpu(1, numa_node=1), make.gpu(2, numa_node=0), make.gpu(3)]
-    assert fabric_of(make.inventory([*gpus, make.gpu(4)])).near == (
+    assert topology_of(make.inventory([*gpus, make.gpu(4)])).near == (
         (0, 0, 1, 0, 0),
         (0, 0, 0, 0, 0),
         (1, 0, 0, 0, 0),
@@ -51,8 +51,8 @@ def test_near_is_one_numa_node_that_is_known() -> None:
 
 def test_it_is_made_once_for_an_inventory() -> None:
     one, other = make.inventory(), make.inventory()
-    assert fabric_of(one) is fabric_of(one)
-    assert fabric_of(other) is not fabric_of(one)
+    assert topology_of(one) is topology_of(one)
+    assert topology_of(other) is not topology_of(one)
 
 
 def test_links_in_a_word_the_best_first() -> None:

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, Leaver, Ledger, Phase, rebuilt
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing, rebuilt
 from nri_gpu.allocation.placement import Asker, place
 from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
 from nri_gpu.domain.claim import Mode
@@ -22,7 +22,7 @@ from tests.support import builders as make
 A, B, A_SIDE = make.container(of="a"), make.container(of="b"), make.container(of="a", name="side")
 NOW, GRACE_S = 100.0, 60.0
 ON_0: Final = make.uuid(0)
-LEAVER: Final = Leaver(A.pod.uid, "ml/a", NOW, GRACE_S)
+LEAVER: Final = Releasing(A.pod.uid, "ml/a", NOW, GRACE_S)
 
 
 def left(entry: Entry, change: Callable[[Ledger], Ledger] | None = None, *, awaited: bool = True) -> Ledger:
@@ -58,14 +58,14 @@ ENDS: dict[str, Callable[[Ledger], Ledger]] = {
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_a_gpu_that_was_held_exclusively_is_leaving(end: Callable[[Ledger], Ledger]) -> None:
     ledger = left(make.entry(0, 1, to=A), end)
-    assert ledger.leaving == {make.uuid(0): LEAVER, make.uuid(1): LEAVER}
+    assert ledger.releasing == {make.uuid(0): LEAVER, make.uuid(1): LEAVER}
     assert not ledger.entries
 
 
 STAYS: dict[str, tuple[Entry, Callable[[Ledger], Ledger] | None]] = {
     "shared": (make.entry(0, to=A, mode=Mode.SHARED), None),
-    "created and never started": (make.entry(0, to=A, phase=Phase.CREATED), None),
-    "lapsed": (make.entry(0, to=A, phase=Phase.LAPSED), lambda ledger: ledger.released(A.id)),
+    "created and never started": (make.entry(0, to=A, phase=GrantPhase.CREATED), None),
+    "lapsed": (make.entry(0, to=A, phase=GrantPhase.LAPSED), lambda ledger: ledger.released(A.id)),
     "still running": (make.entry(0, to=A), lambda ledger: ledger.with_entry(make.entry(2, to=B))),
     "a grant of nothing": (make.entry(to=A, mode=None), None),
 }
@@ -73,12 +73,12 @@ STAYS: dict[str, tuple[Entry, Callable[[Ledger], Ledger] | None]] = {
 
 @pytest.mark.parametrize(("entry", "change"), STAYS.values(), ids=STAYS)
 def test_what_never_ran_alone_leaves_nothing_behind(entry: Entry, change: Callable[[Ledger], Ledger] | None) -> None:
-    assert left(entry, change).leaving == {}
+    assert left(entry, change).releasing == {}
 
 
 def test_one_that_was_listed_as_created_may_have_run() -> None:
-    listed = replace(make.entry(0, to=A, phase=Phase.CREATED), until=math.inf)
-    assert left(listed).leaving == {ON_0: LEAVER}
+    listed = replace(make.entry(0, to=A, phase=GrantPhase.CREATED), until=math.inf)
+    assert left(listed).releasing == {ON_0: LEAVER}
 
 
 def test_where_nobody_will_tell_of_processes_nothing_waits() -> None:
@@ -106,13 +106,13 @@ SAID = {
 
 @pytest.mark.parametrize(("processes", "said"), SAID.items())
 def test_the_sentence_says_who_left_and_what_is_waited_for(processes: int | None, said: str) -> None:
-    ledger = Ledger(leaving={ON_0: replace(LEAVER, processes=processes)})
+    ledger = Ledger(releasing={ON_0: replace(LEAVER, processes=processes)})
     for text in ("device=0", "all"):
         assert f"GPU 0 ({ON_0}) was just released by {said}" in refusal(text, ledger)
 
 
 def test_too_few_because_some_are_leaving() -> None:
-    ledger = Ledger(leaving={make.uuid(n): replace(LEAVER, processes=2) for n in range(3)})
+    ledger = Ledger(releasing={make.uuid(n): replace(LEAVER, processes=2) for n in range(3)})
     said = refusal("2", ledger)
     assert (
         "of the 4 that fit 1 can be had now, the rest having just been released by ml/a: 2 processes still hold" in said
@@ -125,10 +125,10 @@ def test_too_few_because_some_are_leaving() -> None:
 def test_a_very_long_name_leaves_room_for_the_rest() -> None:
     leaver = replace(LEAVER, pod="n" * 63 + "/" + "p" * 253, processes=2)
     for text in ("device=0", "4"):
-        assert "wait until then" in refusal(text, Ledger(leaving={make.uuid(n): leaver for n in range(4)}))
+        assert "wait until then" in refusal(text, Ledger(releasing={make.uuid(n): leaver for n in range(4)}))
 
 
-LOOKS: dict[str, tuple[int | None, float, bool, Leaver | None]] = {
+LOOKS: dict[str, tuple[int | None, float, bool, Releasing | None]] = {
     "nobody is on it": (0, NOW + 1, True, None),
     "somebody is": (2, NOW + 1, True, replace(LEAVER, processes=2)),
     "it began before the release": (0, NOW, True, LEAVER),
@@ -138,15 +138,15 @@ LOOKS: dict[str, tuple[int | None, float, bool, Leaver | None]] = {
 
 
 @pytest.mark.parametrize(("count", "began", "waits", "expected"), LOOKS.values(), ids=LOOKS)
-def test_a_look(count: int | None, began: float, waits: bool, expected: Leaver | None) -> None:
-    ledger = Ledger(leaving={ON_0: LEAVER})
+def test_a_look(count: int | None, began: float, waits: bool, expected: Releasing | None) -> None:
+    ledger = Ledger(releasing={ON_0: LEAVER})
     after = looked(ledger, {ON_0: count}, began, unknown_waits=waits)
-    assert after.leaving == ({} if expected is None else {ON_0: expected})
+    assert after.releasing == ({} if expected is None else {ON_0: expected})
     assert (after is ledger) == (expected == LEAVER)
 
 
 def test_it_is_over_with_the_grace() -> None:
-    ledger = Ledger(leaving={ON_0: replace(LEAVER, processes=3)})
+    ledger = Ledger(releasing={ON_0: replace(LEAVER, processes=3)})
     assert expired(ledger, NOW + GRACE_S) is ledger
     assert expired(ledger, NOW + GRACE_S + 1) == Ledger()
     assert expired(Ledger(), 1e9) == Ledger()
@@ -155,7 +155,7 @@ def test_it_is_over_with_the_grace() -> None:
 def test_a_mig_device_is_left_by_itself() -> None:
     part: GpuUuid = make.mig_uuid(0, 1)
     ledger = left(make.entry_of(part, to=A))
-    assert set(ledger.leaving) == {part}
+    assert set(ledger.releasing) == {part}
     inventory = make.inventory([make.mig_gpu(0)])
     claim = parse_claim(make.KEY, "mig=1g.5gb")
     assert place(claim, Asker(B.pod.uid, Mode.EXCLUSIVE), inventory, ledger) == (inventory.parts[0],)
@@ -166,10 +166,10 @@ def test_a_mig_device_is_left_by_itself() -> None:
 
 def test_a_late_start_waits_too() -> None:
     """It lapsed, another pod ran on its GPU and left a process there: it must not start into that."""
-    lapsed = make.entry(0, to=B, phase=Phase.LAPSED)
-    ledger = make.ledger(lapsed).with_leaving({ON_0: LEAVER})
+    lapsed = make.entry(0, to=B, phase=GrantPhase.LAPSED)
+    ledger = make.ledger(lapsed).with_releasing({ON_0: LEAVER})
     assert ledger.started(B.id, NOW) is None
-    again = rebuilt([replace(lapsed, phase=Phase.CREATED)], [], ledger.leaving)
-    assert again.entries[B.id].phase is Phase.LAPSED
-    assert again.leaving == ledger.leaving
-    assert ledger.with_leaving({}).started(B.id, NOW) is not None
+    again = rebuilt([replace(lapsed, phase=GrantPhase.CREATED)], [], ledger.releasing)
+    assert again.entries[B.id].phase is GrantPhase.LAPSED
+    assert again.releasing == ledger.releasing
+    assert ledger.with_releasing({}).started(B.id, NOW) is not None

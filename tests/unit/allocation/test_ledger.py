@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from nri_gpu.allocation.ledger import UNUSED, Entry, Ledger, Phase, Usage, rebuilt
+from nri_gpu.allocation.ledger import UNUSED, Entry, GrantPhase, Ledger, Usage, rebuilt
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Code, Inject, Pass, Reason, Refuse
@@ -13,11 +13,11 @@ from tests.support import builders as make
 
 A, B, A_SIDE = make.container(of="a"), make.container(of="b"), make.container(of="a", name="side")
 EXCLUSIVE, SHARED = Mode.EXCLUSIVE, Mode.SHARED
-CREATED, RUNNING, LAPSED = Phase.CREATED, Phase.RUNNING, Phase.LAPSED
+CREATED, RUNNING, LAPSED = GrantPhase.CREATED, GrantPhase.RUNNING, GrantPhase.LAPSED
 GRACE_S = 60.0
 
 
-def phases(ledger: Ledger | None) -> dict[str, Phase]:
+def phases(ledger: Ledger | None) -> dict[str, GrantPhase]:
     assert ledger is not None
     return {name: entry.phase for name, entry in ledger.entries.items()}
 
@@ -40,8 +40,8 @@ BLOCKS = {
     "own pod exclusively, shared": (Usage(EXCLUSIVE, {MINE: "m"}, 1), SHARED, True),
     "own pod shared, exclusive": (Usage(SHARED, {MINE: "m"}, 1), EXCLUSIVE, True),
     "own pod and another shared, shared": (Usage(SHARED, {MINE: "m", OTHER: "o"}, 2), SHARED, False),
-    "others' injector, exclusive": (Usage(foreign=DP), EXCLUSIVE, True),
-    "others' injector, shared": (Usage(foreign=DP), SHARED, False),
+    "others' injector, exclusive": (Usage(external=DP), EXCLUSIVE, True),
+    "others' injector, shared": (Usage(external=DP), SHARED, False),
     "own pod exclusively and others' injector": (Usage(EXCLUSIVE, {MINE: "m"}, 1, DP), EXCLUSIVE, True),
 }
 
@@ -172,25 +172,27 @@ STOPS = {"running": (RUNNING, None), "created": (CREATED, LAPSED), "lapsed": (LA
 
 
 @pytest.mark.parametrize(("before", "after"), STOPS.values(), ids=STOPS)
-def test_a_stop_ends_what_ran_and_only_lapses_what_may_still_start(before: Phase, after: Phase | None) -> None:
+def test_a_stop_ends_what_ran_and_only_lapses_what_may_still_start(
+    before: GrantPhase, after: GrantPhase | None
+) -> None:
     stopped = created(make.entry(0, to=A, phase=before)).stopped(A.id, 7.0)
     assert stopped.usage() == {}
     assert phases(stopped) == ({} if after is None else {A.id: after})
 
 
-@pytest.mark.parametrize("phase", Phase)
-def test_removal_forgets_whatever_the_phase(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", GrantPhase)
+def test_removal_forgets_whatever_the_phase(phase: GrantPhase) -> None:
     ledger = make.ledger(make.entry(0, to=A, phase=phase), make.entry(1, to=B))
     assert phases(ledger.released(A.id)) == {B.id: RUNNING}
 
 
 def test_others_holders_leave_by_stop_removal_and_pod() -> None:
     other = make.foreign(0)
-    ledger = Ledger().with_foreign(other).with_foreign(other)
+    ledger = Ledger().with_external(other).with_external(other)
     assert ledger == make.ledger(others=[other])
-    assert not ledger.stopped(other.container_id, 0.0).foreign
-    assert not ledger.released(other.container_id).foreign
-    assert not ledger.pod_gone(other.pod_id).foreign
+    assert not ledger.stopped(other.container_id, 0.0).external
+    assert not ledger.released(other.container_id).external
+    assert not ledger.pod_gone(other.pod_id).external
 
 
 def test_a_sandbox_takes_all_its_containers_along_and_only_those() -> None:
@@ -224,5 +226,5 @@ def test_of_two_created_ones_the_first_listed_holds_because_nothing_tells_which_
 
 
 def test_others_holders_take_nothing_from_a_grant_when_the_ledger_is_rebuilt() -> None:
-    lived = make.ledger(make.entry(0, to=A, phase=CREATED)).with_foreign(make.foreign(0))
-    assert rebuilt(lived.entries.values(), lived.foreign.values()) == lived
+    lived = make.ledger(make.entry(0, to=A, phase=CREATED)).with_external(make.foreign(0))
+    assert rebuilt(lived.entries.values(), lived.external.values()) == lived

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.allocation.grant import MARK_KEY, BadMark, Mark, read_mark, write_mark
+from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, sign_grant, verify_grant
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.domain.decision import Grant
-from nri_gpu.request.text import GRANT_KEY
 from tests.support import builders as make
 
 KEY = bytes(range(32))
@@ -20,7 +19,7 @@ GRANTS = {
     "no driver files": make.grant(1, generation="-"),
     "a repaired generation": make.grant(1, generation="580.95.05-1a2b3c4d.4"),
 }
-GOOD = write_mark(make.grant(0, 1), KEY)
+GOOD = sign_grant(make.grant(0, 1), KEY)
 FORGED = {
     "empty": "",
     "noise": "v1",
@@ -44,25 +43,25 @@ FORGED = {
 }
 
 
-def read(text: str, pod_uid: str = POD, container_id: str = ID, key: bytes = KEY) -> Mark | BadMark:
-    return read_mark(text, PodUid(pod_uid), ContainerId(container_id), key)
+def read(text: str, pod_uid: str = POD, container_id: str = ID, key: bytes = KEY) -> SignedGrant | InvalidGrant:
+    return verify_grant(text, PodUid(pod_uid), ContainerId(container_id), key)
 
 
 @pytest.mark.parametrize("grant", GRANTS.values(), ids=GRANTS)
 def test_what_is_written_is_read(grant: Grant) -> None:
-    assert read(write_mark(grant, KEY)) == Mark(grant.uuids, grant.mode, grant.generation)
+    assert read(sign_grant(grant, KEY)) == SignedGrant(grant.uuids, grant.mode, grant.generation)
 
 
 def test_a_mark_reads_like_the_contract() -> None:
     head, _, mac = GOOD.rpartition(";mac=")
     assert head == f"v1;mode=exclusive;uuid={make.uuid(0)},{make.uuid(1)};gen={make.GENERATION}"
     assert len(bytes.fromhex(mac)) == 32
-    assert write_mark(make.grant(mode=None), KEY).startswith("v1;mode=none;uuid=;gen=")
+    assert sign_grant(make.grant(mode=None), KEY).startswith("v1;mode=none;uuid=;gen=")
 
 
 @pytest.mark.parametrize("text", FORGED.values(), ids=FORGED)
 def test_a_mark_that_was_touched_is_worth_nothing(text: str) -> None:
-    assert isinstance(read(text), BadMark)
+    assert isinstance(read(text), InvalidGrant)
 
 
 ELSEWHERE = {
@@ -76,29 +75,25 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize(("pod_uid", "container_id", "key"), ELSEWHERE.values(), ids=ELSEWHERE)
 def test_a_mark_copied_elsewhere_is_worth_nothing(pod_uid: str, container_id: str, key: bytes) -> None:
-    assert isinstance(read(GOOD, pod_uid, container_id, key), BadMark)
+    assert isinstance(read(GOOD, pod_uid, container_id, key), InvalidGrant)
 
 
 def test_a_nul_in_a_name_moves_no_border() -> None:
-    text = write_mark(make.grant(0, to=make.container(of=make.pod(uid="a\0b"), id="c")), KEY)
-    assert isinstance(read(text, "a\0b", "c"), Mark)
-    assert isinstance(read(text, "a", "b\0c"), BadMark)
+    text = sign_grant(make.grant(0, to=make.container(of=make.pod(uid="a\0b"), id="c")), KEY)
+    assert isinstance(read(text, "a\0b", "c"), SignedGrant)
+    assert isinstance(read(text, "a", "b\0c"), InvalidGrant)
 
 
 def test_a_right_mac_over_fields_of_another_version_is_told_apart() -> None:
-    odd = write_mark(make.grant(0, generation="x;mode=shared"), KEY)
+    odd = sign_grant(make.grant(0, generation="x;mode=shared"), KEY)
     bad = read(odd)
-    assert isinstance(bad, BadMark)
+    assert isinstance(bad, InvalidGrant)
     assert "another version" in bad.why
 
 
 def test_why_a_mark_is_bad_tells_neither_key_nor_mac() -> None:
     bad = read(FORGED["mode"])
-    assert isinstance(bad, BadMark)
-    right = write_mark(make.grant(0, 1, mode=Mode.SHARED), KEY).rpartition("=")[2]
+    assert isinstance(bad, InvalidGrant)
+    right = sign_grant(make.grant(0, 1, mode=Mode.SHARED), KEY).rpartition("=")[2]
     assert right not in repr(bad)
     assert KEY.hex() not in repr(bad)
-
-
-def test_the_requests_room_knows_the_marks_key_by_the_same_name() -> None:
-    assert MARK_KEY == GRANT_KEY

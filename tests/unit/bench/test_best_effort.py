@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from bench.placement import BestEffort, first_fit
-from nri_gpu.allocation.topology import fabric_of
+from nri_gpu.allocation.topology import topology_of
 from tests.support.fabrics import KNOWN
 from tests.support.golden_sets import GOLDEN, Golden
 
-RIVALS = {name: BestEffort(fabric_of(inventory)) for name, inventory in KNOWN.items()}
+RIVALS = {name: BestEffort(topology_of(inventory)) for name, inventory in KNOWN.items()}
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids=str)

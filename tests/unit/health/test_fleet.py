@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.codec import canonical, decode
-from nri_gpu.domain.health import EventType, GpuEvent, Sign, State
+from nri_gpu.domain.health import EventType, GpuEvent, HealthState, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.fleet import Fleet
 from nri_gpu.health.states import Signal, heard
@@ -18,7 +18,7 @@ WELL = look((), ())
 LOST_1 = GpuFault(1, "nvmlDeviceGetHandleByIndex: GPU is lost (15)", 15, Sign.LOST)
 
 
-def state(fleet: Fleet, gpu: int = 0) -> State:
+def state(fleet: Fleet, gpu: int = 0) -> HealthState:
     return fleet.records[UUIDS[gpu]].health.state
 
 
@@ -48,21 +48,21 @@ def test_one_bad_gpu_of_two_and_its_way_back() -> None:
     fleet = looked(Fleet(), 0)
     fleet, changes = fleet.heard(xid(79), RULES, at(5))
     assert [(change.uuid, change.before, change.now.state) for change in changes] == [
-        (UUIDS[0], State.HEALTHY, State.BAD)
+        (UUIDS[0], HealthState.HEALTHY, HealthState.BAD)
     ]
     dressed = fleet.dressed(WELL, RULES).gpus
     assert dressed[0].unavailable == "bad since 2023-11-14 22:13:25 UTC: XID 79, GPU has fallen off the bus"
     assert dressed[1] == WELL.gpus[1]
-    assert state(looked(fleet, 6)) is State.BAD, "a look just after says nothing yet"
+    assert state(looked(fleet, 6)) is HealthState.BAD, "a look just after says nothing yet"
     fleet = looked(fleet, 20)
-    assert state(fleet) is State.RECOVERING
+    assert state(fleet) is HealthState.RECOVERING
     assert "granted after 100 s without a fault: XID 79" in fleet.dressed(WELL, RULES).gpus[0].unavailable
-    assert state(looked(fleet, 104)) is State.RECOVERING
+    assert state(looked(fleet, 104)) is HealthState.RECOVERING
     fleet = looked(fleet, 105)
-    assert state(fleet) is State.HEALTHY
+    assert state(fleet) is HealthState.HEALTHY
     gpu = fleet.dressed(WELL, RULES).gpus[0]
     assert (gpu.unavailable, gpu.health.changes, gpu.health.why) == ("", 3, "XID 79, GPU has fallen off the bus")
-    assert state(fleet, 1) is State.HEALTHY
+    assert state(fleet, 1) is HealthState.HEALTHY
 
 
 def test_application_errors_leave_no_trace() -> None:
@@ -72,25 +72,25 @@ def test_application_errors_leave_no_trace() -> None:
 
 def test_incidents_that_come_together_are_one() -> None:
     fleet = looked(Fleet(), 0).heard(xid(94), RULES, at(1))[0].heard(xid(63), RULES, at(2))[0]
-    assert state(fleet) is State.SUSPECT
+    assert state(fleet) is HealthState.SUSPECT
     assert fleet.dressed(WELL, RULES).gpus[0].unavailable == ""
-    assert state(fleet.heard(xid(94), RULES, at(12))[0]) is State.BAD
+    assert state(fleet.heard(xid(94), RULES, at(12))[0]) is HealthState.BAD
 
 
 def test_trouble_while_recovering_begins_the_hold_down_anew() -> None:
     fleet = looked(looked(Fleet(), 0).heard(xid(79), RULES, at(0))[0], 50)
     fleet = fleet.heard(xid(63), RULES, at(60))[0]
-    assert state(fleet) is State.BAD
-    assert state(looked(looked(fleet, 80), 159)) is State.RECOVERING
-    assert state(looked(looked(fleet, 80), 160)) is State.HEALTHY
+    assert state(fleet) is HealthState.BAD
+    assert state(looked(looked(fleet, 80), 159)) is HealthState.RECOVERING
+    assert state(looked(looked(fleet, 80), 160)) is HealthState.HEALTHY
 
 
 def test_a_lost_gpu_is_bad_as_long_as_it_is_lost() -> None:
     lost = look((Sign.LOST,), ())
     fleet = looked(looked(looked(Fleet(), 0), 10, lost), 500, lost)
-    assert state(fleet) is State.BAD
-    assert state(looked(fleet, 599)) is State.RECOVERING
-    assert state(looked(looked(fleet, 599), 600)) is State.HEALTHY
+    assert state(fleet) is HealthState.BAD
+    assert state(looked(fleet, 599)) is HealthState.RECOVERING
+    assert state(looked(looked(fleet, 599), 600)) is HealthState.HEALTHY
 
 
 def test_a_gpu_that_cannot_be_described_any_more_is_missed() -> None:
@@ -98,8 +98,8 @@ def test_a_gpu_that_cannot_be_described_any_more_is_missed() -> None:
     assert [change.uuid for change in changes] == [UUIDS[1]]
     # It is renumbered away, and still missed when nothing tells of it any more.
     fleet = looked(fleet, 200, look(()))
-    assert state(fleet, 1) is State.BAD
-    assert state(looked(fleet, 210), 1) is State.RECOVERING
+    assert state(fleet, 1) is HealthState.BAD
+    assert state(looked(fleet, 210), 1) is HealthState.RECOVERING
 
 
 def test_a_gpu_that_was_taken_out_while_it_was_well_is_forgotten() -> None:
@@ -114,21 +114,21 @@ def test_a_look_that_failed_says_nothing() -> None:
 def test_what_is_odd_makes_suspect_for_as_long_as_it_shows() -> None:
     odd = look((Sign.REMAP_PENDING,), ())
     fleet = looked(looked(Fleet(), 0, odd), 500, odd)
-    assert state(fleet) is State.SUSPECT
-    assert state(looked(fleet, 599)) is State.SUSPECT
-    assert state(looked(fleet, 600)) is State.HEALTHY
+    assert state(fleet) is HealthState.SUSPECT
+    assert state(looked(fleet, 599)) is HealthState.SUSPECT
+    assert state(looked(fleet, 600)) is HealthState.HEALTHY
 
 
 def test_what_is_odd_keeps_no_gpu_from_working_for_ever() -> None:
     odd = look((Sign.REMAP_PENDING,), ())
     fleet = looked(Fleet(), 0).heard(xid(48), RULES, at(0))[0]
     fleet = looked(looked(fleet, 100, odd), 130, odd)
-    assert state(fleet) is State.SUSPECT
+    assert state(fleet) is HealthState.SUSPECT
 
 
 @pytest.mark.parametrize("sign", [Sign.THERMAL, Sign.POWER_BRAKE])
 def test_signs_of_neither_list_are_only_shown(sign: Sign) -> None:
-    assert state(looked(Fleet(), 0, look((sign,)))) is State.HEALTHY
+    assert state(looked(Fleet(), 0, look((sign,)))) is HealthState.HEALTHY
 
 
 def test_it_outlives_a_restart() -> None:
@@ -138,8 +138,8 @@ def test_it_outlives_a_restart() -> None:
 
 def test_an_incident_of_a_bad_gpu_begins_the_hold_down_anew() -> None:
     fleet = looked(Fleet(), 0).heard(xid(79), RULES, at(0))[0].heard(xid(63), RULES, at(5))[0]
-    assert state(looked(looked(fleet, 50), 104)) is State.RECOVERING
-    assert state(looked(looked(fleet, 50), 105)) is State.HEALTHY
+    assert state(looked(looked(fleet, 50), 104)) is HealthState.RECOVERING
+    assert state(looked(looked(fleet, 50), 105)) is HealthState.HEALTHY
 
 
 def test_an_event_of_a_gpu_that_no_look_has_shown_says_nothing() -> None:
@@ -165,18 +165,18 @@ def without(inventory: Inventory, gpu: int, *faults: GpuFault) -> Inventory:
 def test_a_held_gpu_that_is_not_listed_any_more_is_lost() -> None:
     fleet, changes = looked(Fleet(), 0).looked(look(()), RULES, at(10), held(UUIDS[1]))
     assert [(change.uuid, change.place, change.now.state, change.now.why) for change in changes] == [
-        (UUIDS[1], "1", State.BAD, "GPU is lost: NVML does not list it any more")
+        (UUIDS[1], "1", HealthState.BAD, "GPU is lost: NVML does not list it any more")
     ]
     # It stays so when it is let go, and comes back as any other does.
     fleet = looked(fleet, 200, look(()))
-    assert state(fleet, 1) is State.BAD
-    assert state(looked(fleet, 210), 1) is State.RECOVERING
+    assert state(fleet, 1) is HealthState.BAD
+    assert state(looked(fleet, 210), 1) is HealthState.RECOVERING
 
 
 def test_so_is_one_whose_part_is_held() -> None:
     fleet = looked(Fleet(), 0, with_parts(WELL, 1, 0))
     fleet = fleet.looked(look(()), RULES, at(10), held(PARTS[0]))[0]
-    assert state(fleet, 1) is State.BAD
+    assert state(fleet, 1) is HealthState.BAD
 
 
 def test_so_is_one_that_was_never_seen() -> None:
@@ -188,7 +188,7 @@ def test_so_is_one_that_was_never_seen() -> None:
 
 def test_as_long_as_nobody_told_who_is_held_nobody_is_forgotten() -> None:
     fleet, changes = looked(Fleet(), 0, with_parts(WELL, 1, 0)).looked(look(()), RULES, at(10), None)
-    assert (state(fleet, 1), changes) == (State.HEALTHY, ())
+    assert (state(fleet, 1), changes) == (HealthState.HEALTHY, ())
     assert fleet.looked(look(()), RULES, at(20), held(PARTS[0]))[0].barred.keys() == {UUIDS[1], PARTS[0]}
     assert UUIDS[1] not in fleet.looked(look(()), RULES, at(20))[0].records
 
@@ -197,9 +197,9 @@ def test_a_loss_that_policy_does_not_mind_makes_nothing_bad() -> None:
     easy = replace(RULES, fatal_signs=frozenset())
     for inventory in (look(()), look((), faults=(LOST_1,))):
         fleet, changes = looked(Fleet(), 0).looked(inventory, easy, at(10), held(UUIDS[1]))
-        assert (state(fleet, 1), changes) == (State.HEALTHY, ())
+        assert (state(fleet, 1), changes) == (HealthState.HEALTHY, ())
     strict = replace(RULES, fatal_signs=frozenset(), suspect_signs=frozenset({Sign.LOST}))
-    assert state(looked(Fleet(), 0).looked(look(()), strict, at(10), held(UUIDS[1]))[0], 1) is State.SUSPECT
+    assert state(looked(Fleet(), 0).looked(look(()), strict, at(10), held(UUIDS[1]))[0], 1) is HealthState.SUSPECT
 
 
 def test_a_fault_says_for_itself_what_is_wrong() -> None:
@@ -211,7 +211,7 @@ def test_a_fault_says_for_itself_what_is_wrong() -> None:
 def test_a_fault_that_says_nothing_of_the_gpu_changes_nothing() -> None:
     garbled = GpuFault(1, "nvmlDeviceGetUUID: 'x' is not a GPU UUID")
     fleet, changes = looked(Fleet(), 0).looked(look((), faults=(garbled,)), RULES, at(10), held(UUIDS[1]))
-    assert (state(fleet, 1), changes) == (State.HEALTHY, ())
+    assert (state(fleet, 1), changes) == (HealthState.HEALTHY, ())
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_one_fault_is_one_gpu(fault: GpuFault) -> None:
 def test_a_fault_whose_index_moved_is_the_one_that_is_missing() -> None:
     fault = GpuFault(5, "GPU is lost (15)", 15, Sign.LOST)
     fleet = looked(looked(Fleet(), 0, look((), (), ())), 10, look((), (), faults=(fault,)))
-    assert [state(fleet, gpu) for gpu in range(3)] == [State.HEALTHY, State.HEALTHY, State.BAD]
+    assert [state(fleet, gpu) for gpu in range(3)] == [HealthState.HEALTHY, HealthState.HEALTHY, HealthState.BAD]
 
 
 def test_with_more_missing_than_faults_nobody_is_blamed() -> None:
@@ -271,9 +271,9 @@ def test_a_gpu_that_is_listed_as_lost_recovers() -> None:
     lost = look((), (Sign.LOST,))
     lost = replace(lost, gpus=(lost.gpus[0], replace(lost.gpus[1], unavailable=words)))
     fleet = looked(looked(Fleet(), 0), 10, lost)
-    assert (state(fleet, 1), fleet.records[UUIDS[1]].health.why) == (State.BAD, words)
-    assert state(looked(fleet, 20), 1) is State.RECOVERING
-    assert state(looked(looked(fleet, 20), 110), 1) is State.HEALTHY
+    assert (state(fleet, 1), fleet.records[UUIDS[1]].health.why) == (HealthState.BAD, words)
+    assert state(looked(fleet, 20), 1) is HealthState.RECOVERING
+    assert state(looked(looked(fleet, 20), 110), 1) is HealthState.HEALTHY
 
 
 # --- what cannot be read ----------------------------------------------------------------------------------------------
@@ -288,29 +288,29 @@ def busy(fleet: Fleet, seconds: float, inventory: Inventory = BUSY) -> Fleet:
 
 def test_one_look_that_cannot_read_a_gpu_makes_it_suspect() -> None:
     fleet = busy(busy(Fleet(), 0, WELL), 10)
-    assert state(fleet) is State.SUSPECT
-    assert state(busy(fleet, 19)) is State.SUSPECT, "looks may come in showers"
-    assert state(busy(fleet, 20)) is State.BAD
+    assert state(fleet) is HealthState.SUSPECT
+    assert state(busy(fleet, 19)) is HealthState.SUSPECT, "looks may come in showers"
+    assert state(busy(fleet, 20)) is HealthState.BAD
     fleet = busy(busy(fleet, 19, WELL), 30)
-    assert state(busy(fleet, 39)) is State.SUSPECT, "it was readable meanwhile"
-    assert state(busy(fleet, 40)) is State.BAD
+    assert state(busy(fleet, 39)) is HealthState.SUSPECT, "it was readable meanwhile"
+    assert state(busy(fleet, 40)) is HealthState.BAD
 
 
 def test_of_a_gpu_that_recovers_one_is_enough() -> None:
     fleet = busy(busy(Fleet(), 0, WELL).heard(xid(79), UNSURE, at(0))[0], 20, WELL)
-    assert state(fleet) is State.RECOVERING
-    assert state(busy(fleet, 21)) is State.BAD
+    assert state(fleet) is HealthState.RECOVERING
+    assert state(busy(fleet, 21)) is HealthState.BAD
 
 
 def test_so_is_one_beside_another_sign() -> None:
-    assert state(busy(Fleet(), 0, look((Sign.UNREADABLE, Sign.LOST)))) is State.BAD
+    assert state(busy(Fleet(), 0, look((Sign.UNREADABLE, Sign.LOST)))) is HealthState.BAD
 
 
 def test_a_fault_that_cannot_be_read_is_asked_again_too() -> None:
     gone = look((), faults=(GpuFault(1, "nvmlDeviceGetUUID: Unknown Error (999)", 999, Sign.UNREADABLE),))
     fleet = busy(busy(Fleet(), 0, WELL), 10, gone)
-    assert state(fleet, 1) is State.SUSPECT
-    assert state(busy(fleet, 20, gone), 1) is State.BAD
+    assert state(fleet, 1) is HealthState.SUSPECT
+    assert state(busy(fleet, 20, gone), 1) is HealthState.BAD
 
 
 # --- MIG devices ------------------------------------------------------------------------------------------------------
@@ -339,14 +339,14 @@ def test_parts_that_were_taken_away_are_none() -> None:
 def test_an_incident_of_one_part_is_that_parts_alone() -> None:
     bad = replace(RULES, other_xids=RULES.other_xids.BAD)
     fleet, changes = looked(Fleet(), 0, CUT).heard(of_part(94), bad, at(5))
-    assert [(change.uuid, change.place, change.now.state) for change in changes] == [(PARTS[0], "1:0", State.BAD)]
+    assert [(change.uuid, change.place, change.now.state) for change in changes] == [(PARTS[0], "1:0", HealthState.BAD)]
     assert fleet.barred.keys() == {PARTS[0]}
     gpu = fleet.dressed(CUT, bad).gpus[1]
     assert gpu.unavailable == ""
     assert [device.unavailable[:10] for device in gpu.mig] == ["bad since ", ""]
     assert fleet.dressed(fleet.dressed(CUT, bad), bad) == fleet.dressed(CUT, bad)
     fleet = fleet.looked(CUT, bad, at(20))[0]
-    assert fleet.records[PARTS[0]].health.state is State.RECOVERING
+    assert fleet.records[PARTS[0]].health.state is HealthState.RECOVERING
     assert fleet.looked(CUT, bad, at(105))[0].barred == {}
 
 

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from nri_gpu.domain.health import Health, State
+from nri_gpu.domain.health import Health, HealthState
 from nri_gpu.health.states import TRANSITIONS, Signal, after
 
-H, S, B, R = State.HEALTHY, State.SUSPECT, State.BAD, State.RECOVERING
+H, S, B, R = HealthState.HEALTHY, HealthState.SUSPECT, HealthState.BAD, HealthState.RECOVERING
 
 
 @pytest.mark.parametrize(
@@ -40,23 +40,23 @@ H, S, B, R = State.HEALTHY, State.SUSPECT, State.BAD, State.RECOVERING
         (R, Signal.ODD_RESTED, S),
     ],
 )
-def test_rows(state: State, signal: Signal, expected: State) -> None:
+def test_rows(state: HealthState, signal: Signal, expected: HealthState) -> None:
     assert after(state, signal) is expected
 
 
 def test_every_state_has_a_row_and_a_way_back() -> None:
-    assert set(TRANSITIONS) == set(State)
-    for start in State:
+    assert set(TRANSITIONS) == set(HealthState)
+    for start in HealthState:
         reached = {start}
-        for _ in State:
+        for _ in HealthState:
             reached |= {after(state, signal) for state, signal in itertools.product(reached, Signal)}
-        assert State.HEALTHY in reached
+        assert HealthState.HEALTHY in reached
 
 
 def test_only_trouble_makes_bad_and_only_rest_makes_grantable_again() -> None:
     for state, row in TRANSITIONS.items():
         for signal, then in row.items():
-            if then is State.BAD:
+            if then is HealthState.BAD:
                 assert signal in (Signal.FATAL, Signal.INCIDENT)
             if Health(then).grantable and not Health(state).grantable:
                 assert signal in (Signal.RESTED, Signal.ODD_RESTED)

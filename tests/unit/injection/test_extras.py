@@ -8,23 +8,23 @@ from msgspec.structs import replace
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import (
+    NO_EXTRA_EDITS,
     NO_EXTRAS,
-    NO_PARTS,
     UNLIMITED,
     Channels,
     DeviceNode,
     Extra,
+    ExtraEdits,
     Extras,
     Mount,
-    Offer,
-    Parts,
+    NodeExtra,
     Profiles,
     Rlimit,
 )
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DrmNode, Unit
 from nri_gpu.domain.node import Node
 from nri_gpu.injection.devices import device_nodes, draws, missing_modules
-from nri_gpu.injection.extras import PROFILE_PLACE, Wish, extra_parts, kept_limits
+from nri_gpu.injection.extras import PROFILE_PLACE, ExtraRequest, extra_parts, kept_limits
 from tests.support import builders as make
 
 GRAPHICS = frozenset({Capability.GRAPHICS})
@@ -43,11 +43,11 @@ FS = DeviceNode("/dev/nvidia-fs0", 1520, 0)
 CUFILE = Mount("/etc/cufile.json", "/etc/cufile.json")
 CONFIG = DeviceNode("/dev/nvidia-caps/nvidia-cap1", 510, 1, 0o400)
 OFFERS = {
-    Extra.RDMA: Offer((UVERBS,)),
-    Extra.GDS: Offer((FS,), (CUFILE,)),
-    Extra.IMEX: Offer(channels=Channels(511, 8)),
-    Extra.MIG_CONFIG: Offer((CONFIG,)),
-    Extra.GDRCOPY: Offer(lacking="there is no /dev/gdrdrv (`modprobe gdrdrv`)"),
+    Extra.RDMA: NodeExtra((UVERBS,)),
+    Extra.GDS: NodeExtra((FS,), (CUFILE,)),
+    Extra.IMEX: NodeExtra(channels=Channels(511, 8)),
+    Extra.MIG_CONFIG: NodeExtra((CONFIG,)),
+    Extra.GDRCOPY: NodeExtra(lacking="there is no /dev/gdrdrv (`modprobe gdrdrv`)"),
 }
 PROFILES = Profiles("/stage/profiles", frozenset(range(8)))
 MEMLOCK = Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED)
@@ -64,18 +64,18 @@ def wish(
     of: Node | None = None,
     container: Container | None = None,
     capabilities: frozenset[Capability] = DEFAULT_CAPABILITIES,
-) -> Wish:
+) -> ExtraRequest:
     extras = Extras(frozenset(asked), channels)
-    return Wish(extras, gpus, capabilities, of or node(), container or make.container())
+    return ExtraRequest(extras, gpus, capabilities, of or node(), container or make.container())
 
 
-def given(asked: Wish) -> Parts:
+def given(asked: ExtraRequest) -> ExtraEdits:
     parts = extra_parts(asked)
-    assert isinstance(parts, Parts), parts
+    assert isinstance(parts, ExtraEdits), parts
     return parts
 
 
-def refused(asked: Wish) -> Reason:
+def refused(asked: ExtraRequest) -> Reason:
     reason = extra_parts(asked)
     assert isinstance(reason, Reason), reason
     assert reason.sentence.endswith(".")
@@ -83,7 +83,7 @@ def refused(asked: Wish) -> Reason:
 
 
 def test_nothing_asked_nothing_given() -> None:
-    assert extra_parts(replace(wish(), extras=NO_EXTRAS)) is NO_PARTS
+    assert extra_parts(replace(wish(), extras=NO_EXTRAS)) is NO_EXTRA_EDITS
 
 
 def test_the_nodes_of_the_gpus_granted_without_what_draws() -> None:
@@ -93,19 +93,19 @@ def test_the_nodes_of_the_gpus_granted_without_what_draws() -> None:
 
 
 def test_rdma_brings_leave_to_pin_memory() -> None:
-    assert given(wish(Extra.RDMA)) == Parts((UVERBS,), (), (MEMLOCK,))
+    assert given(wish(Extra.RDMA)) == ExtraEdits((UVERBS,), (), (MEMLOCK,))
 
 
 def test_a_limit_that_is_there_stays_and_is_told_of() -> None:
     bound = make.container(rlimits=frozenset({"RLIMIT_MEMLOCK"}))
-    assert given(wish(Extra.RDMA, container=bound)) == Parts((UVERBS,))
+    assert given(wish(Extra.RDMA, container=bound)) == ExtraEdits((UVERBS,))
     extras = Extras(frozenset({Extra.RDMA}))
     assert "RLIMIT_MEMLOCK" in kept_limits(extras, bound)
     assert kept_limits(NO_EXTRAS, bound) == kept_limits(extras, make.container()) == ""
 
 
 def test_storage_brings_its_files() -> None:
-    assert given(wish(Extra.GDS)) == Parts((FS,), (CUFILE,))
+    assert given(wish(Extra.GDS)) == ExtraEdits((FS,), (CUFILE,))
 
 
 def test_channels_are_those_asked_for() -> None:
@@ -120,7 +120,7 @@ def test_a_right_has_the_drivers_own_mode() -> None:
 
 def test_a_profile_is_one_file_for_just_these_gpus() -> None:
     parts = given(wish(Extra.PROFILE, gpus=(make.gpu(0), DRAWING), capabilities=GRAPHICS))
-    assert parts == Parts(mounts=(Mount(PROFILE_PLACE, "/stage/profiles/a0.conf"),))  # minors 7 and 5
+    assert parts == ExtraEdits(mounts=(Mount(PROFILE_PLACE, "/stage/profiles/a0.conf"),))  # minors 7 and 5
     assert "ro" in parts.mounts[0].options
 
 
@@ -159,7 +159,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("asked", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_the_node_lacks_is_named(asked: Wish, words: str) -> None:
+def test_what_the_node_lacks_is_named(asked: ExtraRequest, words: str) -> None:
     reason = refused(asked)
     assert (reason.code, words in reason.sentence) == (Code.NODE_NOT_READY, True), reason.sentence
 

@@ -4,7 +4,7 @@ import pytest
 
 from nri_gpu.domain.node import DriverTree, Loader
 from nri_gpu.injection import mounts
-from nri_gpu.injection.mounts import TREE_PLACES, Places, free_places, tree_mounts
+from nri_gpu.injection.mounts import TREE_PLACES, DriverPlaces, free_places, tree_mounts
 
 TREE = DriverTree(
     "/stage/g/all",
@@ -141,7 +141,7 @@ def test_without_the_tool_in_the_tree_it_is_not_mounted() -> None:
 
 
 def test_without_a_driver_there_are_no_programs() -> None:
-    assert free_places(Loader.FILES, (), None) == Places(files=(DEBIAN, RHEL))
+    assert free_places(Loader.FILES, (), None) == DriverPlaces(files=(DEBIAN, RHEL))
 
 
 @pytest.mark.parametrize("loader", Loader)

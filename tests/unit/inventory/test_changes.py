@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import DrmNode, PciBusId
-from nri_gpu.domain.health import Health, Kind, Sign, State
+from nri_gpu.domain.health import Health, HealthState, Sign, TransitionKind
 from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu, Majors
 from nri_gpu.inventory.changes import changes
 from nri_gpu.simulation.topology import load_topology
@@ -47,7 +47,7 @@ CASES = {
     ),
     "a sign": (other(0, signs=(Sign.THERMAL,)), [f"GPU 0 ({GPU.uuid}) shows thermal"]),
     "health, and nothing of what follows from it": (
-        other(0, health=Health(State.BAD, 1.0, "XID 79", 1), unavailable="bad since 1970"),
+        other(0, health=Health(HealthState.BAD, 1.0, "XID 79", 1), unavailable="bad since 1970"),
         [f"GPU 0 ({GPU.uuid}) is bad, because of: XID 79"],
     ),
     "a fact of no name": (other(0, numa_node=7), [f"GPU 0 ({GPU.uuid}) has numa_node 7, and had 0"]),
@@ -88,18 +88,18 @@ def test_and_back() -> None:
 
 
 def test_a_gpu_that_health_gives_back_is_said_to_be_well_and_no_more() -> None:
-    bad = other(0, health=Health(State.BAD, 1.0, "XID 79", 1), unavailable="bad since 1970")
-    well = other(0, health=Health(State.HEALTHY, 9.0, "XID 79", 3))
+    bad = other(0, health=Health(HealthState.BAD, 1.0, "XID 79", 1), unavailable="bad since 1970")
+    well = other(0, health=Health(HealthState.HEALTHY, 9.0, "XID 79", 3))
     assert back(bad, well) == [f"GPU 0 ({GPU.uuid}) is healthy, recovered from: XID 79"]
-    lost = other(0, health=Health(State.HEALTHY, 9.0, "XID 79", 3), unavailable="no permission")
+    lost = other(0, health=Health(HealthState.HEALTHY, 9.0, "XID 79", 3), unavailable="no permission")
     assert back(bad, lost)[1:] == [f"GPU 0 ({GPU.uuid}) is unavailable: no permission"]
 
 
 def test_whose_and_what() -> None:
     (one,) = changes(NODE, other(1, mig=CUT.mig[1:]))
-    assert (one.kind, one.uuid, one.index, one.worse) == (Kind.MIG, CUT.mig[0].uuid, 1, False)
+    assert (one.kind, one.uuid, one.index, one.worse) == (TransitionKind.MIG, CUT.mig[0].uuid, 1, False)
     (one,) = changes(NODE, replace(NODE, gpus=NODE.gpus[1:]))
-    assert (one.kind, one.uuid, one.index, one.worse) == (Kind.GPU, GPU.uuid, 0, True)
+    assert (one.kind, one.uuid, one.index, one.worse) == (TransitionKind.GPU, GPU.uuid, 0, True)
 
 
 def test_who_the_kernel_alone_knows_of() -> None:
@@ -107,7 +107,7 @@ def test_who_the_kernel_alone_knows_of() -> None:
     with_it = replace(NODE, unlisted=(away,))
     (told,) = changes(NODE, with_it)
     assert told.what == f"GPU 0000:f1:00.0 is not listed by NVML: {away.reason}"
-    assert (told.kind, told.worse) == (Kind.DESCRIPTION, True)
+    assert (told.kind, told.worse) == (TransitionKind.DESCRIPTION, True)
     assert [each.what for each in changes(with_it, NODE)] == ["GPU 0000:f1:00.0 is not on the bus any more"]
     back = replace(NODE, gpus=(*NODE.gpus[1:], replace(GPU, pci_bus_id=away.pci_bus_id)))
     assert "GPU 0000:f1:00.0 is listed by NVML now" in [each.what for each in changes(with_it, back)]

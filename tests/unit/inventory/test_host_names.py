@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from nri_gpu.domain.edits import DeviceNode, Extra, Mount, Offer
+from nri_gpu.domain.edits import DeviceNode, Extra, Mount, NodeExtra
 from nri_gpu.inventory.extras import as_host_names, find_offers, roots_of
 
 VERSION = "580.95.05"
@@ -36,7 +36,7 @@ def test_a_tree_of_the_host_has_its_own_name(tmp_path: Path) -> None:
     assert (roots.driver, roots.host) == (tmp_path, Path("/"))
     linked = tmp_path / "link"
     linked.symlink_to(tmp_path)
-    offers = {Extra.FIRMWARE: Offer(mounts=(Mount("/lib/firmware/f", str(tmp_path / "lib/firmware/f")),))}
+    offers = {Extra.FIRMWARE: NodeExtra(mounts=(Mount("/lib/firmware/f", str(tmp_path / "lib/firmware/f")),))}
     (mount,) = as_host_names(offers, linked, Path("/run/nvidia/driver"))[Extra.FIRMWARE].mounts
     assert mount.source == "/run/nvidia/driver/lib/firmware/f"
 
@@ -44,8 +44,8 @@ def test_a_tree_of_the_host_has_its_own_name(tmp_path: Path) -> None:
 def test_what_is_the_images_own_is_nobodys_extra(tmp_path: Path) -> None:
     node = DeviceNode("/dev/nvidia-fs0", 1520, 0)
     offers = {
-        Extra.GDS: Offer((node,), (Mount("/etc/cufile.json", "/etc/cufile.json"),)),
-        Extra.GDRCOPY: Offer((node,)),
+        Extra.GDS: NodeExtra((node,), (Mount("/etc/cufile.json", "/etc/cufile.json"),)),
+        Extra.GDRCOPY: NodeExtra((node,)),
     }
     named = as_host_names(offers, tmp_path, Path("/run/nvidia/driver"))
     assert "/etc/cufile.json is in nri-gpu's own image" in named[Extra.GDS].lacking

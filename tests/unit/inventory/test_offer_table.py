@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, Offer
+from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, NodeExtra
 from nri_gpu.simulation.topology import TopologyError, parse_topology
 
 NODE = "schema = 1\n[node]\n"
@@ -35,9 +35,9 @@ def test_a_node_brings_its_own() -> None:
         "/run/nvidia-persistenced/socket", "/srv/socket", ("rbind", "rprivate", "ro", "nosuid", "nodev", "noexec")
     )
     assert inventory.extras == {
-        Extra.GDS: Offer((DeviceNode("/dev/nvidia-fs0", 1520, 0, 0o600),), (Mount("/run/udev", "/srv/udev"),)),
-        Extra.IMEX: Offer(channels=Channels(1524, 2**20)),
-        Extra.PERSISTENCED: Offer(mounts=(socket,)),
+        Extra.GDS: NodeExtra((DeviceNode("/dev/nvidia-fs0", 1520, 0, 0o600),), (Mount("/run/udev", "/srv/udev"),)),
+        Extra.IMEX: NodeExtra(channels=Channels(1524, 2**20)),
+        Extra.PERSISTENCED: NodeExtra(mounts=(socket,)),
     }
     assert inventory.majors.modeset is False
     assert parse_topology(NODE, "f", 1.0).extras == {}

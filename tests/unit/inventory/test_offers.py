@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, Offer
+from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, NodeExtra
 from nri_gpu.inventory.extras import Roots, find_offers
 
 VERSION = "580.95.05"
@@ -55,7 +55,7 @@ class Host(Struct, frozen=True):
         os.mknod(file, stat.S_IFCHR, os.makedev(major, minor))
         file.chmod(mode)
 
-    def offer(self, extra: Extra, version: str = VERSION) -> Offer:
+    def offer(self, extra: Extra, version: str = VERSION) -> NodeExtra:
         return find_offers(self.roots, version)[extra]
 
 
@@ -84,12 +84,12 @@ def test_storage_with_its_files(host: Host) -> None:
         Mount("/run/udev", str(host.base / "run/udev")),
         Mount("/etc/cufile.json", str(host.base / "etc/cufile.json")),
     )
-    assert host.offer(Extra.GDS) == Offer(nodes, mounts)
+    assert host.offer(Extra.GDS) == NodeExtra(nodes, mounts)
 
 
 def test_storages_files_come_only_with_its_nodes(host: Host) -> None:
     host.write("etc/cufile.json", "{}")
-    assert host.offer(Extra.GDS) == Offer(lacking="there is no /dev/nvidia-fsN (`modprobe nvidia-fs`)")
+    assert host.offer(Extra.GDS) == NodeExtra(lacking="there is no /dev/nvidia-fsN (`modprobe nvidia-fs`)")
 
 
 def test_settings_that_others_can_change_are_given_to_nobody(host: Host) -> None:
@@ -163,7 +163,7 @@ def test_channels_are_as_many_as_the_driver_says(host: Host, params: str, channe
 def test_rights_are_what_the_drivers_files_say(host: Host, extra: Extra, right: str) -> None:
     path = f"proc/driver/nvidia/capabilities/mig/{right}"
     host.write(path, "DeviceFileMinor: 77\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
-    assert host.offer(extra) == Offer((DeviceNode("/dev/nvidia-caps/nvidia-cap77", 1525, 77, 0o400),))
+    assert host.offer(extra) == NodeExtra((DeviceNode("/dev/nvidia-caps/nvidia-cap77", 1525, 77, 0o400),))
     for text in ("", "DeviceFileMinor: 8192\nDeviceFileMode: 256\n", "DeviceFileMinor: 1\nDeviceFileMode: 2048\n"):
         host.write(path, text)
         assert "does not tell minor and mode" in host.offer(extra).lacking
@@ -180,7 +180,7 @@ def listening(host: Host) -> Iterator[Path]:
 
 def test_the_socket_itself_is_given_and_not_its_folder(host: Host, listening: Path) -> None:
     mount = Mount("/run/nvidia-persistenced/socket", str(listening), SOCKET)
-    assert host.offer(Extra.PERSISTENCED) == Offer(mounts=(mount,))
+    assert host.offer(Extra.PERSISTENCED) == NodeExtra(mounts=(mount,))
     assert "start nvidia-fabricmanager" in host.offer(Extra.FABRICMANAGER).lacking
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, Pod
-from nri_gpu.domain.kubelet import ContainerGiven, Handed, PodGiven
+from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.kubelet.controller import Answers
 from nri_gpu.kubelet.external import Book
 from nri_gpu.policy.globs import Globs
@@ -30,7 +30,7 @@ class Beside(Halves):
 
     def __init__(self, settings: KubeletSettings = THEIRS) -> None:
         self.asked: list[Pod] = []
-        self.listed: dict[tuple[str, str], PodGiven] = {}
+        self.listed: dict[tuple[str, str], PodDevices] = {}
         super().__init__(replace(Policy.default(), kubelet=settings))
 
     def restart_daemon(self) -> None:
@@ -48,16 +48,16 @@ class Beside(Halves):
     def give(self, of: Container, ids: Sequence[str], resource: str = GPU) -> None:
         """What the kubelet lists from now on; it was told to nobody yet."""
         key = (of.pod.namespace, of.pod.name)
-        others = [each for each in self.listed.get(key, PodGiven(*key)).containers if each.name != of.name]
-        known = self.listed.get(key, PodGiven(*key)).container(of.name)
-        devices = (*(known.devices if known else ()), *(Handed(resource, id_) for id_ in ids))
-        self.listed[key] = PodGiven(*key, (*others, ContainerGiven(of.name, devices)))
+        others = [each for each in self.listed.get(key, PodDevices(*key)).containers if each.name != of.name]
+        known = self.listed.get(key, PodDevices(*key)).container(of.name)
+        devices = (*(known.devices if known else ()), *(AllocatedDevice(resource, id_) for id_ in ids))
+        self.listed[key] = PodDevices(*key, (*others, ContainerDevices(of.name, devices)))
 
     def answer(self) -> None:
         """Every question that waits."""
         for pod in self.asked:
             key = (pod.namespace, pod.name)
-            self.book.answered(pod, self.listed.get(key, PodGiven(*key, (ContainerGiven("main"),))))
+            self.book.answered(pod, self.listed.get(key, PodDevices(*key, (ContainerDevices("main"),))))
         self.asked.clear()
 
     def ask_all(self) -> None:

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.grant import MARK_KEY
 from nri_gpu.allocation.reservations import SETTLED_S
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
+from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri.convert import EMPTY
 from nri_gpu.plugin.guard import Guard
 from nri_gpu.policy.globs import Globs
@@ -42,7 +42,7 @@ def test_what_the_kubelet_gave_and_the_variable_names() -> None:
     reply = reply_of(node_, of)
     assert {node(1), node(2)} == {each for each in nodes_of(reply) if each[-1].isdigit()}
     assert env_of(reply)[VARIABLE] == f"{uuid(1)},{uuid(2)}"
-    assert MARK_KEY in reply.adjust.annotations
+    assert GRANT_KEY in reply.adjust.annotations
     assert node_.plugin.ledger.usage()[uuid(1)].mode == "exclusive"
 
 
@@ -298,7 +298,7 @@ def test_whom_others_inject_is_left_to_them(fields: dict[str, object]) -> None:
     assert reply == EMPTY
     assert node_.start(of)
     if of.devices:
-        assert node_.plugin.ledger.usage()[uuid(1)].foreign
+        assert node_.plugin.ledger.usage()[uuid(1)].external
         assert "[gpu-busy]" in str(node_.create(container("device=1", of="thief")))
 
 

@@ -7,13 +7,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from nri_gpu.domain.kubelet import ContainerGiven, Handed, PodGiven
+from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.kubelet.podresources import PodResources, PodResourcesError
 from tests.support.podresources import PodResourcesServer
 
 GPU = "nvidia.com/gpu"
-TRAIN = PodGiven(
-    "default", "train", (ContainerGiven("main", (Handed(GPU, "a"), Handed(GPU, "b"))), ContainerGiven("side"))
+TRAIN = PodDevices(
+    "default",
+    "train",
+    (ContainerDevices("main", (AllocatedDevice(GPU, "a"), AllocatedDevice(GPU, "b"))), ContainerDevices("side")),
 )
 
 
@@ -27,8 +29,8 @@ async def test_one_pod(folder: Path, gets: bool) -> None:
         told(server)
         client = PodResources(server.socket)
         assert await client.get("default", "train") == TRAIN
-        assert await client.get("default", "other") == PodGiven("default", "other")
-        assert await client.get("other", "train") == PodGiven("other", "train")
+        assert await client.get("default", "other") == PodDevices("default", "other")
+        assert await client.get("other", "train") == PodDevices("other", "train")
         await client.close()
     gets_asked = sum(call.startswith("Get") for call in server.asked)
     assert gets_asked == (3 if gets else 1)  # a kubelet that has none is not asked again

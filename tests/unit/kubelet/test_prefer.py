@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.placement import Asker, place
-from nri_gpu.allocation.topology import fabric_of
+from nri_gpu.allocation.topology import topology_of
 from nri_gpu.domain.claim import Claim, Count, Mode
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.decision import Reason
@@ -98,7 +98,7 @@ def test_as_nvidias_plugin_prefers_or_for_a_reason(case: Golden) -> None:
     chosen = tuple(sorted(ids.index(GpuUuid(each)) for each in said))
     expected, why = DEVIATIONS.get((case.topology, case.available, required, case.size), (case.chosen, ""))
     assert chosen == expected
-    ours = fabric_of(inventory).score(chosen)
+    ours = topology_of(inventory).score(chosen)
     assert {BETTER: ours > case.points, ORDER: ours == case.points, IMPOSSIBLE: not case.chosen, "": True}[why]
 
 

@@ -12,7 +12,7 @@ from nri_gpu.allocation.reservations import OPEN_S
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.domain.codec import canonical, decode, encode
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.kubelet import HANDED_KEY
+from nri_gpu.domain.names import KUBELET_KEY
 from nri_gpu.kubelet.token import KEY_FILE, read_tokens, token_key, tokens_key, write_token
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
@@ -33,7 +33,7 @@ FORGED = {
     "one id more": {KEY: token(0)[KEY].replace(uuid(0), f"{uuid(0)},{uuid(1)}")},
     "another mode": {KEY: token(0)[KEY].replace("exclusive", "shared")},
     "under another resource": {token_key("nvidia.com/mig-1g.5gb"): token(0)[KEY]},
-    "no resource": {HANDED_KEY: token(0)[KEY]},
+    "no resource": {KUBELET_KEY: token(0)[KEY]},
     "nothing": {KEY: ""},
     "no mac": {KEY: "v1;resource=nvidia.com/gpu;mode=exclusive;ids=GPU-1"},
     "another script": {KEY: "v1;mac=\u00e9\udc80"},

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.grant import MARK_KEY, Mark, read_mark
+from nri_gpu.allocation.grant import SignedGrant, verify_grant
 from nri_gpu.domain.container import ContainerId, PodUid
+from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri.events import Event
 from nri_gpu.ttrpc.mux import FIRST_FRAME_MAX
 from tests.support.loading import LIBRARIES
@@ -114,10 +115,10 @@ def test_the_second_session_finds_its_marks(version: str) -> None:
     [listed] = [message.body for message in asked(messages) if message.method == "Synchronize"]
     pods = {pod.id: pod for pod in listed.pods}
     marks = [
-        read_mark(each.annotations[MARK_KEY], PodUid(pods[each.pod_sandbox_id].uid), ContainerId(each.id), KEY)
+        verify_grant(each.annotations[GRANT_KEY], PodUid(pods[each.pod_sandbox_id].uid), ContainerId(each.id), KEY)
         for each in listed.containers
     ]
-    assert all(isinstance(mark, Mark) for mark in marks), marks
+    assert all(isinstance(mark, SignedGrant) for mark in marks), marks
     assert sorted(each.state for each in listed.containers) == [pb.CONTAINER_CREATED, pb.CONTAINER_RUNNING]
     assert not listed.more
     plugin = Replayed()

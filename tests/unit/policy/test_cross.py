@@ -9,8 +9,8 @@ from nri_gpu.domain.errors import PolicyError
 from nri_gpu.policy.compound_kinds import fields_of
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.pools import Pools
-from nri_gpu.policy.rules import Rules
+from nri_gpu.policy.pools import PoolList
+from nri_gpu.policy.rules import RuleList
 from nri_gpu.policy.schema import LISTS
 from tests.unit.policy.samples import Raw
 
@@ -110,7 +110,7 @@ def test_tables_arrive_with_their_types_and_are_written_back_alike() -> None:
 
 def test_a_policy_without_tables_has_none() -> None:
     policy = parse_policy({}, "f")
-    assert (policy.rule, policy.pool) == (Rules(), Pools())
+    assert (policy.rule, policy.pool) == (RuleList(), PoolList())
 
 
 @pytest.mark.parametrize("name", LISTS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.allocation.grant import MARK_KEY
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.request.text import GRANT_KEY, select_annotation
+from nri_gpu.domain.names import GRANT_KEY
+from nri_gpu.request.text import select_annotation
 
 BASE = "gpu.nri.io"
 POD = "gpu.nri.io/pod"
@@ -57,10 +57,6 @@ def test_a_key_in_our_space_that_means_nothing_is_an_error(key: str, sentence: s
 
 def test_an_empty_container_name_finds_no_key_of_its_own() -> None:
     assert select_annotation({BASE: "1"}, {}, "") == (BASE, "1")
-
-
-def test_the_mark_has_one_name_in_both_rooms() -> None:
-    assert GRANT_KEY == MARK_KEY
 
 
 def test_a_container_cannot_bring_its_own_mark() -> None:

@@ -6,26 +6,26 @@ import pytest
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.mps import NO_SHARING, Sharing
+from nri_gpu.domain.mps import NO_MPS_LIMITS, MpsLimits
 from nri_gpu.request.parse import parse_claim
 
 KEY = "gpu.nri.io"
 GOOD = {
-    "memory:10Gi,threads:50": Sharing(10240, 50),
-    " threads : 1 ": Sharing(0, 1),
-    "memory:1Mi": Sharing(1, 0),
-    "memory:2048Ki": Sharing(2, 0),
+    "memory:10Gi,threads:50": MpsLimits(10240, 50),
+    " threads : 1 ": MpsLimits(0, 1),
+    "memory:1Mi": MpsLimits(1, 0),
+    "memory:2048Ki": MpsLimits(2, 0),
 }
 
 
 @pytest.mark.parametrize(("text", "sharing"), GOOD.items(), ids=GOOD)
-def test_understood(text: str, sharing: Sharing) -> None:
+def test_understood(text: str, sharing: MpsLimits) -> None:
     claim = parse_claim(KEY, f"1;mode=mps;sharing={text}")
     assert (claim.mode, claim.sharing) == (Mode.MPS, sharing)
 
 
 def test_the_mode_alone_leaves_shares_to_the_policy() -> None:
-    assert parse_claim(KEY, "1;mode=mps").sharing == NO_SHARING
+    assert parse_claim(KEY, "1;mode=mps").sharing == NO_MPS_LIMITS
 
 
 BAD = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nri_gpu.requirements.grammar import Facts, GpuFacts
+from nri_gpu.requirements.grammar import GpuFacts, RequirementFacts
 
 _TWELVE_ONE: Final = (
     *("tesla", "unknown", "nvidia", "nvidiartx", "geforce"),
@@ -33,5 +33,5 @@ V100: Final = GpuFacts((7, 0), "tesla")
 RTX_3090: Final = GpuFacts((8, 6), "geforce")
 
 
-def node(driver: str = "560.35.03", cuda: str = "12.6", *gpus: GpuFacts) -> Facts:
-    return Facts(driver, cuda, gpus or (H100,))
+def node(driver: str = "560.35.03", cuda: str = "12.6", *gpus: GpuFacts) -> RequirementFacts:
+    return RequirementFacts(driver, cuda, gpus or (H100,))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from nri_gpu.requirements.check import TOTAL_MAX, concerns, unmet
-from nri_gpu.requirements.grammar import DIFFERENT_MAX, Facts, GpuFacts
+from nri_gpu.requirements.grammar import DIFFERENT_MAX, GpuFacts, RequirementFacts
 from tests.unit.requirements.images import (
     A100,
     CUDA_11_0,
@@ -22,10 +22,10 @@ from tests.unit.requirements.images import (
 )
 
 CUDA = "NVIDIA_REQUIRE_CUDA"
-NO_GPU = Facts("560.35.03", "12.6")
+NO_GPU = RequirementFacts("560.35.03", "12.6")
 
 
-def failed(value: str, facts: Facts | None = None) -> str | None:
+def failed(value: str, facts: RequirementFacts | None = None) -> str | None:
     found = unmet({CUDA: value}, facts or node())
     return found.condition if found else None
 
@@ -54,7 +54,7 @@ REAL = {
 
 
 @pytest.mark.parametrize(("value", "facts", "expected"), REAL.values(), ids=REAL.keys())
-def test_images(value: str, facts: Facts, expected: str | None) -> None:
+def test_images(value: str, facts: RequirementFacts, expected: str | None) -> None:
     assert failed(value, facts) == expected
 
 
@@ -127,23 +127,23 @@ GPUS = {
 
 
 @pytest.mark.parametrize(("value", "facts", "expected"), GPUS.values(), ids=GPUS.keys())
-def test_gpus(value: str, facts: Facts, expected: str | None) -> None:
+def test_gpus(value: str, facts: RequirementFacts, expected: str | None) -> None:
     assert failed(value, facts) == expected
 
 
 UNKNOWN = {
-    "no cuda version": ("cuda>=1", Facts("560.35.03", "", (H100,))),
-    "nor any other than one": ("cuda!=99", Facts("560.35.03", "", (H100,))),
-    "no driver version": ("driver>=1", Facts("", "12.6", (H100,))),
-    "a driver version that is none": ("driver>=1", Facts("580.95-beta", "12.6", (H100,))),
-    "a cuda version of nothing": ("cuda>=0", Facts("560.35.03", "0.0", (H100,))),
+    "no cuda version": ("cuda>=1", RequirementFacts("560.35.03", "", (H100,))),
+    "nor any other than one": ("cuda!=99", RequirementFacts("560.35.03", "", (H100,))),
+    "no driver version": ("driver>=1", RequirementFacts("", "12.6", (H100,))),
+    "a driver version that is none": ("driver>=1", RequirementFacts("580.95-beta", "12.6", (H100,))),
+    "a cuda version of nothing": ("cuda>=0", RequirementFacts("560.35.03", "0.0", (H100,))),
     "no arch": ("arch<99", node("1", "1", GpuFacts((0, 0), "tesla"))),
     "no brand": ("brand!=tesla", node("1", "1", GpuFacts((9, 0), ""))),
 }
 
 
 @pytest.mark.parametrize(("value", "facts"), UNKNOWN.values(), ids=UNKNOWN.keys())
-def test_what_is_not_known_meets_no_condition(value: str, facts: Facts) -> None:
+def test_what_is_not_known_meets_no_condition(value: str, facts: RequirementFacts) -> None:
     assert failed(value, facts) == value
     found = unmet({CUDA: value}, facts)
     assert found is not None
@@ -151,7 +151,7 @@ def test_what_is_not_known_meets_no_condition(value: str, facts: Facts) -> None:
 
 
 def test_another_alternative_may_do_without_what_is_not_known() -> None:
-    assert failed("cuda>=13 driver>=560", Facts("560.35.03", "", (H100,))) is None
+    assert failed("cuda>=13 driver>=560", RequirementFacts("560.35.03", "", (H100,))) is None
 
 
 MALFORMED = {
@@ -189,7 +189,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("value", MALFORMED.values(), ids=MALFORMED.keys())
 @pytest.mark.parametrize("facts", [node(), NO_GPU], ids=["a gpu", "no gpu"])
-def test_what_means_nothing_refuses_whatever_the_node_has(value: str, facts: Facts) -> None:
+def test_what_means_nothing_refuses_whatever_the_node_has(value: str, facts: RequirementFacts) -> None:
     found = unmet({CUDA: value}, facts)
     assert found is not None
     assert found.variable == CUDA

@@ -7,12 +7,12 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.node import CompatPackage
 from nri_gpu.requirements.check import unmet
-from nri_gpu.requirements.compat import DRIVERS_OWN, Terms, choose, unfit_driver, wanted, with_compat
-from nri_gpu.requirements.grammar import Facts, GpuFacts
+from nri_gpu.requirements.compat import DRIVERS_OWN, CompatTerms, choose, unfit_driver, wanted, with_compat
+from nri_gpu.requirements.grammar import GpuFacts, RequirementFacts
 
-TERMS = Terms(brands=frozenset({"tesla", "nvidia"}), across_minor=False, check=True, may_disable=True)
+TERMS = CompatTerms(brands=frozenset({"tesla", "nvidia"}), across_minor=False, check=True, may_disable=True)
 ACROSS = replace(TERMS, across_minor=True)
-NODE = Facts("570.26", "12.8", (GpuFacts((9, 0), "nvidia"),))
+NODE = RequirementFacts("570.26", "12.8", (GpuFacts((9, 0), "nvidia"),))
 
 
 def package(cuda: str, version: str, drivers: frozenset[int] | None = frozenset({535, 550, 570})) -> CompatPackage:
@@ -72,7 +72,7 @@ def test_within_one_major_cuda_helps_itself_unless_policy_says_otherwise() -> No
 
 
 GPU = NODE.gpus[0]
-OFF: dict[str, tuple[Facts, tuple[CompatPackage, ...], str]] = {
+OFF: dict[str, tuple[RequirementFacts, tuple[CompatPackage, ...], str]] = {
     "no package": (NODE, (), "there is none"),
     "only older ones": (NODE, (C129,), "12.9: it is older"),
     "not for this driver": (replace(NODE, driver_version="565.57.01"), ALL, "13.0: it is not made for driver 565"),
@@ -87,7 +87,7 @@ OFF: dict[str, tuple[Facts, tuple[CompatPackage, ...], str]] = {
 
 
 @pytest.mark.parametrize(("facts", "packages", "why"), OFF.values(), ids=OFF)
-def test_off_where_it_would_break(facts: Facts, packages: tuple[CompatPackage, ...], why: str) -> None:
+def test_off_where_it_would_break(facts: RequirementFacts, packages: tuple[CompatPackage, ...], why: str) -> None:
     choice = choose(IMAGE, facts, packages, TERMS)
     assert choice.package is None
     assert why in choice.why

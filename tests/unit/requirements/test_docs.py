@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.requirements.check import CUDA_VERSION, REQUIRE_CUDA, TOTAL_MAX, TRUE, unmet
-from nri_gpu.requirements.grammar import BRANDS, CONDITION_MAX, DIFFERENT_MAX, Facts
+from nri_gpu.requirements.grammar import BRANDS, CONDITION_MAX, DIFFERENT_MAX, RequirementFacts
 from tests.unit.requirements.images import H100
 
 TEXT = (Path(__file__).parents[3] / "docs" / "requirements.md").read_text(encoding="utf-8")
-NODE = Facts("560.35.03", "12.6", (H100,))
+NODE = RequirementFacts("560.35.03", "12.6", (H100,))
 HOLDS, BAD = (TEXT.split(heading)[1].split("\n## ")[0] for heading in ("On a node with CUDA", "## What cannot"))
 ROWS = re.findall(r"^\| `([^`]+)` \| (holds|does not hold)", HOLDS, re.MULTILINE)
 INSTEAD = re.findall(r"^\| `([^`]+)` \| (?:`([^`]+)` )?\|$", BAD, re.MULTILINE)

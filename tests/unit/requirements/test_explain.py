@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu.requirements.check import unmet
-from nri_gpu.requirements.grammar import Facts, GpuFacts
+from nri_gpu.requirements.grammar import GpuFacts, RequirementFacts
 from tests.unit.requirements.images import CUDA_13_0, V100, node
 
 CUDA = "NVIDIA_REQUIRE_CUDA"
 
 
-def said(env: dict[str, str], facts: Facts | None = None, *, may_disable: bool = False) -> str:
+def said(env: dict[str, str], facts: RequirementFacts | None = None, *, may_disable: bool = False) -> str:
     found = unmet(env, facts or node("560.35.03", "12.6", V100), may_disable=may_disable)
     assert found is not None
     return found.sentence
@@ -101,14 +101,14 @@ def test_too_much_text() -> None:
 
 
 def test_unknown_facts() -> None:
-    assert said({CUDA: "arch>=8.0"}, Facts("", "", (GpuFacts((0, 0), ""),))) == (
+    assert said({CUDA: "arch>=8.0"}, RequirementFacts("", "", (GpuFacts((0, 0), ""),))) == (
         f"{CUDA} needs arch>=8.0; this node has CUDA (not known), driver (not known), a GPU of arch (not known) and "
         "brand (not known): what is not known meets no condition; nri-gpu gpus shows what this node's driver says."
     )
 
 
 def test_without_a_gpu_none_is_described() -> None:
-    assert "this node has CUDA 12.6, driver 1: " in said({CUDA: "cuda>=13"}, Facts("1", "12.6"))
+    assert "this node has CUDA 12.6, driver 1: " in said({CUDA: "cuda>=13"}, RequirementFacts("1", "12.6"))
 
 
 def test_the_way_out() -> None:
@@ -125,7 +125,7 @@ def test_hostile_text_is_escaped_and_clipped(may_disable: bool) -> None:
     gpu = GpuFacts((10**20, 10**20), "\n" * 99)
     for value in ("brand=" + "x" * 120, "\x1b" * 99, "\U0001f600" * 99, "cuda>=99 " * 1500):
         env = {name: value, "NVIDIA_DISABLE_REQUIRE": "" if may_disable else "1"}
-        found = unmet(env, Facts("9" * 99, "\x1b" * 99, (gpu,)), may_disable=may_disable)
+        found = unmet(env, RequirementFacts("9" * 99, "\x1b" * 99, (gpu,)), may_disable=may_disable)
         assert found is not None
         for text in (found.variable, found.condition, found.sentence):
             assert text.isascii()

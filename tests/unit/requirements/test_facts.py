@@ -6,9 +6,9 @@ import pytest
 
 from nri_gpu.requirements.grammar import (
     BRANDS,
-    Facts,
     GpuFacts,
     Property,
+    RequirementFacts,
     Version,
     brand_word,
     brand_words,
@@ -70,9 +70,9 @@ def test_from_the_seventh_on_a_brand_is_unknown_too(number: int) -> None:
 
 def test_gpus_of_one_kind_are_one_view() -> None:
     kinds = (GpuFacts((9, 0), "nvidia"), GpuFacts((9, 0), "nvidia"), GpuFacts((8, 0), "nvidia"))
-    seen = views(Facts("1", "2", kinds))
+    seen = views(RequirementFacts("1", "2", kinds))
     assert [view[Property.ARCH] for view in seen.values()] == [(9,), (8,)]
 
 
 def test_without_a_gpu_there_is_a_view_of_the_node() -> None:
-    assert views(Facts("1", "", ())) == {None: {Property.DRIVER: (1,), Property.CUDA: None}}
+    assert views(RequirementFacts("1", "", ())) == {None: {Property.DRIVER: (1,), Property.CUDA: None}}

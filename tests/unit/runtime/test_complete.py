@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.grant import MARK_KEY
+from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri import convert
 from nri_gpu.nri.events import Event
 from nri_gpu.policy.model import Complete, ForeignSettings, Policy
@@ -27,7 +27,7 @@ def plugged(of: pb.PodSandbox, index: int = 1) -> pb.Container:
 
 
 def holders(bench: Bench) -> dict[str, set[str]]:
-    return {other.pod: set(other.uuids) for other in bench.plugin.ledger.foreign.values()}
+    return {other.pod: set(other.uuids) for other in bench.plugin.ledger.external.values()}
 
 
 @pytest.mark.parametrize(("policy", "asked"), [(ALL, False), (ASKED, True)], ids=["unasked", "asked"])
@@ -42,7 +42,7 @@ def test_its_life(policy: Policy, asked: bool, log: Log) -> None:
         "/dev/nvidia-uvm",
         "/dev/nvidia-uvm-tools",
     }
-    assert reply.adjust.annotations[MARK_KEY].startswith("v1;mode=none;uuid=;gen=580.95.05-test;mac=")
+    assert reply.adjust.annotations[GRANT_KEY].startswith("v1;mode=none;uuid=;gen=580.95.05-test;mac=")
     assert log.one("container completed for GPUs that others gave it").fields["gpu_uuid"] == uuid
     assert holders(bench) == {"ml/train": {uuid}}
     assert bench.plugin.ledger.generations() == {"580.95.05-test"}

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger, Phase
+from nri_gpu.allocation.ledger import GrantPhase, Ledger
 from nri_gpu.allocation.reservations import is_promise, promised
 from nri_gpu.daemon.state_folder import StateFolder, former_ledger
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId
-from nri_gpu.domain.kubelet import Handed
+from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.names import LEDGER
 from nri_gpu.nri.convert import Parts
 from tests.support import builders as make
@@ -57,7 +57,7 @@ def test_who_left_while_nobody_listened_is_waited_for(tmp_path: Path) -> None:
     bench.run("device=0", "first")
     stays = bench.run("device=1", "stays")
     new = restarted(bench, tmp_path, stays)
-    assert {leaver.pod for leaver in new.plugin.ledger.leaving.values()} == {"ml/first"}
+    assert {leaver.pod for leaver in new.plugin.ledger.releasing.values()} == {"ml/first"}
     assert new.left == 1
     new.clock.now += 1
     new.look(0)
@@ -72,7 +72,7 @@ def test_one_that_never_ran_is_not(tmp_path: Path) -> None:
 
 def test_what_the_kubelet_gave_stays_given(tmp_path: Path) -> None:
     bench = HandoverBench()
-    device = Handed("nvidia.com/gpu", bench.node.gpus[0].uuid)
+    device = AllocatedDevice("nvidia.com/gpu", bench.node.gpus[0].uuid)
     bench.plugin.promise([device], shared=False)
     new = restarted(bench, tmp_path)
     assert [is_promise(id_) for id_ in new.plugin.ledger.entries] == [True]
@@ -81,8 +81,8 @@ def test_what_the_kubelet_gave_stays_given(tmp_path: Path) -> None:
 
 
 def test_it_reads_what_is_written(tmp_path: Path) -> None:
-    ledger = promised(Ledger(), [Handed("nvidia.com/gpu", f"{make.uuid(3)}::1")], 5.0, shared=True)
-    for number, phase in enumerate((Phase.RUNNING, Phase.CREATED)):
+    ledger = promised(Ledger(), [AllocatedDevice("nvidia.com/gpu", f"{make.uuid(3)}::1")], 5.0, shared=True)
+    for number, phase in enumerate((GrantPhase.RUNNING, GrantPhase.CREATED)):
         entry = make.entry(number, phase=phase, to=make.container(name=f"c{number}"))
         ledger = ledger.with_entry(entry)
     found = former_ledger(kept(tmp_path, ledger), 100.0)
@@ -94,7 +94,7 @@ def test_it_reads_what_is_written(tmp_path: Path) -> None:
 
 
 def test_what_has_lapsed_and_what_holds_no_gpu_is_left_out(tmp_path: Path) -> None:
-    lapsed = make.entry(0, phase=Phase.LAPSED, to=make.container(name="a"))
+    lapsed = make.entry(0, phase=GrantPhase.LAPSED, to=make.container(name="a"))
     ledger = Ledger().with_entry(lapsed)
     assert former_ledger(kept(tmp_path, ledger), 0.0) == Ledger()
 
@@ -148,7 +148,7 @@ def test_a_time_to_come_is_now(tmp_path: Path) -> None:
     file = tmp_path / LEDGER
     raw = {"schema": "nri-gpu/ledger/v1", "grants": [], "leaving": [{**LEAVER, "since_s": 1e9}]}
     file.write_text(json.dumps(raw))
-    (leaver,) = former_ledger(file, 100.0).leaving.values()
+    (leaver,) = former_ledger(file, 100.0).releasing.values()
     assert leaver.since == 100.0
 
 

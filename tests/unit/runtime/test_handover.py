@@ -187,7 +187,7 @@ def test_a_new_connection_keeps_it_and_adds_what_ended_meanwhile() -> None:
     parts.add(payload)
     bench.plugin.synchronized(parts.listed())
     bench.settle()
-    assert {leaver.pod for leaver in bench.plugin.ledger.leaving.values()} == {"ml/first", "ml/third"}
+    assert {leaver.pod for leaver in bench.plugin.ledger.releasing.values()} == {"ml/first", "ml/third"}
     assert bench.left == 2
 
 

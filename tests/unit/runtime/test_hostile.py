@@ -12,8 +12,8 @@ from typing import Final
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.grant import MARK_KEY
 from nri_gpu.domain.decision import REFUSAL_MAX
+from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri.convert import EMPTY
 from nri_gpu.ttrpc.status import Status
 from tests.support import nri_messages as nri
@@ -155,7 +155,7 @@ def test_as_an_annotation_it_names_gpus_of_the_node_or_is_refused(form: str, nod
         return
     assert form.format(text).strip() in GRANTED
     assert len(got.adjust.annotations) == 1
-    uuids = got.adjust.annotations[MARK_KEY].partition("uuid=")[2].partition(";")[0].split(",")
+    uuids = got.adjust.annotations[GRANT_KEY].partition("uuid=")[2].partition(";")[0].split(",")
     assert len(set(uuids)) == len(uuids) <= WHOLE
     assert set(uuids) <= {unit.uuid for unit in bench.node.inventory.units}
 

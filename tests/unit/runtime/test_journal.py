@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.allocation.grant import write_mark
+from nri_gpu.allocation.grant import sign_grant
 from nri_gpu.daemon import journal as module
 from nri_gpu.daemon.journal import Journal
 from nri_gpu.domain.claim import Mode
@@ -33,7 +33,7 @@ def journal(path: Path) -> Iterator[Journal]:
 
 
 def grant(journal: Journal, granted: Grant, at: float) -> None:
-    journal.granted(granted, write_mark(granted, KEY), at)
+    journal.granted(granted, sign_grant(granted, KEY), at)
 
 
 def test_what_was_granted_is_remembered_in_its_order(journal: Journal) -> None:

@@ -9,10 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.grant import MARK_KEY, Mark, read_mark
+from nri_gpu.allocation.grant import SignedGrant, verify_grant
 from nri_gpu.decision.decide import BrokenPolicy
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodUid
+from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri import convert
 from nri_gpu.nri.convert import Parts
 from nri_gpu.nri.events import Event
@@ -114,7 +115,7 @@ def test_the_reply_names_nodes_mark_and_uuids() -> None:
     ]
     assert all(d.HasField("file_mode") and d.HasField("uid") and d.HasField("gid") for d in reply.adjust.linux.devices)
     assert {pair.key: pair.value for pair in reply.adjust.env}["NVIDIA_VISIBLE_DEVICES"] == bench.node.gpus[2].uuid
-    assert reply.adjust.annotations[MARK_KEY].startswith("v1;mode=exclusive;uuid=GPU-")
+    assert reply.adjust.annotations[GRANT_KEY].startswith("v1;mode=exclusive;uuid=GPU-")
     assert not reply.adjust.HasField("hooks")
 
 
@@ -131,8 +132,8 @@ def test_containers_of_one_kind_get_the_same_reply_but_for_their_macs() -> None:
     for name in ("a", "b"):
         of = nri.asking("device=0;mode=shared", name)
         reply = create(bench, of, made := nri.container(of))
-        mark = read_mark(reply.adjust.annotations.pop(MARK_KEY), PodUid(of.uid), ContainerId(made.id), KEY)
-        assert mark == Mark((bench.node.gpus[0].uuid,), Mode.SHARED, bench.node.generation)
+        mark = verify_grant(reply.adjust.annotations.pop(GRANT_KEY), PodUid(of.uid), ContainerId(made.id), KEY)
+        assert mark == SignedGrant((bench.node.gpus[0].uuid,), Mode.SHARED, bench.node.generation)
         replies.append(reply)
     assert replies[0] == replies[1]
 
@@ -151,8 +152,8 @@ def test_none_is_marked_too() -> None:
     bench = Bench()
     of = nri.asking("none")
     reply = create(bench, of, nri.container(of))
-    assert list(reply.adjust.annotations) == [MARK_KEY]
-    assert "mode=none" in reply.adjust.annotations[MARK_KEY]
+    assert list(reply.adjust.annotations) == [GRANT_KEY]
+    assert "mode=none" in reply.adjust.annotations[GRANT_KEY]
     assert not reply.adjust.linux.devices
 
 
@@ -294,7 +295,7 @@ def test_an_adopted_container_whose_gpus_are_taken_does_not_start() -> None:
 
 
 def forged(made: pb.Container) -> None:
-    made.annotations[MARK_KEY] = made.annotations[MARK_KEY].replace("exclusive", "shared")
+    made.annotations[GRANT_KEY] = made.annotations[GRANT_KEY].replace("exclusive", "shared")
 
 
 def copied(made: pb.Container) -> None:
@@ -302,7 +303,7 @@ def copied(made: pb.Container) -> None:
 
 
 def nonsense(made: pb.Container) -> None:
-    made.annotations[MARK_KEY] = "v1;mode=\u00e9;mac=zz"
+    made.annotations[GRANT_KEY] = "v1;mode=\u00e9;mac=zz"
 
 
 @pytest.mark.parametrize("tamper", [forged, copied, nonsense])
@@ -319,7 +320,7 @@ def test_a_mark_that_is_not_ours_counts_for_nothing(log: Log, tamper: Callable[[
     assert line.fields["fault"]
     assert "v1;" not in str(line)
     assert bench.plugin.ledger.entries == {}
-    (foreign,) = bench.plugin.ledger.foreign.values()
+    (foreign,) = bench.plugin.ledger.external.values()
     assert foreign.uuids == {bench.node.gpus[0].uuid}
 
 
@@ -378,7 +379,7 @@ def test_privileged_containers_hold_nothing_in_particular() -> None:
         held.linux.devices.add(path=f"/dev/nvidia{minor}", type="c", major=195, minor=minor)
     held.linux.resources.devices.add(allow=True, access="rwm")
     create(bench, of, held)
-    assert bench.plugin.ledger.foreign == {}
+    assert bench.plugin.ledger.external == {}
 
 
 def test_a_container_held_by_others_cannot_ask_as_well() -> None:
@@ -437,7 +438,7 @@ def test_a_granted_containers_number_that_became_another_gpus() -> None:
     bench = Bench()
     of, made = granted(bench, "device=1", "old")
     tell(bench, Event.START_CONTAINER, of, made)
-    assert bench.plugin.ledger.foreign == {}
+    assert bench.plugin.ledger.external == {}
     renumbered(bench)
     late = nri.asking("device=0", "late")
     words = "GPU 0 (GPU-0a100004-0000-4000-8000-000000000000) is held by ml/old (container main still opens its device"
@@ -447,7 +448,7 @@ def test_a_granted_containers_number_that_became_another_gpus() -> None:
     granted(bench, "device=0;mode=shared", "sharing")
     assert "[gpu-busy]" in refused(bench, late, nri.container(late)).message
     tell(bench, Event.STOP_CONTAINER, of, made)
-    assert bench.plugin.ledger.foreign == {}
+    assert bench.plugin.ledger.external == {}
     assert bench.plugin.ledger.live.keys() == {"container-sharing-main"}
 
 
@@ -474,7 +475,7 @@ def test_driver_files_stay_for_whoever_mounts_them_whatever_its_mark_says() -> N
     bench.plugin.stage_dir = "/staged"
     of, made = granted(bench, "device=1")
     assert bench.plugin.ledger.live[ContainerId(made.id)].staged == {"compute+utility"}
-    made.annotations[MARK_KEY] = "v1;mode=exclusive;mac=00"
+    made.annotations[GRANT_KEY] = "v1;mode=exclusive;mac=00"
     plain = nri.pod("plain")
     other = nri.container(plain)
     other.mounts.add(destination="/opt", type="bind", source="/staged/570.1-0a1b2c3d/compute/lib64")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.allocation.ledger import Phase
+from nri_gpu.allocation.ledger import GrantPhase
 from nri_gpu.daemon import journal as journal_module
 from nri_gpu.daemon.journal import Journal, StateRecorder
 from nri_gpu.domain.container import Container, ContainerId
@@ -34,7 +34,7 @@ class Daemon:
     def event(self, event: Event, container: Container) -> None:
         self.plugin.state_change(make.event_payload(event, container))
 
-    def phases(self) -> dict[str, Phase]:
+    def phases(self) -> dict[str, GrantPhase]:
         return {entry.grant.pod_name: entry.phase for entry in self.plugin.ledger.entries.values()}
 
 
@@ -51,7 +51,7 @@ def test_what_the_runtime_does_not_list_yet_is_not_granted_again(tmp_path: Path,
     assert Daemon(tmp_path, clock).create(ONE)
     after = Daemon(tmp_path, clock)
     after.plugin.synchronized(())
-    assert after.phases() == {"one": Phase.CREATED}
+    assert after.phases() == {"one": GrantPhase.CREATED}
     assert not after.create(OTHER)
 
 
@@ -125,7 +125,7 @@ def test_what_the_runtime_lists_is_there_once(tmp_path: Path, clock: Clock) -> N
     (entry,) = before.plugin.ledger.entries.values()
     after = Daemon(tmp_path, clock)
     after.plugin.synchronized((Listed(make.marked(ONE, entry.grant, KEY), created=False),))
-    assert after.phases() == {"one": Phase.RUNNING}
+    assert after.phases() == {"one": GrantPhase.RUNNING}
 
 
 def test_a_connection_that_is_made_anew_forgets_nothing(tmp_path: Path, clock: Clock) -> None:
@@ -178,7 +178,7 @@ def test_a_time_to_come_does_not_put_off_the_end_of_the_grace(tmp_path: Path, cl
     file.write_text(file.read_text().replace(f'"at": {clock.now}', '"at": 9e9'))
     after = Daemon(tmp_path, clock)
     after.plugin.synchronized(())
-    assert after.phases() == {"one": Phase.CREATED}
+    assert after.phases() == {"one": GrantPhase.CREATED}
     clock.now += GRACE_S + 1
     assert after.create(OTHER)
 
@@ -202,7 +202,7 @@ def test_a_grant_that_was_not_listed_yet_starts(tmp_path: Path, clock: Clock) ->
     after = Daemon(tmp_path, clock)
     after.plugin.synchronized(())
     after.event(Event.START_CONTAINER, make.marked(ONE, entry.grant, KEY))
-    assert after.phases() == {"one": Phase.RUNNING}
+    assert after.phases() == {"one": GrantPhase.RUNNING}
 
 
 def test_the_end_of_a_pod_settles_what_it_had(tmp_path: Path, clock: Clock) -> None:

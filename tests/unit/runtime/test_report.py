@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Leaver, Ledger, Phase
+from nri_gpu.allocation.ledger import GrantPhase, Ledger, Releasing
 from nri_gpu.daemon.report import Connection, View, status_json
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.health import Health, History, Kind, State, Transition
-from nri_gpu.domain.kubelet import Standing
+from nri_gpu.domain.health import Health, HealthState, History, Transition, TransitionKind
+from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.node import GpuFault, Node
 from tests.support import builders as make
 
@@ -87,7 +87,10 @@ def test_how_each_resource_stands_with_the_kubelet() -> None:
     assert status_json(view())["kubelet"] == {"enabled": False, "resources": [], "guard_alone": ""}
     only = status_json(view(kubelet=(), kubelet_open="why"))["kubelet"]
     assert only == {"enabled": True, "resources": [], "guard_alone": "why"}
-    standings = (Standing("nvidia.com/gpu", NOW - 200), Standing("nvidia.com/mig-1g.5gb", None, "no kubelet listens"))
+    standings = (
+        ResourceStatus("nvidia.com/gpu", NOW - 200),
+        ResourceStatus("nvidia.com/mig-1g.5gb", None, "no kubelet listens"),
+    )
     assert status_json(view(kubelet=standings))["kubelet"]["resources"] == [
         {"resource": "nvidia.com/gpu", "registered": True, "since_s": NOW - 200, "fault": ""},
         {"resource": "nvidia.com/mig-1g.5gb", "registered": False, "since_s": None, "fault": "no kubelet listens"},
@@ -95,8 +98,8 @@ def test_how_each_resource_stands_with_the_kubelet() -> None:
 
 
 def test_who_has_just_left_and_what_is_waited_for() -> None:
-    leaver = Leaver(TRAIN.pod.uid, "ml/train", CLOCK - 2, 60.0, 2)
-    said = gpu(status_json(view(make.ledger().with_leaving({make.uuid(1): leaver}))), 1)
+    leaver = Releasing(TRAIN.pod.uid, "ml/train", CLOCK - 2, 60.0, 2)
+    said = gpu(status_json(view(make.ledger().with_releasing({make.uuid(1): leaver}))), 1)
     assert said["unavailable"] == "just released by ml/train: 2 processes still hold it"
     assert said["left_by"] == {
         "pod": "ml/train",
@@ -105,17 +108,17 @@ def test_who_has_just_left_and_what_is_waited_for() -> None:
         "offered_s": NOW + 58,
         "processes": 2,
     }
-    held = gpu(status_json(view(make.ledger(make.entry(1, to=TRAIN)).with_leaving({make.uuid(1): leaver}))), 1)
+    held = gpu(status_json(view(make.ledger(make.entry(1, to=TRAIN)).with_releasing({make.uuid(1): leaver}))), 1)
     assert held["unavailable"] == "held exclusively by ml/train"
 
 
 def test_a_lapsed_grant_holds_nothing() -> None:
-    said = status_json(view(make.ledger(make.entry(1, phase=Phase.LAPSED))))
+    said = status_json(view(make.ledger(make.entry(1, phase=GrantPhase.LAPSED))))
     assert gpu(said, 1)["holders"] == []
 
 
 def test_since_a_time_that_never_was_is_null() -> None:
-    said = status_json(view(make.ledger(make.entry(1, phase=Phase.CREATED, since=math.inf))))
+    said = status_json(view(make.ledger(make.entry(1, phase=GrantPhase.CREATED, since=math.inf))))
     (holder,) = gpu(said, 1)["holders"]
     assert holder["since_s"] is None
     assert not holder["running"]
@@ -166,7 +169,7 @@ def history(*transitions: Transition) -> History:
 
 
 def test_what_happened_to_the_node_is_counted_and_told() -> None:
-    what = Transition(kind=Kind.GPU, what="GPU 1 is gone", uuid=make.uuid(1), index=1, worse=True)
+    what = Transition(kind=TransitionKind.GPU, what="GPU 1 is gone", uuid=make.uuid(1), index=1, worse=True)
     said = status_json(view(history=history(what)))["transitions"]
     last = {"number": 1, "at_s": NOW - 5, "kind": "gpu", "gpu_uuid": make.uuid(1), "index": 1, "worse": True}
     assert said == {
@@ -181,9 +184,9 @@ def test_since_when_something_is_wrong() -> None:
     node = make.node([make.gpu(0, unavailable="no permission"), make.gpu(1)])
     inventory = replace(node.inventory, faults=(GpuFault(3, "gone"),))
     kinds = history(
-        Transition(kind=Kind.AVAILABLE, what="", uuid=make.uuid(0), index=4),
-        Transition(kind=Kind.DESCRIPTION, what="", index=3),
-        Transition(kind=Kind.ANSWER, what=""),
+        Transition(kind=TransitionKind.AVAILABLE, what="", uuid=make.uuid(0), index=4),
+        Transition(kind=TransitionKind.DESCRIPTION, what="", index=3),
+        Transition(kind=TransitionKind.ANSWER, what=""),
     )
     said = status_json(view(node=replace(node, inventory=inventory), history=kinds, inventory_fault="NVML hangs"))
     assert [each["unavailable_since_s"] for each in said["gpus"]] == [NOW - 5, None]
@@ -194,5 +197,5 @@ def test_since_when_something_is_wrong() -> None:
 
 
 def test_a_bad_gpu_is_unavailable_since_it_is_bad() -> None:
-    bad = make.gpu(0, unavailable="bad", health=Health(State.BAD, NOW - 70, "XID 79", 1))
+    bad = make.gpu(0, unavailable="bad", health=Health(HealthState.BAD, NOW - 70, "XID 79", 1))
     assert gpu(status_json(view(node=make.node([bad]))), 0)["unavailable_since_s"] == NOW - 70

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.domain.health import State
+from nri_gpu.domain.health import HealthState
 from nri_gpu.health.controller import HealthKeeper, HealthPlace, Needs
 from nri_gpu.health.fleet import Moment
 from nri_gpu.health.listener import Ear, EventChild
@@ -40,7 +40,7 @@ class HealthRig(Rig):
         self.health = HealthKeeper(place, needs, self._moment, partial(self._hearing, base))
         super().__init__(base, machine)
 
-    def health_of(self, gpu: int = 1) -> State:
+    def health_of(self, gpu: int = 1) -> HealthState:
         """As the last snapshot has it."""
         return self.board.snapshot().gpus[gpu].health.state
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.health import EventType, State
+from nri_gpu.domain.health import EventType, HealthState
 from nri_gpu.health import listener as hearing
 from tests.support.driver_root import make_driver_root
 from tests.support.nvml import Act, FakeMig, build_fake_nvml, happen
@@ -62,20 +62,22 @@ async def hears(rig: HealthRig) -> None:
 
 def recovered(rig: HealthRig) -> bool:
     rig.cache.poke()
-    return rig.health_of() is State.HEALTHY
+    return rig.health_of() is HealthState.HEALTHY
 
 
 @pytest.mark.parametrize(
-    ("xid", "state"), [(31, State.HEALTHY), (94, State.SUSPECT), (79, State.BAD)], ids=["ignored", "other", "fatal"]
+    ("xid", "state"),
+    [(31, HealthState.HEALTHY), (94, HealthState.SUSPECT), (79, HealthState.BAD)],
+    ids=["ignored", "other", "fatal"],
 )
-async def test_an_xid_of_each_class(rig: HealthRig, log: Log, xid: int, state: State) -> None:
+async def test_an_xid_of_each_class(rig: HealthRig, log: Log, xid: int, state: HealthState) -> None:
     async with rig.running():
         await listening(rig, log)
         happen(rig.root, 1, EventType.XID, xid)
         await becomes(rig, "its event", lambda: any(line.fields["xid"] == xid for line in log.said("gpu event")))
         assert rig.health_of() is state
-        assert bool(rig.ask("device=1")) == (state is State.BAD)
-        assert rig.health_of(0) is State.HEALTHY
+        assert bool(rig.ask("device=1")) == (state is HealthState.BAD)
+        assert rig.health_of(0) is HealthState.HEALTHY
     assert rig.refused == []
 
 
@@ -90,7 +92,7 @@ async def test_an_xid_of_one_mig_device(tmp_path: Path, log: Log) -> None:
             happen(rig.root, 1, EventType.XID, 94, part=(1, 0))
             await becomes(rig, "its event", partial(times, log, time))
         assert "XID 94" in rig.ask(f"device={PART.uuid}")
-        assert rig.health_of() is State.HEALTHY
+        assert rig.health_of() is HealthState.HEALTHY
     assert rig.refused == []
 
 
@@ -170,7 +172,7 @@ async def test_a_driver_that_is_unloaded_and_loaded_while_somebody_listens(rig: 
         await becomes(rig, "grants again", lambda: rig.ask("device=1") == "" and rig.cache.fault == "")
         await listening(rig, log, before)
         await hears(rig)
-        assert rig.health_of(0) is State.HEALTHY
+        assert rig.health_of(0) is HealthState.HEALTHY
     assert all("modprobe nvidia" in refusal for refusal in set(rig.refused)), set(rig.refused)
 
 
@@ -194,7 +196,7 @@ async def test_a_driver_upgrade_while_somebody_listens(rig: HealthRig, log: Log)
         )
         await listening(rig, log, before)
         await hears(rig)
-        assert rig.health_of(0) is State.HEALTHY
+        assert rig.health_of(0) is HealthState.HEALTHY
     assert all("580.95.05" in refusal or new in refusal for refusal in rig.refused)
 
 

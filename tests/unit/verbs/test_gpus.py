@@ -9,10 +9,10 @@ import pytest
 
 from nri_gpu.cli import gpus, render
 from nri_gpu.cli.main import main
-from nri_gpu.domain.edits import Extra, Offer
+from nri_gpu.domain.edits import Extra, NodeExtra
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu import Gpu
-from nri_gpu.domain.health import Health, Sign, State
+from nri_gpu.domain.health import Health, HealthState, Sign
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.simulation.topology import load_topology
@@ -154,7 +154,7 @@ def test_extras_of_the_host(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_extras_that_are_not_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     async def look(*_: object) -> Inventory:
-        return make.inventory(extras={Extra.GDS: Offer(lacking="there is no /dev/nvidia-fsN")})
+        return make.inventory(extras={Extra.GDS: NodeExtra(lacking="there is no /dev/nvidia-fsN")})
 
     monkeypatch.setattr(gpus, "_ask", look)
     _, text = shown(capsys, FOUR_GPUS)
@@ -207,8 +207,8 @@ def test_a_record_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp
 def test_since_when_and_why_a_gpu_is_not_or_was_not_well() -> None:
     unwell = make.inventory(
         [
-            make.gpu(0, health=Health(State.SUSPECT, 1_800_000_000.0, "XID 63", 1)),
-            make.gpu(1, health=Health(State.HEALTHY, 1_800_000_000.0, "XID 79", 3), signs=(Sign.THERMAL,)),
+            make.gpu(0, health=Health(HealthState.SUSPECT, 1_800_000_000.0, "XID 63", 1)),
+            make.gpu(1, health=Health(HealthState.HEALTHY, 1_800_000_000.0, "XID 79", 3), signs=(Sign.THERMAL,)),
             make.gpu(2),
         ]
     )

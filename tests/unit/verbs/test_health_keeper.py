@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, Ledger, Phase
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.health import EventType, GpuEvent, ScriptedEvent, Sign, State
+from nri_gpu.domain.health import EventType, GpuEvent, HealthState, ScriptedEvent, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health import controller as module
 from nri_gpu.health import stops as health_stops
@@ -83,7 +83,7 @@ class Daemon:
 
     def hold_unit(self, uuid: GpuUuid) -> None:
         grant = Grant.to(container(), (uuid,), Mode.EXCLUSIVE, "-")
-        self.ledger = (self.ledger or Ledger()).with_entry(Entry(grant, Phase.RUNNING, 0))
+        self.ledger = (self.ledger or Ledger()).with_entry(Entry(grant, GrantPhase.RUNNING, 0))
         self.keeper.held_changed()
 
     def use(self, **health: object) -> None:
@@ -140,7 +140,7 @@ def test_it_comes_back_by_looks_alone(tmp_path: Path) -> None:
     def test() -> None:
         daemon.keeper.judged(look(()))
         daemon.keeper.heard(xid(79))
-        for pause_s, state in ((31, State.RECOVERING), (200, State.RECOVERING), (70, State.HEALTHY)):
+        for pause_s, state in ((31, HealthState.RECOVERING), (200, HealthState.RECOVERING), (70, HealthState.HEALTHY)):
             daemon.later(pause_s)
             assert daemon.keeper.judged(look(())).gpus[0].health.state is state
 
@@ -153,7 +153,7 @@ def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
         before.keeper.judged(look((), ()))
         before.keeper.heard(xid(79, gpu=1))
         after = Daemon(tmp_path).keeper.judged(look((), ()))
-        assert [gpu.health.state for gpu in after.gpus] == [State.HEALTHY, State.BAD]
+        assert [gpu.health.state for gpu in after.gpus] == [HealthState.HEALTHY, HealthState.BAD]
 
     in_loop(test)
 
@@ -162,7 +162,7 @@ def test_a_file_of_rubbish_is_said_and_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "health.json").write_text('{"records": 7}')
 
     def test() -> None:
-        assert Daemon(tmp_path).keeper.judged(look(())).gpus[0].health.state is State.HEALTHY
+        assert Daemon(tmp_path).keeper.judged(look(())).gpus[0].health.state is HealthState.HEALTHY
 
     assert any("health of before is not known" in line for line in in_loop(test))
 
@@ -220,8 +220,8 @@ def test_a_simulated_node_plays_its_script_once(tmp_path: Path) -> None:
     heard = play(daemon, (FALLEN, STORM), (FALLEN, STORM))
     assert heard == [(UUIDS[1], EventType.XID, 79), (UUIDS[0], EventType.ECC_STORM, 0)]
     assert [[gpu.health.state for gpu in each.gpus] for each in daemon.published] == [
-        [State.HEALTHY, State.BAD],
-        [State.SUSPECT, State.BAD],
+        [HealthState.HEALTHY, HealthState.BAD],
+        [HealthState.SUSPECT, HealthState.BAD],
     ]
 
 
@@ -498,7 +498,7 @@ async def test_who_left_is_forgotten_and_who_comes_to_a_recovering_gpu_is_stoppe
         daemon.keeper.held_changed()
         await turns()
         daemon.later(31)
-        assert daemon.keeper.judged(look((), ())).gpus[1].health.state is State.RECOVERING
+        assert daemon.keeper.judged(look((), ())).gpus[1].health.state is HealthState.RECOVERING
         daemon.hold(1)  # nobody grants it; the runtime told late of one that was there all the while
         await turns()
     assert len(runtime.asked) == 2

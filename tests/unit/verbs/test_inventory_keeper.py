@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.domain.health import KEPT, Health, Kind, Sign, State
+from nri_gpu.domain.health import KEPT, Health, HealthState, Sign, TransitionKind
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.inventory.controller import Followers, InventoryKeeper
 from nri_gpu.system.state import Board
@@ -66,7 +66,7 @@ def test_heat_that_comes_and_goes_is_counted_and_makes_nobody_look(rig: Rig) -> 
         assert rig.then(gpu_with(signs=(Sign.THERMAL,))) == []
         assert len(rig.lines) == 2
         assert rig.then(NODE) == []
-    assert rig.keeper.history.counts == {Kind.SIGN: 6}
+    assert rig.keeper.history.counts == {TransitionKind.SIGN: 6}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_heat_that_comes_and_goes_is_counted_and_makes_nobody_look(rig: Rig) -> 
         (gpu_with(mig_enabled=True), ["labels"]),
         (gpu_with(memory_bytes=7), ["labels"]),
         (gpu_with(unavailable="no"), []),
-        (gpu_with(health=Health(State.BAD, 1.0, "XID 79", 1), unavailable="bad"), []),
+        (gpu_with(health=Health(HealthState.BAD, 1.0, "XID 79", 1), unavailable="bad"), []),
     ],
 )
 def test_who_looks_again(rig: Rig, after: Inventory, looks: list[str]) -> None:
@@ -96,12 +96,12 @@ def test_a_gpu_that_cannot_be_described_is_said_when_it_comes_and_when_it_goes(r
     assert not any("cannot be described" in line for line in rig.lines)
     rig.then(NODE)
     assert any("GPU 7 is not there any more" in line for line in rig.lines)
-    assert rig.keeper.history.counts[Kind.DESCRIPTION] == 2
+    assert rig.keeper.history.counts[TransitionKind.DESCRIPTION] == 2
 
 
 def test_health_is_counted_here_and_logged_by_its_own_keeper(rig: Rig) -> None:
     rig.then(NODE)
-    rig.then(gpu_with(health=Health(State.BAD, 1.0, "XID 79", 1), unavailable="bad since"))
+    rig.then(gpu_with(health=Health(HealthState.BAD, 1.0, "XID 79", 1), unavailable="bad since"))
     assert len(rig.lines) == 1
     (happened,) = rig.keeper.history.last
     assert happened.transition.what == f"GPU 0 ({make.uuid(0)}) is bad, because of: XID 79"
@@ -113,9 +113,9 @@ def test_a_driver_that_does_not_answer_and_does_again(rig: Rig) -> None:
     assert rig.then(NODE) == ["driver", "profiles", "labels"]
     rig.keeper.answered()
     rig.keeper.answered()
-    said = [each.transition.what for each in rig.keeper.history.last if each.transition.kind is Kind.ANSWER]
+    said = [each.transition.what for each in rig.keeper.history.last if each.transition.kind is TransitionKind.ANSWER]
     assert said == ["not refreshed: no driver", "the driver answers again"]
-    assert rig.keeper.history.counts[Kind.GPU] == 2
+    assert rig.keeper.history.counts[TransitionKind.GPU] == 2
 
 
 def test_what_flaps_does_not_push_out_the_rest(rig: Rig) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Leaver, Ledger, Phase
+from nri_gpu.allocation.ledger import GrantPhase, Ledger, Releasing
 from nri_gpu.allocation.reservations import promised
 from nri_gpu.cli.main import main
 from nri_gpu.cli.status import ago, to_text
@@ -22,8 +22,8 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu import PciBusId
-from nri_gpu.domain.health import History, Kind, Transition
-from nri_gpu.domain.kubelet import Handed, Standing
+from nri_gpu.domain.health import History, Transition, TransitionKind
+from nri_gpu.domain.kubelet import AllocatedDevice, ResourceStatus
 from nri_gpu.domain.mps import MpsFolders, Seat
 from nri_gpu.domain.node import GpuFault, KernelGpu
 from nri_gpu.plugin.guard import Seen, started, write_seen
@@ -59,7 +59,10 @@ def asked(folder: Path, answer: Mapping[str, Any] | bytes, *options: str) -> int
 
 
 def test_the_kubelets_resources_have_a_line_each() -> None:
-    standings = (Standing("nvidia.com/gpu", NOW - 200), Standing("nvidia.com/mig-1g.5gb", None, "no kubelet listens"))
+    standings = (
+        ResourceStatus("nvidia.com/gpu", NOW - 200),
+        ResourceStatus("nvidia.com/mig-1g.5gb", None, "no kubelet listens"),
+    )
     lines = to_text(status_json(view(kubelet=standings)), NOW).splitlines()
     assert lines[-3:] == [
         "kubelet: nvidia.com/gpu registered for 3m20s",
@@ -90,7 +93,7 @@ def test_holders_one_line_each() -> None:
     train, other = make.container(of="train"), make.container(of="other")
     ledger = make.ledger(
         make.entry(0, to=train, mode=Mode.SHARED, since=CLOCK - 3700),
-        make.entry(0, to=other, mode=Mode.SHARED, since=CLOCK - 5, phase=Phase.CREATED),
+        make.entry(0, to=other, mode=Mode.SHARED, since=CLOCK - 5, phase=GrantPhase.CREATED),
         others=[make.foreign(2)],
     )
     lines = to_text(status_json(view(ledger)), NOW).splitlines()[2:]
@@ -100,7 +103,7 @@ def test_holders_one_line_each() -> None:
 
 
 def test_what_the_kubelet_gave_and_nobody_has_says_since_when() -> None:
-    given = promised(Ledger(), [Handed("nvidia.com/gpu", make.uuid(0))], CLOCK - 200, shared=False)
+    given = promised(Ledger(), [AllocatedDevice("nvidia.com/gpu", make.uuid(0))], CLOCK - 200, shared=False)
     (line,) = [line for line in to_text(status_json(view(given)), NOW).splitlines() if "(reserved)" in line]
     assert line.split()[-3:] == ["-", "3m20s", "(reserved)"]
 
@@ -141,7 +144,7 @@ def test_a_gpu_that_the_kernel_alone_knows_of() -> None:
 
 
 def test_a_gpu_that_was_just_released_says_for_whom_it_waits() -> None:
-    ledger = make.ledger().with_leaving({make.uuid(0): Leaver(PodUid("uid"), "ml/train", CLOCK, 60.0, 1)})
+    ledger = make.ledger().with_releasing({make.uuid(0): Releasing(PodUid("uid"), "ml/train", CLOCK, 60.0, 1)})
     (line,) = [line for line in to_text(status_json(view(ledger)), NOW).splitlines() if "ml/train" in line]
     assert line.endswith("-    just released by ml/train: 1 process still holds it")
 
@@ -153,7 +156,7 @@ def test_who_was_left_by_an_mps_daemon_is_to_be_restarted() -> None:
         name: replace(entry, grant=replace(entry.grant, seat=Seat(folder=f"/m/{make.uuid(0)}.{rows[name]}")))
         for name, entry in entries.items()
     }
-    seated["created"] = replace(seated["created"], phase=Phase.CREATED)
+    seated["created"] = replace(seated["created"], phase=GrantPhase.CREATED)
     node = replace(make.node(), mps=MpsFolders("/m", "b"))
     said = status_json(view(make.ledger(*seated.values()), node))
     assert [bool(each["restart"]) for each in said["gpus"][0]["holders"]] == [True, False, False]
@@ -162,7 +165,7 @@ def test_who_was_left_by_an_mps_daemon_is_to_be_restarted() -> None:
 
 
 def test_what_happened_to_the_node_and_when() -> None:
-    gone = Transition(kind=Kind.GPU, what="GPU 3 is gone", uuid=make.uuid(3), index=3)
+    gone = Transition(kind=TransitionKind.GPU, what="GPU 3 is gone", uuid=make.uuid(3), index=3)
     history = History(began_s=NOW - 60).having([gone] * 11, NOW)
     lines = to_text(status_json(view(history=history)), NOW).splitlines()
     assert lines[-11:] == [
@@ -175,7 +178,11 @@ def test_a_gpu_without_a_name_and_a_driver_that_does_not_answer_since_when() -> 
     node = make.node()
     node = replace(node, inventory=replace(node.inventory, faults=(GpuFault(5, "gone"),)))
     history = History().having(
-        [Transition(kind=Kind.DESCRIPTION, what="-", index=5), Transition(kind=Kind.ANSWER, what="-")], NOW
+        [
+            Transition(kind=TransitionKind.DESCRIPTION, what="-", index=5),
+            Transition(kind=TransitionKind.ANSWER, what="-"),
+        ],
+        NOW,
     )
     said = to_text(status_json(view(node=node, history=history, inventory_fault="NVML hangs")), NOW)
     assert "GPU 5 cannot be described since 2027-01-15 08:00:00 UTC: gone" in said
