@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import signal
 
+from loguru import logger
+
 from nri_gpu.cdi.file import SpecFile, SpecFileError
 from nri_gpu.cdi.generate import NotReadyError, Wish, remove_old, rivalry, specification_text
 from nri_gpu.cdi.specification import KIND
 from nri_gpu.domain.errors import DriverError, Exit
 from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.simulation.source import source_of
-from nri_gpu.system.log import logger
 from nri_gpu.system.tasks import exit_code
 
 

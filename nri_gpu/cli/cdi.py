@@ -14,7 +14,7 @@ from nri_gpu.cdi.generate import NotReadyError, Wish, remove_old, rivalry, speci
 from nri_gpu.cdi.specification import KIND
 from nri_gpu.cdi.watch import Watch
 from nri_gpu.cli.gpus import look
-from nri_gpu.daemon import logs as telemetry
+from nri_gpu.daemon import logs
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.domain.errors import DriverError, Exit, InventoryError, NriGpuError, PolicyError
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.USAGE
     if args.watch and file:
-        telemetry.set_up(args.log_level)
+        logs.set_up(args.log_level)
         return asyncio.run(Watch(wish, file).run())
     return _once(wish, file)
 

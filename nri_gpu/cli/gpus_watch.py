@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from loguru import logger
+
 from nri_gpu.cli.client import ask
 from nri_gpu.cli.render import at, gpus_json, gpus_text
-from nri_gpu.daemon import logs as telemetry
+from nri_gpu.daemon import logs
 from nri_gpu.daemon.report import transition_json
 from nri_gpu.domain.codec import CodecError, decode
 from nri_gpu.domain.errors import Exit
@@ -27,7 +29,6 @@ from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.inventory.node_watch import node_watch
 from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.simulation.source import TopologySource
-from nri_gpu.system.log import logger
 from nri_gpu.system.tasks import exit_code
 
 ASK_S: Final = 1.0  # between two questions to the daemon
@@ -182,7 +183,7 @@ async def watch(
     source: Callable[[], TopologySource | NvmlSource], socket: Path | None, *, as_json: bool, simulated: bool
 ) -> int:
     """Until SIGTERM or SIGINT, or until nobody reads. source: one for each time that there is no daemon at `socket`."""
-    telemetry.set_up("WARNING")
+    logs.set_up("WARNING")
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -8,7 +8,7 @@ import gc
 import sys
 from pathlib import Path
 
-from nri_gpu.daemon import logs as telemetry
+from nri_gpu.daemon import logs
 from nri_gpu.daemon.guard import GuardProcess, _daemon_state, _settings
 from nri_gpu.domain.errors import Exit, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     except PolicyError as error:
         print("\n".join(f"nri-gpu: {fault}" for fault in error.faults), file=sys.stderr)
         return Exit.USAGE
-    telemetry.set_up(args.log_level)
+    logs.set_up(args.log_level)
     state_dir, path = Path(args.state_dir or DEFAULT_STATE), Path(args.policy) if args.policy else None
     settings = _settings(state_dir, path, options) or fallback
     process = GuardProcess(settings, _daemon_state(state_dir, path), Path(args.run_dir or DEFAULT_RUN_DIR))

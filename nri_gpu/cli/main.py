@@ -14,6 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from nri_gpu import __version__
+from nri_gpu.daemon.logs import set_up_command
 from nri_gpu.domain.errors import Exit
 
 EXIT_HELP: Final = """exit codes:
@@ -249,6 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = ["run"]  # started by the runtime itself, which passes no arguments
     asked = [verb for verb in VERBS if [verb.name] == arguments[:1]]
     args = _parser(asked or VERBS).parse_args(arguments)  # describing all verbs takes longer than reading the policy
+    set_up_command()
     run = _imported(args.module)
     try:
         code = run(args)

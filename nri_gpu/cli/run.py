@@ -16,14 +16,15 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.daemon import logs as telemetry
+from loguru import logger
+
+from nri_gpu.daemon import logs
 from nri_gpu.daemon.app import Daemon
 from nri_gpu.daemon.policy_file import DEFAULT_PATH, PolicyFile
 from nri_gpu.daemon.state_folder import StateError, StateFolder
 from nri_gpu.domain.errors import Exit, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.kubelet.controller import set_grpc_up
-from nri_gpu.system.log import logger
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.succession import LOOK_S, Succession
 
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         return Exit.USAGE
     try:
         policy_file = PolicyFile(args.policy, _overrides(args), state.path)
-        telemetry.set_up(args.log_level, journal=bool(launched))
+        logs.set_up(args.log_level, journal=bool(launched))
         _open(state, succession if args.stand_by else None, kubelet=args.kubelet is not False)
         key = state.key()
     except PolicyError as error:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
@@ -44,7 +45,6 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.policy.mps import NO_MPS, MpsSettings
 from nri_gpu.policy.service import AuditSettings
 from nri_gpu.simulation.source import source_of
-from nri_gpu.system.log import logger
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.state import Board
 from nri_gpu.system.succession import Succession

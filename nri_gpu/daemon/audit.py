@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
@@ -31,7 +32,6 @@ from nri_gpu.decision.replay import (
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision
 from nri_gpu.domain.node import Node
-from nri_gpu.system.log import logger
 
 FILE: Final = "audit.jsonl"
 OLD_FILE: Final = "audit.1.jsonl"

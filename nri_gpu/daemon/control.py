@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from loguru import logger
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -27,7 +28,6 @@ from nri_gpu.kubelet.controller import KubeletKeeper
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.policy.model import Policy
-from nri_gpu.system.log import logger
 from nri_gpu.system.state import Board
 
 Answer = Callable[[], Mapping[str, Any]]

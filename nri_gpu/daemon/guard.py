@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.daemon.policy_file import DEFAULT_PATH, LAST_GOOD, load_last_good, load_policy
@@ -20,7 +21,6 @@ from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, Supervisor, Watchers
 from nri_gpu.policy.model import BrokenPolicy, Policy
 from nri_gpu.system.cri import stop_containers, warn_without_grpc
-from nri_gpu.system.log import logger
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.tasks import exit_code
 

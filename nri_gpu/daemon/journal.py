@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from loguru import logger
 
 from nri_gpu.allocation.grant import SignedGrant, sign_grant, verify_grant
 from nri_gpu.allocation.ledger import Ledger
@@ -23,7 +24,6 @@ from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Grant
 from nri_gpu.domain.node import Node
 from nri_gpu.plugin.recorder import Remembered
-from nri_gpu.system.log import logger
 
 JOURNAL: Final = "journal"  # in the state folder
 # Some 500 grants. Beyond that, lines whose grace is over are dropped.

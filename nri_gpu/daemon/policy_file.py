@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.policy.lines import key_lines
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import override, parse_policy
-from nri_gpu.system.log import logger
 
 DEFAULT_PATH: Final = Path("/etc/nri-gpu/policy.toml")
 LAST_GOOD: Final = "policy.last"  # in the state folder

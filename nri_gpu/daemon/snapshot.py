@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Final
 
+from loguru import logger
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -23,7 +24,6 @@ from nri_gpu.domain.codec import canonical, decode
 from nri_gpu.domain.node import DriverFiles, Inventory
 from nri_gpu.driver.watch import module_version, module_versions, signs, staged_evidence
 from nri_gpu.inventory.controller import InventoryCache
-from nri_gpu.system.log import logger
 from nri_gpu.system.state import Board
 from nri_gpu.system.storage import boot_id
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.errors import DriverError
@@ -28,7 +29,6 @@ from nri_gpu.driver.elf import Elf, MalformedNoteError, parse_note, read_elf
 from nri_gpu.driver.folders import LeftOut, Source, examine, trusted
 from nri_gpu.driver.owner import StageOwner
 from nri_gpu.driver.stage import stage_plan
-from nri_gpu.system.log import logger
 from nri_gpu.system.state import Board
 
 # NVIDIA/nvidia-container-toolkit: cmd/nvidia-cdi-hook/cudacompat/cuda-elf-header.go.

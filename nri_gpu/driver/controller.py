@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.errors import DriverError
@@ -18,7 +19,6 @@ from nri_gpu.driver.owner import NotReleasedError, StageOwner, StageTakenError
 from nri_gpu.driver.scan import FoundDriver, scan
 from nri_gpu.driver.stage import prune, stage
 from nri_gpu.driver.watch import Signs, changed, module_version, signs, staged_signs
-from nri_gpu.system.log import logger
 from nri_gpu.system.state import Board
 
 LOOK_S: Final = 5.0  # between two looks, which cost a millisecond where nothing changed

@@ -14,10 +14,11 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import Final
 
+from loguru import logger
+
 from nri_gpu.domain.edits import PROFILE_GPUS_MAX, PROFILE_MINOR_MAX, Profiles, mask
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.folders import trusted
-from nri_gpu.system.log import logger
 from nri_gpu.system.state import Board
 from nri_gpu.system.tasks import work_when_told
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
@@ -24,7 +25,6 @@ from nri_gpu.inventory.source import Source
 from nri_gpu.policy.health import Events, HealthSettings, OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.cri import warn_without_grpc
-from nri_gpu.system.log import logger
 
 LOOKS_APART_S: Final = 1.0  # of looks for the sake of events, which can come by the thousand
 _LEVELS: Final[Mapping[HealthState, str]] = {HealthState.BAD: "WARNING", HealthState.SUSPECT: "WARNING"}

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from loguru import logger
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -16,7 +17,6 @@ from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
 from nri_gpu.domain.health import WELL, GpuEvent, Health, HealthState, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.states import GONE, TROUBLE, Rules, Signal, after, heard, looked, of_its_part, unsure
-from nri_gpu.system.log import logger
 
 LONG_AGO: Final = float("-inf")
 ODDITIES: Final = frozenset({Signal.ODD, Signal.ODD_RESTED})

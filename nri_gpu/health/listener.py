@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.health import GpuEvent
 from nri_gpu.inventory.identity import parse_bus_id, parse_uuid
 from nri_gpu.system.line_process import LineProcess, ending, python
-from nri_gpu.system.log import logger
 
 LINE_MAX: Final = 1 << 16  # bytes; that 247 GPUs cannot be listened to has some 40 000
 GPUS_MAX: Final = 247  # as in a report

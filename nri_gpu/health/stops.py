@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
+from loguru import logger
 from msgspec import Struct, field
 
 from nri_gpu.allocation.ledger import Ledger
@@ -18,7 +19,6 @@ from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.service import GuardSettings
 from nri_gpu.system.cri import stop_containers
-from nri_gpu.system.log import logger
 
 FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 300.0

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
+from loguru import logger
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -15,7 +16,6 @@ from nri_gpu.domain.health import WELL, History, Transition, TransitionKind
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.changes import changes
 from nri_gpu.inventory.source import Source
-from nri_gpu.system.log import logger
 from nri_gpu.system.state import Board
 
 # Which transitions are news to whom. What flaps (heat, say) is to nobody: a scan of the driver's files costs seconds.

@@ -10,9 +10,8 @@ from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from loguru import logger
 from msgspec import Struct
-
-from nri_gpu.system.log import logger
 
 NETLINK_KOBJECT_UEVENT: Final = 15  # linux/netlink.h
 KERNEL_GROUP: Final = 1  # 2 is udev's, whose messages are about the same things and come later

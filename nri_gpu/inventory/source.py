@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
@@ -17,7 +18,6 @@ from nri_gpu.domain.node import Inventory, KernelGpu
 from nri_gpu.inventory.child import Aside, Deadlines, Limit, NvmlChild
 from nri_gpu.inventory.extras import PROC, as_host_names, find_offers, roots_of, unusual, with_minors
 from nri_gpu.inventory.kernel import PROC_DEVICES, Places, glance, host_majors, numa_nodes, unlisted_gpus
-from nri_gpu.system.log import logger
 
 
 class Source(Protocol):

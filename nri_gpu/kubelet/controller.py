@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
@@ -25,7 +26,6 @@ from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import BrokenPolicy, Policy
 from nri_gpu.policy.select import stale_fault
-from nri_gpu.system.log import logger
 from nri_gpu.system.state import Board
 from nri_gpu.system.succession import LOOK_S, Succession
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
@@ -29,7 +30,6 @@ from nri_gpu.kubelet.devices import Offers
 from nri_gpu.kubelet.service import VERSION, DevicePlugin, Watched
 from nri_gpu.policy.kinds import SOCKET_PATH_MAX
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
-from nri_gpu.system.log import logger
 
 KUBELET_SOCKET: Final = "kubelet.sock"
 REGISTER_TIMEOUT_S: Final = 15.0  # the kubelet dials us for 10 s within it

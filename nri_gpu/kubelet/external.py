@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
+from loguru import logger
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -29,7 +30,6 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.nri.convert import PREFIX
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE, named_devices
-from nri_gpu.system.log import logger
 
 SHOWN_MAX: Final = 3  # names in a sentence
 NOT_TOLD: Final = (

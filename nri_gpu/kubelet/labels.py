@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.gpu import MIG_PROFILE, Gpu, MigPart, is_compute_slice, slices
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
-from nri_gpu.system.log import logger
 from nri_gpu.system.state import Board
 from nri_gpu.system.tasks import work_when_told
 

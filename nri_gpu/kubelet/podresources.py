@@ -12,13 +12,13 @@ from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu._pb import podresources_pb2 as pb
 from nri_gpu.domain.container import Pod
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
-from nri_gpu.system.log import logger
 
 GET_TIMEOUT_S: Final = 1.0
 LIST_TIMEOUT_S: Final = 2.0

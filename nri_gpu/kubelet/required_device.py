@@ -9,12 +9,13 @@ import json
 from pathlib import Path
 from typing import Final
 
+from loguru import logger
+
 from nri_gpu.cdi.file import SpecFile, SpecFileError
 from nri_gpu.cdi.specification import VERSION
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_KIND, REQUIRED_NAME, REQUIRED_SOURCE
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import FailClosed, KubeletSettings
-from nri_gpu.system.log import logger
 
 FILE_NAME: Final = "nri-gpu-required.json"
 _MOUNT: Final = {

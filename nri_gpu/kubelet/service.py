@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
+from loguru import logger
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu._pb import pluginregistration_pb2 as watcher
 from nri_gpu.kubelet.devices import AllocationError, Device, Offers
-from nri_gpu.system.log import logger
 
 VERSION: Final = "v1beta1"
 HEALTHY: Final = "Healthy"

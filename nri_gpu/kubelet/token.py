@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from loguru import logger
+
 from nri_gpu.allocation.grant import KEY_BYTES as KEY_BYTES
 from nri_gpu.allocation.grant import signed_fields
 from nri_gpu.domain.kubelet import AllocatedDevice, KubeletAllocation
 from nri_gpu.domain.names import KUBELET_KEY
-from nri_gpu.system.log import logger
 from nri_gpu.system.storage import NotPrivateError, read_private
 
 _FIELDS: Final = ("resource", "mode", "ids", "mac")

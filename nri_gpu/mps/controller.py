@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
@@ -20,7 +21,6 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.mps import MpsFolders
 from nri_gpu.mps.folders import Place, clients, leftovers, mount_fault, noted_places, remove
 from nri_gpu.mps.gpu_controller import Around, Tender, Wish
-from nri_gpu.system.log import logger
 
 _FAULT_SHOWN_MAX: Final = 300  # characters
 MOUNT_S: Final = 5.0  # between two looks for a mount that is missing

@@ -9,12 +9,12 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Final
 
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.mps.daemon import Daemon, MpsError, Tools
 from nri_gpu.mps.folders import Place
 from nri_gpu.policy.mps import MpsSettings
-from nri_gpu.system.log import logger
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from loguru import logger
+
 from nri_gpu.allocation.grant import InvalidGrant
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.decision.decide import BrokenPolicy
@@ -11,7 +13,6 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.node import Node
 from nri_gpu.policy.model import Policy
-from nri_gpu.system.log import logger
 
 # NRI can add hooks and remove none, so nothing less helps (containerd/nri: pkg/runtime-tools/generate).
 HOOK_ADVICE: Final = (

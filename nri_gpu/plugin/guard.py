@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from loguru import logger
 from msgspec import Struct
 from msgspec.structs import asdict
 
@@ -28,7 +29,6 @@ from nri_gpu.nri.events import Event
 from nri_gpu.nri.status import status_of
 from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import BrokenPolicy, Policy
-from nri_gpu.system.log import logger
 from nri_gpu.system.storage import read_private
 from nri_gpu.ttrpc.status import Status
 
@@ -132,7 +132,7 @@ def _signature(path: Path) -> tuple[int, ...]:
 
 
 if TYPE_CHECKING:
-    from nri_gpu.system.log import Logger
+    from loguru import Logger
 
 Reply = bytes | Status
 EVENTS: Final = (Event.START_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)

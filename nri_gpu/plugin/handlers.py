@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from loguru import logger
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -42,7 +43,6 @@ from nri_gpu.plugin.recorder import Nobody, Recorder
 from nri_gpu.plugin.releasing import Handover
 from nri_gpu.plugin.replies import Replies, Reply
 from nri_gpu.policy.model import Policy, Stale
-from nri_gpu.system.log import logger
 from nri_gpu.ttrpc.status import Status
 
 # What we must hear of: each event is a round trip for every container of the node, so no more than these.

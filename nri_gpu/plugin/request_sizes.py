@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.nri.convert import Configured
 from nri_gpu.nri.events import Event
 from nri_gpu.nri.list_size import GROWTH_BYTES, WHOLE_MAX, ContainerSize, Holder, Listing, RequestSize, size_of_request
-from nri_gpu.system.log import logger
 
 SizeOf = Callable[[bytes], RequestSize]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, Protocol
 
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.decision import Code, Reason
@@ -17,7 +18,6 @@ from nri_gpu.nri.list_size import event_of, size_of_request, size_of_state_chang
 from nri_gpu.nri.session import Phase, Session, Step
 from nri_gpu.nri.status import status_of
 from nri_gpu.plugin.request_sizes import SizeOf, Sizes
-from nri_gpu.system.log import logger
 from nri_gpu.ttrpc.events import RequestReceived, ResponseSent
 from nri_gpu.ttrpc.status import Status
 

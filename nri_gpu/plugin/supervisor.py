@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
@@ -18,7 +19,6 @@ from nri_gpu.nri.list_size import Listing
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.service import EVENT_METHODS, Plugin, PluginService
 from nri_gpu.plugin.transport import CallError, Transport
-from nri_gpu.system.log import logger
 
 NRI_VERSION: Final = "0.12.2"  # the newest whose messages we know; told to the runtime from 0.12 on
 FIRST_WAIT_S: Final = (0.005, 0.05)  # after a connection that worked: at random in here, so that plugins spread

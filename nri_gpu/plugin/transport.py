@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Final
 
+from loguru import logger
+
 from nri_gpu.domain.errors import LocalProtocolError, NriGpuError, OversizeError, RemoteProtocolError
 from nri_gpu.nri.status import INTERNAL
-from nri_gpu.system.log import logger
 from nri_gpu.ttrpc.events import (
     ConnectionClosed,
     RequestReceived,

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Final
 
+from loguru import logger
+
 from nri_gpu.policy.service import GuardSettings
-from nri_gpu.system.log import logger
 
 PATIENCE_S: Final = 30.0  # beyond the grace, for a runtime whose CRI is still starting
 STOP_LIMIT_S: Final = 2 * PATIENCE_S

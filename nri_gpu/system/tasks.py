@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 
+from loguru import logger
+
 from nri_gpu.domain.errors import Exit, RestartNeededError
-from nri_gpu.system.log import logger
 
 
 async def work_when_told(told: asyncio.Event, work: Callable[[], Awaitable[bool]], *, retry_s: float) -> None:

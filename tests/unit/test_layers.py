@@ -28,7 +28,7 @@ _LAYERS: Final = layers()
 _AT: Final = _LAYERS.index([LOWEST_WITH_IO]) + 1
 ABOVE: Final = tuple(name for layer in _LAYERS[:_AT] for name in layer)
 PURE: Final = tuple(name for layer in _LAYERS[_AT:] for name in layer)
-FORBIDDEN: Final = frozenset({"asyncio", "socket", "pynvml", "nri_gpu.system.log", "ctypes", "yaml", "grpc"})
+FORBIDDEN: Final = frozenset({"asyncio", "socket", "pynvml", "loguru", "ctypes", "yaml", "grpc"})
 PROGRAM: Final = """
 import importlib, json, sys
 before = set(sys.modules)

@@ -12,36 +12,37 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from loguru import logger
 
-from nri_gpu.daemon import logs as telemetry
+import nri_gpu
+from nri_gpu.daemon import logs
 from nri_gpu.daemon.logs import FIELDS
-from nri_gpu.system.log import RECORDS, TRACE, logger
 
-PACKAGE: Final = Path(telemetry.__file__).parent
+if TYPE_CHECKING:
+    from loguru import Message
+
+PACKAGE: Final = Path(nri_gpu.__file__).parent
 
 
-class Said(logging.Handler):
+class Said:
     """Formats as the daemon does, into a text."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.text = ""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self.text += telemetry.line_of(record)
+    def take(self, message: Message) -> None:
+        self.text += logs.line_of(message.record)
 
 
 @pytest.fixture
 def said() -> Iterator[Said]:
-    sink, before, level = Said(), RECORDS.handlers[:], RECORDS.level
-    RECORDS.handlers[:] = [sink]
-    RECORDS.setLevel(TRACE)
-    yield sink
-    RECORDS.handlers[:] = before
-    RECORDS.setLevel(level)
+    found = Said()
+    handler = logger.add(found.take, level="TRACE", format=lambda _: "", catch=False)
+    yield found
+    logger.remove(handler)
 
 
 def test_a_fixed_phrase_and_fields_in_a_fixed_order(said: Said) -> None:
@@ -91,7 +92,7 @@ def _bound() -> Iterator[tuple[str, str]]:
 
 def test_every_field_our_code_binds_is_one_that_is_printed() -> None:
     bound = dict(_bound())
-    assert len(bound) > 10
+    assert len(bound) > 30
     assert {name: where for name, where in bound.items() if name not in FIELDS} == {}
 
 
@@ -115,9 +116,9 @@ def test_a_traceback_shows_no_values(said: Said) -> None:
 
 SPEAKER: Final = """
 import sys, time
-from nri_gpu.daemon import logs as telemetry
-from nri_gpu.system.log import logger
-telemetry.set_up("INFO"{options})
+from nri_gpu.daemon import logs
+from loguru import logger
+logs.set_up("INFO"{options})
 {body}
 """
 
@@ -187,7 +188,7 @@ def test_a_reader_that_is_gone() -> None:
 def test_what_asyncio_says_comes_as_a_line_of_ours() -> None:
     body = 'import logging; logging.getLogger("asyncio").warning("socket.send() raised exception")'
     _, error = speak(body, stderr=subprocess.PIPE).communicate(timeout=20)
-    assert b'WARNING asyncio has something to say fault="socket.send() raised exception"\n' in error
+    assert b'WARNING asyncio logged a message fault="socket.send() raised exception"\n' in error
     assert logging.getLogger("asyncio").handlers == []
 
 
@@ -198,10 +199,8 @@ def test_the_journal_when_stderr_is_lost(tmp_path: Path) -> None:
         journal.bind(str(address))
         journal.settimeout(20)
         body = 'logger.bind(fault="a\\nPRIORITY=0").warning("said")'
-        prepared = f"from pathlib import Path; telemetry.JOURNAL_SOCKET = Path({str(address)!r})"
-        script = SPEAKER.format(options=", journal=True", body=body).replace(
-            "telemetry.set_up", f"{prepared}; telemetry.set_up"
-        )
+        prepared = f"from pathlib import Path; logs.JOURNAL_SOCKET = Path({str(address)!r})"
+        script = SPEAKER.format(options=", journal=True", body=body).replace("logs.set_up", f"{prepared}; logs.set_up")
         process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
         assert process.communicate(timeout=20)[1] == b""
         lines = journal.recv(65536).decode().splitlines()

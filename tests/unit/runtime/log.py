@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from loguru import logger
 from msgspec import Struct
 
-from nri_gpu.system.log import LEVELS, RECORDS, TRACE
+if TYPE_CHECKING:
+    from loguru import Message
 
 
 class Line(Struct, frozen=True):
@@ -25,46 +26,35 @@ class Line(Struct, frozen=True):
         return f"{self.level} {self.text} {self.fields}"
 
 
-class Heard(logging.Handler):
-    def __init__(self, take: Callable[[Line], None]) -> None:
-        super().__init__()
-        self._take = take
-
-    def emit(self, record: logging.LogRecord) -> None:
-        raised = record.exc_info[1] if record.exc_info else None
-        self._take(Line(record.levelname, record.getMessage(), dict(record.__dict__["fields"]), raised))
-
-
 @contextmanager
 def hearing(take: Callable[[Line], None], level: str = "TRACE") -> Iterator[None]:
     """Each line is given to `take`, beside whoever else has it."""
-    handler = Heard(take)
-    handler.setLevel(LEVELS[level])
-    before = RECORDS.level
-    RECORDS.addHandler(handler)
-    RECORDS.setLevel(TRACE)
+
+    def sink(message: Message) -> None:
+        record = message.record
+        raised = record["exception"]
+        take(Line(record["level"].name, record["message"], dict(record["extra"]), raised.value if raised else None))
+
+    handler = logger.add(sink, level=level, format=lambda _: "", catch=False)
     try:
         yield
     finally:
-        RECORDS.removeHandler(handler)
-        RECORDS.setLevel(before)
+        logger.remove(handler)
 
 
 @dataclass
 class Log:
-    """Takes the place of every other handler while it is entered."""
+    """Collects every line while it is entered."""
 
     lines: list[Line] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        self._before = RECORDS.handlers[:], RECORDS.level
-        RECORDS.handlers[:] = [Heard(self.lines.append)]
-        RECORDS.setLevel(TRACE)
+        self._hearing = hearing(self.lines.append)
+        self._hearing.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        RECORDS.handlers[:], level = self._before
-        RECORDS.setLevel(level)
+    def __exit__(self, *raised: Any) -> None:  # noqa: ANN401 - as contextlib has them
+        self._hearing.__exit__(*raised)
 
     def said(self, text: str) -> list[Line]:
         """Every line of that text."""
