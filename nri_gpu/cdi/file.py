@@ -25,7 +25,7 @@ class SpecFileError(NriGpuError):
     """The specification cannot be written or removed. Says which and why."""
 
 
-class Rival(Struct, frozen=True):
+class OtherSpecification(Struct, frozen=True):
     """Another specification of the same kind. hooks: it runs programs on the host for each container."""
 
     path: Path
@@ -59,18 +59,18 @@ class SpecFile:
             raise SpecFileError(f"{self.path} cannot be removed: {error.strerror}") from error
         return True
 
-    def rivals(self, kind: str, folders: Iterable[Path]) -> tuple[Rival, ...]:
+    def rivals(self, kind: str, folders: Iterable[Path]) -> tuple[OtherSpecification, ...]:
         """Other files that describe `kind`, beside it and in `folders`."""
         distinct = {folder.resolve() for folder in (self.path.parent, *folders)}
         return tuple(rival for folder in sorted(distinct) for rival in self._rivals_in(folder, kind))
 
-    def _rivals_in(self, folder: Path, kind: str) -> Iterator[Rival]:
+    def _rivals_in(self, folder: Path, kind: str) -> Iterator[OtherSpecification]:
         ours = self.path.parent.resolve() / self.path.name
         for path in sorted(path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}")):
             with contextlib.suppress(OSError):  # what we cannot read, we cannot judge
                 text = "" if path == ours else _read(path)
                 if _describes(text, kind):
-                    yield Rival(path, hooks="hookName" in text)
+                    yield OtherSpecification(path, hooks="hookName" in text)
 
     def _text(self) -> str:
         return _read(self.path)

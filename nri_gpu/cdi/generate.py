@@ -29,7 +29,7 @@ class NotReadyError(NriGpuError):
     """Nothing true can be written about this node. Says why."""
 
 
-class Wish(Struct, frozen=True):
+class SpecificationOptions(Struct, frozen=True):
     """What is asked for.
 
     capabilities: closed. topology: the file of a simulated node. refresh_s: between two looks of `--watch`.
@@ -44,7 +44,7 @@ class Wish(Struct, frozen=True):
     refresh_s: float
 
 
-def specification_text(inventory: Inventory, wish: Wish) -> str:
+def specification_text(inventory: Inventory, wish: SpecificationOptions) -> str:
     """The specification as a file holds it; the driver's files are staged then. Raises: NotReadyError."""
     if inventory.fault:
         raise NotReadyError(inventory.fault)
@@ -63,7 +63,7 @@ def specification_text(inventory: Inventory, wish: Wish) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def _staged(inventory: Inventory, wish: Wish) -> DriverTree | None:
+def _staged(inventory: Inventory, wish: SpecificationOptions) -> DriverTree | None:
     try:
         found = scan(wish.driver_root, library_dirs=wish.library_dirs)
         if inventory.driver_version not in ("", found.version) and not inventory.simulated:
@@ -98,7 +98,7 @@ def booted_at() -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def remove_old(wish: Wish, file: SpecFile, inventory: Inventory) -> tuple[str, ...]:
+def remove_old(wish: SpecificationOptions, file: SpecFile, inventory: Inventory) -> tuple[str, ...]:
     """Remove them, once `file` is written. Returns their names; none on a simulated node, which has no kernel module.
 
     Raises: DriverError: a folder cannot be removed, or a specification that may name one not read.

@@ -9,7 +9,7 @@ import signal
 from loguru import logger
 
 from nri_gpu.cdi.file import SpecFile, SpecFileError
-from nri_gpu.cdi.generate import NotReadyError, Wish, remove_old, rivalry, specification_text
+from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, remove_old, rivalry, specification_text
 from nri_gpu.cdi.specification import KIND
 from nri_gpu.domain.errors import DriverError, Exit
 from nri_gpu.inventory.controller import InventoryCache
@@ -17,10 +17,10 @@ from nri_gpu.simulation.source import source_of
 from nri_gpu.system.tasks import exit_code
 
 
-class Watch:
+class SpecificationWatch:
     """Keeps the file true until told to stop; then it stays, for containers go on being started."""
 
-    def __init__(self, wish: Wish, file: SpecFile) -> None:
+    def __init__(self, wish: SpecificationOptions, file: SpecFile) -> None:
         self._wish = wish
         self._file = file
         self._cache = InventoryCache(

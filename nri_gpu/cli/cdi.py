@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.cdi.file import SUFFIXES, SpecFile, SpecFileError
-from nri_gpu.cdi.generate import NotReadyError, Wish, remove_old, rivalry, specification_text
+from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, remove_old, rivalry, specification_text
 from nri_gpu.cdi.specification import KIND
-from nri_gpu.cdi.watch import Watch
+from nri_gpu.cdi.watch import SpecificationWatch
 from nri_gpu.cli.gpus import look
 from nri_gpu.daemon import logs
 from nri_gpu.daemon.policy_file import load_policy
@@ -43,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
         return Exit.USAGE
     if args.watch and file:
         logs.set_up(args.log_level)
-        return asyncio.run(Watch(wish, file).run())
+        return asyncio.run(SpecificationWatch(wish, file).run())
     return _once(wish, file)
 
 
-def _once(wish: Wish, file: SpecFile | None) -> Exit:
+def _once(wish: SpecificationOptions, file: SpecFile | None) -> Exit:
     try:
         if file is None:
             print(specification_text(_look_now(wish), wish), end="")
@@ -65,12 +65,12 @@ def _once(wish: Wish, file: SpecFile | None) -> Exit:
     return Exit.OK
 
 
-def _look_now(wish: Wish) -> Inventory:
+def _look_now(wish: SpecificationOptions) -> Inventory:
     """Raises: InventoryError."""
     return asyncio.run(look(wish.topology, str(wish.driver_root), wish.library_dirs))
 
 
-def _tidied(wish: Wish, file: SpecFile, inventory: Inventory) -> Iterator[str]:
+def _tidied(wish: SpecificationOptions, file: SpecFile, inventory: Inventory) -> Iterator[str]:
     try:
         if removed := remove_old(wish, file, inventory):
             yield f"files of old drivers are removed from {wish.stage_dir}: {', '.join(removed)}"
@@ -78,7 +78,7 @@ def _tidied(wish: Wish, file: SpecFile, inventory: Inventory) -> Iterator[str]:
         yield str(error)
 
 
-def _settle(wish: Wish, file: SpecFile) -> Inventory:
+def _settle(wish: SpecificationOptions, file: SpecFile) -> Inventory:
     """Write until a look finds nothing new: systemd drops what its path unit sees while the service still runs.
 
     Returns the last look. Raises: InventoryError, NotReadyError, SpecFileError.
@@ -100,11 +100,11 @@ def _withdraw(file: SpecFile | None) -> None:
         print(f"nri-gpu: {error}", file=sys.stderr)
 
 
-def _wish(args: argparse.Namespace) -> Wish:
+def _wish(args: argparse.Namespace) -> SpecificationOptions:
     """Raises: PolicyError, WishError."""
     overrides = {"driver.root": args.driver_root} if args.driver_root else {}
     policy = load_policy(Path(args.policy) if args.policy else None, overrides)
-    return Wish(
+    return SpecificationOptions(
         driver_root=Path(policy.driver.root),
         library_dirs=policy.driver.library_dirs,
         stage_dir=Path(args.stage_dir or DEFAULT_STAGE).absolute(),

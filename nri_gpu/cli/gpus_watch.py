@@ -100,7 +100,7 @@ class Printer:
         return json.dumps(gpus_json(inventory) | {"at_s": self._clock(), "changes": list(happened)})
 
 
-class Daemon:
+class DaemonClient:
     """Whoever answers at a control socket, if anybody does."""
 
     def __init__(self, socket: Path | None) -> None:
@@ -139,7 +139,7 @@ class Daemon:
             await asyncio.sleep(SEEK_S)
 
 
-async def follow(daemon: Daemon, printer: Printer, *, pause_s: float = ASK_S) -> bool:
+async def follow(daemon: DaemonClient, printer: Printer, *, pause_s: float = ASK_S) -> bool:
     """Until it answers no more. Returns whether it did at all."""
     said, inventory = await daemon.transitions(), await daemon.inventory()
     if said is None or inventory is None:
@@ -163,7 +163,7 @@ async def follow(daemon: Daemon, printer: Printer, *, pause_s: float = ASK_S) ->
     return True
 
 
-async def look(source: TopologySource | NvmlSource, daemon: Daemon, printer: Printer, *, simulated: bool) -> None:
+async def look(source: TopologySource | NvmlSource, daemon: DaemonClient, printer: Printer, *, simulated: bool) -> None:
     """Ask the node itself, until there is a daemon to follow."""
     cache = InventoryCache(source, printer.publish, printer.fault, looked=printer.answered)
     seeing = node_watch(source.glance, cache.poke, simulated=simulated)
@@ -187,7 +187,7 @@ async def watch(
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    working = asyncio.create_task(_watch(source, Daemon(socket), _printer(as_json=as_json), simulated=simulated))
+    working = asyncio.create_task(_watch(source, DaemonClient(socket), _printer(as_json=as_json), simulated=simulated))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
     broken = working.done() and isinstance(working.exception(), BrokenPipeError)
@@ -201,7 +201,7 @@ async def watch(
 
 
 async def _watch(
-    source: Callable[[], TopologySource | NvmlSource], daemon: Daemon, printer: Printer, *, simulated: bool
+    source: Callable[[], TopologySource | NvmlSource], daemon: DaemonClient, printer: Printer, *, simulated: bool
 ) -> None:
     while True:
         if await follow(daemon, printer):

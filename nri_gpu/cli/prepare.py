@@ -11,13 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from nri_gpu.domain.errors import Exit
-from nri_gpu.host.facts import Action, Facts, Finding, FixNode, LoadModule, MakeLink, MakeNode, Node, Places
+from nri_gpu.host.facts import (
+    Action,
+    CharDevice,
+    Finding,
+    FixNode,
+    HostFacts,
+    HostPaths,
+    LoadModule,
+    MakeLink,
+    MakeNode,
+)
 from nri_gpu.host.look import look
 from nri_gpu.host.plan import make_plan
 from nri_gpu.host.prepare import actor, prepare
 from nri_gpu.inventory.kernel import read_majors
 
-PLACES = Places()
+PLACES = HostPaths()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(
     args: argparse.Namespace,
-    facts: Facts,
+    facts: HostFacts,
     actions: Sequence[Action],
     findings: Sequence[Finding],
     *,
@@ -54,7 +64,7 @@ def _print(
 
 
 def to_text(
-    facts: Facts, actions: Sequence[Action], findings: Sequence[Finding], *, dry_run: bool, more: bool = False
+    facts: HostFacts, actions: Sequence[Action], findings: Sequence[Finding], *, dry_run: bool, more: bool = False
 ) -> str:
     """A line for each action and each finding."""
     lines = [f"{'would ' if dry_run else ''}{action}" for action in actions]
@@ -66,7 +76,7 @@ def to_text(
 
 
 def to_json(
-    facts: Facts, actions: Sequence[Action], findings: Sequence[Finding], *, dry_run: bool, more: bool = False
+    facts: HostFacts, actions: Sequence[Action], findings: Sequence[Finding], *, dry_run: bool, more: bool = False
 ) -> dict[str, Any]:
     """Schema `nri-gpu/prepare/v1`. actions: done, or with dry_run to do."""
     return {
@@ -96,6 +106,6 @@ def _action_json(action: Action) -> dict[str, Any]:
             return {"action": "make-link", "path": f"/dev/{path}", "target": target, "replaces": replaced}
 
 
-def _node_json(node: Node) -> dict[str, Any]:
+def _node_json(node: CharDevice) -> dict[str, Any]:
     mode = f"{node.mode:04o}"
     return {"major": node.major, "minor": node.minor, "mode": mode, "uid": node.uid, "gid": node.gid}

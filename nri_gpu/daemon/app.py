@@ -29,12 +29,12 @@ from nri_gpu.driver.profiles import ProfileKeeper
 from nri_gpu.health.controller import HealthKeeper, HealthPlace, Needs
 from nri_gpu.inventory.controller import Followers, InventoryCache, InventoryKeeper
 from nri_gpu.inventory.node_watch import node_watch
-from nri_gpu.kubelet.controller import KubeletKeeper
-from nri_gpu.kubelet.labels import LabelKeeper
-from nri_gpu.mps.controller import MpsKeeper
-from nri_gpu.mps.daemon import Tools
+from nri_gpu.kubelet.controller import KubeletController
+from nri_gpu.kubelet.labels import LabelController
+from nri_gpu.mps.controller import MpsController
+from nri_gpu.mps.daemon import MpsTools
 from nri_gpu.mps.folders import user_of
-from nri_gpu.mps.gpu_controller import Around as AroundMps
+from nri_gpu.mps.gpu_controller import MpsDependencies
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.handlers import REQUEST_TIMEOUT_S, Outside, Plugin
 from nri_gpu.plugin.releasing import Rechecks
@@ -90,10 +90,10 @@ class Daemon:
         self._notifier = Notifier()
         looking_for = "the driver's files are being looked for; try again in a moment"
         self._board = Board(STARTING, looking_for)
-        self._mps = MpsKeeper(
+        self._mps = MpsController(
             state.path.absolute(),
             lambda: self._plugin.ledger if self._synchronized else None,
-            AroundMps(lambda: Tools.of(self._board.snapshot().driver), self._mps_settings),
+            MpsDependencies(lambda: MpsTools.of(self._board.snapshot().driver), self._mps_settings),
             self._board.put_mps,
         )
         self._inventory = InventoryKeeper(
@@ -153,7 +153,7 @@ class Daemon:
             key,
         )
         self._recall(state.path / LEDGER)
-        self._kubelet = KubeletKeeper(self._board, self._plugin, self._fixed.kubelet, self._succession)
+        self._kubelet = KubeletController(self._board, self._plugin, self._fixed.kubelet, self._succession)
         self._board.changed = self._snapshot_changed
         self._sizes = Sizes(lambda: self._settings().plugin.request_bytes, self._later)
         self._supervisor = Supervisor(
@@ -178,7 +178,7 @@ class Daemon:
         self._one_reload = asyncio.Lock()
         self._synchronized = False
         self._profiles = ProfileKeeper(Path(self._fixed.stage_dir), self._board)
-        self._labels = LabelKeeper(self._board, self._labels_file, self._fixed.kubelet)
+        self._labels = LabelController(self._board, self._labels_file, self._fixed.kubelet)
         self._policy_watch: PolicyWatch | None = None
         self._driver = DriverKeeper(
             DriverPlace(

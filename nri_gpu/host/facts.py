@@ -22,7 +22,7 @@ class HostError(NriGpuError):
     """The host says something that cannot be understood, or would not let itself be changed. Says what."""
 
 
-class Module(StrEnum):
+class KernelModule(StrEnum):
     """The kernel modules that may be loaded, in the order in which they build on one another."""
 
     NVIDIA = "nvidia"
@@ -30,7 +30,7 @@ class Module(StrEnum):
     MODESET = "nvidia-modeset"
 
 
-class Places(Struct, frozen=True):
+class HostPaths(Struct, frozen=True):
     """Where the host's trees are. Tests put others here."""
 
     dev: Path = Path("/dev")
@@ -38,7 +38,7 @@ class Places(Struct, frozen=True):
     sys: Path = Path("/sys")
 
 
-class Node(Struct, frozen=True):
+class CharDevice(Struct, frozen=True):
     """A character device's node, there or wanted. mode: permission bits only."""
 
     major: int
@@ -56,7 +56,7 @@ class Node(Struct, frozen=True):
         return f"char {self.major}:{self.minor}, mode {self.mode:04o}, owner {self.uid}:{self.gid}"
 
 
-class Link(Struct, frozen=True):
+class Symlink(Struct, frozen=True):
     """A symbolic link. target: as it is written in it; nobody followed it."""
 
     target: str
@@ -65,14 +65,14 @@ class Link(Struct, frozen=True):
         return f"a symbolic link to {self.target}"
 
 
-class Folder(Struct, frozen=True):
+class Directory(Struct, frozen=True):
     """A real directory."""
 
     def __str__(self) -> str:
         return "a directory"
 
 
-class Other(Struct, frozen=True):
+class OtherFile(Struct, frozen=True):
     """Anything else. kind: `a regular file`, `a block device`, and so on."""
 
     kind: str
@@ -81,7 +81,7 @@ class Other(Struct, frozen=True):
         return self.kind
 
 
-Entry = Node | Link | Folder | Other
+DevEntry = CharDevice | Symlink | Directory | OtherFile
 
 
 class Finding(Struct, frozen=True):
@@ -94,7 +94,7 @@ class Finding(Struct, frozen=True):
         return f"{self.path}: {self.reason}"
 
 
-class Facts(Struct, frozen=True, kw_only=True):
+class HostFacts(Struct, frozen=True, kw_only=True):
     """One look at the host. Texts are the kernel's own, not yet understood; empty where there is no such file.
 
     devices: PCI addresses of NVIDIA's display devices. modules: those loaded. params: /proc/driver/nvidia/params.
@@ -104,13 +104,13 @@ class Facts(Struct, frozen=True, kw_only=True):
     """
 
     devices: tuple[str, ...] = ()
-    modules: frozenset[Module] = frozenset()
+    modules: frozenset[KernelModule] = frozenset()
     majors: Majors = field(default_factory=Majors)
     params: str = ""
     gpus: Mapping[str, str] = field(default_factory=dict)
     capabilities: Mapping[str, str] = field(default_factory=dict)
     mig_minors: str = ""
-    entries: Mapping[DevPath, Entry] = field(default_factory=dict)
+    entries: Mapping[DevPath, DevEntry] = field(default_factory=dict)
     unreadable: tuple[Finding, ...] = ()
 
 
@@ -118,7 +118,7 @@ class LoadModule(Struct, frozen=True):
     """Have the kernel load a module, by the program that it would use itself."""
 
     UNDONE: ClassVar[str] = "not loaded"
-    module: Module
+    module: KernelModule
 
     @property
     def subject(self) -> str:
@@ -134,8 +134,8 @@ class MakeNode(Struct, frozen=True):
 
     UNDONE: ClassVar[str] = "not made"
     path: DevPath
-    node: Node
-    replaces: Node | None = None
+    node: CharDevice
+    replaces: CharDevice | None = None
 
     @property
     def subject(self) -> str:
@@ -152,8 +152,8 @@ class FixNode(Struct, frozen=True):
 
     UNDONE: ClassVar[str] = "not changed"
     path: DevPath
-    node: Node
-    was: Node
+    node: CharDevice
+    was: CharDevice
 
     @property
     def subject(self) -> str:

@@ -15,17 +15,17 @@ from nri_gpu.domain.node import Majors
 from nri_gpu.host.facts import (
     CAPS,
     CHAR,
+    CharDevice,
+    DevEntry,
     DevPath,
-    Entry,
-    Facts,
+    Directory,
     Finding,
-    Folder,
     HostError,
-    Link,
-    Module,
-    Node,
-    Other,
-    Places,
+    HostFacts,
+    HostPaths,
+    KernelModule,
+    OtherFile,
+    Symlink,
 )
 from nri_gpu.host.modules import is_loaded
 
@@ -49,7 +49,7 @@ class Ownership(Struct, frozen=True):
     modify: bool = True
 
 
-class Capability(Struct, frozen=True):
+class MigCapability(Struct, frozen=True):
     """One MIG instance's right, which is a node that may be open()ed."""
 
     minor: int
@@ -69,10 +69,10 @@ def gpu_minor(information: str) -> int | None:
     return _bounded(fields, "Device Minor", MAX_GPU_MINOR)
 
 
-def capability(text: str) -> Capability:
+def capability(text: str) -> MigCapability:
     """Of a capability's own file. Raises: HostError."""
     fields = _fields(text)
-    return Capability(_bounded(fields, "DeviceFileMinor", MAX_CAP_MINOR), _ownership(fields, "DeviceFileModify"))
+    return MigCapability(_bounded(fields, "DeviceFileMinor", MAX_CAP_MINOR), _ownership(fields, "DeviceFileModify"))
 
 
 def table_name(name: str) -> str:
@@ -147,16 +147,16 @@ _TEXT_MAX: Final = 1 << 20  # bytes; the longest of these files is mig-minors, s
 _KINDS: Final = ((stat.S_ISREG, "a regular file"), (stat.S_ISBLK, "a block device"), (stat.S_ISFIFO, "a pipe"))
 
 
-def look(places: Places, read_majors: Callable[[str], Majors]) -> Facts:
+def look(places: HostPaths, read_majors: Callable[[str], Majors]) -> HostFacts:
     """Look once.
 
     read_majors: understands /proc/devices. It is another room's.
     """
     reader = _Reader(places)
     driver = places.proc / "driver" / "nvidia"
-    return Facts(
+    return HostFacts(
         devices=tuple(reader.devices()),
-        modules=frozenset(module for module in Module if is_loaded(places.sys, module)),
+        modules=frozenset(module for module in KernelModule if is_loaded(places.sys, module)),
         majors=read_majors(reader.text(places.proc / "devices")),
         params=reader.text(driver / "params"),
         gpus=reader.gpus(driver / "gpus"),
@@ -170,7 +170,7 @@ def look(places: Places, read_majors: Callable[[str], Majors]) -> Facts:
 class _Reader(Struct):
     """Remembers what it could not read; what is not there is simply empty."""
 
-    places: Places
+    places: HostPaths
     unreadable: list[Finding] = field(default_factory=list)
 
     def text(self, path: Path) -> str:
@@ -211,35 +211,35 @@ class _Reader(Struct):
         texts = {name: self.text(folder / name) for name in names if CAPABILITY.fullmatch(name)}
         return {name: text for name, text in texts.items() if text}
 
-    def entries(self) -> Iterator[tuple[DevPath, Entry]]:
+    def entries(self) -> Iterator[tuple[DevPath, DevEntry]]:
         """What is below /dev that is ours to know of: nvidia*, and the links by number."""
         yield from self._entries("", lambda name: name.startswith("nvidia") or name == CHAR)
         for folder, matches in ((CAPS, lambda name: True), (CHAR, _NUMBER.fullmatch)):
-            if isinstance(self._entry(self.places.dev / folder), Folder):
+            if isinstance(self._entry(self.places.dev / folder), Directory):
                 yield from self._entries(f"{folder}/", matches)
 
-    def _entries(self, prefix: str, matches: Callable[[str], object]) -> Iterator[tuple[DevPath, Entry]]:
+    def _entries(self, prefix: str, matches: Callable[[str], object]) -> Iterator[tuple[DevPath, DevEntry]]:
         folder = self.places.dev / prefix
         for name in filter(matches, self.names(folder)):
             entry = self._entry(folder / name)
             if entry is not None:
                 yield DevPath(f"{prefix}{name}"), entry
 
-    def _entry(self, path: Path) -> Entry | None:
+    def _entry(self, path: Path) -> DevEntry | None:
         try:
             status = path.lstat()
             if stat.S_ISLNK(status.st_mode):
-                return Link(os.fspath(path.readlink()))
+                return Symlink(os.fspath(path.readlink()))
         except FileNotFoundError:
             return None
         except OSError as error:
             self._cannot(path, error)
             return None
         if stat.S_ISDIR(status.st_mode):
-            return Folder()
+            return Directory()
         if stat.S_ISCHR(status.st_mode):
             return node_of(status)
-        return Other(next((kind for test, kind in _KINDS if test(status.st_mode)), "no device node"))
+        return OtherFile(next((kind for test, kind in _KINDS if test(status.st_mode)), "no device node"))
 
     def _cannot(self, path: Path, error: OSError) -> None:
         self.unreadable.append(Finding(self._shown(path), f"cannot be read: {error.strerror}"))
@@ -253,7 +253,7 @@ class _Reader(Struct):
         return str(path)
 
 
-def node_of(status: os.stat_result) -> Node:
+def node_of(status: os.stat_result) -> CharDevice:
     """A character device's status in our words."""
     number = status.st_rdev  # majors and minors have more than 8 bits each
-    return Node(os.major(number), os.minor(number), stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+    return CharDevice(os.major(number), os.minor(number), stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)

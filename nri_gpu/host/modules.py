@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.host.facts import HostError, Module, Places
+from nri_gpu.host.facts import HostError, HostPaths, KernelModule
 
 # Eight GPUs with their firmware, NVSwitches beside them, on a cold disk, take some 20 s.
 LOAD_TIMEOUT_S: Final = 60.0
@@ -16,7 +16,7 @@ _KILL_TIMEOUT_S: Final = 2.0
 _WORDS_MAX: Final = 300  # characters of the program's own words that a sentence of ours quotes
 
 
-def is_loaded(sys: Path, module: Module) -> bool:
+def is_loaded(sys: Path, module: KernelModule) -> bool:
     """Whether the module is in the kernel and has finished starting; file names have `-`, the kernel has `_`."""
     state = sys / "module" / module.replace("-", "_") / "initstate"
     try:
@@ -25,7 +25,7 @@ def is_loaded(sys: Path, module: Module) -> bool:
         return False
 
 
-def load_module(module: Module, places: Places, driver_root: Path, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+def load_module(module: KernelModule, places: HostPaths, driver_root: Path, timeout_s: float = LOAD_TIMEOUT_S) -> None:
     """Load a module. Raises: HostError: not loaded; with the program's own words.
 
     driver_root: modules are looked for in its lib/modules; the program is the host's own all the same, so that nothing

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from nri_gpu.host.facts import DevPath, FixNode, HostError, MakeLink, MakeNode, Node
+from nri_gpu.host.facts import CharDevice, DevPath, FixNode, HostError, MakeLink, MakeNode
 from nri_gpu.host.look import node_of
 
 FOLDER_MODE: Final = 0o755
@@ -99,13 +99,13 @@ def fix_node(dev: Path, action: FixNode) -> None:
         _own(folder, name, action.node)
 
 
-def _own(folder: int, name: str, node: Node) -> None:
+def _own(folder: int, name: str, node: CharDevice) -> None:
     with _held(folder, name, node.number) as descriptor:
         os.chown(handle(descriptor), node.uid, node.gid)
         os.chmod(handle(descriptor), node.mode)  # noqa: PTH101 - of a descriptor
 
 
-def _remove(folder: int, name: str, was: Node) -> None:
+def _remove(folder: int, name: str, was: CharDevice) -> None:
     with _held(folder, name, was.number):
         os.unlink(name, dir_fd=folder)
 

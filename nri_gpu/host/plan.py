@@ -12,19 +12,19 @@ from nri_gpu.host.facts import (
     CAPS,
     CHAR,
     Action,
+    CharDevice,
+    DevEntry,
     DevPath,
-    Entry,
-    Facts,
+    Directory,
     Finding,
     FixNode,
-    Folder,
     HostError,
-    Link,
+    HostFacts,
+    KernelModule,
     LoadModule,
     MakeLink,
     MakeNode,
-    Module,
-    Node,
+    Symlink,
 )
 from nri_gpu.host.look import Ownership, capability, gpu_minor, minors_table, params_ownership, table_name
 
@@ -37,15 +37,15 @@ _MODESET_MINOR: Final = 254
 _CONTROL_MINOR: Final = 255
 
 
-class Wanted(Struct, frozen=True):
+class WantedNode(Struct, frozen=True):
     """One node that should be there. hands_off: who keeps it, where that is not us; empty where we may."""
 
     path: DevPath
-    node: Node
+    node: CharDevice
     hands_off: str = ""
 
 
-def wanted_nodes(facts: Facts, graphics: bool) -> Iterator[Wanted | Finding]:
+def wanted_nodes(facts: HostFacts, graphics: bool) -> Iterator[WantedNode | Finding]:
     """The nodes that modules loaded now serve, and what stands in the way of knowing them.
 
     Where `params` cannot be understood, or could not be read, no node is wanted at all: it may say to keep off.
@@ -58,31 +58,31 @@ def wanted_nodes(facts: Facts, graphics: bool) -> Iterator[Wanted | Finding]:
         yield Finding(PARAMS, f"{error}; until then no device node is made or changed")
         return
     kept = "" if ownership.modify else f"{PARAMS} has ModifyDeviceFiles: 0, so the administrator makes device nodes"
-    if Module.NVIDIA in facts.modules:
+    if KernelModule.NVIDIA in facts.modules:
         yield from _of_nvidia(facts, ownership, kept, graphics)
-    if Module.UVM in facts.modules:
+    if KernelModule.UVM in facts.modules:
         yield from _of_uvm(facts, kept)
     if facts.capabilities:
         yield from _of_mig(facts, kept)
 
 
-def _of_nvidia(facts: Facts, ownership: Ownership, kept: str, graphics: bool) -> Iterator[Wanted | Finding]:
+def _of_nvidia(facts: HostFacts, ownership: Ownership, kept: str, graphics: bool) -> Iterator[WantedNode | Finding]:
     major = facts.majors.nvidia
     if major is None:
         yield _unlisted("nvidia")
         return
 
-    def node(minor: int) -> Node:
-        return Node(major, minor, ownership.mode, ownership.uid, ownership.gid)
+    def node(minor: int) -> CharDevice:
+        return CharDevice(major, minor, ownership.mode, ownership.uid, ownership.gid)
 
-    yield Wanted(DevPath("nvidiactl"), node(_CONTROL_MINOR), kept)
+    yield WantedNode(DevPath("nvidiactl"), node(_CONTROL_MINOR), kept)
     for each in _gpu_minors(facts):
-        yield each if isinstance(each, Finding) else Wanted(DevPath(f"nvidia{each}"), node(each), kept)
-    if graphics and Module.MODESET in facts.modules:
-        yield Wanted(DevPath("nvidia-modeset"), node(_MODESET_MINOR), kept)
+        yield each if isinstance(each, Finding) else WantedNode(DevPath(f"nvidia{each}"), node(each), kept)
+    if graphics and KernelModule.MODESET in facts.modules:
+        yield WantedNode(DevPath("nvidia-modeset"), node(_MODESET_MINOR), kept)
 
 
-def _gpu_minors(facts: Facts) -> Iterator[int | Finding]:
+def _gpu_minors(facts: HostFacts) -> Iterator[int | Finding]:
     seen: dict[int, str] = {}
     for address, information in sorted(facts.gpus.items()):
         path = f"{GPUS}/{address}/information"
@@ -102,17 +102,17 @@ def _gpu_minors(facts: Facts) -> Iterator[int | Finding]:
         yield Finding(GPUS, f"the driver is loaded and serves none of {', '.join(facts.devices)}: see the kernel's log")
 
 
-def _of_uvm(facts: Facts, kept: str) -> Iterator[Wanted | Finding]:
+def _of_uvm(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
     """Its module has no parameters for owner or mode; everybody's, as everybody who computes needs it."""
     major = facts.majors.nvidia_uvm
     if major is None:
         yield _unlisted("nvidia-uvm")
         return
     for minor, name in enumerate(("nvidia-uvm", "nvidia-uvm-tools")):
-        yield Wanted(DevPath(name), Node(major, minor, 0o666, 0, 0), kept)
+        yield WantedNode(DevPath(name), CharDevice(major, minor, 0o666, 0, 0), kept)
 
 
-def _of_mig(facts: Facts, kept: str) -> Iterator[Wanted | Finding]:
+def _of_mig(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
     """Only instances: the rights to configure and to monitor are for root's own tools, which make their nodes."""
     major = facts.majors.nvidia_caps
     if major is None:
@@ -135,18 +135,18 @@ def _of_mig(facts: Facts, kept: str) -> Iterator[Wanted | Finding]:
         seen[found.minor] = name
         own = found.ownership
         off = kept or ("" if own.modify else f"{path} has DeviceFileModify: 0, so the administrator makes the node")
-        node = Node(major, found.minor, own.mode, own.uid, own.gid)
-        yield Wanted(DevPath(f"{CAPS}/nvidia-cap{found.minor}"), node, off)
+        node = CharDevice(major, found.minor, own.mode, own.uid, own.gid)
+        yield WantedNode(DevPath(f"{CAPS}/nvidia-cap{found.minor}"), node, off)
 
 
 def _unlisted(name: str) -> Finding:
     return Finding("/proc/devices", f"{name} is in use and has no major here: reload the driver")
 
 
-_ALWAYS: Final = (Module.NVIDIA, Module.UVM)
+_ALWAYS: Final = (KernelModule.NVIDIA, KernelModule.UVM)
 
 
-class Plan(Struct, frozen=True):
+class HostPlan(Struct, frozen=True):
     """Actions in the order in which to perform them. findings: what no action of ours mends."""
 
     actions: tuple[Action, ...] = ()
@@ -158,40 +158,40 @@ class Plan(Struct, frozen=True):
         return any(isinstance(action, LoadModule) for action in self.actions)
 
 
-def make_plan(facts: Facts, *, graphics: bool = False) -> Plan:
+def make_plan(facts: HostFacts, *, graphics: bool = False) -> HostPlan:
     """Modules first, then nodes, each with its link. Nothing at all on a machine without an NVIDIA device.
 
     graphics: for containers that draw, so with nvidia-modeset.
     """
     if not facts.devices:
-        return Plan((), facts.unreadable)
+        return HostPlan((), facts.unreadable)
     steps: list[Action | Finding] = [*facts.unreadable, *_modules(facts, graphics)]
     for each in wanted_nodes(facts, graphics):
         steps += [each] if isinstance(each, Finding) else _one(each, facts.entries)
-    return Plan(
+    return HostPlan(
         tuple(step for step in steps if not isinstance(step, Finding)),
         tuple(dict.fromkeys(step for step in steps if isinstance(step, Finding))),
     )
 
 
-def _modules(facts: Facts, graphics: bool) -> Iterator[LoadModule]:
-    needed = (*_ALWAYS, Module.MODESET) if graphics else _ALWAYS
+def _modules(facts: HostFacts, graphics: bool) -> Iterator[LoadModule]:
+    needed = (*_ALWAYS, KernelModule.MODESET) if graphics else _ALWAYS
     return (LoadModule(module) for module in needed if module not in facts.modules)
 
 
-def _one(wanted: Wanted, entries: Mapping[DevPath, Entry]) -> list[Action | Finding]:
+def _one(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> list[Action | Finding]:
     """A node and then its link; no link to a node that is not as it should be and does not get so."""
     step = _node(wanted, entries)
     link = None if isinstance(step, Finding) else _link(wanted, entries)
     return [each for each in (step, link) if each is not None]
 
 
-def _node(wanted: Wanted, entries: Mapping[DevPath, Entry]) -> Action | Finding | None:
+def _node(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> Action | Finding | None:
     blocked = _blocked(DevPath(str(PurePosixPath(wanted.path).parent)), entries)
     if blocked:
         return blocked
     there = entries.get(wanted.path)
-    if there is not None and not isinstance(there, Node):
+    if there is not None and not isinstance(there, CharDevice):
         return Finding(f"/dev/{wanted.path}", f"is {there}, where {wanted.node} belongs: remove it")
     if there is None or there.number != wanted.node.number:
         if wanted.hands_off:
@@ -201,7 +201,7 @@ def _node(wanted: Wanted, entries: Mapping[DevPath, Entry]) -> Action | Finding 
     return None if there == wanted.node or wanted.hands_off else FixNode(wanted.path, wanted.node, there)
 
 
-def _link(wanted: Wanted, entries: Mapping[DevPath, Entry]) -> Action | Finding | None:
+def _link(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> Action | Finding | None:
     """/dev/char/MAJOR:MINOR. udev makes it for devices that sysfs knows, and NVIDIA's are not among them.
 
     runc 1.1.3 to 1.1.6 ask for it, and so does systemd before 240 (opencontainers/runc issues 3708 and 3567): without
@@ -213,21 +213,21 @@ def _link(wanted: Wanted, entries: Mapping[DevPath, Entry]) -> Action | Finding 
     path = DevPath(f"{CHAR}/{wanted.node.major}:{wanted.node.minor}")
     target = f"../{wanted.path}"
     there = entries.get(path)
-    if there is not None and not isinstance(there, Link):
+    if there is not None and not isinstance(there, Symlink):
         return Finding(f"/dev/{path}", f"is {there}, where a link to {target} belongs: remove it")
     if there is not None and there.target in (target, f"/dev/{wanted.path}"):  # nvidia-ctk writes the second
         return None
     return MakeLink(path, target, there.target if there else None)
 
 
-def _blocked(folder: DevPath, entries: Mapping[DevPath, Entry]) -> Finding | None:
+def _blocked(folder: DevPath, entries: Mapping[DevPath, DevEntry]) -> Finding | None:
     there = entries.get(folder)
-    if str(folder) == "." or there is None or isinstance(there, Folder):
+    if str(folder) == "." or there is None or isinstance(there, Directory):
         return None
     return Finding(f"/dev/{folder}", f"is {there}, where a directory belongs: remove it")
 
 
-def _missing(wanted: Wanted, there: Node | None) -> str:
+def _missing(wanted: WantedNode, there: CharDevice | None) -> str:
     """What the administrator has to do by hand, ready to be typed."""
     state = f"is {there}" if there else "is missing"
     node, path = wanted.node, f"/dev/{wanted.path}"

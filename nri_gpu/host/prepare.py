@@ -10,19 +10,19 @@ from msgspec import Struct
 
 from nri_gpu.host.facts import (
     Action,
-    Facts,
     Finding,
     FixNode,
     HostError,
+    HostFacts,
+    HostPaths,
+    KernelModule,
     LoadModule,
     MakeLink,
     MakeNode,
-    Module,
-    Places,
 )
 from nri_gpu.host.modules import load_module
 from nri_gpu.host.nodes import fix_node, make_link, make_node
-from nri_gpu.host.plan import Plan, make_plan
+from nri_gpu.host.plan import HostPlan, make_plan
 
 # Modules, then what they serve, then a look that finds all done; one more for somebody who makes nodes beside us.
 _ROUNDS: Final = 4
@@ -30,15 +30,15 @@ _ROUNDS: Final = 4
 Act = Callable[[Action], None]
 
 
-class Report(Struct, frozen=True):
+class PrepareReport(Struct, frozen=True):
     """What was done, in order, and what is left for people. facts: of the last look."""
 
-    facts: Facts
+    facts: HostFacts
     done: tuple[Action, ...] = ()
     findings: tuple[Finding, ...] = ()
 
 
-def prepare(look: Callable[[], Facts], act: Act, *, graphics: bool = False) -> Report:
+def prepare(look: Callable[[], HostFacts], act: Act, *, graphics: bool = False) -> PrepareReport:
     """Do all that can be done. What failed is not tried again, and is a finding.
 
     act: performs one action. Raises: HostError, OSError: it failed.
@@ -57,10 +57,10 @@ def prepare(look: Callable[[], Facts], act: Act, *, graphics: bool = False) -> R
             else:
                 done[action] = None
         facts, plan = _look_and_plan(look, graphics)
-    return Report(facts, tuple(done), (*plan.findings, *_left(plan, failed)))
+    return PrepareReport(facts, tuple(done), (*plan.findings, *_left(plan, failed)))
 
 
-def actor(places: Places, driver_root: Path) -> Act:
+def actor(places: HostPaths, driver_root: Path) -> Act:
     """The one that changes the machine."""
 
     def act(action: Action) -> None:
@@ -79,14 +79,14 @@ def actor(places: Places, driver_root: Path) -> Act:
     return act
 
 
-def _look_and_plan(look: Callable[[], Facts], graphics: bool) -> tuple[Facts, Plan]:
+def _look_and_plan(look: Callable[[], HostFacts], graphics: bool) -> tuple[HostFacts, HostPlan]:
     facts = look()
     return facts, make_plan(facts, graphics=graphics)
 
 
 def _perform(action: Action, act: Act, failed: dict[Action, str]) -> str:
     """Why it failed; empty when it did not."""
-    if isinstance(action, LoadModule) and LoadModule(Module.NVIDIA) in failed:
+    if isinstance(action, LoadModule) and LoadModule(KernelModule.NVIDIA) in failed:
         return "not tried, as it builds on nvidia"
     try:
         act(action)
@@ -97,7 +97,7 @@ def _perform(action: Action, act: Act, failed: dict[Action, str]) -> str:
     return ""
 
 
-def _left(plan: Plan, failed: dict[Action, str]) -> Iterator[Finding]:
+def _left(plan: HostPlan, failed: dict[Action, str]) -> Iterator[Finding]:
     for action in plan.actions:
         reason = failed.get(action, "something else on this machine keeps undoing it")
         yield Finding(action.subject, f"{action.UNDONE}: {reason}")

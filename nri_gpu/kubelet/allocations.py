@@ -17,7 +17,7 @@ from nri_gpu.domain.names import KUBELET_KEY
 from nri_gpu.kubelet.token import read_tokens
 
 
-class KubeletHalf:
+class KubeletAllocations:
     """What the plugin asks about containers with the kubelet's tokens.
 
     key: the tokens'; None while there is none. awaited: there will be one, so containers that come before it are kept.

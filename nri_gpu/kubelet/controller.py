@@ -19,8 +19,8 @@ from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.gpu import GpuUuid, closure
 from nri_gpu.domain.kubelet import AllocatedDevice, PodDevices, ResourceStatus
 from nri_gpu.domain.node import Node
-from nri_gpu.kubelet.allocations import KubeletHalf
-from nri_gpu.kubelet.external import Beside, Book
+from nri_gpu.kubelet.allocations import KubeletAllocations
+from nri_gpu.kubelet.external import ExternalAllocations, KubeletPods
 from nri_gpu.kubelet.required_device import RequiredDevice
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
@@ -30,7 +30,7 @@ from nri_gpu.system.state import Board
 from nri_gpu.system.succession import LOOK_S, Succession
 
 if TYPE_CHECKING:
-    from nri_gpu.kubelet.endpoint import KubeletRoom
+    from nri_gpu.kubelet.endpoint import DevicePlugins
 
 ABLE_WITHIN_S = 2.0  # from the state folder to the first grant; then it is registered as it is
 UNAPPLIED = "the kubelet (before 1.29) or the runtime (enable_cdi off) left out the CDI device that Allocate answered"
@@ -49,8 +49,8 @@ class Grants(Protocol):
 
     policy: Policy | BrokenPolicy
     ledger: Ledger
-    kubelet: KubeletHalf
-    beside: Beside
+    kubelet: KubeletAllocations
+    external: ExternalAllocations
 
     def aged(self, node: Node) -> Node:
         """The node with the age of its inventory, where policy asks for it."""
@@ -132,7 +132,7 @@ class DaemonBooks(Struct, frozen=True):
 class Answers(Struct, frozen=True):
     """Where the kubelet's answers go: into the book, and of its lists into the ledger."""
 
-    book: Book
+    book: KubeletPods
     plugin: Grants
 
     def pods(self) -> tuple[Pod, ...]:
@@ -153,7 +153,7 @@ class Answers(Struct, frozen=True):
         self.plugin.kubelet_listed(given)
 
 
-class KubeletKeeper:
+class KubeletController:
     """Runs the device plugin where policy wants one; else does nothing."""
 
     def __init__(
@@ -176,7 +176,7 @@ class KubeletKeeper:
         self._ask: Callable[[Pod], None] = lambda _: None
         if settings.podresources and (settings.enabled or settings.beside):
             # Before the runtime is asked for events: those of sandboxes are among them then.
-            plugin.beside.book = Book(lambda pod: self._ask(pod), settled=False)
+            plugin.external.pods = KubeletPods(lambda pod: self._ask(pod), settled=False)
 
     def begin(self) -> None:
         """Before the runtime lists its containers: whose GPUs came by the kubelet is read with the tokens' key."""
@@ -218,7 +218,7 @@ class KubeletKeeper:
             RestartNeededError: the kubelet's folder is another one than this process can reach.
 
         """
-        book = self._plugin.beside.book
+        book = self._plugin.external.pods
         if not self._settings.enabled and book is None:
             await asyncio.Event().wait()
         set_grpc_up()
@@ -232,7 +232,7 @@ class KubeletKeeper:
             raise _first(group) from None
         await asyncio.Event().wait()
 
-    async def _inquire(self, book: Book) -> None:
+    async def _inquire(self, book: KubeletPods) -> None:
         """Ask the kubelet what it gave."""
         try:
             from nri_gpu.kubelet.podresources import Inquiry, PodResources
@@ -247,8 +247,8 @@ class KubeletKeeper:
 
     async def _serve(self) -> None:
         try:
-            from nri_gpu.kubelet.devices import Offers
-            from nri_gpu.kubelet.endpoint import KubeletRoom, Place
+            from nri_gpu.kubelet.devices import AdvertisedDevices
+            from nri_gpu.kubelet.endpoint import DevicePlugins, EndpointPaths
         except ImportError as error:
             fault = f"{error}: install the kubernetes extra, pip install 'nri-gpu[kubernetes]'"
             logger.bind(fault=fault).error("no device plugin for the kubelet")
@@ -256,8 +256,11 @@ class KubeletKeeper:
             return
         from nri_gpu.system.inotify import folder_changed
 
-        room = KubeletRoom(
-            Offers(self._settings, self._books), Place(self._settings, folder_changed), self._tick, self._began
+        room = DevicePlugins(
+            AdvertisedDevices(self._settings, self._books),
+            EndpointPaths(self._settings, folder_changed),
+            self._tick,
+            self._began,
         )
         self._changed, self._standings, self._leave = room.changed, room.standings, room.leave
         async with asyncio.TaskGroup() as tasks:
@@ -282,7 +285,7 @@ class KubeletKeeper:
         self.changed()
 
 
-async def _settle(succession: Succession, room: KubeletRoom) -> None:
+async def _settle(succession: Succession, room: DevicePlugins) -> None:
     await _until(room.watched)
     succession.settled()
 

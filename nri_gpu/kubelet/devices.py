@@ -139,7 +139,7 @@ WHY_SHOWN_MAX: Final = 300  # characters
 _Filter = Callable[[Unit], bool]
 
 
-class Offers:
+class AdvertisedDevices:
     """The resources of this node. Remembers what it offered, since a GPU that is lost is not a GPU that was removed."""
 
     def __init__(self, settings: KubeletSettings, books: Books) -> None:

@@ -26,7 +26,7 @@ from msgspec import Struct
 from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu.domain.errors import NriGpuError, RestartNeededError
 from nri_gpu.domain.kubelet import ResourceStatus
-from nri_gpu.kubelet.devices import Offers
+from nri_gpu.kubelet.devices import AdvertisedDevices
 from nri_gpu.kubelet.service import VERSION, DevicePlugin, Watched
 from nri_gpu.policy.kinds import SOCKET_PATH_MAX
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
@@ -48,7 +48,7 @@ class RegistrationError(NriGpuError):
     """Why it did not work, for now."""
 
 
-class Place(Struct, frozen=True):
+class EndpointPaths(Struct, frozen=True):
     """Where. changed: returns when something appears in a folder, or after so many seconds. wall: since the epoch."""
 
     settings: KubeletSettings
@@ -70,7 +70,9 @@ class Place(Struct, frozen=True):
 class Endpoint:
     """One resource, served until cancelled. began: called at the beginning of each session, before we are told of."""
 
-    def __init__(self, resource: str, offers: Offers, place: Place, began: Callable[[], None]) -> None:
+    def __init__(
+        self, resource: str, offers: AdvertisedDevices, place: EndpointPaths, began: Callable[[], None]
+    ) -> None:
         self.resource = resource
         self.plugin = DevicePlugin(resource, offers)
         self.leaving = False  # another process registers from here on
@@ -322,10 +324,12 @@ def listens(path: Path) -> bool:
 TICK_S: Final = 5.0  # for what changes by time alone: grants that lapse, an inventory that grows old
 
 
-class KubeletRoom:
+class DevicePlugins:
     """The device plugin. tick: called before each look. began: at the beginning of each session of each resource."""
 
-    def __init__(self, offers: Offers, place: Place, tick: Callable[[], None], began: Callable[[], None]) -> None:
+    def __init__(
+        self, offers: AdvertisedDevices, place: EndpointPaths, tick: Callable[[], None], began: Callable[[], None]
+    ) -> None:
         self._offers = offers
         self._place = place
         self._tick = tick

@@ -201,7 +201,7 @@ JUST_STARTED: Final = (
 NOT_ASKED: Final = "PodResources is not asked: kubelet.podresources is empty, or nri-gpu was not started anew since"
 
 
-class Book:
+class KubeletPods:
     """What was told of which sandbox. ask: have the kubelet asked about one, soon.
 
     settled: the kubelet's first list is here, or cannot be had: before that nobody knows what it gave before us.
@@ -277,11 +277,11 @@ class Book:
         return ((self._pods[id_], given) for id_, given in self._told.items())
 
 
-class Beside:
+class ExternalAllocations:
     """What the plugin asks of the book. Without one nothing is known, and nothing is asked."""
 
     def __init__(self) -> None:
-        self.book: Book | None = None
+        self.pods: KubeletPods | None = None
         self._missing = Missing()
         self._held: set[ContainerId] = set()
         self._reserved: tuple[int, KubeletSettings, Mapping[GpuUuid, frozenset[str]]] | None = None
@@ -290,26 +290,26 @@ class Beside:
 
     def concerns(self, payload: bytes, settings: KubeletSettings) -> bool:
         """Whether the container of a request may have been given something that its bytes do not show."""
-        if self.book is None or not settings.inject_for.patterns:
+        if self.pods is None or not settings.inject_for.patterns:
             return False
         kept = self._needles
-        if kept is None or kept[0] != self.book.changed or kept[1] is not settings:
-            uids = tuple(pod.uid.encode() for pod, given in self.book.told() if theirs(given.devices, settings))
-            kept = self._needles = (self.book.changed, settings, uids)
+        if kept is None or kept[0] != self.pods.changed or kept[1] is not settings:
+            uids = tuple(pod.uid.encode() for pod, given in self.pods.told() if theirs(given.devices, settings))
+            kept = self._needles = (self.pods.changed, settings, uids)
         return any(uid in payload for uid in kept[2])
 
     def read(self, container: Container, inventory: Inventory, settings: KubeletSettings) -> Container:
         """The container with what others gave it, or with what is wrong with our own token; else the very same."""
-        if self.book is None and not settings.beside:
+        if self.pods is None and not settings.beside:
             return container
         told = self._told(container, settings)
         if container.kubelet is not None:
             given: KubeletAllocation | None = checked(container.kubelet, container, told, settings)
         else:
             given = given_beside(container, told, inventory, settings)
-            if given is not None and given.waits and self.book is None:
+            if given is not None and given.waits and self.pods is None:
                 given = KubeletAllocation(fault=NOT_ASKED, key=given.key, waits=True)
-            if given is None and container.pod.annotations and self.book is not None and not self.book.settled:
+            if given is None and container.pod.annotations and self.pods is not None and not self.pods.settled:
                 given = KubeletAllocation(fault=JUST_STARTED, key=PREFIX, waits=True)
         return container if given is container.kubelet else replace(container, kubelet=given)
 
@@ -372,14 +372,14 @@ class Beside:
     ) -> None:
         """What the runtime lists: pods to ask about, and those who share what a scheduler reserved."""
         for container in containers:
-            if self.book is not None and container.pod.name != "?":  # of one whose pod the runtime did not list
-                self.book.came(container.pod)
+            if self.pods is not None and container.pod.name != "?":  # of one whose pod the runtime did not list
+                self.pods.came(container.pod)
             if settings.reservations.patterns and gpu_groups(container.pod.labels):
                 adopt(container.id, KubeletAllocation(shared=True))
 
     def _named(self, given: tuple[PodDevices, ...], settings: KubeletSettings) -> Iterator[Named]:
         for pod in given:
-            sandbox = self.book.named(pod) if self.book else None
+            sandbox = self.pods.named(pod) if self.pods else None
             for container in pod.containers:
                 for device in container.devices:
                     if self._is_counted(device, settings):
@@ -399,11 +399,11 @@ class Beside:
         return settings.mig_strategy is MigStrategy.MIXED and resource.startswith(mixed)
 
     def _told(self, container: Container, settings: KubeletSettings) -> Told:
-        if self.book is None:
+        if self.pods is None:
             return Told()
-        return Told(self.book.of(container.pod), self._reserved_gpus(self.book, settings))
+        return Told(self.pods.of(container.pod), self._reserved_gpus(self.pods, settings))
 
-    def _reserved_gpus(self, book: Book, settings: KubeletSettings) -> Mapping[GpuUuid, frozenset[str]]:
+    def _reserved_gpus(self, book: KubeletPods, settings: KubeletSettings) -> Mapping[GpuUuid, frozenset[str]]:
         if not settings.reservations.patterns:
             return {}
         kept = self._reserved

@@ -215,7 +215,7 @@ RETRY_S: Final = 60.0
 MODE: Final = 0o644  # Node Feature Discovery may not run as root
 
 
-class LabelKeeper:
+class LabelController:
     """Writes the file when told that the GPUs, or the place of the file, may be others; whole or not at all."""
 
     def __init__(

@@ -158,7 +158,7 @@ class Book(Protocol):
         ...
 
 
-class Pace(Struct, frozen=True):
+class QuestionPace(Struct, frozen=True):
     """Seconds. between: two questions. list_every: two Lists. first, most: waits after a failure."""
 
     between: float = PACE_S
@@ -167,13 +167,13 @@ class Pace(Struct, frozen=True):
     most: float = WAIT_MAX_S
 
 
-USUAL: Final = Pace()
+USUAL: Final = QuestionPace()
 
 
 class Inquiry:
     """The questions."""
 
-    def __init__(self, client: PodResources, book: Book, pace: Pace = USUAL) -> None:
+    def __init__(self, client: PodResources, book: Book, pace: QuestionPace = USUAL) -> None:
         self._client = client
         self._book = book
         self._pace = pace

@@ -15,7 +15,7 @@ from loguru import logger
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu._pb import pluginregistration_pb2 as watcher
-from nri_gpu.kubelet.devices import AllocationError, Device, Offers
+from nri_gpu.kubelet.devices import AdvertisedDevices, AllocationError, Device
 
 VERSION: Final = "v1beta1"
 HEALTHY: Final = "Healthy"
@@ -29,7 +29,7 @@ class DevicePlugin:
     the name, so our list is sent no more; what still comes to us is answered.
     """
 
-    def __init__(self, resource: str, offers: Offers) -> None:
+    def __init__(self, resource: str, offers: AdvertisedDevices) -> None:
         self.resource = resource
         self.watched = asyncio.Event()
         self.lost = asyncio.Event()

@@ -19,27 +19,31 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.mps import MpsFolders
-from nri_gpu.mps.folders import Place, clients, leftovers, mount_fault, noted_places, remove
-from nri_gpu.mps.gpu_controller import Around, Tender, Wish
+from nri_gpu.mps.folders import DaemonFolder, clients, leftovers, mount_fault, noted_places, remove
+from nri_gpu.mps.gpu_controller import Demand, GpuMpsController, MpsDependencies
 
 _FAULT_SHOWN_MAX: Final = 300  # characters
 MOUNT_S: Final = 5.0  # between two looks for a mount that is missing
 
 
-class MpsKeeper:
+class MpsController:
     """All GPUs' daemons. ledger: None before the runtime told who holds what; until then no daemon is touched.
 
     publish: told where containers that are created from now on find the daemons.
     """
 
     def __init__(
-        self, state: Path, ledger: Callable[[], Ledger | None], around: Around, publish: Callable[[MpsFolders], None]
+        self,
+        state: Path,
+        ledger: Callable[[], Ledger | None],
+        around: MpsDependencies,
+        publish: Callable[[MpsFolders], None],
     ) -> None:
         self._state = state
         self._ledger = ledger
         self._around = around
         self._publish = publish
-        self._tenders: dict[GpuUuid, Tender] = {}
+        self._tenders: dict[GpuUuid, GpuMpsController] = {}
         self._tasks: dict[asyncio.Task[None], GpuUuid] = {}
         self._again = asyncio.Event()
         self._noted = noted_places(state)
@@ -112,25 +116,25 @@ class MpsKeeper:
     def _reconcile(self, ledger: Ledger) -> None:
         usage = ledger.usage()
         for uuid in [uuid for uuid, use in usage.items() if use.mode is Mode.MPS]:
-            self._tend(Place(self._state, uuid, self._folders.generation(uuid)))
+            self._tend(DaemonFolder(self._state, uuid, self._folders.generation(uuid)))
         for uuid, tender in self._tenders.items():
             use = usage.get(uuid)
-            tender.wanted(Wish.IDLE if use is None else Wish.UP if use.mode is Mode.MPS else Wish.DOWN)
+            tender.wanted(Demand.IDLE if use is None else Demand.UP if use.mode is Mode.MPS else Demand.DOWN)
 
-    def _tend(self, place: Place) -> None:
+    def _tend(self, place: DaemonFolder) -> None:
         uuid = place.uuid
         if uuid in self._tenders:
             return
-        self._tenders[uuid] = tender = Tender(place, self._around, partial(self._renewed, uuid))
+        self._tenders[uuid] = tender = GpuMpsController(place, self._around, partial(self._renewed, uuid))
         task = asyncio.create_task(tender.run())
         self._tasks[task] = uuid
         task.add_done_callback(self._done)
 
-    def _renewed(self, uuid: GpuUuid) -> Place:
+    def _renewed(self, uuid: GpuUuid) -> DaemonFolder:
         """That GPU's daemon has ended: containers are created for its next one from now on."""
         self._show(replace(self._folders, later={**self._folders.later, uuid: _generation()}))
         self._again.set()  # the old one's folder may have to go
-        return Place(self._state, uuid, self._folders.generation(uuid))
+        return DaemonFolder(self._state, uuid, self._folders.generation(uuid))
 
     async def _tidy(self, ledger: Ledger) -> None:
         """Remove the folders of daemons that have ended, once no container has them any more."""

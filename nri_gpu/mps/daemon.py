@@ -16,7 +16,7 @@ from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, GpuUuid
 from nri_gpu.domain.mps import LOG_VARIABLE, PIPE_VARIABLE, WHOLE_PERCENT
 from nri_gpu.domain.node import DriverFiles
-from nri_gpu.mps.folders import Place, Watch, clients, mount_fault, process_of
+from nri_gpu.mps.folders import DaemonFolder, ProcessWatch, clients, mount_fault, process_of
 from nri_gpu.policy.mps import MpsSettings
 
 CONTROL: Final = "nvidia-cuda-mps-control"
@@ -31,14 +31,14 @@ class MpsError(NriGpuError):
     """A daemon cannot be started, asked or ended. Says why in a clause."""
 
 
-class Tools(Struct, frozen=True):
+class MpsTools(Struct, frozen=True):
     """Programs and libraries of one staged driver."""
 
     bin: Path
     libraries: Path
 
     @classmethod
-    def of(cls, driver: DriverFiles | None) -> Tools:
+    def of(cls, driver: DriverFiles | None) -> MpsTools:
         """Those of compute and utility. Raises: MpsError: this driver has none."""
         tree = driver.trees.get(DEFAULT_CAPABILITIES) if driver else None
         if tree is None:
@@ -104,16 +104,16 @@ exec "$@"
 """
 
 
-class Daemon:
+class MpsDaemon:
     """A daemon that runs, or does not. Its methods are called by one task.
 
     place: of the one that runs, or else of the next, which `renewed` gives as soon as one has ended.
     """
 
-    def __init__(self, place: Place, renewed: Callable[[], Place]) -> None:
+    def __init__(self, place: DaemonFolder, renewed: Callable[[], DaemonFolder]) -> None:
         self.place = place
         self._renewed = renewed
-        self._watch: Watch | None = None
+        self._watch: ProcessWatch | None = None
 
     @property
     def alive(self) -> bool:
@@ -133,7 +133,7 @@ class Daemon:
         except OSError as error:
             raise MpsError(f"the folders of {CONTROL} cannot be made: {error}") from error
 
-    async def start(self, tools: Tools, settings: MpsSettings) -> None:
+    async def start(self, tools: MpsTools, settings: MpsSettings) -> None:
         """Start the one that was prepared and wait until it serves. Raises: MpsError: it does not, and is gone."""
         try:
             await tools.set_compute_mode(self.place.uuid, "EXCLUSIVE_PROCESS")
@@ -144,7 +144,7 @@ class Daemon:
                 self._gone(pid)
                 raise MpsError(f"{CONTROL} ended at once: {said}")
             self.place.note(process)
-            watch = Watch(process)
+            watch = ProcessWatch(process)
         except OSError as error:
             raise MpsError(f"{CONTROL} cannot be started: {error}") from error
         try:
@@ -155,13 +155,13 @@ class Daemon:
             raise
         self._watch = watch
 
-    async def adopt(self, tools: Tools, settings: MpsSettings) -> bool:
+    async def adopt(self, tools: MpsTools, settings: MpsSettings) -> bool:
         """Take over the one that was noted, if it lives and serves; end it if it only lives."""
         if not self.place.file.exists():
             return False
         process = self.place.noted()
         try:
-            watch = Watch(process) if process else None
+            watch = ProcessWatch(process) if process else None
         except OSError:
             watch = None
         if watch is None:
@@ -182,7 +182,7 @@ class Daemon:
             self._let_go(self._watch)
             self._watch = None
 
-    async def quit(self, tools: Tools) -> None:
+    async def quit(self, tools: MpsTools) -> None:
         """Have it quit, by force if it must be."""
         watch, self._watch = self._watch, None
         if watch:
@@ -190,13 +190,13 @@ class Daemon:
                 await tools.control(self.place.pipe, "quit")
             await self._end(watch, None, signal.SIGTERM, signal.SIGKILL)
 
-    async def end(self, tools: Tools) -> None:
+    async def end(self, tools: MpsTools) -> None:
         """The same, and give the GPU back to all. Raises: MpsError: not given back."""
         await self.quit(tools)
         await tools.set_compute_mode(self.place.uuid, "DEFAULT")
         self.place.forget()
 
-    def _spawn(self, tools: Tools) -> int:
+    def _spawn(self, tools: MpsTools) -> int:
         """Returns its process id: every program on the way there becomes the next one."""
         place, state = self.place, self.place.state
         within = [f"{place.shm}", f"{place.folder}", f"{state}", f"{tools.libraries}", f"{tools.bin / CONTROL}", "-f"]
@@ -221,7 +221,7 @@ class Daemon:
             setsigdef=[signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGHUP],
         )
 
-    async def _serves(self, tools: Tools, watch: Watch) -> None:
+    async def _serves(self, tools: MpsTools, watch: ProcessWatch) -> None:
         try:
             async with asyncio.timeout(UP_S):
                 while watch.alive:
@@ -233,7 +233,7 @@ class Daemon:
             raise MpsError(f"{CONTROL} did not answer within {UP_S:.0f} s: {self._last_words()}") from None
         raise MpsError(f"{CONTROL} ended: {self._last_words()}")
 
-    async def _limit(self, tools: Tools, settings: MpsSettings) -> None:
+    async def _limit(self, tools: MpsTools, settings: MpsSettings) -> None:
         """The limits that no client can lift. They count for servers that start after."""
         if settings.most_threads_percent < WHOLE_PERCENT:
             threads = settings.most_threads_percent
@@ -242,7 +242,7 @@ class Daemon:
             memory = settings.most_memory_mib
             await tools.control(self.place.pipe, f"set_default_device_pinned_mem_limit 0 {memory}M")
 
-    async def _end(self, watch: Watch, *words: signal.Signals | None) -> None:
+    async def _end(self, watch: ProcessWatch, *words: signal.Signals | None) -> None:
         """Until its process is gone, by one word after the other where it takes too long. None: it was told to quit."""
         for number in words:
             if number:
@@ -253,7 +253,7 @@ class Daemon:
                     break
         self._let_go(watch)
 
-    def _let_go(self, watch: Watch) -> None:
+    def _let_go(self, watch: ProcessWatch) -> None:
         watch.close()
         self._gone(watch.process.pid)
 

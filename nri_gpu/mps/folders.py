@@ -48,7 +48,7 @@ def user_of(pid: int) -> int | None:
     return int(found[2]) if len(found) == 5 else None
 
 
-class Watch:
+class ProcessWatch:
     """One living process, ours or not, held by a descriptor that is readable once it ended. Source: pidfd_open(2).
 
     ended: set then. Belongs to the loop that it was made in.
@@ -91,7 +91,7 @@ NOTE: Final = "daemon"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Place(Struct, frozen=True):
+class DaemonFolder(Struct, frozen=True):
     """`<state folder>/mps/clients/<uuid>.<generation>`: its `pipe`, `log` and `shm` are the daemon's and its clients'.
 
     generation: never the same twice, so that nothing which clients of an earlier daemon left is in a later one's way;
@@ -177,16 +177,16 @@ def mount_fault(base: Path) -> str:
     )
 
 
-def noted_places(state: Path) -> tuple[Place, ...]:
+def noted_places(state: Path) -> tuple[DaemonFolder, ...]:
     """Places where somebody noted a daemon, living or not."""
     return tuple(_noted_place(state, note) for note in sorted((state / "mps").glob(f"*/{NOTE}")))
 
 
-def _noted_place(state: Path, note: Path) -> Place:
+def _noted_place(state: Path, note: Path) -> DaemonFolder:
     words: list[str] = []
     with suppress(OSError, ValueError):
         words = note.read_text().split()
-    return Place(state, GpuUuid(note.parent.name), words[2] if len(words) > 2 else "")
+    return DaemonFolder(state, GpuUuid(note.parent.name), words[2] if len(words) > 2 else "")
 
 
 def leftovers(state: Path, kept: frozenset[str]) -> tuple[Path, ...]:

@@ -12,8 +12,8 @@ from typing import Final
 from loguru import logger
 from msgspec import Struct
 
-from nri_gpu.mps.daemon import Daemon, MpsError, Tools
-from nri_gpu.mps.folders import Place
+from nri_gpu.mps.daemon import MpsDaemon, MpsError, MpsTools
+from nri_gpu.mps.folders import DaemonFolder
 from nri_gpu.policy.mps import MpsSettings
 
 FIRST_PAUSE_S: Final = 0.5
@@ -21,7 +21,7 @@ LONGEST_PAUSE_S: Final = 30.0
 STEADY_S: Final = 60.0  # up for so long, a daemon that ends is started again without a pause
 
 
-class Wish(StrEnum):
+class Demand(StrEnum):
     """What containers want of a GPU's daemon now."""
 
     UP = "up"  # somebody uses it
@@ -29,25 +29,25 @@ class Wish(StrEnum):
     DOWN = "down"  # somebody has the GPU in another mode
 
 
-class Around(Struct, frozen=True):
-    """What a tender needs of the daemon that we are. Tools may raise MpsError."""
+class MpsDependencies(Struct, frozen=True):
+    """What a tender needs of the daemon that we are. MpsTools may raise MpsError."""
 
-    tools: Callable[[], Tools]
+    tools: Callable[[], MpsTools]
     settings: Callable[[], MpsSettings]
     clock: Callable[[], float] = time.monotonic
 
 
-class Tender:
+class GpuMpsController:
     """One GPU's. fault: why its daemon is not up; empty while nothing is known against it.
 
-    served: a container was let start with it. renewed: as for `Daemon`.
+    served: a container was let start with it. renewed: as for `MpsDaemon`.
     """
 
-    def __init__(self, place: Place, around: Around, renewed: Callable[[], Place]) -> None:
-        self.wish = Wish.UP
+    def __init__(self, place: DaemonFolder, around: MpsDependencies, renewed: Callable[[], DaemonFolder]) -> None:
+        self.wish = Demand.UP
         self.fault = ""
         self.served = False
-        self._daemon = Daemon(place, renewed)
+        self._daemon = MpsDaemon(place, renewed)
         self._log = logger.bind(gpu_uuid=place.uuid)
         self._around = around
         self._poked = asyncio.Event()
@@ -66,9 +66,9 @@ class Tender:
         """The daemon's, or that of the next one where none is up."""
         return str(self._daemon.place.folder)
 
-    def wanted(self, wish: Wish) -> None:
+    def wanted(self, wish: Demand) -> None:
         """Containers came or went. One that wanted the GPU otherwise and was refused meanwhile will come again."""
-        if wish is not self.wish and (self.wish, wish) != (Wish.DOWN, Wish.IDLE):
+        if wish is not self.wish and (self.wish, wish) != (Demand.DOWN, Demand.IDLE):
             self.wish = wish
             self._poked.set()
 
@@ -76,7 +76,7 @@ class Tender:
         """Until the daemon is gone for good; our own end leaves it running."""
         adopted = False
         while True:
-            if self.wish is not Wish.IDLE:
+            if self.wish is not Demand.IDLE:
                 self._idle_since = None
             if self._up_since and not self._daemon.alive:
                 self._lost()
@@ -99,10 +99,10 @@ class Tender:
             await self._something()
 
     def _used(self) -> bool:
-        return self.wish is Wish.UP
+        return self.wish is Demand.UP
 
     def _over(self) -> bool:
-        if self.wish is Wish.DOWN:
+        if self.wish is Demand.DOWN:
             return True
         now = self._around.clock()
         self._idle_since = now if self._idle_since is None else self._idle_since
@@ -170,9 +170,9 @@ class Tender:
 
     def _patience_s(self) -> float | None:
         now = self._around.clock()
-        if self.wish is Wish.UP:
+        if self.wish is Demand.UP:
             return None if self._daemon.alive else max(self._retry_at - now, 0.0)
         if self._retry_at > now:
             return self._retry_at - now
         since = now if self._idle_since is None else self._idle_since
-        return max(since + self._around.settings().linger_s - now, 0.0) if self.wish is Wish.IDLE else 0.0
+        return max(since + self._around.settings().linger_s - now, 0.0) if self.wish is Demand.IDLE else 0.0

@@ -32,8 +32,8 @@ from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocatedDevice, PodDev
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Inventory, Node
-from nri_gpu.kubelet.allocations import KubeletHalf
-from nri_gpu.kubelet.external import Beside
+from nri_gpu.kubelet.allocations import KubeletAllocations
+from nri_gpu.kubelet.external import ExternalAllocations
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, DecodeError, Lifecycle, Listed, Markers
 from nri_gpu.nri.events import Event
@@ -98,8 +98,8 @@ class Plugin:
     def __init__(self, outside: Outside, policy: Policy | BrokenPolicy, key: bytes) -> None:
         self.ledger = Ledger()
         self.ungranted: frozenset[ContainerId] = frozenset()
-        self.kubelet = KubeletHalf()
-        self.beside = Beside()
+        self.kubelet = KubeletAllocations()
+        self.external = ExternalAllocations()
         self.stage_dir = outside.stage_dir
         self.request_timeout_s = REQUEST_TIMEOUT_S
         self._outside = outside
@@ -134,7 +134,7 @@ class Plugin:
         self.observe()
         node = self.aged(node)
         container = self.kubelet.read(convert.request_from_pb(payload, self.stage_dir))
-        container = self.beside.read(container, node.inventory, self._settings().kubelet)
+        container = self.external.read(container, node.inventory, self._settings().kubelet)
         now = self._outside.clock()
         ledger = self._lapsed(now)
         decision = decide(container, node, ledger, self.policy)
@@ -145,14 +145,14 @@ class Plugin:
             reply += LET_START
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
         self.kubelet.decided(container, decision)
-        self.beside.decided(container, decision, self._settings().kubelet)
+        self.external.decided(container, decision, self._settings().kubelet)
         self._record(container, decision, mark, node, now)
         ledger = ledger.after(decision, now)
         self._commit(ledger if isinstance(decision, Refuse) else self._with_live(ledger, container, decision.edits))
         elapsed_s = self._outside.clock() - now
         self._outside.later(lambda: log_decision(container, decision, node, elapsed_s))
         if container.kubelet is not None and container.kubelet.fault:
-            self._outside.later(lambda: self.beside.complain(container))
+            self._outside.later(lambda: self.external.complain(container))
         if container.nvidia_hooks and not isinstance(decision, Pass):
             self._outside.later(lambda: self._hooks.warn_of(container))
         return reply
@@ -189,14 +189,14 @@ class Plugin:
         """All that the kubelet has given to whom: promises that were forgotten, and others that are over."""
         now = self._outside.clock()
         before = self._lapsed(now)
-        after = self.beside.reconcile(before, given, self._settings().kubelet, now, self.kubelet.adopt)
+        after = self.external.reconcile(before, given, self._settings().kubelet, now, self.kubelet.adopt)
         gone = [id_ for id_, entry in before.entries.items() if id_ not in after.entries and had_a_pod(entry)]
         self._commit(before)
         self._commit(self._vacated(after, gone, now))
 
     def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
         """GPUs that our device plugin cannot give, since others than its pods hold them. shared: nor share them."""
-        by_others = self.beside.taken(self.ledger, self._settings().kubelet)
+        by_others = self.external.taken(self.ledger, self._settings().kubelet)
         return self.kubelet.taken(self.ledger, shared=shared) | by_others
 
     def _lapsed(self, now: float) -> Ledger:
@@ -271,7 +271,7 @@ class Plugin:
         entries += self._not_listed(frozenset(item.container.id for item in listed), now)
         containers = [item.container for item in listed]
         entries += self.kubelet.listed(containers, self.ledger, now)
-        self.beside.synchronized(containers, self._settings().kubelet, self.kubelet.adopt)
+        self.external.synchronized(containers, self._settings().kubelet, self.kubelet.adopt)
         anew = seen(rebuilt(entries, (), self.ledger.releasing, lives), node.inventory)
         self._commit(self._vacated(anew, self.ledger.entries, now))
         self._outside.recorder.synchronized(self.ledger)
@@ -299,7 +299,7 @@ class Plugin:
 
     def _concerns(self, payload: bytes) -> bool:
         """Whether an event can change anything: not where nobody has a device, and this one asked for nothing."""
-        return bool(self.ledger.entries or self.ledger.live or self.beside.book or self._asks(payload))
+        return bool(self.ledger.entries or self.ledger.live or self.external.pods or self._asks(payload))
 
     def _asks(self, payload: bytes) -> bool:
         """Whether it may ask: by annotation, or by environment, where policy lets anybody."""
@@ -414,13 +414,13 @@ class Plugin:
         return EMPTY
 
     def _pod_came(self, change: Lifecycle) -> Reply:
-        if self.beside.book is not None:
-            self.beside.book.came(change.pod)
+        if self.external.pods is not None:
+            self.external.pods.came(change.pod)
         return EMPTY
 
     def _pod_gone(self, change: Lifecycle) -> Reply:
-        if self.beside.book is not None:
-            self.beside.book.gone(change.pod_id)
+        if self.external.pods is not None:
+            self.external.pods.gone(change.pod_id)
         after = self.ledger.pod_gone(change.pod_id)
         if after is not self.ledger:
             gone = self.ledger.entries.keys() - after.entries.keys()
@@ -456,7 +456,7 @@ class Plugin:
             self._markers_of = wanted
         if self._markers.found_in(payload):
             return True
-        return self.beside.book is not None and self.beside.concerns(payload, self._settings().kubelet)
+        return self.external.pods is not None and self.external.concerns(payload, self._settings().kubelet)
 
     def aged(self, node: Node) -> Node:
         """The snapshot with its age, where that is why policy refuses; else the very same one."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.mps.folders import Place, clients, noted_places
+from nri_gpu.mps.folders import DaemonFolder, clients, noted_places
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
 
@@ -76,7 +76,7 @@ def client_image(folder: Path) -> ImageSpec:
     return ImageSpec(IMAGE, extra=glibc_files({"/bin/mps_client": program}))
 
 
-def noted(state: Path, uuid: str) -> Place | None:
+def noted(state: Path, uuid: str) -> DaemonFolder | None:
     """Where a GPU's daemon was noted, living or not."""
     return next((place for place in noted_places(state) if place.uuid == GpuUuid(uuid)), None)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from nri_gpu.cdi.file import Rival, SpecFile, SpecFileError
+from nri_gpu.cdi.file import OtherSpecification, SpecFile, SpecFileError
 
 KIND: Final = "nvidia.com/gpu"
 OURS: Final = json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": []}, indent=1)
@@ -124,7 +124,7 @@ def test_another_of_its_kind_is_seen(
     folder.mkdir()
     (folder / name).write_text(text)
     file.write(OURS)
-    assert file.rivals(KIND, (tmp_path / "etc",)) == (Rival(folder / name, hooks),)
+    assert file.rivals(KIND, (tmp_path / "etc",)) == (OtherSpecification(folder / name, hooks),)
 
 
 @pytest.mark.parametrize(("name", "text"), NO_RIVALS.values(), ids=NO_RIVALS)

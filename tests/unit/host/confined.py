@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.host.facts import Places
+from nri_gpu.host.facts import HostPaths
 from nri_gpu.host.look import look
 from nri_gpu.host.prepare import actor, prepare
 from nri_gpu.inventory.kernel import read_majors
@@ -33,7 +33,7 @@ def main(base: Path, path: Path) -> int:
         os.execv(sys.executable, [sys.executable, "-m", "tests.unit.host.confined", str(base), str(path)])
     load_filters(unit)
     os.umask(int(unit.value("UMask"), 8))
-    places = Places(base / "dev", base / "proc", base / "sys")
+    places = HostPaths(base / "dev", base / "proc", base / "sys")
     report = prepare(lambda: look(places, read_majors), actor(places, Path("/")), graphics=True)
     print("\n".join(map(str, report.findings)), end="")
     return bool(report.findings)

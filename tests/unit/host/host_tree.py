@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from nri_gpu.host.facts import Entry, Facts, Places
+from nri_gpu.host.facts import DevEntry, HostFacts, HostPaths
 from nri_gpu.host.look import look
 from nri_gpu.inventory.kernel import read_majors
 
@@ -71,10 +71,10 @@ class HostTree:
 
     base: Path
     minors: tuple[int, ...] = (0, 1)
-    places: Places = field(init=False)
+    places: HostPaths = field(init=False)
 
     def __post_init__(self) -> None:
-        self.places = Places(self.base / "dev", self.base / "proc", self.base / "sys")
+        self.places = HostPaths(self.base / "dev", self.base / "proc", self.base / "sys")
         self.dev.mkdir(parents=True)
         (self.dev / "char").mkdir()
         self.write("proc/devices", "Character devices:\n  1 mem\n\nBlock devices:\n  7 loop\n")
@@ -139,10 +139,10 @@ class HostTree:
         target.chmod(mode)
         return target
 
-    def look(self) -> Facts:
+    def look(self) -> HostFacts:
         return look(self.places, read_majors)
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, DevEntry]:
         return {str(path): entry for path, entry in self.look().entries.items()}
 
 

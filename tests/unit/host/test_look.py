@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.node import Majors
-from nri_gpu.host.facts import Facts, Folder, Link, Module, Node, Other, Places
+from nri_gpu.host.facts import CharDevice, Directory, HostFacts, HostPaths, KernelModule, OtherFile, Symlink
 from nri_gpu.host.look import look
 from nri_gpu.inventory.kernel import read_majors
 from tests.unit.host.host_tree import CAPS, NVIDIA, UVM, HostTree, address, information, params
 
 
 def test_nothing_is_nothing(tmp_path: Path) -> None:
-    places = Places(tmp_path / "dev", tmp_path / "proc", tmp_path / "sys")
-    assert look(places, read_majors) == Facts()
+    places = HostPaths(tmp_path / "dev", tmp_path / "proc", tmp_path / "sys")
+    assert look(places, read_majors) == HostFacts()
 
 
 def test_a_host_with_its_driver(host: HostTree) -> None:
     host.loaded().mig("gpu0/gi1", 12)
     facts = host.look()
     assert facts.devices == (address(0), address(1))
-    assert facts.modules == {Module.NVIDIA, Module.UVM}
+    assert facts.modules == {KernelModule.NVIDIA, KernelModule.UVM}
     assert facts.majors == Majors(NVIDIA, UVM, CAPS, modeset=False)
     assert facts.params == params()
     assert facts.gpus == {address(0): information(0), address(1): information(1)}
@@ -50,7 +50,7 @@ def test_only_nvidias_display_devices_count(host: HostTree, vendor: str, kind: s
 def test_a_module_counts_once_it_is_live(host: HostTree) -> None:
     host.write("sys/module/nvidia/initstate", "coming\n")
     host.write("sys/module/nvidia_modeset/initstate", "live\n")
-    assert host.look().modules == {Module.MODESET}
+    assert host.look().modules == {KernelModule.MODESET}
 
 
 def test_what_is_in_dev_by_kind(host: HostTree) -> None:
@@ -63,33 +63,33 @@ def test_what_is_in_dev_by_kind(host: HostTree) -> None:
     (host.dev / "char" / f"{NVIDIA}:0").symlink_to("../nvidia0")
     (host.dev / "char" / "README").symlink_to("../nvidia0")
     assert host.entries() == {
-        "char": Folder(),
-        "nvidia0": Node(NVIDIA, 0, 0o640, 1, 2),
-        "nvidia1": Other("a regular file"),
-        "nvidia2": Link("nvidia0"),
-        "nvidia3": Other("a pipe"),
-        "nvidia-caps": Folder(),
-        "nvidia-caps/nvidia-cap3": Node(CAPS, 3, 0o444, 0, 0),
-        f"char/{NVIDIA}:0": Link("../nvidia0"),
+        "char": Directory(),
+        "nvidia0": CharDevice(NVIDIA, 0, 0o640, 1, 2),
+        "nvidia1": OtherFile("a regular file"),
+        "nvidia2": Symlink("nvidia0"),
+        "nvidia3": OtherFile("a pipe"),
+        "nvidia-caps": Directory(),
+        "nvidia-caps/nvidia-cap3": CharDevice(CAPS, 3, 0o444, 0, 0),
+        f"char/{NVIDIA}:0": Symlink("../nvidia0"),
     }
 
 
 def test_majors_and_minors_are_wider_than_a_byte(host: HostTree) -> None:
     host.node("nvidia0", 4095, 0xFFFFF)
-    assert host.entries()["nvidia0"] == Node(4095, 0xFFFFF, 0o666, 0, 0)
+    assert host.entries()["nvidia0"] == CharDevice(4095, 0xFFFFF, 0o666, 0, 0)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o4666, 0o1666, 0])
 def test_every_bit_of_a_mode_is_seen(host: HostTree, mode: int) -> None:
     host.node("nvidia0", NVIDIA, 0, mode)
-    assert host.entries()["nvidia0"] == Node(NVIDIA, 0, mode, 0, 0)
+    assert host.entries()["nvidia0"] == CharDevice(NVIDIA, 0, mode, 0, 0)
 
 
 def test_a_folder_that_is_a_link_is_not_looked_into(host: HostTree, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "nvidia-cap3").write_text("")
     (host.dev / "nvidia-caps").symlink_to(tmp_path / "elsewhere")
-    assert host.entries() == {"char": Folder(), "nvidia-caps": Link(str(tmp_path / "elsewhere"))}
+    assert host.entries() == {"char": Directory(), "nvidia-caps": Symlink(str(tmp_path / "elsewhere"))}
 
 
 def test_names_of_other_shapes_are_left_out(host: HostTree) -> None:

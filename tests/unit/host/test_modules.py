@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.host.facts import HostError, Module
+from nri_gpu.host.facts import HostError, KernelModule
 from nri_gpu.host.modules import is_loaded, load_module, modprobe_program
 from tests.unit.host.host_tree import HostTree
 
@@ -17,13 +17,13 @@ ROOT = Path("/")
 def test_the_kernels_program_is_called_with_the_name_alone(host: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_PRELOAD", "")
     monkeypatch.setenv("MODPROBE_OPTIONS", "--all")
-    load_module(Module.UVM, host.places, ROOT)
-    assert is_loaded(host.places.sys, Module.UVM)
+    load_module(KernelModule.UVM, host.places, ROOT)
+    assert is_loaded(host.places.sys, KernelModule.UVM)
     assert host.calls() == ["nvidia-uvm []"]
 
 
 def test_another_driver_root_gives_modules_but_no_program(host: HostTree) -> None:
-    load_module(Module.NVIDIA, host.places, Path("/run/nvidia/driver"))
+    load_module(KernelModule.NVIDIA, host.places, Path("/run/nvidia/driver"))
     assert host.calls() == ["-d /run/nvidia/driver nvidia []"]
 
 
@@ -44,13 +44,13 @@ FAILURES = {
 def test_a_failure_has_the_programs_words(host: HostTree, script: str, words: str) -> None:
     host.modprobe(script)
     with pytest.raises(HostError, match=words):
-        load_module(Module.NVIDIA, host.places, ROOT)
+        load_module(KernelModule.NVIDIA, host.places, ROOT)
 
 
 def test_a_complaint_is_no_failure_once_the_module_is_there(host: HostTree) -> None:
     host.write("sys/module/nvidia/initstate", "live\n")
     host.modprobe("print('modprobe.d is odd'); sys.exit(1)")
-    load_module(Module.NVIDIA, host.places, ROOT)
+    load_module(KernelModule.NVIDIA, host.places, ROOT)
 
 
 def test_a_hanging_program_and_its_children_are_stopped(host: HostTree) -> None:
@@ -62,7 +62,7 @@ def test_a_hanging_program_and_its_children_are_stopped(host: HostTree) -> None:
     )
     before = time.monotonic()
     with pytest.raises(HostError, match=r"took longer than 1\.5 s and was stopped"):
-        load_module(Module.NVIDIA, host.places, ROOT, timeout_s=1.5)
+        load_module(KernelModule.NVIDIA, host.places, ROOT, timeout_s=1.5)
     assert time.monotonic() - before < 10
     status = Path("/proc") / (host.base / "child").read_text() / "stat"
     deadline = time.monotonic() + 5
@@ -77,7 +77,7 @@ def test_what_it_leaves_running_holds_nobody_up(host: HostTree) -> None:
     )
     before = time.monotonic()
     with pytest.raises(HostError, match="ended with 1"):
-        load_module(Module.NVIDIA, host.places, ROOT)
+        load_module(KernelModule.NVIDIA, host.places, ROOT)
     assert time.monotonic() - before < 2.5
 
 
@@ -105,4 +105,4 @@ def test_a_program_that_does_not_start(host: HostTree) -> None:
     program = host.write("bin/modprobe", "#!/nowhere/interpreter\n")
     program.chmod(0o755)
     with pytest.raises(HostError, match="cannot be run: No such file"):
-        load_module(Module.NVIDIA, host.places, ROOT)
+        load_module(KernelModule.NVIDIA, host.places, ROOT)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.host.facts import DevPath, FixNode, HostError, Link, MakeLink, MakeNode, Node
+from nri_gpu.host.facts import CharDevice, DevPath, FixNode, HostError, MakeLink, MakeNode, Symlink
 from nri_gpu.host.nodes import fix_node, make_link, make_node
 from tests.unit.host.host_tree import CAPS, NVIDIA, OLD_UVM, UVM, HostTree
 
 GPU = DevPath("nvidia0")
-WANTED = Node(NVIDIA, 0, 0o660, 12, 44)
+WANTED = CharDevice(NVIDIA, 0, 0o660, 12, 44)
 LINK = DevPath(f"char/{NVIDIA}:0")
 
 
@@ -30,7 +30,7 @@ def test_a_node_is_made_whatever_the_umask(host: HostTree) -> None:
 
 
 def test_its_folder_is_made_for_all_to_enter(host: HostTree) -> None:
-    node = Node(CAPS, 3, 0o444, 0, 0)
+    node = CharDevice(CAPS, 3, 0o444, 0, 0)
     make_node(host.dev, MakeNode(DevPath("nvidia-caps/nvidia-cap3"), node))
     assert host.entries()["nvidia-caps/nvidia-cap3"] == node
     assert (host.dev / "nvidia-caps").stat().st_mode & 0o7777 == 0o755
@@ -39,7 +39,7 @@ def test_its_folder_is_made_for_all_to_enter(host: HostTree) -> None:
 def test_a_folder_that_is_there_keeps_its_mode(host: HostTree) -> None:
     (host.dev / "nvidia-caps").mkdir()
     (host.dev / "nvidia-caps").chmod(0o750)
-    make_node(host.dev, MakeNode(DevPath("nvidia-caps/nvidia-cap3"), Node(CAPS, 3, 0o444, 0, 0)))
+    make_node(host.dev, MakeNode(DevPath("nvidia-caps/nvidia-cap3"), CharDevice(CAPS, 3, 0o444, 0, 0)))
     assert (host.dev / "nvidia-caps").stat().st_mode & 0o7777 == 0o750
 
 
@@ -60,12 +60,12 @@ def test_it_is_open_to_nobody_before_it_has_its_owner(host: HostTree, monkeypatc
 def test_somebody_quicker_is_no_error(host: HostTree) -> None:
     host.node("nvidia0", NVIDIA, 0, 0o600)
     make_node(host.dev, MakeNode(GPU, WANTED))
-    assert host.entries()["nvidia0"] == Node(NVIDIA, 0, 0o600, 0, 0)
+    assert host.entries()["nvidia0"] == CharDevice(NVIDIA, 0, 0o600, 0, 0)
 
 
 def test_a_node_with_another_number_is_replaced(host: HostTree) -> None:
     host.node("nvidia-uvm", OLD_UVM, 0)
-    old, new = Node(OLD_UVM, 0, 0o666, 0, 0), Node(UVM, 0, 0o666, 0, 0)
+    old, new = CharDevice(OLD_UVM, 0, 0o666, 0, 0), CharDevice(UVM, 0, 0o666, 0, 0)
     make_node(host.dev, MakeNode(DevPath("nvidia-uvm"), new, old))
     assert host.entries()["nvidia-uvm"] == new
 
@@ -73,7 +73,7 @@ def test_a_node_with_another_number_is_replaced(host: HostTree) -> None:
 def test_mode_and_owner_are_mended(host: HostTree) -> None:
     host.node("nvidia0", NVIDIA, 0, 0o600)
     inode = (host.dev / "nvidia0").stat().st_ino
-    fix_node(host.dev, FixNode(GPU, WANTED, Node(NVIDIA, 0, 0o600, 0, 0)))
+    fix_node(host.dev, FixNode(GPU, WANTED, CharDevice(NVIDIA, 0, 0o600, 0, 0)))
     assert host.entries()["nvidia0"] == WANTED
     assert (host.dev / "nvidia0").stat().st_ino == inode
 
@@ -91,7 +91,7 @@ def test_what_changed_since_the_look_is_not_touched(host: HostTree, tmp_path: Pa
     else:
         host.node("nvidia0", NVIDIA, 9)
     before = target.lstat()
-    was = Node(OLD_UVM, 0, 0o666, 0, 0)
+    was = CharDevice(OLD_UVM, 0, 0o666, 0, 0)
     with pytest.raises(HostError, match="no longer the device"):
         fix_node(host.dev, FixNode(GPU, WANTED, was))
     with pytest.raises(HostError, match="no longer the device"):
@@ -105,7 +105,7 @@ def test_what_changed_since_the_look_is_not_touched(host: HostTree, tmp_path: Pa
 
 def test_not_even_a_link_to_the_very_device_is_followed(host: HostTree) -> None:
     """The folder that it leads to may be somebody else's."""
-    was = Node(NVIDIA, 0, 0o600, 0, 0)
+    was = CharDevice(NVIDIA, 0, 0o600, 0, 0)
     host.node("elsewhere", NVIDIA, 0, 0o600)
     (host.dev / "nvidia0").symlink_to("elsewhere")
     with pytest.raises(HostError, match="no longer the device"):
@@ -118,7 +118,7 @@ def test_not_even_a_link_to_the_very_device_is_followed(host: HostTree) -> None:
 
 def test_a_block_device_of_the_same_number_is_not_touched(host: HostTree) -> None:
     os.mknod(host.dev / "nvidia0", stat.S_IFBLK | 0o600, os.makedev(NVIDIA, 0))
-    was = Node(NVIDIA, 0, 0o600, 0, 0)
+    was = CharDevice(NVIDIA, 0, 0o600, 0, 0)
     with pytest.raises(HostError, match="no longer the device"):
         fix_node(host.dev, FixNode(GPU, WANTED, was))
     with pytest.raises(HostError, match="no longer the device"):
@@ -133,7 +133,7 @@ def test_a_folder_that_is_a_link_is_not_followed(host: HostTree, tmp_path: Path)
     (host.dev / "char").symlink_to(tmp_path / "elsewhere")
     host.node("nvidia0", NVIDIA, 0)
     with pytest.raises(NotADirectoryError):
-        make_node(host.dev, MakeNode(DevPath("nvidia-caps/nvidia-cap3"), Node(CAPS, 3, 0o444, 0, 0)))
+        make_node(host.dev, MakeNode(DevPath("nvidia-caps/nvidia-cap3"), CharDevice(CAPS, 3, 0o444, 0, 0)))
     with pytest.raises(NotADirectoryError):
         make_link(host.dev, MakeLink(LINK, "../nvidia0"))
     assert not list((tmp_path / "elsewhere").iterdir())
@@ -154,7 +154,7 @@ def test_a_link_is_replaced_only_while_it_leads_where_it_did(host: HostTree) -> 
     with pytest.raises(HostError, match="no longer leads to"):
         make_link(host.dev, MakeLink(LINK, "../nvidia0", "../nvidia8"))
     make_link(host.dev, MakeLink(LINK, "../nvidia0", "../nvidia9"))
-    assert host.entries()[LINK] == Link("../nvidia0")
+    assert host.entries()[LINK] == Symlink("../nvidia0")
     (host.dev / LINK).unlink()
     (host.dev / LINK).write_text("precious")
     with pytest.raises(OSError, match="Invalid argument"):

@@ -7,28 +7,28 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.node import Majors
 from nri_gpu.host.facts import (
+    CharDevice,
+    DevEntry,
     DevPath,
-    Entry,
-    Facts,
+    Directory,
     Finding,
     FixNode,
-    Folder,
-    Link,
+    HostFacts,
+    KernelModule,
     LoadModule,
     MakeLink,
     MakeNode,
-    Module,
-    Node,
-    Other,
+    OtherFile,
+    Symlink,
 )
-from nri_gpu.host.plan import Plan, make_plan
+from nri_gpu.host.plan import HostPlan, make_plan
 from tests.unit.host.host_tree import CAPS, NVIDIA, OLD_UVM, UVM, address, information, params
 
-BOTH = frozenset({Module.NVIDIA, Module.UVM})
+BOTH = frozenset({KernelModule.NVIDIA, KernelModule.UVM})
 
 
-def root(major: int, minor: int, mode: int = 0o666) -> Node:
-    return Node(major, minor, mode, 0, 0)
+def root(major: int, minor: int, mode: int = 0o666) -> CharDevice:
+    return CharDevice(major, minor, mode, 0, 0)
 
 
 ONE_GPU = {
@@ -37,13 +37,13 @@ ONE_GPU = {
     DevPath("nvidia-uvm"): root(UVM, 0),
     DevPath("nvidia-uvm-tools"): root(UVM, 1),
 }
-LINKS = {DevPath(f"char/{node.major}:{node.minor}"): Link(f"../{path}") for path, node in ONE_GPU.items()}
-READY: dict[DevPath, Entry] = {DevPath("char"): Folder(), **ONE_GPU, **LINKS}
+LINKS = {DevPath(f"char/{node.major}:{node.minor}"): Symlink(f"../{path}") for path, node in ONE_GPU.items()}
+READY: dict[DevPath, DevEntry] = {DevPath("char"): Directory(), **ONE_GPU, **LINKS}
 
 
-def facts(**changes: object) -> Facts:
+def facts(**changes: object) -> HostFacts:
     """A host with one GPU that lacks nothing."""
-    whole = Facts(
+    whole = HostFacts(
         devices=(address(0),),
         modules=BOTH,
         majors=Majors(NVIDIA, UVM, CAPS),
@@ -54,7 +54,7 @@ def facts(**changes: object) -> Facts:
     return replace(whole, **changes)
 
 
-def dev(*gone: str, **entries: Entry) -> dict[DevPath, Entry]:
+def dev(*gone: str, **entries: DevEntry) -> dict[DevPath, DevEntry]:
     """/dev of the host that lacks nothing, without some and with others: `nvidia_uvm` stands for `nvidia-uvm`."""
     kept = {path: entry for path, entry in READY.items() if path not in gone}
     return {**kept, **{DevPath(name.replace("_", "-")): entry for name, entry in entries.items()}}
@@ -64,29 +64,29 @@ def mig(name: str, minor: int, modify: int = 1, mode: int = 0o444) -> dict[str, 
     return {name: f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: {modify}\n"}
 
 
-def only_finding(plan: Plan) -> Finding:
+def only_finding(plan: HostPlan) -> Finding:
     assert len(plan.findings) == 1
     return plan.findings[0]
 
 
 def test_a_ready_host_needs_nothing() -> None:
-    assert make_plan(facts()) == Plan()
+    assert make_plan(facts()) == HostPlan()
 
 
 def test_without_a_device_nothing_is_planned() -> None:
-    assert make_plan(facts(devices=(), modules=frozenset(), entries={})) == Plan()
+    assert make_plan(facts(devices=(), modules=frozenset(), entries={})) == HostPlan()
 
 
 def test_a_fresh_boot() -> None:
-    plan = make_plan(Facts(devices=(address(0),)))
-    assert plan == Plan((LoadModule(Module.NVIDIA), LoadModule(Module.UVM)))
+    plan = make_plan(HostFacts(devices=(address(0),)))
+    assert plan == HostPlan((LoadModule(KernelModule.NVIDIA), LoadModule(KernelModule.UVM)))
     assert plan.more_may_follow
 
 
 def test_modeset_only_for_graphics() -> None:
-    assert make_plan(facts(modules={*BOTH, Module.MODESET})) == Plan()
-    assert make_plan(facts(), graphics=True).actions == (LoadModule(Module.MODESET),)
-    plan = make_plan(facts(modules={*BOTH, Module.MODESET}), graphics=True)
+    assert make_plan(facts(modules={*BOTH, KernelModule.MODESET})) == HostPlan()
+    assert make_plan(facts(), graphics=True).actions == (LoadModule(KernelModule.MODESET),)
+    plan = make_plan(facts(modules={*BOTH, KernelModule.MODESET}), graphics=True)
     assert plan.actions == (
         MakeNode(DevPath("nvidia-modeset"), root(NVIDIA, 254)),
         MakeLink(DevPath(f"char/{NVIDIA}:254"), "../nvidia-modeset"),
@@ -105,14 +105,14 @@ def test_missing_nodes_are_made_each_with_its_link() -> None:
 
 
 def test_what_is_known_is_done_beside_loading_the_rest() -> None:
-    plan = make_plan(facts(modules={Module.NVIDIA}, majors=Majors(NVIDIA), entries={}))
-    assert plan.actions[0] == LoadModule(Module.UVM)
+    plan = make_plan(facts(modules={KernelModule.NVIDIA}, majors=Majors(NVIDIA), entries={}))
+    assert plan.actions[0] == LoadModule(KernelModule.UVM)
     assert MakeNode(DevPath("nvidia0"), root(NVIDIA, 0)) in plan.actions
     assert not [a for a in plan.actions if isinstance(a, MakeNode) and "uvm" in a.path]
 
 
 def test_mode_and_owner_are_as_the_driver_was_told() -> None:
-    wanted = Node(NVIDIA, 0, 0o660, 0, 44)
+    wanted = CharDevice(NVIDIA, 0, 0o660, 0, 44)
     plan = make_plan(facts(params=params(gid=44, mode=0o660)))
     assert FixNode(DevPath("nvidia0"), wanted, root(NVIDIA, 0)) in plan.actions
     assert {action.path for action in plan.actions if isinstance(action, FixNode)} == {"nvidiactl", "nvidia0"}
@@ -128,10 +128,10 @@ def test_a_node_of_an_old_major_is_replaced() -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    [Other("a regular file"), Other("a block device"), Folder(), Link("nvidia1"), Link("/dev/null")],
+    [OtherFile("a regular file"), OtherFile("a block device"), Directory(), Symlink("nvidia1"), Symlink("/dev/null")],
     ids=str,
 )
-def test_what_is_no_character_device_is_left_alone(entry: Entry) -> None:
+def test_what_is_no_character_device_is_left_alone(entry: DevEntry) -> None:
     plan = make_plan(facts(entries=dev("nvidia0", f"char/{NVIDIA}:0", nvidia0=entry)))
     assert plan.actions == ()
     assert str(only_finding(plan)).startswith(f"/dev/nvidia0: is {entry}")
@@ -139,32 +139,32 @@ def test_what_is_no_character_device_is_left_alone(entry: Entry) -> None:
 
 @pytest.mark.parametrize("target", ["../nvidia0", "/dev/nvidia0"])
 def test_a_good_link_stays(target: str) -> None:
-    assert make_plan(facts(entries={**READY, DevPath(f"char/{NVIDIA}:0"): Link(target)})) == Plan()
+    assert make_plan(facts(entries={**READY, DevPath(f"char/{NVIDIA}:0"): Symlink(target)})) == HostPlan()
 
 
 def test_a_link_that_leads_elsewhere_is_replaced() -> None:
     path = DevPath(f"char/{NVIDIA}:0")
-    plan = make_plan(facts(entries={**READY, path: Link("../nvidia9")}))
+    plan = make_plan(facts(entries={**READY, path: Symlink("../nvidia9")}))
     assert plan.actions == (MakeLink(path, "../nvidia0", "../nvidia9"),)
 
 
 def test_what_is_no_link_in_its_place_is_left_alone() -> None:
     path = DevPath(f"char/{NVIDIA}:0")
-    plan = make_plan(facts(entries={**READY, path: Other("a regular file")}))
+    plan = make_plan(facts(entries={**READY, path: OtherFile("a regular file")}))
     assert plan.actions == ()
     assert only_finding(plan).path == f"/dev/{path}"
 
 
-@pytest.mark.parametrize("entry", [Link("/tmp"), Other("a regular file")], ids=str)
-def test_a_folder_that_is_none_is_one_finding(entry: Entry) -> None:
+@pytest.mark.parametrize("entry", [Symlink("/tmp"), OtherFile("a regular file")], ids=str)
+def test_a_folder_that_is_none_is_one_finding(entry: DevEntry) -> None:
     kept = {path: found for path, found in READY.items() if not path.startswith("char")}
     plan = make_plan(facts(entries={**kept, DevPath("char"): entry}))
     assert plan.actions == ()
     assert only_finding(plan).path == "/dev/char"
 
 
-@pytest.mark.parametrize("entry", [Link("/tmp"), Other("a regular file")], ids=str)
-def test_nothing_is_made_in_what_is_no_folder(entry: Entry) -> None:
+@pytest.mark.parametrize("entry", [Symlink("/tmp"), OtherFile("a regular file")], ids=str)
+def test_nothing_is_made_in_what_is_no_folder(entry: DevEntry) -> None:
     capabilities = {**mig("gpu0/mig/gi1/access", 12), **mig("gpu0/mig/gi1/ci0/access", 13)}
     plan = make_plan(facts(capabilities=capabilities, entries=dev(nvidia_caps=entry)))
     assert plan.actions == ()
@@ -182,13 +182,13 @@ def test_the_administrators_nodes_are_never_made() -> None:
 
 
 def test_the_administrators_choice_of_mode_is_no_finding() -> None:
-    plan = make_plan(facts(params=params(modify=0), entries=dev(nvidia0=Node(NVIDIA, 0, 0o660, 0, 44))))
-    assert plan == Plan()
+    plan = make_plan(facts(params=params(modify=0), entries=dev(nvidia0=CharDevice(NVIDIA, 0, 0o660, 0, 44))))
+    assert plan == HostPlan()
 
 
 def test_the_administrators_nodes_get_links() -> None:
     plan = make_plan(facts(params=params(modify=0), entries=dev(f"char/{NVIDIA}:0")))
-    assert plan == Plan((MakeLink(DevPath(f"char/{NVIDIA}:0"), "../nvidia0"),))
+    assert plan == HostPlan((MakeLink(DevPath(f"char/{NVIDIA}:0"), "../nvidia0"),))
 
 
 def test_unclear_parameters_stop_all_nodes() -> None:
@@ -196,7 +196,7 @@ def test_unclear_parameters_stop_all_nodes() -> None:
     assert plan.actions == ()
     assert only_finding(plan).path == "/proc/driver/nvidia/params"
     unread = Finding("/proc/driver/nvidia/params", "cannot be read: Input/output error")
-    assert make_plan(facts(params="", entries={}, unreadable=(unread,))) == Plan((), (unread,))
+    assert make_plan(facts(params="", entries={}, unreadable=(unread,))) == HostPlan((), (unread,))
 
 
 def test_the_nodes_of_mig_instances() -> None:
@@ -245,7 +245,7 @@ def test_a_gpu_without_a_node(gpus: dict[str, str], path: str) -> None:
 
 def test_an_excluded_gpu_has_no_node() -> None:
     gpus = {address(0): information(0), address(1): information(1, excluded="Yes")}
-    assert make_plan(facts(gpus=gpus)) == Plan()
+    assert make_plan(facts(gpus=gpus)) == HostPlan()
 
 
 @pytest.mark.parametrize(

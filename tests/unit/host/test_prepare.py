@@ -9,22 +9,32 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.host.facts import Action, Folder, Link, LoadModule, MakeLink, MakeNode, Module, Node, Places
+from nri_gpu.host.facts import (
+    Action,
+    CharDevice,
+    Directory,
+    HostPaths,
+    KernelModule,
+    LoadModule,
+    MakeLink,
+    MakeNode,
+    Symlink,
+)
 from nri_gpu.host.plan import make_plan
-from nri_gpu.host.prepare import Report, actor, prepare
+from nri_gpu.host.prepare import PrepareReport, actor, prepare
 from tests.unit.host.host_tree import CAPS, NVIDIA, OLD_UVM, UVM, HostTree, information, params
 
 
-def prepared(host: HostTree, *, graphics: bool = False) -> Report:
+def prepared(host: HostTree, *, graphics: bool = False) -> PrepareReport:
     return prepare(host.look, actor(host.places, Path("/")), graphics=graphics)
 
 
-def node(major: int, minor: int, mode: int = 0o666) -> Node:
-    return Node(major, minor, mode, 0, 0)
+def node(major: int, minor: int, mode: int = 0o666) -> CharDevice:
+    return CharDevice(major, minor, mode, 0, 0)
 
 
 def test_the_defaults_are_the_hosts_own() -> None:
-    assert Places() == Places(Path("/dev"), Path("/proc"), Path("/sys"))
+    assert HostPaths() == HostPaths(Path("/dev"), Path("/proc"), Path("/sys"))
 
 
 def test_from_a_fresh_boot_to_ready(host: HostTree) -> None:
@@ -33,20 +43,20 @@ def test_from_a_fresh_boot_to_ready(host: HostTree) -> None:
     assert not report.findings
     assert host.calls() == ["nvidia []", "nvidia-uvm []"]
     assert host.entries() == {
-        "char": Folder(),
+        "char": Directory(),
         "nvidiactl": node(NVIDIA, 255),
         "nvidia0": node(NVIDIA, 0),
         "nvidia1": node(NVIDIA, 1),
         "nvidia-uvm": node(UVM, 0),
         "nvidia-uvm-tools": node(UVM, 1),
-        "nvidia-caps": Folder(),
+        "nvidia-caps": Directory(),
         "nvidia-caps/nvidia-cap12": node(CAPS, 12, 0o444),
-        f"char/{NVIDIA}:255": Link("../nvidiactl"),
-        f"char/{NVIDIA}:0": Link("../nvidia0"),
-        f"char/{NVIDIA}:1": Link("../nvidia1"),
-        f"char/{UVM}:0": Link("../nvidia-uvm"),
-        f"char/{UVM}:1": Link("../nvidia-uvm-tools"),
-        f"char/{CAPS}:12": Link("../nvidia-caps/nvidia-cap12"),
+        f"char/{NVIDIA}:255": Symlink("../nvidiactl"),
+        f"char/{NVIDIA}:0": Symlink("../nvidia0"),
+        f"char/{NVIDIA}:1": Symlink("../nvidia1"),
+        f"char/{UVM}:0": Symlink("../nvidia-uvm"),
+        f"char/{UVM}:1": Symlink("../nvidia-uvm-tools"),
+        f"char/{CAPS}:12": Symlink("../nvidia-caps/nvidia-cap12"),
     }
     for path in (host.dev / "char").iterdir():
         status = path.stat()
@@ -83,8 +93,8 @@ def test_parameters_are_honoured(host: HostTree) -> None:
     host.node("nvidia0", NVIDIA, 0)
     assert not prepared(host).findings
     entries = host.entries()
-    assert entries["nvidia0"] == Node(NVIDIA, 0, 0o660, 3, 44)
-    assert entries["nvidia1"] == Node(NVIDIA, 1, 0o660, 3, 44)
+    assert entries["nvidia0"] == CharDevice(NVIDIA, 0, 0o660, 3, 44)
+    assert entries["nvidia1"] == CharDevice(NVIDIA, 1, 0o660, 3, 44)
     assert entries["nvidia-uvm"] == node(UVM, 0)
 
 
@@ -93,7 +103,7 @@ def test_the_administrators_nodes_stay_as_they_are(host: HostTree) -> None:
     host.node("nvidia0", NVIDIA, 0, 0o640, 0, 44)
     report = prepared(host)
     assert {entry for path, entry in host.entries().items() if path.startswith("nvidia")} == {
-        Node(NVIDIA, 0, 0o640, 0, 44)
+        CharDevice(NVIDIA, 0, 0o640, 0, 44)
     }
     assert [str(action) for action in report.done] == [f"link /dev/char/{NVIDIA}:0 to ../nvidia0"]
     assert [finding.path for finding in report.findings] == [
@@ -244,4 +254,4 @@ def test_actions_say_what_they_do(host: HostTree) -> None:
     assert f"fix /dev/nvidia0: char {NVIDIA}:0, mode 0666, owner 0:0 (was mode 0600, owner 0:0)" in done
     assert f"make /dev/nvidia1: char {NVIDIA}:1, mode 0666, owner 0:0, instead of {NVIDIA}:9" in done
     assert f"link /dev/char/{UVM}:0 to ../nvidia-uvm, instead of ../gone" in done
-    assert str(LoadModule(Module.UVM)) == "load module nvidia-uvm"
+    assert str(LoadModule(KernelModule.UVM)) == "load module nvidia-uvm"

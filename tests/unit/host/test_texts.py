@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.host.facts import HostError
-from nri_gpu.host.look import Capability, Ownership, capability, gpu_minor, minors_table, params_ownership, table_name
+from nri_gpu.host.look import (
+    MigCapability,
+    Ownership,
+    capability,
+    gpu_minor,
+    minors_table,
+    params_ownership,
+    table_name,
+)
 from tests.unit.host.host_tree import information, params
 
 OWNERS = {
@@ -56,7 +64,7 @@ def test_the_minor_of_a_gpu() -> None:
 
 def test_a_capability() -> None:
     text = "DeviceFileMinor: 3\nDeviceFileMode: 292\nDeviceFileModify: 0\n"
-    assert capability(text) == Capability(3, Ownership(0o444, 0, 0, modify=False))
+    assert capability(text) == MigCapability(3, Ownership(0o444, 0, 0, modify=False))
     for wrong in (
         "",
         "DeviceFileMode: 292\n",

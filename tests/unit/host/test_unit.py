@@ -15,7 +15,7 @@ import pytest
 
 from nri_gpu.cli.main import VERBS
 from nri_gpu.domain.errors import Exit
-from nri_gpu.host.facts import Module
+from nri_gpu.host.facts import KernelModule
 from nri_gpu.host.modules import LOAD_TIMEOUT_S
 from tests.support.unit_file import OURS, Line
 from tests.support.unit_file import Unit as UnitFile
@@ -67,7 +67,7 @@ def test_a_machine_without_gpus_is_no_failure() -> None:
 
 
 def test_its_time_is_enough_for_every_module() -> None:
-    assert LOAD_TIMEOUT_S * len(Module) < int(UNIT.value("TimeoutStartSec")) <= 300
+    assert LOAD_TIMEOUT_S * len(KernelModule) < int(UNIT.value("TimeoutStartSec")) <= 300
 
 
 def test_it_may_make_any_node_and_open_none() -> None:

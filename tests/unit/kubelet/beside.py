@@ -10,7 +10,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, Pod
 from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.kubelet.controller import Answers
-from nri_gpu.kubelet.external import Book
+from nri_gpu.kubelet.external import KubeletPods
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
@@ -36,8 +36,8 @@ class Beside(Halves):
     def restart_daemon(self) -> None:
         super().restart_daemon()
         self.asked.clear()
-        self.book = Book(self.asked.append)
-        self.plugin.beside.book = self.book
+        self.book = KubeletPods(self.asked.append)
+        self.plugin.external.pods = self.book
 
     def came(self, of: Container | Pod) -> None:
         """Its sandbox is made, as the runtime tells it."""

@@ -14,8 +14,8 @@ from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.node import Node
 from nri_gpu.kubelet.controller import DaemonBooks
-from nri_gpu.kubelet.devices import Offers
-from nri_gpu.kubelet.endpoint import KubeletRoom, Place
+from nri_gpu.kubelet.devices import AdvertisedDevices
+from nri_gpu.kubelet.endpoint import DevicePlugins, EndpointPaths
 from nri_gpu.kubelet.token import KeyKeeper
 from nri_gpu.nri.convert import Listed
 from nri_gpu.plugin.handlers import Outside, Plugin
@@ -59,7 +59,7 @@ class Halves:
         self.plugin = Plugin(outside, self.policy, KEY)
         self.plugin.kubelet.key = TOKENS
         self.books = DaemonBooks(self.board, self.plugin, lambda: self.up)
-        self.offers = Offers(self.settings, self.books)
+        self.offers = AdvertisedDevices(self.settings, self.books)
 
     @property
     def node(self) -> Node:
@@ -124,7 +124,9 @@ class Station(Halves):
 
     async def __aenter__(self) -> Self:
         keys = KeyKeeper(Path(self.settings.dir), self._keyed)
-        self.room = KubeletRoom(self.offers, Place(self.settings, folder_changed), self.plugin.lapse, keys.look)
+        self.room = DevicePlugins(
+            self.offers, EndpointPaths(self.settings, folder_changed), self.plugin.lapse, keys.look
+        )
         self.changed = self.room.changed
         self._running = asyncio.create_task(self.room.run())
         return self

@@ -243,7 +243,7 @@ def test_a_pod_that_the_kubelet_does_not_know_is_none_that_it_gave_nothing() -> 
 
 def test_without_podresources_nobody_starts_without_its_gpus() -> None:
     node_ = Beside()
-    node_.plugin.beside.book = None
+    node_.plugin.external.pods = None
     refused = str(node_.create(of_plugin(1)))
     assert "[node-not-ready]" in refused
     assert "kubelet.podresources is empty" in refused
@@ -595,7 +595,7 @@ def test_who_is_no_fraction_is_not_looked_at() -> None:
 
 def test_off_costs_nothing() -> None:
     node_ = Beside(KubeletSettings())
-    node_.plugin.beside.book = None
+    node_.plugin.external.pods = None
     assert not node_.plugin._needs_reading(builders.create_payload(of_plugin(1)), node_.node)
 
 

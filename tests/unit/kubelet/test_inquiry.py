@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container, PodId, PodUid
-from nri_gpu.kubelet.controller import Answers, KubeletKeeper
-from nri_gpu.kubelet.podresources import Inquiry, Pace, PodResources
+from nri_gpu.kubelet.controller import Answers, KubeletController
+from nri_gpu.kubelet.podresources import Inquiry, PodResources, QuestionPace
 from nri_gpu.policy.kubelet import KubeletSettings
 from tests.support.builders import container, pod, uuid
 from tests.support.podresources import PodResourcesServer
@@ -22,7 +22,7 @@ from tests.unit.kubelet.station import GPU
 from tests.unit.kubelet.test_endpoint import said
 from tests.unit.runtime.log import Log
 
-QUICK = Pace(between=0.001, list_every=0.05, first=0.01, most=0.02)
+QUICK = QuestionPace(between=0.001, list_every=0.05, first=0.01, most=0.02)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -34,7 +34,7 @@ async def until(holds: Callable[[], bool]) -> None:
 class Asking(Beside):
     """With somebody who asks."""
 
-    def __init__(self, server: PodResourcesServer, pace: Pace = QUICK) -> None:
+    def __init__(self, server: PodResourcesServer, pace: QuestionPace = QUICK) -> None:
         self.inquiry: Inquiry | None = None
         super().__init__()
         self.server = server
@@ -97,7 +97,7 @@ async def test_many_at_once_are_one_list(folder: Path) -> None:
 
 async def test_it_keeps_to_its_pace(folder: Path) -> None:
     """The kubelet answers 100 a second, and has others to answer."""
-    async with PodResourcesServer(folder) as server, Asking(server, Pace()) as node:
+    async with PodResourcesServer(folder) as server, Asking(server, QuestionPace()) as node:
         began = asyncio.get_running_loop().time()
         for number in range(60):
             node.came(pod(f"pod-{number}"))
@@ -166,7 +166,7 @@ async def test_the_keeper_asks_where_policy_wants_it(folder: Path) -> None:
         server.give("train", {"main": {GPU: [uuid(1)]}}, "ml")
         node = Beside()
         settings = replace(THEIRS, enabled=False, podresources=str(server.socket))
-        keeper = KubeletKeeper(node.board, node.plugin, settings)
+        keeper = KubeletController(node.board, node.plugin, settings)
         local = container("device=2", of="local")
         assert "has just started" in str(node.create(local))
         running = asyncio.create_task(keeper.run())
@@ -181,7 +181,7 @@ async def test_the_keeper_asks_where_policy_wants_it(folder: Path) -> None:
 async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -> None:
     node = Beside()
     settings = replace(THEIRS, enabled=False, podresources=str(folder / "none.sock"))
-    running = asyncio.create_task(KubeletKeeper(node.board, node.plugin, settings).run())
+    running = asyncio.create_task(KubeletController(node.board, node.plugin, settings).run())
     await until(lambda: node.create(container("device=2", of="local")) == (uuid(2),))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -198,6 +198,6 @@ async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -
 )
 async def test_where_it_is_not_wanted_nobody_asks(settings: KubeletSettings) -> None:
     node = Beside()
-    node.plugin.beside.book = None
-    KubeletKeeper(node.board, node.plugin, settings)
-    assert node.plugin.beside.book is None
+    node.plugin.external.pods = None
+    KubeletController(node.board, node.plugin, settings)
+    assert node.plugin.external.pods is None

@@ -18,8 +18,8 @@ from nri_gpu.daemon.policy_file import PolicyFile
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.errors import Exit, RestartNeededError
 from nri_gpu.kubelet import endpoint as room
-from nri_gpu.kubelet.controller import NOT_CONNECTED, KubeletKeeper
-from nri_gpu.kubelet.devices import Offers
+from nri_gpu.kubelet.controller import NOT_CONNECTED, KubeletController
+from nri_gpu.kubelet.devices import AdvertisedDevices
 from nri_gpu.kubelet.endpoint import Endpoint
 from nri_gpu.kubelet.token import KEY_FILE, KeyKeeper
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
@@ -41,7 +41,7 @@ def test_grpc_is_imported_only_where_it_is_wanted() -> None:
 async def test_without_grpcio_it_says_what_to_install(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nri_gpu.kubelet.endpoint", None)
     halves = Halves()
-    running = asyncio.create_task(KubeletKeeper(halves.board, halves.plugin, KubeletSettings(enabled=True)).run())
+    running = asyncio.create_task(KubeletController(halves.board, halves.plugin, KubeletSettings(enabled=True)).run())
     await said(log, "kubernetes extra")
     assert not running.done()  # the other half serves on
     running.cancel()
@@ -77,14 +77,14 @@ async def test_a_bug_of_ours_outside_a_session_ends_no_daemon_either(
         if bugs:
             raise bugs[0]
 
-    whole = Offers.resources
+    whole = AdvertisedDevices.resources
 
-    def resources(self: Offers) -> tuple[str, ...]:
+    def resources(self: AdvertisedDevices) -> tuple[str, ...]:
         meet()
         return whole(self)
 
     if at == "resources":
-        monkeypatch.setattr(Offers, "resources", resources)
+        monkeypatch.setattr(AdvertisedDevices, "resources", resources)
     monkeypatch.setattr(room, "TICK_S", 0.02)
     async with Kubelet(folder) as kubelet, Station(folder) as station:
         if at == "tick":
@@ -103,7 +103,7 @@ async def test_a_bug_of_ours_outside_a_session_ends_no_daemon_either(
 
 
 @contextlib.asynccontextmanager
-async def kept(keeper: KubeletKeeper) -> AsyncIterator[asyncio.Task[None]]:
+async def kept(keeper: KubeletController) -> AsyncIterator[asyncio.Task[None]]:
     """It, running."""
     running = asyncio.create_task(keeper.run())
     try:
@@ -113,10 +113,10 @@ async def kept(keeper: KubeletKeeper) -> AsyncIterator[asyncio.Task[None]]:
         await asyncio.gather(running, return_exceptions=True)
 
 
-def keeper_on(folder: Path, halves: Halves, **fields: object) -> KubeletKeeper:
+def keeper_on(folder: Path, halves: Halves, **fields: object) -> KubeletController:
     places = {"dir": "device-plugins", "registry_dir": "plugins_registry", "cdi_dir": "cdi"}
     made = {key: str(folder / name) for key, name in places.items()} | fields
-    return KubeletKeeper(halves.board, halves.plugin, KubeletSettings(enabled=True, **made))  # type: ignore[arg-type]  # **
+    return KubeletController(halves.board, halves.plugin, KubeletSettings(enabled=True, **made))  # type: ignore[arg-type]  # **
 
 
 def keyless(folder: Path) -> tuple[Halves, Path]:
@@ -167,7 +167,7 @@ def test_a_key_that_cannot_be_had_is_said_once(folder: Path, log: Log) -> None:
 def test_an_off_one_touches_nothing(folder: Path) -> None:
     halves, file = keyless(folder)
     file.parent.mkdir()
-    KubeletKeeper(halves.board, halves.plugin, KubeletSettings(dir=str(file.parent))).begin()
+    KubeletController(halves.board, halves.plugin, KubeletSettings(dir=str(file.parent))).begin()
     assert not file.exists()
     assert not halves.plugin.kubelet.awaited
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.mps.daemon import CONTROL, Daemon, MpsError, Tools
-from nri_gpu.mps.folders import Place, clients, process_of
+from nri_gpu.mps.daemon import CONTROL, MpsDaemon, MpsError, MpsTools
+from nri_gpu.mps.folders import DaemonFolder, clients, process_of
 from nri_gpu.policy.mps import MpsSettings
 
 UUID = GpuUuid("GPU-0")
@@ -26,16 +26,16 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def tools(tmp_path: Path) -> Tools:
+def tools(tmp_path: Path) -> MpsTools:
     """Of a daemon that answers."""
     (tmp_path / CONTROL).write_text("#!/bin/sh\ncat\n")
     (tmp_path / CONTROL).chmod(0o755)
-    return Tools(tmp_path, tmp_path)
+    return MpsTools(tmp_path, tmp_path)
 
 
-def adopted(place: Place, tools: Tools) -> tuple[bool, Place]:
-    async def adopt() -> tuple[bool, Place]:
-        daemon = Daemon(place, lambda: Place(place.state, UUID, "next"))
+def adopted(place: DaemonFolder, tools: MpsTools) -> tuple[bool, DaemonFolder]:
+    async def adopt() -> tuple[bool, DaemonFolder]:
+        daemon = MpsDaemon(place, lambda: DaemonFolder(place.state, UUID, "next"))
         return await daemon.adopt(tools, MpsSettings()), daemon.place
 
     return asyncio.run(adopt())
@@ -43,29 +43,29 @@ def adopted(place: Place, tools: Tools) -> tuple[bool, Place]:
 
 @pytest.mark.parametrize(("generation", "taken"), [("a", True), ("", False)])
 def test_one_whose_clients_write_without_a_bound_is_ended(
-    child: subprocess.Popen[bytes], tools: Tools, tmp_path: Path, generation: str, taken: bool
+    child: subprocess.Popen[bytes], tools: MpsTools, tmp_path: Path, generation: str, taken: bool
 ) -> None:
     clients(tmp_path).mkdir(parents=True)
-    place, process = Place(tmp_path, UUID, generation), process_of(child.pid)
+    place, process = DaemonFolder(tmp_path, UUID, generation), process_of(child.pid)
     assert process
     place.make()
     place.note(process)
-    assert adopted(place, tools) == (taken, place if taken else Place(tmp_path, UUID, "next"))
+    assert adopted(place, tools) == (taken, place if taken else DaemonFolder(tmp_path, UUID, "next"))
     assert (child.poll() is None) is taken
 
 
-def test_the_folder_of_a_dead_one_is_not_used_again_and_that_of_none_is(tools: Tools, tmp_path: Path) -> None:
+def test_the_folder_of_a_dead_one_is_not_used_again_and_that_of_none_is(tools: MpsTools, tmp_path: Path) -> None:
     clients(tmp_path).mkdir(parents=True)
-    place = Place(tmp_path, UUID, "a")
+    place = DaemonFolder(tmp_path, UUID, "a")
     place.make()
     assert adopted(place, tools) == (False, place)
     place.file.write_text("1 1 a\n")
-    assert adopted(place, tools) == (False, Place(tmp_path, UUID, "next"))
+    assert adopted(place, tools) == (False, DaemonFolder(tmp_path, UUID, "next"))
 
 
 def test_nothing_is_made_where_nothing_bounds_it(tmp_path: Path) -> None:
     clients(tmp_path).mkdir(parents=True)
-    daemon = Daemon(Place(tmp_path, UUID, "a"), lambda: Place(tmp_path, UUID, "next"))
+    daemon = MpsDaemon(DaemonFolder(tmp_path, UUID, "a"), lambda: DaemonFolder(tmp_path, UUID, "next"))
     with pytest.raises(MpsError, match="no file system of its own"):
         daemon.prepare()
     assert list(clients(tmp_path).iterdir()) == []

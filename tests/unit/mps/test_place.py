@@ -12,7 +12,7 @@ import pytest
 
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.mps.folders import (
-    Place,
+    DaemonFolder,
     Process,
     clients,
     leftovers,
@@ -29,8 +29,8 @@ UUID = GpuUuid("GPU-0")
 TENANT = 1000
 
 
-def place(tmp_path: Path, generation: str = "a") -> Place:
-    made = Place(tmp_path, UUID, generation)
+def place(tmp_path: Path, generation: str = "a") -> DaemonFolder:
+    made = DaemonFolder(tmp_path, UUID, generation)
     clients(tmp_path).mkdir(parents=True, exist_ok=True)
     made.make()
     return made
@@ -42,7 +42,7 @@ def test_what_was_noted_is_found_while_it_lives(tmp_path: Path) -> None:
             process = process_of(child.pid)
             assert process is not None
             place(tmp_path).note(process)
-            assert noted_places(tmp_path) == (Place(tmp_path, UUID, "a"),)
+            assert noted_places(tmp_path) == (DaemonFolder(tmp_path, UUID, "a"),)
             assert noted_places(tmp_path)[0].noted() == process
         finally:
             child.kill()

@@ -18,8 +18,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.cdi.file import SpecFile
-from nri_gpu.cdi.generate import NotReadyError, Wish, specification_text
-from nri_gpu.cdi.watch import Watch
+from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, specification_text
+from nri_gpu.cdi.watch import SpecificationWatch
 from nri_gpu.cli.main import main
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
@@ -55,10 +55,13 @@ class Place(Struct, frozen=True):
     def topology(self) -> Path:
         return self.base / "node.toml"
 
-    def wish(self, **fields: Any) -> Wish:  # noqa: ANN401 - any field of a Wish
+    def wish(self, **fields: Any) -> SpecificationOptions:  # noqa: ANN401 - any field of a SpecificationOptions
         every = DEFAULT_CAPABILITIES
         return replace(
-            Wish(self.driver, (), self.stage, Loader.FOLDERS, every, str(self.topology), refresh_s=0.02), **fields
+            SpecificationOptions(
+                self.driver, (), self.stage, Loader.FOLDERS, every, str(self.topology), refresh_s=0.02
+            ),
+            **fields,
         )
 
     def generate(self, *arguments: str) -> int:
@@ -234,7 +237,7 @@ def kept_true(place: Place, *steps: Callable[[], object]) -> None:
     """Run the watch; after each step wait until `step` no longer raises AssertionError, OSError or ValueError."""
 
     async def main() -> None:
-        watch = Watch(place.wish(), SpecFile(place.file))
+        watch = SpecificationWatch(place.wish(), SpecFile(place.file))
         running = asyncio.create_task(watch.run())
         for step in steps:
             deadline = time.monotonic() + WAIT_S

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nri_gpu.cdi import generate as cdi_old
 from nri_gpu.cdi.file import SpecFile
-from nri_gpu.cdi.generate import Wish, remove_old, specification_text
+from nri_gpu.cdi.generate import SpecificationOptions, remove_old, specification_text
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
 from nri_gpu.domain.node import Inventory, Loader
@@ -41,8 +41,10 @@ class Place(Struct, frozen=True):
         return self.base / "etc"
 
     @property
-    def wish(self) -> Wish:
-        return Wish(self.base / "driver", (), self.stage, Loader.FOLDERS, DEFAULT_CAPABILITIES, None, refresh_s=1)
+    def wish(self) -> SpecificationOptions:
+        return SpecificationOptions(
+            self.base / "driver", (), self.stage, Loader.FOLDERS, DEFAULT_CAPABILITIES, None, refresh_s=1
+        )
 
     @property
     def file(self) -> SpecFile:

@@ -11,7 +11,7 @@ import pytest
 from nri_gpu.cli import prepare
 from nri_gpu.cli.main import main
 from nri_gpu.domain.errors import Exit
-from nri_gpu.host.facts import Places
+from nri_gpu.host.facts import HostPaths
 from tests.unit.host.host_tree import NVIDIA, UVM, HostTree, host_below, params
 from tests.unit.verbs.shapes import NUMBER, TEXT, TRUTH, array, check_shape, fields, schema
 
@@ -53,7 +53,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
 
 
 def test_it_works_on_the_real_trees_by_default() -> None:
-    assert Places() == prepare.PLACES
+    assert HostPaths() == prepare.PLACES
 
 
 def test_a_fresh_boot_then_nothing_to_do(machine: HostTree, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +96,7 @@ def test_not_root(machine: HostTree, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(prepare, "PLACES", Places(tmp_path, tmp_path, tmp_path))
+    monkeypatch.setattr(prepare, "PLACES", HostPaths(tmp_path, tmp_path, tmp_path))
     for arguments in ([], ["--dry-run"], ["-o", "json"]):
         assert main(["prepare", *arguments]) == Exit.UNAVAILABLE
         printed = capsys.readouterr()
