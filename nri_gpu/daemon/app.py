@@ -6,9 +6,9 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from loguru import logger
 from msgspec import Struct
@@ -45,10 +45,11 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.policy.mps import NO_MPS, MpsSettings
 from nri_gpu.policy.service import AuditSettings
 from nri_gpu.simulation.source import source_of
+from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.state import Board
 from nri_gpu.system.succession import Succession
-from nri_gpu.system.tasks import exit_code
+from nri_gpu.system.tasks import cancelled, exit_code
 
 DRAIN_S: Final = 5.0
 HEALTH_FILE: Final = "health.json"  # in the state folder
@@ -173,7 +174,7 @@ class Daemon:
         self._watch = node_watch(source.glance, self._node_changed, simulated=topology is not None)
         self._stop = asyncio.Event()
         self._ledger_timer: asyncio.TimerHandle | None = None
-        self._ledger_fault = ""
+        self._ledger_faults = LogOnce()
         self._reloading: set[asyncio.Task[None]] = set()
         self._one_reload = asyncio.Lock()
         self._synchronized = False
@@ -218,7 +219,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        self._feed_watchdog()
+        self._notifier.feed_watchdog()
         self._kubelet.begin()
         if not self._simulated and self._snapshots.restore(self._cache):
             self._profiles.look_again()
@@ -244,9 +245,9 @@ class Daemon:
         code = exit_code(parts)
         self._notifier.stopping()
         if self._hands_over:  # the others first, for the time without NRI to be short
-            await _cancelled(each for each in parts if each not in (kubelet, *last))
+            await cancelled(each for each in parts if each not in (kubelet, *last))
         await self._supervisor.stop(DRAIN_S)
-        await _cancelled(each for each in (stopping, *parts) if each is not kubelet or not self._hands_over)
+        await cancelled(each for each in (stopping, *parts) if each is not kubelet or not self._hands_over)
         self._write_ledger()
         if self._hands_over:
             self._handed_over = True
@@ -254,7 +255,7 @@ class Daemon:
             threads = asyncio.create_task(loop.shutdown_default_executor())
             threads.add_done_callback(lambda _: self.close())
             await self._succession.passed()
-            await _cancelled([kubelet])
+            await cancelled([kubelet])
         self._notifier.close()
         logger.info("stopped")
         return code
@@ -421,16 +422,9 @@ class Daemon:
         try:
             self._state.write_ledger(self._plugin.ledger)
         except OSError as error:
-            if str(error) != self._ledger_fault:
-                logger.bind(fault=str(error)).warning("ledger.json not written; the marks on the containers hold")
-            self._ledger_fault = str(error)
+            self._ledger_faults.warning("ledger.json not written; the grants on the containers hold", str(error))
         else:
-            self._ledger_fault = ""
-
-    def _feed_watchdog(self) -> None:
-        if self._notifier.watchdog_s:
-            self._notifier.alive()
-            asyncio.get_running_loop().call_later(self._notifier.watchdog_s / 2, self._feed_watchdog)
+            self._ledger_faults.clear()
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
         logger.bind(signal=number.name).info("stopping")
@@ -440,14 +434,6 @@ class Daemon:
         else:  # at once: what is in flight is still answered for a while, and pods admitted
             self._kubelet.connected(False)
         self._stop.set()
-
-
-async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel them, and wait for their end."""
-    ending = list(tasks)
-    for task in ending:
-        task.cancel()
-    await asyncio.gather(*ending, return_exceptions=True)
 
 
 def _audit_log(policy: Policy, state: Path) -> AuditLog | None:

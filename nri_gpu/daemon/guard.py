@@ -85,7 +85,7 @@ class GuardProcess:
             loop.add_signal_handler(number, self._stop.set)
         if self._settings.guard.stop_ungranted:
             warn_without_grpc("guard.stop_ungranted")
-        self._feed_watchdog()
+        self._notifier.feed_watchdog()
         self._keep_telling()
         serving = asyncio.create_task(self._supervisor.run(Path(self._settings.plugin.socket)))
         stopping = asyncio.create_task(self._stop.wait())
@@ -144,8 +144,3 @@ class GuardProcess:
         """From the loop that answers the runtime: where the file grows old, that hangs (`nri-gpu status --guard`)."""
         self._tell()
         asyncio.get_running_loop().call_later(TELL_S, self._keep_telling)
-
-    def _feed_watchdog(self) -> None:
-        if self._notifier.watchdog_s:
-            self._notifier.alive()
-            asyncio.get_running_loop().call_later(self._notifier.watchdog_s / 2, self._feed_watchdog)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from loguru import logger
 
 from nri_gpu.allocation.grant import SignedGrant, sign_grant, verify_grant
 from nri_gpu.allocation.ledger import Ledger
@@ -24,6 +23,8 @@ from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Grant
 from nri_gpu.domain.node import Node
 from nri_gpu.plugin.recorder import Remembered
+from nri_gpu.system.log_once import LogOnce
+from nri_gpu.system.storage import write_whole
 
 JOURNAL: Final = "journal"  # in the state folder
 # Some 500 grants. Beyond that, lines whose grace is over are dropped.
@@ -47,21 +48,11 @@ class Journal:
 
     def granted(self, grant: Grant, mark: str, now: float) -> None:
         """Append a grant. mark: as it is written on the container."""
-        record = {
-            "at": now,
-            "container_id": grant.container_id,
-            "container": grant.container_name,
-            "pod_id": grant.pod_id,
-            "pod_uid": grant.pod_uid,
-            "pod": grant.pod_name,
-            "namespace": grant.namespace,
-            "mark": mark,
-        }
-        self._append(record)
+        self._append(_grant_line(grant, mark, now))
 
     def settled(self, container_id: ContainerId) -> None:
         """Append that the runtime knows of a grant by now, or that it is no more."""
-        self._append({"settled": container_id})
+        self._append(_line({"settled": container_id}))
 
     def remembered(self, since: float) -> tuple[Remembered, ...]:
         """Grants given at `since` or later and not settled, in their order. A file that is not there is empty."""
@@ -75,14 +66,10 @@ class Journal:
 
     def compact(self, since: float) -> None:
         """Write it anew, with what `remembered` tells and nothing else."""
-        kept = self.remembered(since)
+        lines = [_grant_line(each.grant, sign_grant(each.grant, self._key), each.at) for each in self.remembered(since)]
         self.close()
-        fresh = self._path.with_name(f".{self._path.name}.new")
-        self._fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._bytes = 0
-        for each in kept:
-            self.granted(each.grant, sign_grant(each.grant, self._key), each.at)
-        fresh.replace(self._path)
+        write_whole(self._path, b"".join(lines))
+        self._bytes = sum(map(len, lines))
 
     def close(self) -> None:
         """Close the file; the next append opens it again."""
@@ -90,12 +77,11 @@ class Journal:
             os.close(self._fd)
             self._fd = None
 
-    def _append(self, record: dict[str, Any]) -> None:
+    def _append(self, line: bytes) -> None:
         if self._fd is None:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             self._bytes = os.fstat(self._fd).st_size
-        # A line break first: behind a line that a full disk cut short, this one can still be read.
-        self._bytes += os.write(self._fd, b"\n" + msgspec.json.encode(record))
+        self._bytes += os.write(self._fd, line)
 
     def _records(self) -> Iterator[dict[str, Any]]:
         try:
@@ -133,6 +119,26 @@ class Journal:
         return Remembered(grant, float(at))
 
 
+def _line(record: dict[str, Any]) -> bytes:
+    # A line break first: behind a line that a full disk cut short, this one can still be read.
+    return b"\n" + msgspec.json.encode(record)
+
+
+def _grant_line(grant: Grant, mark: str, now: float) -> bytes:
+    return _line(
+        {
+            "at": now,
+            "container_id": grant.container_id,
+            "container": grant.container_name,
+            "pod_id": grant.pod_id,
+            "pod_uid": grant.pod_uid,
+            "pod": grant.pod_name,
+            "namespace": grant.namespace,
+            "mark": mark,
+        }
+    )
+
+
 class StateRecorder:
     """Keeps it in the state folder. Nothing that fails here stops anybody: it is logged once for each new reason.
 
@@ -146,7 +152,7 @@ class StateRecorder:
         self._audit = audit
         self._later = later
         self._grace_s = grace_s
-        self._fault = ""
+        self._faults = LogOnce()
         self._unsettled: dict[ContainerId, float] = {}
 
     def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
@@ -192,8 +198,6 @@ class StateRecorder:
         try:
             action()
         except OSError as error:
-            if str(error) != self._fault:
-                logger.bind(fault=str(error)).warning("journal not written; the marks on the containers hold")
-            self._fault = str(error)
+            self._faults.warning("journal not written; the grants on the containers hold", str(error))
         else:
-            self._fault = ""
+            self._faults.clear()

@@ -23,6 +23,7 @@ from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.policy.lines import key_lines
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import override, parse_policy
+from nri_gpu.system.storage import Signature, signature, write_whole
 
 DEFAULT_PATH: Final = Path("/etc/nri-gpu/policy.toml")
 LAST_GOOD: Final = "policy.last"  # in the state folder
@@ -99,14 +100,7 @@ def keep_last_good(state_dir: Path, text: str) -> None:
         OSError: the state folder cannot be written.
 
     """
-    draft = state_dir / f"{LAST_GOOD}.new"
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(descriptor)
-    draft.replace(state_dir / LAST_GOOD)
+    write_whole(state_dir / LAST_GOOD, text.encode(), sync=True)
 
 
 def last_good_text(state_dir: Path) -> PolicyText | None:
@@ -210,8 +204,6 @@ class PolicyFile:
 LOOK_S: Final = 10.0
 SETTLE_S: Final = 0.2  # a file written in place is whole when it stood still for so long
 
-Signature = tuple[int, int, int, int]
-
 
 class PolicyWatch:
     """Calls `changed` once for each content of the file that it finds."""
@@ -242,12 +234,3 @@ class PolicyWatch:
             await asyncio.sleep(self._settle_s)
             if signature(self._file) == before:
                 return before
-
-
-def signature(file: Path) -> Signature | None:
-    """What changes with its content, of the file that the path leads to; None where there is none."""
-    try:
-        facts = file.stat()
-    except OSError:
-        return None
-    return facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_size

@@ -24,6 +24,7 @@ from nri_gpu.domain.codec import canonical, decode
 from nri_gpu.domain.node import DriverFiles, Inventory
 from nri_gpu.driver.watch import module_version, module_versions, signs, staged_evidence
 from nri_gpu.inventory.controller import InventoryCache
+from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.state import Board
 from nri_gpu.system.storage import boot_id
 
@@ -162,7 +163,7 @@ class SnapshotKeeper:
         self._host = host
         self._board = board
         self._written: object = None
-        self._fault = ""
+        self._faults = LogOnce()
 
     def restore(self, cache: InventoryCache) -> bool:
         """Go by the last snapshot until the driver answers. Returns whether there is one that holds."""
@@ -208,11 +209,10 @@ class SnapshotKeeper:
         try:
             await asyncio.to_thread(self._write, now)
         except OSError as error:
-            if str(error) != self._fault:
-                logger.bind(fault=str(error)).warning("snapshot not written; a restart will wait for the driver")
-            self._fault = str(error)
+            self._faults.warning("snapshot not written; a restart will wait for the driver", str(error))
         else:
-            self._written, self._fault = now, ""
+            self._written = now
+            self._faults.clear()
 
     def _write(self, now: tuple[Inventory, DriverFiles, str, Hashable, Signs]) -> None:
         inventory, driver, version, sight, scanned = now

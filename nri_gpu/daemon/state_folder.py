@@ -19,7 +19,7 @@ from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.names import LEDGER
-from nri_gpu.system.storage import NotPrivateError, lock_holder, open_lock, read_private, text_of, try_lock
+from nri_gpu.system.storage import NotPrivateError, lock_holder, open_lock, read_private, text_of, try_lock, write_whole
 
 LEDGER_SCHEMA: Final = "nri-gpu/ledger/v1"
 
@@ -81,7 +81,7 @@ class StateFolder:
             key = self._kept_key(file)
             if key is None:
                 key = os.urandom(KEY_BYTES)
-                self._write(file, key)
+                write_whole(file, key)
         except OSError as error:
             raise StateError(f"key {file} cannot be read or made: {error.strerror}") from error
         return key
@@ -104,7 +104,7 @@ class StateFolder:
 
     def write_ledger(self, ledger: Ledger) -> None:
         """`ledger.json`, for people, other verbs and the next daemon; the marks are the truth. Raises: OSError."""
-        self._write(self.path / LEDGER, self._ledger_text(ledger).encode())
+        write_whole(self.path / LEDGER, self._ledger_text(ledger).encode())
 
     def _ledger_text(self, ledger: Ledger) -> str:
         """A line for each grant; fields are only ever added.
@@ -123,14 +123,7 @@ class StateFolder:
 
     def write(self, name: str, content: bytes) -> None:
         """A file of the folder, whole or not at all. Raises: OSError."""
-        self._write(self.path / name, content)
-
-    def _write(self, file: Path, content: bytes) -> None:
-        fresh = file.with_name(f".{file.name}.new")
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as stream:
-            stream.write(content)
-        fresh.replace(file)
+        write_whole(self.path / name, content)
 
     def _holder(self) -> str:
         pid = (text_of(self.path / "lock") or "").strip()

@@ -29,7 +29,7 @@ from nri_gpu.nri.events import Event
 from nri_gpu.nri.status import status_of
 from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import BrokenPolicy, Policy
-from nri_gpu.system.storage import read_private
+from nri_gpu.system.storage import Signature, read_private, signature, write_whole
 from nri_gpu.ttrpc.status import Status
 
 GUARD_SCHEMA: Final = "nri-gpu/guard/v1"
@@ -51,7 +51,7 @@ class DaemonState:
         self._folder = folder
         self._policy_files = policy_files
         self._read_policy = read_policy
-        self._known: tuple[tuple[int, ...], Policy | BrokenPolicy] | None = None
+        self._known: tuple[tuple[Signature | None, ...], Policy | BrokenPolicy] | None = None
 
     def key(self) -> bytes | None:
         """The marks' key; None where there is none, or none that anybody but root could not have put there."""
@@ -67,9 +67,9 @@ class DaemonState:
 
     def policy(self) -> Policy | BrokenPolicy:
         """The policy that containers are judged by."""
-        signature = tuple(number for file in self._policy_files for number in _signature(file))
-        if self._known is None or self._known[0] != signature:
-            self._known = (signature, self._read_policy())
+        signatures = tuple(map(signature, self._policy_files))
+        if self._known is None or self._known[0] != signatures:
+            self._known = (signatures, self._read_policy())
         return self._known[1]
 
 
@@ -93,10 +93,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 def write_seen(folder: Path, seen: Seen) -> None:
     """For `check`: which anybody may run. Raises: OSError."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    draft = folder / f".{STATE_FILE}.new"
-    draft.write_text(json.dumps({"schema": GUARD_SCHEMA, **asdict(seen)}), encoding="utf-8")
-    draft.chmod(0o644)
-    draft.replace(folder / STATE_FILE)
+    write_whole(folder / STATE_FILE, json.dumps({"schema": GUARD_SCHEMA, **asdict(seen)}).encode(), 0o644)
 
 
 def read_seen(folder: Path = DEFAULT_RUN_DIR) -> Seen | None:
@@ -120,15 +117,6 @@ def started(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_TIME]
     except (OSError, IndexError):
         return ""
-
-
-def _signature(path: Path) -> tuple[int, ...]:
-    """What changes with a file's content."""
-    try:
-        facts = path.stat()
-    except OSError:
-        return (0,)
-    return (facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_size)
 
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Mapping
@@ -32,6 +33,12 @@ class Notifier:
     def alive(self) -> None:
         """Feed the watchdog."""
         self._send("WATCHDOG=1")
+
+    def feed_watchdog(self) -> None:
+        """Feed it from the event loop from now on: a loop that hangs is found out and started again."""
+        if self.watchdog_s:
+            self.alive()
+            asyncio.get_running_loop().call_later(self.watchdog_s / 2, self.feed_watchdog)
 
     def stopping(self) -> None:
         """The service is on its way out."""

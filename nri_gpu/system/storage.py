@@ -1,4 +1,4 @@
-"""Small files of the kernel, of the host and of our own: read, kept private, and locked."""
+"""Small files of the kernel, of the host and of our own: read, replaced, kept private, locked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
+Signature = tuple[int, int, int, int]  # device, inode, time of change in ns, bytes
 _LOCKS: Final = Path("/proc/locks")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -27,6 +28,35 @@ def text_of(path: Path, most: int = -1, encoding: str = "ascii") -> str | None:
             return file.read(most).decode(encoding, errors="replace")
     except OSError:
         return None
+
+
+def write_whole(path: Path, content: bytes, mode: int = 0o600, *, sync: bool = False) -> None:
+    """Replace a file, whole or not at all. Whoever has the old one open or mounted keeps it.
+
+    mode: of the new file, whatever the umask. sync: on the disk before it replaces the old one. The draft's name begins
+    with a dot, so those who read all files of a folder (CDI, Node Feature Discovery) pass over it.
+
+    Raises: OSError: also where the folder is missing.
+    """
+    draft = path.with_name(f".{path.name}.new")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as stream:
+        os.fchmod(descriptor, mode)
+        stream.write(content)
+        if sync:
+            stream.flush()
+            os.fsync(descriptor)
+    draft.replace(path)
+
+
+def signature(path: Path, *, follow: bool = True) -> Signature | None:
+    """What differs once a file's content does; None where there is no file. follow: the file that a link leads to."""
+    try:
+        found = path.stat(follow_symlinks=follow)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def boot_id(path: Path = _BOOT_ID) -> str:

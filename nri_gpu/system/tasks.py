@@ -1,10 +1,11 @@
-"""Work that is done when somebody says that something may be other now, and again a while after it failed."""
+"""Tasks of the event loop: repeated work, waiting for the first of several, ending."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 from loguru import logger
 
@@ -21,6 +22,23 @@ async def work_when_told(told: asyncio.Event, work: Callable[[], Awaitable[bool]
                 async with asyncio.timeout(retry_s):
                     await told.wait()
             told.set()
+
+
+async def first_done(*waits: Awaitable[object], timeout_s: float | None = None) -> None:
+    """Return when one of these is done, or after that time; the others are cancelled, and have ended then."""
+    tasks = [asyncio.ensure_future(each) for each in waits]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancelled(tasks)
+
+
+async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel them, and return once they have ended, however they did."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 def exit_code(parts: Iterable[asyncio.Task[None]]) -> Exit:

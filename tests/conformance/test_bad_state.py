@@ -31,8 +31,8 @@ UUIDS: Final = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4
 IN_LITTLE: Final = 'mount -t tmpfs -o "size=$1,mode=0700" none "$2" && shift 2 && exec "$@"'
 # Said when a file of the state folder cannot be written, and what does not depend on it.
 COMPLAINTS: Final = (
-    "ledger.json not written; the marks on the containers hold",
-    "journal not written; the marks on the containers hold",
+    "ledger.json not written; the grants on the containers hold",
+    "journal not written; the grants on the containers hold",
     "audit log not written; nothing else depends on it",
 )
 JUMPING: Final = """

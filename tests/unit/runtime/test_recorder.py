@@ -144,7 +144,7 @@ def test_a_folder_that_cannot_be_written_stops_no_grant(tmp_path: Path, clock: C
     daemon = Daemon(tmp_path / "gone", clock)
     assert daemon.create(ONE)
     assert daemon.create(make.container("device=1", of="third"))
-    assert len(log.said("journal not written; the marks on the containers hold")) == 1
+    assert len(log.said("journal not written; the grants on the containers hold")) == 1
 
 
 def test_it_does_not_grow_for_ever(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
