@@ -82,6 +82,12 @@ class Running:
 
 def daemon(folder: Path, name: str = "nri-gpu", *, policy: Path | None = None, state: Path | None = None) -> Running:
     """`nri-gpu run` on the 8-GPU topology, with a driver's files to stage."""
+    options = daemon_options(folder, name, policy=policy, state=state)
+    return Running(folder, ["nri_gpu.cli.main", "run", *options], name)
+
+
+def daemon_options(folder: Path, name: str, *, policy: Path | None = None, state: Path | None = None) -> list[str]:
+    """The options of `daemon`, whose files they name."""
     root = folder / "driver"
     if not root.exists():
         make_driver_root(root)
@@ -94,7 +100,7 @@ def daemon(folder: Path, name: str = "nri-gpu", *, policy: Path | None = None, s
         "--log-level": "INFO",
         **({"--policy": policy} if policy else {}),
     }
-    return Running(folder, ["nri_gpu.cli.main", "run", *(str(word) for pair in options.items() for word in pair)], name)
+    return [str(word) for pair in options.items() for word in pair]
 
 
 def nvml_daemon(folder: Path) -> Running:

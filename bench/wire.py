@@ -54,7 +54,7 @@ def figures(effort: Effort) -> Iterator[Figure]:
         folder = Path(name)
         yield from _start_figures(folder, effort)
         ours, theirs = daemon(folder), nothing(folder)
-        _when_ready(ours)
+        when_ready(ours)
         yield from _memory_figures(ours, theirs, "when ready")
         yield from _idle_figures(ours, effort)
         granted, plain = _contest(ours, theirs, "all", effort), _contest(ours, theirs, "", effort)
@@ -66,7 +66,7 @@ def figures(effort: Effort) -> Iterator[Figure]:
         theirs.stop()
         yield from _nvml_figures(folder)
         yield from warm.figures(folder, effort)
-        yield from Pair(folder, _when_ready).figures(effort)
+        yield from Pair(folder, when_ready).figures(effort)
         yield from _synchronize_figures(folder, effort)
 
 
@@ -91,7 +91,7 @@ def _one_life(plugin: Running, number: int, claim: str) -> float:
     return took_s
 
 
-def _when_ready(plugin: Running) -> None:
+def when_ready(plugin: Running) -> None:
     """Synchronized, its node known and its files staged: until then it refuses."""
     plugin.link.call("Synchronize", b"")
     while True:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import first_grant
 from bench.effort import SAMPLES, Effort
 from bench.figures import Figure, paired, percentile
 from bench.wire import Contest
@@ -116,3 +117,8 @@ def test_too_few_samples() -> None:
     done = run("--samples", "1")
     assert done.returncode == 2
     assert "at least 2" in done.stderr
+
+
+def test_modules_and_hops_of_a_trace() -> None:
+    calls = [("", "plugin/transport"), ("plugin/transport", "ttrpc/mux"), ("ttrpc/mux", "ttrpc/mux")]
+    assert first_grant.report(calls) == ["plugin/transport", "ttrpc/mux", "", "2 modules, 1 hops, 3 calls"]
