@@ -10,11 +10,11 @@ from typing import Final
 from nri_gpu.ttrpc import (
     PLUGIN_SERVICE,
     RUNTIME_SERVICE,
+    Mux,
     RequestReceived,
     RequestSent,
     ResponseReceived,
     ResponseSent,
-    Trunk,
 )
 from tests.support import nri_messages as nri
 from tests.support.nri_messages import NRI_0_8, REQUEST_TIMEOUT_NS
@@ -31,11 +31,11 @@ class Link:
         listening.settimeout(DEADLINE_S)
         self._socket, _ = listening.accept()
         self._socket.settimeout(DEADLINE_S)
-        self._trunk = Trunk.for_runtime()
+        self._mux = Mux.for_runtime()
         while True:
-            for _, event in self._trunk.feed(self._socket.recv(READ_BYTES)):
+            for _, event in self._mux.feed(self._socket.recv(READ_BYTES)):
                 if isinstance(event, RequestReceived):
-                    self._socket.sendall(self._trunk.send(RUNTIME_SERVICE, ResponseSent(event.stream_id)))
+                    self._socket.sendall(self._mux.send(RUNTIME_SERVICE, ResponseSent(event.stream_id)))
                     return
 
     def configure(self) -> None:
@@ -44,14 +44,14 @@ class Link:
 
     def call(self, method: str, payload: bytes) -> tuple[ResponseReceived, float]:
         """The answer, and the seconds from the first byte written to the last byte read."""
-        stream_id = self._trunk[PLUGIN_SERVICE].next_stream_id
-        request = self._trunk.send(PLUGIN_SERVICE, RequestSent(stream_id, PLUGIN, method, payload, REQUEST_TIMEOUT_NS))
+        stream_id = self._mux[PLUGIN_SERVICE].next_stream_id
+        request = self._mux.send(PLUGIN_SERVICE, RequestSent(stream_id, PLUGIN, method, payload, REQUEST_TIMEOUT_NS))
         began = time.perf_counter()
         self._socket.sendall(request)
         data = self._socket.recv(READ_BYTES)
         took_s = time.perf_counter() - began
         while True:
-            for _, event in self._trunk.feed(data):
+            for _, event in self._mux.feed(data):
                 if isinstance(event, ResponseReceived):
                     return event, took_s
             data = self._socket.recv(READ_BYTES)

@@ -37,7 +37,7 @@ class Nothing(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._io = transport
-        self._trunk, self._stream = bytearray(), bytearray()
+        self._mux, self._stream = bytearray(), bytearray()
         register = pb.RegisterPluginRequest(plugin_name="nothing", plugin_idx="01").SerializeToString()
         request = ttrpc_pb2.Request(service="nri.pkg.api.v1alpha1.Runtime", method="RegisterPlugin", payload=register)
         self._send(2, 1, 1, request.SerializeToString())
@@ -46,14 +46,14 @@ class Nothing(asyncio.Protocol):
         asyncio.get_running_loop().stop()
 
     def data_received(self, data: bytes) -> None:
-        self._trunk += data
-        while len(self._trunk) >= MUX.size:
-            conn_id, length = MUX.unpack_from(self._trunk)
-            if len(self._trunk) < MUX.size + length:
+        self._mux += data
+        while len(self._mux) >= MUX.size:
+            conn_id, length = MUX.unpack_from(self._mux)
+            if len(self._mux) < MUX.size + length:
                 return
             if conn_id == 1:
-                self._stream += self._trunk[MUX.size : MUX.size + length]
-            del self._trunk[: MUX.size + length]
+                self._stream += self._mux[MUX.size : MUX.size + length]
+            del self._mux[: MUX.size + length]
             self._answer()
 
     def _answer(self) -> None:

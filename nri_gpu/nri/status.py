@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from nri_gpu.domain.decision import PERMISSION_CODES, Reason
 from nri_gpu.ttrpc.status import Code, Status
+
+Reply: TypeAlias = bytes | Status  # how a request is answered: with a message, or with why not
 
 # What the runtime does with each: it fails that container and shows the sentence to its client. RESOURCE_EXHAUSTED
 # is never answered: in Synchronize the runtime reads it as "message too big" and tries again in smaller parts.

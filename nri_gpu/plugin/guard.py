@@ -26,11 +26,10 @@ from nri_gpu.domain.names import DEFAULT_STATE, GRANT_KEY
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed
 from nri_gpu.nri.events import Event
-from nri_gpu.nri.status import status_of
+from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import BrokenPolicy, Policy
 from nri_gpu.system.storage import Signature, read_private, signature, write_whole
-from nri_gpu.ttrpc.status import Status
 
 GUARD_SCHEMA: Final = "nri-gpu/guard/v1"
 STATE_FILE: Final = "guard.json"
@@ -122,7 +121,6 @@ def started(pid: int) -> str:
 if TYPE_CHECKING:
     from loguru import Logger
 
-Reply = bytes | Status
 EVENTS: Final = (Event.START_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)
 # Runtimes that heed an error answered to START_CONTAINER. CRI-O logs it and goes on (server/container_start.go), Docker
 # sends none: there the creation is judged too, where a plugin behind the injector sees the mark already. It costs a

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from nri_gpu.allocation.external import live, seen, with_live
-from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, verify_grant
+from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, sign_grant, verify_grant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Live, rebuilt
 from nri_gpu.allocation.releasing import expired
 from nri_gpu.allocation.reservations import had_a_pod, promised, redeemed
@@ -37,11 +37,10 @@ from nri_gpu.kubelet.external import ExternalAllocations
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, DecodeError, Lifecycle, Listed, Markers
 from nri_gpu.nri.events import Event
-from nri_gpu.nri.status import status_of
+from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.decision_log import HooksSeen, log_decision, log_refusal, tell_of_ungranted
 from nri_gpu.plugin.recorder import Nobody, Recorder
 from nri_gpu.plugin.releasing import Handover
-from nri_gpu.plugin.replies import Replies, Reply
 from nri_gpu.policy.model import Policy, Stale
 from nri_gpu.ttrpc.status import Status
 
@@ -114,7 +113,6 @@ class Plugin:
         }
         self._markers_of: tuple[int | None, bool] | None = None
         self._markers = Markers(())
-        self._replies = Replies(key)
         self._hooks = HooksSeen()
         self._unseen: frozenset[ContainerId] = frozenset()  # granted, and not yet seen with what they were granted
         self._handover = Handover()
@@ -140,13 +138,11 @@ class Plugin:
         decision = decide(container, node, ledger, self.policy)
         if not isinstance(decision, Refuse):  # one that is refused may come again for what it was promised
             ledger = redeemed(ledger, container)
-        reply, mark = self._replies.to(decision)
-        if isinstance(decision, Inject) and isinstance(reply, bytes) and self.kubelet.required(container):
-            reply += LET_START
+        reply, signed = self._reply(container, decision)
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
         self.kubelet.decided(container, decision)
         self.external.decided(container, decision, self._settings().kubelet)
-        self._record(container, decision, mark, node, now)
+        self._record(container, decision, signed, node, now)
         ledger = ledger.after(decision, now)
         self._commit(ledger if isinstance(decision, Refuse) else self._with_live(ledger, container, decision.edits))
         elapsed_s = self._outside.clock() - now
@@ -157,10 +153,22 @@ class Plugin:
             self._outside.later(lambda: self._hooks.warn_of(container))
         return reply
 
-    def _record(self, container: Container, decision: Decision, mark: str, node: Node, now: float) -> None:
+    def _reply(self, container: Container, decision: Decision) -> tuple[Reply, str]:
+        """The answer, and the signed grant in it; empty where there is none."""
+        match decision:
+            case Refuse(reason):
+                return status_of(reason), ""
+            case Pass(edits):
+                return convert.reply_to_pb(edits), ""
+            case Inject(edits, grant):
+                signed = sign_grant(grant, self._key)
+                reply = convert.reply_to_pb(edits) + convert.annotation_to_pb(GRANT_KEY, signed)
+                return reply + LET_START if self.kubelet.required(container) else reply, signed
+
+    def _record(self, container: Container, decision: Decision, signed: str, node: Node, now: float) -> None:
         self._outside.recorder.decided(container, decision, node, now)
         if isinstance(decision, Inject) and decision.grant.uuids:
-            self._outside.recorder.granted(decision.grant, mark, now)
+            self._outside.recorder.granted(decision.grant, signed, now)
 
     def observe(self) -> None:
         """Whose GPUs containers' device numbers are may be different since the last snapshot of the node."""

@@ -16,12 +16,12 @@ from nri_gpu.nri.convert import EMPTY, Configured, DecodeError, Listed
 from nri_gpu.nri.events import Event, Subscription
 from nri_gpu.nri.list_size import event_of, size_of_request, size_of_state_change
 from nri_gpu.nri.session import Phase, Session, Step
-from nri_gpu.nri.status import status_of
+from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.request_sizes import SizeOf, Sizes
 from nri_gpu.ttrpc.events import RequestReceived, ResponseSent
 from nri_gpu.ttrpc.status import Status
 
-Handler = Callable[[bytes], bytes | Status]
+Handler = Callable[[bytes], Reply]
 # Our deadline lies this much inside the runtime's: an answer that comes too late is worse than a refusal, because the
 # runtime then drops us and starts the container without its GPUs.
 MARGIN_NS: Final = 100_000_000
@@ -46,7 +46,7 @@ class Dispatcher(Struct):
             return ResponseSent(request.stream_id, status=outcome)
         return ResponseSent(request.stream_id, outcome)
 
-    def _outcome(self, request: RequestReceived, waited_ns: int) -> bytes | Status:
+    def _outcome(self, request: RequestReceived, waited_ns: int) -> Reply:
         handler = self.table.get(request.method) if request.service == self.service else None
         if handler is None:
             return status.unknown_method(request.service, request.method, self.service)
@@ -75,8 +75,6 @@ def _late(timeout_ns: int, waited_ns: int) -> bool:
     """timeout_ns: 0 is none, negative is already over (ttrpc: server.go)."""
     return timeout_ns < 0 or (timeout_ns > 0 and waited_ns > max(timeout_ns - MARGIN_NS, timeout_ns // 2))
 
-
-Reply = bytes | Status
 
 PLUGIN: Final = "nri.pkg.api.v1alpha1.Plugin"
 
@@ -229,7 +227,7 @@ class PluginService:
         self._ready()
         return convert.synchronize_to_pb(more=False)
 
-    def _shutdown(self, payload: bytes) -> bytes | Status:
+    def _shutdown(self, payload: bytes) -> Reply:
         """In the protocol, though no released runtime calls it; the end of the connection is what counts."""
         del payload
         logger.info("runtime asks to shut down")

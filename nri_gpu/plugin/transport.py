@@ -20,7 +20,7 @@ from nri_gpu.ttrpc.events import (
     StreamId,
 )
 from nri_gpu.ttrpc.frame import RECEIVE_MAX, SendOversizeError
-from nri_gpu.ttrpc.mux import RUNTIME_SERVICE, ConnId, Trunk
+from nri_gpu.ttrpc.mux import RUNTIME_SERVICE, ConnId, Mux
 from nri_gpu.ttrpc.status import Status
 
 RUNTIME: Final = "nri.pkg.api.v1alpha1.Runtime"
@@ -34,7 +34,6 @@ VALIDATING_QUIET_S: Final = 1.0
 
 # A runtime that hangs while it keeps asking must not fill our memory before STALL_S is over.
 UNREAD_MAX: Final = 32 * 1024 * 1024  # bytes of answers
-READ_BYTES: Final = 256 * 1024  # as much as asyncio asks for at once
 
 Answer = Callable[[RequestReceived, int], ResponseSent]  # the int: nanoseconds since its bytes were read
 
@@ -51,7 +50,7 @@ class CallError(NriGpuError):
         return str(self.status)
 
 
-class Transport(asyncio.BufferedProtocol):
+class Transport(asyncio.Protocol):
     """One NRI connection. `closed` ends with the reason: None for the peer's orderly end.
 
     unsent: told of a request that was answered, and whose answer did not even begin to leave.
@@ -63,34 +62,23 @@ class Transport(asyncio.BufferedProtocol):
         self._answer = answer
         self._unsent = unsent
         self._loop = loop
-        self._trunk = Trunk.for_plugin()
+        self._mux = Mux.for_plugin()
         self._pending: dict[StreamId, asyncio.Future[bytes]] = {}
         self._io: asyncio.Transport | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._last_request = 0.0
         self._leaves_by: Collection[str] = ()
-        # A buffer of ours: for a plain Protocol asyncio makes one of this size for every read.
-        self._read = memoryview(bytearray(READ_BYTES))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is open."""
         assert isinstance(transport, asyncio.Transport)
         self._io = transport
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
-        del sizehint
-        return self._read
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """They came."""
-        self.data_received(bytes(self._read[:nbytes]))
-
     def data_received(self, data: bytes) -> None:
         """Bytes came; every complete request in them is answered before this returns."""
         read_at = self._loop.time()
         try:
-            for conn_id, event in self._trunk.feed(data):
+            for conn_id, event in self._mux.feed(data):
                 match event:
                     case RequestReceived():
                         self._last_request = self._loop.time()
@@ -109,7 +97,7 @@ class Transport(asyncio.BufferedProtocol):
                         raise OversizeError(event.oversize_bytes, RECEIVE_MAX)
                     case RequestRejected():
                         logger.bind(stream_id=event.stream_id, reason=str(event.status)).warning("request rejected")
-                        self._write(self._trunk.send(conn_id, event))
+                        self._write(self._mux.send(conn_id, event))
                     case ConnectionClosed():
                         pass
             self._check_unread()
@@ -119,8 +107,8 @@ class Transport(asyncio.BufferedProtocol):
     def eof_received(self) -> None:
         """The runtime said goodbye; returning None closes our side too."""
         try:
-            self._trunk.receive_eof()
-            for _ in self._trunk.events():
+            self._mux.receive_eof()
+            for _ in self._mux.events():
                 pass
         except (RemoteProtocolError, LocalProtocolError) as error:
             self.abort(error)
@@ -149,11 +137,11 @@ class Transport(asyncio.BufferedProtocol):
         """Call the runtime. Raises: CallError, ConnectionError, TimeoutError."""
         if self.closed.done():
             raise ConnectionError("the runtime closed the connection")
-        client = self._trunk[RUNTIME_SERVICE]
+        client = self._mux[RUNTIME_SERVICE]
         stream_id = client.next_stream_id
         future: asyncio.Future[bytes] = self._loop.create_future()
         request = RequestSent(stream_id, RUNTIME, method, payload, int(timeout_s * 1e9))
-        self._write(self._trunk.send(RUNTIME_SERVICE, request))
+        self._write(self._mux.send(RUNTIME_SERVICE, request))
         self._pending[stream_id] = future
         try:
             async with asyncio.timeout(timeout_s):
@@ -194,11 +182,11 @@ class Transport(asyncio.BufferedProtocol):
 
     def _reply(self, conn_id: ConnId, response: ResponseSent) -> bytes:
         try:
-            return self._trunk.send(conn_id, response)
+            return self._mux.send(conn_id, response)
         except SendOversizeError as error:
             # An error refuses this container; ending the connection would start it without what it asked for.
             logger.bind(stream_id=response.stream_id, fault=str(error)).error("answer too large")
-            return self._trunk.send(conn_id, ResponseSent(response.stream_id, status=INTERNAL))
+            return self._mux.send(conn_id, ResponseSent(response.stream_id, status=INTERNAL))
 
     def _write(self, data: bytes) -> bool:
         """Whether any of it may arrive: a write that fails closes the transport, and leaves nothing to be written."""

@@ -18,7 +18,7 @@ from nri_gpu.ttrpc.events import (
     StreamId,
 )
 from nri_gpu.ttrpc.frame import RECEIVE_MAX, SEND_MAX, SendOversizeError
-from nri_gpu.ttrpc.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, ConnId, Trunk, TrunkEvent
+from nri_gpu.ttrpc.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, ConnId, Mux, MuxEvent
 from nri_gpu.ttrpc.state import Role
 from nri_gpu.ttrpc.status import OK, Code, Status
 
@@ -37,6 +37,8 @@ __all__ = [
     "Incoming",
     "LocalProtocolError",
     "Metadata",
+    "Mux",
+    "MuxEvent",
     "NeedData",
     "Outgoing",
     "OversizeError",
@@ -50,6 +52,4 @@ __all__ = [
     "SendOversizeError",
     "Status",
     "StreamId",
-    "Trunk",
-    "TrunkEvent",
 ]

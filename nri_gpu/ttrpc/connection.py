@@ -78,19 +78,6 @@ class Connection:
         self._check_usable()
         self._frames.receive_data(data)
 
-    def receive_whole(self, data: bytes) -> tuple[Incoming, ...] | None:
-        """The events of one whole frame: a short way past `receive_data` and `next_event`.
-
-        None: these bytes are something else, or the connection is in the middle of something; nothing was taken then.
-        """
-        if self._cause is not None or self._eof:
-            return None
-        frame = self._frames.whole_frame(data)
-        if frame is None:
-            return None
-        event = self._read_as_server(frame) if self._role is Role.SERVER else self._read_as_client(frame)
-        return () if event is None else (event,)
-
     def receive_eof(self) -> None:
         """Notes that the peer will send no more."""
         self._check_usable()

@@ -102,15 +102,6 @@ class FrameDecoder:
             data = data[skipped:]
         self._buffer += data
 
-    def whole_frame(self, data: bytes) -> Frame | None:
-        """The frame that these bytes are, with nothing before it or behind. None: they are not, and were not taken."""
-        if self._buffer or self._skip or len(data) < HEADER_BYTES:
-            return None
-        length, stream_id, frame_type, flags = HEADER.unpack_from(data)
-        if length != len(data) - HEADER_BYTES or length > self._limit:
-            return None
-        return Frame(stream_id, frame_type, flags, data[HEADER_BYTES:])
-
     def next_frame(self) -> Frame | OversizeFrame | NeedData:
         """The next frame. Raises OversizeError, now and for ever, at a length past DISCARD_MAX."""
         buffer = self._buffer

@@ -1,4 +1,4 @@
-"""NRI's trunk: several byte streams over one socket, each piece under eight bytes of header, big-endian.
+"""NRI's ttrpc mux: several connections over one socket, each piece under eight bytes of header, big-endian.
 
 ```
  0               4        8
@@ -67,25 +67,8 @@ class MuxDecoder:
 
     @property
     def between_frames(self) -> bool:
-        """Whether the trunk could end here without loss."""
+        """Whether the mux could end here without loss."""
         return not (self._buffer or self._remaining)
-
-    def whole_message(self, data: bytes) -> tuple[ConnId, bytes] | None:
-        """What a read brought when it is one message as both sides write them, in one frame or in two.
-
-        Nearly every read is: whoever calls waits for the answer. None: it is not, and nothing was taken.
-        """
-        size = len(data)
-        if self._remaining or self._buffer or size < HEADER_BYTES:
-            return None
-        conn_id, length = HEADER.unpack_from(data)
-        end = HEADER_BYTES + length
-        if end == size:
-            return conn_id, data[HEADER_BYTES:]
-        second = end + HEADER_BYTES
-        if second > size or HEADER.unpack_from(data, end) != (conn_id, size - second):
-            return None
-        return conn_id, data[HEADER_BYTES:end] + data[second:]
 
     def receive_data(self, data: BytesLike) -> None:
         """Takes the next bytes, however they are cut."""
@@ -115,20 +98,20 @@ class MuxDecoder:
         self._conn_id, self._remaining = conn_id, length
 
 
-TrunkEvent: TypeAlias = tuple[ConnId, Incoming]
+MuxEvent: TypeAlias = tuple[ConnId, Incoming]
 
 
-class Trunk:
+class Mux:
     """Connections by id over one byte stream. Payload for an id that is not here is dropped, as the runtime does.
 
-    An error of one connection is the trunk's: there is no way to end one alone that the peer would see.
+    An error of one connection is the mux's: there is no way to end one alone that the peer would see.
     """
 
-    __slots__ = ("_cause", "_closing", "_connections", "_current", "_mux")
+    __slots__ = ("_cause", "_closing", "_connections", "_current", "_decoder")
 
     def __init__(self, connections: Mapping[ConnId, Connection]) -> None:
         self._connections = dict(connections)
-        self._mux = MuxDecoder()
+        self._decoder = MuxDecoder()
         self._current: ConnId | None = None  # whose bytes came last and may hold more events
         self._closing: list[ConnId] | None = None  # after the end of input: who is still to be told
         self._cause: str | None = None  # of death
@@ -144,20 +127,20 @@ class Trunk:
         return cls({PLUGIN_SERVICE: Connection(Role.CLIENT), RUNTIME_SERVICE: Connection(Role.SERVER)})
 
     def __getitem__(self, conn_id: ConnId) -> Connection:
-        """The connection, for its open streams, its next stream id and `forget`. Its bytes go through the trunk."""
+        """The connection, for its open streams, its next stream id and `forget`. Its bytes go through the mux."""
         return self._connections[conn_id]
 
     def receive_data(self, data: BytesLike) -> None:
         """Takes the next bytes of the socket, however they are cut."""
         self._check_usable()
-        self._mux.receive_data(data)
+        self._decoder.receive_data(data)
 
     def receive_eof(self) -> None:
         """Notes the end of the socket's input: each connection will say ConnectionClosed."""
         self._check_usable()
         self._closing = list(self._connections)
 
-    def next_event(self) -> TrunkEvent | NeedData:
+    def next_event(self) -> MuxEvent | NeedData:
         """The next event and whose it is, in wire order. Raises RemoteProtocolError when the bytes make no sense."""
         self._check_usable()
         try:
@@ -166,16 +149,13 @@ class Trunk:
             self._cause = str(error)
             raise
 
-    def feed(self, data: BytesLike) -> Iterator[TrunkEvent]:
+    def feed(self, data: BytesLike) -> Iterator[MuxEvent]:
         """Takes all the bytes now, gives their events as they are asked for. An error comes after what preceded it."""
         self._check_usable()
-        found = self._short_way(data) if isinstance(data, bytes) and self._current is None else None
-        if found is not None:
-            return iter(found)
-        self._mux.receive_data(data)
+        self._decoder.receive_data(data)
         return self.events()
 
-    def events(self) -> Iterator[TrunkEvent]:
+    def events(self) -> Iterator[MuxEvent]:
         """All events there are. What is left in it stays for the next call."""
         while (event := self.next_event()) is not NEED_DATA:
             yield event
@@ -185,23 +165,11 @@ class Trunk:
         self._check_usable()
         return encode_message(conn_id, self._connections[conn_id].send(event))
 
-    def _short_way(self, data: bytes) -> tuple[TrunkEvent, ...] | None:
-        """The events of a read that is one whole message; None when it is not, and nothing was taken.
-
-        A law in tests/property holds it to the long way. It takes a third of the time of a request that is passed.
-        """
-        if self._closing is not None or (whole := self._mux.whole_message(data)) is None:
-            return None
-        conn_id, message = whole
-        connection = self._connections.get(conn_id)
-        events = () if connection is None else connection.receive_whole(message)
-        return None if events is None else tuple([(conn_id, event) for event in events])
-
     def _check_usable(self) -> None:
         if self._cause is not None:
-            raise LocalProtocolError(f"trunk used after it broke: {self._cause}")
+            raise LocalProtocolError(f"mux used after it broke: {self._cause}")
 
-    def _next_event(self) -> TrunkEvent | NeedData:
+    def _next_event(self) -> MuxEvent | NeedData:
         while True:
             if self._current is not None:
                 event = self._connections[self._current].next_event()
@@ -213,7 +181,7 @@ class Trunk:
 
     def _advance(self) -> bool:
         """Gives a connection its next bytes, or word of the end. False when there is nothing to give."""
-        piece = self._mux.next_piece()
+        piece = self._decoder.next_piece()
         if piece is NEED_DATA:
             return self._close_next()
         conn_id, data = piece
@@ -226,7 +194,7 @@ class Trunk:
     def _close_next(self) -> bool:
         if not self._closing:
             return False
-        if not self._mux.between_frames:
+        if not self._decoder.between_frames:
             raise RemoteProtocolError("socket closed in the middle of a mux frame")
         self._current = self._closing.pop(0)
         self._connections[self._current].receive_eof()

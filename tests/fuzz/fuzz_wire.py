@@ -25,6 +25,7 @@ from nri_gpu.ttrpc import (
     Connection,
     ConnId,
     Incoming,
+    Mux,
     NeedData,
     RemoteProtocolError,
     RequestReceived,
@@ -33,7 +34,6 @@ from nri_gpu.ttrpc import (
     ResponseSent,
     Role,
     StreamId,
-    Trunk,
 )
 from nri_gpu.ttrpc.frame import HEADER_BYTES
 
@@ -48,12 +48,12 @@ def _client(receive_limit: int) -> Connection:
     return client
 
 
-def _trunk(serves: ConnId, calls: ConnId, receive_limit: int = 1000) -> Trunk:
-    return Trunk({serves: Connection(Role.SERVER, receive_limit=receive_limit, open_limit=3), calls: _client(1000)})
+def _mux(serves: ConnId, calls: ConnId, receive_limit: int = 1000) -> Mux:
+    return Mux({serves: Connection(Role.SERVER, receive_limit=receive_limit, open_limit=3), calls: _client(1000)})
 
 
-class _Bare(Trunk):
-    """One connection without a mux, in a trunk's clothes."""
+class _Bare(Mux):
+    """One connection without a mux, in a mux's clothes."""
 
     __slots__ = ("only",)
 
@@ -72,9 +72,9 @@ class _Bare(Trunk):
         return NEED_DATA if event is NEED_DATA else (PLUGIN_SERVICE, event)
 
 
-TARGETS: Final[Mapping[str, Callable[[], Trunk]]] = {
-    "plugin": lambda: _trunk(PLUGIN_SERVICE, RUNTIME_SERVICE),
-    "runtime": lambda: _trunk(RUNTIME_SERVICE, PLUGIN_SERVICE),
+TARGETS: Final[Mapping[str, Callable[[], Mux]]] = {
+    "plugin": lambda: _mux(PLUGIN_SERVICE, RUNTIME_SERVICE),
+    "runtime": lambda: _mux(RUNTIME_SERVICE, PLUGIN_SERVICE),
     "server": lambda: _Bare(Connection(Role.SERVER, receive_limit=1000, open_limit=3)),
     "client": lambda: _Bare(_client(1000)),
 }
@@ -82,25 +82,25 @@ TARGETS: Final[Mapping[str, Callable[[], Trunk]]] = {
 
 def outcome(target: str, chunks: Sequence[bytes]) -> tuple[list[tuple[ConnId, Incoming]], str]:
     """All events of these bytes, and how it ended: text of the error, or nothing. Any other exception gets through."""
-    trunk, events = TARGETS[target](), list[tuple[ConnId, Incoming]]()
+    mux, events = TARGETS[target](), list[tuple[ConnId, Incoming]]()
     try:
         for chunk in chunks:
-            trunk.receive_data(chunk)
-            _drain(trunk, events)
-        trunk.receive_eof()
-        _drain(trunk, events)
+            mux.receive_data(chunk)
+            _drain(mux, events)
+        mux.receive_eof()
+        _drain(mux, events)
     except RemoteProtocolError as error:
         return events, str(error)
     return events, ""
 
 
-def _drain(trunk: Trunk, events: list[tuple[ConnId, Incoming]]) -> None:
-    for conn_id, event in trunk.events():
+def _drain(mux: Mux, events: list[tuple[ConnId, Incoming]]) -> None:
+    for conn_id, event in mux.events():
         events.append((conn_id, event))
         if isinstance(event, RequestRejected):
-            trunk.send(conn_id, event)
+            mux.send(conn_id, event)
         elif isinstance(event, RequestReceived) and event.stream_id % 4 == 1:  # the others stay open
-            trunk.send(conn_id, ResponseSent(event.stream_id, event.payload[:10]))
+            mux.send(conn_id, ResponseSent(event.stream_id, event.payload[:10]))
 
 
 def check(data: bytes) -> None:

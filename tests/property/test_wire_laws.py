@@ -14,6 +14,7 @@ from nri_gpu.ttrpc import (
     Connection,
     ConnId,
     Metadata,
+    Mux,
     RemoteProtocolError,
     RequestReceived,
     RequestSent,
@@ -21,7 +22,6 @@ from nri_gpu.ttrpc import (
     Role,
     Status,
     StreamId,
-    Trunk,
 )
 from nri_gpu.ttrpc.envelope import decode_request, decode_response, encode_request, encode_response
 from nri_gpu.ttrpc.frame import Frame, FrameDecoder, FrameType, encode_frame
@@ -119,12 +119,12 @@ def test_cutting_changes_nothing_and_garbage_ends_in_one_way(target: str, data: 
     assert outcome(target, [data[at : at + 1] for at in range(len(data))]) == whole
 
 
-def told(trunk: Trunk, chunks: Iterable[bytes]) -> list[object]:
+def told(mux: Mux, chunks: Iterable[bytes]) -> list[object]:
     """Events, and what was wrong at their end."""
     events: list[object] = []
     try:
         for chunk in chunks:
-            events += trunk.feed(chunk)
+            events += mux.feed(chunk)
     except RemoteProtocolError as error:
         events.append(str(error))
     return events
@@ -140,11 +140,10 @@ def told(trunk: Trunk, chunks: Iterable[bytes]) -> list[object]:
     )
 )
 def test_a_message_in_one_read_is_read_as_byte_by_byte(messages: list[bytes]) -> None:
-    """Whole messages take a short way through the trunk; every other cut takes the long one."""
-    short, long = Trunk.for_plugin(), Trunk.for_plugin()
+    whole, bytewise = Mux.for_plugin(), Mux.for_plugin()
     for message in messages:
-        expected = told(long, [message[at : at + 1] for at in range(len(message))])
-        assert told(short, [message]) == expected
+        expected = told(bytewise, [message[at : at + 1] for at in range(len(message))])
+        assert told(whole, [message]) == expected
         if expected and isinstance(expected[-1], str):
             break
 
@@ -168,8 +167,8 @@ def test_ids_only_grow(answered: list[bool]) -> None:
 
 @unhurried
 @given(st.lists(st.tuples(payloads, payloads), max_size=5), cut_lists)
-def test_every_call_is_answered_over_a_trunk(calls: list[tuple[bytes, bytes]], cuts: list[int]) -> None:
-    plugin, runtime, conn = Trunk.for_plugin(), Trunk.for_runtime(), ConnId(1)
+def test_every_call_is_answered_over_a_mux(calls: list[tuple[bytes, bytes]], cuts: list[int]) -> None:
+    plugin, runtime, conn = Mux.for_plugin(), Mux.for_runtime(), ConnId(1)
     asked = b"".join(
         runtime.send(conn, RequestSent(runtime[conn].next_stream_id, "s", "m", payload)) for payload, _ in calls
     )
@@ -185,4 +184,4 @@ def test_every_call_is_answered_over_a_trunk(calls: list[tuple[bytes, bytes]], c
 
 
 def test_an_unfed_peer_wants_data() -> None:
-    assert all(trunk.next_event() is NEED_DATA for trunk in (Trunk.for_plugin(), Trunk.for_runtime()))
+    assert all(mux.next_event() is NEED_DATA for mux in (Mux.for_plugin(), Mux.for_runtime()))

@@ -23,14 +23,14 @@ from nri_gpu.ttrpc import (
     PLUGIN_SERVICE,
     RUNTIME_SERVICE,
     ConnectionClosed,
+    Mux,
+    MuxEvent,
     RequestReceived,
     RequestRejected,
     RequestSent,
     ResponseReceived,
     ResponseSent,
     Status,
-    Trunk,
-    TrunkEvent,
 )
 from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError
@@ -118,9 +118,9 @@ class ScriptedRuntime:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self.trunk = Trunk.for_runtime()
+        self.mux = Mux.for_runtime()
         self._socket = sock
-        self._seen: list[TrunkEvent] = []
+        self._seen: list[MuxEvent] = []
         self.flavour = NRI_0_8
 
     # ---- the protocol, a step at a time
@@ -132,7 +132,7 @@ class ScriptedRuntime:
 
     async def answer(self, request: RequestReceived, status: Status = OK) -> None:
         """Answer a call of the plugin's."""
-        await self.write(self.trunk.send(RUNTIME_SERVICE, ResponseSent(request.stream_id, status=status)))
+        await self.write(self.mux.send(RUNTIME_SERVICE, ResponseSent(request.stream_id, status=status)))
 
     async def configure(self, flavour: Flavour = NRI_0_8, config: str = "") -> int:
         """Configure; the mask it is answered with."""
@@ -203,7 +203,7 @@ class ScriptedRuntime:
         self, method: str, payload: bytes = b"", *, timeout_ns: int = REQUEST_TIMEOUT_NS, service: str = PLUGIN
     ) -> ResponseReceived:
         """Call the plugin, whatever it answers."""
-        stream_id = self.trunk[PLUGIN_SERVICE].next_stream_id
+        stream_id = self.mux[PLUGIN_SERVICE].next_stream_id
         await self.write(self.request(method, payload, timeout_ns=timeout_ns, service=service))
         answer = await within(f"the answer to {method}", self._take(ResponseReceived))
         if answer.stream_id != stream_id:
@@ -214,8 +214,8 @@ class ScriptedRuntime:
         self, method: str, payload: bytes = b"", *, timeout_ns: int = REQUEST_TIMEOUT_NS, service: str = PLUGIN
     ) -> bytes:
         """The bytes of the next call, for tests that cut them up."""
-        stream_id = self.trunk[PLUGIN_SERVICE].next_stream_id
-        return self.trunk.send(PLUGIN_SERVICE, RequestSent(stream_id, service, method, payload, timeout_ns))
+        stream_id = self.mux[PLUGIN_SERVICE].next_stream_id
+        return self.mux.send(PLUGIN_SERVICE, RequestSent(stream_id, service, method, payload, timeout_ns))
 
     async def answers(self, count: int) -> list[ResponseReceived]:
         """The answers to calls that were written by hand."""
@@ -256,7 +256,7 @@ class ScriptedRuntime:
         data = await asyncio.get_running_loop().sock_recv(self._socket, READ_BYTES)
         if not data:
             raise HarnessError("the plugin closed the connection")
-        for conn_id, event in self.trunk.feed(data):
+        for conn_id, event in self.mux.feed(data):
             if isinstance(event, (ConnectionClosed, RequestRejected)):
                 raise HarnessError(f"the plugin broke the protocol on {conn_id}: {event}")
             self._seen.append((conn_id, event))

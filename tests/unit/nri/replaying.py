@@ -16,7 +16,7 @@ from nri_gpu.plugin.service import PluginService
 from nri_gpu.plugin.supervisor import NRI_VERSION, REGISTER_TIMEOUT_S
 from nri_gpu.plugin.transport import RUNTIME
 from nri_gpu.policy.service import REQUEST_BYTES
-from nri_gpu.ttrpc import RUNTIME_SERVICE, RequestReceived, RequestSent, Trunk
+from nri_gpu.ttrpc import RUNTIME_SERVICE, Mux, RequestReceived, RequestSent
 from tests.support.recorder import Message, Session, split
 from tests.unit.runtime.station import Bench
 from tests.unit.wire.recording import FOLDER, parse
@@ -57,19 +57,19 @@ class Replayed:
         self._service = PluginService(
             self.bench.plugin, lambda _: None, self._count, Sizes(lambda: REQUEST_BYTES, self.bench.later)
         )
-        self._trunk = Trunk.for_plugin()
+        self._mux = Mux.for_plugin()
 
     def begin(self) -> bytes:
-        stream_id = self._trunk[RUNTIME_SERVICE].next_stream_id
+        stream_id = self._mux[RUNTIME_SERVICE].next_stream_id
         payload = register_to_pb("nri-gpu", "10", NRI_VERSION)
         request = RequestSent(stream_id, RUNTIME, "RegisterPlugin", payload, int(REGISTER_TIMEOUT_S * 1e9))
-        return self._trunk.send(RUNTIME_SERVICE, request)
+        return self._mux.send(RUNTIME_SERVICE, request)
 
     def feed(self, data: bytes) -> bytes:
         answers = []
-        for conn_id, event in self._trunk.feed(data):
+        for conn_id, event in self._mux.feed(data):
             if isinstance(event, RequestReceived):
-                answers.append(self._trunk.send(conn_id, self._service.dispatcher.answer(event)))
+                answers.append(self._mux.send(conn_id, self._service.dispatcher.answer(event)))
         return b"".join(answers)
 
     def feed_all(self, chunks: Sequence[bytes]) -> bytes:

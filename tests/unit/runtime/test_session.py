@@ -91,7 +91,7 @@ async def test_a_synchronize_far_over_one_frame(folder: Path, log: Log) -> None:
         request = pb.SynchronizeRequest(pods=[pod], containers=big).SerializeToString()
         assert len(request) > 6_000_000
         # The scripted runtime's sender obeys today's limit, so this frame is put together by hand.
-        await runtime.write(_oversize_frame(runtime.trunk[PLUGIN_SERVICE].next_stream_id, "Synchronize", request))
+        await runtime.write(_oversize_frame(runtime.mux[PLUGIN_SERVICE].next_stream_id, "Synchronize", request))
         await until("the plugin to be ready", lambda: station.ready == 1)
     assert log.warnings() == []
 

@@ -11,12 +11,12 @@ from nri_gpu.ttrpc import (
     Connection,
     Incoming,
     Metadata,
+    Mux,
+    MuxEvent,
     Outgoing,
     RequestSent,
     Role,
     StreamId,
-    Trunk,
-    TrunkEvent,
 )
 from nri_gpu.ttrpc.frame import HEADER
 
@@ -59,8 +59,8 @@ def feed(connection: Connection, chunks: Sequence[BytesLike]) -> list[Incoming]:
     return events
 
 
-def feed_trunk(trunk: Trunk, chunks: Sequence[BytesLike]) -> list[TrunkEvent]:
-    return [event for chunk in chunks for event in trunk.feed(chunk)]
+def feed_mux(mux: Mux, chunks: Sequence[BytesLike]) -> list[MuxEvent]:
+    return [event for chunk in chunks for event in mux.feed(chunk)]
 
 
 @dataclass

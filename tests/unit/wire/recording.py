@@ -14,14 +14,14 @@ from msgspec import Struct
 from nri_gpu.ttrpc import (
     ConnectionClosed,
     Incoming,
+    Mux,
+    MuxEvent,
     Outgoing,
     RequestReceived,
     RequestRejected,
     RequestSent,
     ResponseReceived,
     ResponseSent,
-    Trunk,
-    TrunkEvent,
 )
 
 FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "wire"
@@ -80,9 +80,9 @@ def as_sent(event: Incoming) -> Outgoing:
             raise AssertionError(f"no well-behaved peer causes {event}")
 
 
-def replay(recording: Recording) -> Iterator[tuple[Write, list[TrunkEvent], bytes]]:
+def replay(recording: Recording) -> Iterator[tuple[Write, list[MuxEvent], bytes]]:
     """Both ends at once: what each write reads as, and what its sender writes when we are the sender."""
-    plugin, runtime = Trunk.for_plugin(), Trunk.for_runtime()
+    plugin, runtime = Mux.for_plugin(), Mux.for_runtime()
     for write in recording.writes:
         sender, receiver = (runtime, plugin) if write.from_runtime else (plugin, runtime)
         events = list(receiver.feed(write.data))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from nri_gpu._pb import nri_pb2
-from nri_gpu.ttrpc import OK, PLUGIN_SERVICE, RUNTIME_SERVICE, RequestReceived, ResponseReceived, Trunk
-from tests.unit.wire.helpers import cuts, feed_trunk
+from nri_gpu.ttrpc import OK, PLUGIN_SERVICE, RUNTIME_SERVICE, Mux, RequestReceived, ResponseReceived
+from tests.unit.wire.helpers import cuts, feed_mux
 from tests.unit.wire.recording import FOLDER, parse, recordings, replay
 
 
@@ -30,7 +30,7 @@ def opening(version: str) -> list[bytes]:
 )
 def test_configure_reads_as_it_was_meant(version: str, runtime_version: str, timeouts: tuple[int, int]) -> None:
     for _, chunks in cuts(opening(version)[1]):
-        [(conn_id, event)] = feed_trunk(Trunk.for_plugin(), chunks)
+        [(conn_id, event)] = feed_mux(Mux.for_plugin(), chunks)
         assert conn_id == PLUGIN_SERVICE
         assert isinstance(event, RequestReceived)
         assert (event.method, event.timeout_ns, event.metadata) == ("Configure", 2_000_000_000, ())
@@ -42,11 +42,11 @@ def test_configure_reads_as_it_was_meant(version: str, runtime_version: str, tim
 def test_register_plugin_and_its_empty_reply() -> None:
     recording = parse((FOLDER / "opening-containerd-2.1.9.session").read_text())
     register, _, reply, _ = (write.data for write in recording.writes)
-    [(_, event)] = Trunk.for_runtime().feed(register)
+    [(_, event)] = Mux.for_runtime().feed(register)
     assert isinstance(event, RequestReceived)
     request = nri_pb2.RegisterPluginRequest.FromString(event.payload)
     assert (request.plugin_name, request.plugin_idx, event.timeout_ns) == ("raw", "42", 5_000_000_000)
-    plugin = Trunk.for_plugin()
+    plugin = Mux.for_plugin()
     assert list(plugin.feed(reply)) == []  # nobody asked yet
     events = [event for _, events, _ in replay(recording) for event in events]
     assert events[2] == (RUNTIME_SERVICE, ResponseReceived(event.stream_id, OK))

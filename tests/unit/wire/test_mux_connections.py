@@ -14,6 +14,7 @@ from nri_gpu.ttrpc import (
     ConnectionClosed,
     ConnId,
     LocalProtocolError,
+    Mux,
     OversizeError,
     RemoteProtocolError,
     RequestReceived,
@@ -22,16 +23,15 @@ from nri_gpu.ttrpc import (
     ResponseSent,
     SendOversizeError,
     Status,
-    Trunk,
 )
 from nri_gpu.ttrpc.mux import HEADER, encode_message
-from tests.unit.wire.helpers import call, cuts, feed_trunk, raw_frame, stream
+from tests.unit.wire.helpers import call, cuts, feed_mux, raw_frame, stream
 
 ONE = stream(1)
 
 
 def test_both_directions_at_once() -> None:
-    plugin, runtime = Trunk.for_plugin(), Trunk.for_runtime()
+    plugin, runtime = Mux.for_plugin(), Mux.for_runtime()
     to_runtime = plugin.send(RUNTIME_SERVICE, call(1, b"register"))
     to_plugin = runtime.send(PLUGIN_SERVICE, call(1, b"configure"))
     [(conn_id, event)] = runtime.feed(to_runtime)
@@ -44,38 +44,38 @@ def test_both_directions_at_once() -> None:
 
 
 def test_events_come_in_wire_order_however_it_is_cut() -> None:
-    runtime = Trunk.for_runtime()
+    runtime = Mux.for_runtime()
     wire = b"".join(runtime.send(PLUGIN_SERVICE, call(number, b"x" * number)) for number in (1, 3, 5))
     wire += encode_message(PLUGIN_SERVICE, raw_frame(2, 1)) + encode_message(PLUGIN_SERVICE, raw_frame(9, 1))
-    expected = list(Trunk.for_plugin().feed(wire))
+    expected = list(Mux.for_plugin().feed(wire))
     assert [event.stream_id for _, event in expected if not isinstance(event, ConnectionClosed)] == [1, 3, 5, 2, 9]
     for how, chunks in cuts(wire):
-        assert feed_trunk(Trunk.for_plugin(), chunks) == expected, how
+        assert feed_mux(Mux.for_plugin(), chunks) == expected, how
 
 
 def test_several_messages_in_one_mux_frame_and_one_in_many() -> None:
     frames = raw_frame(1, 1) + raw_frame(3, 1)
     together = HEADER.pack(1, len(frames)) + frames
     apart = b"".join(HEADER.pack(1, 1) + frames[at : at + 1] for at in range(len(frames)))
-    assert list(Trunk.for_plugin().feed(together)) == list(Trunk.for_plugin().feed(apart))
+    assert list(Mux.for_plugin().feed(together)) == list(Mux.for_plugin().feed(apart))
 
 
 @pytest.mark.parametrize("conn_id", [0, 3, 2**32 - 1])
 def test_payload_for_an_unknown_id_is_dropped(conn_id: int) -> None:
-    plugin = Trunk.for_plugin()
+    plugin = Mux.for_plugin()
     assert list(plugin.feed(encode_message(ConnId(conn_id), b"\xff" * 5000))) == []
     assert len(list(plugin.feed(encode_message(PLUGIN_SERVICE, raw_frame(1, 1))))) == 1
 
 
 def test_a_rejection_is_sent_as_it_is() -> None:
-    plugin = Trunk.for_plugin()
+    plugin = Mux.for_plugin()
     [(conn_id, event)] = plugin.feed(encode_message(PLUGIN_SERVICE, raw_frame(2, 1)))
     assert isinstance(event, RequestRejected)
     assert plugin.send(conn_id, event)[8 + 4 : 8 + 10] == raw_frame(2, 2)[4:10]
 
 
 def test_events_not_asked_for_stay() -> None:
-    plugin = Trunk.for_plugin()
+    plugin = Mux.for_plugin()
     wire = encode_message(PLUGIN_SERVICE, raw_frame(1, 1) + raw_frame(3, 1))
     next(plugin.feed(wire))
     [(_, event)] = plugin.feed(b"")
@@ -83,15 +83,15 @@ def test_events_not_asked_for_stay() -> None:
 
 
 def test_a_reply_too_large_can_still_be_answered() -> None:
-    plugin = Trunk.for_plugin()
+    plugin = Mux.for_plugin()
     list(plugin.feed(encode_message(PLUGIN_SERVICE, raw_frame(1, 1))))
     with pytest.raises(SendOversizeError):
         plugin.send(PLUGIN_SERVICE, ResponseSent(ONE, bytes(SEND_MAX)))
     assert plugin.send(PLUGIN_SERVICE, ResponseSent(ONE, status=Status(Code.INTERNAL, "too large")))
 
 
-def test_an_error_ends_the_trunk_after_what_came_before_it() -> None:
-    plugin, found = Trunk.for_plugin(), []
+def test_an_error_ends_the_mux_after_what_came_before_it() -> None:
+    plugin, found = Mux.for_plugin(), []
     wire = encode_message(PLUGIN_SERVICE, raw_frame(1, 1)) + HEADER.pack(1, 2**32 - 1)
     events = plugin.feed(wire)
     found.append(next(events))
@@ -107,8 +107,8 @@ def test_an_error_ends_the_trunk_after_what_came_before_it() -> None:
             use()
 
 
-def test_an_error_of_one_connection_is_the_trunks() -> None:
-    plugin = Trunk.for_plugin()
+def test_an_error_of_one_connection_is_the_mux() -> None:
+    plugin = Mux.for_plugin()
     with pytest.raises(RemoteProtocolError):
         list(plugin.feed(encode_message(RUNTIME_SERVICE, raw_frame(1, 2, length=2**31))))
     with pytest.raises(LocalProtocolError, match="after it broke"):
@@ -116,7 +116,7 @@ def test_an_error_of_one_connection_is_the_trunks() -> None:
 
 
 def test_the_end_reaches_every_connection_once() -> None:
-    plugin = Trunk.for_plugin()
+    plugin = Mux.for_plugin()
     plugin.receive_data(encode_message(PLUGIN_SERVICE, raw_frame(1, 1)))
     plugin.receive_eof()
     assert [(conn_id, type(event)) for conn_id, event in plugin.events()] == [
@@ -132,7 +132,7 @@ def test_the_end_reaches_every_connection_once() -> None:
     [b"\0", HEADER.pack(1, 5), HEADER.pack(7, 5) + b"1234", encode_message(PLUGIN_SERVICE, raw_frame(1, 1)[:-1])],
 )
 def test_the_end_inside_a_frame_is_the_peers_fault(wire: bytes) -> None:
-    plugin = Trunk.for_plugin()
+    plugin = Mux.for_plugin()
     assert list(plugin.feed(wire)) == []
     plugin.receive_eof()
     with pytest.raises(RemoteProtocolError, match="in the middle"):
@@ -140,7 +140,7 @@ def test_the_end_inside_a_frame_is_the_peers_fault(wire: bytes) -> None:
 
 
 def test_a_flood_for_nobody_costs_no_memory() -> None:
-    plugin, chunk = Trunk.for_plugin(), bytes(65536)
+    plugin, chunk = Mux.for_plugin(), bytes(65536)
     list(plugin.feed(HEADER.pack(9, 16 * 2**20)))
     tracemalloc.start()
     for _ in range(256):
