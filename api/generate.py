@@ -1,6 +1,7 @@
 """Generates the Python modules of every .proto here: `python api/generate.py`, or `--check` to fail on drift.
 
-The modules are checked in, so that installing needs no compiler. Needs the `codegen` extra, whose pin is exact:
+Messages of all, and gRPC clients and servicers of those that are gRPC services (ttrpc has none). The modules are
+checked in, so that installing needs no compiler. Needs the `codegen` extra, whose pin is exact:
 another generator would write other bytes.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,24 +23,26 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One .proto and the folder its modules belong in; both relative to the repository's root."""
+    """One .proto and the folder its modules belong in; both relative to the repository's root. grpc: its services."""
 
     proto: Path
-    out: Path
+    out: Path = Path("nri_gpu/_pb")
+    grpc: bool = False
 
     @property
     def modules(self) -> tuple[str, ...]:
         """The file names that protoc makes of it."""
-        return (f"{self.proto.stem}_pb2.py", f"{self.proto.stem}_pb2.pyi")
+        stem = self.proto.stem
+        return (f"{stem}_pb2.py", f"{stem}_pb2.pyi", *([f"{stem}_pb2_grpc.py"] if self.grpc else []))
 
 
 UNITS: Final = (
-    Unit(Path("api/nri.proto"), Path("nri_gpu/_pb")),
-    Unit(Path("api/ttrpc.proto"), Path("nri_gpu/_pb")),
-    Unit(Path("api/cri.proto"), Path("nri_gpu/_pb")),
-    Unit(Path("api/deviceplugin.proto"), Path("nri_gpu/_pb")),
-    Unit(Path("api/pluginregistration.proto"), Path("nri_gpu/_pb")),
-    Unit(Path("api/podresources.proto"), Path("nri_gpu/_pb")),
+    Unit(Path("api/nri.proto")),
+    Unit(Path("api/ttrpc.proto")),
+    Unit(Path("api/cri.proto"), grpc=True),
+    Unit(Path("api/deviceplugin.proto"), grpc=True),
+    Unit(Path("api/pluginregistration.proto"), grpc=True),
+    Unit(Path("api/podresources.proto"), grpc=True),
 )
 
 
@@ -52,7 +56,15 @@ def generate(unit: Unit, out: Path) -> None:
     proto = ROOT / unit.proto
     # -I is the file's own folder: descriptors then carry the bare file name, wherever the repository lies.
     flags = [f"-I{proto.parent}", f"--python_out={out}", f"--pyi_out={out}"]
+    if unit.grpc:
+        flags.append(f"--grpc_python_out={out}")
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *flags, proto.name], cwd=proto.parent, check=True)
+    if unit.grpc:  # the plugin imports the messages as if they were a top-level module
+        module = out / f"{proto.stem}_pb2_grpc.py"
+        package = ".".join(unit.out.parts)
+        module.write_text(
+            re.sub(r"^import (\w+_pb2) as", rf"from {package} import \1 as", module.read_text(), flags=re.M)
+        )
 
 
 def drift(unit: Unit) -> Iterator[str]:

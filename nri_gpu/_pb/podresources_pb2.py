@@ -24,41 +24,43 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12podresources.proto\x12\x14nri_gpu.podresources\"\x19\n\x17ListPodResourcesRequest\"U\n\x18ListPodResourcesResponse\x12\x39\n\rpod_resources\x18\x01 \x03(\x0b\x32\".nri_gpu.podresources.PodResources\"A\n\x16GetPodResourcesRequest\x12\x10\n\x08pod_name\x18\x01 \x01(\t\x12\x15\n\rpod_namespace\x18\x02 \x01(\t\"T\n\x17GetPodResourcesResponse\x12\x39\n\rpod_resources\x18\x01 \x01(\x0b\x32\".nri_gpu.podresources.PodResources\"\x1d\n\x1b\x41llocatableResourcesRequest\"\x9f\x01\n\x1c\x41llocatableResourcesResponse\x12\x37\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32&.nri_gpu.podresources.ContainerDevices\x12\x0f\n\x07\x63pu_ids\x18\x02 \x03(\x03\x12\x35\n\x06memory\x18\x03 \x03(\x0b\x32%.nri_gpu.podresources.ContainerMemory\"\xb5\x01\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12<\n\ncontainers\x18\x03 \x03(\x0b\x32(.nri_gpu.podresources.ContainerResources\x12\x0f\n\x07\x63pu_ids\x18\x04 \x03(\x03\x12\x35\n\x06memory\x18\x05 \x03(\x0b\x32%.nri_gpu.podresources.ContainerMemory\"\xe5\x01\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x37\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32&.nri_gpu.podresources.ContainerDevices\x12\x0f\n\x07\x63pu_ids\x18\x03 \x03(\x03\x12\x35\n\x06memory\x18\x04 \x03(\x0b\x32%.nri_gpu.podresources.ContainerMemory\x12@\n\x11\x64ynamic_resources\x18\x05 \x03(\x0b\x32%.nri_gpu.podresources.DynamicResource\"s\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\x12\x34\n\x08topology\x18\x03 \x01(\x0b\x32\".nri_gpu.podresources.TopologyInfo\"j\n\x0f\x43ontainerMemory\x12\x13\n\x0bmemory_type\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x34\n\x08topology\x18\x03 \x01(\x0b\x32\".nri_gpu.podresources.TopologyInfo\"=\n\x0cTopologyInfo\x12-\n\x05nodes\x18\x01 \x03(\x0b\x32\x1e.nri_gpu.podresources.NUMANode\"\x16\n\x08NUMANode\x12\n\n\x02ID\x18\x01 \x01(\x03\"\x82\x01\n\x0f\x44ynamicResource\x12\x12\n\nclaim_name\x18\x02 \x01(\t\x12\x17\n\x0f\x63laim_namespace\x18\x03 \x01(\t\x12<\n\x0f\x63laim_resources\x18\x04 \x03(\x0b\x32#.nri_gpu.podresources.ClaimResourceJ\x04\x08\x01\x10\x02\"\xa6\x01\n\rClaimResource\x12\x34\n\x0b\x63\x64i_devices\x18\x01 \x03(\x0b\x32\x1f.nri_gpu.podresources.CDIDevice\x12\x13\n\x0b\x64river_name\x18\x02 \x01(\t\x12\x11\n\tpool_name\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x04 \x01(\t\x12\x15\n\x08share_id\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x0b\n\t_share_id\"\x19\n\tCDIDevice\x12\x0c\n\x04name\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12podresources.proto\x12\x02v1\"\x19\n\x17ListPodResourcesRequest\"C\n\x18ListPodResourcesResponse\x12\'\n\rpod_resources\x18\x01 \x03(\x0b\x32\x10.v1.PodResources\"A\n\x16GetPodResourcesRequest\x12\x10\n\x08pod_name\x18\x01 \x01(\t\x12\x15\n\rpod_namespace\x18\x02 \x01(\t\"B\n\x17GetPodResourcesResponse\x12\'\n\rpod_resources\x18\x01 \x01(\x0b\x32\x10.v1.PodResources\"\x1d\n\x1b\x41llocatableResourcesRequest\"{\n\x1c\x41llocatableResourcesResponse\x12%\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x14.v1.ContainerDevices\x12\x0f\n\x07\x63pu_ids\x18\x02 \x03(\x03\x12#\n\x06memory\x18\x03 \x03(\x0b\x32\x13.v1.ContainerMemory\"\x91\x01\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12*\n\ncontainers\x18\x03 \x03(\x0b\x32\x16.v1.ContainerResources\x12\x0f\n\x07\x63pu_ids\x18\x04 \x03(\x03\x12#\n\x06memory\x18\x05 \x03(\x0b\x32\x13.v1.ContainerMemory\"\xaf\x01\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x14.v1.ContainerDevices\x12\x0f\n\x07\x63pu_ids\x18\x03 \x03(\x03\x12#\n\x06memory\x18\x04 \x03(\x0b\x32\x13.v1.ContainerMemory\x12.\n\x11\x64ynamic_resources\x18\x05 \x03(\x0b\x32\x13.v1.DynamicResource\"a\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\x12\"\n\x08topology\x18\x03 \x01(\x0b\x32\x10.v1.TopologyInfo\"X\n\x0f\x43ontainerMemory\x12\x13\n\x0bmemory_type\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\"\n\x08topology\x18\x03 \x01(\x0b\x32\x10.v1.TopologyInfo\"+\n\x0cTopologyInfo\x12\x1b\n\x05nodes\x18\x01 \x03(\x0b\x32\x0c.v1.NUMANode\"\x16\n\x08NUMANode\x12\n\n\x02ID\x18\x01 \x01(\x03\"p\n\x0f\x44ynamicResource\x12\x12\n\nclaim_name\x18\x02 \x01(\t\x12\x17\n\x0f\x63laim_namespace\x18\x03 \x01(\t\x12*\n\x0f\x63laim_resources\x18\x04 \x03(\x0b\x32\x11.v1.ClaimResourceJ\x04\x08\x01\x10\x02\"\x94\x01\n\rClaimResource\x12\"\n\x0b\x63\x64i_devices\x18\x01 \x03(\x0b\x32\r.v1.CDIDevice\x12\x13\n\x0b\x64river_name\x18\x02 \x01(\t\x12\x11\n\tpool_name\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x04 \x01(\t\x12\x15\n\x08share_id\x18\x05 \x01(\tH\x00\x88\x01\x01\x42\x0b\n\t_share_id\"\x19\n\tCDIDevice\x12\x0c\n\x04name\x18\x01 \x01(\t2\xf5\x01\n\x12PodResourcesLister\x12\x41\n\x04List\x12\x1b.v1.ListPodResourcesRequest\x1a\x1c.v1.ListPodResourcesResponse\x12\\\n\x17GetAllocatableResources\x12\x1f.v1.AllocatableResourcesRequest\x1a .v1.AllocatableResourcesResponse\x12>\n\x03Get\x12\x1a.v1.GetPodResourcesRequest\x1a\x1b.v1.GetPodResourcesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'podresources_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTPODRESOURCESREQUEST']._serialized_start=44
-  _globals['_LISTPODRESOURCESREQUEST']._serialized_end=69
-  _globals['_LISTPODRESOURCESRESPONSE']._serialized_start=71
-  _globals['_LISTPODRESOURCESRESPONSE']._serialized_end=156
-  _globals['_GETPODRESOURCESREQUEST']._serialized_start=158
-  _globals['_GETPODRESOURCESREQUEST']._serialized_end=223
-  _globals['_GETPODRESOURCESRESPONSE']._serialized_start=225
-  _globals['_GETPODRESOURCESRESPONSE']._serialized_end=309
-  _globals['_ALLOCATABLERESOURCESREQUEST']._serialized_start=311
-  _globals['_ALLOCATABLERESOURCESREQUEST']._serialized_end=340
-  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_start=343
-  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_end=502
-  _globals['_PODRESOURCES']._serialized_start=505
-  _globals['_PODRESOURCES']._serialized_end=686
-  _globals['_CONTAINERRESOURCES']._serialized_start=689
-  _globals['_CONTAINERRESOURCES']._serialized_end=918
-  _globals['_CONTAINERDEVICES']._serialized_start=920
-  _globals['_CONTAINERDEVICES']._serialized_end=1035
-  _globals['_CONTAINERMEMORY']._serialized_start=1037
-  _globals['_CONTAINERMEMORY']._serialized_end=1143
-  _globals['_TOPOLOGYINFO']._serialized_start=1145
-  _globals['_TOPOLOGYINFO']._serialized_end=1206
-  _globals['_NUMANODE']._serialized_start=1208
-  _globals['_NUMANODE']._serialized_end=1230
-  _globals['_DYNAMICRESOURCE']._serialized_start=1233
-  _globals['_DYNAMICRESOURCE']._serialized_end=1363
-  _globals['_CLAIMRESOURCE']._serialized_start=1366
-  _globals['_CLAIMRESOURCE']._serialized_end=1532
-  _globals['_CDIDEVICE']._serialized_start=1534
-  _globals['_CDIDEVICE']._serialized_end=1559
+  _globals['_LISTPODRESOURCESREQUEST']._serialized_start=26
+  _globals['_LISTPODRESOURCESREQUEST']._serialized_end=51
+  _globals['_LISTPODRESOURCESRESPONSE']._serialized_start=53
+  _globals['_LISTPODRESOURCESRESPONSE']._serialized_end=120
+  _globals['_GETPODRESOURCESREQUEST']._serialized_start=122
+  _globals['_GETPODRESOURCESREQUEST']._serialized_end=187
+  _globals['_GETPODRESOURCESRESPONSE']._serialized_start=189
+  _globals['_GETPODRESOURCESRESPONSE']._serialized_end=255
+  _globals['_ALLOCATABLERESOURCESREQUEST']._serialized_start=257
+  _globals['_ALLOCATABLERESOURCESREQUEST']._serialized_end=286
+  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_start=288
+  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_end=411
+  _globals['_PODRESOURCES']._serialized_start=414
+  _globals['_PODRESOURCES']._serialized_end=559
+  _globals['_CONTAINERRESOURCES']._serialized_start=562
+  _globals['_CONTAINERRESOURCES']._serialized_end=737
+  _globals['_CONTAINERDEVICES']._serialized_start=739
+  _globals['_CONTAINERDEVICES']._serialized_end=836
+  _globals['_CONTAINERMEMORY']._serialized_start=838
+  _globals['_CONTAINERMEMORY']._serialized_end=926
+  _globals['_TOPOLOGYINFO']._serialized_start=928
+  _globals['_TOPOLOGYINFO']._serialized_end=971
+  _globals['_NUMANODE']._serialized_start=973
+  _globals['_NUMANODE']._serialized_end=995
+  _globals['_DYNAMICRESOURCE']._serialized_start=997
+  _globals['_DYNAMICRESOURCE']._serialized_end=1109
+  _globals['_CLAIMRESOURCE']._serialized_start=1112
+  _globals['_CLAIMRESOURCE']._serialized_end=1260
+  _globals['_CDIDEVICE']._serialized_start=1262
+  _globals['_CDIDEVICE']._serialized_end=1287
+  _globals['_PODRESOURCESLISTER']._serialized_start=1290
+  _globals['_PODRESOURCESLISTER']._serialized_end=1535
 # @@protoc_insertion_point(module_scope)

@@ -85,7 +85,7 @@ def needs_grant(container: Container, policy: Policy | BrokenPolicy, *, starts: 
 
 def may_ask_by_environment(policy: Policy | BrokenPolicy) -> bool:
     """Whether NVIDIA_VISIBLE_DEVICES is anybody's request, or may be a device plugin's word that we inject by."""
-    return isinstance(policy, Policy) and bool(policy.environment.may_ask.patterns or policy.kubelet.beside)
+    return isinstance(policy, Policy) and bool(policy.environment.may_ask.patterns or policy.kubelet.injects_external)
 
 
 def _named_beside(container: Container, policy: Policy) -> bool:

@@ -1,38 +1,78 @@
-"""The NRI half of the kubelet's device plugin: reads what the kubelet gave, and keeps it for the pod. All in memory."""
+"""What the NRI plugin keeps of the kubelet's allocations: our device plugin's, and other components'. All in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
+from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, Ledger
-from nri_gpu.allocation.reservations import bound, carried, is_promise, outlived, resumed
+from nri_gpu.allocation.reservations import (
+    Missing,
+    Named,
+    bound,
+    carried,
+    holders,
+    is_promise,
+    outlived,
+    promised_device,
+    reconciled,
+    resumed,
+)
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocatedDevice, KubeletAllocation, kubelet_key
-from nri_gpu.domain.names import KUBELET_KEY
+from nri_gpu.domain.kubelet import (
+    REPLICA,
+    REQUIRED_DESTINATION,
+    AllocatedDevice,
+    KubeletAllocation,
+    PodDevices,
+    gpu_groups,
+    kubelet_key,
+)
+from nri_gpu.domain.names import BASE_KEY, KUBELET_KEY
+from nri_gpu.domain.node import Inventory
+from nri_gpu.kubelet.external import (
+    Listing,
+    external_allocation,
+    external_devices,
+    is_gpu_resource,
+    is_reserving,
+    verified,
+)
+from nri_gpu.kubelet.pods import KubeletPods
 from nri_gpu.kubelet.token import read_tokens
+from nri_gpu.policy.kubelet import KubeletSettings
+
+COMPLAINTS_MAX: Final = 256
+JUST_STARTED: Final = (
+    "nri-gpu has just started and the kubelet has not said yet which GPUs it allocated to pods (PodResources): it will "
+    "be tried again in a moment"
+)
+NOT_ASKED: Final = "PodResources is not asked: kubelet.podresources is empty, or nri-gpu was not restarted since"
 
 
 class KubeletAllocations:
-    """What the plugin asks about containers with the kubelet's tokens.
+    """Containers whose GPUs the kubelet allocated, and the tokens by which our device plugin said so.
 
-    key: the tokens'; None while there is none. awaited: there will be one, so containers that come before it are kept.
+    key: the tokens' key; None while there is none. awaited: there will be one, so containers that come before it are
+    kept. unapplied: the last container that was answered the required CDI device came without its edits.
     """
 
     def __init__(self) -> None:
         self.key: bytes | None = None
         self.awaited = False
-        self.unapplied = False  # the last container that was answered a CDI device came without its edits
+        self.unapplied = False
         self._required: set[AllocatedDevice] = set()
         self._held: dict[ContainerId, KubeletAllocation] = {}
         self._unread: dict[ContainerId, Container] = {}
 
     def keyed(self, key: bytes, ledger: Ledger) -> None:
-        """The key is there: what came before it can be read. ledger: without what is over meanwhile."""
+        """The key is there: read the tokens that came before it, of containers that the ledger still has."""
         self.key = key
         unread, self._unread = self._unread, {}
         for container in unread.values():
@@ -40,7 +80,7 @@ class KubeletAllocations:
                 self._hold(container)
 
     def read(self, container: Container) -> Container:
-        """The container with what the kubelet gave it; the very same one where it gave nothing."""
+        """The container with the allocation that its tokens carry; the same container where it has none."""
         if not kubelet_key(container.annotations):
             return container
         tokens: dict[str, str] = {}
@@ -49,90 +89,83 @@ class KubeletAllocations:
             (tokens if key.startswith(KUBELET_KEY) else others)[key] = value
         return replace(container, annotations=others, kubelet=read_tokens(tokens, self.key))
 
-    def requires(self, devices: Iterable[AllocatedDevice]) -> None:
-        """Allocate answered the CDI device beside these."""
+    def require(self, devices: Iterable[AllocatedDevice]) -> None:
+        """Allocate answered the required CDI device with these."""
         self._required.update(devices)
 
     def required(self, container: Container) -> bool:
-        """Whether that device holds it back until our reply."""
-        there, given = REQUIRED_DESTINATION in container.mounts, container.kubelet
-        if there or (given is not None and given.devices and self._required.issuperset(given.devices)):
-            self.unapplied = not there
-        return there
+        """Whether the required CDI device keeps this container from starting until our reply undoes it."""
+        mounted, allocation = REQUIRED_DESTINATION in container.mounts, container.kubelet
+        if mounted or (allocation is not None and allocation.devices and self._required.issuperset(allocation.devices)):
+            self.unapplied = not mounted
+        return mounted
 
     def decided(self, container: Container, decision: Decision) -> None:
-        """Remember whose GPUs came by the kubelet."""
+        """Remember that the kubelet allocated the GPUs of this container."""
         if container.kubelet is not None and isinstance(decision, Inject) and decision.grant.uuids:
             self._held[container.id] = container.kubelet
 
-    def adopt(self, container_id: ContainerId, given: KubeletAllocation) -> None:
-        """Its GPUs came by the kubelet, as somebody else found out."""
-        known = self._held.get(container_id, KubeletAllocation(shared=given.shared))
-        devices = dict.fromkeys((*known.devices, *given.devices))
+    def adopt(self, container_id: ContainerId, allocation: KubeletAllocation) -> None:
+        """PodResources lists these devices for a container."""
+        known = self._held.get(container_id, KubeletAllocation(shared=allocation.shared))
+        devices = dict.fromkeys((*known.devices, *allocation.devices))
         self._held[container_id] = KubeletAllocation(tuple(devices), known.shared)
 
     def started(self, ledger: Ledger, container_id: ContainerId, read: Callable[[], Container | None]) -> Ledger:
-        """With that container running. read: dear, so only where it matters.
+        """The ledger with that container running. read: decodes the container, which is done only if needed.
 
-        One that was granted by a daemon before us may have been in no list.
+        A container that the daemon before us granted may have been in no list.
         """
         if (self.key is not None or self.awaited) and container_id not in self._held and (container := read()):
             self._hold(container)
-        given = self._held.get(container_id)
-        return ledger if given is None else resumed(ledger, ledger.entries[container_id].grant.pod_uid, given)
+        allocation = self._held.get(container_id)
+        if allocation is None:
+            return ledger
+        return resumed(ledger, ledger.entries[container_id].grant.pod_uid, allocation)
 
     def ended(self, before: Ledger, after: Ledger, container_id: ContainerId, now: float) -> Ledger:
-        """With its GPUs kept for its pod."""
-        entry, given = before.entries.get(container_id), self._held.get(container_id)
-        if given is None:
+        """`after` the container ended, with its GPUs reserved for its pod."""
+        entry, allocation = before.entries.get(container_id), self._held.get(container_id)
+        if allocation is None:
             return after
         if container_id not in after.entries:
             del self._held[container_id]
-        # One that never started and lapsed had nothing any more that could be kept.
-        return bound(after, entry.grant, given, now, for_life=True) if entry is not None and entry.holds else after
+        # A container that lapsed before it started held nothing any more.
+        if entry is None or not entry.holds:
+            return after
+        return bound(after, entry.grant, allocation, now, for_life=True)
 
     def lapsed(self, before: Ledger, after: Ledger, now: float) -> Ledger:
-        """With what containers that never started had kept for their pods' next attempts, for as long as Allocate's."""
+        """`after` grants lapsed, with their GPUs reserved for their pods' next attempts as long as Allocate's are."""
         if after is before:
             return after
-        for id_, given in self._held.items():
-            entry, now_ = before.entries.get(id_), after.entries.get(id_)
-            if entry is not None and entry.holds and now_ is not None and not now_.holds:
-                after = bound(after, entry.grant, given, now)
+        for id_, allocation in self._held.items():
+            old, new = before.entries.get(id_), after.entries.get(id_)
+            if old is not None and old.holds and new is not None and not new.holds:
+                after = bound(after, old.grant, allocation, now)
         return after
 
     def pod_gone(self, before: Ledger, after: Ledger, now: float) -> Ledger:
-        """With what a sandbox's containers had kept for a while: the kubelet may be making its pod another one."""
+        """`after` a sandbox went, with its GPUs reserved for a while: the kubelet may be making the pod another one."""
         for id_ in before.entries.keys() - after.entries.keys():
-            given = self._held.pop(id_, None)
-            if given is not None and before.entries[id_].holds:
-                after = bound(after, before.entries[id_].grant, given, now)
+            allocation = self._held.pop(id_, None)
+            if allocation is not None and before.entries[id_].holds:
+                after = bound(after, before.entries[id_].grant, allocation, now)
         return outlived(before, after, now)
 
     def listed(self, containers: list[Container], old: Ledger, now: float) -> tuple[Entry, ...]:
-        """Start over from what the runtime lists. Returns what stays promised beyond it."""
+        """Start over from the containers that the runtime lists. Returns the reservations that stay beside them."""
         self._held, self._unread = {}, {}
         for each in containers:
             self._hold(each)
         return carried(old, now)
 
-    def _hold(self, container: Container) -> None:
-        """Remember that its GPUs came by the kubelet, if they did; and where that cannot be told yet, itself."""
-        given = self.read(container).kubelet
-        if given is None:
-            return
-        if not given.fault:
-            self._held[container.id] = given
-        elif self.key is None:
-            self._unread[container.id] = container
-
     def forget(self, ledger: Ledger) -> None:
-        """What the ledger does not know is over."""
-        if self._held:
-            self._held = {id_: given for id_, given in self._held.items() if id_ in ledger.entries}
+        """Drop containers that the ledger does not have."""
+        self._held = {id_: allocation for id_, allocation in self._held.items() if id_ in ledger.entries}
 
     def taken(self, ledger: Ledger, *, shared: bool) -> frozenset[GpuUuid]:
-        """GPUs that others than the kubelet's pods hold, so that it cannot give them. shared: nor share them."""
+        """GPUs that others than the kubelet's pods hold. shared: sharing them does not count as holding."""
         return frozenset(
             uuid
             for uuid, use in ledger.usage().items()
@@ -142,3 +175,139 @@ class KubeletAllocations:
                 for id_, grant in use.grants.items()
             )
         )
+
+    def _hold(self, container: Container) -> None:
+        """Remember the container's allocation; without a key, the container itself until there is one."""
+        allocation = self.read(container).kubelet
+        if allocation is None:
+            return
+        if not allocation.fault:
+            self._held[container.id] = allocation
+        elif self.key is None:
+            self._unread[container.id] = container
+
+
+class ExternalAllocations:
+    """Allocations by other device plugins and schedulers, as PodResources lists them.
+
+    pods: None where PodResources is not asked; then nothing is known.
+    """
+
+    def __init__(self) -> None:
+        self.pods: KubeletPods | None = None
+        self._missing = Missing()
+        self._held: set[ContainerId] = set()
+        self._complaints: dict[tuple[str, str, str], None] = {}
+
+    def concerns(self, payload: bytes, settings: KubeletSettings) -> bool:
+        """Whether PodResources lists devices for the pod of this request that the request itself does not show."""
+        if self.pods is None or not settings.inject_for.patterns:
+            return False
+        known = self.pods.known()
+        return any(pod.uid.encode() in payload for pod, each in known if external_devices(each.devices, settings))
+
+    def read(self, container: Container, inventory: Inventory, settings: KubeletSettings) -> Container:
+        """The container with its external allocation, or with the fault of its own token; else the same container."""
+        if self.pods is None and not settings.injects_external:
+            return container
+        listing = self._listing(container, settings)
+        if container.kubelet is not None:
+            allocation: KubeletAllocation | None = verified(container.kubelet, container, listing, settings)
+        else:
+            allocation = external_allocation(container, listing, inventory, settings)
+            if allocation is not None and allocation.waits and self.pods is None:
+                allocation = KubeletAllocation(fault=NOT_ASKED, key=allocation.key, waits=True)
+            if allocation is None and container.pod.annotations and self.pods is not None and not self.pods.settled:
+                allocation = KubeletAllocation(fault=JUST_STARTED, key=BASE_KEY, waits=True)
+        return container if allocation is container.kubelet else replace(container, kubelet=allocation)
+
+    def decided(self, container: Container, decision: Decision, settings: KubeletSettings) -> None:
+        """Remember that another device plugin allocated the GPUs of this container."""
+        allocation = container.kubelet
+        if allocation is not None and isinstance(decision, Inject) and external_devices(allocation.devices, settings):
+            self._held.add(container.id)
+
+    def complain(self, container: Container) -> None:
+        """Log a fault of the container's allocation, once for each container of a pod."""
+        allocation = container.kubelet
+        if allocation is None or not allocation.fault or allocation.waits:
+            return
+        about = (container.pod.uid, container.name, allocation.fault)
+        if about in self._complaints:
+            return
+        while len(self._complaints) >= COMPLAINTS_MAX:
+            del self._complaints[next(iter(self._complaints))]
+        self._complaints[about] = None
+        bound_ = logger.bind(namespace=container.pod.namespace, pod_name=container.pod.name, fault=allocation.fault)
+        bound_.bind(container_name=container.name).warning("kubelet allocation not valid")
+
+    def taken(self, ledger: Ledger, settings: KubeletSettings) -> frozenset[GpuUuid]:
+        """GPUs that other device plugins allocated, so that ours cannot."""
+        if not settings.inject_for.patterns:
+            return frozenset()
+        self._held &= ledger.entries.keys()
+        found: set[GpuUuid] = set()
+        for id_, entry in ledger.entries.items():
+            device = promised_device(id_)
+            external = id_ in self._held if device is None else bool(external_devices((device,), settings))
+            if entry.holds and external:
+                found.update(entry.grant.uuids)
+        return frozenset(found)
+
+    def reconcile(
+        self,
+        ledger: Ledger,
+        listed: tuple[PodDevices, ...],
+        settings: KubeletSettings,
+        now: float,
+        adopt: Callable[[ContainerId, KubeletAllocation], None],
+    ) -> Ledger:
+        """The ledger with reservations as a List of PodResources has them. adopt: told the containers it names."""
+        named = tuple(self._named(listed, settings))
+        for each in named:
+            for id_ in holders(ledger, each):
+                adopt(id_, KubeletAllocation((each.device,), each.shared))
+                if external_devices((each.device,), settings):
+                    self._held.add(id_)
+        about = [id_ for id_ in ledger.entries if (d := promised_device(id_)) and is_gpu_resource(d, settings)]
+        ledger, self._missing = reconciled(ledger, named, about, self._missing, now)
+        return ledger
+
+    def synchronized(
+        self,
+        containers: Iterable[Container],
+        settings: KubeletSettings,
+        adopt: Callable[[ContainerId, KubeletAllocation], None],
+    ) -> None:
+        """Take over the runtime's list: sandboxes to ask about, and pods that share GPUs which a scheduler reserved."""
+        for container in containers:
+            if self.pods is not None and container.pod.name != "?":  # the runtime did not list that pod
+                self.pods.add(container.pod)
+            if settings.reservations.patterns and gpu_groups(container.pod.labels):
+                adopt(container.id, KubeletAllocation(shared=True))
+
+    def _named(self, listed: tuple[PodDevices, ...], settings: KubeletSettings) -> Iterator[Named]:
+        for pod in listed:
+            sandbox = self.pods.sandbox_of(pod) if self.pods else None
+            for container in pod.containers:
+                for device in container.devices:
+                    if is_gpu_resource(device, settings):
+                        shared = REPLICA in device.id or is_reserving(pod.namespace, settings)
+                        yield Named(device, pod.namespace, pod.name, container.name, shared, sandbox)
+
+    def _listing(self, container: Container, settings: KubeletSettings) -> Listing:
+        if self.pods is None:
+            return Listing()
+        return Listing(self.pods.devices_of(container.pod), self._reserved(self.pods, settings))
+
+    def _reserved(self, pods: KubeletPods, settings: KubeletSettings) -> Mapping[GpuUuid, frozenset[str]]:
+        """GPUs that reservation pods hold -> the GPU groups of those pods."""
+        found: dict[GpuUuid, frozenset[str]] = {}
+        if not settings.reservations.patterns:
+            return found
+        for pod, listed in pods.known():
+            if is_reserving(pod.namespace, settings):
+                for device in listed.devices:
+                    if is_gpu_resource(device, settings):
+                        found[device.uuid] = found.get(device.uuid, frozenset()) | gpu_groups(pod.labels)
+        return found

@@ -14,13 +14,12 @@ from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.eligibility import hindrance
-from nri_gpu.domain.container import Pod
 from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.gpu import GpuUuid, closure
 from nri_gpu.domain.kubelet import AllocatedDevice, PodDevices, ResourceStatus
 from nri_gpu.domain.node import Node
-from nri_gpu.kubelet.allocations import KubeletAllocations
-from nri_gpu.kubelet.external import ExternalAllocations, KubeletPods
+from nri_gpu.kubelet.allocations import ExternalAllocations, KubeletAllocations
+from nri_gpu.kubelet.pods import KubeletPods
 from nri_gpu.kubelet.required_device import RequiredDevice
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
 ABLE_WITHIN_S = 2.0  # from the state folder to the first grant; then it is registered as it is
 UNAPPLIED = "the kubelet (before 1.29) or the runtime (enable_cdi off) left out the CDI device that Allocate answered"
+INSTALL_EXTRA = "install the kubernetes extra, pip install 'nri-gpu[kubernetes]'"
 NOT_CONNECTED = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
 
 
@@ -121,36 +121,12 @@ class DaemonBooks(Struct, frozen=True):
         """The CDI device to be answered beside these."""
         name = self.device()
         if name:
-            self.plugin.kubelet.requires(devices)
+            self.plugin.kubelet.require(devices)
         return name
 
     def key(self) -> bytes | None:
         """What tokens are signed with."""
         return self.plugin.kubelet.key
-
-
-class Answers(Struct, frozen=True):
-    """Where the kubelet's answers go: into the book, and of its lists into the ledger."""
-
-    book: KubeletPods
-    plugin: Grants
-
-    def pods(self) -> tuple[Pod, ...]:
-        """Sandboxes that are there."""
-        return self.book.pods()
-
-    def answered(self, pod: Pod, given: PodDevices) -> None:
-        """What the kubelet says of one."""
-        self.book.answered(pod, given)
-
-    def tried(self) -> None:
-        """A List was answered, or was not: whoever waits for it need not any more."""
-        self.book.settled = True
-
-    def listed(self, pods: tuple[Pod, ...], given: tuple[PodDevices, ...]) -> None:
-        """What it says of all."""
-        self.book.listed(pods, given)
-        self.plugin.kubelet_listed(given)
 
 
 class KubeletController:
@@ -173,10 +149,9 @@ class KubeletController:
         self._standings: Callable[[], tuple[ResourceStatus, ...]] = tuple
         if settings.enabled:
             plugin.kubelet.awaited = True
-        self._ask: Callable[[Pod], None] = lambda _: None
-        if settings.podresources and (settings.enabled or settings.beside):
+        if settings.podresources and (settings.enabled or settings.injects_external):
             # Before the runtime is asked for events: those of sandboxes are among them then.
-            plugin.external.pods = KubeletPods(lambda pod: self._ask(pod), settled=False)
+            plugin.external.pods = KubeletPods(settled=False)
 
     def begin(self) -> None:
         """Before the runtime lists its containers: whose GPUs came by the kubelet is read with the tokens' key."""
@@ -218,39 +193,37 @@ class KubeletController:
             RestartNeededError: the kubelet's folder is another one than this process can reach.
 
         """
-        book = self._plugin.external.pods
-        if not self._settings.enabled and book is None:
+        pods = self._plugin.external.pods
+        if not self._settings.enabled and pods is None:
             await asyncio.Event().wait()
         set_grpc_up()
         try:
             async with asyncio.TaskGroup() as tasks:
                 if self._settings.enabled:
                     tasks.create_task(self._serve())
-                if book is not None:
-                    tasks.create_task(self._inquire(book))
+                if pods is not None:
+                    tasks.create_task(self._inquire(pods))
         except* RestartNeededError as group:
             raise _first(group) from None
         await asyncio.Event().wait()
 
-    async def _inquire(self, book: KubeletPods) -> None:
-        """Ask the kubelet what it gave."""
+    async def _inquire(self, pods: KubeletPods) -> None:
+        """Ask the kubelet what it allocated."""
         try:
             from nri_gpu.kubelet.podresources import Inquiry, PodResources
         except ImportError as error:
-            fault = f"{error}: install the kubernetes extra, pip install 'nri-gpu[kubernetes]'"
-            logger.bind(fault=fault).error("the kubelet cannot be asked what it gave")
-            book.settled = True
+            logger.bind(fault=f"{error}: {INSTALL_EXTRA}").error("PodResources cannot be asked")
+            pods.settled = True
             return
-        inquiry = Inquiry(PodResources(Path(self._settings.podresources)), Answers(book, self._plugin))
-        self._ask = inquiry.ask
-        await inquiry.run()
+        client = PodResources(Path(self._settings.podresources))
+        await Inquiry(client, pods, self._plugin.kubelet_listed).run()
 
     async def _serve(self) -> None:
         try:
             from nri_gpu.kubelet.devices import AdvertisedDevices
             from nri_gpu.kubelet.endpoint import DevicePlugins, EndpointPaths
         except ImportError as error:
-            fault = f"{error}: install the kubernetes extra, pip install 'nri-gpu[kubernetes]'"
+            fault = f"{error}: {INSTALL_EXTRA}"
             logger.bind(fault=fault).error("no device plugin for the kubelet")
             self._standings = lambda: (ResourceStatus(self._settings.resource, fault=fault),)
             return

@@ -32,8 +32,7 @@ from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocatedDevice, PodDev
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Inventory, Node
-from nri_gpu.kubelet.allocations import KubeletAllocations
-from nri_gpu.kubelet.external import ExternalAllocations
+from nri_gpu.kubelet.allocations import ExternalAllocations, KubeletAllocations
 from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, DecodeError, Lifecycle, Listed, Markers
 from nri_gpu.nri.events import Event
@@ -423,12 +422,12 @@ class Plugin:
 
     def _pod_came(self, change: Lifecycle) -> Reply:
         if self.external.pods is not None:
-            self.external.pods.came(change.pod)
+            self.external.pods.add(change.pod)
         return EMPTY
 
     def _pod_gone(self, change: Lifecycle) -> Reply:
         if self.external.pods is not None:
-            self.external.pods.gone(change.pod_id)
+            self.external.pods.remove(change.pod_id)
         after = self.ledger.pod_gone(change.pod_id)
         if after is not self.ledger:
             gone = self.ledger.entries.keys() - after.entries.keys()

@@ -139,7 +139,7 @@ def _extras(policy: Policy) -> Iterator[str]:
 
 def _beside(policy: Policy) -> Iterator[str]:
     kubelet = policy.kubelet
-    if not kubelet.beside:
+    if not kubelet.injects_external:
         return
     if not kubelet.podresources:
         yield (

@@ -129,6 +129,6 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     ] = NOTHING
 
     @property
-    def beside(self) -> bool:
-        """Whether others' device plugins or schedulers give GPUs that are injected here."""
+    def injects_external(self) -> bool:
+        """Whether policy has us inject GPUs that other device plugins or schedulers allocate."""
         return bool(self.inject_for.patterns or self.reservations.patterns)

@@ -169,7 +169,7 @@ def test_other_gpus_than_the_kubelet_gave(node: Containerd, told: PodResourcesSe
 
 def test_without_podresources_it_waits(node: Containerd, serving: NriGpu) -> None:
     pod = node.cri.run_pod(PodSpec(name="train"))
-    with pytest.raises(CriError, match=r"\[node-not-ready\].*the kubelet has not told yet"):
+    with pytest.raises(CriError, match=r"\[node-not-ready\].*the kubelet has not said yet"):
         node.cri.run(pod, ContainerSpec(env=theirs([UUIDS[1]])))
     check_opens(node, node.cri.run(pod, ContainerSpec(name="plain", env={VARIABLE: "all"})), [])
 

@@ -16,7 +16,7 @@ from nri_gpu.domain.decision import Inject
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.kubelet.devices import AllocationError
-from nri_gpu.kubelet.external import Told, given_beside
+from nri_gpu.kubelet.external import Listing, external_allocation
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE
 from tests.support.builders import container, gpu, mig_gpu, mig_uuid, node, pod, uuid
@@ -53,20 +53,20 @@ MOUNTS = st.frozensets(st.sampled_from(UNITS).map(lambda each: f"{MOUNTED_NAMES}
 @given(
     value=st.none() | VALUES,
     mounts=MOUNTS,
-    told=st.builds(Told, st.none() | LISTED, RESERVATIONS),
+    told=st.builds(Listing, st.none() | LISTED, RESERVATIONS),
     labels=LABELS,
     claim=st.sampled_from([None, "all", "1", "2;mode=shared", "none", "all;capabilities=utility", "device=0"]),
     namespace=st.sampled_from(["ml", RESERVED]),
 )
 def test_nothing_is_granted_that_the_kubelet_does_not_list(
-    value: str | None, mounts: frozenset[str], told: Told, labels: dict[str, str], claim: str | None, namespace: str
+    value: str | None, mounts: frozenset[str], told: Listing, labels: dict[str, str], claim: str | None, namespace: str
 ) -> None:
     of = container(
         of=pod(claim=claim, labels=labels, namespace=namespace),
         env={} if value is None else {VARIABLE: value},
         mounts=mounts,
     )
-    found = given_beside(of, told, NODE.inventory, SHARING)
+    found = external_allocation(of, told, NODE.inventory, SHARING)
     granted = frozenset(each.uuid for each in found.devices) if found else frozenset[GpuUuid]()
     listed = (told.pod.container("main") or told.pod).devices if told.pod else ()
     own = {each.uuid for each in listed if each.resource.startswith("nvidia.com/")}

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, Pod
 from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
-from nri_gpu.kubelet.controller import Answers
-from nri_gpu.kubelet.external import KubeletPods
+from nri_gpu.kubelet.pods import KubeletPods
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
@@ -26,18 +25,16 @@ SHARING = replace(THEIRS, reservations=Globs((RESERVED,)))
 
 
 class Beside(Halves):
-    """asked: sandboxes that the kubelet is to be asked about. listed: what it lists."""
+    """listed: what the kubelet lists."""
 
     def __init__(self, settings: KubeletSettings = THEIRS) -> None:
-        self.asked: list[Pod] = []
         self.listed: dict[tuple[str, str], PodDevices] = {}
         super().__init__(replace(Policy.default(), kubelet=settings))
 
     def restart_daemon(self) -> None:
         super().restart_daemon()
-        self.asked.clear()
-        self.book = KubeletPods(self.asked.append)
-        self.plugin.external.pods = self.book
+        self.pods = KubeletPods()
+        self.plugin.external.pods = self.pods
 
     def came(self, of: Container | Pod) -> None:
         """Its sandbox is made, as the runtime tells it."""
@@ -55,16 +52,16 @@ class Beside(Halves):
 
     def answer(self) -> None:
         """Every question that waits."""
-        for pod in self.asked:
+        for pod in tuple(self.pods.questions):
             key = (pod.namespace, pod.name)
-            self.book.answered(pod, self.listed.get(key, PodDevices(*key, (ContainerDevices("main"),))))
-        self.asked.clear()
+            self.pods.answered((pod,))
+            self.pods.put(pod, self.listed.get(key, PodDevices(*key, (ContainerDevices("main"),))))
 
     def ask_all(self) -> None:
         """A List, of all."""
-        answers = Answers(self.book, self.plugin)
-        answers.listed(self.book.pods(), tuple(self.listed.values()))
-        answers.tried()
+        self.pods.put_list(self.pods.all(), tuple(self.listed.values()))
+        self.plugin.kubelet_listed(tuple(self.listed.values()))
+        self.pods.settled = True
 
     def over(self, of: Container) -> None:
         """The pod is gone."""

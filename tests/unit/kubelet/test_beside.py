@@ -233,7 +233,7 @@ def test_a_pod_that_the_kubelet_does_not_know_is_none_that_it_gave_nothing() -> 
     node_ = Beside()
     of = of_plugin(1)
     node_.came(of)
-    node_.asked.clear()
+    node_.pods.questions.clear()
     node_.ask_all()
     assert "the kubelet knows of no such pod" in str(node_.create(of))
     node_.give(of, [uuid(1)])
@@ -256,14 +256,14 @@ def test_one_name_and_another_pod() -> None:
     first = of_plugin(1)
     node_.admitted(first, [uuid(1)])
     assert node_.create(first) == (uuid(1),)
-    stale = node_.book.pods()
+    stale = node_.pods.all()
     second = of_plugin(1, pod="train")
     second = replace(
         second, id=ContainerId("second"), pod=replace(second.pod, id=PodId("sandbox-2"), uid=PodUid("uid-2"))
     )
     node_.came(second)
     assert "[node-not-ready]" in str(node_.create(second))
-    node_.book.answered(stale[0], node_.listed["ml", "train"])  # late, and of the first
+    node_.pods.put(stale[0], node_.listed["ml", "train"])  # late, and of the first
     assert "[node-not-ready]" in str(node_.create(second))
 
 
@@ -273,7 +273,7 @@ def test_two_pods_of_one_name_are_no_answer() -> None:
     node_.give(of, [uuid(1)])
     node_.came(of)
     given = node_.listed["ml", "train"]
-    node_.book.listed(node_.book.pods(), (given, given))
+    node_.pods.put_list(node_.pods.all(), (given, given))
     assert "[node-not-ready]" in str(node_.create(of))
 
 
@@ -426,7 +426,7 @@ def test_a_daemon_that_starts_anew_hears_what_it_forgot() -> None:
 
 def test_before_the_first_list_no_annotation_takes_what_the_kubelet_may_have_given() -> None:
     node_ = Beside()
-    node_.book.settled = False
+    node_.pods.settled = False
     local = container("device=1", of="local")
     assert "has just started" in str(node_.create(local))
     assert node_.create(container(of="plain")) == ()
@@ -476,9 +476,9 @@ def test_a_token_holds_until_the_kubelet_says_otherwise(log: Log) -> None:
     node_.answer()
     for _ in range(3):
         refused = str(node_.create(copied))
-        assert refused.startswith("nri-gpu [bad-request]: gpu.nri.io/kubelet: the kubelet says that it gave")
+        assert refused.startswith("nri-gpu [bad-request]: gpu.nri.io/kubelet: the kubelet says that it allocated")
         assert "none of nvidia.com/gpu" in refused
-    assert "copied from another container" in log.one("what the kubelet gave does not hold").fields["fault"]
+    assert "copied from another container" in log.one("kubelet allocation not valid").fields["fault"]
 
     less = from_kubelet(token(1, 2), pod="less")
     node_.admitted(less, [uuid(1)])
@@ -653,4 +653,4 @@ def test_many_sandboxes_are_bounded() -> None:
     node_ = Beside()
     for number in range(3000):
         node_.came(pod(f"pod-{number}"))
-    assert len(node_.book.pods()) <= 1024
+    assert len(node_.pods.all()) <= 1024

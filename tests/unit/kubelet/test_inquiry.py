@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container, PodId, PodUid
-from nri_gpu.kubelet.controller import Answers, KubeletController
+from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.kubelet.podresources import Inquiry, PodResources, QuestionPace
 from nri_gpu.policy.kubelet import KubeletSettings
 from tests.support.builders import container, pod, uuid
@@ -22,7 +22,7 @@ from tests.unit.kubelet.station import GPU
 from tests.unit.kubelet.test_endpoint import said
 from tests.unit.runtime.log import Log
 
-QUICK = QuestionPace(between=0.001, list_every=0.05, first=0.01, most=0.02)
+QUICK = QuestionPace(between=0.001, list_every=0.05, first=0.01, longest=0.02)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -35,17 +35,14 @@ class Asking(Beside):
     """With somebody who asks."""
 
     def __init__(self, server: PodResourcesServer, pace: QuestionPace = QUICK) -> None:
-        self.inquiry: Inquiry | None = None
         super().__init__()
         self.server = server
         self.pace = pace
 
     async def __aenter__(self) -> Self:
-        self.inquiry = Inquiry(PodResources(self.server.socket), Answers(self.book, self.plugin), self.pace)
-        self.book._ask = self.inquiry.ask
-        for each in self.book.pods():
-            self.inquiry.ask(each)
-        self._running = asyncio.create_task(self.inquiry.run())
+        client = PodResources(self.server.socket)
+        inquiry = Inquiry(client, self.pods, lambda listed: self.plugin.kubelet_listed(listed), self.pace)
+        self._running = asyncio.create_task(inquiry.run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -124,7 +121,7 @@ async def test_faults_are_said_once_and_end_nothing(folder: Path, log: Log, faul
             assert "[node-not-ready]" in str(node.create(of))
             server.fault = None
             await node.granted(of)
-    assert fault[0].name in log.one("the kubelet does not tell what it gave, trying again").fields["fault"]
+    assert fault[0].name in log.one("PodResources not answered, trying again").fields["fault"]
 
 
 async def test_a_kubelet_that_restarts(folder: Path, log: Log) -> None:
@@ -158,7 +155,7 @@ async def test_a_bug_of_ours_ends_nothing(folder: Path, log: Log) -> None:
         async with node:
             node.came(of_plugin(1))
             await node.granted(of_plugin(1))
-    assert isinstance(log.one("PodResources not read, by a bug of ours").exception, ZeroDivisionError)
+    assert isinstance(log.one("PodResources not read because of a bug in nri-gpu").exception, ZeroDivisionError)
 
 
 async def test_the_keeper_asks_where_policy_wants_it(folder: Path) -> None:

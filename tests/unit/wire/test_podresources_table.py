@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import FieldDescriptor
 
 from nri_gpu._pb import podresources_pb2
@@ -69,19 +68,3 @@ def test_every_field_has_the_number_and_type_of_the_table() -> None:
         for message in podresources_pb2.DESCRIPTOR.message_types_by_name.values()
     }
     assert found == TABLE
-
-
-def test_another_podresources_v1_loads_beside_it() -> None:
-    """Somebody else's module in this process, with upstream's package and its file's path."""
-    theirs = descriptor_pb2.FileDescriptorProto()
-    podresources_pb2.DESCRIPTOR.CopyToProto(theirs)
-    other = descriptor_pb2.FileDescriptorProto(
-        name="pkg/apis/podresources/v1/api.proto", package="v1", syntax="proto3", message_type=theirs.message_type
-    )
-    for message in other.message_type:
-        for field in filter(lambda each: each.type_name, message.field):
-            field.type_name = field.type_name.replace(".nri_gpu.podresources.", ".v1.")
-    pool = descriptor_pool.Default()
-    pool.Add(other)
-    assert pool.FindMessageTypeByName("v1.PodResources") is not None
-    assert pool.FindMessageTypeByName("nri_gpu.podresources.PodResources") is podresources_pb2.PodResources.DESCRIPTOR
