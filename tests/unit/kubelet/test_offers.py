@@ -35,7 +35,7 @@ ALL_EMPTY: Final = (mig_gpu(0, []), mig_gpu(1, []))
 PART: Final = (mig_gpu(0, ["1g.5gb+me", "1g.5gb"]), gpu(1))
 SLICES: Final = (mig_gpu(0, ["1c.3g.20gb", "3g.20gb"]), gpu(1))
 
-# What differs from their table is in docs/kubernetes.md, "Where this is not what NVIDIA's device plugin does".
+# What differs from their table is in docs/kubernetes.md, "Differences from NVIDIA's device plugin".
 TABLE: Final[dict[str, tuple[MigStrategy, Sequence[Gpu], Table]]] = {
     "none, no MIG": (NONE, WHOLE, {GPU: up(uuid(0), uuid(1))}),
     # Theirs offers a GPU in MIG mode whole, and no program finds a device on it.
