@@ -1,7 +1,6 @@
 """Deciding alone, in this process: a big node with many holders, under a policy of many rules.
 
-Half of the requests are of kinds that were met before, half of new ones, which cost more; the ledgers differ too, so
-that placement is not always asked the same.
+The requests and the ledgers differ, so that placement is not always asked the same.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 from bench.effort import Effort
 from bench.figures import Figure, percentile
 from nri_gpu.allocation.ledger import GrantPhase, Ledger
-from nri_gpu.decision.decide import KINDS, decide
+from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Inject
@@ -53,8 +52,6 @@ def _taken(number: int, node: Node, ledgers: Sequence[Ledger], policy: Policy) -
     took = []
     for turn in range(number):
         container = _container(turn)
-        if turn % 2:
-            KINDS.forget()
         began = time.perf_counter()
         decision = decide(container, node, ledgers[turn // 2 % LEDGERS], policy)
         took.append(time.perf_counter() - began)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from operator import eq, ge, gt, le, lt
 from typing import Any, Final, assert_never
 
@@ -35,7 +34,6 @@ COMPARE: Final[Mapping[Operator, Callable[[Any, Any], bool]]] = {
 }
 
 
-@lru_cache(maxsize=64)  # 8 GPUs looked at are a fifth of a decision, and always come to the same
 def fitting_gpus(inventory: Inventory, selectors: tuple[Selector, ...]) -> tuple[Gpu, ...]:
     """The GPUs that can be granted and fit every selector, in NVML order, whoever holds them."""
     return tuple(gpu for gpu in inventory.gpus if not why_not(gpu) and matches(gpu, selectors))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Final, TypeVar, assert_never
+from typing import TypeVar, assert_never
 
 from msgspec import Struct
 
@@ -35,7 +34,6 @@ from nri_gpu.domain.claim import (
     MigProfiles,
     Mode,
     Nothing,
-    Selector,
     Strategy,
 )
 from nri_gpu.domain.container import PodUid
@@ -85,29 +83,11 @@ def _all(claim: Claim, asker: Asker, inventory: Inventory, usage: Mapping[GpuUui
 def _count(
     gpus: int, claim: Claim, asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]
 ) -> tuple[Gpu, ...] | Reason:
-    if asker.mode is Mode.EXCLUSIVE and not any([asker.pod_uid in use.pods for use in usage.values()]):
-        used = frozenset(usage)
-        if chosen := _kept_first(gpus, claim.selectors, asker.strategy, inventory, used):
-            return chosen
     fitting = fitting_gpus(inventory, claim.selectors)
     if len(fitting) < gpus:
         return none_fit(claim, inventory) if not fitting else too_few(gpus, claim, fitting, inventory)
     open_ones = _open(gpus, "GPU", fitting, asker, usage)
     return open_ones if isinstance(open_ones, Reason) else _best(gpus, open_ones, asker, inventory, usage)
-
-
-def _first(
-    gpus: int, selectors: tuple[Selector, ...], strategy: Strategy, inventory: Inventory, used: frozenset[GpuUuid]
-) -> tuple[Gpu, ...]:
-    """The first exclusive GPUs of a pod, for which it does not matter who has the others; none where these are few."""
-    open_ones = [gpu for gpu in fitting_gpus(inventory, selectors) if gpu.uuid not in used]
-    asker = Asker(PodUid(""), Mode.EXCLUSIVE, strategy)
-    return _best(gpus, open_ones, asker, inventory, dict.fromkeys(used, _SOMEBODY)) if len(open_ones) >= gpus else ()
-
-
-# A node meets the same few again and again: pods take what others gave back.
-_kept_first = lru_cache(maxsize=256)(_first)
-_SOMEBODY: Final = Usage(Mode.EXCLUSIVE, {PodUid("?"): "?"}, 1)
 
 
 def _best(

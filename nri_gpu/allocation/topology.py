@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import combinations
 from math import comb
 from operator import add
@@ -25,8 +24,8 @@ NVLINK_POINTS: Final = 100
 Matrix = tuple[tuple[int, ...], ...]
 
 
-class Topology(Struct, frozen=True, eq=False):
-    """The GPUs of one inventory by their place in it. Compared by identity: it is part of keys in the hook path.
+class Topology(Struct, frozen=True):
+    """The GPUs of one inventory by their place in it.
 
     points: of each pair; 0 with itself, and where no path is known. near: 1 for two GPUs on one NUMA node, for ties
     where the machine hides its PCIe tree.
@@ -46,34 +45,20 @@ def points(link: Link) -> int:
     return PCIE_POINTS.get(link.pcie, 0) + NVLINK_POINTS * link.nvlink
 
 
-_kept: list[tuple[Inventory, Topology]] = []  # the last one asked for: the hook asks for the same until GPUs change
-
-
 def topology_of(inventory: Inventory) -> Topology:
-    """The fabric of an inventory; the very same object for the very same inventory, asked again."""
-    for known, fabric in _kept:
-        if known is inventory:
-            return fabric
-    fabric = _fabric(inventory)
-    _kept[:] = [(inventory, fabric)]
-    return fabric
-
-
-def _fabric(inventory: Inventory) -> Topology:
+    """The topology of an inventory's GPUs."""
     gpus = inventory.gpus
     by_index = {gpu.index: place for place, gpu in enumerate(gpus)}
-    of_pair = {(by_index.get(link.a), by_index.get(link.b)): points(link) for link in inventory.links}
-    nodes = [gpu.numa_node for gpu in gpus]
-    everybody = range(len(gpus))
-    return Topology(
-        places={gpu.uuid: place for place, gpu in enumerate(gpus)},
-        points=tuple(
-            tuple(of_pair.get((a, b), of_pair.get((b, a), 0)) if a != b else 0 for b in everybody) for a in everybody
-        ),
-        near=tuple(
-            tuple(int(a != b and nodes[a] is not None and nodes[a] == nodes[b]) for b in everybody) for a in everybody
-        ),
-    )
+    of_pairs, near = ([[0] * len(gpus) for _ in gpus] for _ in range(2))
+    for link in inventory.links:
+        if link.a in by_index and link.b in by_index:
+            a, b = by_index[link.a], by_index[link.b]
+            of_pairs[a][b] = of_pairs[b][a] = points(link)
+    for (a, one), (b, other) in combinations(enumerate(gpus), 2):
+        if one.numa_node is not None and one.numa_node == other.numa_node:
+            near[a][b] = near[b][a] = 1
+    places = {gpu.uuid: place for place, gpu in enumerate(gpus)}
+    return Topology(places, tuple(map(tuple, of_pairs)), tuple(map(tuple, near)))
 
 
 def links_among(units: Sequence[Unit], inventory: Inventory) -> Mapping[str, int]:
@@ -92,7 +77,6 @@ DIGIT: Final = 32  # bits
 # Beginnings of sets looked at, at most: under 0.2 ms. Enough for any number out of 8 to 10 GPUs, and for 3 out of 16.
 EXACT_MAX: Final = 256
 EXCHANGES_MAX: Final = 1024  # looked at for one set: 16 rounds of them for 8 out of 16 GPUs, none for hundreds
-KEPT: Final = 1024
 
 _SIGN: Final = {Strategy.PACK: -1, Strategy.SPREAD: 1}
 
@@ -108,14 +92,10 @@ class Room(Struct, frozen=True):
 NO_MATTER: Final = Room()
 
 
-@lru_cache(maxsize=KEPT)
 def choose(
     fabric: Topology, number: int, pool: tuple[int, ...], taken: tuple[int, ...] = (), room: Room = NO_MATTER
 ) -> tuple[int, ...]:
-    """Places of the GPUs to take out of a pool, besides those taken already.
-
-    Remembered, since a node meets few questions: at most KEPT, and pure, so that nothing but the cost changes.
-    """
+    """Places of the GPUs to take out of a pool, besides those taken already."""
     size = len(fabric.points)
     rows = [[_joined(fabric, a, b) << (2 * DIGIT + size) for b in pool] for a in pool]
     alone = [_alone(fabric, place, taken, room) for place in pool]

@@ -18,7 +18,7 @@ from nri_gpu.domain.edits import DeviceNode, Edits, Mount
 from nri_gpu.domain.gpu import Capabilities, Gpu, GpuUuid, MigPart, PciBusId, Unit, whole
 from nri_gpu.domain.node import DriverTree, Inventory, Loader
 from nri_gpu.injection.env import LIBRARY_PATH
-from nri_gpu.injection.plan import Share, plan
+from nri_gpu.injection.plan import Injection, plan
 
 KIND: Final = "nvidia.com/gpu"
 ALL: Final = "all"
@@ -49,7 +49,7 @@ def specification(
     a simulated node that has none. loader: how they are found, as far as mounts do it.
     """
     # With void, because a list of UUIDs cannot be put together from the devices a container asks for.
-    everything = Share(
+    everything = Injection(
         container=_ANYBODY,
         gpus=tuple(gpus),
         capabilities=capabilities,

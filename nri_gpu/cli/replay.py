@@ -13,7 +13,6 @@ from typing import Any
 from msgspec import Struct
 
 from nri_gpu.daemon.policy_file import PolicyText, build_policy, load_policy
-from nri_gpu.decision.decide import BrokenPolicy
 from nri_gpu.decision.replay import AnyPolicy, Compared, Replay
 from nri_gpu.domain.errors import Exit, PolicyError
 from nri_gpu.policy.model import Policy
@@ -72,7 +71,7 @@ def _read_policy(name: str, text: str) -> AnyPolicy:
     try:
         return build_policy(PolicyText(name, text)) if name else Policy.default()
     except PolicyError as error:
-        return BrokenPolicy(str(error.faults[0]))
+        return Policy.broken(str(error.faults[0]))
 
 
 def _to_text(tally: Tally, found: list[Compared]) -> str:

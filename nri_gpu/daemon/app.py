@@ -20,7 +20,6 @@ from nri_gpu.daemon.journal import JOURNAL, Journal, StateRecorder
 from nri_gpu.daemon.policy_file import PolicyFile, PolicyWatch
 from nri_gpu.daemon.snapshot import Host, SnapshotKeeper
 from nri_gpu.daemon.state_folder import StateFolder, former_ledger
-from nri_gpu.decision.decide import BrokenPolicy
 from nri_gpu.domain.errors import Exit, PolicyError
 from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
@@ -42,7 +41,7 @@ from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, Supervisor, Watchers
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.mps import NO_MPS, MpsSettings
+from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.policy.service import AuditSettings
 from nri_gpu.simulation.source import source_of
 from nri_gpu.system.log_once import LogOnce
@@ -106,7 +105,7 @@ class Daemon:
             ),
         )
         policy = self._first_policy()
-        settings = policy if isinstance(policy, Policy) else policy_file.salvage
+        settings = policy_file.salvage if policy.fault else policy
         self._fixed = _fixed(settings)
         self._identity = Identity(settings.plugin.name, settings.plugin.index)
         place = HealthPlace(
@@ -276,7 +275,7 @@ class Daemon:
         except (OSError, ValueError) as error:
             logger.bind(path=str(file), fault=str(error)).warning("last ledger not read; who left a GPU is not known")
 
-    def _first_policy(self) -> Policy | BrokenPolicy:
+    def _first_policy(self) -> Policy:
         try:
             return self._policy_file.load()
         except PolicyError as error:
@@ -285,13 +284,13 @@ class Daemon:
             last = self._policy_file.last_good()
             if last is None:
                 logger.error("no good policy is kept: every container that asks will be refused")
-                return BrokenPolicy(str(error.faults[0]))
+                return Policy.broken(str(error.faults[0]))
             logger.warning("started on the last good policy")
             return last
 
     def _settings(self) -> Policy:
         policy = self._plugin.policy
-        return policy if isinstance(policy, Policy) else self._policy_file.salvage
+        return self._policy_file.salvage if policy.fault else policy
 
     def _reload(self) -> None:
         """SIGHUP: the policy again, and the node again."""
@@ -316,7 +315,7 @@ class Daemon:
         self._cache.poke()
         self._driver.look_again()
 
-    def _use(self, policy: Policy | BrokenPolicy) -> None:
+    def _use(self, policy: Policy) -> None:
         """From here on decisions are by this one."""
         self._plugin.policy = policy
         self._note(policy)
@@ -325,11 +324,11 @@ class Daemon:
         self._labels.look_again()
         self._mps.look_again()
 
-    def _note(self, policy: Policy | BrokenPolicy) -> None:
+    def _note(self, policy: Policy) -> None:
         if self._audit is None:
             return
         text = self._policy_file.taken
-        if isinstance(policy, BrokenPolicy):
+        if policy.fault:
             self._audit.policy_changed(PolicyNote("", "", policy.fault))
         else:
             self._audit.policy_changed(PolicyNote(text.file, text.text) if text else PolicyNote("", ""))
@@ -366,7 +365,7 @@ class Daemon:
         return self._plugin.ledger.generations() if self._synchronized else None
 
     def _mps_settings(self) -> MpsSettings:
-        return self._plugin.policy.mps if isinstance(self._plugin.policy, Policy) else NO_MPS
+        return self._plugin.policy.mps
 
     def _configured(self, configured: Configured) -> None:
         """A plugin that the runtime starts finds its drop-in file's text here: that file is its policy."""
@@ -378,7 +377,7 @@ class Daemon:
         try:
             policy = self._policy_file.load_text("the runtime's NRI configuration for this plugin", configured.config)
         except PolicyError as error:
-            self._use(BrokenPolicy(str(error.faults[0])))
+            self._use(Policy.broken(str(error.faults[0])))
             for fault in error.faults:
                 logger.bind(fault=str(fault)).error("policy not usable")
         else:

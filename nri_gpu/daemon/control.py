@@ -27,7 +27,6 @@ from nri_gpu.inventory.controller import InventoryCache, InventoryKeeper
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.handlers import Plugin
-from nri_gpu.policy.model import Policy
 from nri_gpu.system.state import Board
 
 Answer = Callable[[], Mapping[str, Any]]
@@ -257,7 +256,7 @@ class Reporter:
         """The moment of asking."""
         plugin, cache = self._subjects.plugin, self._subjects.cache
         policy = plugin.policy
-        source, fault = (policy.source, "") if isinstance(policy, Policy) else ("-", policy.fault)
+        source, fault = policy.source, policy.fault
         return View(
             node=self._subjects.board.snapshot(),
             ledger=plugin.ledger,
@@ -287,7 +286,7 @@ class Reporter:
 
     def _group(self) -> int | None:
         policy = self._subjects.plugin.policy
-        name = policy.control.group if isinstance(policy, Policy) else ""
+        name = policy.control.group
         if not name:
             return None
         import grp  # only where there is a group to look up

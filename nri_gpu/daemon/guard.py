@@ -19,7 +19,7 @@ from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.guard import TELL_S, DaemonState, Guard, Seen, started, write_seen
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, Supervisor, Watchers
-from nri_gpu.policy.model import BrokenPolicy, Policy
+from nri_gpu.policy.model import Policy
 from nri_gpu.system.cri import stop_containers, warn_without_grpc
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.tasks import exit_code
@@ -44,19 +44,19 @@ def _settings(state_dir: Path, path: Path | None, options: Mapping[str, object])
 def _daemon_state(folder: Path, path: Path | None) -> DaemonState:
     """With the policy that the daemon took up last, so that both ignore the same requests; else the file's own."""
 
-    def read() -> Policy | BrokenPolicy:
+    def read() -> Policy:
         try:
             return load_last_good(folder) or load_policy(path)
         except (PolicyError, OSError) as error:
             fault = str(error.faults[0] if isinstance(error, PolicyError) else error)
             logger.bind(fault=fault).error("policy not usable: whatever asks needs a grant")
-            return BrokenPolicy(fault)
+            return Policy.broken(fault)
 
     return DaemonState(folder, (folder / LAST_GOOD, path or DEFAULT_PATH), read)
 
 
-def _request_bytes(policy: Policy | BrokenPolicy, fallback: Policy) -> int:
-    return (policy if isinstance(policy, Policy) else fallback).plugin.request_bytes
+def _request_bytes(policy: Policy, fallback: Policy) -> int:
+    return (fallback if policy.fault else policy).plugin.request_bytes
 
 
 class GuardProcess:

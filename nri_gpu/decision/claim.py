@@ -1,10 +1,8 @@
-"""What a container asks for that the kubelet gave GPUs to: those, shaped by what its pod's annotation says besides."""
+"""What a container asks for: its pod's annotation, what the kubelet allocated, or NVIDIA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -12,84 +10,96 @@ from nri_gpu.domain.claim import Claim, Count, Devices, Everything, Mode, Nothin
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.kubelet import KubeletAllocation, gpu_groups, kubelet_key
-from nri_gpu.policy.model import BrokenPolicy, Disarm, Policy
+from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.policy.select import Ignored, select
 from nri_gpu.request.environment import VARIABLE, claim_of_environment, named_devices
-from nri_gpu.request.parse import parse_claim, select_annotation
+from nri_gpu.request.parse import parse_claim
+from nri_gpu.request.text import select_annotation
 
 
-def claim_of_kubelet(given: KubeletAllocation, said: Claim | None) -> Claim:
-    """said: the annotation's claim, None where there is none.
-
-    Raises:
-        RequestError: what stands on the container does not hold, or the annotation asks for what was not given.
-
-    """
-    if given.fault:
-        raise RequestError(given.key, given.fault)
-    if not given.devices:
-        return said or Claim(key=given.key, text="", wanted=Nothing())
-    mode = Mode.SHARED if given.shared else Mode.EXCLUSIVE
-    wanted = Devices(tuple(given.uuids))
-    if said is None:
-        return Claim(key=given.key, text=",".join(given.uuids), wanted=wanted, mode=mode, kubelet=True)
-    if isinstance(said.wanted, Nothing):
-        return said
-    _check(given, said, mode)
-    return replace(said, wanted=wanted, mode=mode, kubelet=True)
-
-
-def _check(given: KubeletAllocation, said: Claim, mode: Mode) -> None:
-    """It may only shape: how many and which is the kubelet's word, since the scheduler counts by it."""
-    number = len(given.uuids)
-    if isinstance(said.wanted, Count) and said.wanted.gpus > number:
-        why = f"asks for {said.wanted.gpus} GPUs and the kubelet gave {number}: ask for as many in resources.limits"
-        raise RequestError(said.key, why)
-    if not isinstance(said.wanted, Count | Everything):
-        why = "names GPUs, and which ones is the kubelet's to say here: write all, which means those that it gave"
-        raise RequestError(said.key, why)
-    if said.mode not in (None, mode):
-        why = f"asks for mode={said.mode}, and the kubelet gave in {mode} mode: ask for another resource in its limits"
-        raise RequestError(said.key, why)
-
-
-# Longer ones are not worth keeping: they come from whoever made the pod.
-CLAIM_KEPT: Final = 256  # characters
-_kept_claim = lru_cache(maxsize=256)(parse_claim)  # most containers of a node ask in the same few words
-
-
-def claim_of(container: Container, policy: Policy | BrokenPolicy) -> Claim | None:
-    """The request of a container that is about to be created; None when it asks for nothing. Raises: RequestError."""
+def claim_of(container: Container, policy: Policy) -> Claim | None:
+    """The request of a container that is about to be created; None where it makes none. Raises: RequestError."""
     return _claim(container, container.annotations, policy)
 
 
-def needs_grant(container: Container, policy: Policy | BrokenPolicy, *, starts: bool = False) -> str:
-    """The annotation key by which a container that exists already must hold a grant; empty when it need not.
+def needs_grant(container: Container, policy: Policy, *, starts: bool = False) -> str:
+    """The annotation key by which an existing container must hold a grant; empty where it need not.
 
-    starts: it is about to; then also what a device plugin beside us said, where it is for us to inject. One that runs
-    may have been served by NVIDIA's runtime before, which leaves no trace here.
+    starts: it is about to start. Then a device plugin's NVIDIA_VISIBLE_DEVICES counts too, where nri-gpu injects for
+    that plugin; a running container may have been served by NVIDIA's runtime, which leaves no trace here.
     """
     try:
-        claim = _claim(container, {}, policy)  # what is on the container itself by now, we or others wrote
+        claim = _claim(container, {}, policy)  # its own annotations may be ours or another plugin's
     except RequestError as error:
         return error.key  # it should never have been created
-    # What the kubelet gave is asked for by being there, whatever it is worth.
-    key = kubelet_key(container.annotations) or (
-        "" if claim is None or isinstance(claim.wanted, Nothing) else claim.key
-    )
-    if not key and starts and isinstance(policy, Policy) and _named_beside(container, policy):
+    key = kubelet_key(container.annotations)  # an allocation of the kubelet is a request, whether it is valid or not
+    if not key and claim is not None and not isinstance(claim.wanted, Nothing):
+        key = claim.key
+    if not key and starts and _named_by_device_plugin(container, policy):
         key = VARIABLE
-    ignored = bool(key) and isinstance(policy, Policy) and isinstance(select(policy, container), Ignored)
-    return "" if ignored else key
+    return "" if key and isinstance(select(policy, container), Ignored) else key
 
 
-def may_ask_by_environment(policy: Policy | BrokenPolicy) -> bool:
-    """Whether NVIDIA_VISIBLE_DEVICES is anybody's request, or may be a device plugin's word that we inject by."""
-    return isinstance(policy, Policy) and bool(policy.environment.may_ask.patterns or policy.kubelet.injects_external)
+def may_ask_by_environment(policy: Policy) -> bool:
+    """Whether NVIDIA_VISIBLE_DEVICES may be a request, or may name what a device plugin allocated for us to inject."""
+    return bool(policy.environment.may_ask.patterns or policy.kubelet.injects_external)
 
 
-def _named_beside(container: Container, policy: Policy) -> bool:
-    """Whether its variable names devices that are for us to inject, and nobody has."""
+def reads_environment(policy: Policy) -> bool:
+    """Whether NVIDIA_VISIBLE_DEVICES matters in a container that asks for nothing else."""
+    return policy.environment.disarm is Disarm.ALL or may_ask_by_environment(policy)
+
+
+def _claim(container: Container, own: Mapping[str, str], policy: Policy) -> Claim | None:
+    annotated, allocation = None, container.kubelet
+    if asked := select_annotation(container.pod.annotations, own, container.name):
+        annotated = parse_claim(*asked, given=allocation is not None and bool(allocation.devices))
+    if allocation is not None:
+        return claim_of_kubelet(allocation, annotated)
+    value = container.env.get(VARIABLE)
+    if annotated or not value or policy.environment.may_ask.first(container.pod.namespace) is None:
+        return annotated
+    return claim_of_environment(value)
+
+
+def claim_of_kubelet(allocation: KubeletAllocation, annotated: Claim | None) -> Claim:
+    """The request for what the kubelet allocated, shaped by the annotation's request where there is one.
+
+    Raises:
+        RequestError: the allocation is not valid, or the annotation asks for something else.
+
+    """
+    if allocation.fault:
+        raise RequestError(allocation.key, allocation.fault)
+    if not allocation.devices:
+        return annotated or Claim(key=allocation.key, text="", wanted=Nothing())
+    mode = Mode.SHARED if allocation.shared else Mode.EXCLUSIVE
+    wanted = Devices(tuple(allocation.uuids))
+    if annotated is None:
+        text = ",".join(allocation.uuids)
+        return Claim(key=allocation.key, text=text, wanted=wanted, mode=mode, kubelet=True)
+    if isinstance(annotated.wanted, Nothing):
+        return annotated
+    if fault := _beyond_allocation(annotated, len(allocation.uuids), mode):
+        raise RequestError(annotated.key, fault)
+    return replace(annotated, wanted=wanted, mode=mode, kubelet=True)
+
+
+def _beyond_allocation(annotated: Claim, number: int, mode: Mode) -> str:
+    """What an annotation asks for beyond the GPUs that the kubelet allocated; empty if it only shapes those."""
+    wanted = annotated.wanted
+    if isinstance(wanted, Count) and wanted.gpus > number:
+        return f"asks for {wanted.gpus} GPUs and the kubelet gave {number}: ask for as many in resources.limits"
+    if not isinstance(wanted, Count | Everything):
+        return "names GPUs, but here the kubelet chooses them: write all, which means those that it gave"
+    if annotated.mode not in (None, mode):
+        asked = f"asks for mode={annotated.mode}"
+        return f"{asked}, and the kubelet gave in {mode} mode: ask for another resource in its limits"
+    return ""
+
+
+def _named_by_device_plugin(container: Container, policy: Policy) -> bool:
+    """Whether its variable names devices that are for us to inject, and no other component has injected any."""
     settings, pod = policy.kubelet, container.pod
     ours = settings.inject_for.patterns or (settings.reservations.patterns and gpu_groups(pod.labels))
     if not ours or not named_devices(container.env.get(VARIABLE, "")):
@@ -97,32 +107,3 @@ def _named_beside(container: Container, policy: Policy) -> bool:
     return not (
         container.nvidia_hooks or container.cdi_devices or any("nvidia" in each.path for each in container.devices)
     )
-
-
-def reads_environment(policy: Policy | BrokenPolicy) -> bool:
-    """Whether a container with NVIDIA_VISIBLE_DEVICES needs a look although it asks for nothing else."""
-    disarms = isinstance(policy, Policy) and policy.environment.disarm is Disarm.ALL
-    return disarms or may_ask_by_environment(policy)
-
-
-def _claim(container: Container, own: Mapping[str, str], policy: Policy | BrokenPolicy) -> Claim | None:
-    said = _annotated(container, own)
-    if container.kubelet is not None:
-        return claim_of_kubelet(container.kubelet, said)
-    return said or _of_environment(container, policy)
-
-
-def _annotated(container: Container, own: Mapping[str, str]) -> Claim | None:
-    if asked := select_annotation(container.pod.annotations, own, container.name):
-        key, value = asked
-        given = container.kubelet is not None and bool(container.kubelet.devices)
-        parse = _kept_claim if len(value) <= CLAIM_KEPT else parse_claim
-        return parse(key, value, given=given)
-    return None
-
-
-def _of_environment(container: Container, policy: Policy | BrokenPolicy) -> Claim | None:
-    said = container.env.get(VARIABLE)
-    if not said or not isinstance(policy, Policy) or policy.environment.may_ask.first(container.pod.namespace) is None:
-        return None
-    return claim_of_environment(said)

@@ -20,7 +20,7 @@ CLIENTS_BEFORE_VOLTA: Final = 16
 VOLTA: Final = (7, 0)
 
 
-def not_one(claim: Claim) -> Reason | None:
+def single_gpu_fault(claim: Claim) -> Reason | None:
     """Why a request cannot be served in this mode whatever is free: each GPU has a daemon of its own."""
     wanted = claim.wanted
     if (isinstance(wanted, Count) and wanted.gpus == 1) or (isinstance(wanted, Devices) and len(wanted.ids) == 1):

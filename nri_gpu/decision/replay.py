@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, ExternalAllocation, Ledger, Releasing
 from nri_gpu.allocation.releasing import expired
-from nri_gpu.decision.decide import BrokenPolicy, decide
+from nri_gpu.decision.decide import decide
 from nri_gpu.domain.codec import CodecError, canonical, decode, encode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
@@ -35,7 +35,7 @@ from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.policy.model import Policy
 
 Record = Mapping[str, Any]
-AnyPolicy = Policy | BrokenPolicy
+AnyPolicy = Policy
 SCHEMA: Final = "nri-gpu/audit/v1"
 DIGESTS_KEPT: Final = 64
 
@@ -174,7 +174,7 @@ class Replay:
     def _take_policy(self, record: Record) -> None:
         if self._instead is None:
             fault = record["fault"]
-            self._policy = BrokenPolicy(fault) if fault else self._read(str(record["source"]), str(record["text"]))
+            self._policy = Policy.broken(fault) if fault else self._read(str(record["source"]), str(record["text"]))
 
     def _take_ledger(self, record: Record) -> None:
         """A Synchronize, or the beginning of a file: all that was recorded, less what we decide otherwise now."""
@@ -196,7 +196,7 @@ class Replay:
 
     def _take_leaving(self, found: Mapping[str, Any]) -> None:
         """When a GPU was left, and when it was found empty, is the recording's to tell, whoever had it."""
-        if self._instead is not None and not (isinstance(self._instead, Policy) and self._instead.handover.wait):
+        if self._instead is not None and not (not self._instead.fault and self._instead.handover.wait):
             return
         leaving = dict(self.ledger.releasing)
         for uuid, each in found.items():
@@ -217,7 +217,7 @@ class Replay:
 
     def _decide(self, record: Record) -> Compared:
         container, now = decode(Container, record["container"], "container"), decode(float, record["now"], "now")
-        settings = self._policy if isinstance(self._policy, Policy) else Policy.default()
+        settings = self._policy if not self._policy.fault else Policy.default()
         ledger = expired(self.ledger.lapse(now, settings.ledger.created_grace_s), now)
         decision = decide(container, self._node, ledger, self._policy)
         self.ledger = ledger.after(decision, now)

@@ -13,7 +13,7 @@ from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, verify_grant
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
 from nri_gpu.domain.decision import Code, Reason
-from nri_gpu.policy.model import BrokenPolicy, Policy
+from nri_gpu.policy.model import Policy
 
 # /dev/nvidiaN, nvidiactl and nvidia-modeset: NVIDIA's for good (Linux: Documentation/admin-guide/devices.txt).
 NVIDIA_MAJOR: Final = 195
@@ -33,9 +33,7 @@ def grant_of(container: Container, text: str | None, key: bytes | None) -> Signe
     return verify_grant(text, container.pod.uid, container.id, key)
 
 
-def validate_start(
-    container: Container, mark: SignedGrant | InvalidGrant | None, policy: Policy | BrokenPolicy
-) -> Reason | None:
+def validate_start(container: Container, mark: SignedGrant | InvalidGrant | None, policy: Policy) -> Reason | None:
     """Why a container must not start: it asked, and nobody granted. None where it may."""
     if isinstance(mark, SignedGrant) or not (key := needs_grant(container, policy, starts=True)):
         return None
@@ -47,7 +45,7 @@ def validate_start(
 
 
 def validate_adjusted(
-    adjusted: Adjusted, key: bytes | None, policy: Policy | BrokenPolicy, *, strangers: bool = True
+    adjusted: Adjusted, key: bytes | None, policy: Policy, *, strangers: bool = True
 ) -> Reason | None:
     """Why a container must not be created with what plugins made of it. None where it may.
 

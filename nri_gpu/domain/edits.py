@@ -165,7 +165,7 @@ class NodeExtra(Struct, frozen=True):
 
 
 class ExtraEdits(Struct, frozen=True):
-    """What a container gets for its extras: hashable, since it decides edits that are kept."""
+    """What a container gets for its extras."""
 
     nodes: tuple[DeviceNode, ...] = ()
     mounts: tuple[Mount, ...] = ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from functools import lru_cache
 from itertools import combinations
 from typing import ClassVar, Final, NewType
 
@@ -58,7 +57,6 @@ _BRINGS: Final[Mapping[Capability, Capability]] = {
 }
 
 
-@lru_cache(maxsize=128)  # as many as there are
 def closure(capabilities: Capabilities) -> Capabilities:
     """These capabilities and those they bring along. Files, nodes and policy only ever meet sets closed like this."""
     return capabilities | {_BRINGS[each] for each in capabilities if each in _BRINGS}
@@ -197,10 +195,6 @@ class Gpu(Value, frozen=True, kw_only=True):
     addressing: str = ""
     fabric: Fabric | None = None
 
-    def __hash__(self) -> int:
-        """By identity alone: GPUs are part of keys in the hook path."""
-        return hash(self.uuid)
-
     @property
     def parts(self) -> tuple[MigPart, ...]:
         """Its MIG devices, each with this GPU."""
@@ -212,10 +206,6 @@ class MigPart(Struct, frozen=True):
 
     gpu: Gpu
     device: MigDevice
-
-    def __hash__(self) -> int:
-        """By identity alone, as a GPU's."""
-        return hash(self.device.uuid)
 
     @property
     def uuid(self) -> GpuUuid:

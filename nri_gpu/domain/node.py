@@ -95,10 +95,6 @@ class DriverTree(Struct, frozen=True):
     libraries: tuple[tuple[str, tuple[str, ...]], ...] = ()
     libraries_32: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
-    def __hash__(self) -> int:
-        """By place alone: trees are part of keys in the hook path, and what is staged never changes."""
-        return hash(self.path)
-
 
 class DriverFiles(Struct, frozen=True):
     """The host driver's user space, staged once per generation.
@@ -141,10 +137,6 @@ class Inventory(Struct, frozen=True, kw_only=True):
     script: tuple[ScriptedEvent, ...] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
     unlisted: tuple[KernelGpu, ...] = ()
-
-    def __hash__(self) -> int:
-        """By its moment alone: inventories are part of keys in the hook path."""
-        return hash(self.taken_at)
 
     @property
     def parts(self) -> tuple[MigPart, ...]:
@@ -209,10 +201,6 @@ class CompatPackage(Struct, frozen=True, kw_only=True):
     drivers: frozenset[int] | None
     generation: str
     path: str
-
-    def __hash__(self) -> int:
-        """By place alone, as a driver's tree."""
-        return hash(self.path)
 
     @property
     def cuda_version(self) -> str:

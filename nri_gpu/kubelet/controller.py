@@ -13,7 +13,7 @@ from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decision.eligibility import hindrance
+from nri_gpu.decision.eligibility import node_fault
 from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.gpu import GpuUuid, closure
 from nri_gpu.domain.kubelet import AllocatedDevice, PodDevices, ResourceStatus
@@ -23,7 +23,7 @@ from nri_gpu.kubelet.pods import KubeletPods
 from nri_gpu.kubelet.required_device import RequiredDevice
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
-from nri_gpu.policy.model import BrokenPolicy, Policy
+from nri_gpu.policy.model import Policy
 from nri_gpu.policy.select import stale_fault
 from nri_gpu.system.state import Board
 from nri_gpu.system.succession import LOOK_S, Succession
@@ -47,7 +47,7 @@ def set_grpc_up() -> None:
 class Grants(Protocol):
     """What the device plugin needs of the NRI plugin, which alone changes the ledger."""
 
-    policy: Policy | BrokenPolicy
+    policy: Policy
     ledger: Ledger
     kubelet: KubeletAllocations
     external: ExternalAllocations
@@ -88,8 +88,7 @@ class DaemonBooks(Struct, frozen=True):
 
     def policy(self) -> Policy:
         """What holds now."""
-        policy = self.plugin.policy
-        return policy if isinstance(policy, Policy) else Policy.default()
+        return self.plugin.policy
 
     def hindrance(self) -> str:
         """Why a container created now would not get its GPUs."""
@@ -97,12 +96,12 @@ class DaemonBooks(Struct, frozen=True):
             return NOT_CONNECTED
         if self.key() is None:
             return "the key that the kubelet's grants are signed with cannot be read or made"
-        if not isinstance(self.plugin.policy, Policy):
+        if self.plugin.policy.fault:
             return f"the policy is broken: {self.plugin.policy.fault}"
         node = self.plugin.aged(self.board.snapshot())
         if stale := stale_fault(self.plugin.policy, node.inventory_age_s):
             return stale
-        reason = hindrance(closure(self.plugin.policy.defaults.capabilities), node)
+        reason = node_fault(closure(self.plugin.policy.defaults.capabilities), node)
         return reason.sentence if reason else ""
 
     def taken(self, *, shared: bool) -> frozenset[GpuUuid]:

@@ -8,7 +8,6 @@ from loguru import logger
 
 from nri_gpu.allocation.grant import InvalidGrant
 from nri_gpu.decision.claim import needs_grant
-from nri_gpu.decision.decide import BrokenPolicy
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.node import Node
@@ -36,7 +35,7 @@ class HooksSeen:
         self._seen |= container.nvidia_hooks
 
 
-def tell_of_ungranted(container: Container, mark: InvalidGrant | None, policy: Policy | BrokenPolicy) -> bool:
+def tell_of_ungranted(container: Container, mark: InvalidGrant | None, policy: Policy) -> bool:
     """Say what an operator should look at: forged marks, and containers that got away without a decision.
 
     Returns whether it is one of the latter.

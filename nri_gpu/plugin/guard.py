@@ -28,7 +28,7 @@ from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed
 from nri_gpu.nri.events import Event
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.policy.health import OnBad
-from nri_gpu.policy.model import BrokenPolicy, Policy
+from nri_gpu.policy.model import Policy
 from nri_gpu.system.storage import Signature, read_private, signature, write_whole
 
 GUARD_SCHEMA: Final = "nri-gpu/guard/v1"
@@ -44,13 +44,11 @@ class DaemonState:
     read_policy: called again when one of the policy_files has changed.
     """
 
-    def __init__(
-        self, folder: Path, policy_files: tuple[Path, ...], read_policy: Callable[[], Policy | BrokenPolicy]
-    ) -> None:
+    def __init__(self, folder: Path, policy_files: tuple[Path, ...], read_policy: Callable[[], Policy]) -> None:
         self._folder = folder
         self._policy_files = policy_files
         self._read_policy = read_policy
-        self._known: tuple[tuple[Signature | None, ...], Policy | BrokenPolicy] | None = None
+        self._known: tuple[tuple[Signature | None, ...], Policy] | None = None
 
     def key(self) -> bytes | None:
         """The marks' key; None where there is none, or none that anybody but root could not have put there."""
@@ -64,7 +62,7 @@ class DaemonState:
             return None
         return key if len(key) == KEY_BYTES else None
 
-    def policy(self) -> Policy | BrokenPolicy:
+    def policy(self) -> Policy:
         """The policy that containers are judged by."""
         signatures = tuple(map(signature, self._policy_files))
         if self._known is None or self._known[0] != signatures:
@@ -134,7 +132,7 @@ class State(Protocol):
     def key(self) -> bytes | None:
         """The marks' key as it is now; None: there is none, so no mark can be valid."""
 
-    def policy(self) -> Policy | BrokenPolicy:
+    def policy(self) -> Policy:
         """The policy that the daemon serves by."""
 
 

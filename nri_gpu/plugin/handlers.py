@@ -19,7 +19,7 @@ from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Live, rebuilt
 from nri_gpu.allocation.releasing import expired
 from nri_gpu.allocation.reservations import had_a_pod, promised, redeemed
 from nri_gpu.decision.claim import may_ask_by_environment, needs_grant, reads_environment
-from nri_gpu.decision.decide import BrokenPolicy, decide
+from nri_gpu.decision.decide import decide
 from nri_gpu.decision.mps import holds_by_mps, start_fault
 from nri_gpu.decision.validate import validate_adjusted
 from nri_gpu.domain.claim import Mode
@@ -93,7 +93,7 @@ class Plugin:
     long as the runtime waits for an answer.
     """
 
-    def __init__(self, outside: Outside, policy: Policy | BrokenPolicy, key: bytes) -> None:
+    def __init__(self, outside: Outside, policy: Policy, key: bytes) -> None:
         self.ledger = Ledger()
         self.ungranted: frozenset[ContainerId] = frozenset()
         self.kubelet = KubeletAllocations()
@@ -131,7 +131,7 @@ class Plugin:
         self.observe()
         node = self.aged(node)
         container = self.kubelet.read(convert.request_from_pb(payload, self.stage_dir))
-        container = self.external.read(container, node.inventory, self._settings().kubelet)
+        container = self.external.read(container, node.inventory, self.policy.kubelet)
         now = self._outside.clock()
         ledger = self._lapsed(now)
         decision = decide(container, node, ledger, self.policy)
@@ -140,7 +140,7 @@ class Plugin:
         reply, signed = self._reply(container, decision)
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
         self.kubelet.decided(container, decision)
-        self.external.decided(container, decision, self._settings().kubelet)
+        self.external.decided(container, decision, self.policy.kubelet)
         self._record(container, decision, signed, node, now)
         ledger = ledger.after(decision, now)
         self._commit(ledger if isinstance(decision, Refuse) else self._with_live(ledger, container, decision.edits))
@@ -196,18 +196,18 @@ class Plugin:
         """All that the kubelet has given to whom: promises that were forgotten, and others that are over."""
         now = self._outside.clock()
         before = self._lapsed(now)
-        after = self.external.reconcile(before, given, self._settings().kubelet, now, self.kubelet.adopt)
+        after = self.external.reconcile(before, given, self.policy.kubelet, now, self.kubelet.adopt)
         gone = [id_ for id_, entry in before.entries.items() if id_ not in after.entries and had_a_pod(entry)]
         self._commit(before)
         self._commit(self._vacated(after, gone, now))
 
     def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
         """GPUs that our device plugin cannot give, since others than its pods hold them. shared: nor share them."""
-        by_others = self.external.taken(self.ledger, self._settings().kubelet)
+        by_others = self.external.taken(self.ledger, self.policy.kubelet)
         return self.kubelet.taken(self.ledger, shared=shared) | by_others
 
     def _lapsed(self, now: float) -> Ledger:
-        lapsed = self.ledger.lapse(now, self._settings().ledger.created_grace_s)
+        lapsed = self.ledger.lapse(now, self.policy.ledger.created_grace_s)
         return expired(self.kubelet.lapsed(self.ledger, lapsed, now), now)
 
     def validate(self, payload: bytes) -> Reply:
@@ -245,7 +245,7 @@ class Plugin:
 
     def looked(self, inventory: Inventory, began: float) -> None:
         """The inventory's source has answered; it was asked at that moment of our clock."""
-        self._commit(self._handover.looked(self.ledger, inventory, began, self._settings().handover))
+        self._commit(self._handover.looked(self.ledger, inventory, began, self.policy.handover))
 
     def waiting(self) -> bool:
         """Whether a GPU still waits to be offered again, after those that waited long enough."""
@@ -278,7 +278,7 @@ class Plugin:
         entries += self._not_listed(frozenset(item.container.id for item in listed), now)
         containers = [item.container for item in listed]
         entries += self.kubelet.listed(containers, self.ledger, now)
-        self.external.synchronized(containers, self._settings().kubelet, self.kubelet.adopt)
+        self.external.synchronized(containers, self.policy.kubelet, self.kubelet.adopt)
         anew = seen(rebuilt(entries, (), self.ledger.releasing, lives), node.inventory)
         self._commit(self._vacated(anew, self.ledger.entries, now))
         self._outside.recorder.synchronized(self.ledger)
@@ -290,7 +290,7 @@ class Plugin:
         The runtime may be creating the container still, and have it in no list yet. Where it is slower than it lets
         plugins be, the container's start is refused if its GPUs are another's by then.
         """
-        grace_s = self._settings().ledger.created_grace_s
+        grace_s = self.policy.ledger.created_grace_s
         found = self._outside.recorder.remembered(now - grace_s)
         soon = now + self.request_timeout_s
         # A time to come was edited by hand, and would put off the end of the grace.
@@ -442,14 +442,11 @@ class Plugin:
     def _vacated(self, after: Ledger, among: Iterable[ContainerId], now: float) -> Ledger:
         """With the GPUs that these containers left kept from others for a while, and somebody sent to look at them."""
         simulated = self._outside.snapshot().inventory.simulated
-        settings = self._settings().handover
+        settings = self.policy.handover
         ledger = self._handover.vacated(self.ledger, after, among, now, settings, simulated=simulated)
         if ledger is not after:
             self._outside.later(self._outside.left)
         return ledger
-
-    def _settings(self) -> Policy:
-        return self.policy if isinstance(self.policy, Policy) else Policy.default()
 
     def _commit(self, ledger: Ledger) -> None:
         if ledger is not self.ledger:
@@ -463,11 +460,11 @@ class Plugin:
             self._markers_of = wanted
         if self._markers.found_in(payload):
             return True
-        return self.external.pods is not None and self.external.concerns(payload, self._settings().kubelet)
+        return self.external.pods is not None and self.external.concerns(payload, self.policy.kubelet)
 
     def aged(self, node: Node) -> Node:
         """The snapshot with its age, where that is why policy refuses; else the very same one."""
-        if not isinstance(self.policy, Policy) or self.policy.inventory.stale is Stale.SERVE:
+        if self.policy.inventory.stale is Stale.SERVE:
             return node
         age_s = self._outside.inventory_age_s()
         if age_s is None or age_s <= self.policy.inventory.stale_after_s:

@@ -1,4 +1,4 @@
-"""The policy where there is none: its file is broken, and no good one was kept."""
+"""The policy: every setting of its file with its default, declared once for parser, documentation and schema."""
 
 from __future__ import annotations
 
@@ -35,13 +35,6 @@ from nri_gpu.policy.mps import NO_MPS, MpsSettings
 from nri_gpu.policy.pools import NO_POOLS, PoolList
 from nri_gpu.policy.rules import NO_RULES, RuleList
 from nri_gpu.policy.service import AuditSettings, ControlSettings, GuardSettings, LabelSettings, PluginSettings
-
-
-class BrokenPolicy(Struct, frozen=True):
-    """No usable policy: every container that asks is refused. fault: what is wrong with the file."""
-
-    fault: str
-
 
 BUILT_IN: Final = "the built-in defaults"  # the source of a policy that came from no file
 LIBRARY_DIRS_MAX: Final = 16
@@ -349,7 +342,10 @@ class HandoverSettings(Struct, frozen=True, kw_only=True):
 
 
 class Policy(Value, frozen=True, kw_only=True):
-    """Everything an operator decides. source: the file it was read from, for sentences; no part of its identity."""
+    """All settings. source: the file that they come from, for messages; it does not count in comparisons.
+
+    fault: what is wrong with the policy file; `decide` then refuses every request. Empty for a usable policy.
+    """
 
     aside: ClassVar = ("source",)
 
@@ -380,8 +376,14 @@ class Policy(Value, frozen=True, kw_only=True):
     rule: RuleList = NO_RULES
     pool: PoolList = NO_POOLS
     source: str = BUILT_IN
+    fault: str = ""
 
     @classmethod
     def default(cls) -> Self:
-        """The policy where there is no file: every default."""
+        """Every default: the policy of a node without a policy file."""
         return cls()
+
+    @classmethod
+    def broken(cls, fault: str) -> Self:
+        """The policy where the file is faulty and no earlier one was kept: every request is refused with the fault."""
+        return cls(source="-", fault=fault)

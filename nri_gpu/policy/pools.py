@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final
+from fnmatch import fnmatchcase
+from typing import Annotated, Final
 
-from msgspec import field
-from msgspec.structs import force_setattr
+from msgspec import Struct
 
 from nri_gpu.domain.gpu import MIG_PROFILE, GpuUuid, MigPart, Unit, whole
 from nri_gpu.domain.node import Inventory
-from nri_gpu.domain.value import Value
 from nri_gpu.policy.compound_kinds import Limit, PatternOrMore, Size
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kinds import POOL_NAMES, Declaration, Patterns, Text, Texts
@@ -29,10 +28,8 @@ _PROFILE: Final = Text(MIG_PROFILE.pattern, "a MIG profile such as 1g.10gb", 40)
 _NAMESPACES: Final = Patterns(Text(r"[!-~]+", "a pattern of printable ASCII without blanks", 253))
 
 
-class Pool(Value, frozen=True, kw_only=True):
+class Pool(Struct, frozen=True, kw_only=True):
     """GPUs set apart: those that fit every selector that is there. No other container is offered them."""
-
-    aside: ClassVar = ("_models",)
 
     name: Annotated[str, Declaration(POOL_NAMES, "What rules and sentences call this pool.")]
     device: Annotated[
@@ -52,46 +49,35 @@ class Pool(Value, frozen=True, kw_only=True):
     containers_per_gpu: Annotated[
         int | None, Declaration(Limit(minimum=1), "Containers that may share one of them, whatever limits say.")
     ] = None
-    _models: Globs | None = None
-
-    def __post_init__(self) -> None:
-        if self.model is not None:
-            force_setattr(self, "_models", Globs(tuple(map(str.lower, self.model.patterns))))
 
     def has(self, unit: Unit) -> bool:
         """Whether a GPU or a MIG device fits."""
         return (
             (self.device is None or not _called(unit).isdisjoint(self.device))
-            and (self._models is None or self._models.first(unit.model.lower()) is not None)
+            and (self.model is None or _matches_model(self.model, unit.model))
             and (self.memory_at_least is None or unit.memory_bytes >= self.memory_at_least)
             and (self.memory_at_most is None or unit.memory_bytes <= self.memory_at_most)
             and (self.mig is None or (isinstance(unit, MigPart) and unit.device.profile in self.mig))
         )
 
 
-class PoolList(Value, frozen=True):
+class PoolList(Struct, frozen=True):
     """All pools, in the operator's order."""
 
-    aside: ClassVar = ("_kept",)
-
     pools: tuple[Pool, ...] = ()
-    # Of the last inventory that was asked about: every container asks about the same one.
-    _kept: list[tuple[Inventory, Mapping[GpuUuid, Pool]]] = field(default_factory=list)
 
     def members(self, inventory: Inventory) -> Mapping[GpuUuid, Pool]:
         """Which pool each GPU and MIG device is in; those in none are absent."""
-        if not self.pools:
-            return {}
-        if not (self._kept and self._kept[0][0] is inventory):
-            found = {unit.uuid: self._of(unit) for unit in inventory.units}
-            self._kept[:] = [(inventory, {uuid: pool for uuid, pool in found.items() if pool is not None})]
-        return self._kept[0][1]
-
-    def _of(self, unit: Unit) -> Pool | None:
-        return next((pool for pool in self.pools if pool.has(unit)), None)
+        found = ((unit.uuid, next((pool for pool in self.pools if pool.has(unit)), None)) for unit in inventory.units)
+        return {uuid: pool for uuid, pool in found if pool is not None}
 
 
 NO_POOLS: Final = PoolList()
+
+
+def _matches_model(model: Globs, name: str) -> bool:
+    """Whether a model's name matches, in any case."""
+    return any(fnmatchcase(name.lower(), pattern.lower()) for pattern in model.patterns)
 
 
 def _called(unit: Unit) -> frozenset[str]:

@@ -1,23 +1,17 @@
-"""`[[rule]]`: who is meant, and what they may have. Matched in order, the first that matches decides.
-
-A policy may have thousands, and a container must not wait for them: `Index` says which few are worth a look.
-"""
+"""`[[rule]]`: which containers a rule matches, and what they may have. The first rule that matches decides."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, Final
 
-from msgspec import Struct, field
-from msgspec.structs import force_setattr
+from msgspec import Struct
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Qos
 from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.gpu import Capabilities, Capability
-from nri_gpu.domain.value import Value
 from nri_gpu.policy.compound_kinds import LabelPatterns, Partial, PatternOrMore, WordOrMore
-from nri_gpu.policy.globs import Globs, Index
+from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kinds import POOL_NAMES, Choice, Choices, Declaration, Flag, Otherwise, Text
 from nri_gpu.policy.limits import Limits
 
@@ -85,51 +79,25 @@ class Rule(Struct, frozen=True, kw_only=True):
 
     def matches(self, of: Container) -> bool:
         """Whether it is about a container."""
-        pod = of.pod
+        pod, labels = of.pod, of.pod.labels
         return (
-            _takes(self.namespace, pod.namespace)
-            and _takes(self.pod, pod.name)
-            and _takes(self.container, of.name)
-            and _takes(self.runtime_handler, pod.runtime_handler)
+            (self.namespace is None or self.namespace.match(pod.namespace))
+            and (self.pod is None or self.pod.match(pod.name))
+            and (self.container is None or self.container.match(of.name))
+            and (self.runtime_handler is None or self.runtime_handler.match(pod.runtime_handler))
             and (self.qos is None or pod.qos in self.qos)
-            and (self.labels is None or all(_takes(globs, pod.labels.get(key)) for key, globs in self.labels))
+            and (self.labels is None or all(key in labels and globs.match(labels[key]) for key, globs in self.labels))
         )
 
-    @property
-    def anchors(self) -> Mapping[str, Globs]:
-        """Patterns by the name that they are about, for the index."""
-        names = {key: getattr(self, key) for key in ("namespace", "pod", "container", "runtime_handler")}
-        labels = {f"label {key}": globs for key, globs in self.labels or ()}
-        return {key: globs for key, globs in {**names, **labels}.items() if globs is not None}
 
-
-class RuleList(Value, frozen=True):
+class RuleList(Struct, frozen=True):
     """All rules, in the operator's order."""
 
-    aside: ClassVar = ("_index",)
-
     rules: tuple[Rule, ...] = ()
-    _index: Index = field(default_factory=Index)
-
-    def __post_init__(self) -> None:
-        force_setattr(self, "_index", Index.of([rule.anchors for rule in self.rules]))
 
     def first(self, of: Container) -> int | None:
-        """Index of the first rule that is about a container, None where none is."""
-        if not self.rules:
-            return None
-        pod = of.pod
-        names = {"namespace": pod.namespace, "pod": pod.name, "container": of.name}
-        names |= {"runtime_handler": pod.runtime_handler, **{f"label {key}": each for key, each in pod.labels.items()}}
-        found = (self._first_of(some, of) for some in self._index.candidates(names))
-        return min((index for index in found if index is not None), default=None)
-
-    def _first_of(self, indices: tuple[int, ...], of: Container) -> int | None:
-        return next((index for index in indices if self.rules[index].matches(of)), None)
+        """Index of the first rule that matches a container; None where none does."""
+        return next((index for index, rule in enumerate(self.rules) if rule.matches(of)), None)
 
 
 NO_RULES: Final = RuleList()
-
-
-def _takes(globs: Globs | None, name: str | None) -> bool:
-    return globs is None or (name is not None and globs.first(name) is not None)

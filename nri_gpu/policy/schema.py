@@ -44,8 +44,8 @@ class Setting(Struct, frozen=True):
 
 
 def _sections() -> Mapping[str, Any]:
-    default = Policy.default()
-    return {name: getattr(default, name) for name in Policy.__struct_fields__ if name not in (*LISTS, "source")}
+    default, others = Policy.default(), (*LISTS, "source", "fault")
+    return {name: getattr(default, name) for name in Policy.__struct_fields__ if name not in others}
 
 
 def _rows(section: str, default: Any) -> Iterator[Setting]:  # noqa: ANN401 - any of the model's sections

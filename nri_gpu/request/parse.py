@@ -33,7 +33,7 @@ from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capabilities
 from nri_gpu.domain.mps import NO_MPS_LIMITS, MpsLimits
 from nri_gpu.request.options import read_extras, read_sharing
-from nri_gpu.request.text import BLANKS, Piece, guess, listed, quoted, select_annotation, shown_key
+from nri_gpu.request.text import BLANKS, Piece, guess, listed, quoted, shown_key
 from nri_gpu.request.values import (
     read_arch,
     read_capabilities,
@@ -44,8 +44,6 @@ from nri_gpu.request.values import (
     read_mode,
     read_model,
 )
-
-__all__ = ["CLAUSES", "VALUE_MAX", "parse_claim", "select_annotation"]
 
 VALUE_MAX: Final = 4096  # bytes; Kubernetes lets all annotations of a pod together have 256 KiB
 

@@ -128,11 +128,6 @@ def concerns(name: str) -> bool:
     return name in (CUDA_VERSION, DISABLE) or (name.startswith(PREFIX) and not name.startswith(JETPACK))
 
 
-def stated_in(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The variables that `unmet` looks at, with their values; empty where an image requires nothing."""
-    return tuple([pair for pair in env.items() if concerns(pair[0])])
-
-
 def unmet(
     env: Mapping[str, str], facts: RequirementFacts, *, may_disable: bool = False, chars: int = 0
 ) -> Unmet | None:

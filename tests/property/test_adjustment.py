@@ -13,7 +13,6 @@ from hypothesis import event, given, settings
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.grant import SignedGrant, verify_grant
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decision.decide import BrokenPolicy
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.gpu import Gpu, MigPart, Unit, whole
 from nri_gpu.domain.names import GRANT_KEY
@@ -30,9 +29,7 @@ MPS_FOLDERS = {"pipe": "ro", "shm": "rw"}
 READ_ONLY: Final = {"ro", "nosuid", "nodev"}
 
 
-def reply_to(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
-) -> pb.CreateContainerResponse:
+def reply_to(container: Container, node: Node, ledger: Ledger, policy: Policy) -> pb.CreateContainerResponse:
     """What goes to the runtime; empty for a refusal, which is no message."""
     plugin = Plugin(Outside(lambda: node, lambda: 0.0, lambda _: None, lambda _: None), policy, KEY)
     plugin.ledger = ledger.released(container.id)
@@ -95,7 +92,7 @@ def within(path: str, folder: str) -> bool:
 @settings(max_examples=300)
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
 def test_there_is_no_hook_and_nothing_that_could_bring_one(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+    container: Container, node: Node, ledger: Ledger, policy: Policy
 ) -> None:
     reply = reply_to(container, node, ledger, policy)
     assert not reply.adjust.HasField("hooks")
@@ -106,9 +103,7 @@ def test_there_is_no_hook_and_nothing_that_could_bring_one(
 
 @settings(max_examples=300)
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_nothing_is_named_twice(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
-) -> None:
+def test_nothing_is_named_twice(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     """To a runtime a second one is a conflict with ourselves."""
     adjust = reply_to(container, node, ledger, policy).adjust
     for names in (
@@ -122,9 +117,7 @@ def test_nothing_is_named_twice(
 
 @settings(max_examples=300)
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_every_node_is_the_grants_or_shared(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
-) -> None:
+def test_every_node_is_the_grants_or_shared(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     reply = reply_to(container, node, ledger, policy)
     units = granted(reply, container, node)
     devices = reply.adjust.linux.devices
@@ -136,9 +129,7 @@ def test_every_node_is_the_grants_or_shared(
 
 @settings(max_examples=1500)  # only some answers have mounts
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_every_mount_is_of_the_staged_driver(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
-) -> None:
+def test_every_mount_is_of_the_staged_driver(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     reply = reply_to(container, node, ledger, policy)
     units = {unit.uuid for unit in granted(reply, container, node)}
     for mount in reply.adjust.mounts:
@@ -156,9 +147,7 @@ def test_every_mount_is_of_the_staged_driver(
 
 @settings(max_examples=300)
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_the_loaders_path_only_grows_in_front(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
-) -> None:
+def test_the_loaders_path_only_grows_in_front(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     """To the loader an empty element is the current directory; whoever had none before has none now."""
     for pair in reply_to(container, node, ledger, policy).adjust.env:
         if pair.key == "LD_LIBRARY_PATH":

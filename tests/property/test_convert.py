@@ -15,7 +15,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.external import foreign_uuids
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.claim import needs_grant, reads_environment
-from nri_gpu.decision.decide import BrokenPolicy, decide
+from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Pass
 from nri_gpu.domain.edits import NO_EDITS, UNLIMITED, DeviceNode, Edits, Mount, Rlimit
@@ -133,7 +133,7 @@ def test_any_bytes_are_read_or_no_protobuf(payload: bytes) -> None:
 @settings(max_examples=400)
 @given(worlds.containers(), worlds.nodes, worlds.policies, st.integers(1, 2**20), st.booleans())
 def test_the_markers_overlook_nothing(
-    container: Container, node: Node, policy: Policy | BrokenPolicy, major: int, quiet: bool
+    container: Container, node: Node, policy: Policy, major: int, quiet: bool
 ) -> None:
     if quiet:
         container = replace(container, pod=replace(container.pod, annotations={}), annotations={})

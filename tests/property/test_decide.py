@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.placement import why_not
 from nri_gpu.decision.claim import needs_grant
-from nri_gpu.decision.decide import BrokenPolicy, decide
+from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Decision, Inject, Pass, Refuse
@@ -36,9 +36,7 @@ QUOTES = frozenset({Code.BAD_POLICY, Code.NODE_NOT_READY})
 
 @MANY
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_any_question_has_an_answer(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
-) -> None:
+def test_any_question_has_an_answer(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     decision = decide(container, node, ledger, policy)
     assert isinstance(decision, Pass | Inject | Refuse)
     event(str(decision.reason.code) if isinstance(decision, Refuse) else type(decision).__name__)
@@ -55,7 +53,7 @@ def test_any_question_has_an_answer(
 @MANY
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
 def test_the_same_question_has_the_same_answer(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+    container: Container, node: Node, ledger: Ledger, policy: Policy
 ) -> None:
     backwards = Ledger(_reversed(ledger.entries), _reversed(ledger.external), _reversed(ledger.releasing))
     first = decide(container, node, ledger, policy)
@@ -69,9 +67,7 @@ def test_the_same_question_has_the_same_answer(
 
 @MANY
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_asking_twice_gives_the_same_grant(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
-) -> None:
+def test_asking_twice_gives_the_same_grant(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     first = decide(container, node, ledger, policy)
     after = ledger.after(first, 0.0)
     assert decide(container, node, after, policy) == first
@@ -81,7 +77,7 @@ def test_asking_twice_gives_the_same_grant(
 @MANY
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
 def test_a_grant_overlaps_with_nobody_it_must_not_meet(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+    container: Container, node: Node, ledger: Ledger, policy: Policy
 ) -> None:
     ledger = ledger.released(container.id)
     decision = decide(container, node, ledger, policy)
@@ -96,9 +92,7 @@ def test_a_grant_overlaps_with_nobody_it_must_not_meet(
 
 @MANY
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_what_is_injected_is_what_was_granted(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
-) -> None:
+def test_what_is_injected_is_what_was_granted(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     ledger = ledger.released(container.id)
     decision = decide(container, node, ledger, policy)
     if not isinstance(decision, Inject):
@@ -136,10 +130,10 @@ def _unmet(decision: Decision) -> bool:
 @MANY
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies, worlds.env)
 def test_the_environment_never_grants_unless_policy_lets_it_ask(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy, env: dict[str, str]
+    container: Container, node: Node, ledger: Ledger, policy: Policy, env: dict[str, str]
 ) -> None:
     container = replace(container, env_twice=frozenset())  # these may refuse what policy wants disarmed
-    if isinstance(policy, Policy):
+    if not policy.fault:
         policy = replace(policy, environment=replace(policy.environment, may_ask=NOTHING))
     one = decide(container, node, ledger, policy)
     other = decide(replace(container, env=env), node, ledger, policy)
@@ -156,7 +150,7 @@ def test_the_environment_never_grants_unless_policy_lets_it_ask(
 @MANY
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
 def test_whatever_got_gpus_was_bound_to_have_a_grant_and_what_passes_was_not(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+    container: Container, node: Node, ledger: Ledger, policy: Policy
 ) -> None:
     decision = decide(container, node, ledger, policy)
     key = needs_grant(container, policy)

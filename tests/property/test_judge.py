@@ -9,7 +9,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.grant import sign_grant
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.claim import needs_grant
-from nri_gpu.decision.decide import BrokenPolicy, decide
+from nri_gpu.decision.decide import decide
 from nri_gpu.decision.validate import grant_of, validate_adjusted, validate_start
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Inject, Refuse
@@ -34,7 +34,7 @@ def validation(container: Container, reply: bytes) -> bytes:
 
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
 def test_the_judge_agrees_with_whoever_decides(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy
+    container: Container, node: Node, ledger: Ledger, policy: Policy
 ) -> None:
     decision = decide(container, node, ledger, policy)
     event(type(decision).__name__)
@@ -60,9 +60,7 @@ def test_garbage_is_read_or_refused(payload: bytes) -> None:
 
 
 @given(worlds.containers(), worlds.policies)
-def test_without_a_mark_what_asked_neither_is_created_nor_starts(
-    container: Container, policy: Policy | BrokenPolicy
-) -> None:
+def test_without_a_mark_what_asked_neither_is_created_nor_starts(container: Container, policy: Policy) -> None:
     payload = validation(container, b"")
     reason = validate_adjusted(adjusted_from_pb(payload, GRANT_KEY), KEY, policy)
     assert bool(reason) is bool(needs_grant(container, policy))

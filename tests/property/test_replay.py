@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
-from nri_gpu.decision.decide import BrokenPolicy, decide
+from nri_gpu.decision.decide import decide
 from nri_gpu.decision.replay import (
     AnyPolicy,
     Compared,
@@ -28,7 +28,7 @@ from nri_gpu.policy.model import Policy
 from tests.property import worlds
 from tests.support import builders as make
 
-Step = Container | Node | Policy | BrokenPolicy | Ledger | str
+Step = Container | Node | Policy | Ledger | str
 steps = st.lists(
     st.one_of(
         worlds.containers(),
@@ -67,12 +67,12 @@ class Recorder:
                 self._happen(step)
             case _:
                 self.policies.append(step)
-                fault = step.fault if isinstance(step, BrokenPolicy) else ""
+                fault = step.fault if step.fault else ""
                 self.records.append(policy_record(str(len(self.policies) - 1), "", fault))
 
     def _decide(self, container: Container) -> None:
         self.last, policy = container, self.policies[-1]
-        grace_s = (policy if isinstance(policy, Policy) else Policy()).ledger.created_grace_s
+        grace_s = (policy if not policy.fault else Policy()).ledger.created_grace_s
         ledger = expired(self.ledger.lapse(self.now, grace_s), self.now)
         decision = decide(container, self.node, ledger, policy)
         self.records.append(decision_record(container, decision, 1e9 + self.now, self.now))

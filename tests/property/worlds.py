@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing
-from nri_gpu.decision.decide import BrokenPolicy
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid, Qos
 from nri_gpu.domain.edits import HARMLESS, Channels, DeviceNode, Extra, Mount, NodeExtra, Profiles
@@ -310,7 +309,7 @@ _plain_policies = st.builds(
 good_policies = st.builds(
     lambda policy, tables: replace(policy, rule=tables[0], pool=tables[1]), _plain_policies, rules_and_pools()
 )
-policies = st.one_of(st.just(Policy()), good_policies, st.builds(BrokenPolicy, st.text(max_size=900)))
+policies = st.one_of(st.just(Policy()), good_policies, st.builds(Policy.broken, st.text(min_size=1, max_size=900)))
 
 
 @st.composite

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.external import unknown_nodes
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decision.decide import BrokenPolicy, decide
+from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, DeviceRef
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS
@@ -70,7 +70,7 @@ def test_nodes_that_it_has_are_left_alone() -> None:
 
 def test_who_does_not_ask_is_completed_by_all_alone() -> None:
     assert completed(holding(0)).rule == "foreign.complete"
-    for policy in (NONE, ASKED, BrokenPolicy("broken")):
+    for policy in (NONE, ASKED, Policy.broken("broken")):
         decision = decide(holding(0), NODE, Ledger(), policy)
         assert isinstance(decision, Pass)
         assert decision.edits == NO_EDITS
@@ -96,7 +96,7 @@ def test_a_claim_for_more_or_others_is_refused(claim: str) -> None:
     reason = refused(holding(1, 3, claim=claim))
     assert reason.code is Code.HELD_BY_OTHERS
     assert "already holds /dev/nvidia6, /dev/nvidia4" in reason.sentence
-    assert "it may only shape what they gave" in reason.sentence
+    assert "a request can only shape GPUs that another component assigned" in reason.sentence
 
 
 def test_all_is_fine_where_it_holds_all() -> None:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from nri_gpu.allocation.external import foreign_uuids
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.decision.claim import needs_grant
-from nri_gpu.decision.decide import BrokenPolicy, decide
+from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode, NumaBinding, Strategy
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Refuse
@@ -35,7 +35,7 @@ DISARMING = Policy(environment=EnvironmentSettings(disarm=Disarm.ALL))
 SHARING = Policy(defaults=ClaimDefaults(mode=Mode.SHARED))
 CLOSED = Policy(namespaces=NamespaceRules(deny=Globs(("ml",))))
 LENIENT = Policy(namespaces=NamespaceRules(deny=Globs(("ml",)), otherwise=Otherwise.IGNORE))
-BROKEN = BrokenPolicy("policy.toml:3: plugin.index: must be two digits.")
+BROKEN = Policy.broken("policy.toml:3: plugin.index: must be two digits.")
 ARMED = {"NVIDIA_VISIBLE_DEVICES": "all"}
 VOID = {"NVIDIA_VISIBLE_DEVICES": "void"}
 NODE = make.node()
@@ -51,7 +51,7 @@ def refused(
     container: Container,
     node: Node = NODE,
     ledger: Ledger | None = None,
-    policy: Policy | BrokenPolicy = POLICY,
+    policy: Policy = POLICY,
 ) -> Refuse:
     decision = decide(container, node, ledger or Ledger(), policy)
     assert isinstance(decision, Refuse), decision
@@ -60,7 +60,7 @@ def refused(
     return decision
 
 
-PASSES: dict[str, tuple[Container, Policy | BrokenPolicy]] = {
+PASSES: dict[str, tuple[Container, Policy]] = {
     "nothing asked": (make.container(), POLICY),
     "nothing asked and no good policy": (make.container(), BROKEN),
     "the environment asks": (make.container(env=ARMED), POLICY),
@@ -72,7 +72,7 @@ PASSES: dict[str, tuple[Container, Policy | BrokenPolicy]] = {
 
 
 @pytest.mark.parametrize(("container", "policy"), PASSES.values(), ids=PASSES)
-def test_passes_untouched(container: Container, policy: Policy | BrokenPolicy) -> None:
+def test_passes_untouched(container: Container, policy: Policy) -> None:
     decision = decide(container, NODE, Ledger(), policy)
     assert isinstance(decision, Pass)
     assert decision.edits == NO_EDITS
@@ -146,7 +146,7 @@ COMPATIBLE = make.node(
 )
 HEADLESS = Policy(capabilities=CapabilityRules(allowed=frozenset(Capability) - {Capability.DISPLAY}))
 HALF_STAGED = make.node(staged=make.driver(trees={}))
-REFUSALS: dict[str, tuple[Container, Node, Ledger, Policy | BrokenPolicy, Code, str]] = {
+REFUSALS: dict[str, tuple[Container, Node, Ledger, Policy, Code, str]] = {
     "syntax": (make.container("one"), NODE, Ledger(), POLICY, Code.BAD_REQUEST, "gpu.nri.io at character 1"),
     "mistyped key": (
         make.container(of=make.pod(annotations={"gpu.nri.io/pods": "1"})),
@@ -272,9 +272,7 @@ REFUSALS: dict[str, tuple[Container, Node, Ledger, Policy | BrokenPolicy, Code, 
 
 
 @pytest.mark.parametrize(("container", "node", "ledger", "policy", "code", "words"), REFUSALS.values(), ids=REFUSALS)
-def test_refuses(
-    container: Container, node: Node, ledger: Ledger, policy: Policy | BrokenPolicy, code: Code, words: str
-) -> None:
+def test_refuses(container: Container, node: Node, ledger: Ledger, policy: Policy, code: Code, words: str) -> None:
     reason = refused(container, node, ledger, policy).reason
     assert reason.code is code
     assert words in reason.sentence
@@ -415,7 +413,7 @@ def test_a_lapsed_grant_is_in_nobodys_way_and_promises_nothing() -> None:
     assert injected(make.container("1"), ledger=ledger).grant.uuids == (make.uuid(1),)
 
 
-NEEDS: dict[str, tuple[Container, Policy | BrokenPolicy, str]] = {
+NEEDS: dict[str, tuple[Container, Policy, str]] = {
     "nothing asked": (make.container(), POLICY, ""),
     "asked": (make.container("1"), POLICY, "gpu.nri.io"),
     "asked by its own key": (
@@ -433,7 +431,7 @@ NEEDS: dict[str, tuple[Container, Policy | BrokenPolicy, str]] = {
 
 
 @pytest.mark.parametrize(("container", "policy", "key"), NEEDS.values(), ids=NEEDS)
-def test_what_must_not_start_without_a_grant(container: Container, policy: Policy | BrokenPolicy, key: str) -> None:
+def test_what_must_not_start_without_a_grant(container: Container, policy: Policy, key: str) -> None:
     assert needs_grant(container, policy) == key
 
 

@@ -63,12 +63,6 @@ def test_a_container_that_asks_for_none_has_none() -> None:
     assert not edits.rlimits
 
 
-def test_containers_of_one_kind_share_their_edits_and_others_do_not() -> None:
-    plain, extra = (injected(make.container(f"device=1;mode=shared{more}")).edits for more in ("", ";extras=gdrcopy"))
-    assert extra is injected(make.container("device=1;mode=shared;extras=gdrcopy", of="other")).edits
-    assert extra.devices == {**plain.devices, GDR.path: GDR}
-
-
 def test_asking_again_gives_the_same() -> None:
     container = make.container("1;extras=rdma,drm")
     first = injected(container)

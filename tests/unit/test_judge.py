@@ -12,14 +12,14 @@ from nri_gpu.decision.validate import grant_of, validate_adjusted, validate_star
 from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.model import BrokenPolicy, NamespaceRules, Otherwise, Policy
+from nri_gpu.policy.model import NamespaceRules, Otherwise, Policy
 from tests.support import builders as make
 
 KEY: Final = bytes(range(32))
 US: Final = "10-nri-gpu"
 POLICY: Final = Policy.default()
 IGNORING: Final = Policy(namespaces=NamespaceRules(allow=Globs(("web",)), otherwise=Otherwise.IGNORE))
-BROKEN: Final = BrokenPolicy("policy.toml:3: wrong")
+BROKEN: Final = Policy.broken("policy.toml:3: wrong")
 ASKING: Final = make.container("2")
 QUIET: Final = make.container()
 OPTED_OUT: Final = make.container("none")
@@ -43,7 +43,7 @@ def granted(*indices: int, to: Container = ASKING) -> Adjusted:
     return Adjusted(container=to, mark=Added(mark(*indices, to=to), US), nodes=nodes)
 
 
-STARTS: dict[str, tuple[Container, str | None, bytes | None, Policy | BrokenPolicy, str]] = {
+STARTS: dict[str, tuple[Container, str | None, bytes | None, Policy, str]] = {
     "asked for nothing": (QUIET, None, KEY, POLICY, ""),
     "asked for none": (OPTED_OUT, None, None, POLICY, ""),
     "asked and granted": (ASKING, mark(0, 1), KEY, POLICY, ""),

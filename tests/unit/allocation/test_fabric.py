@@ -49,12 +49,6 @@ def test_near_is_one_numa_node_that_is_known() -> None:
     )
 
 
-def test_it_is_made_once_for_an_inventory() -> None:
-    one, other = make.inventory(), make.inventory()
-    assert topology_of(one) is topology_of(one)
-    assert topology_of(other) is not topology_of(one)
-
-
 def test_links_in_a_word_the_best_first() -> None:
     inventory = KNOWN["dgx1-v100"]
     assert list(links_among(inventory.gpus[:4], inventory).items()) == [("NV2", 3), ("NV1", 3)]

@@ -6,7 +6,7 @@ import pytest
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.placement import Asker, place
-from nri_gpu.decision.eligibility import hindrance
+from nri_gpu.decision.eligibility import node_fault
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.domain.gpu import PciBusId
@@ -60,7 +60,7 @@ def test_a_node_whose_driver_cannot_be_asked_says_which_gpus_it_has() -> None:
     fault = "nvmlInit: Driver Not Loaded (9): the nvidia kernel module is not loaded: run `modprobe nvidia`"
     named = KernelGpu(pci_bus_id=PciBusId("0000:71:00.0"), reason=fault, model="NVIDIA L4")
     node = make.node([], fault=fault, unlisted=(AWAY, named))
-    reason = hindrance(frozenset(), node)
+    reason = node_fault(frozenset(), node)
     assert reason
     assert reason.sentence == (
         f"this node cannot grant GPUs: {fault} (the kernel shows GPU 0000:70:00.0, {AWAY.reason}; "
@@ -71,6 +71,6 @@ def test_a_node_whose_driver_cannot_be_asked_says_which_gpus_it_has() -> None:
 def test_many_of_them_leave_room_for_the_rest() -> None:
     many = tuple(KernelGpu(pci_bus_id=PciBusId(f"0000:{n:02x}:00.0"), reason="x" * 400) for n in range(16))
     node = make.node([], fault="no driver", unlisted=many)
-    assert len(str(hindrance(frozenset(), node))) < REFUSAL_MAX
-    assert "; and 13 more)." in str(hindrance(frozenset(), node))
+    assert len(str(node_fault(frozenset(), node))) < REFUSAL_MAX
+    assert "; and 13 more)." in str(node_fault(frozenset(), node))
     assert len(refusal("1", make.inventory([], unlisted=many)).sentence) < REFUSAL_MAX

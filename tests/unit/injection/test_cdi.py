@@ -17,7 +17,7 @@ from nri_gpu.cdi import specification as cdi
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, Gpu, Unit, whole
 from nri_gpu.domain.node import DriverTree, Loader
-from nri_gpu.injection.plan import Share, plan
+from nri_gpu.injection.plan import Injection, plan
 from tests.support import builders as make
 
 SCHEMA: Final = json.loads((Path(__file__).parents[2] / "support" / "cdi_schema.json").read_text())
@@ -58,7 +58,7 @@ def applied(document: dict[str, Any], *names: str) -> Edits:
 
 def planned(*gpus: Unit, loader: Loader = Loader.FOLDERS) -> Edits:
     """What NRI gives a container for the same GPUs."""
-    share = Share(
+    share = Injection(
         container=make.container(),
         gpus=gpus,
         capabilities=DEFAULT_CAPABILITIES,
@@ -145,7 +145,7 @@ def test_a_name_that_cdi_does_not_know_is_left_out() -> None:
 def test_what_devices_would_set_differently_is_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a file that depends on which GPUs a container has: CDI would take the last one's."""
 
-    def with_disputes(share: Share) -> Edits:
+    def with_disputes(share: Injection) -> Edits:
         [gpu] = share.gpus
         assert isinstance(gpu, Gpu)
         mounts = (Mount("/etc/profile", f"/run/{gpu.minor_number}"), Mount(f"/run/{gpu.uuid}", "/run/x"))

@@ -8,7 +8,7 @@ from nri_gpu.domain.claim import NumaBinding
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.gpu import Gpu, Unit
 from nri_gpu.domain.node import Loader, NumaNode
-from nri_gpu.injection.plan import UNBOUND, Cpuset, Share, cpuset_of, plan
+from nri_gpu.injection.plan import UNBOUND, Cpuset, Injection, cpuset_of, plan
 from tests.support import builders as make
 
 NODES = (NumaNode(0, "0-15,32-47"), NumaNode(1, "16-31"), NumaNode(2, "", memory=True), NumaNode(3, "48", memory=False))
@@ -39,8 +39,8 @@ def test_what_a_container_is_kept_to(units: Sequence[Unit], binding: NumaBinding
     assert cpuset_of(units, NODES, binding, pinned=True) == UNBOUND
 
 
-def share(gpu: Gpu, container: Container, numa: NumaBinding) -> Share:
-    return Share(
+def share(gpu: Gpu, container: Container, numa: NumaBinding) -> Injection:
+    return Injection(
         container=container,
         gpus=(gpu,),
         capabilities=frozenset(),

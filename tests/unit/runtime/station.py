@@ -10,7 +10,6 @@ from typing import Final, Self
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decision.decide import BrokenPolicy
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import DriverFiles, DriverTree, Node
 from nri_gpu.nri.convert import Configured
@@ -48,7 +47,7 @@ class Clock:
 class Bench:
     """A Plugin without a runtime: what it was told to do later is kept, and what it told its owner."""
 
-    def __init__(self, policy: Policy | BrokenPolicy | None = None, topology: Path = FOUR_GPUS) -> None:
+    def __init__(self, policy: Policy | None = None, topology: Path = FOUR_GPUS) -> None:
         self.clock = Clock()
         self.node = node(topology)
         self.ledgers: list[Ledger] = []
@@ -82,7 +81,7 @@ class Station(Bench):
     def __init__(
         self,
         folder: Path,
-        policy: Policy | BrokenPolicy | None = None,
+        policy: Policy | None = None,
         *,
         request_bytes: int = REQUEST_BYTES,
         waits_s: Sequence[float] = CUT_SHORT_WAITS_S,

@@ -18,7 +18,7 @@ from nri_gpu.plugin.guard import Guard
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, Supervisor, Watchers
 from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.model import BrokenPolicy, EnvironmentSettings, NamespaceRules, Otherwise, Policy
+from nri_gpu.policy.model import EnvironmentSettings, NamespaceRules, Otherwise, Policy
 from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.ttrpc import OK, Code, Status
 from tests.support import builders as make
@@ -38,7 +38,7 @@ each_validating = pytest.mark.parametrize("flavour", [NRI_0_10, NRI_0_12], ids=[
 class Known:
     """The daemon's state folder, in memory."""
 
-    def __init__(self, key: bytes | None = KEY, policy: Policy | BrokenPolicy | None = None) -> None:
+    def __init__(self, key: bytes | None = KEY, policy: Policy | None = None) -> None:
         self.now_key = key
         self.now_policy = Policy.default() if policy is None else policy
         self.policies_read = 0
@@ -46,7 +46,7 @@ class Known:
     def key(self) -> bytes | None:
         return self.now_key
 
-    def policy(self) -> Policy | BrokenPolicy:
+    def policy(self) -> Policy:
         self.policies_read += 1
         return self.now_policy
 
@@ -184,10 +184,10 @@ def test_the_policy_is_looked_at_for_the_ungranted_only() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "starts"),
-    [(IGNORING, True), (BrokenPolicy("bad"), False), (Policy(namespaces=NamespaceRules(allow=Globs(()))), False)],
+    [(IGNORING, True), (Policy.broken("bad"), False), (Policy(namespaces=NamespaceRules(allow=Globs(()))), False)],
     ids=["ignored", "broken", "denied"],
 )
-def test_only_a_policy_that_ignores_lets_go(policy: Policy | BrokenPolicy, starts: bool) -> None:
+def test_only_a_policy_that_ignores_lets_go(policy: Policy, starts: bool) -> None:
     of = nri.asking("1")
     assert (start(guard(Known(policy=policy)), of, nri.container(of)) == b"") is starts
 

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.grant import SignedGrant, verify_grant
-from nri_gpu.decision.decide import BrokenPolicy
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.domain.names import GRANT_KEY
@@ -164,10 +163,10 @@ def test_none_is_marked_too() -> None:
         (Policy.default(), "5", Code.FAILED_PRECONDITION, "nri-gpu ["),
         (Policy.default(), "many", Code.FAILED_PRECONDITION, "[bad-request]"),
         (Policy(namespaces=NamespaceRules(allow=Globs(("other",)))), "1", Code.PERMISSION_DENIED, "[not-allowed]"),
-        (BrokenPolicy("policy.toml:3: plugin.index: bad"), "1", Code.FAILED_PRECONDITION, "plugin.index: bad"),
+        (Policy.broken("policy.toml:3: plugin.index: bad"), "1", Code.FAILED_PRECONDITION, "plugin.index: bad"),
     ],
 )
-def test_refusals(log: Log, policy: Policy | BrokenPolicy, claim: str, code: Code, words: str) -> None:
+def test_refusals(log: Log, policy: Policy, claim: str, code: Code, words: str) -> None:
     bench = Bench(policy)
     of = nri.asking(claim)
     status = refused(bench, of, nri.container(of))
