@@ -24,7 +24,7 @@ from nri_gpu.daemon.policy_file import DEFAULT_PATH, PolicyFile
 from nri_gpu.daemon.state_folder import StateError, StateFolder
 from nri_gpu.domain.errors import Exit, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
-from nri_gpu.kubelet.controller import set_grpc_up
+from nri_gpu.kubelet.controller import set_up_grpc
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.succession import LOOK_S, Succession
 
@@ -86,7 +86,7 @@ def _open(state: StateFolder, succession: Succession | None, *, kubelet: bool) -
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.OK))  # the first process of a pod has no other way to end
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the policy is read when it counts
     if kubelet:
-        set_grpc_up()
+        set_up_grpc()
         with suppress(ImportError):  # now, as there is time
             import nri_gpu.kubelet.endpoint  # noqa: F401
     notifier = Notifier()

@@ -429,7 +429,7 @@ class Daemon:
         logger.bind(signal=number.name).info("stopping")
         self._hands_over = self._fixed.kubelet.enabled and self._succession.awaited()
         if self._hands_over:
-            self._kubelet.leaves()
+            self._kubelet.stop_registering()
         else:  # at once: what is in flight is still answered for a while, and pods admitted
             self._kubelet.connected(False)
         self._stop.set()

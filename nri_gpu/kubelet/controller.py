@@ -1,201 +1,112 @@
-"""The part of a running daemon that is the kubelet's device plugin; gRPC is imported only where it is switched on."""
+"""Runs the kubelet's device plugin in the daemon, where policy wants it. Only then is gRPC imported."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final
 
 from loguru import logger
-from msgspec import Struct
 
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decision.eligibility import node_fault
 from nri_gpu.domain.errors import RestartNeededError
-from nri_gpu.domain.gpu import GpuUuid, closure
-from nri_gpu.domain.kubelet import AllocatedDevice, PodDevices, ResourceStatus
-from nri_gpu.domain.node import Node
-from nri_gpu.kubelet.allocations import ExternalAllocations, KubeletAllocations
+from nri_gpu.domain.kubelet import ResourceStatus
+from nri_gpu.kubelet.devices import AdvertisedDevices, DevicePluginDependencies, NriPlugin
 from nri_gpu.kubelet.pods import KubeletPods
 from nri_gpu.kubelet.required_device import RequiredDevice
+from nri_gpu.kubelet.token import TokenKey
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
-from nri_gpu.policy.model import Policy
-from nri_gpu.policy.select import stale_fault
 from nri_gpu.system.state import Board
 from nri_gpu.system.succession import LOOK_S, Succession
 
 if TYPE_CHECKING:
     from nri_gpu.kubelet.endpoint import DevicePlugins
 
-ABLE_WITHIN_S = 2.0  # from the state folder to the first grant; then it is registered as it is
-UNAPPLIED = "the kubelet (before 1.29) or the runtime (enable_cdi off) left out the CDI device that Allocate answered"
-INSTALL_EXTRA = "install the kubernetes extra, pip install 'nri-gpu[kubernetes]'"
-NOT_CONNECTED = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
+ABLE_WITHIN_S: Final = 2.0  # to wait for the first grant to be possible before registering, after a hand-over
+UNAPPLIED: Final = (
+    "the kubelet (before 1.29) or the runtime (enable_cdi off) left out the CDI device that Allocate answered"
+)
+INSTALL_EXTRA: Final = "install the kubernetes extra, pip install 'nri-gpu[kubernetes]'"
 
 
-def set_grpc_up() -> None:
-    """Before its first import."""
+def set_up_grpc() -> None:
+    """Set gRPC's environment, before its first import."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is an error of ours, and logged once
     # Our children are started by vfork and exec at once; gRPC's handlers for forks would only warn of them.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 
-class Grants(Protocol):
-    """What the device plugin needs of the NRI plugin, which alone changes the ledger."""
-
-    policy: Policy
-    ledger: Ledger
-    kubelet: KubeletAllocations
-    external: ExternalAllocations
-
-    def aged(self, node: Node) -> Node:
-        """The node with the age of its inventory, where policy asks for it."""
-
-    def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
-        """GPUs that others than the kubelet's pods hold."""
-
-    def promise(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
-        """The kubelet gave these to a pod."""
-
-    def lapse(self) -> None:
-        """Let go of what was granted or promised and never came."""
-
-    def kubelet_keyed(self, key: bytes) -> None:
-        """The key of the kubelet's grants can be had."""
-
-    def kubelet_listed(self, given: tuple[PodDevices, ...]) -> None:
-        """What the kubelet has given to whom."""
-
-
-class DaemonBooks(Struct, frozen=True):
-    """The daemon's board and plugin, as the device plugin asks of them.
-
-    connected: to the container runtime. device: the CDI device that Allocate answers now; empty for none.
-    """
-
-    board: Board
-    plugin: Grants
-    connected: Callable[[], bool]
-    device: Callable[[], str] = lambda: ""
-
-    def node(self) -> Node:
-        """The newest snapshot."""
-        return self.board.snapshot()
-
-    def policy(self) -> Policy:
-        """What holds now."""
-        return self.plugin.policy
-
-    def hindrance(self) -> str:
-        """Why a container created now would not get its GPUs."""
-        if not self.connected():
-            return NOT_CONNECTED
-        if self.key() is None:
-            return "the key that the kubelet's grants are signed with cannot be read or made"
-        if self.plugin.policy.fault:
-            return f"the policy is broken: {self.plugin.policy.fault}"
-        node = self.plugin.aged(self.board.snapshot())
-        if stale := stale_fault(self.plugin.policy, node.inventory_age_s):
-            return stale
-        reason = node_fault(closure(self.plugin.policy.defaults.capabilities), node)
-        return reason.sentence if reason else ""
-
-    def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
-        """GPUs that others than the kubelet's pods hold."""
-        return self.plugin.taken(shared=shared)
-
-    def used(self) -> frozenset[GpuUuid]:
-        """GPUs that anybody holds."""
-        return frozenset(self.plugin.ledger.usage())
-
-    def promise(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
-        """The kubelet gave these to a pod."""
-        self.plugin.promise(devices, shared=shared)
-
-    def required(self, devices: Iterable[AllocatedDevice]) -> str:
-        """The CDI device to be answered beside these."""
-        name = self.device()
-        if name:
-            self.plugin.kubelet.require(devices)
-        return name
-
-    def key(self) -> bytes | None:
-        """What tokens are signed with."""
-        return self.plugin.kubelet.key
-
-
 class KubeletController:
-    """Runs the device plugin where policy wants one; else does nothing."""
+    """The device plugin and the questions to PodResources, each where policy wants it."""
 
     def __init__(
-        self, board: Board, plugin: Grants, settings: KubeletSettings, succession: Succession | None = None
+        self, board: Board, plugin: NriPlugin, settings: KubeletSettings, succession: Succession | None = None
     ) -> None:
         self._plugin = plugin
         self._settings = settings
         self._succession = succession
-        self._leave: Callable[[], None] = lambda: None
-        # The runtime may not let a successor in before the end of the CRI call that stops its predecessor's container
-        # (containerd: BlockPluginSync), and that one waits for the kubelet to be served.
-        self._connected = succession is not None and succession.succeeds
         self._required = RequiredDevice(settings)
-        self._books = DaemonBooks(board, plugin, lambda: self._connected, self._required.name)
-        self._changed: Callable[[], None] = lambda: None
-        self._look_for_key: Callable[[], None] = lambda: None
-        self._standings: Callable[[], tuple[ResourceStatus, ...]] = tuple
-        if settings.enabled:
-            plugin.kubelet.awaited = True
+        # The runtime may not let a successor in before the end of the CRI call that stops its predecessor's container
+        # (containerd: BlockPluginSync), and that call waits for the kubelet to be served. So a successor counts as
+        # connected from the beginning.
+        self.dependencies = DevicePluginDependencies(
+            board, plugin, self._required, connected=succession is not None and succession.succeeds
+        )
+        self._key = TokenKey(Path(settings.dir))
+        self._device_plugins: DevicePlugins | None = None
+        self._fault = ""
+        plugin.kubelet.awaited |= settings.enabled
         if settings.podresources and (settings.enabled or settings.injects_external):
             # Before the runtime is asked for events: those of sandboxes are among them then.
             plugin.external.pods = KubeletPods(settled=False)
 
     def begin(self) -> None:
-        """Before the runtime lists its containers: whose GPUs came by the kubelet is read with the tokens' key."""
+        """Read the tokens' key before the runtime lists its containers, some of which have tokens."""
         if self._settings.enabled:
-            from nri_gpu.kubelet.token import KeyKeeper
-
-            self._look_for_key = KeyKeeper(Path(self._settings.dir), self._keyed).look
             self._look_for_key()
 
     def configured(self, configured: Configured) -> None:
-        """What the runtime said of itself."""
+        """The runtime told its version."""
         self._required.configured(configured)
 
     def connected(self, yes: bool) -> None:
         """Whether the container runtime asks us about its containers."""
-        self._connected = yes
+        self.dependencies.connected = yes
         self.changed()
 
-    def leaves(self) -> None:
-        """The next daemon is about to register: what comes is still answered, and nothing registered again."""
-        self._leave()
-
     def changed(self) -> None:
-        """GPUs, grants or the policy."""
-        self._changed()
+        """GPUs, grants or the policy changed."""
+        if self._device_plugins:
+            self._device_plugins.changed()
+
+    def stop_registering(self) -> None:
+        """The next daemon is about to register: answer what comes, and register nothing any more."""
+        if self._device_plugins:
+            self._device_plugins.stop_registering()
 
     def report(self) -> tuple[ResourceStatus, ...] | None:
-        """How each resource stands with the kubelet; None where no device plugin is wanted."""
-        return self._standings() if self._settings.enabled else None
+        """The status of each resource; None where no device plugin is wanted."""
+        if not self._settings.enabled:
+            return None
+        if self._fault:
+            return (ResourceStatus(self._settings.resource, fault=self._fault),)
+        return self._device_plugins.statuses() if self._device_plugins else ()
 
     def fail_open(self) -> str:
         """Why a container that the kubelet gave GPUs may start although we never saw it, but for the guard."""
-        return self._required.why_not() or (UNAPPLIED if self._plugin.kubelet.unapplied else "")
+        return self._required.fault() or (UNAPPLIED if self._plugin.kubelet.unapplied else "")
 
     async def run(self) -> None:
         """Serve until cancelled.
 
-        Raises:
-            RestartNeededError: the kubelet's folder is another one than this process can reach.
-
+        Raises: RestartNeededError: this process cannot reach the kubelet's folder.
         """
         pods = self._plugin.external.pods
-        if not self._settings.enabled and pods is None:
-            await asyncio.Event().wait()
-        set_grpc_up()
+        if self._settings.enabled or pods is not None:
+            set_up_grpc()
         try:
             async with asyncio.TaskGroup() as tasks:
                 if self._settings.enabled:
@@ -218,56 +129,56 @@ class KubeletController:
         await Inquiry(client, pods, self._plugin.kubelet_listed).run()
 
     async def _serve(self) -> None:
+        """Be the kubelet's device plugin."""
         try:
-            from nri_gpu.kubelet.devices import AdvertisedDevices
-            from nri_gpu.kubelet.endpoint import DevicePlugins, EndpointPaths
+            from nri_gpu.kubelet.endpoint import DevicePlugins
+            from nri_gpu.kubelet.sockets import EndpointPaths
         except ImportError as error:
-            fault = f"{error}: {INSTALL_EXTRA}"
-            logger.bind(fault=fault).error("no device plugin for the kubelet")
-            self._standings = lambda: (ResourceStatus(self._settings.resource, fault=fault),)
+            self._fault = f"{error}: {INSTALL_EXTRA}"
+            logger.bind(fault=self._fault).error("device plugin cannot be served")
             return
         from nri_gpu.system.inotify import folder_changed
 
-        room = DevicePlugins(
-            AdvertisedDevices(self._settings, self._books),
+        self._device_plugins = DevicePlugins(
+            AdvertisedDevices(self._settings, self.dependencies),
             EndpointPaths(self._settings, folder_changed),
             self._tick,
-            self._began,
+            self._session_began,
         )
-        self._changed, self._standings, self._leave = room.changed, room.standings, room.leave
         async with asyncio.TaskGroup() as tasks:
             if self._succession and self._succession.succeeds:
                 with suppress(TimeoutError):  # the daemon before this one serves the kubelet meanwhile
-                    await asyncio.wait_for(_until(lambda: not self._books.hindrance()), ABLE_WITHIN_S)
-                tasks.create_task(_settle(self._succession, room))
-            await room.run()
+                    await asyncio.wait_for(_until(lambda: not self.dependencies.hindrance()), ABLE_WITHIN_S)
+                tasks.create_task(_settle(self._succession, self._device_plugins))
+            await self._device_plugins.run()
 
-    def _began(self) -> None:
+    def _session_began(self) -> None:
         """Before each registration."""
         self._required.write()
         self._look_for_key()
 
     def _tick(self) -> None:
-        if self._books.key() is None:
+        if self.dependencies.key is None:
             self._look_for_key()
         self._plugin.lapse()
 
-    def _keyed(self, key: bytes) -> None:
-        self._plugin.kubelet_keyed(key)
-        self.changed()
+    def _look_for_key(self) -> None:
+        if key := self._key.look():
+            self._plugin.kubelet_keyed(key)
+            self.changed()
 
 
-async def _settle(succession: Succession, room: DevicePlugins) -> None:
-    await _until(room.watched)
+async def _settle(succession: Succession, device_plugins: DevicePlugins) -> None:
+    await _until(device_plugins.watched)
     succession.settled()
 
 
-async def _until(fact: Callable[[], bool]) -> None:
-    while not fact():  # noqa: ASYNC110 - of several parts, and once in the life of a process
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - it depends on several parts, and happens once in the life of a process
         await asyncio.sleep(LOOK_S)
 
 
 def _first(group: BaseExceptionGroup[RestartNeededError]) -> RestartNeededError:
-    """However deep the task was that ended so."""
+    """The first error of a group, however deep the task was that ended with it."""
     found = group.exceptions[0]
     return _first(found) if isinstance(found, BaseExceptionGroup) else found

@@ -1,4 +1,4 @@
-"""What this room needs of the rest of the daemon, and the words it speaks to it."""
+"""The devices that our device plugin advertises to the kubelet, and what it answers to its requests."""
 
 from __future__ import annotations
 
@@ -6,54 +6,31 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct
 
+from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.allocation.topology import Room, choose, topology_of
+from nri_gpu.decision.eligibility import node_fault
 from nri_gpu.domain.claim import Strategy
 from nri_gpu.domain.errors import NriGpuError
-from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, is_compute_slice, nvml_order, whole
-from nri_gpu.domain.kubelet import REPLICA, AllocatedDevice
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, closure, is_compute_slice, nvml_order, whole
+from nri_gpu.domain.kubelet import REPLICA, AllocatedDevice, PodDevices
 from nri_gpu.domain.node import Inventory, Node
+from nri_gpu.kubelet.allocations import ExternalAllocations, KubeletAllocations
+from nri_gpu.kubelet.required_device import RequiredDevice
 from nri_gpu.kubelet.token import token_key, write_token
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.model import Policy
+from nri_gpu.policy.select import stale_fault
+from nri_gpu.system.state import Board
 
-
-class Books(Protocol):
-    """The one ledger, the one inventory and the one policy of this node."""
-
-    def node(self) -> Node:
-        """The newest snapshot."""
-        ...
-
-    def policy(self) -> Policy:
-        """What holds now; every default while it is broken."""
-        ...
-
-    def hindrance(self) -> str:
-        """Why a container created now would not get its GPUs, in a sentence; empty when it would."""
-        ...
-
-    def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
-        """GPUs that others than the kubelet's pods hold."""
-        ...
-
-    def used(self) -> frozenset[GpuUuid]:
-        """GPUs that anybody holds."""
-        ...
-
-    def promise(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
-        """The kubelet gave these to a pod."""
-        ...
-
-    def required(self, devices: Iterable[AllocatedDevice]) -> str:
-        """The CDI device to be answered beside these; empty for none."""
-        ...
-
-    def key(self) -> bytes | None:
-        """What tokens are signed with; None while it cannot be had."""
-        ...
+SHARED: Final = ".shared"
+NOT_CONNECTED: Final = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
+NO_KEY: Final = "the key that signs answers to the kubelet cannot be read or made"
+TAKEN: Final = "a container holds it that got it by annotation, or from another component"
+LOST: Final = "the driver no longer describes it"
+WHY_SHOWN_MAX: Final = 300  # characters
 
 
 class AllocationError(NriGpuError):
@@ -61,102 +38,107 @@ class AllocationError(NriGpuError):
 
 
 class Device(Struct, frozen=True):
-    """One device as the kubelet is told of it.
-
-    why: it cannot be had; empty when it can. numa_node: None where the host does not tell.
-    """
+    """One device as the kubelet sees it. why: it is unhealthy; empty if it is not. numa_node: None where unknown."""
 
     id: str
-    why: str = field(default="")
+    why: str = ""
     numa_node: int | None = None
 
 
-def prefer(
-    units: Mapping[str, Unit], available: Sequence[str], must: Sequence[str], size: int, books: Books, *, replicas: bool
-) -> tuple[str, ...]:
-    """Ids, those that must be included first. units: what the ids are; ids of none are taken last, in order."""
-    kept = tuple(dict.fromkeys(sorted(must)))
-    open_ones = sorted(set(available) - set(kept))
-    number = min(size - len(kept), len(open_ones))
-    if number <= 0:
-        return kept
-    known = [id_ for id_ in open_ones if id_ in units]
-    if replicas or any(isinstance(units[id_], MigPart) for id_ in known):
-        chosen = _one_by_one(units, known, number, _fullest_first(books) and not replicas)
-    else:
-        chosen = _together(units, known, [units[id_] for id_ in kept if id_ in units], number, books)
-    rest = [id_ for id_ in open_ones if id_ not in chosen]
-    return (*kept, *chosen, *rest[: number - len(chosen)])
+class NriPlugin(Protocol):
+    """What the device plugin needs of the NRI plugin, which alone changes the ledger."""
+
+    policy: Policy
+    ledger: Ledger
+    kubelet: KubeletAllocations
+    external: ExternalAllocations
+
+    def aged(self, node: Node) -> Node:
+        """The node with the age of its inventory, where policy asks for it."""
+
+    def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
+        """GPUs that others than the kubelet's pods hold. shared: sharing them does not count as holding."""
+
+    def promise(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
+        """Reserve devices that the kubelet allocated to a pod."""
+
+    def lapse(self) -> None:
+        """Release grants and reservations whose time is over."""
+
+    def kubelet_keyed(self, key: bytes) -> None:
+        """Take the tokens' key."""
+
+    def kubelet_listed(self, listed: tuple[PodDevices, ...]) -> None:
+        """Take what PodResources lists."""
 
 
-def _together(
-    units: Mapping[str, Unit], ids: Sequence[str], taken: Sequence[Unit], number: int, books: Books
-) -> tuple[str, ...]:
-    """Whole GPUs: the best linked set, as `allocation.place` chooses for annotations."""
-    inventory, used = books.node().inventory, books.used()
-    places = topology_of(inventory).places
-    at = {places[units[id_].uuid]: id_ for id_ in ids}
-    free = tuple(place for uuid, place in places.items() if uuid not in used)
-    chosen = choose(
-        topology_of(inventory),
-        min(number, len(at)),
-        tuple(sorted(at)),
-        taken=tuple(sorted(places[unit.uuid] for unit in taken)),
-        room=Room(free=free, strategy=books.policy().placement.strategy),
-    )
-    return tuple(at[place] for place in sorted(chosen))
+class DevicePluginDependencies:
+    """Node, policy and ledger, as the device plugin asks for them. connected: to the container runtime."""
 
+    def __init__(
+        self, board: Board, plugin: NriPlugin, required: RequiredDevice | None = None, *, connected: bool = False
+    ) -> None:
+        self.connected = connected
+        self.plugin = plugin
+        self._board = board
+        self._required = required
 
-def _one_by_one(units: Mapping[str, Unit], ids: Sequence[str], number: int, fullest: bool) -> tuple[str, ...]:
-    """MIG devices and replicas: links do not matter, how much of each GPU is in use does, then how much was picked."""
-    gpu_of = {id_: whole(unit).uuid for id_, unit in units.items()}
-    candidates, sign = set(ids), -1 if fullest else 1
-    in_use = Counter(gpu_of[id_] for id_ in units if id_ not in candidates)
-    picked: Counter[GpuUuid] = Counter()
-    left, chosen = list(ids), list[str]()
+    @property
+    def inventory(self) -> Inventory:
+        """Of the newest snapshot."""
+        return self._board.snapshot().inventory
 
-    def rank(id_: str) -> tuple[object, ...]:
-        gpu = gpu_of[id_]
-        return sign * (in_use[gpu] + picked[gpu]), picked[gpu], nvml_order(units[id_]), id_
+    @property
+    def key(self) -> bytes | None:
+        """The tokens' key; None while there is none."""
+        return self.plugin.kubelet.key
 
-    while left and len(chosen) < number:
-        best = min(left, key=rank)
-        left.remove(best)
-        chosen.append(best)
-        picked[gpu_of[best]] += 1
-    return tuple(chosen)
+    def hindrance(self) -> str:
+        """Why a container created now would not get its GPUs; empty when it would."""
+        policy = self.plugin.policy
+        if not self.connected:
+            return NOT_CONNECTED
+        if self.key is None:
+            return NO_KEY
+        if policy.fault:
+            return f"the policy is broken: {policy.fault}"
+        node = self.plugin.aged(self._board.snapshot())
+        if stale := stale_fault(policy, node.inventory_age_s):
+            return stale
+        reason = node_fault(closure(policy.defaults.capabilities), node)
+        return reason.sentence if reason else ""
 
-
-def _fullest_first(books: Books) -> bool:
-    return books.policy().placement.strategy is Strategy.PACK
-
-
-SHARED: Final = ".shared"
-TAKEN: Final = "it is held by a container that got it by annotation, or by another hand"
-LOST: Final = "the driver does not describe it any more"
-WHY_SHOWN_MAX: Final = 300  # characters
-
-_Filter = Callable[[Unit], bool]
+    def required_device(self, devices: Iterable[AllocatedDevice]) -> str:
+        """The CDI device to answer with these; empty for none."""
+        name = self._required.name() if self._required else ""
+        if name:
+            self.plugin.kubelet.require(devices)
+        return name
 
 
 class AdvertisedDevices:
-    """The resources of this node. Remembers what it offered, since a GPU that is lost is not a GPU that was removed."""
+    """The resources of this node. Remembers what it advertised: a GPU that is lost is not a GPU that was removed."""
 
-    def __init__(self, settings: KubeletSettings, books: Books) -> None:
+    def __init__(self, settings: KubeletSettings, dependencies: DevicePluginDependencies) -> None:
         self.settings = settings
-        self.books = books
+        self.dependencies = dependencies
         self._known: dict[str, tuple[Device, ...]] = {}
 
+    @property
+    def shared(self) -> bool:
+        """Whether several pods share each GPU."""
+        return self.settings.replicas > 1
+
     def resources(self) -> tuple[str, ...]:
-        """By name; one that was there once stays, with no devices, for the kubelet forgets only what it is told."""
-        for name in self._units(self.books.node().inventory):
+        """Names of resources. One that was there once stays, without devices, so that the kubelet learns of it."""
+        for name in self._units(self.dependencies.inventory):
             self._known.setdefault(name, ())
         return tuple(self._known)
 
     def devices(self, resource: str) -> tuple[Device, ...]:
-        """All of a resource, in NVML's order, with what is wrong with each."""
-        inventory, hindrance = self.books.node().inventory, self.books.hindrance()
-        taken = self.books.taken(shared=self.shared)
+        """All devices of a resource, in NVML's order."""
+        inventory, hindrance = self.dependencies.inventory, self.dependencies.hindrance()
+        taken = self.dependencies.plugin.taken(shared=self.shared)
         found: list[Device] = []
         for unit in self._units(inventory).get(resource, ()):
             why = hindrance or why_not(unit) or (TAKEN if unit.uuid in taken else "")
@@ -165,37 +147,27 @@ class AdvertisedDevices:
         return self._known[resource]
 
     def preferred(self, resource: str, available: Sequence[str], must: Sequence[str], size: int) -> tuple[str, ...]:
-        """Which of those available to take, with those that must be; a hint, so nothing is wrong enough to refuse."""
+        """Which of the available IDs to take, with those that must be taken. A hint, so unknown IDs are no error."""
         units = {
-            id_: unit for unit in self._units(self.books.node().inventory).get(resource, ()) for id_ in self._ids(unit)
+            id_: unit for unit in self._units(self.dependencies.inventory).get(resource, ()) for id_ in self._ids(unit)
         }
-        return prefer(units, available, must, size, self.books, replicas=self.shared)
+        return prefer(units, available, must, size, self.dependencies, replicas=self.shared)
 
     def allocate(self, resource: str, requests: Sequence[Sequence[str]]) -> tuple[Mapping[str, str], ...]:
-        """The annotations for each container.
+        """The annotations for each container, whose devices are reserved from here on.
 
-        Raises:
-            AllocationError: nothing was promised to any of them.
-
+        Raises: AllocationError: nothing was reserved.
         """
-        key = self.books.key()
-        offered = {device.id: device for device in self.devices(resource)}
-        asked = [sorted(ids) for ids in requests]
-        _check(resource, [id_ for ids in asked for id_ in ids], offered)
-        if key is None or not all(asked):
-            raise AllocationError(f"no {resource} can be given out: {'a container asks for none' if key else 'no key'}")
-        for ids in asked:
-            self.books.promise([AllocatedDevice(resource, id_) for id_ in ids], shared=self.shared)
-        return tuple({token_key(resource): write_token(resource, ids, key, shared=self.shared)} for ids in asked)
-
-    def required(self, resource: str, ids: Iterable[str]) -> str:
-        """The CDI device to be answered beside a container's annotations; empty for none."""
-        return self.books.required([AllocatedDevice(resource, id_) for id_ in ids])
-
-    @property
-    def shared(self) -> bool:
-        """Whether several pods share each GPU."""
-        return self.settings.replicas > 1
+        key = self.dependencies.key
+        advertised = {device.id: device for device in self.devices(resource)}
+        requested = [sorted(ids) for ids in requests]
+        _check(resource, [id_ for ids in requested for id_ in ids], advertised)
+        if key is None or not all(requested):
+            why = "a container asks for none" if key else NO_KEY
+            raise AllocationError(f"{resource} cannot be allocated: {why}")
+        for ids in requested:
+            self.dependencies.plugin.promise([AllocatedDevice(resource, id_) for id_ in ids], shared=self.shared)
+        return tuple({token_key(resource): write_token(resource, ids, key, shared=self.shared)} for ids in requested)
 
     def _ids(self, unit: Unit) -> tuple[str, ...]:
         if not self.shared:
@@ -212,21 +184,22 @@ class AdvertisedDevices:
             found[main] += [gpu for gpu in gpus if not gpu.mig_enabled]
             for part in inventory.parts:
                 if part.gpu.mig_enabled and not is_compute_slice(part.device.profile):
-                    found.setdefault(_of_profile(self.settings.resource, part.device.profile) + suffix, []).append(part)
+                    found.setdefault(_mig_resource(main, part.device.profile) + suffix, []).append(part)
         elif strategy is MigStrategy.SINGLE and any(gpu.mig_enabled for gpu in gpus):
-            found[main] += inventory.parts if _alike(gpus) else ()
+            found[main] += inventory.parts if _are_alike(gpus) else ()
         else:
             found[main] += gpus
-        return {name: tuple(filter(self._in_pool(inventory), units)) for name, units in found.items()}
+        in_pool = self._in_pool(inventory)
+        return {name: tuple(filter(in_pool, units)) for name, units in found.items()}
 
-    def _in_pool(self, inventory: Inventory) -> _Filter:
+    def _in_pool(self, inventory: Inventory) -> Callable[[Unit], bool]:
         if not self.settings.pool:
             return lambda unit: True
-        members = self.books.policy().pool.members(inventory)
+        members = self.dependencies.plugin.policy.pool.members(inventory)
         return lambda unit: unit.uuid in members and members[unit.uuid].name == self.settings.pool
 
     def _lost(self, resource: str, found: Sequence[Device], inventory: Inventory) -> tuple[Device, ...]:
-        """Offered before, gone now, and the driver has trouble: capacity stays, as for any GPU that is ill."""
+        """Devices advertised before that are gone while the driver has a fault: they stay, unhealthy."""
         if not (inventory.fault or inventory.faults):
             return ()
         here = {device.id for device in found}
@@ -234,35 +207,105 @@ class AdvertisedDevices:
         return tuple(Device(device.id, LOST, device.numa_node) for device in gone)
 
 
-def _check(resource: str, ids: Sequence[str], offered: Mapping[str, Device]) -> None:
-    """Raises: AllocationError."""
-    if len(ids) > len(offered):
+def _check(resource: str, ids: Sequence[str], advertised: Mapping[str, Device]) -> None:
+    """Raises: AllocationError: an ID is unknown, unhealthy or repeated."""
+    if len(ids) > len(advertised):
         raise AllocationError(
-            f"the kubelet asks for {len(ids)} of {resource} at once and this node has {len(offered)}: it has an old "
-            "list, so let it try again."
+            f"the kubelet asks for {len(ids)} of {resource} and this node has {len(advertised)}: its list of devices "
+            "is old; try again."
         )
     seen: set[str] = set()
     for id_ in ids:
         shown = ascii(id_)[1:-1][:80]
         if id_ in seen:
-            raise AllocationError(f"the kubelet asks for {shown} of {resource} twice at once: a bug of its, try again.")
-        if id_ not in offered:
+            raise AllocationError(f"duplicate device ID {shown} of {resource} in Allocate: try again.")
+        if id_ not in advertised:
             raise AllocationError(
-                f"this node has no {shown} of {resource} any more: MIG devices were remade or a GPU was removed; let "
-                "the pod be created anew."
+                f"this node no longer has {shown} of {resource}, because MIG devices were made anew or a GPU was "
+                "removed: delete the pod to have another one created."
             )
-        if why := offered[id_].why:
+        if why := advertised[id_].why:
             raise AllocationError(
-                f"{shown} of {resource} cannot be given out: {why[:WHY_SHOWN_MAX].rstrip('.')}; try again."
+                f"{shown} of {resource} cannot be allocated: {why[:WHY_SHOWN_MAX].rstrip('.')}; try again."
             )
         seen.add(id_)
 
 
-def _of_profile(resource: str, profile: str) -> str:
-    """`nvidia.com/mig-1g.10gb.me`: a resource's name has no `+`."""
+def _mig_resource(resource: str, profile: str) -> str:
+    """`nvidia.com/mig-1g.10gb.me`: a resource's name may hold no `+`."""
     return f"{resource.partition('/')[0]}/mig-{profile.replace('+', '.')}"
 
 
-def _alike(gpus: Sequence[Gpu]) -> bool:
-    """Whether the strategy `single` can be: every GPU in MIG mode, none empty, one profile."""
+def _are_alike(gpus: Sequence[Gpu]) -> bool:
+    """Whether the MIG strategy `single` fits: every GPU is in MIG mode, none is empty, and all have one profile."""
     return all(gpu.mig_enabled and gpu.mig for gpu in gpus) and len({d.profile for gpu in gpus for d in gpu.mig}) == 1
+
+
+def prefer(
+    units: Mapping[str, Unit],
+    available: Sequence[str],
+    must: Sequence[str],
+    size: int,
+    dependencies: DevicePluginDependencies,
+    *,
+    replicas: bool,
+) -> tuple[str, ...]:
+    """IDs to take, those that must be taken first. units: what the IDs are; an ID of no unit is taken last."""
+    kept = tuple(dict.fromkeys(sorted(must)))
+    free = sorted(set(available) - set(kept))
+    number = min(size - len(kept), len(free))
+    if number <= 0:
+        return kept
+    known = [id_ for id_ in free if id_ in units]
+    strategy = dependencies.plugin.policy.placement.strategy
+    if replicas or any(isinstance(units[id_], MigPart) for id_ in known):
+        chosen = _one_by_one(units, known, number, fullest=strategy is Strategy.PACK and not replicas)
+    else:
+        used = frozenset(dependencies.plugin.ledger.usage())
+        places = topology_of(dependencies.inventory).places
+        chosen = _together(
+            units,
+            known,
+            [units[id_] for id_ in kept if id_ in units],
+            number,
+            dependencies.inventory,
+            Room(free=tuple(place for uuid, place in places.items() if uuid not in used), strategy=strategy),
+        )
+    rest = [id_ for id_ in free if id_ not in chosen]
+    return (*kept, *chosen, *rest[: number - len(chosen)])
+
+
+def _together(
+    units: Mapping[str, Unit], ids: Sequence[str], taken: Sequence[Unit], number: int, inventory: Inventory, room: Room
+) -> tuple[str, ...]:
+    """Whole GPUs: the best linked set, as `allocation.place` chooses for annotations."""
+    places = topology_of(inventory).places
+    at = {places[units[id_].uuid]: id_ for id_ in ids}
+    chosen = choose(
+        topology_of(inventory),
+        min(number, len(at)),
+        tuple(sorted(at)),
+        taken=tuple(sorted(places[unit.uuid] for unit in taken)),
+        room=room,
+    )
+    return tuple(at[place] for place in sorted(chosen))
+
+
+def _one_by_one(units: Mapping[str, Unit], ids: Sequence[str], number: int, *, fullest: bool) -> tuple[str, ...]:
+    """MIG devices and replicas, by how much of their GPU is in use, then by how much of it was picked already."""
+    gpu_of = {id_: whole(unit).uuid for id_, unit in units.items()}
+    in_use = Counter(gpu_of[id_] for id_ in units.keys() - set(ids))
+    picked: Counter[GpuUuid] = Counter()
+    left, chosen = list(ids), list[str]()
+
+    def rank(id_: str) -> tuple[object, ...]:
+        gpu = gpu_of[id_]
+        used = in_use[gpu] + picked[gpu]
+        return -used if fullest else used, picked[gpu], nvml_order(units[id_]), id_
+
+    while left and len(chosen) < number:
+        best = min(left, key=rank)
+        left.remove(best)
+        chosen.append(best)
+        picked[gpu_of[best]] += 1
+    return tuple(chosen)

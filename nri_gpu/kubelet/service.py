@@ -1,64 +1,58 @@
-"""The device plugin's five methods for one resource, on asyncio: no open stream holds a worker that Allocate needs.
+"""The gRPC services on our sockets: the device plugin of one resource, and what the kubelet's plugin watcher calls.
 
-Also the plugin watcher's two. Serves any number of kubelets' streams; each is sent the list when it changed, and never
-otherwise, because every message makes the kubelet write its checkpoint.
+On asyncio, so that no open stream holds a worker that Allocate needs. A list is sent only when it changed, because
+every message makes the kubelet write its checkpoint.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from collections.abc import AsyncIterator
+from typing import Final
 
 import grpc
 from loguru import logger
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
-from nri_gpu._pb import pluginregistration_pb2 as watcher
+from nri_gpu._pb import deviceplugin_pb2_grpc as pb_grpc
+from nri_gpu._pb import pluginregistration_pb2 as watcher_pb
+from nri_gpu._pb import pluginregistration_pb2_grpc as watcher_grpc
+from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.kubelet.devices import AdvertisedDevices, AllocationError, Device
 
 VERSION: Final = "v1beta1"
-HEALTHY: Final = "Healthy"
-SETTLE_S: Final = 0.02  # changes come in bursts, of which the last is what matters
+SETTLE_S: Final = 0.02  # changes come in bursts, and only the last one matters
 
 
-class DevicePlugin:
-    """One resource.
+class DevicePlugin(pb_grpc.DevicePluginServicer):
+    """The device plugin of one resource, for any number of streams.
 
-    watched: a kubelet reads our list; it is cleared and `lost` set when the last one stops. aside: another plugin has
-    the name, so our list is sent no more; what still comes to us is answered.
+    watched: a kubelet reads our list. lost: set when the last one stopped reading. paused: another plugin has the
+    resource's name, so no list is sent; Allocate is still answered.
     """
 
-    def __init__(self, resource: str, offers: AdvertisedDevices) -> None:
+    def __init__(self, resource: str, devices: AdvertisedDevices) -> None:
         self.resource = resource
         self.watched = asyncio.Event()
         self.lost = asyncio.Event()
-        self.aside = False
-        self._offers = offers
+        self.paused = False
+        self._devices = devices
         self._streams: set[asyncio.Event] = set()
 
     def changed(self) -> None:
-        """Something may be different from what was sent."""
+        """The list may differ from what was sent."""
         for stream in self._streams:
             stream.set()
 
-    def handler(self) -> Any:  # noqa: ANN401 - grpc has no types
-        """For a server."""
-        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-        methods = {
-            "GetDevicePluginOptions": unary(*_reshaped(self._options, pb.Empty)),
-            "ListAndWatch": stream(*_reshaped(self._list_and_watch, pb.Empty)),
-            "GetPreferredAllocation": unary(*_reshaped(self._preferred, pb.PreferredAllocationRequest)),
-            "Allocate": unary(*_reshaped(self._allocate, pb.AllocateRequest)),
-            "PreStartContainer": unary(*_reshaped(self._pre_start, pb.PreStartContainerRequest)),
-        }
-        return grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", methods)
-
-    async def _options(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: ANN401
+    async def GetDevicePluginOptions(  # noqa: D102 - the API's own
+        self, request: pb.Empty, context: grpc.aio.ServicerContext
+    ) -> pb.DevicePluginOptions:
         del request, context
         return pb.DevicePluginOptions(get_preferred_allocation_available=True)
 
-    async def _list_and_watch(self, request: pb.Empty, context: Any) -> AsyncIterator[pb.ListAndWatchResponse]:  # noqa: ANN401
+    async def ListAndWatch(  # noqa: D102
+        self, request: pb.Empty, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ListAndWatchResponse]:
         del request, context
         wake, sent = asyncio.Event(), None
         self._streams.add(wake)
@@ -66,7 +60,7 @@ class DevicePlugin:
         try:
             while True:
                 wake.clear()
-                answer = sent if self.aside else list_to_pb(self._offers.devices(self.resource))
+                answer = sent if self.paused else list_to_pb(self._devices.devices(self.resource))
                 if answer is not None and answer != sent:
                     sent = answer
                     yield answer
@@ -78,90 +72,79 @@ class DevicePlugin:
                 self.watched.clear()
                 self.lost.set()
 
-    async def _preferred(self, request: pb.PreferredAllocationRequest, context: Any) -> pb.PreferredAllocationResponse:  # noqa: ANN401
+    async def GetPreferredAllocation(  # noqa: D102
+        self, request: pb.PreferredAllocationRequest, context: grpc.aio.ServicerContext
+    ) -> pb.PreferredAllocationResponse:
         del context
         answer = pb.PreferredAllocationResponse()
         for each in request.container_requests:
-            ids = self._hint(each)
+            try:
+                ids = self._devices.preferred(
+                    self.resource, each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size
+                )
+            except Exception:  # an error would fail the pod, and the kubelet can do without our preference
+                logger.opt(exception=True).bind(resource=self.resource).error("bug: no preferred allocation")
+                ids = ()
             answer.container_responses.add(deviceIDs=ids)
         return answer
 
-    def _hint(self, each: pb.ContainerPreferredAllocationRequest) -> tuple[str, ...]:
+    async def Allocate(  # noqa: D102
+        self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext
+    ) -> pb.AllocateResponse:
+        requested = [list(each.devices_ids) for each in request.container_requests]
         try:
-            return self._offers.preferred(
-                self.resource, each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size
-            )
-        except Exception:  # an error here would fail the pod, and no answer is as good as any
-            logger.opt(exception=True).bind(resource=self.resource).error("no preferred allocation, by a bug of ours")
-            return ()
-
-    async def _allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:  # noqa: ANN401
-        asked = [list(each.devices_ids) for each in request.container_requests]
-        try:
-            answers = self._offers.allocate(self.resource, asked)
+            annotations = self._devices.allocate(self.resource, requested)
         except AllocationError as error:
-            logger.bind(resource=self.resource, reason=str(error)).info("allocation refused to the kubelet")
+            logger.bind(resource=self.resource, reason=str(error)).info("Allocate refused")
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"nri-gpu: {error}")
-        ids = ",".join(sorted(id_ for ids in asked for id_ in ids))
-        logger.bind(resource=self.resource, gpu_uuid=ids).info("allocated to a pod by the kubelet")
+        ids = ",".join(sorted(id_ for ids in requested for id_ in ids))
+        logger.bind(resource=self.resource, gpu_uuid=ids).info("GPUs allocated by the kubelet")
         answer = pb.AllocateResponse()
-        for given, each in zip(asked, answers, strict=True):
+        for ids_, each in zip(requested, annotations, strict=True):
             response = answer.container_responses.add(annotations=each)
-            if name := self._offers.required(self.resource, given):
+            devices = [AllocatedDevice(self.resource, id_) for id_ in ids_]
+            if name := self._devices.dependencies.required_device(devices):
                 response.cdi_devices.add(name=name)
         return answer
 
-    async def _pre_start(self, request: pb.PreStartContainerRequest, context: Any) -> pb.PreStartContainerResponse:  # noqa: ANN401
+    async def PreStartContainer(  # noqa: D102
+        self, request: pb.PreStartContainerRequest, context: grpc.aio.ServicerContext
+    ) -> pb.PreStartContainerResponse:
         del request, context
         return pb.PreStartContainerResponse()
 
 
-class Watched:
-    """What the plugin watcher asks of a socket that it found.
+class WatcherRegistration(watcher_grpc.RegistrationServicer):
+    """What the kubelet's plugin watcher calls on a socket that it found.
 
-    verdict: why it was refused; empty when it was not; None where it has said nothing new. told: there is one.
+    verdict: why it refused us; empty if it accepted; None while there is nothing new. answered: set with a verdict.
     """
 
     def __init__(self, resource: str) -> None:
         self.resource = resource
         self.verdict: str | None = None
-        self.told = asyncio.Event()
+        self.answered = asyncio.Event()
 
-    def handler(self) -> Any:  # noqa: ANN401 - grpc has no types
-        """For a server."""
-        unary = grpc.unary_unary_rpc_method_handler
-        methods = {
-            "GetInfo": unary(*_reshaped(self._info, watcher.InfoRequest)),
-            "NotifyRegistrationStatus": unary(*_reshaped(self._status, watcher.RegistrationStatus)),
-        }
-        return grpc.method_handlers_generic_handler("pluginregistration.Registration", methods)
-
-    async def _info(self, request: watcher.InfoRequest, context: Any) -> watcher.PluginInfo:  # noqa: ANN401
+    async def GetInfo(  # noqa: D102 - the API's own
+        self, request: watcher_pb.InfoRequest, context: grpc.aio.ServicerContext
+    ) -> watcher_pb.PluginInfo:
         del request, context
-        return watcher.PluginInfo(type="DevicePlugin", name=self.resource, supported_versions=[VERSION])
+        return watcher_pb.PluginInfo(type="DevicePlugin", name=self.resource, supported_versions=[VERSION])
 
-    async def _status(self, request: watcher.RegistrationStatus, context: Any) -> watcher.RegistrationStatusResponse:  # noqa: ANN401
+    async def NotifyRegistrationStatus(  # noqa: D102
+        self, request: watcher_pb.RegistrationStatus, context: grpc.aio.ServicerContext
+    ) -> watcher_pb.RegistrationStatusResponse:
         del context
-        self.verdict = "" if request.plugin_registered else request.error or "it did not say why"
-        self.told.set()
-        return watcher.RegistrationStatusResponse()
+        self.verdict = "" if request.plugin_registered else request.error or "it gave no reason"
+        self.answered.set()
+        return watcher_pb.RegistrationStatusResponse()
 
 
 def list_to_pb(devices: tuple[Device, ...]) -> pb.ListAndWatchResponse:
     """The list. No topology where none is known: the kubelet takes 0 for NUMA node 0."""
     answer = pb.ListAndWatchResponse()
     for device in devices:
-        made = answer.devices.add(ID=device.id, health="Unhealthy" if device.why else HEALTHY)
+        made = answer.devices.add(ID=device.id, health="Unhealthy" if device.why else "Healthy")
         if device.numa_node is not None:
             made.topology.nodes.add(ID=device.numa_node)
     return answer
-
-
-def _reshaped(method: Callable[..., Any], request: Any) -> tuple[Any, ...]:  # noqa: ANN401 - generated classes
-    return method, request.FromString, _bytes
-
-
-def _bytes(message: Any) -> bytes:  # noqa: ANN401 - a generated class
-    """Deterministic, so that the kubelet's checkpoint does not change for nothing."""
-    encoded: bytes = message.SerializeToString(deterministic=True)
-    return encoded

@@ -202,7 +202,7 @@ class OneLedger(RuleBasedStateMachine):
         self.number += 1
         sandbox = PodId(f"sandbox-{of.pod.name}-{self.sandboxes.get(of.pod.name, 0)}")
         of = again(replace(of, pod=replace(of.pod, id=sandbox)), self.number)
-        if not self.halves.up:  # a runtime that asks nobody
+        if not self.halves.dependencies.connected:  # a runtime that asks nobody
             self.halves.marks[of.id] = {}
             self.alive[of.id], self.held[of.id] = (of, False), Held(frozenset(), False)
             return of
@@ -240,7 +240,7 @@ class OneLedger(RuleBasedStateMachine):
 
     def started(self, of: Container) -> None:
         """Not while we are away: of one that lapsed nobody can say then whose its GPUs are."""
-        if of.id in self.alive and self.halves.up and self.halves.start(of):
+        if of.id in self.alive and self.halves.dependencies.connected and self.halves.start(of):
             self.alive[of.id] = (of, True)
 
     @rule(data=st.data())
@@ -249,7 +249,7 @@ class OneLedger(RuleBasedStateMachine):
             self.stopped(of)
 
     def stopped(self, of: Container) -> None:
-        if self.halves.up:
+        if self.halves.dependencies.connected:
             self.halves.stop(of)
         del self.alive[of.id]
 
@@ -257,7 +257,7 @@ class OneLedger(RuleBasedStateMachine):
     def remove(self, data: Any) -> None:  # noqa: ANN401 - hypothesis'
         """Without a stop before: one whose start failed, or that ended while nobody told."""
         if of := self.one(data):
-            if self.halves.up:
+            if self.halves.dependencies.connected:
                 self.halves.event(pb.REMOVE_CONTAINER, of)
             del self.alive[of.id]
 
@@ -266,7 +266,7 @@ class OneLedger(RuleBasedStateMachine):
         """One that runs by annotation finds its GPUs again: nobody has been promised them."""
         of = self.one(data, runs=True, local=True)
         claim = of.pod.annotations["gpu.nri.io"] if of else "all"
-        if of and claim != "all" and self.ill is None and self.halves.up:
+        if of and claim != "all" and self.ill is None and self.halves.dependencies.connected:
             self.stopped(of)
             anew = self.create(container(claim, of=of.pod.name), None)
             assert not self.held[of.id].uuids or anew.id in self.alive, claim
@@ -291,7 +291,7 @@ class OneLedger(RuleBasedStateMachine):
         self.end_sandbox(pod, told=told)
         for of in {of.name: of for of in had if of.name in running}.values():
             given = self.handed.get((pod, of.name))
-            if given and self.halves.up and self.ill is None:
+            if given and self.halves.dependencies.connected and self.ill is None:
                 anew = self.create(from_kubelet(given.annotations, pod=pod, name=of.name), given)
                 assert anew.id in self.alive
                 self.started(anew)
@@ -302,7 +302,7 @@ class OneLedger(RuleBasedStateMachine):
                 self.stopped(of)
             else:
                 del self.alive[of.id]
-        if self.halves.up:
+        if self.halves.dependencies.connected:
             ended = container(of=pod)
             sandbox = PodId(f"sandbox-{pod}-{self.sandboxes.get(pod, 0)}")
             self.halves.end_pod(replace(ended, pod=replace(ended.pod, id=sandbox)))
@@ -329,18 +329,18 @@ class OneLedger(RuleBasedStateMachine):
         if late:
             self.halves.plugin.kubelet_keyed(TOKENS)
 
-    @precondition(lambda self: self.halves.up)
+    @precondition(lambda self: self.halves.dependencies.connected)
     @rule(long=st.sampled_from([False, False, True]))
     def away(self, long: bool) -> None:
-        self.halves.up = False
+        self.halves.dependencies.connected = False
         if not long:
             self.back()
 
-    @precondition(lambda self: not self.halves.up)
+    @precondition(lambda self: not self.halves.dependencies.connected)
     @rule()
     def back(self) -> None:
         """The connection is made anew: the runtime lists what there is."""
-        self.halves.up = True
+        self.halves.dependencies.connected = True
         self.halves.relist(self.alive.values())
 
     @rule(seconds=st.sampled_from([1, 61, 2000]))
@@ -372,13 +372,13 @@ class OneLedger(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_offered_that_nobody_would_inject(self) -> None:
-        if self.alive and not self.halves.up:
+        if self.alive and not self.halves.dependencies.connected:
             assert not self.healthy()
 
     @invariant()
     def what_only_the_kubelets_pods_hold_is_offered(self) -> None:
         """They are its own to count: a pod whose GPU it cannot see any more would fail at its next admission."""
-        if not self.halves.up or not self.handed:
+        if not self.halves.dependencies.connected or not self.handed:
             return
         offered = {device.uuid for device in self.healthy()}
         others = {

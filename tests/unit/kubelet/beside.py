@@ -31,8 +31,8 @@ class Beside(Halves):
         self.listed: dict[tuple[str, str], PodDevices] = {}
         super().__init__(replace(Policy.default(), kubelet=settings))
 
-    def restart_daemon(self) -> None:
-        super().restart_daemon()
+    def start_daemon(self, *, connected: bool) -> None:
+        super().start_daemon(connected=connected)
         self.pods = KubeletPods()
         self.plugin.external.pods = self.pods
 

@@ -13,10 +13,10 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.node import Node
-from nri_gpu.kubelet.controller import DaemonBooks
-from nri_gpu.kubelet.devices import AdvertisedDevices
-from nri_gpu.kubelet.endpoint import DevicePlugins, EndpointPaths
-from nri_gpu.kubelet.token import KeyKeeper
+from nri_gpu.kubelet.devices import AdvertisedDevices, DevicePluginDependencies
+from nri_gpu.kubelet.endpoint import DevicePlugins
+from nri_gpu.kubelet.sockets import EndpointPaths
+from nri_gpu.kubelet.token import TokenKey
 from nri_gpu.nri.convert import Listed
 from nri_gpu.plugin.handlers import Outside, Plugin
 from nri_gpu.policy.kubelet import KubeletSettings
@@ -36,7 +36,6 @@ class Halves:
 
     def __init__(self, policy: Policy | None = None, settings: KubeletSettings | None = None) -> None:
         self.clock = Clock()
-        self.up = True
         self.age_s = 0.0
         self.marks: dict[str, dict[str, str]] = {}
         self.changed: Callable[[], None] = lambda: None
@@ -45,10 +44,13 @@ class Halves:
         self.board.changed = lambda: self.changed()
         self.policy = policy or Policy.default()
         self.settings = settings or self.policy.kubelet
-        self.restart_daemon()
+        self.start_daemon(connected=True)
 
     def restart_daemon(self) -> None:
         """A new process: whatever was in memory is gone."""
+        self.start_daemon(connected=self.dependencies.connected)
+
+    def start_daemon(self, *, connected: bool) -> None:
         outside = Outside(
             self.board.snapshot,
             self.clock,
@@ -58,8 +60,8 @@ class Halves:
         )
         self.plugin = Plugin(outside, self.policy, KEY)
         self.plugin.kubelet.key = TOKENS
-        self.books = DaemonBooks(self.board, self.plugin, lambda: self.up)
-        self.offers = AdvertisedDevices(self.settings, self.books)
+        self.dependencies = DevicePluginDependencies(self.board, self.plugin, connected=connected)
+        self.offers = AdvertisedDevices(self.settings, self.dependencies)
 
     @property
     def node(self) -> Node:
@@ -123,9 +125,9 @@ class Station(Halves):
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        keys = KeyKeeper(Path(self.settings.dir), self._keyed)
+        self._key = TokenKey(Path(self.settings.dir))
         self.room = DevicePlugins(
-            self.offers, EndpointPaths(self.settings, folder_changed), self.plugin.lapse, keys.look
+            self.offers, EndpointPaths(self.settings, folder_changed), self.plugin.lapse, self._look_for_key
         )
         self.changed = self.room.changed
         self._running = asyncio.create_task(self.room.run())
@@ -137,11 +139,12 @@ class Station(Halves):
         await asyncio.gather(self._running, return_exceptions=True)
 
     def connected(self, yes: bool) -> None:
-        self.up = yes
+        self.dependencies.connected = yes
         self.changed()
 
-    def _keyed(self, key: bytes) -> None:
-        self.plugin.kubelet_keyed(key)
+    def _look_for_key(self) -> None:
+        if key := self._key.look():
+            self.plugin.kubelet_keyed(key)
 
 
 def from_kubelet(

@@ -172,7 +172,7 @@ async def test_names_that_a_kubelet_refuses(folder: Path, log: Log, resource: st
     async with Kubelet(folder) as kubelet, Station(folder, settings=replace(settings, resource=resource)) as station:
         await said(log, f"the ResourceName '{resource}' is invalid")
         assert kubelet.registered == 0
-        assert "is invalid" in station.room.standings()[0].fault
+        assert "is invalid" in station.room.statuses()[0].fault
 
 
 @pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
@@ -212,10 +212,10 @@ async def test_nvidias_plugin_is_not_fought(folder: Path, log: Log, settings: Ku
             await said(log, "NVIDIA's device plugin")
             assert kubelet.registered == 0
             assert ours(kubelet.registry) == []  # nothing for the watcher to find
-            assert [(each.since, "NVIDIA's" in each.fault) for each in station.room.standings()] == [(None, True)]
+            assert [(each.since, "NVIDIA's" in each.fault) for each in station.room.statuses()] == [(None, True)]
             rival.close()  # what it left behind is of nobody
             await kubelet.wait_healthy(GPU, 4)
-            (standing,) = station.room.standings()
+            (standing,) = station.room.statuses()
             assert (standing.since is not None, standing.fault) == (True, "")
 
 
@@ -232,7 +232,7 @@ async def test_nvidias_plugin_that_comes_later_is_not_fought(
             async with Rival(kubelet.dir, GPU, ["GPU-theirs"]) as rival:
                 await rival.register()
                 await said(log, "NVIDIA's device plugin")
-                assert [each.since for each in station.room.standings()] == [None]
+                assert [each.since for each in station.room.statuses()] == [None]
                 messages = old.messages
                 station.put_gpus(gpus(2))
                 await asyncio.sleep(10 * endpoint.LOOK_EVERY_S)  # that nothing comes has no event

@@ -18,10 +18,10 @@ from nri_gpu.daemon.policy_file import PolicyFile
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.errors import Exit, RestartNeededError
 from nri_gpu.kubelet import endpoint as room
-from nri_gpu.kubelet.controller import NOT_CONNECTED, KubeletController
-from nri_gpu.kubelet.devices import AdvertisedDevices
+from nri_gpu.kubelet.controller import KubeletController
+from nri_gpu.kubelet.devices import NOT_CONNECTED, AdvertisedDevices
 from nri_gpu.kubelet.endpoint import Endpoint
-from nri_gpu.kubelet.token import KEY_FILE, KeyKeeper
+from nri_gpu.kubelet.token import KEY_FILE, TokenKey
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from nri_gpu.system.tasks import exit_code
 from tests.support.daemon import FOUR_GPUS
@@ -46,7 +46,7 @@ async def test_without_grpcio_it_says_what_to_install(log: Log, monkeypatch: pyt
     assert not running.done()  # the other half serves on
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert "install the kubernetes extra" in log.one("no device plugin for the kubelet").fields["fault"]
+    assert "install the kubernetes extra" in log.one("device plugin cannot be served").fields["fault"]
 
 
 async def test_a_bug_of_ours_ends_one_session_and_not_the_daemon(
@@ -63,7 +63,7 @@ async def test_a_bug_of_ours_ends_one_session_and_not_the_daemon(
     monkeypatch.setattr(Endpoint, "_fresh_path", once)
     async with Kubelet(folder) as kubelet, Station(folder):
         await kubelet.wait_healthy(GPU, 4)
-    assert isinstance(log.one("kubelet session ended by a bug of ours").exception, ZeroDivisionError)
+    assert isinstance(log.one("bug: kubelet session ended").exception, ZeroDivisionError)
 
 
 @pytest.mark.parametrize("at", ["tick", "resources"])
@@ -98,7 +98,7 @@ async def test_a_bug_of_ours_outside_a_session_ends_no_daemon_either(
         bugs.clear()
         station.connected(False)
         await kubelet.wait_healthy(GPU, 0)
-    line = log.one("device plugin not up to date, by a bug of ours")
+    line = log.one("bug: device plugin not up to date")
     assert isinstance(line.exception, ZeroDivisionError)
 
 
@@ -153,15 +153,12 @@ def test_a_key_that_cannot_be_had_is_said_once(folder: Path, log: Log) -> None:
     _, file = keyless(folder)
     file.parent.mkdir()
     file.symlink_to("/dev/zero")
-    keys: list[bytes] = []
-    keeper = KeyKeeper(file.parent, keys.append)
-    for _ in range(3):
-        keeper.look()
-    assert "it is needed to sign" in log.one("no device plugin yet").fields["fault"]
+    key = TokenKey(file.parent)
+    assert [key.look() for _ in range(3)] == [None] * 3
+    assert "cannot be signed without it" in log.one("device plugin not started yet").fields["fault"]
     file.unlink()
-    keeper.look()
-    keeper.look()
-    assert keys == [file.read_bytes()]
+    assert key.look() == file.read_bytes()
+    assert key.look() is None
 
 
 def test_an_off_one_touches_nothing(folder: Path) -> None:
@@ -178,7 +175,7 @@ async def test_nothing_is_healthy_from_the_moment_that_we_are_asked_to_stop(fold
     state.open()
     with contextlib.closing(state):
         daemon = Daemon(state, state.key(), PolicyFile(None, {"kubelet.enabled": True}, state.path), FOUR_GPUS)
-        books = daemon._kubelet._books
+        books = daemon._kubelet.dependencies
         daemon._ready()
         assert books.hindrance() != NOT_CONNECTED
         daemon._asked_to_stop(signal.SIGTERM)

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE
-from nri_gpu.kubelet.controller import DaemonBooks
-from nri_gpu.kubelet.required_device import FILE_NAME, NOT_CONNECTED, TOO_OLD, RequiredDevice
+from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE, AllocatedDevice
+from nri_gpu.kubelet.devices import DevicePluginDependencies
+from nri_gpu.kubelet.required_device import FILE_NAME, NO_RUNTIME, TOO_OLD, RequiredDevice
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import FailClosed, KubeletSettings
 from nri_gpu.policy.model import Policy
@@ -35,11 +35,11 @@ def device(folder: Path, mode: FailClosed = FailClosed.AUTO) -> RequiredDevice:
 
 def test_it_is_answered_once_the_runtime_is_known_to_take_mounts_away(tmp_path: Path) -> None:
     required = device(tmp_path / "cdi")
-    assert (required.name(), required.why_not()) == ("", NOT_CONNECTED)
+    assert (required.name(), required.fault()) == ("", NO_RUNTIME)
     required.configured(configured(0))
-    assert (required.name(), required.why_not()) == ("", TOO_OLD)
+    assert (required.name(), required.fault()) == ("", TOO_OLD)
     required.configured(configured(2000))
-    assert (required.name(), required.why_not()) == (NAME, "")
+    assert (required.name(), required.fault()) == (NAME, "")
     specification = json.loads((tmp_path / "cdi" / FILE_NAME).read_text())
     kind, _, name = NAME.partition("=")
     assert (specification["kind"], specification["devices"][0]["name"]) == (kind, name)
@@ -64,7 +64,7 @@ def test_without_a_folder_to_write_to_only_the_guard_is_left(tmp_path: Path) -> 
     required = device(tmp_path / "file" / "cdi")
     required.configured(configured(2000))
     assert required.name() == ""
-    assert "cannot be written" in required.why_not()
+    assert "cannot be written" in required.fault()
 
 
 def test_policy_can_leave_it_to_the_guard(tmp_path: Path) -> None:
@@ -72,13 +72,13 @@ def test_policy_can_leave_it_to_the_guard(tmp_path: Path) -> None:
     required.configured(configured(2000))
     required.write()
     assert (required.name(), list(tmp_path.iterdir())) == ("", [])
-    assert "kubelet.fail_closed" in required.why_not()
+    assert "kubelet.fail_closed" in required.fault()
 
 
 def given(halves: Halves, index: int, *, held_back: bool = True) -> Container:
     """A container as it comes with what Allocate answered."""
     (annotations,) = halves.offers.allocate(GPU, [[uuid(index)]])
-    assert halves.offers.required(GPU, [uuid(index)]) == NAME
+    assert halves.offers.dependencies.required_device([AllocatedDevice(GPU, uuid(index))]) == NAME
     return replace(from_kubelet(annotations), mounts=frozenset({REQUIRED_DESTINATION} if held_back else ()))
 
 
@@ -90,14 +90,16 @@ def removed(halves: Halves, of: Container) -> list[str]:
     return [mount.destination for mount in mounts if mount.destination.startswith("-")]
 
 
-def required_halves(policy: Policy | None = None) -> Halves:
+def required_halves(folder: Path, policy: Policy | None = None) -> Halves:
     halves = Halves(policy)
-    halves.offers.books = DaemonBooks(halves.board, halves.plugin, lambda: True, lambda: NAME)
+    required = device(folder)
+    required.configured(configured(2000))
+    halves.offers.dependencies = DevicePluginDependencies(halves.board, halves.plugin, required, connected=True)
     return halves
 
 
-def test_our_reply_lets_it_start_and_says_so_of_no_other() -> None:
-    halves = required_halves()
+def test_our_reply_lets_it_start_and_says_so_of_no_other(tmp_path: Path) -> None:
+    halves = required_halves(tmp_path)
     first = given(halves, 0)
     assert removed(halves, first) == [f"-{REQUIRED_DESTINATION}"]
     assert removed(halves, again(first)) == [f"-{REQUIRED_DESTINATION}"]
@@ -106,16 +108,16 @@ def test_our_reply_lets_it_start_and_says_so_of_no_other() -> None:
     assert removed(halves, replace(again(first), mounts=frozenset())) == []
 
 
-def test_a_runtime_that_leaves_it_out_is_noticed() -> None:
-    halves = required_halves()
+def test_a_runtime_that_leaves_it_out_is_noticed(tmp_path: Path) -> None:
+    halves = required_halves(tmp_path)
     assert removed(halves, given(halves, 0, held_back=False)) == []
     assert halves.plugin.kubelet.unapplied
     removed(halves, given(halves, 1))
     assert not halves.plugin.kubelet.unapplied
 
 
-def test_what_policy_ignores_is_refused_with_its_reason_instead_of_the_runtimes() -> None:
-    halves = required_halves(parse_policy({"namespaces": {"allow": [], "otherwise": "ignore"}}, "x"))
+def test_what_policy_ignores_is_refused_with_its_reason_instead_of_the_runtimes(tmp_path: Path) -> None:
+    halves = required_halves(tmp_path, parse_policy({"namespaces": {"allow": [], "otherwise": "ignore"}}, "x"))
     reply = halves.plugin.create_container(builders.create_payload(given(halves, 0)))
     assert isinstance(reply, Status)
     assert "[not-allowed]: the kubelet gave it GPUs, but namespace" in reply.message

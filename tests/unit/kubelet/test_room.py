@@ -325,12 +325,12 @@ async def test_the_answer_is_annotations_and_the_same_whatever_the_order(folder:
 @pytest.mark.parametrize(
     ("containers", "sentence"),
     [
-        ([["GPU-nobody"]], "this node has no GPU-nobody of nvidia.com/gpu any more"),
-        ([[uuid(0), uuid(0)]], "twice at once"),
-        ([[uuid(0)], [uuid(0)]], "twice at once"),
-        ([[f"GPU-{n}" for n in range(5)]], "asks for 5 of nvidia.com/gpu at once and this node has 4"),
+        ([["GPU-nobody"]], "this node no longer has GPU-nobody of nvidia.com/gpu"),
+        ([[uuid(0), uuid(0)]], "duplicate device ID"),
+        ([[uuid(0)], [uuid(0)]], "duplicate device ID"),
+        ([[f"GPU-{n}" for n in range(5)]], "asks for 5 of nvidia.com/gpu and this node has 4"),
         ([[uuid(0)], []], "a container asks for none"),
-        ([["x\x00\u00e9" * 400]], "this node has no x"),
+        ([["x\x00\u00e9" * 400]], "this node no longer has x"),
     ],
     ids=["unknown", "twice", "twice in two", "too many", "none", "hostile"],
 )
