@@ -24,6 +24,7 @@ from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit
 from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.text import clipped
 
 COMPARE: Final[Mapping[Operator, Callable[[Any, Any], bool]]] = {
     Operator.AT_LEAST: ge,
@@ -127,20 +128,16 @@ def _parts(parts: Sequence[MigPart]) -> str:
 
 def _named_few(names: Iterable[str], few: int, shown: int = NAME_SHOWN_MAX) -> str:
     """`a, b and 3 more`: names are other people's, and a sentence must keep room for what to do."""
-    distinct = [_clip(name, shown) for name in dict.fromkeys(names)]
+    distinct = [clipped(name, shown) for name in dict.fromkeys(names)]
     more = f" and {len(distinct) - few} more" if len(distinct) > few else ""
     return ", ".join(distinct[:few]) + more
-
-
-def _clip(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def by_the_kernel(inventory: Inventory) -> str:
     """GPUs of a node whose driver cannot be asked, in brackets; what holds for all of them is not said of each."""
     named = [
         " ".join(filter(None, (gpu.pci_bus_id, gpu.model)))
-        + (f", {_clip(gpu.reason, NAME_SHOWN_MAX)}" if gpu.reason != inventory.fault else "")
+        + (f", {clipped(gpu.reason, NAME_SHOWN_MAX)}" if gpu.reason != inventory.fault else "")
         for gpu in inventory.unlisted
     ]
     more = f"; and {len(named) - HIDDEN_SHOWN} more" if len(named) > HIDDEN_SHOWN else ""
@@ -151,7 +148,7 @@ def cannot(which: str, why: str, *, kubelet: bool = False) -> Reason:
     """Named, and lost or otherwise not to be had. kubelet: it was the kubelet's to choose."""
     return Reason(
         Code.GPU_UNAVAILABLE,
-        f"{which} cannot be granted: {_clip(why, WHY_SHOWN_MAX)}; {_NEW_POD if kubelet else 'ask for another'}, or "
+        f"{which} cannot be granted: {clipped(why, WHY_SHOWN_MAX)}; {_NEW_POD if kubelet else 'ask for another'}, or "
         "mend it on the node (`nvidia-smi` and `dmesg | grep NVRM` there say more).",
     )
 
@@ -178,12 +175,12 @@ def opener(other: ExternalAllocation) -> str:
     """Who can open a GPU that it was not granted, and how that came."""
     if not other.container:
         return f"{other.pod} (not through nri-gpu)"
-    pod, name = _clip(other.pod, OPENING_POD_SHOWN_MAX), _clip(other.container, OPENING_CONTAINER_SHOWN_MAX)
+    pod, name = clipped(other.pod, OPENING_POD_SHOWN_MAX), clipped(other.container, OPENING_CONTAINER_SHOWN_MAX)
     return f"{pod} (container {name} still opens its device number)"
 
 
 def _left(leaver: Releasing) -> str:
-    return str(replace(leaver, pod=_clip(leaver.pod, NAME_SHOWN_MAX)))
+    return str(replace(leaver, pod=clipped(leaver.pod, NAME_SHOWN_MAX)))
 
 
 def _cure(asked: Mode, held: Set[Mode | None]) -> str:
@@ -251,8 +248,8 @@ def too_few_parts(wanted: MigProfile, claim: Claim, inventory: Inventory) -> Rea
     profiles = sorted({part.device.profile for part in usable})
     known = ", ".join(f"{sum(part.device.profile == name for part in usable)} of {name}" for name in profiles)
     has = f"{fitting or 'no'} MIG device{'s' * (fitting != 1)} of profile {wanted.profile}"
-    but = f" (it has {_clip(known, WHY_SHOWN_MAX)})" if known else ""
-    bad = [f"{part.place}: {_clip(why_not(part), NAME_SHOWN_MAX)}" for part in there if why_not(part)]
+    but = f" (it has {clipped(known, WHY_SHOWN_MAX)})" if known else ""
+    bad = [f"{part.place}: {clipped(why_not(part), NAME_SHOWN_MAX)}" for part in there if why_not(part)]
     bad_ones = f" (not to be had: {'; '.join(bad[:HIDDEN_SHOWN])})" if bad else ""
     return Reason(
         Code.NO_SUCH_GPU,
@@ -268,7 +265,7 @@ def none_fit(claim: Claim, inventory: Inventory) -> Reason:
         models = _named_few(sorted({gpu.model for gpu in inventory.gpus}), HOLDERS_SHOWN)
         return Reason(
             Code.NO_SUCH_GPU,
-            f"no GPU of this node fits {_clip(claim.text, NAME_SHOWN_MAX)!r}; it has {models}{_hidden(inventory)}: "
+            f"no GPU of this node fits {clipped(claim.text, NAME_SHOWN_MAX)!r}; it has {models}{_hidden(inventory)}: "
             "loosen the selectors, or run the pod on another node.",
         )
     return Reason(
@@ -283,5 +280,5 @@ def _hidden(inventory: Inventory) -> str:
     bad = [(str(gpu.index), why_not(gpu)) for gpu in inventory.gpus if why_not(gpu)]
     bad += [(str(fault.index), fault.reason) for fault in inventory.faults]
     bad += [(gpu.pci_bus_id, gpu.reason) for gpu in inventory.unlisted]
-    said = "; ".join(f"GPU {name}: {_clip(why, NAME_SHOWN_MAX)}" for name, why in bad[:HIDDEN_SHOWN])
+    said = "; ".join(f"GPU {name}: {clipped(why, NAME_SHOWN_MAX)}" for name, why in bad[:HIDDEN_SHOWN])
     return f" ({said})" if bad else ""

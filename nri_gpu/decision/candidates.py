@@ -17,9 +17,9 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid, Unit
 from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.text import quoted
 from nri_gpu.policy.limits import NO_LIMITS, Holdings, counts_holders, excesses
 from nri_gpu.policy.pools import Pool
-from nri_gpu.policy.text import quoted
 
 _POOLS_SHOWN: Final = 3
 

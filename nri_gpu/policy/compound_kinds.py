@@ -10,9 +10,10 @@ from typing import Any, Final, get_type_hints
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
+from nri_gpu.domain.text import quoted
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kinds import Choice, Choices, Declaration, Patterns, Text, Wrong
-from nri_gpu.policy.text import known_words, quoted, shown_key, toml_type
+from nri_gpu.policy.text import known_words, shown_key, toml_type
 
 UNLIMITED: Final = 2**31  # stands for the word; more than any machine has of anything we count
 _UNLIMITED_WORD: Final = "unlimited"

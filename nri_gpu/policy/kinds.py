@@ -9,8 +9,9 @@ from typing import Any, Final, Protocol, TypeVar
 
 from msgspec import Struct
 
+from nri_gpu.domain.text import quoted
 from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.text import known_words, quoted, toml_type
+from nri_gpu.policy.text import known_words, toml_type
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)

@@ -9,9 +9,9 @@ from typing import Annotated, Final
 from msgspec import Struct
 
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.text import quoted
 from nri_gpu.policy.compound_kinds import UNLIMITED, Limit
 from nri_gpu.policy.kinds import Declaration
-from nri_gpu.policy.text import quoted
 
 _LIMIT: Final = Limit()
 

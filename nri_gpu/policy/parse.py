@@ -12,6 +12,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.domain.text import quoted
 from nri_gpu.policy.health import health_faults
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.lines import line_of
@@ -19,7 +20,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.policy.pools import SELECTORS, Pool, PoolList
 from nri_gpu.policy.rules import Rule, RuleList
 from nri_gpu.policy.schema import BY_PATH, LISTS, SCHEMA_VERSION, SECTIONS, SETTINGS
-from nri_gpu.policy.text import known_words, quoted, shown_key, toml_type
+from nri_gpu.policy.text import known_words, shown_key, toml_type
 
 _OF_ALLOW: Final = (
     *("default_mode", "modes", "default_capabilities", "capabilities", "default_extras", "extras", "pool", "limits"),

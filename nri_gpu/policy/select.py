@@ -13,13 +13,13 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import NO_EXTRAS, Extra, Extras
 from nri_gpu.domain.gpu import Capabilities, Capability, GpuUuid, closure
 from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.text import quoted
 from nri_gpu.domain.value import Value
 from nri_gpu.policy.compound_kinds import UNLIMITED
 from nri_gpu.policy.limits import Limits
 from nri_gpu.policy.model import Otherwise, Policy, Stale
 from nri_gpu.policy.pools import Pool
 from nri_gpu.policy.rules import Rule
-from nri_gpu.policy.text import quoted
 
 _SOURCE_SHOWN_MAX: Final = 160  # characters of the file's path
 

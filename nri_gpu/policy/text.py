@@ -1,27 +1,16 @@
-"""How an operator's, or a stranger's, text is shown in a sentence, and what was probably meant by an unknown word."""
+"""How the keys and values of a policy file are named in its faults."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
-QUOTE_MAX: Final = 60  # characters
-
-
-def quoted(text: str, limit: int = QUOTE_MAX) -> str:
-    """ASCII, escaped, clipped: fit for a log line and for an event."""
-    body = ascii(text[:limit])[1:-1]
-    clipped = len(text) > limit or len(body) > limit
-    return f'"{body[:limit]}..."' if clipped else f'"{body}"'
+from nri_gpu.domain.text import QUOTE_MAX, did_you_mean, quoted
 
 
 def known_words(word: str, known: Iterable[str]) -> str:
-    """` (did you mean "socket"?)` where one is close, else `, known: ...`."""
-    from difflib import get_close_matches  # here, because only a broken file needs it
-
+    """` (did you mean "socket"?)` where a known word is close, else `, known: ...`."""
     words = list(known)
-    close = get_close_matches(word.lower()[:QUOTE_MAX], words, n=1)
-    return f' (did you mean "{close[0]}"?)' if close else f", known: {', '.join(words)}"
+    return did_you_mean(word, words) or f", known: {', '.join(words)}"
 
 
 def shown_key(key: str) -> str:

@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import Final
 
 from nri_gpu.domain.claim import Claim, Devices, Everything
-from nri_gpu.request.text import BLANKS, Piece, quoted
+from nri_gpu.domain.text import quoted
+from nri_gpu.request.text import BLANKS, Piece
 from nri_gpu.request.values import DEVICES_MAX, MIG_PREFIX, UUID_PREFIX, read_id
 
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"

@@ -8,7 +8,8 @@ from typing import Final
 from nri_gpu.domain.claim import Operator
 from nri_gpu.domain.edits import CHANNEL_MAX, Extra, Extras
 from nri_gpu.domain.mps import MIB, WHOLE_PERCENT, MpsLimits
-from nri_gpu.request.text import BLANKS, Piece, guess, listed, quoted
+from nri_gpu.domain.text import did_you_mean, quoted
+from nri_gpu.request.text import BLANKS, Piece, listed
 
 _DIGITS_MAX: Final = len(str(CHANNEL_MAX))
 _CHANNEL_SHAPE: Final = f"write imex:N, with N from 0 to {CHANNEL_MAX} without sign or leading zeros"
@@ -58,7 +59,7 @@ def _unknown(name: str) -> str:
         return f"an extra is missing here, known: {listed(_KNOWN)}"
     if name == "all":
         return f'"all" is not accepted, because it would mean more with each version: name {listed(_KNOWN)}'
-    hint = f' (did you mean "{_OTHER_NAMES[name]}"?)' if name in _OTHER_NAMES else guess(name, _WORDS)
+    hint = f' (did you mean "{_OTHER_NAMES[name]}"?)' if name in _OTHER_NAMES else did_you_mean(name, _WORDS)
     return f"unknown extra {quoted(name)}, known: {listed(_KNOWN)}{hint}"
 
 
@@ -77,7 +78,7 @@ def read_sharing(piece: Piece, _: Operator) -> MpsLimits:
         reader = _SHARES.get(name)
         if reader is None:
             raise item.error(
-                f"unknown share {quoted(name)}, known: {listed(_EXAMPLES.split(', '))}{guess(name, _SHARES)}"
+                f"unknown share {quoted(name)}, known: {listed(_EXAMPLES.split(', '))}{did_you_mean(name, _SHARES)}"
             )
         if start < 0:
             raise item.error(f'"{name}" needs a value, such as in {_EXAMPLES}')

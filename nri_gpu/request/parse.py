@@ -32,8 +32,9 @@ from nri_gpu.domain.edits import NO_EXTRAS, Extras
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capabilities
 from nri_gpu.domain.mps import NO_MPS_LIMITS, MpsLimits
+from nri_gpu.domain.text import did_you_mean, quoted
 from nri_gpu.request.options import read_extras, read_sharing
-from nri_gpu.request.text import BLANKS, Piece, guess, listed, quoted, shown_key
+from nri_gpu.request.text import BLANKS, Piece, listed, shown_key
 from nri_gpu.request.values import (
     read_arch,
     read_capabilities,
@@ -175,7 +176,7 @@ def _unknown(name: str) -> str:
     if name in _OTHER_NAMES:
         return f'unknown {quoted(name)} (did you mean "{_OTHER_NAMES[name]}"?)'
     known = [*WORDS, _NUMBER, *CLAUSES]
-    return f"unknown {quoted(name)}, known: {listed(known)}{guess(name.partition(':')[0], [*WORDS, *CLAUSES])}"
+    return f"unknown {quoted(name)}, known: {listed(known)}{did_you_mean(name.partition(':')[0], [*WORDS, *CLAUSES])}"
 
 
 def _assemble(key: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]], otherwise: Wanted | None) -> Claim:

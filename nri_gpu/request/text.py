@@ -1,4 +1,4 @@
-"""Pieces of an untrusted value that know where they stand, and how such text is shown in a sentence."""
+"""Pieces of an annotation's value that know their position, and which annotation of a pod applies to a container."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Final, NamedTuple
 
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.names import BASE_KEY, CONTAINER_PREFIX, GRANT_KEY, KEY_PREFIX, POD_KEY
+from nri_gpu.domain.text import did_you_mean, shown
 
 BLANKS: Final = " \t"
-QUOTE_MAX: Final = 40  # characters of hostile text shown: a refusal has 700 for its whole sentence
-WORD_MAX: Final = 24  # characters; longer words are never guessed at, so a guess costs nothing to speak of
 
 
 class Piece(NamedTuple):
@@ -42,38 +41,9 @@ class Piece(NamedTuple):
         yield self.cut(start)
 
 
-def quoted(text: str, limit: int = QUOTE_MAX) -> str:
-    """Untrusted text as it may stand in a log line or an event: ASCII, escaped, clipped."""
-    body = ascii(text[:limit])[1:-1]
-    clipped = len(text) > limit or len(body) > limit
-    return f'"{body[:limit]}..."' if clipped else f'"{body}"'
-
-
 def listed(words: Iterable[str]) -> str:
     """`a, b, c`, as written after "known:"."""
     return ", ".join(words)
-
-
-def guess(word: str, known: Iterable[str]) -> str:
-    """` (did you mean "count"?)` where a known word is close, else nothing."""
-    if not 0 < len(word) <= WORD_MAX:
-        return ""
-    close = [(distance, name) for name in known if (distance := edits_between(word.lower(), name)) <= len(name) // 3]
-    return f' (did you mean "{min(close)[1]}"?)' if close else ""
-
-
-def edits_between(a: str, b: str) -> int:
-    """How many letters must be added, dropped, changed or swapped with a neighbour to make b of a."""
-    before: list[int] = []
-    row = list(range(len(b) + 1))
-    for i, letter in enumerate(a, 1):
-        older, before, row = before, row, [i]
-        for j, other in enumerate(b, 1):
-            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other))
-            if i > 1 and j > 1 and letter == b[j - 2] and other == a[i - 2]:
-                cost = min(cost, older[j - 2] + 1)
-            row.append(cost)
-    return row[-1]
 
 
 _KNOWN: Final = (BASE_KEY, POD_KEY, CONTAINER_PREFIX + "<name>")
@@ -109,7 +79,7 @@ def select_annotation(
 
 def shown_key(key: str) -> str:
     """An annotation's key as it may stand in a sentence: whoever made the pod chose it."""
-    return quoted(key, _KEY_SHOWN_MAX)[1:-1]
+    return shown(key, _KEY_SHOWN_MAX)
 
 
 def _ours(annotations: Mapping[str, str]) -> list[str]:
@@ -134,7 +104,7 @@ def _check_container_keys(pod: Mapping[str, str], container: Mapping[str, str]) 
 
 
 def _guess_key(key: str) -> str:
-    """Where the word after the slash is nearly a known one."""
+    """The known key whose word after the slash is close."""
     word = key[len(KEY_PREFIX) :].partition(".")[0]
-    close = guess(word, _NAMES)
-    return next((f' (did you mean "{_NAMES[name]}"?)' for name in _NAMES if f'"{name}"' in close), "")
+    close = did_you_mean(word, _NAMES)
+    return next((f' (did you mean "{key}"?)' for name, key in _NAMES.items() if f'"{name}"' in close), "")

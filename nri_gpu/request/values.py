@@ -19,7 +19,8 @@ from nri_gpu.domain.claim import (
     Operator,
 )
 from nri_gpu.domain.gpu import MIG_PROFILE, Capabilities, Capability
-from nri_gpu.request.text import BLANKS, Piece, guess, listed, quoted
+from nri_gpu.domain.text import did_you_mean, quoted
+from nri_gpu.request.text import BLANKS, Piece, listed
 
 INDEX_DIGITS_MAX: Final = 3  # the kernel module has 248 minors
 UUID_PREFIX: Final = "GPU-"
@@ -183,7 +184,7 @@ def read_mode(piece: Piece, _: Operator) -> Mode:
         return Mode(piece.text)
     except ValueError:
         known = [mode.value for mode in Mode]
-        message = f"unknown mode {quoted(piece.text)}, known: {listed(known)}{guess(piece.text, known)}"
+        message = f"unknown mode {quoted(piece.text)}, known: {listed(known)}{did_you_mean(piece.text, known)}"
         raise piece.error(message) from None
 
 
@@ -207,7 +208,7 @@ def _capability(item: Piece) -> Capability:
     try:
         return Capability(item.text)
     except ValueError:
-        message = f"unknown capability {quoted(item.text)}, known: {listed(known)}{guess(item.text, known)}"
+        message = f"unknown capability {quoted(item.text)}, known: {listed(known)}{did_you_mean(item.text, known)}"
         raise item.error(message) from None
 
 

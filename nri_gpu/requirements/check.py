@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from nri_gpu.domain.text import quoted, shown
 from nri_gpu.requirements.grammar import (
     Alternative,
     Condition,
@@ -19,9 +20,7 @@ from nri_gpu.requirements.grammar import (
     Version,
     View,
     parse_requirement,
-    quoted,
     sentence,
-    shown,
     views,
 )
 

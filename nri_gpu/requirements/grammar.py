@@ -10,19 +10,9 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-QUOTE_MAX: Final = 48  # characters of hostile text; a sentence has SENTENCE_MAX for all of it
+from nri_gpu.domain.text import quoted
+
 SENTENCE_MAX: Final = 400  # characters
-
-
-def shown(text: str, limit: int = QUOTE_MAX) -> str:
-    """Untrusted text as it may stand in a log line or an event: ASCII, escaped, clipped."""
-    body = ascii(text[:limit])[1:-1]
-    return f"{body[: limit - 3]}..." if len(text) > limit or len(body) > limit else body
-
-
-def quoted(text: str) -> str:
-    """The same between quotes."""
-    return f'"{shown(text)}"'
 
 
 def sentence(text: str) -> str:

@@ -73,7 +73,7 @@ SENTENCES = {
     ),
     "a long condition": (
         "cuda>=" + "1" * 200,
-        f'{UNDERSTAND}"cuda>={"1" * 39}..." is 206 characters long, over the limit of 128 for a condition{CORRECT}',
+        f'{UNDERSTAND}"cuda>={"1" * 42}..." is 206 characters long, over the limit of 128 for a condition{CORRECT}',
     ),
 }
 
@@ -130,7 +130,7 @@ def test_hostile_text_is_escaped_and_clipped(may_disable: bool) -> None:
         for text in (found.variable, found.condition, found.sentence):
             assert text.isascii()
             assert text.isprintable()
-        assert len(found.variable) <= 48
-        assert len(found.condition) <= 48
+        assert len(found.variable) <= 48 + len("...")
+        assert len(found.condition) <= 48 + len("...")
         assert len(found.sentence) <= 400
         assert found.sentence.endswith(".")

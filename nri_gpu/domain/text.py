@@ -1,0 +1,32 @@
+"""How text that others wrote is shown in a sentence, and which known word an unknown one was probably meant to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Final
+
+QUOTE_MAX: Final = 48  # characters; a refusal has 700 for its whole sentence
+_WORD_MAX: Final = 24  # characters; a longer word is never a slip of a known one
+
+
+def shown(text: str, limit: int = QUOTE_MAX) -> str:
+    """The text fit for a log line or an event: ASCII, escaped, clipped to `limit` characters and dots."""
+    body = ascii(text[:limit])[1:-1]
+    return f"{body[:limit]}..." if len(text) > limit or len(body) > limit else body
+
+
+def quoted(text: str, limit: int = QUOTE_MAX) -> str:
+    """The same in double quotes."""
+    return f'"{shown(text, limit)}"'
+
+
+def clipped(text: str, limit: int) -> str:
+    """The text in at most `limit` characters, the last three of them dots where it is longer. Does not escape."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` (did you mean "count"?)` where a known word is close, else nothing."""
+    close = get_close_matches(word.lower(), known, n=1) if len(word) <= _WORD_MAX else []
+    return f' (did you mean "{close[0]}"?)' if close else ""
