@@ -13,10 +13,9 @@ from nri_gpu.cdi.file import SUFFIXES, SpecFile, SpecFileError
 from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, remove_old, rivalry, specification_text
 from nri_gpu.cdi.specification import KIND
 from nri_gpu.cdi.watch import SpecificationWatch
-from nri_gpu.cli.gpus import look
+from nri_gpu.cli.node import look, read_policy
 from nri_gpu.daemon import logs
-from nri_gpu.daemon.policy_file import load_policy
-from nri_gpu.domain.errors import DriverError, Exit, InventoryError, NriGpuError, PolicyError
+from nri_gpu.domain.errors import DriverError, Exit, InventoryError, NriGpuError
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.domain.node import Inventory
 
@@ -26,68 +25,65 @@ DEFAULT_STAGE: Final = Path("/var/lib/nri-gpu/cdi")
 LOOKS: Final = 5  # at a driver that changes under our eyes; then whatever comes next starts us again
 
 
-class WishError(NriGpuError):
+class CdiUsageError(NriGpuError):
     """The command line asks for what there is not."""
 
 
 def run(args: argparse.Namespace) -> int:
     """Print it, write it, or keep it written. Returns 69 when there is nothing to describe; a stale file is removed."""
     try:
-        wish = _wish(args)
+        options = _options(args)
         file = _file(args)
-    except PolicyError as error:
-        print("\n".join(map(str, error.faults)), file=sys.stderr)
-        return Exit.CONFIGURATION
-    except WishError as error:
+    except CdiUsageError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.USAGE
     if args.watch and file:
         logs.set_up(args.log_level)
-        return asyncio.run(SpecificationWatch(wish, file).run())
-    return _once(wish, file)
+        return asyncio.run(SpecificationWatch(options, file).run())
+    return _once(options, file)
 
 
-def _once(wish: SpecificationOptions, file: SpecFile | None) -> Exit:
+def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
     try:
         if file is None:
-            print(specification_text(_look_now(wish), wish), end="")
+            print(specification_text(_look_now(options), options), end="")
             return Exit.OK
-        inventory = _settle(wish, file)
+        inventory = _settle(options, file)
     except (InventoryError, NotReadyError) as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         _withdraw(file)
-        return Exit.CONFIGURATION if wish.topology and isinstance(error, InventoryError) else Exit.UNAVAILABLE
+        return Exit.CONFIGURATION if options.topology and isinstance(error, InventoryError) else Exit.UNAVAILABLE
     except SpecFileError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.PERMISSION
-    for sentence in (*rivalry(file), *_tidied(wish, file, inventory)):
+    for sentence in (*rivalry(file), *_tidied(options, file, inventory)):
         print(f"nri-gpu: {sentence}", file=sys.stderr)
     return Exit.OK
 
 
-def _look_now(wish: SpecificationOptions) -> Inventory:
+def _look_now(options: SpecificationOptions) -> Inventory:
     """Raises: InventoryError."""
-    return asyncio.run(look(wish.topology, str(wish.driver_root), wish.library_dirs))
+    return asyncio.run(look(options.topology, str(options.driver_root), options.library_dirs))
 
 
-def _tidied(wish: SpecificationOptions, file: SpecFile, inventory: Inventory) -> Iterator[str]:
+def _tidied(options: SpecificationOptions, file: SpecFile, inventory: Inventory) -> Iterator[str]:
     try:
-        if removed := remove_old(wish, file, inventory):
-            yield f"files of old drivers are removed from {wish.stage_dir}: {', '.join(removed)}"
+        if removed := remove_old(options, file, inventory):
+            yield f"files of old drivers are removed from {options.stage_dir}: {', '.join(removed)}"
     except DriverError as error:
         yield str(error)
 
 
-def _settle(wish: SpecificationOptions, file: SpecFile) -> Inventory:
+def _settle(options: SpecificationOptions, file: SpecFile) -> Inventory:
     """Write until a look finds nothing new: systemd drops what its path unit sees while the service still runs.
 
     Returns the last look. Raises: InventoryError, NotReadyError, SpecFileError.
     """
-    inventory = _look_now(wish)
+    inventory = _look_now(options)
     for _ in range(LOOKS):
-        if not file.write(specification_text(inventory, wish)):
+        if not file.write(specification_text(inventory, options)):
             break
-        inventory = _look_now(wish)
+        inventory = _look_now(options)
     return inventory
 
 
@@ -100,10 +96,9 @@ def _withdraw(file: SpecFile | None) -> None:
         print(f"nri-gpu: {error}", file=sys.stderr)
 
 
-def _wish(args: argparse.Namespace) -> SpecificationOptions:
-    """Raises: PolicyError, WishError."""
-    overrides = {"driver.root": args.driver_root} if args.driver_root else {}
-    policy = load_policy(Path(args.policy) if args.policy else None, overrides)
+def _options(args: argparse.Namespace) -> SpecificationOptions:
+    """Raises: PolicyError, CdiUsageError."""
+    policy = read_policy(args)
     return SpecificationOptions(
         driver_root=Path(policy.driver.root),
         library_dirs=policy.driver.library_dirs,
@@ -118,17 +113,17 @@ def _wish(args: argparse.Namespace) -> SpecificationOptions:
 def _capabilities(text: str) -> Capabilities:
     words = {word.strip() for word in text.split(",")}
     if unknown := sorted(words - set(Capability)):
-        raise WishError(f"--capabilities: {unknown[0]!r} is none of {', '.join(Capability)}")
+        raise CdiUsageError(f"--capabilities: {unknown[0]!r} is none of {', '.join(Capability)}")
     return frozenset(map(Capability, words))
 
 
 def _file(args: argparse.Namespace) -> SpecFile | None:
-    """Raises: WishError."""
+    """Raises: CdiUsageError."""
     if args.output is None:
         if args.watch:
-            raise WishError("--watch keeps a file up to date: say which with --output")
+            raise CdiUsageError("--watch keeps a file up to date: say which with --output")
         return None
     path = Path(args.output).absolute()
     if path.suffix not in SUFFIXES:
-        raise WishError(f"--output {args.output}: runtimes only read files that end in {' or '.join(SUFFIXES)}")
+        raise CdiUsageError(f"--output {args.output}: runtimes only read files that end in {' or '.join(SUFFIXES)}")
     return SpecFile(path)

@@ -1,4 +1,4 @@
-"""`nri-gpu check`: a policy file's faults, all at once, and advice on what is legal but unwise, or on the node."""
+"""`nri-gpu check`: all faults of a policy file, or advice on what is valid but unwise, and on this node."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nri_gpu.cli.client import ask
-from nri_gpu.cli.gpus import look
+from nri_gpu.cli.client import daemon_status
+from nri_gpu.cli.node import look
 from nri_gpu.cli.status import fail_closed
 from nri_gpu.daemon.policy_file import DEFAULT_PATH, file_advice, load_policy
 from nri_gpu.domain.errors import Exit, InventoryError, PolicyError
-from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
+from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.driver.owner import owner_of
 from nri_gpu.host.others import node_advice
 from nri_gpu.kubelet.advice import kubelet_advice
@@ -31,9 +30,10 @@ def run(args: argparse.Namespace) -> int:
     """Print faults and advice. Returns 78 for faults."""
     path = Path(args.file) if args.file else None
     state_dir = Path(args.state_dir or DEFAULT_STATE)
-    said = _asked(state_dir)
-    options = dict(said.get("options", {}))  # of its command line: they go before the file
+    status = daemon_status(state_dir)
+    options = dict(status.get("options", {}))  # of the daemon's command line: they override the file
     topology = options.pop("topology", None)
+    args.gpus = args.gpus or topology
     try:
         policy = load_policy(path, options)
     except PolicyError as error:
@@ -43,63 +43,52 @@ def run(args: argparse.Namespace) -> int:
         lines = [f"{error.faults[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, error.faults)]
         _print(args.output, faults, (), lines, options)
         return Exit.CONFIGURATION
-    try:
-        gpus = _of_gpus(policy, args.gpus or topology)
-    except InventoryError as error:
-        print(f"nri-gpu: {error}", file=sys.stderr)
-        return Exit.CONFIGURATION
-    ours = (*file_advice(path or DEFAULT_PATH), *advise(policy), *gpus)
-    node = (
+    advice = (
+        *file_advice(path or DEFAULT_PATH),
+        *advise(policy),
+        *_of_gpus(policy, args.gpus),
+        *_of_stage(policy, state_dir),
         *node_advice(policy),
         *kubelet_advice(policy),
         *guard_advice(policy, state_dir),
         *mps_advice(policy, state_dir),
+        *_of_daemon(status),
     )
-    advice = (*ours, *_of_stage(policy, state_dir), *node, *_of_daemon(said))
-    with_ = [f"with the running daemon's options: {_shown(options)}"] if options else []
-    closed = [f"kubelet: {fail_closed(said)}"] if said.get("kubelet", {}).get("enabled") else []
-    lines = [f"{policy.source}: ok", *with_, *closed, *(f"advice: {sentence}" for sentence in advice)]
-    _print(args.output, [], advice, lines, options)
+    lines = [f"{policy.source}: ok"]
+    if options:
+        shown = ", ".join(f"{key} = {json.dumps(value)}" for key, value in sorted(options.items()))
+        lines.append(f"with the running daemon's options: {shown}")
+    if status.get("kubelet", {}).get("enabled"):
+        lines.append(f"kubelet: {fail_closed(status)}")
+    _print(args.output, [], advice, [*lines, *(f"advice: {sentence}" for sentence in advice)], options)
     return Exit.OK
 
 
-def _asked(state_dir: Path) -> Mapping[str, Any]:
-    """What a daemon that runs says of itself; nothing where none runs here, or it is not ours to ask."""
-    try:
-        return ask(state_dir / CONTROL_SOCKET, "status")
-    except (OSError, ValueError):
-        return {}
-
-
-def _shown(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {json.dumps(value)}" for key, value in sorted(options.items()))
-
-
 def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
-    """What a policy means for the GPUs of this node, or of a topology file. Raises: InventoryError, of that file."""
+    """Advice on pools and limits for the GPUs of this node, or of a topology file. Raises: InventoryError, of that."""
     if not topology and not policy.pool.pools:
-        return ()  # without pools it does not matter enough to wake the driver
+        return ()  # not worth waking the driver
     try:
         inventory = asyncio.run(look(topology, policy.driver.root, policy.driver.library_dirs))
     except InventoryError as error:
         if topology:
             raise
-        return (f"the pools could not be held against this node's GPUs: {error}; --gpus FILE takes a topology file",)
+        return (f"the pools cannot be compared with this node's GPUs: {error}; --gpus FILE takes a topology file",)
     return advise_for(policy, inventory)
 
 
-def _of_daemon(said: Mapping[str, Any]) -> tuple[str, ...]:
-    """What keeps a daemon that runs from serving, or would once it has to connect again."""
-    if not (runtime := said.get("runtime")):
+def _of_daemon(status: Mapping[str, Any]) -> tuple[str, ...]:
+    """What keeps the running daemon from serving, or will when it has to connect again."""
+    if not (runtime := status.get("runtime")):
         return ()
     away = "" if runtime["ready"] else f"nri-gpu is not connected to the runtime: {runtime['fault'] or 'connecting'}"
     return tuple(filter(None, (away, runtime.get("list_fault"))))
 
 
 def mps_advice(policy: Policy, state_dir: Path = DEFAULT_STATE) -> tuple[str, ...]:
-    """Why mode=mps is refused although policy has it, on a node that nri-gpu has served since it booted."""
-    seen = os.access(state_dir, os.X_OK)  # to others than root it is closed
-    fault = mount_fault(clients(state_dir)) if policy.mps.enabled and seen else ""
+    """Why mode=mps is refused although policy allows it, on a node that nri-gpu has served since it booted."""
+    readable = os.access(state_dir, os.X_OK)  # it is root's
+    fault = mount_fault(clients(state_dir)) if policy.mps.enabled and readable else ""
     return (f"every container that asks with mode=mps is refused: {fault}",) if fault else ()
 
 
@@ -107,8 +96,8 @@ def _of_stage(policy: Policy, state_dir: Path) -> Iterator[str]:
     owner = owner_of(Path(policy.driver.stage_dir))
     if owner not in ("", str(state_dir.resolve())):
         yield (
-            f"driver.stage_dir {policy.driver.stage_dir} is that of the nri-gpu with state folder {owner}: one with "
-            f"{state_dir} refuses every container that asks, so give it a folder of its own"
+            f"driver.stage_dir {policy.driver.stage_dir} belongs to the nri-gpu with state folder {owner}, so one with "
+            f"state folder {state_dir} refuses every container that asks: give it a stage folder of its own"
         )
 
 

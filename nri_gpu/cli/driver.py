@@ -1,7 +1,4 @@
-"""CUDA's compatibility packages in what `nri-gpu driver` prints: which there are, for which drivers, what is left out.
-
-What an image wants is not known here; `nri-gpu explain` says what a pod would get.
-"""
+"""`nri-gpu driver`: which files of the NVIDIA driver, and which CUDA compatibility packages, containers can get."""
 
 from __future__ import annotations
 
@@ -12,72 +9,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from nri_gpu.daemon.policy_file import load_policy
-from nri_gpu.domain.errors import DriverError, Exit, PolicyError
+from nri_gpu.cli.node import read_policy
+from nri_gpu.domain.errors import DriverError, Exit
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.driver.compat import FoundCompat, FoundPackages, scan_compat
 from nri_gpu.driver.scan import DriverFile, FoundDriver, scan
 from nri_gpu.requirements.compat import unfit_driver
 
-
-def find_packages(folder: str) -> FoundPackages:
-    """What policy's folder holds; nothing where it names none. Raises: DriverError."""
-    return scan_compat(Path(folder)) if folder else FoundPackages()
-
-
-def packages_json(packages: FoundPackages, driver_version: str) -> dict[str, Any]:
-    """Part of schema `nri-gpu/driver/v1`."""
-    return {
-        "packages": [_package_json(each, driver_version) for each in packages.packages],
-        "left_out": [{"path": each.path, "reason": each.reason} for each in packages.left_out],
-    }
-
-
-def _package_json(found: FoundCompat, driver_version: str) -> dict[str, Any]:
-    return {
-        "cuda": "{}.{}".format(*found.cuda),
-        "version": found.version,
-        "generation": found.generation,
-        "drivers": None if found.drivers is None else sorted(found.drivers),
-        "not_with_this_driver": unfit_driver(found.version, found.drivers, driver_version),
-        "files": sorted(found.files),
-    }
-
-
-def packages_lines(packages: FoundPackages, driver_version: str) -> Iterator[str]:
-    """A paragraph, where there is anything to say."""
-    if packages.packages:
-        yield "\nCUDA compatibility packages"
-    for each in packages.packages:
-        made_for = f"for drivers {', '.join(map(str, sorted(each.drivers)))}" if each.drivers else "for older drivers"
-        unfit = unfit_driver(each.version, each.drivers, driver_version)
-        cuda = "{}.{}".format(*each.cuda)
-        yield f"  CUDA {cuda:<6} libcuda {each.version}, {made_for}{f'; NOT on this one: {unfit}' if unfit else ''}"
-    if packages.left_out:
-        yield "\nCUDA compatibility packages left out"
-        yield from (f"  {each.path}: {each.reason}" for each in packages.left_out)
-
-
 COMPAT_32: Final = frozenset({Capability.COMPAT32})
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it, and CUDA's compatibility packages. Returns 1 when files had to be left out, 69 without a driver."""
-    overrides = {"driver.root": args.driver_root} if args.driver_root else {}
+    """Print what is found. Returns 1 when files had to be left out, 69 without a driver."""
+    policy = read_policy(args)
     try:
-        policy = load_policy(Path(args.policy) if args.policy else None, overrides)
         found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs)
-        packages = find_packages(policy.compat.dir)
-    except PolicyError as error:
-        print("\n".join(map(str, error.faults)), file=sys.stderr)
-        return Exit.CONFIGURATION
+        packages = scan_compat(Path(policy.compat.dir)) if policy.compat.dir else FoundPackages()
     except DriverError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.UNAVAILABLE
     if args.output == "json":
-        print(json.dumps({**to_json(found), "compat": packages_json(packages, found.version)}, indent=1))
+        print(json.dumps({**to_json(found), "compat": _packages_json(packages, found.version)}, indent=1))
     else:
-        print("\n".join((to_text(found), *packages_lines(packages, found.version))))
+        print("\n".join((*_lines(found), *_packages_lines(packages, found.version))))
     return Exit.FINDING if found.left_out or packages.left_out else Exit.OK
 
 
@@ -111,12 +65,8 @@ def _file_json(kind: str, file: DriverFile) -> dict[str, Any]:
     }
 
 
-def to_text(found: FoundDriver) -> str:
-    """A paragraph for each capability, then what nobody gets and why."""
-    return "\n".join(_lines(found))
-
-
 def _lines(found: FoundDriver) -> Iterator[str]:
+    """A paragraph for each capability, then the files that no container gets, and why."""
     yield f"driver {found.version} below {found.root}, generation {found.generation}"
     for capability in Capability:
         yield f"\n{capability}"
@@ -140,3 +90,34 @@ def _of(found: FoundDriver, capability: Capability) -> Iterator[tuple[str, Drive
         for file in files:
             if capability in (file.capabilities & COMPAT_32 or file.capabilities):
                 yield kind, file
+
+
+def _packages_json(packages: FoundPackages, driver_version: str) -> dict[str, Any]:
+    return {
+        "packages": [_package_json(each, driver_version) for each in packages.packages],
+        "left_out": [{"path": each.path, "reason": each.reason} for each in packages.left_out],
+    }
+
+
+def _package_json(found: FoundCompat, driver_version: str) -> dict[str, Any]:
+    return {
+        "cuda": "{}.{}".format(*found.cuda),
+        "version": found.version,
+        "generation": found.generation,
+        "drivers": None if found.drivers is None else sorted(found.drivers),
+        "not_with_this_driver": unfit_driver(found.version, found.drivers, driver_version),
+        "files": sorted(found.files),
+    }
+
+
+def _packages_lines(packages: FoundPackages, driver_version: str) -> Iterator[str]:
+    if packages.packages:
+        yield "\nCUDA compatibility packages"
+    for each in packages.packages:
+        made_for = f"for drivers {', '.join(map(str, sorted(each.drivers)))}" if each.drivers else "for older drivers"
+        unfit = unfit_driver(each.version, each.drivers, driver_version)
+        cuda = "{}.{}".format(*each.cuda)
+        yield f"  CUDA {cuda:<6} libcuda {each.version}, {made_for}{f'; NOT on this one: {unfit}' if unfit else ''}"
+    if packages.left_out:
+        yield "\nCUDA compatibility packages left out"
+        yield from (f"  {each.path}: {each.reason}" for each in packages.left_out)

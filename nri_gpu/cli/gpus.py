@@ -7,54 +7,43 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nri_gpu.allocation.placement import why_not
-from nri_gpu.cli.render import (
-    asked,
-    gpus_json,
-    gpus_text,
-    matrix,
-    snapshot_of,
-    told,
-    transition_lines,
-)
-from nri_gpu.daemon.policy_file import load_policy
-from nri_gpu.domain.errors import Exit, InventoryError, PolicyError
+from nri_gpu.cli.client import daemon_status
+from nri_gpu.cli.node import read_policy
+from nri_gpu.cli.render import gpus_json, gpus_text, matrix, snapshot_of, told, transition_lines
+from nri_gpu.domain.errors import Exit, InventoryError
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.domain.node import Inventory
-from nri_gpu.inventory.source import NvmlSource, Source
+from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.simulation.source import TopologySource, source_of
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them. Returns 1 when there is none that can be granted, 69 when nobody could be asked."""
-    # A simulated node is that of a daemon only where one is named.
+    """Print them. Returns 1 when none can be granted, 69 when NVML cannot be asked."""
+    # A simulated node has a daemon only where one is named.
     state_dir = Path(args.state_dir or DEFAULT_STATE) if args.state_dir or not args.gpus else None
-    try:
-        if args.watch:
-            from nri_gpu.cli.gpus_watch import watch  # asks for more than a look needs
+    if args.watch:
+        from nri_gpu.cli.gpus_watch import watch  # needs more than a single look
 
-            _source(args)  # a fault of the policy is told now
-            source, socket = partial(_source, args), state_dir / CONTROL_SOCKET if state_dir else None
-            return asyncio.run(watch(source, socket, as_json=args.output == "json", simulated=bool(args.gpus)))
+        _source(args)  # reports a fault of the policy now
+        source, socket = partial(_source, args), state_dir / CONTROL_SOCKET if state_dir else None
+        return asyncio.run(watch(source, socket, as_json=args.output == "json", simulated=bool(args.gpus)))
+    try:
         inventory = asyncio.run(_look(args))
-    except PolicyError as error:
-        print("\n".join(map(str, error.faults)), file=sys.stderr)
-        return Exit.CONFIGURATION
     except InventoryError as error:
         if not error.unlisted or args.record:
-            print(f"nri-gpu: {error}", file=sys.stderr)
-            return Exit.CONFIGURATION if args.gpus else Exit.UNAVAILABLE
+            raise
         inventory = Inventory(taken_at=time.time(), fault=str(error), unlisted=error.unlisted)
-    if args.record:  # the node, and not what has befallen it: a GPU that is bad today is not so in a simulation
+    if args.record:  # as NVML has it: a GPU that is unhealthy today is not so in a simulation
         return record(inventory, Path(args.record), scrub=args.scrub)
-    said = (asked(state_dir) if state_dir else None) or {}
-    inventory = told(inventory, said) if said else inventory
-    print(_shown(inventory, said, args))
+    status = daemon_status(state_dir) if state_dir else {}
+    inventory = told(inventory, status) if status else inventory
+    print(_shown(inventory, status, args))
     if inventory.fault:
         return Exit.UNAVAILABLE
     return Exit.OK if any(not why_not(unit) for unit in inventory.units) else Exit.FINDING
@@ -75,37 +64,27 @@ def record(inventory: Inventory, path: Path, *, scrub: bool) -> int:
     return Exit.OK
 
 
-def _shown(inventory: Inventory, said: Mapping[str, Any], args: argparse.Namespace) -> str:
-    """said: what a running daemon says; empty without one."""
-    snapshot = snapshot_of(said or None)
+def _shown(inventory: Inventory, status: Mapping[str, Any], args: argparse.Namespace) -> str:
+    """status: the running daemon's; empty without one."""
+    snapshot = snapshot_of(status)
     if args.output == "json":
-        return json.dumps(gpus_json(inventory, snapshot) | {"transitions": said.get("transitions")}, indent=1)
+        return json.dumps(gpus_json(inventory, snapshot) | {"transitions": status.get("transitions")}, indent=1)
     if args.topology:
         return matrix(inventory)
-    return "\n".join([gpus_text(inventory, snapshot), *transition_lines(said)])
+    return "\n".join([gpus_text(inventory, snapshot), *transition_lines(status)])
 
 
 def _source(args: argparse.Namespace) -> TopologySource | NvmlSource:
-    """Where policy says that the driver is; a simulated node has none. Raises: PolicyError."""
+    """NVML, with the driver where policy says it is, or a topology file. Raises: PolicyError."""
     if args.gpus:
         return source_of(args.gpus, "/")
-    overrides = {"driver.root": args.driver_root} if args.driver_root else {}
-    driver = load_policy(Path(args.policy) if args.policy else None, overrides).driver
-    return source_of(None, driver.root or "/", driver.library_dirs)
+    driver = read_policy(args).driver
+    return source_of(None, driver.root, driver.library_dirs)
 
 
 async def _look(args: argparse.Namespace) -> Inventory:
     """Raises: InventoryError, PolicyError."""
-    return await _ask(_source(args))
-
-
-async def look(topology: str | None, driver_root: str | None, library_dirs: Sequence[str] = ()) -> Inventory:
-    """One look at the node. Raises: InventoryError."""
-    return await _ask(source_of(topology, driver_root or "/", library_dirs))
-
-
-async def _ask(source: Source) -> Inventory:
-    """Raises: InventoryError."""
+    source = _source(args)
     try:
         return await source.refresh()
     finally:

@@ -14,8 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from nri_gpu import __version__
-from nri_gpu.daemon.logs import set_up_command
-from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.errors import Exit, InventoryError, PolicyError
 
 EXIT_HELP: Final = """exit codes:
   0 ok   1 a finding or a refusal   2 wrong usage   69 not available   70 a bug   77 no permission   78 configuration"""
@@ -250,18 +249,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = ["run"]  # started by the runtime itself, which passes no arguments
     asked = [verb for verb in VERBS if [verb.name] == arguments[:1]]
     args = _parser(asked or VERBS).parse_args(arguments)  # describing all verbs takes longer than reading the policy
-    set_up_command()
     run = _imported(args.module)
     try:
         code = run(args)
         sys.stdout.flush()
+    except PolicyError as error:
+        print("\n".join(map(str, error.faults)), file=sys.stderr)
+        return Exit.CONFIGURATION
+    except InventoryError as error:
+        print(f"nri-gpu: {error}", file=sys.stderr)
+        return Exit.CONFIGURATION if getattr(args, "gpus", None) else Exit.UNAVAILABLE
     except BrokenPipeError:
-        # Whoever read us has enough; keep the interpreter from complaining about it at exit.
+        # The reader has enough; keep the interpreter from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
     except KeyboardInterrupt:
         return 130
-    except Exception:  # the last net: Python's own exit code 1 would read as a finding
+    except Exception:  # Python's own exit code, 1, would read as a finding
         traceback.print_exc()
         return Exit.BUG
     return code

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.allocation.placement import why_not
-from nri_gpu.cli.client import ask
 from nri_gpu.daemon.report import health_json, place_json, unlisted_json
 from nri_gpu.domain.edits import Extra, NodeExtra
 from nri_gpu.domain.gpu import ComputeMode, Fabric, Gpu, MigPart, Unit, health_of, whole
 from nri_gpu.domain.health import Health, HealthState
-from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.domain.node import Inventory, Link
 
 _FOR_ONE: Final = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.EXCLUSIVE_THREAD)
@@ -210,14 +207,6 @@ def state_of(unit: Unit) -> str:
     return ", ".join(["ok", *words])
 
 
-def asked(state_dir: Path) -> Mapping[str, Any] | None:
-    """What the daemon says of itself; None where there is none to ask."""
-    try:
-        return ask(state_dir / CONTROL_SOCKET, "status")
-    except (OSError, ValueError):
-        return None
-
-
 def told(inventory: Inventory, said: Mapping[str, Any]) -> Inventory:
     """With what the daemon knows of the GPUs' health; as it is where it says nothing that can be understood."""
     try:
@@ -302,10 +291,10 @@ class SnapshotAge(Struct, frozen=True):
         return f"the daemon's snapshot is number {self.number}, {age}"
 
 
-def snapshot_of(said: Mapping[str, Any] | None) -> SnapshotAge | None:
-    """As its `status` has it; None where none was asked, or it does not tell."""
+def snapshot_of(status: Mapping[str, Any]) -> SnapshotAge | None:
+    """The snapshot of a daemon's `status`; None where that is empty or has none."""
     try:
-        node = (said or {})["node"]
+        node = status["node"]
         age_s = node["inventory_age_s"]
         return SnapshotAge(int(node["inventory_number"]), None if age_s is None else float(age_s))
     except (ValueError, KeyError, TypeError):

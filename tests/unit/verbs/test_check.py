@@ -114,7 +114,7 @@ def test_without_a_driver_it_is_said_that_pools_could_not_be_looked_at(
     path.write_text(f'{POOLED}[driver]\nroot = "{tmp_path}"\n')
     code, text = checked(capsys, path)
     assert code == Exit.OK
-    assert "the pools could not be held against this node's GPUs: " in text
+    assert "the pools cannot be compared with this node's GPUs: " in text
 
 
 def test_mps_without_a_mount_for_what_tenants_write(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_stage_folder_that_is_another_daemons_is_said(capsys: pytest.CaptureFi
     owner = StageOwner(tmp_path / "drivers", tmp_path / "first")
     owner.take()
     owner.close()
-    said = f"driver.stage_dir {tmp_path}/drivers is that of the nri-gpu with state folder {tmp_path}/first: one with"
+    said = f"driver.stage_dir {tmp_path}/drivers belongs to the nri-gpu with state folder {tmp_path}/first, so one with"
     assert said in checked(capsys, policy)[1]
     assert said in checked(capsys, policy, "--state-dir", str(tmp_path / "second"))[1]
     assert said not in checked(capsys, policy, "--state-dir", str(tmp_path / "first"))[1]

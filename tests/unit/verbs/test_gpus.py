@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.cli import gpus, render
+from nri_gpu.cli import client, gpus, render
 from nri_gpu.cli.main import main
 from nri_gpu.domain.edits import Extra, NodeExtra
 from nri_gpu.domain.errors import Exit
@@ -156,7 +156,7 @@ def test_extras_that_are_not_here(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     async def look(*_: object) -> Inventory:
         return make.inventory(extras={Extra.GDS: NodeExtra(lacking="there is no /dev/nvidia-fsN")})
 
-    monkeypatch.setattr(gpus, "_ask", look)
+    monkeypatch.setattr(gpus, "_look", look)
     _, text = shown(capsys, FOUR_GPUS)
     assert text.splitlines()[-1] == "extras not here: gds (`-o json` says why)"
     assert json.loads(shown(capsys, FOUR_GPUS, "-o", "json")[1])["extras"]["gds"]["lacking"]
@@ -232,7 +232,7 @@ def test_the_daemons_snapshot_has_a_number_and_an_age(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = load_topology(FOUR_GPUS).gpus[0]
-    monkeypatch.setattr(render, "ask", lambda *_: status(first))
+    monkeypatch.setattr(client, "ask", lambda *_: status(first))
     _, text = shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere")
     assert text.splitlines()[0].endswith("from simulated; the daemon's snapshot is number 7, 3 s old")
     assert "bad since then" in text
@@ -241,7 +241,7 @@ def test_the_daemons_snapshot_has_a_number_and_an_age(
     assert document["snapshot"] == {"number": 7, "age_s": 3.4}
     assert document["gpus"][0]["unavailable"] == "bad since then because of XID 79"
     never = status(first) | {"node": {"inventory_number": 1, "inventory_age_s": None}}
-    monkeypatch.setattr(render, "ask", lambda *_: never)
+    monkeypatch.setattr(client, "ask", lambda *_: never)
     assert "is number 1, not confirmed yet\n" in shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere")[1]
 
 
@@ -249,7 +249,7 @@ def test_the_daemons_snapshot_has_a_number_and_an_age(
 def test_a_daemon_that_says_what_nobody_understands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(render, "ask", lambda *_: said)
+    monkeypatch.setattr(client, "ask", lambda *_: said)
     code, text = shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere")
     assert code == Exit.OK
     assert "snapshot" not in text
@@ -267,7 +267,7 @@ def test_a_record_is_of_the_node_and_not_of_its_bad_day(
 ) -> None:
     """What the daemon holds for bad now would stay unavailable in every simulation of it."""
     inventory = load_topology(FOUR_GPUS)
-    monkeypatch.setattr(render, "ask", lambda *_: status(inventory.gpus[0]))
+    monkeypatch.setattr(client, "ask", lambda *_: status(inventory.gpus[0]))
     file = tmp_path / "recorded.toml"
     assert shown(capsys, FOUR_GPUS, "--state-dir", "/nowhere", "--record", str(file))[0] == Exit.OK
     assert load_topology(file, wall=lambda: inventory.taken_at) == inventory

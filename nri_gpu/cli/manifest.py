@@ -1,0 +1,139 @@
+"""The pods of a Kubernetes manifest, as the containers that a runtime would show us."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
+from nri_gpu.domain.errors import NriGpuError
+
+_COUNTED: Final = ("cpu", "memory")  # other resources give no class (kubernetes: pkg/apis/core/v1/helper/qos)
+
+
+class ManifestError(NriGpuError):
+    """The manifest cannot be read. Says where."""
+
+
+def read_pods(text: str, file: str) -> Iterator[tuple[Container, ...]]:
+    """The containers of every pod or pod template in a manifest. Raises: ManifestError."""
+    try:
+        import yaml  # an extra that only this verb needs
+    except ImportError:
+        raise ManifestError("reading manifests needs PyYAML: pip install 'nri-gpu[explain]'") from None
+    try:
+        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.YAMLError as error:
+        raise ManifestError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    if not documents:
+        raise ManifestError(f"{file} is empty")
+    for number, document in enumerate(documents, 1):
+        where = f"{file}, document {number}"
+        yield tuple(_containers(_pod_of(document, where), number, where))
+
+
+def _pod_of(document: object, where: str) -> Mapping[str, Any]:
+    """The pod itself, or the template of a Deployment, Job, CronJob and their like."""
+    found = document
+    for _ in range(4):
+        if not isinstance(found, Mapping) or not isinstance(found.get("spec"), Mapping):
+            break
+        spec = found["spec"]
+        if isinstance(spec.get("containers"), list):
+            return found
+        found = spec.get("template") or spec.get("jobTemplate")
+    raise ManifestError(f"{where} holds no pod: no spec.containers, and no template with them")
+
+
+def _containers(manifest: Mapping[str, Any], number: int, where: str) -> Iterator[Container]:
+    metadata = _mapping(manifest.get("metadata"), f"{where}: metadata")
+    spec = manifest["spec"]
+    pod = Pod(
+        id=PodId(f"pod-{number}"),
+        uid=PodUid(f"pod-{number}"),
+        name=str(metadata.get("name") or metadata.get("generateName") or f"pod-{number}"),
+        namespace=str(metadata.get("namespace") or "default"),
+        annotations=_annotations(metadata, where),
+        # A RuntimeClass mostly has its handler's name; the class itself is not in the manifest.
+        runtime_handler=str(spec.get("runtimeClassName") or ""),
+        labels={str(k): str(v) for k, v in _mapping(metadata.get("labels"), f"{where}: metadata.labels").items()},
+        cgroup_parent=cgroup_of(spec),
+    )
+    hosts_dev = _hosts_dev(_list(spec.get("volumes"), f"{where}: spec.volumes"))
+    for item in [*_list(spec.get("initContainers"), f"{where}: spec.initContainers"), *spec["containers"]]:
+        container = _mapping(item, f"{where}: a container")
+        name = str(container.get("name") or "unnamed")
+        env = _env(_list(container.get("env"), f"{where}: env of container {name}"))
+        volumes = _list(container.get("volumeMounts"), f"{where}: volumeMounts of container {name}")
+        security = _mapping(container.get("securityContext"), f"{where}: securityContext of container {name}")
+        yield Container(
+            id=ContainerId(f"{pod.id}/{name}"),
+            name=name,
+            pod=pod,
+            env=env,
+            mounts=_mounts(volumes, hosts_dev),
+            privileged=security.get("privileged") is True,
+        )
+
+
+def _annotations(metadata: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Raises: ManifestError: one is not text; Kubernetes would not take the pod."""
+    annotations = _mapping(metadata.get("annotations"), f"{where}: metadata.annotations")
+    for key, value in annotations.items():
+        if not isinstance(value, str):
+            raise ManifestError(f'{where}: annotation {key} is not text; Kubernetes wants it in quotes: "{value}"')
+    return {str(key): value for key, value in annotations.items()}
+
+
+def _env(entries: list[object]) -> dict[str, str]:
+    return {str(e["name"]): str(e.get("value", "")) for e in entries if isinstance(e, Mapping) and "name" in e}
+
+
+def _hosts_dev(volumes: list[object]) -> frozenset[str]:
+    """Names of volumes that are the host's own /dev: mounted there, they are in nobody's way."""
+    paths = {str(v.get("name")): v.get("hostPath") for v in volumes if isinstance(v, Mapping)}
+    return frozenset(name for name, path in paths.items() if isinstance(path, Mapping) and path.get("path") == "/dev")
+
+
+def _mounts(entries: list[object], hosts_dev: frozenset[str]) -> frozenset[str]:
+    named = [(str(e.get("mountPath", "")), str(e.get("name"))) for e in entries if isinstance(e, Mapping)]
+    return frozenset(path for path, name in named if path and not (path == "/dev" and name in hosts_dev))
+
+
+def _mapping(value: object, where: str) -> Mapping[str, Any]:
+    if value is None or isinstance(value, Mapping):
+        return value or {}
+    raise ManifestError(f"{where} is not a mapping")
+
+
+def _list(value: object, where: str) -> list[object]:
+    if value is None or isinstance(value, list):
+        return value or []
+    raise ManifestError(f"{where} is not a list")
+
+
+def cgroup_of(spec: Mapping[str, Any]) -> str:
+    """The parent of the pod's cgroup, by its QoS class. Quantities are compared as written, so `1` is not `1000m`."""
+    resources = [each if isinstance(each, Mapping) else {} for each in _resources(spec)]
+    if not any(_counted(each, kind) for each in resources for kind in ("requests", "limits")):
+        return "/kubepods/besteffort/pod"
+    return "/kubepods/pod" if all(map(_guaranteed, resources)) else "/kubepods/burstable/pod"
+
+
+def _resources(spec: Mapping[str, Any]) -> Iterator[object]:
+    for kind in ("initContainers", "containers"):
+        containers = spec.get(kind)
+        for container in containers if isinstance(containers, list) else ():
+            yield container.get("resources") if isinstance(container, Mapping) else None
+
+
+def _guaranteed(resources: Mapping[str, Any]) -> bool:
+    """Limits of both kinds, and requests that are the same or left out."""
+    limits = _counted(resources, "limits")
+    return len(limits) == len(_COUNTED) and {**limits, **_counted(resources, "requests")} == limits
+
+
+def _counted(resources: Mapping[str, Any], kind: str) -> dict[str, str]:
+    given = resources.get(kind)
+    items = given.items() if isinstance(given, Mapping) else ()
+    return {str(name): str(value) for name, value in items if name in _COUNTED and str(value) != "0"}
