@@ -25,8 +25,8 @@ from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
 from nri_gpu.driver.controller import Around, DriverKeeper, DriverPlace
 from nri_gpu.driver.profiles import ProfileKeeper
-from nri_gpu.health.controller import HealthKeeper, HealthPlace, Needs
-from nri_gpu.inventory.controller import Followers, InventoryCache, InventoryKeeper
+from nri_gpu.health.controller import HealthController, HealthDependencies, HealthPlace
+from nri_gpu.inventory.controller import Followers, InventoryCache, InventoryController
 from nri_gpu.inventory.node_watch import node_watch
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.kubelet.labels import LabelController
@@ -96,7 +96,7 @@ class Daemon:
             MpsDependencies(lambda: MpsTools.of(self._board.snapshot().driver), self._mps_settings),
             self._board.put_mps,
         )
-        self._inventory = InventoryKeeper(
+        self._inventory = InventoryController(
             self._board,
             Followers(
                 driver=lambda: self._driver.look_again(),
@@ -114,13 +114,13 @@ class Daemon:
             file=state.path / HEALTH_FILE,
             simulated=topology is not None,
         )
-        self._health = HealthKeeper(
+        self._health = HealthController(
             place,
-            Needs(
+            HealthDependencies(
                 policy=self._settings,
                 ledger=lambda: self._plugin.ledger if self._synchronized else None,
                 publish=self._inventory.publish,
-                look=lambda: self._cache.poke(),
+                refresh=lambda: self._cache.poke(),
             ),
         )
         source = source_of(topology, self._fixed.driver_root, self._fixed.library_dirs, host_root=self._fixed.host_root)
@@ -170,7 +170,7 @@ class Daemon:
             {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
         )
         self._reporter = Reporter(state.path / CONTROL_SOCKET, subjects)
-        self._watch = node_watch(source.glance, self._node_changed, simulated=topology is not None)
+        self._watch = node_watch(source.kernel_view, self._node_changed, simulated=topology is not None)
         self._stop = asyncio.Event()
         self._ledger_timer: asyncio.TimerHandle | None = None
         self._ledger_faults = LogOnce()
@@ -201,7 +201,7 @@ class Daemon:
                 driver_root=Path(self._fixed.driver_root),
                 library_dirs=self._fixed.library_dirs,
                 stage_dir=Path(self._fixed.stage_dir),
-                look=source.glance,
+                look=source.kernel_view,
                 answered=lambda: source.answered,
                 scanned=lambda: self._driver.scanned,
             ),
@@ -319,7 +319,7 @@ class Daemon:
         """From here on decisions are by this one."""
         self._plugin.policy = policy
         self._note(policy)
-        self._health.policy_changed()
+        self._health.changed()
         self._reporter.policy_changed()
         self._labels.look_again()
         self._mps.look_again()
@@ -390,7 +390,7 @@ class Daemon:
         if not self._fixed.kubelet.enabled:
             self._succession.settled()
         self._mps.look_again()
-        self._health.held_changed()
+        self._health.changed()
         self._reporter.ready()
         status = f"serving {self._fixed.socket}, {len(self._plugin.ledger.entries)} grants"
         if without := len(self._plugin.ungranted):
@@ -407,7 +407,7 @@ class Daemon:
         if self._handed_over:
             return  # what Allocate gives now the next daemon hears of PodResources
         self._mps.look_again()
-        self._health.held_changed()
+        self._health.changed()
         if self._audit:
             self._audit.ledger_changed(ledger)
         # What is written to the file for people is the newest when the timer is up.

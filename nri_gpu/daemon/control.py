@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from nri_gpu.daemon.report import Connection, View, status_json, transitions_json
 from nri_gpu.domain.codec import encode
-from nri_gpu.inventory.controller import InventoryCache, InventoryKeeper
+from nri_gpu.inventory.controller import InventoryCache, InventoryController
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.handlers import Plugin
@@ -187,7 +187,7 @@ class Subjects(Struct, frozen=True):
     board: Board
     plugin: Plugin
     cache: InventoryCache
-    inventory: InventoryKeeper
+    inventory: InventoryController
     kubelet: KubeletController
     list_fault: Callable[[], str] = lambda: ""
     options: Mapping[str, object] = {}

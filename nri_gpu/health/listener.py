@@ -1,206 +1,188 @@
-"""What the event process says, from a line of JSON to a value.
-
-A driver's library has written into that process what it liked, so every line is checked: what is not one of these
-values through and through is nonsense, and who talks nonsense has lost its mind.
-"""
+"""Listens for NVML's events: runs the event process, checks what it sends, and passes the events on."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Annotated, Final, Protocol
 
 from loguru import logger
-from msgspec import Struct
+from msgspec import UNSET, Meta, MsgspecError, Struct, UnsetType
+from msgspec.json import Decoder
 
 from nri_gpu.domain.health import GpuEvent
-from nri_gpu.inventory.identity import parse_bus_id, parse_uuid
-from nri_gpu.system.line_process import LineProcess, ending, python
+from nri_gpu.inventory import formats
+from nri_gpu.inventory.child import child_command, still_hangs
+from nri_gpu.system.backoff import Backoff
+from nri_gpu.system.line_process import LineProcess, ending
 
-LINE_MAX: Final = 1 << 16  # bytes; that 247 GPUs cannot be listened to has some 40 000
-GPUS_MAX: Final = 247  # as in a report
-XID_MAX: Final = 65535
+LINE_MAX: Final = 1 << 16  # bytes; a line that no GPU of 247 can be watched has some 40 000
 KIND_MAX: Final = 2**64 - 1  # nvmlEventData_t.eventType
-INSTANCE_MAX: Final = 2**32 - 2  # nvmlEventData_t.gpuInstanceId; the last one means none
 TEXT_MAX: Final = 1000  # characters of a sentence
-_CALL: Final = re.compile(r"[A-Za-z]\w{0,63}", re.ASCII)
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 30.0
+WAIT: Final = "nvmlEventSetWait_v2"
+GONE: Final = "gone"
+LOGGED_MAX: Final = 256
+# A process that listened for so long has worked: the pauses after it start again with the first.
+STEADY_S: Final = 60.0
+
+BusId = Annotated[str, Meta(pattern=rf"\A{formats.BUS_ID.pattern}\Z")]
+Text = Annotated[str, Meta(min_length=1)]
+Instance = Annotated[int, Meta(ge=0, le=2**32 - 2)] | None  # nvmlEventData_t.gpuInstanceId; 2**32 - 1 means none
 
 
-class Call(Struct, frozen=True):
-    """It makes this call next."""
+class NextCall(Struct, frozen=True):
+    """The process makes this call next."""
 
     name: str
 
 
 class Watching(Struct, frozen=True):
-    """Who is listened to, by bus id, and who cannot be, with the reason."""
+    """The GPUs that are watched, by bus id, and those that cannot be, with the reason."""
 
     gpus: tuple[str, ...]
-    deaf: Mapping[str, str]
+    failed: Mapping[str, str]
 
 
-class Unplaced(Struct, frozen=True):
-    """An event, and why nobody knows whose."""
-
-    why: str
-
-
-class Fault(Struct, frozen=True):
-    """Waiting failed; its last word."""
+class UnplacedEvent(Struct, frozen=True):
+    """An event whose GPU is unknown, and why."""
 
     why: str
 
 
-Said = Call | Watching | Unplaced | Fault | GpuEvent
+class WaitingFailed(Struct, frozen=True):
+    """The last line of a process whose waiting failed."""
+
+    why: str
 
 
-class NonsenseError(ValueError):
-    """A line that says none of these."""
+EventLine = NextCall | Watching | UnplacedEvent | WaitingFailed | GpuEvent
 
 
-def understood(line: bytes) -> Said:
-    """What a line says.
+class MalformedLineError(ValueError):
+    """A line that the event process never sends."""
 
-    Raises: NonsenseError.
+
+class _Event(Struct):
+    uuid: Annotated[str, Meta(pattern=rf"\A{formats.UUID.pattern}\Z")]
+    kind: Annotated[int, Meta(ge=0)]
+    xid: Annotated[int, Meta(ge=0, le=65535)]
+    gi: Instance = None
+    ci: Instance = None
+
+
+class _Line(Struct):
+    call: Annotated[str, Meta(pattern=r"\A[A-Za-z][A-Za-z0-9_]{0,63}\Z")] | UnsetType = UNSET
+    event: _Event | UnsetType = UNSET
+    watching: Annotated[tuple[BusId, ...], Meta(max_length=formats.GPU_INDEX_MAX)] | UnsetType = UNSET
+    failed: Annotated[dict[BusId, Text], Meta(max_length=formats.GPU_INDEX_MAX)] = {}
+    unplaced: Text | UnsetType = UNSET
+    fault: Text | UnsetType = UNSET
+
+
+_DECODER: Final = Decoder(_Line)
+
+
+def parse_line(line: bytes) -> EventLine:
+    """Reads a line. A driver's library could have overwritten the process's memory, so every part is checked.
+
+    Raises: MalformedLineError.
     """
     if len(line) > LINE_MAX:
-        raise NonsenseError("too long")
+        raise MalformedLineError("too long")
     try:
-        said = json.loads(line)
-        (kind,) = _READERS.keys() & said.keys()
-        return _READERS[kind](said)
-    # KeyError, TypeError, AttributeError: parts that are missing or of another kind. RecursionError: nested too deep.
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise NonsenseError(type(error).__name__) from error
+        (found,) = _parts(_DECODER.decode(line))
+    except (ValueError, MsgspecError, RecursionError) as error:
+        raise MalformedLineError(type(error).__name__) from error
+    return found
 
 
-def _event(said: Mapping[str, Any]) -> GpuEvent:
-    event = said["event"]
-    return GpuEvent(
-        parse_uuid(event["uuid"]),
-        _number(event["kind"], KIND_MAX),
-        _number(event["xid"], XID_MAX),
-        _instance(event.get("gi")),
-        _instance(event.get("ci")),
-    )
+def _parts(line: _Line) -> list[EventLine]:
+    """One for each kind of line that it could be."""
+    parts: list[EventLine] = []
+    if line.call is not UNSET:
+        parts.append(NextCall(line.call))
+    if line.event is not UNSET:
+        event = line.event
+        if event.kind > KIND_MAX:
+            raise ValueError("no kind of event")
+        parts.append(GpuEvent(event.uuid, event.kind, event.xid, event.gi, event.ci))
+    if line.watching is not UNSET:
+        parts.append(Watching(line.watching, {bus_id: _printable(why) for bus_id, why in line.failed.items()}))
+    if line.unplaced is not UNSET:
+        parts.append(UnplacedEvent(_printable(line.unplaced)))
+    if line.fault is not UNSET:
+        parts.append(WaitingFailed(_printable(line.fault)))
+    return parts
 
 
-def _watching(said: Mapping[str, Any]) -> Watching:
-    gpus, deaf = said["watching"], said["deaf"]
-    if not isinstance(gpus, list) or len(gpus) > GPUS_MAX or len(deaf) > GPUS_MAX:
-        raise ValueError("not a list of GPUs")
-    return Watching(
-        tuple(parse_bus_id(each) for each in gpus), {parse_bus_id(each): _text(why) for each, why in deaf.items()}
-    )
+def _printable(text: str) -> str:
+    """One line that a terminal shows as it is."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:TEXT_MAX])
 
 
-def _call(said: Mapping[str, Any]) -> Call:
-    if not _CALL.fullmatch(said["call"]):
-        raise ValueError("not a call")
-    return Call(said["call"])
+class EventSink(Struct, frozen=True):
+    """Where events go. event: called with each. doubt: called when events may be missing, or one has no GPU."""
 
-
-_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Said]]] = {
-    "call": _call,
-    "event": _event,
-    "watching": _watching,
-    "unplaced": lambda said: Unplaced(_text(said["unplaced"])),
-    "fault": lambda said: Fault(_text(said["fault"])),
-}
-
-
-def _number(value: object, most: int) -> int:
-    """Raises: ValueError."""
-    if type(value) is not int or not 0 <= value <= most:  # a bool is an int to isinstance
-        raise ValueError(f"not a number from 0 to {most}")
-    return value
-
-
-def _instance(value: object) -> int | None:
-    """Raises: ValueError."""
-    return None if value is None else _number(value, INSTANCE_MAX)
-
-
-def _text(value: object) -> str:
-    """One line that a terminal shows as it is. Raises: ValueError."""
-    if not isinstance(value, str) or not value:
-        raise ValueError("not a text")
-    return "".join(letter if letter.isprintable() else "?" for letter in value[:TEXT_MAX])
-
-
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 30.0
-WAIT: Final = "nvmlEventSetWait_v2"
-GONE: Final = "gone"
-SAID_MAX: Final = 256
-# One that fails after it has listened for so long is not the one that failed before.
-STEADY_S: Final = 60.0
-
-
-class Ear(Struct, frozen=True):
-    """Who is told. heard: an event. doubt: waiting failed, or an event has no GPU: time to look at all of them."""
-
-    heard: Callable[[GpuEvent], None]
+    event: Callable[[GpuEvent], None]
     doubt: Callable[[], None]
 
 
-class Hearing(Protocol):
-    """Somebody who waits for events of GPUs."""
+class EventListener(Protocol):
+    """Waits for events of GPUs."""
 
     def listen(self, bus_ids: frozenset[str]) -> None:
-        """To these from now on."""
+        """Listen to these GPUs from now on."""
 
     async def run(self) -> None:
         """Until cancelled."""
 
 
 class EventChild:
-    """The event process. silence_s: how long it may say nothing while it listens; one call to NVML or one wait."""
+    """The event process. silence_s: how long it may send nothing while it listens: for one NVML call or one wait."""
 
     def __init__(
         self,
         driver_root: str | Path,
         library_dirs: Sequence[str],
-        ear: Ear,
+        sink: EventSink,
         *,
         sysfs: str = "/sys",
         silence_s: float = 30.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        paths = ("--driver-root", str(Path(driver_root).absolute()), "--sysfs", str(Path(sysfs).absolute()))
-        folders = (f"--library-dir={folder}" for folder in library_dirs)
-        self._command = (python(), "-I", "-m", "nri_gpu.health.events", *paths, *folders)
-        self._ear = ear
+        self._command = child_command("nri_gpu.health.events", driver_root, library_dirs, sysfs)
+        self._sink = sink
         self._silence_s = silence_s
         self._sleep = sleep
         self._wanted: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
         self._call = ""
         self._listening = False
-        self._failures = 0
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._down = False
         self.attempts = 0  # processes started
         self._process: LineProcess | None = None
-        self._leaving: LineProcess | None = None  # told to go, and not yet reaped
-        self._said: set[str] = set()  # what is said once
+        self._ending: LineProcess | None = None  # killed, and not yet reaped
+        self._logged: set[str] = set()
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now."""
+        """The process id while one runs."""
         return self._process.pid if self._process else None
 
     def listen(self, bus_ids: frozenset[str]) -> None:
-        """To these from now on; to none ends the process."""
+        """Listen to these GPUs from now on; an empty set ends the process."""
         if bus_ids != self._wanted:
             self._wanted = bus_ids
             self._changed.set()
 
     async def run(self) -> None:
-        """Keep it running while it is wanted; after a failure with a pause that grows."""
+        """Keep the process running while there are GPUs to listen to."""
         while True:
             while not self._wanted:
                 self._changed.clear()
@@ -208,19 +190,14 @@ class EventChild:
             fault = await self._serve()
             if fault:
                 self._down = True
-                self._once(fault, "not listening for errors of the GPUs; trying again")
-                self._ear.doubt()
-                pause_s = min(FIRST_PAUSE_S * (1 << min(self._failures, 10)), LONGEST_PAUSE_S)
-                self._failures += 1
-                await self._sleep(pause_s)
+                self._warn_once(fault, "not listening for errors of the GPUs; trying again")
+                self._sink.doubt()
+                await self._sleep(self._backoff.next_s())
 
     async def _serve(self) -> str:
-        """One process's life. Returns what ended it; empty where nobody is to be listened to any more."""
-        if self._leaving and await self._see_off(self._leaving) is None:
-            return (
-                f"the NVML event process {self._leaving.pid} still hangs in {self._call} and cannot be killed, so no "
-                "other is started: see `dmesg | grep NVRM`; the GPU may need a reset, or the node a reboot"
-            )
+        """Runs one process. Returns why it ended; empty where there is no GPU to listen to any more."""
+        if self._ending and await self._kill(self._ending) is None:
+            return still_hangs("the NVML event process", self._ending, self._call)
         try:
             self.attempts += 1
             process = self._process = await LineProcess.start(self._command)
@@ -229,79 +206,79 @@ class EventChild:
         self._call, self._listening, fault = "start", True, ""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        telling = asyncio.create_task(self._tell(process))
+        requests = asyncio.create_task(self._send_requests(process))
         try:
-            fault = await self._hear(process, telling)
+            fault = await self._receive(process, requests)
         finally:
-            telling.cancel()
+            requests.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await telling
-            status = await self._see_off(process)  # killed: the kernel closes what it held
+                await requests
+            status = await self._kill(process)  # the kernel closes the device nodes that it had open
         if loop.time() - began >= STEADY_S:
-            self._failures = 0
-            self._said.clear()
+            self._backoff.reset()
+            self._logged.clear()
         if fault == GONE:
-            words = process.last_line()
-            return f"the NVML event process {ending(status)} in {self._call}" + (f": {words}" if words else "")
+            last = process.last_line()
+            return f"the NVML event process {ending(status)} in {self._call}" + (f": {last}" if last else "")
         return fault
 
-    async def _see_off(self, process: LineProcess) -> int | None:
-        """Kills it, or tries again with one that would not go: it stays `_leaving` until it is reaped."""
+    async def _kill(self, process: LineProcess) -> int | None:
+        """Kills the process, or tries again with one that did not end; it stays `_ending` until it is reaped."""
         self._process = None
         status = await process.end(0)
-        self._leaving = process if status is None else None
+        self._ending = process if status is None else None
         return status
 
-    async def _tell(self, process: LineProcess) -> None:
-        """Send what is wanted, as it changes; the end is that nothing is."""
+    async def _send_requests(self, process: LineProcess) -> None:
+        """Tells the process which GPUs to watch, as that changes. Returns once there is none."""
         while self._wanted:
             self._changed.clear()
             await process.send(json.dumps({"watch": sorted(self._wanted)}).encode() + b"\n")
             await self._changed.wait()
 
-    async def _hear(self, process: LineProcess, telling: asyncio.Task[None]) -> str:
+    async def _receive(self, process: LineProcess, requests: asyncio.Task[None]) -> str:
+        """Takes lines until the process fails, or `requests` is done. Returns why; empty for the latter."""
         while True:
             line = asyncio.ensure_future(process.receive())
             limit_s = self._silence_s if self._listening else None
-            done, _ = await asyncio.wait({line, telling}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({line, requests}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if line not in done:
                 line.cancel()
                 await asyncio.gather(line, return_exceptions=True)
-                return "" if telling in done else f"{self._call} did not return within {self._silence_s:g} s"
+                return "" if requests in done else f"{self._call} did not return within {self._silence_s:g} s"
             if not line.result():
                 return GONE
             try:
-                said = understood(line.result())
-            except NonsenseError:
-                return f"the NVML event process talked nonsense after {self._call} and was ended"
-            if isinstance(said, Fault):
-                return said.why
-            self._take(said)
+                parsed = parse_line(line.result())
+            except MalformedLineError:
+                return f"the NVML event process sent a malformed line after {self._call} and was ended"
+            if isinstance(parsed, WaitingFailed):
+                return parsed.why
+            self._take(parsed)
 
-    def _take(self, said: Said) -> None:
-        """What it says goes to who is told of it."""
-        match said:
-            case Call(name):
-                if name == self._call == WAIT:  # one wait came back, so waiting works
+    def _take(self, line: EventLine) -> None:
+        match line:
+            case NextCall(name):
+                if name == self._call == WAIT:  # one wait returned, so waiting works
                     self._works()
                 self._call = name
             case GpuEvent():
-                self._ear.heard(said)
-            case Watching(gpus, deaf):
+                self._sink.event(line)
+            case Watching(gpus, failed):
                 self._listening = bool(gpus)
                 logger.bind(gpus=len(gpus)).debug("listening for errors of gpus")
-                for bus_id, why in deaf.items():
-                    self._once(f"{bus_id}: {why}", "errors of this gpu are not heard, only seen when it is looked at")
-            case Unplaced(why):
-                self._once(why, "an event without its gpu; all are looked at")
-                self._ear.doubt()
+                for bus_id, why in failed.items():
+                    self._warn_once(f"{bus_id}: {why}", "cannot listen for errors of this gpu")
+            case UnplacedEvent(why):
+                self._warn_once(why, "event without its gpu: refreshing all gpus")
+                self._sink.doubt()
 
     def _works(self) -> None:
         if self._down:
-            logger.bind(attempt=self._failures).info("listening for errors of gpus again")
+            logger.bind(attempt=self._backoff.failures).info("listening for errors of gpus again")
         self._down = False
 
-    def _once(self, fault: str, phrase: str) -> None:
-        if fault not in self._said and len(self._said) < SAID_MAX:
-            self._said.add(fault)
+    def _warn_once(self, fault: str, phrase: str) -> None:
+        if fault not in self._logged and len(self._logged) < LOGGED_MAX:
+            self._logged.add(fault)
             logger.bind(fault=fault).warning(phrase)

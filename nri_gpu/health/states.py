@@ -1,4 +1,4 @@
-"""The states of a GPU's health and what leads from one to another, as a table."""
+"""The states of a GPU's health, what leads from one to another, and what events and signs mean."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from nri_gpu.domain.health import EventType, GpuEvent, HealthState, Sign
 
 
 class Signal(StrEnum):
-    """What happened, once it was classed. "Quiet" is counted from the last trouble."""
+    """The class of what was seen. "Quiet" is counted from the last trouble."""
 
-    FATAL = "fatal"  # an event, or a look that found it broken
-    INCIDENT = "incident"  # an event of the doubtful kind
-    ODD = "odd"  # a look found something odd
-    CALM = "calm"  # a look found nothing, and it was quiet since the last probe
-    RESTED = "rested"  # a look found nothing, and it was quiet for the whole hold-down
-    ODD_RESTED = "odd-rested"  # quiet for the hold-down, but for what is odd
+    FATAL = "fatal"  # an event, or a refresh that found it broken
+    INCIDENT = "incident"  # an event that may not be the GPU's fault
+    ODD = "odd"  # a refresh found something odd
+    CALM = "calm"  # a refresh found nothing, and it was quiet since the last probe
+    RESTED = "rested"  # a refresh found nothing, and it was quiet for the whole hold-down
+    ODD_RESTED = "odd-rested"  # quiet for the hold-down, and something odd still shows
 
 
 # A signal that is missing changes nothing.
@@ -44,20 +44,20 @@ TRANSITIONS: Final[Mapping[HealthState, Mapping[Signal, HealthState]]] = {
         Signal.FATAL: HealthState.BAD,
         Signal.INCIDENT: HealthState.BAD,
         Signal.RESTED: HealthState.HEALTHY,
-        # What is odd may stay until the next reset; that must not keep it from working for ever.
+        # An odd sign may stay until the next reset; that must not withhold the GPU for ever.
         Signal.ODD_RESTED: HealthState.SUSPECT,
     },
 }
 TROUBLE: Final = frozenset({Signal.FATAL, Signal.INCIDENT})
 
 
-def after(state: HealthState, signal: Signal) -> HealthState:
-    """The next state, mostly the same."""
+def next_state(state: HealthState, signal: Signal) -> HealthState:
+    """The state after a signal."""
     return TRANSITIONS[state].get(signal, state)
 
 
 class Meaning(StrEnum):
-    """What an XID, or a kind of event, is taken for."""
+    """What an XID or a kind of event is treated as."""
 
     IGNORE = "ignore"
     SUSPECT = "suspect"
@@ -65,7 +65,7 @@ class Meaning(StrEnum):
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """What policy says. Times in seconds; reprobe_s: how long a bad GPU must be quiet to count as recovering."""
+    """The policy's rules. Times in seconds; reprobe_s: how long a bad GPU must be quiet to count as recovering."""
 
     ignored_xids: frozenset[int]
     fatal_xids: frozenset[int]
@@ -76,7 +76,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     reprobe_s: float
 
 
-# Names as in NVIDIA's list of XIDs (docs.nvidia.com/deploy/xid-errors), for sentences only.
+# As in NVIDIA's list of XIDs (docs.nvidia.com/deploy/xid-errors), for messages only.
 XID_NAMES: Final[Mapping[int, str]] = {
     13: "graphics engine exception",
     31: "GPU memory page fault",
@@ -100,7 +100,7 @@ XID_NAMES: Final[Mapping[int, str]] = {
     154: "GPU recovery action changed",
 }
 
-# What the newer bits mean is taken from their names in nvml.h; none was seen on hardware yet.
+# The meaning of the newer bits is taken from their names in nvml.h; none was seen on hardware yet.
 _KINDS: Final[Mapping[int, tuple[Meaning, str]]] = {
     EventType.DOUBLE_BIT_ECC: (Meaning.BAD, "double-bit ECC error"),
     EventType.ECC_STORM: (Meaning.SUSPECT, "a storm of single-bit ECC errors"),
@@ -111,7 +111,7 @@ _KINDS: Final[Mapping[int, tuple[Meaning, str]]] = {
     EventType.UNAVAILABLE: (Meaning.BAD, "the driver calls the GPU unavailable"),
 }
 _SIGNALS: Final = {Meaning.SUSPECT: Signal.INCIDENT, Meaning.BAD: Signal.FATAL}
-SIGN_WORDS: Final[Mapping[Sign, str]] = {
+SIGN_TEXTS: Final[Mapping[Sign, str]] = {
     Sign.LOST: "GPU is lost",
     Sign.RESET_REQUIRED: "GPU requires a reset",
     Sign.UNREADABLE: "NVML cannot describe it",
@@ -121,43 +121,43 @@ SIGN_WORDS: Final[Mapping[Sign, str]] = {
     Sign.THERMAL: "slowed down by heat",
     Sign.POWER_BRAKE: "slowed down by the power brake",
 }
-# Those that a failed call shows, so that NVML says why.
+# Shown by a failed call, whose message says why.
 _FAILURES: Final = frozenset({Sign.LOST, Sign.RESET_REQUIRED, Sign.UNREADABLE})
-GONE: Final = "GPU is lost: NVML does not list it any more"
+NOT_LISTED: Final = "GPU is lost: NVML does not list it any more"
 
 
-def heard(event: GpuEvent, rules: Rules) -> tuple[Signal | None, str]:
-    """The class of an event, None where it means nothing, and what to call it."""
+def signal_of_event(event: GpuEvent, rules: Rules) -> tuple[Signal | None, str]:
+    """The class of an event, None where it means nothing, and its name."""
     if event.kind == EventType.XID:
-        meaning, words = _xid_meaning(event.xid, rules), xid_words(event.xid)
+        meaning, name = _xid_meaning(event.xid, rules), xid_name(event.xid)
     else:
-        meaning, words = _KINDS.get(event.kind, (Meaning.IGNORE, f"event {event.kind:#x}"))
-    return _SIGNALS.get(meaning), words
+        meaning, name = _KINDS.get(event.kind, (Meaning.IGNORE, f"event {event.kind:#x}"))
+    return _SIGNALS.get(meaning), name
 
 
-def of_its_part(event: GpuEvent, rules: Rules) -> bool:
-    """Whether an event that names a MIG device is that device's alone. What is fatal is the whole GPU's."""
+def is_of_mig_device(event: GpuEvent, rules: Rules) -> bool:
+    """Whether an event concerns only the MIG device that it names. A fatal one concerns the whole GPU."""
     return event.kind == EventType.XID and event.gpu_instance is not None and event.xid not in rules.fatal_xids
 
 
-def looked(signs: tuple[Sign, ...], rules: Rules, said: str = "") -> tuple[Signal | None, str]:
-    """The class of what a look showed; None: nothing. Signs of neither list are for people only.
+def signal_of_signs(signs: tuple[Sign, ...], rules: Rules, message: str = "") -> tuple[Signal | None, str]:
+    """The class of a refresh's signs, None for those that the policy does not list, and why.
 
-    said: NVML's own words for a call that failed; empty where none did.
+    message: NVML's, of a call that failed; empty where none did.
     """
     for listed, signal in ((rules.fatal_signs, Signal.FATAL), (rules.suspect_signs, Signal.ODD)):
         if found := [sign for sign in signs if sign in listed]:
-            words = [said if said and sign in _FAILURES else SIGN_WORDS[sign] for sign in found]
-            return signal, ", ".join(words)
+            texts = [message if message and sign in _FAILURES else SIGN_TEXTS[sign] for sign in found]
+            return signal, ", ".join(texts)
     return None, ""
 
 
-def unsure(signs: tuple[Sign, ...], rules: Rules) -> bool:
-    """Whether all that makes it bad is that it could not be read: it may be busy, and is asked again."""
+def unreadable_only(signs: tuple[Sign, ...], rules: Rules) -> bool:
+    """Whether the only fatal sign is that the GPU could not be read."""
     return rules.fatal_signs.intersection(signs) == {Sign.UNREADABLE}
 
 
-def xid_words(xid: int) -> str:
+def xid_name(xid: int) -> str:
     """`XID 79, GPU has fallen off the bus`."""
     return ", ".join(filter(None, (f"XID {xid}", XID_NAMES.get(xid, ""))))
 

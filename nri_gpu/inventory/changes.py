@@ -1,4 +1,4 @@
-"""What became of a node between two inventories, each with a sentence. Pure."""
+"""The differences between two inventories of a node, each with a sentence. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from nri_gpu.domain.health import HealthState, Transition, TransitionKind
 from nri_gpu.domain.node import GpuFault, Inventory
 
 _MODULES: Final = (("nvidia", "nvidia"), ("nvidia_uvm", "nvidia-uvm"), ("nvidia_caps", "nvidia-caps"))
-# What of a GPU has a sentence of its own; whatever else is known of it has one for all.
+# Fields with a sentence of their own; all others share one.
 _OWN: Final = frozenset({"index", "minor_number", "uuid", "mig_enabled", "mig", "unavailable", "signs", "health"})
 _HOW: Final = {HealthState.HEALTHY: "is healthy, recovered from", HealthState.RECOVERING: "is recovering from"}
 _SHORT: Final = 60  # characters of a fact that a sentence can hold
 
 
 def changes(before: Inventory, after: Inventory) -> tuple[Transition, ...]:
-    """One for each thing that changed; none where nothing did but the time."""
+    """One transition for each thing that changed; none where only the time did."""
     return (*_node(before, after), *_faults(before, after), *_unlisted(before, after), *_units(before, after))
 
 
@@ -35,7 +35,7 @@ def _node(before: Inventory, after: Inventory) -> Iterator[Transition]:
         if (was := getattr(before.majors, field)) != (now := getattr(after.majors, field)):
             yield Transition(kind=TransitionKind.MODULE, what=_major(module, was, now), worse=now is None)
     if before.majors.modeset != after.majors.modeset:
-        loaded = "is loaded" if after.majors.modeset else "is not loaded, or nobody tells"
+        loaded = "is loaded" if after.majors.modeset else "is not loaded, or the driver does not tell"
         yield Transition(kind=TransitionKind.MODULE, what=f"kernel module nvidia-modeset {loaded}")
     for field in ("links", "numa", "extras", "modules"):
         if getattr(before, field) != getattr(after, field):
@@ -54,12 +54,12 @@ def _faults(before: Inventory, after: Inventory) -> Iterator[Transition]:
         if old.get(index) != fault:
             what = f"GPU {index} cannot be described: {fault.reason}"
             yield Transition(kind=TransitionKind.DESCRIPTION, what=what, index=index, worse=True)
-    yield from (_no_more(fault, after) for index, fault in old.items() if index not in new)
+    yield from (_fault_gone(fault, after) for index, fault in old.items() if index not in new)
 
 
-def _no_more(fault: GpuFault, after: Inventory) -> Transition:
+def _fault_gone(fault: GpuFault, after: Inventory) -> Transition:
     there = any(gpu.index == fault.index for gpu in after.gpus)
-    what = "can be described again" if there else "is not there any more, and could not be described"
+    what = "can be described again" if there else "is gone, and could not be described"
     return Transition(kind=TransitionKind.DESCRIPTION, what=f"GPU {fault.index} {what}", index=fault.index)
 
 
@@ -71,7 +71,7 @@ def _unlisted(before: Inventory, after: Inventory) -> Iterator[Transition]:
             yield Transition(kind=TransitionKind.DESCRIPTION, what=what, uuid=gpu.uuid, worse=True)
     listed = {gpu.pci_bus_id for gpu in after.gpus}
     for bus_id in old.keys() - new.keys():
-        what = "is listed by NVML now" if bus_id in listed else "is not on the bus any more"
+        what = "is listed by NVML now" if bus_id in listed else "is no longer on the bus"
         yield Transition(kind=TransitionKind.DESCRIPTION, what=f"GPU {bus_id} {what}", uuid=old[bus_id].uuid)
 
 
@@ -121,7 +121,7 @@ def _signs(old: Gpu, new: Gpu) -> Iterator[Transition]:
 
 
 def _available(old: Unit, new: Unit) -> Iterator[Transition]:
-    """Short of what health says: that is a transition of its own."""
+    """Without what its health causes: that is a transition of its own."""
     was, now = _unavailable(old), _unavailable(new)
     if was == now or _by_health(new, now) or (not now and _by_health(old, was)):
         return
@@ -146,8 +146,8 @@ def _gpu(old: Gpu, new: Gpu) -> Iterator[Transition]:
 
 
 def _fact(name: str, was: object, now: object) -> str:
-    told = f"has {name} {now}, and had {was}"
-    return told if len(told) <= _SHORT and "(" not in told else f"has another {name}"
+    sentence = f"has {name} {now}, and had {was}"
+    return sentence if len(sentence) <= _SHORT and "(" not in sentence else f"has another {name}"
 
 
 def _of(unit: Unit, kind: TransitionKind, what: str, *, worse: bool = False) -> Transition:

@@ -1,4 +1,4 @@
-"""Keeps the board's inventory: each that is published, what changed with it, and who has to look because of that."""
+"""Keeps a node's inventory up to date: refreshes it, publishes what changed, and tells who depends on the change."""
 
 from __future__ import annotations
 
@@ -16,105 +16,8 @@ from nri_gpu.domain.health import WELL, History, Transition, TransitionKind
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.changes import changes
 from nri_gpu.inventory.source import Source
+from nri_gpu.system.backoff import Backoff
 from nri_gpu.system.state import Board
-
-# Which transitions are news to whom. What flaps (heat, say) is to nobody: a scan of the driver's files costs seconds.
-DRIVER: Final = frozenset({TransitionKind.ANSWER, TransitionKind.DRIVER})
-PROFILES: Final = frozenset({TransitionKind.GPU, TransitionKind.NUMBER})
-LABELS: Final = frozenset(
-    {TransitionKind.ANSWER, TransitionKind.DRIVER, TransitionKind.GPU, TransitionKind.MIG, TransitionKind.FACTS}
-)
-ALL: Final = frozenset(TransitionKind)
-_SAID_BY_OTHERS: Final = frozenset({TransitionKind.HEALTH})  # `HealthKeeper`, when it makes up its mind
-
-
-class Followers(Struct, frozen=True, kw_only=True):
-    """Who looks again when something changed that they depend on: the driver's files, profiles, labels."""
-
-    driver: Callable[[], None]
-    profiles: Callable[[], None]
-    labels: Callable[[], None]
-
-
-class InventoryKeeper:
-    """Between the cache and the board; remembers every transition since the daemon began."""
-
-    def __init__(self, board: Board, followers: Followers, *, wall: Callable[[], float] = time.time) -> None:
-        self._board = board
-        self._news = (followers.driver, DRIVER), (followers.profiles, PROFILES), (followers.labels, LABELS)
-        self._wall = wall
-        self._starting = board.snapshot().inventory  # from before anything was known
-        self._fault = ""
-        self.history = History(began_s=wall())
-
-    def publish(self, inventory: Inventory) -> None:
-        """An inventory that differs from the one before."""
-        before = self._board.snapshot().inventory
-        first = before is self._starting
-        self._board.put_inventory(inventory)
-        # Of a node seen for the first time only what is wrong is news.
-        found = changes(_bare(inventory) if first else before, inventory)
-        # Who cannot be asked, and who can again, is told by the cache, and noted when it is.
-        noted = [each for each in found if each.kind is not TransitionKind.ANSWER]
-        self._log(inventory, noted, first=first)
-        self._note(noted)
-        self._tell(ALL if first else frozenset(each.kind for each in found))
-
-    def not_refreshed(self, sentence: str) -> None:
-        """Nobody can be asked. The cache says it once for the same sentence."""
-        self._fault = sentence
-        logger.bind(fault=sentence).warning("inventory not refreshed")
-        self._note([Transition(kind=TransitionKind.ANSWER, what=f"not refreshed: {sentence}", worse=True)])
-
-    def answered(self) -> None:
-        """The source did, whatever it said."""
-        if self._fault:
-            self._fault = ""
-            self._note([Transition(kind=TransitionKind.ANSWER, what="the driver answers again")])
-
-    def module_changed(self, version: str) -> None:
-        """Another kernel module is loaded, or none any more; who found out has logged it."""
-        what = f"kernel module nvidia {version} is loaded" if version else "kernel module nvidia is not loaded any more"
-        self._note([Transition(kind=TransitionKind.MODULE, what=what, worse=not version)])
-
-    def _log(self, inventory: Inventory, noted: Iterable[Transition], *, first: bool) -> None:
-        known = {"gpus": len(inventory.gpus), "inventory_number": self._board.snapshot().number}
-        bound = logger.bind(**known, driver_version=inventory.driver_version)
-        bound.log("INFO" if first or noted else "DEBUG", "inventory changed")
-        for each in noted:
-            if each.kind not in _SAID_BY_OTHERS:
-                _log(each)
-
-    def _note(self, transitions: Iterable[Transition]) -> None:
-        self.history = self.history.having(transitions, self._wall())
-
-    def _tell(self, kinds: frozenset[TransitionKind]) -> None:
-        for look, news in self._news:
-            if kinds & news:
-                look()
-
-
-def _bare(inventory: Inventory) -> Inventory:
-    """The same with nothing wrong, and nothing said of health."""
-    gpus = tuple(
-        replace(
-            gpu, unavailable="", signs=(), health=WELL, mig=tuple(replace(each, unavailable="") for each in gpu.mig)
-        )
-        for gpu in inventory.gpus
-    )
-    return replace(inventory, gpus=gpus, faults=(), unlisted=(), fault="")
-
-
-def _log(transition: Transition) -> None:
-    bound = logger.bind(event=transition.kind.value)
-    if transition.index is not None:
-        bound = bound.bind(index=transition.index)
-    if transition.uuid:
-        bound = bound.bind(gpu_uuid=transition.uuid)
-    undescribed = transition.kind is TransitionKind.DESCRIPTION and transition.worse
-    field, message = ("fault", "gpu cannot be described") if undescribed else ("reason", "node changed")
-    bound.bind(**{field: transition.what}).log("WARNING" if transition.worse else "INFO", message)
-
 
 REFRESH_S: Final = 60.0
 FIRST_RETRY_S: Final = 0.5
@@ -125,9 +28,9 @@ class InventoryCache:
     """The last inventory of one source.
 
     publish: called with each inventory that differs from the one before in more than its age. on_fault: called with
-    the sentence of a failure, once for the same sentence in a row. looked: called with each answer of the source, be it
-    like the one before, and with when it was asked for, in seconds of `monotonic`. After a failure the last inventory
-    stays `current` and its age grows; where there was none, an inventory with that fault is published.
+    the sentence of a failure, once for the same sentence in a row. looked: called with every answer of the source,
+    changed or not, and with when it was asked for, in seconds of `monotonic`. After a failure the last inventory
+    stays `current` and its age grows. Where there was none, an inventory with that fault is published.
     """
 
     def __init__(
@@ -154,7 +57,7 @@ class InventoryCache:
         self._current: Inventory | None = None
         self._confirmed = False
         self._fault = ""
-        self._failures = 0
+        self._backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
         self._poked = asyncio.Event()
         self._ready = asyncio.Event()
 
@@ -170,11 +73,11 @@ class InventoryCache:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the source has said anything itself; until then `current` is from somebody before us."""
+        """Whether the source has answered; until then `current` was recalled from an earlier process."""
         return self._confirmed
 
     def recall(self, inventory: Inventory) -> None:
-        """Go by this inventory of an earlier process until the source answers. Its age is that of its contents."""
+        """Use an earlier process's inventory until the source answers."""
         self._current = inventory
         self._answered = self._monotonic() - max(0.0, self._wall() - inventory.taken_at)
 
@@ -186,26 +89,27 @@ class InventoryCache:
         return None if self._answered is None else self._monotonic() - self._answered
 
     def poke(self) -> None:
-        """Asks for a refresh now, without the rest of the pause."""
+        """Refresh now, without waiting for the rest of the pause."""
         self._poked.set()
 
     async def ready(self) -> None:
-        """Returns once something was published, be it a fault."""
+        """Wait until an inventory was published, be it a fault."""
         await self._ready.wait()
 
     async def run(self) -> None:
-        """Refreshes until cancelled, then closes the source."""
+        """Refresh until cancelled, then close the source."""
         try:
             while True:
-                # Before the refresh: a poke during one may be about what that one did not see any more.
+                # Before the refresh: a poke during one may be about something that this one did not see any more.
                 self._poked.clear()
                 await self.refresh()
-                await self._rest(self._pause_s())
+                pause_s = min(self._backoff.next_s(), self._refresh_s) if self._fault else self._refresh_s
+                await self._rest(pause_s)
         finally:
             await self._source.close()
 
     async def refresh(self) -> None:
-        """Asks the source once."""
+        """Ask the source once."""
         began = self._monotonic()
         try:
             inventory = await self._source.refresh()
@@ -218,37 +122,30 @@ class InventoryCache:
 
     def _succeeded(self, inventory: Inventory) -> None:
         if self._fault:
-            logger.bind(attempt=self._failures).info("inventory refreshed again")
-        self._fault, self._failures = "", 0
+            logger.bind(attempt=self._backoff.failures).info("inventory refreshed again")
+        self._fault = ""
+        self._backoff.reset()
         self._answered = self._monotonic()
         if not self._confirmed and self._current and not self._current.fault:
-            same = replace(self._current, taken_at=inventory.taken_at) == inventory
-            logger.info("the last snapshot is confirmed" if same else "the last snapshot was not true any more")
+            logger.info("the last snapshot is confirmed" if _same(self._current, inventory) else "the node has changed")
         self._confirmed = True
         before, self._current = self._current, inventory
-        if before is None or replace(before, taken_at=inventory.taken_at) != inventory:
+        if before is None or not _same(before, inventory):
             self._publish(inventory)
 
     def _failed(self, error: InventoryError) -> None:
-        self._failures += 1
         if str(error) != self._fault:
             self._fault = str(error)
             self._on_fault(self._fault)
         before = self._current
         if before is None or before.fault:
-            # Nothing better is known: at least which GPUs there are.
+            # Nothing better is known than which GPUs the kernel shows.
             self._current = Inventory(taken_at=self._wall(), fault=self._fault, unlisted=error.unlisted)
-            if before is None or replace(before, taken_at=self._current.taken_at) != self._current:
+            if before is None or not _same(before, self._current):
                 self._publish(self._current)
 
-    def _pause_s(self) -> float:
-        if not self._failures:
-            return self._refresh_s
-        doublings = min(self._failures - 1, 10)
-        return min(FIRST_RETRY_S * (1 << doublings), LONGEST_RETRY_S, self._refresh_s)
-
     async def _rest(self, pause_s: float) -> None:
-        """Sleeps, or until poked."""
+        """Sleep, or until poked."""
         waits = [asyncio.ensure_future(self._sleep(pause_s)), asyncio.ensure_future(self._poked.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -256,3 +153,102 @@ class InventoryCache:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
+
+
+def _same(one: Inventory, other: Inventory) -> bool:
+    """But for when they were taken."""
+    return replace(one, taken_at=other.taken_at) == other
+
+
+# Which transitions matter to whom. A sign that comes and goes (heat, say) matters to none: scanning the driver's files
+# takes seconds.
+DRIVER: Final = frozenset({TransitionKind.ANSWER, TransitionKind.DRIVER})
+PROFILES: Final = frozenset({TransitionKind.GPU, TransitionKind.NUMBER})
+LABELS: Final = frozenset(
+    {TransitionKind.ANSWER, TransitionKind.DRIVER, TransitionKind.GPU, TransitionKind.MIG, TransitionKind.FACTS}
+)
+ALL: Final = frozenset(TransitionKind)
+_LOGGED_ELSEWHERE: Final = frozenset({TransitionKind.HEALTH})  # by the health controller, when it decides
+
+
+class Followers(Struct, frozen=True, kw_only=True):
+    """What to call when something changed that it depends on: the driver's files, application profiles, labels."""
+
+    driver: Callable[[], None]
+    profiles: Callable[[], None]
+    labels: Callable[[], None]
+
+
+class InventoryController:
+    """Publishes inventories as part of the node state, and remembers every transition since the daemon began."""
+
+    def __init__(self, board: Board, followers: Followers, *, wall: Callable[[], float] = time.time) -> None:
+        self._board = board
+        self._followers = (followers.driver, DRIVER), (followers.profiles, PROFILES), (followers.labels, LABELS)
+        self._wall = wall
+        self._initial = board.snapshot().inventory  # from before anything was known
+        self._fault = ""
+        self.history = History(began_s=wall())
+
+    def publish(self, inventory: Inventory) -> None:
+        """Take an inventory that differs from the one before."""
+        before = self._board.snapshot().inventory
+        first = before is self._initial
+        self._board.put_inventory(inventory)
+        # Of a node seen for the first time only faults are worth a line.
+        found = changes(_without_faults(inventory) if first else before, inventory)
+        # Whether the driver answers is noted when the cache reports it.
+        noted = [each for each in found if each.kind is not TransitionKind.ANSWER]
+        known = {"gpus": len(inventory.gpus), "inventory_number": self._board.snapshot().number}
+        bound = logger.bind(**known, driver_version=inventory.driver_version)
+        bound.log("INFO" if first or noted else "DEBUG", "inventory changed")
+        for each in noted:
+            if each.kind not in _LOGGED_ELSEWHERE:
+                _log(each)
+        self._note(noted)
+        kinds = ALL if first else frozenset(each.kind for each in found)
+        for look, relevant in self._followers:
+            if kinds & relevant:
+                look()
+
+    def not_refreshed(self, sentence: str) -> None:
+        """The source did not answer; called once for the same sentence in a row."""
+        self._fault = sentence
+        logger.bind(fault=sentence).warning("inventory not refreshed")
+        self._note([Transition(kind=TransitionKind.ANSWER, what=f"not refreshed: {sentence}", worse=True)])
+
+    def answered(self) -> None:
+        """The source answered."""
+        if self._fault:
+            self._fault = ""
+            self._note([Transition(kind=TransitionKind.ANSWER, what="the driver answers again")])
+
+    def module_changed(self, version: str) -> None:
+        """Another kernel module is loaded, or none; already logged."""
+        what = f"kernel module nvidia {version} is loaded" if version else "kernel module nvidia is no longer loaded"
+        self._note([Transition(kind=TransitionKind.MODULE, what=what, worse=not version)])
+
+    def _note(self, transitions: Iterable[Transition]) -> None:
+        self.history = self.history.having(transitions, self._wall())
+
+
+def _without_faults(inventory: Inventory) -> Inventory:
+    """The same node, healthy and available."""
+    gpus = tuple(
+        replace(
+            gpu, unavailable="", signs=(), health=WELL, mig=tuple(replace(each, unavailable="") for each in gpu.mig)
+        )
+        for gpu in inventory.gpus
+    )
+    return replace(inventory, gpus=gpus, faults=(), unlisted=(), fault="")
+
+
+def _log(transition: Transition) -> None:
+    bound = logger.bind(event=transition.kind.value)
+    if transition.index is not None:
+        bound = bound.bind(index=transition.index)
+    if transition.uuid:
+        bound = bound.bind(gpu_uuid=transition.uuid)
+    undescribed = transition.kind is TransitionKind.DESCRIPTION and transition.worse
+    field, message = ("fault", "gpu cannot be described") if undescribed else ("reason", "node changed")
+    bound.bind(**{field: transition.what}).log("WARNING" if transition.worse else "INFO", message)

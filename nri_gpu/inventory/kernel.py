@@ -1,9 +1,8 @@
-"""The host's NUMA nodes, as the kernel lists their CPUs. Read with the inventory, never for a container."""
+"""What the kernel shows of a node without NVML: majors, NUMA nodes, GPUs on the PCI bus, and whether any changed."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -13,36 +12,84 @@ from msgspec import Struct
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Gpu, PciBusId
 from nri_gpu.domain.node import KernelGpu, Majors, NumaNode
-from nri_gpu.inventory.identity import parse_bus_id, parse_model, parse_uuid
+from nri_gpu.inventory.formats import parse_bus_id, parse_cpulist, parse_model, parse_uuid
 from nri_gpu.system.storage import text_of
 
-CPULIST_MAX: Final = 4096  # characters, a page of sysfs
-_CPULIST: Final = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*", re.ASCII)
+PROC_DEVICES: Final = "/proc/devices"
+_CHARACTER_DEVICES: Final = "Character devices:"
 _MEMORY: Final = "MemTotal:"
 
 
-def parse_cpulist(text: str) -> str:
-    """The kernel's list syntax, `0-15,32-47`, as it is.
+class KernelFolders(Struct, frozen=True):
+    """Where the kernel's file systems are mounted; tests put them elsewhere."""
 
-    Raises: ValueError.
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    dev: Path = Path("/dev")
+
+
+def host_majors(proc_devices: str = PROC_DEVICES) -> Majors:
+    """Majors of this machine's driver modules.
+
+    Nodes under /dev are not consulted: one left from before the driver was reloaded has the old major.
+
+    Raises: InventoryError.
     """
-    if len(text) > CPULIST_MAX or not _CPULIST.fullmatch(text):
-        raise ValueError(f'{text[:64]!r} is not a list of CPUs ("0-15,32-47")')
-    return text
+    try:
+        return read_majors(Path(proc_devices).read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise InventoryError(f"cannot read the majors of the driver's devices: {error}") from error
+
+
+def read_majors(proc_devices_text: str) -> Majors:
+    """Majors of the loaded modules.
+
+    Up to driver 535 there is one line, `nvidia-frontend`. From 545 on there is `nvidia`, and `nvidiactl` and
+    `nvidia-modeset` with the same number. Source: NVIDIA/nvidia-container-toolkit internal/info/proc/devices.
+    """
+    majors: dict[str, int] = {}
+    for name, major in _character_devices(proc_devices_text):
+        majors.setdefault(name, major)
+    return Majors(
+        nvidia=majors.get("nvidia", majors.get("nvidia-frontend")),
+        nvidia_uvm=majors.get("nvidia-uvm"),
+        nvidia_caps=majors.get("nvidia-caps"),
+        modeset="nvidia-modeset" in majors if {"nvidia", "nvidiactl"} <= majors.keys() else None,
+    )
+
+
+def majors_by_name(proc_devices_text: str) -> Mapping[str, frozenset[int]]:
+    """Every major of each name: some modules take another one when their first has no minors left."""
+    names: dict[str, frozenset[int]] = {}
+    for name, major in _character_devices(proc_devices_text):
+        names[name] = names.get(name, frozenset()) | {major}
+    return names
+
+
+def _character_devices(text: str) -> Iterator[tuple[str, int]]:
+    """Name and major. Block devices have their own section, with numbers and names that may be the same."""
+    section = ""
+    for line in text.splitlines():
+        if line.endswith(":"):
+            section = line
+            continue
+        major, _, name = line.strip().partition(" ")
+        if section == _CHARACTER_DEVICES and major.isascii() and major.isdigit():
+            yield name, int(major)
 
 
 def numa_nodes(gpus: Iterable[Gpu], sysfs: Path) -> tuple[NumaNode, ...]:
-    """The nodes that GPUs are nearest to; one that cannot be read is left out."""
+    """The NUMA nodes that GPUs are nearest to; one that cannot be read is left out."""
     numbers = sorted({gpu.numa_node for gpu in gpus if gpu.numa_node is not None})
-    return tuple(node for number in numbers if (node := _read(number, sysfs)) is not None)
+    return tuple(node for number in numbers if (node := _numa_node(number, sysfs)) is not None)
 
 
-def _read(number: int, sysfs: Path) -> NumaNode | None:
+def _numa_node(number: int, sysfs: Path) -> NumaNode | None:
     folder = sysfs / "devices/system/node" / f"node{number}"
     try:
-        listed = (folder / "cpulist").read_text(encoding="ascii").strip()
-        cpus = parse_cpulist(listed) if listed else ""  # a node of memory alone
-        return NumaNode(number, cpus, memory=_has_memory(folder))
+        cpus = (folder / "cpulist").read_text(encoding="ascii").strip()
+        # A node of memory alone has no CPUs.
+        return NumaNode(number, parse_cpulist(cpus) if cpus else "", memory=_has_memory(folder))
     except (OSError, ValueError):
         return None
 
@@ -56,101 +103,33 @@ def _has_memory(folder: Path) -> bool:
     return False
 
 
-PROC_DEVICES: Final = "/proc/devices"
-_SECTION: Final = "Character devices:"
-
-
-def read_majors(proc_devices_text: str) -> Majors:
-    """Majors of the modules that are loaded.
-
-    Up to driver 535 the one line is `nvidia-frontend`; from 545 there is `nvidia`, beside `nvidiactl` and
-    `nvidia-modeset` under the same number. Source: NVIDIA/nvidia-container-toolkit internal/info/proc/devices.
-    """
-    majors = _character_devices(proc_devices_text)
-    return Majors(
-        nvidia=majors.get("nvidia", majors.get("nvidia-frontend")),
-        nvidia_uvm=majors.get("nvidia-uvm"),
-        nvidia_caps=majors.get("nvidia-caps"),
-        modeset="nvidia-modeset" in majors if {"nvidia", "nvidiactl"} <= majors.keys() else None,
-    )
-
-
-def majors_by_name(proc_devices_text: str) -> Mapping[str, frozenset[int]]:
-    """Every major of each name: some modules take another when their first has no minors left."""
-    names: dict[str, frozenset[int]] = {}
-    for name, major in _pairs(proc_devices_text):
-        names[name] = names.get(name, frozenset()) | {major}
-    return names
-
-
-def host_majors(proc_devices: str = PROC_DEVICES) -> Majors:
-    """Majors of this machine.
-
-    Host nodes under /dev are not asked: one left over from before a driver reload carries the old major, and where
-    the two disagree the kernel's own table is right.
-
-    Raises: InventoryError.
-    """
-    try:
-        return read_majors(Path(proc_devices).read_text(encoding="utf-8", errors="replace"))
-    except OSError as error:
-        raise InventoryError(f"cannot read the majors of the driver's devices: {error}") from error
-
-
-def _character_devices(text: str) -> Mapping[str, int]:
-    """Whole name -> major, of the first section only: block devices reuse numbers and could reuse names."""
-    majors: dict[str, int] = {}
-    for name, major in _pairs(text):
-        majors.setdefault(name, major)
-    return majors
-
-
-def _pairs(text: str) -> Iterator[tuple[str, int]]:
-    section = ""
-    for line in text.splitlines():
-        if line.endswith(":"):
-            section = line
-            continue
-        major, _, name = line.strip().partition(" ")
-        if section == _SECTION and major.isascii() and major.isdigit():
-            yield name, int(major)
-
-
 MODULES: Final = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
 NODE_FOLDERS: Final = ("", "nvidia-caps", "nvidia-caps-imex-channels", "dri")
 CAPABILITIES_DEPTH: Final = 4  # gpuN / mig / giN / ciN
 
 
-class Places(Struct, frozen=True):
-    """Where the kernel shows itself; elsewhere in tests."""
-
-    proc: Path = Path("/proc")
-    sys: Path = Path("/sys")
-    dev: Path = Path("/dev")
-
-
-def glance(places: Places) -> Hashable:
-    """What is there: modules, GPUs, MIG instances, device nodes, majors. Up to a millisecond with MIG on eight GPUs."""
+def kernel_view(folders: KernelFolders) -> Hashable:
+    """Modules, majors, GPUs, MIG instances and device nodes. Takes up to 1 ms with MIG on eight GPUs."""
     try:
-        majors = host_majors(str(places.proc / "devices"))
+        majors = host_majors(str(folders.proc / "devices"))
     except InventoryError:
         majors = None
-    # A module that was loaded anew has another inode: a reload between two glances shows.
-    modules = tuple(_inode(places.sys / "module" / name) for name in MODULES)
-    gpus = tuple(_names(places.proc / "driver/nvidia/gpus"))
-    instances = tuple(_tree(places.proc / "driver/nvidia/capabilities", CAPABILITIES_DEPTH))
-    return modules, majors, gpus, instances, tuple(_nodes(places.dev))
+    # A module that was loaded anew has another inode, so a reload between two looks shows.
+    modules = tuple(_inode(folders.sys / "module" / name) for name in MODULES)
+    gpus = tuple(_names(folders.proc / "driver/nvidia/gpus"))
+    instances = tuple(_subfolders(folders.proc / "driver/nvidia/capabilities", CAPABILITIES_DEPTH))
+    return modules, majors, gpus, instances, tuple(_device_nodes(folders.dev))
 
 
 def _names(folder: Path) -> list[str]:
     try:
-        return sorted(os.listdir(folder))  # noqa: PTH208 - names are all that is wanted, each second
+        return sorted(os.listdir(folder))  # noqa: PTH208 (the names are enough)
     except OSError:
         return []
 
 
-def _tree(folder: Path, depth: int) -> Iterator[str]:
-    """Instances cannot be watched by inotify: nobody writes to procfs, entries just are there or are not."""
+def _subfolders(folder: Path, depth: int) -> Iterator[str]:
+    """Inotify cannot watch MIG instances: entries of procfs appear and disappear without a write."""
     try:
         with os.scandir(folder) as entries:
             below = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -159,19 +138,19 @@ def _tree(folder: Path, depth: int) -> Iterator[str]:
     for path in below:
         yield path
         if depth > 1:
-            yield from _tree(Path(path), depth - 1)
+            yield from _subfolders(Path(path), depth - 1)
 
 
-def _nodes(dev: Path) -> Iterator[tuple[str, int]]:
-    """NVIDIA's nodes with their numbers: a node that was made again under another major is another one."""
+def _device_nodes(dev: Path) -> Iterator[tuple[str, int]]:
+    """NVIDIA's nodes and DRM's, with their numbers, so that a node made again under another major shows."""
     for below in NODE_FOLDERS:
         folder = dev / below
         for name in _names(folder):
             if below or name.startswith("nvidia"):
-                yield f"{below}/{name}", _number(folder / name)
+                yield f"{below}/{name}", _device_number(folder / name)
 
 
-def _number(path: Path) -> int:
+def _device_number(path: Path) -> int:
     try:
         return path.lstat().st_rdev
     except OSError:
@@ -185,71 +164,68 @@ def _inode(path: Path) -> int | None:
         return None
 
 
-NVIDIA: Final = "0x10de"
+NVIDIA_VENDOR: Final = "0x10de"
 DISPLAY_CLASS: Final = "0x03"  # VGA and 3D controllers; an NVSwitch is a bridge, a GPU's sound card is multimedia
 DRIVER: Final = "nvidia"
-VIRTUAL: Final = "physfn"  # a virtual function names the GPU it is of
+VIRTUAL: Final = "physfn"  # a virtual function links to its GPU
 MINOR_MAX: Final = 254  # 255 is nvidiactl
 INFORMATION_MAX: Final = 16384  # bytes
-UNLISTED: Final = "bound to nvidia, but NVML does not list it: see `dmesg | grep NVRM`, and whether it has its power"
+UNLISTED: Final = "bound to nvidia, but NVML does not list it: see `dmesg | grep NVRM`, and check its power supply"
 
 
-class Bound(Struct, frozen=True):
+class PciGpu(Struct, frozen=True):
     """A GPU on the bus, and the driver it is bound to; empty for none."""
 
     bus_id: PciBusId
     driver: str
 
 
-def gpus_on_the_bus(sys: Path) -> Iterator[Bound]:
-    """Every GPU of NVIDIA's by its address, virtual functions left out."""
+def gpus_on_the_bus(sys: Path) -> Iterator[PciGpu]:
+    """Every NVIDIA GPU by its address, without virtual functions."""
     folder = sys / "bus/pci/devices"
-    for name in sorted(_names(folder)):
+    for name in _names(folder):
         device = folder / name
-        if _told(device / "vendor").strip() != NVIDIA or not _told(device / "class").startswith(DISPLAY_CLASS):
+        if _text(device / "vendor").strip() != NVIDIA_VENDOR or not _text(device / "class").startswith(DISPLAY_CLASS):
             continue
         try:
             bus_id = parse_bus_id(name)
         except ValueError:
             continue
         if not (device / VIRTUAL).is_symlink():
-            yield Bound(bus_id, _driver(device))
+            yield PciGpu(bus_id, _driver(device))
 
 
 def unlisted_gpus(
-    places: Places, listed: Container[str], *, nameless: int = 0, fault: str = ""
+    folders: KernelFolders, listed: Container[str], *, faults: int = 0, fault: str = ""
 ) -> tuple[KernelGpu, ...]:
-    """GPUs on the bus that are not among `listed`, bus ids that NVML gave.
+    """GPUs on the bus that are not among `listed`, the bus ids that NVML reported.
 
-    nameless: how many NVML counted and could not name. fault: why NVML tells of none at all.
+    faults: the number of GPUs that NVML counted and could not name. fault: why NVML lists no GPU at all.
     """
-    found = [_gpu(each, places.proc, fault) for each in gpus_on_the_bus(places.sys) if each.bus_id not in listed]
+    found = [_kernel_gpu(gpu, folders.proc, fault) for gpu in gpus_on_the_bus(folders.sys) if gpu.bus_id not in listed]
     ours = [gpu for gpu in found if gpu.reason == UNLISTED]
-    # As many as NVML could not name: they are these, and NVML has said what is wrong with them.
-    known = ours if len(ours) == nameless else []
-    return tuple(gpu for gpu in found if gpu not in known)
+    # If these are as many as NVML could not name, they are the same GPUs, and NVML has reported their faults.
+    reported = ours if len(ours) == faults else []
+    return tuple(gpu for gpu in found if gpu not in reported)
 
 
-def _gpu(bound: Bound, proc: Path, fault: str) -> KernelGpu:
-    if bound.driver != DRIVER:
-        return KernelGpu(pci_bus_id=bound.bus_id, reason=_elsewhere(bound.driver))
-    told = _information(proc / "driver/nvidia/gpus" / bound.bus_id / "information")
-    minor = told.get("Device Minor", "")
-    excluded = told.get("GPU Excluded", "") == "Yes"
+def _kernel_gpu(gpu: PciGpu, proc: Path, fault: str) -> KernelGpu:
+    if gpu.driver != DRIVER:
+        return KernelGpu(pci_bus_id=gpu.bus_id, reason=_other_driver(gpu.driver))
+    facts = _information(proc / "driver/nvidia/gpus" / gpu.bus_id / "information")
+    excluded = facts.get("GPU Excluded", "") == "Yes"
     return KernelGpu(
-        pci_bus_id=bound.bus_id,
-        uuid=_parsed(parse_uuid, told.get("GPU UUID", "")),
-        model=_parsed(parse_model, told.get("Model", "")),
-        minor_number=int(minor)
-        if minor.isascii() and minor.isdecimal() and len(minor) < 4 and int(minor) <= MINOR_MAX
-        else None,
+        pci_bus_id=gpu.bus_id,
+        uuid=_parsed(parse_uuid, facts.get("GPU UUID", "")),
+        model=_parsed(parse_model, facts.get("Model", "")),
+        minor_number=_minor(facts.get("Device Minor", "")),
         reason="excluded by the driver (NVreg_ExcludedGpus of module nvidia)" if excluded else fault or UNLISTED,
     )
 
 
-def _elsewhere(driver: str) -> str:
+def _other_driver(driver: str) -> str:
     if not driver:
-        return "no driver is bound to it: run `modprobe nvidia`, and see `dmesg | grep NVRM` if that leaves it so"
+        return "not bound to a driver: run `modprobe nvidia`, and see `dmesg | grep NVRM` if that does not bind it"
     if driver.startswith("vfio"):
         return f"bound to {driver}, for a virtual machine"
     return f"bound to {driver}: bind it to nvidia"
@@ -257,15 +233,19 @@ def _elsewhere(driver: str) -> str:
 
 def _information(path: Path) -> dict[str, str]:
     r"""`GPU UUID: \t GPU-...` a line. Source: NVIDIA/open-gpu-kernel-modules kernel-open/nvidia/nv-procfs.c."""
-    pairs = (line.partition(":") for line in _told(path).splitlines())
+    pairs = (line.partition(":") for line in _text(path).splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _minor(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 4 and int(text) <= MINOR_MAX else None
 
 
 def _parsed(parse: Callable[[str], str], text: str) -> str:
     try:
         return parse(text)
     except ValueError:
-        return ""  # `GPU-????????-...` of one that was never started
+        return ""  # `GPU-????????-...` of a GPU that was never started
 
 
 def _driver(device: Path) -> str:
@@ -275,5 +255,5 @@ def _driver(device: Path) -> str:
         return ""
 
 
-def _told(path: Path) -> str:
+def _text(path: Path) -> str:
     return text_of(path, INFORMATION_MAX) or ""

@@ -1,10 +1,11 @@
-"""Where NVML's library lies below a driver root."""
+"""NVML's library: finds it below a driver root, loads it once, and explains why NVML does not start."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,19 @@ from msgspec import Struct
 
 NVML: Final = "libnvidia-ml.so.1"
 _ELF64: Final = b"\x7fELF\x02"  # magic and EI_CLASS: a 32-bit library may come first on a multilib host
+_VERSION: Final = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
+
+# Return codes of nvml.h.
+NO_PERMISSION: Final = 4
+DRIVER_NOT_LOADED: Final = 9
+FUNCTION_NOT_FOUND: Final = 13
+LIB_RM_VERSION_MISMATCH: Final = 18
+
+Fingerprint = tuple[str, int, int, int]
+
+
+class LibraryError(Exception):
+    """NVML's library is missing, cannot be loaded, or does not start: one sentence."""
 
 
 def library_dirs(machine: str) -> tuple[str, ...]:
@@ -26,29 +40,22 @@ def library_dirs(machine: str) -> tuple[str, ...]:
     return (*plain, *debian, "usr/lib", "lib", ".")
 
 
-def find_library(driver_root: Path, first: Sequence[str] = (), name: str = NVML) -> Path | None:
-    """The first usable library of that name, by the path it is known by; None if there is none.
+def search_folders(driver_root: Path, first: Sequence[str] = ()) -> tuple[Path, ...]:
+    """Where the library is looked for. first: folders below the root that come before the well-known ones."""
+    folders = (*(folder.strip("/") for folder in first), *library_dirs(os.uname().machine))
+    return tuple(driver_root / folder for folder in folders)
 
-    first: folders below the root, looked into before those we know.
-    """
+
+def find_library(driver_root: Path, first: Sequence[str] = (), name: str = NVML) -> Path | None:
+    """The first usable library of that name, as found below the root; None if there is none."""
     return next(_usable(driver_root, first, name), None)
 
 
-def tried(driver_root: Path, first: Sequence[str] = ()) -> str:
-    """The folders looked into, for a sentence."""
-    return ", ".join(map(str, _folders(driver_root, first)))
-
-
-def _folders(driver_root: Path, first: Sequence[str]) -> Iterator[Path]:
-    folders = (*(folder.strip("/") for folder in first), *library_dirs(os.uname().machine))
-    return (driver_root / folder for folder in folders)
-
-
 def _usable(driver_root: Path, first: Sequence[str], name: str) -> Iterator[Path]:
-    # An absolute link in a driver root elsewhere points out of it, at best to nothing and at worst to the library of
-    # another driver; the file it means is found under a later folder (Debian's alternatives: nvidia/current).
+    # In a driver root other than `/`, an absolute link leads to nothing, or to the library of another driver. The file
+    # that it means is found in a later folder (Debian's alternatives: nvidia/current).
     root = driver_root.resolve()
-    for folder in _folders(driver_root, first):
+    for folder in search_folders(driver_root, first):
         path = folder / name
         if _is_elf64(path) and path.resolve().is_relative_to(root):
             yield path
@@ -62,20 +69,57 @@ def _is_elf64(path: Path) -> bool:
         return False
 
 
-# Return codes of nvml.h.
-NO_PERMISSION: Final = 4
-DRIVER_NOT_LOADED: Final = 9
-FUNCTION_NOT_FOUND: Final = 13
-LIB_RM_VERSION_MISMATCH: Final = 18
+class Library:
+    """NVML's library, loaded at most once: pynvml would not find a second copy in the same process."""
 
-_VERSION: Final = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
+    def __init__(self, driver_root: Path, library_dirs: Sequence[str] = ()) -> None:
+        self._driver_root = driver_root
+        self._library_dirs = library_dirs
+        self._loaded: ctypes.CDLL | None = None
+        self._fingerprint: Fingerprint | None = None
+
+    def find(self) -> Path:
+        """The library's path now. Raises: LibraryError."""
+        path = find_library(self._driver_root, self._library_dirs)
+        if path is None:
+            folders = ", ".join(map(str, search_folders(self._driver_root, self._library_dirs)))
+            raise LibraryError(
+                f"{NVML} was not found below the driver root {self._driver_root}: looked in {folders}; "
+                "install the driver, or set the driver root to where it is"
+            )
+        return path
+
+    def is_stale(self, path: Path) -> bool:
+        """Whether the file at `path` is not the one that was loaded."""
+        return self._fingerprint not in (None, _fingerprint(path))
+
+    def load(self, path: Path) -> None:
+        """Loads the library by path, so that pynvml, which asks for it by name, gets this one.
+
+        Raises: LibraryError.
+        """
+        if self._loaded is not None:
+            return
+        try:
+            self._loaded, self._fingerprint = ctypes.CDLL(str(path)), _fingerprint(path)
+            by_name = ctypes.CDLL(NVML)
+        except OSError as error:
+            raise LibraryError(f"cannot load {path}: {error}") from error
+        if by_name._handle != self._loaded._handle:
+            raise LibraryError(f"the SONAME of {path} is not {NVML}: NVML of another driver root was loaded instead")
 
 
-class Refusal(Struct, frozen=True):
-    """NVML's error at start.
+def _fingerprint(path: Path) -> Fingerprint:
+    real = path.resolve()
+    stat = real.stat()
+    return str(real), stat.st_dev, stat.st_ino, stat.st_mtime_ns
 
-    error: the call and its error. library: the file loaded, links resolved.
-    module: version of the kernel module that is loaded, empty when none is.
+
+class StartFailure(Struct, frozen=True):
+    """Why NVML did not start.
+
+    error: the call and its error. library: the file that was loaded, symlinks resolved.
+    module: the version of the loaded kernel module, empty when none is loaded.
     """
 
     code: int
@@ -84,50 +128,30 @@ class Refusal(Struct, frozen=True):
     module: str
 
 
-def advice(refusal: Refusal) -> str:
-    """One sentence: what NVML said, what it means here, what to do."""
-    return _ADVICE.get(refusal.code, _unknown)(refusal)
-
-
 def library_version(library: str) -> str:
-    """The version in a library's file name, `580.95.05`; empty where there is none."""
+    """The version in a library's file name, `580.95.05`; empty where it has none."""
     match = _VERSION.search(library)
     return match.group(1) if match else ""
 
 
-def _not_loaded(refusal: Refusal) -> str:
-    if refusal.module:
+def advice(failure: StartFailure) -> str:
+    """One sentence: NVML's error, what it means on this node, and what to do."""
+    error, library, module = failure.error, failure.library, failure.module
+    if failure.code == DRIVER_NOT_LOADED and module:
         return (
-            f"{refusal.error}: the nvidia kernel module {refusal.module} is loaded, but /dev/nvidiactl cannot be "
-            "opened: make the nodes with `nvidia-modprobe -c 255 -c 0`, or start nvidia-persistenced"
+            f"{error}: the nvidia kernel module {module} is loaded, but /dev/nvidiactl cannot be opened: "
+            "make the nodes with `nvidia-modprobe -c 255 -c 0`, or start nvidia-persistenced"
         )
-    return f"{refusal.error}: the nvidia kernel module is not loaded: run `modprobe nvidia` and see `dmesg`"
-
-
-def _mismatch(refusal: Refusal) -> str:
-    library = library_version(refusal.library) or "of an unknown version"
-    module = refusal.module or "of an unknown version"
-    return (
-        f"{refusal.error}: the library {refusal.library} is {library} and the loaded kernel module is {module}: "
-        "stop what uses the GPUs and reload the nvidia modules, or reboot the node"
-    )
-
-
-def _no_permission(refusal: Refusal) -> str:
-    return f"{refusal.error}: see owner and mode of /dev/nvidiactl, and what SELinux or AppArmor denied"
-
-
-def _too_old(refusal: Refusal) -> str:
-    return f"{refusal.error}: {refusal.library} lacks a function that every current driver has: update the driver"
-
-
-def _unknown(refusal: Refusal) -> str:
-    return f"{refusal.error}: NVML from {refusal.library} did not start: see `nvidia-smi` and `dmesg | grep NVRM`"
-
-
-_ADVICE: Final[Mapping[int, Callable[[Refusal], str]]] = {
-    NO_PERMISSION: _no_permission,
-    DRIVER_NOT_LOADED: _not_loaded,
-    FUNCTION_NOT_FOUND: _too_old,
-    LIB_RM_VERSION_MISMATCH: _mismatch,
-}
+    if failure.code == DRIVER_NOT_LOADED:
+        return f"{error}: the nvidia kernel module is not loaded: run `modprobe nvidia` and see `dmesg`"
+    if failure.code == LIB_RM_VERSION_MISMATCH:
+        version, loaded = library_version(library) or "of an unknown version", module or "of an unknown version"
+        return (
+            f"{error}: the library {library} is {version} and the loaded kernel module is {loaded}: "
+            "stop what uses the GPUs and reload the nvidia modules, or reboot the node"
+        )
+    if failure.code == NO_PERMISSION:
+        return f"{error}: check the owner and mode of /dev/nvidiactl, and what SELinux or AppArmor denied"
+    if failure.code == FUNCTION_NOT_FOUND:
+        return f"{error}: {library} lacks a function that every current driver has: update the driver"
+    return f"{error}: NVML from {library} did not start: see `nvidia-smi` and `dmesg | grep NVRM`"

@@ -1,4 +1,4 @@
-"""The kernel's own word on devices and modules that come and go: a netlink socket, and which messages concern GPUs."""
+"""Notices when a node's GPUs may have changed: the kernel's device events, inotify on /dev, and a look each second."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Final
 from loguru import logger
 from msgspec import Struct
 
+if TYPE_CHECKING:
+    from nri_gpu.system.inotify import FolderWatch
+
 NETLINK_KOBJECT_UEVENT: Final = 15  # linux/netlink.h
 KERNEL_GROUP: Final = 1  # 2 is udev's, whose messages are about the same things and come later
-KERNEL_PORT: Final = 0  # who sends them; others with CAP_NET_ADMIN could
-MESSAGE_MAX: Final = 8192  # the kernel's own limit is 2048 of variables (linux/kobject.h: UEVENT_BUFFER_SIZE)
+KERNEL_PORT: Final = 0  # the sender; others with CAP_NET_ADMIN could send too
+MESSAGE_MAX: Final = 8192  # the kernel's own limit is 2048 for the variables (linux/kobject.h: UEVENT_BUFFER_SIZE)
 NVIDIA_VENDOR: Final = "10DE:"
+DEV_FOLDERS: Final = tuple(Path("/dev", below) for below in ("", "nvidia-caps", "dri"))
 
 
 def parse_uevent(message: bytes) -> Mapping[str, str]:
-    r"""The variables of a kernel message, `ACTION@DEVPATH\0KEY=VALUE\0...`; empty where it is none."""
+    r"""The variables of a kernel message, `ACTION@DEVPATH\0KEY=VALUE\0...`; empty for anything else."""
     head, *rest = message.decode("utf-8", errors="replace").split("\0")
     if "@" not in head:
         return {}
@@ -30,7 +34,7 @@ def parse_uevent(message: bytes) -> Mapping[str, str]:
 
 
 def concerns_gpus(event: Mapping[str, str]) -> bool:
-    """Whether the node's GPUs may be others after it: NVIDIA's modules, its PCI functions, and graphics nodes."""
+    """Whether the event is about NVIDIA's modules, its PCI functions, or DRM nodes."""
     subsystem = event.get("SUBSYSTEM", "")
     if subsystem == "pci":
         return event.get("PCI_ID", "").startswith(NVIDIA_VENDOR) or event.get("DRIVER") == "nvidia"
@@ -40,10 +44,10 @@ def concerns_gpus(event: Mapping[str, str]) -> bool:
 
 
 def netlink() -> socket.socket:
-    """A socket that hears the kernel. It needs no capability.
+    """A socket that receives the kernel's device events. It needs no capability.
 
-    The kernel tells the sockets of every network namespace that the host's user namespace owns: in one of another user
-    namespace it works, and stays silent. Source: linux lib/kobject_uevent.c, man 7 netlink.
+    The kernel sends them to the network namespaces that the host's user namespace owns. In another user namespace the
+    socket can be made and stays silent. Source: linux lib/kobject_uevent.c, man 7 netlink.
 
     Raises: OSError: a sandbox forbids such sockets.
     """
@@ -58,10 +62,10 @@ def netlink() -> socket.socket:
 
 
 class Uevents:
-    """Listens until closed. told: called once for each batch of messages of which one concerns GPUs."""
+    """Receives device events. changed: called once for each batch of messages with one that concerns GPUs."""
 
-    def __init__(self, told: Callable[[], None], connect: Callable[[], socket.socket] = netlink) -> None:
-        self._told = told
+    def __init__(self, changed: Callable[[], None], connect: Callable[[], socket.socket] = netlink) -> None:
+        self._changed = changed
         self._connect = connect
         self._socket: socket.socket | None = None
 
@@ -71,7 +75,7 @@ class Uevents:
         asyncio.get_running_loop().add_reader(self._socket, self._read)
 
     def close(self) -> None:
-        """Listen no more."""
+        """End."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
@@ -84,27 +88,16 @@ class Uevents:
                 message, (port, _groups) = self._socket.recvfrom(MESSAGE_MAX)
             except BlockingIOError:
                 break
-            except OSError:  # ENOBUFS: some were lost, and nobody knows which
+            except OSError:  # ENOBUFS: some messages were lost, which may have concerned GPUs
                 concerning = True
                 break
             concerning = concerning or (port == KERNEL_PORT and concerns_gpus(parse_uevent(message)))
         if concerning:
-            self._told()
-
-
-def explain(error: OSError) -> str:
-    """A clause on why there is no such socket."""
-    return f"the kernel's device events cannot be heard ({os.strerror(error.errno or 0)})"
-
-
-if TYPE_CHECKING:
-    from nri_gpu.system.inotify import FolderWatch
-
-DEV_FOLDERS: Final = tuple(Path("/dev", below) for below in ("", "nvidia-caps", "dri"))
+            self._changed()
 
 
 class Pace(Struct, frozen=True, kw_only=True):
-    """Seconds. look_s: between two glances. quiet_s: without news, before a change is told. longest_s: of a burst."""
+    """Seconds. look_s: between two looks. quiet_s: without news, before a change is reported. longest_s: of a burst."""
 
     look_s: float = 1.0
     quiet_s: float = 0.1
@@ -115,10 +108,10 @@ SIMULATED_PACE: Final = Pace(quiet_s=0.0)
 
 
 class NodeWatch:
-    """Tells `changed` once for each burst of changes. look: a glance; equal ones mean no change.
+    """Calls `changed` once for each burst of changes. look: returns the kernel view; equal views mean no change.
 
-    waits: whether a look may have to wait for the kernel or a disk: it is made in a thread then. folders: for inotify.
-    uevents: whether to listen to the kernel's events; a simulated node has none of either.
+    blocking: whether a look may wait for the kernel or a disk; it is then made in a thread. folders: for inotify.
+    uevents: whether to receive the kernel's events. A simulated node has none of these.
     """
 
     def __init__(
@@ -128,26 +121,26 @@ class NodeWatch:
         *,
         folders: tuple[Path, ...] = DEV_FOLDERS,
         uevents: bool = True,
-        waits: bool = True,
+        blocking: bool = True,
         pace: Pace | None = None,
     ) -> None:
-        self._glance = look
-        self._waits = waits
+        self._view = look
+        self._blocking = blocking
         self._changed = changed
         self._folders = folders
-        self._uevents = Uevents(self.told) if uevents else None
+        self._uevents = Uevents(self.notify) if uevents else None
         self._inotify: FolderWatch | None = None
         self._pace = pace or Pace()
         self._woken = asyncio.Event()
         self._certain = False
 
-    def told(self) -> None:
-        """By somebody who knows that something changed, whatever a glance shows."""
+    def notify(self) -> None:
+        """Something certainly changed, whatever the next look shows."""
         self._certain = True
         self._woken.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         self._open()
         try:
             seen = await self._look()
@@ -164,26 +157,26 @@ class NodeWatch:
             self._close()
 
     async def _look(self) -> Hashable:
-        return await asyncio.to_thread(self._glance) if self._waits else self._glance()
+        return await asyncio.to_thread(self._view) if self._blocking else self._view()
 
     def _open(self) -> None:
-        """What cannot be had is said once: the glance does the same, up to a second later."""
+        """Logs once what cannot be watched: the look each second finds the same changes, later."""
         try:
             if self._uevents:
                 self._uevents.open()
         except OSError as error:
             self._uevents = None
-            logger.bind(fault=explain(error)).info("changes of the node are noticed by looking each second")
+            logger.bind(fault=explain(error)).info("no device events: looking for changes of the node each second")
         if not self._folders:
             return
-        from nri_gpu.system.inotify import FolderWatch  # ctypes: 2 ms and half a MiB, which a simulated node saves
+        from nri_gpu.system.inotify import FolderWatch  # a simulated node does without the 2 ms of its import
 
         watch = FolderWatch(self._woken.set)
         try:
             watch.open(self._folders)
             self._inotify = watch
         except OSError as error:
-            logger.bind(fault=str(error)).info("device nodes are not watched, but looked at each second")
+            logger.bind(fault=str(error)).info("no inotify: looking for changes of device nodes each second")
 
     def _close(self) -> None:
         for each in (self._uevents, self._inotify):
@@ -200,15 +193,20 @@ class NodeWatch:
         return woken
 
     async def _settle(self) -> None:
-        """A driver's installation is a hundred changes: wait for their end, but not for ever."""
+        """Installing a driver makes a hundred changes: wait for the last one, but not for ever."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._pace.longest_s
         while loop.time() < until and await self._wait(self._pace.quiet_s):
             pass
 
 
+def explain(error: OSError) -> str:
+    """Why the socket for device events cannot be opened, a clause."""
+    return f"cannot receive the kernel's device events ({os.strerror(error.errno or 0)})"
+
+
 def node_watch(look: Callable[[], Hashable], changed: Callable[[], None], *, simulated: bool) -> NodeWatch:
-    """Of this machine, or of a topology file, which neither the kernel nor /dev tells anything of."""
+    """The watch of this machine, or of a topology file, about which neither the kernel nor /dev tells anything."""
     if simulated:
-        return NodeWatch(look, changed, folders=(), uevents=False, waits=False, pace=SIMULATED_PACE)
+        return NodeWatch(look, changed, folders=(), uevents=False, blocking=False, pace=SIMULATED_PACE)
     return NodeWatch(look, changed)

@@ -1,11 +1,21 @@
-"""How NVML is asked: a call that says itself aloud, fails by a number, and may be one that not every driver has."""
+"""The NVML client of our child processes: it announces each call, makes it, and reports a failure as a CallError.
+
+The calls go through nvidia-ml-py, or through an older function where the library lacks the one that nvidia-ml-py uses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+import contextlib
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-# Codes of nvml.h.
+import pynvml
+
+from nri_gpu.inventory.library import NVML
+from nri_gpu.inventory.nvml_symbols import ReturnCodeError, Symbols
+
+# Return codes of nvml.h.
 INVALID_ARGUMENT: Final = 2
 NOT_SUPPORTED: Final = 3
 NOT_FOUND: Final = 6
@@ -13,63 +23,114 @@ TIMEOUT: Final = 10
 FUNCTION_NOT_FOUND: Final = 13
 GPU_IS_LOST: Final = 15
 RESET_REQUIRED: Final = 16
+ARGUMENT_VERSION_MISMATCH: Final = 25
 
-ABSENT: Final = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})
-GONE: Final = frozenset({GPU_IS_LOST, RESET_REQUIRED})
+UNSUPPORTED: Final = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})
+GPU_GONE: Final = frozenset({GPU_IS_LOST, RESET_REQUIRED})
+INIT: Final = "nvmlInit"
+MESSAGE_MAX: Final = 400  # characters; the report refuses longer sentences
 
 
 class CallError(Exception):
     """An NVML call that failed: `nvmlDeviceGetUUID: GPU is lost (15)`. code: 0 where the answer was unreadable."""
 
     def __init__(self, name: str, message: str, code: int = 0) -> None:
-        super().__init__(f"{name}: {message} ({code})" if code else f"{name}: {message}")
+        super().__init__((f"{name}: {message} ({code})" if code else f"{name}: {message}")[:MESSAGE_MAX])
         self.code = code
 
 
-class Ask(Protocol):
-    """Makes one NVML call, said aloud before it is made."""
+class NvmlClient:
+    """Makes NVML calls. announce: told the name of each call, and the GPU's index, before the call is made."""
 
-    def __call__(self, name: str, *arguments: object, gpu: int | None = None) -> Any:  # noqa: ANN401 (NVML's own types)
-        """The call's result.
+    def __init__(self, announce: Callable[[str, int | None], None]) -> None:
+        self._announce = announce
+        self._symbols = Symbols(lambda: ctypes.CDLL(NVML))
+
+    @property
+    def lacking(self) -> list[tuple[str, str]]:
+        """Functions that this driver's library lacks, each with the older one used instead, or empty."""
+        return self._symbols.lacking
+
+    def call(self, name: str, *arguments: object, gpu: int | None = None) -> Any:  # noqa: ANN401 (NVML's own types)
+        """The result of one call. gpu: the index of the GPU that the call is about.
 
         Raises: CallError.
         """
+        self._announce(name, gpu)
+        try:
+            older = self._symbols.older(name)
+            if older is None:
+                return _binding(name)(*arguments)
+            if name == INIT:
+                # nvidia-ml-py opens the library in this call only, before it finds that the function is missing.
+                with contextlib.suppress(pynvml.NVMLError):
+                    pynvml.nvmlInit()
+            return older(*arguments)
+        except pynvml.NVMLError as error:
+            raise CallError(name, str(error), error.value) from error
+        except ReturnCodeError as error:
+            raise CallError(name, str(pynvml.NVMLError(error.code)), error.code) from error
+        except ValueError as error:  # bytes that are not UTF-8
+            raise CallError(name, f"unreadable answer ({error})") from error
+
+    def parsed(self, parse: Callable[[str], str], name: str, *arguments: object, gpu: int | None = None) -> str:
+        """The text that a call returns, checked by `parse`. Raises: CallError."""
+        return checked(parse, self.call(name, *arguments, gpu=gpu), name)
+
+    def if_supported(self, name: str, *arguments: object, default: object = None, gpu: int) -> Any:  # noqa: ANN401
+        """The result, or `default` where this GPU or driver does not support the call. Raises: CallError."""
+        try:
+            return self.call(name, *arguments, gpu=gpu)
+        except CallError as error:
+            if error.code not in UNSUPPORTED:
+                raise
+            return default
+
+    def optional(self, name: str, *arguments: object, default: object = None, gpu: int | None = None) -> Any:  # noqa: ANN401
+        """The result, or `default` where the call fails. Raises: CallError, when the GPU is gone."""
+        try:
+            return self.call(name, *arguments, gpu=gpu)
+        except CallError as error:
+            if error.code in GPU_GONE:
+                raise
+            return default
+
+    def attempt(self, name: str, *arguments: object, gpu: int) -> Any:  # noqa: ANN401
+        """The result, or None where the call fails for whatever reason."""
+        try:
+            return self.call(name, *arguments, gpu=gpu)
+        except CallError:
+            return None
 
 
-def tolerant(ask: Ask, default: object, name: str, *arguments: object, gpu: int) -> Any:  # noqa: ANN401
-    """An answer nothing depends on: links only help to choose well."""
-    try:
-        return ask(name, *arguments, gpu=gpu)
-    except CallError:
-        return default
-
-
-def maybe(
-    ask: Ask,
-    default: object,
-    name: str,
-    *arguments: object,
-    gpu: int | None = None,
-    tolerated: frozenset[int] | None = None,
-) -> Any:  # noqa: ANN401
-    """An optional fact: `default` where this GPU or driver lacks it, or on any error short of a lost GPU.
-
-    Raises: CallError, for a code that is not in `tolerated`; where that is not given, for a GPU that is gone.
-    """
-    try:
-        return ask(name, *arguments, gpu=gpu)
-    except CallError as error:
-        if error.code in GONE if tolerated is None else error.code not in tolerated:
-            raise
-        return default
-
-
-def parsed(parse: Callable[[str], str], text: str, name: str) -> str:
-    """What a call answered, if it is what such a thing looks like.
-
-    Raises: CallError.
-    """
+def checked(parse: Callable[[str], str], text: str, name: str) -> str:
+    """`parse(text)`, of a text that the call `name` returned. Raises: CallError."""
     try:
         return parse(text)
     except ValueError as error:
         raise CallError(name, str(error)) from error
+
+
+def _fabric_info(handle: object) -> Any:  # noqa: ANN401 (an nvmlGpuFabricInfo of some version)
+    """Fills the struct that nvidia-ml-py wants from its caller. Drivers before R550 have an older struct and call."""
+    info = pynvml.c_nvmlGpuFabricInfoV_t()
+    try:
+        pynvml.nvmlDeviceGetGpuFabricInfoV(handle, pynvml.byref(info))
+    except pynvml.NVMLError as error:
+        if error.value not in (FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH):
+            raise
+        info = pynvml.c_nvmlGpuFabricInfo_t()
+        pynvml.nvmlDeviceGetGpuFabricInfo(handle, pynvml.byref(info))
+    return info
+
+
+_OURS: Final[Mapping[str, Callable[..., Any]]] = {"nvmlDeviceGetGpuFabricInfoV": _fabric_info}
+
+
+def _binding(name: str) -> Callable[..., Any]:
+    return _OURS.get(name) or getattr(pynvml, name, None) or _undeclared
+
+
+def _undeclared(*_: object) -> None:
+    """Stands in for a function that this release of nvidia-ml-py does not declare. Raises: NVMLError."""
+    raise pynvml.NVMLError(FUNCTION_NOT_FOUND)

@@ -1,13 +1,14 @@
-"""Functions of NVML under the names that older libraries have them by, for which nvidia-ml-py knows the newest alone.
+"""Functions of NVML as older libraries have them: nvidia-ml-py uses only the newest version of each.
 
-NVML gives a function a new suffix with each new layout of its struct, and keeps the old ones. What is here is called
-through the library that is loaded already, with the layouts of nvml.h of that time.
+NVML gives a function a new suffix with each new layout of its struct, and keeps the old functions. The older ones are
+called through the library that is already loaded, with the struct layouts of nvml.h of that time.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
@@ -18,8 +19,8 @@ NO_INSTANCE: Final = 0xFFFFFFFF
 SPARE_PROCESSES: Final = 8  # for those that start between two calls
 
 
-class Failed(Exception):
-    """A return code that is not success."""
+class ReturnCodeError(Exception):
+    """NVML returned an error."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -27,14 +28,14 @@ class Failed(Exception):
 
 
 class _Device(ctypes.Structure):
-    """What nvmlDevice_t points to is NVML's own."""
+    """What nvmlDevice_t points to: opaque."""
 
 
 Device: Final = ctypes.POINTER(_Device)
 
 
 class PciInfoV2(ctypes.Structure):
-    """nvmlPciInfo_t before _v3: 52 bytes, its texts at other places than now; the numbers are what is read."""
+    """nvmlPciInfo_t before _v3: 52 bytes. Its texts lie elsewhere than today, so only the numbers are read."""
 
     _fields_ = (
         ("busId", ctypes.c_char * 16),
@@ -48,14 +49,14 @@ class PciInfoV2(ctypes.Structure):
 
 
 class EventDataV1(ctypes.Structure):
-    """nvmlEventData_t before it told of MIG instances: 24 bytes. What happens, happens to the whole GPU."""
+    """nvmlEventData_t before it had MIG instances: 24 bytes. Every event is about the whole GPU."""
 
     _fields_ = (("device", Device), ("eventType", ctypes.c_ulonglong), ("eventData", ctypes.c_ulonglong))
     gpuInstanceId = computeInstanceId = NO_INSTANCE
 
 
 class ProcessInfoV1(ctypes.Structure):
-    """nvmlProcessInfo_t before it told of MIG instances: 16 bytes."""
+    """nvmlProcessInfo_t before it had MIG instances: 16 bytes."""
 
     _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))
 
@@ -76,9 +77,9 @@ Call = Callable[..., Any]  # (that function, arguments) -> what the binding woul
 
 
 def _checked(code: int) -> None:
-    """Raises: Failed."""
+    """Raises: ReturnCodeError."""
     if code != SUCCESS:
-        raise Failed(code)
+        raise ReturnCodeError(code)
 
 
 def _start(function: Foreign) -> None:
@@ -131,7 +132,7 @@ def _processes(layout: type[ctypes.Structure]) -> Call:
 
 
 class Chain(Struct, frozen=True):
-    """newest: the symbol that nvidia-ml-py uses. older: what stands in for it, the newest first."""
+    """newest: the symbol that nvidia-ml-py uses. older: the symbols to use instead, newest first."""
 
     newest: str
     older: tuple[tuple[str, Call], ...]
@@ -166,26 +167,26 @@ CHAINS: Final[Mapping[str, Chain]] = {
 
 
 class Symbols:
-    """What the loaded library has. Looked up once for each name."""
+    """The functions that the loaded library has. Each name is looked up once."""
 
     def __init__(self, load: Callable[[], ctypes.CDLL]) -> None:
         self._load = load
         self._library: ctypes.CDLL | None = None
-        self._found: dict[str, Callable[..., Any] | None] = {}
+        self._older: dict[str, Callable[..., Any] | None] = {}
         self._lacking: dict[str, str] = {}
 
     @property
     def lacking(self) -> list[tuple[str, str]]:
-        """Symbols that were asked for and are not there, each with the one that stands in for it, or empty."""
+        """Symbols that were needed and are missing, each with the one used instead, or empty."""
         return sorted(self._lacking.items())
 
-    def stand_in(self, name: str) -> Callable[..., Any] | None:
-        """An older function in place of the binding's; None where the binding's own works, or nothing does."""
-        if name not in self._found:
-            self._found[name] = self._look(name)
-        return self._found[name]
+    def older(self, name: str) -> Callable[..., Any] | None:
+        """The older function to call instead of nvidia-ml-py's; None where that one works, or nothing does."""
+        if name not in self._older:
+            self._older[name] = self._find(name)
+        return self._older[name]
 
-    def _look(self, name: str) -> Callable[..., Any] | None:
+    def _find(self, name: str) -> Callable[..., Any] | None:
         self._library = self._library or self._load()
         chain = CHAINS.get(name, Chain(name, ()))
         if hasattr(self._library, chain.newest):
@@ -193,10 +194,6 @@ class Symbols:
         for symbol, call in chain.older:
             if hasattr(self._library, symbol):
                 self._lacking[chain.newest] = symbol
-                return _bound(call, getattr(self._library, symbol))
+                return partial(call, getattr(self._library, symbol))
         self._lacking[chain.newest] = ""
         return None
-
-
-def _bound(call: Call, function: Foreign) -> Callable[..., Any]:
-    return lambda *arguments: call(function, *arguments)

@@ -1,40 +1,90 @@
-"""Where an inventory comes from: one interface, two sources."""
+"""Where an inventory comes from: the `Source` interface, and this machine as its main implementation."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.node import Inventory, KernelGpu
-from nri_gpu.inventory.child import Aside, Deadlines, Limit, NvmlChild
-from nri_gpu.inventory.extras import PROC, as_host_names, find_offers, roots_of, unusual, with_minors
-from nri_gpu.inventory.kernel import PROC_DEVICES, Places, glance, host_majors, numa_nodes, unlisted_gpus
+from nri_gpu.inventory.child import Deadlines, Limit, NvmlChild
+from nri_gpu.inventory.extras import PROC, find_extras, host_folders, on_the_host
+from nri_gpu.inventory.kernel import PROC_DEVICES, KernelFolders, host_majors, kernel_view, numa_nodes, unlisted_gpus
+from nri_gpu.inventory.mig_minors import unusual_minors, with_minors
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
-    """Somebody who knows what GPUs there are."""
+    """Describes a node's GPUs."""
 
     async def refresh(self) -> Inventory:
-        """What there is now.
-
-        Raises: InventoryError.
-        """
+        """The node as it is now. Raises: InventoryError."""
 
     async def close(self) -> None:
-        """Lets go of whatever was needed to ask."""
+        """Releases what the source holds."""
+
+
+class FileReader:
+    """Reads files of the kernel and the driver in a thread, because such a read may hang for ever.
+
+    At most one thread at a time. One that hangs is left behind, and no second one is started beside it. The threads
+    are not the event loop's, which waits for its own when it ends.
+    """
+
+    def __init__(self, limit_s: float, limit: Limit = asyncio.timeout) -> None:
+        self._limit_s = limit_s
+        self._limit = limit
+        self._running = ""
+
+    async def run(self, what: str, read: Callable[[], T]) -> T:
+        """What `read` returns or raises. what: its name in an error.
+
+        Raises: InventoryError, where it takes too long, or an earlier one still runs.
+        """
+        if self._running:
+            raise InventoryError(f"{self._running} has not finished yet: see `dmesg` for tasks that hang")
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        self._running = what
+
+        def finish(result: T | None, error: BaseException | None) -> None:
+            self._running = ""
+            if done.done():  # it was too late
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)  # type: ignore[arg-type]  # without an error it is a T
+
+        def body() -> None:
+            result, error = None, None
+            try:
+                result = read()
+            except BaseException as raised:
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(finish, result, error)
+
+        threading.Thread(target=body, name="nri-gpu-files", daemon=True).start()
+        try:
+            async with self._limit(self._limit_s):
+                return await done
+        except TimeoutError:
+            raise InventoryError(f"{what} did not finish within {self._limit_s:g} s") from None
 
 
 class NvmlSource:
-    """The machine itself: GPUs from NVML, majors, NUMA nodes and the minors of MIG's capabilities from the kernel."""
+    """The machine itself: GPUs from NVML; majors, NUMA nodes, capability minors and extras from the kernel's files."""
 
     def __init__(
         self,
@@ -53,73 +103,70 @@ class NvmlSource:
             str(driver_root), library_dirs, sysfs=sysfs, deadlines=deadlines, wall=wall, limit=limit
         )
         self._proc_devices = proc_devices
-        self._proc = Path(proc)
-        self._sysfs = Path(sysfs)
-        self._roots = roots_of(Path(driver_root), host_root, proc=self._proc, sys=self._sysfs)
+        self._kernel = KernelFolders(proc=Path(proc), sys=Path(sysfs))
+        self._folders = host_folders(Path(driver_root), host_root, proc=Path(proc), sys=Path(sysfs))
         self._host_root = host_root
-        self._places = Places(proc=self._proc, sys=self._sysfs)
-        self._aside = Aside((deadlines or Deadlines()).files_s, limit)
-        self._said: tuple[str, ...] = ()
+        self._files = FileReader((deadlines or Deadlines()).files_s, limit)
+        self._unusual: tuple[str, ...] = ()
         self._lacking: set[tuple[str, str]] = set()  # driver version and function
-        self.answered: Hashable = None  # the glance from before the last answer was asked for
+        self.answered: Hashable = None  # the kernel view from before the last answer
 
     async def refresh(self) -> Inventory:
         """What NVML and the kernel say now. Raises: InventoryError."""
-        before = await self._aside.run("a glance at the kernel's files", self.glance)
+        before = await self._files.run("a look at the kernel's files", self.kernel_view)
         try:
             inventory = await self._child.refresh()
         except InventoryError as error:
             raise InventoryError(str(error), await self._without_nvml(str(error))) from error
-        self._tell_lacking(inventory.driver_version)
-        # After NVML: its start may be what loads the module.
-        inventory = await self._aside.run(
-            "reading the driver's files in /proc and /sys", partial(self._whole, inventory)
-        )
-        self._tell_unusual(inventory)
+        self._log_lacking(inventory.driver_version)
+        # After NVML, whose start may be what loads the kernel module.
+        read = partial(self._with_files, inventory)
+        inventory = await self._files.run("reading the driver's files in /proc and /sys", read)
+        self._log_unusual(inventory)
         self.answered = before
         return inventory
 
-    def _whole(self, inventory: Inventory) -> Inventory:
-        """With what files tell, some of which are the driver's own. Raises: InventoryError."""
-        majors, gpus = host_majors(self._proc_devices), with_minors(inventory.gpus, self._proc)
-        offers = find_offers(self._roots, inventory.driver_version)
-        if self._host_root:
-            offers = as_host_names(offers, self._roots.driver, Path(self._host_root))
-        listed, nameless = {gpu.pci_bus_id for gpu in gpus}, len(inventory.faults)
-        return replace(
-            inventory,
-            majors=majors,
-            gpus=gpus,
-            numa=numa_nodes(gpus, self._sysfs),
-            extras=offers,
-            unlisted=unlisted_gpus(self._places, listed, nameless=nameless),
-        )
-
-    async def _without_nvml(self, fault: str) -> tuple[KernelGpu, ...]:
-        """What can be named all the same."""
-        with contextlib.suppress(InventoryError):
-            look = partial(unlisted_gpus, self._places, (), fault=fault)
-            return await self._aside.run("reading what the kernel shows of GPUs", look)
-        return ()
-
-    def _tell_unusual(self, inventory: Inventory) -> None:
-        """What is odd, once, until it changes."""
-        said, self._said = self._said, unusual(inventory.gpus)
-        for sentence in self._said:
-            if sentence not in said:
-                logger.bind(fault=sentence).warning("odd capability minors, believed")
-
-    def _tell_lacking(self, version: str) -> None:
-        """Once for each driver, however often its library is asked."""
-        if fresh := [each for each in self._child.lacking if (version, each) not in self._lacking]:
-            self._lacking |= {(version, each) for each in fresh}
-            bound = logger.bind(driver_version=version, fault=", ".join(fresh))
-            bound.info("this driver's nvml lacks functions; what they tell is asked otherwise, or not known")
-
-    def glance(self) -> Hashable:
-        """What the kernel shows without asking the driver."""
-        return glance(self._places)
+    def kernel_view(self) -> Hashable:
+        """What the kernel shows without the driver: another value means that the node may have changed."""
+        return kernel_view(self._kernel)
 
     async def close(self) -> None:
         """Ends the NVML process."""
         await self._child.close()
+
+    def _with_files(self, inventory: Inventory) -> Inventory:
+        """The inventory with what files say. Raises: InventoryError."""
+        majors, gpus = host_majors(self._proc_devices), with_minors(inventory.gpus, self._kernel.proc)
+        extras = find_extras(self._folders, inventory.driver_version)
+        if self._host_root:
+            extras = on_the_host(extras, self._folders.driver, Path(self._host_root))
+        listed = {gpu.pci_bus_id for gpu in gpus}
+        return replace(
+            inventory,
+            majors=majors,
+            gpus=gpus,
+            numa=numa_nodes(gpus, self._kernel.sys),
+            extras=extras,
+            unlisted=unlisted_gpus(self._kernel, listed, faults=len(inventory.faults)),
+        )
+
+    async def _without_nvml(self, fault: str) -> tuple[KernelGpu, ...]:
+        """The GPUs that the kernel shows."""
+        with contextlib.suppress(InventoryError):
+            read = partial(unlisted_gpus, self._kernel, (), fault=fault)
+            return await self._files.run("reading what the kernel shows of GPUs", read)
+        return ()
+
+    def _log_unusual(self, inventory: Inventory) -> None:
+        """Once, until they change."""
+        before, self._unusual = self._unusual, unusual_minors(inventory.gpus)
+        for sentence in self._unusual:
+            if sentence not in before:
+                logger.bind(fault=sentence).warning("unusual capability minors, used as they are")
+
+    def _log_lacking(self, version: str) -> None:
+        """Once for each driver version."""
+        if fresh := [name for name in self._child.lacking if (version, name) not in self._lacking]:
+            self._lacking |= {(version, name) for name in fresh}
+            bound = logger.bind(driver_version=version, fault=", ".join(fresh))
+            bound.info("this driver's NVML lacks functions: older ones are used, or the facts stay unknown")

@@ -1,4 +1,4 @@
-"""What cannot be true of one node at once, although each part of it could. Pure."""
+"""Contradictions in a topology file: values that are each possible and cannot be true of one node together. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from msgspec.structs import replace
 from nri_gpu.domain.errors import Fault
 from nri_gpu.domain.gpu import Gpu, MigDevice
 from nri_gpu.domain.node import Inventory, Link
+from nri_gpu.inventory.formats import NVLINKS_MAX
 from nri_gpu.policy.lines import key_lines, line_of
-from nri_gpu.simulation.scenario import Change, Scene
+from nri_gpu.simulation.scenario import Scenario, ScenarioChange
 
-SLICES_MAX: Final = 7  # compute slices of a GPU that MIG can cut (NVIDIA's MIG guide); some have fewer
-NVLINKS_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
+SLICES_MAX: Final = 7  # compute slices of a GPU with MIG (NVIDIA's MIG guide); some have fewer
 _PROFILE: Final = re.compile(r"(?:(\d)c\.)?(\d)g\.(\d+)gb")
 
 
 class Contradiction(Struct, frozen=True):
-    """One of them.
+    """Two values that do not fit.
 
-    kind: `majors`, `mig`, `drm` or `link`. where: (GPU's index, MIG device's index), (GPU's index, graphics node's
-    name), or a link's ends; empty for the node. key: the one to correct.
+    kind: `majors`, `mig`, `drm` or `link`. where: (GPU's index, MIG device's index), (GPU's index, DRM node's name), or
+    a link's ends; empty for the node. key: of the later value, the one to correct.
     """
 
     kind: str
@@ -35,18 +35,18 @@ class Contradiction(Struct, frozen=True):
 
 
 def contradictions(inventory: Inventory) -> tuple[Contradiction, ...]:
-    """All of them, each at the later of the two that do not fit."""
+    """All of them."""
     mig = (found for gpu in inventory.gpus for found in (*_memory(gpu), *_slices(gpu)))
     return (*_majors(inventory), *_uuids(inventory), *_minors(inventory), *mig, *_drm(inventory), *_links(inventory))
 
 
 def _majors(inventory: Inventory) -> Iterator[Contradiction]:
-    """A major is one driver's alone."""
+    """A major belongs to one module."""
     met: dict[int, str] = {}
     for name in ("nvidia", "nvidia_uvm", "nvidia_caps"):
         major = getattr(inventory.majors, name)
         if major is not None and (first := met.setdefault(major, name)) != name:
-            yield Contradiction("majors", (), name, f"{major} is {first}'s already")
+            yield Contradiction("majors", (), name, f"{major} already belongs to {first}")
 
 
 def _uuids(inventory: Inventory) -> Iterator[Contradiction]:
@@ -54,11 +54,11 @@ def _uuids(inventory: Inventory) -> Iterator[Contradiction]:
     for part in inventory.parts:
         if (first := met.setdefault(part.uuid, part.place)) != part.place:
             where = (part.gpu.index, part.device.index)
-            yield Contradiction("mig", where, "uuid", f"{part.uuid} is MIG device {first}'s already")
+            yield Contradiction("mig", where, "uuid", f"{part.uuid} is already the UUID of MIG device {first}")
 
 
 def _minors(inventory: Inventory) -> Iterator[Contradiction]:
-    """One capability node is of one instance; all compute instances of a GPU instance share that one's."""
+    """A capability minor belongs to one instance; all compute instances of a GPU instance share that one's."""
     met: dict[int, tuple[Hashable, str]] = {}
     seen: dict[tuple[int, int], int] = {}
     for part in inventory.parts:
@@ -72,7 +72,7 @@ def _minors(inventory: Inventory) -> Iterator[Contradiction]:
                 continue
             first, name = met.setdefault(minor, (owner, f"{key} of MIG device {part.place}"))
             if first != owner:
-                yield Contradiction("mig", where, key, f"{minor} is {name} already")
+                yield Contradiction("mig", where, key, f"{minor} is already {name}")
         if device.gpu_instance_minor is not None:
             known = seen.setdefault(instance, device.gpu_instance_minor)
             if known != device.gpu_instance_minor:
@@ -88,7 +88,7 @@ def _instances(gpu: Gpu) -> dict[int, list[MigDevice]]:
 
 
 def _memory(gpu: Gpu) -> Iterator[Contradiction]:
-    """GPU instances have their memory each for itself."""
+    """Each GPU instance has memory of its own."""
     total = 0
     for devices in _instances(gpu).values():
         total += max(device.memory_bytes for device in devices)
@@ -128,7 +128,7 @@ def _drm(inventory: Inventory) -> Iterator[Contradiction]:
     for gpu in inventory.gpus:
         for node in gpu.drm:
             if (first := met.setdefault((node.major, node.minor), node.name)) != node.name:
-                message = f"{node.major}:{node.minor} is {first}'s already"
+                message = f"{node.major}:{node.minor} already belongs to {first}"
                 yield Contradiction("drm", (gpu.index, node.name), "minor", message)
 
 
@@ -144,7 +144,7 @@ def _links(inventory: Inventory) -> Iterator[Contradiction]:
         if total <= NVLINKS_MAX:
             continue
         among = {end for link in links if link.nvlink for end in (link.a, link.b)}
-        if odd := _odd([link for link in inventory.links if among >= {link.a, link.b}], most):
+        if odd := _odd_link([link for link in inventory.links if among >= {link.a, link.b}], most):
             message = (
                 f"GPU {index} has {total} NVLinks, and no GPU has more than {NVLINKS_MAX}; "
                 f"through switches this pair would have {min(most[odd.a], most[odd.b])}"
@@ -153,30 +153,32 @@ def _links(inventory: Inventory) -> Iterator[Contradiction]:
             return
 
 
-def _odd(links: Sequence[Link], most: dict[int, int]) -> Link | None:
+def _odd_link(links: Sequence[Link], most: dict[int, int]) -> Link | None:
     return next((link for link in links if link.nvlink not in (0, min(most[link.a], most[link.b]))), None)
 
 
-# Of what a contradiction is made: where that has a fault of its own, something else stood in for it.
-_READ_BESIDE: Final[Mapping[str, set[str]]] = {"majors": {"majors"}, "link": {"link", "gpu"}}
+# What each kind of contradiction is read from. If one of these has a fault, a substitute stood in for its value.
+_READ_FROM: Final[Mapping[str, set[str]]] = {"majors": {"majors"}, "link": {"link", "gpu"}}
 
 
-def contradicting(data: Mapping[str, Any], scene: Scene, faults: Sequence[Fault]) -> Iterator[tuple[str, str]]:
-    """Key path and sentence of each contradiction of the node at its beginning, and of what its changes lead to.
+def find_contradictions(
+    data: Mapping[str, Any], scenario: Scenario, faults: Sequence[Fault]
+) -> Iterator[tuple[str, str]]:
+    """Key path and sentence of each contradiction, of the node at the beginning and after each change.
 
-    data: as the file has it. faults: those found before; next to one of the same kind nothing can be said for sure.
+    data: as the file has it. faults: found before; beside one of the same kind nothing is certain.
     """
     wrong = {_kind(fault.key) for fault in faults}
-    found = contradictions(scene.inventory)
+    found = contradictions(scenario.inventory)
     for each in found:
-        if not wrong & _READ_BESIDE.get(each.kind, {"gpu"}):
+        if not wrong & _READ_FROM.get(each.kind, {"gpu"}):
             yield _path(data, each), each.message
     if not faults:
-        yield from _of_changes(data, scene, set(found))
+        yield from _after_changes(data, scenario, set(found))
 
 
 def with_lines(faults: Sequence[Fault], text: str) -> tuple[Fault, ...]:
-    """The same faults, each with the line that its key stands on, or else what it is in."""
+    """The same faults, each with the line of its key, or of the table around it."""
     lines = key_lines(text)
     return tuple(replace(fault, line=fault.line or line_of(lines, fault.key)) for fault in faults)
 
@@ -185,27 +187,27 @@ def _kind(path: str) -> str:
     return "majors" if path.startswith("node.majors") else re.split(r"[.\[]", path, maxsplit=1)[0]
 
 
-def _of_changes(data: Mapping[str, Any], scene: Scene, known: set[Contradiction]) -> Iterator[tuple[str, str]]:
-    """What the node contradicts after each change, said where it first comes about."""
+def _after_changes(data: Mapping[str, Any], scenario: Scenario, known: set[Contradiction]) -> Iterator[tuple[str, str]]:
+    """Each contradiction at the change that first causes it."""
     times = [change.get("at_s", 0) for change in data.get("change", ())]
-    order = sorted(range(len(times)), key=lambda at: times[at])  # as they are played
-    changes = tuple(replace(change, fault=None) for change in scene.changes)
+    order = sorted(range(len(times)), key=lambda at: times[at])  # the order of the scenario
+    changes = tuple(replace(change, fault=None) for change in scenario.changes)
     if len(order) != len(changes):
         return
     for number, place in enumerate(order, 1):
-        for each in contradictions(_after(scene.inventory, changes[:number])):
+        for each in contradictions(_after(scenario.inventory, changes[:number])):
             if each not in known:
                 known.add(each)
                 below = ".mig" if each.kind == "mig" and "mig" in data["change"][place] else ""
                 yield f"change[{place}]{below}", f"from then on: {each.message}"
 
 
-def _after(inventory: Inventory, changes: tuple[Change, ...]) -> Inventory:
-    return Scene(inventory, changes).after(float("inf"))
+def _after(inventory: Inventory, changes: tuple[ScenarioChange, ...]) -> Inventory:
+    return Scenario(inventory, changes).after(float("inf"))
 
 
 def _path(data: Mapping[str, Any], found: Contradiction) -> str:
-    """By the file's own order."""
+    """The key path, by the file's own order."""
     match found.kind:
         case "majors":
             return f"node.majors.{found.key}"

@@ -10,16 +10,16 @@ from msgspec.structs import replace
 from nri_gpu.domain.edits import DeviceNode, Extra, Mount, NodeExtra
 from nri_gpu.domain.gpu import Fabric, Gpu, GpuUuid, MigDevice
 from nri_gpu.domain.node import GpuFault, Inventory
-from nri_gpu.inventory.extras import usual_minors
-from nri_gpu.simulation.scenario import NOT_KNOWN
+from nri_gpu.inventory.mig_minors import usual_minors
+from nri_gpu.simulation.gpu_tables import NOT_KNOWN
 from nri_gpu.simulation.topology import SCHEMA
 
 
 def topology_text(inventory: Inventory, comment: str = "") -> str:
-    """The whole file: all of the inventory but the moment it was taken, and whether it was simulated."""
+    """The whole file: all of the inventory but when it was taken, and whether it was simulated."""
     blocks = [_node(inventory)]
-    for extra, offer in inventory.extras.items():
-        blocks += _offer(extra, offer)
+    for extra, found in inventory.extras.items():
+        blocks += _extra(extra, found)
     for gpu in inventory.gpus:
         blocks += _gpu(gpu)
     blocks += [_fault(fault) for fault in inventory.faults]
@@ -36,9 +36,9 @@ def topology_text(inventory: Inventory, comment: str = "") -> str:
 
 
 def scrubbed(inventory: Inventory) -> Inventory:
-    """The same node with made-up UUIDs, which is all in it that names a single piece of hardware.
+    """The same node with made-up UUIDs: nothing else identifies a single piece of hardware.
 
-    They differ in their first letters, as real ones do: prefixes are how people write them.
+    They differ in their first letters, as real ones do, since people write them as prefixes.
     """
     faults = (replace(each, uuid=_made_up("GPU", each.index, 0) if each.uuid else "") for each in inventory.faults)
     return replace(inventory, gpus=tuple(map(_scrubbed_gpu, inventory.gpus)), faults=tuple(faults))
@@ -68,11 +68,11 @@ def _node(inventory: Inventory) -> str:
     return "\n".join(blocks)
 
 
-def _offer(extra: Extra, offer: NodeExtra) -> Iterator[str]:
-    channels = {"major": offer.channels.major, "channels": offer.channels.count} if offer.channels else {}
-    yield _block("[[node.extra]]", {"name": extra.value, **channels, "lacking": offer.lacking or None})
-    yield from (_block("[[node.extra.nodes]]", _device(node)) for node in offer.nodes)
-    yield from (_block("[[node.extra.mounts]]", _mount(mount)) for mount in offer.mounts)
+def _extra(extra: Extra, found: NodeExtra) -> Iterator[str]:
+    channels = {"major": found.channels.major, "channels": found.channels.count} if found.channels else {}
+    yield _block("[[node.extra]]", {"name": extra.value, **channels, "lacking": found.lacking or None})
+    yield from (_block("[[node.extra.nodes]]", _device(node)) for node in found.nodes)
+    yield from (_block("[[node.extra.mounts]]", _mount(mount)) for mount in found.mounts)
 
 
 def _device(node: DeviceNode) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Where an inventory comes from: NVML, or a topology file."""
+"""A topology file as the source of an inventory, and the choice between it and this machine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.source import NvmlSource
+from nri_gpu.system.storage import signature
 
 
 class TopologySource:
-    """A topology file: the node is simulated. Read anew each time, so that an edit is seen.
+    """A simulated node. Its file is read anew each time, so that an edit is noticed.
 
-    clock: for the file's changes, which count from here.
+    clock: for the file's changes, whose times count from now.
     """
 
     def __init__(
@@ -28,25 +29,21 @@ class TopologySource:
         self._clock = clock
         self._began = clock()
         self._times: tuple[float, ...] = ()
-        self.answered: Hashable = None  # needs no head start
+        self.answered: Hashable = None  # a simulated node has no kernel view to compare with
 
     async def refresh(self) -> Inventory:
-        """The file's node as it is by now. Raises: TopologyError; InventoryError: a fault that the file plays."""
-        from nri_gpu.simulation.topology import load_scene  # a dozen modules that a real node does without
+        """The file's node as it is now. Raises: TopologyError; InventoryError: its driver does not answer."""
+        from nri_gpu.simulation.topology import load_scenario  # a real node does without these modules
 
-        scene = load_scene(self._path, wall=self._wall)
-        self._times = tuple(change.at_s for change in scene.changes)
-        return scene.after(self._clock() - self._began)
+        scenario = load_scenario(self._path, wall=self._wall)
+        self._times = tuple(change.at_s for change in scenario.changes)
+        return scenario.after(self._clock() - self._began)
 
-    def glance(self) -> Hashable:
-        """Another one each time that the file, or by its own words the node, is another one."""
+    def kernel_view(self) -> Hashable:
+        """Another value each time that the file, or the node that it describes, changed."""
         elapsed_s = self._clock() - self._began
         due = sum(at_s <= elapsed_s for at_s in self._times)
-        try:
-            found = self._path.stat()
-        except OSError:
-            return due, None
-        return due, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        return due, signature(self._path)
 
     async def close(self) -> None:
         """Nothing was opened."""
@@ -55,5 +52,5 @@ class TopologySource:
 def source_of(
     topology: str | Path | None, driver_root: str | Path, library_dirs: Sequence[str] = (), *, host_root: str = ""
 ) -> TopologySource | NvmlSource:
-    """A topology file's node where one is named, else this machine. host_root: as in the policy's [driver]."""
+    """The topology file's node if there is one, else this machine. host_root: as in the policy's [driver]."""
     return TopologySource(topology) if topology else NvmlSource(driver_root, library_dirs, host_root=host_root)

@@ -1,20 +1,21 @@
-"""Reads one table of a TOML file strictly: every fault is noted with its key path, and reading goes on."""
+"""Reads tables of a TOML file strictly: notes every fault with its key path, and goes on reading."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Final, TypeVar
 
 from nri_gpu.domain.errors import Fault
 
 T = TypeVar("T")
 SECONDS_MAX: Final = 31_536_000  # a year
+MAJOR_MAX: Final = 4095  # 12 bits (linux/kdev_t.h)
 
 _KINDS: Final = {str: "text", int: "a whole number", bool: "true or false", dict: "a table", list: "an array of tables"}
 
 
 class Notes:
-    """The faults of one file, and the values that must not occur twice in it."""
+    """The faults of one file, and the values that must be unique in it."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -26,33 +27,33 @@ class Notes:
         self.faults.append(Fault(self.file, path, message))
 
     def apart(self) -> Notes:
-        """For values that may repeat those met so far, but not each other; faults go to the same list."""
+        """For values that may repeat those so far, but not each other; faults go to the same list."""
         other = Notes(self.file)
         other.faults = self.faults
         return other
 
     def once(self, kind: str, value: Hashable, path: str) -> None:
-        """Notes a fault if `value` was met before under this `kind`."""
+        """Notes a fault if `value` occurred before under this `kind`."""
         first = self._firsts.setdefault((kind, value), path)
         if first != path:
             self.fault(path, f"the same as {first}")
 
 
 class Table:
-    """One table. A value that is missing or wrong is noted and reads as None.
+    """One table. A value that is missing or wrong is noted, and reads as None.
 
-    path: where it is, `gpu[2]`; empty for the file's own table.
+    path: of the table, `gpu[2]`; empty for the file's own.
     """
 
     def __init__(self, notes: Notes, data: dict[str, Any], path: str = "") -> None:
         self._notes = notes
         self._data = data
         self._path = path
-        self._asked: set[str] = set()
+        self._read: set[str] = set()
 
     def has(self, key: str) -> bool:
         """Whether the key is there."""
-        self._asked.add(key)
+        self._read.add(key)
         return key in self._data
 
     def text(self, key: str, *, default: str | None = None, optional: bool = False) -> str | None:
@@ -64,7 +65,7 @@ class Table:
         value = self._data.get(key)
         if type(value) is not float:
             return float(self.number(key, 0, SECONDS_MAX) or 0)
-        self._asked.add(key)
+        self._read.add(key)
         if not 0 <= value <= SECONDS_MAX:  # false of NaN too
             self.wrong(key, f"{value} is not from 0 to {SECONDS_MAX}")
         return value
@@ -97,12 +98,20 @@ class Table:
             self.wrong(key, str(error))
             return None
 
+    def one_of(self, key: str, words: Iterable[str], *, default: str | None = None) -> str | None:
+        """A string that is one of these words."""
+        text, known = self.text(key, default=default), tuple(words)
+        if text is None or text in known:
+            return text
+        self.wrong(key, f"{text[:64]!r} is none of {', '.join(filter(None, known))}")
+        return None
+
     def words(self, key: str) -> list[str] | None:
         """An array of texts, or one text with commas between; None where it is missing."""
         if not self.has(key):
             return None
-        said = self._data[key]
-        words = said.split(",") if isinstance(said, str) else said
+        value = self._data[key]
+        words = value.split(",") if isinstance(value, str) else value
         if isinstance(words, list) and all(isinstance(word, str) for word in words):
             return [word.strip() for word in words if word.strip()]
         self.wrong(key, "must be an array of texts, or one text with commas")
@@ -111,7 +120,7 @@ class Table:
     def table(self, key: str, *, optional: bool = False) -> Table:
         """A table below this one; an empty one where it is missing."""
         data = self._take(key, dict, None, optional=optional)
-        # Below a table whose absence was noted, nothing more is worth a note.
+        # Below a table that is noted as missing, nothing more is noted.
         notes = self._notes if data is not None or optional else Notes(self._notes.file)
         return Table(notes, data or {}, self._at(key))
 
@@ -140,18 +149,18 @@ class Table:
         self._notes.fault(self._at(key), message)
 
     def done(self) -> None:
-        """Notes every key that nobody asked for."""
-        for key in sorted(self._data.keys() - self._asked):
-            self.wrong(key, f"unknown key (known here: {', '.join(sorted(self._asked))})")
+        """Notes every key that was not read."""
+        for key in sorted(self._data.keys() - self._read):
+            self.wrong(key, f"unknown key (known here: {', '.join(sorted(self._read))})")
 
     def flag_or_tables(self, key: str) -> tuple[bool, list[Table]]:
-        """True or false, or an array of tables, which says true."""
+        """A boolean, or an array of tables, which means true."""
         if isinstance(self._data.get(key), list):
             return True, self.tables(key)
         return self.flag(key, default=False), []
 
     def _take(self, key: str, kind: type[T], default: T | None, *, optional: bool = False) -> T | None:
-        self._asked.add(key)
+        self._read.add(key)
         if key not in self._data:
             if default is None and not optional:
                 self.wrong(key, f"missing; {_KINDS[kind]}")

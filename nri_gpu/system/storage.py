@@ -59,6 +59,16 @@ def signature(path: Path, *, follow: bool = True) -> Signature | None:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
+def why_untrusted(found: os.stat_result) -> str:
+    """Why a file or folder is not safe to hand to containers, a clause; empty when only root and we can change it.
+
+    We are root where it matters. Elsewhere (tests, a dry run) we could change our own files anyway.
+    """
+    if found.st_uid in {0, os.geteuid()} and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return ""
+    return f"owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}: others than root can change it"
+
+
 def boot_id(path: Path = _BOOT_ID) -> str:
     """Of the kernel that runs; empty where it does not tell."""
     return (text_of(path) or "").strip()

@@ -241,7 +241,7 @@ def test_an_event_process_that_has_lost_its_mind_costs_nobody_anything(node: Con
     with NriGpu(Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root, policy=rules)) as daemon:
         daemon.wait_ready()
         pid = daemon.pid
-        daemon.wait_logged("talked nonsense after nvmlEventSetWait_v2")
+        daemon.wait_logged("sent a malformed line after nvmlEventSetWait_v2")
         node.cri.run(node.cri.run_pod(), SLEEP)
         configure(root, gpus)
         daemon.wait_logged("listening for errors of gpus again")

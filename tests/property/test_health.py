@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from nri_gpu.allocation.placement import why_not
 from nri_gpu.domain.health import GpuEvent, HealthState, Sign
 from nri_gpu.domain.node import GpuFault
-from nri_gpu.health.fleet import Fleet
-from nri_gpu.health.listener import Call, Fault, NonsenseError, Unplaced, Watching, understood
+from nri_gpu.health.listener import MalformedLineError, NextCall, UnplacedEvent, WaitingFailed, Watching, parse_line
+from nri_gpu.health.node_health import NodeHealth
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 
-WORDS = st.sampled_from(["event", "call", "watching", "deaf", "fault", "unplaced", "uuid", "kind", "xid", "gi", "ci"])
+WORDS = st.sampled_from(["event", "call", "watching", "failed", "fault", "unplaced", "uuid", "kind", "xid", "gi", "ci"])
 XIDS = st.sampled_from([31, 48, 63, 79, 94])
 SIGNS = st.sets(st.sampled_from(list(Sign)), max_size=2).map(lambda found: tuple(sorted(found)))
 HAPPENINGS = st.lists(
@@ -32,25 +32,25 @@ HAPPENINGS = st.lists(
 
 @given(HAPPENINGS)
 def test_laws(happenings: list[tuple[int, tuple[str, object]]]) -> None:
-    now, fleet, last_trouble = 0.0, Fleet().looked(look((), ()), RULES, at(0))[0], float("-inf")
+    now, node, last_trouble = 0.0, NodeHealth().after_inventory(look((), ()), RULES, at(0))[0], float("-inf")
     for pause_s, (what, detail) in happenings:
         now += pause_s
-        before = fleet.records[UUIDS[0]].health
+        before = node.records[UUIDS[0]].health
         if what == "xid":
             assert isinstance(detail, int)
-            fleet, _ = fleet.heard(xid(detail), RULES, at(now))
+            node, _ = node.after_event(xid(detail), RULES, at(now))
             fatal = detail in RULES.fatal_xids
             shown = look((), ())
         elif what == "look":
             assert isinstance(detail, tuple)
             shown, fatal = look(detail, ()), bool(RULES.fatal_signs & set(detail))
-            fleet, _ = fleet.looked(shown, RULES, at(now))
+            node, _ = node.after_inventory(shown, RULES, at(now))
         else:
             shown, fatal = look((), (), faults=(GpuFault(2, "?"),)), False
-            fleet, _ = fleet.looked(shown, RULES, at(now))
+            node, _ = node.after_inventory(shown, RULES, at(now))
         last_trouble = now if fatal else last_trouble
-        health = fleet.records[UUIDS[0]].health
-        gpu, other = fleet.dressed(shown, RULES).gpus
+        health = node.records[UUIDS[0]].health
+        gpu, other = node.applied_to(shown, RULES).gpus
         if fatal:
             assert health.state is HealthState.BAD
         # What is bad or recovering is granted to nobody, and the other GPU does not suffer.
@@ -64,8 +64,8 @@ def test_laws(happenings: list[tuple[int, tuple[str, object]]]) -> None:
         assert health.changes - before.changes == (health.state is not before.state)
     for _ in range(3):  # whatever it was, a quiet time ends it
         now += RULES.hold_down_s
-        fleet, _ = fleet.looked(look((), ()), RULES, at(now))
-    assert fleet.records[UUIDS[0]].health.state is HealthState.HEALTHY
+        node, _ = node.after_inventory(look((), ()), RULES, at(now))
+    assert node.records[UUIDS[0]].health.state is HealthState.HEALTHY
 
 
 LINES = st.one_of(
@@ -82,10 +82,10 @@ LINES = st.one_of(
 @example(json.dumps({"event": {"uuid": UUIDS[0], "kind": 8, "xid": 79}}).encode())
 def test_whatever_the_event_process_says_is_sense_or_nonsense(line: bytes) -> None:
     """And what is sense can be shown on a terminal as it is."""
-    with contextlib.suppress(NonsenseError):
-        said = understood(line)
-        assert isinstance(said, Call | Watching | Unplaced | Fault | GpuEvent)
-        if isinstance(said, Unplaced | Fault):
+    with contextlib.suppress(MalformedLineError):
+        said = parse_line(line)
+        assert isinstance(said, NextCall | Watching | UnplacedEvent | WaitingFailed | GpuEvent)
+        if isinstance(said, UnplacedEvent | WaitingFailed):
             assert said.why.isprintable()
 
 
@@ -96,17 +96,17 @@ def test_whatever_the_event_process_says_is_sense_or_nonsense(line: bytes) -> No
 )
 def test_laws_of_the_missing(looks: list[set[int]], faults: list[int], held: set[str]) -> None:
     """Whoever comes and goes: what is held and not there is bad, what is there and well is granted, none is two."""
-    fleet, blamed = Fleet(), tuple(GpuFault(index, "lost", 15, Sign.LOST) for index in sorted(set(faults)))
+    node, blamed = NodeHealth(), tuple(GpuFault(index, "lost", 15, Sign.LOST) for index in sorted(set(faults)))
     for now, there in enumerate(looks):
         whole = with_parts(look((), (), ()), 1, 0)
         kept = tuple(gpu for gpu in whole.gpus if gpu.index in there)
         shown = replace(whole, gpus=kept, faults=tuple(fault for fault in blamed if fault.index not in there))
-        fleet, changes = fleet.looked(shown, RULES, at(now), frozenset(held))
+        node, changes = node.after_inventory(shown, RULES, at(now), frozenset(held))
         present = {gpu.uuid for gpu in kept}
-        assert all(uuid in fleet.barred for uuid in held if uuid.startswith("GPU-") and uuid not in present)
+        assert all(uuid in node.withheld for uuid in held if uuid.startswith("GPU-") and uuid not in present)
         assert len({change.uuid for change in changes}) == len(changes)
-        assert {record for record in fleet.records if record.startswith("GPU-")} <= {*UUIDS}
-        dressed = fleet.dressed(shown, RULES)
+        assert {record for record in node.records if record.startswith("GPU-")} <= {*UUIDS}
+        dressed = node.applied_to(shown, RULES)
         assert [gpu.uuid for gpu in dressed.gpus] == [gpu.uuid for gpu in kept]
         assert len(dressed.faults) <= len(shown.faults) + len(UUIDS)
         named = [fault.uuid for fault in dressed.faults if fault.uuid]

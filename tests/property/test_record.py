@@ -14,11 +14,11 @@ from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, NodeExtra
 from nri_gpu.domain.gpu import ComputeMode, DrmNode, Gpu, GpuUuid, MigDevice, PciBusId
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import GpuFault, Inventory, Link, Majors, NumaNode
-from nri_gpu.inventory.facts import MODULES
+from nri_gpu.inventory.formats import MODULES, PCIE_PATHS
 from nri_gpu.requirements.grammar import BRANDS
+from nri_gpu.simulation.node_tables import OF_GPUS
 from nri_gpu.simulation.record import scrubbed, topology_text
-from nri_gpu.simulation.scenario import OF_GPUS
-from nri_gpu.simulation.topology import PCIE_WORDS, load_topology, parse_topology
+from nri_gpu.simulation.topology import load_topology, parse_topology
 from tests.property import worlds
 
 ROOT = Path(__file__).parents[2]
@@ -119,7 +119,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
         taken_at=3.0,
         gpus=tuple(draw(gpus(index)) for index in range(count)),
         faults=tuple(draw(faults(count + at)) for at in range(draw(st.integers(0, 2)))),
-        links=tuple(Link(a, b, draw(st.sampled_from(PCIE_WORDS)), draw(st.integers(0, 12))) for a, b in pairs),
+        links=tuple(Link(a, b, draw(st.sampled_from(PCIE_PATHS)), draw(st.integers(0, 12))) for a, b in pairs),
         numa=tuple(NumaNode(at, "0-3,8", memory=draw(st.booleans())) for at in range(draw(st.integers(0, 2)))),
         majors=Majors(nvidia, uvm, caps, draw(st.none() | st.booleans())),
         driver_version=draw(versions),

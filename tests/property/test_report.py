@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.inventory.report import inventory_from_report
+from nri_gpu.inventory.report import read_report
 from nri_gpu.simulation.record import topology_text
 from nri_gpu.simulation.topology import parse_topology
 
@@ -118,7 +118,7 @@ def planted(place: tuple[Any, ...], value: object) -> object:
 
 
 def test_the_whole_one_is_read() -> None:
-    assert [unit.uuid for unit in inventory_from_report(WHOLE, 1.0).units] == [
+    assert [unit.uuid for unit in read_report(WHOLE, 1.0).inventory.units] == [
         gpu(0)["uuid"],
         PART["uuid"],
         gpu(1)["uuid"],
@@ -130,7 +130,7 @@ def test_the_whole_one_is_read() -> None:
 def test_garbage_at_any_place_is_refused_or_harmless(place: tuple[Any, ...], value: object) -> None:
     report = json.loads(json.dumps(planted(place, value)))  # as it comes: with NaN and Infinity, and no tuples
     try:
-        inventory = inventory_from_report(report, 1.0)
+        inventory = read_report(report, 1.0).inventory
     except InventoryError as error:
         assert len(str(error)) < 700
         return
@@ -176,4 +176,4 @@ def value_is_odd(place: tuple[Any, ...]) -> bool:
 )
 def test_what_would_do_harm(place: tuple[Any, ...], value: object) -> None:
     with pytest.raises(InventoryError, match="cannot be read"):
-        inventory_from_report(planted(place, value), 1.0)
+        read_report(planted(place, value), 1.0)

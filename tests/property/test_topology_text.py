@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.simulation.scenario import Scene
-from nri_gpu.simulation.topology import TopologyError, parse_scene
+from nri_gpu.simulation.scenario import Scenario
+from nri_gpu.simulation.topology import TopologyError, parse_scenario
 from tests.support.daemon import TOPOLOGIES
-from tests.unit.inventory.test_scene import PLAYED
+from tests.unit.inventory.test_scenario import PLAYED
 from tests.unit.inventory.test_topology import GPU, LINK, MIG, NODE, SECOND
 
 CUT = MIG + "ci_minor = 85\n" + MIG.replace("0123", "1123").replace("gi = 9", "gi = 10") + "gi_minor = 7\n"
@@ -47,20 +47,20 @@ def broken(draw: st.DrawFn) -> str:
 @given(broken())
 def test_a_slip_of_the_hand(text: str) -> None:
     try:
-        scene = parse_scene(text, "node.toml", 1.0)
+        scenario = parse_scenario(text, "node.toml", 1.0)
     except TopologyError as error:
         assert error.faults
         assert all(fault.message and (fault.key or fault.line or "node" in str(fault)) for fault in error.faults)
         assert all(fault.line is None or 1 <= fault.line <= text.count("\n") + 1 for fault in error.faults)
         return
-    for at_s in (0.0, *(change.at_s for change in scene.changes)):
-        stands(scene, at_s)
+    for at_s in (0.0, *(change.at_s for change in scenario.changes)):
+        stands(scenario, at_s)
 
 
-def stands(scene: Scene, at_s: float) -> None:
+def stands(scenario: Scenario, at_s: float) -> None:
     """Nothing is two things at any time."""
     try:
-        inventory = scene.after(at_s)
+        inventory = scenario.after(at_s)
     except InventoryError:
         return  # nobody can be asked by then
     units = [unit.uuid for unit in inventory.units]

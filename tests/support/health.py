@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice, PciBusId
 from nri_gpu.domain.health import EventType, GpuEvent, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
-from nri_gpu.health.fleet import Moment
+from nri_gpu.health.node_health import Moment
 from nri_gpu.health.states import Meaning, Rules
 
 UUIDS = tuple(GpuUuid(f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(3))

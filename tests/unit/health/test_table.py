@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from nri_gpu.domain.health import Health, HealthState
-from nri_gpu.health.states import TRANSITIONS, Signal, after
+from nri_gpu.health.states import TRANSITIONS, Signal, next_state
 
 H, S, B, R = HealthState.HEALTHY, HealthState.SUSPECT, HealthState.BAD, HealthState.RECOVERING
 
@@ -41,7 +41,7 @@ H, S, B, R = HealthState.HEALTHY, HealthState.SUSPECT, HealthState.BAD, HealthSt
     ],
 )
 def test_rows(state: HealthState, signal: Signal, expected: HealthState) -> None:
-    assert after(state, signal) is expected
+    assert next_state(state, signal) is expected
 
 
 def test_every_state_has_a_row_and_a_way_back() -> None:
@@ -49,7 +49,7 @@ def test_every_state_has_a_row_and_a_way_back() -> None:
     for start in HealthState:
         reached = {start}
         for _ in HealthState:
-            reached |= {after(state, signal) for state, signal in itertools.product(reached, Signal)}
+            reached |= {next_state(state, signal) for state, signal in itertools.product(reached, Signal)}
         assert HealthState.HEALTHY in reached
 
 

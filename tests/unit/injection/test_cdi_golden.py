@@ -19,7 +19,7 @@ from nri_gpu.cdi.specification import specification
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.domain.node import DriverTree, Loader
 from nri_gpu.injection import mounts
-from nri_gpu.simulation.topology import load_scene, load_topology
+from nri_gpu.simulation.topology import load_scenario, load_topology
 from tests.support.daemon import TOPOLOGIES
 
 FOLDER: Final = Path(__file__).parents[2] / "fixtures" / "cdi"
@@ -46,7 +46,7 @@ LIBRARIES: Final = (
 FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 HWCAPS: Final = tuple(f"{folder}/glibc-hwcaps/x86-64-v2" for folder in FOLDERS)
 # One that plays changes is a node like another when it begins.
-SCENES: Final = {path.stem: load_scene(path) for path in sorted(TOPOLOGIES.glob("*.toml"))}
+SCENES: Final = {path.stem: load_scenario(path) for path in sorted(TOPOLOGIES.glob("*.toml"))}
 NAMES: Final = [name for name, scene in SCENES.items() if scene.inventory.gpus and not scene.changes]
 # Golden file -> topology, capabilities, strategy: all of the default one, and one of each other.
 CASES: Final = {

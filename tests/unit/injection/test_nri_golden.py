@@ -22,7 +22,7 @@ from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory, Node
 from nri_gpu.injection import mounts
 from nri_gpu.plugin.handlers import Outside, Plugin
 from nri_gpu.policy.model import Policy
-from nri_gpu.simulation.topology import load_scene, load_topology
+from nri_gpu.simulation.topology import load_scenario, load_topology
 from nri_gpu.ttrpc.status import Status
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
@@ -30,7 +30,7 @@ from tests.unit.injection.test_cdi_golden import FILES, FOLDERS, HWCAPS, LIBRARI
 
 FOLDER: Final = Path(__file__).parents[2] / "fixtures" / "nri"
 # One that plays changes is a node like another when it begins.
-NAMES: Final = sorted(path.stem for path in TOPOLOGIES.glob("*.toml") if not load_scene(path).changes)
+NAMES: Final = sorted(path.stem for path in TOPOLOGIES.glob("*.toml") if not load_scenario(path).changes)
 # One more with each new capability.
 SETS: Final[Mapping[str, Capabilities]] = {
     "c": frozenset({Capability.COMPUTE}),

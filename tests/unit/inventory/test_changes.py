@@ -82,9 +82,7 @@ def test_and_back() -> None:
     ]
     assert back(other(0, signs=(Sign.THERMAL,))) == [f"GPU 0 ({GPU.uuid}) no longer shows thermal"]
     assert back(replace(NODE, faults=(GpuFault(0, "gone"),))) == ["GPU 0 can be described again"]
-    assert back(replace(NODE, faults=(GpuFault(9, "gone"),))) == [
-        "GPU 9 is not there any more, and could not be described"
-    ]
+    assert back(replace(NODE, faults=(GpuFault(9, "gone"),))) == ["GPU 9 is gone, and could not be described"]
 
 
 def test_a_gpu_that_health_gives_back_is_said_to_be_well_and_no_more() -> None:
@@ -108,8 +106,8 @@ def test_who_the_kernel_alone_knows_of() -> None:
     (told,) = changes(NODE, with_it)
     assert told.what == f"GPU 0000:f1:00.0 is not listed by NVML: {away.reason}"
     assert (told.kind, told.worse) == (TransitionKind.DESCRIPTION, True)
-    assert [each.what for each in changes(with_it, NODE)] == ["GPU 0000:f1:00.0 is not on the bus any more"]
+    assert [each.what for each in changes(with_it, NODE)] == ["GPU 0000:f1:00.0 is no longer on the bus"]
     back = replace(NODE, gpus=(*NODE.gpus[1:], replace(GPU, pci_bus_id=away.pci_bus_id)))
     assert "GPU 0000:f1:00.0 is listed by NVML now" in [each.what for each in changes(with_it, back)]
-    moved = replace(NODE, unlisted=(replace(away, reason="no driver is bound to it"),))
+    moved = replace(NODE, unlisted=(replace(away, reason="not bound to a driver"),))
     assert [each.worse for each in changes(with_it, moved)] == [True]

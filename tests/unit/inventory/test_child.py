@@ -1,4 +1,4 @@
-"""The keeper of the NVML process, when the driver hangs, crashes or talks nonsense."""
+"""The NVML process, when the driver hangs, crashes or sends something malformed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.inventory.child import Deadlines, NvmlChild
-from nri_gpu.inventory.report import inventory_from_report
+from nri_gpu.inventory.report import read_report
 from nri_gpu.system.line_process import LAST_WORDS_MAX, LineProcess, ending, python
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence
 
@@ -256,7 +256,7 @@ def test_a_program_that_talks_nonsense(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "executable", str(program))
 
     async def test(child: NvmlChild) -> None:
-        said = f"the NVML process said {line[:40]!r} in start, which is no answer; another is started"
+        said = f"the NVML process sent {line[:40]!r} in start, which is not a message; another is started"
         assert (await failure(child)).replace(r"\n", "") == said
         assert child.pid is None
 
@@ -382,7 +382,7 @@ def test_without_a_known_interpreter_the_running_one_is_taken(monkeypatch: pytes
 @pytest.mark.parametrize("report", [None, [], {}, {"gpus": 3}, {"gpus": [{}], "faults": [], "links": []}])
 def test_reports_that_cannot_be_read(report: object) -> None:
     with pytest.raises(InventoryError, match="cannot be read"):
-        inventory_from_report(report, 0.0)
+        read_report(report, 0.0)
 
 
 def test_the_daemon_itself_loads_neither_pynvml_nor_ctypes() -> None:

@@ -98,7 +98,7 @@ def test_a_gpu_in_prohibited_mode_is_unavailable_and_says_the_way_out(tmp_path: 
     gpus = [FakeGpu(facts=FakeFacts(compute_mode=mode)) for mode in (0, 2, 3, 9)]
     default, none, one, unknown = played(tmp_path, gpus).gpus
     assert none.unavailable == (
-        "its compute mode is prohibited, so no program can compute on it: nvidia-smi -i 0000:11:00.0 -c 0 allows it"
+        "its compute mode is prohibited, so no program can compute on it: run `nvidia-smi -i 0000:11:00.0 -c 0`"
     )
     assert none.fabric is None
     assert none.ecc is not None  # the rest is told all the same

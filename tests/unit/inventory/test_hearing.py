@@ -13,7 +13,7 @@ import pytest
 
 from nri_gpu.domain.health import EventType, GpuEvent
 from nri_gpu.health import listener as module
-from nri_gpu.health.listener import Ear, EventChild, Fault, NonsenseError, understood
+from nri_gpu.health.listener import EventChild, EventSink, MalformedLineError, WaitingFailed, parse_line
 from nri_gpu.system.line_process import LineProcess
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence, happen
 from tests.unit.runtime.log import Line, hearing
@@ -31,7 +31,7 @@ class Station:
         self.doubts = 0
         self.lines: list[str] = []
         self.news = asyncio.Event()
-        ear = Ear(self._heard, self._doubt)
+        ear = EventSink(self._heard, self._doubt)
         self.child = EventChild(root, (), ear, silence_s=silence_s, sleep=self._sleep)
         self.pauses: list[float] = []
 
@@ -126,7 +126,7 @@ def test_a_gpu_that_cannot_be_registered_costs_itself_alone(tmp_path: Path, func
         root = build_fake_nvml(tmp_path, GPUS, [Act(function, "fail", code, gpu=1)])
         async with listening(root, 0, 1, 2) as station:
             await station.until(lambda: station.says("'gpus': 2"))
-            assert station.says("errors of this gpu are not heard") == 1
+            assert station.says("cannot listen for errors of this gpu") == 1
             happen(root, 2, EventType.XID, 79)
             await station.until(lambda: station.events)
             assert (station.events, station.doubts) == ([xid(2, 79)], 0)
@@ -144,7 +144,7 @@ def test_an_event_without_a_gpu_is_said_once_and_blames_nobody(tmp_path: Path) -
             happen(root, 1, EventType.XID, 31)
             await station.until(lambda: station.events)
             assert (station.events, station.doubts) == ([xid(1, 31)], 2)
-            assert station.says("an event without its gpu") == 1
+            assert station.says("event without its gpu") == 1
 
     asyncio.run(run())
 
@@ -242,11 +242,11 @@ GARBAGE = {
     "a UUID that colours": json.dumps({"event": EVENT | {"uuid": "\x1b[31mGPU"}}).encode(),
     "a UUID with a tail": json.dumps({"event": EVENT | {"uuid": GPUS[0].uuid + "\n"}}).encode(),
     "a UUID that is none": json.dumps({"event": EVENT | {"uuid": 7}}).encode(),
-    "the deaf as a list": b'{"watching": [], "deaf": []}',
-    "the deaf without names": b'{"watching": [], "deaf": {"": "why"}}',
-    "the deaf without reasons": b'{"watching": [], "deaf": {"0000:10:00.0": 3}}',
-    "watching a number": b'{"watching": 3, "deaf": {}}',
-    "watching nobody's address": b'{"watching": ["../.."], "deaf": {}}',
+    "the deaf as a list": b'{"watching": [], "failed": []}',
+    "the deaf without names": b'{"watching": [], "failed": {"": "why"}}',
+    "the deaf without reasons": b'{"watching": [], "failed": {"0000:10:00.0": 3}}',
+    "watching a number": b'{"watching": 3, "failed": {}}',
+    "watching nobody's address": b'{"watching": ["../.."], "failed": {}}',
     "a call of no name": b'{"call": ""}',
     "a call that breaks the line": b'{"call": "nvmlInit\\ninjected"}',
     "a fault of a list": b'{"fault": ["a"]}',
@@ -256,16 +256,16 @@ GARBAGE = {
 
 @pytest.mark.parametrize("line", GARBAGE.values(), ids=GARBAGE)
 def test_nonsense_is_told_from_sense(line: bytes) -> None:
-    with pytest.raises(NonsenseError):
-        understood(line)
+    with pytest.raises(MalformedLineError):
+        parse_line(line)
 
 
 def test_what_a_terminal_would_act_on_is_shown_as_marks() -> None:
-    assert understood(b'{"fault": "\\u001b[31mred\\nnext"}') == Fault("?[31mred?next")
+    assert parse_line(b'{"fault": "\\u001b[31mred\\nnext"}') == WaitingFailed("?[31mred?next")
 
 
 def test_an_event_in_full() -> None:
-    said = understood(json.dumps({"event": EVENT | {"gi": 1, "ci": 0}}).encode())
+    said = parse_line(json.dumps({"event": EVENT | {"gi": 1, "ci": 0}}).encode())
     assert said == GpuEvent(GPUS[0].uuid, 8, 79, 1, 0)
 
 
@@ -279,7 +279,7 @@ def speaks(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: Sequence[bytes]
         "sys.stdout.flush()\ntime.sleep(60)\n"
     )
     program.chmod(0o755)
-    monkeypatch.setattr(module, "python", lambda: str(program))
+    monkeypatch.setattr(sys, "executable", str(program))
 
 
 @pytest.mark.parametrize("line", GARBAGE.values(), ids=GARBAGE)
@@ -290,7 +290,7 @@ async def test_who_talks_nonsense_is_ended_and_another_one_started(
     speaks(tmp_path, monkeypatch, [b'{"call": "nvmlInit"}', good, line, good])
     async with listening(tmp_path, 0) as station:
         await station.until(lambda: len(station.pauses) >= 3)
-        assert station.says("talked nonsense after nvmlInit") == 1, "once for the same reason"
+        assert station.says("sent a malformed line after nvmlInit") == 1, "once for the same reason"
     assert station.pauses[:3] == [0.1, 0.2, 0.4]
     assert set(station.events) == {xid(0, 79)}
     assert len(station.events) in (3, 4), "what follows nonsense is not listened to"

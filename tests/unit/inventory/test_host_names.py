@@ -9,14 +9,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from nri_gpu.domain.edits import DeviceNode, Extra, Mount, NodeExtra
-from nri_gpu.inventory.extras import as_host_names, find_offers, roots_of
+from nri_gpu.inventory.extras import find_extras, host_folders, on_the_host
 
 VERSION = "580.95.05"
 
 
 def test_the_hosts_whole_root_is_where_everything_is(tmp_path: Path) -> None:
     """The chart's default: / of the host at /driver-root."""
-    roots = replace(roots_of(tmp_path, "/", proc=tmp_path / "proc", sys=tmp_path / "sys"), dev=tmp_path / "dev")
+    roots = replace(host_folders(tmp_path, "/", proc=tmp_path / "proc", sys=tmp_path / "sys"), dev=tmp_path / "dev")
     firmware = tmp_path / "lib/firmware/nvidia" / VERSION / "gsp_ga10x.bin"
     firmware.parent.mkdir(parents=True)
     firmware.write_text("")
@@ -24,7 +24,7 @@ def test_the_hosts_whole_root_is_where_everything_is(tmp_path: Path) -> None:
     place.mkdir(parents=True)
     with closing(socket.socket(socket.AF_UNIX)) as listening:
         listening.bind(str(place / "socket"))
-        offers = as_host_names(find_offers(roots, VERSION), tmp_path, Path("/"))
+        offers = on_the_host(find_extras(roots, VERSION), tmp_path, Path("/"))
     (socket_mount,) = offers[Extra.PERSISTENCED].mounts
     assert socket_mount.source == socket_mount.destination == "/run/nvidia-persistenced/socket"
     (file_mount,) = offers[Extra.FIRMWARE].mounts
@@ -32,12 +32,12 @@ def test_the_hosts_whole_root_is_where_everything_is(tmp_path: Path) -> None:
 
 
 def test_a_tree_of_the_host_has_its_own_name(tmp_path: Path) -> None:
-    roots = roots_of(tmp_path, "/run/nvidia/driver", proc=tmp_path, sys=tmp_path)
+    roots = host_folders(tmp_path, "/run/nvidia/driver", proc=tmp_path, sys=tmp_path)
     assert (roots.driver, roots.host) == (tmp_path, Path("/"))
     linked = tmp_path / "link"
     linked.symlink_to(tmp_path)
     offers = {Extra.FIRMWARE: NodeExtra(mounts=(Mount("/lib/firmware/f", str(tmp_path / "lib/firmware/f")),))}
-    (mount,) = as_host_names(offers, linked, Path("/run/nvidia/driver"))[Extra.FIRMWARE].mounts
+    (mount,) = on_the_host(offers, linked, Path("/run/nvidia/driver"))[Extra.FIRMWARE].mounts
     assert mount.source == "/run/nvidia/driver/lib/firmware/f"
 
 
@@ -47,7 +47,7 @@ def test_what_is_the_images_own_is_nobodys_extra(tmp_path: Path) -> None:
         Extra.GDS: NodeExtra((node,), (Mount("/etc/cufile.json", "/etc/cufile.json"),)),
         Extra.GDRCOPY: NodeExtra((node,)),
     }
-    named = as_host_names(offers, tmp_path, Path("/run/nvidia/driver"))
+    named = on_the_host(offers, tmp_path, Path("/run/nvidia/driver"))
     assert "/etc/cufile.json is in nri-gpu's own image" in named[Extra.GDS].lacking
     assert not named[Extra.GDS].nodes
     assert named[Extra.GDRCOPY] == offers[Extra.GDRCOPY]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.inventory.library import NVML, find_library, library_dirs, tried
+from nri_gpu.inventory.library import NVML, find_library, library_dirs, search_folders
 
 MACHINE = os.uname().machine
 ELF64 = b"\x7fELF\x02rest"
@@ -68,4 +68,4 @@ def test_a_driver_root_may_itself_be_a_link(tmp_path: Path) -> None:
 
 
 def test_the_folders_tried_are_named(tmp_path: Path) -> None:
-    assert str(tmp_path / "usr/lib64") in tried(tmp_path)
+    assert str(tmp_path / "usr/lib64") in map(str, search_folders(tmp_path))

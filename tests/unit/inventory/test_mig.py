@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
 from nri_gpu.domain.node import Inventory
-from nri_gpu.inventory.extras import unusual, usual_minors, with_minors
-from nri_gpu.inventory.identity import profile_in
+from nri_gpu.inventory.formats import profile_in
+from nri_gpu.inventory.mig_minors import unusual_minors, usual_minors, with_minors
 from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.simulation.topology import load_topology
 from tests.support.nvml import Act, FakeGpu, FakeMig, build_fake_nvml, configure, gpus_of
@@ -104,7 +104,7 @@ def test_the_shipped_topology_and_nvml_tell_of_a_node_alike(tmp_path: Path) -> N
     }
     inventory = refreshed(build_fake_nvml(tmp_path / "driver", gpus, ancestors=ancestors), proc(tmp_path, names))
     assert inventory.gpus == simulated.gpus
-    assert unusual(inventory.gpus) == ()
+    assert unusual_minors(inventory.gpus) == ()
 
 
 def test_a_mode_that_is_changing_shows_no_mig_devices(tmp_path: Path) -> None:
@@ -209,14 +209,14 @@ def test_minors_come_from_the_kernel(
     (gpu,) = with_minors([cut()], proc(tmp_path, files, table))
     assert (gpu.mig[0].gpu_instance_minor, gpu.mig[0].compute_instance_minor) == minors
     assert why_not(gpu.parts[0]) == ""
-    assert "354, 355" in unusual([gpu])[0]
+    assert "354, 355" in unusual_minors([gpu])[0]
 
 
 NO_MINORS: dict[str, tuple[Mapping[str, object], Mapping[str, int], str]] = {
-    "nowhere": ({}, {}, "is not there"),
+    "nowhere": ({}, {}, "does not exist"),
     "of the gpu with that index": ({"gpu0/gi9/access": 84, "gpu0/gi9/ci0/access": 85}, {}, "gpu2/mig/gi9/access"),
-    "of the gpu instance only": ({"gpu2/gi9/access": 40}, {}, "gi9/ci0/access is not there"),
-    "two that disagree": (FILES, {"gpu2/gi9/access": 354}, "says minor 40, but mig-minors says 354"),
+    "of the gpu instance only": ({"gpu2/gi9/access": 40}, {}, "gi9/ci0/access does not exist"),
+    "two that disagree": (FILES, {"gpu2/gi9/access": 354}, "has minor 40, but mig-minors has 354"),
     "no minor in it": ({**FILES, "gpu2/gi9/access": "DeviceFileMode: 292\n"}, {}, "has no DeviceFileMinor"),
     "no number": ({**FILES, "gpu2/gi9/access": "DeviceFileMinor: many\n"}, {}, "has no DeviceFileMinor"),
     "more than there are": ({**FILES, "gpu2/gi9/access": 8192}, {}, "has no DeviceFileMinor"),
@@ -239,4 +239,6 @@ def test_the_formula() -> None:
 
 
 def test_usual_minors_are_nothing_to_speak_of(tmp_path: Path) -> None:
-    assert unusual(with_minors([cut()], proc(tmp_path, {"gpu2/gi9/access": 354, "gpu2/gi9/ci0/access": 355}))) == ()
+    assert (
+        unusual_minors(with_minors([cut()], proc(tmp_path, {"gpu2/gi9/access": 354, "gpu2/gi9/ci0/access": 355}))) == ()
+    )

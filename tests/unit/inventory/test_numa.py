@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.node import Inventory, NumaNode
-from nri_gpu.inventory.kernel import numa_nodes, parse_cpulist
+from nri_gpu.inventory.formats import parse_cpulist
+from nri_gpu.inventory.kernel import numa_nodes
 from nri_gpu.inventory.source import NvmlSource
 from tests.support import builders as make
 from tests.support.nvml import FakeGpu, build_fake_nvml

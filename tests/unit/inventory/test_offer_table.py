@@ -49,7 +49,7 @@ FAULTS = {
     "unknown": ('[[node.extra]]\nname = "frob"\n', "node.extra[0].name: 'frob' is none of gds, gdrcopy"),
     "made of the GPUs": ('[[node.extra]]\nname = "drm"\n', "node.extra[0].name: 'drm' is none of gds"),
     "twice": (FS + FS, "node.extra[1].name: the same as node.extra[0].name"),
-    "nothing of it": ('[[node.extra]]\nname = "gds"\n', "node.extra[0]: says of gds neither nodes nor mounts"),
+    "nothing of it": ('[[node.extra]]\nname = "gds"\n', "node.extra[0]: gds has neither nodes nor mounts"),
     "no device": (FS.replace("/dev/n", "/etc/n"), "nodes[0].path: '/etc/nvidia-fs0' is not below /dev"),
     "way out of /dev": (FS.replace("/dev/n", "/dev/../n"), "is not an absolute path without"),
     "mode as a number": (FS.replace("minor = 0", "minor = 0, mode = 438"), "nodes[0].mode: must be text"),

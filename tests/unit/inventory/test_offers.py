@@ -13,7 +13,7 @@ import pytest
 from msgspec import Struct
 
 from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, NodeExtra
-from nri_gpu.inventory.extras import Roots, find_offers
+from nri_gpu.inventory.extras import HostFolders, find_extras
 
 VERSION = "580.95.05"
 DEVICES = """Character devices:
@@ -38,9 +38,9 @@ class Host(Struct, frozen=True):
     base: Path
 
     @property
-    def roots(self) -> Roots:
+    def roots(self) -> HostFolders:
         base = self.base
-        return Roots(dev=base / "dev", proc=base / "proc", sys=base / "sys", host=base, driver=base / "driver")
+        return HostFolders(dev=base / "dev", proc=base / "proc", sys=base / "sys", host=base, driver=base / "driver")
 
     def write(self, path: str, text: str = "", mode: int = 0o644) -> Path:
         file = self.base / path
@@ -56,7 +56,7 @@ class Host(Struct, frozen=True):
         file.chmod(mode)
 
     def offer(self, extra: Extra, version: str = VERSION) -> NodeExtra:
-        return find_offers(self.roots, version)[extra]
+        return find_extras(self.roots, version)[extra]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def host(tmp_path: Path) -> Host:
 
 
 def test_a_bare_host_lacks_everything_and_says_why(tmp_path: Path) -> None:
-    offers = find_offers(Host(tmp_path).roots, VERSION)
+    offers = find_extras(Host(tmp_path).roots, VERSION)
     assert set(offers) == set(Extra) - {Extra.DRM, Extra.PROFILE}
     for offer in offers.values():
         assert offer.lacking

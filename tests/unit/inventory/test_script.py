@@ -52,11 +52,11 @@ def test_signs(text: str) -> None:
         (event() + "when = 2\n", "event[0].when: unknown key (known here: at_s, gpu, kind, xid)"),
         (
             event() + "kind = 'flood'\n",
-            "event[0].kind: 'flood' is no kind of event (double-bit-ecc, xid, mig-changed, ",
+            "event[0].kind: 'flood' is none of double-bit-ecc, xid, mig-changed, ",
         ),
         (event() + "kind = 'poison'\n", "event[0].xid: only an event of kind xid has a number"),
         ("[[event]]\nat_s = 1\ngpu = 0\n", "event[0].xid: missing"),
-        ('signs = "sad"\n', "gpu[0].signs: 'sad' is no sign ("),
+        ('signs = "sad"\n', "gpu[0].signs: 'sad' is not a sign ("),
         ("signs = [5]\n", "gpu[0].signs: must be an array of texts, or one text with commas"),
         ("signs = true\n", "gpu[0].signs: must be an array of texts, or one text with commas"),
     ],

@@ -12,17 +12,17 @@ import pytest
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.health import EventType, GpuEvent
 from nri_gpu.domain.node import Inventory, Link
-from nri_gpu.health.listener import Ear, EventChild
+from nri_gpu.health.listener import EventChild, EventSink
 from nri_gpu.inventory.child import NvmlChild
 from nri_gpu.inventory.nvml_symbols import CHAINS, EventDataV1, PciInfoV2, ProcessInfoV1, ProcessInfoV2
-from nri_gpu.inventory.report import lacking_in
+from nri_gpu.inventory.report import read_report
 from nri_gpu.inventory.source import NvmlSource
 from tests.support.nvml import FakeGpu, build_fake_nvml, happen
 from tests.unit.runtime.log import Log
 
 UUIDS = [f"GPU-{n}b200000-0000-4000-8000-00000000000{n}" for n in range(2)]
 GPUS = [FakeGpu(uuid=uuid, domain=1, bus=0x3B + n, nvlinks=(1 - n,), running=(2, 1)) for n, uuid in enumerate(UUIDS)]
-LACKING = "this driver's nvml lacks functions; what they tell is asked otherwise, or not known"
+LACKING = "this driver's NVML lacks functions: older ones are used, or the facts stay unknown"
 EVENTS = ("nvmlEventSetWait_v2", "nvmlDeviceGetHandleByPciBusId")
 # Each name that a library may have for a call, without those that are newer: (what is taken away, what stands in).
 STEPS = [
@@ -60,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Inventory:
 def test_an_older_function_tells_the_same(tmp_path: Path, whole: Inventory, without: list[str], older: str) -> None:
     inventory, lacking = asked(build_fake_nvml(tmp_path, GPUS, without=without))
     assert inventory == whole
-    assert lacking == (f"{without[0]} (in its place {older})",)
+    assert lacking == (f"{without[0]} ({older} is used instead)",)
 
 
 def test_a_library_with_nothing_but_the_oldest_names(tmp_path: Path, whole: Inventory) -> None:
@@ -86,7 +86,7 @@ def test_gpus_that_nothing_can_count(tmp_path: Path) -> None:
 async def test_events_are_heard_by_the_older_names(tmp_path: Path, name: str) -> None:
     root = build_fake_nvml(tmp_path, GPUS, without=[CHAINS[name].newest])
     heard: list[GpuEvent] = []
-    child = EventChild(root, (), Ear(heard.append, lambda: None))
+    child = EventChild(root, (), EventSink(heard.append, lambda: None))
     child.listen(frozenset({"0001:3c:00.0"}))
     listening = asyncio.create_task(child.run())
     try:
@@ -111,7 +111,7 @@ async def test_it_is_said_once_for_a_driver_and_again_for_the_next(tmp_path: Pat
     await source.refresh()
     await source.close()
     said = [(line.fields["driver_version"], line.fields["fault"]) for line in log.said(LACKING)]
-    sentence = "nvmlDeviceGetBrand, nvmlDeviceGetCount_v2 (in its place nvmlDeviceGetCount)"
+    sentence = "nvmlDeviceGetBrand, nvmlDeviceGetCount_v2 (nvmlDeviceGetCount is used instead)"
     assert said == [("470.57.02", sentence), ("510.39.01", sentence)]
 
 
@@ -120,17 +120,12 @@ def test_sizes_are_those_of_the_header() -> None:
     assert [ctypes.sizeof(layout) for layout in layouts] == [52, 24, 16, 24]
 
 
-BAD: Sequence[object] = [
-    None,
-    {},
-    {"lacking": 3},
-    {"lacking": ["a"]},
-    {"lacking": [["nvml\n", ""]]},
-    {"lacking": [[1, 2]]},
-]
+REPORT = {"gpus": [], "faults": [], "links": [], "driver_version": "", "cuda_version": ""}
+BAD: Sequence[object] = [3, ["a"], [["nvml\n", ""]], [["nvml", "x"]], [[1, 2]], [["nvmlX", ""]] * 1000]
 
 
-@pytest.mark.parametrize("report", [*BAD, {"lacking": [["nvmlX", ""]] * 1000}])
-def test_lists_that_cannot_be_read(report: object) -> None:
+@pytest.mark.parametrize("lacking", BAD)
+def test_lists_that_cannot_be_read(lacking: object) -> None:
+    assert read_report({**REPORT, "lacking": [["nvmlX", ""]]}, 0.0).lacking == ("nvmlX",)
     with pytest.raises(InventoryError, match="cannot be read"):
-        lacking_in(report)
+        read_report({**REPORT, "lacking": lacking}, 0.0)

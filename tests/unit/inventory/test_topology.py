@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.node import Inventory, Link, Majors, NumaNode
-from nri_gpu.inventory.facts import ARCHITECTURES, MODULES
+from nri_gpu.inventory.formats import ARCHITECTURES, MODULES
 from nri_gpu.requirements import grammar as facts
 from nri_gpu.simulation.topology import TopologyError, load_topology, parse_topology
 
@@ -180,23 +180,26 @@ ANOTHER = GPU + part(1) + SECOND
 CONTRADICTIONS = {
     "nvidia and nvidia_uvm with one major": (
         "[node.majors]\nnvidia = 195\nnvidia_uvm = 195\nnvidia_caps = 195\n",
-        ["node.majors.nvidia_uvm: 195 is nvidia's already", "node.majors.nvidia_caps: 195 is nvidia's already"],
+        [
+            "node.majors.nvidia_uvm: 195 already belongs to nvidia",
+            "node.majors.nvidia_caps: 195 already belongs to nvidia",
+        ],
     ),
     "one capability for two compute instances": (
         GPU + part(1, ci_minor=13) + part(2, ci_minor=13),
-        ["gpu[0].mig[1].ci_minor: 13 is ci_minor of MIG device 0:0 already"],
+        ["gpu[0].mig[1].ci_minor: 13 is already ci_minor of MIG device 0:0"],
     ),
     "one capability for two GPU instances": (
         GPU + part(1, gi_minor=12, ci_minor=13) + part(2, gi_minor=12, ci_minor=14),
-        ["gpu[0].mig[1].gi_minor: 12 is gi_minor of MIG device 0:0 already"],
+        ["gpu[0].mig[1].gi_minor: 12 is already gi_minor of MIG device 0:0"],
     ),
     "one capability for instances of two GPUs": (
         GPU + part(1) + SECOND + part(2, gi_minor=12),
-        ["gpu[1].mig[0].gi_minor: 12 is gi_minor of MIG device 0:0 already"],
+        ["gpu[1].mig[0].gi_minor: 12 is already gi_minor of MIG device 0:0"],
     ),
     "a GPU instance and its compute instance": (
         GPU + part(1, gi_minor=5, ci_minor=5),
-        ["gpu[0].mig[0].ci_minor: 5 is gi_minor of MIG device 0:0 already"],
+        ["gpu[0].mig[0].ci_minor: 5 is already gi_minor of MIG device 0:0"],
     ),
     "two capabilities for one GPU instance": (
         GPU + part(1, profile="1c.3g.40gb") + part(2, gi=1, ci=1, profile="1c.3g.40gb", gi_minor=77),
@@ -220,14 +223,14 @@ CONTRADICTIONS = {
     ),
     "devices are found by what they say": (
         SECOND + part(1, index=4, ci_minor=13) + part(2, index=3, ci_minor=13) + GPU,
-        ["gpu[0].mig[0].ci_minor: 13 is ci_minor of MIG device 1:3 already"],
+        ["gpu[0].mig[0].ci_minor: 13 is already ci_minor of MIG device 1:3"],
     ),
     "one graphics node of two GPUs": (
         GPU
         + "drm = [{ name = 'card0', major = 226, minor = 0 }]\n"
         + SECOND
         + "drm = [{ name = 'card1', major = 226, minor = 1 }, { name = 'card2', major = 226, minor = 0 }]\n",
-        ["gpu[1].drm[1].minor: 226:0 is card0's already"],
+        ["gpu[1].drm[1].minor: 226:0 already belongs to card0"],
     ),
     "a mesh of more NVLinks than there are": (
         GPU
@@ -256,8 +259,8 @@ CONTRADICTIONS = {
         + part(2, ci_minor=13)
         + part(3, profile="7g.80gb"),
         [
-            "node.majors.nvidia_uvm: 195 is nvidia's already",
-            "gpu[0].mig[1].ci_minor: 13 is ci_minor of MIG device 0:0 already",
+            "node.majors.nvidia_uvm: 195 already belongs to nvidia",
+            "gpu[0].mig[1].ci_minor: 13 is already ci_minor of MIG device 0:0",
             "gpu[0].mig[2].profile: with those before it 9 slices, and no GPU has more than 7",
         ],
     ),
@@ -386,7 +389,10 @@ FAULTS = {
     "memory as text": (NODE + GPU.replace("85_520_809_984", "'80Gi'"), ["gpu[0].memory_bytes: must be a whole number"]),
     "arch as a number": (NODE + GPU.replace('"9.0"', "9.0"), ["gpu[0].arch: must be text"]),
     "arch": (NODE + GPU.replace('"9.0"', '"9"'), ["""gpu[0].arch: '9' is not a compute capability ("9.0")"""]),
-    "a brand of its own": (NODE + GPU + "brand = 'acme'\n", [f"gpu[0].brand: 'acme' is no brand of NVML's ({BRANDS})"]),
+    "a brand of its own": (
+        NODE + GPU + "brand = 'acme'\n",
+        [f"gpu[0].brand: 'acme' is not a brand that NVML knows ({BRANDS})"],
+    ),
     "a compute mode of its own": (
         NODE + GPU + "compute_mode = 'off'\n",
         ["gpu[0].compute_mode: 'off' is none of default, exclusive-thread, prohibited, exclusive-process"],
@@ -401,7 +407,7 @@ FAULTS = {
     ),
     "a state that will come and none that is": (
         NODE + GPU + "ecc_pending = true\n",
-        ["gpu[0].ecc_pending: says what becomes of `ecc`, which is missing"],
+        ["gpu[0].ecc_pending: needs `ecc`, which is missing"],
     ),
     "a fabric without a state": (NODE + GPU + "fabric = { clique = 1 }\n", ["gpu[0].fabric.state: missing; text"]),
     "a fabric's cluster": (

@@ -144,7 +144,9 @@ def test_the_kernel_says_what_we_go_by(pattern: str, subsystem: str, ours: Mappi
 
 
 def test_why_there_is_none() -> None:
-    assert "cannot be heard (Operation not permitted)" in explain(PermissionError(errno.EPERM, "no"))
+    assert "cannot receive the kernel's device events (Operation not permitted)" in explain(
+        PermissionError(errno.EPERM, "no")
+    )
 
 
 def test_the_unit_lets_the_events_in_and_no_network() -> None:

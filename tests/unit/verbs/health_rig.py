@@ -1,4 +1,4 @@
-"""The rig with the keeper of health and its event process in it."""
+"""The rig with the health controller and its event process in it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.health import HealthState
-from nri_gpu.health.controller import HealthKeeper, HealthPlace, Needs
-from nri_gpu.health.fleet import Moment
-from nri_gpu.health.listener import Ear, EventChild
+from nri_gpu.health.controller import HealthController, HealthDependencies, HealthPlace
+from nri_gpu.health.listener import EventChild, EventSink
+from nri_gpu.health.node_health import Moment
 from nri_gpu.inventory.source import Source
 from nri_gpu.policy.health import Events
 from nri_gpu.policy.model import Policy
@@ -31,22 +31,22 @@ class HealthRig(Rig):
         self.policy = replace(default, health=replace(default.health, events=Events.ALL))
         self.ahead_s = 0.0
         place = HealthPlace(driver_root=str(base / "root"), library_dirs=(), file=base / "health.json", simulated=False)
-        needs = Needs(
+        needs = HealthDependencies(
             policy=lambda: self.policy,
             ledger=lambda: self.plugin.ledger,
             publish=self._published,
-            look=lambda: self.cache.poke(),
+            refresh=lambda: self.cache.poke(),
         )
-        self.health = HealthKeeper(place, needs, self._moment, partial(self._hearing, base))
+        self.health = HealthController(place, needs, self._moment, partial(self._listener, base))
         super().__init__(base, machine)
 
     def health_of(self, gpu: int = 1) -> HealthState:
         """As the last snapshot has it."""
         return self.board.snapshot().gpus[gpu].health.state
 
-    def _hearing(self, base: Path, ear: Ear) -> EventChild:
-        self.ears = EventChild(base / "root", (), ear, sysfs=str(base / "sys"), silence_s=SILENCE_S)
-        return self.ears
+    def _listener(self, base: Path, sink: EventSink) -> EventChild:
+        self.listener = EventChild(base / "root", (), sink, sysfs=str(base / "sys"), silence_s=SILENCE_S)
+        return self.listener
 
     def _moment(self) -> Moment:
         return Moment(time.monotonic() + self.ahead_s, time.time() + self.ahead_s)
@@ -56,7 +56,7 @@ class HealthRig(Rig):
 
     def _ledger_changed(self, ledger: Ledger) -> None:
         del ledger
-        self.health.held_changed()
+        self.health.changed()
 
     def _more(self) -> Sequence[Coroutine[None, None, None]]:
         return (self.health.run(),)

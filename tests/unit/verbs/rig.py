@@ -132,14 +132,14 @@ class Rig:
         )
         self.driver = DriverKeeper(place, self.board, Around(lambda: None, self.cache.poke))
         pace = Pace(look_s=0.02, quiet_s=0.0)
-        self.watch = NodeWatch(self.source.glance, self._changed, folders=(), uevents=False, pace=pace)
+        self.watch = NodeWatch(self.source.kernel_view, self._changed, folders=(), uevents=False, pace=pace)
         self.state = StateFolder(base / "state")
         self.state.path.mkdir(exist_ok=True)
         host = Host(
             driver_root=self.root,
             library_dirs=(),
             stage_dir=base / "stage",
-            look=self.source.glance,
+            look=self.source.kernel_view,
             answered=lambda: self.source.answered,
             scanned=lambda: self.driver.scanned,
             module=lambda: self.module,

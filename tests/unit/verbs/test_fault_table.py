@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.driver.watch import signs
-from nri_gpu.inventory.nvml_client import ABSENT, GONE
+from nri_gpu.inventory.nvml_client import GPU_GONE, UNSUPPORTED
 from tests.support.driver_root import make_driver_root
 from tests.support.nvml import Act, FakeMig, build_fake_nvml
 from tests.support.nvml.build import GARBAGE
@@ -74,8 +74,8 @@ async def test_each_code_of_the_whole_driver_keeps_the_last_snapshot(rig: Rig, f
 # What each call is to a GPU: a code in the set costs it nothing.
 NEEDED: frozenset[int] = frozenset()
 TRIED = frozenset(CODES)
-LACKING_IS_FINE = ABSENT
-LOST_IS_NOT = TRIED - GONE
+LACKING_IS_FINE = UNSUPPORTED
+LOST_IS_NOT = TRIED - GPU_GONE
 CALLS = {
     HANDLE: NEEDED,
     UUID: NEEDED,
@@ -253,7 +253,7 @@ async def test_a_driver_upgrade(rig: Rig) -> None:
         rig.root.rename(rig.base / "old")
         fresh.rename(rig.root)
         rig.load(new)
-        rig.watch.told()
+        rig.watch.notify()
         await held(rig, lambda: drivers() == (new, new) and gpu(rig) == "", "the new driver")
     assert all("580.95.05" in refusal or "590.10" in refusal for refusal in rig.refused)
 

@@ -16,7 +16,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.health import EventType, HealthState
-from nri_gpu.health import listener as hearing
+from nri_gpu.health import listener
+from nri_gpu.inventory.child import child_command
 from tests.support.driver_root import make_driver_root
 from tests.support.nvml import Act, FakeMig, build_fake_nvml, happen
 from tests.unit.runtime.log import Log
@@ -115,7 +116,7 @@ async def test_waiting_that_hangs_or_crashes(rig: HealthRig, log: Log, deed: str
 
 
 @pytest.mark.parametrize(
-    "garbage", ['{"event": 3}', '{"watching": [], "deaf": []}', "[" * 60_000, '{"call": "\\u001b[31m"}', "\0"]
+    "garbage", ['{"event": 3}', '{"watching": [], "failed": []}', "[" * 60_000, '{"call": "\\u001b[31m"}', "\0"]
 )
 async def test_garbage_from_the_event_process(
     rig: HealthRig, log: Log, monkeypatch: pytest.MonkeyPatch, garbage: str
@@ -123,15 +124,15 @@ async def test_garbage_from_the_event_process(
     program = rig.base / "program"
     runs(program, f"#!{sys.executable} -I\nimport time\nprint({garbage!r}, flush=True)\ntime.sleep(60)\n")
     with monkeypatch.context() as patched:
-        patched.setattr(hearing, "python", lambda: str(program))
+        patched.setattr(listener, "child_command", lambda *told: (str(program), *child_command(*told)[1:]))
         rig = HealthRig(rig.base, None)
         async with rig.running():
-            await becomes(rig, "three of them", lambda: rig.ears.attempts >= 3)
+            await becomes(rig, "three of them", lambda: rig.listener.attempts >= 3)
             runs(program, f'#!/bin/sh\nexec {sys.executable} "$@"\n')
             await listening(rig, log)
             await hears(rig)
     first, *_ = log.said("not listening for errors of the GPUs; trying again")
-    assert "talked nonsense after start" in first.fields["fault"]
+    assert "sent a malformed line after start" in first.fields["fault"]
     assert rig.refused == []
 
 
@@ -154,8 +155,8 @@ async def test_an_event_process_that_is_killed(rig: HealthRig, log: Log) -> None
 
 
 def end(rig: HealthRig) -> None:
-    assert rig.ears.pid
-    os.kill(rig.ears.pid, signal.SIGKILL)
+    assert rig.listener.pid
+    os.kill(rig.listener.pid, signal.SIGKILL)
 
 
 async def test_a_driver_that_is_unloaded_and_loaded_while_somebody_listens(rig: HealthRig, log: Log) -> None:
@@ -188,7 +189,7 @@ async def test_a_driver_upgrade_while_somebody_listens(rig: HealthRig, log: Log)
         rig.load(new)
         before = listens(log)
         end(rig)
-        rig.watch.told()
+        rig.watch.notify()
         await becomes(
             rig,
             "the new driver",

@@ -1,4 +1,4 @@
-"""The keeper of health: what is heard and seen becomes what is published, said, kept, and done about containers."""
+"""The controller of health: what is heard and seen becomes what is published, said, kept, and done about containers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from nri_gpu.domain.health import EventType, GpuEvent, HealthState, ScriptedEven
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health import controller as module
 from nri_gpu.health import stops as health_stops
-from nri_gpu.health.controller import HealthKeeper, HealthPlace, Needs
-from nri_gpu.health.fleet import Moment
+from nri_gpu.health.controller import HealthController, HealthDependencies, HealthPlace
+from nri_gpu.health.node_health import Moment
 from nri_gpu.policy.health import Events, OnBad
 from nri_gpu.policy.model import Policy
 from tests.support.builders import container
@@ -30,7 +30,7 @@ from tests.unit.runtime.log import Log, hearing
 
 
 class Listening:
-    """Who waits for events, as far as the keeper tells."""
+    """Who waits for events, as far as the controller tells."""
 
     def __init__(self) -> None:
         self.told: list[list[str]] = []
@@ -51,7 +51,7 @@ class Listening:
 
 
 class Daemon:
-    """What the keeper needs, and what it did with it."""
+    """What the controller needs, and what it did with it."""
 
     def __init__(self, folder: Path, policy: Policy | None = None) -> None:
         self.policy = policy or Policy.default()
@@ -62,11 +62,11 @@ class Daemon:
         self.now = at(1000)
         self.lines: list[str] = []
         place = HealthPlace(driver_root="/", library_dirs=(), file=folder / "health.json", simulated=True)
-        needs = Needs(
-            policy=lambda: self.policy, ledger=lambda: self.ledger, publish=self.published.append, look=self._look
+        needs = HealthDependencies(
+            policy=lambda: self.policy, ledger=lambda: self.ledger, publish=self.published.append, refresh=self._look
         )
         self.listening = Listening()
-        self.keeper = HealthKeeper(place, needs, self._moment, lambda _: self.listening)
+        self.controller = HealthController(place, needs, self._moment, lambda _: self.listening)
 
     def _look(self) -> None:
         self.looks += 1
@@ -84,12 +84,12 @@ class Daemon:
     def hold_unit(self, uuid: GpuUuid) -> None:
         grant = Grant.to(container(), (uuid,), Mode.EXCLUSIVE, "-")
         self.ledger = (self.ledger or Ledger()).with_entry(Entry(grant, GrantPhase.RUNNING, 0))
-        self.keeper.held_changed()
+        self.controller.changed()
 
     def use(self, **health: object) -> None:
         """Policy says so from now on."""
         self.policy = replace(self.policy, health=replace(self.policy.health, **health))
-        self.keeper.policy_changed()
+        self.controller.changed()
 
 
 def holding(daemon: Daemon) -> Iterable[str]:
@@ -105,12 +105,12 @@ async def turns() -> None:
 
 
 def in_loop(test: Callable[[], None], daemon: Daemon | None = None) -> list[str]:
-    """Runs it, and returns what was logged. daemon: one whose keeper runs."""
+    """Runs it, and returns what was logged. daemon: one whose controller runs."""
     lines: list[str] = []
 
     async def run() -> None:
         test()
-        task = asyncio.create_task(daemon.keeper.run() if daemon else asyncio.sleep(0))
+        task = asyncio.create_task(daemon.controller.run() if daemon else asyncio.sleep(0))
         await turns()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -124,9 +124,9 @@ def test_an_event_holds_at_once_and_is_said_once(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path)
 
     def test() -> None:
-        daemon.keeper.judged(look((), ()))
+        daemon.controller.with_health(look((), ()))
         for _ in range(3):
-            daemon.keeper.heard(xid(79, gpu=1))
+            daemon.controller.take_event(xid(79, gpu=1))
 
     lines = in_loop(test)
     assert [[bool(gpu.unavailable) for gpu in each.gpus] for each in daemon.published] == [[False, True]]
@@ -138,11 +138,11 @@ def test_it_comes_back_by_looks_alone(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path)
 
     def test() -> None:
-        daemon.keeper.judged(look(()))
-        daemon.keeper.heard(xid(79))
+        daemon.controller.with_health(look(()))
+        daemon.controller.take_event(xid(79))
         for pause_s, state in ((31, HealthState.RECOVERING), (200, HealthState.RECOVERING), (70, HealthState.HEALTHY)):
             daemon.later(pause_s)
-            assert daemon.keeper.judged(look(())).gpus[0].health.state is state
+            assert daemon.controller.with_health(look(())).gpus[0].health.state is state
 
     in_loop(test)
 
@@ -150,9 +150,9 @@ def test_it_comes_back_by_looks_alone(tmp_path: Path) -> None:
 def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
     def test() -> None:
         before = Daemon(tmp_path)
-        before.keeper.judged(look((), ()))
-        before.keeper.heard(xid(79, gpu=1))
-        after = Daemon(tmp_path).keeper.judged(look((), ()))
+        before.controller.with_health(look((), ()))
+        before.controller.take_event(xid(79, gpu=1))
+        after = Daemon(tmp_path).controller.with_health(look((), ()))
         assert [gpu.health.state for gpu in after.gpus] == [HealthState.HEALTHY, HealthState.BAD]
 
     in_loop(test)
@@ -162,9 +162,9 @@ def test_a_file_of_rubbish_is_said_and_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "health.json").write_text('{"records": 7}')
 
     def test() -> None:
-        assert Daemon(tmp_path).keeper.judged(look(())).gpus[0].health.state is HealthState.HEALTHY
+        assert Daemon(tmp_path).controller.with_health(look(())).gpus[0].health.state is HealthState.HEALTHY
 
-    assert any("health of before is not known" in line for line in in_loop(test))
+    assert any("saved health not read" in line for line in in_loop(test))
 
 
 def test_containers_on_a_bad_gpu_are_reported(tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_containers_on_a_bad_gpu_are_reported(tmp_path: Path) -> None:
     daemon.hold(1)
 
     def test() -> None:
-        daemon.keeper.judged(look((), ()))
-        daemon.keeper.heard(xid(79, gpu=0))
-        daemon.keeper.heard(xid(79, gpu=1))
+        daemon.controller.with_health(look((), ()))
+        daemon.controller.take_event(xid(79, gpu=0))
+        daemon.controller.take_event(xid(79, gpu=1))
 
     assert sum("container is on a bad gpu" in line for line in in_loop(test, daemon)) == 1
 
@@ -191,17 +191,17 @@ class Skipping(asyncio.SelectorEventLoop):
 def play(daemon: Daemon, *scripts: tuple[ScriptedEvent, ...]) -> list[tuple[str, int, int]]:
     """What is heard when looks show these, 10 s apart."""
     heard: list[tuple[str, int, int]] = []
-    hear = daemon.keeper.heard
+    hear = daemon.controller.take_event
 
     def overheard(event: GpuEvent) -> None:
         heard.append((event.uuid, event.kind, event.xid))
         hear(event)
 
-    daemon.keeper.heard = overheard  # type: ignore[method-assign] # the keeper is its own audience
+    daemon.controller.take_event = overheard  # type: ignore[method-assign] # the controller is its own audience
 
     async def run() -> None:
         for script in scripts:
-            daemon.keeper.judged(replace(look((), ()), script=script))
+            daemon.controller.with_health(replace(look((), ()), script=script))
             loop.skipped_s += 10
             for _ in range(3):
                 await asyncio.sleep(0)
@@ -237,13 +237,13 @@ def test_and_what_an_edit_adds_but_not_what_it_takes_out(tmp_path: Path) -> None
 def test_a_storm_of_events_asks_for_few_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: GpuEvent, looks: int
 ) -> None:
-    monkeypatch.setattr(module, "LOOKS_APART_S", 0.0)
+    monkeypatch.setattr(module, "REFRESHES_APART_S", 0.0)
     daemon = Daemon(tmp_path)
 
     async def run() -> None:
-        daemon.keeper.judged(look(()))
+        daemon.controller.with_health(look(()))
         for _ in range(1000):
-            daemon.keeper.heard(event)
+            daemon.controller.take_event(event)
         await asyncio.sleep(0.01)
 
     asyncio.run(run())
@@ -263,14 +263,14 @@ def test_who_is_listened_to(tmp_path: Path, events: Events, idle: list[str], hel
     daemon = Daemon(tmp_path, replace(Policy.default(), health=health))
 
     async def run() -> None:
-        task = asyncio.create_task(daemon.keeper.run())
-        daemon.keeper.judged(look((), ()))
+        task = asyncio.create_task(daemon.controller.run())
+        daemon.controller.with_health(look((), ()))
         await daemon.listening.until(idle)
         daemon.hold(1)
-        daemon.keeper.held_changed()
+        daemon.controller.changed()
         await daemon.listening.until(held)
         daemon.ledger = Ledger()
-        daemon.keeper.held_changed()
+        daemon.controller.changed()
         await daemon.listening.until(idle)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -283,12 +283,12 @@ def test_looks_are_more_frequent_while_one_is_not_well(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, replace(Policy.default(), health=health))
 
     async def run() -> None:
-        task = asyncio.create_task(daemon.keeper.run())
-        daemon.keeper.judged(look(()))
+        task = asyncio.create_task(daemon.controller.run())
+        daemon.controller.with_health(look(()))
         for _ in range(5):
             await asyncio.sleep(0)
         assert daemon.looks == 0
-        daemon.keeper.judged(look((Sign.LOST,)))
+        daemon.controller.with_health(look((Sign.LOST,)))
         async with asyncio.timeout(10):
             await daemon.looked.wait()
         task.cancel()
@@ -326,22 +326,22 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 
 def go_bad(daemon: Daemon) -> None:
-    daemon.keeper.heard(xid(79, gpu=1))
+    daemon.controller.take_event(xid(79, gpu=1))
 
 
 def get_lost(daemon: Daemon) -> None:
     """It still has a name, and cannot be asked for its MIG devices."""
     shown = look((), (Sign.LOST,))
     mute = replace(shown.gpus[1], unavailable="nvmlDeviceGetName: GPU is lost (15)")
-    daemon.keeper.judged(replace(shown, gpus=(shown.gpus[0], mute)))
+    daemon.controller.with_health(replace(shown, gpus=(shown.gpus[0], mute)))
 
 
 def get_nameless(daemon: Daemon) -> None:
-    daemon.keeper.judged(look((), faults=(LOST,)))
+    daemon.controller.with_health(look((), faults=(LOST,)))
 
 
 def vanish(daemon: Daemon) -> None:
-    daemon.keeper.judged(look(()))
+    daemon.controller.with_health(look(()))
 
 
 ENDS: dict[Callable[[Daemon], None], str] = {
@@ -360,7 +360,7 @@ async def test_or_stopped(tmp_path: Path, runtime: Runtime, end: Callable[[Daemo
     daemon.use(containers=OnBad.STOP)
     daemon.hold_unit(PARTS[0] if part else UUIDS[1])
     async with running(daemon):
-        daemon.keeper.judged(with_parts(look((), ()), 1, 0) if part else look((), ()))
+        daemon.controller.with_health(with_parts(look((), ()), 1, 0) if part else look((), ()))
         await turns()
         assert runtime.asked == []
         end(daemon)
@@ -370,7 +370,7 @@ async def test_or_stopped(tmp_path: Path, runtime: Runtime, end: Callable[[Daemo
 
 @asynccontextmanager
 async def running(daemon: Daemon) -> AsyncIterator[None]:
-    task = asyncio.create_task(daemon.keeper.run())
+    task = asyncio.create_task(daemon.controller.run())
     try:
         yield
     finally:
@@ -380,7 +380,7 @@ async def running(daemon: Daemon) -> AsyncIterator[None]:
 
 
 def bad(daemon: Daemon) -> None:
-    daemon.keeper.heard(xid(79, gpu=1))
+    daemon.controller.take_event(xid(79, gpu=1))
 
 
 def held(daemon: Daemon) -> None:
@@ -400,22 +400,22 @@ async def test_in_whatever_order_it_comes(
     """Bad before the runtime tells who holds it, or before policy says stop, or after both."""
     daemon = Daemon(tmp_path)
     async with running(daemon):
-        daemon.keeper.judged(look((), ()))
+        daemon.controller.with_health(look((), ()))
         for step in order:
             await turns()
             assert runtime.asked == []
             step(daemon)
         await turns()
         assert len(runtime.asked) == 1, "without another look"
-        daemon.keeper.judged(look((), ()))
+        daemon.controller.with_health(look((), ()))
         await turns()
     assert [containers for containers, _ in runtime.asked] == [list(holding(daemon))], "once"
 
 
 async def test_after_a_restart_with_a_gpu_that_was_bad_before(tmp_path: Path, runtime: Runtime) -> None:
     before = Daemon(tmp_path)
-    before.keeper.judged(with_parts(look((), ()), 1, 0))
-    before.keeper.heard(xid(79, gpu=1))
+    before.controller.with_health(with_parts(look((), ()), 1, 0))
+    before.controller.take_event(xid(79, gpu=1))
     daemon = Daemon(tmp_path)
     daemon.use(containers=OnBad.STOP)
     async with running(daemon):
@@ -429,34 +429,34 @@ async def test_after_a_restart_with_a_gpu_that_was_bad_before(tmp_path: Path, ru
 async def test_after_a_restart_with_a_gpu_that_was_lost_meanwhile(
     tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, part: bool
 ) -> None:
-    monkeypatch.setattr(module, "LOOKS_APART_S", 0.0)
+    monkeypatch.setattr(module, "REFRESHES_APART_S", 0.0)
     before = Daemon(tmp_path)
-    before.keeper.judged(with_parts(look((), ()), 1, 0) if part else look((), ()))
+    before.controller.with_health(with_parts(look((), ()), 1, 0) if part else look((), ()))
     daemon = Daemon(tmp_path)
     daemon.ledger = None
     daemon.use(containers=OnBad.STOP)
     async with running(daemon):
-        daemon.keeper.judged(look(()))  # before the runtime has told who holds what
+        daemon.controller.with_health(look(()))  # before the runtime has told who holds what
         await turns()
         assert runtime.asked == []
         daemon.hold_unit(PARTS[0] if part else UUIDS[1])
         async with asyncio.timeout(10):
             await daemon.looked.wait()
-        daemon.keeper.judged(look(()))
+        daemon.controller.with_health(look(()))
         await turns()
         assert len(runtime.asked) == 1
 
 
 async def test_it_is_not_looked_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A MIG device that was taken away under somebody is no GPU that was lost."""
-    monkeypatch.setattr(module, "LOOKS_APART_S", 0.0)
+    monkeypatch.setattr(module, "REFRESHES_APART_S", 0.0)
     daemon = Daemon(tmp_path)
     async with running(daemon):
-        daemon.keeper.judged(look((), ()))
+        daemon.controller.with_health(look((), ()))
         daemon.hold_unit(PARTS[2])
         for _ in range(5):
             await asyncio.sleep(0.01)
-            daemon.keeper.judged(look((), ()))
+            daemon.controller.with_health(look((), ()))
     assert daemon.looks == 1
 
 
@@ -470,10 +470,10 @@ async def test_a_stop_that_failed_is_tried_again(
     daemon.use(containers=OnBad.STOP)
     daemon.hold(1)
     async with running(daemon):
-        daemon.keeper.judged(look((), ()))
+        daemon.controller.with_health(look((), ()))
         bad(daemon)
         for _ in range(200):
-            daemon.keeper.held_changed()  # whatever happens meanwhile is no reason to hurry
+            daemon.controller.changed()  # whatever happens meanwhile is no reason to hurry
             await asyncio.sleep(0)
         assert len(runtime.asked) <= 2
         await until("more attempts", lambda: len(runtime.asked) >= 4, 10)
@@ -491,14 +491,14 @@ async def test_who_left_is_forgotten_and_who_comes_to_a_recovering_gpu_is_stoppe
     daemon.use(containers=OnBad.STOP)
     daemon.hold(1)
     async with running(daemon):
-        daemon.keeper.judged(look((), ()))
+        daemon.controller.with_health(look((), ()))
         bad(daemon)
         await turns()
         daemon.ledger = Ledger()
-        daemon.keeper.held_changed()
+        daemon.controller.changed()
         await turns()
         daemon.later(31)
-        assert daemon.keeper.judged(look((), ())).gpus[1].health.state is HealthState.RECOVERING
+        assert daemon.controller.with_health(look((), ())).gpus[1].health.state is HealthState.RECOVERING
         daemon.hold(1)  # nobody grants it; the runtime told late of one that was there all the while
         await turns()
     assert len(runtime.asked) == 2
@@ -508,16 +508,16 @@ async def test_a_container_is_reported_once_for_each_time(tmp_path: Path, log: L
     daemon = Daemon(tmp_path)
     daemon.hold(1)
     async with running(daemon):
-        daemon.keeper.judged(look((), ()))
+        daemon.controller.with_health(look((), ()))
         bad(daemon)
         for _ in range(3):
             await turns()
-            daemon.keeper.held_changed()
-            daemon.keeper.judged(look((), ()))
+            daemon.controller.changed()
+            daemon.controller.with_health(look((), ()))
         assert len(log.said("container is on a bad gpu")) == 1
         daemon.later(400)
-        daemon.keeper.judged(look((), ()))
-        daemon.keeper.judged(look((), ()))
+        daemon.controller.with_health(look((), ()))
+        daemon.controller.with_health(look((), ()))
         await turns()
         bad(daemon)
         await turns()

@@ -12,7 +12,7 @@ from nri_gpu.cli.status import to_text
 from nri_gpu.daemon.report import status_json
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import GpuFault, Inventory
-from nri_gpu.health.fleet import Fleet
+from nri_gpu.health.node_health import NodeHealth
 from nri_gpu.health.states import Meaning
 from tests.support import builders as make
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
@@ -24,12 +24,12 @@ STRICT = replace(RULES, other_xids=Meaning.BAD)
 
 def ill(*, gpu: int | None = None, part: int | None = None, seconds: float = 5) -> Inventory:
     """After an XID of one of them, and a look so much later."""
-    fleet = Fleet().looked(NODE, STRICT, at(0))[0]
+    fleet = NodeHealth().after_inventory(NODE, STRICT, at(0))[0]
     event = xid(79, gpu) if gpu is not None else xid(94, 1)
     if part is not None:
         event = replace(event, gpu_instance=part + 1, compute_instance=0)
-    fleet = fleet.heard(event, STRICT, at(0))[0]
-    return fleet.looked(NODE, STRICT, at(seconds))[0].dressed(NODE, STRICT)
+    fleet = fleet.after_event(event, STRICT, at(0))[0]
+    return fleet.after_inventory(NODE, STRICT, at(seconds))[0].applied_to(NODE, STRICT)
 
 
 def said(inventory: Inventory) -> dict[str, Any]:
@@ -81,10 +81,10 @@ def test_a_daemon_of_before_leaves_it_as_it_is() -> None:
 
 
 def test_who_is_missed_is_said_with_since_when_and_why() -> None:
-    fleet = Fleet().looked(NODE, RULES, at(0))[0]
+    fleet = NodeHealth().after_inventory(NODE, RULES, at(0))[0]
     shown = look(())
-    fleet = fleet.looked(shown, RULES, at(9), frozenset({PARTS[0]}))[0]
-    status = said(fleet.dressed(shown, RULES))
+    fleet = fleet.after_inventory(shown, RULES, at(9), frozenset({PARTS[0]}))[0]
+    status = said(fleet.applied_to(shown, RULES))
     why = "bad since 2023-11-14 22:13:29 UTC: GPU is lost: NVML does not list it any more"
     (missed,) = status["faults"]
     assert missed == {"index": 1, "uuid": UUIDS[1], "pci_bus_id": "0000:11:00.0", "reason": why, "since_s": None}

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.health import KEPT, Health, HealthState, Sign, TransitionKind
 from nri_gpu.domain.node import GpuFault, Inventory
-from nri_gpu.inventory.controller import Followers, InventoryKeeper
+from nri_gpu.inventory.controller import Followers, InventoryController
 from nri_gpu.system.state import Board
 from tests.support import builders as make
 from tests.unit.runtime.log import hearing
@@ -27,7 +27,7 @@ class Rig:
         self.now = 100.0
         names = ("driver", "profiles", "labels")
         followers = Followers(**{name: lambda name=name: self.looks.append(name) for name in names})
-        self.keeper = InventoryKeeper(self.board, followers, wall=lambda: self.now)
+        self.keeper = InventoryController(self.board, followers, wall=lambda: self.now)
 
     def then(self, inventory: Inventory) -> list[str]:
         """Publish it a second later. Returns who looked."""
@@ -95,7 +95,7 @@ def test_a_gpu_that_cannot_be_described_is_said_when_it_comes_and_when_it_goes(r
     rig.then(replace(lost, driver_version="590.10"))
     assert not any("cannot be described" in line for line in rig.lines)
     rig.then(NODE)
-    assert any("GPU 7 is not there any more" in line for line in rig.lines)
+    assert any("GPU 7 is gone" in line for line in rig.lines)
     assert rig.keeper.history.counts[TransitionKind.DESCRIPTION] == 2
 
 

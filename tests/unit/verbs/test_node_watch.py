@@ -68,7 +68,7 @@ async def test_a_burst_is_one_change() -> None:
     watch = quiet(node, SELDOM)
     async with running(watch, node):
         for _ in range(20):
-            watch.told()
+            watch.notify()
             await asyncio.sleep(0)
         await until("node.told == 1", lambda: node.told == 1)
         assert node.looks == 2
@@ -80,7 +80,7 @@ async def test_a_burst_without_end_is_told_of_too() -> None:
 
     async def nag() -> None:
         while True:
-            watch.told()
+            watch.notify()
             await asyncio.sleep(0.005)
 
     nagging = asyncio.create_task(nag())
@@ -116,8 +116,8 @@ async def test_a_sandbox_without_device_events_is_said_once(monkeypatch: pytest.
     async with running(watch, node):
         node.state = 1
         await until("node.told == 1", lambda: node.told == 1)
-    said = log.one("changes of the node are noticed by looking each second").fields["fault"]
-    assert said == "the kernel's device events cannot be heard (Address family not supported by protocol)"
+    said = log.one("no device events: looking for changes of the node each second").fields["fault"]
+    assert said == "cannot receive the kernel's device events (Address family not supported by protocol)"
 
 
 async def test_no_inotify_left_is_said_and_made_up_for(monkeypatch: pytest.MonkeyPatch, folder: Path, log: Log) -> None:
@@ -130,7 +130,7 @@ async def test_no_inotify_left_is_said_and_made_up_for(monkeypatch: pytest.Monke
     async with running(watch, node):
         node.state = 1
         await until("node.told == 1", lambda: node.told == 1)
-    assert log.one("device nodes are not watched, but looked at each second")
+    assert log.one("no inotify: looking for changes of device nodes each second")
 
 
 async def test_of_this_machine_and_of_a_file() -> None:
@@ -138,5 +138,5 @@ async def test_of_this_machine_and_of_a_file() -> None:
         node = Node()
         watch = node_watch(node.look, node.changed, simulated=simulated)
         async with running(watch, node):
-            watch.told()
+            watch.notify()
             await told(node)

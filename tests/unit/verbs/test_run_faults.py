@@ -68,7 +68,7 @@ async def test_a_hang_stalls_nobody_and_the_age_grows(chain: Chain) -> None:
     assert chain.refused == []
 
 
-@pytest.mark.parametrize(("sort", "words"), [(0, "said 'nonsense"), (GARBAGE - 1, "the NVML process ")])
+@pytest.mark.parametrize(("sort", "words"), [(0, "sent 'nonsense"), (GARBAGE - 1, "the NVML process ")])
 async def test_a_library_that_writes_nonsense_into_our_pipe(chain: Chain, sort: int, words: str) -> None:
     async with chain.running():
         chain.play(TWO, Act(NAME, "babble", sort))
@@ -199,11 +199,11 @@ async def test_early_boot_names_the_gpus_of_the_bus(folder: Path) -> None:
     async with chain.connected():
         said = await chain.shown("the fault", lambda said: "Driver Not Loaded" in said["node"]["inventory_fault"])
         assert [(gpu["pci_bus_id"], gpu["reason"].partition(":")[0]) for gpu in said["unlisted"]] == [
-            (A, "no driver is bound to it"),
+            (A, "not bound to a driver"),
             (B, "bound to vfio-pci, for a virtual machine"),
         ]
         told = await chain.ask("count=1")
-        assert f"the kernel shows GPU {A}, no driver is bound to it" in told
+        assert f"the kernel shows GPU {A}, not bound to a driver" in told
         assert f"{B}, bound to vfio-pci" in told
         # No restart, ever: the module comes, one GPU is the driver's, the other still somebody else's.
         chain.play([FakeGpu(uuid=TWO[0].uuid)])

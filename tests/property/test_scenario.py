@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.inventory.changes import changes
-from nri_gpu.simulation.scenario import Scene
-from nri_gpu.simulation.topology import TopologyError, parse_scene
+from nri_gpu.simulation.scenario import Scenario
+from nri_gpu.simulation.topology import TopologyError, parse_scenario
 from tests.support.daemon import FOUR_GPUS
 
 NODE = FOUR_GPUS.read_text()
@@ -39,9 +39,9 @@ def text(told: list[str]) -> str:
     return "\n".join([NODE, *(f"[[change]]\nat_s = {at_s}\n{said}\n" for at_s, said in enumerate(told, 1))])
 
 
-def parsed(told: list[str]) -> Scene | None:
+def parsed(told: list[str]) -> Scenario | None:
     try:
-        return parse_scene(text(told), "node.toml", 1.0)
+        return parse_scenario(text(told), "node.toml", 1.0)
     except TopologyError as error:
         assert all(fault.key.startswith("change[") for fault in error.faults)
         return None
@@ -49,13 +49,13 @@ def parsed(told: list[str]) -> Scene | None:
 
 @given(TOLD)
 def test_what_happens_and_what_is_said_of_it_agree(told: list[str]) -> None:
-    scene = parsed(told)
-    assume(scene)
-    assert scene
-    last = scene.inventory
+    scenario = parsed(told)
+    assume(scenario)
+    assert scenario
+    last = scenario.inventory
     for at_s in range(len(told) + 1):
         with contextlib.suppress(InventoryError):
-            before, last = last, scene.after(at_s)
+            before, last = last, scenario.after(at_s)
             assert (changes(before, last) == ()) == (before == last)
             assert len({part.uuid for part in last.parts}) == len(last.parts)
             assert {end for link in last.links for end in (link.a, link.b)} <= {gpu.index for gpu in last.gpus}

@@ -1,4 +1,4 @@
-"""A glance shows each thing that comes and goes without NVML."""
+"""A kernel_view shows each thing that comes and goes without NVML."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.inventory.kernel import Places, glance
+from nri_gpu.inventory.kernel import KernelFolders, kernel_view
 
 MIG = "proc/driver/nvidia/capabilities/gpu0/mig"
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    found = Places(*(tmp_path / name for name in ("proc", "sys", "dev")))
+def places(tmp_path: Path) -> KernelFolders:
+    found = KernelFolders(*(tmp_path / name for name in ("proc", "sys", "dev")))
     (tmp_path / MIG / "gi1/ci0").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
     (tmp_path / "proc/devices").write_text("Character devices:\n195 nvidia\n")
@@ -48,20 +48,20 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_it_differs(places: Places, tmp_path: Path, change: Callable[[Path], object]) -> None:
-    before = glance(places)
-    assert glance(places) == before
+def test_it_differs(places: KernelFolders, tmp_path: Path, change: Callable[[Path], object]) -> None:
+    before = kernel_view(places)
+    assert kernel_view(places) == before
     change(tmp_path)
-    assert glance(places) != before
+    assert kernel_view(places) != before
 
 
-def test_other_peoples_devices_do_not_matter(places: Places, tmp_path: Path) -> None:
-    before = glance(places)
+def test_other_peoples_devices_do_not_matter(places: KernelFolders, tmp_path: Path) -> None:
+    before = kernel_view(places)
     (tmp_path / "dev/loop7").touch()
     (tmp_path / "sys/module/loop").mkdir()
-    assert glance(places) == before
+    assert kernel_view(places) == before
 
 
 def test_a_machine_without_any_of_it(tmp_path: Path) -> None:
-    nowhere = Places(*(tmp_path / name for name in ("proc", "sys", "dev")))
-    assert glance(nowhere) == glance(nowhere)
+    nowhere = KernelFolders(*(tmp_path / name for name in ("proc", "sys", "dev")))
+    assert kernel_view(nowhere) == kernel_view(nowhere)

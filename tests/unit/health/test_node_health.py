@@ -1,0 +1,386 @@
+"""The health of a node's GPUs over time, which is a parameter."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import json
+from msgspec.structs import replace
+
+from nri_gpu.domain.health import EventType, GpuEvent, HealthState, Sign
+from nri_gpu.domain.node import GpuFault, Inventory
+from nri_gpu.health.node_health import NodeHealth
+from nri_gpu.health.states import Signal, signal_of_event
+from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
+
+WELL = look((), ())
+LOST_1 = GpuFault(1, "nvmlDeviceGetHandleByIndex: GPU is lost (15)", 15, Sign.LOST)
+
+
+UNSEEN = NodeHealth()
+
+
+def state(health: NodeHealth, gpu: int = 0) -> HealthState:
+    return health.records[UUIDS[gpu]].health.state
+
+
+def looked(health: NodeHealth, seconds: float, inventory: Inventory = WELL) -> NodeHealth:
+    return health.after_inventory(inventory, RULES, at(seconds))[0]
+
+
+@pytest.mark.parametrize(
+    ("event", "signal"),
+    [
+        (xid(79), Signal.FATAL),
+        (xid(63), Signal.INCIDENT),
+        (xid(31), None),
+        (GpuEvent(UUIDS[0], int(EventType.DOUBLE_BIT_ECC)), Signal.FATAL),
+        (GpuEvent(UUIDS[0], int(EventType.UNAVAILABLE)), Signal.FATAL),
+        (GpuEvent(UUIDS[0], int(EventType.POISON)), Signal.INCIDENT),
+        (GpuEvent(UUIDS[0], int(EventType.MIG_CHANGED)), None),
+        (GpuEvent(UUIDS[0], int(EventType.RECOVERY_ACTION)), None),
+        (GpuEvent(UUIDS[0], 0x10000), None),
+    ],
+)
+def test_classes_of_events(event: GpuEvent, signal: Signal | None) -> None:
+    assert signal_of_event(event, RULES)[0] is signal
+
+
+def test_one_bad_gpu_of_two_and_its_way_back() -> None:
+    health = looked(UNSEEN, 0)
+    health, changes = health.after_event(xid(79), RULES, at(5))
+    assert [(change.uuid, change.before, change.now.state) for change in changes] == [
+        (UUIDS[0], HealthState.HEALTHY, HealthState.BAD)
+    ]
+    dressed = health.applied_to(WELL, RULES).gpus
+    assert dressed[0].unavailable == "bad since 2023-11-14 22:13:25 UTC: XID 79, GPU has fallen off the bus"
+    assert dressed[1] == WELL.gpus[1]
+    assert state(looked(health, 6)) is HealthState.BAD, "a look just after says nothing yet"
+    health = looked(health, 20)
+    assert state(health) is HealthState.RECOVERING
+    assert "granted after 100 s without a fault: XID 79" in health.applied_to(WELL, RULES).gpus[0].unavailable
+    assert state(looked(health, 104)) is HealthState.RECOVERING
+    health = looked(health, 105)
+    assert state(health) is HealthState.HEALTHY
+    gpu = health.applied_to(WELL, RULES).gpus[0]
+    assert (gpu.unavailable, gpu.health.changes, gpu.health.why) == ("", 3, "XID 79, GPU has fallen off the bus")
+    assert state(health, 1) is HealthState.HEALTHY
+
+
+def test_application_errors_leave_no_trace() -> None:
+    health = looked(UNSEEN, 0)
+    assert health.after_event(xid(31), RULES, at(1)) == (health, ())
+
+
+def test_incidents_that_come_together_are_one() -> None:
+    health = looked(UNSEEN, 0).after_event(xid(94), RULES, at(1))[0].after_event(xid(63), RULES, at(2))[0]
+    assert state(health) is HealthState.SUSPECT
+    assert health.applied_to(WELL, RULES).gpus[0].unavailable == ""
+    assert state(health.after_event(xid(94), RULES, at(12))[0]) is HealthState.BAD
+
+
+def test_trouble_while_recovering_begins_the_hold_down_anew() -> None:
+    health = looked(looked(UNSEEN, 0).after_event(xid(79), RULES, at(0))[0], 50)
+    health = health.after_event(xid(63), RULES, at(60))[0]
+    assert state(health) is HealthState.BAD
+    assert state(looked(looked(health, 80), 159)) is HealthState.RECOVERING
+    assert state(looked(looked(health, 80), 160)) is HealthState.HEALTHY
+
+
+def test_a_lost_gpu_is_bad_as_long_as_it_is_lost() -> None:
+    lost = look((Sign.LOST,), ())
+    health = looked(looked(looked(UNSEEN, 0), 10, lost), 500, lost)
+    assert state(health) is HealthState.BAD
+    assert state(looked(health, 599)) is HealthState.RECOVERING
+    assert state(looked(looked(health, 599), 600)) is HealthState.HEALTHY
+
+
+def test_a_gpu_that_cannot_be_described_any_more_is_missed() -> None:
+    health, changes = looked(UNSEEN, 0).after_inventory(look((), faults=(LOST_1,)), RULES, at(10))
+    assert [change.uuid for change in changes] == [UUIDS[1]]
+    # It is renumbered away, and still missed when nothing tells of it any more.
+    health = looked(health, 200, look(()))
+    assert state(health, 1) is HealthState.BAD
+    assert state(looked(health, 210), 1) is HealthState.RECOVERING
+
+
+def test_a_gpu_that_was_taken_out_while_it_was_well_is_forgotten() -> None:
+    assert UUIDS[1] not in looked(looked(UNSEEN, 0), 10, look(())).records
+
+
+def test_a_look_that_failed_says_nothing() -> None:
+    health = looked(UNSEEN, 0)
+    assert health.after_inventory(Inventory(taken_at=1, fault="no driver"), RULES, at(1)) == (health, ())
+
+
+def test_what_is_odd_makes_suspect_for_as_long_as_it_shows() -> None:
+    odd = look((Sign.REMAP_PENDING,), ())
+    health = looked(looked(UNSEEN, 0, odd), 500, odd)
+    assert state(health) is HealthState.SUSPECT
+    assert state(looked(health, 599)) is HealthState.SUSPECT
+    assert state(looked(health, 600)) is HealthState.HEALTHY
+
+
+def test_what_is_odd_keeps_no_gpu_from_working_for_ever() -> None:
+    odd = look((Sign.REMAP_PENDING,), ())
+    health = looked(UNSEEN, 0).after_event(xid(48), RULES, at(0))[0]
+    health = looked(looked(health, 100, odd), 130, odd)
+    assert state(health) is HealthState.SUSPECT
+
+
+@pytest.mark.parametrize("sign", [Sign.THERMAL, Sign.POWER_BRAKE])
+def test_signs_of_neither_list_are_only_shown(sign: Sign) -> None:
+    assert state(looked(UNSEEN, 0, look((sign,)))) is HealthState.HEALTHY
+
+
+def test_it_outlives_a_restart() -> None:
+    health = looked(UNSEEN, 0).after_event(xid(79, gpu=1), RULES, at(5))[0]
+    assert json.decode(json.encode(health), type=NodeHealth) == health
+
+
+def test_an_incident_of_a_bad_gpu_begins_the_hold_down_anew() -> None:
+    health = looked(UNSEEN, 0).after_event(xid(79), RULES, at(0))[0].after_event(xid(63), RULES, at(5))[0]
+    assert state(looked(looked(health, 50), 104)) is HealthState.RECOVERING
+    assert state(looked(looked(health, 50), 105)) is HealthState.HEALTHY
+
+
+def test_an_event_of_a_gpu_that_no_look_has_shown_says_nothing() -> None:
+    health = looked(UNSEEN, 0)
+    for number in range(100):
+        event = GpuEvent(f"GPU-{number:08x}-0000-4000-8000-000000000000", int(EventType.XID), 79)
+        assert health.after_event(event, RULES, at(1)) == (health, ())
+
+
+# --- GPUs that are not there any more ---------------------------------------------------------------------------------
+
+
+def held(*units: str) -> frozenset[str]:
+    return frozenset(units)
+
+
+def without(inventory: Inventory, gpu: int, *faults: GpuFault) -> Inventory:
+    """The others move up."""
+    kept = [each for each in inventory.gpus if each.index != gpu]
+    return replace(inventory, gpus=tuple(replace(each, index=at) for at, each in enumerate(kept)), faults=faults)
+
+
+def test_a_held_gpu_that_is_not_listed_any_more_is_lost() -> None:
+    health, changes = looked(UNSEEN, 0).after_inventory(look(()), RULES, at(10), held(UUIDS[1]))
+    assert [(change.uuid, change.place, change.now.state, change.now.why) for change in changes] == [
+        (UUIDS[1], "1", HealthState.BAD, "GPU is lost: NVML does not list it any more")
+    ]
+    # It stays so when it is let go, and comes back as any other does.
+    health = looked(health, 200, look(()))
+    assert state(health, 1) is HealthState.BAD
+    assert state(looked(health, 210), 1) is HealthState.RECOVERING
+
+
+def test_so_is_one_whose_part_is_held() -> None:
+    health = looked(UNSEEN, 0, with_parts(WELL, 1, 0))
+    health = health.after_inventory(look(()), RULES, at(10), held(PARTS[0]))[0]
+    assert state(health, 1) is HealthState.BAD
+
+
+def test_so_is_one_that_was_never_seen() -> None:
+    """After a start without any memory: the runtime tells who holds it."""
+    health, changes = NodeHealth().after_inventory(look(()), RULES, at(10), held(UUIDS[1], UUIDS[0]))
+    assert [(change.uuid, change.place) for change in changes] == [(UUIDS[1], "")]
+    assert health.withheld.keys() == {UUIDS[1]}
+
+
+def test_as_long_as_nobody_told_who_is_held_nobody_is_forgotten() -> None:
+    health, changes = looked(UNSEEN, 0, with_parts(WELL, 1, 0)).after_inventory(look(()), RULES, at(10), None)
+    assert (state(health, 1), changes) == (HealthState.HEALTHY, ())
+    assert health.after_inventory(look(()), RULES, at(20), held(PARTS[0]))[0].withheld.keys() == {UUIDS[1], PARTS[0]}
+    assert UUIDS[1] not in health.after_inventory(look(()), RULES, at(20))[0].records
+
+
+def test_a_loss_that_policy_does_not_mind_makes_nothing_bad() -> None:
+    easy = replace(RULES, fatal_signs=frozenset())
+    for inventory in (look(()), look((), faults=(LOST_1,))):
+        health, changes = looked(UNSEEN, 0).after_inventory(inventory, easy, at(10), held(UUIDS[1]))
+        assert (state(health, 1), changes) == (HealthState.HEALTHY, ())
+    strict = replace(RULES, fatal_signs=frozenset(), suspect_signs=frozenset({Sign.LOST}))
+    assert (
+        state(looked(UNSEEN, 0).after_inventory(look(()), strict, at(10), held(UUIDS[1]))[0], 1) is HealthState.SUSPECT
+    )
+
+
+def test_a_fault_says_for_itself_what_is_wrong() -> None:
+    reset = GpuFault(1, "nvmlDeviceGetUUID: GPU requires reset (16)", 16, Sign.RESET_REQUIRED)
+    health = looked(looked(UNSEEN, 0), 10, look((), faults=(reset,)))
+    assert health.records[UUIDS[1]].health.why == "nvmlDeviceGetUUID: GPU requires reset (16)"
+
+
+def test_a_fault_that_says_nothing_of_the_gpu_changes_nothing() -> None:
+    garbled = GpuFault(1, "nvmlDeviceGetUUID: 'x' is not a GPU UUID")
+    health, changes = looked(UNSEEN, 0).after_inventory(look((), faults=(garbled,)), RULES, at(10), held(UUIDS[1]))
+    assert (state(health, 1), changes) == (HealthState.HEALTHY, ())
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        GpuFault(2, "GPU is lost (15)", 15, Sign.LOST),
+        GpuFault(7, "GPU is lost (15)", 15, Sign.LOST, uuid=UUIDS[2]),
+        GpuFault(7, "GPU is lost (15)", 15, Sign.LOST, pci_bus_id="0000:12:00.0"),
+    ],
+)
+def test_one_fault_is_one_gpu(fault: GpuFault) -> None:
+    """GPU 1 was taken out in the same look: nobody minds."""
+    health, changes = looked(UNSEEN, 0, look((), (), ())).after_inventory(look((), faults=(fault,)), RULES, at(10))
+    assert [change.uuid for change in changes] == [UUIDS[2]]
+    assert UUIDS[1] not in health.records
+
+
+def test_a_fault_whose_index_moved_is_the_one_that_is_missing() -> None:
+    fault = GpuFault(5, "GPU is lost (15)", 15, Sign.LOST)
+    health = looked(looked(UNSEEN, 0, look((), (), ())), 10, look((), (), faults=(fault,)))
+    assert [state(health, gpu) for gpu in range(3)] == [HealthState.HEALTHY, HealthState.HEALTHY, HealthState.BAD]
+
+
+def test_with_more_missing_than_faults_nobody_is_blamed() -> None:
+    fault = GpuFault(5, "GPU is lost (15)", 15, Sign.LOST)
+    health, changes = looked(UNSEEN, 0, look((), (), ())).after_inventory(look((), faults=(fault,)), RULES, at(10))
+    assert (list(health.records), list(changes)) == ([UUIDS[0]], [])
+
+
+def test_who_is_missed_has_its_name_in_the_inventory() -> None:
+    shown = look((), faults=(LOST_1,))
+    health = looked(looked(UNSEEN, 0), 10, shown)
+    assert [fault.uuid for fault in health.applied_to(shown, RULES).faults] == [UUIDS[1]]
+    assert health.applied_to(health.applied_to(shown, RULES), RULES) == health.applied_to(shown, RULES)
+
+
+def test_so_has_one_that_nvml_says_nothing_of_since_when_and_why() -> None:
+    health = looked(UNSEEN, 0).after_inventory(look(()), RULES, at(10), held(UUIDS[1]))[0]
+    (fault,) = health.applied_to(look(()), RULES).faults
+    assert (fault.index, fault.uuid, fault.sign) == (1, UUIDS[1], Sign.LOST)
+    assert fault.reason == "bad since 2023-11-14 22:13:30 UTC: GPU is lost: NVML does not list it any more"
+    assert health.applied_to(health.applied_to(look(()), RULES), RULES) == health.applied_to(look(()), RULES)
+    assert health.applied_to(WELL, RULES).faults == ()
+
+
+def test_a_driver_that_makes_up_names_fills_no_memory() -> None:
+    health = NodeHealth()
+    for number in range(1000):
+        made_up = replace(look((Sign.LOST,)).gpus[0], uuid=f"GPU-{number:08x}-0000-4000-8000-000000000000")
+        health = looked(health, number, replace(WELL, gpus=(made_up,)))
+    assert len(health.records) == 257
+    assert made_up.uuid in health.records
+
+
+def test_a_gpu_that_is_listed_as_lost_recovers() -> None:
+    words = "GPU is lost (played by the topology file)"
+    lost = look((), (Sign.LOST,))
+    lost = replace(lost, gpus=(lost.gpus[0], replace(lost.gpus[1], unavailable=words)))
+    health = looked(looked(UNSEEN, 0), 10, lost)
+    assert (state(health, 1), health.records[UUIDS[1]].health.why) == (HealthState.BAD, words)
+    assert state(looked(health, 20), 1) is HealthState.RECOVERING
+    assert state(looked(looked(health, 20), 110), 1) is HealthState.HEALTHY
+
+
+# --- what cannot be read ----------------------------------------------------------------------------------------------
+
+UNSURE = replace(RULES, fatal_signs=RULES.fatal_signs | {Sign.UNREADABLE})
+BUSY = look((Sign.UNREADABLE,), ())
+
+
+def busy(health: NodeHealth, seconds: float, inventory: Inventory = BUSY) -> NodeHealth:
+    return health.after_inventory(inventory, UNSURE, at(seconds))[0]
+
+
+def test_one_look_that_cannot_read_a_gpu_makes_it_suspect() -> None:
+    health = busy(busy(NodeHealth(), 0, WELL), 10)
+    assert state(health) is HealthState.SUSPECT
+    assert state(busy(health, 19)) is HealthState.SUSPECT, "looks may come in showers"
+    assert state(busy(health, 20)) is HealthState.BAD
+    health = busy(busy(health, 19, WELL), 30)
+    assert state(busy(health, 39)) is HealthState.SUSPECT, "it was readable meanwhile"
+    assert state(busy(health, 40)) is HealthState.BAD
+
+
+def test_of_a_gpu_that_recovers_one_is_enough() -> None:
+    health = busy(busy(NodeHealth(), 0, WELL).after_event(xid(79), UNSURE, at(0))[0], 20, WELL)
+    assert state(health) is HealthState.RECOVERING
+    assert state(busy(health, 21)) is HealthState.BAD
+
+
+def test_so_is_one_beside_another_sign() -> None:
+    assert state(busy(NodeHealth(), 0, look((Sign.UNREADABLE, Sign.LOST)))) is HealthState.BAD
+
+
+def test_a_fault_that_cannot_be_read_is_asked_again_too() -> None:
+    gone = look((), faults=(GpuFault(1, "nvmlDeviceGetUUID: Unknown Error (999)", 999, Sign.UNREADABLE),))
+    health = busy(busy(NodeHealth(), 0, WELL), 10, gone)
+    assert state(health, 1) is HealthState.SUSPECT
+    assert state(busy(health, 20, gone), 1) is HealthState.BAD
+
+
+# --- MIG devices ------------------------------------------------------------------------------------------------------
+
+CUT = with_parts(WELL, 1, 0, 1)
+
+
+def of_part(number: int, place: int = 0) -> GpuEvent:
+    return GpuEvent(UUIDS[1], int(EventType.XID), number, place + 1, 0)
+
+
+def test_a_part_goes_down_with_its_gpu_which_cannot_tell_of_it_any_more() -> None:
+    health = looked(looked(UNSEEN, 0, CUT), 10, look((), faults=(LOST_1,)))
+    assert health.withheld.keys() == {UUIDS[1], *PARTS[:2]}
+    mute = look((), (Sign.LOST,))
+    mute = replace(mute, gpus=(mute.gpus[0], replace(mute.gpus[1], unavailable="nvmlDeviceGetName: GPU is lost (15)")))
+    health = looked(looked(UNSEEN, 0, CUT), 10, mute)
+    assert health.withheld.keys() == {UUIDS[1], *PARTS[:2]}
+
+
+def test_parts_that_were_taken_away_are_none() -> None:
+    health = looked(looked(UNSEEN, 0, CUT), 10, WELL).after_event(xid(79, gpu=1), RULES, at(20))[0]
+    assert health.withheld.keys() == {UUIDS[1]}
+
+
+def test_an_incident_of_one_part_is_that_parts_alone() -> None:
+    bad = replace(RULES, other_xids=RULES.other_xids.BAD)
+    health, changes = looked(UNSEEN, 0, CUT).after_event(of_part(94), bad, at(5))
+    assert [(change.uuid, change.place, change.now.state) for change in changes] == [(PARTS[0], "1:0", HealthState.BAD)]
+    assert health.withheld.keys() == {PARTS[0]}
+    gpu = health.applied_to(CUT, bad).gpus[1]
+    assert gpu.unavailable == ""
+    assert [device.unavailable[:10] for device in gpu.mig] == ["bad since ", ""]
+    assert health.applied_to(health.applied_to(CUT, bad), bad) == health.applied_to(CUT, bad)
+    health = health.after_inventory(CUT, bad, at(20))[0]
+    assert health.records[PARTS[0]].health.state is HealthState.RECOVERING
+    assert health.after_inventory(CUT, bad, at(105))[0].withheld == {}
+
+
+def test_two_incidents_of_one_part_make_it_bad_and_of_two_parts_none() -> None:
+    health = looked(UNSEEN, 0, CUT).after_event(of_part(94), RULES, at(5))[0]
+    assert health.after_event(of_part(94, place=1), RULES, at(50))[0].withheld == {}
+    assert health.after_event(of_part(94), RULES, at(50))[0].withheld.keys() == {PARTS[0]}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        of_part(79),  # what is fatal is never one part's
+        of_part(94, place=2),  # a part that nobody knows
+        GpuEvent(UUIDS[1], int(EventType.XID), 94, None, None),
+        GpuEvent(UUIDS[1], int(EventType.XID), 94, 1, None),
+        GpuEvent(UUIDS[1], int(EventType.DOUBLE_BIT_ECC), 0, 1, 0),
+    ],
+)
+def test_all_else_is_the_whole_gpus(event: GpuEvent) -> None:
+    bad = replace(RULES, other_xids=RULES.other_xids.BAD)
+    assert looked(UNSEEN, 0, CUT).after_event(event, bad, at(5))[0].withheld.keys() == {UUIDS[1], *PARTS[:2]}
+
+
+def test_a_part_that_is_made_anew_is_another_one() -> None:
+    health = looked(UNSEEN, 0, CUT).after_event(of_part(94), RULES, at(5))[0]
+    assert PARTS[0] in health.records
+    assert PARTS[0] not in looked(health, 10, with_parts(WELL, 1, 1)).records
+    assert PARTS[0] in looked(health, 10, look((), faults=(LOST_1,))).records, "its GPU only hides"
+
+
+def test_parts_outlive_a_restart() -> None:
+    health = looked(UNSEEN, 0, CUT).after_event(of_part(94), RULES, at(5))[0]
+    assert json.decode(json.encode(health), type=NodeHealth) == health
