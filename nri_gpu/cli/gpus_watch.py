@@ -165,7 +165,12 @@ async def follow(daemon: DaemonClient, printer: Printer, *, pause_s: float = ASK
 
 async def look(source: TopologySource | NvmlSource, daemon: DaemonClient, printer: Printer, *, simulated: bool) -> None:
     """Ask the node itself, until there is a daemon to follow."""
-    cache = InventoryCache(source, printer.publish, printer.fault, looked=printer.answered)
+    cache = InventoryCache(
+        source,
+        printer.publish,
+        printer.fault,
+    )
+    cache.subscribe(printer.answered)
     seeing = node_watch(source.kernel_view, cache.poke, simulated=simulated)
     parts = [asyncio.create_task(each) for each in (cache.run(), seeing.run(), daemon.found())]
     try:

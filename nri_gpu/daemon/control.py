@@ -26,8 +26,7 @@ from nri_gpu.domain.codec import encode
 from nri_gpu.inventory.controller import InventoryCache, InventoryController
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.nri.convert import Configured
-from nri_gpu.plugin.handlers import Plugin
-from nri_gpu.system.state import Board
+from nri_gpu.system.state import NodeState
 
 Answer = Callable[[], Mapping[str, Any]]
 QUESTION_MAX: Final = 64  # bytes
@@ -184,8 +183,7 @@ class Subjects(Struct, frozen=True):
     command line, by their key in the policy, and `topology`, the simulated node's file.
     """
 
-    board: Board
-    plugin: Plugin
+    node_state: NodeState
     cache: InventoryCache
     inventory: InventoryController
     kubelet: KubeletController
@@ -254,19 +252,18 @@ class Reporter:
 
     def view(self) -> View:
         """The moment of asking."""
-        plugin, cache = self._subjects.plugin, self._subjects.cache
-        policy = plugin.policy
-        source, fault = policy.source, policy.fault
+        state, cache = self._subjects.node_state, self._subjects.cache
+        policy = state.policy
         return View(
-            node=self._subjects.board.snapshot(),
-            ledger=plugin.ledger,
+            node=state.node,
+            ledger=state.ledger,
             connection=self._connection,
             wall=self._wall(),
             monotonic=time.monotonic(),
             inventory_age_s=cache.age_s(),
             inventory_fault=cache.fault,
-            policy_source=source,
-            policy_fault=fault,
+            policy_source=policy.source,
+            policy_fault=policy.fault,
             inventory_confirmed=cache.confirmed or cache.current is None,
             history=self._subjects.inventory.history,
             kubelet=self._subjects.kubelet.report(),
@@ -276,16 +273,16 @@ class Reporter:
 
     def _transitions(self) -> Mapping[str, Any]:
         """Short, for whoever asks each second."""
-        number = self._subjects.board.snapshot().number
+        number = self._subjects.node_state.node.number
         history = transitions_json(self._subjects.inventory.history)
         return {"schema": "nri-gpu/transitions/v1", "inventory_number": number, **history}
 
     def _inventory(self) -> Mapping[str, Any]:
         """All that is known, for `gpus --watch` of the same version."""
-        return {"schema": "nri-gpu/inventory/v1", "inventory": encode(self._subjects.board.snapshot().inventory)}
+        return {"schema": "nri-gpu/inventory/v1", "inventory": encode(self._subjects.node_state.node.inventory)}
 
     def _group(self) -> int | None:
-        policy = self._subjects.plugin.policy
+        policy = self._subjects.node_state.policy
         name = policy.control.group
         if not name:
             return None

@@ -22,7 +22,7 @@ from nri_gpu.daemon.audit import AuditLog
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Grant
 from nri_gpu.domain.node import Node
-from nri_gpu.plugin.recorder import Remembered
+from nri_gpu.plugin.dependencies import Remembered
 from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.storage import write_whole
 

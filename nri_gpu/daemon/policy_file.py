@@ -7,12 +7,11 @@ could not show.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +22,7 @@ from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.policy.lines import key_lines
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import override, parse_policy
-from nri_gpu.system.storage import Signature, signature, write_whole
+from nri_gpu.system.storage import write_whole
 
 DEFAULT_PATH: Final = Path("/etc/nri-gpu/policy.toml")
 LAST_GOOD: Final = "policy.last"  # in the state folder
@@ -199,38 +198,3 @@ class PolicyFile:
         except PolicyError as error:
             logger.bind(fault=str(error.faults[0])).error("the kept policy is not usable either")
             return None
-
-
-LOOK_S: Final = 10.0
-SETTLE_S: Final = 0.2  # a file written in place is whole when it stood still for so long
-
-
-class PolicyWatch:
-    """Calls `changed` once for each content of the file that it finds."""
-
-    def __init__(
-        self, file: Path, changed: Callable[[], None], *, look_s: float = LOOK_S, settle_s: float = SETTLE_S
-    ) -> None:
-        self._file = file
-        self._changed = changed
-        self._look_s = look_s
-        self._settle_s = settle_s
-        self._known = signature(file)
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        from nri_gpu.system.inotify import folder_changed  # here, because it brings ctypes along
-
-        while True:
-            await folder_changed(self._file.parent, self._look_s)
-            if signature(self._file) != self._known:
-                self._known = await self._settled()
-                self._changed()
-
-    async def _settled(self) -> Signature | None:
-        """What the file is once it stands still."""
-        while True:
-            before = signature(self._file)
-            await asyncio.sleep(self._settle_s)
-            if signature(self._file) == before:
-                return before

@@ -25,7 +25,7 @@ from nri_gpu.domain.node import DriverFiles, Inventory
 from nri_gpu.driver.watch import module_version, module_versions, signs, staged_evidence
 from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.system.log_once import LogOnce
-from nri_gpu.system.state import Board
+from nri_gpu.system.state import NodeState
 from nri_gpu.system.storage import boot_id
 
 SNAPSHOT_FILE: Final = "snapshot.json"
@@ -133,9 +133,9 @@ LOOK_S: Final = 1.0  # between two comparisons of a few values in memory
 class Host(Struct, frozen=True, kw_only=True):
     """Where the evidence is gathered.
 
-    look: a glance at what the kernel shows. answered: the glance from before the inventory that is on the board was
-    asked for, None before the first answer: what changed since then must not count as seen.
-    scanned: the driver's folders from before the scan whose files are on the board, None before the first.
+    look: a glance at what the kernel shows. answered: the glance from before the node state's inventory was asked for,
+    None before the first answer: what changed since then must not count as seen. scanned: the driver's folders from
+    before the scan whose files are in the node state, None before the first.
     """
 
     driver_root: Path
@@ -157,11 +157,11 @@ class Host(Struct, frozen=True, kw_only=True):
 class SnapshotKeeper:
     """Writes after each change, and reads once. A simulated node has none: its file is read in a millisecond."""
 
-    def __init__(self, state: StateFolder, key: bytes, host: Host, board: Board) -> None:
+    def __init__(self, state: StateFolder, key: bytes, host: Host, node_state: NodeState) -> None:
         self._state = state
         self._key = key
         self._host = host
-        self._board = board
+        self._node_state = node_state
         self._written: object = None
         self._faults = LogOnce()
 
@@ -171,9 +171,9 @@ class SnapshotKeeper:
         if last is None:
             return False
         cache.recall(last.inventory)
-        self._board.put_module(last.evidence.module_version)
-        self._board.put_driver(last.driver)
-        self._board.put_inventory(last.inventory)
+        self._node_state.put_module(last.evidence.module_version)
+        self._node_state.put_driver(last.driver)
+        self._node_state.put_inventory(last.inventory)
         bound = logger.bind(gpus=len(last.inventory.gpus), driver_version=last.driver.version)
         bound.bind(inventory_age_s=cache.age_s()).info("serving the last snapshot until the driver answers")
         return True
@@ -200,7 +200,7 @@ class SnapshotKeeper:
 
     async def keep(self) -> None:
         """Write it if something is another than what was written."""
-        node, sight, scanned = self._board.snapshot(), self._host.answered(), self._host.scanned()
+        node, sight, scanned = self._node_state.node, self._host.answered(), self._host.scanned()
         if node.inventory.fault or node.driver is None or not node.module_version or sight is None or scanned is None:
             return  # the node cannot grant: there is nothing to get a head start with
         now = (node.inventory, node.driver, node.module_version, sight, scanned)

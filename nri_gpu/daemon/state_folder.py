@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -19,8 +20,11 @@ from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.names import LEDGER
+from nri_gpu.system.log_once import LogOnce
+from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.storage import NotPrivateError, lock_holder, open_lock, read_private, text_of, try_lock, write_whole
 
+LEDGER_DELAY_S: Final = 0.05
 LEDGER_SCHEMA: Final = "nri-gpu/ledger/v1"
 
 
@@ -128,6 +132,38 @@ class StateFolder:
     def _holder(self) -> str:
         pid = (text_of(self.path / "lock") or "").strip()
         return f" (pid {pid})" if pid else ""
+
+
+class LedgerFile:
+    """Writes `ledger.json` a moment after the ledger changed: changes come in bursts, and the file is for people."""
+
+    def __init__(self, folder: StateFolder, state: NodeState) -> None:
+        self._folder = folder
+        self._state = state
+        self._timer: asyncio.TimerHandle | None = None
+        self._faults = LogOnce()
+        self._closed = False
+        state.subscribe(self._changed, Changed.LEDGER)
+
+    def close(self) -> None:
+        """Write it now, and never again: the folder may be another daemon's from here on."""
+        self._closed = True
+        if self._timer:
+            self._timer.cancel()
+        self._write()
+
+    def _changed(self) -> None:
+        if self._timer is None and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(LEDGER_DELAY_S, self._write)
+
+    def _write(self) -> None:
+        self._timer = None
+        try:
+            self._folder.write_ledger(self._state.ledger)
+        except OSError as error:
+            self._faults.warning("ledger.json not written; the grants on the containers hold", str(error))
+        else:
+            self._faults.clear()
 
 
 def _listed(lines: Iterable[str]) -> str:

@@ -29,7 +29,7 @@ from nri_gpu.driver.elf import Elf, MalformedNoteError, parse_note, read_elf
 from nri_gpu.driver.folders import LeftOut, Source, examine, trusted
 from nri_gpu.driver.owner import StageOwner
 from nri_gpu.driver.stage import stage_plan
-from nri_gpu.system.state import Board
+from nri_gpu.system.state import NodeState
 
 # NVIDIA/nvidia-container-toolkit: cmd/nvidia-cdi-hook/cudacompat/cuda-elf-header.go.
 NOTE_SECTION: Final = ".note.cuda.fwd_compatibility"
@@ -231,10 +231,10 @@ SHOWN: Final = 20  # left-out files in a line of the log
 class CompatKeeper:
     """Scans the folder of packages when it is asked to, or when a look shows that something in it changed."""
 
-    def __init__(self, folder: Path, owner: StageOwner, board: Board) -> None:
+    def __init__(self, folder: Path, owner: StageOwner, node_state: NodeState) -> None:
         self._folder = folder
         self._owner = owner
-        self._board = board
+        self._node_state = node_state
         self._signs: object = None
         self._said = ""
 
@@ -245,8 +245,8 @@ class CompatKeeper:
             return
         found, packages, faults = await asyncio.to_thread(self._take)
         self._signs = None if faults else seen  # what failed is tried again with the next look
-        if packages != self._board.snapshot().compat:
-            self._board.put_compat(packages)
+        if packages != self._node_state.node.compat:
+            self._node_state.put_compat(packages)
             versions = ", ".join(f"{each.cuda_version} ({each.version})" for each in packages)
             logger.bind(name=versions or "-").info("CUDA compatibility packages staged")
         said = "; ".join((*faults, *map(str, found.left_out[:SHOWN])))

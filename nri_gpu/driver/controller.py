@@ -1,4 +1,4 @@
-"""Keeps the driver's staged files and its kernel module's version on the board; everything off the hook's path."""
+"""Keeps the driver's staged files and its kernel module's version in the node state, off the request path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nri_gpu.driver.owner import NotReleasedError, StageOwner, StageTakenError
 from nri_gpu.driver.scan import FoundDriver, scan
 from nri_gpu.driver.stage import prune, stage
 from nri_gpu.driver.watch import Signs, changed, module_version, signs, staged_signs
-from nri_gpu.system.state import Board
+from nri_gpu.system.state import NodeState
 
 LOOK_S: Final = 5.0  # between two looks, which cost a millisecond where nothing changed
 RELEASE_LOOK_S: Final = 0.25  # the same while the daemon before this one ends
@@ -71,17 +71,17 @@ class DriverKeeper:
     """Looks every few seconds; scans and stages when asked, or when a look shows that the driver changed."""
 
     def __init__(
-        self, place: DriverPlace, board: Board, around: Around, *, clock: Callable[[], float] = time.monotonic
+        self, place: DriverPlace, node_state: NodeState, around: Around, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._place = place
-        self._board = board
+        self._node_state = node_state
         self._around = around
         self._clock = clock
         self._last = _Last()
         self._again = asyncio.Event()
         self._asked = True
         self._owner = StageOwner(place.stage_dir, place.state_dir)
-        self._compat = CompatKeeper(place.compat_dir, self._owner, board) if place.compat_dir else None
+        self._compat = CompatKeeper(place.compat_dir, self._owner, node_state) if place.compat_dir else None
 
     def look_again(self) -> None:
         """Scan anew now, whatever a look would show."""
@@ -90,8 +90,8 @@ class DriverKeeper:
 
     @property
     def scanned(self) -> Signs | None:
-        """The host's folders from before the scan whose files are on the board; None where that cannot be said."""
-        last, driver = self._last, self._board.snapshot().driver
+        """The host's folders from before the scan whose files are on the node state; None where that cannot be said."""
+        last, driver = self._last, self._node_state.node.driver
         return last.signs if last.found and driver and last.found.version == driver.version else None
 
     def look_soon(self) -> None:
@@ -126,18 +126,18 @@ class DriverKeeper:
     async def _look_at_module(self) -> None:
         if self._place.simulated:
             return
-        known = self._board.snapshot().module_version
+        known = self._node_state.node.module_version
         version = await asyncio.to_thread(self._place.module)
         if version == (known or ""):
             return
-        self._board.put_module(version)
+        self._node_state.put_module(version)
         self._asked = True
         if known is not None:
             logger.bind(driver_version=version or "-").info("kernel module changed")
             self._around.module_changed()
 
     def _has_changed(self) -> bool:
-        last, driver = self._last, self._board.snapshot().driver
+        last, driver = self._last, self._node_state.node.driver
         if last.not_released or last.signs is None:
             return True
         if changed(self._place.root, self._place.library_dirs, last.signs, last.found):
@@ -161,7 +161,7 @@ class DriverKeeper:
         except DriverError as error:
             last.found, last.not_released = None, isinstance(error, NotReleasedError)
             # What the snapshot said is staged, the daemon before this one keeps for its containers.
-            if not (last.not_released and self._board.snapshot().driver):
+            if not (last.not_released and self._node_state.node.driver):
                 self._missing(error)
         else:
             last.fault, last.not_released = "", False
@@ -170,8 +170,8 @@ class DriverKeeper:
         await asyncio.to_thread(self._owner.take)
         files = await asyncio.to_thread(stage, found, self._place.stage_dir)
         self._last.staged = await asyncio.to_thread(staged_signs, files)
-        if files != self._board.snapshot().driver:
-            self._board.put_driver(files)
+        if files != self._node_state.node.driver:
+            self._node_state.put_driver(files)
             _log_driver(found, files)
 
     def _waits(self, version: str) -> bool:
@@ -179,7 +179,7 @@ class DriverKeeper:
 
         The staged files of the old driver are whole until then, and the module that is loaded understands them.
         """
-        node, last = self._board.snapshot(), self._last
+        node, last = self._node_state.node, self._last
         kernel = node.module_version or node.inventory.driver_version
         waits = node.driver is not None and node.driver.version == kernel != version and not self._place.simulated
         if waits and last.waiting != version:
@@ -190,21 +190,21 @@ class DriverKeeper:
         return waits
 
     def _missing(self, error: DriverError) -> None:
-        sentence, last, node = str(error), self._last, self._board.snapshot()
+        sentence, last, node = str(error), self._last, self._node_state.node
         if self._place.simulated and not isinstance(error, StageTakenError):
             files = DriverFiles(node.inventory.driver_version, "simulated", {}, {})
             if node.driver != files:
-                self._board.put_driver(files)
+                self._node_state.put_driver(files)
             sentence = f"{sentence}; the node is simulated, so GPUs are granted without the driver's files"
         elif (node.driver, node.driver_fault) != (None, fault := f"{sentence}."):
-            self._board.put_driver(None, fault)
+            self._node_state.put_driver(None, fault)
         if sentence != last.fault:
             logger.bind(fault=sentence).warning("driver files not found")
         last.fault = sentence
 
     async def _prune(self) -> None:
         """Staged files of old drivers go once no grant names them; not before the runtime told us of all grants."""
-        node, held = self._board.snapshot(), self._around.held()
+        node, held = self._node_state.node, self._around.held()
         if held is None or node.driver is None:
             return
         keep = held | {node.driver.generation} | {package.generation for package in node.compat}

@@ -19,7 +19,7 @@ from loguru import logger
 from nri_gpu.domain.edits import PROFILE_GPUS_MAX, PROFILE_MINOR_MAX, Profiles, mask
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.folders import trusted
-from nri_gpu.system.state import Board
+from nri_gpu.system.state import NodeState
 from nri_gpu.system.tasks import work_when_told
 
 FOLDER: Final = "profiles"  # below the folder of staged drivers; no name of a driver generation
@@ -97,11 +97,11 @@ RETRY_S: Final = 60.0
 
 
 class ProfileKeeper:
-    """Writes them when told that the GPUs may be others, and puts on the board for which they are there."""
+    """Writes them when told that the GPUs may be others, and puts on the node state for which they are there."""
 
-    def __init__(self, stage_dir: Path, board: Board, *, retry_s: float = RETRY_S) -> None:
+    def __init__(self, stage_dir: Path, node_state: NodeState, *, retry_s: float = RETRY_S) -> None:
         self._stage_dir = stage_dir
-        self._board = board
+        self._node_state = node_state
         self._retry_s = retry_s
         self._again = asyncio.Event()
 
@@ -115,7 +115,7 @@ class ProfileKeeper:
 
     async def look(self) -> bool:
         """Write what is missing. Returns whether that went well."""
-        node = self._board.snapshot()
+        node = self._node_state.node
         minors = frozenset(gpu.minor_number for gpu in node.gpus)
         # With none known (the driver is being replaced, say) those that are there stay good.
         if not minors or node.profiles == planned_profiles(self._stage_dir, minors):
@@ -125,12 +125,12 @@ class ProfileKeeper:
         except DriverError as error:
             self._failed(str(error))
             return False
-        self._board.put_profiles(profiles)
+        self._node_state.put_profiles(profiles)
         logger.bind(gpus=len(minors), path=profiles.folder).debug("application profiles written")
         return True
 
     def _failed(self, sentence: str) -> None:
-        known = self._board.snapshot().profiles
+        known = self._node_state.node.profiles
         if known is None or known.fault != sentence:
-            self._board.put_profiles(Profiles(str(self._stage_dir), fault=sentence))
+            self._node_state.put_profiles(Profiles(str(self._stage_dir), fault=sentence))
             logger.bind(fault=sentence).warning("application profiles not written")

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from loguru import logger
-from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
@@ -17,7 +16,7 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.changes import changes
 from nri_gpu.inventory.source import Source
 from nri_gpu.system.backoff import Backoff
-from nri_gpu.system.state import Board
+from nri_gpu.system.state import NodeState
 
 REFRESH_S: Final = 60.0
 FIRST_RETRY_S: Final = 0.5
@@ -28,9 +27,9 @@ class InventoryCache:
     """The last inventory of one source.
 
     publish: called with each inventory that differs from the one before in more than its age. on_fault: called with
-    the sentence of a failure, once for the same sentence in a row. looked: called with every answer of the source,
-    changed or not, and with when it was asked for, in seconds of `monotonic`. After a failure the last inventory
-    stays `current` and its age grows. Where there was none, an inventory with that fault is published.
+    the sentence of a failure, once for the same sentence in a row. After a failure the last inventory stays `current`
+    and its age grows. Where there was none, an inventory with that fault is published. poked: set by whoever wants a
+    refresh now.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class InventoryCache:
         publish: Callable[[Inventory], None],
         on_fault: Callable[[str], None],
         *,
-        looked: Callable[[Inventory, float], None] = lambda _inventory, _began: None,
+        poked: asyncio.Event | None = None,
         refresh_s: float = REFRESH_S,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -48,7 +47,7 @@ class InventoryCache:
         self._source = source
         self._publish = publish
         self._on_fault = on_fault
-        self._looked = looked
+        self._followers: list[Callable[[Inventory, float], None]] = []
         self._refresh_s = refresh_s
         self._wall = wall
         self._monotonic = monotonic
@@ -58,7 +57,7 @@ class InventoryCache:
         self._confirmed = False
         self._fault = ""
         self._backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
-        self._poked = asyncio.Event()
+        self._poked = poked or asyncio.Event()
         self._ready = asyncio.Event()
 
     @property
@@ -80,6 +79,10 @@ class InventoryCache:
         """Use an earlier process's inventory until the source answers."""
         self._current = inventory
         self._answered = self._monotonic() - max(0.0, self._wall() - inventory.taken_at)
+
+    def subscribe(self, looked: Callable[[Inventory, float], None]) -> None:
+        """Call it with each answer of the source, and with when it was asked for, in seconds of `monotonic`."""
+        self._followers.append(looked)
 
     def age_s(self) -> float | None:
         """Seconds since the source last answered, whatever happened to the time of day; None where it never did.
@@ -117,7 +120,8 @@ class InventoryCache:
             self._failed(error)
         else:
             self._succeeded(inventory)
-            self._looked(inventory, began)
+            for follower in self._followers:
+                follower(inventory, began)
         self._ready.set()
 
     def _succeeded(self, inventory: Inventory) -> None:
@@ -171,35 +175,31 @@ ALL: Final = frozenset(TransitionKind)
 _LOGGED_ELSEWHERE: Final = frozenset({TransitionKind.HEALTH})  # by the health controller, when it decides
 
 
-class Followers(Struct, frozen=True, kw_only=True):
-    """What to call when something changed that it depends on: the driver's files, application profiles, labels."""
-
-    driver: Callable[[], None]
-    profiles: Callable[[], None]
-    labels: Callable[[], None]
-
-
 class InventoryController:
     """Publishes inventories as part of the node state, and remembers every transition since the daemon began."""
 
-    def __init__(self, board: Board, followers: Followers, *, wall: Callable[[], float] = time.time) -> None:
-        self._board = board
-        self._followers = (followers.driver, DRIVER), (followers.profiles, PROFILES), (followers.labels, LABELS)
+    def __init__(self, node_state: NodeState, *, wall: Callable[[], float] = time.time) -> None:
+        self._node_state = node_state
+        self._followers: list[tuple[Callable[[], None], frozenset[TransitionKind]]] = []
         self._wall = wall
-        self._initial = board.snapshot().inventory  # from before anything was known
+        self._initial = node_state.node.inventory  # from before anything was known
         self._fault = ""
         self.history = History(began_s=wall())
 
+    def subscribe(self, look: Callable[[], None], kinds: frozenset[TransitionKind]) -> None:
+        """Call it after each inventory with a transition of these kinds, and after the first."""
+        self._followers.append((look, kinds))
+
     def publish(self, inventory: Inventory) -> None:
         """Take an inventory that differs from the one before."""
-        before = self._board.snapshot().inventory
+        before = self._node_state.node.inventory
         first = before is self._initial
-        self._board.put_inventory(inventory)
+        self._node_state.put_inventory(inventory)
         # Of a node seen for the first time only faults are worth a line.
         found = changes(_without_faults(inventory) if first else before, inventory)
         # Whether the driver answers is noted when the cache reports it.
         noted = [each for each in found if each.kind is not TransitionKind.ANSWER]
-        known = {"gpus": len(inventory.gpus), "inventory_number": self._board.snapshot().number}
+        known = {"gpus": len(inventory.gpus), "inventory_number": self._node_state.node.number}
         bound = logger.bind(**known, driver_version=inventory.driver_version)
         bound.log("INFO" if first or noted else "DEBUG", "inventory changed")
         for each in noted:

@@ -19,7 +19,7 @@ from nri_gpu.kubelet.required_device import RequiredDevice
 from nri_gpu.kubelet.token import TokenKey
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
-from nri_gpu.system.state import Board
+from nri_gpu.system.state import NodeState
 from nri_gpu.system.succession import LOOK_S, Succession
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class KubeletController:
     """The device plugin and the questions to PodResources, each where policy wants it."""
 
     def __init__(
-        self, board: Board, plugin: NriPlugin, settings: KubeletSettings, succession: Succession | None = None
+        self, node_state: NodeState, plugin: NriPlugin, settings: KubeletSettings, succession: Succession | None = None
     ) -> None:
         self._plugin = plugin
         self._settings = settings
@@ -53,7 +53,7 @@ class KubeletController:
         # (containerd: BlockPluginSync), and that call waits for the kubelet to be served. So a successor counts as
         # connected from the beginning.
         self.dependencies = DevicePluginDependencies(
-            board, plugin, self._required, connected=succession is not None and succession.succeeds
+            node_state, plugin, self._required, connected=succession is not None and succession.succeeds
         )
         self._key = TokenKey(Path(settings.dir))
         self._device_plugins: DevicePlugins | None = None

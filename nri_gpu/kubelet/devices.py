@@ -23,7 +23,7 @@ from nri_gpu.kubelet.token import token_key, write_token
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.select import stale_fault
-from nri_gpu.system.state import Board
+from nri_gpu.system.state import NodeState
 
 SHARED: Final = ".shared"
 NOT_CONNECTED: Final = "nri-gpu is not connected to the container runtime, so pods would start without their GPUs"
@@ -48,10 +48,16 @@ class Device(Struct, frozen=True):
 class NriPlugin(Protocol):
     """What the device plugin needs of the NRI plugin, which alone changes the ledger."""
 
-    policy: Policy
-    ledger: Ledger
     kubelet: KubeletAllocations
     external: ExternalAllocations
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who holds what now."""
 
     def aged(self, node: Node) -> Node:
         """The node with the age of its inventory, where policy asks for it."""
@@ -76,17 +82,22 @@ class DevicePluginDependencies:
     """Node, policy and ledger, as the device plugin asks for them. connected: to the container runtime."""
 
     def __init__(
-        self, board: Board, plugin: NriPlugin, required: RequiredDevice | None = None, *, connected: bool = False
+        self,
+        node_state: NodeState,
+        plugin: NriPlugin,
+        required: RequiredDevice | None = None,
+        *,
+        connected: bool = False,
     ) -> None:
         self.connected = connected
         self.plugin = plugin
-        self._board = board
+        self._node_state = node_state
         self._required = required
 
     @property
     def inventory(self) -> Inventory:
         """Of the newest snapshot."""
-        return self._board.snapshot().inventory
+        return self._node_state.node.inventory
 
     @property
     def key(self) -> bytes | None:
@@ -102,7 +113,7 @@ class DevicePluginDependencies:
             return NO_KEY
         if policy.fault:
             return f"the policy is broken: {policy.fault}"
-        node = self.plugin.aged(self._board.snapshot())
+        node = self.plugin.aged(self._node_state.node)
         if stale := stale_fault(policy, node.inventory_age_s):
             return stale
         reason = node_fault(closure(policy.defaults.capabilities), node)

@@ -21,7 +21,7 @@ from msgspec import Struct
 from nri_gpu.domain.gpu import MIG_PROFILE, Gpu, MigPart, is_compute_slice, slices
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
-from nri_gpu.system.state import Board
+from nri_gpu.system.state import NodeState
 from nri_gpu.system.tasks import work_when_told
 
 PREFIX: Final = "nvidia.com"
@@ -220,7 +220,7 @@ class LabelController:
 
     def __init__(
         self,
-        board: Board,
+        node_state: NodeState,
         file: Callable[[], str],
         kubelet: KubeletSettings,
         *,
@@ -228,7 +228,7 @@ class LabelController:
         machine: str | None = None,
     ) -> None:
         """file: the policy's word of the moment; empty: none is wanted. kubelet: what it is offered in this process."""
-        self._board = board
+        self._node_state = node_state
         self._file = file
         self._kubelet = kubelet
         self._retry_s = retry_s
@@ -263,7 +263,7 @@ class LabelController:
         return True
 
     async def _write(self, file: Path) -> None:
-        inventory = self._board.snapshot().inventory
+        inventory = self._node_state.node.inventory
         # While a driver is replaced nothing is known for a moment; the labels, and what is placed by them, stay.
         if inventory.fault:
             return

@@ -1,7 +1,8 @@
-"""What the plugin says to the log, after its replies."""
+"""The plugin's log lines, written after its replies."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from loguru import logger
@@ -15,69 +16,68 @@ from nri_gpu.policy.model import Policy
 
 # NRI can add hooks and remove none, so nothing less helps (containerd/nri: pkg/runtime-tools/generate).
 HOOK_ADVICE: Final = (
-    "a CDI specification, a runtime or another plugin of NVIDIA's adds it; `nri-gpu check` tells what of these is on "
-    "this node"
+    "a CDI specification, a runtime or another plugin of NVIDIA's adds it; `nri-gpu check` names those on this node"
 )
 
 
 class HooksSeen:
-    """Programs of NVIDIA's that hooks of containers were seen to run."""
+    """NVIDIA's programs that hooks of containers were seen to run."""
 
     def __init__(self) -> None:
         self._seen: frozenset[str] = frozenset()
 
     def warn_of(self, container: Container) -> None:
-        """Somebody else's injection is at work on this node: said once a kind, as long as we live."""
+        """Warn once per program that something else injects GPUs on this node."""
         for program in sorted(container.nvidia_hooks - self._seen):
-            logger.bind(**_names(container), fault=f"{program}: {HOOK_ADVICE}").warning(
+            logger.bind(**container_fields(container), fault=f"{program}: {HOOK_ADVICE}").warning(
                 "a container has NVIDIA's hooks"
             )
         self._seen |= container.nvidia_hooks
 
 
-def tell_of_ungranted(container: Container, mark: InvalidGrant | None, policy: Policy) -> bool:
-    """Say what an operator should look at: forged marks, and containers that got away without a decision.
+def warn_ungranted(container: Container, grant: InvalidGrant | None, policy: Policy) -> bool:
+    """Warn of a forged grant, and of a container that asked and was created without a decision.
 
     Returns whether it is one of the latter.
     """
-    if isinstance(mark, InvalidGrant):
-        logger.bind(**_names(container), fault=mark.why).warning("mark ignored")
+    if isinstance(grant, InvalidGrant):
+        logger.bind(**container_fields(container), fault=grant.why).warning("signed grant ignored")
         return False
     if not needs_grant(container, policy):
         return False
-    bound = logger.bind(**_names(container))
+    bound = logger.bind(**container_fields(container))
     bound.warning("container asked for GPUs but was created without nri-gpu: delete its pod to have it granted")
     return True
 
 
-def log_refusal(container: Container, reason: Reason, phrase: str) -> None:
-    """One line for what must not be created or started."""
-    bound = logger.bind(**_names(container), decision="refuse", code=reason.code.value, reason=reason.sentence)
-    bound.info(phrase)
+def log_refusal(fields: Mapping[str, str], reason: Reason, phrase: str) -> None:
+    """One line for what must not be created or started. fields: which container or pod it is."""
+    logger.bind(**fields, decision="refuse", code=reason.code.value, reason=reason.sentence).info(phrase)
 
 
 def log_decision(container: Container, decision: Decision, node: Node, elapsed_s: float) -> None:
     """One INFO line for a decision; nothing for a plain pass."""
-    facts = {**_names(container), "elapsed_ms": elapsed_s * 1e3, "inventory_number": node.number}
+    facts = {**container_fields(container), "elapsed_ms": elapsed_s * 1e3, "inventory_number": node.number}
     match decision:
         case Inject(_, grant, rule, note, compat, completes):
             uuids = ",".join(completes or grant.uuids) or "-"
             held = {"gpu_uuid": uuids, "mode": grant.mode or "none", "rule": rule, "reason": compat}
-            said = "container completed for GPUs that others gave it" if completes else "gpu granted"
+            phrase = "container completed for GPUs that others gave it" if completes else "gpu granted"
             facts |= {name: fact for name, fact in held.items() if fact}
-            logger.bind(**facts, decision="inject", generation=grant.generation).info(said)
+            logger.bind(**facts, decision="inject", generation=grant.generation).info(phrase)
             if note:
                 logger.bind(**facts, fault=note).warning("granted, but not all of it reaches the program")
         case Refuse(reason):
-            code, sentence = reason.code.value, reason.sentence
-            logger.bind(**facts, decision="refuse", code=code, reason=sentence).info("container refused")
+            bound = logger.bind(**facts, decision="refuse", code=reason.code.value, reason=reason.sentence)
+            bound.info("container refused")
         case Pass(_, why, note):
             logger.bind(**facts, decision="pass", reason=why).debug("container passed")
             if note:
                 logger.bind(**facts, fault=note).warning("container passed that can use GPUs")
 
 
-def _names(container: Container) -> dict[str, str]:
+def container_fields(container: Container) -> dict[str, str]:
+    """Which container it is, as a log line names it."""
     pod = container.pod
     return {
         "namespace": pod.namespace,

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from loguru import logger
 from msgspec import Struct
@@ -27,6 +27,7 @@ from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed
 from nri_gpu.nri.events import Event
 from nri_gpu.nri.status import Reply, status_of
+from nri_gpu.plugin.decision_log import container_fields, log_refusal
 from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.storage import Signature, read_private, signature, write_whole
@@ -116,9 +117,6 @@ def started(pid: int) -> str:
         return ""
 
 
-if TYPE_CHECKING:
-    from loguru import Logger
-
 EVENTS: Final = (Event.START_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)
 # Runtimes that heed an error answered to START_CONTAINER. CRI-O logs it and goes on (server/container_start.go), Docker
 # sends none: there the creation is judged too, where a plugin behind the injector sees the mark already. It costs a
@@ -197,7 +195,7 @@ class Guard:
         change = convert.state_change_from_pb(payload)
         return self._start(change) if change.event == Event.START_CONTAINER else EMPTY
 
-    def synchronized(self, listed: tuple[Listed, ...]) -> None:
+    def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float = 0.0) -> None:
         """What happened while nobody looked: it is reported, and `found` for whoever stops it."""
         key, policy = self._state.key(), self._state.policy()
         running: list[Container] = []
@@ -233,8 +231,7 @@ class Guard:
         return status_of(reason)
 
     def _log(self, container: Container, reason: Reason, phrase: str) -> None:
-        bound = _bound(container).bind(decision="refuse", code=reason.code.value, reason=reason.sentence)
-        self._later(lambda: bound.info(phrase))
+        self._later(lambda: log_refusal(container_fields(container), reason, phrase))
 
 
 def _mark(container: Container, key: bytes | None) -> SignedGrant | InvalidGrant | None:
@@ -242,24 +239,13 @@ def _mark(container: Container, key: bytes | None) -> SignedGrant | InvalidGrant
 
 
 def _report(item: Listed, mark: InvalidGrant | None) -> None:
-    bound = _bound(item.container)
+    bound = logger.bind(**container_fields(item.container))
     if item.created:
         bound.info("container asked for GPUs and holds no grant: it will not start")
     elif mark:
         bound.bind(fault=mark.why).warning("container runs with a grant that does not hold")
     else:
         bound.warning("container runs without the GPUs it asked for")
-
-
-def _bound(container: Container) -> Logger:
-    pod = container.pod
-    return logger.bind(
-        namespace=pod.namespace,
-        pod_name=pod.name,
-        container_name=container.name,
-        pod_uid=pod.uid,
-        container_id=container.id,
-    )
 
 
 def guard_advice(policy: Policy, state_dir: Path = DEFAULT_STATE, run_dir: Path = DEFAULT_RUN_DIR) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The daemon's part in handing GPUs over: what looks at them found, and looking again while somebody waits."""
+"""GPUs that were just released: what looks at their processes found, and looking again until they are free."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.model import HandoverSettings, Unknown
+from nri_gpu.system.backoff import Backoff
+from nri_gpu.system.state import Changed, NodeState
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0  # a look is some calls into the driver, and wakes GPUs that sleep
 
 
-class Handover:
-    """What the newest look told of processes, and what that means for a ledger under a policy."""
+class ReleasedGpus:
+    """The processes that the newest look found on each GPU, and what that means for a ledger under a policy."""
 
     def __init__(self) -> None:
         self._processes: dict[GpuUuid, int | None] = {}
@@ -33,17 +35,17 @@ class Handover:
         *,
         simulated: bool,
     ) -> Ledger:
-        """`after`, in which these containers may have left GPUs that they held in `before`. simulated: the node is."""
+        """`after`, with the GPUs that these containers held in `before` kept for a while. simulated: the node is."""
         if after is before or not settings.wait:
             return after
-        told_of = self._processes
-        # Of a simulated node a file tells, and what it does not tell will never be told.
+        processes = self._processes
+        # A simulated node's file lists processes or does not; waiting changes nothing.
         unknown_waits = settings.unknown is Unknown.WAIT and not simulated
-        awaited = (lambda _: True) if unknown_waits else (lambda uuid: told_of.get(uuid) is not None)
+        awaited = (lambda _: True) if unknown_waits else (lambda uuid: processes.get(uuid) is not None)
         return vacated(before, after, among, Wait(now, settings.grace_s, awaited))
 
     def looked(self, ledger: Ledger, inventory: Inventory, began: float, settings: HandoverSettings) -> Ledger:
-        """After a look that began then."""
+        """The ledger after a look that began then."""
         self._processes = {unit.uuid: unit.processes for unit in inventory.units}
         if not ledger.releasing:
             return ledger
@@ -54,30 +56,34 @@ class Handover:
 
 
 class Rechecks:
-    """Looks again while a GPU waits to be offered: at once, then more and more rarely.
+    """Looks again while a released GPU waits to be offered: at once, then more and more rarely.
 
     look: asks for a look. waiting: whether any still waits.
     """
 
-    def __init__(self, look: Callable[[], None], waiting: Callable[[], bool]) -> None:
+    def __init__(self, state: NodeState, look: Callable[[], None], waiting: Callable[[], bool]) -> None:
+        self._state = state
         self._look = look
         self._waiting = waiting
-        self._pause_s = FIRST_PAUSE_S
+        self._known: frozenset[tuple[GpuUuid, float]] = frozenset()  # GPUs being released, and since when
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._timer: asyncio.TimerHandle | None = None
+        state.subscribe(self._ledger_changed, Changed.LEDGER)
 
-    def begin(self) -> None:
-        """A GPU was left."""
-        if self._timer:
-            self._timer.cancel()
-        self._pause_s = FIRST_PAUSE_S
-        self._look_and_wait()
+    def _ledger_changed(self) -> None:
+        releasing = self._state.ledger.releasing.items()
+        known, self._known = self._known, frozenset((uuid, each.since) for uuid, each in releasing)
+        if self._known - known:
+            if self._timer:
+                self._timer.cancel()
+            self._backoff.reset()
+            self._look_and_wait()
 
     def _look_and_wait(self) -> None:
         self._look()
-        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._again)
+        self._timer = asyncio.get_running_loop().call_later(self._backoff.next_s(), self._again)
 
     def _again(self) -> None:
         self._timer = None
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         if self._waiting():
             self._look_and_wait()

@@ -16,6 +16,7 @@ from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.nri.convert import Configured
 from nri_gpu.nri.events import Event
 from nri_gpu.nri.list_size import GROWTH_BYTES, WHOLE_MAX, ContainerSize, Holder, Listing, RequestSize, size_of_request
+from nri_gpu.plugin.decision_log import log_refusal
 
 SizeOf = Callable[[bytes], RequestSize]
 
@@ -143,12 +144,11 @@ class Sizes:
                 logger.bind(fault=self.fault).error("the list of containers is too large for the runtime")
 
     def _refused(self, code: Code, request: RequestSize, sentence: str) -> Reason:
-        reason = Reason(code, sentence)
-        bound = logger.bind(namespace=request.pod.namespace, pod_name=request.pod.name)
-        if request.container:
-            bound = bound.bind(container_name=request.container.name, container_id=request.container.id)
-        bound = bound.bind(decision="refuse", code=code.value, reason=sentence)
-        self._later(lambda: bound.info("container refused" if request.container else "pod refused"))
+        reason, container = Reason(code, sentence), request.container
+        fields: dict[str, str] = {"namespace": request.pod.namespace, "pod_name": request.pod.name}
+        if container:
+            fields |= {"container_name": container.name, "container_id": container.id}
+        self._later(lambda: log_refusal(fields, reason, "container refused" if container else "pod refused"))
         return reason
 
 

@@ -25,6 +25,7 @@ Handler = Callable[[bytes], Reply]
 # Our deadline lies this much inside the runtime's: an answer that comes too late is worse than a refusal, because the
 # runtime then drops us and starts the container without its GPUs.
 MARGIN_NS: Final = 100_000_000
+REQUEST_TIMEOUT_S: Final = 2.0  # the runtime's, where it does not tell (below NRI 0.7)
 
 
 class Dispatcher(Struct):
@@ -124,8 +125,8 @@ class Plugin(Protocol):
     def state_change(self, payload: bytes) -> Reply:
         """An event by StateChange."""
 
-    def synchronized(self, listed: tuple[Listed, ...]) -> None:
-        """All that the runtime has, before any event."""
+    def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float) -> None:
+        """All that the runtime has, before any event. request_timeout_s: as long as it waits for an answer."""
 
 
 class PluginService:
@@ -223,7 +224,7 @@ class PluginService:
         # Once, not for each part: some runtimes send thousands of empty ones (session.py).
         logger.bind(parts=self._parts, payload_bytes=self._payload_bytes).debug("synchronized")
         self._sizes.synchronized(self.session.listing)
-        self._plugin.synchronized(listed)
+        self._plugin.synchronized(listed, self.dispatcher.request_timeout_ns / 1e9 or REQUEST_TIMEOUT_S)
         self._ready()
         return convert.synchronize_to_pb(more=False)
 

@@ -17,8 +17,10 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.gpu import Gpu, MigPart, Unit, whole
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Node
-from nri_gpu.plugin.handlers import Outside, Plugin
+from nri_gpu.plugin.dependencies import PluginDependencies
+from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.policy.model import Policy
+from nri_gpu.system.state import NodeState
 from tests.property import worlds
 from tests.support import builders as make
 
@@ -31,8 +33,9 @@ READ_ONLY: Final = {"ro", "nosuid", "nodev"}
 
 def reply_to(container: Container, node: Node, ledger: Ledger, policy: Policy) -> pb.CreateContainerResponse:
     """What goes to the runtime; empty for a refusal, which is no message."""
-    plugin = Plugin(Outside(lambda: node, lambda: 0.0, lambda _: None, lambda _: None), policy, KEY)
-    plugin.ledger = ledger.released(container.id)
+    state = NodeState(node.inventory, policy=policy)
+    state.node, state.ledger = node, ledger.released(container.id)
+    plugin = Plugin(state, PluginDependencies(lambda: 0.0, lambda _: None), KEY)
     reply = plugin.create_container(make.create_payload(container))
     event("bytes" if isinstance(reply, bytes) and reply else "nothing")
     return pb.CreateContainerResponse.FromString(reply if isinstance(reply, bytes) else b"")

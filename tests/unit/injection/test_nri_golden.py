@@ -18,11 +18,12 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, closed_sets, closure
-from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory, Node
+from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory
 from nri_gpu.injection import mounts
-from nri_gpu.plugin.handlers import Outside, Plugin
-from nri_gpu.policy.model import Policy
+from nri_gpu.plugin.dependencies import PluginDependencies
+from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.simulation.topology import load_scenario, load_topology
+from nri_gpu.system.state import NodeState
 from nri_gpu.ttrpc.status import Status
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
@@ -59,9 +60,10 @@ TREES: Final = {some: tree(some) for some in closed_sets() if some != {Capabilit
 
 def reply(inventory: Inventory, claim: str) -> pb.CreateContainerResponse | Status:
     """What the runtime is answered, by a plugin that has granted nothing yet."""
-    node = Node(number=1, inventory=inventory, driver=DriverFiles("580.95.05", "580.95.05-0a1b2c3d", TREES, {}))
-    outside = Outside(lambda: node, lambda: 0.0, lambda _: None, lambda _: None)
-    answer = Plugin(outside, Policy.default(), bytes(32)).create_container(make.create_payload(make.container(claim)))
+    state = NodeState(inventory)
+    state.put_driver(DriverFiles("580.95.05", "580.95.05-0a1b2c3d", TREES, {}))
+    plugin = Plugin(state, PluginDependencies(lambda: 0.0, lambda _: None), bytes(32))
+    answer = plugin.create_container(make.create_payload(make.container(claim)))
     return answer if isinstance(answer, Status) else pb.CreateContainerResponse.FromString(answer)
 
 

@@ -83,9 +83,9 @@ def test_a_look_is_told_of_although_only_processes_changed(tmp_path: Path) -> No
             NvmlChild(str(tmp_path)),
             published.append,
             lambda _: None,
-            looked=lambda inventory, began: looks.append((inventory.gpus[0].processes, began)),
             monotonic=lambda: float(next(ticks)),
         )
+        cache.subscribe(lambda inventory, began: looks.append((inventory.gpus[0].processes, began)))
         await cache.refresh()
         configure(tmp_path, [FakeGpu()])
         await cache.refresh()

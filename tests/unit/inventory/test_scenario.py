@@ -257,7 +257,12 @@ def test_the_troubled_node_has_the_troubles_that_it_says() -> None:
     now, lines = 0.0, list[str]()
     source = TopologySource(TOPOLOGIES / "troubled-node.toml", clock=lambda: now)
     printer = Printer(as_json=False, say=lines.append, clock=lambda: now)
-    cache = InventoryCache(source, printer.publish, printer.fault, looked=printer.answered)
+    cache = InventoryCache(
+        source,
+        printer.publish,
+        printer.fault,
+    )
+    cache.subscribe(printer.answered)
     for second in range(31):
         now = float(second)
         asyncio.run(cache.refresh())

@@ -10,6 +10,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.node import Node
@@ -18,11 +19,12 @@ from nri_gpu.kubelet.endpoint import DevicePlugins
 from nri_gpu.kubelet.sockets import EndpointPaths
 from nri_gpu.kubelet.token import TokenKey
 from nri_gpu.nri.convert import Listed
-from nri_gpu.plugin.handlers import Outside, Plugin
+from nri_gpu.plugin.dependencies import PluginDependencies
+from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.inotify import folder_changed
-from nri_gpu.system.state import Board
+from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc.status import Status
 from tests.support import builders
 from tests.unit.runtime.station import KEY, Clock
@@ -39,9 +41,9 @@ class Halves:
         self.age_s = 0.0
         self.marks: dict[str, dict[str, str]] = {}
         self.changed: Callable[[], None] = lambda: None
-        self.board = Board(builders.inventory(simulated=True))  # nobody looks for processes on it
-        self.board.put_driver(builders.driver())
-        self.board.changed = lambda: self.changed()
+        self.node_state = NodeState(builders.inventory(simulated=True))  # nobody looks for processes on it
+        self.node_state.put_driver(builders.driver())
+        self.node_state.subscribe(lambda: self.changed(), Changed.NODE, Changed.LEDGER)
         self.policy = policy or Policy.default()
         self.settings = settings or self.policy.kubelet
         self.start_daemon(connected=True)
@@ -51,24 +53,19 @@ class Halves:
         self.start_daemon(connected=self.dependencies.connected)
 
     def start_daemon(self, *, connected: bool) -> None:
-        outside = Outside(
-            self.board.snapshot,
-            self.clock,
-            lambda action: action(),
-            lambda _: self.changed(),
-            inventory_age_s=lambda: self.age_s,
-        )
-        self.plugin = Plugin(outside, self.policy, KEY)
+        self.node_state.policy, self.node_state.ledger = self.policy, Ledger()
+        needs = PluginDependencies(self.clock, lambda action: action(), inventory_age_s=lambda: self.age_s)
+        self.plugin = Plugin(self.node_state, needs, KEY)
         self.plugin.kubelet.key = TOKENS
-        self.dependencies = DevicePluginDependencies(self.board, self.plugin, connected=connected)
+        self.dependencies = DevicePluginDependencies(self.node_state, self.plugin, connected=connected)
         self.offers = AdvertisedDevices(self.settings, self.dependencies)
 
     @property
     def node(self) -> Node:
-        return self.board.snapshot()
+        return self.node_state.node
 
     def put_gpus(self, gpus: Sequence[Gpu], **fields: object) -> None:
-        self.board.put_inventory(replace(self.node.inventory, gpus=tuple(gpus), **fields))
+        self.node_state.put_inventory(replace(self.node.inventory, gpus=tuple(gpus), **fields))
 
     def create(self, of: Container) -> tuple[GpuUuid, ...] | str:
         """CreateContainer: what was granted, or why not."""

@@ -111,7 +111,7 @@ def test_annotations_shape_and_never_add() -> None:
 def test_a_leftover_hook_is_kept_idle_as_for_every_grant(void: bool) -> None:
     node_ = Beside()
     how = VisibleDevices.VOID if void else VisibleDevices.UUIDS
-    node_.plugin.policy = replace(node_.policy, environment=EnvironmentSettings(visible_devices=how))
+    node_.plugin.state.policy = replace(node_.policy, environment=EnvironmentSettings(visible_devices=how))
     of = of_plugin(1)
     node_.admitted(of, [uuid(1)])
     env = env_of(reply_of(node_, of))
@@ -149,7 +149,7 @@ def test_a_variable_by_itself_is_no_grant(value: str) -> None:
 
 def test_a_variable_that_the_kubelet_did_not_write_is_no_grant_in_may_ask_either() -> None:
     node_ = Beside()
-    node_.plugin.policy = replace(node_.policy, environment=EnvironmentSettings(may_ask=Globs(("*",))))
+    node_.plugin.state.policy = replace(node_.policy, environment=EnvironmentSettings(may_ask=Globs(("*",))))
     of = of_plugin(1)
     node_.came(of)
     node_.answer()

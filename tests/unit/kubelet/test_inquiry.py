@@ -163,7 +163,7 @@ async def test_the_keeper_asks_where_policy_wants_it(folder: Path) -> None:
         server.give("train", {"main": {GPU: [uuid(1)]}}, "ml")
         node = Beside()
         settings = replace(THEIRS, enabled=False, podresources=str(server.socket))
-        keeper = KubeletController(node.board, node.plugin, settings)
+        keeper = KubeletController(node.node_state, node.plugin, settings)
         local = container("device=2", of="local")
         assert "has just started" in str(node.create(local))
         running = asyncio.create_task(keeper.run())
@@ -178,7 +178,7 @@ async def test_the_keeper_asks_where_policy_wants_it(folder: Path) -> None:
 async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -> None:
     node = Beside()
     settings = replace(THEIRS, enabled=False, podresources=str(folder / "none.sock"))
-    running = asyncio.create_task(KubeletController(node.board, node.plugin, settings).run())
+    running = asyncio.create_task(KubeletController(node.node_state, node.plugin, settings).run())
     await until(lambda: node.create(container("device=2", of="local")) == (uuid(2),))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -196,5 +196,5 @@ async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -
 async def test_where_it_is_not_wanted_nobody_asks(settings: KubeletSettings) -> None:
     node = Beside()
     node.plugin.external.pods = None
-    KubeletController(node.board, node.plugin, settings)
+    KubeletController(node.node_state, node.plugin, settings)
     assert node.plugin.external.pods is None

@@ -41,7 +41,9 @@ def test_grpc_is_imported_only_where_it_is_wanted() -> None:
 async def test_without_grpcio_it_says_what_to_install(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nri_gpu.kubelet.endpoint", None)
     halves = Halves()
-    running = asyncio.create_task(KubeletController(halves.board, halves.plugin, KubeletSettings(enabled=True)).run())
+    running = asyncio.create_task(
+        KubeletController(halves.node_state, halves.plugin, KubeletSettings(enabled=True)).run()
+    )
     await said(log, "kubernetes extra")
     assert not running.done()  # the other half serves on
     running.cancel()
@@ -116,7 +118,7 @@ async def kept(keeper: KubeletController) -> AsyncIterator[asyncio.Task[None]]:
 def keeper_on(folder: Path, halves: Halves, **fields: object) -> KubeletController:
     places = {"dir": "device-plugins", "registry_dir": "plugins_registry", "cdi_dir": "cdi"}
     made = {key: str(folder / name) for key, name in places.items()} | fields
-    return KubeletController(halves.board, halves.plugin, KubeletSettings(enabled=True, **made))  # type: ignore[arg-type]  # **
+    return KubeletController(halves.node_state, halves.plugin, KubeletSettings(enabled=True, **made))  # type: ignore[arg-type]  # **
 
 
 def keyless(folder: Path) -> tuple[Halves, Path]:
@@ -164,7 +166,7 @@ def test_a_key_that_cannot_be_had_is_said_once(folder: Path, log: Log) -> None:
 def test_an_off_one_touches_nothing(folder: Path) -> None:
     halves, file = keyless(folder)
     file.parent.mkdir()
-    KubeletController(halves.board, halves.plugin, KubeletSettings(dir=str(file.parent))).begin()
+    KubeletController(halves.node_state, halves.plugin, KubeletSettings(dir=str(file.parent))).begin()
     assert not file.exists()
     assert not halves.plugin.kubelet.awaited
 

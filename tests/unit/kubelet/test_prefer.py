@@ -31,10 +31,10 @@ def test_whole_gpus_go_together_as_by_annotation(name: str) -> None:
     """Every number of GPUs, beside every pair that is in use."""
     inventory = load_topology(TOPOLOGIES / name, wall=lambda: 0.0)
     halves = Halves()
-    halves.board.put_inventory(inventory)
+    halves.node_state.put_inventory(inventory)
     all_of_them = [each.uuid for each in inventory.gpus]
     for used in [(), *combinations(all_of_them, 2)]:
-        halves.plugin.ledger = _held(used)
+        halves.plugin.state.ledger = _held(used)
         free = [each for each in all_of_them if each not in used]
         for size in range(1, len(free) + 1):
             chosen = place(_claim(size), Asker(PodUid("new"), Mode.EXCLUSIVE), inventory, halves.plugin.ledger)
@@ -54,7 +54,7 @@ def _held(used: tuple[GpuUuid, ...]) -> Ledger:
 def test_what_must_be_included_draws_the_rest_to_it() -> None:
     halves = Halves()
     inventory = load_topology(TOPOLOGIES / "pcie-8.toml", wall=lambda: 0.0)
-    halves.board.put_inventory(inventory)
+    halves.node_state.put_inventory(inventory)
     ids = [each.uuid for each in inventory.gpus]
     kept, beside = halves.offers.preferred(GPU, ids, [ids[5]], 2)
     assert kept == ids[5]
@@ -88,9 +88,9 @@ DEVIATIONS: Final = {
 def test_as_nvidias_plugin_prefers_or_for_a_reason(case: Golden) -> None:
     """go-gpuallocator's own answers, through the kubelet's question; other pods of its hold what is not available."""
     halves, inventory = Halves(), KNOWN[case.topology]
-    halves.board.put_inventory(inventory)
+    halves.node_state.put_inventory(inventory)
     ids = [each.uuid for each in inventory.gpus]
-    halves.plugin.ledger = _held(tuple(set(ids) - {ids[each] for each in {*case.available, *case.required}}))
+    halves.plugin.state.ledger = _held(tuple(set(ids) - {ids[each] for each in {*case.available, *case.required}}))
     required = tuple(sorted(case.required))
     said = halves.offers.preferred(
         GPU, [ids[each] for each in case.available], [ids[each] for each in required], case.size

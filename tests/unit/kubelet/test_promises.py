@@ -54,7 +54,7 @@ def test_one_that_never_started_finds_its_gpu_at_its_next_attempt() -> None:
 @pytest.mark.parametrize("grace_s", [GRACE_S, 3600])
 def test_what_nobody_comes_for_is_free_after_a_quarter_of_an_hour(grace_s: int) -> None:
     halves = Halves()
-    halves.plugin.policy = Policy(ledger=LedgerSettings(created_grace_s=grace_s))
+    halves.plugin.state.policy = Policy(ledger=LedgerSettings(created_grace_s=grace_s))
     given(halves, 0)
     halves.clock.now += OPEN_S - 1
     assert "held exclusively by" in str(halves.create(container("device=0", of="local")))

@@ -94,7 +94,7 @@ def required_halves(folder: Path, policy: Policy | None = None) -> Halves:
     halves = Halves(policy)
     required = device(folder)
     required.configured(configured(2000))
-    halves.offers.dependencies = DevicePluginDependencies(halves.board, halves.plugin, required, connected=True)
+    halves.offers.dependencies = DevicePluginDependencies(halves.node_state, halves.plugin, required, connected=True)
     return halves
 
 

@@ -60,9 +60,9 @@ async def test_without_the_runtime_or_the_driver_nothing_is_healthy(folder: Path
             await kubelet.allocate(GPU, [uuid(0)])
         station.connected(True)
         await kubelet.wait_healthy(GPU, 4)
-        station.board.put_driver(None, "the driver is being replaced")
+        station.node_state.put_driver(None, "the driver is being replaced")
         await kubelet.wait_healthy(GPU, 0)
-        station.board.put_driver(builders.driver())
+        station.node_state.put_driver(builders.driver())
         await kubelet.wait_healthy(GPU, 4)
 
 

@@ -11,14 +11,16 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.gpu import Capability
-from nri_gpu.domain.node import DriverFiles, DriverTree, Node
+from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory, Node
 from nri_gpu.nri.convert import Configured
-from nri_gpu.plugin.handlers import Outside, Plugin
+from nri_gpu.plugin.dependencies import PluginDependencies
+from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import CUT_SHORT_WAITS_S, Identity, Supervisor, Watchers
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.simulation.topology import load_topology
+from nri_gpu.system.state import Changed, NodeState
 from tests.support.daemon import FOUR_GPUS
 from tests.support.nri_messages import NRI_0_8, Flavour
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
@@ -47,14 +49,24 @@ class Clock:
 class Bench:
     """A Plugin without a runtime: what it was told to do later is kept, and what it told its owner."""
 
-    def __init__(self, policy: Policy | None = None, topology: Path = FOUR_GPUS) -> None:
+    def __init__(self, policy: Policy | None = None, topology: Path = FOUR_GPUS, stage_dir: str = "") -> None:
         self.clock = Clock()
+        self.state = NodeState(Inventory(taken_at=0), policy=policy)
         self.node = node(topology)
         self.ledgers: list[Ledger] = []
         self.inventory_age_s: float | None = 0.0
-        outside = Outside(lambda: self.node, self.clock, self.later, self.ledgers.append, lambda: self.inventory_age_s)
-        self.plugin = Plugin(outside, Policy.default() if policy is None else policy, KEY)
+        self.state.subscribe(lambda: self.ledgers.append(self.state.ledger), Changed.LEDGER)
+        needs = PluginDependencies(self.clock, self.later, lambda: self.inventory_age_s, stage_dir=stage_dir)
+        self.plugin = Plugin(self.state, needs, KEY)
         self._later: list[Callable[[], None]] = []
+
+    @property
+    def node(self) -> Node:
+        return self.state.node
+
+    @node.setter
+    def node(self, node: Node) -> None:
+        self.state.node = node
 
     def later(self, action: Callable[[], None]) -> None:
         self._later.append(action)

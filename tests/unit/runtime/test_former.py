@@ -32,7 +32,7 @@ def restarted(bench: HandoverBench, folder: Path, *listed: Any) -> HandoverBench
     """Another daemon on the same node, to which the runtime lists these."""
     new = HandoverBench()
     new.clock.now = bench.clock.now + 2
-    new.plugin.recall(former_ledger(kept(folder, bench.plugin.ledger), new.clock.now))
+    new.state.ledger = former_ledger(kept(folder, bench.plugin.ledger), new.clock.now)
     parts = Parts()
     for payload in nri.synchronize([of for of, _ in listed], [nri.running(made) for _, made in listed]):
         parts.add(payload)

@@ -9,11 +9,15 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.ledger import Releasing
+from nri_gpu.domain.container import PodUid
+from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.nri.convert import Parts
 from nri_gpu.nri.events import Event
 from nri_gpu.plugin.releasing import FIRST_PAUSE_S, LONGEST_PAUSE_S, Rechecks
 from nri_gpu.policy.model import HandoverSettings, Policy, Unknown
+from nri_gpu.system.state import Changed
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.unit.runtime.station import Bench
@@ -33,14 +37,16 @@ class HandoverBench(Bench):
     def __init__(self, known: int | None = 1, *, simulated: bool = False, policy: Policy | None = None) -> None:
         super().__init__(policy)
         self.left = 0
-        self.plugin._outside = replace(self.plugin._outside, left=self._count)
+        self._known: set[tuple[object, float]] = set()
+        self.state.subscribe(self._count, Changed.LEDGER)
         inventory_now = inventory(self, known, simulated=simulated)
         self.node = replace(self.node, inventory=inventory_now)
         self.simulated = simulated
         self.plugin.looked(inventory_now, self.clock.now)
 
     def _count(self) -> None:
-        self.left += 1
+        known, self._known = self._known, {(uuid, each.since) for uuid, each in self.state.ledger.releasing.items()}
+        self.left += bool(self._known - known)
 
     def look(self, processes: int | None, began: float | None = None) -> None:
         """A look at the node. began: now, where not said."""
@@ -173,7 +179,7 @@ def test_a_driver_that_stops_telling_is_waited_for() -> None:
 def test_a_reload_may_end_the_waiting() -> None:
     bench = HandoverBench()
     bench.run_and_end()
-    bench.plugin.policy = Policy(handover=HandoverSettings(wait=False))
+    bench.plugin.state.policy = Policy(handover=HandoverSettings(wait=False))
     bench.look(2)  # each reload asks for one
     assert bench.refused == ""
 
@@ -216,7 +222,10 @@ def test_rechecks_look_at_once_and_then_more_and_more_rarely() -> None:
                 return False
             return True
 
-        Rechecks(lambda: looks.append(1), waiting).begin()
+        bench = Bench()
+        Rechecks(bench.state, lambda: looks.append(1), waiting)
+        released = Releasing(PodUid("uid"), "ns/pod", bench.clock.now, 60.0)
+        bench.state.commit(bench.state.ledger.with_releasing({GpuUuid("GPU-1"): released}))
         assert looks == [1]
         await ended.wait()
 

@@ -11,7 +11,7 @@ from nri_gpu.daemon import journal as module
 from nri_gpu.daemon.journal import Journal
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
-from nri_gpu.plugin.recorder import Remembered
+from nri_gpu.plugin.dependencies import Remembered
 from tests.support import builders as make
 
 KEY = bytes(range(32))

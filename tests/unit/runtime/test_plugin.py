@@ -201,7 +201,7 @@ def test_a_changed_policy_holds_at_once() -> None:
     of = nri.pod()
     armed = nri.container(of, env=["NVIDIA_VISIBLE_DEVICES=all"])
     assert create(bench, of, armed) == pb.CreateContainerResponse()
-    bench.plugin.policy = Policy(environment=EnvironmentSettings(disarm=Disarm.ALL))
+    bench.plugin.state.policy = Policy(environment=EnvironmentSettings(disarm=Disarm.ALL))
     assert len(create(bench, of, armed).adjust.env) == 1
 
 
@@ -314,7 +314,7 @@ def test_a_mark_that_is_not_ours_counts_for_nothing(log: Log, tamper: Callable[[
     assert isinstance(reply, Status)
     assert "[not-granted]" in reply.message
     synchronize(bench, [of], [nri.running(made)])
-    line = log.one("mark ignored")
+    line = log.one("signed grant ignored")
     assert line.level == "WARNING"
     assert line.fields["fault"]
     assert "v1;" not in str(line)
@@ -470,8 +470,7 @@ def test_a_container_adopted_at_its_start_has_its_numbers_too() -> None:
 
 
 def test_driver_files_stay_for_whoever_mounts_them_whatever_its_mark_says() -> None:
-    bench = Bench()
-    bench.plugin.stage_dir = "/staged"
+    bench = Bench(stage_dir="/staged")
     of, made = granted(bench, "device=1")
     assert bench.plugin.ledger.live[ContainerId(made.id)].staged == {"compute+utility"}
     made.annotations[GRANT_KEY] = "v1;mode=exclusive;mac=00"

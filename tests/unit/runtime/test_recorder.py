@@ -8,10 +8,14 @@ from nri_gpu.allocation.ledger import GrantPhase
 from nri_gpu.daemon import journal as journal_module
 from nri_gpu.daemon.journal import Journal, StateRecorder
 from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.node import Inventory
 from nri_gpu.nri.convert import Listed
 from nri_gpu.nri.events import Event
-from nri_gpu.plugin.handlers import REQUEST_TIMEOUT_S, Outside, Plugin
+from nri_gpu.plugin.dependencies import PluginDependencies
+from nri_gpu.plugin.handlers import Plugin
+from nri_gpu.plugin.service import REQUEST_TIMEOUT_S
 from nri_gpu.policy.model import Policy
+from nri_gpu.system.state import NodeState
 from nri_gpu.ttrpc.status import Status
 from tests.support import builders as make
 from tests.unit.runtime.log import Log
@@ -25,8 +29,9 @@ class Daemon:
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self.recorder = StateRecorder(Journal(folder / "journal", KEY), None, lambda action: action(), GRACE_S)
-        outside = Outside(node, clock, lambda _: None, lambda _: None, recorder=self.recorder)
-        self.plugin = Plugin(outside, Policy.default(), KEY)
+        state = NodeState(Inventory(taken_at=0))
+        state.node = node()
+        self.plugin = Plugin(state, PluginDependencies(clock, lambda _: None, recorder=self.recorder), KEY)
 
     def create(self, container: Container) -> bool:
         return not isinstance(self.plugin.create_container(make.create_payload(container)), Status)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.health import HealthState
 from nri_gpu.health.controller import HealthController, HealthDependencies, HealthPlace
 from nri_gpu.health.listener import EventChild, EventSink
@@ -42,7 +41,7 @@ class HealthRig(Rig):
 
     def health_of(self, gpu: int = 1) -> HealthState:
         """As the last snapshot has it."""
-        return self.board.snapshot().gpus[gpu].health.state
+        return self.node_state.node.gpus[gpu].health.state
 
     def _listener(self, base: Path, sink: EventSink) -> EventChild:
         self.listener = EventChild(base / "root", (), sink, sysfs=str(base / "sys"), silence_s=SILENCE_S)
@@ -54,8 +53,7 @@ class HealthRig(Rig):
     def _judged(self, source: Source) -> Source:
         return self.health.watching(source)
 
-    def _ledger_changed(self, ledger: Ledger) -> None:
-        del ledger
+    def _ledger_changed(self) -> None:
         self.health.changed()
 
     def _more(self) -> Sequence[Coroutine[None, None, None]]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.daemon.snapshot import Host, SnapshotKeeper
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.node import Inventory
@@ -26,9 +25,9 @@ from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.inventory.node_watch import NodeWatch, Pace
 from nri_gpu.inventory.source import NvmlSource, Source
 from nri_gpu.nri.events import Event
-from nri_gpu.plugin.handlers import Outside, Plugin
-from nri_gpu.policy.model import Policy
-from nri_gpu.system.state import Board
+from nri_gpu.plugin.dependencies import PluginDependencies
+from nri_gpu.plugin.handlers import Plugin
+from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.driver_root import make_driver_root
@@ -115,13 +114,14 @@ class Rig:
         self.faults: list[str] = []
         self.clock = Clock()
         self.source = Watched(self.trace, base, self.clock)
-        self.board = Board(Inventory(taken_at=0, fault="starting"), "looking")
+        self.node_state = NodeState(Inventory(taken_at=0, fault="starting"), "looking")
         self.cache = InventoryCache(
             self._judged(self.source), self._published, self.faults.append, refresh_s=3600, monotonic=self.clock
         )
         self._later: list[Callable[[], None]] = []
-        outside = Outside(self.board.snapshot, time.monotonic, self._later.append, self._ledger_changed)
-        self.plugin = Plugin(outside, Policy.default(), KEY)
+        needs = PluginDependencies(time.monotonic, self._later.append)
+        self.plugin = Plugin(self.node_state, needs, KEY)
+        self.node_state.subscribe(self._ledger_changed, Changed.LEDGER)
         place = DriverPlace(
             root=self.root,
             stage_dir=base / "stage",
@@ -130,7 +130,7 @@ class Rig:
             retry_s=0.2,
             module=lambda: self.module,
         )
-        self.driver = DriverKeeper(place, self.board, Around(lambda: None, self.cache.poke))
+        self.driver = DriverKeeper(place, self.node_state, Around(lambda: None, self.cache.poke))
         pace = Pace(look_s=0.02, quiet_s=0.0)
         self.watch = NodeWatch(self.source.kernel_view, self._changed, folders=(), uevents=False, pace=pace)
         self.state = StateFolder(base / "state")
@@ -144,7 +144,7 @@ class Rig:
             scanned=lambda: self.driver.scanned,
             module=lambda: self.module,
         )
-        self.snapshots = SnapshotKeeper(self.state, KEY, host, self.board)
+        self.snapshots = SnapshotKeeper(self.state, KEY, host, self.node_state)
         self.refused: list[str] = []
         self.created = 0
 
@@ -285,7 +285,7 @@ class Rig:
         """What the cache asks."""
         return source
 
-    def _ledger_changed(self, ledger: Ledger) -> None:
+    def _ledger_changed(self) -> None:
         """Somebody holds something else."""
 
     def _more(self) -> Sequence[Coroutine[None, None, None]]:
@@ -293,7 +293,7 @@ class Rig:
         return ()
 
     def _published(self, inventory: Inventory) -> None:
-        self.board.put_inventory(inventory)
+        self.node_state.put_inventory(inventory)
         self.driver.look_soon()
 
     def _changed(self) -> None:

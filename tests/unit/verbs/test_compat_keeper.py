@@ -1,4 +1,4 @@
-"""Compatibility packages on the board follow those on the disk, and staged ones stay while a container has them."""
+"""Compatibility packages in the node state follow the disk, and staged ones stay while a container has them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.driver import compat as compat_keeper
 from nri_gpu.driver.controller import Around, DriverKeeper, DriverPlace
-from nri_gpu.system.state import Board
+from nri_gpu.system.state import NodeState
 from tests.support import compat
 from tests.support.driver_root import make_driver_root
 
@@ -24,7 +24,7 @@ class Bench:
     def __init__(self, base: Path) -> None:
         self.packages, self.stage_dir = base / "packages", base / "stage"
         self.held: frozenset[str] = frozenset()
-        self.board = Board(Inventory(taken_at=1, driver_version=V, simulated=True), "looking")
+        self.node_state = NodeState(Inventory(taken_at=1, driver_version=V, simulated=True), "looking")
         place = DriverPlace(
             root=make_driver_root(base / "root", V),
             stage_dir=self.stage_dir,
@@ -33,11 +33,11 @@ class Bench:
             retry_s=60,
             compat_dir=self.packages,
         )
-        self.keeper = DriverKeeper(place, self.board, Around(lambda: self.held, lambda: None))
+        self.keeper = DriverKeeper(place, self.node_state, Around(lambda: self.held, lambda: None))
 
     def look(self) -> Node:
         asyncio.run(self.keeper.look())
-        return self.board.snapshot()
+        return self.node_state.node
 
     def cudas(self) -> list[str]:
         return [package.cuda_version for package in self.look().compat]

@@ -1,4 +1,4 @@
-"""The driver on the board follows the one on the disk and the kernel's module, and is never half of each."""
+"""The driver on the node_state follows the one on the disk and the kernel's module, and is never half of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from nri_gpu.domain.node import DriverFiles, Inventory, Node
 from nri_gpu.driver import controller as driver_keeper
 from nri_gpu.driver.controller import Around, DriverKeeper, DriverPlace
-from nri_gpu.system.state import Board
+from nri_gpu.system.state import NodeState
 from tests.support.driver_root import make_driver_root
 from tests.support.scripted_runtime import until
 
@@ -32,7 +32,7 @@ class Bench:
         self.held: frozenset[str] | None = frozenset()
         self.pokes = 0
         self.now = 0.0
-        self.board = Board(Inventory(taken_at=1, driver_version="" if simulated else OLD), "looking")
+        self.node_state = NodeState(Inventory(taken_at=1, driver_version="" if simulated else OLD), "looking")
         place = DriverPlace(
             root=self.root,
             stage_dir=self.stage_dir,
@@ -41,7 +41,9 @@ class Bench:
             retry_s=60,
             module=lambda: self.module,
         )
-        self.keeper = DriverKeeper(place, self.board, Around(lambda: self.held, self._poke), clock=lambda: self.now)
+        self.keeper = DriverKeeper(
+            place, self.node_state, Around(lambda: self.held, self._poke), clock=lambda: self.now
+        )
 
     def beside(self, base: Path, *, simulated: bool = False) -> Bench:
         """Another daemon on the same stage folder. base: the same is that of the same state folder."""
@@ -54,7 +56,7 @@ class Bench:
 
     def look(self) -> Node:
         asyncio.run(self.keeper.look())
-        return self.board.snapshot()
+        return self.node_state.node
 
     def driver(self) -> DriverFiles:
         driver = self.look().driver
@@ -223,7 +225,7 @@ def test_a_successor_grants_by_the_snapshot_until_the_folder_passes_to_it(bench:
     files = bench.driver()
     fresh, knowing = bench.beside(bench.base), bench.beside(bench.base)
     assert "the nri-gpu before this one" in fresh.look().driver_fault
-    knowing.board.put_driver(files)
+    knowing.node_state.put_driver(files)
     knowing.held = frozenset()
     assert knowing.look().driver == files
     bench.keeper.close()
@@ -233,7 +235,7 @@ def test_a_successor_grants_by_the_snapshot_until_the_folder_passes_to_it(bench:
         running = asyncio.create_task(fresh.keeper.run())
         await asyncio.sleep(0)
         knowing.keeper.close()
-        await until("the files", lambda: fresh.board.snapshot().driver == files)
+        await until("the files", lambda: fresh.node_state.node.driver == files)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
@@ -243,11 +245,11 @@ def test_a_successor_grants_by_the_snapshot_until_the_folder_passes_to_it(bench:
 def test_it_goes_on_looking_and_can_be_told_to(bench: Bench) -> None:
     async def scenario() -> None:
         running = asyncio.create_task(bench.keeper.run())
-        await until("the first look", lambda: bench.board.snapshot().driver)
+        await until("the first look", lambda: bench.node_state.node.driver)
         bench.module = NEW
         bench.install(NEW)
         bench.keeper.look_again()
-        await until("the new driver", lambda: bench.board.snapshot().generation.startswith(NEW))
+        await until("the new driver", lambda: bench.node_state.node.generation.startswith(NEW))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

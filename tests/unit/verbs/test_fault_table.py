@@ -145,12 +145,12 @@ async def test_a_hang_stalls_nobody_and_is_noticed_in_its_time(rig: Rig, functio
 async def test_a_library_that_writes_nonsense_into_our_pipe(rig: Rig, sort: int) -> None:
     """Another process is asked next; what was believed stays, and ages."""
     async with rig.running():
-        pid, known = rig.source.child, rig.board.snapshot().inventory
+        pid, known = rig.source.child, rig.node_state.node.inventory
         rig.play(TWO, Act(NAME, "babble", sort, gpu=0))
         rig.cache.poke()
         await held(rig, lambda: rig.cache.fault, "the nonsense to be noticed")
         assert "the NVML process" in rig.cache.fault
-        assert rig.board.snapshot().inventory == known
+        assert rig.node_state.node.inventory == known
         rig.clock.advance(7.0)
         assert (rig.cache.age_s() or 0.0) >= 7.0
         rig.play(TWO)
@@ -207,7 +207,7 @@ async def test_a_gpu_that_is_lost_and_comes_back(rig: Rig) -> None:
 
 async def test_mig_on_other_instances_and_off(rig: Rig) -> None:
     def parts() -> list[str]:
-        return [part.uuid for part in rig.board.snapshot().inventory.parts if not part.device.unavailable]
+        return [part.uuid for part in rig.node_state.node.inventory.parts if not part.device.unavailable]
 
     async with rig.running():
         rig.play([TWO[0], replace(CUT, parts=PARTS[:1])])
@@ -241,7 +241,7 @@ async def test_a_driver_upgrade(rig: Rig) -> None:
     """Files first, then the module: no restart, and no container with one driver's files on another's module."""
 
     def drivers() -> tuple[str, str]:
-        node = rig.board.snapshot()
+        node = rig.node_state.node
         return node.driver.version if node.driver else "", node.inventory.driver_version
 
     async with rig.running():

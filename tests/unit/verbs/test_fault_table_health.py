@@ -193,7 +193,7 @@ async def test_a_driver_upgrade_while_somebody_listens(rig: HealthRig, log: Log)
         await becomes(
             rig,
             "the new driver",
-            lambda: rig.board.snapshot().inventory.driver_version == new and rig.ask("device=1") == "",
+            lambda: rig.node_state.node.inventory.driver_version == new and rig.ask("device=1") == "",
         )
         await listening(rig, log, before)
         await hears(rig)
@@ -210,7 +210,7 @@ async def test_a_gpu_that_is_lost_while_somebody_listens_to_it(rig: HealthRig, l
         await listening(rig, log, gpus=1)
         rig.play(TWO)
         rig.cache.poke()
-        await becomes(rig, "its return", lambda: len(rig.board.snapshot().gpus) == 2)
+        await becomes(rig, "its return", lambda: len(rig.node_state.node.gpus) == 2)
         assert "bad since" in rig.ask("device=1")
         rig.ahead_s += rig.policy.health.hold_down_s + 1
         await becomes(rig, "it to recover", lambda: recovered(rig))

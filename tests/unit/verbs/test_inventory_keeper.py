@@ -1,16 +1,17 @@
-"""Between cache and board: each transition is logged once, counted and kept, and only who it concerns looks again."""
+"""Between cache and node state: each transition is logged once, counted and kept, and tells whom it concerns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.health import KEPT, Health, HealthState, Sign, TransitionKind
 from nri_gpu.domain.node import GpuFault, Inventory
-from nri_gpu.inventory.controller import Followers, InventoryController
-from nri_gpu.system.state import Board
+from nri_gpu.inventory.controller import DRIVER, LABELS, PROFILES, InventoryController
+from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.unit.runtime.log import hearing
 
@@ -21,13 +22,13 @@ class Rig:
     """A keeper, who follows it, and its log."""
 
     def __init__(self) -> None:
-        self.board = Board(Inventory(taken_at=0, fault="starting"))
+        self.node_state = NodeState(Inventory(taken_at=0, fault="starting"))
         self.looks: list[str] = []
         self.lines: list[str] = []
         self.now = 100.0
-        names = ("driver", "profiles", "labels")
-        followers = Followers(**{name: lambda name=name: self.looks.append(name) for name in names})
-        self.keeper = InventoryController(self.board, followers, wall=lambda: self.now)
+        self.keeper = InventoryController(self.node_state, wall=lambda: self.now)
+        for name, kinds in (("driver", DRIVER), ("profiles", PROFILES), ("labels", LABELS)):
+            self.keeper.subscribe(partial(self.looks.append, name), kinds)
 
     def then(self, inventory: Inventory) -> list[str]:
         """Publish it a second later. Returns who looked."""
@@ -35,7 +36,7 @@ class Rig:
         self.looks.clear()
         self.lines.clear()
         self.keeper.publish(inventory)
-        assert self.board.snapshot().inventory is inventory
+        assert self.node_state.node.inventory is inventory
         return self.looks
 
     def told(self) -> list[tuple[str, float]]:

@@ -245,7 +245,7 @@ async def test_a_snapshot_is_of_the_modules_that_are_loaded(chain: Chain) -> Non
     chain.daemon.module("nvidia_uvm", "590.10")
     async with chain.connected():
         assert "another version of one of the kernel modules" in chain.daemon.wait_logged("does not hold any more")
-        assert "has not heard from the driver yet" in await chain.ask("device=1")
+        assert "the driver has not answered yet" in await chain.ask("device=1")
 
 
 # --- news of the kernel's ---------------------------------------------------------------------------------------------

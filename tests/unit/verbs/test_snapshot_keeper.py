@@ -17,7 +17,7 @@ from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 from nri_gpu.driver.watch import signs
 from nri_gpu.simulation.topology import load_topology
-from nri_gpu.system.state import Board
+from nri_gpu.system.state import NodeState
 from tests.support.daemon import FOUR_GPUS
 from tests.support.driver_root import make_driver_root
 from tests.unit.runtime.log import Log
@@ -42,12 +42,12 @@ class Machine:
         self.sight: Hashable = "four"
         self.answered: Hashable = "four"
         self.library_dirs: tuple[str, ...] = ()
-        self.board = Board(Inventory(taken_at=0, fault="starting"))
+        self.node_state = NodeState(Inventory(taken_at=0, fault="starting"))
 
     def put(self) -> None:
-        self.board.put_module(VERSION)
-        self.board.put_inventory(self.inventory)
-        self.board.put_driver(self.files)
+        self.node_state.put_module(VERSION)
+        self.node_state.put_inventory(self.inventory)
+        self.node_state.put_driver(self.files)
 
     def keeper(self, key: bytes = KEY) -> SnapshotKeeper:
         host = Host(
@@ -61,7 +61,7 @@ class Machine:
             modules=lambda: self.modules,
             boot_id=lambda: self.boot,
         )
-        return SnapshotKeeper(self.state, key, host, self.board)
+        return SnapshotKeeper(self.state, key, host, self.node_state)
 
     def keep(self) -> None:
         self.put()
@@ -171,7 +171,7 @@ def test_it_is_written_when_something_changed_and_not_before_the_driver_answered
     first = machine.file.stat().st_ino
     asyncio.run(keeper.keep())
     assert machine.file.stat().st_ino == first
-    machine.board.put_inventory(replace(machine.inventory, taken_at=2.0, gpus=()))
+    machine.node_state.put_inventory(replace(machine.inventory, taken_at=2.0, gpus=()))
     asyncio.run(keeper.keep())
     assert machine.file.stat().st_ino != first
 

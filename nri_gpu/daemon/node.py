@@ -1,0 +1,177 @@
+"""The controllers that keep the node state: inventory, health, driver files, MPS, labels, profiles, snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from nri_gpu.daemon.snapshot import Host, SnapshotKeeper
+from nri_gpu.daemon.state_folder import StateFolder
+from nri_gpu.driver.controller import Around, DriverKeeper, DriverPlace
+from nri_gpu.driver.profiles import ProfileKeeper
+from nri_gpu.health.controller import HealthController, HealthDependencies, HealthPlace
+from nri_gpu.inventory.controller import DRIVER, LABELS, PROFILES, InventoryCache, InventoryController
+from nri_gpu.inventory.node_watch import node_watch
+from nri_gpu.kubelet.labels import LabelController
+from nri_gpu.mps.controller import MpsController
+from nri_gpu.mps.daemon import MpsTools
+from nri_gpu.mps.gpu_controller import MpsDependencies
+from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.model import Policy
+from nri_gpu.policy.service import AuditSettings
+from nri_gpu.simulation.source import source_of
+from nri_gpu.system.state import Changed, NodeState
+
+HEALTH_FILE: Final = "health.json"  # in the state folder
+
+
+class FixedSettings(Struct, frozen=True):
+    """Settings that hold for the life of the process; a reload that changes one says that it needs a restart."""
+
+    socket: str
+    driver_root: str
+    host_root: str
+    library_dirs: tuple[str, ...]
+    stage_dir: str
+    refresh_s: int
+    compat_dir: str
+    audit: AuditSettings
+    kubelet: KubeletSettings
+
+    @classmethod
+    def of(cls, policy: Policy) -> FixedSettings:
+        """Those of a policy."""
+        driver = policy.driver
+        return cls(
+            policy.plugin.socket,
+            driver.root,
+            driver.host_root,
+            driver.library_dirs,
+            driver.stage_dir,
+            policy.inventory.refresh_s,
+            policy.compat.dir,
+            policy.audit,
+            policy.kubelet,
+        )
+
+
+class NodeControllers:
+    """One of each, for the life of the daemon. topology: the file of a simulated node; None: this machine."""
+
+    def __init__(
+        self, node_state: NodeState, fixed: FixedSettings, folder: StateFolder, key: bytes, topology: Path | None
+    ) -> None:
+        self._node_state = node_state
+        self._fixed = fixed
+        self._simulated = topology is not None
+        self._source = source_of(topology, fixed.driver_root, fixed.library_dirs, host_root=fixed.host_root)
+        self._watch = node_watch(self._source.kernel_view, self._node_changed, simulated=self._simulated)
+        self.inventory = InventoryController(node_state)
+        self._health, self.cache = self._inventory_parts(folder)
+        self.mps = MpsController(
+            folder.path.absolute(),
+            lambda: node_state.synchronized_ledger,
+            MpsDependencies(lambda: MpsTools.of(node_state.node.driver), lambda: node_state.settings.mps),
+            node_state.put_mps,
+        )
+        self._profiles = ProfileKeeper(Path(fixed.stage_dir), node_state)
+        self._labels = LabelController(node_state, lambda: node_state.settings.labels.file, fixed.kubelet)
+        self._driver = self._driver_controller(folder)
+        self._snapshots = SnapshotKeeper(folder, key, self._host(), node_state)
+        self._follow()
+
+    def _inventory_parts(self, folder: StateFolder) -> tuple[HealthController, InventoryCache]:
+        """Who asks the source, and who looks at the health in each answer; either may want another one soon."""
+        look = asyncio.Event()
+        health = HealthController(
+            HealthPlace(
+                driver_root=self._fixed.driver_root,
+                library_dirs=self._fixed.library_dirs,
+                file=folder.path / HEALTH_FILE,
+                simulated=self._simulated,
+            ),
+            HealthDependencies(
+                policy=lambda: self._node_state.settings,
+                ledger=lambda: self._node_state.synchronized_ledger,
+                publish=self.inventory.publish,
+                refresh=look.set,
+            ),
+        )
+        cache = InventoryCache(
+            health.watching(self._source),
+            publish=self.inventory.publish,
+            on_fault=self.inventory.not_refreshed,
+            refresh_s=self._fixed.refresh_s,
+            poked=look,
+        )
+        return health, cache
+
+    def _driver_controller(self, folder: StateFolder) -> DriverKeeper:
+        fixed = self._fixed
+        place = DriverPlace(
+            root=Path(fixed.driver_root),
+            library_dirs=fixed.library_dirs,
+            stage_dir=Path(fixed.stage_dir),
+            state_dir=folder.path,
+            simulated=self._simulated,
+            retry_s=fixed.refresh_s,
+            compat_dir=Path(fixed.compat_dir) if fixed.compat_dir else None,
+        )
+        return DriverKeeper(place, self._node_state, Around(self._generations, self._module_changed))
+
+    def _host(self) -> Host:
+        return Host(
+            driver_root=Path(self._fixed.driver_root),
+            library_dirs=self._fixed.library_dirs,
+            stage_dir=Path(self._fixed.stage_dir),
+            look=self._source.kernel_view,
+            answered=lambda: self._source.answered,
+            scanned=lambda: self._driver.scanned,
+        )
+
+    def _follow(self) -> None:
+        self.cache.subscribe(lambda _inventory, _began: self.inventory.answered())
+        self.inventory.subscribe(self._driver.look_again, DRIVER)
+        self.inventory.subscribe(self._profiles.look_again, PROFILES)
+        self.inventory.subscribe(self._labels.look_again, LABELS)
+        self._node_state.subscribe(self._labels.look_again, Changed.POLICY)
+        self._node_state.subscribe(self._health.changed, Changed.POLICY, Changed.LEDGER)
+        self._node_state.subscribe(self.mps.look_again, Changed.POLICY, Changed.LEDGER)
+
+    def restore(self) -> None:
+        """Go by the last daemon's snapshot until the driver answers. A simulated node has none."""
+        if not self._simulated and self._snapshots.restore(self.cache):
+            self._profiles.look_again()
+            self._labels.look_again()
+
+    def runs(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """What has to run, each until it is cancelled."""
+        yield from (self._driver.run(), self.cache.run(), self._health.run(), self._profiles.run(), self._watch.run())
+        yield from (self._snapshots.run(), self.mps.run(), self._labels.run())
+
+    def look_again(self) -> None:
+        """Ask the driver for its GPUs, and look for its files, now."""
+        self.cache.poke()
+        self._driver.look_again()
+
+    def close(self) -> None:
+        """Release the stage folder; after all that runs has ended, and no thread is left."""
+        self._driver.close()
+
+    def _node_changed(self) -> None:
+        """Seen without the driver: a device, a node, a module, an instance came or went."""
+        self.cache.poke()
+        self._driver.look_soon()
+
+    def _module_changed(self) -> None:
+        self.inventory.module_changed(self._node_state.node.module_version or "")
+        self.cache.poke()
+
+    def _generations(self) -> frozenset[str] | None:
+        """The drivers whose files containers have mounted; None before the runtime has listed its containers."""
+        ledger = self._node_state.synchronized_ledger
+        return None if ledger is None else ledger.generations()

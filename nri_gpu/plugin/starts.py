@@ -1,0 +1,135 @@
+"""START_CONTAINER: who may start, and what is known of a granted container only now."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from nri_gpu.allocation.external import live, with_live
+from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, verify_grant
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.decision.claim import may_ask_by_environment, needs_grant
+from nri_gpu.decision.mps import holds_by_mps, start_fault
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.decision import Code, Grant, Reason
+from nri_gpu.domain.edits import NO_EDITS, Edits
+from nri_gpu.domain.mps import Seat
+from nri_gpu.domain.names import GRANT_KEY
+from nri_gpu.kubelet.allocations import KubeletAllocations
+from nri_gpu.nri.convert import EMPTY, Lifecycle
+from nri_gpu.nri.status import Reply, status_of
+from nri_gpu.plugin.decision_log import container_fields, log_refusal
+from nri_gpu.plugin.dependencies import PluginDependencies
+from nri_gpu.system.state import NodeState
+
+TAKEN: Final = Reason(
+    Code.GPU_BUSY,
+    "this container was created but not started within the grace, and its GPUs went to another one meanwhile: create "
+    "it again.",
+)
+NO_USER: Final = Reason(
+    Code.NODE_NOT_READY,
+    "the user id of this container's process cannot be read from /proc, and an MPS daemon serves one user: "
+    "nri-gpu needs the rights of the systemd drop-in mps.conf (docs/mps.md).",
+)
+
+
+class GrantedContainers:
+    """The containers that carry a signed grant, from what the runtime tells of them.
+
+    unseen: granted by a daemon that may have ended before its answer was sent; not yet seen with their grant.
+    """
+
+    def __init__(self, state: NodeState, needs: PluginDependencies, key: bytes, kubelet: KubeletAllocations) -> None:
+        self.unseen: frozenset[ContainerId] = frozenset()
+        self._state = state
+        self._needs = needs
+        self._key = key
+        self._kubelet = kubelet
+
+    def signed_grant(self, container: Container) -> SignedGrant | InvalidGrant | None:
+        """The grant that is written on a container; None where there is none."""
+        text = container.annotations.get(GRANT_KEY)
+        return None if text is None else verify_grant(text, container.pod.uid, container.id, self._key)
+
+    def grant(self, container: Container, signed: SignedGrant, pid: int) -> Grant:
+        """What a container was granted, by its signed grant; its seat at an MPS daemon by itself and its process."""
+        seat = None
+        if signed.mode is Mode.MPS:
+            seat = Seat.read(container.env, self._needs.user_of(pid), container.mps_folder)
+        return Grant.to(container, signed.uuids, signed.mode, signed.generation, seat)
+
+    def with_live(self, ledger: Ledger, container: Container, edits: Edits = NO_EDITS) -> Ledger:
+        """A ledger with the device numbers that a container has, and will have by these edits."""
+        has = live(container, edits, self._needs.stage_dir)
+        return ledger if has is None else with_live(ledger, has, self._state.node.inventory)
+
+    def start(self, change: Lifecycle) -> Reply:
+        """START_CONTAINER: nothing, or why this container must not start."""
+        if change.container_id in self.unseen:
+            self._look_at_unseen(change)
+        if change.container_id in self._state.ledger.entries:
+            return self._run(change, self._state.ledger)
+        asks = change.asks or may_ask_by_environment(self._state.policy)
+        container = change.container if asks else None
+        return EMPTY if container is None else self._start_ungranted(change, container)
+
+    def _look_at_unseen(self, change: Lifecycle) -> None:
+        """Check that a container got its grant: a daemon may have ended between its journal and its answer."""
+        container = change.container
+        if container is not None and isinstance(self.signed_grant(container), SignedGrant):
+            self._state.commit(self.with_live(self._state.ledger, container))
+        elif container is not None:
+            self._needs.recorder.settled(change.container_id)
+            self._state.commit(self._state.ledger.released(change.container_id))
+
+    def _run(self, change: Lifecycle, ledger: Ledger) -> Reply:
+        running = ledger.started(change.container_id, self._needs.clock())
+        found: Ledger | Reason = self._checked(change, running) if running else TAKEN
+        if isinstance(found, Reason):
+            container = change.container
+            assert container is not None  # its id is in a ledger
+            return self._refuse(container, found)
+        self._needs.recorder.settled(change.container_id)
+        self._state.commit(self._kubelet.started(found, change.container_id, lambda: change.container))
+        return EMPTY
+
+    def _checked(self, change: Lifecycle, running: Ledger) -> Ledger | Reason:
+        """What is known of a granted container only as it starts: its user, and whether its GPU is ready for it."""
+        entry = running.entries[change.container_id]
+        container, seat = change.container if holds_by_mps(entry.grant) else None, entry.grant.seat
+        if container is not None and seat is None:  # the journal remembers none: it is in the container
+            seat = Seat.read(container.env, None, container.mps_folder)
+        if sentence := self._needs.start_hindrance(replace(entry.grant, seat=seat)):
+            return Reason(Code.NODE_NOT_READY, sentence)
+        if container is None or seat is None:
+            return running
+        uid = self._needs.user_of(change.pid)
+        uid = seat.uid if uid is None else uid
+        if uid is None:
+            return NO_USER
+        seated = running.with_entry(replace(entry, grant=replace(entry.grant, seat=replace(seat, uid=uid))))
+        return start_fault(change.container_id, uid, seated, self._state.node.inventory) or seated
+
+    def _start_ungranted(self, change: Lifecycle, container: Container) -> Reply:
+        """Created while we were away: nobody decided, and it must not run without the GPUs that it asked for."""
+        signed = self.signed_grant(container)
+        if isinstance(signed, SignedGrant):
+            # Ours, but created while a Synchronize was under way: old runtimes list it in neither (1.7.24).
+            entry = Entry(self.grant(container, signed, change.pid), GrantPhase.LAPSED, self._needs.clock())
+            return self._run(change, self.with_live(self._state.ledger.with_entry(entry), container))
+        key = needs_grant(container, self._state.policy, starts=True)
+        if not key:
+            return EMPTY
+        reason = Reason(
+            Code.NOT_GRANTED,
+            f"{key} asks for GPUs, but this container was created while nri-gpu was not connected to the "
+            "runtime, so it has none: create it again.",
+        )
+        return self._refuse(container, reason)
+
+    def _refuse(self, container: Container, reason: Reason) -> Reply:
+        self._needs.later(lambda: log_refusal(container_fields(container), reason, "start refused"))
+        return status_of(reason)
