@@ -1,4 +1,4 @@
-"""Questions to the running daemon over its control socket."""
+"""Asks the running daemon over its control socket, and reads its answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.domain.gpu import Gpu
+from nri_gpu.domain.health import Health, HealthState
 from nri_gpu.domain.names import CONTROL_SOCKET
+from nri_gpu.domain.node import Inventory
 
 TIMEOUT_S: Final = 5.0
 READ_BYTES: Final = 1 << 16
@@ -32,3 +38,54 @@ def daemon_status(state_dir: Path) -> Mapping[str, Any]:
         return ask(state_dir / CONTROL_SOCKET, "status")
     except (OSError, ValueError):
         return {}
+
+
+def with_health(inventory: Inventory, status: Mapping[str, Any]) -> Inventory:
+    """The inventory with the GPUs' health from a daemon's `status`; unchanged where that cannot be read."""
+    try:
+        known = {str(each["uuid"]): each for each in status["gpus"]}
+        gpus = tuple(_gpu_with_health(gpu, known) for gpu in inventory.gpus)
+    except (ValueError, KeyError, TypeError):
+        return inventory
+    return replace(inventory, gpus=gpus)
+
+
+def _gpu_with_health(gpu: Gpu, said: Mapping[str, Mapping[str, Any]]) -> Gpu:
+    mig = []
+    for device in gpu.mig:
+        health, unavailable = _health(said.get(device.uuid), device.health, device.unavailable)
+        mig.append(replace(device, health=health, unavailable=unavailable))
+    health, unavailable = _health(said.get(gpu.uuid), gpu.health, gpu.unavailable)
+    return replace(gpu, health=health, unavailable=unavailable, mig=tuple(mig))
+
+
+def _health(said: Mapping[str, Any] | None, health: Health, unavailable: str) -> tuple[Health, str]:
+    """What the daemon reports about one GPU or MIG device; if nothing, what is known without it."""
+    if said is None:
+        return health, unavailable
+    found = said["health"]
+    health = Health(HealthState(found["state"]), found["since_s"] or 0.0, str(found["why"]), int(found["changes"]))
+    return health, unavailable if health.grantable else str(said["unavailable"])
+
+
+class SnapshotAge(Struct, frozen=True):
+    """The daemon's snapshot. age_s: seconds since NVML last confirmed it; None if it never did."""
+
+    number: int
+    age_s: float | None
+
+    @property
+    def text(self) -> str:
+        """For a headline."""
+        age = "not confirmed yet" if self.age_s is None else f"{self.age_s:.0f} s old"
+        return f"the daemon's snapshot is number {self.number}, {age}"
+
+
+def snapshot_of(status: Mapping[str, Any]) -> SnapshotAge | None:
+    """The snapshot of a daemon's `status`; None where that is empty or has none."""
+    try:
+        node = status["node"]
+        age_s = node["inventory_age_s"]
+        return SnapshotAge(int(node["inventory_number"]), None if age_s is None else float(age_s))
+    except (ValueError, KeyError, TypeError):
+        return None

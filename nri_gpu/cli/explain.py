@@ -32,7 +32,7 @@ from nri_gpu.policy.model import Policy
 
 
 class Explained(Struct, frozen=True):
-    """One container's decision. links: how many pairs of its GPUs are joined how, `NV18` or `PIX`, the best first."""
+    """One container's decision. links: `NV18`, `PIX` and so on -> pairs of its GPUs, the best first."""
 
     container: Container
     decision: Decision
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def decide_all(pods: tuple[tuple[Container, ...], ...], node: Node, policy: Policy) -> tuple[Explained, ...]:
-    """Decide for all containers in order, one ledger for all."""
+    """Decide about all containers in order, with one ledger."""
     ledger, explained = Ledger(), []
     for container in (container for pod in pods for container in pod):
         decision = decide(container, node, ledger, policy)
@@ -69,7 +69,7 @@ def _links(decision: Decision, node: Node) -> Mapping[str, int]:
 
 
 def node_snapshot(topology: str | None, policy: Policy) -> Node:
-    """A snapshot as `run` would have it; nothing is staged. Raises: InventoryError."""
+    """A snapshot as `run` would have it, without staging any file. Raises: InventoryError."""
     inventory = asyncio.run(look(topology, policy.driver.root, policy.driver.library_dirs))
     node = Node(
         number=1,
@@ -88,7 +88,7 @@ def node_snapshot(topology: str | None, policy: Policy) -> Node:
 
 
 def _packages(policy: Policy) -> tuple[CompatPackage, ...]:
-    """Where staging would put them; a folder that cannot be looked at has none, and `driver` says why."""
+    """CUDA compatibility packages where staging would put them; none where the folder cannot be read."""
     if not policy.compat.dir:
         return ()
     try:
@@ -99,7 +99,7 @@ def _packages(policy: Policy) -> tuple[CompatPackage, ...]:
 
 
 def _imagined(policy: Policy, version: str) -> DriverFiles:
-    """The driver's files where staging would put them, for a simulated node on a machine without a driver."""
+    """A driver's files where staging would put them, for a simulated node on a machine without a driver."""
     base = f"{policy.driver.stage_dir}/{version}-simulated"
     trees = {some: DriverTree(f"{base}/{tree_name(some)}") for some in closed_sets()}
     return DriverFiles(version, f"{version}-simulated", trees, {})

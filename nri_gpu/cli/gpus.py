@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from nri_gpu.allocation.placement import why_not
-from nri_gpu.cli.client import daemon_status
+from nri_gpu.cli.client import daemon_status, snapshot_of, with_health
 from nri_gpu.cli.node import read_policy
-from nri_gpu.cli.render import gpus_json, gpus_text, matrix, snapshot_of, told, transition_lines
+from nri_gpu.cli.render import gpus_json, gpus_text, matrix, transition_lines
 from nri_gpu.domain.errors import Exit, InventoryError
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.domain.node import Inventory
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.record:  # as NVML has it: a GPU that is unhealthy today is not so in a simulation
         return record(inventory, Path(args.record), scrub=args.scrub)
     status = daemon_status(state_dir) if state_dir else {}
-    inventory = told(inventory, status) if status else inventory
+    inventory = with_health(inventory, status) if status else inventory
     print(_shown(inventory, status, args))
     if inventory.fault:
         return Exit.UNAVAILABLE

@@ -1,7 +1,7 @@
-"""`nri-gpu gpus --watch`: the node's GPUs, and then each change, until told to stop.
+"""`nri-gpu gpus --watch`: the node's GPUs, and then each change, until stopped.
 
-Where a daemon runs, it is followed: it alone has listened, so it alone knows of health, and it remembers what came and
-went between two questions. Where none runs, the node itself is looked at; and when that changes, so does this.
+A running daemon is preferred: only it knows the GPUs' health, and it remembers changes between two questions. Without
+one, NVML is polled until a daemon runs.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ SEEK_S: Final = 2.0  # between two tries to find one
 
 
 class Printer:
-    """Prints an inventory whole, and of those that follow what changed, a line for each with its time.
-
-    As JSON each whole, on one line, with what changed.
-    """
+    """Prints the first inventory whole and then a line for each change; as JSON, each inventory on a line."""
 
     def __init__(self, *, as_json: bool, say: Callable[[str], None], clock: Callable[[], float] = time.time) -> None:
         """clock: seconds since the epoch."""
@@ -50,7 +47,7 @@ class Printer:
         self._silent = False
 
     def publish(self, inventory: Inventory) -> None:
-        """Of the cache: it differs from the one before."""
+        """For the cache: the inventory changed."""
         before, self._last = self._last, inventory
         if before is None:
             self.show(inventory)
@@ -59,12 +56,12 @@ class Printer:
         self.tell(inventory, [{"at_s": now, **transition_json(each)} for each in changes(before, inventory)])
 
     def show(self, inventory: Inventory) -> None:
-        """All of it."""
+        """Print an inventory whole."""
         self._last = inventory
         self._say(self._document(inventory, ()) if self._as_json else gpus_text(inventory))
 
     def tell(self, inventory: Inventory, happened: Iterable[Mapping[str, Any]]) -> None:
-        """What became of the one before. happened: as in `transitions` of `nri-gpu status -o json`."""
+        """Print changes that led to an inventory, as in `transitions` of `nri-gpu status -o json`."""
         self._last = inventory
         if self._as_json:
             self._say(self._document(inventory, happened))
@@ -73,23 +70,23 @@ class Printer:
             self._say(f"{at(each['at_s'])} {each['what']}")
 
     def begin_anew(self) -> None:
-        """The next one comes from somebody who knows other things: whole, and no change of the one before."""
+        """The next inventory comes from another source: print it whole."""
         self._last = None
 
     def fault(self, sentence: str) -> None:
-        """Of the cache: the driver was asked in vain. What is known stays."""
+        """For the cache: NVML did not answer. The last inventory stays."""
         self._silent = True
         self.remark(f"not refreshed: {sentence}")
 
     def answered(self, inventory: Inventory, began: float) -> None:
-        """Of the cache: the driver was not asked in vain."""
+        """For the cache: NVML answered."""
         del inventory, began
         if self._silent:
             self.remark("the driver answers again", worse=False)
         self._silent = False
 
     def remark(self, sentence: str, *, worse: bool = True) -> None:
-        """A line about the answers themselves."""
+        """Print a line about the source itself."""
         if not self._as_json:
             self._say(f"{at(self._clock())} {sentence}")
         elif self._last is not None:
@@ -101,23 +98,23 @@ class Printer:
 
 
 class DaemonClient:
-    """Whoever answers at a control socket, if anybody does."""
+    """The daemon at a control socket, if one runs."""
 
     def __init__(self, socket: Path | None) -> None:
-        """socket: None where none can be meant."""
+        """socket: None to find none."""
         self._socket = socket
 
     async def transitions(self) -> Mapping[str, Any] | None:
-        """What happened to its node; None where there is no daemon, or none that knows the question."""
+        """Its `transitions`; None where no daemon runs, or one that does not know the question."""
         return await self._ask("transitions")
 
     async def inventory(self) -> Inventory | None:
-        """What it goes by; None likewise, or where it is another version's and cannot be read."""
+        """Its inventory; None likewise, or where another version wrote it."""
         said = await self._ask("inventory")
         try:
             return decode(Inventory, said["inventory"]) if said else None
         except (CodecError, KeyError) as error:
-            logger.bind(fault=str(error)).warning("the daemon is of another version and cannot be followed")
+            logger.bind(fault=str(error)).warning("daemon of another version cannot be followed")
             self._socket = None
             return None
 
@@ -130,7 +127,7 @@ class DaemonClient:
             return None
 
     async def found(self) -> None:
-        """Returns when one answers that can be followed."""
+        """Return when a daemon answers that can be followed."""
         if self._socket is None:
             await asyncio.Event().wait()  # never
         while True:
@@ -140,22 +137,21 @@ class DaemonClient:
 
 
 async def follow(daemon: DaemonClient, printer: Printer, *, pause_s: float = ASK_S) -> bool:
-    """Until it answers no more. Returns whether it did at all."""
+    """Print the daemon's changes until it stops answering. Returns whether it answered at all."""
     said, inventory = await daemon.transitions(), await daemon.inventory()
     if said is None or inventory is None:
         return False
     printer.show(inventory)
-    # It began when it did: another one counts anew.
     since_s, number, known = said["since_s"], said["total"], said["inventory_number"]
     while (said := await daemon.transitions()) is not None:
         if said["since_s"] != since_s:
-            printer.remark("the daemon was started again", worse=False)
+            printer.remark("the daemon was restarted", worse=False)
             since_s, number = said["since_s"], 0
         news = [each for each in said["last"] if each["number"] > number]
         if news or said["inventory_number"] != known:
             inventory = await daemon.inventory() or inventory
             if lost := said["total"] - number - len(news):
-                printer.remark(f"{lost} more changes came and went")
+                printer.remark(f"{lost} more changes happened meanwhile")
             if news:
                 printer.tell(inventory, news)
         number, known = said["total"], said["inventory_number"]
@@ -164,12 +160,8 @@ async def follow(daemon: DaemonClient, printer: Printer, *, pause_s: float = ASK
 
 
 async def look(source: TopologySource | NvmlSource, daemon: DaemonClient, printer: Printer, *, simulated: bool) -> None:
-    """Ask the node itself, until there is a daemon to follow."""
-    cache = InventoryCache(
-        source,
-        printer.publish,
-        printer.fault,
-    )
+    """Poll NVML until a daemon runs."""
+    cache = InventoryCache(source, printer.publish, printer.fault)
     cache.subscribe(printer.answered)
     seeing = node_watch(source.kernel_view, cache.poke, simulated=simulated)
     parts = [asyncio.create_task(each) for each in (cache.run(), seeing.run(), daemon.found())]
@@ -187,7 +179,7 @@ async def look(source: TopologySource | NvmlSource, daemon: DaemonClient, printe
 async def watch(
     source: Callable[[], TopologySource | NvmlSource], socket: Path | None, *, as_json: bool, simulated: bool
 ) -> int:
-    """Until SIGTERM or SIGINT, or until nobody reads. source: one for each time that there is no daemon at `socket`."""
+    """Until SIGTERM or SIGINT, or until nobody reads. source: made each time that no daemon runs at `socket`."""
     logs.set_up("WARNING")
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -201,7 +193,7 @@ async def watch(
         task.cancel()
     await asyncio.gather(working, stopping, return_exceptions=True)
     if broken:
-        raise BrokenPipeError  # the roof knows what to do
+        raise BrokenPipeError  # main handles it
     return code
 
 
@@ -210,10 +202,10 @@ async def _watch(
 ) -> None:
     while True:
         if await follow(daemon, printer):
-            printer.remark("the daemon answers no more; the node itself is looked at, which shows nothing of health")
+            printer.remark("lost the daemon; polling NVML without health data")
         printer.begin_anew()
         await look(source(), daemon, printer, simulated=simulated)
-        printer.remark("a daemon answers now, and is followed", worse=False)
+        printer.remark("found a daemon, following it", worse=False)
 
 
 def _printer(*, as_json: bool) -> Printer:

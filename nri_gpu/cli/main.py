@@ -1,4 +1,4 @@
-"""The command: a table of verbs, each a function that returns an exit code."""
+"""The `nri-gpu` command: a table of verbs, each a module with a `run` that returns an exit code."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from nri_gpu import __version__
 from nri_gpu.domain.errors import Exit, InventoryError, PolicyError
 
 EXIT_HELP: Final = """exit codes:
-  0 ok   1 a finding or a refusal   2 wrong usage   69 not available   70 a bug   77 no permission   78 configuration"""
+  0 ok   1 a finding or a refusal   2 wrong usage   69 unavailable   70 a bug   77 no permission   78 configuration"""
 
 
 class Option(Struct, frozen=True):
-    """One argument. flags: `--long` spellings, or a bare name for a positional one."""
+    """One argument. flags: its spellings, or a bare name for a positional argument."""
 
     flags: tuple[str, ...]
     help: str
@@ -29,7 +29,7 @@ class Option(Struct, frozen=True):
 
 
 class Verb(Struct, frozen=True):
-    """One verb. module: imported only when it is the one called, so that none pays for another."""
+    """One verb. module: imported only when the verb is called."""
 
     name: str
     module: str
@@ -43,18 +43,16 @@ def _option(*flags: str, help: str, **settings: object) -> Option:
 
 
 POLICY: Final = _option("--policy", help="policy file (default /etc/nri-gpu/policy.toml)", metavar="FILE")
-GPUS: Final = _option(
-    "--gpus", help="simulate the node that this topology file describes, instead of asking NVML", metavar="FILE"
-)
-DRIVER_ROOT: Final = _option("--driver-root", help="folder that the host's NVIDIA driver lives under", metavar="DIR")
+GPUS: Final = _option("--gpus", help="simulate the node in this topology file instead of asking NVML", metavar="FILE")
+DRIVER_ROOT: Final = _option("--driver-root", help="root folder of the host's NVIDIA driver (default /)", metavar="DIR")
 STATE_DIR: Final = _option("--state-dir", help="the daemon's state folder (default /run/nri-gpu)", metavar="DIR")
 OUTPUT: Final = _option(
-    "-o", "--output", help="`json` for programs; its fields are only ever added to", choices=("text", "json")
+    "-o", "--output", help="json: for programs; fields are added, never changed", choices=("text", "json")
 )
 
 LOG_LEVEL: Final = _option(
     "--log-level",
-    help="least level logged (default INFO)",
+    help="lowest level to log (default INFO)",
     type=str.upper,
     choices=("TRACE", "DEBUG", "INFO", "WARNING", "ERROR"),
     default="INFO",
@@ -64,42 +62,42 @@ VERBS: Final = (
     Verb(
         "run",
         "nri_gpu.cli.run",
-        "serve the container runtime: decide and inject, until told to stop",
-        "Connects to the runtime's NRI socket, and again whenever it goes away. Options override the policy file.\n"
-        "SIGHUP reads the policy again (a broken one is reported and the old one kept) and looks at the node again.\n"
-        "SIGTERM answers what is in flight and stops.",
+        "serve the container runtime: decide about GPUs and inject them, until stopped",
+        "Connects to the runtime's NRI socket, and reconnects when it goes away. Options override the policy file.\n"
+        "SIGHUP reloads the policy (a broken one is reported, and the old one stays) and asks NVML again.\n"
+        "SIGTERM answers the requests in flight and stops.",
         (
             _option("--socket", help="the runtime's NRI socket (default /var/run/nri/nri.sock)", metavar="PATH"),
-            _option("--index", help="two digits: our place among NRI plugins (default 10)", metavar="NN"),
+            _option("--index", help="two digits: index among NRI plugins (default 10)", metavar="NN"),
             POLICY,
             GPUS,
             DRIVER_ROOT,
             _option(
                 "--kubelet",
-                help="be the kubelet's device plugin, too, or not (docs/kubernetes.md)",
+                help="also be the kubelet's device plugin, or not (docs/kubernetes.md)",
                 action=argparse.BooleanOptionalAction,
             ),
             _option(
                 "--kubelet-registration",
-                help="register: we call the kubelet (default); watcher: it looks for us in plugins_registry",
+                help="register: call the kubelet (default); watcher: be found in plugins_registry",
                 metavar="WORD",
             ),
             _option(
                 "--driver-host-root",
-                help="what the runtime calls --driver-root, where that is a mount of it in a pod",
+                help="--driver-root as the runtime sees it, where ours is a mount in a pod",
                 metavar="DIR",
             ),
             _option("--state-dir", help="folder for key and ledger (default /run/nri-gpu)", metavar="DIR"),
             _option("--stage-dir", help="folder for staged driver files", metavar="DIR"),
             _option(
                 "--stand-by",
-                help="where a daemon runs with this state folder: wait, and take over from it when it is told to stop",
+                help="wait for the daemon that runs with this state folder, and take over when it stops",
                 action="store_true",
             ),
-            _option("--labels", help="file for Node Feature Discovery with the node's labels", metavar="FILE"),
+            _option("--labels", help="write the node's labels to this file for Node Feature Discovery", metavar="FILE"),
             _option(
                 "--watch-policy",
-                help="read the policy again whenever its file is another one, as a ConfigMap's",
+                help="reload the policy whenever its file changes, such as a ConfigMap's",
                 action="store_true",
             ),
             LOG_LEVEL,
@@ -108,10 +106,10 @@ VERBS: Final = (
     Verb(
         "guard",
         "nri_gpu.cli.guard",
-        "refuse containers that ask for GPUs and were granted none, whatever became of `run`",
-        "A second NRI plugin, in a process of its own. It grants nothing: it reads the marks' key from the state\n"
-        "folder of `run`, and refuses to start (with NRI 0.10, to create) what asked and carries no valid grant.\n"
-        "The policy's [guard] section is read when it starts.",
+        "stop containers that ask for GPUs and were granted none, even while `run` is down",
+        "A second NRI plugin, in a process of its own. It grants nothing: it checks signed grants with the key in the\n"
+        "state folder of `run`, and refuses to start (with NRI 0.10: to create) a container that asks for GPUs and\n"
+        "has no valid grant. It reads the policy's [guard] section when it starts.",
         (
             _option("--socket", help="the runtime's NRI socket (default /var/run/nri/nri.sock)", metavar="PATH"),
             POLICY,
@@ -124,8 +122,8 @@ VERBS: Final = (
         "gpus",
         "nri_gpu.cli.gpus",
         "show the GPUs of this node as nri-gpu sees them",
-        "Asks NVML once, in a child process, and prints what it said, with what a running daemon knows of the GPUs'\n"
-        "health; a GPU that cannot be granted has its reason.",
+        "Asks NVML once, in a child process, and adds what a running daemon knows about the GPUs' health. A GPU that\n"
+        "cannot be granted is shown with the reason.",
         (
             POLICY,
             GPUS,
@@ -134,47 +132,47 @@ VERBS: Final = (
             OUTPUT,
             _option(
                 "--watch",
-                help="go on, and print each change, of the running daemon where there is one",
+                help="keep printing changes, of the running daemon if there is one",
                 action="store_true",
             ),
             _option(
-                "--topology", help="how GPUs reach each other, as `nvidia-smi topo -m` has it", action="store_true"
+                "--topology", help="how the GPUs are connected, as `nvidia-smi topo -m` shows it", action="store_true"
             ),
-            _option("--record", help="write the node as a topology file, for --gpus elsewhere", metavar="FILE"),
-            _option("--scrub", help="with --record: made-up UUIDs in place of the real ones", action="store_true"),
+            _option("--record", help="write this node as a topology file for --gpus", metavar="FILE"),
+            _option("--scrub", help="with --record: replace the UUIDs by made-up ones", action="store_true"),
         ),
     ),
     Verb(
         "status",
         "nri_gpu.cli.status",
-        "show who holds which GPU, in which mode and since when, and why another is not to be had",
-        "Asks the running daemon over its control socket: root, or the group that the policy names, and nobody over a\n"
-        "network. Exits 1 when the daemon cannot grant just now, 69 when there is none.",
+        "show who holds which GPU, in which mode and since when, and why a GPU is unavailable",
+        "Asks the running daemon over its control socket, which root and the policy's control.group may use. Exits 1\n"
+        "when the daemon cannot grant GPUs at the moment, 69 when none runs.",
         (
             STATE_DIR,
-            _option("--alive", help="print nothing; exit 0 as soon as it answers at all", action="store_true"),
-            _option("--probe", help="exit 0 also while its successor stands by (run --stand-by)", action="store_true"),
-            _option("--guard", help="the same of the guard with this --run-dir, connected or --alive", metavar="DIR"),
+            _option("--alive", help="print nothing; exit 0 if the daemon answers at all", action="store_true"),
+            _option("--probe", help="exit 0 also while a successor stands by", action="store_true"),
+            _option("--guard", help="ask about the guard with this --run-dir instead", metavar="DIR"),
             OUTPUT,
         ),
     ),
     Verb(
         "driver",
         "nri_gpu.cli.driver",
-        "show what of the NVIDIA driver is found for containers, and what is not",
-        "Looks where `run` would, by each capability: libraries with the names programs load them by, programs,\n"
-        "configuration. Exits 1 when files had to be left out, 69 when there is no driver.",
+        "show which files of the NVIDIA driver containers can get, and which are missing",
+        "Looks where `run` would and lists, by capability, libraries with the names that programs load them by,\n"
+        "programs and configuration files. Exits 1 when files had to be left out, 69 when there is no driver.",
         (POLICY, DRIVER_ROOT, OUTPUT),
     ),
     Verb(
         "check",
         "nri_gpu.cli.check",
-        "check a policy file: every fault at once, with its place",
-        "Exits 78 when the file has faults. Advice on a good file does not change the exit code. Where a daemon runs,\n"
-        "the options that it was started with go before the file here, too.",
+        "check a policy file, and report all faults at once with their lines",
+        "Exits 78 when the file has faults. Advice on a valid file does not change the exit code. If a daemon runs,\n"
+        "the options that it was started with override the file here, too.",
         (
             _option("file", help="policy file (default /etc/nri-gpu/policy.toml)", nargs="?", metavar="FILE"),
-            _option("--gpus", help="hold pools and limits against this topology file's GPUs", metavar="FILE"),
+            _option("--gpus", help="compare pools and limits with the GPUs of this topology file", metavar="FILE"),
             STATE_DIR,
             OUTPUT,
         ),
@@ -182,31 +180,33 @@ VERBS: Final = (
     Verb(
         "cdi",
         "nri_gpu.cli.cdi",
-        "describe the GPUs as a CDI specification without hooks, for Docker, podman and others",
-        "Devices are named by index, by UUID, and `all`. Where nothing true can be said (no driver, or its module has\n"
-        "another version), it says why, removes a specification that is there already, and exits 69. Example:\n"
+        "write a CDI specification of the GPUs, without hooks, for Docker, podman and others",
+        "Devices are named by index, by UUID, and `all`. If the node has no usable GPU (no driver, or a kernel module\n"
+        "of another version), it prints why, removes an existing specification, and exits 69. Example:\n"
         "  nri-gpu cdi generate --output /var/run/cdi/nri-gpu.json && docker run --device nvidia.com/gpu=0 ...",
         (
-            _option("action", help="`generate`: print it, or write it to --output", choices=("generate",)),
+            _option("action", help="generate: print it, or write it to --output", choices=("generate",)),
             POLICY,
             GPUS,
             DRIVER_ROOT,
             _option("--stage-dir", help="folder for staged driver files (default /var/lib/nri-gpu/cdi)", metavar="DIR"),
-            _option("--capabilities", help="parts of the driver (default: the policy's)", metavar="LIST"),
-            _option("--output", help="file to write whole or not at all; ends in .json or .yaml", metavar="FILE"),
-            _option("--watch", help="go on: write it again when driver or GPUs change", action="store_true"),
+            _option("--capabilities", help="driver capabilities to include (default: the policy's)", metavar="LIST"),
+            _option("--output", help="file to write, ending in .json or .yaml", metavar="FILE"),
+            _option(
+                "--watch", help="keep running, and update the file when driver or GPUs change", action="store_true"
+            ),
             LOG_LEVEL,
         ),
     ),
     Verb(
         "explain",
         "nri_gpu.cli.explain",
-        "what each container of a pod would get, and why; no runtime, and with --gpus no GPU",
-        "Decides for the pod's containers in order, on an otherwise empty node, exactly as `run` would.\n"
-        "Exits 1 when a container would be refused. Example:\n"
+        "show what each container of a pod would get, and why, without a runtime",
+        "Decides about the pod's containers in order, on an otherwise empty node, exactly as `run` would. With --gpus\n"
+        "it needs no GPU either. Exits 1 when a container would be refused. Example:\n"
         "  nri-gpu explain pod.yaml --gpus config/topologies/four-gpus.toml",
         (
-            _option("file", help="a pod, or anything with a pod template; `-` is standard input", metavar="POD.yaml"),
+            _option("file", help="a pod, or anything with a pod template; -: standard input", metavar="POD.yaml"),
             POLICY,
             GPUS,
             DRIVER_ROOT,
@@ -216,25 +216,25 @@ VERBS: Final = (
     Verb(
         "replay",
         "nri_gpu.cli.replay",
-        "decide again what an audit log recorded, and print what differs",
-        "Decisions are pure, so by the recorded policies nothing differs. With --policy, a change can be tried on\n"
-        "last week's requests. Several files go on from one another, the oldest first. Example:\n"
+        "decide the requests of an audit log again, and print what differs",
+        "With the recorded policies nothing differs. With --policy, try a change of policy on last week's requests.\n"
+        "Several files continue each other, the oldest first. Example:\n"
         "  nri-gpu replay /run/nri-gpu/audit.1.jsonl /run/nri-gpu/audit.jsonl --policy new.toml",
         (
             _option("files", help="audit logs, the oldest first", nargs="+", metavar="LOG"),
-            _option("--policy", help="policy in place of those recorded", metavar="FILE"),
+            _option("--policy", help="policy to use instead of the recorded ones", metavar="FILE"),
             OUTPUT,
         ),
     ),
     Verb(
         "prepare",
         "nri_gpu.cli.prepare",
-        "make the host ready: kernel modules, device nodes, /dev/char links",
-        "Does what is missing and nothing twice, and exits 1 when something is left that only people can mend.\n"
-        "Where the driver's ModifyDeviceFiles is 0 it makes no node. --dry-run prints and changes nothing.",
+        "prepare the host: load kernel modules, make device nodes and /dev/char links",
+        "Does only what is missing. Exits 1 when something is left for the administrator to fix. Makes no device node\n"
+        "if the driver's parameter ModifyDeviceFiles is 0.",
         (
-            _option("--dry-run", help="print what would be done, and do nothing", action="store_true"),
-            _option("--graphics", help="nvidia-modeset too, for containers that draw", action="store_true"),
+            _option("--dry-run", help="print what would be done, and change nothing", action="store_true"),
+            _option("--graphics", help="also nvidia-modeset, for containers that use graphics", action="store_true"),
             DRIVER_ROOT,
             OUTPUT,
         ),
@@ -272,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _imported(module: str) -> Callable[[argparse.Namespace], int]:
-    """The verb. What is imported stays: looking through it again and again was a tenth of a start."""
+    """The verb. The garbage collector need not look through what is imported: that was a tenth of a start."""
     gc.disable()
     run: Callable[[argparse.Namespace], int] = importlib.import_module(module).run
     gc.freeze()
@@ -283,7 +283,7 @@ def _imported(module: str) -> Callable[[argparse.Namespace], int]:
 def _parser(verbs: Sequence[Verb] = VERBS) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nri-gpu",
-        description="Gives containers NVIDIA GPUs through containerd's NRI: no hook binary, no wrapper runtime.",
+        description="Gives containers NVIDIA GPUs through containerd's NRI, without a hook or a wrapper runtime.",
         epilog='Pods ask by annotation: `gpu.nri.io: "2"`, or `gpu.nri.io/container.NAME: "device=0,1;mode=shared"`.\n'
         f"{EXIT_HELP}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

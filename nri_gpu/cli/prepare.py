@@ -1,4 +1,4 @@
-"""`nri-gpu prepare`: makes the host ready: kernel modules, device nodes, /dev/char links; says what people must do."""
+"""`nri-gpu prepare`: kernel modules, device nodes and /dev/char links, and what the administrator has to do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLACES = HostPaths()
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare, or say how. Returns 1 when something is left for people, 69 without a device, 77 when not root."""
+    """Prepare, or print how. Returns 1 when something is left to do by hand, 69 without a GPU, 77 when not root."""
     facts = look(PLACES, read_majors)
     if not facts.devices:
         why = "".join(f"; {finding}" for finding in facts.unreadable)
@@ -41,7 +41,10 @@ def run(args: argparse.Namespace) -> int:
         plan = make_plan(facts, graphics=args.graphics)
         return _print(args, facts, plan.actions, plan.findings, more=plan.more_may_follow)
     if os.geteuid() != 0:
-        print("nri-gpu: only root can load modules and make device nodes; --dry-run works for all", file=sys.stderr)
+        print(
+            "nri-gpu: only root can load modules and make device nodes; anybody can use --dry-run",
+            file=sys.stderr,
+        )
         return Exit.PERMISSION
     act = actor(PLACES, Path(args.driver_root or "/"))
     report = prepare(lambda: look(PLACES, read_majors), act, graphics=args.graphics)
@@ -69,7 +72,7 @@ def to_text(
     """A line for each action and each finding."""
     lines = [f"{'would ' if dry_run else ''}{action}" for action in actions]
     if more:
-        lines.append("more may follow: what a module serves is known once it is loaded")
+        lines.append("more may follow: which devices a module serves is known once it is loaded")
     lines += [f"finding: {finding}" for finding in findings]
     devices = f"{len(facts.devices)} NVIDIA device{'s' * (len(facts.devices) > 1)}"
     return "\n".join(lines) or f"nothing to do: {devices}, modules loaded, nodes and links in place"

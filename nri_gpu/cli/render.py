@@ -1,4 +1,4 @@
-"""How GPUs, their health and their topology are shown on a terminal."""
+"""Prints GPUs, their health and their topology: as tables, and as JSON."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import Struct
-from msgspec.structs import replace
-
 from nri_gpu.allocation.placement import why_not
+from nri_gpu.cli.client import SnapshotAge
 from nri_gpu.daemon.report import health_json, place_json, unlisted_json
 from nri_gpu.domain.edits import Extra, NodeExtra
 from nri_gpu.domain.gpu import ComputeMode, Fabric, Gpu, MigPart, Unit, health_of, whole
-from nri_gpu.domain.health import Health, HealthState
+from nri_gpu.domain.health import HealthState
 from nri_gpu.domain.node import Inventory, Link
 
 _FOR_ONE: Final = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.EXCLUSIVE_THREAD)
 
 
 def gpus_json(inventory: Inventory, snapshot: SnapshotAge | None = None) -> dict[str, Any]:
-    """Schema `nri-gpu/gpus/v1`. snapshot: of the daemon that was asked beside."""
+    """Schema `nri-gpu/gpus/v1`. snapshot: the running daemon's, if there is one."""
     return {
         "schema": "nri-gpu/gpus/v1",
         "simulated": inventory.simulated,
@@ -108,10 +106,10 @@ def _part_json(part: MigPart) -> dict[str, Any]:
 
 
 def gpus_text(inventory: Inventory, snapshot: SnapshotAge | None = None) -> str:
-    """A table, and what is wrong below it."""
+    """A table, with the faults below it."""
     origin = "simulated" if inventory.simulated else "NVML"
     versions = f"driver {inventory.driver_version or '?'}, CUDA {inventory.cuda_version or '?'}, from {origin}"
-    lines = [f"{len(inventory.gpus)} GPUs, {versions}" + (f"; {snapshot.words}" if snapshot else "")]
+    lines = [f"{len(inventory.gpus)} GPUs, {versions}" + (f"; {snapshot.text}" if snapshot else "")]
     if inventory.gpus:
         rows = [_row(unit) for unit in inventory.units]
         lines += table(("INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI BUS ID", "NODE", "STATE", "UUID"), rows)
@@ -128,16 +126,16 @@ def gpus_text(inventory: Inventory, snapshot: SnapshotAge | None = None) -> str:
 
 
 def unlisted_lines(gpus: Sequence[Mapping[str, Any]], fault: str) -> list[str]:
-    """GPUs that the kernel alone knows of. fault: what holds for all, said elsewhere."""
+    """GPUs that only the kernel shows. fault: of the whole inventory, which is printed elsewhere."""
     return [
         f"GPU {gpu['pci_bus_id']}{gpu['model'] and ' ' + gpu['model']}{gpu['uuid'] and ' ' + gpu['uuid']} "
-        + ("is there by the kernel's word" if gpu["reason"] == fault else f"cannot be granted: {gpu['reason']}")
+        + ("is seen by the kernel only" if gpu["reason"] == fault else f"cannot be granted: {gpu['reason']}")
         for gpu in gpus
     ]
 
 
 def _offer_lines(offers: Mapping[Extra, NodeExtra]) -> Iterator[str]:
-    """Extras of the host; drm and profile are made of the GPUs themselves."""
+    """Extras that the host provides; drm and profile depend on the GPUs instead."""
     here = [extra for extra, offer in offers.items() if not offer.lacking]
     lacking = [extra for extra, offer in offers.items() if offer.lacking]
     if here:
@@ -151,7 +149,7 @@ def _row(unit: Unit) -> tuple[str, ...]:
 
 
 def _part_row(part: MigPart) -> tuple[str, ...]:
-    """Below its GPU and indented. Its node is the compute instance's capability."""
+    """A MIG device, indented below its GPU. Its node is the compute instance's capability."""
     minor = part.device.compute_instance_minor
     return (
         f"  {part.place}",
@@ -181,24 +179,24 @@ def _gpu_row(gpu: Gpu) -> tuple[str, ...]:
 
 
 def _state(gpu: Gpu) -> str:
-    """With a compute mode that lets one process in: beside an MPS daemon's, containers could not share it."""
+    """With a compute mode that admits one process, since containers then cannot share the GPU by time."""
     mode = gpu.compute_mode if gpu.compute_mode in _FOR_ONE and not why_not(gpu) else None
     return ", ".join([state_of(gpu), *([mode.value] if mode else [])])
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell."""
+    """Columns are as wide as their widest cell."""
     lines = [tuple(heads), *map(tuple, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     padded = ((cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return ["  ".join(line).rstrip() for line in padded]
 
 
-SHOWN: Final = 10  # transitions for people; `-o json` has more
+SHOWN: Final = 10  # transitions; `-o json` has more
 
 
 def state_of(unit: Unit) -> str:
-    """Why it cannot be granted; else `ok`, and what else there is to say of it."""
+    """Why it cannot be granted; else `ok`, with its health and symptoms."""
     if why := why_not(unit):
         return why
     health = health_of(unit)
@@ -207,51 +205,23 @@ def state_of(unit: Unit) -> str:
     return ", ".join(["ok", *words])
 
 
-def told(inventory: Inventory, said: Mapping[str, Any]) -> Inventory:
-    """With what the daemon knows of the GPUs' health; as it is where it says nothing that can be understood."""
-    try:
-        known = {str(each["uuid"]): each for each in said["gpus"]}
-        gpus = tuple(_told(gpu, known) for gpu in inventory.gpus)
-    except (ValueError, KeyError, TypeError):
-        return inventory
-    return replace(inventory, gpus=gpus)
-
-
-def _told(gpu: Gpu, said: Mapping[str, Mapping[str, Any]]) -> Gpu:
-    mig = []
-    for device in gpu.mig:
-        health, unavailable = _known(said.get(device.uuid), device.health, device.unavailable)
-        mig.append(replace(device, health=health, unavailable=unavailable))
-    health, unavailable = _known(said.get(gpu.uuid), gpu.health, gpu.unavailable)
-    return replace(gpu, health=health, unavailable=unavailable, mig=tuple(mig))
-
-
-def _known(said: Mapping[str, Any] | None, health: Health, unavailable: str) -> tuple[Health, str]:
-    """What the daemon says of one, or what is known without it."""
-    if said is None:
-        return health, unavailable
-    found = said["health"]
-    health = Health(HealthState(found["state"]), found["since_s"] or 0.0, str(found["why"]), int(found["changes"]))
-    return health, unavailable if health.grantable else str(said["unavailable"])
-
-
 def gpu_lines(inventory: Inventory) -> Iterator[str]:
-    """Of `gpus`: the same as of `status`."""
+    """For `gpus`, as `status` prints them."""
     return health_lines([{**place_json(unit), "health": health_json(unit)} for unit in inventory.units])
 
 
 def health_lines(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Of `status`: one line for each GPU or MIG device that is, or was, not well."""
+    """One line for each GPU or MIG device that is, or was, not healthy."""
     of_gpus = {gpu["place"]: gpu.get("health") or {} for gpu in gpus if gpu["kind"] == "gpu"}
     for unit in gpus:
         health, part = unit.get("health") or {}, unit["kind"] != "gpu"
         if part and health == of_gpus.get(unit["place"].partition(":")[0]):
-            continue  # what a MIG device has of its GPU is said of the GPU
+            continue  # its GPU's line says it
         signs = [] if part else health.get("signs") or []
         if not (health.get("changes") or signs):
             continue
         name = f"{'MIG device' if part else 'GPU'} {unit['place']}"
-        if not health.get("changes") and health["state"] == HealthState.HEALTHY:  # as it is, too, where nobody judged
+        if not health.get("changes") and health["state"] == HealthState.HEALTHY:  # or no daemon judges health
             yield f"{name} shows {', '.join(signs)}"
             continue
         line = f"{name} is {health['state']}"
@@ -262,7 +232,7 @@ def health_lines(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def transition_lines(said: Mapping[str, Any]) -> Iterator[str]:
-    """How often what happened to the node since the daemon began, and the last of it with its time."""
+    """How often the node changed since the daemon started, by kind, and the last changes with their times."""
     transitions = said.get("transitions") or {}
     if not transitions.get("total"):
         return
@@ -274,31 +244,8 @@ def transition_lines(said: Mapping[str, Any]) -> Iterator[str]:
 
 
 def at(seconds: float) -> str:
-    """A moment for people. seconds: since the epoch."""
+    """A time in UTC. seconds: since the epoch."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
-
-
-class SnapshotAge(Struct, frozen=True):
-    """What a daemon goes by. age_s: seconds since its source last confirmed it; None where it never did."""
-
-    number: int
-    age_s: float | None
-
-    @property
-    def words(self) -> str:
-        """For people."""
-        age = "not confirmed yet" if self.age_s is None else f"{self.age_s:.0f} s old"
-        return f"the daemon's snapshot is number {self.number}, {age}"
-
-
-def snapshot_of(status: Mapping[str, Any]) -> SnapshotAge | None:
-    """The snapshot of a daemon's `status`; None where that is empty or has none."""
-    try:
-        node = status["node"]
-        age_s = node["inventory_age_s"]
-        return SnapshotAge(int(node["inventory_number"]), None if age_s is None else float(age_s))
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 LEGEND: Final = (
@@ -309,12 +256,12 @@ LEGEND: Final = (
     ("PHB", "a PCIe host bridge"),
     ("NODE", "the host bridges of one NUMA node"),
     ("SYS", "the link between NUMA nodes"),
-    ("?", "not told"),
+    ("?", "unknown"),
 )
 
 
 def matrix(inventory: Inventory) -> str:
-    """A line for each GPU; a pair with NVLinks shows these, every other one its path over PCIe."""
+    """A line for each GPU. A pair shows its NVLinks, or without any its path over PCIe."""
     links = {(link.a, link.b): link for link in inventory.links}
     cpus = {node.number: node.cpus for node in inventory.numa}
     heads = ("", *(f"GPU{gpu.index}" for gpu in inventory.gpus), "CPU Affinity", "NUMA Affinity")

@@ -1,4 +1,4 @@
-"""`nri-gpu run`: the policy, the state folder and the key first, for which a start can fail; then the daemon."""
+"""`nri-gpu run`: opens the policy, the state folder and the key, without which it cannot start; runs the daemon."""
 
 from __future__ import annotations
 
@@ -28,11 +28,9 @@ from nri_gpu.kubelet.controller import set_up_grpc
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.succession import LOOK_S, Succession
 
-GC_THRESHOLD: Final = 10_000  # objects made and not freed, instead of 700
-FEEDS_AFTER: Final = 50  # looks at whether the folder is free
-KEY_LOST: Final = (
-    "key made anew: grants of before it do not hold, and containers that have them count as others' from here on"
-)
+GC_THRESHOLD: Final = 10_000  # new objects before a collection, instead of 700
+KEY_LOST: Final = "new signing key: grants signed with the old one are not valid any more"
+WATCHDOG_EVERY: Final = 50  # looks at whether the state folder is free
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     daemon = Daemon(state, key, policy_file, Path(args.gpus) if args.gpus else None, succession)
     if args.watch_policy:
         daemon.watch_policy(Path(args.policy or DEFAULT_PATH))
-    # Values here have no cycles; looking for some took a third of a Synchronize of 5,000 containers.
+    # Our values have no cycles, and looking for cycles took a third of a Synchronize of 5,000 containers.
     gc.set_threshold(GC_THRESHOLD)
     try:
         return asyncio.run(daemon.run(inherited))
@@ -71,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open(state: StateFolder, succession: Succession | None, *, kubelet: bool) -> None:
-    """Have the state folder. succession: where a daemon that has it is waited for. kubelet: it may be served.
+    """Open the state folder. succession: wait for the daemon that has it. kubelet: a device plugin may be wanted.
 
     Raises: StateError.
     """
@@ -82,12 +80,12 @@ def _open(state: StateFolder, succession: Succession | None, *, kubelet: bool) -
             raise
     else:
         return
-    logger.bind(path=str(state.path)).info("standing by for the daemon that has the state folder")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.OK))  # the first process of a pod has no other way to end
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the policy is read when it counts
+    logger.bind(path=str(state.path)).info("standing by until the running daemon leaves the state folder")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.OK))  # as PID 1 of a pod it would otherwise be ignored
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the policy is read when we take over
     if kubelet:
         set_up_grpc()
-        with suppress(ImportError):  # now, as there is time
+        with suppress(ImportError):  # now, while there is time
             import nri_gpu.kubelet.endpoint  # noqa: F401
     notifier = Notifier()
     notifier.ready("standing by")
@@ -99,15 +97,15 @@ def _open(state: StateFolder, succession: Succession | None, *, kubelet: bool) -
                 raise
         else:
             break
-        if not look % FEEDS_AFTER:
+        if not look % WATCHDOG_EVERY:
             notifier.alive()
         time.sleep(LOOK_S)
     notifier.close()
 
 
 def _inherited(number: str) -> int:
-    """The descriptor of the connection a runtime started us with. Raises: ValueError, OSError."""
-    connection = socket.socket(fileno=int(number))  # asks what it is
+    """The descriptor of the connection that the runtime started us with. Raises: ValueError, OSError."""
+    connection = socket.socket(fileno=int(number))  # fails if it is no socket
     connection.set_inheritable(False)
     return connection.detach()
 

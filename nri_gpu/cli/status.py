@@ -1,4 +1,4 @@
-"""`nri-gpu status`: who holds which GPU on this node, asked of the running daemon over its control socket."""
+"""`nri-gpu status`: who holds which GPU on this node, as the running daemon reports it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.system.succession import Succession
 
-PATIENCE: Final = 4  # times that a guard may have been late
+GUARD_REPORTS_MISSED: Final = 4  # before a guard counts as gone
 UNITS_S: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 HEADS: Final = ("GPU", "MODEL", "MODE", "HELD BY", "CONTAINER", "FOR", "UNAVAILABLE")
 
@@ -27,15 +27,15 @@ def run(args: argparse.Namespace) -> int:
         return guard_exit(Path(args.guard), alive=args.alive, now=time.time())
     state_dir = Path(args.state_dir or DEFAULT_STATE)
     if args.probe and Succession(state_dir).awaited():
-        return Exit.OK  # of two pods the next one has to be ready for the last one to be told to stop
+        return Exit.OK  # the next pod has to be ready before this one is told to stop
     path = state_dir / CONTROL_SOCKET
     try:
         said = ask(path, "status")
     except PermissionError:
-        print(f"nri-gpu: no permission to ask {path}: be root, or in the policy's control.group", file=sys.stderr)
+        print(f"nri-gpu: no permission for {path}: be root, or in the policy's control.group", file=sys.stderr)
         return Exit.PERMISSION
     except (OSError, ValueError) as error:
-        print(f"nri-gpu: the daemon cannot be asked at {path}: {error}; does `nri-gpu run` run?", file=sys.stderr)
+        print(f"nri-gpu: no answer from the daemon at {path}: {error}; is `nri-gpu run` running?", file=sys.stderr)
         return Exit.UNAVAILABLE
     if args.alive:
         return Exit.OK
@@ -44,13 +44,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def guard_exit(run_dir: Path, *, alive: bool, now: float) -> Exit:
-    """What a probe beside a guard asks: pids are those of its own namespace. alive: whether it is connected is one."""
-    from nri_gpu.plugin.guard import TELL_S, read_seen, silent_s  # here, because they bring the policy along
+    """For a readiness probe of the guard's pod. alive: being connected does not matter."""
+    from nri_gpu.plugin.guard import TELL_S, read_seen, silent_s  # only here, since they import the policy
 
     seen = read_seen(run_dir)
-    if seen is None or (silent := silent_s(run_dir, now)) > PATIENCE * TELL_S:
-        how = "none runs" if seen is None else f"it has said nothing for {silent:.0f} s"
-        print(f"nri-gpu: no guard with --run-dir {run_dir}: {how}; does `nri-gpu guard` run?", file=sys.stderr)
+    if seen is None or (silent := silent_s(run_dir, now)) > GUARD_REPORTS_MISSED * TELL_S:
+        how = "none runs" if seen is None else f"it has not reported for {silent:.0f} s"
+        print(f"nri-gpu: no guard with --run-dir {run_dir}: {how}; is `nri-gpu guard` running?", file=sys.stderr)
         return Exit.UNAVAILABLE
     if not (alive or seen.connected):
         print("nri-gpu: the guard is not connected to the runtime; its log says why", file=sys.stderr)
@@ -59,7 +59,7 @@ def guard_exit(run_dir: Path, *, alive: bool, now: float) -> Exit:
 
 
 def faults(said: Mapping[str, Any]) -> list[str]:
-    """Sentences on what keeps the daemon from granting."""
+    """What keeps the daemon from granting, each as a sentence."""
     runtime, node, policy = said["runtime"], said["node"], said["policy"]
     found = [] if runtime["ready"] else [f"not connected to the runtime: {runtime['fault'] or 'connecting'}"]
     found += filter(None, (runtime.get("list_fault"), _inventory_fault(node), node["driver_fault"]))
@@ -67,18 +67,18 @@ def faults(said: Mapping[str, Any]) -> list[str]:
 
 
 def _inventory_fault(node: Mapping[str, Any]) -> str:
-    """With how old all is that is said of GPUs here."""
+    """The inventory's fault, with its age."""
     sentence, age_s = str(node["inventory_fault"]), node["inventory_age_s"]
     if not sentence:
         return ""
     sentence += _since_when(node.get("inventory_fault_since_s"))
     if age_s is None or not node["inventory_confirmed"]:
         return sentence
-    return f"{sentence} (its GPUs were last heard of {ago(age_s)} ago)"
+    return f"{sentence} (its GPUs were last confirmed {ago(age_s)} ago)"
 
 
 def to_text(said: Mapping[str, Any], now: float) -> str:
-    """A headline, a table with a line for each GPU and holder, and what is wrong below it."""
+    """A headline, a table with a line for each GPU and holder, and faults below it."""
     runtime, node = said["runtime"], said["node"]
     name = f"{runtime['name'] or 'runtime'} {runtime['version']}".strip()
     lines = [f"{name}, driver {node['driver_version'] or '?'}, policy: {said['policy']['source']}"]
@@ -114,12 +114,12 @@ def _since_when(seconds: float | None) -> str:
 
 
 def _rows(gpu: Mapping[str, Any], now: float) -> Iterator[tuple[str, ...]]:
-    """One for each holder, the GPU itself on the first alone."""
+    """One row for each holder; the first has the GPU too."""
     first = (f"{'  ' if gpu['kind'] == 'mig' else ''}{gpu['place']}", gpu["model"], gpu["mode"] or "-")
     holders = [(_pod(each), each["container"], _since(each, now)) for each in gpu["holders"]]
     holders += [(pod, "-", "-") for pod in gpu["foreign"]]
     holders += [(each["pod"], each["container"], "by its number") for each in gpu.get("opened_by", ())]
-    why = gpu.get("withheld", "") if holders else gpu["unavailable"]  # whom it is held by is in the columns already
+    why = gpu.get("withheld", "") if holders else gpu["unavailable"]  # the columns show who holds it
     yield (*first, *(holders[0] if holders else ("-", "-", "-")), why)
     for holder in holders[1:]:
         yield ("", "", "", *holder, "")
@@ -134,10 +134,10 @@ def _of_kubelet(standing: Mapping[str, Any], now: float) -> str:
 
 
 def fail_closed(said: Mapping[str, Any]) -> str:
-    """What keeps a container that the kubelet gave GPUs from starting without them."""
+    """What keeps a container with kubelet-allocated GPUs from starting without them."""
     if why := said["kubelet"].get("guard_alone"):
-        return f"only the guard stops what starts without its GPUs: {why}"
-    return "what it gives GPUs cannot start without nri-gpu, whether daemon and guard run or not"
+        return f"only the guard stops containers that start without their GPUs: {why}"
+    return "containers with GPUs cannot start without nri-gpu, whether daemon and guard run or not"
 
 
 def _pod(holder: Mapping[str, Any]) -> str:

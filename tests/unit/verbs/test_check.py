@@ -151,6 +151,6 @@ def test_the_options_of_the_running_daemon_go_before_the_file(
         code, text = checked(capsys, path, "--state-dir", str(folder))
     assert code == Exit.OK
     assert text.splitlines()[1].startswith('with the running daemon\'s options: driver.root = "/driver-root", kubelet')
-    assert "kubelet: only the guard stops what starts without its GPUs: NRI 0.6" in text.splitlines()
+    assert "kubelet: only the guard stops containers that start without their GPUs: NRI 0.6" in text.splitlines()
     assert "pool[0]" not in text
     assert "could not be held against" not in text

@@ -332,7 +332,7 @@ def test_without_nvml_the_kernel_names_the_gpus(no_driver: Path, capsys: pytest.
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "0 GPUs, driver ?, CUDA ?, from NVML"
     assert lines[1].startswith("GPU 0000:10:00.0 cannot be granted: not bound to a driver")
-    assert lines[2] == "GPU 0000:11:00.0 NVIDIA L4 is there by the kernel's word"
+    assert lines[2] == "GPU 0000:11:00.0 NVIDIA L4 is seen by the kernel only"
     assert lines[3].startswith("libnvidia-ml.so.1 was not found below the driver root")
     assert len(lines) == 4
     assert main(["gpus", "-o", "json", "--driver-root", str(no_driver)]) == Exit.UNAVAILABLE

@@ -154,8 +154,8 @@ def test_a_daemon_is_followed_away_and_back(folder: Path) -> None:
             health = status(daemon)["gpus"][0]["health"]
             assert line.startswith(time.strftime("%Y-%m-%d %H:%M", time.gmtime(health["since_s"])))
             daemon.terminate()
-            line_with(process.stdout, "the daemon answers no more")
+            line_with(process.stdout, "lost the daemon")
             assert line_with(process.stdout, "GPUs, driver").startswith("4 GPUs")
             daemon.start()
-            line_with(process.stdout, "a daemon answers now")
+            line_with(process.stdout, "found a daemon")
             assert "bad since" in line_with(process.stdout, " 0 ")

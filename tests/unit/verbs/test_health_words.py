@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.cli.render import health_lines, state_of, told
+from nri_gpu.cli.client import with_health
+from nri_gpu.cli.render import health_lines, state_of
 from nri_gpu.cli.status import to_text
 from nri_gpu.daemon.report import status_json
 from nri_gpu.domain.health import Sign
@@ -72,12 +73,12 @@ def test_in_the_table_of_gpus() -> None:
 def test_the_daemons_word_is_taken_for_who_did_not_listen(
     inventory: Inventory,
 ) -> None:
-    units = told(NODE, said(inventory)).units
+    units = with_health(NODE, said(inventory)).units
     assert [state_of(unit) for unit in units] == [state_of(unit) for unit in inventory.units]
 
 
 def test_a_daemon_of_before_leaves_it_as_it_is() -> None:
-    assert told(NODE, {"gpus": [{"uuid": UUIDS[0]}]}) is NODE
+    assert with_health(NODE, {"gpus": [{"uuid": UUIDS[0]}]}) is NODE
 
 
 def test_who_is_missed_is_said_with_since_when_and_why() -> None:

@@ -77,7 +77,7 @@ def test_dry_run_changes_nothing_and_needs_no_root(
         "would load module nvidia",
         "would load module nvidia-uvm",
         "would load module nvidia-modeset",
-        "more may follow: what a module serves is known once it is loaded",
+        "more may follow: which devices a module serves is known once it is loaded",
     ]
     machine.loaded()
     assert main(["prepare", "--dry-run"]) == Exit.OK

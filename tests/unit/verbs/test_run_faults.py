@@ -60,7 +60,7 @@ async def test_a_hang_stalls_nobody_and_the_age_grows(chain: Chain) -> None:
         later = await chain.shown(
             "its age", lambda said: said["node"]["inventory_age_s"] > first["node"]["inventory_age_s"] + 0.5
         )
-        assert "(its GPUs were last heard of " in to_text(later, 0.0)
+        assert "(its GPUs were last confirmed " in to_text(later, 0.0)
         assert later["node"]["inventory_number"] == first["node"]["inventory_number"]
         assert [each["unavailable"] for each in later["gpus"]][1] == ""
         chain.play(TWO)

@@ -67,10 +67,10 @@ def test_the_kubelets_resources_have_a_line_each() -> None:
     assert lines[-3:] == [
         "kubelet: nvidia.com/gpu registered for 3m20s",
         "kubelet: nvidia.com/mig-1g.5gb not registered: no kubelet listens",
-        "kubelet: what it gives GPUs cannot start without nri-gpu, whether daemon and guard run or not",
+        "kubelet: containers with GPUs cannot start without nri-gpu, whether daemon and guard run or not",
     ]
     alone = to_text(status_json(view(kubelet=standings, kubelet_open="NRI 0.6")), NOW)
-    assert alone.endswith("kubelet: only the guard stops what starts without its GPUs: NRI 0.6")
+    assert alone.endswith("kubelet: only the guard stops containers that start without their GPUs: NRI 0.6")
     assert "kubelet" not in to_text(FREE, NOW)
     of_an_older_daemon = {key: value for key, value in FREE.items() if key != "kubelet"}
     assert to_text(of_an_older_daemon, NOW) == to_text(FREE, NOW)
@@ -125,7 +125,7 @@ def test_what_is_said_of_gpus_ages_visibly(tmp_path: Path, capsys: pytest.Captur
     hung = status_json(view(inventory_fault="nvmlInit did not return within 30 s", inventory_age_s=185.0))
     assert asked(tmp_path, hung) == Exit.FINDING
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "nvmlInit did not return within 30 s (its GPUs were last heard of 3m5s ago)"
+    assert last == "nvmlInit did not return within 30 s (its GPUs were last confirmed 3m5s ago)"
     older = status_json(view(inventory_fault="no driver", inventory_age_s=185.0, inventory_confirmed=False))
     assert to_text(older, NOW).splitlines()[-2:] == [
         "from the last snapshot, 3m5s old: the driver has not answered yet",
@@ -140,7 +140,7 @@ def test_a_gpu_that_the_kernel_alone_knows_of() -> None:
     said = status_json(view(node=make.node(unlisted=(away,))))
     assert "GPU 0000:70:00.0 NVIDIA L4 cannot be granted: bound to vfio-pci" in to_text(said, NOW).splitlines()
     none = status_json(view(node=make.node([], fault="no driver", unlisted=(replace(away, reason="no driver"),))))
-    assert "GPU 0000:70:00.0 NVIDIA L4 is there by the kernel's word" in to_text(none, NOW).splitlines()
+    assert "GPU 0000:70:00.0 NVIDIA L4 is seen by the kernel only" in to_text(none, NOW).splitlines()
 
 
 def test_a_gpu_that_was_just_released_says_for_whom_it_waits() -> None:
@@ -209,13 +209,13 @@ def test_a_daemon_that_cannot_grant_is_a_finding(tmp_path: Path, capsys: pytest.
 
 def test_no_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--state-dir", str(tmp_path)]) == Exit.UNAVAILABLE
-    assert "does `nri-gpu run` run?" in capsys.readouterr().err
+    assert "is `nri-gpu run` running?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("answer", [b"", b"nonsense", b"[]", b'{"error": "too many"}'])
 def test_an_answer_that_is_none(tmp_path: Path, answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     assert asked(tmp_path, answer) == Exit.UNAVAILABLE
-    assert "cannot be asked" in capsys.readouterr().err
+    assert "no answer from the daemon at" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
