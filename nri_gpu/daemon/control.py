@@ -21,7 +21,7 @@ from loguru import logger
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.daemon.report import Connection, View, status_json, transitions_json
+from nri_gpu.daemon.report import RuntimeConnection, View, status_json, transitions_json
 from nri_gpu.domain.codec import encode
 from nri_gpu.inventory.controller import InventoryCache, InventoryController
 from nri_gpu.kubelet.controller import KubeletController
@@ -198,7 +198,7 @@ class Reporter:
         self._path = path
         self._subjects = subjects
         self._wall = wall
-        self._connection = Connection(ready=False, since=wall())
+        self._connection = RuntimeConnection(ready=False, since=wall())
         questions: Mapping[str, Answer] = {
             "status": lambda: {**status_json(self.view()), "options": subjects.options},
             "transitions": self._transitions,

@@ -23,7 +23,7 @@ _APPEARING: Final = frozenset(
 )  # one may be new, and of no use
 
 
-class Connection(Struct, frozen=True, kw_only=True):
+class RuntimeConnection(Struct, frozen=True, kw_only=True):
     """How we stand with the runtime. since: seconds since the epoch. why: the reason when it is not ready."""
 
     ready: bool
@@ -46,7 +46,7 @@ class View(Struct, frozen=True, kw_only=True):
 
     node: Node
     ledger: Ledger
-    connection: Connection
+    connection: RuntimeConnection
     wall: float
     monotonic: float
     inventory_age_s: float | None

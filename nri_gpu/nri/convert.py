@@ -1,25 +1,22 @@
-"""Protobuf to our words and back; the one importer of nri_pb2.
+"""Containers and pods from protobuf to our types, and replies back to protobuf.
 
-Decoding is the dear part of passing a container through, so `Markers` looks at the raw bytes first.
+Decoding is most of what passing a container through costs, so `Markers` looks at the raw bytes first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Final
+from typing import Final
 
 from google.protobuf.message import DecodeError as DecodeError
 from msgspec import Struct
-from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, DeviceNumber, DeviceRef, Pod, PodId, PodUid
 from nri_gpu.domain.edits import Edits, staged_below
 from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.mps import CLIENT_VARIABLES, PIPE_FOLDER, PIPE_PLACE, PIPE_VARIABLE, SHM_PLACE
-from nri_gpu.domain.value import Value
-from nri_gpu.nri.list_size import ContainerSize, Listing, PodSize, fields
 from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, JETPACK, TOTAL_MAX, concerns
 from nri_gpu.requirements.check import PREFIX as REQUIRE
 
@@ -28,8 +25,6 @@ PREFIX: Final = "gpu.nri.io"
 READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES)
 _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DISABLE)), REQUIRE)
 VISIBLE_NEEDLE: Final = b"NVIDIA_VISIBLE_DEVICES"
-_UNKNOWN: Final = "?"  # name of a pod that the runtime has not listed
-_PODS, _CONTAINERS, _MORE = 1, 2, 3  # fields of SynchronizeRequest
 # Of a container that exists: what may be a request, and its seat at an MPS daemon.
 _KEPT_ENV_STARTS: Final = tuple(f"{name}=" for name in ("NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES))
 _READ_ENV_LETTERS: Final = frozenset(start[0] for start in _READ_ENV_STARTS)
@@ -39,7 +34,6 @@ _NOTHING: Final = frozenset[str]()
 _NO_RULES: Final = (False, False, frozenset[DeviceNumber]())
 _OWN_PLACES: Final = frozenset({"/dev", SHM_PLACE})
 EMPTY: Final = b""  # the encoding of every message without content
-CREATED: Final = pb.CONTAINER_CREATED
 # Of one kind in one container or pod that is to be created. Each costs a microsecond to read, and two bytes to write;
 # a container with the variables of 2,000 services has 14,000.
 ENTRIES_MAX: Final = 16_384
@@ -93,48 +87,6 @@ class Configured(Struct, frozen=True):
         return bool(self.request_timeout_ms or self.nri_version)
 
 
-class Listed(Struct, frozen=True):
-    """A container in Synchronize. created: made but not started; otherwise it runs. pid: on the host; 0: not told."""
-
-    container: Container
-    created: bool
-    pid: int = 0
-
-
-class Lifecycle(Value, frozen=True):
-    """An event. event: NRI's number, `pb.Event`. container_id: empty for a pod's event.
-
-    Most events are of containers that are nothing to us, and their ids tell: the rest is read when somebody asks.
-    """
-
-    aside: ClassVar = ("_message",)
-
-    event: int
-    pod_id: PodId
-    container_id: ContainerId
-    _message: Any  # one of the generated classes with `pod` and `container`
-
-    @property
-    def container(self) -> Container | None:
-        """The container; None for a pod's event."""
-        return container_from_pb(self._message.container, pod_from_pb(self._message.pod)) if self.container_id else None
-
-    @property
-    def pod(self) -> Pod:
-        """The pod."""
-        return pod_from_pb(self._message.pod)
-
-    @property
-    def pid(self) -> int:
-        """Of the container's process, on the host; 0 where nobody told."""
-        return int(self._message.container.pid)
-
-    @property
-    def asks(self) -> bool:
-        """Whether an annotation of ours is on the pod or on the container."""
-        return bool(_ours(self._message.pod.annotations) or _ours(self._message.container.annotations))
-
-
 def register_to_pb(name: str, index: str, nri_version: str) -> bytes:
     """RegisterPluginRequest."""
     return pb.RegisterPluginRequest(plugin_name=name, plugin_idx=index, NRI_version=nri_version).SerializeToString()
@@ -157,70 +109,6 @@ def configured_to_pb(event_mask: int) -> bytes:
     return pb.ConfigureResponse(events=event_mask).SerializeToString()
 
 
-class Parts:
-    """The parts of one Synchronize: a container's pod may come in another part than the container.
-
-    A runtime may list hundreds of MiB: each object is read as it comes, and its bytes are not kept.
-    listing: what the objects weigh. stage_dir: as of `container_from_pb`.
-    """
-
-    def __init__(self, stage_dir: str = "") -> None:
-        self.listing = Listing()
-        self._stage_dir = stage_dir
-        self._pods: dict[PodId, Pod] = {}
-        self._containers: list[tuple[int, Listed]] = []  # behind the time of their making, in ns
-
-    def add(self, payload: bytes) -> bool:
-        """Take a SynchronizeRequest; whether more follow. Nothing of it is kept where that raises DecodeError."""
-        pods: dict[PodId, Pod] = {}
-        containers: list[tuple[int, Listed]] = []
-        sizes: list[PodSize | ContainerSize] = []
-        more = False
-        for field in fields(payload):
-            data = payload[field.start : field.end]
-            if field.number == _PODS:
-                pod = pod_from_pb(pb.PodSandbox.FromString(data))
-                pods[pod.id] = pod
-                sizes.append(PodSize(pod.id, pod.name, pod.namespace, len(data)))
-            elif field.number == _CONTAINERS:
-                container = pb.Container.FromString(data)
-                id_ = PodId(container.pod_sandbox_id)
-                pod = pods.get(id_) or self._pods.get(id_) or _unknown_pod(container)
-                containers.append((container.created_at, _listed_from_pb(container, pod, data, self._stage_dir)))
-                sizes.append(ContainerSize(ContainerId(container.id), id_, container.name, len(data)))
-            elif field.number == _MORE:
-                more = bool(field.value)
-        self._pods |= pods
-        self._containers += containers
-        for size in sizes:
-            self.listing.add(size)
-        return more
-
-    def listed(self) -> tuple[Listed, ...]:
-        """All containers, each with its pod, the newest first where the runtime says (NRI 0.10). Forgets them.
-
-        Of two created ones with the same GPUs the older has lapsed, and the ledger is rebuilt in this order.
-        """
-        self._containers.sort(key=lambda each: -each[0])
-        listed = tuple([self._with_pod(each) for _, each in self._containers])
-        self._pods, self._containers = {}, []
-        return listed
-
-    def _with_pod(self, listed: Listed) -> Listed:
-        """With a pod that came in a later part."""
-        container = listed.container
-        if container.pod.name != _UNKNOWN or (pod := self._pods.get(container.pod.id)) is None:
-            return listed
-        return replace(listed, container=replace(container, pod=pod))
-
-
-def _listed_from_pb(container: pb.Container, pod: Pod, data: bytes, stage_dir: str) -> Listed:
-    """data: its bytes, in which is looked for what else would be looked for in each variable and each mount."""
-    staged = stage_dir if stage_dir.encode() in data else ""
-    read = container_from_pb(container, pod, exists=True, armed=VISIBLE_NEEDLE in data, stage_dir=staged)
-    return Listed(read, created=container.state == CREATED, pid=container.pid)
-
-
 def synchronize_to_pb(*, more: bool) -> bytes:
     """SynchronizeResponse without updates."""
     return pb.SynchronizeResponse(more=more).SerializeToString()
@@ -234,17 +122,6 @@ def request_from_pb(payload: bytes, stage_dir: str = "") -> Container:
     return container_from_pb(message.container, pod_from_pb(message.pod), stage_dir=mounting)
 
 
-def state_change_from_pb(payload: bytes) -> Lifecycle:
-    """StateChangeEvent: how events arrive up to NRI 0.11."""
-    message = pb.StateChangeEvent.FromString(payload)
-    return _lifecycle(message.event, message)
-
-
-def event_from_pb(event: int, payload: bytes) -> Lifecycle:
-    """An event by its own RPC: StopContainer always, the others from NRI 0.12; fields are numbered differently."""
-    return _lifecycle(event, pb.StopContainerRequest.FromString(payload))
-
-
 def pod_from_pb(pod: pb.PodSandbox) -> Pod:
     """A pod; without a uid (a hand-made one) its sandbox id serves."""
     labels = pod.labels
@@ -253,7 +130,7 @@ def pod_from_pb(pod: pb.PodSandbox) -> Pod:
         uid=PodUid(pod.uid or pod.id),
         name=pod.name,
         namespace=pod.namespace,
-        annotations=_ours(pod.annotations),
+        annotations=our_annotations(pod.annotations),
         runtime_handler=pod.runtime_handler,
         labels={key: labels[key] for key in labels},
         cgroup_parent=pod.linux.cgroup_parent,
@@ -281,7 +158,7 @@ def container_from_pb(
         id=ContainerId(container.id),
         name=container.name,
         pod=pod,
-        annotations=_ours(container.annotations),
+        annotations=our_annotations(container.annotations),
         env=env,
         env_twice=env_twice,
         requirement_chars=required,
@@ -358,11 +235,8 @@ def _check_entries(message: pb.CreateContainerRequest) -> None:
             raise TooManyEntriesError(what, count, ENTRIES_MAX)
 
 
-def _lifecycle(event: int, message: Any) -> Lifecycle:  # noqa: ANN401 - three generated classes with equal fields
-    return Lifecycle(event, PodId(message.pod.id), ContainerId(message.container.id), message)
-
-
-def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
+def our_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
+    """The annotations whose keys are ours."""
     # By key: a map of protobuf's hands out its keys at a quarter of what its items cost.
     return {key: annotations[key] for key in annotations if key.startswith(PREFIX)}
 
@@ -449,9 +323,3 @@ def _uid(container: pb.Container) -> int | None:
     if any(each.type == "user" for each in container.linux.namespaces):
         return None
     return int(container.user.uid)
-
-
-def _unknown_pod(container: pb.Container) -> Pod:
-    return Pod(
-        id=PodId(container.pod_sandbox_id), uid=PodUid(container.pod_sandbox_id), name=_UNKNOWN, namespace=_UNKNOWN
-    )

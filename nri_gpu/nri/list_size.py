@@ -153,14 +153,14 @@ _ROUNDINGS: Final = 3
 GROWTH_BYTES: Final = 2048
 
 
-class Holder(Struct, frozen=True):
+class ListedObject(Struct, frozen=True):
     """One object of the list. name: for sentences: `namespace/pod` or `namespace/pod/container`."""
 
     name: str
     size_bytes: int
 
 
-class Listing:
+class ListSize:
     """The live pods and containers of a node with their sizes: what a Synchronize would list now."""
 
     def __init__(self) -> None:
@@ -208,16 +208,18 @@ class Listing:
             splits=splits,
         )
 
-    def largest(self, count: int) -> tuple[Holder, ...]:
+    def largest(self, count: int) -> tuple[ListedObject, ...]:
         """The objects that take most of it."""
-        found: list[Holder] = [Holder(f"{pod.namespace}/{pod.name}", pod.size_bytes) for pod in self._pods.values()]
+        found: list[ListedObject] = [
+            ListedObject(f"{pod.namespace}/{pod.name}", pod.size_bytes) for pod in self._pods.values()
+        ]
         for container in self._containers.values():
             pod = self._pods.get(container.pod_id)
             name = f"{pod.namespace}/{pod.name}/{container.name}" if pod else f"{container.pod_id}/{container.name}"
-            found.append(Holder(name, container.size_bytes))
+            found.append(ListedObject(name, container.size_bytes))
         return tuple(heapq.nlargest(count, found, key=lambda each: each.size_bytes))
 
-    def over(self, limit_bytes: int) -> tuple[Holder, ...]:
+    def over(self, limit_bytes: int) -> tuple[ListedObject, ...]:
         """The objects over that size, the largest first."""
         return tuple(each for each in self.largest(len(self)) if each.size_bytes > limit_bytes)
 

@@ -1,4 +1,4 @@
-"""One NRI session, from connect to close, as a table. Pure: knows no socket and no clock.
+"""One NRI session, from connect to close, as a table, and its Synchronize. Pure: knows no socket and no clock.
 
     REGISTERING -> CONFIGURED -> (SYNCHRONIZING ->) READY -> CLOSED
 
@@ -12,9 +12,14 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.errors import RemoteProtocolError
-from nri_gpu.nri.convert import Listed, Parts
-from nri_gpu.nri.list_size import Listing
+from nri_gpu.nri.convert import VISIBLE_NEEDLE, container_from_pb, pod_from_pb
+from nri_gpu.nri.list_size import ContainerSize, ListSize, PodSize, fields
 
 
 class Phase(StrEnum):
@@ -51,6 +56,88 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Step, Phase]]] = {
 }
 
 
+_UNKNOWN: Final = "?"  # name of a pod that the runtime has not listed
+_PODS, _CONTAINERS, _MORE = 1, 2, 3  # fields of SynchronizeRequest
+
+
+class Listed(Struct, frozen=True):
+    """A container in Synchronize. created: made but not started; otherwise it runs. pid: on the host; 0: not told."""
+
+    container: Container
+    created: bool
+    pid: int = 0
+
+
+class Parts:
+    """The parts of one Synchronize: a container's pod may come in another part than the container.
+
+    A runtime may list hundreds of MiB: each object is read as it comes, and its bytes are not kept.
+    listing: what the objects weigh. stage_dir: as of `container_from_pb`.
+    """
+
+    def __init__(self, stage_dir: str = "") -> None:
+        self.listing = ListSize()
+        self._stage_dir = stage_dir
+        self._pods: dict[PodId, Pod] = {}
+        self._containers: list[tuple[int, Listed]] = []  # behind the time of their making, in ns
+
+    def add(self, payload: bytes) -> bool:
+        """Take a SynchronizeRequest; whether more follow. Nothing of it is kept where that raises DecodeError."""
+        pods: dict[PodId, Pod] = {}
+        containers: list[tuple[int, Listed]] = []
+        sizes: list[PodSize | ContainerSize] = []
+        more = False
+        for field in fields(payload):
+            data = payload[field.start : field.end]
+            if field.number == _PODS:
+                pod = pod_from_pb(pb.PodSandbox.FromString(data))
+                pods[pod.id] = pod
+                sizes.append(PodSize(pod.id, pod.name, pod.namespace, len(data)))
+            elif field.number == _CONTAINERS:
+                container = pb.Container.FromString(data)
+                id_ = PodId(container.pod_sandbox_id)
+                pod = pods.get(id_) or self._pods.get(id_) or _unknown_pod(container)
+                containers.append((container.created_at, _listed_from_pb(container, pod, data, self._stage_dir)))
+                sizes.append(ContainerSize(ContainerId(container.id), id_, container.name, len(data)))
+            elif field.number == _MORE:
+                more = bool(field.value)
+        self._pods |= pods
+        self._containers += containers
+        for size in sizes:
+            self.listing.add(size)
+        return more
+
+    def listed(self) -> tuple[Listed, ...]:
+        """All containers, each with its pod, the newest first where the runtime says (NRI 0.10). Forgets them.
+
+        Of two created ones with the same GPUs the older has lapsed, and the ledger is rebuilt in this order.
+        """
+        self._containers.sort(key=lambda each: -each[0])
+        listed = tuple([self._with_pod(each) for _, each in self._containers])
+        self._pods, self._containers = {}, []
+        return listed
+
+    def _with_pod(self, listed: Listed) -> Listed:
+        """With a pod that came in a later part."""
+        container = listed.container
+        if container.pod.name != _UNKNOWN or (pod := self._pods.get(container.pod.id)) is None:
+            return listed
+        return replace(listed, container=replace(container, pod=pod))
+
+
+def _listed_from_pb(container: pb.Container, pod: Pod, data: bytes, stage_dir: str) -> Listed:
+    """data: its bytes, in which is looked for what else would be looked for in each variable and each mount."""
+    staged = stage_dir if stage_dir.encode() in data else ""
+    read = container_from_pb(container, pod, exists=True, armed=VISIBLE_NEEDLE in data, stage_dir=staged)
+    return Listed(read, created=container.state == pb.CONTAINER_CREATED, pid=container.pid)
+
+
+def _unknown_pod(container: pb.Container) -> Pod:
+    return Pod(
+        id=PodId(container.pod_sandbox_id), uid=PodUid(container.pod_sandbox_id), name=_UNKNOWN, namespace=_UNKNOWN
+    )
+
+
 class Session:
     """The state of one connection, and the parts of its Synchronize so far. stage_dir: as of `Parts`."""
 
@@ -59,7 +146,7 @@ class Session:
         self._parts = Parts(stage_dir)
 
     @property
-    def listing(self) -> Listing:
+    def listing(self) -> ListSize:
         """What the parts of Synchronize so far weigh."""
         return self._parts.listing
 

@@ -23,9 +23,11 @@ from nri_gpu.decision.validate import grant_of, validate_adjusted, validate_star
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Reason
 from nri_gpu.domain.names import DEFAULT_STATE, GRANT_KEY
-from nri_gpu.nri import convert, validation
-from nri_gpu.nri.convert import EMPTY, Lifecycle, Listed
+from nri_gpu.nri import convert, lifecycle, validation
+from nri_gpu.nri.convert import EMPTY
 from nri_gpu.nri.events import Event
+from nri_gpu.nri.lifecycle import Lifecycle
+from nri_gpu.nri.session import Listed
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.decision_log import container_fields, log_refusal
 from nri_gpu.policy.health import OnBad
@@ -186,13 +188,13 @@ class Guard:
         """An event by its own RPC."""
         if event != Event.START_CONTAINER or not self._asks(payload):
             return EMPTY
-        return self._start(convert.event_from_pb(event, payload))
+        return self._start(lifecycle.event_from_pb(event, payload))
 
     def state_change(self, payload: bytes) -> Reply:
         """An event by StateChange."""
         if not self._asks(payload):
             return EMPTY
-        change = convert.state_change_from_pb(payload)
+        change = lifecycle.state_change_from_pb(payload)
         return self._start(change) if change.event == Event.START_CONTAINER else EMPTY
 
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float = 0.0) -> None:

@@ -28,9 +28,11 @@ from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocatedDevice, PodDev
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.kubelet.allocations import ExternalAllocations, KubeletAllocations
-from nri_gpu.nri import convert, validation
-from nri_gpu.nri.convert import EMPTY, DecodeError, Lifecycle, Listed, Markers
+from nri_gpu.nri import convert, lifecycle, validation
+from nri_gpu.nri.convert import EMPTY, DecodeError, Markers
 from nri_gpu.nri.events import Event
+from nri_gpu.nri.lifecycle import Lifecycle
+from nri_gpu.nri.session import Listed
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.decision_log import HooksSeen, container_fields, log_decision, log_refusal, warn_ungranted
 from nri_gpu.plugin.dependencies import PluginDependencies
@@ -178,13 +180,13 @@ class Plugin:
 
     def lifecycle(self, event: int, payload: bytes) -> Reply:
         """An event that came by its own RPC."""
-        return self._event(event, payload, lambda: convert.event_from_pb(event, payload))
+        return self._event(event, payload, lambda: lifecycle.event_from_pb(event, payload))
 
     def state_change(self, payload: bytes) -> Reply:
         """An event that came by StateChange."""
         if not self._concerns(payload):
             return EMPTY
-        change = convert.state_change_from_pb(payload)
+        change = lifecycle.state_change_from_pb(payload)
         return self._event(change.event, payload, lambda: change)
 
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:

@@ -15,7 +15,15 @@ from msgspec.structs import replace
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.nri.convert import Configured
 from nri_gpu.nri.events import Event
-from nri_gpu.nri.list_size import GROWTH_BYTES, WHOLE_MAX, ContainerSize, Holder, Listing, RequestSize, size_of_request
+from nri_gpu.nri.list_size import (
+    GROWTH_BYTES,
+    WHOLE_MAX,
+    ContainerSize,
+    ListedObject,
+    ListSize,
+    RequestSize,
+    size_of_request,
+)
 from nri_gpu.plugin.decision_log import log_refusal
 
 SizeOf = Callable[[bytes], RequestSize]
@@ -42,7 +50,7 @@ class Sizes:
         self._limit = limit
         self._later = later
         self._counts = counts
-        self._listing = Listing()
+        self._listing = ListSize()
         self._splits = True
         self._looked_at = 0  # bytes of the list that `fault` is about
 
@@ -87,7 +95,7 @@ class Sizes:
         if self._counts:
             self._later(lambda: self._drop(size_of(payload), event))
 
-    def synchronized(self, listing: Listing) -> None:
+    def synchronized(self, listing: ListSize) -> None:
         """The runtime has listed all there is."""
         self._listing = listing
         if not self._counts:
@@ -98,7 +106,7 @@ class Sizes:
             logger.bind(fault=fault).warning("its next creation will be refused")
         self._look()
 
-    def cut_short(self, listing: Listing, announced_bytes: int = 0) -> str:
+    def cut_short(self, listing: ListSize, announced_bytes: int = 0) -> str:
         """Why a Synchronize did not come to its end, as far as can be told.
 
         listing: what came of it. announced_bytes: of a message whose rest cannot come; 0 where there was none.
@@ -167,5 +175,5 @@ def _over(size_bytes: int, limit: int) -> str:
     )
 
 
-def _named(holders: Iterable[Holder]) -> str:
+def _named(holders: Iterable[ListedObject]) -> str:
     return ", ".join(f"{each.name} ({each.size_bytes} bytes)" for each in holders)

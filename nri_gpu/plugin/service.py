@@ -12,10 +12,10 @@ from msgspec import Struct
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.errors import RemoteProtocolError, TooManyEntriesError
 from nri_gpu.nri import convert, status, validation
-from nri_gpu.nri.convert import EMPTY, Configured, DecodeError, Listed
+from nri_gpu.nri.convert import EMPTY, Configured, DecodeError
 from nri_gpu.nri.events import Event, Subscription
 from nri_gpu.nri.list_size import event_of, size_of_request, size_of_state_change
-from nri_gpu.nri.session import Phase, Session, Step
+from nri_gpu.nri.session import Listed, Phase, Session, Step
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.request_sizes import SizeOf, Sizes
 from nri_gpu.ttrpc.events import RequestReceived, ResponseSent
@@ -98,7 +98,7 @@ ENDS: Final = frozenset({Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.REM
 UNUSED_METHODS: Final = ("UpdateContainer", "UpdatePodSandbox")
 
 
-class Plugin(Protocol):
+class NriHandlers(Protocol):
     """Who answers: the injector (`plugin/handlers.py`), or the guard (`plugin/guard.py`).
 
     stage_dir: where driver files are staged, whose mounts it wants to know; empty: it does not.
@@ -137,7 +137,7 @@ class PluginService:
 
     def __init__(
         self,
-        plugin: Plugin,
+        plugin: NriHandlers,
         configured: Callable[[Configured], None],
         ready: Callable[[], None],
         sizes: Sizes,

@@ -15,10 +15,10 @@ from msgspec import Struct
 from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
 from nri_gpu.nri.convert import Configured, register_to_pb
 from nri_gpu.nri.events import Subscription
-from nri_gpu.nri.list_size import Listing
+from nri_gpu.nri.list_size import ListSize
 from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.plugin.service import EVENT_METHODS, Plugin, PluginService
-from nri_gpu.plugin.transport import CallError, Transport
+from nri_gpu.plugin.service import EVENT_METHODS, NriHandlers, PluginService
+from nri_gpu.plugin.transport import RuntimeCallError, Transport
 
 NRI_VERSION: Final = "0.12.2"  # the newest whose messages we know; told to the runtime from 0.12 on
 FIRST_WAIT_S: Final = (0.005, 0.05)  # after a connection that worked: at random in here, so that plugins spread
@@ -56,7 +56,7 @@ class Supervisor:
 
     def __init__(
         self,
-        plugin: Plugin,
+        plugin: NriHandlers,
         identity: Callable[[], Identity],
         watchers: Watchers,
         sizes: Sizes,
@@ -144,7 +144,7 @@ class Supervisor:
                 transport.abort(RemoteProtocolError(f"no Synchronize within {SYNCHRONIZE_TIMEOUT_S:.0f} s"))
         except TimeoutError:
             transport.abort(RemoteProtocolError(f"RegisterPlugin not answered within {REGISTER_TIMEOUT_S:.0f} s"))
-        except (CallError, ConnectionError) as error:
+        except (RuntimeCallError, ConnectionError) as error:
             transport.abort(RemoteProtocolError(f"registration failed: {error}"))
         reason = await transport.closed
         service.ended()
@@ -183,7 +183,7 @@ class Supervisor:
         self._said = sentence
         self._watchers.away(sentence)
 
-    def _gave_up(self, listing: Listing, reason: Exception | None) -> float:
+    def _gave_up(self, listing: ListSize, reason: Exception | None) -> float:
         """Say once why Synchronize does not end; the seconds to wait."""
         announced_bytes = reason.length if isinstance(reason, OversizeError) else 0
         sentence = self._sizes.cut_short(listing, announced_bytes)

@@ -38,7 +38,7 @@ UNREAD_MAX: Final = 32 * 1024 * 1024  # bytes of answers
 Answer = Callable[[RequestReceived, int], ResponseSent]  # the int: nanoseconds since its bytes were read
 
 
-class CallError(NriGpuError):
+class RuntimeCallError(NriGpuError):
     """The runtime answered a call of ours with an error."""
 
     def __init__(self, status: Status) -> None:
@@ -134,7 +134,7 @@ class Transport(asyncio.Protocol):
             self._stall = None
 
     async def call(self, method: str, payload: bytes, timeout_s: float) -> bytes:
-        """Call the runtime. Raises: CallError, ConnectionError, TimeoutError."""
+        """Call the runtime. Raises: RuntimeCallError, ConnectionError, TimeoutError."""
         if self.closed.done():
             raise ConnectionError("the runtime closed the connection")
         client = self._mux[RUNTIME_SERVICE]
@@ -205,7 +205,7 @@ class Transport(asyncio.Protocol):
         if event.status.ok:
             future.set_result(event.payload)
         else:
-            future.set_exception(CallError(event.status))
+            future.set_exception(RuntimeCallError(event.status))
 
     def _stalled(self) -> None:
         self.abort(RemoteProtocolError(f"the runtime has not read our answers for {STALL_S:.0f} s"))

@@ -20,7 +20,7 @@ from nri_gpu.ttrpc.events import (
 from nri_gpu.ttrpc.frame import RECEIVE_MAX, SEND_MAX, SendOversizeError
 from nri_gpu.ttrpc.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, ConnId, Mux, MuxEvent
 from nri_gpu.ttrpc.state import Role
-from nri_gpu.ttrpc.status import OK, Code, Status
+from nri_gpu.ttrpc.status import OK, Status, StatusCode
 
 __all__ = [
     "NEED_DATA",
@@ -30,7 +30,6 @@ __all__ = [
     "RUNTIME_SERVICE",
     "SEND_MAX",
     "BytesLike",
-    "Code",
     "ConnId",
     "Connection",
     "ConnectionClosed",
@@ -51,5 +50,6 @@ __all__ = [
     "Role",
     "SendOversizeError",
     "Status",
+    "StatusCode",
     "StreamId",
 ]

@@ -31,7 +31,7 @@ from nri_gpu.ttrpc.frame import (
     encode_frame,
 )
 from nri_gpu.ttrpc.state import Role, Streams
-from nri_gpu.ttrpc.status import Code, Status
+from nri_gpu.ttrpc.status import Status, StatusCode
 
 # Bounds what a client can make a server hold by asking and never waiting. A runtime asks one thing at a time; the
 # limit is far above that, and far below what memory would notice.
@@ -134,7 +134,7 @@ class Connection:
         """A request, or why not. Responses, Data and unknown types are ignored, as every ttrpc server does."""
         if not frame.stream_id & 1:
             return _reject(
-                frame, Code.INVALID_ARGUMENT, f"stream id {frame.stream_id} is even: clients choose odd ones"
+                frame, StatusCode.INVALID_ARGUMENT, f"stream id {frame.stream_id} is even: clients choose odd ones"
             )
         if frame.type != FrameType.REQUEST:
             return None
@@ -144,18 +144,22 @@ class Connection:
 
     def _read_request(self, frame: Frame | OversizeFrame) -> RequestReceived | RequestRejected:
         if not self._streams.allows(frame.stream_id, RequestReceived):
-            return _reject(frame, Code.INVALID_ARGUMENT, f"stream id {frame.stream_id} was used before: ids must grow")
+            return _reject(
+                frame, StatusCode.INVALID_ARGUMENT, f"stream id {frame.stream_id} was used before: ids must grow"
+            )
         if isinstance(frame, OversizeFrame):
-            status = Status(Code.RESOURCE_EXHAUSTED, f"request of {frame.length} bytes is over the limit")
+            status = Status(StatusCode.RESOURCE_EXHAUSTED, f"request of {frame.length} bytes is over the limit")
             return RequestRejected(frame.stream_id, status, frame.length)
         if frame.flags:
-            return _reject(frame, Code.UNIMPLEMENTED, "streaming is not implemented")
+            return _reject(frame, StatusCode.UNIMPLEMENTED, "streaming is not implemented")
         if len(self._streams) >= self._open_limit:
-            return _reject(frame, Code.RESOURCE_EXHAUSTED, f"{len(self._streams)} requests are waiting for an answer")
+            return _reject(
+                frame, StatusCode.RESOURCE_EXHAUSTED, f"{len(self._streams)} requests are waiting for an answer"
+            )
         try:
             return decode_request(frame.stream_id, frame.data)
         except RemoteProtocolError as error:
-            return _reject(frame, Code.INVALID_ARGUMENT, str(error))
+            return _reject(frame, StatusCode.INVALID_ARGUMENT, str(error))
 
     def _read_as_client(self, frame: Frame | OversizeFrame) -> Incoming | None:
         """An answer to a call of ours. Frames of streams we do not know are dropped: late answers are among them."""
@@ -181,19 +185,19 @@ class Connection:
         return wire
 
 
-def _reject(frame: Frame | OversizeFrame, code: Code, message: str) -> RequestRejected:
+def _reject(frame: Frame | OversizeFrame, code: StatusCode, message: str) -> RequestRejected:
     return RequestRejected(frame.stream_id, Status(code, message))
 
 
 def _read_response(frame: Frame | OversizeFrame) -> ResponseReceived:
     """The server's answer, or the status of its failure to give one."""
     if isinstance(frame, OversizeFrame):
-        status = Status(Code.RESOURCE_EXHAUSTED, f"answer of {frame.length} bytes is over the limit")
+        status = Status(StatusCode.RESOURCE_EXHAUSTED, f"answer of {frame.length} bytes is over the limit")
     elif frame.type != FrameType.RESPONSE:
-        status = Status(Code.INTERNAL, f"answer of frame type {frame.type} to a unary call")
+        status = Status(StatusCode.INTERNAL, f"answer of frame type {frame.type} to a unary call")
     else:
         try:
             return decode_response(frame.stream_id, frame.data)
         except RemoteProtocolError as error:
-            status = Status(Code.INTERNAL, str(error))
+            status = Status(StatusCode.INTERNAL, str(error))
     return ResponseReceived(frame.stream_id, status)

@@ -30,7 +30,7 @@ class Role(Enum):
     SERVER = "server"
 
 
-class State(StrEnum):
+class StreamState(StrEnum):
     """Where a stream is in its life."""
 
     IDLE = "idle"  # its id is still to come
@@ -38,18 +38,20 @@ class State(StrEnum):
     DONE = "done"  # answered, forgotten, or its id was skipped
 
 
-Table: TypeAlias = Mapping[State, Mapping[type[StreamEvent], State]]
+Table: TypeAlias = Mapping[StreamState, Mapping[type[StreamEvent], StreamState]]
 
 SERVER: Final[Table] = {
-    State.IDLE: {RequestReceived: State.OPEN, RequestRejected: State.DONE},
-    State.OPEN: {ResponseSent: State.DONE, RequestRejected: State.OPEN},  # rejected: a second request of the same id
-    State.DONE: {RequestRejected: State.DONE},  # a second answer is a missing key, hence LocalProtocolError
+    StreamState.IDLE: {RequestReceived: StreamState.OPEN, RequestRejected: StreamState.DONE},
+    # Rejected while open: a second request of the same id.
+    StreamState.OPEN: {ResponseSent: StreamState.DONE, RequestRejected: StreamState.OPEN},
+    # A second answer is a missing key, hence LocalProtocolError.
+    StreamState.DONE: {RequestRejected: StreamState.DONE},
 }
 
 CLIENT: Final[Table] = {
-    State.IDLE: {RequestSent: State.OPEN},
-    State.OPEN: {ResponseReceived: State.DONE, CallForgotten: State.DONE},
-    State.DONE: {CallForgotten: State.DONE},  # answer and timeout may meet in one turn of an event loop
+    StreamState.IDLE: {RequestSent: StreamState.OPEN},
+    StreamState.OPEN: {ResponseReceived: StreamState.DONE, CallForgotten: StreamState.DONE},
+    StreamState.DONE: {CallForgotten: StreamState.DONE},  # answer and timeout may meet in one turn of an event loop
 }
 
 TABLES: Final[Mapping[Role, Table]] = {Role.SERVER: SERVER, Role.CLIENT: CLIENT}
@@ -79,11 +81,11 @@ class Streams:
         """How many streams are open."""
         return len(self._open)
 
-    def state(self, stream_id: StreamId) -> State:
+    def state(self, stream_id: StreamId) -> StreamState:
         """Where this stream is."""
         if stream_id in self._open:
-            return State.OPEN
-        return State.DONE if stream_id <= self._last_id else State.IDLE
+            return StreamState.OPEN
+        return StreamState.DONE if stream_id <= self._last_id else StreamState.IDLE
 
     def allows(self, stream_id: StreamId, event: type[StreamEvent]) -> bool:
         """Whether the table has a place for this event now."""
@@ -95,7 +97,7 @@ class Streams:
         after = self._table[state].get(event)
         if after is None:
             raise LocalProtocolError(f"{event.__name__} on stream {stream_id}, which is {state.value}")
-        if after is State.OPEN:
+        if after is StreamState.OPEN:
             self._open.add(stream_id)
         else:
             self._open.discard(stream_id)

@@ -8,7 +8,7 @@ from typing import Final, Self
 from msgspec import Struct
 
 
-class Code(IntEnum):
+class StatusCode(IntEnum):
     """gRPC's codes; ttrpc borrows them whole."""
 
     OK = 0
@@ -33,25 +33,25 @@ class Code(IntEnum):
 class Status(Struct, frozen=True):
     """A code with its sentence; the sentence travels to whoever made the call."""
 
-    code: Code
+    code: StatusCode
     message: str = ""
 
     @classmethod
     def from_wire(cls, number: int, message: str) -> Self:
         """A peer's status. A number that gRPC does not know is UNKNOWN: it is an error all the same."""
         try:
-            return cls(Code(number), message)
+            return cls(StatusCode(number), message)
         except ValueError:
-            return cls(Code.UNKNOWN, f"{message} (code {number})")
+            return cls(StatusCode.UNKNOWN, f"{message} (code {number})")
 
     @property
     def ok(self) -> bool:
         """Whether the call succeeded."""
-        return self.code is Code.OK
+        return self.code is StatusCode.OK
 
     def __str__(self) -> str:
         """`FAILED_PRECONDITION: the sentence`."""
         return f"{self.code.name}: {self.message}" if self.message else self.code.name
 
 
-OK: Final = Status(Code.OK)
+OK: Final = Status(StatusCode.OK)

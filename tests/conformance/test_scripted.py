@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.errors import Exit
 from nri_gpu.nri.events import Event
-from nri_gpu.ttrpc import Code, Status
+from nri_gpu.ttrpc import Status, StatusCode
 from tests.support import nri_messages as nri
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.scripted_runtime import Listener, ScriptedRuntime, until, within
@@ -193,7 +193,7 @@ async def test_with_no_good_policy_at_all_it_refuses_with_the_fault(launch: Laun
         with NriGpu(replace(launch, policy=policy)) as daemon:
             runtime = await serving(daemon, listener)
             status = await refused(runtime)
-            assert status.code is Code.FAILED_PRECONDITION
+            assert status.code is StatusCode.FAILED_PRECONDITION
             assert "[bad-policy]" in status.message
             assert f"{policy}:2: plugin.index: must be a string" in status.message
             plain = nri.pod()

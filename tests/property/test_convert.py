@@ -20,17 +20,9 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Pass
 from nri_gpu.domain.edits import NO_EDITS, UNLIMITED, DeviceNode, Edits, Mount, Rlimit
 from nri_gpu.domain.node import Majors, Node
-from nri_gpu.nri.convert import (
-    PREFIX,
-    READ_ENV,
-    DecodeError,
-    Markers,
-    Parts,
-    event_from_pb,
-    reply_to_pb,
-    request_from_pb,
-    state_change_from_pb,
-)
+from nri_gpu.nri.convert import PREFIX, READ_ENV, DecodeError, Markers, reply_to_pb, request_from_pb
+from nri_gpu.nri.lifecycle import event_from_pb, state_change_from_pb
+from nri_gpu.nri.session import Parts
 from nri_gpu.policy.model import Policy
 from nri_gpu.requirements.check import PREFIX as PREFIX_OF_REQUIREMENTS
 from nri_gpu.requirements.check import concerns

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from nri_gpu.ttrpc import (
     NEED_DATA,
-    Code,
     Connection,
     ConnId,
     Metadata,
@@ -21,6 +20,7 @@ from nri_gpu.ttrpc import (
     ResponseSent,
     Role,
     Status,
+    StatusCode,
     StreamId,
 )
 from nri_gpu.ttrpc.envelope import decode_request, decode_response, encode_request, encode_response
@@ -35,7 +35,7 @@ texts = st.text(st.characters(codec="utf-8"), max_size=40)
 payloads = st.one_of(st.binary(max_size=200), st.integers(4000, 9000).map(bytes))
 metadata: st.SearchStrategy[Metadata] = st.lists(st.tuples(texts, texts), max_size=5).map(tuple)
 timeouts = st.integers(-(2**63), 2**63 - 1)
-errors = st.builds(Status, st.sampled_from(list(Code)[1:]), texts)
+errors = st.builds(Status, st.sampled_from(list(StatusCode)[1:]), texts)
 requests = st.builds(RequestSent, stream_ids, texts.filter(bool), texts.filter(bool), payloads, timeouts, metadata)
 
 

@@ -18,7 +18,7 @@ from nri_gpu.kubelet.devices import AdvertisedDevices, DevicePluginDependencies
 from nri_gpu.kubelet.endpoint import DevicePlugins
 from nri_gpu.kubelet.sockets import EndpointPaths
 from nri_gpu.kubelet.token import TokenKey
-from nri_gpu.nri.convert import Listed
+from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.policy.kubelet import KubeletSettings

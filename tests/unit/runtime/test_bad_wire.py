@@ -13,7 +13,7 @@ import pytest
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.plugin import supervisor as supervise
 from nri_gpu.plugin import transport
-from nri_gpu.ttrpc import Code, Status
+from nri_gpu.ttrpc import Status, StatusCode
 from nri_gpu.ttrpc.frame import DISCARD_MAX, RECEIVE_MAX
 from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError
@@ -201,7 +201,7 @@ async def test_a_payload_that_is_no_protobuf(folder: Path, log: Log) -> None:
         bad = b"\xff\xffgpu.nri.io"
         for method in ("CreateContainer", "StateChange", "StartContainer", "RemoveContainer", "StopContainer"):
             answer = await runtime.call(method, bad)
-            assert answer.status.code is Code.INVALID_ARGUMENT, method
+            assert answer.status.code is StatusCode.INVALID_ARGUMENT, method
         assert station.plugin.ledger.entries == {}
     assert {line.text for line in log.warnings()} == {"request failed"}
 
@@ -209,9 +209,9 @@ async def test_a_payload_that_is_no_protobuf(folder: Path, log: Log) -> None:
 async def test_configure_and_synchronize_that_are_no_protobuf(folder: Path, log: Log) -> None:
     async with Station(folder) as station:
         runtime = await station.listener.accept()
-        assert (await runtime.call("Configure", b"\xff")).status.code is Code.INVALID_ARGUMENT
+        assert (await runtime.call("Configure", b"\xff")).status.code is StatusCode.INVALID_ARGUMENT
         await runtime.register()
-        assert (await runtime.call("Synchronize", b"\xff")).status.code is Code.INVALID_ARGUMENT
+        assert (await runtime.call("Synchronize", b"\xff")).status.code is StatusCode.INVALID_ARGUMENT
         await runtime.synchronize()
         assert station.ready == 1
     assert len(log.said("request failed")) == 2
@@ -251,7 +251,7 @@ async def test_unread_answers_have_a_limit(folder: Path, log: Log, monkeypatch: 
 
 async def test_a_refused_registration_with_the_socket_left_open(folder: Path, log: Log) -> None:
     """The runtime answers a bad index with an error and then does nothing at all: closing is up to us."""
-    refusal = Status(Code.UNKNOWN, 'invalid plugin index: "1x"')
+    refusal = Status(StatusCode.UNKNOWN, 'invalid plugin index: "1x"')
     async with Station(folder) as station:
         for _ in range(3):
             runtime = await station.listener.accept()

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from nri_gpu.domain.errors import RemoteProtocolError
 from nri_gpu.nri import status
 from nri_gpu.plugin.service import MARGIN_NS, Dispatcher
-from nri_gpu.ttrpc import Code, RequestReceived, ResponseSent, Status, StreamId
+from nri_gpu.ttrpc import RequestReceived, ResponseSent, Status, StatusCode, StreamId
 from tests.unit.runtime.log import Log
 
 SERVICE = "a.Service"
@@ -35,7 +35,7 @@ def test_a_payload_goes_back_on_its_stream() -> None:
 
 
 def test_a_refusal_is_a_status_and_no_line_in_the_log(log: Log) -> None:
-    refusal = Status(Code.PERMISSION_DENIED, "no")
+    refusal = Status(StatusCode.PERMISSION_DENIED, "no")
     assert answer(refusal) == ResponseSent(StreamId(7), status=refusal)
     assert log.lines == []
 
@@ -53,7 +53,7 @@ def test_a_refusal_is_a_status_and_no_line_in_the_log(log: Log) -> None:
 def test_what_a_handler_raises_becomes_a_status(log: Log, raised: Exception, expected: Status | None) -> None:
     given = answer(raised).status
     if expected is None:
-        assert given.code is Code.FAILED_PRECONDITION
+        assert given.code is StatusCode.FAILED_PRECONDITION
         assert "event came while the session was closed" in given.message
     else:
         assert given == expected
@@ -65,7 +65,7 @@ def test_what_a_handler_raises_becomes_a_status(log: Log, raised: Exception, exp
 
 def test_a_bug_leaves_its_traceback_and_tells_the_client_nothing(log: Log) -> None:
     given = answer(ValueError("/etc/shadow")).status
-    assert given.code is Code.INTERNAL
+    assert given.code is StatusCode.INTERNAL
     assert "shadow" not in given.message
     assert isinstance(log.one("bug in a handler").exception, ValueError)
 
@@ -88,7 +88,7 @@ def test_late_is_told_before_the_handler_runs(log: Log, timeout_ns: int, waited_
     dispatcher = Dispatcher(SERVICE, {"Do": lambda _: bytes(ran.append(1) or b"")})  # type: ignore[func-returns-value] # to note the call
     given = dispatcher.answer(request(timeout_ns=timeout_ns), waited_ns)
     assert bool(ran) is not late
-    assert given.status == (status.LATE if late else Status(Code.OK))
+    assert given.status == (status.LATE if late else Status(StatusCode.OK))
     assert len(log.warnings()) == late
 
 
@@ -101,9 +101,9 @@ def test_a_request_without_a_time_of_its_own_has_the_runtimes(log: Log, own_ns: 
 
 def test_unknown_methods_and_services_are_not_worth_a_line(log: Log) -> None:
     """Newer runtimes try methods we do not have, for each event of each container."""
-    assert answer(b"", request("Dance")).status == Status(Code.UNIMPLEMENTED, "method Dance")
+    assert answer(b"", request("Dance")).status == Status(StatusCode.UNIMPLEMENTED, "method Dance")
     other = RequestReceived(StreamId(1), "b.Service", "Do")
-    assert answer(b"", other).status == Status(Code.UNIMPLEMENTED, "service b.Service")
+    assert answer(b"", other).status == Status(StatusCode.UNIMPLEMENTED, "service b.Service")
     assert log.warnings() == []
 
 
@@ -111,4 +111,4 @@ def test_no_status_of_ours_is_resource_exhausted() -> None:
     """In Synchronize the runtime reads that code as a message that was too big, and sends it again in parts."""
     ours = [value for value in vars(status).values() if isinstance(value, Status)]
     assert len(ours) >= 3
-    assert all(each.code is not Code.RESOURCE_EXHAUSTED and each.message for each in ours)
+    assert all(each.code is not StatusCode.RESOURCE_EXHAUSTED and each.message for each in ours)

@@ -17,7 +17,7 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.names import LEDGER
-from nri_gpu.nri.convert import Parts
+from nri_gpu.nri.session import Parts
 from tests.support import builders as make
 from tests.support import nri_messages as nri
 from tests.unit.runtime.test_handover import GRACE_S, HandoverBench

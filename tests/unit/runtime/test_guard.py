@@ -12,15 +12,15 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container
-from nri_gpu.nri.convert import Listed, Parts
 from nri_gpu.nri.events import Event
+from nri_gpu.nri.session import Listed, Parts
 from nri_gpu.plugin.guard import Guard
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, Supervisor, Watchers
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import EnvironmentSettings, NamespaceRules, Otherwise, Policy
 from nri_gpu.policy.service import REQUEST_BYTES
-from nri_gpu.ttrpc import OK, Code, Status
+from nri_gpu.ttrpc import OK, Status, StatusCode
 from tests.support import builders as make
 from tests.support import nri_messages as nri
 from tests.support.nri_messages import CRI_O, FLAVOURS, NRI_0_10, NRI_0_12, Flavour
@@ -89,7 +89,7 @@ async def test_what_asked_and_holds_nothing_does_not_start(folder: Path, log: Lo
         assert await runtime.event(Event.START_CONTAINER, out, nri.container(out)) == OK
         late = nri.asking("1", "late")
         refused = await runtime.event(Event.START_CONTAINER, late, nri.container(late))
-        assert refused.code is Code.FAILED_PRECONDITION
+        assert refused.code is StatusCode.FAILED_PRECONDITION
         assert refused.message.startswith("nri-gpu [not-granted]: gpu.nri.io asks for GPUs, but nobody granted it any")
     assert log.one("start refused").fields["pod_name"] == "late"
 
@@ -275,7 +275,7 @@ def test_requests_by_environment_need_a_grant_too(policy: Policy, value: str, st
 
 def test_an_image_that_says_all_costs_no_decoding_where_nobody_may(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = guard()
-    monkeypatch.setattr("nri_gpu.nri.convert.state_change_from_pb", None)
+    monkeypatch.setattr("nri_gpu.nri.lifecycle.state_change_from_pb", None)
     assert judge.state_change(make.event_payload(Event.START_CONTAINER, asking_by_environment("all"))) == b""
 
 

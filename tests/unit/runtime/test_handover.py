@@ -13,8 +13,8 @@ from nri_gpu.allocation.ledger import Releasing
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
-from nri_gpu.nri.convert import Parts
 from nri_gpu.nri.events import Event
+from nri_gpu.nri.session import Parts
 from nri_gpu.plugin.releasing import FIRST_PAUSE_S, LONGEST_PAUSE_S, Rechecks
 from nri_gpu.policy.model import HandoverSettings, Policy, Unknown
 from nri_gpu.system.state import Changed

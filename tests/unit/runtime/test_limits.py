@@ -9,7 +9,7 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri import status
-from nri_gpu.ttrpc import SEND_MAX, Code
+from nri_gpu.ttrpc import SEND_MAX, StatusCode
 from nri_gpu.ttrpc.mux import FIRST_FRAME_MAX
 from tests.support import nri_messages as nri
 from tests.support.nri_messages import NRI_0_6
@@ -80,7 +80,7 @@ async def test_a_request_that_waited_behind_another(folder: Path, monkeypatch: p
         both = [runtime.request("CreateContainer", payload, timeout_ns=200_000_000) for payload in payloads]
         await runtime.write(b"".join(both))
         first, second = await runtime.answers(2)
-        assert (first.status.code, second.status.code) == (Code.OK, Code.DEADLINE_EXCEEDED)
+        assert (first.status.code, second.status.code) == (StatusCode.OK, StatusCode.DEADLINE_EXCEEDED)
         assert list(station.phases()) == [nri.container(pods[0]).id]
 
 

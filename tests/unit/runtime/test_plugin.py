@@ -14,8 +14,8 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodUid
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri import convert
-from nri_gpu.nri.convert import Parts
 from nri_gpu.nri.events import Event
+from nri_gpu.nri.session import Parts
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import (
     Disarm,
@@ -28,7 +28,7 @@ from nri_gpu.policy.model import (
     PrivilegedSettings,
     Stale,
 )
-from nri_gpu.ttrpc import Code, Status
+from nri_gpu.ttrpc import Status, StatusCode
 from tests.support import nri_messages as nri
 from tests.unit.runtime.log import Log
 from tests.unit.runtime.station import KEY, Bench
@@ -159,14 +159,19 @@ def test_none_is_marked_too() -> None:
 @pytest.mark.parametrize(
     ("policy", "claim", "code", "words"),
     [
-        (Policy.default(), "device=99", Code.FAILED_PRECONDITION, "[no-such-gpu]"),
-        (Policy.default(), "5", Code.FAILED_PRECONDITION, "nri-gpu ["),
-        (Policy.default(), "many", Code.FAILED_PRECONDITION, "[bad-request]"),
-        (Policy(namespaces=NamespaceRules(allow=Globs(("other",)))), "1", Code.PERMISSION_DENIED, "[not-allowed]"),
-        (Policy.broken("policy.toml:3: plugin.index: bad"), "1", Code.FAILED_PRECONDITION, "plugin.index: bad"),
+        (Policy.default(), "device=99", StatusCode.FAILED_PRECONDITION, "[no-such-gpu]"),
+        (Policy.default(), "5", StatusCode.FAILED_PRECONDITION, "nri-gpu ["),
+        (Policy.default(), "many", StatusCode.FAILED_PRECONDITION, "[bad-request]"),
+        (
+            Policy(namespaces=NamespaceRules(allow=Globs(("other",)))),
+            "1",
+            StatusCode.PERMISSION_DENIED,
+            "[not-allowed]",
+        ),
+        (Policy.broken("policy.toml:3: plugin.index: bad"), "1", StatusCode.FAILED_PRECONDITION, "plugin.index: bad"),
     ],
 )
-def test_refusals(log: Log, policy: Policy, claim: str, code: Code, words: str) -> None:
+def test_refusals(log: Log, policy: Policy, claim: str, code: StatusCode, words: str) -> None:
     bench = Bench(policy)
     of = nri.asking(claim)
     status = refused(bench, of, nri.container(of))
@@ -229,7 +234,7 @@ def test_a_failed_start_without_any_event_lapses() -> None:
     assert bench.phases() == {made.id: "lapsed", nri.container(other).id: "created"}
     late = tell(bench, Event.START_CONTAINER, of, made)
     assert isinstance(late, Status)
-    assert late.code is Code.FAILED_PRECONDITION
+    assert late.code is StatusCode.FAILED_PRECONDITION
     assert "[gpu-busy]" in late.message
     assert "create it again" in late.message
 
@@ -259,7 +264,7 @@ def test_a_container_created_while_we_were_away_does_not_start(log: Log) -> None
     of = nri.asking("1")
     reply = tell(bench, Event.START_CONTAINER, of, nri.container(of))
     assert isinstance(reply, Status)
-    assert reply.code is Code.FAILED_PRECONDITION
+    assert reply.code is StatusCode.FAILED_PRECONDITION
     assert "[not-granted]" in reply.message
     assert "gpu.nri.io asks for GPUs" in reply.message
     assert {line.text for line in log.lines} == {"start refused"}

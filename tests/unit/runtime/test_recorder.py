@@ -9,8 +9,8 @@ from nri_gpu.daemon import journal as journal_module
 from nri_gpu.daemon.journal import Journal, StateRecorder
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.node import Inventory
-from nri_gpu.nri.convert import Listed
 from nri_gpu.nri.events import Event
+from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.service import REQUEST_TIMEOUT_S

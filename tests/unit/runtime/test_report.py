@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import GrantPhase, Ledger, Releasing
-from nri_gpu.daemon.report import Connection, View, status_json
+from nri_gpu.daemon.report import RuntimeConnection, View, status_json
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.health import Health, HealthState, History, Transition, TransitionKind
 from nri_gpu.domain.kubelet import ResourceStatus
@@ -24,7 +24,7 @@ def view(ledger: Ledger | None = None, node: Node | None = None, **fields: Any) 
         **{
             "node": node or make.node(),
             "ledger": ledger or make.ledger(),
-            "connection": Connection(ready=True, since=NOW - 60, runtime="containerd", version="2.1.9"),
+            "connection": RuntimeConnection(ready=True, since=NOW - 60, runtime="containerd", version="2.1.9"),
             "wall": NOW,
             "monotonic": CLOCK,
             "inventory_age_s": 3.0,
@@ -150,7 +150,7 @@ def test_a_holder_of_a_gpu_that_is_gone_is_not_forgotten() -> None:
         ({"policy_fault": "line 3"}, ("policy", "fault"), "line 3"),
         ({"inventory_fault": "NVML hangs"}, ("node", "inventory_fault"), "NVML hangs"),
         ({"inventory_age_s": None}, ("node", "inventory_age_s"), None),
-        ({"connection": Connection(ready=False, since=NOW, why="gone")}, ("runtime", "fault"), "gone"),
+        ({"connection": RuntimeConnection(ready=False, since=NOW, why="gone")}, ("runtime", "fault"), "gone"),
     ],
 )
 def test_what_is_wrong_is_said(fields: dict[str, Any], place: tuple[str, str], expected: object) -> None:

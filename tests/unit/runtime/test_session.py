@@ -14,7 +14,7 @@ from nri_gpu.plugin.handlers import EVENTS
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.service import PLUGIN, PluginService
 from nri_gpu.plugin.supervisor import Identity
-from nri_gpu.ttrpc import PLUGIN_SERVICE, Code, Status
+from nri_gpu.ttrpc import PLUGIN_SERVICE, Status, StatusCode
 from tests.support import nri_messages as nri
 from tests.support.nri_messages import FLAVOURS, NRI_0_6, NRI_0_8, NRI_0_12, Flavour
 from tests.support.scripted_runtime import until
@@ -121,9 +121,9 @@ def test_the_table_is_the_whole_service() -> None:
 async def test_an_unknown_method_gets_the_code_that_runtimes_fall_back_on(folder: Path) -> None:
     async with Station(folder) as station:
         runtime = await station.connected()
-        assert (await runtime.call("Juggle")).status == Status(Code.UNIMPLEMENTED, "method Juggle")
+        assert (await runtime.call("Juggle")).status == Status(StatusCode.UNIMPLEMENTED, "method Juggle")
         other = await runtime.call("Configure", service="nri.pkg.api.v1alpha1.Runtime")
-        assert other.status == Status(Code.UNIMPLEMENTED, "service nri.pkg.api.v1alpha1.Runtime")
+        assert other.status == Status(StatusCode.UNIMPLEMENTED, "service nri.pkg.api.v1alpha1.Runtime")
         assert (await runtime.call("Shutdown")).status.ok  # and the connection lives
 
 
@@ -169,10 +169,10 @@ async def test_configure_twice_and_events_too_early_are_out_of_order(folder: Pat
     async with Station(folder) as station:
         runtime = await station.listener.accept()
         early = await runtime.call("CreateContainer", nri.create(nri.pod(), nri.container(nri.pod())))
-        assert early.status.code is Code.FAILED_PRECONDITION
+        assert early.status.code is StatusCode.FAILED_PRECONDITION
         await runtime.register(NRI_0_8)
         again = await runtime.call("Configure", nri.configure(NRI_0_8))
-        assert again.status.code is Code.FAILED_PRECONDITION
+        assert again.status.code is StatusCode.FAILED_PRECONDITION
         assert "Configure came while the session was configured" in again.status.message
         await runtime.synchronize()
         assert station.ready == 1

@@ -17,7 +17,7 @@ from nri_gpu.nri.session import Step
 from nri_gpu.plugin.request_sizes import ADJUSTMENT_BYTES, SMALL_BYTES, Sizes
 from nri_gpu.plugin.service import PLUGIN, PluginService
 from nri_gpu.policy.service import REQUEST_BYTES
-from nri_gpu.ttrpc import Code, RequestReceived, Status
+from nri_gpu.ttrpc import RequestReceived, Status, StatusCode
 from nri_gpu.ttrpc.events import StreamId
 from nri_gpu.ttrpc.frame import RECEIVE_MAX
 from tests.support import hostile
@@ -39,7 +39,7 @@ def filled(size_bytes: int, of: pb.PodSandbox = PLAIN, name: str = "main") -> pb
 async def refused(runtime: ScriptedRuntime, of: pb.PodSandbox, made: pb.Container) -> str:
     answer = await runtime.create(of, made)
     assert isinstance(answer, Status), answer
-    assert answer.code is Code.FAILED_PRECONDITION
+    assert answer.code is StatusCode.FAILED_PRECONDITION
     return answer.message
 
 
@@ -62,7 +62,7 @@ async def test_a_pod_over_the_limit_is_refused(folder: Path, flavour: Flavour) -
     large = nri.pod("large", annotations={"filler": "x" * REQUEST_BYTES})
     async with Station(folder) as station:
         runtime = await station.connected(flavour)
-        assert (await runtime.event(Event.RUN_POD_SANDBOX, large)).code is Code.FAILED_PRECONDITION
+        assert (await runtime.event(Event.RUN_POD_SANDBOX, large)).code is StatusCode.FAILED_PRECONDITION
         assert (await runtime.event(Event.RUN_POD_SANDBOX, PLAIN)).ok
 
 
@@ -79,7 +79,7 @@ async def test_created_unmeasured_it_does_not_start(folder: Path, flavour: Flavo
     async with Station(folder) as station:
         runtime = await station.connected(flavour)
         large = filled(REQUEST_BYTES + ADJUSTMENT_BYTES)
-        assert (await runtime.event(Event.START_CONTAINER, PLAIN, large)).code is Code.FAILED_PRECONDITION
+        assert (await runtime.event(Event.START_CONTAINER, PLAIN, large)).code is StatusCode.FAILED_PRECONDITION
         assert (await runtime.event(Event.START_CONTAINER, PLAIN, filled(REQUEST_BYTES))).ok
 
 
@@ -221,4 +221,4 @@ def test_a_field_as_large_as_the_limit_allows_is_answered_in_time(field: str) ->
     began = time.perf_counter()
     answer = table.dispatcher.answer(RequestReceived(StreamId(1), PLUGIN, "CreateContainer", payload))
     assert time.perf_counter() - began < 0.5
-    assert answer.status.code in (Code.OK, Code.FAILED_PRECONDITION)
+    assert answer.status.code in (StatusCode.OK, StatusCode.FAILED_PRECONDITION)

@@ -17,7 +17,7 @@ from nri_gpu.allocation.ledger import GrantPhase, Ledger, Releasing
 from nri_gpu.allocation.reservations import promised
 from nri_gpu.cli.main import main
 from nri_gpu.cli.status import ago, to_text
-from nri_gpu.daemon.report import Connection, status_json
+from nri_gpu.daemon.report import RuntimeConnection, status_json
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.errors import Exit
@@ -200,7 +200,9 @@ def test_no_gpus() -> None:
 
 
 def test_a_daemon_that_cannot_grant_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    away = status_json(view(connection=Connection(ready=False, since=NOW, why="no NRI socket"), policy_fault="line 3"))
+    away = status_json(
+        view(connection=RuntimeConnection(ready=False, since=NOW, why="no NRI socket"), policy_fault="line 3")
+    )
     assert asked(tmp_path, away) == Exit.FINDING
     said = capsys.readouterr().out
     assert "not connected to the runtime: no NRI socket" in said
@@ -227,7 +229,7 @@ def test_ages_are_written_as_kubectl_does(seconds: float, words: str) -> None:
 
 
 def test_alive_is_who_answers_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    away = status_json(view(connection=Connection(ready=False, since=NOW, why="no NRI socket")))
+    away = status_json(view(connection=RuntimeConnection(ready=False, since=NOW, why="no NRI socket")))
     assert asked(tmp_path, away, "--alive") == Exit.OK
     assert not capsys.readouterr().out
     assert main(["status", "--state-dir", str(tmp_path / "none"), "--alive"]) == Exit.UNAVAILABLE

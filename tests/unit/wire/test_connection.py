@@ -6,7 +6,6 @@ from nri_gpu.ttrpc import (
     NEED_DATA,
     OK,
     SEND_MAX,
-    Code,
     Connection,
     ConnectionClosed,
     Incoming,
@@ -20,6 +19,7 @@ from nri_gpu.ttrpc import (
     Role,
     SendOversizeError,
     Status,
+    StatusCode,
     StreamId,
 )
 from nri_gpu.ttrpc.envelope import encode_request
@@ -64,25 +64,25 @@ def test_answers_come_in_any_order() -> None:
 def test_an_error_travels_with_its_sentence() -> None:
     pair = ConnectionPair()
     pair.send(Role.CLIENT, call(1))
-    status = Status(Code.FAILED_PRECONDITION, "no GPU is free")
+    status = Status(StatusCode.FAILED_PRECONDITION, "no GPU is free")
     assert pair.send(Role.SERVER, ResponseSent(ONE, status=status)) == [ResponseReceived(ONE, status)]
 
 
 REJECTED = {
-    "an even id": (raw_frame(2, 1, BODY), 2, Code.INVALID_ARGUMENT),
-    "stream zero": (raw_frame(0, 1, BODY), 0, Code.INVALID_ARGUMENT),
-    "an even id of any type": (raw_frame(4, 3, b"x"), 4, Code.INVALID_ARGUMENT),
-    "an even id of no type": (raw_frame(4, 77), 4, Code.INVALID_ARGUMENT),
-    "not a protobuf": (raw_frame(1, 1, b"\xff"), 1, Code.INVALID_ARGUMENT),
-    "a stream whose client has closed": (raw_frame(1, 1, BODY, flags=1), 1, Code.UNIMPLEMENTED),
-    "a stream with more to come": (raw_frame(1, 1, BODY, flags=2), 1, Code.UNIMPLEMENTED),
-    "a flag nobody knows": (raw_frame(1, 1, BODY, flags=0x80), 1, Code.UNIMPLEMENTED),
-    "over the limit": (raw_frame(1, 1, bytes(1001)), 1, Code.RESOURCE_EXHAUSTED),
+    "an even id": (raw_frame(2, 1, BODY), 2, StatusCode.INVALID_ARGUMENT),
+    "stream zero": (raw_frame(0, 1, BODY), 0, StatusCode.INVALID_ARGUMENT),
+    "an even id of any type": (raw_frame(4, 3, b"x"), 4, StatusCode.INVALID_ARGUMENT),
+    "an even id of no type": (raw_frame(4, 77), 4, StatusCode.INVALID_ARGUMENT),
+    "not a protobuf": (raw_frame(1, 1, b"\xff"), 1, StatusCode.INVALID_ARGUMENT),
+    "a stream whose client has closed": (raw_frame(1, 1, BODY, flags=1), 1, StatusCode.UNIMPLEMENTED),
+    "a stream with more to come": (raw_frame(1, 1, BODY, flags=2), 1, StatusCode.UNIMPLEMENTED),
+    "a flag nobody knows": (raw_frame(1, 1, BODY, flags=0x80), 1, StatusCode.UNIMPLEMENTED),
+    "over the limit": (raw_frame(1, 1, bytes(1001)), 1, StatusCode.RESOURCE_EXHAUSTED),
 }
 
 
 @pytest.mark.parametrize(("wire", "number", "code"), REJECTED.values(), ids=REJECTED)
-def test_a_fault_of_one_stream_is_rejected_and_the_connection_stays(wire: bytes, number: int, code: Code) -> None:
+def test_a_fault_of_one_stream_is_rejected_and_the_connection_stays(wire: bytes, number: int, code: StatusCode) -> None:
     for how, chunks in cuts(wire):
         connection = server()
         [event] = feed(connection, chunks)
@@ -115,7 +115,7 @@ def test_an_id_is_not_used_twice_and_may_not_go_back(number: int) -> None:
     feed(connection, [raw_frame(5, 1, BODY)])
     [event] = feed(connection, [raw_frame(number, 1, BODY)])
     assert isinstance(event, RequestRejected)
-    assert event.status.code is Code.INVALID_ARGUMENT
+    assert event.status.code is StatusCode.INVALID_ARGUMENT
     connection.send(event)
     assert connection.open_streams == {5}  # the first request is still there, and still to be answered
     connection.send(ResponseSent(stream(5)))
@@ -149,15 +149,15 @@ def test_what_a_server_ignores(wire: bytes) -> None:
 
 
 FAILED_CALLS = {
-    "an undecodable answer": (raw_frame(1, 2, b"\xff"), Code.INTERNAL),
-    "data instead of a response": (raw_frame(1, 3, b"x"), Code.INTERNAL),
-    "a request instead of a response": (raw_frame(1, 1), Code.INTERNAL),
-    "an answer over the limit": (raw_frame(1, 2, bytes(1001)), Code.RESOURCE_EXHAUSTED),
+    "an undecodable answer": (raw_frame(1, 2, b"\xff"), StatusCode.INTERNAL),
+    "data instead of a response": (raw_frame(1, 3, b"x"), StatusCode.INTERNAL),
+    "a request instead of a response": (raw_frame(1, 1), StatusCode.INTERNAL),
+    "an answer over the limit": (raw_frame(1, 2, bytes(1001)), StatusCode.RESOURCE_EXHAUSTED),
 }
 
 
 @pytest.mark.parametrize(("wire", "code"), FAILED_CALLS.values(), ids=FAILED_CALLS)
-def test_an_answer_that_makes_no_sense_fails_its_call_alone(wire: bytes, code: Code) -> None:
+def test_an_answer_that_makes_no_sense_fails_its_call_alone(wire: bytes, code: StatusCode) -> None:
     client = waiting_client()
     client.send(call(3))
     events = feed(client, [wire, raw_frame(3, 2)])
@@ -204,7 +204,7 @@ def test_a_message_over_four_mib_changes_nothing(role: Role) -> None:
     if role is Role.CLIENT:
         assert pair.client.next_stream_id == 1
         pair.send(Role.CLIENT, call(1))
-    status = Status(Code.RESOURCE_EXHAUSTED, str(caught.value))
+    status = Status(StatusCode.RESOURCE_EXHAUSTED, str(caught.value))
     assert pair.send(Role.SERVER, ResponseSent(ONE, status=status)) == [ResponseReceived(ONE, status)]
 
 
@@ -228,7 +228,7 @@ def test_breaking_the_rules_ourselves_is_the_end() -> None:
         (server(), call(1)),  # a server does not call
         (waiting_client(), call(1)),  # the same id again
         (waiting_client(), ResponseSent(ONE)),  # a client does not answer
-        (waiting_client(), RequestRejected(ONE, Status(Code.INTERNAL))),  # nor reject
+        (waiting_client(), RequestRejected(ONE, Status(StatusCode.INTERNAL))),  # nor reject
     ):
         with pytest.raises(LocalProtocolError):
             connection.send(event)

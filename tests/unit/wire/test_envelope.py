@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from nri_gpu.ttrpc import OK, Code, LocalProtocolError, RemoteProtocolError, RequestSent, Status
+from nri_gpu.ttrpc import OK, LocalProtocolError, RemoteProtocolError, RequestSent, Status, StatusCode
 from nri_gpu.ttrpc.envelope import METADATA_MAX, decode_request, decode_response, encode_request, encode_response
 from tests.unit.wire.helpers import stream
 
@@ -21,7 +21,7 @@ def test_an_empty_success_is_no_bytes_at_all() -> None:
     ("status", "payload", "wire"),
     [
         (OK, bytes.fromhex("10ce0c"), "12 03 10ce0c"),
-        (Status(Code.FAILED_PRECONDITION, "no"), b"", "0a06 0809 12026e6f"),
+        (Status(StatusCode.FAILED_PRECONDITION, "no"), b"", "0a06 0809 12026e6f"),
     ],
 )
 def test_golden_responses(status: Status, payload: bytes, wire: str) -> None:
@@ -37,7 +37,7 @@ def test_a_status_of_ok_that_is_spelled_out_is_ok() -> None:
 @pytest.mark.parametrize("number", [17, 99, -1, 2**31 - 1])
 def test_a_code_nobody_knows_is_an_error_all_the_same(number: int) -> None:
     status = Status.from_wire(number, "why")
-    assert status.code is Code.UNKNOWN
+    assert status.code is StatusCode.UNKNOWN
     assert str(number) in status.message
 
 
@@ -71,8 +71,8 @@ def test_metadata_has_a_limit() -> None:
 
 
 def test_a_refusal_arrives_even_with_text_that_is_not_unicode() -> None:
-    wire = encode_response(Status(Code.NOT_FOUND, "no \udcff here"), b"")
-    assert decode_response(ONE, wire).status == Status(Code.NOT_FOUND, "no \\udcff here")
+    wire = encode_response(Status(StatusCode.NOT_FOUND, "no \udcff here"), b"")
+    assert decode_response(ONE, wire).status == Status(StatusCode.NOT_FOUND, "no \\udcff here")
 
 
 def test_a_request_with_text_that_is_not_unicode_is_our_fault() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from nri_gpu.ttrpc import (
     OK,
-    Code,
     LocalProtocolError,
     RequestReceived,
     RequestRejected,
@@ -14,6 +13,7 @@ from nri_gpu.ttrpc import (
     ResponseReceived,
     ResponseSent,
     Status,
+    StatusCode,
 )
 from tests.unit.wire.helpers import stream
 
@@ -28,7 +28,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "no service": lambda: RequestSent(stream(1), "", "m"),
     "no method": lambda: RequestSent(stream(1), "s", ""),
     "timeout past 64 bits": lambda: RequestSent(stream(1), "s", "m", timeout_ns=2**63),
-    "payload beside an error": lambda: ResponseSent(stream(1), b"x", Status(Code.INTERNAL)),
+    "payload beside an error": lambda: ResponseSent(stream(1), b"x", Status(StatusCode.INTERNAL)),
     "rejection without an error": lambda: RequestRejected(stream(2), OK),
 }
 
@@ -44,4 +44,4 @@ def test_the_highest_stream_id_is_one() -> None:
 
 
 def test_a_rejection_may_name_a_stream_that_cannot_be() -> None:
-    assert RequestRejected(stream(0), Status(Code.INVALID_ARGUMENT)).stream_id == 0
+    assert RequestRejected(stream(0), Status(StatusCode.INVALID_ARGUMENT)).stream_id == 0

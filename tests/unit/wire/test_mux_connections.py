@@ -10,7 +10,6 @@ from nri_gpu.ttrpc import (
     PLUGIN_SERVICE,
     RUNTIME_SERVICE,
     SEND_MAX,
-    Code,
     ConnectionClosed,
     ConnId,
     LocalProtocolError,
@@ -23,6 +22,7 @@ from nri_gpu.ttrpc import (
     ResponseSent,
     SendOversizeError,
     Status,
+    StatusCode,
 )
 from nri_gpu.ttrpc.mux import HEADER, encode_message
 from tests.unit.wire.helpers import call, cuts, feed_mux, raw_frame, stream
@@ -87,7 +87,7 @@ def test_a_reply_too_large_can_still_be_answered() -> None:
     list(plugin.feed(encode_message(PLUGIN_SERVICE, raw_frame(1, 1))))
     with pytest.raises(SendOversizeError):
         plugin.send(PLUGIN_SERVICE, ResponseSent(ONE, bytes(SEND_MAX)))
-    assert plugin.send(PLUGIN_SERVICE, ResponseSent(ONE, status=Status(Code.INTERNAL, "too large")))
+    assert plugin.send(PLUGIN_SERVICE, ResponseSent(ONE, status=Status(StatusCode.INTERNAL, "too large")))
 
 
 def test_an_error_ends_the_mux_after_what_came_before_it() -> None:

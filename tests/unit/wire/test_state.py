@@ -11,7 +11,7 @@ from nri_gpu.ttrpc import (
     ResponseSent,
 )
 from nri_gpu.ttrpc.events import CallForgotten, StreamEvent
-from nri_gpu.ttrpc.state import TABLES, Role, State, Streams
+from nri_gpu.ttrpc.state import TABLES, Role, Streams, StreamState
 from tests.unit.wire.helpers import stream
 
 EVENTS: tuple[type[StreamEvent], ...] = (
@@ -25,21 +25,23 @@ EVENTS: tuple[type[StreamEvent], ...] = (
 ONE = stream(1)
 
 
-def streams_in(role: Role, state: State) -> Streams:
+def streams_in(role: Role, state: StreamState) -> Streams:
     streams = Streams(role)
     opening, closing = (RequestReceived, ResponseSent) if role is Role.SERVER else (RequestSent, ResponseReceived)
-    if state is not State.IDLE:
+    if state is not StreamState.IDLE:
         streams.move(ONE, opening)
-    if state is State.DONE:
+    if state is StreamState.DONE:
         streams.move(ONE, closing)
     assert streams.state(ONE) is state
     return streams
 
 
 @pytest.mark.parametrize("event", EVENTS)
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", StreamState)
 @pytest.mark.parametrize("role", Role)
-def test_a_stream_goes_where_the_table_says_or_nowhere(role: Role, state: State, event: type[StreamEvent]) -> None:
+def test_a_stream_goes_where_the_table_says_or_nowhere(
+    role: Role, state: StreamState, event: type[StreamEvent]
+) -> None:
     streams = streams_in(role, state)
     after = TABLES[role][state].get(event)
     assert streams.allows(ONE, event) is (after is not None)
@@ -54,7 +56,7 @@ def test_a_stream_goes_where_the_table_says_or_nowhere(role: Role, state: State,
 
 @pytest.mark.parametrize("role", Role)
 def test_every_state_of_a_table_has_a_row(role: Role) -> None:
-    assert set(TABLES[role]) == set(State)
+    assert set(TABLES[role]) == set(StreamState)
 
 
 def test_ids_start_at_one_and_grow_by_two() -> None:
@@ -67,7 +69,7 @@ def test_ids_start_at_one_and_grow_by_two() -> None:
 def test_a_skipped_id_is_gone() -> None:
     streams = Streams(Role.CLIENT)
     streams.move(stream(5), RequestSent)
-    assert (streams.state(stream(3)), streams.next_id) == (State.DONE, 7)
+    assert (streams.state(stream(3)), streams.next_id) == (StreamState.DONE, 7)
 
 
 def test_memory_is_the_open_streams_only() -> None:
