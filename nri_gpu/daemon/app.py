@@ -23,7 +23,7 @@ from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
 from nri_gpu.kubelet.controller import KubeletController
-from nri_gpu.mps.folders import user_of
+from nri_gpu.mps.process import user_of
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin

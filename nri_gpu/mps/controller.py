@@ -1,4 +1,4 @@
-"""Keeps an MPS daemon for each GPU that is held in that mode, off the hook's path; says who must not start yet."""
+"""Keeps an MPS daemon for each GPU that is held in mode=mps, and tells which containers must not start yet."""
 
 from __future__ import annotations
 
@@ -19,65 +19,66 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.mps import MpsFolders
-from nri_gpu.mps.folders import DaemonFolder, clients, leftovers, mount_fault, noted_places, remove
+from nri_gpu.mps.folders import DaemonFolder, clients, leftovers, mount_fault, noted_folders, remove
 from nri_gpu.mps.gpu_controller import Demand, GpuMpsController, MpsDependencies
 
 _FAULT_SHOWN_MAX: Final = 300  # characters
-MOUNT_S: Final = 5.0  # between two looks for a mount that is missing
+MOUNT_S: Final = 5.0  # between two looks for a missing mount
 
 
 class MpsController:
-    """All GPUs' daemons. ledger: None before the runtime told who holds what; until then no daemon is touched.
+    """Controls the daemons of all GPUs.
 
-    publish: told where containers that are created from now on find the daemons.
+    ledger: None before the runtime has listed its containers; until then no daemon is touched. publish: told the
+    folders for containers that are created from now on.
     """
 
     def __init__(
         self,
         state: Path,
         ledger: Callable[[], Ledger | None],
-        around: MpsDependencies,
+        dependencies: MpsDependencies,
         publish: Callable[[MpsFolders], None],
     ) -> None:
         self._state = state
         self._ledger = ledger
-        self._around = around
+        self._dependencies = dependencies
         self._publish = publish
-        self._tenders: dict[GpuUuid, GpuMpsController] = {}
+        self._controllers: dict[GpuUuid, GpuMpsController] = {}
         self._tasks: dict[asyncio.Task[None], GpuUuid] = {}
-        self._again = asyncio.Event()
-        self._noted = noted_places(state)
-        named: dict[str, str] = {place.uuid: place.generation for place in self._noted}
+        self._woken = asyncio.Event()
+        self._noted = noted_folders(state)
+        named: dict[str, str] = {folder.uuid: folder.generation for folder in self._noted}
         self._folders = MpsFolders(str(clients(state)), _generation(), named, mount_fault(clients(state)))
         self._complained = False
         publish(self._folders)
 
     def look_again(self) -> None:
-        """Grants, or the policy, may be others now."""
-        self._again.set()
+        """Grants or the policy changed."""
+        self._woken.set()
 
     def start_hindrance(self, grant: Grant) -> str:
-        """Why a container with this grant must not start yet; empty when it may. In memory, but for one poll(2)."""
+        """Why a container with this grant must not start yet; empty when it may. Costs at most a poll(2) a GPU."""
         for uuid in grant.uuids:
-            tender = self._tenders.get(uuid)
+            controller = self._controllers.get(uuid)
             if holds_by_mps(grant):
-                if tender is None or not tender.up:
-                    return _not_up(uuid, tender.fault if tender else "")
-                if grant.seat is None or grant.seat.folder != tender.folder:
+                if controller is None or not controller.up:
+                    return _not_up(uuid, controller.fault if controller else "")
+                if grant.seat is None or grant.seat.folder != controller.folder:
                     return (
                         f"the MPS daemon of {uuid} that this container was created for has ended, and another one is "
-                        "up: try again in a moment; the container is made anew then."
+                        "up: try again in a moment with a new container."
                     )
-                tender.served = True
-            elif tender is not None:
+                controller.served = True
+            elif controller is not None:
                 return (
-                    f"the MPS daemon that the last containers of {uuid} used is being ended, and until then no other "
+                    f"the MPS daemon that earlier containers used on {uuid} is being ended, and until then no other "
                     "program can use that GPU: try again in a moment."
                 )
         return ""
 
     async def run(self) -> None:
-        """Until cancelled. The daemons stay."""
+        """Until cancelled. The daemons go on."""
         try:
             while True:
                 await self._something()
@@ -85,8 +86,8 @@ class MpsController:
                 ledger = self._ledger()
                 if ledger is None:
                     continue
-                for place in self._noted:
-                    self._tend(place)
+                for folder in self._noted:
+                    self._control(folder)
                 self._noted = ()
                 self._reconcile(ledger)
                 await self._tidy(ledger)
@@ -96,66 +97,70 @@ class MpsController:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _something(self) -> None:
-        missing = self._folders.fault and self._around.settings().enabled
+        missing = self._folders.fault and self._dependencies.settings().enabled
         with suppress(TimeoutError):
             async with asyncio.timeout(MOUNT_S if missing else None):
-                await self._again.wait()
-        self._again.clear()
+                await self._woken.wait()
+        self._woken.clear()
 
     def _look_for_mount(self) -> None:
-        if not self._around.settings().enabled:
+        if not self._dependencies.settings().enabled:
             return
         fault = mount_fault(clients(self._state))
         if fault != self._folders.fault:
-            self._show(replace(self._folders, fault=fault))
+            self._put(replace(self._folders, fault=fault))
 
-    def _show(self, folders: MpsFolders) -> None:
+    def _put(self, folders: MpsFolders) -> None:
         self._folders = folders
         self._publish(folders)
 
     def _reconcile(self, ledger: Ledger) -> None:
         usage = ledger.usage()
         for uuid in [uuid for uuid, use in usage.items() if use.mode is Mode.MPS]:
-            self._tend(DaemonFolder(self._state, uuid, self._folders.generation(uuid)))
-        for uuid, tender in self._tenders.items():
+            self._control(DaemonFolder(self._state, uuid, self._folders.generation(uuid)))
+        for uuid, controller in self._controllers.items():
             use = usage.get(uuid)
-            tender.wanted(Demand.IDLE if use is None else Demand.UP if use.mode is Mode.MPS else Demand.DOWN)
+            controller.wanted(Demand.IDLE if use is None else Demand.UP if use.mode is Mode.MPS else Demand.DOWN)
 
-    def _tend(self, place: DaemonFolder) -> None:
-        uuid = place.uuid
-        if uuid in self._tenders:
+    def _control(self, folder: DaemonFolder) -> None:
+        uuid = folder.uuid
+        if uuid in self._controllers:
             return
-        self._tenders[uuid] = tender = GpuMpsController(place, self._around, partial(self._renewed, uuid))
-        task = asyncio.create_task(tender.run())
+        self._controllers[uuid] = controller = GpuMpsController(
+            folder, self._dependencies, partial(self._renewed, uuid)
+        )
+        task = asyncio.create_task(controller.run())
         self._tasks[task] = uuid
         task.add_done_callback(self._done)
 
     def _renewed(self, uuid: GpuUuid) -> DaemonFolder:
-        """That GPU's daemon has ended: containers are created for its next one from now on."""
-        self._show(replace(self._folders, later={**self._folders.later, uuid: _generation()}))
-        self._again.set()  # the old one's folder may have to go
+        """A GPU's daemon has ended: from now on containers are created for its next one."""
+        self._put(replace(self._folders, later={**self._folders.later, uuid: _generation()}))
+        self._woken.set()  # the old one's folder may have to go
         return DaemonFolder(self._state, uuid, self._folders.generation(uuid))
 
     async def _tidy(self, ledger: Ledger) -> None:
-        """Remove the folders of daemons that have ended, once no container has them any more."""
+        """Remove the folders of ended daemons that no container has any more."""
         seats = (entry.grant.seat for entry in ledger.entries.values())
-        kept = {seat.folder for seat in seats if seat} | {tender.folder for tender in self._tenders.values()}
-        # Which ones is settled before anything is awaited: a folder that is made meanwhile is not among them.
+        kept = {seat.folder for seat in seats if seat} | {
+            controller.folder for controller in self._controllers.values()
+        }
+        # The list is complete before anything is awaited, so a folder made meanwhile is not in it.
         for path in leftovers(self._state, frozenset(kept)):
             try:
                 await asyncio.to_thread(remove, path)
             except OSError as error:
-                if not self._complained:  # of each look it would be too much: every one has other names
+                if not self._complained:  # once: the names differ each time
                     self._complained = True
-                    logger.bind(path=str(path), fault=str(error)).warning("what clients of MPS left is not removed")
+                    logger.bind(path=str(path), fault=str(error)).warning("folder of an ended MPS daemon not removed")
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        del self._tenders[self._tasks.pop(task)]
+        del self._controllers[self._tasks.pop(task)]
         if task.cancelled():
             return
         if error := task.exception():
-            logger.opt(exception=error).error("MPS daemon not looked after")
-        self._again.set()  # somebody may have come meanwhile
+            logger.opt(exception=error).error("bug: MPS daemon not controlled any more")
+        self._woken.set()  # containers may have come meanwhile
 
 
 def _generation() -> str:
@@ -164,4 +169,4 @@ def _generation() -> str:
 
 def _not_up(uuid: GpuUuid, fault: str) -> str:
     why = f" ({fault[:_FAULT_SHOWN_MAX]})" if fault else ""
-    return f"the MPS daemon of {uuid} is not up yet{why}: try again in a moment; the container is made anew then."
+    return f"the MPS daemon of {uuid} is not up yet{why}: try again in a moment with a new container."

@@ -1,4 +1,4 @@
-"""Looks after one GPU's daemon: has it up while containers use it, and gone when they left or others have the GPU."""
+"""Controls one GPU's MPS daemon: up while containers use it, ended when they are gone or others hold the GPU."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from msgspec import Struct
 from nri_gpu.mps.daemon import MpsDaemon, MpsError, MpsTools
 from nri_gpu.mps.folders import DaemonFolder
 from nri_gpu.policy.mps import MpsSettings
+from nri_gpu.system.backoff import Backoff
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
-STEADY_S: Final = 60.0  # up for so long, a daemon that ends is started again without a pause
+STEADY_S: Final = 60.0  # a daemon that was up for so long is restarted without a pause
 
 
 class Demand(StrEnum):
-    """What containers want of a GPU's daemon now."""
+    """What the ledger demands of a GPU's daemon."""
 
-    UP = "up"  # somebody uses it
-    IDLE = "idle"  # nobody does, and nobody has the GPU in another mode
-    DOWN = "down"  # somebody has the GPU in another mode
+    UP = "up"  # containers use it
+    IDLE = "idle"  # nobody holds the GPU
+    DOWN = "down"  # containers hold the GPU in another mode
 
 
 class MpsDependencies(Struct, frozen=True):
-    """What a tender needs of the daemon that we are. MpsTools may raise MpsError."""
+    """What is needed of the rest of nri-gpu. tools: raises MpsError where the driver is not staged."""
 
     tools: Callable[[], MpsTools]
     settings: Callable[[], MpsSettings]
@@ -38,45 +39,47 @@ class MpsDependencies(Struct, frozen=True):
 
 
 class GpuMpsController:
-    """One GPU's. fault: why its daemon is not up; empty while nothing is known against it.
+    """Controls one GPU's daemon. fault: why it is not up; empty if nothing is wrong.
 
-    served: a container was let start with it. renewed: as for `MpsDaemon`.
+    served: a container has started with it. renewed: see `MpsDaemon`.
     """
 
-    def __init__(self, place: DaemonFolder, around: MpsDependencies, renewed: Callable[[], DaemonFolder]) -> None:
-        self.wish = Demand.UP
+    def __init__(
+        self, folder: DaemonFolder, dependencies: MpsDependencies, renewed: Callable[[], DaemonFolder]
+    ) -> None:
+        self.demand = Demand.UP
         self.fault = ""
         self.served = False
-        self._daemon = MpsDaemon(place, renewed)
-        self._log = logger.bind(gpu_uuid=place.uuid)
-        self._around = around
-        self._poked = asyncio.Event()
-        self._pause_s = FIRST_PAUSE_S
+        self._daemon = MpsDaemon(folder, renewed)
+        self._log = logger.bind(gpu_uuid=folder.uuid)
+        self._dependencies = dependencies
+        self._woken = asyncio.Event()
+        self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._retry_at = 0.0
         self._up_since = 0.0
         self._idle_since: float | None = None
 
     @property
     def up(self) -> bool:
-        """Whether the daemon serves, by what the kernel says of its process at this moment."""
+        """Whether the daemon serves: its process is checked now."""
         return self._daemon.alive
 
     @property
     def folder(self) -> str:
-        """The daemon's, or that of the next one where none is up."""
-        return str(self._daemon.place.folder)
+        """The daemon's folder, or the next one's while none is up."""
+        return str(self._daemon.folder.folder)
 
-    def wanted(self, wish: Demand) -> None:
-        """Containers came or went. One that wanted the GPU otherwise and was refused meanwhile will come again."""
-        if wish is not self.wish and (self.wish, wish) != (Demand.DOWN, Demand.IDLE):
-            self.wish = wish
-            self._poked.set()
+    def wanted(self, demand: Demand) -> None:
+        """Containers came or went. From DOWN to IDLE nothing changes: who was refused meanwhile will come again."""
+        if demand is not self.demand and (self.demand, demand) != (Demand.DOWN, Demand.IDLE):
+            self.demand = demand
+            self._woken.set()
 
     async def run(self) -> None:
-        """Until the daemon is gone for good; our own end leaves it running."""
+        """Until the daemon is gone for good. When nri-gpu ends, the daemon goes on."""
         adopted = False
         while True:
-            if self.wish is not Demand.IDLE:
+            if self.demand is not Demand.IDLE:
                 self._idle_since = None
             if self._up_since and not self._daemon.alive:
                 self._lost()
@@ -85,10 +88,10 @@ class GpuMpsController:
                     await self._adopt()
                     adopted = True
                 if self._used():
-                    await self._hold_up()
+                    await self._keep_up()
                 elif self._over():
                     self._up_since = 0.0
-                    await self._daemon.end(self._around.tools())
+                    await self._daemon.end(self._dependencies.tools())
                     self._log.info("MPS daemon ended")
                     if not self._used():
                         return
@@ -99,80 +102,79 @@ class GpuMpsController:
             await self._something()
 
     def _used(self) -> bool:
-        return self.wish is Demand.UP
+        return self.demand is Demand.UP
 
     def _over(self) -> bool:
-        if self.wish is Demand.DOWN:
+        if self.demand is Demand.DOWN:
             return True
-        now = self._around.clock()
+        now = self._dependencies.clock()
         self._idle_since = now if self._idle_since is None else self._idle_since
-        return now - self._idle_since >= self._around.settings().linger_s
+        return now - self._idle_since >= self._dependencies.settings().linger_s
 
     async def _adopt(self) -> None:
-        if await self._daemon.adopt(self._around.tools(), self._around.settings()):
-            self.served = True  # for all that is known
+        if await self._daemon.adopt(self._dependencies.tools(), self._dependencies.settings()):
+            self.served = True  # it may have been
             self._started("MPS daemon taken over")
 
-    async def _hold_up(self) -> None:
+    async def _keep_up(self) -> None:
         if self._daemon.alive:
             return
         self._daemon.prepare()
-        if self._around.clock() >= self._retry_at:
+        if self._dependencies.clock() >= self._retry_at:
             self.served = False
-            await self._daemon.start(self._around.tools(), self._around.settings())
+            await self._daemon.start(self._dependencies.tools(), self._dependencies.settings())
             self._started("MPS daemon started")
 
     async def _replace(self) -> None:
-        """All its clients left: whoever comes next finds nothing of theirs."""
+        """All its clients are gone: the next ones get a new daemon, with nothing of theirs."""
         self._up_since = 0.0
-        await self._daemon.quit(self._around.tools())
+        await self._daemon.quit(self._dependencies.tools())
         self.served = False
         if not self._over():
-            await self._hold_up()
+            await self._keep_up()
 
     def _started(self, phrase: str) -> None:
-        self.fault, self._up_since = "", self._around.clock()
+        self.fault, self._up_since = "", self._dependencies.clock()
         self._log.info(phrase)
 
     def _lost(self) -> None:
-        """It ended by itself, and with it what its clients had on the GPU."""
+        """It ended by itself, and took its clients' work on the GPU with it."""
         self._daemon.lost()
         self.served = False
-        steady = self._around.clock() - self._up_since >= STEADY_S
+        steady = self._dependencies.clock() - self._up_since >= STEADY_S
         self._up_since = 0.0
         self._log.warning("MPS daemon ended by itself")
         if steady:
-            self._pause_s = FIRST_PAUSE_S
+            self._pauses.reset()
         else:
             self._back_off()
 
     def _failed(self, sentence: str) -> None:
         if sentence != self.fault:
-            self._log.bind(fault=sentence).warning("MPS daemon not served")
+            self._log.bind(fault=sentence).warning("MPS daemon not up")
         self.fault = sentence
         self._back_off()
 
     def _back_off(self) -> None:
-        self._retry_at = self._around.clock() + self._pause_s
-        self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
+        self._retry_at = self._dependencies.clock() + self._pauses.next_s()
 
     async def _something(self) -> None:
-        """Until there may be something to do."""
-        waits = [asyncio.ensure_future(self._poked.wait()), asyncio.ensure_future(self._daemon.ended())]
+        """Wait until there may be something to do."""
+        waits = [asyncio.ensure_future(self._woken.wait()), asyncio.ensure_future(self._daemon.ended())]
         try:
-            await asyncio.wait(waits, timeout=self._patience_s(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=self._wait_s(), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in waits:
                 each.cancel()
             with suppress(asyncio.CancelledError):
                 await asyncio.gather(*waits, return_exceptions=True)
-        self._poked.clear()
+        self._woken.clear()
 
-    def _patience_s(self) -> float | None:
-        now = self._around.clock()
-        if self.wish is Demand.UP:
+    def _wait_s(self) -> float | None:
+        now = self._dependencies.clock()
+        if self.demand is Demand.UP:
             return None if self._daemon.alive else max(self._retry_at - now, 0.0)
         if self._retry_at > now:
             return self._retry_at - now
         since = now if self._idle_since is None else self._idle_since
-        return max(since + self._around.settings().linger_s - now, 0.0) if self.wish is Demand.IDLE else 0.0
+        return max(since + self._dependencies.settings().linger_s - now, 0.0) if self.demand is Demand.IDLE else 0.0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.mps.folders import DaemonFolder, clients, noted_places
+from nri_gpu.mps.folders import DaemonFolder, clients, noted_folders
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
 
@@ -78,7 +78,7 @@ def client_image(folder: Path) -> ImageSpec:
 
 def noted(state: Path, uuid: str) -> DaemonFolder | None:
     """Where a GPU's daemon was noted, living or not."""
-    return next((place for place in noted_places(state) if place.uuid == GpuUuid(uuid)), None)
+    return next((place for place in noted_folders(state) if place.uuid == GpuUuid(uuid)), None)
 
 
 def noted_pid(state: Path, uuid: str) -> int:
@@ -90,6 +90,6 @@ def noted_pid(state: Path, uuid: str) -> int:
 
 def end_all(state: Path) -> None:
     """Kill what a test left running."""
-    for place in noted_places(state):
+    for place in noted_folders(state):
         if process := place.noted():
             os.kill(process.pid, signal.SIGKILL)

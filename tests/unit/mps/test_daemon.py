@@ -11,7 +11,8 @@ import pytest
 
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.mps.daemon import CONTROL, MpsDaemon, MpsError, MpsTools
-from nri_gpu.mps.folders import DaemonFolder, clients, process_of
+from nri_gpu.mps.folders import DaemonFolder, clients
+from nri_gpu.mps.process import process_of
 from nri_gpu.policy.mps import MpsSettings
 
 UUID = GpuUuid("GPU-0")
@@ -36,7 +37,7 @@ def tools(tmp_path: Path) -> MpsTools:
 def adopted(place: DaemonFolder, tools: MpsTools) -> tuple[bool, DaemonFolder]:
     async def adopt() -> tuple[bool, DaemonFolder]:
         daemon = MpsDaemon(place, lambda: DaemonFolder(place.state, UUID, "next"))
-        return await daemon.adopt(tools, MpsSettings()), daemon.place
+        return await daemon.adopt(tools, MpsSettings()), daemon.folder
 
     return asyncio.run(adopt())
 

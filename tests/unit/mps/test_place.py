@@ -13,15 +13,13 @@ import pytest
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.mps.folders import (
     DaemonFolder,
-    Process,
     clients,
     leftovers,
     mount_fault,
-    noted_places,
-    process_of,
+    noted_folders,
     remove,
-    user_of,
 )
+from nri_gpu.mps.process import Process, process_of, user_of
 from tests.support import mps
 from tests.unit.test_mps_unit import UNIT
 
@@ -42,33 +40,33 @@ def test_what_was_noted_is_found_while_it_lives(tmp_path: Path) -> None:
             process = process_of(child.pid)
             assert process is not None
             place(tmp_path).note(process)
-            assert noted_places(tmp_path) == (DaemonFolder(tmp_path, UUID, "a"),)
-            assert noted_places(tmp_path)[0].noted() == process
+            assert noted_folders(tmp_path) == (DaemonFolder(tmp_path, UUID, "a"),)
+            assert noted_folders(tmp_path)[0].noted() == process
         finally:
             child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert noted_places(tmp_path)[0].noted() is None  # dead, and its number not free yet
+        assert noted_folders(tmp_path)[0].noted() is None  # dead, and its number not free yet
 
 
 def test_another_process_of_that_number_is_not_it(tmp_path: Path) -> None:
     process = process_of(os.getpid())
     assert process is not None
     place(tmp_path).note(Process(process.pid, process.started - 1))
-    (noted,) = noted_places(tmp_path)
+    (noted,) = noted_folders(tmp_path)
     assert noted.noted() is None
     assert noted.uuid == UUID  # its GPU's mode is still to be given back
 
 
 def test_a_note_that_is_none_is_no_daemon(tmp_path: Path) -> None:
     place(tmp_path).file.write_text("12")
-    assert noted_places(tmp_path)[0].noted() is None
+    assert noted_folders(tmp_path)[0].noted() is None
 
 
 def test_a_note_of_a_version_with_one_folder_for_all_starts(tmp_path: Path) -> None:
     process = process_of(os.getpid())
     assert process is not None
     place(tmp_path).file.write_text(f"{process.pid} {process.started}\n")
-    (noted,) = noted_places(tmp_path)
+    (noted,) = noted_folders(tmp_path)
     assert (noted.noted(), noted.folder) == (process, tmp_path / "mps" / UUID)
 
 

@@ -1,0 +1,80 @@
+"""Processes, read from /proc and watched through pidfds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+
+class Process(Struct, frozen=True):
+    """A process, told apart from a later one with the same PID. started: clock ticks since boot."""
+
+    pid: int
+    started: int
+
+
+def process_of(pid: int) -> Process | None:
+    """The process with that PID; None where there is none, or a zombie. Source: proc(5), stat."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state, *fields = text.rpartition(")")[2].split()  # the program's name may hold blanks and parentheses
+    return None if state in ("Z", "X") else Process(pid, int(fields[18]))
+
+
+def user_of(pid: int) -> int | None:
+    """The effective user ID of a process on the host; None where /proc does not have it."""
+    if pid <= 0:
+        return None
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    found = next((line.split() for line in lines if line.startswith("Uid:")), [])
+    return int(found[2]) if len(found) == 5 else None
+
+
+class ProcessWatch:
+    """Watches one process through a descriptor that is readable once it ended. Source: pidfd_open(2).
+
+    ended: set then, by the event loop that the watch was made in.
+    """
+
+    def __init__(self, process: Process) -> None:
+        """Raises: OSError: the process is gone."""
+        self.process = process
+        self.fd = os.pidfd_open(process.pid)
+        if process_of(process.pid) != process:  # it ended meanwhile, and another process may have its PID
+            os.close(self.fd)
+            raise ProcessLookupError(process.pid)
+        self.ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self.fd, self._on_end)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process has not ended. One system call."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return not poll.poll(0)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to exactly this process; nothing if it has ended."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.fd, number)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._loop.remove_reader(self.fd)
+        os.close(self.fd)
+
+    def _on_end(self) -> None:
+        self._loop.remove_reader(self.fd)  # it stays readable
+        self.ended.set()
