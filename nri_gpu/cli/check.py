@@ -20,7 +20,7 @@ from nri_gpu.driver.owner import owner_of
 from nri_gpu.host.others import node_advice
 from nri_gpu.kubelet.advice import kubelet_advice
 from nri_gpu.mps.folders import clients, mount_fault
-from nri_gpu.plugin.guard import guard_advice
+from nri_gpu.plugin.guard_status import guard_advice
 from nri_gpu.policy.advice import advise
 from nri_gpu.policy.advice_rules import advise_for
 from nri_gpu.policy.model import Policy

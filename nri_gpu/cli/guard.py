@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from nri_gpu.daemon import logs
-from nri_gpu.daemon.guard import GuardProcess, _daemon_state, _settings
+from nri_gpu.daemon.guard import GuardProcess, daemon_state, guard_settings
 from nri_gpu.domain.errors import Exit, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
-from nri_gpu.plugin.guard import DEFAULT_RUN_DIR
+from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import override
 
@@ -27,8 +27,8 @@ def run(args: argparse.Namespace) -> int:
         return Exit.USAGE
     logs.set_up(args.log_level)
     state_dir, path = Path(args.state_dir or DEFAULT_STATE), Path(args.policy) if args.policy else None
-    settings = _settings(state_dir, path, options) or fallback
-    process = GuardProcess(settings, _daemon_state(state_dir, path), Path(args.run_dir or DEFAULT_RUN_DIR))
+    settings = guard_settings(state_dir, path, options) or fallback
+    process = GuardProcess(settings, daemon_state(state_dir, path), Path(args.run_dir or DEFAULT_RUN_DIR))
     gc.collect()
     gc.freeze()
     return asyncio.run(process.run())

@@ -45,10 +45,14 @@ def run(args: argparse.Namespace) -> int:
 
 def guard_exit(run_dir: Path, *, alive: bool, now: float) -> Exit:
     """For a readiness probe of the guard's pod. alive: being connected does not matter."""
-    from nri_gpu.plugin.guard import TELL_S, read_seen, silent_s  # only here, since they import the policy
+    from nri_gpu.plugin.guard_status import (  # only here, since they import the policy
+        REPORT_EVERY_S,
+        read_guard_status,
+        status_age_s,
+    )
 
-    seen = read_seen(run_dir)
-    if seen is None or (silent := silent_s(run_dir, now)) > GUARD_REPORTS_MISSED * TELL_S:
+    seen = read_guard_status(run_dir)
+    if seen is None or (silent := status_age_s(run_dir, now)) > GUARD_REPORTS_MISSED * REPORT_EVERY_S:
         how = "none runs" if seen is None else f"it has not reported for {silent:.0f} s"
         print(f"nri-gpu: no guard with --run-dir {run_dir}: {how}; is `nri-gpu guard` running?", file=sys.stderr)
         return Exit.UNAVAILABLE

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +33,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.succession import Succession
-from nri_gpu.system.tasks import cancelled, exit_code
+from nri_gpu.system.tasks import cancelled, exit_code, later
 
 DRAIN_S: Final = 5.0
 STARTING: Final = Inventory(
@@ -72,7 +71,7 @@ class Daemon:
         self._kubelet = KubeletController(state, self._plugin, fixed.kubelet, self._succession)
         self._ledger_file = LedgerFile(folder, state)
         self._rechecks = Rechecks(state, self._node.cache.poke, self._plugin.waiting)
-        self._sizes = Sizes(lambda: state.settings.plugin.request_bytes, _later)
+        self._sizes = Sizes(lambda: state.settings.plugin.request_bytes, later)
         self._supervisor = Supervisor(
             self._plugin,
             lambda: self._policy.identity,
@@ -96,9 +95,9 @@ class Daemon:
         grace_s = self._state.settings.ledger.created_grace_s
         needs = PluginDependencies(
             clock=time.monotonic,
-            later=_later,
+            later=later,
             inventory_age_s=self._node.cache.age_s,
-            recorder=StateRecorder(journal, self._audit, _later, grace_s),
+            recorder=StateRecorder(journal, self._audit, later, grace_s),
             start_hindrance=self._node.mps.start_hindrance,
             user_of=user_of,
             stage_dir=os.path.realpath(self._fixed.stage_dir),
@@ -232,10 +231,6 @@ class Daemon:
     def _note_ledger(self) -> None:
         assert self._audit
         self._audit.ledger_changed(self._state.ledger)
-
-
-def _later(action: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_soon(action)
 
 
 def _audit_log(policy: Policy, state: Path) -> AuditLog | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,18 +16,19 @@ from nri_gpu.daemon.policy_file import DEFAULT_PATH, LAST_GOOD, load_last_good, 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.errors import Exit, PolicyError
 from nri_gpu.nri.convert import Configured
-from nri_gpu.plugin.guard import TELL_S, DaemonState, Guard, Seen, started, write_seen
+from nri_gpu.plugin.guard import DaemonState, Guard
+from nri_gpu.plugin.guard_status import REPORT_EVERY_S, GuardStatus, process_started, write_guard_status
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, Supervisor, Watchers
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.cri import stop_containers, warn_without_grpc
 from nri_gpu.system.notify import Notifier
-from nri_gpu.system.tasks import exit_code
+from nri_gpu.system.tasks import cancelled, exit_code, later
 
 DRAIN_S: Final = 2.0
 
 
-def _settings(state_dir: Path, path: Path | None, options: Mapping[str, object]) -> Policy | None:
+def guard_settings(state_dir: Path, path: Path | None, options: Mapping[str, object]) -> Policy | None:
     """The policy as the daemon would start with; None where neither the file nor the last good one is usable."""
     try:
         return load_policy(path, options)
@@ -41,8 +42,8 @@ def _settings(state_dir: Path, path: Path | None, options: Mapping[str, object])
         return None
 
 
-def _daemon_state(folder: Path, path: Path | None) -> DaemonState:
-    """With the policy that the daemon took up last, so that both ignore the same requests; else the file's own."""
+def daemon_state(folder: Path, path: Path | None) -> DaemonState:
+    """The daemon's state folder, with the policy that it used last, so that both ignore the same requests."""
 
     def read() -> Policy:
         try:
@@ -65,12 +66,12 @@ class GuardProcess:
     def __init__(self, settings: Policy, state: DaemonState, run_dir: Path) -> None:
         self._settings = settings
         self._run_dir = run_dir
-        self._seen = Seen(pid=os.getpid(), started=started(os.getpid()))
+        self._status = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()))
         self._notifier = Notifier()
-        self._guard = Guard(state, self._later)
+        self._guard = Guard(state, later)
         identity = Identity(settings.guard.name, settings.guard.index)
-        # As the daemon decides, also while it is away.
-        sizes = Sizes(lambda: _request_bytes(state.policy(), settings), self._later, counts=False)
+        # The daemon's limit, also while it is away.
+        sizes = Sizes(lambda: _request_bytes(state.policy(), settings), later, counts=False)
         self._supervisor = Supervisor(
             self._guard, lambda: identity, Watchers(self._configured, self._ready, self._away), sizes
         )
@@ -86,37 +87,32 @@ class GuardProcess:
         if self._settings.guard.stop_ungranted:
             warn_without_grpc("guard.stop_ungranted")
         self._notifier.feed_watchdog()
-        self._keep_telling()
+        self._keep_writing()
         serving = asyncio.create_task(self._supervisor.run(Path(self._settings.plugin.socket)))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         code = exit_code((serving,))
         self._notifier.stopping()
         await self._supervisor.stop(DRAIN_S)
-        for task in (serving, stopping, *self._stopping):
-            task.cancel()
-        await asyncio.gather(serving, stopping, *self._stopping, return_exceptions=True)
+        await cancelled((serving, stopping, *self._stopping))
         self._notifier.close()
         logger.info("stopped")
         return code
 
-    def _later(self, action: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(action)
-
     def _configured(self, configured: Configured) -> None:
         self._guard.runtime = configured.runtime
-        self._seen = replace(self._seen, runtime=configured.runtime, runtime_version=configured.version)
+        self._status = replace(self._status, runtime=configured.runtime, runtime_version=configured.version)
 
     def _ready(self) -> None:
         found = self._guard.found
         without = len(found.running) + len(found.doubtful)
-        self._seen = replace(
-            self._seen, connected=True, validates=self._supervisor.validates, ungranted=without, fault=""
+        self._status = replace(
+            self._status, connected=True, validates=self._supervisor.validates, ungranted=without, fault=""
         )
         logger.bind(ungranted=without, waiting=len(found.waiting)).info("guarding")
         status = f", {without} containers run without the GPUs they asked for" if without else ""
         self._notifier.ready(f"guarding {self._settings.plugin.socket}{status}")
-        self._later(self._tell)
+        later(self._write_status)
         if found.running and self._settings.guard.stop_ungranted:
             task = asyncio.create_task(self._stop_containers(found.running))
             self._stopping.add(task)
@@ -124,23 +120,23 @@ class GuardProcess:
 
     def _away(self, why: str) -> None:
         self._notifier.status(f"not connected: {why}")
-        self._seen = replace(self._seen, connected=False, fault=why)
-        self._tell()
+        self._status = replace(self._status, connected=False, fault=why)
+        self._write_status()
 
     async def _stop_containers(self, containers: tuple[Container, ...]) -> None:
-        """Only those without any mark: one that does not hold may be our own of before a key was lost."""
+        """Stop those without any grant: one that is not valid may be ours, from before the key was lost."""
         names: dict[str, str] = {
             container.id: f"{container.pod.namespace}/{container.pod.name}" for container in containers
         }
         await stop_containers(names, self._settings.guard, "it ran without the GPUs it asked for")
 
-    def _tell(self) -> None:
+    def _write_status(self) -> None:
         try:
-            write_seen(self._run_dir, self._seen)
+            write_guard_status(self._run_dir, self._status)
         except OSError as error:
             logger.bind(path=str(self._run_dir), fault=str(error)).warning("`nri-gpu check` will not see this guard")
 
-    def _keep_telling(self) -> None:
-        """From the loop that answers the runtime: where the file grows old, that hangs (`nri-gpu status --guard`)."""
-        self._tell()
-        asyncio.get_running_loop().call_later(TELL_S, self._keep_telling)
+    def _keep_writing(self) -> None:
+        """From the loop that answers the runtime: an old file shows that the loop hangs (`nri-gpu status --guard`)."""
+        self._write_status()
+        asyncio.get_running_loop().call_later(REPORT_EVERY_S, self._keep_writing)

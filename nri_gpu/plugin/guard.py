@@ -1,28 +1,24 @@
-"""What the guard reads of the daemon's state folder, and the one file that it writes about itself.
+"""The guard: refuses containers that asked for GPUs and carry no valid grant, whatever became of the daemon.
 
-Nothing is remembered of the key, and of the policy no more than one parsing: both may be replaced at any moment, and
-they are looked at only for a container that asked, at some ten microseconds from a filesystem in memory.
+It reads the daemon's state folder anew for each container that asked, some ten microseconds in memory: the key and the
+policy may be replaced at any moment.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from loguru import logger
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from nri_gpu.allocation.grant import KEY_BYTES, InvalidGrant, SignedGrant
 from nri_gpu.decision.claim import may_ask_by_environment, needs_grant
 from nri_gpu.decision.validate import grant_of, validate_adjusted, validate_start
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Reason
-from nri_gpu.domain.names import DEFAULT_STATE, GRANT_KEY
+from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri import convert, lifecycle, validation
 from nri_gpu.nri.convert import EMPTY
 from nri_gpu.nri.events import Event
@@ -30,15 +26,24 @@ from nri_gpu.nri.lifecycle import Lifecycle
 from nri_gpu.nri.session import Listed
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.decision_log import container_fields, log_refusal
-from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
-from nri_gpu.system.storage import Signature, read_private, signature, write_whole
+from nri_gpu.system.storage import Signature, read_private, signature
 
-GUARD_SCHEMA: Final = "nri-gpu/guard/v1"
-STATE_FILE: Final = "guard.json"
-DEFAULT_RUN_DIR: Final = Path("/run/nri-gpu-guard")
-TELL_S: Final = 5.0  # a living guard writes its state so often
-_START_TIME: Final = 19  # field of /proc/PID/stat, counted behind the name: starttime (Linux: proc_pid_stat(5))
+EVENTS: Final = (Event.START_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)
+# Runtimes that heed an error answered to START_CONTAINER. CRI-O logs it and goes on (server/container_start.go), Docker
+# sends none: there the creation is judged too, where a plugin behind the injector sees the mark already. It costs a
+# round trip for every container, so not where it would only refuse what will not start anyway.
+HEED_STARTS: Final = frozenset({"containerd"})
+
+
+class GuardState(Protocol):
+    """What the guard reads of the daemon's state folder."""
+
+    def key(self) -> bytes | None:
+        """The key that grants are signed with; None: there is none, so no grant is valid."""
+
+    def policy(self) -> Policy:
+        """The daemon's policy."""
 
 
 class DaemonState:
@@ -54,93 +59,30 @@ class DaemonState:
         self._known: tuple[tuple[Signature | None, ...], Policy] | None = None
 
     def key(self) -> bytes | None:
-        """The marks' key; None where there is none, or none that anybody but root could not have put there."""
+        """The key; None where there is none, or where somebody else could have written it."""
         file = self._folder / "key"
         try:
             key = read_private(file, KEY_BYTES + 1)
         except FileNotFoundError:
             return None
         except OSError as error:
-            logger.bind(path=str(file), fault=error.strerror).warning("key not read: no mark holds")
+            logger.bind(path=str(file), fault=error.strerror).warning("key not read: no signed grant is valid")
             return None
         return key if len(key) == KEY_BYTES else None
 
     def policy(self) -> Policy:
-        """The policy that containers are judged by."""
+        """The policy, parsed again only after its files changed."""
         signatures = tuple(map(signature, self._policy_files))
         if self._known is None or self._known[0] != signatures:
             self._known = (signatures, self._read_policy())
         return self._known[1]
 
 
-class Seen(Struct, frozen=True, kw_only=True):
-    """What a guard says of itself. validates: whether the runtime lets it judge creations too (NRI 0.10).
-
-    ungranted: containers that ran without the GPUs they asked for when it connected last.
-    fault: why it is not connected.
-    """
-
-    pid: int
-    started: str
-    connected: bool = False
-    runtime: str = ""
-    runtime_version: str = ""
-    validates: bool = False
-    ungranted: int = 0
-    fault: str = ""
-
-
-def write_seen(folder: Path, seen: Seen) -> None:
-    """For `check`: which anybody may run. Raises: OSError."""
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    write_whole(folder / STATE_FILE, json.dumps({"schema": GUARD_SCHEMA, **asdict(seen)}).encode(), 0o644)
-
-
-def read_seen(folder: Path = DEFAULT_RUN_DIR) -> Seen | None:
-    """What the guard that runs now says of itself; None where none runs."""
-    try:
-        raw: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        seen = Seen(**{name: raw[name] for name in Seen.__struct_fields__ if name in raw})
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return seen if seen.started == started(seen.pid) else None
-
-
-def silent_s(folder: Path, now: float) -> float:
-    """Seconds since the guard wrote its state. now: since the epoch. Raises: OSError: there is none."""
-    return now - (folder / STATE_FILE).stat().st_mtime
-
-
-def started(pid: int) -> str:
-    """When a process was started, in the kernel's own count: a pid may be another's by now. Empty: no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_TIME]
-    except (OSError, IndexError):
-        return ""
-
-
-EVENTS: Final = (Event.START_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)
-# Runtimes that heed an error answered to START_CONTAINER. CRI-O logs it and goes on (server/container_start.go), Docker
-# sends none: there the creation is judged too, where a plugin behind the injector sees the mark already. It costs a
-# round trip for every container, so not where it would only refuse what will not start anyway.
-HEED_STARTS: Final = frozenset({"containerd"})
-
-
-class State(Protocol):
-    """What is read of the daemon's state folder."""
-
-    def key(self) -> bytes | None:
-        """The marks' key as it is now; None: there is none, so no mark can be valid."""
-
-    def policy(self) -> Policy:
-        """The policy that the daemon serves by."""
-
-
 class Found(Struct, frozen=True):
-    """Containers that ask and hold no grant, as the runtime listed them at Synchronize.
+    """Containers that asked and have no valid grant, as the runtime listed them at Synchronize.
 
-    running: nobody ever decided on them. doubtful: they run, with a mark that does not hold. waiting: created and not
-    started, and they will not be.
+    running: without any grant. doubtful: they run, with a grant that is not valid. waiting: created and not started,
+    and they will not be.
     """
 
     running: tuple[Container, ...] = ()
@@ -149,14 +91,14 @@ class Found(Struct, frozen=True):
 
 
 class Guard:
-    """Judges for one runtime. found: as of the last Synchronize. later: run once the reply is on its way.
+    """Validates for one runtime. found: by the last Synchronize. later: run something once the reply is on its way.
 
-    runtime: its name, as it told before it asked for `events`.
+    runtime: its name, set before it asks for `events`.
     """
 
-    stage_dir = ""  # it lets nothing go
+    stage_dir = ""  # what containers have mounted does not matter here
 
-    def __init__(self, state: State, later: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, state: GuardState, later: Callable[[Callable[[], None]], object]) -> None:
         self.found = Found()
         self.runtime = ""
         self._state = state
@@ -164,15 +106,19 @@ class Guard:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What it must hear of."""
+        """The events to subscribe to."""
         return EVENTS if self.runtime in HEED_STARTS else (*EVENTS, Event.CREATE_CONTAINER)
 
     def unanswered(self, payload: bytes) -> None:
-        """Nothing was promised."""
+        """Nothing was granted."""
 
     def create_container(self, payload: bytes) -> Reply:
         """CreateContainer, as the plugins before this one left it."""
-        return self._judge(convert.request_from_pb(payload), "container refused") if self._asks(payload) else EMPTY
+        return (
+            self._validate_grant(convert.request_from_pb(payload), "container refused")
+            if self._asks(payload)
+            else EMPTY
+        )
 
     def validate(self, payload: bytes) -> Reply:
         """ValidateContainerAdjustment: no creation without a grant, nor with GPU nodes that no grant names."""
@@ -198,19 +144,19 @@ class Guard:
         return self._start(change) if change.event == Event.START_CONTAINER else EMPTY
 
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float = 0.0) -> None:
-        """What happened while nobody looked: it is reported, and `found` for whoever stops it."""
+        """Log what was created without a grant while nobody was connected; `found` has it for whoever stops it."""
         key, policy = self._state.key(), self._state.policy()
         running: list[Container] = []
         doubtful: list[Container] = []
         waiting: list[Container] = []
         for item in listed:
-            mark = _mark(item.container, key)
-            if isinstance(mark, SignedGrant) or not needs_grant(item.container, policy):
+            grant = _grant(item.container, key)
+            if isinstance(grant, SignedGrant) or not needs_grant(item.container, policy):
                 continue
-            (waiting if item.created else doubtful if isinstance(mark, InvalidGrant) else running).append(
+            (waiting if item.created else doubtful if isinstance(grant, InvalidGrant) else running).append(
                 item.container
             )
-            _report(item, mark)
+            _log_listed(item, grant)
         self.found = Found(tuple(running), tuple(doubtful), tuple(waiting))
 
     def _asks(self, payload: bytes) -> bool:
@@ -220,13 +166,13 @@ class Guard:
         return convert.VISIBLE_NEEDLE in payload and may_ask_by_environment(self._state.policy())
 
     def _start(self, change: Lifecycle) -> Reply:
-        return self._judge(change.container, "start refused") if change.container else EMPTY
+        return self._validate_grant(change.container, "start refused") if change.container else EMPTY
 
-    def _judge(self, container: Container, phrase: str) -> Reply:
-        mark = _mark(container, self._state.key())
-        if isinstance(mark, SignedGrant):  # the policy is read for the others only
+    def _validate_grant(self, container: Container, phrase: str) -> Reply:
+        grant = _grant(container, self._state.key())
+        if isinstance(grant, SignedGrant):  # the policy is read for the others only
             return EMPTY
-        reason = validate_start(container, mark, self._state.policy())
+        reason = validate_start(container, grant, self._state.policy())
         if reason is None:
             return EMPTY
         self._log(container, reason, phrase)
@@ -236,52 +182,15 @@ class Guard:
         self._later(lambda: log_refusal(container_fields(container), reason, phrase))
 
 
-def _mark(container: Container, key: bytes | None) -> SignedGrant | InvalidGrant | None:
+def _grant(container: Container, key: bytes | None) -> SignedGrant | InvalidGrant | None:
     return grant_of(container, container.annotations.get(GRANT_KEY), key)
 
 
-def _report(item: Listed, mark: InvalidGrant | None) -> None:
+def _log_listed(item: Listed, grant: InvalidGrant | None) -> None:
     bound = logger.bind(**container_fields(item.container))
     if item.created:
         bound.info("container asked for GPUs and holds no grant: it will not start")
-    elif mark:
-        bound.bind(fault=mark.why).warning("container runs with a grant that does not hold")
+    elif grant:
+        bound.bind(fault=grant.why).warning("container runs with a grant that is not valid")
     else:
         bound.warning("container runs without the GPUs it asked for")
-
-
-def guard_advice(policy: Policy, state_dir: Path = DEFAULT_STATE, run_dir: Path = DEFAULT_RUN_DIR) -> tuple[str, ...]:
-    """One sentence a thing to be done."""
-    # In a pod another pod's guard cannot be seen: its readiness says what is said here.
-    seen_here = state_dir.exists() and "KUBERNETES_SERVICE_HOST" not in os.environ
-    return (*_settings(policy), *(_on_this_node(run_dir) if seen_here else ()))
-
-
-def _settings(policy: Policy) -> Iterator[str]:
-    if policy.guard.index <= policy.plugin.index:
-        yield (
-            f'guard.index = "{policy.guard.index}" is not behind plugin.index = "{policy.plugin.index}": starts are '
-            "then refused with the guard's sentence, where nri-gpu's own would say more"
-        )
-    if policy.guard.stop_ungranted and find_spec("grpc") is None:
-        yield "guard.stop_ungranted has no effect: grpcio is not installed; pip install 'nri-gpu[cri]'"
-    if policy.health.containers is OnBad.STOP and find_spec("grpc") is None:
-        yield "health.containers has no effect: grpcio is not installed; pip install 'nri-gpu[cri]'"
-
-
-def _on_this_node(run_dir: Path) -> Iterator[str]:
-    """Of a node that nri-gpu has served since it booted: on any other there is nothing to guard."""
-    seen = read_seen(run_dir)
-    if seen is None:
-        yield (
-            "no guard runs on this node: a container that asks for GPUs, created and started while `nri-gpu run` is "
-            "away, runs without them; systemctl enable --now nri-gpu-guard"
-        )
-    elif not seen.connected:
-        why = seen.fault or "`systemctl status nri-gpu-guard` says why"
-        yield f"the guard (pid {seen.pid}) is not connected to the runtime: {why}"
-    elif seen.ungranted:
-        yield (
-            f"{seen.ungranted} containers ran without the GPUs they asked for when the guard connected: "
-            "`journalctl -u nri-gpu-guard` names them; delete their pods to have them granted"
-        )

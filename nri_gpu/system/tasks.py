@@ -24,6 +24,11 @@ async def work_when_told(told: asyncio.Event, work: Callable[[], Awaitable[bool]
             told.set()
 
 
+def later(action: Callable[[], None]) -> None:
+    """Run something in the event loop's next turn: once the reply that is being made is on its way."""
+    asyncio.get_running_loop().call_soon(action)
+
+
 async def first_done(*waits: Awaitable[object], timeout_s: float | None = None) -> None:
     """Return when one of these is done, or after that time; the others are cancelled, and have ended then."""
     tasks = [asyncio.ensure_future(each) for each in waits]

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.kubelet.token import token_key, write_token
-from nri_gpu.plugin.guard import read_seen
+from nri_gpu.plugin.guard_status import read_guard_status
 from tests.support import sandbox
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
@@ -227,7 +227,7 @@ def test_in_the_units_sandbox(site: Site, launch: Launch, tmp_path: Path) -> Non
         with pytest.raises(CriError, match=REFUSED):
             site.node.cri.start(site.create("waiting", {"gpu.nri.io": "device=2"}))
         wait_for("it to be stopped", lambda: site.state(ungranted) == "EXITED", 20, guard.log)
-        assert read_seen(guard.run_dir)
+        assert read_guard_status(guard.run_dir)
         assert "not see this guard" not in guard.log()
 
 
@@ -252,5 +252,5 @@ def test_it_comes_back_when_the_runtime_does(fresh_node: Containerd, tmp_path: P
         wait_for("a second session", lambda: guard.log().count("guarding") == 2, 20, guard.log)
         with pytest.raises(CriError, match=REFUSED):
             fresh_node.cri.start(site.create("ungranted", ASKS))
-        assert read_seen(guard.run_dir) is not None
-    assert read_seen(guard.run_dir) is None
+        assert read_guard_status(guard.run_dir) is not None
+    assert read_guard_status(guard.run_dir) is None

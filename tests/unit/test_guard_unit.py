@@ -16,7 +16,7 @@ import pytest
 from nri_gpu.cli.main import VERBS
 from nri_gpu.daemon import guard
 from nri_gpu.domain.errors import Exit
-from nri_gpu.plugin.guard import DEFAULT_RUN_DIR
+from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
 from nri_gpu.plugin.supervisor import WAIT_MAX_S
 from nri_gpu.policy.model import Policy
 from tests.support.unit_file import OURS, Line, Unit

@@ -219,7 +219,7 @@ def test_what_runs_already_is_told_apart(log: Log) -> None:
     assert [each.id for each in found.doubtful] == ["copied"]
     assert [each.id for each in found.waiting] == [waiting.id]
     assert log.one("container runs without the GPUs it asked for").level == "WARNING"
-    assert "mac" in log.one("container runs with a grant that does not hold").fields["fault"]
+    assert "mac" in log.one("container runs with a grant that is not valid").fields["fault"]
     assert log.one("container asked for GPUs and holds no grant: it will not start").level == "INFO"
     synchronize(judge, [], [])
     assert judge.found.running == ()

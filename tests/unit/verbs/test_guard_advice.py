@@ -11,25 +11,32 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.plugin import guard as advice
-from nri_gpu.plugin.guard import STATE_FILE, Seen, guard_advice, read_seen, started, write_seen
+from nri_gpu.plugin import guard_status as advice
+from nri_gpu.plugin.guard_status import (
+    STATUS_FILE,
+    GuardStatus,
+    guard_advice,
+    process_started,
+    read_guard_status,
+    write_guard_status,
+)
 from nri_gpu.policy.health import HealthSettings, OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.service import GuardSettings, PluginSettings
 
 STOPPING = HealthSettings(containers=OnBad.STOP)
-MINE = Seen(pid=os.getpid(), started=started(os.getpid()), connected=True, runtime="containerd")
+MINE = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()), connected=True, runtime="containerd")
 
 
-def said(tmp_path: Path, seen: Seen | None) -> tuple[str, ...]:
+def said(tmp_path: Path, seen: GuardStatus | None) -> tuple[str, ...]:
     if seen:
-        write_seen(tmp_path / "guard", seen)
+        write_guard_status(tmp_path / "guard", seen)
     return guard_advice(Policy(), tmp_path, tmp_path / "guard")
 
 
 def test_all_is_well(tmp_path: Path) -> None:
     assert said(tmp_path, MINE) == ()
-    assert (tmp_path / "guard" / STATE_FILE).stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "guard" / STATUS_FILE).stat().st_mode & 0o777 == 0o644
 
 
 def test_no_guard_at_all(tmp_path: Path) -> None:
@@ -39,7 +46,7 @@ def test_no_guard_at_all(tmp_path: Path) -> None:
 
 def test_a_guard_that_ended_is_none(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    seen = replace(MINE, pid=ended.pid, started=started(ended.pid))
+    seen = replace(MINE, pid=ended.pid, started=process_started(ended.pid))
     assert seen.started
     assert said(tmp_path, seen) == ()
     ended.communicate(b"\n")
@@ -58,16 +65,16 @@ def test_a_node_that_nri_gpu_never_served_needs_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": "x"}', '{"schema": "x", "pid": "y", "started": "z"}'])
 def test_a_file_of_somebody_else(tmp_path: Path, text: str) -> None:
-    (tmp_path / STATE_FILE).write_text(text)
-    assert read_seen(tmp_path) is None
+    (tmp_path / STATUS_FILE).write_text(text)
+    assert read_guard_status(tmp_path) is None
 
 
 def test_a_newer_guards_file_is_read_as_far_as_it_is_known(tmp_path: Path) -> None:
-    write_seen(tmp_path, MINE)
-    raw = json.loads((tmp_path / STATE_FILE).read_text())
+    write_guard_status(tmp_path, MINE)
+    raw = json.loads((tmp_path / STATUS_FILE).read_text())
     assert raw["schema"] == "nri-gpu/guard/v1"
-    (tmp_path / STATE_FILE).write_text(json.dumps({**raw, "later": 1}))
-    assert read_seen(tmp_path) == MINE
+    (tmp_path / STATUS_FILE).write_text(json.dumps({**raw, "later": 1}))
+    assert read_guard_status(tmp_path) == MINE
 
 
 def test_settings_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

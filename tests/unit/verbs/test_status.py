@@ -26,7 +26,7 @@ from nri_gpu.domain.health import History, Transition, TransitionKind
 from nri_gpu.domain.kubelet import AllocatedDevice, ResourceStatus
 from nri_gpu.domain.mps import MpsFolders, Seat
 from nri_gpu.domain.node import GpuFault, KernelGpu
-from nri_gpu.plugin.guard import Seen, started, write_seen
+from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
 from tests.support import builders as make
 from tests.unit.runtime.test_report import CLOCK, NOW, view
 
@@ -236,7 +236,7 @@ def test_alive_is_who_answers_at_all(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def guard(folder: Path, *, connected: bool) -> Path:
-    write_seen(folder, Seen(pid=os.getpid(), started=started(os.getpid()), connected=connected))
+    write_guard_status(folder, GuardStatus(pid=os.getpid(), started=process_started(os.getpid()), connected=connected))
     return folder / "guard.json"
 
 

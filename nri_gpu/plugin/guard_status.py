@@ -1,0 +1,109 @@
+"""`guard.json`, in which the guard reports about itself, and what `check` advises by it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from nri_gpu.domain.names import DEFAULT_STATE
+from nri_gpu.policy.health import OnBad
+from nri_gpu.policy.model import Policy
+from nri_gpu.system.storage import write_whole
+
+GUARD_SCHEMA: Final = "nri-gpu/guard/v1"
+STATUS_FILE: Final = "guard.json"
+DEFAULT_RUN_DIR: Final = Path("/run/nri-gpu-guard")
+REPORT_EVERY_S: Final = 5.0  # a guard that is alive writes its status this often
+_START_TIME: Final = 19  # field of /proc/PID/stat, counted behind the name: starttime (Linux: proc_pid_stat(5))
+
+
+class GuardStatus(Struct, frozen=True, kw_only=True):
+    """What a guard reports about itself.
+
+    started: as of `process_started`. validates: whether the runtime lets it validate creations too (NRI 0.10).
+    ungranted: containers that ran without the GPUs they asked for when it connected last. fault: why it is not
+    connected.
+    """
+
+    pid: int
+    started: str
+    connected: bool = False
+    runtime: str = ""
+    runtime_version: str = ""
+    validates: bool = False
+    ungranted: int = 0
+    fault: str = ""
+
+
+def write_guard_status(folder: Path, status: GuardStatus) -> None:
+    """Write it for `check`, which anybody may run. Raises: OSError."""
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    content = json.dumps({"schema": GUARD_SCHEMA, **asdict(status)})
+    write_whole(folder / STATUS_FILE, content.encode(), 0o644)
+
+
+def read_guard_status(folder: Path = DEFAULT_RUN_DIR) -> GuardStatus | None:
+    """What the guard that runs now reports; None where none runs."""
+    try:
+        raw: dict[str, Any] = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
+        status = GuardStatus(**{name: raw[name] for name in GuardStatus.__struct_fields__ if name in raw})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return status if status.started == process_started(status.pid) else None
+
+
+def status_age_s(folder: Path, now: float) -> float:
+    """Seconds since the guard wrote its status. now: since the epoch. Raises: OSError: there is none."""
+    return now - (folder / STATUS_FILE).stat().st_mtime
+
+
+def process_started(pid: int) -> str:
+    """When a process was started, in the kernel's clock ticks: a pid may be reused. Empty: there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_TIME]
+    except (OSError, IndexError):
+        return ""
+
+
+def guard_advice(policy: Policy, state_dir: Path = DEFAULT_STATE, run_dir: Path = DEFAULT_RUN_DIR) -> tuple[str, ...]:
+    """What to change about the guard, a sentence each."""
+    # In a pod, another pod's guard cannot be seen: its readiness reports what is reported here.
+    seen_here = state_dir.exists() and "KUBERNETES_SERVICE_HOST" not in os.environ
+    return (*_settings_advice(policy), *(_node_advice(run_dir) if seen_here else ()))
+
+
+def _settings_advice(policy: Policy) -> Iterator[str]:
+    if policy.guard.index <= policy.plugin.index:
+        yield (
+            f'guard.index = "{policy.guard.index}" is not behind plugin.index = "{policy.plugin.index}": starts are '
+            "then refused with the guard's sentence, where nri-gpu's own would say more"
+        )
+    if policy.guard.stop_ungranted and find_spec("grpc") is None:
+        yield "guard.stop_ungranted has no effect: grpcio is not installed; pip install 'nri-gpu[cri]'"
+    if policy.health.containers is OnBad.STOP and find_spec("grpc") is None:
+        yield "health.containers has no effect: grpcio is not installed; pip install 'nri-gpu[cri]'"
+
+
+def _node_advice(run_dir: Path) -> Iterator[str]:
+    """For a node that nri-gpu has served since it booted: on any other there is nothing to guard."""
+    status = read_guard_status(run_dir)
+    if status is None:
+        yield (
+            "no guard runs on this node: a container that asks for GPUs, created and started while `nri-gpu run` is "
+            "away, runs without them; systemctl enable --now nri-gpu-guard"
+        )
+    elif not status.connected:
+        why = status.fault or "`systemctl status nri-gpu-guard` says why"
+        yield f"the guard (pid {status.pid}) is not connected to the runtime: {why}"
+    elif status.ungranted:
+        yield (
+            f"{status.ungranted} containers ran without the GPUs they asked for when the guard connected: "
+            "`journalctl -u nri-gpu-guard` names them; delete their pods to have them granted"
+        )
