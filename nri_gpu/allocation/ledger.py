@@ -1,9 +1,10 @@
-"""Who had a GPU exclusively and is gone, while others may not have it yet."""
+"""The ledger: which container holds which GPU, which are reserved or being released, and who is on each GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from functools import reduce
 from types import MappingProxyType
 from typing import ClassVar, Final, TypeVar
 
@@ -14,15 +15,16 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, DeviceNumber, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Grant, Inject
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.value import Value
 
 
 class Releasing(Struct, frozen=True):
-    """The pod that left one GPU or MIG device.
+    """A GPU or MIG device that one pod held exclusively and has released, while its processes may still be on it.
 
-    pod: its `namespace/name`. since: seconds on the shell's monotonic clock when its container ended.
-    grace_s: seconds after which nothing is waited for any more. processes: how many a look after that found on it;
-    None as long as none could tell.
+    pod: that pod's `namespace/name`. since: seconds on the monotonic clock when its container ended. grace_s: seconds
+    after which other pods get the GPU whatever NVML shows. processes: how many NVML has shown on it since; None while
+    it could not tell.
     """
 
     pod_uid: PodUid
@@ -32,7 +34,7 @@ class Releasing(Struct, frozen=True):
     processes: int | None = None
 
     def blocks(self, pod_uid: PodUid) -> bool:
-        """Whether a container of that pod must wait: exclusive is to the pod, so its own need not."""
+        """Whether a container of that pod must wait: exclusive is to the pod, so its own containers need not."""
         return pod_uid != self.pod_uid
 
     def __str__(self) -> str:
@@ -43,7 +45,7 @@ class Releasing(Struct, frozen=True):
 
 
 class GrantPhase(StrEnum):
-    """Where in its life a granted container is."""
+    """How far a granted container has come."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -53,8 +55,8 @@ class GrantPhase(StrEnum):
 class Entry(Value, frozen=True):
     """One grant in the ledger.
 
-    since: seconds on the shell's monotonic clock when this phase began; infinite where that is not known. until: on the
-    same clock, when it lapses unless it started; infinite: never; None: when the grace since then is over.
+    since: seconds on the monotonic clock when this phase began. until: on the same clock, when a created container
+    lapses unless it starts; infinite: never; None: `created_grace_s` after `since`.
     """
 
     aside: ClassVar = ("since", "until")
@@ -65,7 +67,7 @@ class Entry(Value, frozen=True):
     until: float | None = None
 
     def is_over(self, now: float, grace_s: float) -> bool:
-        """Whether it should have started by now."""
+        """Whether it was created and should have started by now. grace_s: the policy's `created_grace_s`."""
         end = self.since + grace_s if self.until is None else self.until
         return self.phase is GrantPhase.CREATED and now > end
 
@@ -75,8 +77,30 @@ class Entry(Value, frozen=True):
         return self.phase is not GrantPhase.LAPSED
 
 
+UNNAMED_POD: Final = PodUid("kubelet")  # of a pod that the kubelet has allocated to and nobody has named yet
+
+
+class Reservation(Struct, frozen=True, kw_only=True):
+    """A device that the kubelet allocated to a pod of which no container has it now.
+
+    It keeps the device's GPU from others as a grant does. namespace, pod_name: "kubelet" and the resource while nobody
+    has named the pod; pod_uid is then UNNAMED_POD. since, until: seconds on the monotonic clock when it began, and when
+    it lapses; until None: it is kept as long as the pod's sandbox is there.
+    """
+
+    device: AllocatedDevice
+    mode: Mode
+    namespace: str
+    pod_name: str
+    since: float
+    until: float | None
+    pod_uid: PodUid = UNNAMED_POD
+    pod_id: PodId = PodId("")
+    container_name: str = "-"
+
+
 class Live(Struct, frozen=True):
-    """What a container that exists has, whoever gave it, and whatever it was granted.
+    """The devices that an existing container has, whoever assigned them, and whatever it was granted.
 
     pod: `namespace/name`. numbers: of the devices that it can open. staged: generations of driver files that it mounts.
     """
@@ -90,9 +114,10 @@ class Live(Struct, frozen=True):
 
 
 class ExternalAllocation(Struct, frozen=True):
-    """A container that can open GPUs and MIG devices which no valid mark of ours on it names.
+    """A container that can open GPUs and MIG devices which no signed grant on it names.
 
-    container: its name, where it was granted others and its numbers became these; empty where somebody else gave them.
+    container: its name, where it was granted other GPUs and its device numbers became these GPUs'; empty where another
+    component assigned them.
     """
 
     container_id: ContainerId
@@ -105,22 +130,23 @@ class ExternalAllocation(Struct, frozen=True):
 class Usage(Value, frozen=True):
     """Who is on one GPU.
 
-    pods: pod uid -> `namespace/name` of those we granted it. grants: what mode, pods and containers are told by.
-    leaver: who had it before, as long as other pods wait for that.
+    mode, pods, containers: of all grants and reservations; pods: pod uid -> `namespace/name`. releasing: which pod held
+    it before, as long as other pods wait for that.
     """
 
-    aside: ClassVar = ("grants",)
+    aside: ClassVar = ("grants", "reservations")
 
     mode: Mode | None = None
     pods: Mapping[PodUid, str] = field(default_factory=dict)
     containers: int = 0
     external: Mapping[ContainerId, ExternalAllocation] = field(default_factory=dict)
     grants: Mapping[ContainerId, Grant] = field(default_factory=dict)
+    reservations: Mapping[AllocatedDevice, Reservation] = field(default_factory=dict)
     releasing: Releasing | None = None
 
     @property
     def load(self) -> int:
-        """Containers on it, ours and others'."""
+        """How many containers and reservations are on it."""
         return self.containers + len(self.external)
 
     def blocks(self, mode: Mode, pod_uid: PodUid) -> bool:
@@ -128,45 +154,47 @@ class Usage(Value, frozen=True):
         return self.held_from(mode, pod_uid) or (self.releasing is not None and self.releasing.blocks(pod_uid))
 
     def held_from(self, mode: Mode, pod_uid: PodUid) -> bool:
-        """Whether those who hold it now are why. Modes never mix on one GPU."""
+        """Whether those who hold it now are the reason. Modes never mix on one GPU."""
         if self.mode is not None and self.mode is not mode:
             return True
         if mode is Mode.SHARED:
             return False
-        if mode is Mode.MPS:  # its daemon takes the GPU for itself (EXCLUSIVE_PROCESS)
+        if mode is Mode.MPS:  # the daemon takes the GPU for itself (EXCLUSIVE_PROCESS)
             return bool(self.external)
         return bool(self.external) or any(uid != pod_uid for uid in self.pods)
 
-    def plus(self, grant: Grant) -> Usage:
-        """With one more container on it."""
+    def plus(self, holder: Grant | Reservation) -> Usage:
+        """With one more container or reservation on it."""
         # A lapsed container that started while we were away may have left two modes on one GPU.
-        mode = next((each for each in _STRICTEST_FIRST if each in (self.mode, grant.mode)), None)
-        pods = {**self.pods, grant.pod_uid: f"{grant.namespace}/{grant.pod_name}"}
-        grants = {**self.grants, grant.container_id: grant}
-        return Usage(mode, pods, self.containers + 1, self.external, grants, self.releasing)
+        mode = next((each for each in _STRICTEST_FIRST if each in (self.mode, holder.mode)), None)
+        pods = {**self.pods, holder.pod_uid: f"{holder.namespace}/{holder.pod_name}"}
+        grants, reservations = self.grants, self.reservations
+        if isinstance(holder, Grant):
+            grants = {**grants, holder.container_id: holder}
+        else:
+            reservations = {**reservations, holder.device: holder}
+        return Usage(mode, pods, self.containers + 1, self.external, grants, reservations, self.releasing)
 
-    def minus(self, container_id: ContainerId) -> Usage:
-        """Without that container."""
+    def minus(self, gone: ContainerId | AllocatedDevice) -> Usage:
+        """Without that container or reservation."""
         usage = Usage(external=self.external, releasing=self.releasing)
-        for grant in self.grants.values():
-            if grant.container_id != container_id:
-                usage = usage.plus(grant)
-        return usage
+        left: list[Grant | Reservation] = [grant for id_, grant in self.grants.items() if id_ != gone]
+        left += [each for device, each in self.reservations.items() if device != gone]
+        return reduce(Usage.plus, left, usage)
 
 
 _STRICTEST_FIRST: Final = (Mode.EXCLUSIVE, Mode.MPS, Mode.SHARED)
 UNUSED: Final = Usage()
-NOT_TOLD: Final[Mapping[GpuUuid, Usage]] = MappingProxyType({})  # another one than any that is empty
+_UNKNOWN: Final[Mapping[GpuUuid, Usage]] = MappingProxyType({})  # another object than any empty mapping
 
 
 class Ledger(Value, frozen=True):
-    """All grants, by container.
+    """All grants, by container, and all reservations, by device.
 
-    foreign: GPUs that containers can open and were not granted. leaving: GPUs that other pods wait for.
-    live: what containers have; which GPUs that is changes with the node, and `foreign` with it (`foreign.py`).
-    The last two are told by the first three, and handed on from one ledger to the next so that a change costs what it
-    changes: with 500 containers, telling them anew took three times as long as all the rest of a grant.
-    _waiting: entries that do not run, which time and their pod's next attempt can end.
+    external: GPUs that containers can open and were not granted. releasing: GPUs that other pods wait for. live: the
+    devices that containers have; which GPUs these are changes with the node, and `external` with it (`external.py`).
+    _usage and _waiting (entries that do not run) follow from these, and go on from one ledger to the next so that a
+    change costs what it changes: with 500 containers, computing them anew took three times as long as a whole grant.
     """
 
     aside: ClassVar = ("_usage", "_waiting")
@@ -175,13 +203,14 @@ class Ledger(Value, frozen=True):
     external: Mapping[ContainerId, ExternalAllocation] = field(default_factory=lambda: MappingProxyType({}))
     releasing: Mapping[GpuUuid, Releasing] = field(default_factory=lambda: MappingProxyType({}))
     live: Mapping[ContainerId, Live] = field(default_factory=lambda: MappingProxyType({}))
-    _usage: Mapping[GpuUuid, Usage] = field(default_factory=lambda: NOT_TOLD)
+    reservations: Mapping[AllocatedDevice, Reservation] = field(default_factory=lambda: MappingProxyType({}))
+    _usage: Mapping[GpuUuid, Usage] = field(default_factory=lambda: _UNKNOWN)
     _waiting: Mapping[ContainerId, Entry] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self._usage is NOT_TOLD:
+        if self._usage is _UNKNOWN:
             waiting = {id_: entry for id_, entry in self.entries.items() if entry.phase is not GrantPhase.RUNNING}
-            force_setattr(self, "_usage", _told(self.entries.values(), self.external.values(), self.releasing))
+            force_setattr(self, "_usage", _usage_of(self))
             force_setattr(self, "_waiting", waiting)
 
     def usage(self) -> Mapping[GpuUuid, Usage]:
@@ -211,8 +240,10 @@ class Ledger(Value, frozen=True):
         )
 
     def lapse(self, now: float, grace_s: float) -> Ledger:
-        """With grants that were not started within the grace (seconds) holding nothing any more."""
-        ledger = self
+        """With grants that were not started within the grace (seconds), and old reservations, holding nothing."""
+        ledger = self.without_reservations(
+            device for device, each in self.reservations.items() if each.until is not None and now > each.until
+        )
         for entry in self._waiting.values():
             if entry.is_over(now, grace_s):
                 ledger = ledger.with_entry(_lapsed(entry, now))
@@ -249,9 +280,9 @@ class Ledger(Value, frozen=True):
             gone += [id_ for id_, other in others.items() if other.pod_id == pod_id]
         return self._without(gone)
 
-    def with_external(self, foreign: ExternalAllocation) -> Ledger:
+    def with_external(self, external: ExternalAllocation) -> Ledger:
         """With a container that can open GPUs which it was not granted."""
-        return self.with_all_external({**self.external, foreign.container_id: foreign})
+        return self.with_all_external({**self.external, external.container_id: external})
 
     def with_live(self, live: Live) -> Ledger:
         """With what that container has."""
@@ -259,7 +290,7 @@ class Ledger(Value, frozen=True):
             return self
         known = _copied(self.live)
         known[live.container_id] = live
-        return Ledger(self.entries, self.external, self.releasing, _frozen(known), self._usage, self._waiting)
+        return replace(self, live=_frozen(known))
 
     def with_all_external(self, external: Mapping[ContainerId, ExternalAllocation]) -> Ledger:
         """With exactly these containers that can open GPUs which they were not granted."""
@@ -269,18 +300,18 @@ class Ledger(Value, frozen=True):
         changed = [id_ for id_ in self.external.keys() | external.keys() if self.external.get(id_) != external.get(id_)]
         for id_ in changed:
             _move_external(usage, id_, self.external.get(id_), external.get(id_))
-        return Ledger(self.entries, _frozen(dict(external)), self.releasing, self.live, usage, self._waiting)
+        return replace(self, external=_frozen(dict(external)), _usage=usage)
 
-    def with_releasing(self, leaving: Mapping[GpuUuid, Releasing]) -> Ledger:
-        """With exactly these GPUs kept for a while from other pods than those that left them."""
-        if leaving == self.releasing:
+    def with_releasing(self, releasing: Mapping[GpuUuid, Releasing]) -> Ledger:
+        """With exactly these GPUs kept for a while from other pods than those that released them."""
+        if releasing == self.releasing:
             return self
         usage = dict(self._usage)
-        for uuid in self.releasing.keys() | leaving.keys():
-            use = replace(usage.pop(uuid, UNUSED), releasing=leaving.get(uuid))
+        for uuid in self.releasing.keys() | releasing.keys():
+            use = replace(usage.pop(uuid, UNUSED), releasing=releasing.get(uuid))
             if use != UNUSED:
                 usage[uuid] = use
-        return Ledger(self.entries, self.external, MappingProxyType(dict(leaving)), self.live, usage, self._waiting)
+        return replace(self, releasing=_frozen(dict(releasing)), _usage=usage)
 
     def generations(self) -> frozenset[str]:
         """Driver generations that containers still have mounted, and those of compatibility packages."""
@@ -298,47 +329,79 @@ class Ledger(Value, frozen=True):
         waiting.pop(id_, None)
         if entry.phase is not GrantPhase.RUNNING:
             waiting[id_] = entry
-        return Ledger(_frozen(entries), self.external, self.releasing, self.live, usage, waiting)
+        return replace(self, entries=_frozen(entries), _usage=usage, _waiting=waiting)
+
+    def with_reservation(self, reservation: Reservation) -> Ledger:
+        """With that reservation in place of any of the same device."""
+        device = reservation.device
+        usage = dict(self.without_reservations((device,))._usage)
+        usage[device.uuid] = usage.get(device.uuid, UNUSED).plus(reservation)
+        return replace(self, reservations=_frozen({**self.reservations, device: reservation}), _usage=usage)
+
+    def without_reservations(self, devices: Iterable[AllocatedDevice]) -> Ledger:
+        """Without the reservations of these devices; other devices change nothing."""
+        gone = [device for device in dict.fromkeys(devices) if device in self.reservations]
+        if not gone:
+            return self
+        usage = dict(self._usage)
+        for device in gone:
+            left = usage.pop(device.uuid).minus(device)
+            if left != UNUSED:
+                usage[device.uuid] = left
+        left_over = {device: each for device, each in self.reservations.items() if device not in gone}
+        return replace(self, reservations=_frozen(left_over), _usage=usage)
 
     def _without(self, ids: Iterable[ContainerId]) -> Ledger:
         gone = [id_ for id_ in dict.fromkeys(ids) if id_ in self.entries or id_ in self.external or id_ in self.live]
         if not gone:
             return self
         usage, entries, waiting = self._usage, _copied(self.entries), dict(self._waiting)
-        foreign, live = _copied(self.external), _copied(self.live)
+        external, live = _copied(self.external), _copied(self.live)
         for id_ in gone:
             if id_ in entries:
                 usage = _moved(usage, entries.pop(id_), None)
-            if id_ in foreign:
+            if id_ in external:
                 usage = dict(usage)
-                _move_external(usage, id_, foreign.pop(id_), None)
+                _move_external(usage, id_, external.pop(id_), None)
             waiting.pop(id_, None)
             live.pop(id_, None)
-        return Ledger(_frozen(entries), _frozen(foreign), self.releasing, _frozen(live), usage, waiting)
+        return replace(
+            self,
+            entries=_frozen(entries),
+            external=_frozen(external),
+            live=_frozen(live),
+            _usage=usage,
+            _waiting=waiting,
+        )
 
 
 def rebuilt(
     entries: Iterable[Entry],
-    foreign: Iterable[ExternalAllocation],
-    leaving: Mapping[GpuUuid, Releasing] = MappingProxyType({}),
+    external: Iterable[ExternalAllocation],
+    releasing: Mapping[GpuUuid, Releasing] = MappingProxyType({}),
     live: Iterable[Live] = (),
+    reservations: Iterable[Reservation] = (),
 ) -> Ledger:
-    """The ledger that the runtime's own list of containers tells, at Synchronize.
+    """The ledger as the runtime's list of containers shows it, at Synchronize.
 
-    The list does not say which created containers had lapsed: one whose GPUs we gave to somebody else by now did;
-    of two created ones the first listed holds. A lapsed one whose GPUs nobody took holds anew, for another grace.
-    Foreign holders do not count there: they may have come after the grant, and take nothing from one that holds.
-    leaving: of the ledger so far, since no list tells it.
+    The list does not say which created containers had lapsed. One whose GPUs another container holds has; of two
+    created ones the first in the list holds. One whose GPUs nobody took holds them again, for another grace. External
+    allocations do not count here: they may have come after the grant.
+    releasing, reservations: of the ledger so far, since no list shows them. A reservation gives way to grants.
     """
     kept: dict[ContainerId, Entry] = {}
-    usage: Mapping[GpuUuid, Usage] = _told((), (), leaving)
+    usage: Mapping[GpuUuid, Usage] = _usage_of(Ledger(releasing=releasing))
     for entry in sorted(entries, key=lambda entry: entry.phase is not GrantPhase.RUNNING):
         id_ = entry.grant.container_id
         lapsed = entry.phase is GrantPhase.CREATED and _taken(entry.grant, usage)
-        told = _lapsed(entry, entry.since) if lapsed else entry
-        usage, kept[id_] = _moved(usage, kept.get(id_), told), told
-    others = _frozen({other.container_id: other for other in foreign})
-    return Ledger(_frozen(kept), others, leaving, _frozen({each.container_id: each for each in live}))
+        kept_as = _lapsed(entry, entry.since) if lapsed else entry
+        usage, kept[id_] = _moved(usage, kept.get(id_), kept_as), kept_as
+    others = _frozen({other.container_id: other for other in external})
+    ledger = Ledger(_frozen(kept), others, releasing, _frozen({each.container_id: each for each in live}))
+    for each in reservations:
+        if not usage.get(each.device.uuid, UNUSED).held_from(each.mode, each.pod_uid):
+            ledger = ledger.with_reservation(each)
+    return ledger
 
 
 def _lapsed(entry: Entry, now: float) -> Entry:
@@ -350,15 +413,15 @@ def _taken(grant: Grant, usage: Mapping[GpuUuid, Usage]) -> bool:
     return mode is not None and any(usage.get(uuid, UNUSED).blocks(mode, grant.pod_uid) for uuid in grant.uuids)
 
 
-def _told(
-    entries: Iterable[Entry], foreign: Iterable[ExternalAllocation], leaving: Mapping[GpuUuid, Releasing]
-) -> Mapping[GpuUuid, Usage]:
-    usage = {uuid: Usage(releasing=leaver) for uuid, leaver in leaving.items()}
-    for entry in entries:
+def _usage_of(ledger: Ledger) -> Mapping[GpuUuid, Usage]:
+    usage = {uuid: Usage(releasing=releasing) for uuid, releasing in ledger.releasing.items()}
+    for entry in ledger.entries.values():
         if entry.holds:
             for uuid in entry.grant.uuids:
                 usage[uuid] = usage.get(uuid, UNUSED).plus(entry.grant)
-    for other in foreign:
+    for each in ledger.reservations.values():
+        usage[each.device.uuid] = usage.get(each.device.uuid, UNUSED).plus(each)
+    for other in ledger.external.values():
         _move_external(usage, other.container_id, None, other)
     return usage
 
@@ -395,13 +458,14 @@ def _moved(usage: Mapping[GpuUuid, Usage], old: Entry | None, new: Entry | None)
     return after
 
 
+K = TypeVar("K")
 V = TypeVar("V")
 
 
-def _copied(items: Mapping[ContainerId, V]) -> dict[ContainerId, V]:
+def _copied(items: Mapping[K, V]) -> dict[K, V]:
     # A proxy copies all that it stands for at once; dict() would ask it key by key.
     return items.copy() if isinstance(items, MappingProxyType) else dict(items)
 
 
-def _frozen(items: dict[ContainerId, V]) -> Mapping[ContainerId, V]:
+def _frozen(items: dict[K, V]) -> Mapping[K, V]:
     return MappingProxyType(items)

@@ -1,7 +1,7 @@
-"""From one pod's exclusive use to the next: a GPU is offered again when no process is on it, or after a grace.
+"""GPUs that a pod held exclusively and has released: other pods get one when no process is on it, or after a grace.
 
-A container's end is told by the runtime, but the driver may go on for a while: memory is being freed, or a process that
-escaped its cgroup lives. Whoever came next would share the GPU with it. Pure, as the ledger is.
+The runtime tells when a container ends, but the driver may go on for a while: it frees memory, or a process that
+escaped the cgroup still lives. The next container would share the GPU with it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.kubelet import AllocatedDevice
 
 
 class Wait(Struct, frozen=True):
-    """How a GPU that is left is waited for. now: the moment; grace_s: for how long at most, seconds.
+    """How to wait for a released GPU. now: monotonic seconds; grace_s: for how long at most.
 
-    awaited: whether at all, for each GPU: not where nobody will ever tell of processes.
+    awaited: whether to wait for a GPU at all: not where nothing will ever tell of its processes.
     """
 
     now: float
@@ -29,43 +30,56 @@ class Wait(Struct, frozen=True):
     awaited: Callable[[GpuUuid], bool]
 
 
-def vacated(before: Ledger, after: Ledger, among: Iterable[ContainerId], wait: Wait) -> Ledger:
-    """`after`, with GPUs leaving that these containers may have used exclusively before and do not hold any more."""
-    leaving = dict(after.releasing)
+def vacated(
+    before: Ledger, after: Ledger, among: Iterable[ContainerId], wait: Wait, reserved: Iterable[AllocatedDevice] = ()
+) -> Ledger:
+    """`after`, with the GPUs releasing that these containers may have used exclusively and hold no longer.
+
+    reserved: devices whose reservation ended; one without an end was for a pod whose container had run.
+    """
+    releasing = dict(after.releasing)
     for container_id in among:
         entry, now = before.entries.get(container_id), after.entries.get(container_id)
-        if entry is None or not _used_alone(entry) or (now is not None and now.holds):
+        if entry is None or not _used_exclusively(entry) or (now is not None and now.holds):
             continue
         grant = entry.grant
-        leaver = Releasing(grant.pod_uid, f"{grant.namespace}/{grant.pod_name}", wait.now, wait.grace_s)
-        leaving |= {uuid: leaver for uuid in grant.uuids if wait.awaited(uuid)}
-    return after.with_releasing(leaving)
+        left = Releasing(grant.pod_uid, f"{grant.namespace}/{grant.pod_name}", wait.now, wait.grace_s)
+        releasing |= {uuid: left for uuid in grant.uuids if wait.awaited(uuid)}
+    for device in reserved:
+        each = before.reservations.get(device)
+        if each is None or each.until is not None or each.mode is not Mode.EXCLUSIVE or device in after.reservations:
+            continue
+        if wait.awaited(device.uuid):
+            pod = f"{each.namespace}/{each.pod_name}"
+            releasing[device.uuid] = Releasing(each.pod_uid, pod, wait.now, wait.grace_s)
+    return after.with_releasing(releasing)
 
 
 def looked(ledger: Ledger, processes: Mapping[GpuUuid, int | None], began: float, *, unknown_waits: bool) -> Ledger:
-    """After a look at the GPUs' processes. began: when it began; GPUs that were left later are not told of by it.
+    """The ledger after NVML was asked for the GPUs' processes.
 
-    unknown_waits: whether one whose processes cannot be told waits for its grace.
+    began: when it was asked, monotonic seconds; the answer says nothing about GPUs released later. unknown_waits:
+    whether a GPU whose processes NVML cannot tell waits for its grace.
     """
-    leaving: dict[GpuUuid, Releasing] = {}
-    for uuid, leaver in ledger.releasing.items():
+    releasing: dict[GpuUuid, Releasing] = {}
+    for uuid, left in ledger.releasing.items():
         count = processes.get(uuid)
-        if began <= leaver.since:
-            leaving[uuid] = leaver
+        if began <= left.since:
+            releasing[uuid] = left
         elif count or (count is None and unknown_waits):
-            leaving[uuid] = replace(leaver, processes=count)
-    return ledger.with_releasing(leaving)
+            releasing[uuid] = replace(left, processes=count)
+    return ledger.with_releasing(releasing)
 
 
 def expired(ledger: Ledger, now: float) -> Ledger:
-    """Without those whose grace is over."""
+    """The ledger without the releasing GPUs whose grace is over."""
     if not ledger.releasing:
         return ledger
-    waits = {uuid: leaver for uuid, leaver in ledger.releasing.items() if now - leaver.since <= leaver.grace_s}
-    return ledger.with_releasing(waits)
+    waiting = {uuid: left for uuid, left in ledger.releasing.items() if now - left.since <= left.grace_s}
+    return ledger.with_releasing(waiting)
 
 
-def _used_alone(entry: Entry) -> bool:
+def _used_exclusively(entry: Entry) -> bool:
     # One that the runtime listed as created may have run (plugin/handlers.py, NEVER_LAPSES).
     ran = entry.phase is GrantPhase.RUNNING or (entry.phase is GrantPhase.CREATED and entry.until == math.inf)
     return ran and entry.grant.mode is Mode.EXCLUSIVE

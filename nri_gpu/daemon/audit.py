@@ -235,7 +235,7 @@ def _files(lines: list[str]) -> Iterator[tuple[bool, list[str]]]:
 def _ledger_records(ledger: Ledger) -> Iterator[Mapping[str, Any]]:
     """All of it, a few grants at a time: the first starts over, the others add."""
     entries = iter(ledger.entries.items())
-    first = Ledger(dict(islice(entries, GRANTS_AT_ONCE)), ledger.external, ledger.releasing)
+    first = Ledger(dict(islice(entries, GRANTS_AT_ONCE)), ledger.external, ledger.releasing, {}, ledger.reservations)
     yield ledger_record(first)
     while more := dict(islice(entries, GRANTS_AT_ONCE)):
         yield {**ledger_record(Ledger(more)), "kind": RecordKind.CHANGED.value}

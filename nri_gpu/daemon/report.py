@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 from msgspec import Struct
 
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing, Usage
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing, Reservation, Usage
 from nri_gpu.allocation.messages import opener
 from nri_gpu.allocation.placement import why_not
-from nri_gpu.allocation.reservations import is_promise
+from nri_gpu.allocation.reservations import reservation_id
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.gpu import MigPart, Unit, health_of, whole
+from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, health_of, whole
 from nri_gpu.domain.health import NO_HISTORY, Happened, History, Transition, TransitionKind
 from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.node import GpuFault, KernelGpu, Node
@@ -67,7 +67,7 @@ class View(Struct, frozen=True, kw_only=True):
 def status_json(view: View) -> dict[str, Any]:
     """Schema `nri-gpu/status/v1`; fields are only ever added. Times are seconds since the epoch, null if unknown."""
     node, connection = view.node, view.connection
-    usage = view.ledger.usage()
+    usage, known = view.ledger.usage(), {unit.uuid for unit in node.inventory.units}
     return {
         "schema": STATUS_SCHEMA,
         "runtime": {
@@ -99,7 +99,7 @@ def status_json(view: View) -> dict[str, Any]:
         "gpus": [_unit_json(unit, usage.get(unit.uuid), view) for unit in node.inventory.units],
         "faults": [_fault_json(fault, view.history) for fault in node.inventory.faults],
         "unlisted": [unlisted_json(gpu) for gpu in node.inventory.unlisted],
-        "gone": [_holder_json(entry, view) for entry in _of_gone_gpus(view)],
+        "gone": _holders_json(view, lambda uuids: not known.issuperset(uuids)),
         "transitions": transitions_json(view.history),
     }
 
@@ -176,7 +176,7 @@ def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:
         "withheld": why_not(unit),
         "unavailable_since_s": _since_s(unit, view.history),
         "health": health_json(unit),
-        "holders": [_holder_json(entry, view) for entry in _holding(unit, view.ledger)],
+        "holders": _holders_json(view, lambda uuids: unit.uuid in uuids),
         "foreign": [each.pod for each in others if not each.container],
         "opened_by": [{"pod": each.pod, "container": each.container} for each in others if each.container],
         "left_by": _leaver_json(usage.releasing, view) if usage and usage.releasing else None,
@@ -242,18 +242,33 @@ def _unavailable(unit: Unit, usage: Usage | None) -> str:
     return f"held by {', '.join(map(opener, usage.external.values()))}"
 
 
-def _holding(unit: Unit, ledger: Ledger) -> Iterator[Entry]:
-    return (entry for entry in ledger.entries.values() if entry.holds and unit.uuid in entry.grant.uuids)
+def _holders_json(view: View, wanted: Callable[[tuple[GpuUuid, ...]], bool]) -> list[dict[str, Any]]:
+    """Grants and reservations whose GPUs are wanted."""
+    entries = (entry for entry in view.ledger.entries.values() if entry.holds and wanted(entry.grant.uuids))
+    reserved = (each for device, each in view.ledger.reservations.items() if wanted((device.uuid,)))
+    return [*(_holder_json(entry, view) for entry in entries), *(_reservation_json(each, view) for each in reserved)]
 
 
-def _of_gone_gpus(view: View) -> Iterator[Entry]:
-    """Grants of GPUs that the node does not have any more."""
-    known = {unit.uuid for unit in view.node.inventory.units}
-    return (entry for entry in view.ledger.entries.values() if entry.holds and set(entry.grant.uuids) - known)
+def _reservation_json(reservation: Reservation, view: View) -> dict[str, Any]:
+    """The fields of a holder: the kubelet allocated the device, and no container has it now."""
+    return {
+        "namespace": reservation.namespace,
+        "pod": reservation.pod_name,
+        "pod_uid": reservation.pod_uid,
+        "container": reservation.container_name,
+        "container_id": reservation_id(reservation.device),
+        "mode": reservation.mode.value,
+        "phase": GrantPhase.CREATED.value,
+        "since_s": view.wall_of(reservation.since),
+        "running": False,
+        "reserved": True,
+        "gpu_uuids": [reservation.device.uuid],
+        "driver_generation": "-",
+        "restart": "",
+    }
 
 
 def _holder_json(entry: Entry, view: View) -> dict[str, Any]:
-    """reserved: the kubelet allocated it, and no container has it just now."""
     grant = entry.grant
     return {
         "namespace": grant.namespace,
@@ -265,7 +280,7 @@ def _holder_json(entry: Entry, view: View) -> dict[str, Any]:
         "phase": entry.phase.value,
         "since_s": view.wall_of(entry.since),
         "running": entry.phase is GrantPhase.RUNNING,
-        "reserved": is_promise(grant.container_id),
+        "reserved": False,
         "gpu_uuids": list(grant.uuids),
         "driver_generation": grant.generation,
         "restart": _restart(entry, view.node),

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nri_gpu.allocation.grant import KEY_BYTES
-from nri_gpu.allocation.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing
-from nri_gpu.allocation.reservations import is_promise
+from nri_gpu.allocation.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing, Reservation
+from nri_gpu.allocation.reservations import reservation_id, reserved_device
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Grant
@@ -119,7 +119,8 @@ class StateFolder:
         for id_, entry in ledger.entries.items():
             kept = known.get(id_)
             self._lines[id_] = kept if kept and kept[0] is entry else (entry, json.dumps(_grant_json(entry)))
-        grants = _listed(line for _, line in self._lines.values())
+        reservations = (json.dumps(_reservation_json(each)) for each in ledger.reservations.values())
+        grants = _listed((*(line for _, line in self._lines.values()), *reservations))
         foreign = _listed(json.dumps(_foreign_json(other)) for other in ledger.external.values())
         leaving = _listed(json.dumps(_leaver_json(uuid, leaver)) for uuid, leaver in ledger.releasing.items())
         lists = f' "grants": {grants},\n "foreign": {foreign},\n "leaving": {leaving}'
@@ -186,6 +187,21 @@ def _grant_json(entry: Entry) -> dict[str, Any]:
     }
 
 
+def _reservation_json(reservation: Reservation) -> dict[str, Any]:
+    """The fields of a grant that was created and has not started."""
+    return {
+        "namespace": reservation.namespace,
+        "pod": reservation.pod_name,
+        "pod_uid": reservation.pod_uid,
+        "container": reservation.container_name,
+        "container_id": reservation_id(reservation.device),
+        "phase": GrantPhase.CREATED.value,
+        "mode": reservation.mode.value,
+        "gpu_uuids": [reservation.device.uuid],
+        "driver_generation": "-",
+    }
+
+
 def _leaver_json(uuid: GpuUuid, leaver: Releasing) -> dict[str, Any]:
     """since_s: seconds on the boot's monotonic clock."""
     return {
@@ -221,19 +237,33 @@ def former_ledger(file: Path, now: float) -> Ledger:
         raw = json.loads(text)
         if raw["schema"] != LEDGER_SCHEMA:
             raise ValueError(f"its schema is {raw['schema']}")
-        entries = [entry for each in raw["grants"] if (entry := _entry(each))]
+        held = [each for grant in raw["grants"] if (each := _held(grant))]
         leaving = {GpuUuid(_text(each, "gpu_uuid")): _leaver(each, now) for each in raw.get("leaving", ())}
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"it is not what nri-gpu writes: {error!r}") from error
-    return Ledger({entry.grant.container_id: entry for entry in entries}, {}, leaving)
+    entries = {each.grant.container_id: each for each in held if isinstance(each, Entry)}
+    reservations = {each.device: each for each in held if isinstance(each, Reservation)}
+    return Ledger(entries, {}, leaving, {}, reservations)
 
 
-def _entry(raw: Mapping[str, Any]) -> Entry | None:
-    """None: it holds nothing."""
+def _held(raw: Mapping[str, Any]) -> Entry | Reservation | None:
+    """One grant or reservation; None for a grant that holds nothing."""
     phase, mode = GrantPhase(raw["phase"]), raw["mode"]
     if phase is GrantPhase.LAPSED or mode == "none":
         return None
     id_ = ContainerId(_text(raw, "container_id"))
+    if device := reserved_device(id_):
+        # When it began is not written, and whoever carries it over gives it an end.
+        return Reservation(
+            device=device,
+            mode=Mode(mode),
+            namespace=_text(raw, "namespace"),
+            pod_name=_text(raw, "pod"),
+            since=0.0,
+            until=None,
+            pod_uid=PodUid(_text(raw, "pod_uid")),
+            container_name=_text(raw, "container"),
+        )
     grant = Grant(
         container_id=id_,
         container_name=_text(raw, "container"),
@@ -245,8 +275,7 @@ def _entry(raw: Mapping[str, Any]) -> Entry | None:
         mode=Mode(mode),
         generation=_text(raw, "driver_generation"),
     )
-    # When a promise began is not told, and whoever carries it on limits it anew.
-    return Entry(grant, phase, math.inf, math.inf) if is_promise(id_) else Entry(grant, phase, 0.0)
+    return Entry(grant, phase, 0.0)
 
 
 def _leaver(raw: Mapping[str, Any], now: float) -> Releasing:

@@ -8,13 +8,13 @@ from typing import Final, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import UNUSED, Ledger
+from nri_gpu.allocation.ledger import UNUSED, Ledger, Reservation
 from nri_gpu.allocation.messages import called, fitting_gpus
 from nri_gpu.decision.eligibility import Eligible
 from nri_gpu.decision.mps import seat_fault
 from nri_gpu.domain.claim import Count, MigProfiles, Mode
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
+from nri_gpu.domain.decision import REFUSAL_MAX, Code, Grant, Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid, Unit
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import quoted
@@ -151,17 +151,17 @@ def _holdings(container: Container, ledger: Ledger) -> Holdings:
     namespace: set[GpuUuid] = set()
     exclusive: set[GpuUuid] = set()
     node: set[GpuUuid] = set()
-    for entry in ledger.entries.values():
-        grant = entry.grant
-        if not entry.holds or grant.container_id == container.id:
-            continue
-        node.update(grant.uuids)
-        if grant.pod_uid == container.pod.uid:
-            pod.update(grant.uuids)
-        if grant.namespace == container.pod.namespace:
-            namespace.update(grant.uuids)
-            if grant.mode is Mode.EXCLUSIVE:
-                exclusive.update(grant.uuids)
+    grants = (entry.grant for id_, entry in ledger.entries.items() if entry.holds and id_ != container.id)
+    holders: list[tuple[Grant | Reservation, tuple[GpuUuid, ...]]] = [(grant, grant.uuids) for grant in grants]
+    holders += [(each, (device.uuid,)) for device, each in ledger.reservations.items()]
+    for holder, uuids in holders:
+        node.update(uuids)
+        if holder.pod_uid == container.pod.uid:
+            pod.update(uuids)
+        if holder.namespace == container.pod.namespace:
+            namespace.update(uuids)
+            if holder.mode is Mode.EXCLUSIVE:
+                exclusive.update(uuids)
     return Holdings(pod=pod, namespace=namespace, namespace_exclusive=exclusive, node=node)
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.placement import Asker, place, why_not
-from nri_gpu.allocation.reservations import redeemed
+from nri_gpu.allocation.reservations import redeem
 from nri_gpu.decision.candidates import Candidates, over_limit
 from nri_gpu.decision.claim import claim_of
 from nri_gpu.decision.completion import NotCompleted, complete_asked, complete_unasked, held_elsewhere
@@ -137,7 +137,7 @@ Chosen = tuple[tuple[Unit, ...], Mode, Seat | None]
 
 def _choose(asked: Eligible, container: Container, node: Node, ledger: Ledger) -> Chosen | Reason:
     """The GPUs and how they are held: those that this container holds already, or the best that it may have."""
-    ledger = redeemed(ledger, container)
+    ledger = redeem(ledger, container)
     ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
     if held := _held(container, node, ledger):
         return held

@@ -15,6 +15,7 @@ ledger of its own: who is refused then holds nothing, and who would have been gr
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
@@ -23,14 +24,16 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, ExternalAllocation, Ledger, Releasing
+from nri_gpu.allocation.ledger import Entry, ExternalAllocation, Ledger, Releasing, Reservation
 from nri_gpu.allocation.releasing import expired
+from nri_gpu.allocation.reservations import reservation_id, reserved_device
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.codec import CodecError, canonical, decode, encode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.policy.model import Policy
 
@@ -114,12 +117,35 @@ def _changes(old: Ledger, new: Ledger) -> dict[str, Any]:
         "entries": (old.entries, new.entries),
         "foreign": (old.external, new.external),
         "leaving": (old.releasing, new.releasing),
+        "reservations": (_by_id(old), _by_id(new)),
     }
     found: dict[str, Any] = {}
     for name, (before, after) in parts.items():
         fresh = {key: encode(value) for key, value in after.items() if before.get(key) is not value}
         found[name] = {**fresh, **dict.fromkeys(before.keys() - after.keys())}
     return found
+
+
+def _by_id(ledger: Ledger) -> Mapping[str, Reservation]:
+    return {reservation_id(device): each for device, each in ledger.reservations.items()}
+
+
+def _reservation_of(device: AllocatedDevice, entry: Entry) -> Reservation | None:
+    """The reservation that an older log recorded as a grant; None where it had lapsed."""
+    grant = entry.grant
+    if grant.mode is None or not entry.holds:
+        return None
+    return Reservation(
+        device=device,
+        mode=grant.mode,
+        namespace=grant.namespace,
+        pod_name=grant.pod_name,
+        since=entry.since,
+        until=None if entry.until == math.inf else entry.until,
+        pod_uid=grant.pod_uid,
+        pod_id=grant.pod_id,
+        container_name=grant.container_name,
+    )
 
 
 class Compared(Struct, frozen=True):
@@ -185,7 +211,14 @@ class Replay:
 
     def _take_changes(self, record: Record) -> None:
         for id_, found in record["entries"].items():
-            self._take_entry(ContainerId(id_), None if found is None else decode(Entry, found, "entry"))
+            entry = None if found is None else decode(Entry, found, "entry")
+            if device := reserved_device(id_):  # older logs list reservations among the entries
+                self._take_reservation(device, None if entry is None else _reservation_of(device, entry))
+            else:
+                self._take_entry(ContainerId(id_), entry)
+        for id_, found in record.get("reservations", {}).items():
+            if device := reserved_device(id_):
+                self._take_reservation(device, None if found is None else decode(Reservation, found, "reservation"))
         for id_, found in record["foreign"].items():
             if found is None:
                 others = {k: other for k, other in self.ledger.external.items() if k != id_}
@@ -204,6 +237,12 @@ class Replay:
             if each is not None:
                 leaving[GpuUuid(uuid)] = decode(Releasing, each, "leaving")
         self.ledger = self.ledger.with_releasing(leaving)
+
+    def _take_reservation(self, device: AllocatedDevice, reservation: Reservation | None) -> None:
+        if reservation is None:
+            self.ledger = self.ledger.without_reservations((device,))
+        else:
+            self.ledger = self.ledger.with_reservation(reservation)
 
     def _take_entry(self, id_: ContainerId, entry: Entry | None) -> None:
         ours = self.ledger.entries.get(id_)

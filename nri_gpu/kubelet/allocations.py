@@ -8,18 +8,15 @@ from typing import Final
 from loguru import logger
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, Ledger
+from nri_gpu.allocation.ledger import Ledger, Reservation
 from nri_gpu.allocation.reservations import (
-    Missing,
-    Named,
-    bound,
-    carried,
+    ListedDevice,
+    Unlisted,
+    carried_over,
     holders,
-    is_promise,
-    outlived,
-    promised_device,
-    reconciled,
-    resumed,
+    reconcile,
+    redeem_running,
+    reserve_for_pod,
 )
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
@@ -121,7 +118,7 @@ class KubeletAllocations:
         allocation = self._held.get(container_id)
         if allocation is None:
             return ledger
-        return resumed(ledger, ledger.entries[container_id].grant.pod_uid, allocation)
+        return redeem_running(ledger, ledger.entries[container_id].grant.pod_uid, allocation)
 
     def ended(self, before: Ledger, after: Ledger, container_id: ContainerId, now: float) -> Ledger:
         """`after` the container ended, with its GPUs reserved for its pod."""
@@ -133,7 +130,7 @@ class KubeletAllocations:
         # A container that lapsed before it started held nothing any more.
         if entry is None or not entry.holds:
             return after
-        return bound(after, entry.grant, allocation, now, for_life=True)
+        return reserve_for_pod(after, entry.grant, allocation, now, lapses=False)
 
     def lapsed(self, before: Ledger, after: Ledger, now: float) -> Ledger:
         """`after` grants lapsed, with their GPUs reserved for their pods' next attempts as long as Allocate's are."""
@@ -142,7 +139,7 @@ class KubeletAllocations:
         for id_, allocation in self._held.items():
             old, new = before.entries.get(id_), after.entries.get(id_)
             if old is not None and old.holds and new is not None and not new.holds:
-                after = bound(after, old.grant, allocation, now)
+                after = reserve_for_pod(after, old.grant, allocation, now)
         return after
 
     def pod_gone(self, before: Ledger, after: Ledger, now: float) -> Ledger:
@@ -150,15 +147,15 @@ class KubeletAllocations:
         for id_ in before.entries.keys() - after.entries.keys():
             allocation = self._held.pop(id_, None)
             if allocation is not None and before.entries[id_].holds:
-                after = bound(after, before.entries[id_].grant, allocation, now)
-        return outlived(before, after, now)
+                after = reserve_for_pod(after, before.entries[id_].grant, allocation, now)
+        return after
 
-    def listed(self, containers: list[Container], old: Ledger, now: float) -> tuple[Entry, ...]:
+    def listed(self, containers: list[Container], old: Ledger, now: float) -> tuple[Reservation, ...]:
         """Start over from the containers that the runtime lists. Returns the reservations that stay beside them."""
         self._held, self._unread = {}, {}
         for each in containers:
             self._hold(each)
-        return carried(old, now)
+        return carried_over(old, now)
 
     def forget(self, ledger: Ledger) -> None:
         """Drop containers that the ledger does not have."""
@@ -171,8 +168,7 @@ class KubeletAllocations:
             for uuid, use in ledger.usage().items()
             if use.external
             or any(
-                not (is_promise(id_) or id_ in self._held or (shared and grant.mode is Mode.SHARED))
-                for id_, grant in use.grants.items()
+                not (id_ in self._held or (shared and grant.mode is Mode.SHARED)) for id_, grant in use.grants.items()
             )
         )
 
@@ -195,7 +191,7 @@ class ExternalAllocations:
 
     def __init__(self) -> None:
         self.pods: KubeletPods | None = None
-        self._missing = Missing()
+        self._unlisted = Unlisted()
         self._held: set[ContainerId] = set()
         self._complaints: dict[tuple[str, str, str], None] = {}
 
@@ -246,13 +242,9 @@ class ExternalAllocations:
         if not settings.inject_for.patterns:
             return frozenset()
         self._held &= ledger.entries.keys()
-        found: set[GpuUuid] = set()
-        for id_, entry in ledger.entries.items():
-            device = promised_device(id_)
-            external = id_ in self._held if device is None else bool(external_devices((device,), settings))
-            if entry.holds and external:
-                found.update(entry.grant.uuids)
-        return frozenset(found)
+        held = (ledger.entries[id_] for id_ in self._held)
+        granted = {uuid for entry in held if entry.holds for uuid in entry.grant.uuids}
+        return frozenset(granted) | {device.uuid for device in external_devices(ledger.reservations, settings)}
 
     def reconcile(
         self,
@@ -269,8 +261,8 @@ class ExternalAllocations:
                 adopt(id_, KubeletAllocation((each.device,), each.shared))
                 if external_devices((each.device,), settings):
                     self._held.add(id_)
-        about = [id_ for id_ in ledger.entries if (d := promised_device(id_)) and is_gpu_resource(d, settings)]
-        ledger, self._missing = reconciled(ledger, named, about, self._missing, now)
+        about = [device for device in ledger.reservations if is_gpu_resource(device, settings)]
+        ledger, self._unlisted = reconcile(ledger, named, about, self._unlisted, now)
         return ledger
 
     def synchronized(
@@ -286,14 +278,14 @@ class ExternalAllocations:
             if settings.reservations.patterns and gpu_groups(container.pod.labels):
                 adopt(container.id, KubeletAllocation(shared=True))
 
-    def _named(self, listed: tuple[PodDevices, ...], settings: KubeletSettings) -> Iterator[Named]:
+    def _named(self, listed: tuple[PodDevices, ...], settings: KubeletSettings) -> Iterator[ListedDevice]:
         for pod in listed:
             sandbox = self.pods.sandbox_of(pod) if self.pods else None
             for container in pod.containers:
                 for device in container.devices:
                     if is_gpu_resource(device, settings):
                         shared = REPLICA in device.id or is_reserving(pod.namespace, settings)
-                        yield Named(device, pod.namespace, pod.name, container.name, shared, sandbox)
+                        yield ListedDevice(device, pod.namespace, pod.name, container.name, shared, sandbox)
 
     def _listing(self, container: Container, settings: KubeletSettings) -> Listing:
         if self.pods is None:

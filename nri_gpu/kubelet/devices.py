@@ -65,7 +65,7 @@ class NriPlugin(Protocol):
     def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
         """GPUs that others than the kubelet's pods hold. shared: sharing them does not count as holding."""
 
-    def promise(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
+    def reserve(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
         """Reserve devices that the kubelet allocated to a pod."""
 
     def lapse(self) -> None:
@@ -177,7 +177,7 @@ class AdvertisedDevices:
             why = "a container asks for none" if key else NO_KEY
             raise AllocationError(f"{resource} cannot be allocated: {why}")
         for ids in requested:
-            self.dependencies.plugin.promise([AllocatedDevice(resource, id_) for id_ in ids], shared=self.shared)
+            self.dependencies.plugin.reserve([AllocatedDevice(resource, id_) for id_ in ids], shared=self.shared)
         return tuple({token_key(resource): write_token(resource, ids, key, shared=self.shared)} for ids in requested)
 
     def _ids(self, unit: Unit) -> tuple[str, ...]:

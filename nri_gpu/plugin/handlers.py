@@ -16,7 +16,7 @@ from nri_gpu.allocation.external import live, seen
 from nri_gpu.allocation.grant import SignedGrant, sign_grant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Live, rebuilt
 from nri_gpu.allocation.releasing import expired
-from nri_gpu.allocation.reservations import had_a_pod, promised, redeemed
+from nri_gpu.allocation.reservations import redeem, reserve, sandbox_gone
 from nri_gpu.decision.claim import may_ask_by_environment, reads_environment
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.validate import validate_adjusted
@@ -117,7 +117,7 @@ class Plugin:
         ledger = self._lapsed(now)
         decision = decide(container, node, ledger, self.policy)
         if not isinstance(decision, Refuse):  # one that is refused may come again for what is reserved for it
-            ledger = redeemed(ledger, container)
+            ledger = redeem(ledger, container)
         reply, signed = self._reply(container, decision)
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
         self.kubelet.decided(container, decision)
@@ -210,9 +210,9 @@ class Plugin:
         self.ungranted = frozenset(ungranted)
         containers = [item.container for item in listed]
         entries += self._not_listed(frozenset(container.id for container in containers), now, request_timeout_s)
-        entries += self.kubelet.listed(containers, self.ledger, now)
+        reserved = self.kubelet.listed(containers, self.ledger, now)
         self.external.synchronized(containers, self.state.settings.kubelet, self.kubelet.adopt)
-        anew = seen(rebuilt(entries, (), self.ledger.releasing, lives), node.inventory)
+        anew = seen(rebuilt(entries, (), self.ledger.releasing, lives, reserved), node.inventory)
         self.state.synchronized = True
         self.state.commit(self._vacated(anew, self.ledger.entries, now))
         self._needs.recorder.synchronized(self.ledger)
@@ -256,9 +256,9 @@ class Plugin:
         """Release what was granted or reserved and never used, for whoever asks what is free and creates nothing."""
         self.state.commit(self._lapsed(self._needs.clock()))
 
-    def promise(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
-        """The kubelet gave these to a pod; which one is known when its container is created."""
-        self.state.commit(promised(self.ledger, devices, self._needs.clock(), shared=shared))
+    def reserve(self, devices: Iterable[AllocatedDevice], *, shared: bool) -> None:
+        """The kubelet allocated these to a pod; which one is known when its container is created."""
+        self.state.commit(reserve(self.ledger, devices, self._needs.clock(), shared=shared))
 
     def kubelet_keyed(self, key: bytes) -> None:
         """The key that the kubelet's grants are signed with can be read."""
@@ -269,9 +269,8 @@ class Plugin:
         now = self._needs.clock()
         before = self._lapsed(now)
         after = self.external.reconcile(before, given, self.state.settings.kubelet, now, self.kubelet.adopt)
-        gone = [id_ for id_, entry in before.entries.items() if id_ not in after.entries and had_a_pod(entry)]
         self.state.commit(before)
-        self.state.commit(self._vacated(after, gone, now))
+        self.state.commit(self._vacated(after, (), now, before.reservations.keys() - after.reservations.keys()))
 
     def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
         """GPUs that our device plugin cannot give, since others than its pods hold them. shared: nor share them."""
@@ -294,7 +293,13 @@ class Plugin:
 
     def _concerns(self, payload: bytes) -> bool:
         """Whether an event can change anything: not where nobody has a device, and this one asked for nothing."""
-        return bool(self.ledger.entries or self.ledger.live or self.external.pods or self._asks(payload))
+        return bool(
+            self.ledger.entries
+            or self.ledger.reservations
+            or self.ledger.live
+            or self.external.pods
+            or self._asks(payload)
+        )
 
     def _asks(self, payload: bytes) -> bool:
         """Whether it may ask: by annotation, or by environment, where policy lets anybody."""
@@ -332,12 +337,12 @@ class Plugin:
     def _pod_gone(self, change: Lifecycle) -> Reply:
         if self.external.pods is not None:
             self.external.pods.remove(change.pod_id)
-        after = self.ledger.pod_gone(change.pod_id)
+        now = self._needs.clock()
+        after = sandbox_gone(self.ledger.pod_gone(change.pod_id), change.pod_id, now)
         if after is not self.ledger:
             gone = self.ledger.entries.keys() - after.entries.keys()
             for container_id in gone:
                 self._needs.recorder.settled(container_id)
-            now = self._needs.clock()
             after = self.kubelet.pod_gone(self.ledger, after, now)
             self.state.commit(self._vacated(after, gone, now))
         self.kubelet.forget(self.ledger)
@@ -347,8 +352,13 @@ class Plugin:
         lapsed = self.ledger.lapse(now, self.state.settings.ledger.created_grace_s)
         return expired(self.kubelet.lapsed(self.ledger, lapsed, now), now)
 
-    def _vacated(self, after: Ledger, among: Iterable[ContainerId], now: float) -> Ledger:
-        """A ledger in which the GPUs that these containers left are kept from others for a while."""
+    def _vacated(
+        self, after: Ledger, among: Iterable[ContainerId], now: float, reserved: Iterable[AllocatedDevice] = ()
+    ) -> Ledger:
+        """A ledger in which the GPUs that these containers released are kept from others for a while.
+
+        reserved: devices whose reservation ended.
+        """
         simulated = self.state.node.inventory.simulated
         settings = self.state.settings.handover
-        return self._released.vacated(self.ledger, after, among, now, settings, simulated=simulated)
+        return self._released.vacated(self.ledger, after, among, now, settings, simulated=simulated, reserved=reserved)

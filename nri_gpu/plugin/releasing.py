@@ -10,6 +10,7 @@ from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.releasing import Wait, looked, vacated
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.model import HandoverSettings, Unknown
 from nri_gpu.system.backoff import Backoff
@@ -34,15 +35,19 @@ class ReleasedGpus:
         settings: HandoverSettings,
         *,
         simulated: bool,
+        reserved: Iterable[AllocatedDevice] = (),
     ) -> Ledger:
-        """`after`, with the GPUs that these containers held in `before` kept for a while. simulated: the node is."""
+        """`after`, with the GPUs that these containers held in `before` kept for a while. simulated: the node is.
+
+        reserved: devices whose reservation ended.
+        """
         if after is before or not settings.wait:
             return after
         processes = self._processes
         # A simulated node's file lists processes or does not; waiting changes nothing.
         unknown_waits = settings.unknown is Unknown.WAIT and not simulated
         awaited = (lambda _: True) if unknown_waits else (lambda uuid: processes.get(uuid) is not None)
-        return vacated(before, after, among, Wait(now, settings.grace_s, awaited))
+        return vacated(before, after, among, Wait(now, settings.grace_s, awaited), reserved)
 
     def looked(self, ledger: Ledger, inventory: Inventory, began: float, settings: HandoverSettings) -> Ledger:
         """The ledger after a look that began then."""

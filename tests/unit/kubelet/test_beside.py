@@ -338,7 +338,8 @@ def test_what_they_gave_before_any_container_is_held() -> None:
     assert "ml/pulls-its-image" in str(node_.create(container("device=1", of="thief")))
     assert [device.id for device in node_.offers.devices(OURS) if device.why] == [uuid(1)]
     assert node_.create(of) == (uuid(1),)
-    assert len(node_.plugin.ledger.entries) == 1  # the promise became the grant
+    assert len(node_.plugin.ledger.entries) == 1
+    assert not node_.plugin.ledger.reservations  # the reservation became the grant
 
 
 def test_promises_end_when_the_kubelet_lists_them_no_more() -> None:

@@ -127,5 +127,4 @@ def test_two_containers_in_one_question() -> None:
     assert key == "gpu.nri.io/kubelet.nvidia.com_gpu"
     assert f"ids={uuid(1)},{uuid(3)};" in one
     assert f"ids={uuid(0)};" in two
-    promised = {uuid for entry in halves.plugin.ledger.entries.values() for uuid in entry.grant.uuids}
-    assert promised == {uuid(0), uuid(1), uuid(3)}
+    assert {device.uuid for device in halves.plugin.ledger.reservations} == {uuid(0), uuid(1), uuid(3)}

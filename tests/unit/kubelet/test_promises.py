@@ -7,7 +7,10 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.reservations import OPEN_S
-from nri_gpu.domain.container import Container, PodId
+from nri_gpu.decision.replay import Replay
+from nri_gpu.domain.codec import encode
+from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
+from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.policy.model import LedgerSettings, Policy
 from tests.support import builders
 from tests.support.builders import container, gpu, uuid
@@ -38,7 +41,7 @@ def removed(halves: Halves, of: Container) -> None:
 
 
 def promises(halves: Halves) -> int:
-    return sum(id_.startswith("kubelet/") and entry.holds for id_, entry in halves.plugin.ledger.entries.items())
+    return len(halves.plugin.ledger.reservations)
 
 
 def test_one_that_never_started_finds_its_gpu_at_its_next_attempt() -> None:
@@ -210,7 +213,7 @@ def test_containers_of_one_pod_each_have_their_own() -> None:
     assert "kubelet/nvidia.com/gpu" in str(halves.create(container("device=1", of="thief")))
     running(halves, second)
     halves.stop(first)
-    assert [bool(entry.holds) for entry in halves.plugin.ledger.entries.values()] == [True, True]
+    assert promises(halves) == len(halves.plugin.ledger.entries) == 1
     assert "ml/train" in str(halves.create(container("device=0", of="thief")))
     assert halves.create(again(first)) == (uuid(0),)
 
@@ -244,3 +247,17 @@ def test_ill_gpus_do_not_undo_what_was_promised() -> None:
     halves.put_gpus([gpu(0), gpu(1)])
     assert "kubelet/nvidia.com/gpu" in str(halves.create(container("device=0", of="thief")))
     assert halves.create(again(of)) == (uuid(0),)
+
+
+def test_an_older_audit_log_lists_reservations_among_the_grants() -> None:
+    id_ = ContainerId(f"kubelet/{GPU}={uuid(0)}")
+    grant = replace(builders.entry(0).grant, container_id=id_, pod_uid=PodUid("kubelet"))
+    entry = {"grant": encode(grant), "phase": "created", "since": 5.0, "until": "inf"}
+    record = {"kind": "ledger", "entries": {grant.container_id: entry}, "foreign": {}, "leaving": {}}
+    replay = Replay(lambda _, __: Policy())
+    replay.take(record)
+    device = AllocatedDevice(GPU, uuid(0))
+    assert not replay.ledger.entries
+    assert replay.ledger.reservations[device].until is None
+    replay.take({"kind": "changed", "entries": {grant.container_id: None}, "foreign": {}})
+    assert not replay.ledger.reservations

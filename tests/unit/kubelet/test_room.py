@@ -343,7 +343,7 @@ async def test_what_cannot_be_is_refused_and_promises_nothing(
             await kubelet.allocate(GPU, *containers)
         assert str(refused.value).isascii()
         assert len(str(refused.value)) <= 700
-        assert not station.plugin.ledger.entries
+        assert not station.plugin.ledger.reservations
 
 
 async def test_a_hint_is_never_an_error(folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import GrantPhase, Ledger
-from nri_gpu.allocation.reservations import is_promise, promised
+from nri_gpu.allocation.reservations import reserve
 from nri_gpu.daemon.state_folder import StateFolder, former_ledger
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId
@@ -73,20 +73,21 @@ def test_one_that_never_ran_is_not(tmp_path: Path) -> None:
 def test_what_the_kubelet_gave_stays_given(tmp_path: Path) -> None:
     bench = HandoverBench()
     device = AllocatedDevice("nvidia.com/gpu", bench.node.gpus[0].uuid)
-    bench.plugin.promise([device], shared=False)
+    bench.plugin.reserve([device], shared=False)
     new = restarted(bench, tmp_path)
-    assert [is_promise(id_) for id_ in new.plugin.ledger.entries] == [True]
+    assert new.plugin.ledger.reservations.keys() == {device}
     assert all(entry.until is not None and entry.until < math.inf for entry in new.plugin.ledger.entries.values())
     assert isinstance(new.ask("device=0", "second"), str)
 
 
 def test_it_reads_what_is_written(tmp_path: Path) -> None:
-    ledger = promised(Ledger(), [AllocatedDevice("nvidia.com/gpu", f"{make.uuid(3)}::1")], 5.0, shared=True)
+    ledger = reserve(Ledger(), [AllocatedDevice("nvidia.com/gpu", f"{make.uuid(3)}::1")], 5.0, shared=True)
     for number, phase in enumerate((GrantPhase.RUNNING, GrantPhase.CREATED)):
         entry = make.entry(number, phase=phase, to=make.container(name=f"c{number}"))
         ledger = ledger.with_entry(entry)
     found = former_ledger(kept(tmp_path, ledger), 100.0)
     assert found.entries.keys() == ledger.entries.keys()
+    assert found.reservations.keys() == ledger.reservations.keys()
     for id_, entry in found.entries.items():
         known = ledger.entries[id_]
         assert replace(entry.grant, pod_id=known.grant.pod_id) == known.grant

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import GrantPhase, Ledger, Releasing
-from nri_gpu.allocation.reservations import promised
+from nri_gpu.allocation.reservations import reserve
 from nri_gpu.cli.main import main
 from nri_gpu.cli.status import ago, to_text
 from nri_gpu.daemon.report import RuntimeConnection, status_json
@@ -103,7 +103,7 @@ def test_holders_one_line_each() -> None:
 
 
 def test_what_the_kubelet_gave_and_nobody_has_says_since_when() -> None:
-    given = promised(Ledger(), [AllocatedDevice("nvidia.com/gpu", make.uuid(0))], CLOCK - 200, shared=False)
+    given = reserve(Ledger(), [AllocatedDevice("nvidia.com/gpu", make.uuid(0))], CLOCK - 200, shared=False)
     (line,) = [line for line in to_text(status_json(view(given)), NOW).splitlines() if "(reserved)" in line]
     assert line.split()[-3:] == ["-", "3m20s", "(reserved)"]
 
