@@ -85,7 +85,7 @@ def _lines(found: FoundDriver) -> Iterator[str]:
 
 def _of(found: FoundDriver, capability: Capability) -> Iterator[tuple[str, DriverFile]]:
     """The files of one capability; a 32-bit library is of compat32 alone."""
-    kinds = ("library", found.libraries), ("program", found.binaries), ("file", found.extras)
+    kinds = ("library", found.libraries), ("program", found.binaries), ("file", found.singles)
     for kind, files in (*kinds, ("library", found.libraries_32)):
         for file in files:
             if capability in (file.capabilities & COMPAT_32 or file.capabilities):

@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from nri_gpu.daemon.snapshot import Host, SnapshotKeeper
 from nri_gpu.daemon.state_folder import StateFolder
-from nri_gpu.driver.controller import Around, DriverKeeper, DriverPlace
-from nri_gpu.driver.profiles import ProfileKeeper
+from nri_gpu.driver.controller import DriverController, DriverDependencies, DriverPlace
+from nri_gpu.driver.profiles import ProfileController
 from nri_gpu.health.controller import HealthController, HealthDependencies, HealthPlace
 from nri_gpu.inventory.controller import DRIVER, LABELS, PROFILES, InventoryCache, InventoryController
 from nri_gpu.inventory.node_watch import node_watch
@@ -78,7 +78,7 @@ class NodeControllers:
             MpsDependencies(lambda: MpsTools.of(node_state.node.driver), lambda: node_state.settings.mps),
             node_state.put_mps,
         )
-        self._profiles = ProfileKeeper(Path(fixed.stage_dir), node_state)
+        self._profiles = ProfileController(Path(fixed.stage_dir), node_state)
         self._labels = LabelController(node_state, lambda: node_state.settings.labels.file, fixed.kubelet)
         self._driver = self._driver_controller(folder)
         self._snapshots = SnapshotKeeper(folder, key, self._host(), node_state)
@@ -110,7 +110,7 @@ class NodeControllers:
         )
         return health, cache
 
-    def _driver_controller(self, folder: StateFolder) -> DriverKeeper:
+    def _driver_controller(self, folder: StateFolder) -> DriverController:
         fixed = self._fixed
         place = DriverPlace(
             root=Path(fixed.driver_root),
@@ -121,7 +121,7 @@ class NodeControllers:
             retry_s=fixed.refresh_s,
             compat_dir=Path(fixed.compat_dir) if fixed.compat_dir else None,
         )
-        return DriverKeeper(place, self._node_state, Around(self._generations, self._module_changed))
+        return DriverController(place, self._node_state, DriverDependencies(self._generations, self._module_changed))
 
     def _host(self) -> Host:
         return Host(

@@ -22,7 +22,7 @@ from nri_gpu import __version__
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.codec import canonical, decode
 from nri_gpu.domain.node import DriverFiles, Inventory
-from nri_gpu.driver.watch import module_version, module_versions, signs, staged_evidence
+from nri_gpu.driver.watch import folder_signatures, module_version, module_versions, staged_evidence
 from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.state import NodeState
@@ -237,7 +237,7 @@ class SnapshotKeeper:
             program=__version__,
             module_version=version if version == last.driver.version == last.inventory.driver_version else "",
             settings=self._host.settings,
-            host=signs(self._host.driver_root, self._host.library_dirs),
+            host=folder_signatures(self._host.driver_root, self._host.library_dirs),
             staged=staged_evidence(last.driver),
             sight=sight_of(self._host.look()),
             module_versions=self._host.modules(),

@@ -1,7 +1,7 @@
-"""CUDA's forward-compatibility packages that an administrator put on the host: one folder a CUDA version.
+"""CUDA's forward-compatibility packages that an administrator put on the host: one folder for each CUDA version.
 
-`<dir>/13.0/libcuda.so.580.65.06` and what belongs to it, as NVIDIA's package `cuda-compat-13-0` has it below
-/usr/local/cuda-13.0/compat. Each is judged by itself: one that cannot be used is left out, and the others stay.
+A folder is named `13.0` and holds `libcuda.so.580.65.06` and its other libraries, as NVIDIA's package
+`cuda-compat-13-0` has them below /usr/local/cuda-13.0/compat. A package that cannot be used does not affect the others.
 """
 
 from __future__ import annotations
@@ -26,45 +26,46 @@ from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import CompatPackage, CudaVersion
 from nri_gpu.driver import table
 from nri_gpu.driver.elf import Elf, MalformedNoteError, parse_note, read_elf
-from nri_gpu.driver.folders import LeftOut, Source, examine, trusted
+from nri_gpu.driver.host_file import HostFile, LeftOut, check_folder, examine
 from nri_gpu.driver.owner import StageOwner
 from nri_gpu.driver.stage import stage_plan
+from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.state import NodeState
+from nri_gpu.system.storage import why_untrusted
 
 # NVIDIA/nvidia-container-toolkit: cmd/nvidia-cdi-hook/cudacompat/cuda-elf-header.go.
 NOTE_SECTION: Final = ".note.cuda.fwd_compatibility"
 NOTE_OWNER: Final = "NVIDIA Corporation"
-LAYOUT: Final = 1  # part of every generation: raise it when the same files are to be staged differently
+LAYOUT: Final = 1  # part of every generation's name: raise it when the same files are to be staged differently
 FOLDER_NAME: Final = re.compile(r"([1-9]\d{0,2})\.(0|[1-9]\d?)")
 LIBRARY_FILE: Final = re.compile(r"(?P<name>lib[\w+-]+)\.so(?:\.(?P<version>[\d.]+))?")
 CUDA_FILE: Final = re.compile(rf"libcuda\.so\.({table.VERSION})")
-PLAIN_NAME: Final = re.compile(r"lib[\w+.-]+")  # a SONAME becomes a name in a folder of ours
+PLAIN_NAME: Final = re.compile(r"lib[\w+.-]+")  # a SONAME becomes a file name in the staged folder
 DRIVERS_MAX: Final = 256  # majors in a note; today's have six
-# Libraries that nothing of another driver version may stand in for: they speak to the kernel module by its version.
+# Libraries that must be of the kernel module's own version.
 _OF_THE_DRIVER: Final = {each.name for each in table.LIBRARIES if Capability.COMPUTE not in each.capabilities}
 _UNVERSIONED: Final = {each.name for each in table.LIBRARIES if each.suffixes == table.SO4}
 
 
 class FoundCompat(Struct, frozen=True):
-    """One package that containers may have. files: name -> the host's file, or what a symlink of that name leads to."""
+    """One package that containers may have. files: name -> the host's file, or the target of a symlink."""
 
     cuda: CudaVersion
     version: str
     drivers: frozenset[int] | None
-    files: Mapping[str, Source | str]
+    files: Mapping[str, HostFile | str]
 
     @property
     def generation(self) -> str:
         """Safe as a file name; changes whenever a file does."""
         facts = [
-            (name, each if isinstance(each, str) else (each.relative, each.size_bytes, each.mtime_ns, each.inode))
-            for name, each in sorted(self.files.items())
+            (name, each if isinstance(each, str) else each.content_facts) for name, each in sorted(self.files.items())
         ]
         digest = hashlib.sha256(json.dumps([LAYOUT, facts]).encode()).hexdigest()[:8]
         return "compat{}.{}-{}-{}".format(*self.cuda, self.version, digest)
 
     def at(self, folder: Path) -> CompatPackage:
-        """What it is to containers, staged at `folder`."""
+        """What containers get of it, staged at `folder`."""
         return CompatPackage(
             cuda=self.cuda,
             version=self.version,
@@ -75,45 +76,44 @@ class FoundCompat(Struct, frozen=True):
 
 
 class FoundPackages(Struct, frozen=True):
-    """What a folder of packages holds: those of use, the lowest CUDA first, and what had to be left out."""
+    """What a folder of packages holds: the usable ones, the lowest CUDA version first, and what is left out."""
 
     packages: tuple[FoundCompat, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
 
 def scan_compat(folder: Path, machine_name: str = "") -> FoundPackages:
-    """Look through `folder`. machine_name: as `uname -m`, this machine's when empty.
+    """The packages in `folder`. machine_name: as `uname -m`, this machine's when empty.
 
-    Raises: DriverError: it is no directory, cannot be read, or others than root can change it.
+    Raises: DriverError: it is not a directory, cannot be read, or others than root can change it.
     """
     machine = table.MACHINES.get(machine_name or platform.machine())
     if machine is None:
         return FoundPackages()
     try:
-        if not trusted(folder.stat()):
-            raise DriverError(f"{folder} can be changed by others than root: chown root and chmod 755 it")
+        check_folder(folder)
         entries = sorted(folder.iterdir())
     except OSError as error:
-        raise DriverError(f"compatibility packages in {folder} cannot be looked at: {error.strerror}") from error
+        raise DriverError(f"compatibility packages in {folder} cannot be read: {error.strerror}") from error
     left_out: list[LeftOut] = []
     packages = [found for entry in entries if (found := _package(entry, machine, left_out))]
     return FoundPackages(tuple(sorted(packages, key=lambda each: each.cuda)), tuple(left_out))
 
 
-def signs(folder: Path) -> tuple[tuple[object, ...], ...]:
-    """What differs once anything in a folder of packages does: a stat for each of its files, nothing read."""
+def folder_signature(folder: Path) -> tuple[tuple[object, ...], ...]:
+    """Changes when anything in a folder of packages does. Stats each file, and reads none."""
     found: list[tuple[object, ...]] = []
     with contextlib.suppress(OSError):
         for path in (folder, *sorted(folder.iterdir()), *sorted(folder.glob("*/*"))):
             with contextlib.suppress(OSError):  # a link to nothing
                 now = path.stat()
-                # Not the time of change, which our own hard links move.
+                # Not the ctime, which our own hard links change.
                 found.append((str(path), now.st_dev, now.st_ino, now.st_mode, now.st_uid, now.st_size, now.st_mtime_ns))
     return tuple(found)
 
 
 def _package(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> FoundCompat | None:
-    """The package in a folder; None where that is none. left_out: told of what is not given to containers."""
+    """The package in a folder; None where it is not usable. Adds to `left_out` what containers do not get."""
     named = FOLDER_NAME.fullmatch(folder.name)
     if named is None:
         left_out.append(LeftOut(folder.name, "not named for a CUDA version such as 13.0"))
@@ -126,23 +126,23 @@ def _package(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> F
         left_out.append(LeftOut(folder.name, reason))
         return None
     kept = {name: each for name, each in files.items() if _belongs(name, version)}
-    left_out += [_stranger(folder.name, name, version) for name in files if name not in kept]
+    left_out += [_left_out(folder.name, name, version) for name in files if name not in kept]
     plan = {name: source for name, (source, _) in kept.items()}
     return FoundCompat((int(named[1]), int(named[2])), version, drivers, MappingProxyType({**_links(kept), **plan}))
 
 
-def _files(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> dict[str, tuple[Source, Elf]]:
-    """The libraries that lie in a folder, by the names of the files themselves. Raises: DriverError, OSError."""
+def _files(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> dict[str, tuple[HostFile, Elf]]:
+    """The libraries in a folder, by the files' own names. Raises: DriverError, OSError."""
     root = Path(os.path.realpath(folder))
-    if not trusted(root.stat()):
-        raise DriverError("others than root can change it")
-    found: dict[str, tuple[Source, Elf]] = {}
+    if why := why_untrusted(root.stat()):
+        raise DriverError(why)
+    found: dict[str, tuple[HostFile, Elf]] = {}
     for path in sorted(each for each in root.iterdir() if LIBRARY_FILE.fullmatch(each.name)):
         source = examine(root, path)
         if isinstance(source, LeftOut):
             reason = "leads out of the package" if path.is_symlink() else source.reason
             left_out.append(LeftOut(f"{folder.name}/{path.name}", reason))
-        elif source.path == path:  # links are made anew
+        elif source.path == path:  # our own links replace the host's
             elf = read_elf(path)
             if elf and (elf.bits, elf.machine) == (machine.bits, machine.elf):
                 found[path.name] = source, elf
@@ -152,7 +152,7 @@ def _files(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> dic
     return found
 
 
-def _identity(folder: str, files: Mapping[str, tuple[Source, Elf]]) -> tuple[str, frozenset[int] | None]:
+def _identity(folder: str, files: Mapping[str, tuple[HostFile, Elf]]) -> tuple[str, frozenset[int] | None]:
     """Version and host drivers of the one libcuda among them. Raises: DriverError."""
     matches = [match for name in files if (match := CUDA_FILE.fullmatch(name))]
     if len(matches) != 1:
@@ -165,7 +165,7 @@ def _identity(folder: str, files: Mapping[str, tuple[Source, Elf]]) -> tuple[str
 
 
 def _drivers(libcuda: Path, folder: str) -> frozenset[int] | None:
-    """The host drivers that its note lists, None where it has no note or no list. Raises: DriverError, OSError."""
+    """The majors of host drivers in its note; None where there is no note or list. Raises: DriverError, OSError."""
     try:
         with libcuda.open("rb") as file:
             text = parse_note(file, NOTE_SECTION, NOTE_OWNER)
@@ -173,16 +173,16 @@ def _drivers(libcuda: Path, folder: str) -> frozenset[int] | None:
             return None
         cuda, drivers = read_note(text)
     except MalformedNoteError:
-        raise DriverError(f"the note {NOTE_SECTION} of its libcuda cannot be understood") from None
+        raise DriverError(f"the note {NOTE_SECTION} of its libcuda is malformed") from None
     if cuda and cuda != folder:
         raise DriverError(f"its libcuda is for CUDA {cuda}, which the folder is not named for")
     return drivers or None
 
 
 def read_note(text: bytes) -> tuple[str, frozenset[int]]:
-    """The CUDA version and the majors of host drivers in a note's text; empty where it does not say.
+    """The CUDA version and the majors of host drivers in a note's text; empty where it has none.
 
-    Raises: MalformedNoteError: no JSON, or another format than the one we know.
+    Raises: MalformedNoteError: not JSON, or another format than the one we know.
     """
     try:
         content: Any = json.loads(text)
@@ -198,21 +198,21 @@ def read_note(text: bytes) -> tuple[str, frozenset[int]]:
 
 
 def _belongs(name: str, version: str) -> bool:
-    """Whether a library is part of the package: of its version, and nothing that the driver must bring itself."""
+    """Whether a library is part of the package: of its version, and not one that must be the driver's own."""
     match = LIBRARY_FILE.fullmatch(name)
     if match is None or match["name"] in _OF_THE_DRIVER | table.OTHERS:
         return False
     return match["version"] == version or match["name"] in _UNVERSIONED
 
 
-def _stranger(folder: str, name: str, version: str) -> LeftOut:
+def _left_out(folder: str, name: str, version: str) -> LeftOut:
     match = LIBRARY_FILE.fullmatch(name)
     own = match is not None and match["version"] == version
     reason = "must be the driver's own" if own else f"not of version {version}, as its libcuda is"
     return LeftOut(f"{folder}/{name}", reason)
 
 
-def _links(files: Mapping[str, tuple[Source, Elf]]) -> dict[str, str]:
+def _links(files: Mapping[str, tuple[HostFile, Elf]]) -> dict[str, str]:
     return dict(_named_links((name, elf.soname) for name, (_, elf) in sorted(files.items())))
 
 
@@ -225,37 +225,37 @@ def _named_links(files: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
             yield "libcuda.so", soname
 
 
-SHOWN: Final = 20  # left-out files in a line of the log
+SHOWN: Final = 20  # left-out files in a log line
 
 
-class CompatKeeper:
-    """Scans the folder of packages when it is asked to, or when a look shows that something in it changed."""
+class CompatController:
+    """Stages the packages when asked to, or when something in their folder changed."""
 
     def __init__(self, folder: Path, owner: StageOwner, node_state: NodeState) -> None:
         self._folder = folder
         self._owner = owner
         self._node_state = node_state
-        self._signs: object = None
-        self._said = ""
+        self._signature: object = None
+        self._log = LogOnce()
 
     async def look(self, *, asked: bool) -> None:
-        """One look. asked: scan whatever it shows."""
-        seen = await asyncio.to_thread(signs, self._folder)
-        if not asked and seen == self._signs:
+        """Look once. asked: scan even if nothing changed."""
+        seen = await asyncio.to_thread(folder_signature, self._folder)
+        if not asked and seen == self._signature:
             return
         found, packages, faults = await asyncio.to_thread(self._take)
-        self._signs = None if faults else seen  # what failed is tried again with the next look
+        self._signature = None if faults else seen  # after a fault the next look scans again
         if packages != self._node_state.node.compat:
             self._node_state.put_compat(packages)
             versions = ", ".join(f"{each.cuda_version} ({each.version})" for each in packages)
             logger.bind(name=versions or "-").info("CUDA compatibility packages staged")
-        said = "; ".join((*faults, *map(str, found.left_out[:SHOWN])))
-        if said and said != self._said:
-            logger.bind(path=str(self._folder), fault=said).warning("CUDA compatibility packages left out")
-        self._said = said
+        if fault := "; ".join((*faults, *map(str, found.left_out[:SHOWN]))):
+            self._log.warning("CUDA compatibility packages left out", fault, path=str(self._folder))
+        else:
+            self._log.clear()
 
     def _take(self) -> tuple[FoundPackages, tuple[CompatPackage, ...], list[str]]:
-        """What is there, what of it is staged now, and why other packages are not."""
+        """What was found, the packages that are staged now, and why others are not."""
         try:
             found = scan_compat(self._folder)
         except DriverError as error:

@@ -1,4 +1,4 @@
-"""Keeps the driver's staged files and its kernel module's version in the node state, off the request path."""
+"""Keeps the driver's staged files and its kernel module's version up to date, off the request path."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from msgspec import Struct
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.node import DriverFiles
-from nri_gpu.driver.compat import CompatKeeper
+from nri_gpu.driver.compat import CompatController
 from nri_gpu.driver.owner import NotReleasedError, StageOwner, StageTakenError
 from nri_gpu.driver.scan import FoundDriver, scan
 from nri_gpu.driver.stage import prune, stage
-from nri_gpu.driver.watch import Signs, changed, module_version, signs, staged_signs
+from nri_gpu.driver.watch import Signatures, changed, folder_signatures, module_version, staged_signatures
+from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.state import NodeState
 
-LOOK_S: Final = 5.0  # between two looks, which cost a millisecond where nothing changed
-RELEASE_LOOK_S: Final = 0.25  # the same while the daemon before this one ends
+LOOK_S: Final = 5.0  # between two looks, which take a millisecond where nothing changed
+RELEASE_LOOK_S: Final = 0.25  # while the daemon before this one ends
+SHOWN: Final = 20  # files in a log line
 
 
 class DriverPlace(Struct, frozen=True, kw_only=True):
-    """Where the driver is and its copies go.
+    """Where the driver is and where its copies go.
 
-    library_dirs: below the root, where policy names more. state_dir: the owner of stage_dir is known by it.
-    simulated: no kernel module is looked for, and no files are needed. compat_dir: CUDA's compatibility packages;
-    None: there are none to look after. retry_s: how long after a failure the same files are scanned again.
+    library_dirs: below the root, where policy names more. state_dir: identifies the owner of stage_dir.
+    simulated: there is no kernel module, and no files are needed. compat_dir: of CUDA's compatibility packages; None
+    where there are none. retry_s: how long after a failure the same files are scanned again.
     """
 
     root: Path
@@ -43,59 +45,64 @@ class DriverPlace(Struct, frozen=True, kw_only=True):
     compat_dir: Path | None = None
 
 
-class Around(Struct, frozen=True):
+class DriverDependencies(Struct, frozen=True):
     """What it needs of the daemon.
 
-    held: the driver generations that containers have mounted, None before the runtime told of its containers.
-    module_changed: told when the kernel module is another one than before.
+    held: the driver generations that containers have mounted, None before the first Synchronize.
+    module_changed: called when another kernel module is loaded.
     """
 
     held: Callable[[], frozenset[str] | None]
     module_changed: Callable[[], None]
 
 
-class _Last(Struct):
-    """What is known of the last scan. signs: taken before it, None before the first. found: None where it failed."""
+class _Scan(Struct, frozen=True):
+    """The last scan. signatures: taken before it; None: there was none. found: None where it failed."""
 
-    signs: Signs | None = None
+    signatures: Signatures | None = None
     found: FoundDriver | None = None
-    fault: str = ""
     at: float = 0.0
-    staged: Signs | None = None  # of the staged files, when they were last seen whole
-    kept: frozenset[str] = frozenset()  # generations that the last prune left
-    waiting: str = ""  # the version whose kernel module is waited for
-    not_released: bool = False  # the daemon before this one still has the stage folder
 
 
-class DriverKeeper:
-    """Looks every few seconds; scans and stages when asked, or when a look shows that the driver changed."""
+class DriverController:
+    """Looks every few seconds; scans and stages when asked to, or when the driver changed."""
 
     def __init__(
-        self, place: DriverPlace, node_state: NodeState, around: Around, *, clock: Callable[[], float] = time.monotonic
+        self,
+        place: DriverPlace,
+        node_state: NodeState,
+        dependencies: DriverDependencies,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._place = place
         self._node_state = node_state
-        self._around = around
+        self._dependencies = dependencies
         self._clock = clock
-        self._last = _Last()
+        self._last = _Scan()
+        self._staged: Signatures | None = None  # of the staged files, when they were last complete
+        self._kept: frozenset[str] = frozenset()  # generations that the last prune left
+        self._waiting = ""  # the version whose kernel module is not loaded yet
+        self._not_released = False  # the daemon before this one still owns the stage folder
+        self._log = LogOnce()
         self._again = asyncio.Event()
         self._asked = True
         self._owner = StageOwner(place.stage_dir, place.state_dir)
-        self._compat = CompatKeeper(place.compat_dir, self._owner, node_state) if place.compat_dir else None
+        self._compat = CompatController(place.compat_dir, self._owner, node_state) if place.compat_dir else None
 
     def look_again(self) -> None:
-        """Scan anew now, whatever a look would show."""
+        """Scan now, even if nothing changed."""
         self._asked = True
         self._again.set()
 
     @property
-    def scanned(self) -> Signs | None:
-        """The host's folders from before the scan whose files are on the node state; None where that cannot be said."""
-        last, driver = self._last, self._node_state.node.driver
-        return last.signs if last.found and driver and last.found.version == driver.version else None
+    def scanned(self) -> Signatures | None:
+        """The host's folders from before the scan whose files are published; None where there is no such scan."""
+        found, driver = self._last.found, self._node_state.node.driver
+        return self._last.signatures if found and driver and found.version == driver.version else None
 
     def look_soon(self) -> None:
-        """Look now rather than in a few seconds; scan only where that shows a change."""
+        """Look now; scan only if something changed."""
         self._again.set()
 
     async def run(self) -> None:
@@ -104,12 +111,12 @@ class DriverKeeper:
             self._again.clear()
             await self.look()
             with contextlib.suppress(TimeoutError):
-                looks_s = RELEASE_LOOK_S if self._last.not_released else LOOK_S
+                looks_s = RELEASE_LOOK_S if self._not_released else LOOK_S
                 async with asyncio.timeout(min(looks_s, self._place.retry_s)):
                     await self._again.wait()
 
     async def look(self) -> None:
-        """One look; a scan where it, or somebody, asks for one. Staging may copy for as long as the disk takes."""
+        """Look once, and scan if needed. Staging may copy for as long as the disk takes."""
         await self._look_at_module()
         asked, self._asked = self._asked, False
         if asked or await asyncio.to_thread(self._has_changed):
@@ -134,63 +141,62 @@ class DriverKeeper:
         self._asked = True
         if known is not None:
             logger.bind(driver_version=version or "-").info("kernel module changed")
-            self._around.module_changed()
+            self._dependencies.module_changed()
 
     def _has_changed(self) -> bool:
         last, driver = self._last, self._node_state.node.driver
-        if last.not_released or last.signs is None:
+        if self._not_released or last.signatures is None:
             return True
-        if changed(self._place.root, self._place.library_dirs, last.signs, last.found):
+        if changed(self._place.root, self._place.library_dirs, last.signatures, last.found):
             return True
-        if driver is not None and last.staged is not None and staged_signs(driver) != last.staged:
+        if driver is not None and self._staged is not None and staged_signatures(driver) != self._staged:
             logger.bind(generation=driver.generation).warning("staged driver files were changed by others")
             return True
         return last.found is None and self._clock() - last.at >= self._place.retry_s
 
     async def _scan(self) -> None:
-        last, place = self._last, self._place
-        last.signs, last.found, last.at = (
-            await asyncio.to_thread(signs, place.root, place.library_dirs),
-            None,
-            self._clock(),
-        )
+        place = self._place
+        before = await asyncio.to_thread(folder_signatures, place.root, place.library_dirs)
+        self._last = _Scan(before, None, self._clock())
         try:
-            last.found = await asyncio.to_thread(scan, place.root, library_dirs=place.library_dirs)
-            if not self._waits(last.found.version):
-                await self._stage(last.found)
+            found = await asyncio.to_thread(scan, place.root, library_dirs=place.library_dirs)
+            if not self._waits_for_module(found.version):
+                await self._stage(found)
         except DriverError as error:
-            last.found, last.not_released = None, isinstance(error, NotReleasedError)
-            # What the snapshot said is staged, the daemon before this one keeps for its containers.
-            if not (last.not_released and self._node_state.node.driver):
-                self._missing(error)
+            self._not_released = isinstance(error, NotReleasedError)
+            # If the recalled driver is staged, the daemon before this one keeps it for its containers.
+            if not (self._not_released and self._node_state.node.driver):
+                self._failed(error)
         else:
-            last.fault, last.not_released = "", False
+            self._last = _Scan(before, found, self._last.at)
+            self._log.clear()
+            self._not_released = False
 
     async def _stage(self, found: FoundDriver) -> None:
         await asyncio.to_thread(self._owner.take)
         files = await asyncio.to_thread(stage, found, self._place.stage_dir)
-        self._last.staged = await asyncio.to_thread(staged_signs, files)
+        self._staged = await asyncio.to_thread(staged_signatures, files)
         if files != self._node_state.node.driver:
             self._node_state.put_driver(files)
             _log_driver(found, files)
 
-    def _waits(self, version: str) -> bool:
-        """Whether these files have to wait for their kernel module.
+    def _waits_for_module(self, version: str) -> bool:
+        """Whether these files cannot be used before their kernel module is loaded.
 
-        The staged files of the old driver are whole until then, and the module that is loaded understands them.
+        Until then the old driver's staged files are complete, and match the loaded module.
         """
-        node, last = self._node_state.node, self._last
+        node = self._node_state.node
         kernel = node.module_version or node.inventory.driver_version
         waits = node.driver is not None and node.driver.version == kernel != version and not self._place.simulated
-        if waits and last.waiting != version:
+        if waits and self._waiting != version:
             logger.bind(driver_version=version).warning(
                 "the new driver's kernel module is not loaded: containers get the old one's staged files until it is"
             )
-        last.waiting = version if waits else ""
+        self._waiting = version if waits else ""
         return waits
 
-    def _missing(self, error: DriverError) -> None:
-        sentence, last, node = str(error), self._last, self._node_state.node
+    def _failed(self, error: DriverError) -> None:
+        sentence, node = str(error), self._node_state.node
         if self._place.simulated and not isinstance(error, StageTakenError):
             files = DriverFiles(node.inventory.driver_version, "simulated", {}, {})
             if node.driver != files:
@@ -198,17 +204,15 @@ class DriverKeeper:
             sentence = f"{sentence}; the node is simulated, so GPUs are granted without the driver's files"
         elif (node.driver, node.driver_fault) != (None, fault := f"{sentence}."):
             self._node_state.put_driver(None, fault)
-        if sentence != last.fault:
-            logger.bind(fault=sentence).warning("driver files not found")
-        last.fault = sentence
+        self._log.warning("driver files not found", sentence)
 
     async def _prune(self) -> None:
-        """Staged files of old drivers go once no grant names them; not before the runtime told us of all grants."""
-        node, held = self._node_state.node, self._around.held()
+        """Removes old staged files once no grant names them; not before the runtime has listed its containers."""
+        node, held = self._node_state.node, self._dependencies.held()
         if held is None or node.driver is None:
             return
         keep = held | {node.driver.generation} | {package.generation for package in node.compat}
-        if keep == self._last.kept:
+        if keep == self._kept:
             return
         try:
             removed = await asyncio.to_thread(prune, self._place.stage_dir, keep)
@@ -217,7 +221,7 @@ class DriverKeeper:
         else:
             for generation in removed:
                 logger.bind(generation=generation).info("old driver files removed")
-        self._last.kept = keep
+        self._kept = keep
 
 
 def _log_driver(found: FoundDriver, files: DriverFiles) -> None:
@@ -227,6 +231,6 @@ def _log_driver(found: FoundDriver, files: DriverFiles) -> None:
         if names:
             bound.bind(fault=f"{capability}: {', '.join(names)}").info("not part of this driver")
     if found.left_out:
-        bound.bind(fault="; ".join(map(str, found.left_out[:20]))).warning("driver files left out")
+        bound.bind(fault="; ".join(map(str, found.left_out[:SHOWN]))).warning("driver files left out")
     if found.unknown:
-        bound.bind(fault=", ".join(found.unknown[:20])).info("driver files of no known capability, given to nobody")
+        bound.bind(fault=", ".join(found.unknown[:SHOWN])).info("driver files of no known capability, not used")

@@ -1,6 +1,6 @@
-"""What we ask of an ELF file: class, machine, SONAME, what it is linked to, a note. Reads a few KiB of it, never all.
+"""Reads an ELF file's class, machine, SONAME, needed libraries and notes: a few KiB of it, never all.
 
-Any bytes are fine: what is no ELF file, or is cut short, is None and never an exception.
+Any bytes are accepted: for a file that is not ELF, or is cut short, the result is None and not an exception.
 Source: elf(5); System V ABI, chapters "Object Files" (sections, notes) and "Dynamic Linking".
 """
 
@@ -23,15 +23,15 @@ PT_LOAD, PT_DYNAMIC = 1, 2
 DT_NULL, DT_NEEDED, DT_STRTAB, DT_SONAME = 0, 1, 5, 14
 SHT_NOTE: Final = 7
 
-# A library has about ten program headers and forty dynamic entries; a file that claims far more is not one we want,
-# and bounds are what keep a hostile file from making us read or loop for long.
+# A library has about ten program headers and forty dynamic entries. Bounds keep a hostile file from making us read or
+# loop for long.
 PROGRAM_HEADERS_MAX: Final = 1024
 DYNAMIC_BYTES_MAX: Final = 64 * 1024
 NAME_BYTES_MAX: Final = 256  # NAME_MAX of linux/limits.h and the NUL
 SECTIONS_MAX: Final = 1024  # a library has about thirty
 NOTE_BYTES_MAX: Final = 64 * 1024
 
-Read = Callable[[int, int], bytes]  # offset, size -> exactly that many bytes, or _MalformedError
+Read = Callable[[int, int], bytes]  # offset, size -> exactly so many bytes, or _MalformedError
 
 
 class Elf(Struct, frozen=True):
@@ -47,7 +47,7 @@ class Elf(Struct, frozen=True):
 
 
 class _Shape(Struct, frozen=True):
-    """How the structures of one class are laid out. segment: which fields are offset, address and size in the file."""
+    """Layouts of one class's structures. segment: which fields are offset, address and size in the file."""
 
     bits: int
     header: str
@@ -65,11 +65,11 @@ ORDERS: Final = {1: "<", 2: ">"}
 
 
 class MalformedNoteError(Exception):
-    """There is such a section, and it is no whole note of that owner."""
+    """The section exists, and does not hold a complete note of that owner."""
 
 
 class _MalformedError(Exception):
-    """No ELF file, or one that points past its own end."""
+    """Not an ELF file, or one that points past its own end."""
 
 
 class _Segment(Struct, frozen=True):
@@ -80,7 +80,7 @@ class _Segment(Struct, frozen=True):
 
 
 def read_elf(path: Path) -> Elf | None:
-    """The identity of the file at `path`; None for what is no whole ELF file. Raises: DriverError: cannot be read."""
+    """The identity of the file at `path`; None if it is not a complete ELF file. Raises: DriverError: unreadable."""
     try:
         with path.open("rb") as file:
             return parse_elf(file)
@@ -89,7 +89,7 @@ def read_elf(path: Path) -> Elf | None:
 
 
 def parse_elf(file: BinaryIO) -> Elf | None:
-    """The identity of an open file, whatever its bytes are; None for what is no whole ELF file."""
+    """The identity of an open file, whatever its bytes; None if it is not a complete ELF file."""
     try:
         return _parse(_reader(file))
     except _MalformedError:
@@ -97,9 +97,9 @@ def parse_elf(file: BinaryIO) -> Elf | None:
 
 
 def parse_note(file: BinaryIO, section: str, owner: str) -> bytes | None:
-    """What the first note in a section says, without the NULs around it; None where there is no such section.
+    """The text of the first note in a section, without the NULs around it; None where there is no such section.
 
-    Raises: MalformedNoteError: it is cut short, somebody else's, or in what is no whole ELF file.
+    Raises: MalformedNoteError: the note is cut short or of another owner, or the ELF file is not complete.
     """
     try:
         return _note(_reader(file), section.encode(), owner.encode())
@@ -115,7 +115,7 @@ def _reader(file: BinaryIO) -> Read:
             raise _MalformedError
         file.seek(offset)
         data = file.read(size)
-        if len(data) != size:  # the file shrank under us
+        if len(data) != size:  # the file shrank meanwhile
             raise _MalformedError
         return data
 

@@ -1,7 +1,7 @@
-"""Who has a folder of staged drivers: one daemon, which alone knows by whose grants a generation is still mounted.
+"""Ownership of a folder of staged drivers: only one daemon knows whose grants still have a generation mounted.
 
-`.owner` there is locked for as long as that daemon lives, and names its state folder and the boot. The name outlives
-the lock: in between two lives of the owner, when its containers go on with the files, nobody else may come and prune.
+The owner locks `.owner` there for as long as it lives, and writes its state folder and the boot into it. The name
+outlives the lock: while the owner restarts, its containers still use the files, and no other daemon may prune them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ OWNER_FILE: Final = ".owner"
 
 
 class StageTakenError(DriverError):
-    """Another daemon has the folder."""
+    """Another daemon owns the folder."""
 
 
 class NotReleasedError(StageTakenError):
-    """The daemon before this one, with the same state folder, still lives; it ends in a moment."""
+    """The daemon before this one, with the same state folder, has not ended yet."""
 
 
 class StageOwner:
-    """One daemon's claim to a folder. base: where it stages. state_dir: whose life with its predecessors is one."""
+    """One daemon's ownership of a folder. base: where it stages. state_dir: a daemon and its successors share it."""
 
     def __init__(self, base: Path, state_dir: Path) -> None:
         self.base = base
@@ -36,18 +36,18 @@ class StageOwner:
 
     @property
     def held(self) -> bool:
-        """Whether the folder was ours when it was taken last."""
+        """Whether we own the folder."""
         return self._lock is not None
 
     def take(self) -> None:
-        """Have it, or find it had, until `close`. Raises: StageTakenError; DriverError: it cannot be used."""
+        """Own the folder until `close`. Raises: StageTakenError; DriverError: it cannot be used."""
         try:
             self._take(private_folder(self.base) / OWNER_FILE)
         except OSError as error:
             raise DriverError(f"stage folder {self.base} cannot be used: {error.strerror} ({OWNER_FILE})") from error
 
     def close(self) -> None:
-        """Let the next daemon have it: no thread of ours works there any more."""
+        """Let the next daemon own it: no thread of ours works there any more."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -57,7 +57,7 @@ class StageOwner:
         if self._lock is not None and os.path.samestat(os.fstat(self._lock), os.fstat(lock)):
             os.close(lock)
             return
-        self.close()  # the folder was removed under us
+        self.close()  # the folder was removed meanwhile
         alone, named = try_lock(lock), owner_of(self.base)
         if not alone or named not in ("", self._state_dir):
             refusal = self._refusal(named, lock_holder(lock), alive=not alone)
@@ -65,7 +65,7 @@ class StageOwner:
             raise refusal
         self._lock = lock
         if not named:
-            with suppress(OSError):  # a full disk may hold all that is needed, staged before
+            with suppress(OSError):  # the disk may be full, and everything staged before
                 os.ftruncate(lock, 0)
                 os.pwrite(lock, f"{boot_id()}\n{self._state_dir}\n".encode(), 0)
 
@@ -74,17 +74,15 @@ class StageOwner:
             return NotReleasedError(
                 f"the nri-gpu before this one{holder} still has stage folder {self.base}; try again in a moment"
             )
-        whose = f"stage folder {self.base} is that of another nri-gpu{holder}, with state folder {named or '(unknown)'}"
-        remedy = "give this one a driver.stage_dir of its own"
+        whose = f"stage folder {self.base} belongs to another nri-gpu{holder}, with state folder {named or '(unknown)'}"
+        remedy = "set another driver.stage_dir for this one"
         if alive:
-            return StageTakenError(
-                f"{whose}, and two would remove each other's files from running containers: {remedy}"
-            )
-        gone = f"where that one is gone for good, and its containers too, remove {self.base / OWNER_FILE}"
-        return StageTakenError(f"{whose}, whose containers may have its files mounted: {remedy}, or, {gone}")
+            return StageTakenError(f"{whose}, and they would remove each other's files: {remedy}")
+        gone = f"if that one and its containers are gone for good, remove {self.base / OWNER_FILE}"
+        return StageTakenError(f"{whose}, whose containers may have its files mounted: {remedy}; {gone}")
 
 
 def owner_of(base: Path) -> str:
-    """The state folder of the daemon that staged there since the node booted; empty: none, or it cannot be read."""
+    """The state folder of the daemon that owned the folder since boot; empty: none, or it cannot be read."""
     boot, _, rest = (text_of(base / OWNER_FILE, encoding="utf-8") or "").partition("\n")
     return rest.strip() if boot == boot_id() else ""

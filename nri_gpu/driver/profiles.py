@@ -1,14 +1,13 @@
-"""Application profiles: one small file for each set of a node's GPUs, by which EGL and Vulkan pass over the others.
+"""Application profiles: a small file for each set of a node's GPUs, which makes EGL and Vulkan ignore the others.
 
-Written ahead and beside the staged driver, because who makes the mounts is the runtime: it must see the files, and for
-containers in user namespaces it may look as somebody else than root. So not in the state folder, which is root's alone.
+They are written in advance, beside the staged driver. The runtime mounts them, for containers in user namespaces as
+another user than root, so they cannot be in the state folder.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Iterable, Iterator
 from itertools import chain, combinations
 from pathlib import Path
@@ -18,17 +17,18 @@ from loguru import logger
 
 from nri_gpu.domain.edits import PROFILE_GPUS_MAX, PROFILE_MINOR_MAX, Profiles, mask
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.driver.folders import trusted
+from nri_gpu.driver.host_file import check_folder
 from nri_gpu.system.state import NodeState
+from nri_gpu.system.storage import write_whole
 from nri_gpu.system.tasks import work_when_told
 
-FOLDER: Final = "profiles"  # below the folder of staged drivers; no name of a driver generation
+FOLDER: Final = "profiles"  # below the folder of staged drivers; not a possible name of a generation
 FOLDER_MODE: Final = 0o755
 _NAME: Final = "_container_"
 
 
 def planned_profiles(base: Path, minors: Iterable[int]) -> Profiles:
-    """What `write_profiles` would make. Nothing is asked of the disk."""
+    """What `write_profiles` would make. Does not read the disk."""
     known, folder = frozenset(minors), str(base / FOLDER)
     if len(known) > PROFILE_GPUS_MAX:
         fault = f"it has {len(known)} GPUs, and profiles are written for up to {PROFILE_GPUS_MAX}"
@@ -40,18 +40,15 @@ def planned_profiles(base: Path, minors: Iterable[int]) -> Profiles:
 
 
 def write_profiles(base: Path, minors: Iterable[int]) -> Profiles:
-    """Write a file for each set of these GPUs; those that are there already stay.
-
-    Raises: DriverError: one could not be written.
-    """
+    """Writes a file for each set of these GPUs unless it exists. Raises: DriverError: one could not be written."""
     plan = planned_profiles(base, minors)
     folder = Path(plan.folder)
     try:
         base.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-        if not (trusted(base.stat()) and trusted(folder.lstat())):
-            raise DriverError(f"{folder} can be changed by others than root: chown root and chmod 755 it")
-        folder.chmod(FOLDER_MODE)  # whatever the umask left
+        check_folder(base)
+        check_folder(folder, follow=False)
+        folder.chmod(FOLDER_MODE)  # whatever the umask
         for some in _sets(plan.minors):
             _write(Path(plan.path(some)), profile_text(some).encode())
     except OSError as error:
@@ -74,30 +71,19 @@ def _sets(minors: frozenset[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Whole or not at all; running containers keep the file that they have mounted."""
-    if _content(file) == content:
-        return
-    fresh = file.with_name(f".{file.name}.new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444)
-    with os.fdopen(descriptor, "wb") as stream:
-        os.fchmod(stream.fileno(), 0o444)
-        stream.write(content)
-    fresh.replace(file)
-
-
-def _content(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        if file.read_bytes() == content:
+            return
     except OSError:
-        return b""
+        pass
+    write_whole(file, content, 0o444)
 
 
 RETRY_S: Final = 60.0
 
 
-class ProfileKeeper:
-    """Writes them when told that the GPUs may be others, and puts on the node state for which they are there."""
+class ProfileController:
+    """Writes application profiles when the GPUs change, and publishes for which GPUs they exist."""
 
     def __init__(self, stage_dir: Path, node_state: NodeState, *, retry_s: float = RETRY_S) -> None:
         self._stage_dir = stage_dir
@@ -106,7 +92,7 @@ class ProfileKeeper:
         self._again = asyncio.Event()
 
     def look_again(self) -> None:
-        """The GPUs may be others now."""
+        """The GPUs may have changed."""
         self._again.set()
 
     async def run(self) -> None:
@@ -114,10 +100,10 @@ class ProfileKeeper:
         await work_when_told(self._again, self.look, retry_s=self._retry_s)
 
     async def look(self) -> bool:
-        """Write what is missing. Returns whether that went well."""
+        """Writes what is missing. Returns whether that worked."""
         node = self._node_state.node
         minors = frozenset(gpu.minor_number for gpu in node.gpus)
-        # With none known (the driver is being replaced, say) those that are there stay good.
+        # Where no GPU is known (the driver is being replaced, say) the profiles stay valid.
         if not minors or node.profiles == planned_profiles(self._stage_dir, minors):
             return True
         try:

@@ -1,9 +1,8 @@
-"""One file of the driver, put where containers can have it: by reflink, hard link or copy, whichever works first."""
+"""Stages a driver: a folder for each generation, with a tree of files for each set of capabilities, mounted whole."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -19,126 +18,53 @@ from typing import Final
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capabilities, Capability, closed_sets
 from nri_gpu.domain.node import DriverFiles, DriverTree
-from nri_gpu.driver.folders import Source, trusted
+from nri_gpu.driver.copy_file import FROM_HOST, WITHIN_GENERATION, CopyMethod, place
+from nri_gpu.driver.host_file import HostFile, check_folder
 from nri_gpu.driver.scan import DriverFile, FoundDriver
 from nri_gpu.system.storage import lock_holder, open_lock, try_lock
 
-FICLONE: Final = 0x40049409  # _IOW(0x94, 9, int), linux/fs.h
-CHUNK_BYTES: Final = 1 << 26
-READABLE: Final = 0o444
-FILE_MODE: Final = 0o555  # libraries too: distributions differ, and the loader does not mind
-
-# Puts the file at the first path also at the second, which does not exist yet, or raises OSError and leaves nothing.
-Way = Callable[[Path, Path], None]
-
-
-def reflink(original: Path, target: Path) -> None:
-    """A file of its own that shares blocks with the original: XFS, btrfs, bcachefs; elsewhere EOPNOTSUPP."""
-
-    def clone(source: int, new: int) -> None:
-        fcntl.ioctl(new, FICLONE, source)
-
-    _new_file(original, target, clone)
-
-
-def hard_link(original: Path, target: Path) -> None:
-    """The original itself under a second name: no space, no time, and no mode of its own.
-
-    Such a file would change under a running container if somebody wrote into it in place. Package managers do not:
-    dpkg, rpm and NVIDIA's installer put a new file at the name, and ours keeps the old one alive.
-    A hardened unit gets EXDEV: each of its writable paths is a mount of its own, and link(2) does not cross mounts.
-    """
-    if original.lstat().st_mode & READABLE != READABLE:
-        raise PermissionError(f"{original} is not readable by everybody, and a link cannot change that")
-    os.link(original, target, follow_symlinks=False)
-
-
-def copy(original: Path, target: Path) -> None:
-    """A copy, on disk before this returns."""
-
-    def transfer(source: int, new: int) -> None:
-        while os.sendfile(new, source, None, CHUNK_BYTES):  # None: from where it is
-            pass
-
-    _new_file(original, target, transfer)
-
-
-# A reflink first: it is as cheap as a hard link and does not change even when somebody writes into the original.
-FROM_HOST: Final[Sequence[Way]] = (reflink, hard_link, copy)
-# Between the trees of one generation both names are ours, so one inode is best: one place in the page cache.
-WITHIN_GENERATION: Final[Sequence[Way]] = (hard_link, reflink, copy)
-
-
-def place(original: Path, target: Path, ways: Sequence[Way]) -> None:
-    """Put `original` at `target` by the first way that works. Raises: OSError: of the last one."""
-    *others, last = ways
-    for way in others:
-        try:
-            return way(original, target)
-        except OSError:
-            continue  # EXDEV, EPERM, EOPNOTSUPP, EMLINK ...: the last way says what is really wrong
-    return last(original, target)
-
-
-def _new_file(original: Path, target: Path, fill: Callable[[int, int], None]) -> None:
-    source = os.open(original, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        found = os.fstat(source)
-        new = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fill(source, new)
-            os.fchmod(new, FILE_MODE)  # the umask has no say in it
-            os.utime(new, ns=(found.st_atime_ns, found.st_mtime_ns))
-            os.fsync(new)
-        except OSError:
-            target.unlink()
-            raise
-        finally:
-            os.close(new)
-    finally:
-        os.close(source)
-
-
-LIBRARIES, EXTRAS = "lib64", "extra"
+LIBRARIES, SINGLES = "lib64", "extra"
 LIBRARIES_32, BINARIES = (f"{LIBRARIES}/{part}" for part in ("lib32", "bin"))
 FOLDER_MODE: Final = 0o755
-# Damage this often is no accident: something writes below the base, and each new folder may cost a copy.
+# After so many damaged folders something must be writing below the base, and each new one may cost a copy.
 ATTEMPTS: Final = 5
 GENERATION: Final = re.compile(r"(?:compat[0-9.]+-)?[0-9.]+-[0-9a-f]{8}(?:\.\d+)?")
 NS_PER_S: Final = 10**9
 LOCK_FILE: Final = ".lock"
-# A daemon that is told to stop waits for its threads, and is given 10 s in all (systemd/nri-gpu.service).
+# A daemon that stops waits for its threads, and has 10 s for all (systemd/nri-gpu.service).
 LOCK_WAIT_S: Final = 3.0
 LOCK_LOOK_S: Final = 0.02
 
-# Path below the generation's folder -> the host's file, or the target of a symlink. It is all that must be there, so
-# it also serves as the manifest a staged folder is checked against: a pure function of what was found.
-Plan = Mapping[str, Source | str]
+# Path below the generation's folder -> the host's file, or the target of a symlink. It is complete, so a staged folder
+# is also checked against it.
+Plan = Mapping[str, HostFile | str]
 Row = tuple[str, tuple[str, ...]]  # a library's path in a tree, and its names
 
 
 def stage(
-    found: FoundDriver, base: Path, ways: Sequence[Way] = FROM_HOST, *, wait_s: float = LOCK_WAIT_S
+    found: FoundDriver, base: Path, methods: Sequence[CopyMethod] = FROM_HOST, *, wait_s: float = LOCK_WAIT_S
 ) -> DriverFiles:
-    """Make the staged folders of a generation, or find them made. Safe to repeat and to run in parallel.
+    """Makes the folder of a generation unless it exists. Safe to repeat and to run in parallel.
 
-    base: where all generations live; made when missing. ways: how host files get there, best first. wait_s: for
-    another process that stages there.
-    Blocks: milliseconds when made, by reflink or by hard link; a copy as long as the disk takes for some 500 MB.
+    base: of all generations; made when missing. methods: how host files get there, best first. wait_s: for another
+    process that stages there.
+    Blocks for milliseconds when the folder exists, or by reflink or hard link; for a copy as long as the disk takes for
+    some 500 MB.
+
     Raises: DriverError: no space, no permission, a host file changed meanwhile, a base that others can write to or
     that another process keeps locked.
     """
     try:
-        folder = stage_plan(_plan(found), found.generation, base, ways, wait_s)
+        folder = stage_plan(_plan(found), found.generation, base, methods, wait_s)
     except OSError as error:
         raise DriverError(f"the driver's files cannot be staged in {base}: {_explain(error, found)}") from error
     return planned(found, folder)
 
 
 def stage_plan(
-    plan: Plan, generation: str, base: Path, ways: Sequence[Way] = FROM_HOST, wait_s: float = LOCK_WAIT_S
+    plan: Plan, generation: str, base: Path, methods: Sequence[CopyMethod] = FROM_HOST, wait_s: float = LOCK_WAIT_S
 ) -> Path:
-    """The folder that holds a plan's files, made unless it is there and whole. Raises: DriverError, OSError."""
+    """The folder that holds a plan's files, made unless it exists and is complete. Raises: DriverError, OSError."""
     folder = private_folder(base)
     name, made = _slot(folder, generation, plan)
     if not made:
@@ -146,21 +72,22 @@ def stage_plan(
             # Again: another process may have made it while we waited for the lock.
             name, made = _slot(folder, generation, plan)
             if not made:
-                _make(folder, name, plan, ways)
+                _make(folder, name, plan, methods)
     return folder / name
 
 
 def prune(base: Path, keep: AbstractSet[str]) -> tuple[str, ...]:
-    """Remove all generations but those in `keep`, which must hold the current one and all that live grants name.
+    """Removes all generations but those in `keep`. Returns what was removed.
 
-    A container that still has a removed one mounted would see its files vanish. Returns what was removed.
+    keep: the current one and all that live grants name. A container with a removed one mounted would lose its files.
+
     Raises: DriverError: one could not be removed.
     """
     return prune_where(base, lambda folder: folder.name not in keep)
 
 
 def prune_where(base: Path, unwanted: Callable[[Path], bool]) -> tuple[str, ...]:
-    """The same for the generations that `unwanted` says so of, asked while nobody makes one."""
+    """Removes the generations for which `unwanted` returns true, under the lock."""
     if not base.is_dir():
         return ()
     try:
@@ -169,7 +96,7 @@ def prune_where(base: Path, unwanted: Callable[[Path], bool]) -> tuple[str, ...]
             _sweep(folder)
             names = sorted(p.name for p in folder.iterdir() if GENERATION.fullmatch(p.name) and unwanted(p))
             for name in names:
-                # Renamed first, so that nobody ever meets half of one under its name.
+                # Renamed first, so that an incomplete one is never seen under its name.
                 (folder / name).rename(_temporary(folder, name))
                 _sweep(folder)
     except OSError as error:
@@ -190,9 +117,9 @@ def _explain(error: OSError, found: FoundDriver) -> str:
 
 
 def planned(found: FoundDriver, folder: Path) -> DriverFiles:
-    """What a generation staged at `folder` is to containers. Nothing is asked of the disk."""
+    """What containers get of a generation staged at `folder`. Does not read the disk."""
     names = _tree_names(found)
-    # One row a file, so that some 70 trees share them.
+    # Some 70 trees share the rows, one for each file.
     rows = {(part, file.name): _row(part, file) for part, file in _parts(found)}
     made: dict[str, DriverTree] = {}
     for capabilities, name in names.items():
@@ -219,11 +146,11 @@ def _tree(path: str, content: Sequence[tuple[str, DriverFile]], rows: Mapping[tu
 def _parts(found: FoundDriver) -> Iterator[tuple[str, DriverFile]]:
     """Every file, and the part of a tree it belongs to."""
     parts = (LIBRARIES, found.libraries), (LIBRARIES_32, found.libraries_32), (BINARIES, found.binaries)
-    return ((part, file) for part, files in (*parts, (EXTRAS, found.extras)) for file in files)
+    return ((part, file) for part, files in (*parts, (SINGLES, found.singles)) for file in files)
 
 
 def _content(found: FoundDriver, capabilities: Capabilities) -> Iterator[tuple[str, DriverFile]]:
-    """What of it a set of capabilities is given."""
+    """The files that a set of capabilities gets, each with its part of a tree."""
     compat = frozenset({Capability.COMPAT32})
     for part, file in _parts(found):
         if part == LIBRARIES_32:
@@ -237,26 +164,26 @@ def _content(found: FoundDriver, capabilities: Capabilities) -> Iterator[tuple[s
 def _tree_names(found: FoundDriver) -> Mapping[Capabilities, str]:
     """The tree of every closed set of capabilities that this driver has files for.
 
-    Sets that come to the same files share the tree of the smallest, so a driver without 32-bit libraries or an X
-    server has a quarter of them.
+    Sets with the same files share the tree of the smallest, so a driver without 32-bit libraries or an X server has a
+    quarter of the trees.
     """
-    # A file of two capabilities is no sign of either: a driver for servers has the compiler of both, and no graphics.
+    # A file of two capabilities proves neither: a server's driver has the compiler for both, and no graphics.
     have = {next(iter(file.capabilities)) for file in found.libraries if len(file.capabilities) == 1}
     have |= {Capability.COMPAT32} if found.libraries_32 else set()
     if Capability.GRAPHICS in have:
-        have.add(Capability.DISPLAY)  # a screen needs no X server
+        have.add(Capability.DISPLAY)  # a display works without an X server
     names: dict[Capabilities, str] = {}
     firsts: dict[tuple[tuple[str, str], ...], str] = {}
     for capabilities in closed_sets():
         if capabilities <= have:
             content = tuple((part, file.name) for part, file in _content(found, capabilities))
-            if content:  # compat32 alone has none
+            if content:  # compat32 alone has no files
                 names[capabilities] = firsts.setdefault(content, tree_name(capabilities))
     return names
 
 
 def _plan(found: FoundDriver) -> Plan:
-    plan: dict[str, Source | str] = {}
+    plan: dict[str, HostFile | str] = {}
     for capabilities, tree in _tree_names(found).items():
         if tree != tree_name(capabilities):
             continue
@@ -270,46 +197,46 @@ def _plan(found: FoundDriver) -> Plan:
 
 
 def _slot(base: Path, generation: str, plan: Plan) -> tuple[str, bool]:
-    """The folder name to use for a generation, and whether it is there and whole."""
+    """The folder name to use for a generation, and whether it exists and is complete."""
     names = (generation, *(f"{generation}.{number}" for number in range(1, ATTEMPTS)))
     for name in names:
         if not (base / name).exists():
             return name, False
-        if _is_whole(base / name, plan):
+        if _is_complete(base / name, plan):
             return name, True
     raise DriverError(
         f"the staged driver files {base / generation} were changed {ATTEMPTS} times: something writes there"
     )
 
 
-def _is_whole(folder: Path, plan: Plan) -> bool:
-    return all(_is_there(folder / path, entry) for path, entry in plan.items())
+def _is_complete(folder: Path, plan: Plan) -> bool:
+    return all(_matches(folder / path, entry) for path, entry in plan.items())
 
 
-def _is_there(path: Path, entry: Source | str) -> bool:
+def _matches(path: Path, entry: HostFile | str) -> bool:
     try:
         if isinstance(entry, str):
             return os.fspath(path.readlink()) == entry
         found = path.lstat()
     except OSError:
         return False
-    # Seconds: not every file system keeps more of what we set.
+    # Seconds: not every file system keeps a finer time.
     same_time = found.st_mtime_ns // NS_PER_S == entry.mtime_ns // NS_PER_S
     return stat.S_ISREG(found.st_mode) and found.st_size == entry.size_bytes and same_time
 
 
-def _make(base: Path, name: str, plan: Plan, ways: Sequence[Way]) -> None:
+def _make(base: Path, name: str, plan: Plan, methods: Sequence[CopyMethod]) -> None:
     _sweep(base)
     temporary = _temporary(base, name)
     try:
-        _fill(temporary, plan, ways)
+        _fill(temporary, plan, methods)
         temporary.rename(base / name)
         _sync_folder(base)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _fill(folder: Path, plan: Plan, ways: Sequence[Way]) -> None:
+def _fill(folder: Path, plan: Plan, methods: Sequence[CopyMethod]) -> None:
     for path in sorted(_folders(plan)):
         _make_folder(folder / path)
     placed: dict[Path, Path] = {}
@@ -320,7 +247,7 @@ def _fill(folder: Path, plan: Plan, ways: Sequence[Way]) -> None:
         elif first := placed.get(entry.path):
             place(first, target, WITHIN_GENERATION)
         else:
-            _place_from_host(entry, target, ways)
+            _place_from_host(entry, target, methods)
             placed[entry.path] = target
 
 
@@ -331,30 +258,29 @@ def _folders(plan: Plan) -> set[str]:
     return parents | {f"{tree}/{part}" for tree in trees for part in (LIBRARIES, BINARIES)}
 
 
-def _place_from_host(source: Source, target: Path, ways: Sequence[Way]) -> None:
-    place(source.path, target, ways)
-    # Asked afterwards, so that nothing can come between the question and the act.
+def _place_from_host(source: HostFile, target: Path, methods: Sequence[CopyMethod]) -> None:
+    place(source.path, target, methods)
+    # Checked afterwards, so that no change can come between check and copy.
     if not source.unchanged():
-        raise DriverError(f"{source.path} changed while it was staged: a driver is being installed; look again later")
+        raise DriverError(f"{source.path} changed while it was staged: a driver is being installed; try again later")
 
 
 def _make_folder(path: Path) -> None:
     path.mkdir(exist_ok=True)
-    path.chmod(FOLDER_MODE)  # the umask has no say in it
+    path.chmod(FOLDER_MODE)  # whatever the umask
 
 
 def private_folder(base: Path) -> Path:
     """`base` without symlinks, made when missing. Raises: DriverError: others could put files there."""
     base.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     folder = base.resolve()
-    if not trusted(folder.stat()):
-        raise DriverError(f"{folder} can be changed by others than root: chown root and chmod 755 it")
+    check_folder(folder)
     return folder
 
 
 @contextmanager
 def _locked(base: Path, wait_s: float) -> Iterator[None]:
-    """Alone in `base` among all processes; ends with the process, however that ends. Raises: DriverError, OSError."""
+    """Holds the lock of `base`, which no process outlives. Raises: DriverError, OSError."""
     lock, deadline = open_lock(base / LOCK_FILE), time.monotonic() + wait_s
     try:
         while not try_lock(lock):
@@ -374,7 +300,7 @@ def _temporary(base: Path, name: str) -> Path:
 
 
 def _sweep(base: Path) -> None:
-    # Under the lock nobody is at work on one, so whatever is there was left by a process that died.
+    # We hold the lock, so a process that died left these.
     for leftover in base.glob(".*.tmp"):
         shutil.rmtree(leftover)
 

@@ -15,12 +15,12 @@ VERSION: Final = r"\d+\.\d+(?:\.\d+)?"
 V: Final = "{V}"  # in a suffix: the driver's version
 
 
-class Library(Struct, frozen=True):
+class DriverLibrary(Struct, frozen=True):
     """One library of the driver.
 
-    capabilities: whoever has one of them gets it. suffixes: what may follow `<name>.so.` in the name of the file
-    itself, best first. folder: below a library folder, where it lies on the host and in our trees.
-    expected_on: machines whose current driver (580) has it; missing there is worth telling a person.
+    capabilities: a container with one of them gets it. suffixes: what may follow `<name>.so.` in the file's own name,
+    best first. folder: below a library folder, on the host and in our trees. expected_on: machines whose current driver
+    (580) has it; where it is missing there, we report that.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Library(Struct, frozen=True):
 class Machine(Struct, frozen=True):
     """A processor architecture the driver is made for. name: as `uname -m`; triple: Debian's multiarch folder.
 
-    folders: below a driver root that may hold its libraries, in the order in which they win.
+    folders: below a driver root that may hold its libraries; the first with a library wins.
     """
 
     name: str
@@ -63,7 +63,7 @@ MACHINES: Final = {
         Machine("aarch64", EM_AARCH64, "aarch64-linux-gnu", _folders("aarch64-linux-gnu")),
     )
 }
-# For compat32. `usr/lib` is where RHEL has 32-bit libraries; elsewhere it holds others, which do not count.
+# For compat32. `usr/lib` is where RHEL has 32-bit libraries; elsewhere it holds others, which are skipped.
 I386: Final = Machine(
     "i386",
     EM_386,
@@ -78,63 +78,63 @@ X86: Final = frozenset({"x86_64"})
 COMPUTE, UTILITY = frozenset({Capability.COMPUTE}), frozenset({Capability.UTILITY})
 VIDEO, GRAPHICS = frozenset({Capability.VIDEO}), frozenset({Capability.GRAPHICS})
 DISPLAY, NGX = frozenset({Capability.DISPLAY}), frozenset({Capability.NGX})
-# A package of its own version: known by its SONAME's link, whatever the file behind it is called.
+# Packages with versions of their own: found by the link of their SONAME, whatever the file's name.
 SO1, SO4 = ("1",), ("4",)
 
-# Order is the order of everything we print. Those without `expected_on` are old, new, or come in packages of their own.
+# We print them in this order. Those without `expected_on` are old, new, or come in packages of their own.
 # Source: NVIDIA/libnvidia-container src/nvc_info.c, src/options.h (which capability); the file lists of 580 and 595 in
 # bottlerocket-os/bottlerocket-kernel-kit packages/kmod-6.12-nvidia-r{580,595}/*.spec (which exist, under which name);
 # NVIDIA/nvidia-container-toolkit internal/discover/graphics.go (platform libraries of EGL).
 LIBRARIES: Final = (
-    Library("libcuda", COMPUTE, ALL),
-    Library("libcudadebugger", COMPUTE, ALL),
-    Library("libnvidia-opencl", COMPUTE, ALL),
+    DriverLibrary("libcuda", COMPUTE, ALL),
+    DriverLibrary("libcudadebugger", COMPUTE, ALL),
+    DriverLibrary("libnvidia-opencl", COMPUTE, ALL),
     # The shader compiler of Vulkan and OpenGL too; and the allocator is also what GBM loads (ALWAYS_LINKED).
-    Library("libnvidia-gpucomp", COMPUTE | GRAPHICS, ALL),
-    Library("libnvidia-ptxjitcompiler", COMPUTE, ALL),
-    Library("libnvidia-nvvm", COMPUTE, ALL, (V, "4.0.0")),  # 4.0.0 in older drivers
-    Library("libnvidia-nvvm70", COMPUTE, frozenset(), SO4),
-    Library("libnvidia-pkcs11", COMPUTE, X86),
-    Library("libnvidia-pkcs11-openssl3", COMPUTE, X86),
-    Library("libnvidia-allocator", COMPUTE | GRAPHICS),
-    Library("libnvidia-tileiras", COMPUTE),  # from 595
-    Library("libnvidia-fatbinaryloader", COMPUTE),  # until 450
-    Library("libnvidia-compiler", COMPUTE),  # until 520
-    Library("libnvidia-ml", UTILITY, ALL),
-    Library("libnvidia-cfg", UTILITY, ALL),
-    Library("libnvidia-nscq", UTILITY),
-    Library("libnvcuvid", VIDEO, ALL),
-    Library("libnvidia-encode", VIDEO, ALL),
-    Library("libnvidia-opticalflow", VIDEO, ALL),
-    Library("libvdpau_nvidia", VIDEO, ALL, folder="vdpau"),
-    Library("libGLX_nvidia", GRAPHICS, ALL),
-    Library("libEGL_nvidia", GRAPHICS, ALL),
-    Library("libGLESv2_nvidia", GRAPHICS, ALL),
-    Library("libGLESv1_CM_nvidia", GRAPHICS, ALL),
-    Library("libnvidia-glcore", GRAPHICS, ALL),
-    Library("libnvidia-eglcore", GRAPHICS, ALL),
-    Library("libnvidia-glsi", GRAPHICS, ALL),
-    Library("libnvidia-tls", GRAPHICS, ALL),
-    Library("libnvidia-glvkspirv", GRAPHICS, ALL),
-    Library("libnvidia-rtcore", GRAPHICS, ALL),
-    Library("libnvoptix", GRAPHICS, ALL),
-    Library("libnvidia-fbc", GRAPHICS, ALL),
-    Library("libnvidia-present", GRAPHICS, X86),
-    Library("libnvidia-wayland-client", GRAPHICS),
-    Library("libnvidia-vksc-core", GRAPHICS),
-    Library("libnvidia-api", GRAPHICS, frozenset(), SO1),
-    Library("libnvidia-egl-gbm", GRAPHICS, ALL, SO1),
-    Library("libnvidia-egl-wayland", GRAPHICS, ALL, SO1),
-    Library("libnvidia-egl-wayland2", GRAPHICS, frozenset(), SO1),  # from 595
-    Library("libnvidia-egl-xcb", GRAPHICS, frozenset(), SO1),
-    Library("libnvidia-egl-xlib", GRAPHICS, frozenset(), SO1),
-    Library("libnvidia-vulkan-producer", GRAPHICS),  # old drivers
-    Library("libnvidia-ifr", GRAPHICS),  # until 470
-    Library("libnvidia-cbl", GRAPHICS),  # until 470
-    Library("libnvidia-ngx", NGX, ALL),
+    DriverLibrary("libnvidia-gpucomp", COMPUTE | GRAPHICS, ALL),
+    DriverLibrary("libnvidia-ptxjitcompiler", COMPUTE, ALL),
+    DriverLibrary("libnvidia-nvvm", COMPUTE, ALL, (V, "4.0.0")),  # 4.0.0 in older drivers
+    DriverLibrary("libnvidia-nvvm70", COMPUTE, frozenset(), SO4),
+    DriverLibrary("libnvidia-pkcs11", COMPUTE, X86),
+    DriverLibrary("libnvidia-pkcs11-openssl3", COMPUTE, X86),
+    DriverLibrary("libnvidia-allocator", COMPUTE | GRAPHICS),
+    DriverLibrary("libnvidia-tileiras", COMPUTE),  # from 595
+    DriverLibrary("libnvidia-fatbinaryloader", COMPUTE),  # until 450
+    DriverLibrary("libnvidia-compiler", COMPUTE),  # until 520
+    DriverLibrary("libnvidia-ml", UTILITY, ALL),
+    DriverLibrary("libnvidia-cfg", UTILITY, ALL),
+    DriverLibrary("libnvidia-nscq", UTILITY),
+    DriverLibrary("libnvcuvid", VIDEO, ALL),
+    DriverLibrary("libnvidia-encode", VIDEO, ALL),
+    DriverLibrary("libnvidia-opticalflow", VIDEO, ALL),
+    DriverLibrary("libvdpau_nvidia", VIDEO, ALL, folder="vdpau"),
+    DriverLibrary("libGLX_nvidia", GRAPHICS, ALL),
+    DriverLibrary("libEGL_nvidia", GRAPHICS, ALL),
+    DriverLibrary("libGLESv2_nvidia", GRAPHICS, ALL),
+    DriverLibrary("libGLESv1_CM_nvidia", GRAPHICS, ALL),
+    DriverLibrary("libnvidia-glcore", GRAPHICS, ALL),
+    DriverLibrary("libnvidia-eglcore", GRAPHICS, ALL),
+    DriverLibrary("libnvidia-glsi", GRAPHICS, ALL),
+    DriverLibrary("libnvidia-tls", GRAPHICS, ALL),
+    DriverLibrary("libnvidia-glvkspirv", GRAPHICS, ALL),
+    DriverLibrary("libnvidia-rtcore", GRAPHICS, ALL),
+    DriverLibrary("libnvoptix", GRAPHICS, ALL),
+    DriverLibrary("libnvidia-fbc", GRAPHICS, ALL),
+    DriverLibrary("libnvidia-present", GRAPHICS, X86),
+    DriverLibrary("libnvidia-wayland-client", GRAPHICS),
+    DriverLibrary("libnvidia-vksc-core", GRAPHICS),
+    DriverLibrary("libnvidia-api", GRAPHICS, frozenset(), SO1),
+    DriverLibrary("libnvidia-egl-gbm", GRAPHICS, ALL, SO1),
+    DriverLibrary("libnvidia-egl-wayland", GRAPHICS, ALL, SO1),
+    DriverLibrary("libnvidia-egl-wayland2", GRAPHICS, frozenset(), SO1),  # from 595
+    DriverLibrary("libnvidia-egl-xcb", GRAPHICS, frozenset(), SO1),
+    DriverLibrary("libnvidia-egl-xlib", GRAPHICS, frozenset(), SO1),
+    DriverLibrary("libnvidia-vulkan-producer", GRAPHICS),  # old drivers
+    DriverLibrary("libnvidia-ifr", GRAPHICS),  # until 470
+    DriverLibrary("libnvidia-cbl", GRAPHICS),  # until 470
+    DriverLibrary("libnvidia-ngx", NGX, ALL),
 )
 
-# The driver's version is read off these two, in this order; they must agree.
+# The driver's version is read from the names of these two, which must agree.
 VERSION_LIBRARIES: Final = ("libcuda", "libnvidia-ml")
 
 # Links every container gets although the host may lack them: programs open them by these names. Each leads to the
@@ -150,11 +150,11 @@ ALWAYS_LINKED: Final[Mapping[str, tuple[str, ...]]] = {
     "libnvidia-vulkan-producer": ("libnvidia-vulkan-producer.so",),
 }
 
-# Known, and never given; any other `lib*.so.V` is new to us and reported.
+# Known, and never given to containers; any other `lib*.so.V` is reported as unknown.
 OTHERS: Final = frozenset(
     {
-        "libglxserver_nvidia",  # a module of the X server's: `extras.py` finds it
-        # Loaders that images bring themselves; two with one SONAME would break one of them.
+        "libglxserver_nvidia",  # a module of the X server: `single_files.py` finds it
+        # Loaders that images have themselves; of two with one SONAME only one works.
         *("libGL", "libEGL", "libGLESv2", "libGLESv1_CM"),
         # parts of programs that never belong in a container, and of NVIDIA's own injection
         *("libnvidia-gtk2", "libnvidia-gtk3", "libnvidia-wfb", "libnvidia-sandboxutils"),

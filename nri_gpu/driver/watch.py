@@ -1,4 +1,4 @@
-"""The versions of the kernel modules that are loaded: from small files of the kernel's, without NVML."""
+"""Watches the driver cheaply: versions of the loaded kernel modules, and whether folders or staged files changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nri_gpu.domain.node import DriverFiles
 from nri_gpu.driver import table
 from nri_gpu.driver.scan import FoundDriver
 from nri_gpu.driver.stage import BINARIES, LIBRARIES, LIBRARIES_32
-from nri_gpu.system.storage import text_of
+from nri_gpu.system.storage import signature, text_of
 
 SYSFS: Final = Path("/sys/module/nvidia/version")
 MODULES: Final = Path("/sys/module")
@@ -24,16 +24,19 @@ _VERSION: Final = re.compile(r"\d{1,5}(?:\.\d{1,5}){1,2}")
 # `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build`, on the first line.
 _IN_PROC: Final = re.compile(rf"Kernel Module\b.*?\s({_VERSION.pattern})(?:\s|$)")
 
+# Device, inode and time of change of each path; None where it does not exist. snapshot.json holds these.
+Signatures = tuple[tuple[int, int, int] | None, ...]
+
 
 def module_version(sysfs: Path = SYSFS, proc: Path = PROC) -> str:
-    """`580.95.05`; empty where no nvidia module is loaded. It is up to 50 us of work, and may stand in a sentence.
+    """`580.95.05`; empty where no nvidia module is loaded. Takes up to 50 us.
 
-    A module built without its version in sysfs still tells it in proc.
+    A module built without its version in sysfs has it in proc.
     Source: NVIDIA/open-gpu-kernel-modules kernel-open/nvidia/nv-procfs.c.
     """
-    told = (text_of(sysfs, TEXT_MAX) or "").strip()
-    if _VERSION.fullmatch(told):
-        return told
+    version = (text_of(sysfs, TEXT_MAX) or "").strip()
+    if _VERSION.fullmatch(version):
+        return version
     match = _IN_PROC.search((text_of(proc, TEXT_MAX) or "").partition("\n")[0])
     return match[1] if match else ""
 
@@ -43,48 +46,41 @@ def module_versions(sysfs: Path = MODULES) -> tuple[str, ...]:
     return tuple((text_of(sysfs / name / "version", TEXT_MAX) or "").strip() for name in NAMES)
 
 
-# One entry a folder: device, inode and time of change; None where it is not.
-Signs = tuple[tuple[int, int, int] | None, ...]
-
-
-def signs(driver_root: Path, library_dirs: Sequence[str] = ()) -> Signs:
-    """Of the folders that a scan looks into. Taken before one, they also show what changed during it."""
+def folder_signatures(driver_root: Path, library_dirs: Sequence[str] = ()) -> Signatures:
+    """Of the folders that a scan searches. Taken before a scan, they also show what changed during it."""
     name = platform.machine()
     machines = [each for each in (table.MACHINES.get(name), table.COMPATIBLE.get(name)) if each]
     libraries = [folder for machine in machines for folder in machine.folders]
     own = [folder.strip("/") for folder in library_dirs]
-    return tuple(_sign(driver_root / folder) for folder in (*own, *libraries, *table.BINARY_FOLDERS))
+    return tuple(_signature(driver_root / folder) for folder in (*own, *libraries, *table.BINARY_FOLDERS))
 
 
-def changed(driver_root: Path, library_dirs: Sequence[str], before: Signs, found: FoundDriver | None) -> bool:
-    """Whether a folder is another one or has other entries, or a file that was found has other content."""
-    if signs(driver_root, library_dirs) != before:
+def changed(driver_root: Path, library_dirs: Sequence[str], before: Signatures, found: FoundDriver | None) -> bool:
+    """Whether a folder has other entries than before, or a file that was found has other content."""
+    if folder_signatures(driver_root, library_dirs) != before:
         return True
     return found is not None and not all(file.source.unchanged() for file in found.files)
 
 
-def staged_signs(files: DriverFiles) -> Signs:
-    """Of the folders that containers get: some hundred stats for a whole driver. One that loses a file shows."""
+def staged_signatures(files: DriverFiles) -> Signatures:
+    """Of the folders that containers get, some hundred for a whole driver. A folder that loses a file changes."""
     trees = sorted({tree.path for tree in files.trees.values()})
-    return tuple(_sign(Path(tree, part)) for tree in trees for part in ("", LIBRARIES, LIBRARIES_32, BINARIES))
+    return tuple(_signature(Path(tree, part)) for tree in trees for part in ("", LIBRARIES, LIBRARIES_32, BINARIES))
 
 
-def staged_evidence(files: DriverFiles) -> Signs:
-    """The same, and every file once: a hard link shows what was written into the host's file in its place.
+def staged_evidence(files: DriverFiles) -> Signatures:
+    """Of the folders that containers get, and of every file once: a hard link changes when the host's file does.
 
-    A file that several trees have is one file, or copies that nobody else has.
+    A file of several trees is the same file, or a copy of our own.
     """
     parts: dict[str, str] = {}
     for tree in sorted(files.trees.values(), key=lambda tree: tree.path):
         names = [part for part, _ in (*tree.libraries, *tree.libraries_32)] + [part for _, part in tree.files]
         for part in (*names, *(f"{BINARIES}/{name}" for name in tree.binaries)):
             parts.setdefault(part, tree.path)
-    return staged_signs(files) + tuple(_sign(Path(tree, part)) for part, tree in sorted(parts.items()))
+    return staged_signatures(files) + tuple(_signature(Path(tree, part)) for part, tree in sorted(parts.items()))
 
 
-def _sign(folder: Path) -> tuple[int, int, int] | None:
-    try:
-        found = folder.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+def _signature(path: Path) -> tuple[int, int, int] | None:
+    found = signature(path)
+    return found and found[:3]

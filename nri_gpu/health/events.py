@@ -25,7 +25,7 @@ from nri_gpu.domain.health import EventType
 from nri_gpu.inventory.formats import parse_uuid
 from nri_gpu.inventory.library import LibraryError
 from nri_gpu.inventory.nvml import NvmlProgram, start
-from nri_gpu.inventory.nvml_client import TIMEOUT, CallError, NvmlClient
+from nri_gpu.inventory.nvml_client import TIMEOUT, NvmlCallError, NvmlClient
 
 WAIT_MS: Final = 1000  # a change of what is watched may have to wait as long
 WANTED: Final = int(sum(EventType))
@@ -48,22 +48,22 @@ class EventSet:
             try:
                 self._register(bus_id)
                 self.watching.add(bus_id)
-            except CallError as error:
+            except NvmlCallError as error:
                 failed[bus_id] = str(error)
         return failed
 
     def wait(self) -> Mapping[str, object] | None:
-        """The line that reports an event; None where none happened in time. Raises: CallError, if waiting fails."""
+        """The line that reports an event; None where none happened in time. Raises: NvmlCallError, if waiting fails."""
         try:
             data = self._nvml.call("nvmlEventSetWait_v2", self._set, WAIT_MS)
-        except CallError as error:
+        except NvmlCallError as error:
             if error.code == TIMEOUT:
                 return None
             raise
         kind = int(data.eventType)
         try:
             uuid = self._uuids.get(_number(data.device)) or self._uuid(data.device)
-        except CallError as error:
+        except NvmlCallError as error:
             return {"unplaced": f"NVML reported event {kind:#x} ({data.eventData}) without its GPU: {error}"}
         xid = int(data.eventData) if kind == EventType.XID else 0
         gi, ci = (None if each == NO_INSTANCE else int(each) for each in (data.gpuInstanceId, data.computeInstanceId))
@@ -94,7 +94,7 @@ class EventProgram:
         self._ended = False
 
     def run(self) -> None:
-        """Raises: CallError, LibraryError."""
+        """Raises: NvmlCallError, LibraryError."""
         self._read_request(timeout_s=None)
         while not self._ended:
             with self._program.session(self._program.library.find()):
@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         try:
             EventProgram(program, lines).run()
-        except (CallError, LibraryError) as error:
+        except (NvmlCallError, LibraryError) as error:
             program.send(fault=str(error))
             return 1
     return 0

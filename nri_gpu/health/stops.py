@@ -25,7 +25,7 @@ FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 300.0
 
 
-class Holder(Struct, frozen=True):
+class AffectedContainer(Struct, frozen=True):
     """A container on withheld GPUs or MIG devices. name: of its pod. bad: UUID -> what is wrong."""
 
     name: str
@@ -54,7 +54,7 @@ class Stops:
         self._stops: dict[str, _Stop] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    def update(self, holders: Mapping[str, Holder], policy: Policy) -> None:
+    def update(self, holders: Mapping[str, AffectedContainer], policy: Policy) -> None:
         """Do what is left to do. holders: by container id; other containers are forgotten."""
         self._stops = {container: self._stops.get(container) or _Stop() for container in holders}
         if policy.health.containers is OnBad.REPORT:
@@ -71,7 +71,7 @@ class Stops:
         for task in self._running:
             task.cancel()
 
-    def _report(self, container: str, holder: Holder) -> None:
+    def _report(self, container: str, holder: AffectedContainer) -> None:
         stop = self._stops[container]
         for unit, why in holder.bad.items():
             if unit not in stop.reported:
@@ -102,19 +102,19 @@ class Stops:
                 loop.call_at(stop.due_s, self._again)
 
 
-def holders_of(withheld: Mapping[str, Health], ledger: Ledger) -> Mapping[str, Holder]:
+def holders_of(withheld: Mapping[str, Health], ledger: Ledger) -> Mapping[str, AffectedContainer]:
     """The containers that hold one of these, by container id."""
     if not withheld:
         return {}
-    found: dict[str, Holder] = {}
+    found: dict[str, AffectedContainer] = {}
     for entry in ledger.entries.values():
         bad: dict[str, str] = {unit: withheld[unit].why for unit in entry.grant.uuids if unit in withheld}
         if bad and entry.holds:
-            found[entry.grant.container_id] = Holder(f"{entry.grant.namespace}/{entry.grant.pod_name}", bad)
+            found[entry.grant.container_id] = AffectedContainer(f"{entry.grant.namespace}/{entry.grant.pod_name}", bad)
     return found
 
 
-def _by_reason(holders: Mapping[str, Holder], due: Iterable[str]) -> Mapping[str, dict[str, str]]:
+def _by_reason(holders: Mapping[str, AffectedContainer], due: Iterable[str]) -> Mapping[str, dict[str, str]]:
     """Reason -> containers and names."""
     found: dict[str, dict[str, str]] = {}
     for container in due:

@@ -15,7 +15,7 @@ from nri_gpu.inventory.formats import (
     MODULES,
     parse_cpulist,
 )
-from nri_gpu.inventory.nvml_client import FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED, CallError, NvmlClient
+from nri_gpu.inventory.nvml_client import FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED, NvmlCallError, NvmlClient
 from nri_gpu.system.storage import text_of
 
 # Numbers of nvml.h.
@@ -32,7 +32,7 @@ FabricInfo = Any  # an nvmlGpuFabricInfo of either version, or None
 
 
 def fabric_info(nvml: NvmlClient, handle: object, index: int) -> FabricInfo:
-    """The state of a GPU's NVLink fabric; None for a GPU without one. Raises: CallError, when the GPU is gone."""
+    """The state of a GPU's NVLink fabric; None for a GPU without one. Raises: NvmlCallError, when the GPU is gone."""
     return nvml.optional("nvmlDeviceGetGpuFabricInfoV", handle, gpu=index)
 
 
@@ -41,7 +41,7 @@ def setup_facts(
 ) -> Iterator[Mapping[str, object]]:
     """Plain data, one fact after the other. folder: the PCI device's, in sysfs. fabric: of `fabric_info`.
 
-    Raises: CallError, when the GPU is gone.
+    Raises: NvmlCallError, when the GPU is gone.
     """
     yield {"cpus": _cpus(folder)}
     number = nvml.optional("nvmlDeviceGetArchitecture", handle, gpu=index)
@@ -63,7 +63,7 @@ def module_versions(sysfs: Path) -> dict[str, str]:
 
 
 def health_signs(nvml: NvmlClient, handle: object, index: int, fabric: FabricInfo) -> list[Sign]:
-    """What NVML shows of a GPU's health. Raises: CallError, when the GPU is gone."""
+    """What NVML shows of a GPU's health. Raises: NvmlCallError, when the GPU is gone."""
     return [
         *_memory_signs(nvml, handle, index),
         *_recovery_signs(nvml, handle, index),
@@ -72,7 +72,7 @@ def health_signs(nvml: NvmlClient, handle: object, index: int, fabric: FabricInf
     ]
 
 
-def sign_of(error: CallError) -> Sign | None:
+def sign_of(error: NvmlCallError) -> Sign | None:
     """What the failure of a necessary call says of the GPU's health."""
     if error.code == GPU_IS_LOST:
         return Sign.LOST
@@ -139,7 +139,7 @@ def _clock_reasons(nvml: NvmlClient, handle: object, index: int) -> int:
     """By the function's newer name, or by the one before R535."""
     try:
         return int(nvml.call("nvmlDeviceGetCurrentClocksEventReasons", handle, gpu=index))
-    except CallError as error:
+    except NvmlCallError as error:
         if error.code != FUNCTION_NOT_FOUND:
             return 0
     return int(nvml.optional("nvmlDeviceGetCurrentClocksThrottleReasons", handle, default=0, gpu=index))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from nri_gpu.inventory.formats import UNKNOWN_PROFILE, parse_mig_uuid, profile_in
-from nri_gpu.inventory.nvml_client import GPU_GONE, INVALID_ARGUMENT, NOT_FOUND, CallError, NvmlClient
+from nri_gpu.inventory.nvml_client import GPU_GONE, INVALID_ARGUMENT, NOT_FOUND, NvmlCallError, NvmlClient
 
 # With their versions: nvidia-ml-py's names without one raise another error than NVML's on an older driver.
 _COMPUTE: Final = "nvmlDeviceGetComputeRunningProcesses_v3"
@@ -27,7 +27,7 @@ def process_count(nvml: NvmlClient, device: object, index: int) -> int | None:
     try:
         compute = nvml.if_supported(_COMPUTE, device, gpu=index)
         graphics = nvml.if_supported(_GRAPHICS, device, default=(), gpu=index)
-    except CallError:
+    except NvmlCallError:
         return None
     return None if compute is None else len({process.pid for process in (*compute, *graphics)})
 
@@ -35,7 +35,7 @@ def process_count(nvml: NvmlClient, device: object, index: int) -> int | None:
 def mig_devices(nvml: NvmlClient, gpu: object, index: int) -> list[dict[str, object]]:
     """The MIG devices of a GPU, plain data. gpu: its handle. index: its NVML index.
 
-    Raises: CallError, where the list of them would not be complete.
+    Raises: NvmlCallError, where the list of them would not be complete.
     """
     memory = nvml.optional("nvmlDeviceGetMemoryInfo", gpu, gpu=index)
     total_bytes = int(memory.total) if memory else 0
@@ -44,7 +44,7 @@ def mig_devices(nvml: NvmlClient, gpu: object, index: int) -> list[dict[str, obj
         try:
             handle = nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu, place, gpu=index)
             device = {"index": place} | _identity(nvml, handle, index)
-        except CallError as error:
+        except NvmlCallError as error:
             if error.code not in _NO_DEVICE:
                 raise
             continue
@@ -66,7 +66,7 @@ def profile_name(attributes: Any, total_bytes: int) -> str:  # noqa: ANN401 (an 
 
 
 def _identity(nvml: NvmlClient, handle: object, gpu: int) -> dict[str, object]:
-    """Raises: CallError."""
+    """Raises: NvmlCallError."""
     return {
         "uuid": nvml.parsed(parse_mig_uuid, "nvmlDeviceGetUUID", handle, gpu=gpu),
         "gpu_instance_id": int(nvml.call("nvmlDeviceGetGpuInstanceId", handle, gpu=gpu)),
@@ -77,13 +77,13 @@ def _identity(nvml: NvmlClient, handle: object, gpu: int) -> dict[str, object]:
 def _describe(nvml: NvmlClient, device: dict[str, object], handle: object, gpu: int, total_bytes: int) -> None:
     """Reads the other facts. A MIG device that fails here keeps its name and is unavailable.
 
-    Raises: CallError, when the GPU is gone.
+    Raises: NvmlCallError, when the GPU is gone.
     """
     device |= {"profile": UNKNOWN_PROFILE, "memory_bytes": 0, "unavailable": "", "processes": None}
     try:
         for facts in _descriptions(nvml, handle, gpu, total_bytes):
             device |= facts
-    except CallError as error:
+    except NvmlCallError as error:
         if error.code in GPU_GONE:
             raise
         device["unavailable"] = str(error)

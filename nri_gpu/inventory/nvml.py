@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from nri_gpu.inventory.library import Library, LibraryError, StartFailure, advice
-from nri_gpu.inventory.nvml_client import INIT, CallError, NvmlClient
+from nri_gpu.inventory.nvml_client import INIT, NvmlCallError, NvmlClient
 from nri_gpu.inventory.survey import survey
 
 # linux/prctl.h, linux/capability.h
@@ -55,13 +55,13 @@ class NvmlProgram:
         self.library.load(path)
         try:
             self.nvml.call(INIT)
-        except CallError as error:
+        except NvmlCallError as error:
             failure = StartFailure(error.code, str(error), str(path.resolve()), self._module_version())
             raise LibraryError(advice(failure)) from error
         try:
             yield
         finally:
-            with contextlib.suppress(CallError):
+            with contextlib.suppress(NvmlCallError):
                 self.nvml.call("nvmlShutdown")
 
     def refresh(self) -> Mapping[str, object]:
@@ -72,7 +72,7 @@ class NvmlProgram:
                 return {"stale": f"{path} is not the file that was loaded"}
             with self.session(path):
                 return {"inventory": {**survey(self.nvml, self._sysfs), "lacking": self.nvml.lacking}}
-        except (LibraryError, CallError) as error:
+        except (LibraryError, NvmlCallError) as error:
             return {"fault": str(error)}
 
     def _module_version(self) -> str:

@@ -1,4 +1,4 @@
-"""The NVML client of our child processes: it announces each call, makes it, and reports a failure as a CallError.
+"""The NVML client of our child processes: it announces each call, makes it, and reports a failure as a NvmlCallError.
 
 The calls go through nvidia-ml-py, or through an older function where the library lacks the one that nvidia-ml-py uses.
 """
@@ -31,7 +31,7 @@ INIT: Final = "nvmlInit"
 MESSAGE_MAX: Final = 400  # characters; the report refuses longer sentences
 
 
-class CallError(Exception):
+class NvmlCallError(Exception):
     """An NVML call that failed: `nvmlDeviceGetUUID: GPU is lost (15)`. code: 0 where the answer was unreadable."""
 
     def __init__(self, name: str, message: str, code: int = 0) -> None:
@@ -54,7 +54,7 @@ class NvmlClient:
     def call(self, name: str, *arguments: object, gpu: int | None = None) -> Any:  # noqa: ANN401 (NVML's own types)
         """The result of one call. gpu: the index of the GPU that the call is about.
 
-        Raises: CallError.
+        Raises: NvmlCallError.
         """
         self._announce(name, gpu)
         try:
@@ -67,30 +67,30 @@ class NvmlClient:
                     pynvml.nvmlInit()
             return older(*arguments)
         except pynvml.NVMLError as error:
-            raise CallError(name, str(error), error.value) from error
+            raise NvmlCallError(name, str(error), error.value) from error
         except ReturnCodeError as error:
-            raise CallError(name, str(pynvml.NVMLError(error.code)), error.code) from error
+            raise NvmlCallError(name, str(pynvml.NVMLError(error.code)), error.code) from error
         except ValueError as error:  # bytes that are not UTF-8
-            raise CallError(name, f"unreadable answer ({error})") from error
+            raise NvmlCallError(name, f"unreadable answer ({error})") from error
 
     def parsed(self, parse: Callable[[str], str], name: str, *arguments: object, gpu: int | None = None) -> str:
-        """The text that a call returns, checked by `parse`. Raises: CallError."""
+        """The text that a call returns, checked by `parse`. Raises: NvmlCallError."""
         return checked(parse, self.call(name, *arguments, gpu=gpu), name)
 
     def if_supported(self, name: str, *arguments: object, default: object = None, gpu: int) -> Any:  # noqa: ANN401
-        """The result, or `default` where this GPU or driver does not support the call. Raises: CallError."""
+        """The result, or `default` where this GPU or driver does not support the call. Raises: NvmlCallError."""
         try:
             return self.call(name, *arguments, gpu=gpu)
-        except CallError as error:
+        except NvmlCallError as error:
             if error.code not in UNSUPPORTED:
                 raise
             return default
 
     def optional(self, name: str, *arguments: object, default: object = None, gpu: int | None = None) -> Any:  # noqa: ANN401
-        """The result, or `default` where the call fails. Raises: CallError, when the GPU is gone."""
+        """The result, or `default` where the call fails. Raises: NvmlCallError, when the GPU is gone."""
         try:
             return self.call(name, *arguments, gpu=gpu)
-        except CallError as error:
+        except NvmlCallError as error:
             if error.code in GPU_GONE:
                 raise
             return default
@@ -99,16 +99,16 @@ class NvmlClient:
         """The result, or None where the call fails for whatever reason."""
         try:
             return self.call(name, *arguments, gpu=gpu)
-        except CallError:
+        except NvmlCallError:
             return None
 
 
 def checked(parse: Callable[[str], str], text: str, name: str) -> str:
-    """`parse(text)`, of a text that the call `name` returned. Raises: CallError."""
+    """`parse(text)`, of a text that the call `name` returned. Raises: NvmlCallError."""
     try:
         return parse(text)
     except ValueError as error:
-        raise CallError(name, str(error)) from error
+        raise NvmlCallError(name, str(error)) from error
 
 
 def _fabric_info(handle: object) -> Any:  # noqa: ANN401 (an nvmlGpuFabricInfo of some version)

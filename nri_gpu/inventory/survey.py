@@ -24,7 +24,7 @@ from nri_gpu.inventory.formats import (
     parse_version,
 )
 from nri_gpu.inventory.mig import mig_devices, process_count
-from nri_gpu.inventory.nvml_client import CallError, NvmlClient, checked
+from nri_gpu.inventory.nvml_client import NvmlCallError, NvmlClient, checked
 from nri_gpu.requirements.grammar import brand_word
 
 # Numbers of nvml.h.
@@ -52,7 +52,7 @@ class _Device(Struct):
 
 
 def survey(nvml: NvmlClient, sysfs: Path) -> dict[str, object]:
-    """The report, from an NVML that is started. Raises: CallError, where the GPUs cannot even be counted."""
+    """The report, from an NVML that is started. Raises: NvmlCallError, where the GPUs cannot even be counted."""
     faults: list[dict[str, object]] = []
     devices: list[_Device] = []
     driver_version = _version_or_empty(nvml.optional("nvmlSystemGetDriverVersion", default=""))
@@ -63,7 +63,7 @@ def survey(nvml: NvmlClient, sysfs: Path) -> dict[str, object]:
         try:
             _identify(nvml, device)
             devices.append(device)
-        except CallError as error:
+        except NvmlCallError as error:
             faults.append(_fault(device, error))
     for device in devices:
         _describe(nvml, device, sysfs)
@@ -93,7 +93,7 @@ def _version_or_empty(text: str) -> str:
 
 
 def _identify(nvml: NvmlClient, device: _Device) -> None:
-    """Reads the facts without which a GPU cannot be named. Those read before a failure stay. Raises: CallError."""
+    """Reads the facts without which a GPU cannot be named. Those read before a failure stay. Raises: NvmlCallError."""
     index, facts = device.index, device.facts
     device.handle = handle = nvml.call("nvmlDeviceGetHandleByIndex", index, gpu=index)
     facts |= {"index": index, "unavailable": ""}
@@ -103,7 +103,7 @@ def _identify(nvml: NvmlClient, device: _Device) -> None:
     facts["minor_number"] = int(nvml.call("nvmlDeviceGetMinorNumber", handle, gpu=index))
 
 
-def _fault(device: _Device, error: CallError) -> dict[str, object]:
+def _fault(device: _Device, error: NvmlCallError) -> dict[str, object]:
     """A GPU that cannot be named, with what was read of it."""
     return {
         "index": device.index,
@@ -122,7 +122,7 @@ def _describe(nvml: NvmlClient, device: _Device, sysfs: Path) -> None:
     try:
         for facts in _descriptions(nvml, device, sysfs):
             device.facts |= facts
-    except CallError as error:
+    except NvmlCallError as error:
         sign = sign_of(error)
         device.facts |= {"unavailable": str(error), "signs": [sign] if sign else []}
         device.failed = bool(error.code)
@@ -148,7 +148,7 @@ def _descriptions(nvml: NvmlClient, device: _Device, sysfs: Path) -> Iterator[Ma
     current, pending = nvml.if_supported("nvmlDeviceGetMigMode", handle, default=(0, 0), gpu=index)
     yield {"mig_enabled": current == MIG_ENABLED}
     if current != pending:
-        raise CallError("nvmlDeviceGetMigMode", "MIG mode is changing: it takes effect with the GPU's next reset")
+        raise NvmlCallError("nvmlDeviceGetMigMode", "MIG mode is changing: it takes effect with the GPU's next reset")
     if current == MIG_ENABLED:
         yield {"mig": mig_devices(nvml, handle, index)}
     yield {"processes": process_count(nvml, handle, index)}

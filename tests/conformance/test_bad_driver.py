@@ -81,8 +81,8 @@ def gone(root: Path) -> None:
 BAD: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "missing": (gone, "driver root {root} is not a directory"),
     "half installed": (half, "driver root {root} holds libcuda of 999.1 but libnvidia-ml of {version}"),
-    "open to others": (lambda root: root.chmod(0o777), "driver folder {root} is not safe (owner 0, mode 0777"),
-    "a folder open to others": (lambda root: (root / "lib64").chmod(0o777), "driver folder {root}/lib64 is not safe"),
+    "open to others": (lambda root: root.chmod(0o777), "folder {root} is not safe (owner 0, mode 0777"),
+    "a folder open to others": (lambda root: (root / "lib64").chmod(0o777), "folder {root}/lib64 is not safe"),
     "links that lead out": (out, "lib64/libcuda.so.{version} (leads to nothing below the driver root)"),
 }
 

@@ -63,7 +63,7 @@ def test_a_container_keeps_its_driver_whatever_the_other_daemon_thinks(
     assert len(mounted) > 20
     with NriGpu(replace(launch, base=tmp_path / "other", socket=other_node.nri_socket)) as other:
         other.wait_ready()
-        taken = f"stage folder {launch.stage_dir} is that of another nri-gpu (pid {daemon.pid})"
+        taken = f"stage folder {launch.stage_dir} belongs to another nri-gpu (pid {daemon.pid})"
         assert taken in other.wait_logged("driver files not found")
         install(tmp_path, VERSIONS[1])
         daemon.wait_logged(f"driver files staged generation={VERSIONS[1]}")

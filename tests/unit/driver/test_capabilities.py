@@ -58,7 +58,7 @@ def test_nothing_is_missing_of_a_whole_driver(found: FoundDriver) -> None:
     assert dict(found.missing) == {capability: () for capability in Capability}
     assert (found.unknown, found.left_out) == ((), ())
     assert {place.removeprefix("etc/").removeprefix("share/") for place in CONFIGS} <= {
-        file.name.removeprefix("etc/").removeprefix("usr/share/") for file in found.extras
+        file.name.removeprefix("etc/").removeprefix("usr/share/") for file in found.singles
     }
 
 
@@ -103,7 +103,7 @@ def test_a_set_holds_its_own_and_nothing_else(flat: Path, tmp_path: Path, capabi
         Path(tree, folder).is_symlink() or Path(tree, folder).exists() for folder in ("lib32", "lib64/lib32")
     )
     assert {path for _, path in files.trees[wanted].files} == {
-        f"extra/{file.name}" for file in found.extras if file.capabilities & wanted
+        f"extra/{file.name}" for file in found.singles if file.capabilities & wanted
     }
     assert all(Path(tree, path).is_file() for _, path in files.trees[wanted].files)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.driver.compat import FoundPackages, scan_compat, signs
-from nri_gpu.driver.folders import Source
+from nri_gpu.driver.compat import FoundPackages, folder_signature, scan_compat
+from nri_gpu.driver.host_file import HostFile
 from nri_gpu.driver.stage import prune, stage_plan
 from tests.support import compat
 from tests.support.driver_root import write_library
@@ -40,7 +40,7 @@ def test_a_package_is_what_its_files_say(folder: Path) -> None:
     found = scan_compat(folder)
     (package,) = found.packages
     assert (package.cuda, package.version, package.drivers) == ((13, 0), V, frozenset({535, 550, 570}))
-    files = {name for name, each in package.files.items() if isinstance(each, Source)}
+    files = {name for name, each in package.files.items() if isinstance(each, HostFile)}
     assert files == {f"{name}.so.{V}" for name in compat.LIBRARIES}
     links = {name: each for name, each in package.files.items() if isinstance(each, str)}
     assert links == {soname: f"{name}.so.{V}" for name, soname in compat.LIBRARIES.items()} | {
@@ -79,7 +79,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no libcuda": (lambda p: (p / LIBCUDA).unlink(), "13.0 (holds no usable libcuda.so.V)"),
     "two of them": (lambda p: write_library(p / "libcuda.so.570.26", "libcuda.so.1"), "13.0 (holds several: "),
     "another library's SONAME": (lambda p: write_library(p / LIBCUDA, "libcudart.so.1"), "is not libcuda.so.1)"),
-    "others can write there": (lambda p: p.chmod(0o777), "13.0 (others than root can change it)"),
+    "others can write there": (lambda p: p.chmod(0o777), "13.0 (owner 0, mode 0777: others than root can change it)"),
     "no folder": (no_folder, "13.0 (Not a directory)"),
     "a link to nothing": (no_target, "13.0 (No such file or directory)"),
 }
@@ -95,7 +95,7 @@ def test_a_package_that_is_none_is_left_out(folder: Path, spoil: Callable[[Path]
 
 def test_a_note_that_is_not_understood_leaves_a_package_out(tmp_path: Path) -> None:
     compat.make_package(tmp_path / "packages", CUDA, V, '{"Driver": "all of them"}')
-    assert "cannot be understood" in left_out(scan_compat(tmp_path / "packages"))[0]
+    assert "is malformed" in left_out(scan_compat(tmp_path / "packages"))[0]
 
 
 STRAY: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -144,7 +144,7 @@ def test_a_package_may_be_a_link_to_where_it_was_installed(folder: Path, tmp_pat
 
 def test_a_folder_that_cannot_be_trusted_or_read(folder: Path, tmp_path: Path) -> None:
     folder.chmod(0o775)
-    with pytest.raises(DriverError, match=r"others than root: chown root and chmod 755 it"):
+    with pytest.raises(DriverError, match=r"others than root can change it\): chown root and chmod go-w it"):
         scan_compat(folder)
     with pytest.raises(DriverError, match="No such file"):
         scan_compat(tmp_path / "gone")
@@ -165,7 +165,7 @@ def test_what_is_staged_is_whole_and_goes_when_nobody_names_it(folder: Path, tmp
 
 
 def test_signs_change_with_whatever_a_scan_would_see(folder: Path) -> None:
-    seen = {signs(folder)}
+    seen = {folder_signature(folder)}
     changes: tuple[Callable[[], object], ...] = (
         lambda: (folder / CUDA / f"libnvidia-nvvm.so.{V}").chmod(0o777),
         lambda: (folder / CUDA / f"libnvidia-nvvm.so.{V}").unlink(),
@@ -174,6 +174,6 @@ def test_signs_change_with_whatever_a_scan_would_see(folder: Path) -> None:
     )
     for number, change in enumerate(changes, 2):
         change()
-        seen.add(signs(folder))
+        seen.add(folder_signature(folder))
         assert len(seen) == number
-    assert signs(folder) == ()
+    assert folder_signature(folder) == ()

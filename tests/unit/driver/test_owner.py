@@ -38,11 +38,11 @@ def test_a_second_daemon_is_told_whose_it_is(tmp_path: Path, base: Path) -> None
         second.take()
     assert not isinstance(alive.value, NotReleasedError)
     assert str(alive.value) == (
-        f"stage folder {base} is that of another nri-gpu (pid {os.getpid()}), with state folder {tmp_path}/first, and "
-        "two would remove each other's files from running containers: give this one a driver.stage_dir of its own"
+        f"stage folder {base} belongs to another nri-gpu (pid {os.getpid()}), with state folder {tmp_path}/first, and "
+        "they would remove each other's files: set another driver.stage_dir for this one"
     )
     first.close()
-    with pytest.raises(StageTakenError, match=rf"whose containers may .* own, or, .* remove {base}/\.owner$"):
+    with pytest.raises(StageTakenError, match=rf"whose containers may .* for this one; .* remove {base}/\.owner$"):
         second.take()
     first.take()
     first.close()

@@ -67,7 +67,7 @@ def test_no_minor_that_has_no_bit(tmp_path: Path) -> None:
 
 def test_a_folder_that_others_can_change_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(DriverError, match="can be changed by others than root"):
+    with pytest.raises(DriverError, match="others than root can change it"):
         write_profiles(tmp_path, [0])
 
 

@@ -220,7 +220,7 @@ def test_no_driver_says_where_it_looked(tmp_path: Path) -> None:
 def test_an_unusable_driver_says_why(root: Path) -> None:
     for name in ("libcuda", "libnvidia-ml"):
         (root / f"lib64/{name}.so.{V}").write_text("not a library")
-    with pytest.raises(DriverError, match=re.escape(f"found but not usable: lib64/libcuda.so.{V} (no ELF file)")):
+    with pytest.raises(DriverError, match=re.escape(f"found but not usable: lib64/libcuda.so.{V} (not an ELF file)")):
         scan(root)
 
 
@@ -276,7 +276,7 @@ def test_a_folder_that_others_can_write_to(root: Path, folder: str, mode: int) -
     with pytest.raises(DriverError) as caught:
         scan(root)
     assert str(caught.value) == (
-        f"driver folder {root / folder} is not safe (owner {os.geteuid()}, mode {mode:04o}: others than root can "
+        f"folder {root / folder} is not safe (owner {os.geteuid()}, mode {mode:04o}: others than root can "
         "change it): chown root and chmod go-w it"
     )
 

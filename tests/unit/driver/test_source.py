@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.driver.folders import LeftOut, Source, examine, resolve
+from nri_gpu.driver.host_file import HostFile, LeftOut, examine, resolve
 
 
 @pytest.fixture
@@ -78,9 +78,9 @@ def test_a_folder_and_a_fifo_are_left_out(root: Path) -> None:
 
 
 def test_unchanged_notices_every_kind_of_change(root: Path, file: Path) -> None:
-    def now() -> Source:
+    def now() -> HostFile:
         source = examine(root, file)
-        assert isinstance(source, Source)
+        assert isinstance(source, HostFile)
         return source
 
     source = now()

@@ -13,8 +13,9 @@ import pytest
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import DriverFiles
+from nri_gpu.driver.copy_file import FROM_HOST, CopyMethod, copy, hard_link
 from nri_gpu.driver.scan import FoundDriver, scan
-from nri_gpu.driver.stage import FROM_HOST, Way, copy, hard_link, prune, stage, tree_name
+from nri_gpu.driver.stage import prune, stage, tree_name
 from tests.support.driver_root import make_driver_root, write_library
 
 V = "580.95.05"
@@ -115,7 +116,7 @@ def test_folders_are_open_to_every_container_user_whatever_the_umask(found: Foun
 
 
 @pytest.mark.parametrize("ways", [FROM_HOST, (hard_link,), (copy,)], ids=["default", "hard link", "copy"])
-def test_a_generation_holds_each_file_once(found: FoundDriver, base: Path, ways: Sequence[Way]) -> None:
+def test_a_generation_holds_each_file_once(found: FoundDriver, base: Path, ways: Sequence[CopyMethod]) -> None:
     files = stage(found, base, ways)
     inodes = {Path(files.trees[caps].path, f"lib64/libcuda.so.{V}").stat().st_ino for caps in (BOTH, COMPUTE)}
     assert len(inodes) == 1
@@ -135,7 +136,7 @@ def test_copies_where_links_would_cross_mounts(found: FoundDriver, base: Path) -
 OTHER_MOUNT = """
 import sys
 from pathlib import Path
-from nri_gpu.driver.stage import hard_link
+from nri_gpu.driver.copy_file import hard_link
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 found, base = scan(Path(sys.argv[1])), Path(sys.argv[2])
@@ -189,7 +190,7 @@ def test_half_made_leftovers_are_swept(found: FoundDriver, base: Path) -> None:
 DIES = """
 import os, sys
 from pathlib import Path
-from nri_gpu.driver.stage import copy
+from nri_gpu.driver.copy_file import copy
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 def way(original, target, count=[0]):
@@ -212,7 +213,7 @@ def test_a_process_that_dies_in_the_middle_hinders_nobody(found: FoundDriver, ba
 STAGES = """
 import sys
 from pathlib import Path
-from nri_gpu.driver.stage import copy
+from nri_gpu.driver.copy_file import copy
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 def way(original, target):
@@ -361,7 +362,7 @@ def test_prune_where_nothing_was_staged(base: Path) -> None:
 def test_a_base_others_can_write_to_is_refused(found: FoundDriver, base: Path) -> None:
     base.mkdir(parents=True)
     base.chmod(0o777)
-    with pytest.raises(DriverError, match="can be changed by others than root"):
+    with pytest.raises(DriverError, match="others than root can change it"):
         stage(found, base)
 
 

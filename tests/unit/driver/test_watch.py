@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.driver.scan import scan
-from nri_gpu.driver.watch import changed, signs
+from nri_gpu.driver.watch import changed, folder_signatures
 from tests.support.driver_root import make_driver_root, write_library
 
 V = "580.95.05"
@@ -58,14 +58,14 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_change_shows(root: Path, change: Callable[[Path], object]) -> None:
-    before, found = signs(root), scan(root)
+    before, found = folder_signatures(root), scan(root)
     assert not changed(root, (), before, found)
     change(root)
     assert changed(root, (), before, found)
 
 
 def test_a_root_that_is_not_there_changes_by_appearing(tmp_path: Path) -> None:
-    before = signs(tmp_path / "root")
+    before = folder_signatures(tmp_path / "root")
     assert not changed(tmp_path / "root", (), before, None)
     make_driver_root(tmp_path / "root", V)
     assert changed(tmp_path / "root", (), before, None)

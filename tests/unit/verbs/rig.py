@@ -19,7 +19,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.daemon.snapshot import Host, SnapshotKeeper
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.node import Inventory
-from nri_gpu.driver.controller import Around, DriverKeeper, DriverPlace
+from nri_gpu.driver.controller import DriverController, DriverDependencies, DriverPlace
 from nri_gpu.inventory.child import Deadlines
 from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.inventory.node_watch import NodeWatch, Pace
@@ -130,7 +130,7 @@ class Rig:
             retry_s=0.2,
             module=lambda: self.module,
         )
-        self.driver = DriverKeeper(place, self.node_state, Around(lambda: None, self.cache.poke))
+        self.driver = DriverController(place, self.node_state, DriverDependencies(lambda: None, self.cache.poke))
         pace = Pace(look_s=0.02, quiet_s=0.0)
         self.watch = NodeWatch(self.source.kernel_view, self._changed, folders=(), uevents=False, pace=pace)
         self.state = StateFolder(base / "state")

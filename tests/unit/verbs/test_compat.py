@@ -56,7 +56,7 @@ def test_a_folder_that_is_not_there_is_said(
 ) -> None:
     (tmp_path / "packages").rename(tmp_path / "elsewhere")
     assert main(["driver", *options]) == Exit.UNAVAILABLE
-    assert f"compatibility packages in {tmp_path}/packages cannot be looked at" in capsys.readouterr().err
+    assert f"compatibility packages in {tmp_path}/packages cannot be read" in capsys.readouterr().err
 
 
 def pod(path: Path, **env: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from nri_gpu.domain.node import DriverFiles, Inventory, Node
 from nri_gpu.driver import controller as driver_keeper
-from nri_gpu.driver.controller import Around, DriverKeeper, DriverPlace
+from nri_gpu.driver.controller import DriverController, DriverDependencies, DriverPlace
 from nri_gpu.system.state import NodeState
 from tests.support.driver_root import make_driver_root
 from tests.support.scripted_runtime import until
@@ -41,8 +41,8 @@ class Bench:
             retry_s=60,
             module=lambda: self.module,
         )
-        self.keeper = DriverKeeper(
-            place, self.node_state, Around(lambda: self.held, self._poke), clock=lambda: self.now
+        self.keeper = DriverController(
+            place, self.node_state, DriverDependencies(lambda: self.held, self._poke), clock=lambda: self.now
         )
 
     def beside(self, base: Path, *, simulated: bool = False) -> Bench:
@@ -168,7 +168,7 @@ def test_what_failed_for_another_reason_is_tried_again_later(bench: Bench) -> No
     bench.stage_dir.mkdir()
     bench.stage_dir.chmod(0o777)
     failed = bench.look()
-    assert "can be changed by others" in failed.driver_fault
+    assert "others than root can change it" in failed.driver_fault
     bench.stage_dir.chmod(0o755)
     assert bench.look() is failed
     bench.now = 60
@@ -208,7 +208,7 @@ def test_of_two_daemons_on_one_folder_the_second_refuses_and_removes_nothing(ben
         second.module = version
         node = second.look()
         assert node.driver is None
-        assert f"{bench.stage_dir} is that of another nri-gpu (pid {os.getpid()})" in node.driver_fault
+        assert f"{bench.stage_dir} belongs to another nri-gpu (pid {os.getpid()})" in node.driver_fault
     bench.keeper.close()  # it is started again, and its containers go on
     second.keeper.look_again()
     assert "whose containers may have its files mounted" in second.look().driver_fault
@@ -218,7 +218,7 @@ def test_of_two_daemons_on_one_folder_the_second_refuses_and_removes_nothing(ben
 def test_a_simulated_daemon_is_no_exception(bench: Bench, tmp_path: Path) -> None:
     bench.driver()
     second = bench.beside(tmp_path / "other", simulated=True)
-    assert "give this one a driver.stage_dir of its own" in second.look().driver_fault
+    assert "set another driver.stage_dir for this one" in second.look().driver_fault
 
 
 def test_a_successor_grants_by_the_snapshot_until_the_folder_passes_to_it(bench: Bench) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.driver.watch import signs
+from nri_gpu.driver.watch import folder_signatures
 from nri_gpu.inventory.nvml_client import GPU_GONE, UNSUPPORTED
 from tests.support.driver_root import make_driver_root
 from tests.support.nvml import Act, FakeMig, build_fake_nvml
@@ -262,7 +262,7 @@ async def _stopped_after_a_while(rig: Rig) -> None:
     async with rig.running():
         await rig.refreshed()
         # The fake library leaves notes beside itself, and the driver's folder is another one for it: looked at again.
-        await rig.until("the last look at the files", lambda: rig.driver.scanned == signs(rig.root))
+        await rig.until("the last look at the files", lambda: rig.driver.scanned == folder_signatures(rig.root))
         await rig.snapshots.keep()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from nri_gpu.driver.profiles import ProfileKeeper
+from nri_gpu.driver.profiles import ProfileController
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support.scripted_runtime import until
@@ -13,7 +13,7 @@ from tests.support.scripted_runtime import until
 
 def test_they_follow_the_gpus(tmp_path: Path) -> None:
     node_state = NodeState(make.inventory(()))
-    keeper = ProfileKeeper(tmp_path, node_state)
+    keeper = ProfileController(tmp_path, node_state)
     assert asyncio.run(keeper.look())
     assert node_state.node.profiles is None
     for found in (make.gpus(2), make.gpus(3)):
@@ -35,7 +35,7 @@ def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path: Path) -> None:
         blocker = tmp_path / "profiles"
         blocker.write_text("a file")
         node_state = NodeState(make.inventory())
-        keeper = ProfileKeeper(tmp_path, node_state, retry_s=0.01)
+        keeper = ProfileController(tmp_path, node_state, retry_s=0.01)
         running = asyncio.create_task(keeper.run())
         keeper.look_again()
         await until("the fault", lambda: bool((known := node_state.node.profiles) and known.fault))

@@ -15,7 +15,7 @@ from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.node import Inventory
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
-from nri_gpu.driver.watch import signs
+from nri_gpu.driver.watch import folder_signatures
 from nri_gpu.simulation.topology import load_topology
 from nri_gpu.system.state import NodeState
 from tests.support.daemon import FOUR_GPUS
@@ -35,7 +35,7 @@ class Machine:
         self.state = StateFolder(base / "state")
         self.state.path.mkdir()
         self.files = stage(scan(self.root), self.stage_dir)
-        self.scanned = signs(self.root)
+        self.scanned = folder_signatures(self.root)
         self.inventory = load_topology(FOUR_GPUS, wall=lambda: 1.0)
         self.module, self.boot = VERSION, "boot"
         self.modules = (VERSION, VERSION, VERSION, "")
