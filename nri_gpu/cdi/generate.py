@@ -1,4 +1,4 @@
-"""What `cdi generate` writes and when it writes nothing: shared by its two ways of going about it."""
+"""Makes the CDI specification of this node, and removes files of old drivers; for `cdi generate`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,15 @@ from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import GENERATION, prune_where, stage
 from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
 
-LOCK_WAIT_S: Final = 60.0  # another specification's files may just be copied; without ours there would be none
+LOCK_WAIT_S: Final = 60.0  # another process may be staging files
 
 
 class NotReadyError(NriGpuError):
-    """Nothing true can be written about this node. Says why."""
+    """There is nothing to describe on this node. Says why."""
 
 
 class SpecificationOptions(Struct, frozen=True):
-    """What is asked for.
-
-    capabilities: closed. topology: the file of a simulated node. refresh_s: between two looks of `--watch`.
-    """
+    """What to describe. capabilities: closed. topology: the file of a simulated node. refresh_s: for `--watch`."""
 
     driver_root: Path
     library_dirs: tuple[str, ...]
@@ -44,11 +41,11 @@ class SpecificationOptions(Struct, frozen=True):
     refresh_s: float
 
 
-def specification_text(inventory: Inventory, wish: SpecificationOptions) -> str:
-    """The specification as a file holds it; the driver's files are staged then. Raises: NotReadyError."""
+def specification_text(inventory: Inventory, options: SpecificationOptions) -> str:
+    """The text of the specification, after staging the driver's files. Raises: NotReadyError."""
     if inventory.fault:
         raise NotReadyError(inventory.fault)
-    if reason := missing_modules(wish.capabilities, inventory):
+    if reason := missing_modules(options.capabilities, inventory):
         raise NotReadyError(reason.sentence)
     gpus = tuple(unit for unit in inventory.units if not why_not(unit))
     if reason := missing_capability_major(gpus, inventory.majors):
@@ -57,56 +54,58 @@ def specification_text(inventory: Inventory, wish: SpecificationOptions) -> str:
             raise NotReadyError(reason.sentence)
     if not gpus:
         why = "; ".join(f"GPU {gpu.index}: {why_not(gpu)}" for gpu in inventory.gpus) or "there is none"
-        raise NotReadyError(f"this node has no GPU to give ({why})")
-    tree = _staged(inventory, wish)
-    document = specification(gpus, capabilities=wish.capabilities, inventory=inventory, tree=tree, loader=wish.loader)
+        raise NotReadyError(f"this node has no available GPU ({why})")
+    tree = _staged(inventory, options)
+    document = specification(
+        gpus, capabilities=options.capabilities, inventory=inventory, tree=tree, loader=options.loader
+    )
     return json.dumps(document, indent=1) + "\n"
 
 
-def _staged(inventory: Inventory, wish: SpecificationOptions) -> DriverTree | None:
+def _staged(inventory: Inventory, options: SpecificationOptions) -> DriverTree | None:
     try:
-        found = scan(wish.driver_root, library_dirs=wish.library_dirs)
+        found = scan(options.driver_root, library_dirs=options.library_dirs)
         if inventory.driver_version not in ("", found.version) and not inventory.simulated:
             raise NotReadyError(two_versions(found.version, inventory.driver_version))
-        if owner := owner_of(wish.stage_dir):
+        if owner := owner_of(options.stage_dir):
             raise NotReadyError(
-                f"stage folder {wish.stage_dir} is that of `nri-gpu run` with state folder {owner}, which removes "
-                "files that none of its grants names: give another --stage-dir"
+                f"stage folder {options.stage_dir} belongs to `nri-gpu run` with state folder {owner}, which removes "
+                "files that none of its grants uses: give another --stage-dir"
             )
-        tree = stage(found, wish.stage_dir, wait_s=LOCK_WAIT_S).trees.get(wish.capabilities)
+        tree = stage(found, options.stage_dir, wait_s=LOCK_WAIT_S).trees.get(options.capabilities)
     except DriverError as error:
         if inventory.simulated:
             return None
         raise NotReadyError(str(error)) from error
     if tree is None and not inventory.simulated:
-        raise NotReadyError(f"the driver on this node has not all the files for {', '.join(sorted(wish.capabilities))}")
+        raise NotReadyError(f"the driver on this node lacks files for {', '.join(sorted(options.capabilities))}")
     return tree
 
 
-def rivalry(file: SpecFile) -> Iterator[str]:
+def conflicts(file: SpecFile) -> Iterator[str]:
     """A sentence for each other specification that names the same devices."""
-    for rival in file.rivals(KIND, STANDARD):
-        what = f"{rival.path} describes {KIND} too" + (", with hooks" if rival.hooks else "")
-        if rival.path.parent == file.path.parent.resolve():
+    for other in file.others(KIND, STANDARD):
+        what = f"{other.path} describes {KIND} too" + (", with hooks" if other.hooks else "")
+        if other.path.parent == file.path.parent.resolve():
             yield f"{what}: runtimes refuse a device that two files of one folder name; remove one of them"
         else:
-            yield f"{what}: where both name a device, the file in the later folder of the runtime's list wins"
+            yield f"{what}: if both name a device, the file in the later folder of the runtime's list wins"
 
 
 def booted_at() -> float:
-    """When the machine was, in seconds since the epoch."""
+    """The time of the last boot, in seconds since the epoch."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def remove_old(wish: SpecificationOptions, file: SpecFile, inventory: Inventory) -> tuple[str, ...]:
-    """Remove them, once `file` is written. Returns their names; none on a simulated node, which has no kernel module.
+def remove_old(options: SpecificationOptions, file: SpecFile, inventory: Inventory) -> tuple[str, ...]:
+    """Remove files of old drivers, after `file` was written. Returns their generations; none on a simulated node.
 
-    Raises: DriverError: a folder cannot be removed, or a specification that may name one not read.
+    Raises: DriverError: a folder cannot be removed, or a specification that may name one cannot be read.
     """
     version = inventory.driver_version
-    if inventory.simulated or not version or not wish.stage_dir.is_dir():
+    if inventory.simulated or not version or not options.stage_dir.is_dir():
         return ()
-    base = wish.stage_dir.resolve()
+    base = options.stage_dir.resolve()
     try:
         named = frozenset(_named(base, {folder.resolve() for folder in (file.path.parent, *STANDARD)}))
         before = booted_at()

@@ -1,7 +1,7 @@
-"""The same edits as a CDI specification, without a hook: for Docker, podman and whatever else NRI does not reach.
+"""The edits of the NRI plugin as a CDI specification without hooks, for Docker, podman and others.
 
-The planner is asked for each GPU alone, and once for a GPU that does not exist. What all of them get, that one too, is
-common to the whole specification; what a GPU gets beyond that belongs to its device.
+The plan is made for each GPU alone, and once for a GPU that does not exist. What all plans have in common becomes the
+specification's own edits; what a GPU gets beyond that belongs to its device.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from nri_gpu.injection.plan import Injection, plan
 
 KIND: Final = "nvidia.com/gpu"
 ALL: Final = "all"
-# What the content needs and no more, so that old runtimes read it too: device names that open with a digit came with
-# 0.5.0 (cncf-tags/container-device-interface: specs-go/version.go). Annotations would need 0.6.0.
+# The oldest version that the content needs, for old runtimes: device names that begin with a digit came with 0.5.0
+# (cncf-tags/container-device-interface: specs-go/version.go). Annotations would need 0.6.0.
 VERSION: Final = "0.5.0"
-PERMISSIONS: Final = "rw"  # as NRI's own rule; CDI's default would let a container make more nodes
-# cncf-tags/container-device-interface: pkg/parser/parser.go. One bad name, and runtimes drop the whole file.
+PERMISSIONS: Final = "rw"  # as over NRI; CDI's default would let a container make device nodes
+# cncf-tags/container-device-interface: pkg/parser/parser.go. With one bad name runtimes ignore the whole file.
 DEVICE_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
-# Who will ask is not known yet, so there is no environment to add to and no volume to make room for.
-_ANYBODY: Final = Container(
+# A container without environment and volumes, since the real one is not known yet.
+_ANY_CONTAINER: Final = Container(
     id=ContainerId(""), name="", pod=Pod(id=PodId(""), uid=PodUid(""), name="", namespace="default")
 )
 
-# One thing added, under what a runtime would call a conflict: ("device", path), ("mount", destination), ("env", name).
+# ("device", path), ("mount", destination) or ("env", name), which a runtime takes once -> what is added.
 Key = tuple[str, str]
-Thing = DeviceNode | Mount | str
-Things = Mapping[Key, Thing]
+Addition = DeviceNode | Mount | str
+Additions = Mapping[Key, Addition]
 
 
 def specification(
     gpus: Sequence[Unit], *, capabilities: Capabilities, inventory: Inventory, tree: DriverTree | None, loader: Loader
 ) -> dict[str, Any]:
-    """The specification as JSON values; at least one device, for CDI has no empty ones.
+    """The specification as JSON values.
 
-    gpus: GPUs and MIG devices to be had, in NVML order. capabilities: closed. tree: the staged driver files, None on
-    a simulated node that has none. loader: how they are found, as far as mounts do it.
+    gpus: GPUs and MIG devices, at least one, in NVML order. capabilities: closed. tree: the staged driver files, None
+    on a simulated node that has none. loader: how libraries are found, as far as mounts do it.
     """
-    # With void, because a list of UUIDs cannot be put together from the devices a container asks for.
+    # With void: a list of UUIDs cannot be put together from the devices that a container asks for.
     everything = Injection(
-        container=_ANYBODY,
+        container=_ANY_CONTAINER,
         gpus=tuple(gpus),
         capabilities=capabilities,
         inventory=inventory,
@@ -58,16 +58,16 @@ def specification(
         loader=loader,
         void=True,
     )
-    plans = [_things(plan(replace(everything, gpus=(gpu,)))) for gpu in (*gpus, _ghost(gpus))]
+    plans = [_additions(plan(replace(everything, gpus=(gpu,)))) for gpu in (*gpus, _no_gpu(gpus))]
     common = _in_all(plans)
-    own = [_without(things, {*common, *_disputed(plans)}) for things in plans[:-1]]
-    devices = [(name, things) for gpu, things in zip(gpus, own, strict=True) for name in _names(gpu)]
+    own = [_without(additions, {*common, *_conflicting(plans)}) for additions in plans[:-1]]
+    devices = [(name, additions) for gpu, additions in zip(gpus, own, strict=True) for name in _names(gpu)]
     devices.append((ALL, reduce(lambda one, other: {**one, **other}, own, {})))
     return {
         "cdiVersion": VERSION,
         "kind": KIND,
         "containerEdits": _edits_json(common),
-        "devices": [{"name": name, "containerEdits": _edits_json(things)} for name, things in devices],
+        "devices": [{"name": name, "containerEdits": _edits_json(additions)} for name, additions in devices],
     }
 
 
@@ -76,8 +76,8 @@ def _names(unit: Unit) -> Iterator[str]:
     return filter(DEVICE_NAME.fullmatch, (place, unit.uuid))
 
 
-def _ghost(units: Iterable[Unit]) -> Gpu:
-    """A GPU like the first with an identity of its own: what even it would get belongs to no GPU."""
+def _no_gpu(units: Iterable[Unit]) -> Gpu:
+    """A GPU like the first that does not exist: what it would get belongs to no GPU."""
     known = tuple(map(whole, units))
     return replace(
         known[0],
@@ -89,37 +89,37 @@ def _ghost(units: Iterable[Unit]) -> Gpu:
     )
 
 
-def _things(edits: Edits) -> Things:
-    # The loader's path is the image's, which CDI cannot add to, only overwrite; there, libraries are found by where
-    # they are mounted alone. Annotations have no place in CDI.
+def _additions(edits: Edits) -> Additions:
+    # CDI can only overwrite the image's loader path, not add to it, so libraries are found by their mount alone. It
+    # has no annotations either.
     env = {name: value for name, value in edits.env.items() if name != LIBRARY_PATH}
-    parts: Mapping[str, Mapping[str, Thing]] = {"device": edits.devices, "mount": edits.mounts, "env": env}
-    return {(part, name): thing for part, things in parts.items() for name, thing in things.items()}
+    parts: Mapping[str, Mapping[str, Addition]] = {"device": edits.devices, "mount": edits.mounts, "env": env}
+    return {(part, name): addition for part, additions in parts.items() for name, addition in additions.items()}
 
 
-def _in_all(plans: Sequence[Things]) -> Things:
-    return {key: thing for key, thing in plans[0].items() if all(other.get(key) == thing for other in plans)}
+def _in_all(plans: Sequence[Additions]) -> Additions:
+    return {key: addition for key, addition in plans[0].items() if all(other.get(key) == addition for other in plans)}
 
 
-def _disputed(plans: Sequence[Things]) -> Iterator[Key]:
-    """What two devices would set differently: who asks for both would silently get the last one's."""
-    keys = dict.fromkeys(key for things in plans for key in things)
-    return (key for key in keys if len({things[key] for things in plans if key in things}) > 1)
+def _conflicting(plans: Sequence[Additions]) -> Iterator[Key]:
+    """Keys that devices set differently: a container with two of them would silently get the last one's."""
+    keys = dict.fromkeys(key for additions in plans for key in additions)
+    return (key for key in keys if len({additions[key] for additions in plans if key in additions}) > 1)
 
 
-def _without(things: Things, keys: set[Key]) -> Things:
-    return {key: thing for key, thing in things.items() if key not in keys}
+def _without(additions: Additions, keys: set[Key]) -> Additions:
+    return {key: addition for key, addition in additions.items() if key not in keys}
 
 
-def _edits_json(things: Things) -> dict[str, Any]:
-    nodes = [_node_json(thing) for thing in things.values() if isinstance(thing, DeviceNode)]
-    mounts = [_mount_json(thing) for thing in things.values() if isinstance(thing, Mount)]
-    env = [f"{name}={thing}" for (_, name), thing in things.items() if isinstance(thing, str)]
+def _edits_json(additions: Additions) -> dict[str, Any]:
+    nodes = [_node_json(addition) for addition in additions.values() if isinstance(addition, DeviceNode)]
+    mounts = [_mount_json(addition) for addition in additions.values() if isinstance(addition, Mount)]
+    env = [f"{name}={addition}" for (_, name), addition in additions.items() if isinstance(addition, str)]
     return {key: value for key, value in {"env": env, "deviceNodes": nodes, "mounts": mounts}.items() if value}
 
 
 def _node_json(node: DeviceNode) -> dict[str, Any]:
-    # All of it written: what is left out, runtimes fill in from the host's node and from the container's own user.
+    # All fields: runtimes fill in missing ones from the host's node and from the container's user.
     return {
         "path": node.path,
         "type": "c",

@@ -1,4 +1,4 @@
-"""`nri-gpu cdi generate`: the node's GPUs as a CDI specification without hooks, once or for as long as we run."""
+"""`nri-gpu cdi generate`: the node's GPUs as a CDI specification without hooks, once or kept up to date."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.cdi.file import SUFFIXES, SpecFile, SpecFileError
-from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, remove_old, rivalry, specification_text
+from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, conflicts, remove_old, specification_text
 from nri_gpu.cdi.specification import KIND
 from nri_gpu.cdi.watch import SpecificationWatch
 from nri_gpu.cli.node import look, read_policy
@@ -19,14 +19,14 @@ from nri_gpu.domain.errors import DriverError, Exit, InventoryError, NriGpuError
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.domain.node import Inventory
 
-# Not the daemon's own folder: it removes what none of its grants names, and it knows of no container that others start.
+# Not the daemon's folder: it removes what none of its grants uses, and does not know containers that others start.
 DEFAULT_STAGE: Final = Path("/var/lib/nri-gpu/cdi")
 
-LOOKS: Final = 5  # at a driver that changes under our eyes; then whatever comes next starts us again
+LOOKS: Final = 5  # at a driver that is changing; after that, the next event starts us again
 
 
 class CdiUsageError(NriGpuError):
-    """The command line asks for what there is not."""
+    """Wrong usage. Says which option."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,7 +56,7 @@ def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
     except SpecFileError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.PERMISSION
-    for sentence in (*rivalry(file), *_tidied(options, file, inventory)):
+    for sentence in (*conflicts(file), *_removed_old(options, file, inventory)):
         print(f"nri-gpu: {sentence}", file=sys.stderr)
     return Exit.OK
 
@@ -66,16 +66,16 @@ def _look_now(options: SpecificationOptions) -> Inventory:
     return asyncio.run(look(options.topology, str(options.driver_root), options.library_dirs))
 
 
-def _tidied(options: SpecificationOptions, file: SpecFile, inventory: Inventory) -> Iterator[str]:
+def _removed_old(options: SpecificationOptions, file: SpecFile, inventory: Inventory) -> Iterator[str]:
     try:
         if removed := remove_old(options, file, inventory):
-            yield f"files of old drivers are removed from {options.stage_dir}: {', '.join(removed)}"
+            yield f"removed files of old drivers from {options.stage_dir}: {', '.join(removed)}"
     except DriverError as error:
         yield str(error)
 
 
 def _settle(options: SpecificationOptions, file: SpecFile) -> Inventory:
-    """Write until a look finds nothing new: systemd drops what its path unit sees while the service still runs.
+    """Write until nothing changes any more: a systemd path unit misses events while its service runs.
 
     Returns the last look. Raises: InventoryError, NotReadyError, SpecFileError.
     """
@@ -88,10 +88,10 @@ def _settle(options: SpecificationOptions, file: SpecFile) -> Inventory:
 
 
 def _withdraw(file: SpecFile | None) -> None:
-    """A specification that is no longer true hands out wrong nodes and old files: better there is none."""
+    """Remove a specification that would give containers wrong nodes and old files."""
     try:
         if file and file.remove(KIND):
-            print(f"nri-gpu: {file.path} is removed, because it is no longer true", file=sys.stderr)
+            print(f"nri-gpu: removed {file.path}, because it is out of date", file=sys.stderr)
     except SpecFileError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
 
@@ -113,7 +113,7 @@ def _options(args: argparse.Namespace) -> SpecificationOptions:
 def _capabilities(text: str) -> Capabilities:
     words = {word.strip() for word in text.split(",")}
     if unknown := sorted(words - set(Capability)):
-        raise CdiUsageError(f"--capabilities: {unknown[0]!r} is none of {', '.join(Capability)}")
+        raise CdiUsageError(f"--capabilities: {unknown[0]!r} is not one of {', '.join(Capability)}")
     return frozenset(map(Capability, words))
 
 
@@ -121,7 +121,7 @@ def _file(args: argparse.Namespace) -> SpecFile | None:
     """Raises: CdiUsageError."""
     if args.output is None:
         if args.watch:
-            raise CdiUsageError("--watch keeps a file up to date: say which with --output")
+            raise CdiUsageError("--watch needs a file to keep up to date: give --output")
         return None
     path = Path(args.output).absolute()
     if path.suffix not in SUFFIXES:

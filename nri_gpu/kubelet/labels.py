@@ -1,14 +1,13 @@
-"""The node's GPUs as labels for schedulers, in the names of NVIDIA's GPU feature discovery, so that selectors hold.
+"""Node labels for schedulers, with the names of NVIDIA's GPU feature discovery, so that selectors keep working.
 
-Only what is known here, of the GPUs and of what the kubelet is offered of them: a label that might be wrong is worse
-than none. No `gfd.timestamp`, which would be another file with every look. docs/kubernetes-install.md has the table.
+A label that might be wrong is worse than none, so unknown values are left out. There is no `gfd.timestamp`, which would
+change the file every time. docs/kubernetes-install.md has the table.
 Source: NVIDIA/k8s-device-plugin docs/gpu-feature-discovery, internal/lm.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,9 @@ from msgspec import Struct
 from nri_gpu.domain.gpu import MIG_PROFILE, Gpu, MigPart, is_compute_slice, slices
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
+from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.state import NodeState
+from nri_gpu.system.storage import write_whole
 from nri_gpu.system.tasks import work_when_told
 
 PREFIX: Final = "nvidia.com"
@@ -49,36 +50,36 @@ _FAMILIES: Final = (
 NO_KUBELET: Final = KubeletSettings()
 
 
-class Sharing(Struct, frozen=True):
-    """What `replicas`, `sharing-strategy` and the end of `product` say of one resource. replicas 0: it has none."""
+class SharingLabels(Struct, frozen=True):
+    """Labels on sharing: `replicas`, `sharing-strategy` and the suffix of `product`. replicas: 0 for none."""
 
     replicas: int
     renamed: bool = False
 
     @classmethod
-    def by(cls, settings: KubeletSettings) -> Sharing | None:
-        """None where the kubelet is offered nothing: then nobody counts replicas."""
+    def by(cls, settings: KubeletSettings) -> SharingLabels | None:
+        """None without a device plugin, since nobody counts replicas then."""
         return cls(settings.replicas, settings.rename) if settings.enabled else None
 
     @property
     def suffix(self) -> str:
-        """Of the product's name, where the resource's own name does not tell."""
+        """Of the product's name, if the resource's name does not tell that it is shared."""
         return "-SHARED" if self.replicas > 1 and not self.renamed else ""
 
     @property
     def strategy(self) -> str:
-        """Shared GPUs take turns; MPS is asked for by annotation, and the kubelet knows nothing of it."""
+        """The kubelet's shared GPUs take turns. MPS is asked for by annotation, without the kubelet."""
         return "time-slicing" if self.replicas > 1 else "none"
 
 
 def labels(inventory: Inventory, machine: str = "", kubelet: KubeletSettings = NO_KUBELET) -> Mapping[str, str]:
-    """Name -> value, without what is not known.
+    """Name -> value, without unknown values.
 
-    machine: the host's product name. kubelet: what the kubelet is offered, whose names and numbers these are. Where it
-    is offered none, MIG devices have labels of their own, as with strategy `mixed`: annotations can ask for them.
+    machine: the host's product name. kubelet: the resources that the labels describe. Without a device plugin, MIG
+    devices have labels of their own, as with strategy `mixed`, since annotations can ask for them.
     """
     found = {"gpu.machine": value_of(machine), **_driver(inventory.driver_version), **_cuda(inventory.cuda_version)}
-    sharing = Sharing.by(kubelet)
+    sharing = SharingLabels.by(kubelet)
     in_mig_mode = [gpu for gpu in inventory.gpus if gpu.mig_enabled]
     found |= _gpus(inventory.gpus, sharing)
     if in_mig_mode:
@@ -88,7 +89,7 @@ def labels(inventory: Inventory, machine: str = "", kubelet: KubeletSettings = N
     elif inventory.gpus and kubelet.mig_strategy is not MigStrategy.NONE:
         found["mig.strategy"] = kubelet.mig_strategy.value
         if kubelet.mig_strategy is MigStrategy.MIXED:
-            # Profiles that the kubelet is not offered have no resource that a label could describe.
+            # Profiles that are not advertised have no resource that a label could describe.
             offered = [part for part in inventory.parts if not is_compute_slice(part.device.profile)]
             found |= _by_profile(offered, sharing)
         elif in_mig_mode:
@@ -102,12 +103,12 @@ def file_text(found: Mapping[str, str]) -> str:
 
 
 def value_of(text: str) -> str:
-    """A name as a label's value; empty where nothing of it is left."""
+    """A name as a label's value; empty if no character of it is allowed."""
     return "-".join(_DROPPED.sub("", text).split())[:VALUE_MAX].strip(_ENDS)
 
 
 def machine_name(file: Path = MACHINE_FILE) -> str:
-    """What the firmware calls this machine; empty where it does not tell."""
+    """The product name in the firmware; empty where it has none."""
     try:
         return file.read_text(encoding="ascii", errors="replace")[:256].strip()
     except OSError:
@@ -115,7 +116,7 @@ def machine_name(file: Path = MACHINE_FILE) -> str:
 
 
 def family(arch: tuple[int, int]) -> str:
-    """The architecture's name; empty for one older than any we know."""
+    """The name of a compute capability's architecture; empty if it is older than any in the table."""
     names = [name for least, name in _FAMILIES if least <= arch]
     return names[-1] if names else ""
 
@@ -144,17 +145,17 @@ def _cuda(version: str) -> dict[str, str]:
     }
 
 
-def _gpus(gpus: Sequence[Gpu], sharing: Sharing | None) -> dict[str, str]:
-    """Of the model that there are most of, and of several the first: a node has one label, whatever it has of GPUs.
+def _gpus(gpus: Sequence[Gpu], sharing: SharingLabels | None) -> dict[str, str]:
+    """Describes the most frequent model, since a node has one label for all GPUs.
 
-    All are counted, those in MIG mode, too; but only those that are not can be shared whole.
+    GPUs in MIG mode are counted, but cannot be shared whole.
     """
     if not gpus:
         return {"gpu.count": "0"}
     model = Counter(gpu.model for gpu in gpus).most_common(1)[0][0]
     same = [gpu for gpu in gpus if gpu.model == model]
     if sharing and all(gpu.mig_enabled for gpu in same):
-        sharing = Sharing(0)
+        sharing = SharingLabels(0)
     major, minor = same[0].arch
     return _resource("gpu", model, len(gpus), min(gpu.memory_bytes for gpu in same), sharing) | {
         "gpu.family": family(same[0].arch),
@@ -163,8 +164,8 @@ def _gpus(gpus: Sequence[Gpu], sharing: Sharing | None) -> dict[str, str]:
     }
 
 
-def _single(inventory: Inventory, in_mig_mode: Gpu, sharing: Sharing | None) -> dict[str, str]:
-    """MIG devices of one profile in the place of GPUs; where the node is not so, it says that there is nothing."""
+def _single(inventory: Inventory, in_mig_mode: Gpu, sharing: SharingLabels | None) -> dict[str, str]:
+    """MIG devices of one profile instead of GPUs; zeros where the node has several profiles or GPUs not in MIG mode."""
     profiles = {part.device.profile for part in inventory.parts}
     if len(profiles) == 1 and all(gpu.mig_enabled and gpu.mig for gpu in inventory.gpus):
         return _mig("gpu", inventory.parts, sharing)
@@ -177,7 +178,7 @@ def _single(inventory: Inventory, in_mig_mode: Gpu, sharing: Sharing | None) -> 
     }
 
 
-def _by_profile(parts: Sequence[MigPart], sharing: Sharing | None) -> dict[str, str]:
+def _by_profile(parts: Sequence[MigPart], sharing: SharingLabels | None) -> dict[str, str]:
     found: dict[str, list[MigPart]] = {}
     for part in parts:
         if MIG_PROFILE.fullmatch(part.device.profile):
@@ -186,8 +187,8 @@ def _by_profile(parts: Sequence[MigPart], sharing: Sharing | None) -> dict[str, 
     return {name: value for labels_of_one in each for name, value in labels_of_one.items()}
 
 
-def _mig(resource: str, parts: Sequence[MigPart], sharing: Sharing | None) -> dict[str, str]:
-    """Of MIG devices of one profile."""
+def _mig(resource: str, parts: Sequence[MigPart], sharing: SharingLabels | None) -> dict[str, str]:
+    """Describes MIG devices of one profile."""
     profile = parts[0].device.profile
     model = f"{parts[0].model} MIG {_plain(profile)}"
     found = _resource(resource, model, len(parts), min(part.memory_bytes for part in parts), sharing)
@@ -197,7 +198,9 @@ def _mig(resource: str, parts: Sequence[MigPart], sharing: Sharing | None) -> di
     return found
 
 
-def _resource(resource: str, model: str, count: int, memory_bytes: int, sharing: Sharing | None) -> dict[str, str]:
+def _resource(
+    resource: str, model: str, count: int, memory_bytes: int, sharing: SharingLabels | None
+) -> dict[str, str]:
     suffix = sharing.suffix if sharing else ""
     product = value_of(model)[: VALUE_MAX - len(suffix)] + suffix
     found = {"product": product, "count": str(count), "memory": str(memory_bytes // MIB)}
@@ -207,16 +210,16 @@ def _resource(resource: str, model: str, count: int, memory_bytes: int, sharing:
 
 
 def _plain(profile: str) -> str:
-    """`+` may not stand in a label's name."""
+    """A label's name may not contain `+`."""
     return profile.replace("+", ".")
 
 
 RETRY_S: Final = 60.0
-MODE: Final = 0o644  # Node Feature Discovery may not run as root
+MODE: Final = 0o644  # Node Feature Discovery need not run as root
 
 
 class LabelController:
-    """Writes the file when told that the GPUs, or the place of the file, may be others; whole or not at all."""
+    """Writes the label file when GPUs or its path in the policy change."""
 
     def __init__(
         self,
@@ -227,7 +230,7 @@ class LabelController:
         retry_s: float = RETRY_S,
         machine: str | None = None,
     ) -> None:
-        """file: the policy's word of the moment; empty: none is wanted. kubelet: what it is offered in this process."""
+        """file: its path in the current policy, empty for none. kubelet: as at the start of this process."""
         self._node_state = node_state
         self._file = file
         self._kubelet = kubelet
@@ -235,10 +238,10 @@ class LabelController:
         self._machine = machine
         self._again = asyncio.Event()
         self._written: tuple[Path, str] | None = None
-        self._fault = ""
+        self._log = LogOnce()
 
     def look_again(self) -> None:
-        """GPUs or policy may be others now."""
+        """GPUs or policy changed."""
         self._again.set()
 
     async def run(self) -> None:
@@ -246,7 +249,7 @@ class LabelController:
         await work_when_told(self._again, self.look, retry_s=self._retry_s)
 
     async def look(self) -> bool:
-        """Write what is wanted, remove what is no more. Returns whether that went well."""
+        """Write the file, or remove the one written before. Returns whether that succeeded."""
         file = Path(self._file()) if self._file() else None
         try:
             if self._written and self._written[0] != file:
@@ -255,16 +258,14 @@ class LabelController:
             if file:
                 await self._write(file)
         except OSError as error:
-            if str(error) != self._fault:
-                logger.bind(path=str(file), fault=str(error)).warning("node labels not written")
-            self._fault = str(error)
+            self._log.warning("node labels not written", str(error), path=str(file))
             return False
-        self._fault = ""
+        self._log.clear()
         return True
 
     async def _write(self, file: Path) -> None:
         inventory = self._node_state.node.inventory
-        # While a driver is replaced nothing is known for a moment; the labels, and what is placed by them, stay.
+        # While a driver is replaced, NVML does not answer for a moment: keep the labels, and what is scheduled by them.
         if inventory.fault:
             return
         if self._machine is None:
@@ -272,18 +273,6 @@ class LabelController:
         text = file_text(labels(inventory, self._machine, self._kubelet))
         if self._written == (file, text):
             return
-        await asyncio.to_thread(write_whole, file, text)
+        await asyncio.to_thread(write_whole, file, text.encode("ascii"), MODE)
         self._written = file, text
         logger.bind(path=str(file), gpus=len(inventory.gpus)).info("node labels written")
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Never half a file. Raises: OSError: its folder is missing, too, for that is Node Feature Discovery's to make."""
-    # Its name begins with a dot: Node Feature Discovery reads every other file of the folder.
-    draft = file.with_name(f".{file.name}.new")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
-    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-        os.fchmod(descriptor, MODE)  # whatever the umask
-        stream.write(text)
-    draft.replace(file)

@@ -2,7 +2,7 @@
 
     python -I -m nri_gpu.system.cri_child SOCKET GRACE_S PATIENCE_S        container ids on standard input, one a line
 
-The one importer of grpcio. One line a container comes back, `ID ok` or `ID` and what went wrong. NRI itself has an
+One line a container comes back, `ID ok` or `ID` and what went wrong. NRI itself has an
 eviction message that no runtime obeys (containerd/nri: pkg/adaptation/plugin.go), hence CRI.
 """
 
@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from nri_gpu._pb import cri_pb2 as pb
 
-METHOD: Final = "/runtime.v1.RuntimeService/StopContainer"
 DONE: Final = "ok"
 
 
@@ -28,17 +27,14 @@ def main(arguments: list[str], ids: Iterable[str]) -> int:
 
     Patience goes beyond the grace: a runtime that has just started answers CRI a moment later than NRI.
     """
-    import grpc  # missing without the cri extra; said in words then
+    import grpc  # missing without the cri extra; then the exit message says so
+
+    from nri_gpu._pb.cri_pb2_grpc import RuntimeServiceStub
 
     socket, grace_s, patience_s = arguments[0], int(arguments[1]), float(arguments[2])
     outcomes = []
     with grpc.insecure_channel(f"unix://{socket}") as channel:
-        call = channel.unary_unary(
-            METHOD,
-            request_serializer=pb.StopContainerRequest.SerializeToString,
-            response_deserializer=pb.StopContainerResponse.FromString,
-        )
-        for container, outcome in _stopped(call, ids, grace_s, patience_s):
+        for container, outcome in _stopped(RuntimeServiceStub(channel).StopContainer, ids, grace_s, patience_s):
             print(container, outcome, flush=True)
             outcomes.append(outcome)
     return int(any(outcome != DONE for outcome in outcomes))

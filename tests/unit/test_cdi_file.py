@@ -124,7 +124,7 @@ def test_another_of_its_kind_is_seen(
     folder.mkdir()
     (folder / name).write_text(text)
     file.write(OURS)
-    assert file.rivals(KIND, (tmp_path / "etc",)) == (OtherSpecification(folder / name, hooks),)
+    assert file.others(KIND, (tmp_path / "etc",)) == (OtherSpecification(folder / name, hooks),)
 
 
 @pytest.mark.parametrize(("name", "text"), NO_RIVALS.values(), ids=NO_RIVALS)
@@ -132,4 +132,4 @@ def test_what_is_no_rival(file: SpecFile, name: str, text: str) -> None:
     file.write(OURS)
     (file.path.parent / name).write_bytes(text.encode("latin-1"))
     (file.path.parent / "folder.json").mkdir()
-    assert file.rivals(KIND, ()) == ()
+    assert file.others(KIND, ()) == ()

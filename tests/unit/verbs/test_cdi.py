@@ -132,9 +132,9 @@ def test_capabilities_are_the_policys_or_those_named(place: Place, capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--capabilities", "compute,magic"], "'magic' is none of compute, utility"),
-        (["--capabilities", "compute,"], "'' is none of"),
-        (["--watch"], "say which with --output"),
+        (["--capabilities", "compute,magic"], "'magic' is not one of compute, utility"),
+        (["--capabilities", "compute,"], "'' is not one of"),
+        (["--watch"], "give --output"),
         (["--output", "nvidia.txt"], "runtimes only read files that end in .json or .yaml"),
     ],
 )
@@ -163,7 +163,7 @@ def test_a_file_that_is_no_longer_true_goes(place: Place, capsys: pytest.Capture
     place.topology.write_text("schema = 1\n[node]\n")
     assert place.generate("--output", str(place.file)) == Exit.UNAVAILABLE
     assert not place.file.exists()
-    assert f"{place.file} is removed, because it is no longer true" in capsys.readouterr().err
+    assert f"removed {place.file}, because it is out of date" in capsys.readouterr().err
 
 
 def test_a_rival_is_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +192,7 @@ NOT_READY = {
     "a fault of the driver": (replace(REAL, fault="the driver is ill"), "the driver is ill"),
     "no nvidia module": (replace(REAL, majors=Majors()), "kernel module nvidia is not loaded"),
     "no uvm module": (replace(REAL, majors=Majors(nvidia=195)), "kernel module nvidia-uvm is not loaded"),
-    "no GPU": (replace(REAL, gpus=()), "no GPU to give (there is none)"),
+    "no GPU": (replace(REAL, gpus=()), "no available GPU (there is none)"),
     "MIG mode only": (make.inventory([make.gpu(0, mig_enabled=True)]), "GPU 0: it is in MIG mode"),
     "MIG devices without their major": (
         make.inventory([make.mig_gpu(0)], majors=Majors(nvidia=195, nvidia_uvm=511)),
@@ -335,5 +335,5 @@ def test_the_folder_of_a_daemon_is_left_to_it(place: Place, capsys: pytest.Captu
     owner.close()
     before = sorted(place.stage.iterdir())
     assert place.generate("--output", str(place.file)) == Exit.UNAVAILABLE
-    assert f"{place.stage} is that of `nri-gpu run` with state folder {place.base}/state" in capsys.readouterr().err
+    assert f"{place.stage} belongs to `nri-gpu run` with state folder {place.base}/state" in capsys.readouterr().err
     assert sorted(place.stage.iterdir()) == before

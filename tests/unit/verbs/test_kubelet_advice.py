@@ -40,13 +40,13 @@ def test_who_is_served_by_others(folder: Path) -> None:
 def test_a_pattern_of_nothing(folder: Path) -> None:
     with PodResourcesThread(folder) as server:
         (only,) = advice(server, inject_for=Globs(("*/gpu", "nvidia.com/mig-*", "nvidia.com/mig-3g.*")))
-        assert 'kubelet.inject_for[2] = "nvidia.com/mig-3g.*" is of no resource' in only
+        assert 'kubelet.inject_for[2] = "nvidia.com/mig-3g.*" matches no resource' in only
 
 
 def test_a_kubelet_that_does_not_answer_and_none_at_all(folder: Path) -> None:
     with PodResourcesThread(folder) as server:
         server.fault = (grpc.StatusCode.PERMISSION_DENIED, "no")
         (only,) = advice(server)
-        assert "does not tell what it can give" in only
+        assert "does not list what it can allocate" in only
     assert advice(server) == ()
     assert kubelet_advice(Policy(kubelet=KubeletSettings(podresources=""))) == ()
