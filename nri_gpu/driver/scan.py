@@ -17,14 +17,28 @@ from msgspec import Struct
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capabilities, Capability
 from nri_gpu.driver import table
+from nri_gpu.driver.elf import read_elf
 from nri_gpu.driver.host_file import HostFile, LeftOut, distinct_folders, examine
 from nri_gpu.driver.libraries import LibraryFolders
-from nri_gpu.driver.single_files import X_NAMES, candidates, single_files, why_unusable
 
 # Part of every generation's name: raise it when the same host files are to be staged differently.
 LAYOUT: Final = 3
 # A SONAME becomes a file name in the staged folder.
 PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*")
+CONFIG_BYTES_MAX: Final = 64 * 1024
+# On the host, below a library folder, and then below the root.
+# Source: NVIDIA/nvidia-container-toolkit internal/discover/graphics.go.
+X_FOLDERS: Final = (
+    "nvidia/xorg",
+    *(f"xorg/modules/{part}{kind}" for part in ("", "updates/") for kind in ("drivers", "extensions")),
+)
+X_ROOTS: Final = ("usr/lib", "usr/lib64", "usr/X11R6/lib", "usr/X11R6/lib64")
+# In the driver's own search order; a flat root such as /usr/local/nvidia has the same folders without `usr`.
+CONFIG_ROOTS: Final = ("etc", "usr/local/share", "usr/share", "share")
+
+# In containers the driver lies elsewhere, so a library must not be named with its folder.
+_ABSOLUTE: Final = re.compile(rb'"library_path"\s*:\s*"/|\A\s*/')
+_SONAME_ONLY: Final = "names a library by a path that containers do not have"
 
 
 class DriverFile(Struct, frozen=True):
@@ -152,10 +166,37 @@ def _binaries(root: Path, library_dirs: tuple[str, ...], left_out: list[LeftOut]
 def _singles(
     folders: LibraryFolders, version: str, library_dirs: tuple[str, ...], left_out: list[LeftOut]
 ) -> Iterator[DriverFile]:
-    for single in single_files(folders.machine, version):
-        paths = candidates(single, folders.root, folders.listed, library_dirs)
-        if source := _first(folders.root, paths, lambda file: why_unusable(file.path, folders.machine), left_out):
+    for single in table.single_files(folders.machine, version):
+        paths = _candidates(single, folders.root, folders.listed, library_dirs)
+        if source := _first(folders.root, paths, lambda file: _why_unusable(file.path, folders.machine), left_out):
             yield DriverFile(single.places[0].lstrip("/"), single.capabilities, source, places=single.places)
+
+
+def _candidates(
+    file: table.SingleFile, root: Path, libraries: Sequence[Path], library_dirs: Sequence[str]
+) -> Iterator[Path]:
+    """Where below `root` the file may be, best first. libraries: the folders that may hold the driver's libraries."""
+    name = file.names[0]
+    if "/" in name:
+        beside = (f"{dirname(folder)}/{kind}".lstrip("/") for folder in library_dirs for kind in ("share", "etc"))
+        folders = (*beside, *CONFIG_ROOTS, *(("",) if name.startswith("vulkan/") else ()))
+        return (folder / name for folder in distinct_folders(root, (root / each for each in folders)))
+    below = [folder / each for folder in libraries for each in ("", *X_FOLDERS)]
+    below += [root / folder / each for folder in X_ROOTS for each in X_FOLDERS]
+    known = tuple(distinct_folders(root, below))
+    return (folder / each for each in file.names for folder in known)
+
+
+def _why_unusable(path: Path, machine: table.Machine) -> str:
+    """Why a trusted file is of no use, a clause; empty when it is usable. Raises: DriverError, OSError."""
+    if ".so" in path.name:
+        elf = read_elf(path)
+        fits = elf is not None and (elf.bits, elf.machine) == (machine.bits, machine.elf)
+        return "" if fits else f"not a {machine.bits}-bit {machine.name} library"
+    if path.suffix not in {".json", ".icd"}:
+        return ""
+    with path.open("rb") as file:
+        return _SONAME_ONLY if _ABSOLUTE.search(file.read(CONFIG_BYTES_MAX)) else ""
 
 
 def _first(
@@ -184,7 +225,7 @@ def _missing(files: tuple[DriverFile, ...], machine: table.Machine) -> Mapping[C
         for capability in Capability
     }
     missing[Capability.DISPLAY] = tuple(
-        name for name in X_NAMES if name not in {basename(file.name) for file in native}
+        name for name in table.X_NAMES if name not in {basename(file.name) for file in native}
     )
     lacks_32 = machine.name in table.COMPATIBLE and len(native) == len(files)
     missing[Capability.COMPAT32] = ("every 32-bit library",) if lacks_32 else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from posixpath import join
 from typing import Final
 
@@ -153,7 +153,7 @@ ALWAYS_LINKED: Final[Mapping[str, tuple[str, ...]]] = {
 # Known, and never given to containers; any other `lib*.so.V` is reported as unknown.
 OTHERS: Final = frozenset(
     {
-        "libglxserver_nvidia",  # a module of the X server: `single_files.py` finds it
+        "libglxserver_nvidia",  # a module of the X server: see `single_files`
         # Loaders that images have themselves; of two with one SONAME only one works.
         *("libGL", "libEGL", "libGLESv2", "libGLESv1_CM"),
         # parts of programs that never belong in a container, and of NVIDIA's own injection
@@ -170,3 +170,62 @@ BINARIES: Final = {
     "nvidia-xconfig": GRAPHICS,
 }
 BINARY_FOLDERS: Final = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/local/bin", "opt/bin")
+
+X_DRIVER, X_GLX = "nvidia_drv.so", "libglxserver_nvidia.so"
+X_NAMES: Final = (X_DRIVER, X_GLX)
+# Where X servers look for modules: Debian-like and RHEL-like images.
+X_PLACES: Final = ("/usr/lib/xorg/modules", "/usr/lib64/xorg/modules")
+# (folder in the container, files, capabilities)
+# Source: NVIDIA/nvidia-container-toolkit internal/discover/graphics.go, pkg/nvcdi/driver-nvml.go.
+_CONFIGS: Final = (
+    ("/etc", ("OpenCL/vendors/nvidia.icd",), COMPUTE),
+    (
+        "/etc",
+        (
+            "vulkan/icd.d/nvidia_icd.json",
+            "vulkan/icd.d/nvidia_icd.{machine}.json",
+            "vulkan/icd.d/nvidia_layers.json",
+            "vulkan/implicit_layer.d/nvidia_layers.json",
+        ),
+        GRAPHICS,
+    ),
+    (
+        "/usr/share",
+        (
+            "glvnd/egl_vendor.d/10_nvidia.json",
+            "egl/egl_external_platform.d/15_nvidia_gbm.json",
+            "egl/egl_external_platform.d/10_nvidia_wayland.json",
+            "egl/egl_external_platform.d/09_nvidia_wayland2.json",
+            "egl/egl_external_platform.d/20_nvidia_xcb.json",
+            "egl/egl_external_platform.d/20_nvidia_xlib.json",
+            "nvidia/nvoptix.bin",
+        ),
+        GRAPHICS,
+    ),
+    ("/usr/share", ("X11/xorg.conf.d/10-nvidia.conf", "X11/xorg.conf.d/nvidia-drm-outputclass.conf"), DISPLAY),
+)
+
+
+class SingleFile(Struct, frozen=True):
+    """A file that programs look for in one place only: configuration, or a module for a program of the image.
+
+    Loaders of Vulkan, EGL and OpenCL read folders that images fill too, so each file has a mount of its own.
+    names: on the host, best first. places: in the container, the same content at each.
+    """
+
+    names: tuple[str, ...]
+    capabilities: Capabilities
+    places: tuple[str, ...]
+
+
+def single_files(machine: Machine, version: str) -> Iterator[SingleFile]:
+    """Every such file that a driver of this version may have."""
+    for folder, names, capabilities in _CONFIGS:
+        for name in (each.format(machine=machine.name) for each in names):
+            yield SingleFile((name,), capabilities, (f"{folder}/{name}",))
+    drivers, extensions = ([f"{place}/{kind}" for place in X_PLACES] for kind in ("drivers", "extensions"))
+    yield SingleFile((X_DRIVER,), DISPLAY, tuple(f"{folder}/{X_DRIVER}" for folder in drivers))
+    yield SingleFile((f"{X_GLX}.{version}", X_GLX), DISPLAY, tuple(f"{folder}/{X_GLX}" for folder in extensions))
+    # Mesa's GBM loads the allocator under another name.
+    gbm = (f"/usr/lib/{machine.triple}/gbm/nvidia-drm_gbm.so", "/usr/lib64/gbm/nvidia-drm_gbm.so")
+    yield SingleFile((f"libnvidia-allocator.so.{version}",), GRAPHICS, gbm)

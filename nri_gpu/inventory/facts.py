@@ -1,4 +1,4 @@
-"""A GPU's setup and signs of its health, read through NVML and sysfs. Any fact may be missing."""
+"""What is read of one GPU through NVML and sysfs: its setup, signs of its health, its MIG devices and processes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,21 @@ from nri_gpu.inventory.formats import (
     COMPUTE_MODES,
     FABRIC_STATES,
     MODULES,
+    UNKNOWN_PROFILE,
     parse_cpulist,
+    parse_mig_uuid,
+    profile_in,
 )
-from nri_gpu.inventory.nvml_client import FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED, NvmlCallError, NvmlClient
+from nri_gpu.inventory.nvml_client import (
+    FUNCTION_NOT_FOUND,
+    GPU_GONE,
+    GPU_IS_LOST,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    RESET_REQUIRED,
+    NvmlCallError,
+    NvmlClient,
+)
 from nri_gpu.system.storage import text_of
 
 # Numbers of nvml.h.
@@ -27,6 +39,15 @@ FABRIC_COMPLETED: Final = 3
 # nvmlClocksEventReasonSwThermalSlowdown, ...HwThermalSlowdown, ...HwPowerBrakeSlowdown
 THERMAL_REASONS: Final = 0x20 | 0x40
 POWER_BRAKE_REASON: Final = 0x80
+# With their versions: nvidia-ml-py's names without one raise another error than NVML's on an older driver.
+_COMPUTE: Final = "nvmlDeviceGetComputeRunningProcesses_v3"
+_GRAPHICS: Final = "nvmlDeviceGetGraphicsRunningProcesses_v3"
+MIB: Final = 2**20
+GIB: Final = 2**30
+# No MIG device at this index: never made, or removed since. NVML's list has holes, it does not move the others up.
+_NO_DEVICE: Final = frozenset({INVALID_ARGUMENT, NOT_FOUND})
+# Memory is cut into eight slices (NVIDIA's MIG guide); profiles are named after whole slices, not after what is left.
+_MEMORY_SLICES: Final = 8
 
 FabricInfo = Any  # an nvmlGpuFabricInfo of either version, or None
 
@@ -143,3 +164,83 @@ def _clock_reasons(nvml: NvmlClient, handle: object, index: int) -> int:
         if error.code != FUNCTION_NOT_FOUND:
             return 0
     return int(nvml.optional("nvmlDeviceGetCurrentClocksThrottleReasons", handle, default=0, gpu=index))
+
+
+def process_count(nvml: NvmlClient, device: object, index: int) -> int | None:
+    """The number of processes with a compute or graphics context; None where NVML cannot tell.
+
+    device: the handle of a GPU or a MIG device. index: the GPU's.
+    """
+    try:
+        compute = nvml.if_supported(_COMPUTE, device, gpu=index)
+        graphics = nvml.if_supported(_GRAPHICS, device, default=(), gpu=index)
+    except NvmlCallError:
+        return None
+    return None if compute is None else len({process.pid for process in (*compute, *graphics)})
+
+
+def mig_devices(nvml: NvmlClient, gpu: object, index: int) -> list[dict[str, object]]:
+    """The MIG devices of a GPU, plain data. gpu: its handle. index: its NVML index.
+
+    Raises: NvmlCallError, where the list of them would not be complete.
+    """
+    memory = nvml.optional("nvmlDeviceGetMemoryInfo", gpu, gpu=index)
+    total_bytes = int(memory.total) if memory else 0
+    devices = []
+    for place in range(nvml.call("nvmlDeviceGetMaxMigDeviceCount", gpu, gpu=index)):
+        try:
+            handle = nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu, place, gpu=index)
+            device = {"index": place} | _mig_identity(nvml, handle, index)
+        except NvmlCallError as error:
+            if error.code not in _NO_DEVICE:
+                raise
+            continue
+        _describe_mig(nvml, device, handle, index, total_bytes)
+        devices.append(device)
+    return devices
+
+
+def profile_name(attributes: Any, total_bytes: int) -> str:  # noqa: ANN401 (an nvmlDeviceAttributes_t)
+    """`1g.10gb`, `1c.3g.40gb`, for a driver that does not name it, and without suffixes such as `+me`.
+
+    attributes: nvmlDeviceGetAttributes_v2 of the MIG device. total_bytes: memory of the whole GPU.
+    """
+    total_gib = -(-total_bytes // GIB)
+    eighths = -(-attributes.memorySizeMB * MIB * _MEMORY_SLICES // total_bytes)
+    gigabytes = (eighths * total_gib + _MEMORY_SLICES // 2) // _MEMORY_SLICES
+    gpu, compute = attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount
+    return f"{f'{compute}c.' if compute != gpu else ''}{gpu}g.{gigabytes}gb"
+
+
+def _mig_identity(nvml: NvmlClient, handle: object, gpu: int) -> dict[str, object]:
+    """Raises: NvmlCallError."""
+    return {
+        "uuid": nvml.parsed(parse_mig_uuid, "nvmlDeviceGetUUID", handle, gpu=gpu),
+        "gpu_instance_id": int(nvml.call("nvmlDeviceGetGpuInstanceId", handle, gpu=gpu)),
+        "compute_instance_id": int(nvml.call("nvmlDeviceGetComputeInstanceId", handle, gpu=gpu)),
+    }
+
+
+def _describe_mig(nvml: NvmlClient, device: dict[str, object], handle: object, gpu: int, total_bytes: int) -> None:
+    """Reads the other facts. A MIG device that fails here keeps its name and is unavailable.
+
+    Raises: NvmlCallError, when the GPU is gone.
+    """
+    device |= {"profile": UNKNOWN_PROFILE, "memory_bytes": 0, "unavailable": "", "processes": None}
+    try:
+        for facts in _mig_descriptions(nvml, handle, gpu, total_bytes):
+            device |= facts
+    except NvmlCallError as error:
+        if error.code in GPU_GONE:
+            raise
+        device["unavailable"] = str(error)
+
+
+def _mig_descriptions(nvml: NvmlClient, handle: object, gpu: int, total_bytes: int) -> Iterator[Mapping[str, object]]:
+    attributes = nvml.call("nvmlDeviceGetAttributes_v2", handle, gpu=gpu)
+    yield {"memory_bytes": int(attributes.memorySizeMB) * MIB}
+    # The driver ends the device's name with the profile; only that has suffixes such as `+me`.
+    named = profile_in(nvml.call("nvmlDeviceGetName", handle, gpu=gpu))
+    if named or total_bytes:
+        yield {"profile": named or profile_name(attributes, total_bytes)}
+    yield {"processes": process_count(nvml, handle, gpu)}

@@ -12,7 +12,15 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from nri_gpu.domain.gpu import ComputeMode
-from nri_gpu.inventory.facts import fabric_info, health_signs, module_versions, setup_facts, sign_of
+from nri_gpu.inventory.facts import (
+    fabric_info,
+    health_signs,
+    mig_devices,
+    module_versions,
+    process_count,
+    setup_facts,
+    sign_of,
+)
 from nri_gpu.inventory.formats import (
     DRM_NAME,
     NVLINKS_MAX,
@@ -23,7 +31,6 @@ from nri_gpu.inventory.formats import (
     parse_uuid,
     parse_version,
 )
-from nri_gpu.inventory.mig import mig_devices, process_count
 from nri_gpu.inventory.nvml_client import NvmlCallError, NvmlClient, checked
 from nri_gpu.requirements.grammar import brand_word
 

@@ -14,8 +14,7 @@ from nri_gpu.domain.health import EventType, ScriptedEvent, Sign
 from nri_gpu.domain.node import Inventory, Majors
 from nri_gpu.inventory.formats import GPU_INDEX_MAX, parse_version
 from nri_gpu.simulation.gpu_tables import read_mig_devices, read_signs
-from nri_gpu.simulation.node_tables import read_majors
-from nri_gpu.simulation.tables import Table
+from nri_gpu.simulation.tables import MAJOR_MAX, Table
 
 LOST: Final = "GPU is lost (simulated by the topology file)"
 XID_MAX: Final = 65535
@@ -186,6 +185,15 @@ def _node_change(table: Table, at_s: float) -> ScenarioChange:
     driver, cuda = (table.parsed(key, parse_version) if table.has(key) else None for key in ("driver", "cuda"))
     majors = read_majors(table.table("majors")) if table.has("majors") else None
     return ScenarioChange(at_s=at_s, driver=driver, cuda=cuda, majors=majors, fault=table.text("fault", optional=True))
+
+
+def read_majors(table: Table) -> Majors:
+    """A module whose major is left out is not loaded."""
+    names = ("nvidia", "nvidia_uvm", "nvidia_caps")
+    nvidia, uvm, caps = (table.number(name, 1, MAJOR_MAX, optional=True) for name in names)
+    modeset = table.maybe_flag("modeset")
+    table.done()
+    return Majors(nvidia=nvidia, nvidia_uvm=uvm, nvidia_caps=caps, modeset=modeset)
 
 
 class _Sequence:

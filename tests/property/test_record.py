@@ -16,9 +16,8 @@ from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import GpuFault, Inventory, Link, Majors, NumaNode
 from nri_gpu.inventory.formats import MODULES, PCIE_PATHS
 from nri_gpu.requirements.grammar import BRANDS
-from nri_gpu.simulation.node_tables import OF_GPUS
 from nri_gpu.simulation.record import scrubbed, topology_text
-from nri_gpu.simulation.topology import load_topology, parse_topology
+from nri_gpu.simulation.topology import OF_GPUS, load_topology, parse_topology
 from tests.property import worlds
 
 ROOT = Path(__file__).parents[2]
