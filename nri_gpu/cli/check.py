@@ -17,7 +17,7 @@ from nri_gpu.daemon.policy_file import DEFAULT_PATH, file_advice, load_policy
 from nri_gpu.domain.errors import Exit, InventoryError, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.driver.owner import owner_of
-from nri_gpu.host.others import node_advice
+from nri_gpu.host.advice import node_advice
 from nri_gpu.kubelet.advice import kubelet_advice
 from nri_gpu.mps.folders import clients, mount_fault
 from nri_gpu.plugin.guard_status import guard_advice

@@ -1,4 +1,4 @@
-"""What a look at the host found: the values that planning starts from. Nothing here touches the machine."""
+"""What is on the host, and the actions that prepare it: values only."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CAPS: Final = DevPath("nvidia-caps")
 
 
 class HostError(NriGpuError):
-    """The host says something that cannot be understood, or would not let itself be changed. Says what."""
+    """A file of the host cannot be understood, or a change failed. Says which and why."""
 
 
 class KernelModule(StrEnum):
-    """The kernel modules that may be loaded, in the order in which they build on one another."""
+    """Kernel modules, each after those that it depends on."""
 
     NVIDIA = "nvidia"
     UVM = "nvidia-uvm"
@@ -31,7 +31,7 @@ class KernelModule(StrEnum):
 
 
 class HostPaths(Struct, frozen=True):
-    """Where the host's trees are. Tests put others here."""
+    """Where the host's trees are; tests have their own."""
 
     dev: Path = Path("/dev")
     proc: Path = Path("/proc")
@@ -39,7 +39,7 @@ class HostPaths(Struct, frozen=True):
 
 
 class CharDevice(Struct, frozen=True):
-    """A character device's node, there or wanted. mode: permission bits only."""
+    """A character device node, existing or wanted. mode: permission bits only."""
 
     major: int
     minor: int
@@ -49,7 +49,7 @@ class CharDevice(Struct, frozen=True):
 
     @property
     def number(self) -> tuple[int, int]:
-        """What the kernel knows the device by."""
+        """Major and minor."""
         return self.major, self.minor
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class CharDevice(Struct, frozen=True):
 
 
 class Symlink(Struct, frozen=True):
-    """A symbolic link. target: as it is written in it; nobody followed it."""
+    """A symbolic link. target: as written, not followed."""
 
     target: str
 
@@ -66,14 +66,14 @@ class Symlink(Struct, frozen=True):
 
 
 class Directory(Struct, frozen=True):
-    """A real directory."""
+    """A directory, not a link to one."""
 
     def __str__(self) -> str:
         return "a directory"
 
 
 class OtherFile(Struct, frozen=True):
-    """Anything else. kind: `a regular file`, `a block device`, and so on."""
+    """Any other file. kind: `a regular file`, `a block device`, and so on."""
 
     kind: str
 
@@ -85,7 +85,7 @@ DevEntry = CharDevice | Symlink | Directory | OtherFile
 
 
 class Finding(Struct, frozen=True):
-    """Something that somebody has to see to. path: what it is about; reason: what is wrong, and what to do."""
+    """Something for the administrator to fix. reason: what is wrong with the path, and what to do."""
 
     path: str
     reason: str
@@ -95,12 +95,12 @@ class Finding(Struct, frozen=True):
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
-    """One look at the host. Texts are the kernel's own, not yet understood; empty where there is no such file.
+    """The host at one moment. Texts are files of the kernel's, unparsed; empty where there is no such file.
 
     devices: PCI addresses of NVIDIA's display devices. modules: those loaded. params: /proc/driver/nvidia/params.
-    gpus: PCI address -> its `information` file. capabilities: `gpu0/mig/gi1/access` -> that file, there only while
-    the instance is. mig_minors: /proc/driver/nvidia-caps/mig-minors. entries: what is in /dev now; absent, not there.
-    unreadable: what should have been read and could not be.
+    gpus: PCI address -> its `information` file. capabilities: `gpu0/mig/gi1/access` -> that file, while the instance
+    exists. mig_minors: /proc/driver/nvidia-caps/mig-minors. entries: what is in /dev. unreadable: files that exist and
+    could not be read.
     """
 
     devices: tuple[str, ...] = ()
@@ -115,14 +115,14 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
 
 class LoadModule(Struct, frozen=True):
-    """Have the kernel load a module, by the program that it would use itself."""
+    """Load a kernel module."""
 
     UNDONE: ClassVar[str] = "not loaded"
     module: KernelModule
 
     @property
     def subject(self) -> str:
-        """What the action is about."""
+        """What the action changes."""
         return f"module {self.module}"
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ class LoadModule(Struct, frozen=True):
 
 
 class MakeNode(Struct, frozen=True):
-    """Make a node, and its folder where that is missing. replaces: the node with another number that goes first."""
+    """Make a device node, and its directory. replaces: a node with another number, which is removed first."""
 
     UNDONE: ClassVar[str] = "not made"
     path: DevPath
@@ -139,7 +139,7 @@ class MakeNode(Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        """What the action is about."""
+        """What the action changes."""
         return f"/dev/{self.path}"
 
     def __str__(self) -> str:
@@ -148,7 +148,7 @@ class MakeNode(Struct, frozen=True):
 
 
 class FixNode(Struct, frozen=True):
-    """Give a node that has the right number its mode and owner. was: how it is now."""
+    """Set mode and owner of a node that has the right number. was: the node as it is now."""
 
     UNDONE: ClassVar[str] = "not changed"
     path: DevPath
@@ -157,7 +157,7 @@ class FixNode(Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        """What the action is about."""
+        """What the action changes."""
         return f"/dev/{self.path}"
 
     def __str__(self) -> str:
@@ -166,7 +166,7 @@ class FixNode(Struct, frozen=True):
 
 
 class MakeLink(Struct, frozen=True):
-    """Make a link in /dev/char. replaces: the target of the link that goes first."""
+    """Make a link in /dev/char. replaces: the target of an existing link, which is removed first."""
 
     UNDONE: ClassVar[str] = "not made"
     path: DevPath
@@ -175,7 +175,7 @@ class MakeLink(Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        """What the action is about."""
+        """What the action changes."""
         return f"/dev/{self.path}"
 
     def __str__(self) -> str:

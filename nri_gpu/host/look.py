@@ -1,4 +1,4 @@
-"""The driver's files under /proc, understood. Numbers in them are decimal, modes too: 438 is 0666."""
+"""Looks at the host, and parses the driver's files in /proc. Their numbers are decimal, modes too: 438 is 0666."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from nri_gpu.host.facts import (
 from nri_gpu.host.modules import is_loaded
 
 PERMISSIONS: Final = 0o777
-# The last value is chown(2)'s "leave as it is", so no owner.
+# The last value means "unchanged" to chown(2), so it is no owner.
 _MAX_ID: Final = 2**32 - 2
-# 248 and above are kept for others, 254 is modeset's and 255 the control node's.
+# 248 and above are reserved; 254 is modeset's and 255 the control node's.
 # NVIDIA/open-gpu-kernel-modules kernel-open/common/inc/nv-chardev-numbers.h.
 MAX_GPU_MINOR: Final = 247
 # As many minors as the driver registers. kernel-open/nvidia/nv-caps.c.
@@ -41,7 +41,7 @@ CAPABILITY: Final = re.compile(r"(?P<gpu>gpu[0-9]+)/mig/(?P<instance>gi[0-9]+(?:
 
 
 class Ownership(Struct, frozen=True):
-    """How nodes shall be. modify: false where the administrator makes and owns them, and nobody else may."""
+    """Mode and owner of nodes. modify: false where only the administrator may make and change them."""
 
     mode: int = 0o666
     uid: int = 0
@@ -50,19 +50,19 @@ class Ownership(Struct, frozen=True):
 
 
 class MigCapability(Struct, frozen=True):
-    """One MIG instance's right, which is a node that may be open()ed."""
+    """Access to one MIG instance, which is the right to open a device node."""
 
     minor: int
     ownership: Ownership
 
 
 def params_ownership(text: str) -> Ownership:
-    """Of /proc/driver/nvidia/params; what it does not say is as the driver's default has it. Raises: HostError."""
+    """Parses /proc/driver/nvidia/params. Missing values are the driver's defaults. Raises: HostError."""
     return _ownership(_fields(text), "ModifyDeviceFiles")
 
 
 def gpu_minor(information: str) -> int | None:
-    """Minor of the GPU's node; None for a GPU that the administrator excluded. Raises: HostError."""
+    """The minor of a GPU's node; None for a GPU that the administrator excluded. Raises: HostError."""
     fields = _fields(information)
     if fields.get("GPU Excluded", "").lower() == "yes":
         return None
@@ -70,19 +70,19 @@ def gpu_minor(information: str) -> int | None:
 
 
 def capability(text: str) -> MigCapability:
-    """Of a capability's own file. Raises: HostError."""
+    """Parses a capability's file. Raises: HostError."""
     fields = _fields(text)
     return MigCapability(_bounded(fields, "DeviceFileMinor", MAX_CAP_MINOR), _ownership(fields, "DeviceFileModify"))
 
 
 def table_name(name: str) -> str:
-    """How the minors table calls a capability: `gpu0/mig/gi1/access` is `gpu0/gi1/access` there."""
+    """A capability's name in mig-minors: `gpu0/mig/gi1/access` is `gpu0/gi1/access` there."""
     match = CAPABILITY.fullmatch(name)
     return f"{match['gpu']}/{match['instance']}/access" if match else name
 
 
 def minors_table(text: str) -> Mapping[str, int]:
-    """Of /proc/driver/nvidia-caps/mig-minors: lines of a name and a minor; others are none of ours."""
+    """Parses /proc/driver/nvidia-caps/mig-minors: lines of a name and a minor. Other lines are skipped."""
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _is_decimal(pair[1])}
 
@@ -110,8 +110,7 @@ def _ownership(fields: Mapping[str, str], switch: str) -> Ownership:
 def _mode(fields: Mapping[str, str], default: int) -> int:
     mode = _number(fields, "DeviceFileMode", 2**32 - 1, default)
     if mode & ~PERMISSIONS:
-        # NVreg_DeviceFileMode=660 without its 0 is decimal to the kernel, 01224: not what anybody meant, and what
-        # they did mean is not for us to guess.
+        # The kernel takes NVreg_DeviceFileMode=660 as decimal, 01224, since it has no leading 0. Do not guess.
         raise HostError(
             f"DeviceFileMode is {mode}, which is {mode:#o} in octal and no mode for a device node: "
             "write the module parameter with a leading 0, as in NVreg_DeviceFileMode=0660"
@@ -135,7 +134,7 @@ def _number(fields: Mapping[str, str], key: str, most: int, default: int) -> int
 
 
 def _is_decimal(text: str) -> bool:
-    # The kernel writes no leading zeros; a value that has them may be meant in octal.
+    # The kernel writes no leading zeros; a value with them may be octal.
     return re.fullmatch(r"0|[1-9][0-9]{0,9}", text) is not None
 
 
@@ -148,10 +147,7 @@ _KINDS: Final = ((stat.S_ISREG, "a regular file"), (stat.S_ISBLK, "a block devic
 
 
 def look(places: HostPaths, read_majors: Callable[[str], Majors]) -> HostFacts:
-    """Look once.
-
-    read_majors: understands /proc/devices. It is another room's.
-    """
+    """Look at the host once. read_majors: parses /proc/devices."""
     reader = _Reader(places)
     driver = places.proc / "driver" / "nvidia"
     return HostFacts(
@@ -168,7 +164,7 @@ def look(places: HostPaths, read_majors: Callable[[str], Majors]) -> HostFacts:
 
 
 class _Reader(Struct):
-    """Remembers what it could not read; what is not there is simply empty."""
+    """Reads files and folders, missing ones as empty, and keeps the faults of those that cannot be read."""
 
     places: HostPaths
     unreadable: list[Finding] = field(default_factory=list)
@@ -178,7 +174,7 @@ class _Reader(Struct):
             with path.open("rb") as file:
                 return file.read(_TEXT_MAX).decode("utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
-            return ""  # and an instance may go while we look
+            return ""  # a MIG instance can disappear while we look
         except OSError as error:
             self._cannot(path, error)
             return ""
@@ -193,7 +189,7 @@ class _Reader(Struct):
             return []
 
     def devices(self) -> Iterator[str]:
-        """PCI addresses of NVIDIA's display devices, whoever drives them."""
+        """PCI addresses of NVIDIA's display devices, with or without a driver."""
         folder = self.places.sys / "bus" / "pci" / "devices"
         for address in self.names(folder):
             vendor = self.text(folder / address / "vendor").strip()
@@ -212,7 +208,7 @@ class _Reader(Struct):
         return {name: text for name, text in texts.items() if text}
 
     def entries(self) -> Iterator[tuple[DevPath, DevEntry]]:
-        """What is below /dev that is ours to know of: nvidia*, and the links by number."""
+        """The entries of /dev that matter: nvidia*, and the links by device number."""
         yield from self._entries("", lambda name: name.startswith("nvidia") or name == CHAR)
         for folder, matches in ((CAPS, lambda name: True), (CHAR, _NUMBER.fullmatch)):
             if isinstance(self._entry(self.places.dev / folder), Directory):
@@ -245,7 +241,7 @@ class _Reader(Struct):
         self.unreadable.append(Finding(self._shown(path), f"cannot be read: {error.strerror}"))
 
     def _shown(self, path: Path) -> str:
-        """The path as people know it, wherever the trees are."""
+        """The path as on the host, wherever the trees are."""
         trees = ((self.places.dev, "/dev"), (self.places.proc, "/proc"), (self.places.sys, "/sys"))
         for tree, name in trees:
             if path.is_relative_to(tree):
@@ -254,6 +250,6 @@ class _Reader(Struct):
 
 
 def node_of(status: os.stat_result) -> CharDevice:
-    """A character device's status in our words."""
+    """The node that a character device's status describes."""
     number = status.st_rdev  # majors and minors have more than 8 bits each
     return CharDevice(os.major(number), os.minor(number), stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)

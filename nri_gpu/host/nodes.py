@@ -1,4 +1,4 @@
-"""Folders below /dev, held open while something is done in them, so that nobody can put another in their place."""
+"""Makes device nodes and links below /dev, in directories held open so that nobody can replace them meanwhile."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def parent_of(dev: Path, path: DevPath) -> Iterator[tuple[int, str]]:
-    """The folder that `path` is in, as a descriptor, and the name in it; made where it is missing.
+    """A descriptor of the directory that `path` is in, made if it is missing, and the name in it.
 
-    Raises: OSError: a link, or no directory, is in its place.
+    Raises: OSError: there is a link, or no directory, in its place.
     """
     *folders, name = PurePosixPath(path).parts
     opened = [os.open(dev, _FOLDER)]
@@ -34,7 +34,7 @@ def parent_of(dev: Path, path: DevPath) -> Iterator[tuple[int, str]]:
 
 
 def handle(descriptor: int) -> str:
-    """A path to exactly what an O_PATH descriptor is of, for calls that take no such descriptor."""
+    """A path to the file of an O_PATH descriptor, for calls that take no such descriptor."""
     return f"/proc/self/fd/{descriptor}"
 
 
@@ -45,19 +45,19 @@ def _subfolder(parent: int, name: str) -> int:
         made = True
     descriptor = os.open(name, _FOLDER, dir_fd=parent)
     if made:
-        os.chmod(handle(descriptor), FOLDER_MODE)  # noqa: PTH101 - of a descriptor; the umask has no say in it
+        os.chmod(handle(descriptor), FOLDER_MODE)  # noqa: PTH101 - of a descriptor; mkdir applied the umask
     return descriptor
 
 
 def make_link(dev: Path, action: MakeLink) -> None:
-    """Make a link, after removing the one that it replaces. Raises: HostError, OSError.
+    """Make a link, after removing the one that it replaces. A link that somebody else made meanwhile stays.
 
-    If somebody else was quicker, theirs stays; the next look says where it leads.
+    Raises: HostError, OSError.
     """
     with parent_of(dev, action.path) as (folder, name):
         _check_target(folder, name, action.target)
         if action.replaces is not None:
-            # readlink(2) itself refuses what is no link any more.
+            # readlink(2) fails if it is no link any more.
             if os.readlink(name, dir_fd=folder) != action.replaces:
                 raise HostError(f"no longer leads to {action.replaces}: something else changes it")
             os.unlink(name, dir_fd=folder)
@@ -66,7 +66,7 @@ def make_link(dev: Path, action: MakeLink) -> None:
 
 
 def _check_target(folder: int, name: str, target: str) -> None:
-    """No link to nowhere, as when the node could not be made. Raises: HostError."""
+    """Raises: HostError: the target is not that device, for example because its node could not be made."""
     try:
         status = os.stat(target, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -75,14 +75,16 @@ def _check_target(folder: int, name: str, target: str) -> None:
         raise HostError(f"{target} is not the device {name}")
 
 
-# Root's alone until it has its owner, so that it is at no moment open to more than it should be.
+# Until the node has its owner, so that it is never open to more users than it should be.
 _AT_FIRST: Final = 0o600
 
 
 def make_node(dev: Path, action: MakeNode) -> None:
-    """Make a node, after removing the one that it replaces. Raises: HostError, OSError.
+    """Make a node, after removing the one that it replaces.
 
-    If somebody else was quicker (nvidia-modprobe makes the same ones) theirs stays; the next look says how it is.
+    A node that somebody else made meanwhile stays, since nvidia-modprobe makes the same ones; the next look checks it.
+
+    Raises: HostError, OSError.
     """
     with parent_of(dev, action.path) as (folder, name):
         if action.replaces:
@@ -112,7 +114,7 @@ def _remove(folder: int, name: str, was: CharDevice) -> None:
 
 @contextmanager
 def _held(folder: int, name: str, number: tuple[int, int]) -> Iterator[int]:
-    """Something that is there, held by its inode and not by its name. Raises: HostError: it is not that node."""
+    """A descriptor of an existing node, which pins its inode. Raises: HostError: it is another node."""
     descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         status = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Which nodes this host should have, from what the driver says of itself. Pure."""
+"""Plans the actions that prepare this host, from what the driver reports. Pure."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ PARAMS: Final = "/proc/driver/nvidia/params"
 GPUS: Final = "/proc/driver/nvidia/gpus"
 CAPABILITIES: Final = "/proc/driver/nvidia/capabilities"
 
-# Fixed since ever. NVIDIA/open-gpu-kernel-modules kernel-open/common/inc/nv-chardev-numbers.h; uvm's are its first two.
+# Fixed. NVIDIA/open-gpu-kernel-modules kernel-open/common/inc/nv-chardev-numbers.h; uvm's are its first two.
 _MODESET_MINOR: Final = 254
 _CONTROL_MINOR: Final = 255
 
 
 class WantedNode(Struct, frozen=True):
-    """One node that should be there. hands_off: who keeps it, where that is not us; empty where we may."""
+    """One node that should exist. hands_off: why we must not make or change it; empty where we may."""
 
     path: DevPath
     node: CharDevice
@@ -46,9 +46,9 @@ class WantedNode(Struct, frozen=True):
 
 
 def wanted_nodes(facts: HostFacts, graphics: bool) -> Iterator[WantedNode | Finding]:
-    """The nodes that modules loaded now serve, and what stands in the way of knowing them.
+    """The nodes that the loaded modules serve, and what keeps us from knowing them.
 
-    Where `params` cannot be understood, or could not be read, no node is wanted at all: it may say to keep off.
+    Without a readable `params` no node is wanted at all: it may forbid us to make any.
     """
     if any(finding.path == PARAMS for finding in facts.unreadable):
         return
@@ -59,14 +59,14 @@ def wanted_nodes(facts: HostFacts, graphics: bool) -> Iterator[WantedNode | Find
         return
     kept = "" if ownership.modify else f"{PARAMS} has ModifyDeviceFiles: 0, so the administrator makes device nodes"
     if KernelModule.NVIDIA in facts.modules:
-        yield from _of_nvidia(facts, ownership, kept, graphics)
+        yield from _nvidia_nodes(facts, ownership, kept, graphics)
     if KernelModule.UVM in facts.modules:
-        yield from _of_uvm(facts, kept)
+        yield from _uvm_nodes(facts, kept)
     if facts.capabilities:
-        yield from _of_mig(facts, kept)
+        yield from _mig_nodes(facts, kept)
 
 
-def _of_nvidia(facts: HostFacts, ownership: Ownership, kept: str, graphics: bool) -> Iterator[WantedNode | Finding]:
+def _nvidia_nodes(facts: HostFacts, ownership: Ownership, kept: str, graphics: bool) -> Iterator[WantedNode | Finding]:
     major = facts.majors.nvidia
     if major is None:
         yield _unlisted("nvidia")
@@ -92,18 +92,20 @@ def _gpu_minors(facts: HostFacts) -> Iterator[int | Finding]:
             yield Finding(path, str(error))
             continue
         if minor is None:
-            continue  # excluded by the administrator: nobody can open it
+            continue  # excluded by the administrator
         if minor in seen:
             yield Finding(path, f"has minor {minor} like {seen[minor]}: reload the driver")
             continue
         seen[minor] = address
         yield minor
     if not facts.gpus and not any(finding.path.startswith(GPUS) for finding in facts.unreadable):
-        yield Finding(GPUS, f"the driver is loaded and serves none of {', '.join(facts.devices)}: see the kernel's log")
+        yield Finding(
+            GPUS, f"the driver is loaded, and serves none of {', '.join(facts.devices)}: see the kernel's log"
+        )
 
 
-def _of_uvm(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
-    """Its module has no parameters for owner or mode; everybody's, as everybody who computes needs it."""
+def _uvm_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
+    """The module has no parameters for owner or mode, and every CUDA program needs the nodes."""
     major = facts.majors.nvidia_uvm
     if major is None:
         yield _unlisted("nvidia-uvm")
@@ -112,8 +114,8 @@ def _of_uvm(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
         yield WantedNode(DevPath(name), CharDevice(major, minor, 0o666, 0, 0), kept)
 
 
-def _of_mig(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
-    """Only instances: the rights to configure and to monitor are for root's own tools, which make their nodes."""
+def _mig_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
+    """Only MIG instances: root's tools make the nodes of the capabilities to configure and to monitor."""
     major = facts.majors.nvidia_caps
     if major is None:
         yield _unlisted("nvidia-caps")
@@ -140,34 +142,34 @@ def _of_mig(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
 
 
 def _unlisted(name: str) -> Finding:
-    return Finding("/proc/devices", f"{name} is in use and has no major here: reload the driver")
+    return Finding("/proc/devices", f"{name} is in use, but has no major here: reload the driver")
 
 
 _ALWAYS: Final = (KernelModule.NVIDIA, KernelModule.UVM)
 
 
 class HostPlan(Struct, frozen=True):
-    """Actions in the order in which to perform them. findings: what no action of ours mends."""
+    """Actions in the order to perform them. findings: what only the administrator can fix."""
 
     actions: tuple[Action, ...] = ()
     findings: tuple[Finding, ...] = ()
 
     @property
     def more_may_follow(self) -> bool:
-        """Whether more may be to do afterwards: what a module serves is known once it is loaded."""
+        """Whether more actions may follow: which devices a module serves is known once it is loaded."""
         return any(isinstance(action, LoadModule) for action in self.actions)
 
 
 def make_plan(facts: HostFacts, *, graphics: bool = False) -> HostPlan:
-    """Modules first, then nodes, each with its link. Nothing at all on a machine without an NVIDIA device.
+    """Modules first, then nodes, each with its link. Nothing on a machine without an NVIDIA device.
 
-    graphics: for containers that draw, so with nvidia-modeset.
+    graphics: also nvidia-modeset.
     """
     if not facts.devices:
         return HostPlan((), facts.unreadable)
     steps: list[Action | Finding] = [*facts.unreadable, *_modules(facts, graphics)]
     for each in wanted_nodes(facts, graphics):
-        steps += [each] if isinstance(each, Finding) else _one(each, facts.entries)
+        steps += [each] if isinstance(each, Finding) else _for_node(each, facts.entries)
     return HostPlan(
         tuple(step for step in steps if not isinstance(step, Finding)),
         tuple(dict.fromkeys(step for step in steps if isinstance(step, Finding))),
@@ -179,8 +181,8 @@ def _modules(facts: HostFacts, graphics: bool) -> Iterator[LoadModule]:
     return (LoadModule(module) for module in needed if module not in facts.modules)
 
 
-def _one(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> list[Action | Finding]:
-    """A node and then its link; no link to a node that is not as it should be and does not get so."""
+def _for_node(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> list[Action | Finding]:
+    """A node and its link; no link to a node that is wrong and stays so."""
     step = _node(wanted, entries)
     link = None if isinstance(step, Finding) else _link(wanted, entries)
     return [each for each in (step, link) if each is not None]
@@ -197,15 +199,15 @@ def _node(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> Action | F
         if wanted.hands_off:
             return Finding(f"/dev/{wanted.path}", _missing(wanted, there))
         return MakeNode(wanted.path, wanted.node, there)
-    # Where the administrator makes nodes, mode and owner are whatever they chose.
+    # If the administrator makes the nodes, mode and owner are theirs to choose.
     return None if there == wanted.node or wanted.hands_off else FixNode(wanted.path, wanted.node, there)
 
 
 def _link(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> Action | Finding | None:
-    """/dev/char/MAJOR:MINOR. udev makes it for devices that sysfs knows, and NVIDIA's are not among them.
+    """/dev/char/MAJOR:MINOR, which udev makes only for devices in sysfs, and NVIDIA's are not there.
 
-    runc 1.1.3 to 1.1.6 ask for it, and so does systemd before 240 (opencontainers/runc issues 3708 and 3567): without
-    it a container loses its GPU at the next `systemctl daemon-reload`.
+    runc 1.1.3 to 1.1.6 and systemd before 240 need it (opencontainers/runc issues 3708 and 3567): without it a
+    container loses its GPU at the next `systemctl daemon-reload`.
     """
     blocked = _blocked(CHAR, entries)
     if blocked:
@@ -228,7 +230,7 @@ def _blocked(folder: DevPath, entries: Mapping[DevPath, DevEntry]) -> Finding | 
 
 
 def _missing(wanted: WantedNode, there: CharDevice | None) -> str:
-    """What the administrator has to do by hand, ready to be typed."""
+    """What the administrator has to do, with the command to type."""
     state = f"is {there}" if there else "is missing"
     node, path = wanted.node, f"/dev/{wanted.path}"
     command = f"mknod -m {node.mode:04o} {path} c {node.major} {node.minor}"

@@ -1,4 +1,4 @@
-"""Looks, plans, acts, and looks again, until there is nothing left to do."""
+"""Prepares the host: look, plan, act, and look again, until nothing is left to do."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from nri_gpu.host.modules import load_module
 from nri_gpu.host.nodes import fix_node, make_link, make_node
 from nri_gpu.host.plan import HostPlan, make_plan
 
-# Modules, then what they serve, then a look that finds all done; one more for somebody who makes nodes beside us.
+# Modules, then the nodes they serve, then a round with nothing to do; one more in case others make nodes meanwhile.
 _ROUNDS: Final = 4
 
 Act = Callable[[Action], None]
 
 
 class PrepareReport(Struct, frozen=True):
-    """What was done, in order, and what is left for people. facts: of the last look."""
+    """What was done, in order, and what is left for the administrator. facts: of the last look."""
 
     facts: HostFacts
     done: tuple[Action, ...] = ()
@@ -39,9 +39,9 @@ class PrepareReport(Struct, frozen=True):
 
 
 def prepare(look: Callable[[], HostFacts], act: Act, *, graphics: bool = False) -> PrepareReport:
-    """Do all that can be done. What failed is not tried again, and is a finding.
+    """Perform all actions. A failed one is not tried again, and becomes a finding.
 
-    act: performs one action. Raises: HostError, OSError: it failed.
+    act: performs one action, and raises HostError or OSError if that fails.
     """
     done: dict[Action, None] = {}
     failed: dict[Action, str] = {}
@@ -61,7 +61,7 @@ def prepare(look: Callable[[], HostFacts], act: Act, *, graphics: bool = False) 
 
 
 def actor(places: HostPaths, driver_root: Path) -> Act:
-    """The one that changes the machine."""
+    """A function that performs one action on this host."""
 
     def act(action: Action) -> None:
         match action:
@@ -85,9 +85,9 @@ def _look_and_plan(look: Callable[[], HostFacts], graphics: bool) -> tuple[HostF
 
 
 def _perform(action: Action, act: Act, failed: dict[Action, str]) -> str:
-    """Why it failed; empty when it did not."""
+    """Why the action failed; empty if it did not."""
     if isinstance(action, LoadModule) and LoadModule(KernelModule.NVIDIA) in failed:
-        return "not tried, as it builds on nvidia"
+        return "not tried, as it depends on nvidia"
     try:
         act(action)
     except HostError as error:
@@ -99,5 +99,5 @@ def _perform(action: Action, act: Act, failed: dict[Action, str]) -> str:
 
 def _left(plan: HostPlan, failed: dict[Action, str]) -> Iterator[Finding]:
     for action in plan.actions:
-        reason = failed.get(action, "something else on this machine keeps undoing it")
+        reason = failed.get(action, "something else on this host keeps undoing it")
         yield Finding(action.subject, f"{action.UNDONE}: {reason}")

@@ -33,8 +33,8 @@ FAILURES = {
         "ended with 1: FATAL: Module nvidia not found",
     ),
     "says why on stderr": ("print('no such device', file=sys.stderr); sys.exit(1)", "ended with 1: no such device"),
-    "says nothing": ("sys.exit(3)", "ended with 3: no word why"),
-    "does nothing": ("", "ended as if all were well, yet the module is not loaded"),
+    "says nothing": ("sys.exit(3)", "ended with 3: without output"),
+    "does nothing": ("", "reported success, but the module is not loaded"),
     "says too much": ("print('x' * 100_000); sys.exit(1)", r"ended with 1: x{300}$"),
     "is killed": ("os.kill(os.getpid(), 9)", "ended with -9"),
 }
@@ -84,10 +84,10 @@ def test_what_it_leaves_running_holds_nobody_up(host: HostTree) -> None:
 SETTINGS = {
     "none": (None, "cannot be read: No such file"),
     "emptied": ("\n", "is switched off on this host"),
-    "relative": ("modprobe\n", "names modprobe, which is no program"),
-    "missing": ("/nowhere/modprobe\n", "which is no program"),
-    "a folder": ("/tmp\n", "which is no program"),
-    "no program": ("/etc/passwd\n", "which is no program"),
+    "relative": ("modprobe\n", "names modprobe, which is not an executable program"),
+    "missing": ("/nowhere/modprobe\n", "which is not an executable program"),
+    "a folder": ("/tmp\n", "which is not an executable program"),
+    "no program": ("/etc/passwd\n", "which is not an executable program"),
 }
 
 

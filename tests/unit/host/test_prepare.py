@@ -122,7 +122,7 @@ def test_a_driver_that_does_not_load(host: HostTree, loads_nothing: str) -> None
     assert host.calls() == ["nvidia []"]  # once, and nothing that builds on it
     assert [finding.path for finding in report.findings] == ["module nvidia", "module nvidia-uvm"]
     assert report.findings[0].reason.startswith("not loaded: /")
-    assert report.findings[1].reason == "not loaded: not tried, as it builds on nvidia"
+    assert report.findings[1].reason == "not loaded: not tried, as it depends on nvidia"
     assert list(host.entries()) == ["char"]
 
 
@@ -167,7 +167,7 @@ def test_somebody_who_keeps_undoing_it_does_not_keep_us(host: HostTree) -> None:
 
     report = prepare(host.look, undone)
     assert times < 30
-    assert "/dev/nvidia0: not made: something else on this machine keeps undoing it" in map(str, report.findings)
+    assert "/dev/nvidia0: not made: something else on this host keeps undoing it" in map(str, report.findings)
 
 
 @pytest.mark.parametrize("meddle", ["makes it", "makes it wrong", "removes the old one"])

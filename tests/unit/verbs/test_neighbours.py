@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.host.others import node_advice
+from nri_gpu.host.advice import node_advice
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Disarm, DriverSettings, EnvironmentSettings, Policy, VisibleDevices
@@ -65,12 +65,12 @@ def test_nvidias_device_plugin_of_our_name(plugin: Path) -> None:
 def test_nvidias_device_plugin_by_cdi(plugin: Path) -> None:
     install(plugin, "var/run/cdi/dp.json", text='{"kind": "k8s.device-plugin.nvidia.com/gpu"}')
     (only,) = node_advice(Policy(), plugin)
-    assert "by CDI: its containers count as served by others" in only
+    assert "by CDI: nri-gpu does not inject into its containers" in only
 
 
 def test_a_disarmed_variable_of_the_device_plugins(plugin: Path) -> None:
     _, taken = node_advice(Policy(environment=IDLE), plugin)
-    assert "takes from NVIDIA's device plugin the variable" in taken
+    assert "removes the variable by which NVIDIA's device plugin gives GPUs" in taken
     assert node_advice(Policy(environment=IDLE, kubelet=THEIRS), plugin) == ()
 
 
