@@ -12,7 +12,7 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.daemon.audit import AuditLog, PolicyNote
-from nri_gpu.daemon.control import Reporter, Subjects
+from nri_gpu.daemon.control import ReportedParts, Reporter
 from nri_gpu.daemon.journal import JOURNAL, Journal, StateRecorder
 from nri_gpu.daemon.node import FixedSettings, NodeControllers
 from nri_gpu.daemon.policy_file import PolicyFile
@@ -78,7 +78,7 @@ class Daemon:
             Watchers(self._configured, self._ready, self._away),
             self._sizes,
         )
-        subjects = Subjects(
+        reported = ReportedParts(
             state,
             self._node.cache,
             self._node.inventory,
@@ -86,7 +86,7 @@ class Daemon:
             lambda: self._sizes.fault,
             {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
         )
-        self._reporter = Reporter(folder.path / CONTROL_SOCKET, subjects)
+        self._reporter = Reporter(folder.path / CONTROL_SOCKET, reported)
         self._follow()
         self._recall(folder.path / LEDGER)
 

@@ -1,8 +1,8 @@
 """The audit log: every decision with all that decided it, in two files of bounded size.
 
-Nothing here happens before a reply. What happened is noted in memory; a moment later the notes are put into words, one
-a turn of the loop, so that no request waits for more than one of them, and written by a thread, because a disk may
-hang. A file begins with node, policy and ledger: each can be replayed alone.
+Nothing here happens before a reply. Events are noted in memory. A moment later the notes are encoded, one in each turn
+of the event loop, so that no request waits for more than one of them; a thread writes them, because a disk may hang.
+A file begins with node, policy and ledger, so that each can be replayed alone.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from nri_gpu.decision.replay import (
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision
 from nri_gpu.domain.node import Node
+from nri_gpu.system.log_once import LogOnce
 
 FILE: Final = "audit.jsonl"
 OLD_FILE: Final = "audit.1.jsonl"
 DELAY_S: Final = 0.25
-# Of notes that are not written yet. On a disk that hangs, decisions beyond that are lost and counted, and the ledger is
-# written anew.
+# Notes that are not written yet. On a disk that hangs, decisions beyond that are lost and counted, and the ledger is
+# written again in full.
 WAITING_MAX: Final = 2000
-GRANTS_AT_ONCE: Final = 20  # in one record: more would take a turn too long
+GRANTS_AT_ONCE: Final = 20  # in one record: more would hold the event loop too long
 
 
 class PolicyNote(Struct, frozen=True):
-    """A policy that was taken up. fault: why it cannot be used; empty when it can."""
+    """A policy that was put in force. fault: why it cannot be used; empty when it can."""
 
     source: str
     text: str
@@ -66,7 +67,7 @@ _Note = _Decided | PolicyNote | Ledger | _Synchronized
 
 
 class AuditLog:
-    """Notes what happens, and writes it. folder: for the file and the one before it. most_bytes: of each."""
+    """Notes events, and writes them. folder: for the file and the one before it. most_bytes: of each file."""
 
     def __init__(self, folder: Path, most_bytes: int, wall: Callable[[], float]) -> None:
         self._path, self._old_path = folder / FILE, folder / OLD_FILE
@@ -77,9 +78,9 @@ class AuditLog:
         self._written = asyncio.Event()
         self._lost = 0
         self._bytes = 0  # of the file
-        self._begun = False  # whether it says what all that follows goes by
-        self._fault = ""
-        # What it has said so far.
+        self._begun = False  # whether node, policy and ledger are written in it
+        self._faults = LogOnce()
+        # The last of each in the file.
         self._node: Node | None = None
         self._policy = PolicyNote("", "")
         self._ledger = Ledger()
@@ -89,19 +90,19 @@ class AuditLog:
         self._note(_Decided(container, decision, node, self._wall(), now))
 
     def policy_changed(self, policy: PolicyNote) -> None:
-        """From here on decisions are by this policy."""
+        """Decisions are by this policy from now on."""
         self._note(policy)
 
     def ledger_changed(self, ledger: Ledger) -> None:
-        """Somebody holds something more, or less, or otherwise."""
+        """A container holds other GPUs than before."""
         self._note(ledger)
 
     def synchronized(self, ledger: Ledger) -> None:
-        """The ledger was made anew from the runtime's list."""
+        """The ledger was rebuilt from the runtime's list."""
         self._note(_Synchronized(ledger))
 
     async def written(self) -> None:
-        """Returns when nothing is noted that was not written, or could not be."""
+        """Return when every note is written, or could not be."""
         await self._written.wait()
 
     def _note(self, note: _Note) -> None:
@@ -112,7 +113,7 @@ class AuditLog:
         self._waiting.set()
 
     def _forget(self) -> None:
-        """All that waits but what decisions go by from here on: the newest policy and the newest ledger."""
+        """Drop all notes but the newest policy and the newest ledger, by which the next decisions are made."""
         notes, kept = list(self._notes), list[_Note]()
         self._lost += sum(isinstance(note, _Decided) for note in notes)
         if policy := next((note for note in reversed(notes) if isinstance(note, PolicyNote)), None):
@@ -122,7 +123,7 @@ class AuditLog:
         self._notes = deque(kept)
 
     async def run(self) -> None:
-        """Write until cancelled, and then what is left."""
+        """Write until cancelled, and then the rest."""
         try:
             while True:
                 await self._waiting.wait()
@@ -143,7 +144,7 @@ class AuditLog:
         return lines
 
     def _taken(self) -> Iterator[_Note]:
-        """Notes one by one, until there are none."""
+        """The notes, removed one by one."""
         while self._notes:
             yield self._notes.popleft()
 
@@ -153,7 +154,7 @@ class AuditLog:
             yield _TURN
         if not self._begun:
             self._begun, self._bytes = True, 0
-            # Behind a line that may have been cut short, and for a reader who begins here.
+            # A line break first: the line before may have been cut short.
             yield "\n"
             yield from map(_line, self._beginning())
         for record in self._records(note):
@@ -185,7 +186,7 @@ class AuditLog:
                 yield decision_record(container, decision, at, now)
 
     def _append(self, lines: list[str]) -> None:
-        """In a thread, but for the last time."""
+        """Write the lines; in a thread, but for the last time."""
         try:
             for turned, part in _files(lines):
                 if turned:
@@ -195,22 +196,23 @@ class AuditLog:
                     file.write("".join(part).encode())
                     self._bytes = file.tell()
         except OSError as error:
-            self._begun = False  # something may be missing: say all of it again
+            self._begun = False  # something may be missing: write node, policy and ledger again
             self._complain(str(error))
         else:
             self._complain("")
 
     def _complain(self, fault: str) -> None:
-        """Once for each new fault; and how many decisions were lost, when it works again."""
-        if fault and fault != self._fault:
-            logger.bind(path=str(self._path), fault=fault).warning("audit log not written; nothing else depends on it")
-        if not fault and self._lost:
+        """Log each new fault once; and how many decisions were lost, when it works again."""
+        if fault:
+            self._faults.warning("audit log not written; nothing else depends on it", fault, path=str(self._path))
+            return
+        if self._lost:
             logger.bind(path=str(self._path), dropped=self._lost).warning("audit log: decisions lost")
             self._lost = 0
-        self._fault = fault
+        self._faults.clear()
 
 
-_TURN: Final = ""  # among lines: from here on a new file
+_TURN: Final = ""  # among lines: a new file begins here
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -219,7 +221,7 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 def _files(lines: list[str]) -> Iterator[tuple[bool, list[str]]]:
-    """Lines by file, and whether the file is a new one."""
+    """The lines of each file, and whether it is a new one."""
     turned, part = False, list[str]()
     for line in lines:
         if line == _TURN:
@@ -233,7 +235,7 @@ def _files(lines: list[str]) -> Iterator[tuple[bool, list[str]]]:
 
 
 def _ledger_records(ledger: Ledger) -> Iterator[Mapping[str, Any]]:
-    """All of it, a few grants at a time: the first starts over, the others add."""
+    """The whole ledger, a few grants in each record: the first record replaces, the others add."""
     entries = iter(ledger.entries.items())
     first = Ledger(dict(islice(entries, GRANTS_AT_ONCE)), ledger.external, ledger.releasing, {}, ledger.reservations)
     yield ledger_record(first)

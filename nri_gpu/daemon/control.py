@@ -2,8 +2,8 @@
 
     client: `status` and a line break          daemon: one JSON document, then it closes
 
-Questions are words in a table. Nothing that comes in can change anything, and nobody who asks can hold the daemon up:
-a connection that says nothing is closed, and only so many are open at once.
+Questions are words in a table. No question can change anything, and no client can hold the daemon up: a connection
+without a question is closed, and only OPEN_MAX are open at once.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ QUESTION_MAX: Final = 64  # bytes
 OPEN_MAX: Final = 8
 PATIENCE_S: Final = 5.0
 BACKLOG: Final = 100
-ACCEPT_AGAIN_S: Final = 1.0  # after there was no descriptor for who comes
-CALM_S: Final = 5.0  # without another such fault it is over: descriptors come and go
+ACCEPT_AGAIN_S: Final = 1.0  # after there was no file descriptor for a connection
+CALM_S: Final = 5.0  # so long without that fault, and it is over
 
 
 class ControlSocket:
@@ -44,18 +44,18 @@ class ControlSocket:
         self._path = path
         self._table = table
         self._listener: socket.socket | None = None
-        self._refused = 0  # how often nobody could be let in
+        self._refused = 0  # connections without a descriptor
         self._pause: asyncio.TimerHandle | None = None
         self._calm: asyncio.TimerHandle | None = None
-        self._open: set[_Visit] = set()
-        self._coming: set[asyncio.Task[tuple[asyncio.Transport, _Visit]]] = set()
+        self._open: set[_Client] = set()
+        self._coming: set[asyncio.Task[tuple[asyncio.Transport, _Client]]] = set()
 
     async def open(self) -> None:
-        """Listen, to root alone. Raises: OSError."""
+        """Listen, for root alone. Raises: OSError."""
         self._path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            # Before it has a name: bind(2) gives the file the socket's own mode (Linux: net/unix/af_unix.c).
+            # Before bind(2), which gives the file the socket's own mode (Linux: net/unix/af_unix.c).
             os.fchmod(listener.fileno(), 0o600)
             listener.bind(str(self._path))
             listener.listen(BACKLOG)
@@ -67,7 +67,7 @@ class ControlSocket:
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def admit(self, group: int | None) -> None:
-        """Let this group in beside root; it may pass the folder, not list it. None: root alone. Raises: OSError."""
+        """Let this group connect, too; it may enter the folder, not list it. None: root alone. Raises: OSError."""
         for path, alone, together in ((self._path.parent, 0o700, 0o710), (self._path, 0o600, 0o660)):
             # A hardened unit may not change groups, and with Group= in it has nothing to change.
             if group is not None and path.stat().st_gid != group:
@@ -90,7 +90,7 @@ class ControlSocket:
         self._path.unlink(missing_ok=True)
 
     def _accept(self, listener: socket.socket) -> None:
-        """One connection. Not asyncio's own server: without descriptors that logs a hundred tracebacks a second."""
+        """Accept one connection. asyncio's own server logs a hundred tracebacks a second when descriptors run out."""
         loop = asyncio.get_running_loop()
         try:
             connection, _ = listener.accept()
@@ -101,7 +101,7 @@ class ControlSocket:
             return
         if self._refused and self._calm is None:
             self._calm = loop.call_later(CALM_S, self._over)
-        coming = loop.connect_accepted_socket(lambda: _Visit(self._table, self._open), connection)
+        coming = loop.connect_accepted_socket(lambda: _Client(self._table, self._open), connection)
         task = loop.create_task(coming)
         self._coming.add(task)
         task.add_done_callback(self._coming.discard)
@@ -109,8 +109,8 @@ class ControlSocket:
     def _no_descriptor(self, listener: socket.socket, why: str) -> None:
         loop = asyncio.get_running_loop()
         if not self._refused:
-            fault = f"{why}; it is tried again each second"
-            logger.bind(path=str(self._path), fault=fault).warning("control socket lets nobody in")
+            fault = f"{why}; trying again each second"
+            logger.bind(path=str(self._path), fault=fault).warning("control socket accepts no connections")
         self._refused += 1
         if self._calm:
             self._calm.cancel()
@@ -119,14 +119,14 @@ class ControlSocket:
         self._pause = loop.call_later(ACCEPT_AGAIN_S, loop.add_reader, listener, self._accept, listener)
 
     def _over(self) -> None:
-        logger.bind(path=str(self._path), attempt=self._refused).info("control socket lets people in again")
+        logger.bind(path=str(self._path), attempt=self._refused).info("control socket accepts connections again")
         self._refused, self._calm = 0, None
 
 
-class _Visit(asyncio.Protocol):
+class _Client(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, table: Mapping[str, Answer], others: set[_Visit]) -> None:
+    def __init__(self, table: Mapping[str, Answer], others: set[_Client]) -> None:
         self._table = table
         self._others = others
         self._question = bytearray()
@@ -138,16 +138,16 @@ class _Visit(asyncio.Protocol):
         self._transport = transport
         self._others.add(self)
         if len(self._others) > OPEN_MAX:
-            self._say({"error": "too many connections at once; try again"})
+            self._send({"error": "too many connections at once; try again"})
             return
         self._patience = asyncio.get_running_loop().call_later(PATIENCE_S, self.end)
 
     def data_received(self, data: bytes) -> None:
         self._question += data
         if len(self._question) > QUESTION_MAX:
-            self._say({"error": f"a question has at most {QUESTION_MAX} bytes"})
+            self._send({"error": f"a question has at most {QUESTION_MAX} bytes"})
         elif b"\n" in self._question:
-            self._say(self._answer(self._question.partition(b"\n")[0].decode(errors="replace").strip()))
+            self._send(self._answer(self._question.partition(b"\n")[0].decode(errors="replace").strip()))
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
@@ -156,7 +156,7 @@ class _Visit(asyncio.Protocol):
             self._patience.cancel()
 
     def end(self) -> None:
-        """Close without a word."""
+        """Close without an answer."""
         if self._transport:
             self._transport.abort()
 
@@ -166,18 +166,18 @@ class _Visit(asyncio.Protocol):
             return {"error": f"unknown question {question!r}, known: {', '.join(sorted(self._table))}"}
         try:
             return answer()
-        except Exception:  # whoever asks must not be able to end the daemon
+        except Exception:  # a client must not be able to end the daemon
             logger.bind(method=question).opt(exception=True).error("bug in an answer")
             return {"error": "a bug of nri-gpu; its log has the traceback"}
 
-    def _say(self, answer: Mapping[str, Any]) -> None:
+    def _send(self, answer: Mapping[str, Any]) -> None:
         if self._transport and not self._transport.is_closing():
             self._transport.write(json.dumps(answer).encode() + b"\n")
             self._transport.close()
 
 
-class Subjects(Struct, frozen=True):
-    """What is reported on.
+class ReportedParts(Struct, frozen=True):
+    """The parts of the daemon that `status` reports on.
 
     list_fault: why the runtime could not list the node's containers to us again; empty when it could. options: of the
     command line, by their key in the policy, and `topology`, the simulated node's file.
@@ -192,15 +192,15 @@ class Subjects(Struct, frozen=True):
 
 
 class Reporter:
-    """Knows how we stand with the runtime, and tells it together with the rest."""
+    """Answers on the control socket. It keeps the state of the connection to the runtime itself."""
 
-    def __init__(self, path: Path, subjects: Subjects, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, parts: ReportedParts, wall: Callable[[], float] = time.time) -> None:
         self._path = path
-        self._subjects = subjects
+        self._parts = parts
         self._wall = wall
         self._connection = RuntimeConnection(ready=False, since=wall())
         questions: Mapping[str, Answer] = {
-            "status": lambda: {**status_json(self.view()), "options": subjects.options},
+            "status": lambda: {**status_json(self.view()), "options": parts.options},
             "transitions": self._transitions,
             "inventory": self._inventory,
         }
@@ -208,11 +208,13 @@ class Reporter:
         self._listening = False
 
     async def run(self) -> None:
-        """Serve until cancelled. A socket that cannot be had costs `status` and nothing else."""
+        """Serve until cancelled. Without a socket there is no `status`, and all else works."""
         try:
             await self._control.open()
         except OSError as error:
-            logger.bind(path=str(self._path), fault=str(error)).warning("no control socket, so no nri-gpu status")
+            logger.bind(path=str(self._path), fault=str(error)).warning(
+                "no control socket: nri-gpu status does not work"
+            )
         else:
             self._listening = True
             self.policy_changed()
@@ -223,7 +225,7 @@ class Reporter:
             await self._control.close()
 
     def policy_changed(self) -> None:
-        """Who may ask may have changed."""
+        """The group that may ask may have changed."""
         if not self._listening:
             return
         try:
@@ -233,7 +235,7 @@ class Reporter:
             logger.bind(path=str(self._path), fault=fault).warning("only root can ask for status")
 
     def configured(self, configured: Configured) -> None:
-        """What the runtime said of itself."""
+        """The runtime introduced itself."""
         self._connection = replace(
             self._connection,
             runtime=configured.runtime,
@@ -242,17 +244,17 @@ class Reporter:
         )
 
     def ready(self) -> None:
-        """Serving a runtime."""
+        """The runtime is synchronized."""
         self._connection = replace(self._connection, ready=True, since=self._wall(), why="")
 
     def away(self, why: str) -> None:
-        """Not serving one any more. why: the sentence."""
+        """The runtime is not connected. why: the sentence."""
         since = self._wall() if self._connection.ready else self._connection.since
         self._connection = replace(self._connection, ready=False, since=since, why=why)
 
     def view(self) -> View:
-        """The moment of asking."""
-        state, cache = self._subjects.node_state, self._subjects.cache
+        """The daemon now."""
+        state, cache = self._parts.node_state, self._parts.cache
         policy = state.policy
         return View(
             node=state.node,
@@ -265,24 +267,24 @@ class Reporter:
             policy_source=policy.source,
             policy_fault=policy.fault,
             inventory_confirmed=cache.confirmed or cache.current is None,
-            history=self._subjects.inventory.history,
-            kubelet=self._subjects.kubelet.report(),
-            kubelet_open=self._subjects.kubelet.fail_open(),
-            list_fault=self._subjects.list_fault(),
+            history=self._parts.inventory.history,
+            kubelet=self._parts.kubelet.report(),
+            kubelet_open=self._parts.kubelet.fail_open(),
+            list_fault=self._parts.list_fault(),
         )
 
     def _transitions(self) -> Mapping[str, Any]:
-        """Short, for whoever asks each second."""
-        number = self._subjects.node_state.node.number
-        history = transitions_json(self._subjects.inventory.history)
+        """The transitions alone: short, for a client that asks each second."""
+        number = self._parts.node_state.node.number
+        history = transitions_json(self._parts.inventory.history)
         return {"schema": "nri-gpu/transitions/v1", "inventory_number": number, **history}
 
     def _inventory(self) -> Mapping[str, Any]:
-        """All that is known, for `gpus --watch` of the same version."""
-        return {"schema": "nri-gpu/inventory/v1", "inventory": encode(self._subjects.node_state.node.inventory)}
+        """The inventory, for `gpus --watch` of the same version."""
+        return {"schema": "nri-gpu/inventory/v1", "inventory": encode(self._parts.node_state.node.inventory)}
 
     def _group(self) -> int | None:
-        policy = self._subjects.node_state.policy
+        policy = self._parts.node_state.policy
         name = policy.control.group
         if not name:
             return None

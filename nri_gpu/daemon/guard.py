@@ -38,7 +38,7 @@ def guard_settings(state_dir: Path, path: Path | None, options: Mapping[str, obj
     try:
         return load_last_good(state_dir, options)
     except (PolicyError, OSError) as error:
-        logger.bind(fault=str(error)).error("the kept policy is not usable either")
+        logger.bind(fault=str(error)).error("last good policy not usable either")
         return None
 
 

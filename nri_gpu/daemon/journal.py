@@ -1,9 +1,9 @@
-"""The journal: grants just given, for the moments in which nobody but us knows of them.
+"""The journal: grants that the runtime may not know of yet.
 
-A container enters the runtime's list only after CreateContainer is answered. A daemon that dies in between would hear
-nothing of that grant at its next Synchronize, and give its GPUs away again before the container starts. So each grant
-is one line, appended without waiting for a disk, on /run, which is as young as the boot. The mark in it is the proof:
-a line that was edited, cut or copied is worth nothing. Where an append fails the marks on the containers still hold.
+A container enters the runtime's list only after CreateContainer is answered. A daemon that dies in between would not
+find that grant at its next Synchronize, and would grant the GPUs again before the container starts. So each grant is
+one line, appended without waiting for a disk, on /run, which is empty after a boot. The signed grant in it is the
+proof: a line that was edited, cut or copied is ignored. Where an append fails, the grants on the containers still hold.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AT_MAX: Final = 1e12  # seconds: no machine has run for that long
 
 
 class Journal:
-    """An append-only file. Every method may raise OSError; nothing in it is needed to go on."""
+    """An append-only file. Every method may raise OSError; the daemon goes on without it."""
 
     def __init__(self, path: Path, key: bytes) -> None:
         self._path = path
@@ -46,16 +46,16 @@ class Journal:
         """Whether it is time to `compact`."""
         return self._bytes > COMPACT_BYTES
 
-    def granted(self, grant: Grant, mark: str, now: float) -> None:
-        """Append a grant. mark: as it is written on the container."""
-        self._append(_grant_line(grant, mark, now))
+    def granted(self, grant: Grant, signed: str, now: float) -> None:
+        """Append a grant. signed: as it is written on the container."""
+        self._append(_grant_line(grant, signed, now))
 
     def settled(self, container_id: ContainerId) -> None:
-        """Append that the runtime knows of a grant by now, or that it is no more."""
+        """Append that the runtime knows of a grant now, or that its container is gone."""
         self._append(_line({"settled": container_id}))
 
     def remembered(self, since: float) -> tuple[Remembered, ...]:
-        """Grants given at `since` or later and not settled, in their order. A file that is not there is empty."""
+        """Grants made at `since` or later and not settled, in order. A missing file is empty."""
         found: dict[ContainerId, Remembered] = {}
         for record in self._records():
             if "settled" in record:
@@ -65,7 +65,7 @@ class Journal:
         return tuple(found.values())
 
     def compact(self, since: float) -> None:
-        """Write it anew, with what `remembered` tells and nothing else."""
+        """Write it again, with what `remembered` returns and nothing else."""
         lines = [_grant_line(each.grant, sign_grant(each.grant, self._key), each.at) for each in self.remembered(since)]
         self.close()
         write_whole(self._path, b"".join(lines))
@@ -124,7 +124,7 @@ def _line(record: dict[str, Any]) -> bytes:
     return b"\n" + msgspec.json.encode(record)
 
 
-def _grant_line(grant: Grant, mark: str, now: float) -> bytes:
+def _grant_line(grant: Grant, signed: str, now: float) -> bytes:
     return _line(
         {
             "at": now,
@@ -134,13 +134,13 @@ def _grant_line(grant: Grant, mark: str, now: float) -> bytes:
             "pod_uid": grant.pod_uid,
             "pod": grant.pod_name,
             "namespace": grant.namespace,
-            "mark": mark,
+            "mark": signed,
         }
     )
 
 
 class StateRecorder:
-    """Keeps it in the state folder. Nothing that fails here stops anybody: it is logged once for each new reason.
+    """Records in the state folder. A failure stops nothing: it is logged once for each new reason.
 
     later: run something once the reply is on its way. audit: None where policy wants none.
     """
@@ -160,15 +160,15 @@ class StateRecorder:
         if self._audit:
             self._audit.decided(container, decision, node, now)
 
-    def granted(self, grant: Grant, mark: str, now: float) -> None:
-        """One unsynced append, before the reply: afterwards might be never."""
-        self._try(lambda: self._journal.granted(grant, mark, now))
+    def granted(self, grant: Grant, signed: str, now: float) -> None:
+        """One append without sync, before the reply: after it, the process may be gone."""
+        self._try(lambda: self._journal.granted(grant, signed, now))
         self._unsettled[grant.container_id] = now
         if self._journal.full:  # of grants whose containers were never made, and so never settle
             self._later(lambda: self._try(self._compact))
 
     def settled(self, container_id: ContainerId) -> None:
-        """Told to the journal after the reply, and only of what it may still remember."""
+        """Appended after the reply, and only for a grant that the journal may still have."""
         if self._unsettled.pop(container_id, None) is not None:
             self._later(lambda: self._try(lambda: self._settle(container_id)))
 
@@ -178,7 +178,7 @@ class StateRecorder:
             self._audit.synchronized(ledger)
 
     def remembered(self, since: float) -> Iterable[Remembered]:
-        """Of the journal; nothing where it cannot be read, for then the marks alone have to do."""
+        """The journal's; nothing where it cannot be read, so that only the grants on the containers count."""
         found: list[Remembered] = []
         self._try(lambda: found.extend(self._journal.remembered(since)))
         self._unsettled |= {each.grant.container_id: each.at for each in found}

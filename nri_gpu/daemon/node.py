@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from nri_gpu.daemon.snapshot import Host, SnapshotKeeper
+from nri_gpu.daemon.snapshot import EvidenceSource, SnapshotController
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.driver.controller import DriverController, DriverDependencies, DriverPlace
 from nri_gpu.driver.profiles import ProfileController
@@ -81,7 +81,7 @@ class NodeControllers:
         self._profiles = ProfileController(Path(fixed.stage_dir), node_state)
         self._labels = LabelController(node_state, lambda: node_state.settings.labels.file, fixed.kubelet)
         self._driver = self._driver_controller(folder)
-        self._snapshots = SnapshotKeeper(folder, key, self._host(), node_state)
+        self._snapshots = SnapshotController(folder, key, self._evidence_source(), node_state)
         self._follow()
 
     def _inventory_parts(self, folder: StateFolder) -> tuple[HealthController, InventoryCache]:
@@ -123,8 +123,8 @@ class NodeControllers:
         )
         return DriverController(place, self._node_state, DriverDependencies(self._generations, self._module_changed))
 
-    def _host(self) -> Host:
-        return Host(
+    def _evidence_source(self) -> EvidenceSource:
+        return EvidenceSource(
             driver_root=Path(self._fixed.driver_root),
             library_dirs=self._fixed.library_dirs,
             stage_dir=Path(self._fixed.stage_dir),

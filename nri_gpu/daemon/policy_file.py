@@ -1,8 +1,7 @@
-"""The policy file on disk: found, read with suspicion, parsed; and the last good one, kept for the next start.
+"""The policy file on disk: found, read, parsed; and the last good one, kept for the next start.
 
-TOML text and command line options become raw mappings here; what they mean is `nri_gpu.policy`'s business. The
-environment is not read at all: a setting that a unit file or a shell profile could change unseen is one that `check`
-could not show.
+TOML text and command line options become raw mappings here; `nri_gpu.policy` knows what they mean. The environment is
+not read: `check` could not show a setting that a unit file or a shell profile changes.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def build_policy(source: PolicyText | None, overrides: Mapping[str, object] | No
 
 
 def keep_last_good(state_dir: Path, text: str) -> None:
-    """Remember a policy that was taken up: whole or not at all, for root's eyes only.
+    """Keep a policy that was put in force: whole or not at all, readable by root alone.
 
     Raises:
         OSError: the state folder cannot be written.
@@ -109,13 +108,13 @@ def last_good_text(state_dir: Path) -> PolicyText | None:
 
 
 def load_last_good(state_dir: Path, overrides: Mapping[str, object] | None = None) -> Policy | None:
-    """The same, understood. Raises: PolicyError: it cannot be read, or this version no longer takes it."""
+    """The same, parsed. Raises: PolicyError: it cannot be read, or this version does not accept it."""
     text = last_good_text(state_dir)
     return build_policy(text, overrides) if text else None
 
 
 def file_advice(path: Path) -> tuple[str, ...]:
-    """What `check` should warn of in the file itself: who else may write it decides who gets GPUs."""
+    """What `check` warns of in the file itself: whoever may write it decides who gets GPUs."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -126,7 +125,7 @@ def file_advice(path: Path) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> str:
-    # Without O_NONBLOCK a FIFO in the file's place would hold the daemon's start for ever.
+    # Without O_NONBLOCK, a FIFO in place of the file would block the daemon's start for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -177,7 +176,7 @@ class PolicyFile:
         return self._take(self._text or read_policy(self._path))
 
     def load_text(self, name: str, text: str) -> Policy:
-        """A policy that came as text, in place of the file from now on, good or not. Raises: PolicyError."""
+        """A policy that came as text: it replaces the file from now on, good or not. Raises: PolicyError."""
         self._text = PolicyText(name, text)
         return self._take(self._text)
 
@@ -187,14 +186,14 @@ class PolicyFile:
         try:
             keep_last_good(self._state_dir, source.text if source else "")
         except OSError as error:
-            logger.bind(fault=str(error)).warning("this good policy could not be kept for the next start")
+            logger.bind(fault=str(error)).warning("policy not kept for the next start")
         return policy
 
     def last_good(self) -> Policy | None:
-        """The one kept by an earlier run, if it still can be used."""
+        """The policy kept by an earlier run; None where there is none that can be used."""
         try:
             self.taken = last_good_text(self._state_dir)
             return build_policy(self.taken, self.options) if self.taken else None
         except PolicyError as error:
-            logger.bind(fault=str(error.faults[0])).error("the kept policy is not usable either")
+            logger.bind(fault=str(error.faults[0])).error("last good policy not usable either")
             return None

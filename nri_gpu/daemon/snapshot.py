@@ -1,7 +1,7 @@
-"""`snapshot.json`: what the daemon last believed of the node, and by what the next one tells that it still holds.
+"""`snapshot.json`: the last state of the node, and the evidence by which the next daemon sees that it still holds.
 
-A first line with a mac of the state folder's key over the second, which is JSON: who edits it has it ignored. It is a
-head start and never the truth: the kernel's own facts must be the same as then, and NVML is asked at once.
+Its first line is a MAC with the state folder's key over the second, which is JSON: an edited file is ignored. It only
+makes a start faster: what the kernel shows must be the same as then, and NVML is asked at once.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class SnapshotError(ValueError):
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """All that has to be the same, or the snapshot is of another node.
+    """What has to be the same, or the snapshot does not hold.
 
     boot_id: of the kernel. program: our own version. module_version: of the kernel module that is loaded.
-    module_versions: of nvidia, nvidia-uvm and the others of the driver. settings: where policy says that the driver
-    is. host: of the driver's folders on the host. staged: of the folders that containers get. sight: a digest of what
-    the kernel shows of GPUs, MIG instances, nodes and majors.
+    module_versions: of nvidia, nvidia-uvm and the others of the driver. settings: where the policy says the driver is.
+    host: of the driver's folders on the host. staged: of the folders that containers get. sight: a digest of what the
+    kernel shows of GPUs, MIG instances, nodes and majors.
     """
 
     boot_id: str
@@ -58,16 +58,16 @@ class Evidence(Struct, frozen=True, kw_only=True):
     module_versions: tuple[str, ...] = ()
 
     def differences(self, other: Evidence) -> str:
-        """In words, empty where there are none."""
-        return ", ".join(words for name, words in _WORDS.items() if getattr(self, name) != getattr(other, name))
+        """What differs, for the log; empty where nothing does."""
+        return ", ".join(text for name, text in _DIFFERENCES.items() if getattr(self, name) != getattr(other, name))
 
 
-_WORDS: Final = {
+_DIFFERENCES: Final = {
     "boot_id": "the machine was booted",
     "program": "another version of nri-gpu wrote it",
     "module_version": "another kernel module is loaded",
     "module_versions": "another version of one of the kernel modules is loaded",
-    "settings": "policy says another place of the driver",
+    "settings": "the policy names another place for the driver",
     "host": "the driver's folders changed",
     "staged": "the staged files changed",
     "sight": "the kernel shows other GPUs or nodes",
@@ -75,7 +75,7 @@ _WORDS: Final = {
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """What is kept: all that a grant needs of the node, and the evidence."""
+    """The content: what a grant needs of the node, and the evidence."""
 
     evidence: Evidence
     inventory: Inventory
@@ -84,7 +84,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 
 def sight_of(glance: object) -> str:
-    """A digest of a glance."""
+    """A digest of what the kernel shows."""
     return hashlib.sha256(repr(glance).encode()).hexdigest()
 
 
@@ -127,11 +127,11 @@ def _mac(body: bytes, key: bytes) -> bytes:
     return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
 
 
-LOOK_S: Final = 1.0  # between two comparisons of a few values in memory
+LOOK_S: Final = 1.0  # between two comparisons of values in memory
 
 
-class Host(Struct, frozen=True, kw_only=True):
-    """Where the evidence is gathered.
+class EvidenceSource(Struct, frozen=True, kw_only=True):
+    """Where the evidence comes from.
 
     look: a glance at what the kernel shows. answered: the glance from before the node state's inventory was asked for,
     None before the first answer: what changed since then must not count as seen. scanned: the driver's folders from
@@ -150,14 +150,14 @@ class Host(Struct, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """What a reload could have changed."""
+        """The settings that a reload may have changed."""
         return (str(self.driver_root), str(self.stage_dir), *self.library_dirs)
 
 
-class SnapshotKeeper:
-    """Writes after each change, and reads once. A simulated node has none: its file is read in a millisecond."""
+class SnapshotController:
+    """Writes it after each change, and reads it once. A simulated node has none: its file is read in a millisecond."""
 
-    def __init__(self, state: StateFolder, key: bytes, host: Host, node_state: NodeState) -> None:
+    def __init__(self, state: StateFolder, key: bytes, host: EvidenceSource, node_state: NodeState) -> None:
         self._state = state
         self._key = key
         self._host = host
@@ -166,7 +166,7 @@ class SnapshotKeeper:
         self._faults = LogOnce()
 
     def restore(self, cache: InventoryCache) -> bool:
-        """Go by the last snapshot until the driver answers. Returns whether there is one that holds."""
+        """Use the last snapshot until the driver answers. Returns whether there is one that holds."""
         last = self.recall()
         if last is None:
             return False
@@ -179,7 +179,7 @@ class SnapshotKeeper:
         return True
 
     def recall(self) -> Snapshot | None:
-        """The last snapshot, where everything that can be seen without the driver is as it was."""
+        """The last snapshot, where everything that is visible without the driver is as it was; else None."""
         try:
             last = read_snapshot(self._state.path, self._key)
         except SnapshotError as error:
@@ -188,7 +188,7 @@ class SnapshotKeeper:
         if last is None:
             return None
         if differences := last.evidence.differences(self._evidence_now(last)):
-            logger.bind(fault=differences).info("the last snapshot does not hold any more")
+            logger.bind(fault=differences).info("the last snapshot does not hold")
             return None
         return last
 
@@ -199,10 +199,10 @@ class SnapshotKeeper:
             await asyncio.sleep(LOOK_S)
 
     async def keep(self) -> None:
-        """Write it if something is another than what was written."""
+        """Write it where something changed since it was written."""
         node, sight, scanned = self._node_state.node, self._host.answered(), self._host.scanned()
         if node.inventory.fault or node.driver is None or not node.module_version or sight is None or scanned is None:
-            return  # the node cannot grant: there is nothing to get a head start with
+            return  # the node cannot grant, so there is nothing to keep
         now = (node.inventory, node.driver, node.module_version, sight, scanned)
         if now == self._written:
             return
@@ -231,7 +231,7 @@ class SnapshotKeeper:
 
     def _evidence_now(self, last: Snapshot) -> Evidence:
         version = self._host.module()
-        # The libraries must be those of the module, whatever was written down: the two together are what works.
+        # The libraries must be of the module's version, whatever was written.
         return Evidence(
             boot_id=self._host.boot_id() or "unknown",
             program=__version__,

@@ -1,9 +1,9 @@
-"""Stops containers through CRI: a program of its own, because gRPC brings six threads and some 20 MiB, and then ends.
+"""Stops containers through CRI, and ends: a process of its own, because gRPC takes six threads and some 20 MiB.
 
     python -I -m nri_gpu.system.cri_child SOCKET GRACE_S PATIENCE_S        container ids on standard input, one a line
 
-One line a container comes back, `ID ok` or `ID` and what went wrong. NRI itself has an
-eviction message that no runtime obeys (containerd/nri: pkg/adaptation/plugin.go), hence CRI.
+It prints a line for each container: `ID ok`, or the ID and what went wrong. NRI has an eviction message, but no runtime
+obeys it (containerd/nri: pkg/adaptation/plugin.go), hence CRI.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def request(container: str, grace_s: int) -> pb.StopContainerRequest:
 
 
 def main(arguments: list[str], ids: Iterable[str]) -> int:
-    """Returns 0 when every container is stopped, or was gone already.
+    """Stop them. Returns 0 when every container is stopped, or was gone already.
 
-    Patience goes beyond the grace: a runtime that has just started answers CRI a moment later than NRI.
+    patience_s goes beyond the grace: a runtime that has just started answers CRI a moment later than NRI.
     """
     import grpc  # missing without the cri extra; then the exit message says so
 

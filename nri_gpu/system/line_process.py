@@ -1,4 +1,4 @@
-"""A child process that speaks in lines: started with nothing of ours, never waited for without limit, always reaped."""
+"""A child process that exchanges lines with us: it inherits nothing, is waited for within limits, and always reaped."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final, Self
 
 LINE_MAX: Final = 1 << 20  # bytes; a report of 16 GPUs with all their links has about 15 000
-LAST_WORDS_MAX: Final = 2048  # bytes of stderr kept
+STDERR_KEPT_MAX: Final = 2048  # bytes
 CALL_MAX: Final = 64  # characters of a call's name; NVML's longest has 52
 _REAP_EVERY_S: Final = 0.005
 GPU_MAX: Final = 247  # as in a report
 _IN_NAMES: Final = frozenset(string.ascii_letters + string.digits + "_")
-_LAST_WORDS_S: Final = 0.2
+_STDERR_END_S: Final = 0.2
 
 
 def python() -> str:
@@ -27,9 +27,9 @@ def python() -> str:
     return sys.executable or str(Path("/proc/self/exe").resolve())
 
 
-def announced(said: Mapping[str, object]) -> str:
-    """The call that a child says it makes next, `nvmlDeviceGetName of GPU 2`, fit for a sentence and a log."""
-    call, gpu = said.get("call"), said.get("gpu")
+def announced(message: Mapping[str, object]) -> str:
+    """The call that a child announces, `nvmlDeviceGetName of GPU 2`, safe to print in a sentence and a log."""
+    call, gpu = message.get("call"), message.get("gpu")
     name = "".join(filter(_IN_NAMES.__contains__, str(call)[:CALL_MAX])) if isinstance(call, str) else ""
     return (name or "a call without a name") + (f" of GPU {gpu}" if type(gpu) is int and 0 <= gpu <= GPU_MAX else "")
 
@@ -45,7 +45,7 @@ def ending(status: int | None) -> str:
     return f"died of signal {-status}"
 
 
-class _LastWords(asyncio.Protocol):
+class _StderrTail(asyncio.Protocol):
     """Keeps the end of what was printed: a noisy library must neither fill our memory nor block on a full pipe."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class _LastWords(asyncio.Protocol):
         self.complete.set()
 
     def data_received(self, data: bytes) -> None:
-        self._tail = (self._tail + data)[-LAST_WORDS_MAX:]
+        self._tail = (self._tail + data)[-STDERR_KEPT_MAX:]
 
     def last_line(self) -> str:
         lines = self._tail.decode(errors="replace").strip().splitlines()
@@ -74,12 +74,12 @@ class LineProcess:
         popen: subprocess.Popen[bytes],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        words: tuple[asyncio.Transport, _LastWords],
+        stderr: tuple[asyncio.Transport, _StderrTail],
     ) -> None:
         self._popen = popen
         self._reader = reader
         self._writer = writer
-        self._words_transport, self._words = words
+        self._stderr_transport, self._stderr = stderr
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> Self:
@@ -89,18 +89,18 @@ class LineProcess:
         """
         with contextlib.ExitStack() as undo:
             lines, its_lines = _pair(undo)
-            words, its_words = _pair(undo)
+            stderr, its_stderr = _pair(undo)
             reader, writer = await asyncio.open_unix_connection(sock=lines, limit=LINE_MAX)
             undo.callback(writer.close)
             loop = asyncio.get_running_loop()
-            transport, last_words = await loop.create_unix_connection(_LastWords, sock=words)
+            transport, tail = await loop.create_unix_connection(_StderrTail, sock=stderr)
             undo.callback(transport.close)
             # Last, and without an await after it: a cancelled start leaves no process behind.
-            popen = _spawn(command, its_lines, its_words)
+            popen = _spawn(command, its_lines, its_stderr)
             undo.pop_all()
         its_lines.close()
-        its_words.close()
-        return cls(popen, reader, writer, (transport, last_words))
+        its_stderr.close()
+        return cls(popen, reader, writer, (transport, tail))
 
     @property
     def pid(self) -> int:
@@ -108,13 +108,13 @@ class LineProcess:
         return self._popen.pid
 
     async def send(self, line: bytes) -> None:
-        """Writes one line. One that is gone is found out by `receive`."""
+        """Writes one line. Whether the child is gone is for `receive` to tell."""
         with contextlib.suppress(ConnectionError):
             self._writer.write(line)
             await self._writer.drain()
 
     async def receive(self) -> bytes:
-        """The next line; empty once it is gone, or where a line never ends."""
+        """The next line; empty once the child is gone, or where a line is longer than LINE_MAX."""
         try:
             return await self._reader.readline()
         except (ConnectionError, ValueError):
@@ -122,7 +122,7 @@ class LineProcess:
 
     def last_line(self) -> str:
         """The last line it printed on stderr; complete once `end` has returned."""
-        return self._words.last_line()
+        return self._stderr.last_line()
 
     def kill(self) -> None:
         """Sends SIGKILL and returns at once; `end` reaps."""
@@ -131,7 +131,7 @@ class LineProcess:
     async def end(self, grace_s: float) -> int | None:
         """Closes its stdin, kills it after `grace_s` seconds, and returns its status.
 
-        None: it hangs inside the kernel, where no signal reaches it. Call again later: it is a zombie until then.
+        None: it hangs inside the kernel, where no signal reaches it. Call again later, or it stays a zombie.
         """
         self._writer.close()
         status = await self._reaped(grace_s)
@@ -145,16 +145,16 @@ class LineProcess:
     async def _reaped(self, within_s: float) -> int | None:
         loop = asyncio.get_running_loop()
         until = loop.time() + within_s
-        # Polled, in practice for a few milliseconds: the alternative is a thread that waits as long as it lives.
+        # Polled, mostly for a few milliseconds: the alternative is a thread that waits as long as the child lives.
         while self._popen.poll() is None and loop.time() < until:  # noqa: ASYNC110
             await asyncio.sleep(_REAP_EVERY_S)
         return self._popen.returncode
 
     async def _close(self) -> None:
-        with contextlib.suppress(TimeoutError):  # something it started may hold its stderr for longer than it lived
-            async with asyncio.timeout(_LAST_WORDS_S):
-                await self._words.complete.wait()
-        self._words_transport.close()
+        with contextlib.suppress(TimeoutError):  # a process that it started may hold its stderr open longer
+            async with asyncio.timeout(_STDERR_END_S):
+                await self._stderr.complete.wait()
+        self._stderr_transport.close()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
 
@@ -166,13 +166,13 @@ def _pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
     return ours, its
 
 
-def _spawn(command: Sequence[str], lines: socket.socket, words: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(command: Sequence[str], lines: socket.socket, stderr: socket.socket) -> subprocess.Popen[bytes]:
     """Raises: OSError."""
     return subprocess.Popen(
         command,
         stdin=lines.fileno(),
         stdout=lines.fileno(),
-        stderr=words.fileno(),
+        stderr=stderr.fileno(),
         env={},
         cwd="/",
         start_new_session=True,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 
 class Notifier:
-    """One datagram socket to whoever started us as a `Type=notify` service."""
+    """The datagram socket of the service manager that started us as `Type=notify`."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         address = environ.get("NOTIFY_SOCKET", "")
@@ -31,17 +31,17 @@ class Notifier:
         self._send(f"STATUS={_one_line(status)}")
 
     def alive(self) -> None:
-        """Feed the watchdog."""
+        """Feed the watchdog once."""
         self._send("WATCHDOG=1")
 
     def feed_watchdog(self) -> None:
-        """Feed it from the event loop from now on: a loop that hangs is found out and started again."""
+        """Feed it from the event loop from now on, so that the manager restarts us when the loop hangs."""
         if self.watchdog_s:
             self.alive()
             asyncio.get_running_loop().call_later(self.watchdog_s / 2, self.feed_watchdog)
 
     def stopping(self) -> None:
-        """The service is on its way out."""
+        """The service is stopping."""
         self._send("STOPPING=1")
 
     def close(self) -> None:
@@ -56,9 +56,9 @@ class Notifier:
         try:
             self._socket.sendto(text.encode(), self._address)
         except OSError:
-            return  # a manager that does not listen must not stop us from serving
+            return  # a manager that is not there must not stop us from serving
 
 
 def _one_line(status: str) -> str:
-    """The runtime's own words may be part of it, and each line is an assignment to the manager."""
+    """On one line: the manager reads each line as an assignment, and the runtime's text may be part of it."""
     return " ".join(status.split())

@@ -1,8 +1,9 @@
-"""Two daemons of one state folder, one after the other: the next one is there before the last one goes.
+"""Two daemons on one state folder, one after the other: the successor stands by before its predecessor ends.
 
-The next one locks `successor` there, and waits for the folder's own lock. The last one, told to stop, sees the former:
-it ends its NRI connection, lets the folder go, and still serves the kubelet until the next one does and unlocks it.
-Locks and no messages, so whoever dies lets go.
+The successor locks the file `successor` in the folder, and waits for the folder's own lock. The predecessor, told to
+stop, finds `successor` locked: it ends its NRI connection, releases the folder, and serves the kubelet until the
+successor does so and unlocks the file. Locks instead of messages, because the kernel releases the locks of a process
+that dies.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TAKES_OVER_S: Final = 10.0  # Register and what the kubelet dials for it; a unit
 
 
 class Succession:
-    """One daemon's part in it."""
+    """One daemon's side of it, as successor or as predecessor."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "successor"
@@ -27,11 +28,11 @@ class Succession:
 
     @property
     def succeeds(self) -> bool:
-        """Whether this one follows another and has not taken over all of it yet."""
+        """Whether this daemon is a successor that has not taken over everything yet."""
         return self._lock is not None
 
     def announce(self) -> bool:
-        """Follow the one that has the folder; False where another does already. Raises: OSError."""
+        """Become the successor; False where another one is. Raises: OSError."""
         lock = open_lock(self._file)
         if not try_lock(lock):
             os.close(lock)
@@ -40,13 +41,13 @@ class Succession:
         return True
 
     def settled(self) -> None:
-        """All is taken over."""
+        """Everything is taken over."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def awaited(self) -> bool:
-        """Whether another one follows and has not taken over yet."""
+        """Whether this daemon has a successor that has not taken over yet."""
         try:
             lock = open_lock(self._file)
         except OSError:
@@ -56,7 +57,7 @@ class Succession:
         return not free
 
     async def passed(self) -> None:
-        """Until the other one has taken over, for a while."""
+        """Return once the successor has taken over, or after TAKES_OVER_S."""
         until = asyncio.get_running_loop().time() + TAKES_OVER_S
         while self.awaited() and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110 - a lock has no event
             await asyncio.sleep(LOOK_S)

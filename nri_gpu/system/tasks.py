@@ -13,7 +13,10 @@ from nri_gpu.domain.errors import Exit, RestartNeededError
 
 
 async def work_when_told(told: asyncio.Event, work: Callable[[], Awaitable[bool]], *, retry_s: float) -> None:
-    """Until cancelled. work: whether it went well. retry_s: after work that did not, unless told before."""
+    """Do the work each time `told` is set, until cancelled.
+
+    work: returns whether it succeeded. retry_s: seconds after which failed work is repeated, unless told before.
+    """
     while True:
         await told.wait()
         told.clear()
@@ -47,14 +50,14 @@ async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
 
 
 def exit_code(parts: Iterable[asyncio.Task[None]]) -> Exit:
-    """How the verb ends, with a line for each part that died of a bug. Asked before the others are cancelled.
+    """The exit code of a process whose tasks these are, and a log line for each that ended by a bug.
 
-    One that needs the process started again ends it on purpose, and is no bug.
+    Call it before the others are cancelled. RestartNeededError ends the process on purpose, and is no bug.
     """
     died = [part for part in parts if part.done() and part.exception()]
     if needed := [part.exception() for part in died if isinstance(part.exception(), RestartNeededError)]:
         logger.bind(fault=str(needed[0])).error("ending, to be started again")
         return Exit.UNAVAILABLE
     for part in died:
-        logger.opt(exception=part.exception()).critical("bug: a part of nri-gpu died, so all of it ends")
+        logger.opt(exception=part.exception()).critical("bug: a task ended by an exception, so nri-gpu ends")
     return Exit.BUG if died else Exit.OK

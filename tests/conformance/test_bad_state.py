@@ -99,7 +99,7 @@ def test_a_folder_that_fills_up_costs_nobody_a_grant(node: Containerd, launch: L
             daemon.wait_logged(complaint)
         policy.write_text('[defaults]\nmode = "shared"\n')
         daemon.hang_up()
-        daemon.wait_logged("this good policy could not be kept for the next start")
+        daemon.wait_logged("policy not kept for the next start")
         run(node, "p3", "device=3")
         run(node, "beside", "device=3")
         assert [daemon.log().count(complaint) for complaint in COMPLAINTS] == [1, 1, 1]

@@ -169,7 +169,7 @@ def test_the_last_good_policy_comes_back(tmp_path: Path) -> None:
 
 
 def test_keeping_is_private_replaces_the_older_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / f"{LAST_GOOD}.new").write_text("left by a crash")
+    (tmp_path / f".{LAST_GOOD}.new").write_text("left by a crash")
     keep_last_good(tmp_path, "# one")
     keep_last_good(tmp_path, "# two")
     path = tmp_path / LAST_GOOD
@@ -181,7 +181,7 @@ def test_keeping_is_private_replaces_the_older_and_leaves_nothing_behind(tmp_pat
 def test_keeping_does_not_follow_a_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    (tmp_path / f"{LAST_GOOD}.new").symlink_to(victim)
+    (tmp_path / f".{LAST_GOOD}.new").symlink_to(victim)
     (tmp_path / LAST_GOOD).symlink_to(victim)
     keep_last_good(tmp_path, "# policy")
     assert victim.read_text() == "mine"

@@ -17,7 +17,7 @@ import pytest
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.inventory.child import Deadlines, NvmlChild
 from nri_gpu.inventory.report import read_report
-from nri_gpu.system.line_process import LAST_WORDS_MAX, LineProcess, ending, python
+from nri_gpu.system.line_process import STDERR_KEPT_MAX, LineProcess, ending, python
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence
 
 QUICK = Deadlines(call_s=1.0, slow_call_s=10.0, refresh_s=20.0, end_s=1.0)
@@ -314,7 +314,7 @@ def test_a_line_without_end_and_endless_noise(tmp_path: Path) -> None:
     async def run() -> None:
         process = await LineProcess.start([str(program)])
         assert await process.receive() == b""
-        assert len(process.last_line()) <= LAST_WORDS_MAX
+        assert len(process.last_line()) <= STDERR_KEPT_MAX
         await process.end(0)
 
     asyncio.run(run())

@@ -93,7 +93,7 @@ def test_differences_are_named() -> None:
         EVIDENCE, boot_id="c", module_version="590.1", sight="", host=(), staged=(), settings=(), program="1"
     )
     assert EVIDENCE.differences(other) == (
-        "the machine was booted, another version of nri-gpu wrote it, another kernel module is loaded, policy says "
-        "another place of the driver, the driver's folders changed, the staged files changed, the kernel shows other "
-        "GPUs or nodes"
+        "the machine was booted, another version of nri-gpu wrote it, another kernel module is loaded, "
+        "the policy names another place for the driver, the driver's folders changed, the staged files changed, "
+        "the kernel shows other GPUs or nodes"
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.daemon.snapshot import Host, SnapshotKeeper
+from nri_gpu.daemon.snapshot import EvidenceSource, SnapshotController
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.node import Inventory
 from nri_gpu.driver.controller import DriverController, DriverDependencies, DriverPlace
@@ -135,7 +135,7 @@ class Rig:
         self.watch = NodeWatch(self.source.kernel_view, self._changed, folders=(), uevents=False, pace=pace)
         self.state = StateFolder(base / "state")
         self.state.path.mkdir(exist_ok=True)
-        host = Host(
+        host = EvidenceSource(
             driver_root=self.root,
             library_dirs=(),
             stage_dir=base / "stage",
@@ -144,7 +144,7 @@ class Rig:
             scanned=lambda: self.driver.scanned,
             module=lambda: self.module,
         )
-        self.snapshots = SnapshotKeeper(self.state, KEY, host, self.node_state)
+        self.snapshots = SnapshotController(self.state, KEY, host, self.node_state)
         self.refused: list[str] = []
         self.created = 0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.daemon.snapshot import SNAPSHOT_FILE, Host, Snapshot, SnapshotKeeper, from_bytes, to_bytes
+from nri_gpu.daemon.snapshot import SNAPSHOT_FILE, EvidenceSource, Snapshot, SnapshotController, from_bytes, to_bytes
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.node import Inventory
 from nri_gpu.driver.scan import scan
@@ -49,8 +49,8 @@ class Machine:
         self.node_state.put_inventory(self.inventory)
         self.node_state.put_driver(self.files)
 
-    def keeper(self, key: bytes = KEY) -> SnapshotKeeper:
-        host = Host(
+    def keeper(self, key: bytes = KEY) -> SnapshotController:
+        host = EvidenceSource(
             driver_root=self.root,
             library_dirs=self.library_dirs,
             stage_dir=self.stage_dir,
@@ -61,7 +61,7 @@ class Machine:
             modules=lambda: self.modules,
             boot_id=lambda: self.boot,
         )
-        return SnapshotKeeper(self.state, key, host, self.node_state)
+        return SnapshotController(self.state, key, host, self.node_state)
 
     def keep(self) -> None:
         self.put()
@@ -109,7 +109,7 @@ CHANGES: dict[str, Callable[[Machine], object]] = {
     "another version of one of the kernel modules is loaded": lambda it: setattr(
         it, "modules", (VERSION, "590.10", VERSION, "")
     ),
-    "policy says another place of the driver": lambda it: setattr(it, "library_dirs", ("/opt/lib",)),
+    "the policy names another place for the driver": lambda it: setattr(it, "library_dirs", ("/opt/lib",)),
     "the kernel shows other GPUs or nodes": lambda it: setattr(it, "sight", "three"),
     "the driver's folders changed": lambda it: it.host_library().with_name("libnew.so").touch(),
     "the staged files changed": lambda it: _write_into(it.library()),
@@ -121,14 +121,14 @@ def test_a_change_takes_it_away(machine: Machine, log: Log, why: str, change: Ca
     machine.keep()
     change(machine)
     assert machine.recalled() is None
-    assert why in log.one("the last snapshot does not hold any more").fields["fault"]
+    assert why in log.one("the last snapshot does not hold").fields["fault"]
 
 
 def test_another_nri_gpu_starts_without_it(machine: Machine, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.keep()
     monkeypatch.setattr("nri_gpu.daemon.snapshot.__version__", "9.9.9")
     assert machine.recalled() is None
-    said = log.one("the last snapshot does not hold any more").fields["fault"]
+    said = log.one("the last snapshot does not hold").fields["fault"]
     assert said == "another version of nri-gpu wrote it"
 
 
@@ -138,7 +138,7 @@ def test_one_from_before_it_kept_module_versions_is_not_believed(machine: Machin
     older = replace(found, evidence=replace(found.evidence, module_versions=()))
     machine.file.write_bytes(to_bytes(older, KEY))
     assert machine.recalled() is None
-    assert "one of the kernel modules" in log.one("the last snapshot does not hold any more").fields["fault"]
+    assert "one of the kernel modules" in log.one("the last snapshot does not hold").fields["fault"]
 
 
 def test_without_a_module_there_is_nothing_to_serve(machine: Machine) -> None:
