@@ -19,7 +19,8 @@ from typing import Final
 from msgspec import Struct, field
 
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
-from nri_gpu.allocation.placement import Asker, place, why_not
+from nri_gpu.allocation.messages import why_not
+from nri_gpu.allocation.placement import Asker, place
 from nri_gpu.allocation.topology import Topology, choose, topology_of
 from nri_gpu.cli.render import table
 from nri_gpu.domain.claim import Claim, Count, Mode, Strategy

@@ -1,4 +1,4 @@
-"""GPUs that a container holds by somebody else's hand, and what it may still ask for itself. Pure."""
+"""External allocations: GPUs that another component assigned to a container, and what it may still ask for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, ExternalAllocation, Ledger, Live
-from nri_gpu.allocation.placement import Asker, matches, place, why_not
+from nri_gpu.allocation.messages import matches, why_not
+from nri_gpu.allocation.placement import Asker, place
 from nri_gpu.domain.claim import Claim, Count, Everything, Mode
 from nri_gpu.domain.container import Container, DeviceNumber
 from nri_gpu.domain.decision import Reason
@@ -24,10 +25,10 @@ GPU_NODE: Final = re.compile(r"/dev/nvidia\d+")
 
 
 def opened_uuids(numbers: Set[DeviceNumber], inventory: Inventory) -> frozenset[GpuUuid]:
-    """GPUs and MIG devices that these numbers open, whoever gave them.
+    """GPUs and MIG devices that these device numbers open, whichever component assigned them.
 
-    Of a GPU in MIG mode those MIG devices whose capabilities are among the numbers, so that a device plugin's container
-    is in the way of nobody else; all of them where there is no capability, since we cannot tell.
+    Of a GPU in MIG mode: the MIG devices whose capabilities are among the numbers, so that a device plugin's container
+    blocks no other MIG device; all of them where there is no capability, since it cannot be told which.
     """
     majors = inventory.majors
     minors = {minor for major, minor in numbers if major == majors.nvidia}
@@ -44,7 +45,7 @@ def opened_uuids(numbers: Set[DeviceNumber], inventory: Inventory) -> frozenset[
 
 
 def live(container: Container, edits: Edits = NO_EDITS, stage_dir: str = "") -> Live | None:
-    """What of GPUs a container has, with what these edits add; None where that is nothing.
+    """The devices that a container has, with those that these edits add; None where there are none.
 
     A privileged container lists every device of the host and holds none in particular.
     """
@@ -61,13 +62,13 @@ def live(container: Container, edits: Edits = NO_EDITS, stage_dir: str = "") -> 
 
 
 def seen(ledger: Ledger, inventory: Inventory) -> Ledger:
-    """With those containers in the way of grants that can open more than theirs, on the node as it is now."""
+    """The ledger with the external allocations of its containers, on the node as it is now."""
     found = (_beyond_grant(each, ledger.entries.get(each.container_id), inventory) for each in ledger.live.values())
     return ledger.with_all_external({each.container_id: each for each in found if each})
 
 
 def with_live(ledger: Ledger, has: Live, inventory: Inventory) -> Ledger:
-    """The ledger with what one more container has."""
+    """The ledger with the devices of one more container."""
     ledger = ledger.with_live(has)
     other = _beyond_grant(has, ledger.entries.get(has.container_id), inventory)
     if other is None and has.container_id not in ledger.external:
@@ -77,7 +78,7 @@ def with_live(ledger: Ledger, has: Live, inventory: Inventory) -> Ledger:
 
 
 def _beyond_grant(has: Live, entry: Entry | None, inventory: Inventory) -> ExternalAllocation | None:
-    """A MIG device is opened through the node of its GPU, so that is no more than was granted."""
+    """What a container can open beyond its grant; not the GPU through whose node a granted MIG device is opened."""
     opened = opened_uuids(has.numbers, inventory)
     granted = frozenset(entry.grant.uuids) if entry else frozenset()
     if not granted.issuperset(opened):
@@ -88,7 +89,7 @@ def _beyond_grant(has: Live, entry: Entry | None, inventory: Inventory) -> Exter
 
 
 def foreign_uuids(container: Container, node: Node) -> frozenset[GpuUuid]:
-    """GPUs and MIG devices that a container which is to be created can open, by whoever's hand."""
+    """GPUs and MIG devices that a container about to be created can open."""
     return opened_uuids(_numbers(container), node.inventory)
 
 
@@ -97,7 +98,7 @@ def _numbers(container: Container) -> frozenset[DeviceNumber]:
 
 
 def foreign_units(container: Container, node: Node) -> tuple[Unit, ...]:
-    """What of it programs can use, in NVML order: of a GPU in MIG mode, those MIG devices whose rights it holds."""
+    """Those that programs can use, in NVML order: of a GPU in MIG mode, the MIG devices it has capabilities of."""
     majors = node.inventory.majors
     minors = {device.minor for device in container.devices if device.major == majors.nvidia}
     caps = {device.minor for device in container.devices if device.major == majors.nvidia_caps}
@@ -115,9 +116,9 @@ def nvidia_nodes(container: Container, node: Node) -> str:
 
 
 def nvidia_names(container: Container) -> str:
-    """CDI names of NVIDIA's own, its device plugin's or its DRA drivers' devices.
+    """The container's CDI devices of NVIDIA, its device plugin or its DRA drivers, by name.
 
-    All their vendors end alike: `nvidia.com`, `k8s.device-plugin.nvidia.com`, `k8s.gpu.nvidia.com` and so on.
+    Their vendors all end in nvidia.com: `nvidia.com`, `k8s.device-plugin.nvidia.com`, `k8s.gpu.nvidia.com` and so on.
     """
     vendors = ((name, name.partition("/")[0]) for name in container.cdi_devices)
     named = [name for name, vendor in vendors if f".{vendor}".endswith(f".{NVIDIA}")]
@@ -125,7 +126,7 @@ def nvidia_names(container: Container) -> str:
 
 
 def unknown_nodes(container: Container, node: Node) -> str:
-    """GPU nodes it holds of which we cannot tell whose they are, or use nothing: by name; empty when there are none."""
+    """GPU nodes that it holds and that are of no usable GPU known here, by name; empty where there are none."""
     majors = node.inventory.majors
     usable = {whole(unit).minor_number for unit in foreign_units(container, node)}
     odd = (
@@ -137,13 +138,13 @@ def unknown_nodes(container: Container, node: Node) -> str:
 
 
 def beyond(claim: Claim, container: Container, held: tuple[Unit, ...], inventory: Inventory) -> str:
-    """What a claim asks for that these GPUs, which others gave, are not; empty when it only shapes. A clause."""
-    if claim.extras.asked:  # they come with a grant, and this is none
+    """What a claim asks for beyond these GPUs of another component, as a clause; empty if it only shapes them."""
+    if claim.extras.asked:  # extras come with a grant, and this is none
         return f"extras {', '.join(sorted(claim.extras.asked))}"
     if claim.mode is Mode.MPS:
         return "mode=mps, whose daemon is for GPUs that are granted here"
     if claim.mode is Mode.EXCLUSIVE:
-        return "mode=exclusive, which nobody can promise for GPUs that others give out"
+        return "mode=exclusive, which cannot be guaranteed for GPUs that another component assigns"
     if isinstance(claim.wanted, Everything) and any(not why_not(gpu) and gpu not in held for gpu in inventory.gpus):
         return "all GPUs of this node"
     if isinstance(claim.wanted, Count):  # of what it holds, MIG devices too
@@ -162,9 +163,9 @@ def _only(held: tuple[Unit, ...], inventory: Inventory) -> Inventory:
 
 
 def completable(container: Container, node: Node) -> bool:
-    """Whether it holds GPU nodes, and nobody has brought, or will bring, the driver's files.
+    """Whether it holds GPU nodes, and no other component brings the driver's files.
 
-    CDI specifications and NVIDIA's hooks do; a privileged container holds no GPU in particular.
+    CDI specifications and NVIDIA's hooks bring them; a privileged container holds no GPU in particular.
     """
     if container.privileged or nvidia_names(container) or container.nvidia_hooks:
         return False

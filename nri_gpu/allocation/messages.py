@@ -1,4 +1,4 @@
-"""Whether a GPU or MIG device can be granted at all, and whether it is of the kind that was asked for."""
+"""Whether a GPU or MIG device can be granted and fits a request, and the refusals where none does."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMPARE: Final[Mapping[Operator, Callable[[Any, Any], bool]]] = {
 
 
 def fitting_gpus(inventory: Inventory, selectors: tuple[Selector, ...]) -> tuple[Gpu, ...]:
-    """The GPUs that can be granted and fit every selector, in NVML order, whoever holds them."""
+    """The GPUs that can be granted and fit every selector, in NVML order, held or not."""
     return tuple(gpu for gpu in inventory.gpus if not why_not(gpu) and matches(gpu, selectors))
 
 
@@ -46,7 +46,7 @@ def matches(unit: Unit, selectors: Iterable[Selector]) -> bool:
 
 
 def why_not(unit: Unit) -> str:
-    """Why a GPU or a MIG device can be granted to nobody; empty when it can."""
+    """Why a GPU or a MIG device cannot be granted to any container; empty if it can."""
     if isinstance(unit, MigPart):
         return _why_not_part(unit)
     return unit.unavailable or ("it is in MIG mode" if unit.mig_enabled else "")
@@ -82,10 +82,8 @@ WHY_SHOWN_MAX: Final = 200  # characters
 HOLDERS_SHOWN: Final = 3
 HIDDEN_SHOWN: Final = 3
 INDICES_SHOWN: Final = 16
-# The kubelet gives a container the same devices at each of its starts.
-_NEW_POD: Final = (
-    "the kubelet gave it to this pod and will not change that: delete the pod, and its next one gets another"
-)
+# The kubelet gives a container the same devices at each start.
+_NEW_POD: Final = "the kubelet allocated it to this pod for good: delete the pod, so that a new one gets another GPU"
 
 
 def called(unit: Unit) -> str:
@@ -95,26 +93,26 @@ def called(unit: Unit) -> str:
 
 
 def unknown(wanted: str, inventory: Inventory, *, kubelet: bool = False) -> Reason:
-    """A name that nothing here has. kubelet: it was the kubelet's to choose."""
+    """No GPU here has this name. kubelet: the kubelet chose it."""
     cure = f"; {_NEW_POD}" if kubelet else ""
     if wanted.startswith("MIG-") or wanted.count(":") == 1:
         has = _parts(inventory.parts)
         return Reason(Code.NO_SUCH_GPU, f"this node has no MIG device {wanted!r}; it has {has}{cure}.")
-    beside = f" that can be granted{_hidden(inventory)}" if inventory.unlisted and not inventory.gpus else ""
+    grantable = f" that can be granted{_hidden(inventory)}" if inventory.unlisted and not inventory.gpus else ""
     has = _listing(inventory.gpus)
-    return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {has}{beside}{cure}.")
+    return Reason(Code.NO_SUCH_GPU, f"this node has no GPU {wanted!r}; it has {has}{grantable}{cure}.")
 
 
 def ambiguous(wanted: str, found: int) -> Reason:
-    """The beginning of several UUIDs."""
+    """Several UUIDs begin like this."""
     return Reason(Code.BAD_REQUEST, f"{wanted!r} is the beginning of {found} UUIDs here: write more of it.")
 
 
 def misfit(unit: Unit) -> Reason:
-    """Named, and not as the selectors say."""
+    """It is named, and does not fit the selectors of the same request."""
     return Reason(
         Code.NO_SUCH_GPU,
-        f"{called(unit)}, {unit.model}, does not fit the selectors beside it: drop them, or name another.",
+        f"{called(unit)}, {unit.model}, does not fit the selectors of the same request: drop them, or name another.",
     )
 
 
@@ -127,14 +125,14 @@ def _parts(parts: Sequence[MigPart]) -> str:
 
 
 def _named_few(names: Iterable[str], few: int, shown: int = NAME_SHOWN_MAX) -> str:
-    """`a, b and 3 more`: names are other people's, and a sentence must keep room for what to do."""
+    """`a, b and 3 more`: a sentence must keep room for what to do."""
     distinct = [clipped(name, shown) for name in dict.fromkeys(names)]
     more = f" and {len(distinct) - few} more" if len(distinct) > few else ""
     return ", ".join(distinct[:few]) + more
 
 
 def by_the_kernel(inventory: Inventory) -> str:
-    """GPUs of a node whose driver cannot be asked, in brackets; what holds for all of them is not said of each."""
+    """GPUs that the kernel shows where NVML does not answer, in brackets; a reason that all share is not repeated."""
     named = [
         " ".join(filter(None, (gpu.pci_bus_id, gpu.model)))
         + (f", {clipped(gpu.reason, NAME_SHOWN_MAX)}" if gpu.reason != inventory.fault else "")
@@ -145,20 +143,20 @@ def by_the_kernel(inventory: Inventory) -> str:
 
 
 def cannot(which: str, why: str, *, kubelet: bool = False) -> Reason:
-    """Named, and lost or otherwise not to be had. kubelet: it was the kubelet's to choose."""
+    """It is named, and lost or otherwise unavailable. kubelet: the kubelet chose it."""
     return Reason(
         Code.GPU_UNAVAILABLE,
         f"{which} cannot be granted: {clipped(why, WHY_SHOWN_MAX)}; {_NEW_POD if kubelet else 'ask for another'}, or "
-        "mend it on the node (`nvidia-smi` and `dmesg | grep NVRM` there say more).",
+        "repair it on the node (see `nvidia-smi` and `dmesg | grep NVRM` there).",
     )
 
 
 def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage) -> Reason:
-    """Held by others in a way that excludes this request, or not yet free of who held it last."""
+    """It is held in a way that excludes this request, or just released and perhaps still in use."""
     if usage.releasing is not None and not usage.held_from(asked, pod_uid):
         return Reason(
             Code.GPU_BUSY,
-            f"{called(unit)} was just released by {_left(usage.releasing)}; other pods have it as soon as no process "
+            f"{called(unit)} was just released by {_shown(usage.releasing)}; other pods have it as soon as no process "
             f"is on it, or {usage.releasing.grace_s:g} s after its release: wait until then, or ask for other GPUs.",
         )
     others = [name for uid, name in usage.pods.items() if uid != pod_uid] or list(usage.pods.values())
@@ -172,19 +170,19 @@ def busy(unit: Unit, pod_uid: PodUid, asked: Mode, usage: Usage) -> Reason:
 
 
 def opener(other: ExternalAllocation) -> str:
-    """Who can open a GPU that it was not granted, and how that came."""
+    """A container that can open a GPU which it was not granted, and why."""
     if not other.container:
         return f"{other.pod} (not through nri-gpu)"
     pod, name = clipped(other.pod, OPENING_POD_SHOWN_MAX), clipped(other.container, OPENING_CONTAINER_SHOWN_MAX)
     return f"{pod} (container {name} still opens its device number)"
 
 
-def _left(leaver: Releasing) -> str:
-    return str(replace(leaver, pod=clipped(leaver.pod, NAME_SHOWN_MAX)))
+def _shown(releasing: Releasing) -> str:
+    return str(replace(releasing, pod=clipped(releasing.pod, NAME_SHOWN_MAX)))
 
 
 def _cure(asked: Mode, held: Set[Mode | None]) -> str:
-    """Which mode would let both have it."""
+    """Which mode would let both containers have it."""
     if Mode.MPS in (asked, *held):
         return "the same mode on both"
     if asked is Mode.SHARED:
@@ -201,26 +199,26 @@ def all_busy(
     left = [each.releasing for each in taken if each.releasing and not (each.pods or each.external)]
     if len(left) == len(taken):
         asked = f"asked for {asked}, but of the {len(fitting)} that fit {len(open_ones) or 'none'}"
-        return _all_left(asked, left, fewer)
+        return _all_releasing(asked, left, fewer)
     names = [name for each in taken for name in each.pods.values()]
-    names += [f"{leaver.pod} (just released)" for leaver in left]
+    names += [f"{each.pod} (just released)" for each in left]
     names += [opener(other) for each in taken for other in each.external.values()]
     holders = _named_few(sorted(names), HOLDERS_SHOWN, HOLDER_SHOWN_MAX)
     cure = _cure(mode, {each.mode for each in taken})
     return Reason(
         Code.GPU_BUSY,
         f"asked for {asked} in {mode} mode, but of the {len(fitting)} that fit "
-        f"{len(open_ones) or 'none'} can be had now, the rest being held by {holders}: wait until one is free, "
+        f"{len(open_ones) or 'none'} can be granted now; the others are held by {holders}: wait until one is free, "
         f"{fewer}or set {cure}.",
     )
 
 
-def _all_left(asked: str, left: Sequence[Releasing], fewer: str) -> Reason:
-    leavers = "; ".join(list(dict.fromkeys(map(_left, left)))[:HOLDERS_SHOWN])
+def _all_releasing(asked: str, left: Sequence[Releasing], fewer: str) -> Reason:
+    pods = "; ".join(list(dict.fromkeys(map(_shown, left)))[:HOLDERS_SHOWN])
     return Reason(
         Code.GPU_BUSY,
-        f"{asked} can be had now, the rest having just been released by {leavers}; other pods have them as soon as no "
-        f"process is on them, or {max(leaver.grace_s for leaver in left):g} s after their release: {fewer}"
+        f"{asked} can be granted now; the others were just released by {pods}; other pods have them as soon as no "
+        f"process is on them, or {max(each.grace_s for each in left):g} s after their release: {fewer}"
         f"{'or ' if fewer else ''}wait until then.",
     )
 
@@ -231,7 +229,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def too_few(gpus: int, claim: Claim, fitting: Sequence[Gpu], inventory: Inventory) -> Reason:
-    """Not as many as asked for, whoever holds them."""
+    """The node has fewer than asked for, held or not."""
     which = " that fit the selectors" if claim.selectors else " that can be granted"
     return Reason(
         Code.NO_SUCH_GPU,
@@ -241,7 +239,7 @@ def too_few(gpus: int, claim: Claim, fitting: Sequence[Gpu], inventory: Inventor
 
 
 def too_few_parts(wanted: MigProfile, claim: Claim, inventory: Inventory) -> Reason:
-    """Not as many MIG devices of that profile, whoever holds them; says what there is."""
+    """The node has fewer MIG devices of that profile than asked for, held or not; says what there is."""
     there = [part for part in inventory.parts if matches(part, claim.selectors)]
     usable = [part for part in there if not why_not(part)]
     fitting = sum(part.device.profile == wanted.profile for part in usable)
@@ -250,17 +248,17 @@ def too_few_parts(wanted: MigProfile, claim: Claim, inventory: Inventory) -> Rea
     has = f"{fitting or 'no'} MIG device{'s' * (fitting != 1)} of profile {wanted.profile}"
     but = f" (it has {clipped(known, WHY_SHOWN_MAX)})" if known else ""
     bad = [f"{part.place}: {clipped(why_not(part), NAME_SHOWN_MAX)}" for part in there if why_not(part)]
-    bad_ones = f" (not to be had: {'; '.join(bad[:HIDDEN_SHOWN])})" if bad else ""
+    bad_ones = f" (unavailable: {'; '.join(bad[:HIDDEN_SHOWN])})" if bad else ""
     return Reason(
         Code.NO_SUCH_GPU,
         f"asked for {wanted.devices}, but this node has {has}"
-        f"{' beside these selectors' * bool(claim.selectors)}{but}{bad_ones}: ask for another profile, make such "
-        "MIG devices on the node, or run the pod on another.",
+        f"{' that fit the selectors' * bool(claim.selectors)}{but}{bad_ones}: ask for another profile, create such "
+        "MIG devices on the node, or run the pod on another node.",
     )
 
 
 def none_fit(claim: Claim, inventory: Inventory) -> Reason:
-    """Nothing that can be granted is as asked for."""
+    """No GPU that can be granted fits."""
     if claim.selectors and any(not why_not(gpu) for gpu in inventory.gpus):
         models = _named_few(sorted({gpu.model for gpu in inventory.gpus}), HOLDERS_SHOWN)
         return Reason(
@@ -276,7 +274,7 @@ def none_fit(claim: Claim, inventory: Inventory) -> Reason:
 
 
 def _hidden(inventory: Inventory) -> str:
-    """GPUs that are there but cannot be granted, said in passing."""
+    """GPUs that are there and cannot be granted, in brackets."""
     bad = [(str(gpu.index), why_not(gpu)) for gpu in inventory.gpus if why_not(gpu)]
     bad += [(str(fault.index), fault.reason) for fault in inventory.faults]
     bad += [(gpu.pci_bus_id, gpu.reason) for gpu in inventory.unlisted]

@@ -1,4 +1,4 @@
-"""Which GPUs a claim gets: pure and deterministic."""
+"""Which GPUs a claim gets: free of side effects, and the same for the same node and ledger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nri_gpu.allocation.messages import (
     unknown,
     why_not,
 )
-from nri_gpu.allocation.topology import Room, choose, topology_of
+from nri_gpu.allocation.topology import Surroundings, choose, topology_of
 from nri_gpu.domain.claim import (
     Claim,
     Count,
@@ -41,11 +41,9 @@ from nri_gpu.domain.decision import Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, nvml_order
 from nri_gpu.domain.node import Inventory
 
-__all__ = ["Asker", "matches", "place", "why_not"]
-
 
 class Asker(Struct, frozen=True):
-    """Who asks, in which mode, and what policy says of where exclusive GPUs are taken."""
+    """The pod that asks, in which mode, and policy's strategy for exclusive GPUs."""
 
     pod_uid: PodUid
     mode: Mode
@@ -93,23 +91,23 @@ def _count(
 def _best(
     number: int, open_ones: Sequence[Gpu], asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]
 ) -> tuple[Gpu, ...]:
-    """The first by rank; of those that are equal there, the ones best linked to each other and to the first."""
-    fabric = topology_of(inventory)
-    ranked = sorted((_rank(gpu, asker, usage), fabric.places[gpu.uuid]) for gpu in open_ones)
+    """The first by rank; among equals, those that are best linked to each other and to the first."""
+    topology = topology_of(inventory)
+    ranked = sorted((_rank(gpu, asker, usage), topology.places[gpu.uuid]) for gpu in open_ones)
     last, _ = ranked[number - 1]
     taken = tuple(at for rank, at in ranked if rank < last)
     pool = tuple(at for rank, at in ranked if rank == last)
-    if asker.mode is not Mode.EXCLUSIVE:  # spread by load alone; what is left stays open to others
-        chosen = choose(fabric, number - len(taken), pool, taken=taken)
+    if asker.mode is not Mode.EXCLUSIVE:  # spread by load alone: the other GPUs stay open
+        chosen = choose(topology, number - len(taken), pool, taken=taken)
     else:
-        chosen = choose(fabric, number - len(taken), pool, taken=taken, room=_room(asker, inventory, usage))
+        chosen = choose(topology, number - len(taken), pool, taken=taken, around=_surroundings(asker, inventory, usage))
     return tuple(inventory.gpus[at] for at in sorted((*taken, *chosen)))
 
 
-def _room(asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]) -> Room:
-    """Of the whole node: what the selectors leave out is still there for others."""
+def _surroundings(asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]) -> Surroundings:
+    """The rest of the node, with the GPUs that the selectors leave out."""
     able = [(at, usage.get(gpu.uuid)) for at, gpu in enumerate(inventory.gpus) if not why_not(gpu)]
-    return Room(
+    return Surroundings(
         friends=tuple(at for at, use in able if use is not None and asker.pod_uid in use.pods),
         free=tuple(at for at, use in able if use is None),
         strategy=asker.strategy,
@@ -117,9 +115,9 @@ def _room(asker: Asker, inventory: Inventory, usage: Mapping[GpuUuid, Usage]) ->
 
 
 def _rank(unit: Unit, asker: Asker, usage: Mapping[GpuUuid, Usage]) -> tuple[int, bool, bool]:
-    """The least loaded first, one that the pod has just left last; then those that the pod's other containers have.
+    """The least loaded first, one just released by the pod last; then those that the pod's other containers have.
 
-    In exclusive mode the only load is the pod's own containers, so they get GPUs of their own while there are any and
+    In exclusive mode the only load is the pod's own containers, so each gets its own GPU while there are any, and they
     share when there are none.
     """
     use = usage.get(unit.uuid, UNUSED)
@@ -149,9 +147,9 @@ def _fewest_gpus(
     usage: Mapping[GpuUuid, Usage],
     chosen: Sequence[MigPart],
 ) -> Sequence[MigPart]:
-    """The first by rank, then of the GPU with the most MIG devices in use, which leaves others whole; or the fewest.
+    """The first by rank, then of the GPU with the most MIG devices in use, which leaves others unused; or the fewest.
 
-    Links are no matter: a program can use only one MIG device, and none of them reaches another.
+    Links do not count: a program can use only one MIG device, and no MIG device reaches another.
     """
     weight = 0 if asker.mode is not Mode.EXCLUSIVE else {Strategy.PACK: -1, Strategy.SPREAD: 1}[asker.strategy]
     among = {part.gpu.uuid: part.gpu for part in open_ones}
@@ -168,7 +166,7 @@ U = TypeVar("U", Gpu, MigPart)
 def _open(
     number: int, noun: str, fitting: Sequence[U], asker: Asker, usage: Mapping[GpuUuid, Usage]
 ) -> list[U] | Reason:
-    """Those that can be had now, or why they are too few."""
+    """Those that can be granted now, or why they are too few."""
     open_ones = [unit for unit in fitting if not usage.get(unit.uuid, UNUSED).blocks(asker.mode, asker.pod_uid)]
     if len(open_ones) < number:
         return all_busy(counted(number, noun), asker.mode, fitting, open_ones, usage)
@@ -214,7 +212,7 @@ def _find(wanted: str, inventory: Inventory, *, kubelet: bool) -> Unit | Reason:
 
 
 def _by_the_kernel(asked: str, inventory: Inventory, *, kubelet: bool) -> Reason | None:
-    """Of a GPU that NVML does not list."""
+    """Why a GPU that NVML does not list cannot be granted; None where the kernel does not show it either."""
     for gpu in inventory.unlisted:
         if gpu.pci_bus_id == asked or (gpu.uuid and gpu.uuid.lower().startswith(asked)):
             return cannot(f"GPU {gpu.pci_bus_id}", gpu.reason, kubelet=kubelet)

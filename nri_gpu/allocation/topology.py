@@ -1,4 +1,4 @@
-"""How well the GPUs of a node reach each other: a number for each pair, made once for each inventory."""
+"""How well the GPUs of a node reach each other, a number for each pair; and which set of them is the best."""
 
 from __future__ import annotations
 
@@ -74,51 +74,51 @@ def links_among(units: Sequence[Unit], inventory: Inventory) -> Mapping[str, int
 
 # 248 GPUs (the most that have minors) of 36 NVLinks come to less than half of 2**32 in every rule.
 DIGIT: Final = 32  # bits
-# Beginnings of sets looked at, at most: under 0.2 ms. Enough for any number out of 8 to 10 GPUs, and for 3 out of 16.
+# Beginnings of sets that are tried, at most (under 0.2 ms): enough for any number of 8 to 10 GPUs, and for 3 of 16.
 EXACT_MAX: Final = 256
-EXCHANGES_MAX: Final = 1024  # looked at for one set: 16 rounds of them for 8 out of 16 GPUs, none for hundreds
+EXCHANGES_MAX: Final = 1024  # tried for one set: 16 rounds of them for 8 out of 16 GPUs, none for hundreds
 
 _SIGN: Final = {Strategy.PACK: -1, Strategy.SPREAD: 1}
 
 
-class Room(Struct, frozen=True):
-    """What else is on the node, by places in the inventory. friends: GPUs the pod holds. free: those nobody holds."""
+class Surroundings(Struct, frozen=True):
+    """The rest of the node, by places in the inventory. friends: GPUs of the pod. free: GPUs of no pod."""
 
     friends: tuple[int, ...] = ()
     free: tuple[int, ...] = ()
     strategy: Strategy = Strategy.PACK
 
 
-NO_MATTER: Final = Room()
+ALONE: Final = Surroundings()
 
 
 def choose(
-    fabric: Topology, number: int, pool: tuple[int, ...], taken: tuple[int, ...] = (), room: Room = NO_MATTER
+    topology: Topology, number: int, pool: tuple[int, ...], taken: tuple[int, ...] = (), around: Surroundings = ALONE
 ) -> tuple[int, ...]:
     """Places of the GPUs to take out of a pool, besides those taken already."""
-    size = len(fabric.points)
-    rows = [[_joined(fabric, a, b) << (2 * DIGIT + size) for b in pool] for a in pool]
-    alone = [_alone(fabric, place, taken, room) for place in pool]
+    size = len(topology.points)
+    rows = [[_joined(topology, a, b) << (2 * DIGIT + size) for b in pool] for a in pool]
+    alone = [_alone(topology, place, taken, around) for place in pool]
     return tuple(pool[each] for each in best_set(alone, rows, number))
 
 
-def _alone(fabric: Topology, place: int, taken: tuple[int, ...], room: Room) -> int:
-    """What a GPU is worth by itself: all rules but the pairs within the pool."""
-    row, size = fabric.points[place], len(fabric.points)
-    friendly = sum(row[each] for each in room.friends)
-    around = _SIGN[room.strategy] * sum(row[each] for each in room.free)
-    joined = sum(_joined(fabric, place, each) for each in taken)
-    return ((((joined << DIGIT) + friendly) << DIGIT) + around << size) + (1 << (size - 1 - place))
+def _alone(topology: Topology, place: int, taken: tuple[int, ...], around: Surroundings) -> int:
+    """What a GPU is worth without the pairs within the pool."""
+    row, size = topology.points[place], len(topology.points)
+    friendly = sum(row[each] for each in around.friends)
+    freed = _SIGN[around.strategy] * sum(row[each] for each in around.free)
+    joined = sum(_joined(topology, place, each) for each in taken)
+    return ((((joined << DIGIT) + friendly) << DIGIT) + freed << size) + (1 << (size - 1 - place))
 
 
-def _joined(fabric: Topology, a: int, b: int) -> int:
-    return (fabric.points[a][b] << DIGIT) + fabric.near[a][b]
+def _joined(topology: Topology, a: int, b: int) -> int:
+    return (topology.points[a][b] << DIGIT) + topology.near[a][b]
 
 
 def best_set(alone: Sequence[int], rows: Sequence[Sequence[int]], number: int) -> tuple[int, ...]:
     """So many places whose worth is most. alone: a place's own worth; rows: what each pair adds, 0 with itself.
 
-    Exact up to EXACT_MAX; beyond it grown GPU by GPU from different beginnings, and bettered by exchanges.
+    Exact up to EXACT_MAX; beyond it grown GPU by GPU from different beginnings, and improved by exchanges.
     """
     if 2 * number > len(alone):
         left = set(best_set(*_turned(alone, rows), len(alone) - number))
@@ -131,7 +131,7 @@ def best_set(alone: Sequence[int], rows: Sequence[Sequence[int]], number: int) -
 
 
 def _turned(alone: Sequence[int], rows: Sequence[Sequence[int]]) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
-    """The same question from its other end: which are best left over. All pairs but those among them are lost."""
+    """The same question turned around: which GPUs are best left over. Only the pairs among them stay."""
     return [-(own + sum(row)) for own, row in zip(alone, rows, strict=True)], rows
 
 
@@ -175,7 +175,7 @@ def _grown(first: int, alone: Sequence[int], rows: Sequence[Sequence[int]], numb
 def _exchanged(
     inside: list[int], outside: list[int], gains: list[int], rows: Sequence[Sequence[int]], worth: int
 ) -> tuple[int, tuple[int, ...]]:
-    """With the exchange of one GPU that betters a set most, again while there is one."""
+    """With the exchange of one GPU that improves a set most, repeated while there is one."""
     for _ in range(EXCHANGES_MAX // (len(inside) * len(outside))):
         better, leaves, comes = max((gains[b] - gains[a] - rows[a][b], a, b) for a in inside for b in outside)
         if better <= 0:

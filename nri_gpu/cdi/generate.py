@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.allocation.placement import why_not
+from nri_gpu.allocation.messages import why_not
 from nri_gpu.cdi.file import STANDARD, SUFFIXES, SpecFile
 from nri_gpu.cdi.specification import KIND, specification
 from nri_gpu.domain.errors import DriverError, NriGpuError

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nri_gpu.allocation.placement import why_not
+from nri_gpu.allocation.messages import why_not
 from nri_gpu.cli.client import daemon_status, snapshot_of, with_health
 from nri_gpu.cli.node import read_policy
 from nri_gpu.cli.render import gpus_json, gpus_text, matrix, transition_lines

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from nri_gpu.allocation.placement import why_not
+from nri_gpu.allocation.messages import why_not
 from nri_gpu.cli.client import SnapshotAge
 from nri_gpu.daemon.report import health_json, place_json, unlisted_json
 from nri_gpu.domain.edits import Extra, NodeExtra

@@ -8,8 +8,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing, Reservation, Usage
-from nri_gpu.allocation.messages import opener
-from nri_gpu.allocation.placement import why_not
+from nri_gpu.allocation.messages import opener, why_not
 from nri_gpu.allocation.reservations import reservation_id
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, health_of, whole

@@ -8,7 +8,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.placement import Asker, place, why_not
+from nri_gpu.allocation.messages import why_not
+from nri_gpu.allocation.placement import Asker, place
 from nri_gpu.allocation.reservations import redeem
 from nri_gpu.decision.candidates import Candidates, over_limit
 from nri_gpu.decision.claim import claim_of

@@ -1,4 +1,4 @@
-"""Who may sit at a GPU's MPS daemon: how many, with how much memory together, and whose user."""
+"""Which containers may share a GPU's MPS daemon: how many, with how much memory together, and of which user."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ VOLTA: Final = (7, 0)
 
 
 def single_gpu_fault(claim: Claim) -> Reason | None:
-    """Why a request cannot be served in this mode whatever is free: each GPU has a daemon of its own."""
+    """Why a request cannot be served in this mode, whatever is free; each GPU has its own daemon."""
     wanted = claim.wanted
     if (isinstance(wanted, Count) and wanted.gpus == 1) or (isinstance(wanted, Devices) and len(wanted.ids) == 1):
         return None
     return Reason(
         Code.BAD_REQUEST,
-        "mode=mps gives a container one GPU, since each GPU has an MPS daemon of its own and a program reaches one: "
+        "mode=mps gives a container one GPU, since each GPU has its own MPS daemon and a program reaches one: "
         "ask for 1 or device=, or in another mode.",
     )
 
 
 def seat_fault(unit: Unit, usage: Usage, seat: Seat, most: int) -> Reason | None:
-    """Why this GPU has no such seat left. usage: without the container itself. most: containers that policy lets."""
+    """Why this GPU's daemon has no room for a client. usage: without the container itself. most: policy's limit."""
     if isinstance(unit, MigPart):
         return Reason(
             Code.GPU_UNAVAILABLE,
@@ -44,9 +44,9 @@ def seat_fault(unit: Unit, usage: Usage, seat: Seat, most: int) -> Reason | None
 
 
 def start_fault(container_id: ContainerId, uid: int, ledger: Ledger, inventory: Inventory) -> Reason | None:
-    """Why a granted container must not start as this user: known for certain only when its process is there.
+    """Why a granted container must not start as this user, who is known for certain only when its process exists.
 
-    Memory too: it may have lapsed since, and others may have got its share.
+    Checks memory again: the grant may have lapsed since, and others may have got its share.
     """
     entry = ledger.entries[container_id]
     usage, seat = ledger.released(container_id).usage(), entry.grant.seat or Seat()
@@ -93,5 +93,5 @@ def _other_user(unit: Unit, others: Iterable[Grant], uid: int | None) -> Reason 
 
 
 def holds_by_mps(grant: Grant) -> bool:
-    """Whether the grant is a seat at a daemon."""
+    """Whether the grant is a share of an MPS daemon."""
     return grant.mode is Mode.MPS and bool(grant.uuids)

@@ -127,13 +127,13 @@ class AddedNode(Struct, frozen=True):
 class Adjusted(Struct, frozen=True, kw_only=True):
     """A container about to be created.
 
-    container: as it was before any plugin. mark: the grant that was written on it, if one was.
+    container: as it was before any plugin. grant: the signed grant that was written on it, if any.
     cdi_devices: names that plugins added, not those that the kubelet asked for.
     opened: majors of character devices that plugins opened in its device cgroup by rules of their own.
     """
 
     container: Container
-    mark: Added | None = None
+    grant: Added | None = None
     nodes: tuple[AddedNode, ...] = ()
     cdi_devices: tuple[Added, ...] = ()
     opened: frozenset[int] = frozenset()

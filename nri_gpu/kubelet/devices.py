@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.messages import why_not
-from nri_gpu.allocation.topology import Room, choose, topology_of
+from nri_gpu.allocation.topology import Surroundings, choose, topology_of
 from nri_gpu.decision.eligibility import node_fault
 from nri_gpu.domain.claim import Strategy
 from nri_gpu.domain.errors import NriGpuError
@@ -280,14 +280,19 @@ def prefer(
             [units[id_] for id_ in kept if id_ in units],
             number,
             dependencies.inventory,
-            Room(free=tuple(place for uuid, place in places.items() if uuid not in used), strategy=strategy),
+            Surroundings(free=tuple(place for uuid, place in places.items() if uuid not in used), strategy=strategy),
         )
     rest = [id_ for id_ in free if id_ not in chosen]
     return (*kept, *chosen, *rest[: number - len(chosen)])
 
 
 def _together(
-    units: Mapping[str, Unit], ids: Sequence[str], taken: Sequence[Unit], number: int, inventory: Inventory, room: Room
+    units: Mapping[str, Unit],
+    ids: Sequence[str],
+    taken: Sequence[Unit],
+    number: int,
+    inventory: Inventory,
+    room: Surroundings,
 ) -> tuple[str, ...]:
     """Whole GPUs: the best linked set, as `allocation.place` chooses for annotations."""
     places = topology_of(inventory).places
@@ -297,7 +302,7 @@ def _together(
         min(number, len(at)),
         tuple(sorted(at)),
         taken=tuple(sorted(places[unit.uuid] for unit in taken)),
-        room=room,
+        around=room,
     )
     return tuple(at[place] for place in sorted(chosen))
 

@@ -40,7 +40,7 @@ def adjusted_from_pb(payload: bytes, mark_key: str) -> Adjusted:
     mark = adjust.annotations.get(mark_key)
     return Adjusted(
         container=container_from_pb(message.container, pod_from_pb(message.pod)),
-        mark=None if mark is None else Added(mark, _owner(owners, pb.Annotations, mark_key)),
+        grant=None if mark is None else Added(mark, _owner(owners, pb.Annotations, mark_key)),
         nodes=tuple(
             AddedNode(node.path, _owner(owners, pb.Devices, node.path), node.major, node.minor)
             for node in adjust.linux.devices

@@ -161,7 +161,7 @@ class Plugin:
             return EMPTY
         adjusted = validation.adjusted_from_pb(payload, GRANT_KEY)
         # What others give to containers that are not ours is the guard's business, where an operator wants it.
-        reason = validate_adjusted(adjusted, self._key, self.policy, strangers=False)
+        reason = validate_adjusted(adjusted, self._key, self.policy, ungranted=False)
         if reason:
             fields = container_fields(adjusted.container)
             self._needs.later(lambda: log_refusal(fields, reason, "container rejected"))

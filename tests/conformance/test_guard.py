@@ -27,7 +27,7 @@ from tests.support.waiting import wait_for
 pytestmark = pytest.mark.containerd
 
 ASKS = {"gpu.nri.io": "device=0"}
-REFUSED = r"nri-gpu \[not-granted\]: gpu.nri.io asks for GPUs, but nobody granted it any"
+REFUSED = r"nri-gpu \[not-granted\]: gpu.nri.io asks for GPUs, but nri-gpu granted it none"
 INJECTORS = r"\[not-granted\].*created while nri-gpu was not connected"
 GUARD_UNIT = OURS.with_name("nri-gpu-guard.service")
 WITHOUT = "container runs without the GPUs it asked for"
@@ -125,7 +125,7 @@ def test_what_the_kubelet_gave_is_asked_for_too(site: Site, launch: Launch, daem
     with NriGuard(launch, policy) as guard:
         guard.wait_ready()
         wait_for("it to be stopped", lambda: site.state(early) == "EXITED", 20, guard.log)
-        with pytest.raises(CriError, match=rf"\[not-granted\]: {key} asks for GPUs, but nobody granted it any"):
+        with pytest.raises(CriError, match=rf"\[not-granted\]: {key} asks for GPUs, but nri-gpu granted it none"):
             site.node.cri.start(create("late"))
     assert not site.ran("late")
 

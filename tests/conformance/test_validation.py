@@ -130,7 +130,7 @@ async def test_a_daemon_lost_during_a_create_fails_it(launch: Launch, flavour: F
         assert await created(runtime, nri.asking("1")) == ""
         os.kill(daemon.pid, number)
         late = nri.asking("1", "late")
-        assert "[not-granted]: gpu.nri.io asks for GPUs, but nobody granted it any" in await runtime.create(
+        assert "[not-granted]: gpu.nri.io asks for GPUs, but nri-gpu granted it none" in await runtime.create(
             late, nri.container(late)
         )
         del runtime.plugins[INJECTOR]  # what a runtime does after the first silence

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.placement import why_not
+from nri_gpu.allocation.messages import why_not
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nri_gpu.allocation.placement import why_not
+from nri_gpu.allocation.messages import why_not
 from nri_gpu.domain.health import GpuEvent, HealthState, Sign
 from nri_gpu.domain.node import GpuFault
 from nri_gpu.health.listener import MalformedLineError, NextCall, UnplacedEvent, WaitingFailed, Watching, parse_line

@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from nri_gpu.allocation.external import live, opened_uuids, seen, with_live
 from nri_gpu.allocation.grant import SignedGrant, sign_grant, verify_grant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, rebuilt
-from nri_gpu.allocation.placement import why_not
+from nri_gpu.allocation.messages import why_not
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode

@@ -40,7 +40,7 @@ def granted(*indices: int, to: Container = ASKING) -> Adjusted:
         node(255, name="/dev/nvidiactl"),
         node(0, name="/dev/nvidia-uvm", major=511),
     )
-    return Adjusted(container=to, mark=Added(mark(*indices, to=to), US), nodes=nodes)
+    return Adjusted(container=to, grant=Added(mark(*indices, to=to), US), nodes=nodes)
 
 
 STARTS: dict[str, tuple[Container, str | None, bytes | None, Policy, str]] = {
@@ -48,10 +48,10 @@ STARTS: dict[str, tuple[Container, str | None, bytes | None, Policy, str]] = {
     "asked for none": (OPTED_OUT, None, None, POLICY, ""),
     "asked and granted": (ASKING, mark(0, 1), KEY, POLICY, ""),
     "asked, granted, and no policy any more": (ASKING, mark(0, 1), KEY, BROKEN, ""),
-    "asked": (ASKING, None, KEY, POLICY, "nri-gpu was away or late"),
-    "asked, and nobody ever could": (ASKING, None, None, POLICY, "nri-gpu was away or late"),
-    "asked, with a policy that is broken": (ASKING, None, KEY, BROKEN, "nri-gpu was away or late"),
-    "not understood": (make.container("tow"), None, KEY, POLICY, "nri-gpu was away or late"),
+    "asked": (ASKING, None, KEY, POLICY, "it was not connected, or too late"),
+    "asked, and nobody ever could": (ASKING, None, None, POLICY, "it was not connected, or too late"),
+    "asked, with a policy that is broken": (ASKING, None, KEY, BROKEN, "it was not connected, or too late"),
+    "not understood": (make.container("tow"), None, KEY, POLICY, "it was not connected, or too late"),
     "may not ask, which is ignored": (ASKING, None, KEY, IGNORING, ""),
     "a mark of another key": (ASKING, mark(0, key=bytes(32)), KEY, POLICY, "its mac does not match"),
     "a mark and no key": (ASKING, mark(0), None, POLICY, "no key on this node"),
@@ -83,25 +83,25 @@ ADDED: dict[str, tuple[Adjusted, Code | None, str]] = {
     "granted a MIG device: the node of its GPU": (
         replace(
             granted(0),
-            mark=Added(mark(0), US),
+            grant=Added(mark(0), US),
             nodes=(node(7), node(12, name="/dev/nvidia-caps/nvidia-cap12", major=509)),
         ),
         None,
         "",
     ),
     "none, and a mark of nothing": (
-        Adjusted(container=OPTED_OUT, mark=Added(sign_grant(make.grant(mode=None, to=OPTED_OUT), KEY), US)),
+        Adjusted(container=OPTED_OUT, grant=Added(sign_grant(make.grant(mode=None, to=OPTED_OUT), KEY), US)),
         None,
         "",
     ),
-    "asked and got nothing": (Adjusted(container=ASKING), Code.NOT_GRANTED, "nobody granted it any"),
+    "asked and got nothing": (Adjusted(container=ASKING), Code.NOT_GRANTED, "nri-gpu granted it none"),
     "asked, and another plugin served it": (
         Adjusted(container=ASKING, nodes=(node(0, "20-other"),)),
         Code.NOT_GRANTED,
-        "nobody granted it any",
+        "nri-gpu granted it none",
     ),
     "a mark that somebody made up": (
-        replace(granted(0), mark=Added("v1;mode=exclusive;uuid=GPU-0;gen=;mac=00", "20-other")),
+        replace(granted(0), grant=Added("v1;mode=exclusive;uuid=GPU-0;gen=;mac=00", "20-other")),
         Code.NOT_GRANTED,
         "its mac does not match",
     ),
@@ -156,7 +156,7 @@ ADDED: dict[str, tuple[Adjusted, Code | None, str]] = {
         "the nodes of 2 GPUs",
     ),
     "a runtime that names no owner": (
-        replace(granted(0), mark=Added(mark(0), ""), nodes=(node(7, ""),)),
+        replace(granted(0), grant=Added(mark(0), ""), nodes=(node(7, ""),)),
         None,
         "",
     ),
@@ -173,9 +173,9 @@ def test_creations(adjusted: Adjusted, code: Code | None, words: str) -> None:
 def test_strangers_matter_to_the_guard_alone() -> None:
     theirs = Adjusted(container=QUIET, nodes=(node(0, "20-other"),))
     assert validate_adjusted(theirs, KEY, POLICY)
-    assert validate_adjusted(theirs, KEY, POLICY, strangers=False) is None
+    assert validate_adjusted(theirs, KEY, POLICY, ungranted=False) is None
     both = replace(granted(0), nodes=(node(7), node(6, "20-other")))
-    assert validate_adjusted(both, KEY, POLICY, strangers=False)
+    assert validate_adjusted(both, KEY, POLICY, ungranted=False)
 
 
 def test_without_a_key_no_mark_counts() -> None:
@@ -189,7 +189,7 @@ def test_sentences_keep_their_length_whatever_a_plugin_is_called() -> None:
     reason = validate_adjusted(Adjusted(container=QUIET, nodes=(hostile,)), KEY, POLICY)
     assert isinstance(reason, Reason)
     assert len(str(reason)) < REFUSAL_MAX
-    assert str(reason).endswith("or leave this one container to it.")
+    assert str(reason).endswith("or its request from the container.")
     assert "\n" not in str(reason)
 
 

@@ -8,7 +8,7 @@ from math import comb
 
 import pytest
 
-from nri_gpu.allocation.topology import EXACT_MAX, Room, Topology, best_set, choose, topology_of
+from nri_gpu.allocation.topology import EXACT_MAX, Surroundings, Topology, best_set, choose, topology_of
 from nri_gpu.domain.claim import Strategy
 from tests.support.fabrics import KNOWN
 from tests.support.golden_sets import GOLDEN, GOLDEN_16, Golden
@@ -19,7 +19,7 @@ REACHED = [case for case in (*GOLDEN, *GOLDEN_16) if case.chosen]
 
 def whole(fabric: Topology, pool: tuple[int, ...], number: int, strategy: Strategy = Strategy.PACK) -> tuple[int, ...]:
     """As for a pod alone, where nobody holds the pool and others hold the rest."""
-    return choose(fabric, number, pool, (), Room((), pool, strategy))
+    return choose(fabric, number, pool, (), Surroundings((), pool, strategy))
 
 
 @pytest.mark.parametrize("case", REACHED, ids=str)
@@ -27,7 +27,7 @@ def test_no_worse_than_go_gpuallocator(case: Golden) -> None:
     fabric = FABRICS[case.topology]
     pool = tuple(sorted(set(case.available) - case.required))
     taken = tuple(sorted(case.required))
-    chosen = (*taken, *choose(fabric, case.size - len(taken), pool, taken, Room((), pool)))
+    chosen = (*taken, *choose(fabric, case.size - len(taken), pool, taken, Surroundings((), pool)))
     assert len(set(chosen)) == case.size
     assert set(chosen) <= set(case.available)
     assert fabric.score(case.chosen) == case.points
@@ -67,7 +67,7 @@ def test_spreading_takes_where_most_are_free() -> None:
 
 def test_friends_draw() -> None:
     fabric = FABRICS["8 x PCIe"]
-    assert choose(fabric, 1, (1, 2, 3, 4, 5, 6), (), Room(friends=(7,), free=(1, 2, 3, 4, 5, 6))) == (6,)
+    assert choose(fabric, 1, (1, 2, 3, 4, 5, 6), (), Surroundings(friends=(7,), free=(1, 2, 3, 4, 5, 6))) == (6,)
 
 
 def test_numa_breaks_ties_where_no_path_is_known() -> None:

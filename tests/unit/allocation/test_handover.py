@@ -115,7 +115,7 @@ def test_too_few_because_some_are_leaving() -> None:
     ledger = Ledger(releasing={make.uuid(n): replace(LEAVER, processes=2) for n in range(3)})
     said = refusal("2", ledger)
     assert (
-        "of the 4 that fit 1 can be had now, the rest having just been released by ml/a: 2 processes still hold" in said
+        "of the 4 that fit 1 can be granted now; the others were just released by ml/a: 2 processes still hold" in said
     )
     assert said.endswith("60 s after their release: ask for fewer, or wait until then.")
     beside = refusal("2", ledger.with_entry(make.entry(3, to=A)))

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.placement import Asker, matches, place, why_not
+from nri_gpu.allocation.messages import matches, why_not
+from nri_gpu.allocation.placement import Asker, place
 from nri_gpu.domain.claim import Mode, Strategy
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from nri_gpu.domain.gpu import Gpu, PciBusId, Unit, whole
@@ -217,7 +218,7 @@ REFUSED: dict[str, tuple[str, Sequence[Gpu] | Inventory, Ledger, Code, tuple[str
         make.gpus(),
         ALL_HELD,
         Code.GPU_BUSY,
-        ("of the 4 that fit none can be had", "held by ml/other: wait", "or set mode=shared on both."),
+        ("of the 4 that fit none can be granted", "held by ml/other: wait", "or set mode=shared on both."),
     ),
     "everything is shared": (
         "1",
@@ -226,7 +227,13 @@ REFUSED: dict[str, tuple[str, Sequence[Gpu] | Inventory, Ledger, Code, tuple[str
         Code.GPU_BUSY,
         ("in exclusive mode", "or set mode=shared here."),
     ),
-    "too many are held": ("4", make.gpus(), HELD, Code.GPU_BUSY, ("asked for 4 GPUs", "3 can be had", "ask for fewer")),
+    "too many are held": (
+        "4",
+        make.gpus(),
+        HELD,
+        Code.GPU_BUSY,
+        ("asked for 4 GPUs", "3 can be granted", "ask for fewer"),
+    ),
     "too many are another injector's": (
         "4",
         make.gpus(),

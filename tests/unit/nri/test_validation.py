@@ -37,7 +37,7 @@ def test_everything_with_its_owner() -> None:
     theirs = reply(linux=device("/dev/fuse", 10, 229), CDI_devices=[pb.CDIDevice(name="nvidia.com/gpu=0")])
     adjusted = adjusted_from_pb(nri.validate(of, made, {US: ours, "20-x": theirs}), MARK_KEY)
     assert adjusted.container == request_from_pb(nri.create(of, made))
-    assert adjusted.mark == Added("v1", US)
+    assert adjusted.grant == Added("v1", US)
     assert adjusted.nodes == (AddedNode("/dev/nvidia3", US, 195, 3), AddedNode("/dev/fuse", "20-x", 10, 229))
     assert adjusted.cdi_devices == (Added("nvidia.com/gpu=0", "20-x"),)
     assert adjusted.opened == frozenset()
@@ -50,7 +50,7 @@ def test_a_runtime_that_names_no_owners() -> None:
     )
     request.ClearField("owners")
     adjusted = adjusted_from_pb(request.SerializeToString(), MARK_KEY)
-    assert adjusted.mark == Added("v1", "")
+    assert adjusted.grant == Added("v1", "")
     assert [node.owner for node in adjusted.nodes] == [""]
 
 

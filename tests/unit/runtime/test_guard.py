@@ -90,7 +90,9 @@ async def test_what_asked_and_holds_nothing_does_not_start(folder: Path, log: Lo
         late = nri.asking("1", "late")
         refused = await runtime.event(Event.START_CONTAINER, late, nri.container(late))
         assert refused.code is StatusCode.FAILED_PRECONDITION
-        assert refused.message.startswith("nri-gpu [not-granted]: gpu.nri.io asks for GPUs, but nobody granted it any")
+        assert refused.message.startswith(
+            "nri-gpu [not-granted]: gpu.nri.io asks for GPUs, but nri-gpu granted it none"
+        )
     assert log.one("start refused").fields["pod_name"] == "late"
 
 
