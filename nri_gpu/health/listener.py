@@ -13,11 +13,12 @@ from loguru import logger
 from msgspec import UNSET, Meta, MsgspecError, Struct, UnsetType
 from msgspec.json import Decoder
 
+from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.health import GpuEvent
 from nri_gpu.inventory import formats
-from nri_gpu.inventory.child import child_command, still_hangs
+from nri_gpu.inventory.child import NvmlProcess, child_command
 from nri_gpu.system.backoff import Backoff
-from nri_gpu.system.line_process import LineProcess, ending
+from nri_gpu.system.line_process import LineProcess
 
 LINE_MAX: Final = 1 << 16  # bytes; a line that no GPU of 247 can be watched has some 40 000
 KIND_MAX: Final = 2**64 - 1  # nvmlEventData_t.eventType
@@ -25,7 +26,6 @@ TEXT_MAX: Final = 1000  # characters of a sentence
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
 WAIT: Final = "nvmlEventSetWait_v2"
-GONE: Final = "gone"
 LOGGED_MAX: Final = 256
 # A process that listened for so long has worked: the pauses after it start again with the first.
 STEADY_S: Final = 60.0
@@ -155,25 +155,27 @@ class EventChild:
         silence_s: float = 30.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._command = child_command("nri_gpu.health.events", driver_root, library_dirs, sysfs)
+        command = child_command("nri_gpu.health.events", driver_root, library_dirs, sysfs)
+        self._process = NvmlProcess("the NVML event process", command)
         self._sink = sink
         self._silence_s = silence_s
         self._sleep = sleep
         self._wanted: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
-        self._call = ""
         self._listening = False
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._down = False
-        self.attempts = 0  # processes started
-        self._process: LineProcess | None = None
-        self._ending: LineProcess | None = None  # killed, and not yet reaped
         self._logged: set[str] = set()
 
     @property
     def pid(self) -> int | None:
         """The process id while one runs."""
-        return self._process.pid if self._process else None
+        return self._process.pid
+
+    @property
+    def attempts(self) -> int:
+        """Processes started."""
+        return self._process.starts
 
     def listen(self, bus_ids: frozenset[str]) -> None:
         """Listen to these GPUs from now on; an empty set ends the process."""
@@ -196,14 +198,11 @@ class EventChild:
 
     async def _serve(self) -> str:
         """Runs one process. Returns why it ended; empty where there is no GPU to listen to any more."""
-        if self._ending and await self._kill(self._ending) is None:
-            return still_hangs("the NVML event process", self._ending, self._call)
         try:
-            self.attempts += 1
-            process = self._process = await LineProcess.start(self._command)
-        except OSError as error:
-            return f"cannot start the NVML event process: {error}"
-        self._call, self._listening, fault = "start", True, ""
+            process = await self._process.start()
+        except InventoryError as error:
+            return str(error)
+        self._listening = True
         loop = asyncio.get_running_loop()
         began = loop.time()
         requests = asyncio.create_task(self._send_requests(process))
@@ -213,21 +212,11 @@ class EventChild:
             requests.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await requests
-            status = await self._kill(process)  # the kernel closes the device nodes that it had open
+            await self._process.end(0)  # the kernel closes the device nodes that it had open
         if loop.time() - began >= STEADY_S:
             self._backoff.reset()
             self._logged.clear()
-        if fault == GONE:
-            last = process.last_line()
-            return f"the NVML event process {ending(status)} in {self._call}" + (f": {last}" if last else "")
         return fault
-
-    async def _kill(self, process: LineProcess) -> int | None:
-        """Kills the process, or tries again with one that did not end; it stays `_ending` until it is reaped."""
-        self._process = None
-        status = await process.end(0)
-        self._ending = process if status is None else None
-        return status
 
     async def _send_requests(self, process: LineProcess) -> None:
         """Tells the process which GPUs to watch, as that changes. Returns once there is none."""
@@ -245,13 +234,13 @@ class EventChild:
             if line not in done:
                 line.cancel()
                 await asyncio.gather(line, return_exceptions=True)
-                return "" if requests in done else f"{self._call} did not return within {self._silence_s:g} s"
+                return "" if requests in done else f"{self._process.call} did not return within {self._silence_s:g} s"
             if not line.result():
-                return GONE
+                return await self._process.died(0)
             try:
                 parsed = parse_line(line.result())
             except MalformedLineError:
-                return f"the NVML event process sent a malformed line after {self._call} and was ended"
+                return f"the NVML event process sent a malformed line after {self._process.call} and was ended"
             if isinstance(parsed, WaitingFailed):
                 return parsed.why
             self._take(parsed)
@@ -259,9 +248,9 @@ class EventChild:
     def _take(self, line: EventLine) -> None:
         match line:
             case NextCall(name):
-                if name == self._call == WAIT:  # one wait returned, so waiting works
+                if name == self._process.call == WAIT:  # one wait returned, so waiting works
                     self._works()
-                self._call = name
+                self._process.call = name
             case GpuEvent():
                 self._sink.event(line)
             case Watching(gpus, failed):

@@ -45,7 +45,7 @@ class Deadlines(Struct, frozen=True, kw_only=True):
 
 
 class NvmlChild:
-    """At most one NVML process. It is started when first needed, and again after it failed.
+    """The NVML process. It is started when first needed, and again after it failed.
 
     Belongs to one event loop. wall: seconds since the epoch. clock, sleep: for the pause before a new start.
     limit: the clock of the deadlines.
@@ -63,15 +63,13 @@ class NvmlChild:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         limit: Limit = asyncio.timeout,
     ) -> None:
-        self._command = child_command("nri_gpu.inventory.nvml", driver_root, library_dirs, sysfs)
+        command = child_command("nri_gpu.inventory.nvml", driver_root, library_dirs, sysfs)
+        self._process = NvmlProcess("the NVML process", command)
         self._deadlines = deadlines or Deadlines()
         self._wall = wall
         self._clock = clock
         self._sleep = sleep
         self._limit = limit
-        self._process: LineProcess | None = None
-        self._ending: LineProcess | None = None  # told to exit, and not yet reaped
-        self._call = ""  # the call that it announced last
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._not_before = 0.0
         self._lock = asyncio.Lock()
@@ -80,7 +78,7 @@ class NvmlChild:
     @property
     def pid(self) -> int | None:
         """The process id while one runs."""
-        return self._process.pid if self._process else None
+        return self._process.pid
 
     async def refresh(self) -> Inventory:
         """NVML's description of the node, without majors.
@@ -102,7 +100,7 @@ class NvmlChild:
             except InventoryError:
                 # The library may have overwritten the process's memory: the next refresh starts another process.
                 self._not_before = self._clock() + self._backoff.next_s()
-                await self._end(self._deadlines.end_s)
+                await self._process.end(self._deadlines.end_s)
                 raise
             self.lacking = report.lacking
             return report.inventory
@@ -110,7 +108,7 @@ class NvmlChild:
     async def close(self) -> None:
         """Ends the process. A later refresh starts another."""
         async with self._lock:
-            await self._end(self._deadlines.end_s)
+            await self._process.end(self._deadlines.end_s)
 
     async def _pause(self) -> None:
         """A library that crashes at once must not be started in a tight loop."""
@@ -124,52 +122,38 @@ class NvmlChild:
             async with self._limit(self._deadlines.refresh_s):
                 answer = await self._converse()
                 if "stale" in answer:  # another driver was installed, and only a new process can load its library
-                    await self._end(self._deadlines.end_s)
+                    await self._process.end(self._deadlines.end_s)
                     answer = await self._converse()
             answered = True
         except TimeoutError:
             raise await self._hung(self._deadlines.refresh_s, "a whole refresh") from None
         finally:
-            if not answered and self._process:  # cancelled: its late answer must not meet the next request
+            if not answered:  # cancelled, perhaps: a late answer must not meet the next request
                 self._process.kill()
-                self._ending, self._process = self._process, None
         return answer
 
     async def _converse(self) -> Mapping[str, Any]:
         """Sends a request and reads past the announced calls to the answer. Raises: InventoryError."""
-        process = await self._started()
+        process = await self._process.start()
         await process.send(REFRESH)
         while True:
             message = await self._receive(process)
             if "call" not in message:
-                self._call = ""
+                self._process.call = ""
                 return message
-            self._call = announced(message)
-
-    async def _started(self) -> LineProcess:
-        """Raises: InventoryError."""
-        if self._process is None:
-            await self._end(0)
-            if self._ending:
-                raise InventoryError(still_hangs("process", self._ending, self._call or "NVML"))
-            self._call = "start"
-            try:
-                self._process = await LineProcess.start(self._command)
-            except OSError as error:
-                raise InventoryError(f"cannot start the NVML process {self._command[0]}: {error}") from error
-        return self._process
+            self._process.call = announced(message)
 
     async def _receive(self, process: LineProcess) -> Mapping[str, Any]:
         """The next message. Raises: InventoryError."""
-        slow = self._call.partition(" ")[0] in _SLOW
+        slow = self._process.call.partition(" ")[0] in _SLOW
         limit_s = self._deadlines.slow_call_s if slow else self._deadlines.call_s
         try:
             async with self._limit(limit_s):
                 line = await process.receive()
         except TimeoutError:
-            raise await self._hung(limit_s, self._call or "NVML") from None
+            raise await self._hung(limit_s, self._process.doing) from None
         if not line:
-            raise await self._died()
+            raise InventoryError(await self._process.died(self._deadlines.end_s))
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
@@ -180,28 +164,67 @@ class NvmlChild:
 
     async def _hung(self, limit_s: float, doing: str) -> InventoryError:
         """Kills a process that does not answer."""
-        await self._end(0)
-        outcome = "cannot be killed" if self._ending else "was killed"
+        await self._process.end(0)
+        outcome = "cannot be killed" if self._process.hangs else "was killed"
         return InventoryError(f"{doing} did not return within {limit_s:g} s; the NVML process {outcome}")
 
     async def _malformed(self, line: bytes) -> InventoryError:
         """Ends a process that sent something else than a message."""
-        doing = self._call or "NVML"
-        await self._end(self._deadlines.end_s)
-        shown = ascii(line[:SHOWN_MAX].decode(errors="replace"))
+        await self._process.end(self._deadlines.end_s)
+        shown, doing = ascii(line[:SHOWN_MAX].decode(errors="replace")), self._process.doing
         return InventoryError(f"the NVML process sent {shown} in {doing}, which is not a message; another is started")
 
-    async def _died(self) -> InventoryError:
-        """Reaps a process that is gone."""
-        process, doing = self._process, self._call or "NVML"
-        status = await self._end(self._deadlines.end_s)
-        last = process.last_line() if process else ""
-        return InventoryError(f"the NVML process {ending(status)} in {doing}" + (f": {last}" if last else ""))
 
-    async def _end(self, grace_s: float) -> int | None:
-        """Ends the process, or tries again with one that did not exit; it stays `_ending` until it is reaped."""
-        if self._process:
-            self._ending, self._process = self._process, None
+class NvmlProcess:
+    """At most one process of an NVML program. No other is started while an old one cannot be killed.
+
+    name: in messages. call: the call that it announced last. starts: processes started.
+    """
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self._name = name
+        self._command = command
+        self._running: LineProcess | None = None
+        self._ending: LineProcess | None = None  # told to exit, and not yet reaped
+        self.call = ""
+        self.starts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while one runs."""
+        return self._running.pid if self._running else None
+
+    @property
+    def doing(self) -> str:
+        """The announced call, for messages."""
+        return self.call or "NVML"
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a process was killed, and is not gone yet."""
+        return self._ending is not None
+
+    async def start(self) -> LineProcess:
+        """The process, started unless it runs. Raises: InventoryError."""
+        if self._running is None:
+            await self.end(0)
+            if self._ending:
+                raise InventoryError(
+                    f"{self._name} {self._ending.pid} still hangs in {self.doing} and cannot be killed, so no other is "
+                    "started: see `dmesg | grep NVRM`; the GPU may need a reset, or the node a reboot"
+                )
+            self.call = "start"
+            self.starts += 1
+            try:
+                self._running = await LineProcess.start(self._command)
+            except OSError as error:
+                raise InventoryError(f"cannot start {self._name} {self._command[0]}: {error}") from error
+        return self._running
+
+    async def end(self, grace_s: float) -> int | None:
+        """Ends the process, or tries again with one that did not exit. Returns its status, if it is gone."""
+        if self._running:
+            self._ending, self._running = self._running, None
         if self._ending is None:
             return None
         status = await self._ending.end(grace_s)
@@ -209,16 +232,21 @@ class NvmlChild:
             self._ending = None
         return status
 
+    def kill(self) -> None:
+        """Kills the process without waiting; the next `start` or `end` reaps it."""
+        if self._running:
+            self._running.kill()
+            self._ending, self._running = self._running, None
+
+    async def died(self, grace_s: float) -> str:
+        """Reaps a process that is gone. Returns how it ended, with its last line on stderr."""
+        process = self._running
+        status = await self.end(grace_s)
+        last = process.last_line() if process else ""
+        return f"{self._name} {ending(status)} in {self.doing}" + (f": {last}" if last else "")
+
 
 def child_command(module: str, driver_root: str | Path, library_dirs: Sequence[str], sysfs: str) -> tuple[str, ...]:
     """How to start one of our NVML programs. It runs in `/`, so its paths are made absolute."""
     paths = ("--driver-root", str(Path(driver_root).absolute()), "--sysfs", str(Path(sysfs).absolute()))
     return (python(), "-I", "-m", module, *paths, *(f"--library-dir={folder}" for folder in library_dirs))
-
-
-def still_hangs(name: str, process: LineProcess, call: str) -> str:
-    """Why no new process is started while an old one cannot be killed."""
-    return (
-        f"{name} {process.pid} still hangs in {call} and cannot be killed, so no other is started: "
-        "see `dmesg | grep NVRM`; the GPU may need a reset, or the node a reboot"
-    )
