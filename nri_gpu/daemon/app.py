@@ -14,10 +14,11 @@ from loguru import logger
 from nri_gpu.daemon.audit import AuditLog, PolicyNote
 from nri_gpu.daemon.control import ReportedParts, Reporter
 from nri_gpu.daemon.journal import JOURNAL, Journal, StateRecorder
+from nri_gpu.daemon.ledger_file import LedgerFile, read_ledger
 from nri_gpu.daemon.node import FixedSettings, NodeControllers
 from nri_gpu.daemon.policy_file import PolicyFile
 from nri_gpu.daemon.policy_reload import PolicyReload, PolicyWatch, first_policy
-from nri_gpu.daemon.state_folder import LedgerFile, StateFolder, former_ledger
+from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
@@ -69,7 +70,7 @@ class Daemon:
         self._node = NodeControllers(state, fixed, folder, key, topology)
         self._plugin = self._make_plugin(key)
         self._kubelet = KubeletController(state, self._plugin, fixed.kubelet, self._succession)
-        self._ledger_file = LedgerFile(folder, state)
+        self._ledger_file = LedgerFile(folder.path / LEDGER, state)
         self._rechecks = Rechecks(state, self._node.cache.poke, self._plugin.waiting)
         self._sizes = Sizes(lambda: state.settings.plugin.request_bytes, later)
         self._supervisor = Supervisor(
@@ -117,7 +118,7 @@ class Daemon:
     def _recall(self, file: Path) -> None:
         """Go by the ledger of the daemon before this one until the runtime has listed its containers."""
         try:
-            self._state.ledger = former_ledger(file, time.monotonic())
+            self._state.ledger = read_ledger(file, time.monotonic())
         except (OSError, ValueError) as error:
             bound = logger.bind(path=str(file), fault=str(error))
             bound.warning("last ledger not read; which GPUs were just released is not known")

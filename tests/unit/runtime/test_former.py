@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import GrantPhase, Ledger
 from nri_gpu.allocation.reservations import reserve
-from nri_gpu.daemon.state_folder import StateFolder, former_ledger
+from nri_gpu.daemon.ledger_file import read_ledger, write_ledger
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.kubelet import AllocatedDevice
@@ -24,7 +24,7 @@ from tests.unit.runtime.test_handover import GRACE_S, HandoverBench
 
 
 def kept(folder: Path, ledger: Ledger) -> Path:
-    StateFolder(folder).write_ledger(ledger)
+    write_ledger(folder / LEDGER, ledger)
     return folder / LEDGER
 
 
@@ -32,7 +32,7 @@ def restarted(bench: HandoverBench, folder: Path, *listed: Any) -> HandoverBench
     """Another daemon on the same node, to which the runtime lists these."""
     new = HandoverBench()
     new.clock.now = bench.clock.now + 2
-    new.state.ledger = former_ledger(kept(folder, bench.plugin.ledger), new.clock.now)
+    new.state.ledger = read_ledger(kept(folder, bench.plugin.ledger), new.clock.now)
     parts = Parts()
     for payload in nri.synchronize([of for of, _ in listed], [nri.running(made) for _, made in listed]):
         parts.add(payload)
@@ -85,7 +85,7 @@ def test_it_reads_what_is_written(tmp_path: Path) -> None:
     for number, phase in enumerate((GrantPhase.RUNNING, GrantPhase.CREATED)):
         entry = make.entry(number, phase=phase, to=make.container(name=f"c{number}"))
         ledger = ledger.with_entry(entry)
-    found = former_ledger(kept(tmp_path, ledger), 100.0)
+    found = read_ledger(kept(tmp_path, ledger), 100.0)
     assert found.entries.keys() == ledger.entries.keys()
     assert found.reservations.keys() == ledger.reservations.keys()
     for id_, entry in found.entries.items():
@@ -97,11 +97,11 @@ def test_it_reads_what_is_written(tmp_path: Path) -> None:
 def test_what_has_lapsed_and_what_holds_no_gpu_is_left_out(tmp_path: Path) -> None:
     lapsed = make.entry(0, phase=GrantPhase.LAPSED, to=make.container(name="a"))
     ledger = Ledger().with_entry(lapsed)
-    assert former_ledger(kept(tmp_path, ledger), 0.0) == Ledger()
+    assert read_ledger(kept(tmp_path, ledger), 0.0) == Ledger()
 
 
 def test_no_file_is_an_empty_ledger(tmp_path: Path) -> None:
-    assert former_ledger(tmp_path / LEDGER, 0.0) == Ledger()
+    assert read_ledger(tmp_path / LEDGER, 0.0) == Ledger()
 
 
 SAID = "it is not what nri-gpu writes|schema|Phase|grace|JSON|Expecting|Invalid|convert|recursion"
@@ -134,7 +134,7 @@ def test_a_file_that_is_no_ledger_is_said_to_be_none(tmp_path: Path, wrong: Any)
         del whole["grants"]
     file.write_text(json.dumps(whole))
     with pytest.raises(ValueError, match=SAID):
-        former_ledger(file, 100.0)
+        read_ledger(file, 100.0)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "\x00"])
@@ -142,18 +142,18 @@ def test_nor_is_anything_that_is_no_json(tmp_path: Path, text: str) -> None:
     file = tmp_path / LEDGER
     file.write_text(text)
     with pytest.raises(ValueError, match=SAID):
-        former_ledger(file, 100.0)
+        read_ledger(file, 100.0)
 
 
 def test_a_time_to_come_is_now(tmp_path: Path) -> None:
     file = tmp_path / LEDGER
     raw = {"schema": "nri-gpu/ledger/v1", "grants": [], "leaving": [{**LEAVER, "since_s": 1e9}]}
     file.write_text(json.dumps(raw))
-    (leaver,) = former_ledger(file, 100.0).releasing.values()
+    (leaver,) = read_ledger(file, 100.0).releasing.values()
     assert leaver.since == 100.0
 
 
 def test_a_ledger_of_before_is_read(tmp_path: Path) -> None:
     file = tmp_path / LEDGER
     file.write_text(json.dumps({"schema": "nri-gpu/ledger/v1", "grants": [GRANT], "foreign": []}))
-    assert list(former_ledger(file, 0.0).entries) == [ContainerId("c")]
+    assert list(read_ledger(file, 0.0).entries) == [ContainerId("c")]

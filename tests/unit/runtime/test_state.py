@@ -14,6 +14,7 @@ import pytest
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.grant import KEY_BYTES
 from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.daemon.ledger_file import write_ledger
 from nri_gpu.daemon.state_folder import StateError, StateFolder
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.nri.events import Event
@@ -31,7 +32,7 @@ def test_made_with_its_parents_and_private(tmp_path: Path) -> None:
         state = StateFolder(tmp_path / "run" / "nri-gpu")
         state.open()
         state.key()
-        state.write_ledger(Ledger())
+        write_ledger(state.path / "ledger.json", Ledger())
     finally:
         os.umask(old_mask)
     assert mode(state.path) == 0o700
@@ -180,7 +181,7 @@ def test_the_published_ledger(tmp_path: Path) -> None:
     held = nri.container(plain)
     held.linux.devices.add(path="/dev/nvidia3", type="c", major=195, minor=3)
     bench.plugin.create_container(nri.create(plain, held))
-    StateFolder(tmp_path).write_ledger(bench.plugin.ledger)
+    write_ledger(tmp_path / "ledger.json", bench.plugin.ledger)
     text = (tmp_path / "ledger.json").read_text()
     assert json.loads(text) == {
         "schema": "nri-gpu/ledger/v1",
@@ -209,11 +210,11 @@ def test_what_is_published_follows_the_ledger(tmp_path: Path) -> None:
     pods = [nri.asking("1"), nri.asking("device=2", name="second")]
     made = [nri.container(of) for of in pods]
     bench.plugin.create_container(nri.create(pods[0], made[0]))
-    state.write_ledger(bench.plugin.ledger)
+    write_ledger(state.path / "ledger.json", bench.plugin.ledger)
     bench.plugin.create_container(nri.create(pods[1], made[1]))
     bench.plugin.state_change(nri.event(Event.START_CONTAINER, pods[0], made[0])[1])
     for ledger in (bench.plugin.ledger, bench.plugin.ledger.released(ContainerId(made[0].id)), Ledger()):
-        state.write_ledger(ledger)
+        write_ledger(state.path / "ledger.json", ledger)
         text = (tmp_path / "ledger.json").read_text()
         assert text == written_anew(tmp_path / "anew", ledger)
         assert text.count('"phase"') == len([line for line in text.splitlines() if '"phase"' in line])
@@ -230,5 +231,5 @@ def test_a_grant_of_nothing_is_published_too(tmp_path: Path) -> None:
 def written_anew(folder: Path, ledger: Ledger) -> str:
     """By somebody who keeps no line of an older one."""
     folder.mkdir(exist_ok=True)
-    StateFolder(folder).write_ledger(ledger)
+    write_ledger(folder / "ledger.json", ledger)
     return (folder / "ledger.json").read_text()

@@ -1,0 +1,218 @@
+"""`ledger.json`: the ledger for people, for other verbs and for the next daemon. The signed grants are the truth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from nri_gpu.allocation.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing, Reservation
+from nri_gpu.allocation.reservations import reservation_id, reserved_device
+from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import ContainerId, PodId, PodUid
+from nri_gpu.domain.decision import Grant
+from nri_gpu.domain.gpu import GpuUuid
+from nri_gpu.system.log_once import LogOnce
+from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.system.storage import write_whole
+
+LEDGER_SCHEMA: Final = "nri-gpu/ledger/v1"
+NO_MODE: Final = "none"
+DELAY_S: Final = 0.05
+BYTES_MAX: Final = 64 * 1024 * 1024
+GRACE_MAX_S: Final = 86_400.0
+
+
+class GrantLine(Struct, frozen=True, kw_only=True):
+    """A grant; or a reservation, as a grant that was created and has not started. mode: a Mode, or `none`."""
+
+    namespace: str
+    pod: str
+    pod_uid: PodUid
+    container: str
+    container_id: ContainerId
+    phase: GrantPhase
+    mode: str
+    gpu_uuids: tuple[GpuUuid, ...]
+    driver_generation: str
+
+
+class ExternalLine(Struct, frozen=True, kw_only=True):
+    """An external allocation. container: its name, where its device numbers became those of other GPUs; else empty."""
+
+    container_id: ContainerId
+    pod: str
+    container: str
+    gpu_uuids: tuple[GpuUuid, ...]
+
+
+class ReleasingLine(Struct, frozen=True, kw_only=True):
+    """A GPU that was just released. since_s: seconds on the boot's monotonic clock."""
+
+    gpu_uuid: GpuUuid
+    pod: str
+    pod_uid: PodUid
+    since_s: float
+    grace_s: Annotated[float, Meta(ge=0, le=GRACE_MAX_S)]
+
+
+class LedgerDocument(Struct, frozen=True, kw_only=True):
+    """The file; fields are only ever added. foreign: external allocations. leaving: GPUs that were just released."""
+
+    schema: Literal["nri-gpu/ledger/v1"]
+    grants: tuple[GrantLine, ...]
+    foreign: tuple[ExternalLine, ...] = ()
+    leaving: tuple[ReleasingLine, ...] = ()
+
+
+def write_ledger(file: Path, ledger: Ledger) -> None:
+    """Write it, with a line for each grant. Raises: OSError."""
+    grants = [*map(_grant_line, ledger.entries.values()), *map(_reservation_line, ledger.reservations.values())]
+    foreign = map(_external_line, ledger.external.values())
+    leaving = [_releasing_line(uuid, releasing) for uuid, releasing in ledger.releasing.items()]
+    lists = f' "grants": {_lines(grants)},\n "foreign": {_lines(foreign)},\n "leaving": {_lines(leaving)}'
+    write_whole(file, f'{{\n "schema": "{LEDGER_SCHEMA}",\n{lists}\n}}\n'.encode())
+
+
+def read_ledger(file: Path, now: float) -> Ledger:
+    """The grants, reservations and releasing GPUs in the file; a missing file is an empty ledger.
+
+    now: seconds on the boot's monotonic clock. Raises: ValueError: it is not a ledger; OSError: it cannot be read.
+    """
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(BYTES_MAX)
+    except FileNotFoundError:
+        return Ledger()
+    try:
+        document = msgspec.json.decode(text, type=LedgerDocument)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not what nri-gpu writes: {error}") from error
+    entries: dict[ContainerId, Entry] = {}
+    reservations = {}
+    for line in document.grants:
+        if line.phase is GrantPhase.LAPSED or line.mode == NO_MODE:
+            continue  # it holds nothing
+        if device := reserved_device(line.container_id):
+            # When it began is not written, and whoever carries it over gives it an end.
+            reservations[device] = Reservation(
+                device=device,
+                mode=Mode(line.mode),
+                namespace=line.namespace,
+                pod_name=line.pod,
+                since=0.0,
+                until=None,
+                pod_uid=line.pod_uid,
+                container_name=line.container,
+            )
+        else:
+            entries[line.container_id] = Entry(_grant(line), line.phase, 0.0)
+    # A time in the future was edited by hand, and would put off the end of the grace.
+    releasing = {
+        each.gpu_uuid: Releasing(each.pod_uid, each.pod, min(each.since_s, now), each.grace_s)
+        for each in document.leaving
+    }
+    return Ledger(entries, {}, releasing, {}, reservations)
+
+
+class LedgerFile:
+    """Writes the file a moment after the ledger changed: changes come in bursts, and the file is for people."""
+
+    def __init__(self, file: Path, state: NodeState) -> None:
+        self._file = file
+        self._state = state
+        self._timer: asyncio.TimerHandle | None = None
+        self._faults = LogOnce()
+        self._closed = False
+        state.subscribe(self._changed, Changed.LEDGER)
+
+    def close(self) -> None:
+        """Write it now, and never again: the folder may be another daemon's from here on."""
+        self._closed = True
+        if self._timer:
+            self._timer.cancel()
+        self._write()
+
+    def _changed(self) -> None:
+        if self._timer is None and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(DELAY_S, self._write)
+
+    def _write(self) -> None:
+        self._timer = None
+        try:
+            write_ledger(self._file, self._state.ledger)
+        except OSError as error:
+            self._faults.warning("ledger.json not written; the grants on the containers hold", str(error))
+        else:
+            self._faults.clear()
+
+
+def _lines(each: Iterable[Struct]) -> str:
+    text = ",\n  ".join(msgspec.json.encode(line).decode() for line in each)
+    return f"[\n  {text}\n ]" if text else "[]"
+
+
+def _grant_line(entry: Entry) -> GrantLine:
+    grant = entry.grant
+    return GrantLine(
+        namespace=grant.namespace,
+        pod=grant.pod_name,
+        pod_uid=grant.pod_uid,
+        container=grant.container_name,
+        container_id=grant.container_id,
+        phase=entry.phase,
+        mode=grant.mode.value if grant.mode else NO_MODE,
+        gpu_uuids=grant.uuids,
+        driver_generation=grant.generation,
+    )
+
+
+def _reservation_line(reservation: Reservation) -> GrantLine:
+    return GrantLine(
+        namespace=reservation.namespace,
+        pod=reservation.pod_name,
+        pod_uid=reservation.pod_uid,
+        container=reservation.container_name,
+        container_id=ContainerId(reservation_id(reservation.device)),
+        phase=GrantPhase.CREATED,
+        mode=reservation.mode.value,
+        gpu_uuids=(reservation.device.uuid,),
+        driver_generation="-",
+    )
+
+
+def _external_line(external: ExternalAllocation) -> ExternalLine:
+    return ExternalLine(
+        container_id=external.container_id,
+        pod=external.pod,
+        container=external.container,
+        gpu_uuids=tuple(sorted(external.uuids)),
+    )
+
+
+def _releasing_line(uuid: GpuUuid, releasing: Releasing) -> ReleasingLine:
+    return ReleasingLine(
+        gpu_uuid=uuid,
+        pod=releasing.pod,
+        pod_uid=releasing.pod_uid,
+        since_s=releasing.since,
+        grace_s=releasing.grace_s,
+    )
+
+
+def _grant(line: GrantLine) -> Grant:
+    return Grant(
+        container_id=line.container_id,
+        container_name=line.container,
+        pod_id=PodId(""),
+        pod_uid=line.pod_uid,
+        pod_name=line.pod,
+        namespace=line.namespace,
+        uuids=line.gpu_uuids,
+        mode=Mode(line.mode),
+        generation=line.driver_generation,
+    )
