@@ -29,7 +29,7 @@ from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.releasing import Rechecks
 from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.plugin.supervisor import Supervisor, Watchers
+from nri_gpu.plugin.supervisor import SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.state import Changed, NodeState
@@ -76,7 +76,7 @@ class Daemon:
         self._supervisor = Supervisor(
             self._plugin,
             lambda: self._policy.identity,
-            Watchers(self._configured, self._ready, self._away),
+            SessionFollowers(self._configured, self._ready, self._away),
             self._sizes,
         )
         reported = ReportedParts(

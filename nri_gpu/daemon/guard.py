@@ -19,7 +19,7 @@ from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.guard import DaemonState, Guard
 from nri_gpu.plugin.guard_status import REPORT_EVERY_S, GuardStatus, process_started, write_guard_status
 from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.plugin.supervisor import Identity, Supervisor, Watchers
+from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.cri import stop_containers, warn_without_grpc
 from nri_gpu.system.notify import Notifier
@@ -73,7 +73,7 @@ class GuardProcess:
         # The daemon's limit, also while it is away.
         sizes = Sizes(lambda: _request_bytes(state.policy(), settings), later, counts=False)
         self._supervisor = Supervisor(
-            self._guard, lambda: identity, Watchers(self._configured, self._ready, self._away), sizes
+            self._guard, lambda: identity, SessionFollowers(self._configured, self._ready, self._away), sizes
         )
         self._stop = asyncio.Event()
         self._stopping: set[asyncio.Task[None]] = set()

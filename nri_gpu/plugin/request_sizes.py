@@ -1,7 +1,7 @@
-"""Nothing is created that the runtime could not list to us: the node's list is weighed, and what is too large refused.
+"""Refuses pods and containers with which the runtime could no longer list the node's containers to us.
 
 A runtime that cannot send its list at Synchronize drops the plugin each time it connects: every container then starts
-without us. docs/guard.md says what stays open.
+without us. docs/guard.md says which cases remain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nri_gpu.plugin.decision_log import log_refusal
 
 SizeOf = Callable[[bytes], RequestSize]
 
-SMALL_BYTES: Final = 64 << 10  # a creation up to this is let in, whatever the list weighs
+SMALL_BYTES: Final = 64 << 10  # a creation up to this size is accepted, whatever the size of the list
 # What plugins may add to a container between its creation, where it was measured, and its start.
 ADJUSTMENT_BYTES: Final = 64 << 10
 NAMED: Final = 3  # objects in a sentence
@@ -36,11 +36,11 @@ REMEDY: Final = "set enableServiceLinks: false, or mount as a volume what comes 
 
 
 class Sizes:
-    """What the next Synchronize of the runtime weighs, across connections.
+    """The size of the runtime's next Synchronize, across connections.
 
-    limit: plugin.request_bytes, in force. later: run something once the reply is on its way. counts: it hears of all
-    that is created and removed, so it knows the list at any time; the guard does not.
-    fault: why the runtime could not send its list now; empty when it can.
+    limit: the policy's plugin.request_bytes. later: run something once the reply is on its way. counts: it sees all
+    that is created and removed, so it knows the list at any time; the guard's does not. fault: why the runtime could
+    not send its list now; empty when it can.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Sizes:
         self._counts = counts
         self._listing = ListSize()
         self._splits = True
-        self._looked_at = 0  # bytes of the list that `fault` is about
+        self._checked_bytes = 0  # the list's size when `fault` was found
 
     def configured(self, configured: Configured) -> None:
-        """What the runtime said of itself."""
+        """The runtime introduced itself."""
         self._splits = configured.from_nri_0_7
 
     def refusal(self, payload: bytes, size_of: SizeOf = size_of_request) -> Reason | None:
@@ -77,8 +77,8 @@ class Sizes:
         return self._refused(Code.LIST_TOO_LARGE, request, sentence)
 
     def start_refusal(self, payload: bytes, size_of: SizeOf = size_of_request) -> Reason | None:
-        """Why a container must not start that was created while nobody measured it."""
-        if len(payload) <= ADJUSTMENT_BYTES:  # whatever the limit, for which the guard looks at the policy's files
+        """Why a container must not start: it was created while we were away, and is too large."""
+        if len(payload) <= ADJUSTMENT_BYTES:  # before the limit, for which the guard reads the policy's files
             return None
         limit = self._limit()
         if not limit or len(payload) <= limit + ADJUSTMENT_BYTES:
@@ -86,7 +86,7 @@ class Sizes:
         return self._refused(Code.REQUEST_TOO_LARGE, size_of(payload), _over(len(payload), limit))
 
     def created(self, payload: bytes, size_of: SizeOf = size_of_request, added_bytes: int = 0) -> None:
-        """A pod or container is about to be there. added_bytes: of our reply."""
+        """A pod or container is being created. added_bytes: of our reply."""
         if self._counts:
             self._later(lambda: self._add(size_of(payload), added_bytes))
 
@@ -104,12 +104,12 @@ class Sizes:
         for holder in listing.over(limit) if limit else ():
             fault = f"{holder.name} has {holder.size_bytes} bytes, over plugin.request_bytes = {limit}: {REMEDY}"
             logger.bind(fault=fault).warning("its next creation will be refused")
-        self._look()
+        self._check()
 
     def cut_short(self, listing: ListSize, announced_bytes: int = 0) -> str:
-        """Why a Synchronize did not come to its end, as far as can be told.
+        """Why a Synchronize did not end, as far as that is known.
 
-        listing: what came of it. announced_bytes: of a message whose rest cannot come; 0 where there was none.
+        listing: what was received of it. announced_bytes: of a message that cannot arrive whole; 0 where there is none.
         """
         known = listing if len(listing) > len(self._listing) else self._listing
         why = known.fault(splits=self._splits)
@@ -117,8 +117,8 @@ class Sizes:
             why = f"the list has {announced_bytes} bytes, and this runtime sends at most {WHOLE_MAX}"
         largest = f"; the largest known are {_named(known.largest(NAMED))}" if len(known) else ""
         return (
-            "the runtime does not come to the end of listing the node's containers "
-            f"({why or 'how large the list is could not be seen'}{largest}): remove the pods with the largest "
+            "the runtime does not finish listing the node's containers "
+            f"({why or 'the size of the list is not known'}{largest}): remove the pods with the largest "
             "environments and annotations"
         )
 
@@ -126,22 +126,22 @@ class Sizes:
         self._listing.add(request.pod)
         for container in _grown(request, added_bytes):
             self._listing.add(container)
-        self._look_again()
+        self._check_again()
 
     def _drop(self, request: RequestSize, event: int) -> None:
         if event == Event.REMOVE_POD_SANDBOX:
             self._listing.drop_pod(request.pod.id)
         elif request.container is not None:
             self._listing.drop_container(request.container.id)
-        self._look_again()
+        self._check_again()
 
-    def _look_again(self) -> None:
-        if abs(self._listing.total_bytes - self._looked_at) >= SMALL_BYTES:
-            self._look()
+    def _check_again(self) -> None:
+        if abs(self._listing.total_bytes - self._checked_bytes) >= SMALL_BYTES:
+            self._check()
 
-    def _look(self) -> None:
-        """Whether the list can still be sent: said once when it cannot."""
-        self._looked_at = self._listing.total_bytes
+    def _check(self) -> None:
+        """Whether the list can still be sent; logged once when it cannot."""
+        self._checked_bytes = self._listing.total_bytes
         before, self.fault = self.fault, ""
         if why := self._listing.fault(splits=self._splits):
             self.fault = (
@@ -161,7 +161,7 @@ class Sizes:
 
 
 def _grown(request: RequestSize, added_bytes: int = 0) -> tuple[ContainerSize, ...]:
-    """The container as it will be listed; none for a pod's event."""
+    """The container with the size that it will have in the list; none for a pod's event."""
     if request.container is None:
         return ()
     size_bytes = request.container.size_bytes + added_bytes + GROWTH_BYTES

@@ -1,4 +1,4 @@
-"""From a request to its answer: method table, deadline, and one place where every failure becomes a status."""
+"""From a request to its answer: the table of methods, the deadline, and how each failure becomes a status."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from nri_gpu.ttrpc.events import RequestReceived, ResponseSent
 from nri_gpu.ttrpc.status import Status
 
 Handler = Callable[[bytes], Reply]
-# Our deadline lies this much inside the runtime's: an answer that comes too late is worse than a refusal, because the
-# runtime then drops us and starts the container without its GPUs.
+# Our deadline is this much before the runtime's: a late answer is worse than a refusal, because the runtime then drops
+# us and starts the container without its GPUs.
 MARGIN_NS: Final = 100_000_000
 REQUEST_TIMEOUT_S: Final = 2.0  # the runtime's, where it does not tell (below NRI 0.7)
 
@@ -32,8 +32,8 @@ class Dispatcher(Struct):
     """Answers requests of one service.
 
     table: method -> handler. Handlers are plain functions on values in memory: they cannot hang, so the deadline is
-    looked at before one runs, never during.
-    request_timeout_ns: what Configure told; holds for a request that names no time of its own. 0: none.
+    checked before one runs, never during. request_timeout_ns: from Configure, for a request without a timeout of its
+    own. 0: none.
     """
 
     service: str
@@ -61,7 +61,7 @@ class Dispatcher(Struct):
             return self._failed(request, status.status_of(Reason(Code.REQUEST_TOO_LARGE, str(error))))
         except RemoteProtocolError as error:
             return self._failed(request, status.out_of_order(str(error)))
-        except Exception:  # the one net under every handler: silence would start containers without us
+        except Exception:  # for every handler: without an answer, the runtime would start containers without us
             bound = logger.bind(method=request.method, stream_id=request.stream_id)
             bound.opt(exception=True).error("bug in a handler")
             return status.INTERNAL
@@ -73,13 +73,13 @@ class Dispatcher(Struct):
 
 
 def _late(timeout_ns: int, waited_ns: int) -> bool:
-    """timeout_ns: 0 is none, negative is already over (ttrpc: server.go)."""
+    """Whether the answer would be late. timeout_ns: 0 is none, negative is already over (ttrpc: server.go)."""
     return timeout_ns < 0 or (timeout_ns > 0 and waited_ns > max(timeout_ns - MARGIN_NS, timeout_ns // 2))
 
 
 PLUGIN: Final = "nri.pkg.api.v1alpha1.Plugin"
 
-# RPCs that carry one event each. StopContainer always; the rest from NRI 0.12, before that all by StateChange.
+# RPCs of one event each: StopContainer always, the others from NRI 0.12. Older runtimes send those by StateChange.
 EVENT_METHODS: Final = {
     "RunPodSandbox": Event.RUN_POD_SANDBOX,
     "PostUpdatePodSandbox": Event.POST_UPDATE_POD_SANDBOX,
@@ -92,29 +92,29 @@ EVENT_METHODS: Final = {
     "StopContainer": Event.STOP_CONTAINER,
     "RemoveContainer": Event.REMOVE_CONTAINER,
 }
-# After these the runtime lists a container, or a pod, no more.
+# After these the runtime no longer lists a container, or a pod.
 ENDS: Final = frozenset({Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.REMOVE_POD_SANDBOX})
-# Requests we do not subscribe to. Answered all the same: an error here would fail a container or an update.
+# Requests that we do not subscribe to, and answer all the same: an error would fail a container or an update.
 UNUSED_METHODS: Final = ("UpdateContainer", "UpdatePodSandbox")
 
 
 class NriHandlers(Protocol):
-    """Who answers: the injector (`plugin/handlers.py`), or the guard (`plugin/guard.py`).
+    """What answers requests: the injector (`plugin/handlers.py`) or the guard (`plugin/guard.py`).
 
-    stage_dir: where driver files are staged, whose mounts it wants to know; empty: it does not.
+    stage_dir: where driver files are staged, if mounts from there have to be read; else empty.
     """
 
     stage_dir: str
 
     @property
     def events(self) -> Collection[Event]:
-        """What it must hear of, where the runtime knows it."""
+        """The events to subscribe to, where the runtime knows them."""
 
     def create_container(self, payload: bytes) -> Reply:
         """CreateContainer."""
 
     def unanswered(self, payload: bytes) -> None:
-        """Nothing of the answer to that CreateContainer left."""
+        """Nothing of the answer to that CreateContainer was sent."""
 
     def validate(self, payload: bytes) -> Reply:
         """ValidateContainerAdjustment."""
@@ -132,7 +132,7 @@ class NriHandlers(Protocol):
 class PluginService:
     """Serves `nri.pkg.api.v1alpha1.Plugin` on one connection.
 
-    configured: told what the runtime said of itself. ready: told once Synchronize is answered.
+    configured: called with what the runtime said of itself. ready: called at the end of Synchronize.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class PluginService:
         return self._measured(event, payload, size_of_request) or self._plugin.lifecycle(event, payload)
 
     def _measured(self, event: int, payload: bytes, size_of: SizeOf) -> Status | None:
-        """Count what an event brings or takes away; a refusal where that is too much."""
+        """Count what an event adds to the runtime's list or removes; a refusal where that is too much."""
         reason = None
         if event == Event.RUN_POD_SANDBOX:
             reason = self._sizes.refusal(payload, size_of)
@@ -221,7 +221,7 @@ class PluginService:
         self._payload_bytes += len(payload)
         if listed is None:
             return convert.synchronize_to_pb(more=True)
-        # Once, not for each part: some runtimes send thousands of empty ones (session.py).
+        # Once, not for each part: some runtimes send thousands of empty parts (nri/session.py).
         logger.bind(parts=self._parts, payload_bytes=self._payload_bytes).debug("synchronized")
         self._sizes.synchronized(self.session.listing)
         self._plugin.synchronized(listed, self.dispatcher.request_timeout_ns / 1e9 or REQUEST_TIMEOUT_S)
@@ -229,13 +229,13 @@ class PluginService:
         return convert.synchronize_to_pb(more=False)
 
     def _shutdown(self, payload: bytes) -> Reply:
-        """In the protocol, though no released runtime calls it; the end of the connection is what counts."""
+        """In the protocol, though no released runtime calls it; only the end of the connection counts."""
         del payload
-        logger.info("runtime asks to shut down")
+        logger.info("the runtime asked to shut down")
         return EMPTY
 
     def unsent(self, request: RequestReceived) -> None:
-        """Nothing of the answer to a request left: the connection was over."""
+        """Nothing of the answer to a request was sent: the connection had ended."""
         if request.method == "CreateContainer":
             self._plugin.unanswered(request.payload)
 

@@ -1,4 +1,4 @@
-"""Connect, register, serve; and again, for ever. Every second away is a second in which the runtime fails open."""
+"""Connects to the runtime, registers and serves, again and again: while we are away, the runtime fails open."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ from nri_gpu.nri.list_size import ListSize
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.service import EVENT_METHODS, NriHandlers, PluginService
 from nri_gpu.plugin.transport import RuntimeCallError, Transport
+from nri_gpu.system.backoff import Backoff
+from nri_gpu.system.log_once import LogOnce
 
 NRI_VERSION: Final = "0.12.2"  # the newest whose messages we know; told to the runtime from 0.12 on
-FIRST_WAIT_S: Final = (0.005, 0.05)  # after a connection that worked: at random in here, so that plugins spread
+# Between two tries; a random share of nine tenths spreads the plugins, so the first comes after 5 to 50 ms.
+FIRST_WAIT_S: Final = 0.05
 WAIT_MAX_S: Final = 0.25
+JITTER: Final = 0.9
 REGISTER_TIMEOUT_S: Final = 10.0  # the runtime accepts one plugin at a time and gives a silent one 5 s
 SYNCHRONIZE_TIMEOUT_S: Final = 15.0
-# Before the next try, after two connections and more that ended inside Synchronize: a runtime that panics in it must be
-# let live, and one that cannot finish it will not do so in milliseconds.
+# Before the next try, after two and more connections that ended inside Synchronize: a runtime that panics in it needs
+# time to run, and one that cannot finish it will not do so in milliseconds.
 CUT_SHORT_WAITS_S: Final = (5.0, 10.0, 20.0, 30.0)
 LEAVES_BY: Final = frozenset({"StateChange", *EVENT_METHODS})  # with no answer to one of these, a runtime goes on
 NEVER_TOLD: Final = (
@@ -43,8 +47,8 @@ class Identity(Struct, frozen=True):
     index: str
 
 
-class Watchers(Struct, frozen=True):
-    """Who is told of a session's turns. configured: what the runtime said of itself, before it asks anything."""
+class SessionFollowers(Struct, frozen=True):
+    """Whom to call. configured: with what the runtime said of itself, before any other request. away: with why."""
 
     configured: Callable[[Configured], None]
     ready: Callable[[], None]
@@ -52,13 +56,13 @@ class Watchers(Struct, frozen=True):
 
 
 class Supervisor:
-    """Keeps one session up. `stop` answers what is in flight and ends it."""
+    """Keeps one session up. `stop` answers the calls in flight and ends it."""
 
     def __init__(
         self,
         plugin: NriHandlers,
         identity: Callable[[], Identity],
-        watchers: Watchers,
+        followers: SessionFollowers,
         sizes: Sizes,
         waits_s: Sequence[float] = CUT_SHORT_WAITS_S,
     ) -> None:
@@ -67,37 +71,37 @@ class Supervisor:
         self._waits_s = waits_s
         self._cut_short = 0  # connections in a row that ended inside Synchronize
         self._identity = identity
-        self._watchers = watchers
+        self._followers = followers
         self._transport: Transport | None = None
         self._stopping = False
         self._inherited = False
-        self._said = ""
+        self._faults = LogOnce()
+        self._backoff = Backoff(FIRST_WAIT_S, WAIT_MAX_S, jitter=JITTER)
         self._was_ready = False
         self._subscription = Subscription()
 
     async def run(self, path: Path) -> None:
         """Serve the socket at a path until stopped, whatever happens to it."""
-        attempt = 0
         while not self._stopping:
-            attempt += 1
             missing, wait_s = False, 0.0
             try:
-                wait_s = await self._session(await self._connect(path), attempt)
+                wait_s = await self._session(await self._connect(path))
             except OSError as error:
                 missing = error.errno == errno.ENOENT
-                self._complain(explain(error, path), path)
+                self._report(explain(error, path), path)
             if self._was_ready or missing:
-                attempt, self._was_ready = 0, False
+                self._backoff.reset()
+                self._was_ready = False
             if not self._stopping:
-                await (_socket_appears(path) if missing else asyncio.sleep(wait_s or _pause_s(attempt)))
+                await (_socket_appears(path) if missing else asyncio.sleep(wait_s or self._backoff.next_s()))
 
     async def run_inherited(self, fd: int) -> None:
-        """Serve the connection we were started with; its end is ours."""
+        """Serve the connection that we were started with, until it ends."""
         self._inherited = True
-        await self._session(socket.socket(fileno=fd), 1)
+        await self._session(socket.socket(fileno=fd))
 
     async def stop(self, limit_s: float) -> None:
-        """Answer calls in flight, for limit_s at most, then close."""
+        """Answer the calls in flight, for limit_s at most, then close."""
         self._stopping = True
         if self._transport:
             await self._transport.drain(limit_s, LEAVES_BY if self.validates else ())
@@ -117,14 +121,15 @@ class Supervisor:
             raise
         return sock
 
-    async def _session(self, sock: socket.socket, attempt: int) -> float:
+    async def _session(self, sock: socket.socket) -> float:
         """One connection from register to close; the seconds to wait before the next, 0 for the usual."""
         loop = asyncio.get_running_loop()
         ready = loop.create_future()
 
         def on_ready() -> None:
-            self._was_ready, self._said, self._cut_short = True, "", 0
-            self._watchers.ready()
+            self._was_ready, self._cut_short = True, 0
+            self._faults.clear()
+            self._followers.ready()
             if not ready.done():
                 ready.set_result(None)
 
@@ -138,7 +143,7 @@ class Supervisor:
             await asyncio.wait(
                 {ready, transport.closed}, timeout=SYNCHRONIZE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
             )
-            # The connection we were started with is the only one there will be: without Synchronize it still serves.
+            # The connection that we were started with is the only one: without Synchronize it still serves.
             if not (self._inherited or ready.done() or transport.closed.done()):
                 # containerd 1.7 keeps a plugin that it will never call; only a new connection gets out of that.
                 transport.abort(RemoteProtocolError(f"no Synchronize within {SYNCHRONIZE_TIMEOUT_S:.0f} s"))
@@ -149,14 +154,12 @@ class Supervisor:
         reason = await transport.closed
         service.ended()
         self._transport = None
-        if not service.session.cut_short or self._stopping or self._inherited:
-            self._ended(reason, attempt)
-            return 0.0
-        self._cut_short += 1
-        if self._cut_short == 1:
-            self._ended(reason, attempt)
-            return 0.0
-        return self._gave_up(service.session.listing, reason)
+        if service.session.cut_short and not (self._stopping or self._inherited):
+            self._cut_short += 1
+            if self._cut_short > 1:
+                return self._gave_up(service.session.listing, reason)
+        self._ended(reason)
+        return 0.0
 
     async def _register(self, transport: Transport) -> None:
         identity = self._identity()
@@ -168,41 +171,38 @@ class Supervisor:
         bound.bind(nri_version=configured.nri_version or "unknown").info("registered")
         if self._inherited and not configured.from_nri_0_7:  # which is when such plugins began to be synchronized
             bound.bind(fault=NEVER_TOLD).warning("launched by a runtime that will not synchronize")
-        self._watchers.configured(configured)
+        self._followers.configured(configured)
 
-    def _ended(self, reason: Exception | None, attempt: int) -> None:
+    def _ended(self, reason: Exception | None) -> None:
         if self._stopping:
             return
         sentence = str(reason) if reason else "the runtime closed the connection"
         if self._inherited and reason is None:
-            logger.bind(fault=sentence).info("connection ended, and with it this plugin")
+            logger.bind(fault=sentence).info("connection ended, and this plugin with it")
         elif isinstance(reason, LocalProtocolError):
             logger.opt(exception=reason).error("connection ended by a bug of ours")
-        elif sentence != self._said or self._was_ready:
-            logger.bind(fault=sentence, attempt=attempt).warning("connection ended, reconnecting")
-        self._said = sentence
-        self._watchers.away(sentence)
+        else:
+            self._faults.warning("connection ended, reconnecting", sentence, attempt=self._backoff.failures + 1)
+        self._followers.away(sentence)
 
     def _gave_up(self, listing: ListSize, reason: Exception | None) -> float:
-        """Say once why Synchronize does not end; the seconds to wait."""
+        """Log once why Synchronize does not end. Returns the seconds to wait."""
         announced_bytes = reason.length if isinstance(reason, OversizeError) else 0
         sentence = self._sizes.cut_short(listing, announced_bytes)
         if self._cut_short == 2:
             logger.bind(fault=sentence, attempt=self._cut_short).error("no connection survives Synchronize")
-        self._said = sentence
-        self._watchers.away(sentence)
+        self._faults.fault = sentence
+        self._followers.away(sentence)
         return self._waits_s[min(self._cut_short - 2, len(self._waits_s) - 1)]
 
-    def _complain(self, sentence: str, path: Path) -> None:
-        """Once for each new fault, not once per try."""
-        if sentence != self._said:
-            logger.bind(socket=str(path), fault=sentence).warning("runtime not reached, trying again")
-            self._watchers.away(sentence)
-        self._said = sentence
+    def _report(self, sentence: str, path: Path) -> None:
+        if sentence != self._faults.fault:
+            self._followers.away(sentence)
+        self._faults.warning("runtime not reached, trying again", sentence, socket=str(path))
 
 
 def explain(error: OSError, path: Path) -> str:
-    """Why the socket cannot be had, and what to change."""
+    """Why there is no connection to the socket, and what to change."""
     if error.errno == errno.ENOENT:
         runtime = next((str(sock) for sock in RUNTIME_SOCKETS if sock.exists()), "")
         if runtime:
@@ -215,15 +215,8 @@ def explain(error: OSError, path: Path) -> str:
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"no permission to connect to {path}: nri-gpu has to run as root"
     if error.errno == errno.ECONNREFUSED:
-        return f"nobody listens on {path}: a runtime that has stopped left it behind"
+        return f"nobody listens on {path}: it was left behind by a runtime that has stopped"
     return f"cannot connect to {path}: {error.strerror or error}"
-
-
-def _pause_s(attempt: int) -> float:
-    """Seconds before the next try: doubling, never far, and not at the same moment as every other plugin."""
-    import random  # a millisecond that a start without waiting saves
-
-    return min(random.uniform(*FIRST_WAIT_S) * 2.0 ** min(attempt, 8), WAIT_MAX_S * random.uniform(0.5, 1.0))
 
 
 async def _socket_appears(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Unix socket <-> wire: feeds bytes, writes bytes, ends the connection when either side breaks the protocol."""
+"""The Unix socket: feeds bytes to ttrpc, writes bytes, ends the connection when either side breaks the protocol."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from nri_gpu.ttrpc.mux import RUNTIME_SERVICE, ConnId, Mux
 from nri_gpu.ttrpc.status import Status
 
 RUNTIME: Final = "nri.pkg.api.v1alpha1.Runtime"
-# A runtime asks one thing at a time and reads the answer, so anything left unread this long is a runtime that hangs.
+# A runtime sends one request at a time and reads the answer: one that leaves answers unread for so long hangs.
 STALL_S: Final = 10.0
-# The Go mux may lose a reply that is followed at once by the end of the connection
-# (containerd/nri pkg/net/multiplex/mux.go), so this much quiet comes first.
+# Without requests before we close: the Go mux may lose a reply that is followed at once by the end of the connection
+# (containerd/nri pkg/net/multiplex/mux.go).
 QUIET_S: Final = 0.1
-# The same where the runtime validates: between a creation and its validation lie the other plugins.
+# The same where the runtime validates: other plugins run between a creation and its validation.
 VALIDATING_QUIET_S: Final = 1.0
 
-# A runtime that hangs while it keeps asking must not fill our memory before STALL_S is over.
+# A runtime that sends requests and reads no answers must not fill our memory before STALL_S is over.
 UNREAD_MAX: Final = 32 * 1024 * 1024  # bytes of answers
 
 Answer = Callable[[RequestReceived, int], ResponseSent]  # the int: nanoseconds since its bytes were read
@@ -46,14 +46,14 @@ class RuntimeCallError(NriGpuError):
         self.status = status
 
     def __str__(self) -> str:
-        """The runtime's own words."""
+        """The status that the runtime sent."""
         return str(self.status)
 
 
 class Transport(asyncio.Protocol):
     """One NRI connection. `closed` ends with the reason: None for the peer's orderly end.
 
-    unsent: told of a request that was answered, and whose answer did not even begin to leave.
+    unsent: called with a request of whose answer not a byte was sent.
     """
 
     def __init__(self, answer: Answer, unsent: Callable[[RequestReceived], None] = lambda _: None) -> None:
@@ -75,7 +75,7 @@ class Transport(asyncio.Protocol):
         self._io = transport
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came; every complete request in them is answered before this returns."""
+        """Take bytes; every complete request in them is answered before this returns."""
         read_at = self._loop.time()
         try:
             for conn_id, event in self._mux.feed(data):
@@ -92,8 +92,8 @@ class Transport(asyncio.Protocol):
                     case ResponseReceived():
                         self._resolve(event)
                     case RequestRejected() if event.oversize_bytes:
-                        # A Synchronize of which the rest never comes, and by the book an answer that is taken as
-                        # "smaller parts, please" by runtimes that know of parts. Neither leads anywhere.
+                        # The rest of such a Synchronize never arrives; and the status that ttrpc prescribes makes
+                        # runtimes that split it try again in smaller parts. Neither helps.
                         raise OversizeError(event.oversize_bytes, RECEIVE_MAX)
                     case RequestRejected():
                         logger.bind(stream_id=event.stream_id, reason=str(event.status)).warning("request rejected")
@@ -105,7 +105,7 @@ class Transport(asyncio.Protocol):
             self.abort(error)
 
     def eof_received(self) -> None:
-        """The runtime said goodbye; returning None closes our side too."""
+        """The runtime closed its side; returning None closes ours."""
         try:
             self._mux.receive_eof()
             for _ in self._mux.events():
@@ -114,7 +114,7 @@ class Transport(asyncio.Protocol):
             self.abort(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed, by whomever."""
+        """The socket is closed."""
         self.resume_writing()
         for future in self._pending.values():
             if not future.done():
@@ -124,11 +124,11 @@ class Transport(asyncio.Protocol):
             self.closed.set_result(exc)
 
     def pause_writing(self) -> None:
-        """The runtime does not read; it has a while to start again."""
+        """The runtime does not read: give it STALL_S to go on."""
         self._stall = self._loop.call_later(STALL_S, self._stalled)
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """The runtime reads again."""
         if self._stall:
             self._stall.cancel()
             self._stall = None
@@ -153,11 +153,11 @@ class Transport(asyncio.Protocol):
             self._pending.pop(stream_id, None)
 
     async def drain(self, limit_s: float, leaves_by: Collection[str] = ()) -> None:
-        """Answer what is on its way, then close; at most limit_s seconds.
+        """Answer the requests that are on their way, then close; at most limit_s seconds.
 
-        leaves_by: where the runtime validates, methods that pass when we close instead of answering them. It forgets a
-        plugin that is gone only at the end of a request, and until then fails what that one would have validated
-        (containerd/nri: pkg/adaptation/adaptation.go, removeClosedPlugins): so the end of such a one is the time to go.
+        leaves_by: where the runtime validates, methods that succeed when we close instead of answering. The runtime
+        removes a closed plugin only at the end of a request, and until then fails what it would have validated
+        (containerd/nri: pkg/adaptation/adaptation.go, removeClosedPlugins): so we close at the end of such a request.
         """
         self._leaves_by = leaves_by
         quiet_s = VALIDATING_QUIET_S if leaves_by else QUIET_S
@@ -165,12 +165,12 @@ class Transport(asyncio.Protocol):
         await asyncio.sleep(0)
         while not self.closed.done() and (left := min(deadline, self._last_request + quiet_s) - self._loop.time()) > 0:
             await asyncio.wait({self.closed}, timeout=left)
-        self._close()  # once what is written has left, which takes a runtime that reads
+        self._close()  # once the runtime has read what is written
         await asyncio.wait({self.closed}, timeout=max(deadline - self._loop.time(), QUIET_S))
         self.abort(TimeoutError("the runtime did not read our last answers"))
 
     def abort(self, error: Exception) -> None:
-        """End the connection now, and say why."""
+        """End the connection now. error: what `closed` ends with."""
         if not self.closed.done():
             self.closed.set_result(error)
         if self._io:
@@ -184,12 +184,12 @@ class Transport(asyncio.Protocol):
         try:
             return self._mux.send(conn_id, response)
         except SendOversizeError as error:
-            # An error refuses this container; ending the connection would start it without what it asked for.
+            # An error refuses this container; the end of the connection would start it without its GPUs.
             logger.bind(stream_id=response.stream_id, fault=str(error)).error("answer too large")
             return self._mux.send(conn_id, ResponseSent(response.stream_id, status=INTERNAL))
 
     def _write(self, data: bytes) -> bool:
-        """Whether any of it may arrive: a write that fails closes the transport, and leaves nothing to be written."""
+        """Whether any of it may arrive: a failed write closes the transport and empties its buffer."""
         assert self._io is not None
         self._io.write(data)
         return not self._io.is_closing() or self._io.get_write_buffer_size() > 0

@@ -227,7 +227,7 @@ def test_without_synchronize_it_stays_for_good(flavour: Flavour, monkeypatch: py
 
 async def _unsynchronized(flavour: Flavour) -> None:
     bench, (theirs, ours) = Bench(), socket.socketpair()
-    watchers = supervise.Watchers(lambda _: None, lambda: None, lambda _: None)
+    watchers = supervise.SessionFollowers(lambda _: None, lambda: None, lambda _: None)
     supervisor = supervise.Supervisor(
         bench.plugin, lambda: supervise.Identity("nri-gpu", "10"), watchers, Sizes(lambda: REQUEST_BYTES, bench.later)
     )

@@ -16,7 +16,7 @@ from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.plugin.supervisor import CUT_SHORT_WAITS_S, Identity, Supervisor, Watchers
+from nri_gpu.plugin.supervisor import CUT_SHORT_WAITS_S, Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.simulation.topology import load_topology
@@ -109,7 +109,7 @@ class Station(Bench):
         self.supervisor = Supervisor(
             self.plugin,
             lambda: self.identity,
-            Watchers(self.configured.append, self._count_ready, self.away.append),
+            SessionFollowers(self.configured.append, self._count_ready, self.away.append),
             self.sizes,
             waits_s,
         )

@@ -16,7 +16,7 @@ from nri_gpu.nri.events import Event
 from nri_gpu.nri.session import Listed, Parts
 from nri_gpu.plugin.guard import Guard
 from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.plugin.supervisor import Identity, Supervisor, Watchers
+from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.model import EnvironmentSettings, NamespaceRules, Otherwise, Policy
 from nri_gpu.policy.service import REQUEST_BYTES
@@ -59,7 +59,7 @@ def guard(state: Known | None = None) -> Guard:
 async def guarding(folder: Path, flavour: Flavour, state: Known | None = None) -> AsyncIterator[ScriptedRuntime]:
     """A runtime with the guard registered."""
     async with Listener(folder / "nri.sock") as listener:
-        watchers = Watchers(lambda _: None, lambda: None, lambda _: None)
+        watchers = SessionFollowers(lambda _: None, lambda: None, lambda _: None)
         judge = guard(state)
         judge.runtime = flavour.configure["runtime_name"]
         supervisor = Supervisor(

@@ -166,7 +166,7 @@ async def test_connections_that_end_inside_synchronize_are_waited_out(folder: Pa
         apart = [later - earlier for earlier, later in pairwise(found)]
         assert apart[0] < 0.2 <= apart[1] < 0.4 <= apart[2]
         runtime = await station.connected()  # and all is forgotten
-        assert "does not come to the end of listing" in station.away[-1]
+        assert "does not finish listing" in station.away[-1]
         runtime.close()
         again = await station.listener.accept()
         await again.register()

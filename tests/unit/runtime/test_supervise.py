@@ -90,7 +90,7 @@ async def test_nobody_listening(folder: Path, log: Log) -> None:
     station.listener.close()
     try:
         assert await absent(station, log) == (
-            f"nobody listens on {station.listener.path}: a runtime that has stopped left it behind"
+            f"nobody listens on {station.listener.path}: it was left behind by a runtime that has stopped"
         )
         assert await serve_late(station) < 0.3
     finally:
