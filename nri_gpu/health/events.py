@@ -2,11 +2,10 @@
 
     python -I -m nri_gpu.health.events --driver-root DIR [--library-dir DIR ...] [--sysfs DIR]
 
-One JSON object a line. In: {"watch": ["0000:3b:00.0", ...]}, again whenever it changes. Out: {"call": ...} before each
-call as in `nvml.py`; after each change {"watching": [...], "failed": {"0000:3b:00.0": "why"}}; for each event
-{"event": {"uuid": "GPU-...", "kind": 8, "xid": 79, "gi": 1, "ci": 0}}, with null where NVML names no MIG device, or
-{"unplaced": "a sentence"} where it names no GPU. {"fault": "a sentence"} is the last line: waiting failed, which says
-nothing about any GPU. The process ends when stdin ends.
+One JSON object a line. In: {"watch": ["0000:3b:00.0", ...]}, again whenever it changes. Out: the lines of
+`listener.py`, by their type: "call" before each call as in `nvml.py`, "watching" after each change, "event" or
+"unplaced" for each event, and "fault" as the last line: waiting failed, which says nothing about any GPU. The process
+ends when stdin ends.
 """
 
 from __future__ import annotations
@@ -64,10 +63,11 @@ class EventSet:
         try:
             uuid = self._uuids.get(_number(data.device)) or self._uuid(data.device)
         except NvmlCallError as error:
-            return {"unplaced": f"NVML reported event {kind:#x} ({data.eventData}) without its GPU: {error}"}
+            why = f"NVML reported event {kind:#x} ({data.eventData}) without its GPU: {error}"
+            return {"type": "unplaced", "why": why}
         xid = int(data.eventData) if kind == EventType.XID else 0
         gi, ci = (None if each == NO_INSTANCE else int(each) for each in (data.gpuInstanceId, data.computeInstanceId))
-        return {"event": {"uuid": uuid, "kind": kind, "xid": xid, "gi": gi, "ci": ci}}
+        return {"type": "event", "uuid": uuid, "kind": kind, "xid": xid, "gi": gi, "ci": ci}
 
     def _register(self, bus_id: str) -> None:
         # By bus id NVML touches only this GPU, by index every one up to it (nvml.h).
@@ -108,7 +108,7 @@ class EventProgram:
             if registered != self._wanted:
                 failed = events.register(sorted(self._wanted - registered))
                 registered = self._wanted
-                self._program.send(watching=sorted(events.watching), failed=dict(failed))
+                self._program.send(type="watching", gpus=sorted(events.watching), failed=dict(failed))
             if not events.watching:  # NVML does not wait on an empty set
                 self._read_request(timeout_s=None)
             elif line := events.wait():
@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             EventProgram(program, lines).run()
         except (NvmlCallError, LibraryError) as error:
-            program.send(fault=str(error))
+            program.send(type="fault", why=str(error))
             return 1
     return 0
 

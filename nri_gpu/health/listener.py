@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Protocol
 
 from loguru import logger
-from msgspec import UNSET, Meta, MsgspecError, Struct, UnsetType
+from msgspec import Meta, MsgspecError, Struct
 from msgspec.json import Decoder
 
 from nri_gpu.domain.errors import InventoryError
@@ -35,56 +35,62 @@ Text = Annotated[str, Meta(min_length=1)]
 Instance = Annotated[int, Meta(ge=0, le=2**32 - 2)] | None  # nvmlEventData_t.gpuInstanceId; 2**32 - 1 means none
 
 
-class NextCall(Struct, frozen=True):
+class NextCall(Struct, tag="call"):
     """The process makes this call next."""
 
-    name: str
+    call: Annotated[str, Meta(pattern=r"\A[A-Za-z][A-Za-z0-9_]{0,63}\Z")]
 
 
-class Watching(Struct, frozen=True):
+class Watching(Struct, tag="watching"):
     """The GPUs that are watched, by bus id, and those that cannot be, with the reason."""
 
-    gpus: tuple[str, ...]
-    failed: Mapping[str, str]
+    gpus: Annotated[tuple[BusId, ...], Meta(max_length=formats.GPU_INDEX_MAX)]
+    failed: Annotated[dict[BusId, Text], Meta(max_length=formats.GPU_INDEX_MAX)]
 
 
-class UnplacedEvent(Struct, frozen=True):
-    """An event whose GPU is unknown, and why."""
+class EventReport(Struct, tag="event"):
+    """An event. gi, ci: ids of the MIG device that it concerns; None for the whole GPU."""
 
-    why: str
-
-
-class WaitingFailed(Struct, frozen=True):
-    """The last line of a process whose waiting failed."""
-
-    why: str
-
-
-EventLine = NextCall | Watching | UnplacedEvent | WaitingFailed | GpuEvent
-
-
-class MalformedLineError(ValueError):
-    """A line that the event process never sends."""
-
-
-class _Event(Struct):
     uuid: Annotated[str, Meta(pattern=rf"\A{formats.UUID.pattern}\Z")]
     kind: Annotated[int, Meta(ge=0)]
     xid: Annotated[int, Meta(ge=0, le=65535)]
     gi: Instance = None
     ci: Instance = None
 
+    def __post_init__(self) -> None:
+        if self.kind > KIND_MAX:  # Meta has no bounds beyond 63 bits
+            raise ValueError("no kind of event")
 
-class _Line(Struct):
-    call: Annotated[str, Meta(pattern=r"\A[A-Za-z][A-Za-z0-9_]{0,63}\Z")] | UnsetType = UNSET
-    event: _Event | UnsetType = UNSET
-    watching: Annotated[tuple[BusId, ...], Meta(max_length=formats.GPU_INDEX_MAX)] | UnsetType = UNSET
-    failed: Annotated[dict[BusId, Text], Meta(max_length=formats.GPU_INDEX_MAX)] = {}
-    unplaced: Text | UnsetType = UNSET
-    fault: Text | UnsetType = UNSET
+    @property
+    def event(self) -> GpuEvent:
+        """In the domain's words."""
+        return GpuEvent(self.uuid, self.kind, self.xid, self.gi, self.ci)
 
 
-_DECODER: Final = Decoder(_Line)
+class UnplacedEvent(Struct, tag="unplaced"):
+    """An event whose GPU is unknown, and why."""
+
+    why: Text
+
+    def __post_init__(self) -> None:
+        self.why = _printable(self.why)
+
+
+class WaitingFailed(Struct, tag="fault"):
+    """The last line of a process whose waiting failed."""
+
+    why: Text
+
+    def __post_init__(self) -> None:
+        self.why = _printable(self.why)
+
+
+EventLine = NextCall | Watching | EventReport | UnplacedEvent | WaitingFailed
+_DECODER: Final = Decoder(EventLine)
+
+
+class MalformedLineError(ValueError):
+    """A line that the event process never sends."""
 
 
 def parse_line(line: bytes) -> EventLine:
@@ -95,29 +101,10 @@ def parse_line(line: bytes) -> EventLine:
     if len(line) > LINE_MAX:
         raise MalformedLineError("too long")
     try:
-        (found,) = _parts(_DECODER.decode(line))
+        parsed: EventLine = _DECODER.decode(line)
     except (ValueError, MsgspecError, RecursionError) as error:
         raise MalformedLineError(type(error).__name__) from error
-    return found
-
-
-def _parts(line: _Line) -> list[EventLine]:
-    """One for each kind of line that it could be."""
-    parts: list[EventLine] = []
-    if line.call is not UNSET:
-        parts.append(NextCall(line.call))
-    if line.event is not UNSET:
-        event = line.event
-        if event.kind > KIND_MAX:
-            raise ValueError("no kind of event")
-        parts.append(GpuEvent(event.uuid, event.kind, event.xid, event.gi, event.ci))
-    if line.watching is not UNSET:
-        parts.append(Watching(line.watching, {bus_id: _printable(why) for bus_id, why in line.failed.items()}))
-    if line.unplaced is not UNSET:
-        parts.append(UnplacedEvent(_printable(line.unplaced)))
-    if line.fault is not UNSET:
-        parts.append(WaitingFailed(_printable(line.fault)))
-    return parts
+    return parsed
 
 
 def _printable(text: str) -> str:
@@ -251,13 +238,13 @@ class EventChild:
                 if name == self._process.call == WAIT:  # one wait returned, so waiting works
                     self._works()
                 self._process.call = name
-            case GpuEvent():
-                self._sink.event(line)
+            case EventReport():
+                self._sink.event(line.event)
             case Watching(gpus, failed):
                 self._listening = bool(gpus)
                 logger.bind(gpus=len(gpus)).debug("listening for errors of gpus")
                 for bus_id, why in failed.items():
-                    self._warn_once(f"{bus_id}: {why}", "cannot listen for errors of this gpu")
+                    self._warn_once(f"{bus_id}: {_printable(why)}", "cannot listen for errors of this gpu")
             case UnplacedEvent(why):
                 self._warn_once(why, "event without its gpu: refreshing all gpus")
                 self._sink.doubt()

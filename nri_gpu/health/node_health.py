@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from loguru import logger
 from msgspec import DecodeError, Struct, field, json
@@ -34,6 +34,7 @@ MISSING_MAX: Final = 256  # more than a machine has had in one boot
 WHOLE: Final = "GPU-"  # how the UUID of a whole GPU begins
 
 Shown = tuple[tuple[Sign, ...], str]  # signs, and NVML's message where they are of a call that failed
+U = TypeVar("U", Gpu, MigDevice)
 Verdict = tuple[Signal | None, str]  # the class of what was seen, and why
 
 
@@ -124,10 +125,12 @@ class NodeHealth(Struct, frozen=True):
 
     def applied_to(self, inventory: Inventory, rules: Rules) -> Inventory:
         """The inventory with each GPU's health, why some cannot be granted because of it, and the missing GPUs."""
-        gpus = tuple(self._applied_to_gpu(gpu, rules) for gpu in inventory.gpus)
+        with_mig = (
+            replace(gpu, mig=tuple(self._with_health(device, rules) for device in gpu.mig)) for gpu in inventory.gpus
+        )
+        gpus = tuple(self._with_health(gpu, rules) for gpu in with_mig)
         faults = self._faults(inventory, rules)
-        same = gpus == inventory.gpus and faults == inventory.faults
-        return inventory if same else replace(inventory, gpus=gpus, faults=faults)
+        return replace(inventory, gpus=gpus, faults=faults)
 
     @property
     def has_unhealthy(self) -> bool:
@@ -214,18 +217,11 @@ class NodeHealth(Struct, frozen=True):
         wholes = ((record, part) for record in self.records.values() for part in record.parts)
         return next((f"{record.place}:{part.index}" for record, part in wholes if part.uuid == uuid), "")
 
-    def _applied_to_gpu(self, gpu: Gpu, rules: Rules) -> Gpu:
-        mig = tuple(self._applied_to_part(device, rules) for device in gpu.mig)
-        health = self.records.get(gpu.uuid, GpuRecord()).health
-        if health == gpu.health and mig == gpu.mig:
-            return gpu
-        return replace(gpu, health=health, mig=mig, unavailable=_unavailable(health, rules) or gpu.unavailable)
-
-    def _applied_to_part(self, device: MigDevice, rules: Rules) -> MigDevice:
-        health = self.records.get(device.uuid, GpuRecord()).health
-        if health == device.health:
-            return device
-        return replace(device, health=health, unavailable=_unavailable(health, rules) or device.unavailable)
+    def _with_health(self, unit: U, rules: Rules) -> U:
+        health = self.records.get(unit.uuid, GpuRecord()).health
+        if health == unit.health:
+            return unit
+        return replace(unit, health=health, unavailable=_unavailable(health, rules) or unit.unavailable)
 
 
 def _described(record: GpuRecord, gpu: Gpu) -> GpuRecord:

@@ -2,8 +2,8 @@
 
     python -I -m nri_gpu.inventory.nvml --driver-root DIR [--library-dir DIR ...] [--sysfs DIR]
 
-Out: {"call": "nvmlDeviceGetName", "gpu": 0} before each call, so that the daemon knows which one hangs, then one of
-{"inventory": ...}, {"fault": "a sentence"} and {"stale": "a sentence"}. It ends when stdin ends.
+Out: {"type": "call", "call": "nvmlDeviceGetName", "gpu": 0} before each call, so that the daemon knows which one hangs,
+then one of {"inventory": ...}, {"fault": "a sentence"} and {"stale": "a sentence"}. It ends when stdin ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NvmlProgram:
         self._pipe = pipe
         self._sysfs = sysfs
         self.library = library
-        self.nvml = NvmlClient(lambda name, gpu: self.send(call=name, gpu=gpu))
+        self.nvml = NvmlClient(self._announce)
 
     def send(self, **message: object) -> None:
         """Writes one line and flushes it: an announcement must be out before the call is made."""
@@ -51,7 +51,7 @@ class NvmlProgram:
 
         Raises: LibraryError.
         """
-        self.send(call=LOAD, gpu=None)
+        self._announce(LOAD, None)
         self.library.load(path)
         try:
             self.nvml.call(INIT)
@@ -74,6 +74,9 @@ class NvmlProgram:
                 return {"inventory": {**survey(self.nvml, self._sysfs), "lacking": self.nvml.lacking}}
         except (LibraryError, NvmlCallError) as error:
             return {"fault": str(error)}
+
+    def _announce(self, name: str, gpu: int | None) -> None:
+        self.send(type="call", call=name, gpu=gpu)
 
     def _module_version(self) -> str:
         """The version of the loaded kernel module; empty when none is loaded."""

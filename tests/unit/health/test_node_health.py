@@ -132,6 +132,17 @@ def test_signs_of_neither_list_are_only_shown(sign: Sign) -> None:
     assert state(looked(UNSEEN, 0, look((sign,)))) is HealthState.HEALTHY
 
 
+def test_the_file_of_the_version_before_is_read() -> None:
+    part = f'{{"uuid":"{PARTS[0]}","index":0,"gpu_instance":1,"compute_instance":0}}'
+    bad = '"health":{"state":"bad","since":1700000005.0,"why":"XID 79","changes":1},"trouble_s":5.0'
+    whole = f'{{"place":"0","bus_id":"0000:10:00.0","parts":[{part}]}}'
+    text = f'{{"records":{{"{UUIDS[0]}":{whole},"{UUIDS[1]}":{{{bad}}}}}}}'
+    health = json.decode(text, type=NodeHealth)
+    assert (state(health), state(health, 1)) == (HealthState.HEALTHY, HealthState.BAD)
+    assert health.records[UUIDS[0]].units == {PARTS[0]}
+    assert health.records[UUIDS[1]].trouble_s == 5
+
+
 def test_it_outlives_a_restart() -> None:
     health = looked(UNSEEN, 0).after_event(xid(79, gpu=1), RULES, at(5))[0]
     assert json.decode(json.encode(health), type=NodeHealth) == health

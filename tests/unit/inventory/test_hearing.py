@@ -13,7 +13,7 @@ import pytest
 
 from nri_gpu.domain.health import EventType, GpuEvent
 from nri_gpu.health import listener as module
-from nri_gpu.health.listener import EventChild, EventSink, MalformedLineError, WaitingFailed, parse_line
+from nri_gpu.health.listener import EventChild, EventReport, EventSink, MalformedLineError, WaitingFailed, parse_line
 from nri_gpu.system.line_process import LineProcess
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence, happen
 from tests.unit.runtime.log import Line, hearing
@@ -221,36 +221,37 @@ async def test_the_library_sees_an_empty_environment_and_no_capabilities(
 
 # --- what does not speak our language ---------------------------------------------------------------------------------
 
-EVENT = {"uuid": GPUS[0].uuid, "kind": 8, "xid": 79, "gi": None, "ci": None}
+EVENT = {"type": "event", "uuid": GPUS[0].uuid, "kind": 8, "xid": 79, "gi": None, "ci": None}
 GARBAGE = {
     "no JSON": b"not json",
     "no UTF-8": b"\xff\xfe",
     "nested too deep": b"[" * 60_000,
-    "too long": b'{"unplaced": "' + b"a" * 70_000 + b'"}',
-    "a number too long to read": b'{"event": ' + b"9" * 5000 + b"}",
+    "too long": b'{"type": "unplaced", "why": "' + b"a" * 70_000 + b'"}',
+    "a number too long to read": b'{"type": "event", "kind": ' + b"9" * 5000 + b"}",
     "null": b"null",
     "a list": b"[1]",
     "nothing we know": b"{}",
-    "two things at once": b'{"call": "nvmlInit", "fault": "no"}',
-    "an event that is none": b'{"event": 3}',
-    "an event without a kind": json.dumps({"event": {"uuid": GPUS[0].uuid, "xid": 79}}).encode(),
-    "a number that is a text": json.dumps({"event": EVENT | {"xid": "79"}}).encode(),
-    "a number that is a truth": json.dumps({"event": EVENT | {"xid": True}}).encode(),
-    "a number out of all bounds": json.dumps({"event": EVENT | {"xid": 1 << 70}}).encode(),
-    "one below them": json.dumps({"event": EVENT | {"kind": -1}}).encode(),
-    "a part of a number": json.dumps({"event": EVENT | {"gi": 0.5}}).encode(),
-    "a UUID that colours": json.dumps({"event": EVENT | {"uuid": "\x1b[31mGPU"}}).encode(),
-    "a UUID with a tail": json.dumps({"event": EVENT | {"uuid": GPUS[0].uuid + "\n"}}).encode(),
-    "a UUID that is none": json.dumps({"event": EVENT | {"uuid": 7}}).encode(),
-    "the deaf as a list": b'{"watching": [], "failed": []}',
-    "the deaf without names": b'{"watching": [], "failed": {"": "why"}}',
-    "the deaf without reasons": b'{"watching": [], "failed": {"0000:10:00.0": 3}}',
-    "watching a number": b'{"watching": 3, "failed": {}}',
-    "watching nobody's address": b'{"watching": ["../.."], "failed": {}}',
-    "a call of no name": b'{"call": ""}',
-    "a call that breaks the line": b'{"call": "nvmlInit\\ninjected"}',
-    "a fault of a list": b'{"fault": ["a"]}',
-    "an empty fault": b'{"fault": ""}',
+    "a type that we do not know": b'{"type": "word", "call": "nvmlInit"}',
+    "a type that is none": b'{"type": 3}',
+    "an event that is none": b'{"type": "event"}',
+    "an event without a kind": json.dumps({"type": "event", "uuid": GPUS[0].uuid, "xid": 79}).encode(),
+    "a number that is a text": json.dumps(EVENT | {"xid": "79"}).encode(),
+    "a number that is a truth": json.dumps(EVENT | {"xid": True}).encode(),
+    "a number out of all bounds": json.dumps(EVENT | {"xid": 1 << 70}).encode(),
+    "one below them": json.dumps(EVENT | {"kind": -1}).encode(),
+    "a part of a number": json.dumps(EVENT | {"gi": 0.5}).encode(),
+    "a UUID that colours": json.dumps(EVENT | {"uuid": "\x1b[31mGPU"}).encode(),
+    "a UUID with a tail": json.dumps(EVENT | {"uuid": GPUS[0].uuid + "\n"}).encode(),
+    "a UUID that is none": json.dumps(EVENT | {"uuid": 7}).encode(),
+    "the deaf as a list": b'{"type": "watching", "gpus": [], "failed": []}',
+    "the deaf without names": b'{"type": "watching", "gpus": [], "failed": {"": "why"}}',
+    "the deaf without reasons": b'{"type": "watching", "gpus": [], "failed": {"0000:10:00.0": 3}}',
+    "watching a number": b'{"type": "watching", "gpus": 3, "failed": {}}',
+    "watching nobody's address": b'{"type": "watching", "gpus": ["../.."], "failed": {}}',
+    "a call of no name": b'{"type": "call", "call": ""}',
+    "a call that breaks the line": b'{"type": "call", "call": "nvmlInit\\ninjected"}',
+    "a fault of a list": b'{"type": "fault", "why": ["a"]}',
+    "an empty fault": b'{"type": "fault", "why": ""}',
 }
 
 
@@ -261,12 +262,13 @@ def test_nonsense_is_told_from_sense(line: bytes) -> None:
 
 
 def test_what_a_terminal_would_act_on_is_shown_as_marks() -> None:
-    assert parse_line(b'{"fault": "\\u001b[31mred\\nnext"}') == WaitingFailed("?[31mred?next")
+    assert parse_line(b'{"type": "fault", "why": "\\u001b[31mred\\nnext"}') == WaitingFailed("?[31mred?next")
 
 
 def test_an_event_in_full() -> None:
-    said = parse_line(json.dumps({"event": EVENT | {"gi": 1, "ci": 0}}).encode())
-    assert said == GpuEvent(GPUS[0].uuid, 8, 79, 1, 0)
+    said = parse_line(json.dumps(EVENT | {"gi": 1, "ci": 0}).encode())
+    assert isinstance(said, EventReport)
+    assert said.event == GpuEvent(GPUS[0].uuid, 8, 79, 1, 0)
 
 
 def speaks(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: Sequence[bytes]) -> None:
@@ -286,8 +288,8 @@ def speaks(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: Sequence[bytes]
 async def test_who_talks_nonsense_is_ended_and_another_one_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes
 ) -> None:
-    good = json.dumps({"event": EVENT}).encode()
-    speaks(tmp_path, monkeypatch, [b'{"call": "nvmlInit"}', good, line, good])
+    good = json.dumps(EVENT).encode()
+    speaks(tmp_path, monkeypatch, [b'{"type": "call", "call": "nvmlInit"}', good, line, good])
     async with listening(tmp_path, 0) as station:
         await station.until(lambda: len(station.pauses) >= 3)
         assert station.says("sent a malformed line after nvmlInit") == 1, "once for the same reason"
@@ -300,7 +302,7 @@ async def test_who_talks_nonsense_is_ended_and_another_one_started(
 async def test_one_that_works_between_its_fits_is_not_started_in_a_tight_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait = json.dumps({"call": module.WAIT}).encode()
+    wait = json.dumps({"type": "call", "call": module.WAIT}).encode()
     speaks(tmp_path, monkeypatch, [wait, wait, b"nonsense"])
     async with listening(tmp_path, 0) as station:
         await station.until(lambda: len(station.pauses) >= 4)

@@ -116,7 +116,14 @@ async def test_waiting_that_hangs_or_crashes(rig: HealthRig, log: Log, deed: str
 
 
 @pytest.mark.parametrize(
-    "garbage", ['{"event": 3}', '{"watching": [], "failed": []}', "[" * 60_000, '{"call": "\\u001b[31m"}', "\0"]
+    "garbage",
+    [
+        '{"type": "event"}',
+        '{"type": "watching", "gpus": [], "failed": []}',
+        "[" * 60_000,
+        '{"type": "call", "call": "\\u001b[31m"}',
+        "\0",
+    ],
 )
 async def test_garbage_from_the_event_process(
     rig: HealthRig, log: Log, monkeypatch: pytest.MonkeyPatch, garbage: str
