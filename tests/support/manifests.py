@@ -15,27 +15,27 @@ from tests.support.helm import render, values
 FOLDER: Final = Path(__file__).parents[2] / "deploy" / "manifests"
 # File -> what it is for, and the values that are not the chart's defaults.
 SETS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
-    "nri-gpu.yaml": ("the kubelet gives GPUs out", {}),
+    "nri-gpu.yaml": ("the kubelet allocates GPUs", {}),
     "annotations.yaml": ("pods get GPUs by annotation alone", {"kubelet": {"enabled": False}}),
     "labels.yaml": (
-        "the kubelet gives GPUs out, Node Feature Discovery labels nodes, the guard stops containers",
+        "the kubelet allocates GPUs, Node Feature Discovery labels nodes, the guard stops containers",
         {"labels": {"enabled": True}, "guard": {"criDir": "/run/containerd"}},
     ),
     "watcher.yaml": (
-        "the kubelet gives GPUs out, and finds their plugin by itself",
+        "the kubelet allocates GPUs, and finds their device plugin by itself",
         {"kubelet": {"registration": "watcher"}},
     ),
 }
 HEAD: Final = """\
 # {purpose}.
 # Made from deploy/helm/nri-gpu with {values}, by `make manifests`; do not edit here.
-# The image's name is nobody's registry: put yours in its place, as docs/kubernetes-install.md says.
+# The image has no registry in its name: put yours in its place, as docs/kubernetes-install.md says.
 apiVersion: v1
 kind: Namespace
 metadata:
   name: nri-gpu
   labels:
-    # The daemon is privileged, and both have folders of the host.
+    # The daemon is privileged, and both mount folders of the host.
     pod-security.kubernetes.io/enforce: privileged
 """
 
