@@ -1,1 +1,1 @@
-"""Values everybody speaks in: frozen, standard library only."""
+"""Values that all packages share: frozen msgspec Structs without behaviour of their own."""

@@ -1,4 +1,4 @@
-"""What an operator says about where on the node containers go."""
+"""A container's request, parsed: how many or which GPUs, in which mode, and with what else."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from nri_gpu.domain.mps import NO_MPS_LIMITS, MpsLimits
 
 
 class Strategy(StrEnum):
-    """Which of the GPUs that serve an exclusive request equally well are taken."""
+    """Which GPUs are taken when several sets serve an exclusive request equally well."""
 
-    PACK = "pack"  # beside those in use, so that what is left stays together
-    SPREAD = "spread"  # away from those in use, each with a way to the host of its own
+    PACK = "pack"  # next to those in use, so that the remaining GPUs stay together
+    SPREAD = "spread"  # away from those in use, each with its own path to the host
 
 
 class NumaBinding(StrEnum):
-    """What of a granted container is kept to the NUMA nodes of its GPUs."""
+    """What of a granted container is bound to the NUMA nodes of its GPUs."""
 
     NONE = "none"
     CPUS = "cpus"
@@ -50,7 +50,7 @@ class Everything(Struct, frozen=True):
 
 
 class Nothing(Struct, frozen=True):
-    """`none`: no GPU, said on purpose."""
+    """`none`: no GPU, on purpose."""
 
 
 class Count(Struct, frozen=True):
@@ -70,7 +70,7 @@ class Devices(Struct, frozen=True):
 
 
 class MigProfile(Struct, frozen=True):
-    """So many MIG devices of one profile."""
+    """A number of MIG devices of one profile."""
 
     profile: str
     devices: int
@@ -112,7 +112,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     """One container's request.
 
     key: the annotation it came from. text: its value. mode, capabilities: None leaves them to the policy.
-    kubelet: the kubelet said which GPUs, and what is set apart for pods that it serves is open to it.
+    kubelet: the kubelet chose the GPUs, so its pool is open to the request.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""A container that the runtime is about to create, in our words; protobuf ends in `nri/convert.py`."""
+"""A container that the runtime is about to create, without protobuf (`nri/convert.py` reads it)."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _QOS_FOLDERS: Final = {"burstable": Qos.BURSTABLE, "besteffort": Qos.BESTEFFORT,
 
 
 class Pod(Struct, frozen=True, kw_only=True):
-    """The pod around a container. Annotations and labels are written by whoever made the pod: untrusted.
+    """The pod of a container. Annotations and labels come from the pod's creator: untrusted.
 
-    cgroup_parent: as the runtime was told; empty where nobody told it.
+    cgroup_parent: as the kubelet set it; empty where it is not set.
     """
 
     id: PodId
@@ -57,7 +57,7 @@ class Pod(Struct, frozen=True, kw_only=True):
 
     @property
     def qos(self) -> Qos | None:
-        """The service class, derived from the cgroup: NRI does not tell it. None where no kubelet made the pod."""
+        """The QoS class, derived from the cgroup since NRI does not have it. None where no kubelet made the pod."""
         _, found, below = self.cgroup_parent.rpartition(_KUBEPODS)
         if not found or below[:1] not in ("/", "-"):
             return None
@@ -67,23 +67,23 @@ class Pod(Struct, frozen=True, kw_only=True):
 class Container(Struct, frozen=True, kw_only=True):
     """One container of a pod.
 
-    env: NAME -> value, as merged from image and pod. It never grants; only variables we add to are read, and those by
-    which an image says what it requires.
-    devices: extra nodes others put there (CRI, CDI, earlier plugins); a privileged one lists all of the host's.
-    env_twice: variables that come twice, from image and pod both: an adjustment reaches only the first, and the last
-    is what the program sees (seen on containerd 1.7.24 and 2.1.9).
+    env: NAME -> value, as merged from image and pod: the variables that we add to, and those by which an image
+    says what it requires.
+    devices: nodes from other components (CRI, CDI, earlier plugins); a privileged container lists all of the host's.
+    env_twice: variables that both image and pod set: an adjustment reaches only the first, and the program sees the
+    last (seen on containerd 1.7.24 and 2.1.9).
     requirement_chars: of all variables NVIDIA_REQUIRE_*; where that is too much to check, env has the first of them.
-    cdi_devices: fully qualified names that the pod's makers or the kubelet asked the runtime for; known from NRI 0.10.
-    nvidia_hooks: programs of NVIDIA's that OCI hooks of the container run, by their names.
-    rlimits: kinds of limits that it comes with, `RLIMIT_MEMLOCK`; told by containerd from 2.3 on.
-    pinned: it has a cpuset of its own: the kubelet's static CPU manager or another plugin looks after its CPUs.
+    cdi_devices: fully qualified names that the pod or the kubelet asked the runtime for; known from NRI 0.10 on.
+    nvidia_hooks: NVIDIA's programs that OCI hooks of the container run, by name.
+    rlimits: kinds of limits that are set, `RLIMIT_MEMLOCK`; known from containerd 2.3 on.
+    pinned: its cpuset is set, by the kubelet's static CPU manager or another plugin.
     privileged: its device cgroup allows everything (the wildcard rule containerd writes).
-    opened: devices that rules of its device cgroup open by their exact numbers, whether it has nodes for them or not.
-    wildcard: rules of its device cgroup open character devices without naming both numbers; it is not privileged.
-    staged: generations of driver files that it mounts from where we stage them.
-    kubelet: what the kubelet gave it, read off its annotations and no longer among them; None where it did not.
-    uid: whose its program is, as the host counts users; told by containerd from 2.3 on, and not of user namespaces.
-    mps_folder: the MPS daemon's on the host whose pipes are mounted where we mount them; empty where none are.
+    opened: devices that its device cgroup opens by exact numbers, with or without nodes.
+    wildcard: its device cgroup opens character devices without both numbers; it is not privileged.
+    staged: generations of our staged driver files that it mounts.
+    kubelet: what the kubelet allocated to it, taken out of its annotations; None where it allocated nothing.
+    uid: the user id of its program on the host; known from containerd 2.3 on, and not in user namespaces.
+    mps_folder: the host folder of the MPS daemon whose pipes it mounts; empty where it mounts none.
     """
 
     id: ContainerId

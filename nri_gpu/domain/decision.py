@@ -1,4 +1,4 @@
-"""What was decided for a container: pass, inject or refuse, three types that cannot be confused."""
+"""The decision for a container: pass, inject or refuse, each a type of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Grant(Value, frozen=True, kw_only=True):
     """The GPUs one container holds.
 
     mode: None for a grant of nothing (`none`). generation: the driver generation it was made with, and behind a `+`
-    that of a compatibility package of CUDA where it has one. seat: what it has of an MPS daemon; None in other modes.
+    that of a compatibility package of CUDA where it has one. seat: its share of an MPS daemon; None in other modes.
     """
 
     aside: ClassVar = ("pod_name", "namespace")
@@ -76,12 +76,12 @@ class Code(StrEnum):
     GPU_UNAVAILABLE = "gpu-unavailable"  # it is there and cannot be granted: lost, MIG mode
     REQUIREMENT_NOT_MET = "requirement-not-met"  # the image requires a driver or GPU that it would not get
     OVER_LIMIT = "over-limit"  # policy grants so many, and this would be more
-    GPU_BUSY = "gpu-busy"  # held by others in a way that excludes this request
+    GPU_BUSY = "gpu-busy"  # held in a way that excludes this request
     NODE_NOT_READY = "node-not-ready"  # driver, modules or inventory are missing
     BAD_POLICY = "bad-policy"  # the policy file is broken and no good one is kept
-    HELD_BY_OTHERS = "held-by-others"  # the container already carries GPU nodes that others put there
-    VOLUME_IN_THE_WAY = "volume-in-the-way"  # the pod mounts something of its own where a GPU's node goes
-    NOT_GRANTED = "not-granted"  # asked, but was created without us: it must not start
+    HELD_BY_OTHERS = "held-by-others"  # the container already has GPU nodes of another component
+    VOLUME_IN_THE_WAY = "volume-in-the-way"  # the pod mounts a volume where a GPU's node goes
+    NOT_GRANTED = "not-granted"  # it asks, but was created without us: it must not start
     REQUEST_TOO_LARGE = "request-too-large"  # larger than plugin.request_bytes, or with too many entries
     LIST_TOO_LARGE = "list-too-large"  # with it, the runtime could not list this node's containers to us any more
     UNGRANTED_NODES = "ungranted-nodes"  # a plugin added GPU nodes that no grant of ours names
@@ -107,7 +107,7 @@ NOT_ASKED: Final = "no gpu annotation"
 
 
 class Pass(Struct, frozen=True):
-    """Nothing was asked. edits: usually none; policy may disarm an image's NVIDIA_VISIBLE_DEVICES.
+    """No GPU is asked for. edits: usually none; policy may disarm an image's NVIDIA_VISIBLE_DEVICES.
 
     note: something an operator should know of this container; mostly empty.
     """
@@ -122,7 +122,7 @@ class Inject(Struct, frozen=True):
 
     rule: the policy rule that allowed it. note: something an operator should know of this grant; mostly empty.
     compat: which newer CUDA than the driver's it gets, or why none; empty where it wants none.
-    completes: GPUs that it holds by others' hand, where they are what the edits are for: the grant then names none.
+    completes: GPUs of another component that the edits are for; the grant then names none.
     """
 
     edits: Edits

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 class DeviceNode(Struct, frozen=True):
     """A character device node to make in the container.
 
-    The runtime adds a device-cgroup rule `c major:minor rw` for it by itself (containerd/nri:
+    The runtime adds a device-cgroup rule `c major:minor rw` for it (containerd/nri:
     pkg/runtime-tools/generate/generate.go). mode: permission bits, octal 0666 unless said otherwise.
     """
 
@@ -113,7 +113,7 @@ NO_EDITS = Edits.of()
 
 
 class Extra(StrEnum):
-    """One thing to ask for by name. Most reach beyond the GPUs that were granted, so policy must list them."""
+    """One extra, asked for by name. Most open more than the granted GPUs, so policy must list them."""
 
     DRM = "drm"
     GDS = "gds"
@@ -129,14 +129,14 @@ class Extra(StrEnum):
     MIG_MONITOR = "mig-monitor"
 
 
-# What opens nothing but the granted GPUs, or rather less of them.
+# These open nothing beyond the granted GPUs.
 HARMLESS: Final = frozenset({Extra.DRM, Extra.PROFILE})
 CHANNEL_MAX: Final = 2**20 - 1  # ids of IMEX channels have 20 bits (kernel-open/nvidia/nv-caps-imex.c)
-CHANNELS_DEFAULT: Final = 2048  # NVreg_ImexChannelCount, where nobody sets it
+CHANNELS_DEFAULT: Final = 2048  # NVreg_ImexChannelCount, if not set
 
 
 class Extras(Struct, frozen=True):
-    """What one container asks for. channels: IMEX channels in rising order; there are some just where IMEX is asked."""
+    """What one container asks for. channels: IMEX channels in rising order, where IMEX is asked for."""
 
     asked: frozenset[Extra] = frozenset()
     channels: tuple[int, ...] = ()
@@ -153,9 +153,9 @@ class Channels(Struct, frozen=True):
 
 
 class NodeExtra(Struct, frozen=True):
-    """What a node has of one extra, ready to be given.
+    """What a node has of one extra.
 
-    lacking: why it cannot be given, with the cure: a clause to stand behind the extra's name; empty when it can.
+    lacking: why it cannot be given and what to do, a clause that follows the extra's name; empty if it can.
     """
 
     nodes: tuple[DeviceNode, ...] = ()
@@ -179,7 +179,7 @@ PROFILE_MINOR_MAX: Final = 31  # the driver's README: EGLVisibleDGPUDevices is a
 
 
 class Profiles(Struct, frozen=True):
-    """Application profiles written ahead, one for each set of device minors. fault: why there are none, a clause."""
+    """Application profiles that are written, one for each set of device minors. fault: why there are none, a clause."""
 
     folder: str
     minors: frozenset[int] = frozenset()

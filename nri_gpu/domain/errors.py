@@ -54,7 +54,7 @@ class InventoryError(NriGpuError):
 
 
 class DriverError(NriGpuError):
-    """The driver's files could not be found or staged. Says where it looked."""
+    """The driver's files could not be found or staged. Says which folders were searched."""
 
 
 class RequestError(NriGpuError):
@@ -73,7 +73,7 @@ class RequestError(NriGpuError):
 class Fault(Struct, frozen=True):
     """One thing wrong in a file an operator wrote.
 
-    key: dotted key path, empty for the file as a whole. line: 1-based, None where it cannot be told.
+    key: dotted key path, empty for the file as a whole. line: 1-based, None where it is not known.
     """
 
     file: str
@@ -96,7 +96,7 @@ class PolicyError(NriGpuError):
 
 
 class RestartNeededError(NriGpuError):
-    """What only a new process can mend: this one ends with the sentence, and whoever started it starts it again."""
+    """What only a new process can repair: this one exits with the sentence, to be restarted by its supervisor."""
 
 
 class Exit(IntEnum):

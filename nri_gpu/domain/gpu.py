@@ -1,4 +1,4 @@
-"""How MIG profiles are written: `1g.10gb`, `1c.3g.40gb`, `1g.10gb+me`; the same in requests and in inventories."""
+"""GPUs and MIG devices as NVML describes them, and how MIG profiles are written (`1g.10gb`, `1c.3g.40gb`)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MIG_PROFILE: Final = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]{0,3}gb(?:[+-][
 
 
 def is_compute_slice(profile: str) -> bool:
-    """Whether it is a part of a GPU instance, as `1c.3g.40gb` is; device plugins leave those out."""
+    """Whether it is a part of a GPU instance, as `1c.3g.40gb` is; device plugins do not offer those."""
     return profile[1:3] == "c."
 
 
 def slices(profile: str) -> tuple[int, int]:
-    """Of the GPU instance, and of the compute instance in it."""
+    """The slices of the GPU instance, and of the compute instance in it."""
     compute, _, rest = profile.partition("c.") if is_compute_slice(profile) else ("", "", profile)
     of_gpu = int(rest.partition("g.")[0])
     return of_gpu, int(compute or of_gpu)
@@ -34,7 +34,7 @@ PciBusId = NewType("PciBusId", str)
 
 
 class Capability(StrEnum):
-    """What a container wants of the driver; the words of NVIDIA_DRIVER_CAPABILITIES."""
+    """Parts of the driver that a container asks for, in the words of NVIDIA_DRIVER_CAPABILITIES."""
 
     COMPUTE = "compute"
     UTILITY = "utility"
@@ -49,7 +49,7 @@ Capabilities = frozenset[Capability]
 
 DEFAULT_CAPABILITIES: Final[Capabilities] = frozenset({Capability.COMPUTE, Capability.UTILITY})
 
-# What cannot work alone: decoding runs on CUDA, a screen shows what was drawn. As NVIDIA/libnvidia-container does it
+# What does not work alone: decoding runs on CUDA, and a display shows what was drawn. As in NVIDIA/libnvidia-container
 # (src/options.h: video takes all compute libraries, display all of graphics).
 _BRINGS: Final[Mapping[Capability, Capability]] = {
     Capability.VIDEO: Capability.COMPUTE,
@@ -58,7 +58,7 @@ _BRINGS: Final[Mapping[Capability, Capability]] = {
 
 
 def closure(capabilities: Capabilities) -> Capabilities:
-    """These capabilities and those they bring along. Files, nodes and policy only ever meet sets closed like this."""
+    """These capabilities and those they bring along. Files, nodes and policy use only closed sets."""
     return capabilities | {_BRINGS[each] for each in capabilities if each in _BRINGS}
 
 
@@ -111,7 +111,7 @@ class Fabric(Value, frozen=True):
     health_mask: None where the driver's call has none.
     """
 
-    aside: ClassVar = ("health_mask",)  # bits come and go, and nothing is decided by them
+    aside: ClassVar = ("health_mask",)  # bits change often, and no decision depends on them
 
     state: FabricState
     status: int = 0
@@ -129,7 +129,7 @@ class MigDevice(Value, frozen=True, kw_only=True):
     memory_bytes: of its GPU instance, bytes (nvmlDeviceGetAttributes_v2).
     gpu_instance_minor, compute_instance_minor: of its capability nodes, /dev/nvidia-caps/nvidia-capN; None: not known.
     unavailable: why it cannot be granted; empty when it can.
-    processes: as a `Gpu`'s. health: its own, of what NVML told of it alone.
+    processes: as a `Gpu`'s. health: its own, from what NVML says of this device alone.
     """
 
     aside: ClassVar = ("processes",)
@@ -157,15 +157,15 @@ class Gpu(Value, frozen=True, kw_only=True):
     arch: compute capability, (9, 0) for Hopper (nvmlDeviceGetCudaComputeCapability).
     numa_node: None where the host does not tell.
     mig: its MIG devices in NVML's order; a GPU in MIG mode can have none.
-    brand: nvmlDeviceGetBrand as a word, `nvidia`; empty where nobody told.
+    brand: nvmlDeviceGetBrand as a word, `nvidia`; empty where NVML does not tell.
     unavailable: why it cannot be granted; empty when it can.
     drm: its card and render nodes; empty where nvidia-drm is not loaded.
     processes: how many had it open at that moment (nvmlDeviceGetComputeRunningProcesses and ...Graphics...); None where
-    nobody could tell. Moves all the time, so it makes no other inventory of one.
-    signs: what else the look showed, for `health/` and for people. health: what came of signs and events.
+    NVML cannot tell. It changes all the time, so it does not count when inventories are compared.
+    signs: what else the query showed, for `health/` and for people. health: what follows from signs and events.
     architecture: nvmlDeviceGetArchitecture as a word, `hopper`. cpus: those nearest to it, in the kernel's list syntax.
-    addressing: `hmm`, `ats` or `none`. These are empty, and the other facts None, where nobody told.
-    compute_mode: an MPS daemon that we start changes it, so it makes no other inventory of one; a GPU on which it
+    addressing: `hmm`, `ats` or `none`. These are empty, and the other facts None, where NVML does not tell.
+    compute_mode: an MPS daemon that we start changes it, so it does not count in comparisons; a GPU on which it
     prohibits all programs is `unavailable`.
     """
 
@@ -202,7 +202,7 @@ class Gpu(Value, frozen=True, kw_only=True):
 
 
 class MigPart(Struct, frozen=True):
-    """A MIG device and the GPU that it is a part of: granted, held and released like a GPU of its own."""
+    """A MIG device and the GPU that it is a part of: granted, held and released like a whole GPU."""
 
     gpu: Gpu
     device: MigDevice
@@ -242,12 +242,12 @@ Unit = Gpu | MigPart  # what can be granted: one has a UUID, and at most one mod
 
 
 def whole(unit: Unit) -> Gpu:
-    """The GPU that it is, or is a part of."""
+    """The GPU itself, or the GPU that a MIG device is a part of."""
     return unit.gpu if isinstance(unit, MigPart) else unit
 
 
 def health_of(unit: Unit) -> Health:
-    """How it is: a MIG device is as its GPU is, unless it is worse by itself."""
+    """Its health: a MIG device has its GPU's, unless its own is worse."""
     if isinstance(unit, Gpu):
         return unit.health
     return max(unit.gpu.health, unit.device.health, key=lambda health: (health.severity, health.changes))

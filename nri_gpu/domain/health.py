@@ -1,4 +1,4 @@
-"""What is known of a GPU's health, and of what happened to it."""
+"""A GPU's health, and the history of what happened to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 
 class Sign(StrEnum):
-    """What a look at a GPU showed; gone when the next look does not show it."""
+    """What a query of a GPU showed; it ends when the next query does not show it."""
 
     LOST = "lost"  # NVML: GPU is lost (15), or it was there and can no longer be described
     RESET_REQUIRED = "reset-required"  # NVML: a reset is required (16), or its recovery action says so
@@ -23,16 +23,16 @@ class Sign(StrEnum):
 
 
 class HealthState(StrEnum):
-    """Whether a GPU is to be trusted with containers."""
+    """Whether containers may be granted a GPU."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"  # granted, and one more incident makes it bad
-    BAD = "bad"  # granted to nobody
-    RECOVERING = "recovering"  # looks well again, and is granted when it did so for long enough
+    BAD = "bad"  # not granted
+    RECOVERING = "recovering"  # without trouble again, and granted after a while of it
 
 
 class EventType(IntFlag):
-    """What NVML tells of, by the bits of nvml.h (nvmlEventType...)."""
+    """NVML's event types, by the bits of nvml.h (nvmlEventType...)."""
 
     DOUBLE_BIT_ECC = 0x2
     XID = 0x8
@@ -47,7 +47,7 @@ class EventType(IntFlag):
 
 
 class Health(Struct, frozen=True):
-    """How a GPU is.
+    """A GPU's health.
 
     since: when it came into that state, seconds since the epoch; 0 for always. why: the trouble that brought it there,
     or that it recovered from. changes: how often its state changed since it was first seen.
@@ -60,7 +60,7 @@ class Health(Struct, frozen=True):
 
     @property
     def severity(self) -> int:
-        """Grows with what speaks against trusting it."""
+        """A number that grows with the trouble."""
         return (HealthState.HEALTHY, HealthState.SUSPECT, HealthState.RECOVERING, HealthState.BAD).index(self.state)
 
     @property
@@ -73,10 +73,10 @@ WELL: Final = Health()
 
 
 class GpuEvent(Struct, frozen=True):
-    """Something NVML told of a GPU.
+    """One NVML event.
 
     kind: of `EventType`, or another bit. xid: the driver's error number, or 0. gpu_instance, compute_instance: ids of
-    the MIG device that it happened to; None where it is not told.
+    the MIG device that it happened to; None where NVML does not tell.
     """
 
     uuid: str
@@ -87,7 +87,7 @@ class GpuEvent(Struct, frozen=True):
 
 
 class ScriptedEvent(Struct, frozen=True):
-    """An event of a simulated node. at_s: seconds after the node was first looked at. gpu: index. kind: `EventType`."""
+    """An event of a simulated node. at_s: seconds after the first query of the node. gpu: index. kind: `EventType`."""
 
     at_s: float
     gpu: int
@@ -95,20 +95,20 @@ class ScriptedEvent(Struct, frozen=True):
     kind: int = EventType.XID.value
 
 
-KEPT: Final = 32  # of each kind: what flaps must not push out what does not
+KEPT: Final = 32  # of each kind, so that one that flaps does not push out the others
 
 
 class TransitionKind(StrEnum):
     """What a transition is about."""
 
-    ANSWER = "answer"  # the driver cannot be asked any more, or can again
+    ANSWER = "answer"  # NVML does not answer any more, or does again
     DRIVER = "driver"  # its version, or that of CUDA
     MODULE = "module"  # of the kernel: its major, or whether it is loaded
     GPU = "gpu"  # one came or went
-    DESCRIPTION = "description"  # one is there and cannot be described, or can be again
+    DESCRIPTION = "description"  # a GPU cannot be described any more, or can again
     AVAILABLE = "available"  # a GPU or a MIG device cannot be granted any more, or can again
     HEALTH = "health"  # another state of health
-    SIGN = "sign"  # a look shows something odd, or shows it no longer
+    SIGN = "sign"  # a sign appeared or ended
     MIG = "mig"  # mode, or a MIG device came or went
     NUMBER = "number"  # index or minor
     FACTS = "facts"  # anything else that is known
@@ -118,7 +118,7 @@ class Transition(Struct, frozen=True, kw_only=True):
     """One thing that changed.
 
     what: a sentence, with the reason where there is one. uuid: of the GPU or the MIG device; empty for the node, or for
-    a GPU without a name. index: of the GPU. worse: whether somebody may want to act.
+    a GPU without a name. index: of the GPU. worse: whether an operator may want to act.
     """
 
     kind: TransitionKind
@@ -148,7 +148,7 @@ class History(Struct, frozen=True):
     last: tuple[Happened, ...] = ()
 
     def having(self, transitions: Iterable[Transition], at_s: float) -> History:
-        """With these, which happened now."""
+        """The history with these, which happened now."""
         total, counts, last = self.total, dict(self.counts), list(self.last)
         for each in transitions:
             total += 1

@@ -1,4 +1,4 @@
-"""What the kubelet gave to a container, as its device plugin half wrote it and its NRI half read it."""
+"""What the kubelet allocated to a container: written by our device plugin, or listed by PodResources."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from msgspec import Struct
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.names import BASE_KEY, KUBELET_KEY
 
-# A CDI device that Allocate answers. Its one edit is a bind mount from a place where nothing can be, so the container
-# cannot start unless our reply takes the mount away again. The place is the sentence that `kubectl describe pod` shows.
+# A CDI device that Allocate answers. Its one edit is a bind mount of a path that cannot exist, so the container cannot
+# start unless our reply removes the mount. `kubectl describe pod` then shows the path, which reads as a sentence.
 REQUIRED_KIND: Final = f"{BASE_KEY}/daemon"
 REQUIRED_NAME: Final = "required"
 REQUIRED_SOURCE: Final = "/proc/nri-gpu-is-not-running-on-this-node"
@@ -20,22 +20,22 @@ REPLICA: Final = "::"  # between a UUID and the number of a replica, as NVIDIA's
 
 
 class AllocatedDevice(Struct, frozen=True):
-    """One device of one resource, by the id that the kubelet counts it by."""
+    """One device of one resource, by the id that the kubelet uses."""
 
     resource: str
     id: str
 
     @property
     def uuid(self) -> GpuUuid:
-        """Of the GPU or MIG device that it is, or is a replica of."""
+        """The UUID of the GPU or MIG device that it is, or is a replica of."""
         return GpuUuid(self.id.partition(REPLICA)[0])
 
 
 class KubeletAllocation(Struct, frozen=True):
-    """All that the kubelet gave to one container. fault: why that is worth nothing; empty when it holds.
+    """All that the kubelet allocated to one container. fault: why the allocation is not valid; empty if it is.
 
-    key: by what it came to the container: our plugin's annotation, or the variable that others' plugins set. waits: the
-    fault is that the kubelet has not told yet.
+    key: where it stands on the container: our annotation, or the variable that other device plugins set. waits: the
+    fault is only that PodResources has not listed the container yet.
     """
 
     devices: tuple[AllocatedDevice, ...] = ()
@@ -51,7 +51,7 @@ class KubeletAllocation(Struct, frozen=True):
 
 
 class ResourceStatus(Struct, frozen=True):
-    """How one resource stands with the kubelet.
+    """The state of one resource at the kubelet.
 
     since: registered since, seconds since the epoch; None while it is not. fault: why not, or what is wrong with it.
     """
@@ -62,30 +62,30 @@ class ResourceStatus(Struct, frozen=True):
 
 
 class ContainerDevices(Struct, frozen=True):
-    """What PodResources lists for a container. Not ours to believe of ids: they are any device plugin's."""
+    """What PodResources lists for a container. The ids are any device plugin's, so they are untrusted."""
 
     name: str
     devices: tuple[AllocatedDevice, ...] = ()
 
     def of(self, resource: str) -> frozenset[str]:
-        """Ids of one resource."""
+        """The ids of one resource's devices."""
         return frozenset(each.id for each in self.devices if each.resource == resource)
 
 
 class PodDevices(Struct, frozen=True):
-    """What PodResources lists for a pod: for each container by name, plain init containers aside. It tells no UID."""
+    """What PodResources lists for a pod, by container; not plain init containers, and not the pod's UID."""
 
     namespace: str
     name: str
     containers: tuple[ContainerDevices, ...] = ()
 
     def container(self, name: str) -> ContainerDevices | None:
-        """One of them; None where it is not listed, as plain init containers never are."""
+        """The container of that name; None where it is not listed."""
         return next((each for each in self.containers if each.name == name), None)
 
     @property
     def devices(self) -> tuple[AllocatedDevice, ...]:
-        """Of all its containers."""
+        """The devices of all its containers."""
         return tuple(device for each in self.containers for device in each.devices)
 
 
@@ -101,5 +101,5 @@ def gpu_groups(labels: Mapping[str, str]) -> frozenset[str]:
 
 
 def kubelet_key(annotations: Iterable[str]) -> str:
-    """The first key by which the kubelet handed something over; empty where it did not."""
+    """The first annotation key that carries an allocation; empty where there is none."""
     return next((key for key in annotations if key == KUBELET_KEY or key.startswith(f"{KUBELET_KEY}.")), "")

@@ -15,11 +15,11 @@ from nri_gpu.domain.value import Value
 
 MIB: Final = 2**20
 WHOLE_PERCENT: Final = 100
-# Where CUDA looks by itself, so that a program which drops its environment finds the daemon all the same.
+# CUDA's default, so that a program which drops its environment still finds the daemon.
 PIPE_PLACE: Final = "/tmp/nvidia-mps"
 SHM_PLACE: Final = "/dev/shm"  # server and clients must share one
 PIPE_FOLDER, SHM_FOLDER = "pipe", "shm"  # in a daemon's folder
-# A file system of its own and of limited size: the systemd unit of that name mounts it, or the chart (docs/mps.md).
+# A separate file system of limited size, mounted by the systemd unit of that name or by the chart (docs/mps.md).
 DEFAULT_MPS_DIR: Final = "/run/nri-gpu/mps/clients"
 
 PIPE_VARIABLE: Final = "CUDA_MPS_PIPE_DIRECTORY"
@@ -42,11 +42,11 @@ NO_MPS_LIMITS: Final = MpsLimits()
 
 
 class Seat(Value, frozen=True):
-    """What one container has of a GPU's daemon.
+    """One container's share of a GPU's MPS daemon.
 
     memory_mib: the most that each of its processes may allocate; 0: as much as there is. threads_percent: of the
-    GPU's multiprocessors. uid: whose program it is, as the host counts users; None while nobody told. folder: that one
-    start of the daemon's on the host, whose pipes and shared memory it has; empty before its GPU is chosen.
+    GPU's multiprocessors. uid: the user id of its program on the host; None while unknown. folder: the host folder of
+    one start of the daemon, with its pipes and shared memory; empty before a GPU is chosen.
     """
 
     aside: ClassVar = ("uid",)
@@ -57,20 +57,20 @@ class Seat(Value, frozen=True):
     folder: str = ""
 
     def variables(self) -> Mapping[str, str]:
-        """What its programs find in their environment."""
+        """The environment of its programs."""
         limit = {MEMORY_VARIABLE: f"0={self.memory_mib}M"} if self.memory_mib else {}
         return {PIPE_VARIABLE: PIPE_PLACE, **limit, THREADS_VARIABLE: str(self.threads_percent)}
 
     @classmethod
     def read(cls, env: Mapping[str, str], uid: int | None, folder: str) -> Seat:
-        """The seat that `variables` were made of: how it comes back from a container after a restart."""
+        """The share that `variables` was made of: how it is read back from a container after a restart."""
         memory = _MEMORY.fullmatch(env.get(MEMORY_VARIABLE, ""))
         threads = _THREADS.fullmatch(env.get(THREADS_VARIABLE, ""))
         return cls(int(memory[1]) if memory else 0, int(threads[0]) if threads else WHOLE_PERCENT, uid, folder)
 
 
 class MpsFolders(Struct, frozen=True):
-    """Where a node's MPS daemons meet their clients: each start of each has a folder of its own.
+    """Where a node's MPS daemons meet their clients: each start of each daemon has its own folder.
 
     base: the file system for all of them. first: what a folder's name ends in for GPUs that had no daemon yet, later:
     for those that had one, by UUID. fault: why there can be no daemon; empty where there can.
@@ -82,9 +82,9 @@ class MpsFolders(Struct, frozen=True):
     fault: str = ""
 
     def generation(self, uuid: str) -> str:
-        """Which start of that GPU's daemon containers are created for now."""
+        """The start of that GPU's daemon that new containers connect to."""
         return self.later.get(uuid, self.first)
 
     def folder(self, uuid: str) -> str:
-        """Its folder."""
+        """The folder of that start."""
         return f"{self.base}/{uuid}.{self.generation(uuid)}"

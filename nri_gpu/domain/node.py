@@ -1,4 +1,4 @@
-"""The node that GPUs sit in: its inventory, the driver's files, one numbered snapshot of all of it."""
+"""The node: its inventory, the driver's files, and one numbered snapshot of all of it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nri_gpu.domain.mps import MpsFolders
 
 
 class GpuFault(Struct, frozen=True):
-    """A GPU that is there but could not be described: lost, no permission, call failed.
+    """A GPU that exists but could not be described: lost, no permission, call failed.
 
     reason: one sentence naming the NVML call and its error. code: that error's number, 0 where the answer was
-    unreadable. sign: what it says of the GPU's health; None: nothing. uuid, pci_bus_id: as far as they were told, or
-    are known from before; empty where not.
+    unreadable. sign: what it means for the GPU's health; None: nothing. uuid, pci_bus_id: as far as they are known;
+    else empty.
     """
 
     index: int
@@ -30,9 +30,9 @@ class GpuFault(Struct, frozen=True):
 
 
 class KernelGpu(Struct, frozen=True, kw_only=True):
-    """A GPU that the kernel shows and NVML does not list: there to be named, never to be granted.
+    """A GPU that the kernel shows and NVML does not list: it is reported and never granted.
 
-    uuid, model, minor_number: as the driver told the kernel, empty or None where it did not. reason: a sentence's end.
+    uuid, model, minor_number: as the driver told the kernel, else empty or None. reason: a clause.
     """
 
     pci_bus_id: PciBusId
@@ -69,7 +69,7 @@ class NumaNode(Struct, frozen=True):
 class Majors(Struct, frozen=True):
     """Character device majors of the driver's kernel modules. None: that module is not loaded.
 
-    modeset: whether nvidia-modeset is loaded, which shares nvidia's major; None: drivers before 545 do not tell.
+    modeset: whether nvidia-modeset is loaded, which shares nvidia's major; None: unknown, as with drivers before 545.
     Source: /proc/devices (whole names), or a topology file for a simulated node.
     """
 
@@ -84,8 +84,8 @@ class DriverTree(Struct, frozen=True):
 
     path: host folder with `lib64/` (files and real symlinks under every name), `lib64/bin/`, in a tree with compat32
     `lib64/lib32/`, and links `bin` and `lib32` to these: so either it or its `lib64` alone can be mounted. binaries:
-    names in `lib64/bin/`. files: (place in the container, path in the tree) of what programs look for where nothing
-    else of the driver is: configuration, and modules of programs of the image. libraries, libraries_32: (path in the
+    names in `lib64/bin/`. files: (place in the container, path in the tree) of what programs look for in other
+    places: configuration, and modules for programs of the image. libraries, libraries_32: (path in the
     tree, every name that programs ask for it by).
     """
 
@@ -111,13 +111,13 @@ class DriverFiles(Struct, frozen=True):
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
-    """What one source (NVML, or a topology file) said of the GPUs.
+    """The GPUs as one source describes them: NVML, or a topology file.
 
     fault: why nothing can be granted at all (no driver, version mismatch); empty when something can.
     taken_at: seconds since the epoch. driver_version, cuda_version: empty when unknown; `580.95.05`, `13.0`.
     numa: the nodes that GPUs are nearest to, as far as the host tells.
     simulated: a topology file's node; its majors come from the file.
-    extras: what the node has of each extra that is not made of the GPUs alone; one that is left out was not looked for.
+    extras: what the node has of each extra that needs more than the GPUs; an extra that is missing was not searched.
     script: what will happen to a simulated node.
     modules: version of each of the driver's kernel modules that is loaded, by the kernel's names (`nvidia_uvm`).
     unlisted: GPUs that the kernel alone knows of.
@@ -153,14 +153,14 @@ class Inventory(Struct, frozen=True, kw_only=True):
 
 
 class Node(Struct, frozen=True, kw_only=True):
-    """One numbered snapshot of all that a decision needs to know of the machine.
+    """One numbered snapshot of all that a decision needs to know of the node.
 
     number: grows by one with each snapshot published. driver: None until the driver's files are staged;
-    driver_fault then says why, or what it waits for. module_version: of the kernel module that is loaded, asked of the
-    kernel and not of NVML; empty when it was loaded and is no more, None when it never was, or the node is simulated.
-    compat: packages of a newer CUDA for this driver, the lowest CUDA first. profiles: application profiles that lie
-    ready; None before they were written. mps: where each GPU's MPS daemon has its folder. inventory_age_s: seconds
-    since the inventory was last confirmed; filled in by the shell where policy asks for it.
+    driver_fault then says why, or what it waits for. module_version: of the loaded kernel module, as the kernel shows
+    it; empty when it was unloaded, None when it was never loaded, or the node is simulated.
+    compat: packages of a newer CUDA for this driver, the lowest CUDA first. profiles: application profiles that are
+    written; None before. mps: where each GPU's MPS daemon has its folder. inventory_age_s: seconds
+    since the inventory was last confirmed; filled in only where policy needs it.
     """
 
     number: int
@@ -190,7 +190,7 @@ CudaVersion = tuple[int, int]
 class CompatPackage(Struct, frozen=True, kw_only=True):
     """One package: a newer CUDA on top of the kernel module that is loaded.
 
-    cuda: the CUDA that its libcuda speaks, (13, 0). version: of its libcuda, `580.65.06`.
+    cuda: the CUDA version of its libcuda, (13, 0). version: of its libcuda, `580.65.06`.
     drivers: majors of the host drivers that its libcuda was made to run on; None where its file does not say.
     generation: names the staged folder; changes whenever a file does. path: that folder, with every library under its
     names.

@@ -1,4 +1,4 @@
-"""What is allowed in a policy and yet probably not meant: warnings for `check`, never faults."""
+"""Settings that are allowed and probably not meant: warnings of `check`, never faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PUBLIC_FOLDERS: Final = ("/tmp/", "/var/tmp/", "/dev/shm/")
 
 
 def advise(policy: Policy) -> tuple[str, ...]:
-    """One sentence per thing that an operator should look at again, the widest first."""
+    """One sentence for each setting that an operator should check again, the widest first."""
     return tuple(sentence for part in _PARTS for sentence in part(policy))
 
 
@@ -53,7 +53,7 @@ def _who_may_ask(policy: Policy) -> Iterator[str]:
         but = " but those of namespaces.deny" if rules.deny.patterns else ""
         pools = " that are in no pool" if policy.pool.pools else ""
         yield (
-            f"every namespace{but} may ask: whoever may create a pod there can take this node's GPUs{pools} by an "
+            f"every namespace{but} may ask: everyone who can create a pod there can take this node's GPUs{pools} by an "
             "annotation; list the namespaces in namespaces.allow"
         )
 
@@ -64,7 +64,7 @@ def _patterns_for_nothing(policy: Policy) -> Iterator[str]:
         for index, pattern in enumerate(globs.patterns):
             if why := _never_matches(pattern):
                 yield f'namespaces.{name}[{index}] = "{pattern}" can never match a Kubernetes namespace: {why}'
-    yield from _beside_everything(rules)
+    yield from _next_to_everything(rules)
     if "*" not in rules.deny.patterns:
         yield from _denied_anyway(rules)
         yield from _denied_for_nothing(rules)
@@ -82,7 +82,7 @@ def _never_matches(pattern: str) -> str:
     return "names begin and end with a letter or digit" if "-" in (pattern[0], pattern[-1]) else ""
 
 
-def _beside_everything(rules: NamespaceRules) -> Iterator[str]:
+def _next_to_everything(rules: NamespaceRules) -> Iterator[str]:
     if "*" in rules.allow.patterns and len(rules.allow.patterns) > 1:
         yield 'namespaces.allow has "*", so its other patterns change nothing'
 
@@ -133,23 +133,23 @@ def _extras(policy: Policy) -> Iterator[str]:
     if reaching and "*" in policy.namespaces.allow.patterns:
         yield (
             f"extras.allowed lists {', '.join(reaching)}, which reach beyond the GPUs granted, and every namespace may "
-            "ask: docs/extras.md says what each opens to whoever may create a pod"
+            "ask: docs/extras.md says what each opens to everyone who can create a pod"
         )
 
 
-def _beside(policy: Policy) -> Iterator[str]:
+def _external_allocations(policy: Policy) -> Iterator[str]:
     kubelet = policy.kubelet
     if not kubelet.injects_external:
         return
     if not kubelet.podresources:
         yield (
-            "kubelet.inject_for and kubelet.reservations need kubelet.podresources: without the kubelet's word every "
-            "container that NVIDIA's device plugin gives GPUs to is refused"
+            "kubelet.inject_for and kubelet.reservations need kubelet.podresources: without it every "
+            "container that NVIDIA's device plugin allocates GPUs to is refused"
         )
     if kubelet.inject_for.patterns and policy.environment.may_ask.patterns:
         yield (
-            "environment.may_ask changes little beside kubelet.inject_for: who names GPUs in NVIDIA_VISIBLE_DEVICES "
-            "gets what the kubelet gave it, and nothing else"
+            "environment.may_ask changes little with kubelet.inject_for: a container that names GPUs in "
+            "NVIDIA_VISIBLE_DEVICES gets what the kubelet allocated to it, and nothing else"
         )
     if kubelet.reservations.patterns and not (kubelet.inject_for.patterns or kubelet.enabled):
         yield (
@@ -158,7 +158,7 @@ def _beside(policy: Policy) -> Iterator[str]:
         )
     if "*" in kubelet.reservations.patterns:
         yield (
-            'kubelet.reservations has "*": whoever may create a pod anywhere can have its GPUs shared with others; '
+            'kubelet.reservations has "*": everyone who can create a pod anywhere can share its GPUs with other pods; '
             "name the scheduler's own namespace"
         )
 
@@ -167,7 +167,7 @@ def _folders(policy: Policy) -> Iterator[str]:
     driver = (("driver.root", policy.driver.root), ("driver.stage_dir", policy.driver.stage_dir))
     for path, value in (*driver, ("compat.dir", policy.compat.dir)):
         if f"{value}/".startswith(_PUBLIC_FOLDERS):
-            yield f'{path} = "{value}" lies where anyone may write: containers load libraries from it'
+            yield f'{path} = "{value}" is in a folder that anyone can write to: containers load libraries from it'
 
 
 _PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (
@@ -183,6 +183,6 @@ _PARTS: Final[tuple[Callable[[Policy], Iterator[str]], ...]] = (
     _extras,
     _silence,
     other_settings,
-    _beside,
+    _external_allocations,
     _folders,
 )

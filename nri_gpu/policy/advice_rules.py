@@ -1,6 +1,6 @@
-"""Rules that can never decide, because an earlier one takes all that they match.
+"""Advice on rules, limits and pools; also on rules that never decide because an earlier one matches all they match.
 
-Told by their patterns alone: where it says so, it is so; where it cannot tell, it says nothing.
+Rules are compared by their patterns alone: what is said is certain, and what cannot be told that way is left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nri_gpu.policy.model import Policy, PrivilegedAction, Stale
 from nri_gpu.policy.rules import Rule
 from nri_gpu.policy.select import Terms
 
-# Each rule is held against so many earlier ones, and as many about its very namespace: `check` must end, too.
+# Each rule is compared with so many earlier ones, and as many about its own namespace, so that `check` ends soon.
 BROAD_MAX: Final = 256
 _NAMES: Final = ("namespace", "pod", "container", "runtime_handler")
 
@@ -90,7 +90,7 @@ _PathOf = Callable[[str], str]
 def unreachable_rules(policy: Policy) -> Iterator[str]:
     """Rules that an earlier one leaves nothing to decide."""
     found = [
-        f"{_called(policy, index)} can never decide: {_called(policy, before)} before it takes all that it matches"
+        f"{_called(policy, index)} can never decide: {_called(policy, before)} before it matches all that it matches"
         for index, before in shadowed(policy.rule.rules)
     ]
     yield from found[:SHOWN_MAX]
@@ -106,7 +106,7 @@ def namespaces_behind_rules(policy: Policy) -> Iterator[str]:
 
 
 def catch_all(policy: Policy) -> int | None:
-    """Index of the first rule that says of nobody in particular, None where none does."""
+    """Index of the first rule that matches every container, None where none does."""
     each = enumerate(policy.rule.rules)
     return next((index for index, rule in each if all(getattr(rule, key) is None for key in _WHOM)), None)
 
@@ -146,7 +146,7 @@ def _terms_of(policy: Policy, index: int) -> Iterator[str]:
         yield from _lonely(rule.capabilities, f"{path}.capabilities")
     if rule.labels and rule.namespace is None:
         yield (
-            f"{path} allows by labels alone, in any namespace: whoever makes a pod writes its labels; name the "
+            f"{path} allows by labels alone, in any namespace: the creator of a pod writes its labels; name the "
             "namespaces too"
         )
     yield from _limits_of(terms.limits, terms.limit_path, only=frozenset(dict(rule.limits or ())))
@@ -162,11 +162,11 @@ def _lonely(allowed: Capabilities, path: str) -> Iterator[str]:
 def limits_among_themselves(policy: Policy) -> Iterator[str]:
     """Limits that exclude everything, or that another keeps from ever binding."""
     yield from _limits_of(policy.limits, "limits.{}".format, only=frozenset(LIMIT_KEYS))
-    if policy.limits.containers_per_gpu != UNLIMITED and not _anybody_shares(policy):
+    if policy.limits.containers_per_gpu != UNLIMITED and not _sharing_allowed(policy):
         yield "limits.containers_per_gpu changes nothing: no mode that is allowed shares a GPU"
 
 
-def _anybody_shares(policy: Policy) -> bool:
+def _sharing_allowed(policy: Policy) -> bool:
     lists = (policy.modes.allowed, *(rule.modes for rule in policy.rule.rules if rule.modes is not None))
     return any(modes - {Mode.EXCLUSIVE} for modes in lists)
 
@@ -183,7 +183,7 @@ def _limits_of(limits: Limits, path_of: _PathOf, *, only: frozenset[str]) -> Ite
 
 
 def pools_among_themselves(policy: Policy) -> Iterator[str]:
-    """Pools that nobody may have GPUs of."""
+    """Pools whose GPUs no container may have."""
     named = {name for rule in policy.rule.rules if rule.pool for name in rule.pool.patterns}
     for index, pool in enumerate(policy.pool.pools):
         kubelets = pool.name == policy.kubelet.pool
@@ -200,7 +200,7 @@ def pools_among_themselves(policy: Policy) -> Iterator[str]:
             )
         else:
             yield (
-                f'pool[{index}] "{pool.name}" is for nobody: it has no namespaces, and no rule names it, so its GPUs '
+                f'pool[{index}] "{pool.name}" is unused: it has no namespaces, and no rule names it, so its GPUs '
                 "are granted to no container"
             )
 
@@ -220,7 +220,7 @@ def other_settings(policy: Policy) -> Iterator[str]:
     if inventory.stale is Stale.REFUSE and inventory.stale_after_s <= inventory.refresh_s:
         yield (
             f"inventory.stale_after_s = {inventory.stale_after_s} is not above inventory.refresh_s = "
-            f"{inventory.refresh_s}: requests are refused between two looks although nothing is wrong"
+            f"{inventory.refresh_s}: requests are refused between two queries although nothing is wrong"
         )
     if policy.privileged.action is PrivilegedAction.DENY:
         yield (
@@ -230,7 +230,7 @@ def other_settings(policy: Policy) -> Iterator[str]:
 
 
 def advise_for(policy: Policy, inventory: Inventory) -> tuple[str, ...]:
-    """What a policy means on a node with these GPUs: pools that have none of them, limits above their number."""
+    """Advice for a node with these GPUs: pools that have none of them, limits above their number."""
     members = policy.pool.members(inventory)
     used = {pool.name for pool in members.values()}
     units = len([unit for gpu in inventory.gpus for unit in (gpu.parts if gpu.mig_enabled else (gpu,))])

@@ -13,7 +13,7 @@ _XIDS: Final = Wholes(Whole(1, 65535), 256)
 
 
 class Events(StrEnum):
-    """Whose events NVML is asked for."""
+    """The GPUs whose events are waited for."""
 
     HELD = "held"
     ALL = "all"
@@ -21,7 +21,7 @@ class Events(StrEnum):
 
 
 class OtherXids(StrEnum):
-    """What an XID of neither list is taken for."""
+    """What an XID of neither list does."""
 
     IGNORE = "ignore"
     SUSPECT = "suspect"
@@ -29,7 +29,7 @@ class OtherXids(StrEnum):
 
 
 class OnBad(StrEnum):
-    """What becomes of the containers on a GPU that turns bad."""
+    """What happens to the containers on a GPU that turns bad."""
 
     REPORT = "report"
     STOP = "stop"
@@ -42,15 +42,17 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
         Events,
         Declaration(
             Choice(Events),
-            "GPUs whose errors are waited for: those that somebody holds, all, or none. While one is waited for, it "
-            "cannot be reset nor the driver unloaded.",
+            "GPUs whose error events are waited for: those that containers hold, all, or none. Meanwhile such a GPU "
+            "cannot be reset, and the driver cannot be unloaded.",
         ),
     ] = Events.HELD
     # Application errors as NVIDIA's device plugin has them (NVIDIA/k8s-device-plugin: internal/rm/health.go), and 154,
-    # which only tells of a recovery action that is asked for at every look.
+    # which only announces a recovery action that every query shows anyway.
     ignored_xids: Annotated[
         frozenset[int],
-        Declaration(_XIDS, "XIDs that say nothing of the GPU: errors of applications, and 154, which others explain."),
+        Declaration(
+            _XIDS, "XIDs that say nothing about the GPU: application errors, and 154, which other XIDs explain."
+        ),
     ] = frozenset({13, 31, 43, 45, 68, 109, 154})
     # After the immediate actions in NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors): reset or restart.
     fatal_xids: Annotated[frozenset[int], Declaration(_XIDS, "XIDs after which a GPU is bad at once.")] = frozenset(
@@ -67,20 +69,20 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
         frozenset[Sign],
         Declaration(
             Choices(Sign, minimum=0),
-            "What makes a GPU bad when a look at it shows it; unreadable, when looks still show it reprobe_s later.",
+            "Signs that make a GPU bad when a query shows them; unreadable: when it still shows reprobe_s later.",
         ),
     ] = frozenset({Sign.LOST, Sign.RESET_REQUIRED, Sign.UNREADABLE, Sign.REMAP_FAILED})
     suspect_signs: Annotated[
         frozenset[Sign],
         Declaration(
-            Choices(Sign, minimum=0), "What makes it suspect. Signs in neither list are shown, and change nothing."
+            Choices(Sign, minimum=0), "Signs that make it suspect. Signs in neither list are shown and change nothing."
         ),
     ] = frozenset({Sign.REMAP_PENDING, Sign.FABRIC_NOT_READY})
     hold_down_s: Annotated[
         int, Declaration(Whole(1, 86400), "Seconds without trouble after which a bad GPU is granted again.")
     ] = 300
     reprobe_s: Annotated[
-        int, Declaration(Whole(1, 3600), "Seconds between two looks while a GPU is anything but healthy.")
+        int, Declaration(Whole(1, 3600), "Seconds between two queries while a GPU is not healthy.")
     ] = 30
     containers: Annotated[
         OnBad,
@@ -96,7 +98,7 @@ DEFAULT_HEALTH: Final = HealthSettings()
 
 
 def health_faults(health: HealthSettings) -> Iterator[tuple[str, str]]:
-    """What no key shows by itself: key path and sentence."""
+    """Faults between keys: key path and sentence of each."""
     for key, one, other in (
         ("fatal_xids", health.fatal_xids, health.ignored_xids),
         ("suspect_signs", health.suspect_signs, health.fatal_signs),

@@ -1,4 +1,4 @@
-"""What the kubelet's device plugin is like, and who else allocates."""
+"""Settings of the kubelet's device plugin, and of other components that allocate GPUs."""
 
 from enum import StrEnum
 from typing import Annotated, Final
@@ -31,7 +31,7 @@ _POOL_OR_NONE: Final = Text(rf"(?:{POOL_NAMES.pattern})?", "empty or the name of
 
 
 class MigStrategy(StrEnum):
-    """As what MIG devices are offered to the kubelet, in the words of NVIDIA's device plugin."""
+    """How MIG devices are offered to the kubelet, in the words of NVIDIA's device plugin."""
 
     NONE = "none"
     SINGLE = "single"
@@ -39,14 +39,14 @@ class MigStrategy(StrEnum):
 
 
 class Registration(StrEnum):
-    """How the kubelet hears of a device plugin."""
+    """How the kubelet learns of the device plugin."""
 
     REGISTER = "register"
     WATCHER = "watcher"
 
 
 class FailClosed(StrEnum):
-    """Who stops a container that the kubelet gave GPUs and that nothing was injected into."""
+    """What stops a container that the kubelet allocated GPUs to and that got no injection."""
 
     AUTO = "auto"
     GUARD = "guard"
@@ -79,13 +79,13 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     rename: Annotated[bool, Declaration(Flag(), "Call shared ones by another name: nvidia.com/gpu.shared.")] = False
     pool: Annotated[
         str,
-        Declaration(_POOL_OR_NONE, "Offer the GPUs of this [[pool]] alone; empty: all, whoever else they are for."),
+        Declaration(_POOL_OR_NONE, "Offer only the GPUs of this [[pool]]; empty: all GPUs, in pools too."),
     ] = ""
     registration: Annotated[
         Registration,
         Declaration(
             Choice(Registration),
-            "register: we call the kubelet, as everybody does; watcher: it finds us in registry_dir by itself.",
+            "register: nri-gpu calls the kubelet, as most plugins do; watcher: the kubelet finds it in registry_dir.",
             flag="--kubelet-registration",
         ),
     ] = Registration.REGISTER
@@ -96,16 +96,16 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
         str,
         Declaration(
             SOCKET_OR_NONE,
-            "The kubelet's PodResources socket, asked what it gave to whom: off the hook path, and only where enabled, "
-            "inject_for or reservations is set. Empty: never.",
+            "The kubelet's PodResources socket, asked which devices containers have; never on the request path, and "
+            "only if enabled, inject_for or reservations is set. Empty: never.",
         ),
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
     fail_closed: Annotated[
         FailClosed,
         Declaration(
             Choice(FailClosed),
-            "auto: what the kubelet gives comes with a CDI device that only our injection lets start, where the "
-            "runtime speaks NRI 0.7 or newer; guard: without it, so that only the guard stops what we never saw.",
+            "auto: Allocate adds a CDI device that lets the container start only after our injection, if the runtime "
+            "has NRI 0.7 or newer; guard: no such device, so that only the guard stops a container without injection.",
         ),
     ] = FailClosed.AUTO
     cdi_dir: Annotated[str, Declaration(FOLDER, "Folder for that CDI device: one of the runtime's cdi_spec_dirs.")] = (
@@ -123,8 +123,8 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
         Globs,
         Declaration(
             NAMESPACES,
-            "Namespaces where KAI-Scheduler or Run:ai reserves GPUs by pods of its own: pods of the same GPU group "
-            "then share those. Nobody else may make pods there.",
+            "Namespaces where KAI-Scheduler or Run:ai reserves GPUs with its own pods: pods of the same GPU group then "
+            "share them. Only the scheduler may create pods there.",
         ),
     ] = NOTHING
 

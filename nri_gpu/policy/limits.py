@@ -17,7 +17,7 @@ _LIMIT: Final = Limit()
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How many GPUs may be granted; a MIG device counts as one. Judged when a container is created, never later."""
+    """How many GPUs may be granted; a MIG device counts as one. Checked when a container is created, never later."""
 
     gpus_per_container: Annotated[int, Declaration(_LIMIT, "GPUs of one container.")] = UNLIMITED
     gpus_per_pod: Annotated[int, Declaration(_LIMIT, "Different GPUs of all containers of a pod together.")] = UNLIMITED
@@ -87,7 +87,7 @@ def excesses(
 
 
 def counts_holders(limits: Limits) -> bool:
-    """Whether any limit depends on what others hold: if not, nobody need count it."""
+    """Whether any limit depends on what other containers hold."""
     return any(
         limit != UNLIMITED
         for limit in (

@@ -57,7 +57,7 @@ class Disarm(StrEnum):
 
 
 class PrivilegedAction(StrEnum):
-    """What becomes of a privileged container's request. It can use every device of the host anyway."""
+    """What happens to the request of a privileged container, which can use every device of the host anyway."""
 
     ALLOW = "allow"
     AUDIT = "audit"
@@ -82,7 +82,7 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
         str,
         Declaration(
             ROOT_OR_NONE,
-            "What the runtime calls that folder, where nri-gpu runs in a pod and has it elsewhere; empty: the same.",
+            "Path of that folder on the host, if nri-gpu runs in a pod that has it mounted elsewhere; empty: the same.",
             flag="--driver-host-root",
         ),
     ] = ""
@@ -90,8 +90,8 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Declaration(
             Texts(FOLDER, LIBRARY_DIRS_MAX),
-            "Folders below root with the driver's libraries, looked into before those that distributions use; bin, "
-            "share and etc beside them too.",
+            "Folders below root with the driver's libraries, searched before those of distributions; bin, share and "
+            "etc next to them too.",
         ),
     ] = ()
     stage_dir: Annotated[
@@ -102,8 +102,8 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
         Loader,
         Declaration(
             Choice(Loader),
-            "How a container's loader finds the libraries; docs/loader.md says which images each way serves, and what "
-            "it costs.",
+            "How a container's loader finds the libraries; docs/loader.md says which images each way serves, and its "
+            "cost.",
         ),
     ] = Loader.FOLDERS
 
@@ -119,7 +119,7 @@ class ClaimDefaults(Struct, frozen=True, kw_only=True):
     ] = DEFAULT_CAPABILITIES
     extras: Annotated[
         frozenset[Extra],
-        Declaration(_EXTRAS, "Extras that a container gets which names none; all but imex, which takes a number."),
+        Declaration(_EXTRAS, "Extras of a container that names none; all but imex, which takes a number."),
     ] = frozenset()
 
 
@@ -168,7 +168,7 @@ class NamespaceRules(Struct, frozen=True, kw_only=True):
 
 
 class EnvironmentSettings(Struct, frozen=True, kw_only=True):
-    """What is written to containers' environment, and where it is read as a request: nowhere, by default."""
+    """What is written to the environment of containers, and where it counts as a request: nowhere by default."""
 
     visible_devices: Annotated[
         VisibleDevices,
@@ -190,13 +190,15 @@ class EnvironmentSettings(Struct, frozen=True, kw_only=True):
         Globs,
         Declaration(
             NAMESPACES,
-            "Namespaces where NVIDIA_VISIBLE_DEVICES is a request, for containers without an annotation; an image "
-            "that sets it then asks, too.",
+            "Namespaces where NVIDIA_VISIBLE_DEVICES is a request of containers without an annotation; an image that "
+            "sets it asks, too.",
         ),
     ] = NOTHING
     may_ask_all: Annotated[
         bool,
-        Declaration(Flag(), "Whether it may be all there: every CUDA image says so, so each would get every GPU."),
+        Declaration(
+            Flag(), "Whether its value may be all there: every CUDA image sets that, so each would get every GPU."
+        ),
     ] = False
 
 
@@ -207,13 +209,13 @@ class PrivilegedSettings(Struct, frozen=True, kw_only=True):
         PrivilegedAction,
         Declaration(
             Choice(PrivilegedAction),
-            "Their requests: allow; audit, which grants and warns, of those that did not ask too; deny, which refuses.",
+            "Their requests: allow; audit: grant, and warn of privileged containers, also those that do not ask; deny.",
         ),
     ] = PrivilegedAction.ALLOW
 
 
 class RequirementSettings(Struct, frozen=True, kw_only=True):
-    """What images say they need of driver and GPU, by NVIDIA_REQUIRE_* and CUDA_VERSION."""
+    """What images require of driver and GPU by NVIDIA_REQUIRE_* and CUDA_VERSION."""
 
     check: Annotated[
         bool, Declaration(Flag(), "Refuse a container whose image requires what this node does not have.")
@@ -222,8 +224,8 @@ class RequirementSettings(Struct, frozen=True, kw_only=True):
         bool,
         Declaration(
             Flag(),
-            "Whether an image or a pod may turn the check off for itself, by NVIDIA_DISABLE_REQUIRE=1. It then starts "
-            "and fails by itself; it is granted nothing more.",
+            "Whether an image or a pod may turn the check off for itself by NVIDIA_DISABLE_REQUIRE=1. Its program may "
+            "then fail; it is granted nothing more.",
         ),
     ] = True
 
@@ -247,13 +249,13 @@ class CompatSettings(Struct, frozen=True, kw_only=True):
         bool,
         Declaration(
             Flag(),
-            "Also for an image that is newer than the driver by a minor version only, which CUDA mostly runs without.",
+            "Also for an image that is newer than the driver by a minor version only, which mostly runs without.",
         ),
     ] = False
 
 
 class Complete(StrEnum):
-    """Which containers that hold GPUs by others' hand are given what they lack to use them."""
+    """Which containers with another component's GPUs get what they lack to use them."""
 
     NONE = "none"
     ASKED = "asked"
@@ -261,49 +263,50 @@ class Complete(StrEnum):
 
 
 class ForeignSettings(Struct, frozen=True, kw_only=True):
-    """Containers that hold GPU nodes which others put there, such as a device plugin."""
+    """Containers whose GPU nodes come from another component, such as a device plugin."""
 
     complete: Annotated[
         Complete,
         Declaration(
             Choice(Complete),
-            "Who gets the driver's libraries, shared nodes and environment for the GPUs it holds, and never another "
-            "GPU: none; asked: who asks by annotation too, which may then only shape; all: those that do not ask as "
-            "well.",
+            "Which of them get the driver's libraries, shared nodes and environment for the GPUs that they hold, and "
+            "never another GPU: none; asked: those that also ask by annotation, which can only shape these GPUs; all: "
+            "also those that do not ask.",
         ),
     ] = Complete.NONE
 
 
 class PlacementSettings(Struct, frozen=True, kw_only=True):
-    """Which GPUs of many are taken, and what else of the node goes with them."""
+    """Which of several GPUs are taken, and what else of the node comes with them."""
 
     strategy: Annotated[
         Strategy,
         Declaration(
             Choice(Strategy),
-            "Of sets of GPUs that are linked equally well, for exclusive requests: pack leaves the others together, "
-            "spread takes from where most are free. Shared requests always go where the load is least.",
+            "For exclusive requests, among sets of GPUs that are linked equally well: pack keeps the remaining GPUs "
+            "together, spread takes GPUs from where most are free. Shared requests always go to the least loaded GPU.",
         ),
     ] = Strategy.PACK
     numa: Annotated[
         NumaBinding,
         Declaration(
             Choice(NumaBinding),
-            "Keep a granted container to CPUs, memory or both of its GPUs' NUMA nodes, where nobody else has set its "
-            "cpuset.",
+            "Bind a granted container to the CPUs, the memory or both of its GPUs' NUMA nodes, unless another "
+            "component has set its cpuset.",
         ),
     ] = NumaBinding.NONE
 
 
 class InventorySettings(Struct, frozen=True, kw_only=True):
-    """How often the driver is asked what GPUs there are, and what holds while it does not answer."""
+    """How often NVML is asked for the GPUs, and what happens while it does not answer."""
 
-    refresh_s: Annotated[int, Declaration(Whole(1, 3600), "Seconds between two looks.")] = 60
+    refresh_s: Annotated[int, Declaration(Whole(1, 3600), "Seconds between two queries.")] = 60
     stale_after_s: Annotated[
-        int, Declaration(Whole(1, 86400), "Seconds without an answer after which what is known counts as stale.")
+        int, Declaration(Whole(1, 86400), "Seconds without an answer after which the inventory is stale.")
     ] = 300
     stale: Annotated[
-        Stale, Declaration(Choice(Stale), "Requests then: serve them by what is known, or refuse them.")
+        Stale,
+        Declaration(Choice(Stale), "Requests while it is stale: serve them from the last inventory, or refuse them."),
     ] = Stale.SERVE
 
 
@@ -320,24 +323,23 @@ class LedgerSettings(Struct, frozen=True, kw_only=True):
 
 
 class Unknown(StrEnum):
-    """What becomes of a GPU whose processes nobody can tell."""
+    """What happens to a released GPU whose processes NVML cannot list."""
 
     WAIT = "wait"
     OFFER = "offer"
 
 
 class HandoverSettings(Struct, frozen=True, kw_only=True):
-    """When a GPU that one pod had exclusively is offered to the next."""
+    """When a GPU that a pod held exclusively is offered to other pods."""
 
     wait: Annotated[
-        bool, Declaration(Flag(), "Only when the driver shows no process on it any more; false: as its container ends.")
+        bool,
+        Declaration(Flag(), "Offer it only when NVML shows no process on it; false: as soon as its container ends."),
     ] = True
-    grace_s: Annotated[
-        int, Declaration(Whole(1, 3600), "Seconds after which it is offered whatever the driver shows.")
-    ] = 60
+    grace_s: Annotated[int, Declaration(Whole(1, 3600), "Seconds after which it is offered whatever NVML shows.")] = 60
     unknown: Annotated[
         Unknown,
-        Declaration(Choice(Unknown), "Where the driver cannot tell of processes: wait for the grace, or offer it."),
+        Declaration(Choice(Unknown), "If NVML cannot list its processes: wait for grace_s, or offer it at once."),
     ] = Unknown.WAIT
 
 

@@ -1,4 +1,4 @@
-"""The policy's word on MPS: whether there is any, what a container gets of it, and what nobody gets more of."""
+"""Settings of MPS: whether it may be asked for, what a container gets by default, and the most it may get."""
 
 from typing import Annotated, Final
 

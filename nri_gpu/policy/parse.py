@@ -1,7 +1,7 @@
-"""Faults between the keys of a rule or a pool, and between rules and pools: what no key shows by itself.
+"""Reading a policy file: every fault of every key, then the faults between keys, rules and pools.
 
-Asked only where each key is good by itself. A key that could do nothing where it stands is a fault, not advice: whoever
-wrote it thinks that it does something.
+The second are checked only where each key is valid. A key without effect where it stands is a fault and not advice,
+since its author expects an effect.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def cross_faults(rules: tuple[Rule, ...], pools: tuple[Pool, ...]) -> Iterator[t
 
 
 def kubelet_faults(name: str, pools: tuple[Pool, ...]) -> Iterator[tuple[str, str]]:
-    """Of the pool that the kubelet is offered."""
+    """Of the pool that is offered to the kubelet."""
     names = {pool.name: None for pool in pools}
     if name and name not in names:
         known = known_words(name, names) if pools else ", for there is no [[pool]]"
         yield "kubelet.pool", f"no pool is called {quoted(name)}{known}"
 
 
-def beside_faults(settings: KubeletSettings) -> Iterator[tuple[str, str]]:
-    """Of resources that others offer, where nri-gpu offers some itself."""
+def external_faults(settings: KubeletSettings) -> Iterator[tuple[str, str]]:
+    """Of other components' resources, where nri-gpu offers some itself."""
     if not settings.enabled:
         return
     sample = f"{settings.resource.partition('/')[0]}/mig-1g.10gb" if settings.mig_strategy is MigStrategy.MIXED else ""
@@ -84,7 +84,7 @@ def _rule_faults(rule: Rule, pools: Mapping[str, None]) -> Iterator[tuple[str, s
 
 def _pool_faults(pool: Pool) -> Iterator[tuple[str, str]]:
     if all(getattr(pool, key) is None for key in SELECTORS):
-        yield "", f"says not which GPUs: give at least one of {', '.join(SELECTORS)}"
+        yield "", f"has no selector: give at least one of {', '.join(SELECTORS)}"
     low, high = pool.memory_at_least, pool.memory_at_most
     if low is not None and high is not None and low > high:
         yield ".memory_at_most", "is less than memory_at_least"
@@ -112,7 +112,7 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
     if not found:
         policy = _with(Policy.default(), {path: BY_PATH[path].kind.convert(value) for path, value in _leaves(raw)})
         found += health_faults(policy.health)
-        found += beside_faults(policy.kubelet)
+        found += external_faults(policy.kubelet)
     if found:
         faults = [Fault(file, path, message, line_of(where, path)) for path, message in found]
         raise PolicyError(tuple(sorted(faults, key=lambda fault: fault.line or 0)))

@@ -29,7 +29,7 @@ _NAMESPACES: Final = Patterns(Text(r"[!-~]+", "a pattern of printable ASCII with
 
 
 class Pool(Struct, frozen=True, kw_only=True):
-    """GPUs set apart: those that fit every selector that is there. No other container is offered them."""
+    """GPUs set apart: those that fit every selector given. Other containers are not offered them."""
 
     name: Annotated[str, Declaration(POOL_NAMES, "What rules and sentences call this pool.")]
     device: Annotated[
@@ -44,7 +44,10 @@ class Pool(Struct, frozen=True, kw_only=True):
     ] = None
     namespaces: Annotated[
         Globs | None,
-        Declaration(_NAMESPACES, "Patterns of namespaces whose containers may have them, beside rules that name them."),
+        Declaration(
+            _NAMESPACES,
+            "Patterns of namespaces whose containers may have them, in addition to rules that name the pool.",
+        ),
     ] = None
     containers_per_gpu: Annotated[
         int | None, Declaration(Limit(minimum=1), "Containers that may share one of them, whatever limits say.")

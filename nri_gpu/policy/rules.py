@@ -29,7 +29,7 @@ _REASON: Final = Text(r"[ -~]+", "printable ASCII on one line", 200)
 
 
 class Rule(Struct, frozen=True, kw_only=True):
-    """Who is meant (all keys that are there must match), and what they may have."""
+    """Which containers are meant (every key given must match), and what they may have."""
 
     allow: Annotated[bool, Declaration(Flag(), "Whether they may have GPUs: true or false.")]
     name: Annotated[str, Declaration(_NAME, "What sentences and the log call this rule.")] = ""
@@ -41,11 +41,13 @@ class Rule(Struct, frozen=True, kw_only=True):
     ] = None
     labels: Annotated[
         tuple[tuple[str, Globs], ...] | None,
-        Declaration(_LABELS, "Labels of the pod, each with a pattern of its value; whoever makes the pod writes them."),
+        Declaration(
+            _LABELS, "Labels of the pod, each with a pattern of its value; the creator of the pod writes them."
+        ),
     ] = None
     qos: Annotated[
         frozenset[Qos] | None,
-        Declaration(WordOrMore(Qos), "The pod's service class, derived from its cgroup; pods of no kubelet have none."),
+        Declaration(WordOrMore(Qos), "The pod's QoS class, derived from its cgroup; pods without a kubelet have none."),
     ] = None
     reason: Annotated[str, Declaration(_REASON, "Why; a refusal says it.")] = ""
     otherwise: Annotated[

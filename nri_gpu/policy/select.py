@@ -1,4 +1,4 @@
-"""What a container that may ask may have: its rule's word where that says something, else the whole policy's."""
+"""What policy allows one container: by its rule where that has a setting, else by the whole policy's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Terms(Struct, frozen=True, kw_only=True):
         return replace(self.policy.limits, **dict(changed)) if changed else self.policy.limits
 
     def limit_path(self, key: str) -> str:
-        """Where a limit stands that is in force."""
+        """Where the limit that applies is set."""
         changed = dict(self.rule.limits) if self.rule and self.rule.limits else {}
         return f"{self.path}.limits.{key}" if key in changed else f"limits.{key}"
 
@@ -66,7 +66,7 @@ class Terms(Struct, frozen=True, kw_only=True):
         return self.limits.containers_per_gpu != UNLIMITED or any(pool.containers_per_gpu for pool in pools)
 
     def containers_per_gpu(self, pool: Pool | None) -> tuple[int, str]:
-        """How many may share a GPU of that pool, or of none; and where that stands."""
+        """How many containers may share a GPU of that pool, or of none; and where that is set."""
         if pool is not None and pool.containers_per_gpu is not None:
             index = self.policy.pool.pools.index(pool)
             return pool.containers_per_gpu, f"pool[{index}].containers_per_gpu"
@@ -146,8 +146,8 @@ def stale_fault(policy: Policy, age_s: float) -> str:
     if settings.stale is Stale.SERVE or age_s <= settings.stale_after_s:
         return ""
     return (
-        f"the driver was last heard of {age_s:.0f} s ago, more than inventory.stale_after_s = {settings.stale_after_s} "
-        f"in {shown_source(policy)} lets pass: see `nvidia-smi` and nri-gpu's log on the node, and try again."
+        f"the driver last answered {age_s:.0f} s ago, more than inventory.stale_after_s = {settings.stale_after_s} in "
+        f"{shown_source(policy)} allows: see `nvidia-smi` and nri-gpu's log on the node, and try again."
     )
 
 
@@ -176,7 +176,7 @@ Verdict = Allowed | Denied | Ignored
 
 
 def select(policy: Policy, container: Container) -> Verdict:
-    """What policy says of a container that asks."""
+    """What policy says of a container with a request."""
     index = policy.rule.first(container)
     if index is not None:
         return _by_rule(policy, container, index)
@@ -198,7 +198,9 @@ def _by_rule(policy: Policy, container: Container, index: int) -> Verdict:
         return Allowed(called, Terms(policy=policy, rule=rule, path=f"rule[{index}]"))
     pod = container.pod
     who = f"container {quoted(container.name)} of pod {quoted(f'{pod.namespace}/{pod.name}')}"
-    why = f"{who} may not ask for GPUs: {called} in {shown_source(policy)} says no{rule.reason and f' ({rule.reason})'}"
+    why = (
+        f"{who} may not ask for GPUs: {called} in {shown_source(policy)} denies it{rule.reason and f' ({rule.reason})'}"
+    )
     if rule.otherwise is Otherwise.IGNORE:
         return Ignored(f"{why}, and has its request ignored.")
     return Denied(f"{why}; change that rule, or what it matches the pod by.")

@@ -1,4 +1,4 @@
-"""How the daemon and the guard present themselves, and what they write."""
+"""Settings of the two NRI plugins (daemon and guard), and of the files they write."""
 
 from typing import Annotated, Final
 
@@ -18,7 +18,7 @@ REQUEST_BYTES: Final = 448 << 10
 
 
 class PluginSettings(Struct, frozen=True, kw_only=True):
-    """How nri-gpu presents itself to the container runtime."""
+    """How nri-gpu registers with the container runtime."""
 
     name: Annotated[str, Declaration(_NAME, "Name the runtime and its log know the plugin by.")] = "nri-gpu"
     index: Annotated[
@@ -30,8 +30,8 @@ class PluginSettings(Struct, frozen=True, kw_only=True):
         int,
         Declaration(
             Whole(0, 16 << 20),
-            "Bytes in which the runtime may describe a pod or container; the creation of a larger one is refused, "
-            "whoever asks. 0: no limit. Large ones can keep the runtime from listing the node's containers to nri-gpu, "
+            "Bytes in which the runtime may describe a pod or container; a larger one is refused, with or without a "
+            "request. 0: no limit. Large ones can keep the runtime from listing the node's containers to nri-gpu, "
             "which then cannot serve.",
         ),
     ] = REQUEST_BYTES
@@ -53,20 +53,20 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
 
 
 class ControlSettings(Struct, frozen=True, kw_only=True):
-    """Who may ask the daemon about itself."""
+    """Who may query the daemon."""
 
     group: Annotated[
         str,
         Declaration(
             _GROUP,
-            "Group that may ask for `nri-gpu status` beside root; empty for root alone. The systemd unit needs it as "
+            "Group that may run `nri-gpu status`, in addition to root; empty: root alone. The systemd unit needs it as "
             "its Group= too.",
         ),
     ] = ""
 
 
 class LabelSettings(Struct, frozen=True, kw_only=True):
-    """What a cluster's scheduler may know of this node's GPUs, as labels."""
+    """Labels of this node's GPUs, for the cluster's scheduler."""
 
     file: Annotated[
         str,
@@ -80,11 +80,11 @@ class LabelSettings(Struct, frozen=True, kw_only=True):
 
 
 class GuardSettings(Struct, frozen=True, kw_only=True):
-    """The second process, `nri-gpu guard`: how it presents itself, and what it does about what got past it."""
+    """The second process, `nri-gpu guard`: its NRI name, and what it does about containers that run ungranted."""
 
     name: Annotated[str, Declaration(_NAME, "Name the runtime and its log know the guard by.")] = "nri-gpu-guard"
     index: Annotated[
-        str, Declaration(_INDEX, "Its place among NRI plugins: behind whoever else may refuse a start.")
+        str, Declaration(_INDEX, "Its place among NRI plugins: behind every plugin that may refuse a start.")
     ] = "90"
     stop_ungranted: Annotated[
         bool,
@@ -94,7 +94,9 @@ class GuardSettings(Struct, frozen=True, kw_only=True):
             "Needs the cri extra (grpcio).",
         ),
     ] = False
-    stop_grace_s: Annotated[int, Declaration(Whole(0, 300), "Seconds that such a container has to end by itself.")] = 10
+    stop_grace_s: Annotated[int, Declaration(Whole(0, 300), "Seconds that such a container has to end on its own.")] = (
+        10
+    )
     cri_socket: Annotated[str, Declaration(SOCKET, "The runtime's CRI socket, through which they are stopped.")] = (
         "/run/containerd/containerd.sock"
     )

@@ -1,9 +1,9 @@
-"""NVIDIA_VISIBLE_DEVICES as a request, where policy lets it be one. Stricter than NVIDIA's own reading of it.
+"""NVIDIA_VISIBLE_DEVICES as a request, where policy allows that. Stricter than NVIDIA's own reading of it.
 
     value = "" | "void" | "none" | "all" | id *( "," id )      blanks around commas do not count, nor do empty items
 
-Image and pod both may have set it, and nobody can tell which did.
-Source: NVIDIA/nvidia-container-toolkit internal/config/image/devices.go; there `all` or `none` beside other items
+Both image and pod may have set it, and it cannot be told which.
+Source: NVIDIA/nvidia-container-toolkit internal/config/image/devices.go; there `all` or `none` among other items
 decides, an unknown item fails late, and `none` still brings the driver's files.
 """
 
@@ -28,7 +28,7 @@ def claim_of_environment(value: str) -> Claim | None:
     """What the variable's value asks for; None where it asks for nothing.
 
     Raises:
-        RequestError: it cannot be understood.
+        RequestError: it is not valid.
 
     """
     whole = Piece(VARIABLE, value, 0)
@@ -49,9 +49,9 @@ def claim_of_environment(value: str) -> Claim | None:
 
 
 def named_devices(value: str) -> tuple[str, ...]:
-    """What a device plugin may have written there: its devices by UUID or index, or where their names are mounted.
+    """The devices that a device plugin may have written there, by UUID or index, or the folder that names them.
 
-    Empty where it names none: `all`, `none`, `void`, nothing at all. What is odd is a name, too, and is of no GPU.
+    Empty where it names none: `all`, `none`, `void`, nothing. An unknown word counts as a name of no GPU.
     """
     if value.rstrip("/") == MOUNTED_NAMES:
         return (MOUNTED_NAMES,)

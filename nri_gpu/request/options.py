@@ -1,4 +1,4 @@
-"""What may stand behind `extras=`: words, each once, and IMEX channels by number."""
+"""The values of `extras=` (words, each once, and IMEX channels by number) and of `sharing=`."""
 
 from __future__ import annotations
 

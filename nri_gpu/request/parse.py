@@ -1,9 +1,9 @@
-"""The grammar of a request: an annotation's value in, a claim out, or an error that says where and what to write.
+"""The grammar of a request: parses an annotation's value into a claim, or an error with the position and what to write.
 
     value   = clause *( ";" clause ) [ ";" ]      blanks around ; , = < > do not count; at most 4 KiB of ASCII
     clause  = "all" | "none" | number | key op text
 
-A clause's key is looked up in CLAUSES: teaching the grammar a new one is one entry there.
+A clause's key is looked up in CLAUSES; a new clause is one entry there.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ CLAUSES: Final[Mapping[str, Clause]] = {
     "arch": Clause(read_arch, "arch>=9.0", ordered=True),
 }
 WORDS: Final[Mapping[str, Wanted]] = {"all": Everything(), "none": Nothing()}
-# What people write instead, beyond slips of the finger.
+# Other words for the same, beyond typing errors.
 _OTHER_NAMES: Final = {"gpu": "count", "gpus": "count", "uuid": "device", "index": "device", "caps": "capabilities"}
 _OPERATORS: Final = {operator.value: operator for operator in Operator}
 _NUMBER: Final = "a number"  # what a bare one is called beside other keys
@@ -81,12 +81,12 @@ _MODES: Final = frozenset(mode.value for mode in Mode)
 
 
 def parse_claim(key: str, value: str, *, given: bool = False) -> Claim:
-    """Understand one annotation's value.
+    """The claim of one annotation's value.
 
-    given: the kubelet said which GPUs, so a value that only says how means all of those.
+    given: the kubelet chose the GPUs, so a value without a number or GPUs means all of those.
 
     Raises:
-        RequestError: it cannot be understood; the position is that of the first thing wrong.
+        RequestError: it is not valid; the position is that of the first fault.
 
     """
     whole = Piece(shown_key(key), value, 0)
@@ -158,13 +158,13 @@ def _read_word(clause: Piece) -> tuple[str, Part]:
 
 
 def _names_gpus(text: str) -> bool:
-    """Whether a bare word is a list or an id that belongs behind `device=`."""
+    """Whether a bare word is a list or an id that belongs after `device=`."""
     uuid = text[:4].lower() in ("gpu-", "mig-")
     return "," in text or uuid or (":" in text and text[0] in "0123456789")
 
 
 def _unknown(name: str) -> str:
-    """Why a word is not understood, in the terms of its likely meaning."""
+    """Why a word is not valid, by what it probably means."""
     if name in WORDS:
         return f'"{name}" takes no value: write {name} by itself'
     if name in _MODES:
@@ -180,7 +180,7 @@ def _unknown(name: str) -> str:
 
 
 def _assemble(key: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]], otherwise: Wanted | None) -> Claim:
-    """otherwise: what is wanted where no part says."""
+    """otherwise: what is wanted where no clause says it."""
     mode: Mode | None = None
     capabilities: Capabilities | None = None
     wanted: list[tuple[str, Wanted]] = []
@@ -203,7 +203,7 @@ def _assemble(key: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]], o
                 if len(wanted) > 1:
                     raise clause.error(f"{name} and {wanted[0][0]} exclude one another: {_ONE_OF}")
     if not (wanted or selectors or otherwise):
-        why = "this says how GPUs are wanted, not which, and the kubelet gave this container none"
+        why = "this says how GPUs are used and not which, and the kubelet gave this container none"
         raise whole.cut(0).error(f"{why}: {_ONE_OF}")
     if wanted and isinstance(wanted[0][1], Nothing) and len(parts) > 1:
         raise _other_than("none", parts).error('"none" stands alone: it asks for no GPU, so nothing can go with it')

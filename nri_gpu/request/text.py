@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 def listed(words: Iterable[str]) -> str:
-    """`a, b, c`, as written after "known:"."""
+    """`a, b, c`, as it follows "known:"."""
     return ", ".join(words)
 
 
@@ -54,17 +54,16 @@ _KEY_SHOWN_MAX: Final = 90  # characters; a Kubernetes key of ours has at most 1
 def select_annotation(
     pod_annotations: Mapping[str, str], container_annotations: Mapping[str, str], container_name: str
 ) -> tuple[str, str] | None:
-    """Key and value of the annotation that speaks for a container about to be created; None when none does.
+    """Key and value of the annotation that applies to a container about to be created; None where none does.
 
-    container_annotations: those the container comes with. One that already runs carries our own mark: give an empty
-    mapping for it.
+    container_annotations: the container's own. An existing container carries our signed grant: give an empty mapping.
 
     Raises:
-        RequestError: a key in our space that means nothing (a mistyped request must not start without its GPU), or
-            a key of ours that stands on the container itself.
+        RequestError: an unknown key with our prefix (a mistyped request must not start without its GPU), or one of our
+            keys on the container itself.
 
     """
-    # One search over all keys at once, because nearly every container asks for nothing.
+    # One search over all keys at once, since most containers ask for nothing.
     if BASE_KEY in "\n".join(container_annotations):
         _check_container_keys(pod_annotations, container_annotations)
     if BASE_KEY not in "\n".join(pod_annotations):
@@ -78,7 +77,7 @@ def select_annotation(
 
 
 def shown_key(key: str) -> str:
-    """An annotation's key as it may stand in a sentence: whoever made the pod chose it."""
+    """An annotation's key, fit for a sentence: the pod's creator chose it."""
     return shown(key, _KEY_SHOWN_MAX)
 
 
@@ -97,10 +96,13 @@ def _check_pod_keys(annotations: Mapping[str, str]) -> None:
 def _check_container_keys(pod: Mapping[str, str], container: Mapping[str, str]) -> None:
     for key in _ours(container):
         if key == GRANT_KEY:
-            raise RequestError(key, "this mark is written by nri-gpu alone; a container cannot bring its own")
-        # Runtimes can be told to copy annotations of the pod to its containers; such a copy is no request of its own.
+            raise RequestError(key, "only nri-gpu writes this annotation; remove it from the container")
+        # Runtimes can be configured to copy annotations of the pod to its containers; such a copy is no request.
         if pod.get(key) != container[key]:
-            raise RequestError(shown_key(key), "stands on the container; requests are read from the pod's annotations")
+            raise RequestError(
+                shown_key(key),
+                "is set on the container; requests are read from the annotations of the pod: set it there",
+            )
 
 
 def _guess_key(key: str) -> str:

@@ -1,6 +1,7 @@
-"""How a GPU or a MIG device is named in a request. Only the spelling.
+"""The values of clauses: names of GPUs and MIG devices, counts, profiles, modes, capabilities and selectors.
 
-A GPU by NVML index, UUID or the beginning of one, PCI bus id; a MIG device by both indices, UUID or the beginning.
+A GPU is named by NVML index, UUID or the beginning of one, or PCI bus id; a MIG device by both indices, UUID or the
+beginning of one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ INDEX_DIGITS_MAX: Final = 3  # the kernel module has 248 minors
 UUID_PREFIX: Final = "GPU-"
 MIG_PREFIX: Final = "MIG-"
 MIG_INDEX_DIGITS_MAX: Final = 2  # a GPU has at most 8 MIG devices now
-UUID_DIGITS_MIN: Final = 4  # hexadecimal digits of a beginning: fewer would match by accident
+UUID_DIGITS_MIN: Final = 4  # hexadecimal digits of a beginning; fewer would match by accident
 
 _HEX: Final = frozenset("0123456789abcdef")
 _UUID_LENGTH: Final = 36
@@ -101,7 +102,7 @@ def _bus_id(item: Piece) -> str:
 
 
 def _why(text: str) -> str:
-    """What is wrong with a name of no known kind, in the words of its likely meaning."""
+    """What is wrong with an unknown name, by what it probably means."""
     if not text:
         return f"a GPU is missing here: {_KNOWN}"
     if text in ("all", "none"):
@@ -114,7 +115,7 @@ def _why(text: str) -> str:
     return f"{quoted(text)} does not name a GPU: {_KNOWN}"
 
 
-COUNT_MAX: Final = 128  # GPUs; the largest machines sold hold 16, and a slip of the finger should not pass
+COUNT_MAX: Final = 128  # GPUs; the largest machines hold 16, and a typing error should not pass
 DEVICES_MAX: Final = COUNT_MAX
 # A glob is compiled to a pattern that stays in a cache of the standard library: hostile ones must stay small.
 GLOB_MAX: Final = 64  # characters; NVML's own limit for a name is 96, real ones stay below 50
@@ -139,7 +140,7 @@ def read_count(piece: Piece, _: Operator = Operator.EQUAL) -> Count:
     """`2`."""
     number = _decimal(piece.text)
     if number == 0:
-        raise piece.error("0 GPUs are no request; to ask for none on purpose write none")
+        raise piece.error("0 GPUs are no request; to ask for no GPU on purpose write none")
     if number is None:
         raise piece.error(
             f"{quoted(piece.text)} is not a number of GPUs: write 1 to {COUNT_MAX} without sign or leading zeros"

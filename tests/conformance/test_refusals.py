@@ -75,7 +75,7 @@ def test_counting_gives_each_pod_its_own(node: Containerd, daemon: NriGpu) -> No
 
 def test_a_container_cannot_bring_its_own_mark(node: Containerd, daemon: NriGpu) -> None:
     forged = {"gpu.nri.io/grant": "v1;mode=shared;uuid=GPU-0;gen=x;mac=00"}
-    with pytest.raises(CriError, match="this mark is written by nri-gpu alone"):
+    with pytest.raises(CriError, match="only nri-gpu writes this annotation"):
         create(node, "none", annotations=forged)
     assert daemon.held() == {}
 

@@ -164,7 +164,7 @@ REFUSALS: dict[str, tuple[Container, Node, Ledger, Policy, Code, str]] = {
         Ledger(),
         POLICY,
         Code.BAD_REQUEST,
-        "written by nri-gpu alone",
+        "only nri-gpu writes this annotation",
     ),
     "no good policy": (make.container("1"), NODE, Ledger(), BROKEN, Code.BAD_POLICY, "plugin.index"),
     "may not ask": (make.container("1"), NODE, Ledger(), CLOSED, Code.NOT_ALLOWED, "namespaces.deny[0]"),

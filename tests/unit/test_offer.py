@@ -299,7 +299,7 @@ def test_a_stale_inventory(stale: str, age_s: float, served: bool) -> None:
     if served:
         assert isinstance(decision, Inject)
     else:
-        assert "last heard of 300 s ago" in sentence(decision, Code.NODE_NOT_READY)
+        assert "last answered 300 s ago" in sentence(decision, Code.NODE_NOT_READY)
     assert isinstance(decide(make.container("none"), node, Ledger(), using), Inject)
 
 

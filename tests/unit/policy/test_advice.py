@@ -82,7 +82,7 @@ ADVICE: dict[str, tuple[Raw, str]] = {
     ),
     "a shadowed rule": (
         {"rule": [{"name": "all-ml", "namespace": "ml-*", "allow": True}, {"namespace": "ml-x", "allow": False}]},
-        'rule[1] can never decide: rule[0] "all-ml" before it takes all that it matches',
+        'rule[1] can never decide: rule[0] "all-ml" before it matches all that it matches',
     ),
     "a rule for all": (
         {"rule": [{"pod": "x", "allow": True}, {"allow": False}]},
@@ -137,7 +137,7 @@ ADVICE: dict[str, tuple[Raw, str]] = {
         {"limits": {"containers_per_gpu": 2}, "modes": {"allowed": ["exclusive"]}},
         "limits.containers_per_gpu changes nothing",
     ),
-    "a pool for nobody": ({"pool": [{"name": "a", "device": ["0"]}]}, 'pool[0] "a" is for nobody'),
+    "a pool for nobody": ({"pool": [{"name": "a", "device": ["0"]}]}, 'pool[0] "a" is unused'),
     "a pool of a kubelet that is not served": (
         {"pool": [{"name": "a", "device": ["0"]}], "kubelet": {"pool": "a"}},
         'pool[0] "a" is the kubelet\'s, and kubelet.enabled is not set',
@@ -149,7 +149,7 @@ ADVICE: dict[str, tuple[Raw, str]] = {
     ),
     "beside others, and the environment a request": (
         {"kubelet": {"inject_for": ["nvidia.com/gpu"]}, "environment": {"may_ask": ["a"]}},
-        "environment.may_ask changes little beside kubelet.inject_for",
+        "environment.may_ask changes little with kubelet.inject_for",
     ),
     "reservations of nobody's": (
         {"kubelet": {"reservations": ["kai"]}},
@@ -166,7 +166,7 @@ ADVICE: dict[str, tuple[Raw, str]] = {
     ),
     "stale at once": (
         {"inventory": {"stale": "refuse", "stale_after_s": 60}},
-        "requests are refused between two looks",
+        "requests are refused between two queries",
     ),
     "privileged": ({"privileged": {"action": "deny"}}, "keep these out by an admission policy"),
     "public stage": ({"driver": {"stage_dir": "/tmp/stage"}}, "driver.stage_dir"),

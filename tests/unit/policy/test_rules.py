@@ -94,7 +94,7 @@ def test_a_denial_says_which_rule_and_why() -> None:
     rule = {"name": "night", "allow": False, "reason": "batch runs at night"}
     verdict = select(parse_policy({"rule": [rule]}, "/etc/p.toml"), CONTAINER)
     assert verdict == Denied(
-        'container "main" of pod "ml-dev/train-7" may not ask for GPUs: rule[0] "night" in /etc/p.toml says no '
+        'container "main" of pod "ml-dev/train-7" may not ask for GPUs: rule[0] "night" in /etc/p.toml denies it '
         "(batch runs at night); change that rule, or what it matches the pod by."
     )
     ignored = select(parse_policy({"rule": [{**rule, "otherwise": "ignore"}]}, "f"), CONTAINER)

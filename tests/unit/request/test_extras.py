@@ -55,7 +55,7 @@ BAD = {
     "endless channel": ("1;extras=imex:" + "9" * 4000, 9, "names no IMEX channel"),
     "channel twice": ("1;extras=imex:3,imex:3", 16, '"imex:3" is named twice'),
     "range of channels": ("1;extras=imex:0-3", 9, "names no IMEX channel"),
-    "without GPUs": ("extras=drm", 0, "this says how GPUs are wanted, not which"),
+    "without GPUs": ("extras=drm", 0, "this says how GPUs are used and not which"),
     "beside none": ("none;extras=drm", 5, '"none" stands alone'),
     "a clause twice": ("1;extras=drm;extras=gds", 13, "extras is given twice"),
     "an order": ("1;extras>=drm", 8, "it takes: ="),

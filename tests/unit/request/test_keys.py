@@ -60,17 +60,17 @@ def test_an_empty_container_name_finds_no_key_of_its_own() -> None:
 
 
 def test_a_container_cannot_bring_its_own_mark() -> None:
-    with pytest.raises(RequestError, match="written by nri-gpu alone"):
+    with pytest.raises(RequestError, match="only nri-gpu writes this annotation"):
         select_annotation({}, {GRANT_KEY: "v1;mode=shared"}, "main")
 
 
 def test_a_mark_copied_from_the_pod_is_no_excuse() -> None:
-    with pytest.raises(RequestError, match="written by nri-gpu alone"):
+    with pytest.raises(RequestError, match="only nri-gpu writes this annotation"):
         select_annotation({GRANT_KEY: "x"}, {GRANT_KEY: "x"}, "main")
 
 
 def test_a_request_on_the_container_itself_is_refused_with_the_right_place() -> None:
-    with pytest.raises(RequestError, match="read from the pod's annotations"):
+    with pytest.raises(RequestError, match="read from the annotations of the pod"):
         select_annotation({}, {BASE: "1"}, "main")
 
 

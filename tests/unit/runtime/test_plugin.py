@@ -563,7 +563,7 @@ def test_the_inventory_s_age_is_asked_for_only_where_policy_judges_by_it(stale: 
     bench.inventory_age_s = 301.0
     of = nri.asking("1")
     if asked:
-        assert "last heard of 301 s ago" in refused(bench, of, nri.container(of)).message
+        assert "last answered 301 s ago" in refused(bench, of, nri.container(of)).message
         bench.inventory_age_s = None
     assert create(bench, of, nri.container(of)).adjust.linux.devices
 
