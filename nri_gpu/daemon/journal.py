@@ -100,8 +100,8 @@ class Journal:
         at = record.get("at")
         texts = {name: str(record.get(name, "")) for name in ("container_id", "pod_uid", "mark")}
         container_id, pod_uid = ContainerId(texts["container_id"]), PodUid(texts["pod_uid"])
-        mark = verify_grant(texts["mark"], pod_uid, container_id, self._key)
-        if not isinstance(mark, SignedGrant) or not isinstance(at, int | float) or isinstance(at, bool):
+        signed = verify_grant(texts["mark"], pod_uid, container_id, self._key)
+        if not isinstance(signed, SignedGrant) or not isinstance(at, int | float) or isinstance(at, bool):
             return None
         if not 0 <= at < AT_MAX:  # json reads NaN, Infinity and integers that no float holds
             return None
@@ -112,9 +112,9 @@ class Journal:
             pod_uid=pod_uid,
             pod_name=str(record.get("pod", "")),
             namespace=str(record.get("namespace", "")),
-            uuids=mark.uuids,
-            mode=mark.mode,
-            generation=mark.generation,
+            uuids=signed.uuids,
+            mode=signed.mode,
+            generation=signed.generation,
         )
         return Remembered(grant, float(at))
 

@@ -1,4 +1,4 @@
-"""What a running daemon tells of itself: who holds which GPU, since when, and why another is not to be had."""
+"""The answer to `status`: who holds which GPU, since when, and why a GPU is unavailable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _APPEARING: Final = frozenset(
 
 
 class RuntimeConnection(Struct, frozen=True, kw_only=True):
-    """How we stand with the runtime. since: seconds since the epoch. why: the reason when it is not ready."""
+    """The connection to the runtime. since: seconds since the epoch. why: the reason when it is not ready."""
 
     ready: bool
     since: float
@@ -34,13 +34,13 @@ class RuntimeConnection(Struct, frozen=True, kw_only=True):
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """A moment of the daemon.
+    """The daemon at one moment.
 
     wall, monotonic: that moment in seconds, on both clocks. policy_fault: empty where the policy can be used.
-    inventory_confirmed: false while the inventory is an earlier daemon's, from its snapshot. history: what became of
-    the node since the daemon began. kubelet: how its resources stand with the kubelet; None where no device plugin is
-    wanted. kubelet_open: why what the kubelet gives may start although we never saw it, but for the guard; empty when
-    it cannot. list_fault: why the runtime could not list its containers to us again; empty when it could.
+    inventory_confirmed: false while the inventory is an earlier daemon's, from its snapshot. history: the node's
+    transitions since the daemon began. kubelet: the state of each resource; None where no device plugin is wanted.
+    kubelet_open: why a container with GPUs from the kubelet may start although we never saw it, but for the guard;
+    empty when it cannot. list_fault: why the runtime could not list its containers to us again; empty when it could.
     """
 
     node: Node
@@ -59,7 +59,7 @@ class View(Struct, frozen=True, kw_only=True):
     list_fault: str = ""
 
     def wall_of(self, monotonic: float) -> float | None:
-        """The same moment in seconds since the epoch; None for one that never was on our clock."""
+        """A moment of the monotonic clock in seconds since the epoch; None for an infinite one."""
         return self.wall - (self.monotonic - monotonic) if abs(monotonic) != float("inf") else None
 
 
@@ -104,7 +104,7 @@ def status_json(view: View) -> dict[str, Any]:
 
 
 def transitions_json(history: History) -> dict[str, Any]:
-    """What became of the node since the daemon began: counted by kind, and the last of each kind."""
+    """The node's transitions since the daemon began: counted by kind, and the last of each kind."""
     return {
         "since_s": history.began_s,
         "total": history.total,
@@ -129,7 +129,7 @@ def transition_json(transition: Transition) -> dict[str, Any]:
 
 
 def _fault_json(fault: GpuFault, history: History) -> dict[str, Any]:
-    """A GPU that cannot be described. uuid, pci_bus_id: empty where they are not known."""
+    """A GPU that cannot be described. uuid, pci_bus_id: empty where unknown."""
     return {
         "index": fault.index,
         "uuid": fault.uuid,
@@ -161,7 +161,7 @@ def place_json(unit: Unit) -> dict[str, Any]:
 
 
 def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:
-    """opened_by: containers that were granted other GPUs, and whose device numbers became this one's.
+    """opened_by: containers that were granted other GPUs, and whose device numbers are this GPU's now.
 
     withheld: why it could be granted to nobody, whoever holds it.
     """
@@ -178,12 +178,12 @@ def _unit_json(unit: Unit, usage: Usage | None, view: View) -> dict[str, Any]:
         "holders": _holders_json(view, lambda uuids: unit.uuid in uuids),
         "foreign": [each.pod for each in others if not each.container],
         "opened_by": [{"pod": each.pod, "container": each.container} for each in others if each.container],
-        "left_by": _leaver_json(usage.releasing, view) if usage and usage.releasing else None,
+        "left_by": _releasing_json(usage.releasing, view) if usage and usage.releasing else None,
     }
 
 
 def _since_s(unit: Unit, history: History) -> float | None:
-    """Since when the node itself keeps it from being granted; what holders do is told of them."""
+    """Since when the node itself keeps it from being granted; holders have times of their own."""
     if not why_not(unit):
         return None
     health = health_of(unit)
@@ -192,18 +192,18 @@ def _since_s(unit: Unit, history: History) -> float | None:
     return history.since(_APPEARING, unit.uuid)
 
 
-def _leaver_json(leaver: Releasing, view: View) -> dict[str, Any]:
+def _releasing_json(releasing: Releasing, view: View) -> dict[str, Any]:
     return {
-        "pod": leaver.pod,
-        "pod_uid": leaver.pod_uid,
-        "since_s": view.wall_of(leaver.since),
-        "offered_s": view.wall_of(leaver.since + leaver.grace_s),
-        "processes": leaver.processes,
+        "pod": releasing.pod,
+        "pod_uid": releasing.pod_uid,
+        "since_s": view.wall_of(releasing.since),
+        "offered_s": view.wall_of(releasing.since + releasing.grace_s),
+        "processes": releasing.processes,
     }
 
 
 def unlisted_json(gpu: KernelGpu) -> dict[str, Any]:
-    """Of a GPU that the kernel alone knows of."""
+    """A GPU that only the kernel lists."""
     return {
         "pci_bus_id": gpu.pci_bus_id,
         "uuid": gpu.uuid,
@@ -214,7 +214,7 @@ def unlisted_json(gpu: KernelGpu) -> dict[str, Any]:
 
 
 def health_json(unit: Unit) -> dict[str, Any]:
-    """Of a GPU, or of a MIG device, which is never better. since_s: null for one that always was as it is."""
+    """A GPU's health, or a MIG device's, which is never better. since_s: null where it never changed."""
     gpu, health = whole(unit), health_of(unit)
     return {
         "state": health.state.value,
@@ -287,7 +287,7 @@ def _holder_json(entry: Entry, view: View) -> dict[str, Any]:
 
 
 def _restart(entry: Entry, node: Node) -> str:
-    """Why a container has to be restarted; empty where it has not."""
+    """Why a container has to be restarted; empty where it need not."""
     seat = entry.grant.seat
     if entry.phase is not GrantPhase.RUNNING or seat is None or seat.folder == node.mps.folder(entry.grant.uuids[0]):
         return ""

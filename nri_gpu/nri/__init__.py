@@ -1,1 +1,1 @@
-"""NRI in our words: protobuf to domain and back, the session, the status codes."""
+"""NRI: containers, events and replies from and to protobuf, the session, the status codes."""

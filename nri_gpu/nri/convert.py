@@ -21,11 +21,11 @@ from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, JETPACK, TOTAL_MAX
 from nri_gpu.requirements.check import PREFIX as REQUIRE
 
 PREFIX: Final = "gpu.nri.io"
-# The variables we add to or override. They and an image's requirements are kept, no other: none can end up in a log.
+# The variables that we add to or override. Only they and an image's requirements are kept: no other can get into a log.
 READ_ENV: Final = ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES)
 _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DISABLE)), REQUIRE)
 VISIBLE_NEEDLE: Final = b"NVIDIA_VISIBLE_DEVICES"
-# Of a container that exists: what may be a request, and its seat at an MPS daemon.
+# Read of a container that exists: what may be a request, and its seat at an MPS daemon.
 _KEPT_ENV_STARTS: Final = tuple(f"{name}=" for name in ("NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES))
 _READ_ENV_LETTERS: Final = frozenset(start[0] for start in _READ_ENV_STARTS)
 # Programs that NVIDIA's runtimes and CDI specifications have run as hooks.
@@ -34,19 +34,19 @@ _NOTHING: Final = frozenset[str]()
 _NO_RULES: Final = (False, False, frozenset[DeviceNumber]())
 _OWN_PLACES: Final = frozenset({"/dev", SHM_PLACE})
 EMPTY: Final = b""  # the encoding of every message without content
-# Of one kind in one container or pod that is to be created. Each costs a microsecond to read, and two bytes to write;
-# a container with the variables of 2,000 services has 14,000.
+# Entries of one kind in one container or pod that is being created. Each takes a microsecond to read and two bytes to
+# write; a container with the variables of 2,000 services has 14,000.
 ENTRIES_MAX: Final = 16_384
-# How a rule begins that opens a character device: containers have some beside their nodes, and most have no node.
+# How a rule begins that allows a character device. Most containers have neither rules nor nodes of their own.
 _OPENS: Final = pb.LinuxDeviceCgroup(allow=True, type="c").SerializeToString()
 
 
 class Markers(Struct, frozen=True):
-    """Byte strings one of which stands in every request that needs more than a pass.
+    """Byte strings, one of which is in every request that may need more than a pass.
 
     Our annotations' prefix; device nodes named as NVIDIA's, which others injected; rules that open devices; mounts of
     driver files that we staged; where policy reads the environment, the variable that it reads. device: NVIDIA's major
-    as it stands in a device node, empty where it is not known. A false alarm costs one decoding and nothing else.
+    as encoded in a device node, empty where unknown. A false alarm costs one decoding and nothing else.
     """
 
     needles: tuple[bytes, ...]
@@ -68,12 +68,12 @@ class Markers(Struct, frozen=True):
         for needle in self.needles:
             if needle in payload:
                 return True
-        # The major's first byte is in no ASCII text (195), and one byte is looked for 25 times faster than three.
+        # The major's first byte (195) is in no ASCII text, and searching one byte is 25 times faster than three.
         return bool(self.device) and self.device[1:2] in payload and self.device in payload
 
 
 class Configured(Struct, frozen=True):
-    """What the runtime said of itself. nri_version: empty below 0.12. request_timeout_ms: 0 below 0.7."""
+    """The runtime's introduction. nri_version: empty below 0.12. request_timeout_ms: 0 below 0.7."""
 
     runtime: str
     version: str
@@ -83,7 +83,7 @@ class Configured(Struct, frozen=True):
 
     @property
     def from_nri_0_7(self) -> bool:
-        """Whether it has NRI 0.7 or newer, which splits Synchronize and takes mounts away: older ones tell neither."""
+        """Whether it has NRI 0.7 or newer, which splits Synchronize and removes mounts: older ones lack both fields."""
         return bool(self.request_timeout_ms or self.nri_version)
 
 
@@ -203,18 +203,18 @@ def reply_to_pb(edits: Edits) -> bytes:
 
 
 def without_mount_to_pb(destination: str) -> bytes:
-    """CreateContainerResponse that takes a mount away (from NRI 0.7), to be put behind another one's bytes."""
+    """CreateContainerResponse that removes a mount (from NRI 0.7), to be appended to another one's bytes."""
     mount = pb.Mount(destination=f"-{destination}")
     return pb.CreateContainerResponse(adjust=pb.ContainerAdjustment(mounts=[mount])).SerializeToString()
 
 
 def annotation_to_pb(key: str, value: str) -> bytes:
-    """CreateContainerResponse with one annotation. Behind another one's bytes it adds to it: protobuf merges them."""
+    """CreateContainerResponse with one annotation, to be appended to another one's bytes: protobuf merges them."""
     return pb.CreateContainerResponse(adjust=pb.ContainerAdjustment(annotations={key: value})).SerializeToString()
 
 
 def _check_entries(message: pb.CreateContainerRequest) -> None:
-    """Counted before any is read: a request of half a MiB has room for 200,000."""
+    """Count the entries before any is read: a request of half a MiB has room for 200,000."""
     pod, container, linux = message.pod, message.container, message.container.linux
     hooks = container.hooks
     counts = {
@@ -237,7 +237,7 @@ def _check_entries(message: pb.CreateContainerRequest) -> None:
 
 def our_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
     """The annotations whose keys are ours."""
-    # By key: a map of protobuf's hands out its keys at a quarter of what its items cost.
+    # By key: a protobuf map yields its keys four times faster than its items.
     return {key: annotations[key] for key in annotations if key.startswith(PREFIX)}
 
 
@@ -249,7 +249,7 @@ def _read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str], int]:
     ours: list[str] = []
     required = 0
     for entry in env:
-        # Kubernetes adds a hundred variables for services: one look at the first letter passes over most of them.
+        # Kubernetes adds a hundred variables for services: the first letter rules most of them out.
         if entry[:1] not in _READ_ENV_LETTERS or not entry.startswith(_READ_ENV_STARTS):
             continue
         if entry.startswith(REQUIRE) and not entry.startswith(JETPACK):
@@ -311,7 +311,7 @@ def _destinations(mounts: Iterable[pb.Mount], pod: Pod) -> frozenset[str]:
 
 
 def _usual(mount: pb.Mount, pod: Pod) -> bool:
-    """What the runtime mounts for itself where something of ours may go, too; of /dev also the host's own."""
+    """Whether it is what the runtime itself mounts at a place that we may use, too; of /dev also the host's own."""
     if mount.type == "tmpfs" or mount.source == mount.destination:
         return True
     # The pod's own (containerd: internal/cri).
@@ -319,7 +319,7 @@ def _usual(mount: pb.Mount, pod: Pod) -> bool:
 
 
 def _uid(container: pb.Container) -> int | None:
-    """Where it means the same on the host."""
+    """The user id, where it means the same on the host; else None."""
     if any(each.type == "user" for each in container.linux.namespaces):
         return None
     return int(container.user.uid)

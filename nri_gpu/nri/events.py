@@ -1,7 +1,7 @@
-"""Handlers present -> event mask, within what the runtime's NRI knows.
+"""The event mask: the events that we subscribe to, as far as the runtime's NRI knows them.
 
-A bit that the runtime does not know makes it drop the plugin, so the mask is cut to the runtime's version; the
-oldest mask always works.
+A bit that the runtime does not know makes it drop the plugin, so the mask depends on the runtime's version. The oldest
+mask always works.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Event(IntEnum):
 OLDEST_MASK: Final = 0x07FF
 NEWER_MASK: Final = 0x3FFF
 _NEWER_SINCE: Final = (0, 10)
-# Runtimes that have NRI 0.10 and do not say so: it tells its version from 0.12 on. Their go.mod of each release, since:
+# Runtimes with NRI 0.10 that do not tell: NRI sends its version from 0.12 on. By the go.mod of each release, since
 # containerd 2.2.0 has 0.10.0, CRI-O 1.34.0 too, and Docker has NRI since 29.2.0, with 0.11.0.
 _NEWER_RUNTIMES: Final = {"containerd": (2, 2), "cri-o": (1, 34), "docker": (29, 2)}
 _CANDIDATE: Final = re.compile(r"[-~+.](?:alpha|beta|rc)", re.IGNORECASE)
@@ -44,8 +44,8 @@ _PLAIN: Final = re.compile(r"v?([0-9]{1,6})\.([0-9]{1,6})(?:[.+~-]|$)")
 def event_mask(events: Collection[Event], nri_version: str) -> int:
     """The mask to answer Configure with.
 
-    nri_version: as the runtime gave it. Only NRI 0.12 and later give one; whatever is not plainly a version
-    counts as old. Raises: ValueError for no events at all (0 would mean all of them to the runtime).
+    nri_version: from the runtime. Only NRI 0.12 and later send one; any other text counts as old. Raises: ValueError
+    for no events at all: to the runtime, 0 means all of them.
     """
     wanted = sum(1 << (event - 1) for event in set(events))
     mask = wanted & known_mask(nri_version)
@@ -55,10 +55,10 @@ def event_mask(events: Collection[Event], nri_version: str) -> int:
 
 
 class Subscription:
-    """What we ask of runtimes, from one connection to the next.
+    """The mask for each connection.
 
-    A runtime that ends the connection right after Configure may have met a bit it does not know, whatever its version
-    made us think: the next connection asks for no more than the oldest one knows, and the one after it tries again.
+    A runtime that ends the connection right after Configure may not know a bit, whatever we concluded from its
+    version: the next connection uses the oldest mask, and the one after it tries again.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Subscription:
         self.last = 0  # the mask given last
 
     def mask(self, events: Collection[Event], runtime: str, version: str, nri_version: str) -> int:
-        """The mask for a runtime that introduced itself so."""
+        """The mask for a runtime that introduced itself with these."""
         known = nri_version or _nri_of(runtime, version)
         mask = event_mask(events, "" if self._cautious else known)
         self._daring = mask != event_mask(events, "")
@@ -75,7 +75,7 @@ class Subscription:
 
     @property
     def validates(self) -> bool:
-        """Whether we are asked before a container is created."""
+        """Whether the runtime asks us to validate each container before it is created."""
         return bool(self.last & 1 << (Event.VALIDATE_CONTAINER_ADJUSTMENT - 1))
 
     def ended(self, *, after_configure: bool) -> None:

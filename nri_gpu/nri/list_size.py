@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.container import ContainerId, PodId
 
-# What a listed object weighs beside its own bytes: a tag, and a length of at most four bytes.
+# Bytes of a listed object beside its own: a tag, and a length of at most four bytes.
 FRAME_BYTES: Final = 5
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4}
@@ -87,7 +87,7 @@ def size_of_state_change(payload: bytes) -> RequestSize:
 
 
 def event_of(payload: bytes) -> int:
-    """NRI's number of the event that a StateChangeEvent tells; 0 where it tells none. Raises: DecodeError."""
+    """NRI's number of the event in a StateChangeEvent; 0 where there is none. Raises: DecodeError."""
     first = next(fields(payload), None)  # Go writes fields by their numbers
     return first.value if first and first.number == 1 else 0
 
@@ -143,13 +143,13 @@ ENVELOPE_BYTES: Final = 256  # ttrpc's own around the list: service, method, tim
 WHOLE_MAX: Final = (16 << 20) + 4096 - ENVELOPE_BYTES
 # Newer ones send parts of at most one ttrpc message.
 PART_MAX: Final = (4 << 20) - ENVELOPE_BYTES
-# A runtime that has to split again takes fewer objects by this factor at least, and never fewer than 8 of both kinds
-# together: it gives up, or panics, where 8 are too large. So any 9 must fit into one part.
+# A runtime that has to split again takes fewer objects, by this factor at least, and never fewer than 8 of both kinds
+# together: where 8 are too large, it gives up or panics. So any 9 must fit into one part.
 _SHRINK: Final = 0.9
 _ALWAYS_FIT: Final = 9
 # Both kinds are rounded down separately, each time it splits and for each part: how far one may fall behind the other.
 _ROUNDINGS: Final = 3
-# A container's own bytes grow before they are listed: state, pid, times, and what other plugins add.
+# A container grows before it is listed: by its state, pid, times, and what other plugins add.
 GROWTH_BYTES: Final = 2048
 
 
@@ -161,7 +161,7 @@ class ListedObject(Struct, frozen=True):
 
 
 class ListSize:
-    """The live pods and containers of a node with their sizes: what a Synchronize would list now."""
+    """The live pods and containers of a node with their sizes: what Synchronize would list now."""
 
     def __init__(self) -> None:
         self._pods: dict[PodId, PodSize] = {}
@@ -173,7 +173,7 @@ class ListSize:
         return len(self._pods) + len(self._containers)
 
     def add(self, size: PodSize | ContainerSize) -> None:
-        """A pod or container, anew or as it is now; none without an id."""
+        """Add a pod or container, or replace it; one without an id is not counted."""
         if not size.id:
             return
         if isinstance(size, PodSize):
@@ -185,12 +185,12 @@ class ListSize:
         self.total_bytes += size.size_bytes + FRAME_BYTES
 
     def drop_pod(self, pod_id: PodId) -> None:
-        """A sandbox was removed."""
+        """Remove a sandbox."""
         if pod := self._pods.pop(pod_id, None):
             self.total_bytes -= pod.size_bytes + FRAME_BYTES
 
     def drop_container(self, container_id: ContainerId) -> None:
-        """A container ended or was removed: neither is listed."""
+        """Remove a container: one that ended is not listed."""
         if container := self._containers.pop(container_id, None):
             self.total_bytes -= container.size_bytes + FRAME_BYTES
 
@@ -265,8 +265,8 @@ def _rounds_to_none(few: Sequence[int], most_few: int, many: Sequence[int], most
     if not most_few:
         return True
     for count in range(1, most_few + 1):
-        beside = min(most_many, most_many * (count + _ROUNDINGS) // most_few + lag)
-        size = few[count] + many[min(beside, len(many) - 1)]
+        others = min(most_many, most_many * (count + _ROUNDINGS) // most_few + lag)
+        size = few[count] + many[min(others, len(many) - 1)]
         if size > PART_MAX and int(count * _factor(size)) == 0:
             return True
     return False

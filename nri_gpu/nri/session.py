@@ -61,7 +61,7 @@ _PODS, _CONTAINERS, _MORE = 1, 2, 3  # fields of SynchronizeRequest
 
 
 class Listed(Struct, frozen=True):
-    """A container in Synchronize. created: made but not started; otherwise it runs. pid: on the host; 0: not told."""
+    """A container in Synchronize. created: not started yet; otherwise it runs. pid: on the host; 0 where unknown."""
 
     container: Container
     created: bool
@@ -72,17 +72,17 @@ class Parts:
     """The parts of one Synchronize: a container's pod may come in another part than the container.
 
     A runtime may list hundreds of MiB: each object is read as it comes, and its bytes are not kept.
-    listing: what the objects weigh. stage_dir: as of `container_from_pb`.
+    listing: the sizes of the objects. stage_dir: see `container_from_pb`.
     """
 
     def __init__(self, stage_dir: str = "") -> None:
         self.listing = ListSize()
         self._stage_dir = stage_dir
         self._pods: dict[PodId, Pod] = {}
-        self._containers: list[tuple[int, Listed]] = []  # behind the time of their making, in ns
+        self._containers: list[tuple[int, Listed]] = []  # with their times of creation, in ns
 
     def add(self, payload: bytes) -> bool:
-        """Take a SynchronizeRequest; whether more follow. Nothing of it is kept where that raises DecodeError."""
+        """Take a SynchronizeRequest. Returns whether more follow. Keeps nothing of it when it raises DecodeError."""
         pods: dict[PodId, Pod] = {}
         containers: list[tuple[int, Listed]] = []
         sizes: list[PodSize | ContainerSize] = []
@@ -108,9 +108,9 @@ class Parts:
         return more
 
     def listed(self) -> tuple[Listed, ...]:
-        """All containers, each with its pod, the newest first where the runtime says (NRI 0.10). Forgets them.
+        """All containers, each with its pod, the newest first where the runtime tells (NRI 0.10). Forgets them.
 
-        Of two created ones with the same GPUs the older has lapsed, and the ledger is rebuilt in this order.
+        The ledger is rebuilt in this order: of two created ones with the same GPUs the older has lapsed.
         """
         self._containers.sort(key=lambda each: -each[0])
         listed = tuple([self._with_pod(each) for _, each in self._containers])
@@ -118,7 +118,7 @@ class Parts:
         return listed
 
     def _with_pod(self, listed: Listed) -> Listed:
-        """With a pod that came in a later part."""
+        """The same container with its pod, where that came in a later part."""
         container = listed.container
         if container.pod.name != _UNKNOWN or (pod := self._pods.get(container.pod.id)) is None:
             return listed
@@ -126,7 +126,7 @@ class Parts:
 
 
 def _listed_from_pb(container: pb.Container, pod: Pod, data: bytes, stage_dir: str) -> Listed:
-    """data: its bytes, in which is looked for what else would be looked for in each variable and each mount."""
+    """data: its bytes; searching these is faster than searching each variable and each mount."""
     staged = stage_dir if stage_dir.encode() in data else ""
     read = container_from_pb(container, pod, exists=True, armed=VISIBLE_NEEDLE in data, stage_dir=staged)
     return Listed(read, created=container.state == pb.CONTAINER_CREATED, pid=container.pid)
@@ -139,7 +139,7 @@ def _unknown_pod(container: pb.Container) -> Pod:
 
 
 class Session:
-    """The state of one connection, and the parts of its Synchronize so far. stage_dir: as of `Parts`."""
+    """The state of one connection, and the parts of its Synchronize so far. stage_dir: see `Parts`."""
 
     def __init__(self, stage_dir: str = "") -> None:
         self.phase = Phase.REGISTERING
@@ -147,7 +147,7 @@ class Session:
 
     @property
     def listing(self) -> ListSize:
-        """What the parts of Synchronize so far weigh."""
+        """The sizes of the objects in the parts of Synchronize so far."""
         return self._parts.listing
 
     @property
@@ -160,7 +160,7 @@ class Session:
         self.phase = self._check(step)
 
     def synchronize(self, payload: bytes) -> tuple[Listed, ...] | None:
-        """Take one part; all of it after the last, None while more is to come.
+        """Take one part. Returns all containers after the last, None while more is to come.
 
         An empty part is no end: some runtimes send thousands of them (containerd/nri pkg/adaptation/plugin.go).
         Raises: RemoteProtocolError when the runtime may not do that now; nothing of the part is kept then.

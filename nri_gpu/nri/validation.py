@@ -1,7 +1,4 @@
-"""ValidateContainerAdjustment (NRI 0.10): what plugins made of a container, in our words, and the verdict back.
-
-With `convert.py` the only reader of nri_pb2.
-"""
+"""ValidateContainerAdjustment (NRI 0.10): what plugins made of a container, in our types, and the verdict back."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from nri_gpu.domain.decision import Reason
 from nri_gpu.nri.convert import EMPTY, PREFIX, container_from_pb, pod_from_pb
 
 NVIDIA_MAJOR: Final = 195
-# One of these stands in every request that needs more than a pass: one of our annotations, a node of NVIDIA's by name
+# One of these is in every request that needs more than a pass: one of our annotations, a node of NVIDIA's by name
 # or number, a device rule for that number, a CDI device of NVIDIA's. A false alarm costs one decoding.
 _NEEDLES: Final = (
     PREFIX.encode(),
@@ -30,17 +27,17 @@ def concerns_us(payload: bytes) -> bool:
     return any(needle in payload for needle in _NEEDLES)
 
 
-def adjusted_from_pb(payload: bytes, mark_key: str) -> Adjusted:
-    """ValidateContainerAdjustmentRequest. mark_key: the annotation that a grant is written in."""
+def adjusted_from_pb(payload: bytes, grant_key: str) -> Adjusted:
+    """ValidateContainerAdjustmentRequest. grant_key: the annotation that a grant is written in."""
     message = pb.ValidateContainerAdjustmentRequest.FromString(payload)
     owners = (
         message.owners.owners[message.container.id].compound if message.container.id in message.owners.owners else {}
     )
     adjust = message.adjust
-    mark = adjust.annotations.get(mark_key)
+    grant = adjust.annotations.get(grant_key)
     return Adjusted(
         container=container_from_pb(message.container, pod_from_pb(message.pod)),
-        grant=None if mark is None else Added(mark, _owner(owners, pb.Annotations, mark_key)),
+        grant=None if grant is None else Added(grant, _owner(owners, pb.Annotations, grant_key)),
         nodes=tuple(
             AddedNode(node.path, _owner(owners, pb.Devices, node.path), node.major, node.minor)
             for node in adjust.linux.devices
@@ -64,7 +61,7 @@ def _owner(owners: Mapping[int, pb.CompoundFieldOwners], field: int, name: str) 
 
 
 def _opened(resources: pb.LinuxResources) -> Iterator[int]:
-    """A rule for every major is no finding: it makes the container privileged, which pods may be anyway."""
+    """The majors that rules allow. A rule for every major is left out: it makes the container privileged."""
     for rule in resources.devices:
         if rule.allow and rule.type in ("", "a", "c") and rule.HasField("major"):
             yield rule.major.value

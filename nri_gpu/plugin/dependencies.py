@@ -21,7 +21,7 @@ class Remembered(Struct, frozen=True):
 
 
 class Recorder(Protocol):
-    """Told in the order in which things happen; raises nothing. now: seconds on the ledger's clock."""
+    """Called in the order of events; raises nothing. now: seconds on the ledger's clock."""
 
     def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
         """A request is about to be answered."""
@@ -30,7 +30,7 @@ class Recorder(Protocol):
         """The answer grants GPUs; the runtime may or may not get it. signed: the grant as the container carries it."""
 
     def settled(self, container_id: ContainerId) -> None:
-        """A container was started, or is gone: from now on the runtime's own list tells what it holds."""
+        """A container was started, or is gone: from now on the runtime's own list shows what it holds."""
 
     def synchronized(self, ledger: Ledger) -> None:
         """The ledger was rebuilt from that list."""

@@ -31,7 +31,7 @@ from nri_gpu.system.storage import Signature, read_private, signature
 
 EVENTS: Final = (Event.START_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)
 # Runtimes that heed an error answered to START_CONTAINER. CRI-O logs it and goes on (server/container_start.go), Docker
-# sends none: there the creation is judged too, where a plugin behind the injector sees the mark already. It costs a
+# sends none: there creations are validated too, because a plugin behind the injector sees the grant. It costs a
 # round trip for every container, so not where it would only refuse what will not start anyway.
 HEED_STARTS: Final = frozenset({"containerd"})
 

@@ -25,7 +25,7 @@ Handler = Callable[[bytes], Reply]
 # Our deadline is this much before the runtime's: a late answer is worse than a refusal, because the runtime then drops
 # us and starts the container without its GPUs.
 MARGIN_NS: Final = 100_000_000
-REQUEST_TIMEOUT_S: Final = 2.0  # the runtime's, where it does not tell (below NRI 0.7)
+REQUEST_TIMEOUT_S: Final = 2.0  # the runtime's, where Configure does not name it (below NRI 0.7)
 
 
 class Dispatcher(Struct):
@@ -132,7 +132,7 @@ class NriHandlers(Protocol):
 class PluginService:
     """Serves `nri.pkg.api.v1alpha1.Plugin` on one connection.
 
-    configured: called with what the runtime said of itself. ready: called at the end of Synchronize.
+    configured: called with the runtime's introduction. ready: called at the end of Synchronize.
     """
 
     def __init__(

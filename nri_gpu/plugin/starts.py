@@ -38,7 +38,7 @@ NO_USER: Final = Reason(
 
 
 class GrantedContainers:
-    """The containers that carry a signed grant, from what the runtime tells of them.
+    """The containers that carry a signed grant, as the runtime describes them.
 
     unseen: granted by a daemon that may have ended before its answer was sent; not yet seen with their grant.
     """

@@ -22,7 +22,7 @@ from nri_gpu.plugin.transport import RuntimeCallError, Transport
 from nri_gpu.system.backoff import Backoff
 from nri_gpu.system.log_once import LogOnce
 
-NRI_VERSION: Final = "0.12.2"  # the newest whose messages we know; told to the runtime from 0.12 on
+NRI_VERSION: Final = "0.12.2"  # the newest whose messages we know; sent to runtimes from 0.12 on
 # Between two tries; a random share of nine tenths spreads the plugins, so the first comes after 5 to 50 ms.
 FIRST_WAIT_S: Final = 0.05
 WAIT_MAX_S: Final = 0.25
@@ -48,7 +48,7 @@ class Identity(Struct, frozen=True):
 
 
 class SessionFollowers(Struct, frozen=True):
-    """Whom to call. configured: with what the runtime said of itself, before any other request. away: with why."""
+    """Whom to call. configured: with the runtime's introduction, before any other request. away: with the reason."""
 
     configured: Callable[[Configured], None]
     ready: Callable[[], None]

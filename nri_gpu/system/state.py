@@ -1,4 +1,4 @@
-"""What the daemon knows now: the node, the policy and the ledger, and who is told when one of them changes."""
+"""The state of the daemon: node, policy and ledger now, and who is called when one of them changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NodeState:
     """The newest of each, swapped in whole. Every change of a part of the node gives it the next number.
 
     node: the newest snapshot. policy: the one in force. ledger: who holds what. synchronized: whether the ledger is
-    by the runtime's own list of containers, and not a guess of an earlier daemon.
+    built from the runtime's own list of containers, and not from an earlier daemon's file.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class NodeState:
         self._tell(Changed.POLICY)
 
     def commit(self, ledger: Ledger) -> None:
-        """Put a ledger in place; nobody is told where it is the same one."""
+        """Put a ledger in place; followers are called only when it is another one."""
         if ledger is not self.ledger:
             self.ledger = ledger
             self._tell(Changed.LEDGER)

@@ -15,7 +15,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class NotPrivateError(PermissionError):
-    """A file that others than ourselves could have written, or may read. `strerror` says why, as a clause."""
+    """A file that others could have written, or may read. `strerror` says why, as a clause."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(errno.EPERM, why, str(path))
@@ -70,7 +70,7 @@ def why_untrusted(found: os.stat_result) -> str:
 
 
 def boot_id(path: Path = _BOOT_ID) -> str:
-    """Of the kernel that runs; empty where it does not tell."""
+    """The boot id of the running kernel; empty where it cannot be read."""
     return (text_of(path) or "").strip()
 
 
@@ -114,7 +114,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def lock_holder(descriptor: int) -> str:
-    """` (pid 12)` of who has it locked; empty where the kernel does not tell, as of a process in another pod."""
+    """` (pid 12)` of the process that has it locked; empty where unknown, as for a process in another pod."""
     found = os.fstat(descriptor)
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"  # proc_locks(5)
     lines = (line.split() for line in (text_of(_LOCKS) or "").splitlines())

@@ -107,7 +107,7 @@ class Connection:
             raise
 
     def forget(self, stream_id: StreamId) -> None:
-        """Stops waiting for a call of ours. The peer is not told: ttrpc has no word for it."""
+        """Stops waiting for a call of ours. The peer does not learn of it: ttrpc has no message for that."""
         self._streams.move(stream_id, CallForgotten)
 
     def _check_usable(self) -> None:
@@ -126,7 +126,7 @@ class Connection:
         if not self._frames.between_frames:
             raise RemoteProtocolError("connection closed in the middle of a frame")
         if self._closed:
-            return NEED_DATA  # said once
+            return NEED_DATA  # ConnectionClosed comes once
         self._closed = True
         return ConnectionClosed()
 

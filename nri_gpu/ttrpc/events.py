@@ -86,7 +86,7 @@ class ResponseSent(Struct, frozen=True):
     def __post_init__(self) -> None:
         _check_stream_id(self.stream_id)
         if self.payload and not self.status.ok:
-            # The Go server drops what a handler returned beside its error; a peer that shows it would see two truths.
+            # The Go server drops what a handler returned beside its error; showing both would be a contradiction.
             raise LocalProtocolError(f"a payload beside the error {self.status.code.name}")
 
 
@@ -94,7 +94,7 @@ class RequestRejected(Struct, frozen=True):
     """A client broke a rule in a way that concerns one stream only.
 
     Hand it to `send` as it is: that is the answer. The stream id may be one which no stream can have.
-    oversize_bytes: what a request over the receive limit said it has; 0 for other breaches.
+    oversize_bytes: the length of a request over the receive limit; 0 for other breaches.
     """
 
     stream_id: StreamId

@@ -63,7 +63,7 @@ class Frame(NamedTuple):
 
 
 class OversizeFrame(Struct, frozen=True):
-    """A frame over the receive limit, told from its header; its data is thrown away as it comes. length: bytes."""
+    """A frame over the receive limit, known by its header; its data is thrown away as it comes. length: bytes."""
 
     stream_id: StreamId
     type: int

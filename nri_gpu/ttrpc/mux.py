@@ -113,7 +113,7 @@ class Mux:
         self._connections = dict(connections)
         self._decoder = MuxDecoder()
         self._current: ConnId | None = None  # whose bytes came last and may hold more events
-        self._closing: list[ConnId] | None = None  # after the end of input: who is still to be told
+        self._closing: list[ConnId] | None = None  # after the end of input: who still needs a ConnectionClosed
         self._cause: str | None = None  # of death
 
     @classmethod
@@ -136,7 +136,7 @@ class Mux:
         self._decoder.receive_data(data)
 
     def receive_eof(self) -> None:
-        """Notes the end of the socket's input: each connection will say ConnectionClosed."""
+        """Notes the end of the socket's input: each connection will give a ConnectionClosed."""
         self._check_usable()
         self._closing = list(self._connections)
 
@@ -180,7 +180,7 @@ class Mux:
                 return NEED_DATA
 
     def _advance(self) -> bool:
-        """Gives a connection its next bytes, or word of the end. False when there is nothing to give."""
+        """Gives a connection its next bytes, or the end of input. False when there is nothing to give."""
         piece = self._decoder.next_piece()
         if piece is NEED_DATA:
             return self._close_next()

@@ -1,7 +1,7 @@
 """The life of a stream, as a table for each role; what a connection remembers of its streams.
 
 Two things do not fit a table of streams. A frame with an even id never has a stream: the connection rejects it before
-it looks here. And closed streams are not remembered one by one: ids only grow, so one number tells them from new ones.
+it looks here. And closed streams are not remembered one by one: ids only grow, so one number separates old and new.
 """
 
 from __future__ import annotations
