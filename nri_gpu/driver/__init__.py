@@ -1,1 +1,1 @@
-"""The host driver's user space: found below a driver root, staged once per generation as folders to mount whole."""
+"""The host driver's user space: found below a driver root, and staged per generation as folders to mount."""

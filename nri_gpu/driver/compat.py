@@ -16,10 +16,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Final
 
+import msgspec
 from loguru import logger
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capability
@@ -144,11 +145,10 @@ def _files(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> dic
             left_out.append(LeftOut(f"{folder.name}/{path.name}", reason))
         elif source.path == path:  # our own links replace the host's
             elf = read_elf(path)
-            if elf and (elf.bits, elf.machine) == (machine.bits, machine.elf):
+            if elf and machine.runs(elf):
                 found[path.name] = source, elf
             else:
-                reason = f"not a {machine.bits}-bit {machine.name} library"
-                left_out.append(LeftOut(f"{folder.name}/{path.name}", reason))
+                left_out.append(LeftOut(f"{folder.name}/{path.name}", machine.wrong_class))
     return found
 
 
@@ -179,22 +179,21 @@ def _drivers(libcuda: Path, folder: str) -> frozenset[int] | None:
     return drivers or None
 
 
+class _Note(Struct):
+    cuda: Annotated[str, Meta(pattern=rf"\A(?:{FOLDER_NAME.pattern})?\Z")] = field(name="CUDA Version", default="")
+    drivers: Annotated[tuple[int, ...], Meta(max_length=DRIVERS_MAX)] | None = field(name="Driver", default=None)
+
+
 def read_note(text: bytes) -> tuple[str, frozenset[int]]:
     """The CUDA version and the majors of host drivers in a note's text; empty where it has none.
 
     Raises: MalformedNoteError: not JSON, or another format than the one we know.
     """
     try:
-        content: Any = json.loads(text)
+        note = msgspec.json.decode(text, type=_Note)
     except (ValueError, RecursionError):
         raise MalformedNoteError from None
-    if not isinstance(content, dict):
-        raise MalformedNoteError
-    cuda, drivers = content.get("CUDA Version", ""), content.get("Driver") or []
-    listed = isinstance(drivers, list) and len(drivers) <= DRIVERS_MAX and all(type(each) is int for each in drivers)
-    if not (listed and isinstance(cuda, str) and (not cuda or FOLDER_NAME.fullmatch(cuda))):
-        raise MalformedNoteError
-    return cuda, frozenset(drivers)
+    return note.cuda, frozenset(note.drivers or ())
 
 
 def _belongs(name: str, version: str) -> bool:

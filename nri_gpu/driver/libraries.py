@@ -103,7 +103,7 @@ class LibraryFolders(Struct):
     def left_out(self) -> tuple[LeftOut, ...]:
         """Every library that was examined and refused; 32-bit folders may hold 64-bit libraries, which do not count."""
         refused = (found for found in self._examined.values() if isinstance(found, LeftOut))
-        return tuple(each for each in refused if self.machine.bits == 64 or each.reason != self._wrong_class())
+        return tuple(each for each in refused if self.machine.bits == 64 or each.reason != self.machine.wrong_class)
 
     def _version_of(self, library: str) -> str:
         for group in self._by_folder(library):
@@ -144,12 +144,9 @@ class LibraryFolders(Struct):
         elf = read_elf(source.path)
         if elf is None:
             return LeftOut(source.relative, "not an ELF file")
-        if (elf.bits, elf.machine) != (self.machine.bits, self.machine.elf):
-            return LeftOut(source.relative, self._wrong_class())
+        if not self.machine.runs(elf):
+            return LeftOut(source.relative, self.machine.wrong_class)
         return FoundLibrary(path.name, source, elf)
-
-    def _wrong_class(self) -> str:
-        return f"not a {self.machine.bits}-bit {self.machine.name} library"
 
     def _no_driver(self) -> str:
         places = ", ".join(str(folder) for folder in self.tried)

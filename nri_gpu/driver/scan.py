@@ -191,8 +191,7 @@ def _why_unusable(path: Path, machine: table.Machine) -> str:
     """Why a trusted file is of no use, a clause; empty when it is usable. Raises: DriverError, OSError."""
     if ".so" in path.name:
         elf = read_elf(path)
-        fits = elf is not None and (elf.bits, elf.machine) == (machine.bits, machine.elf)
-        return "" if fits else f"not a {machine.bits}-bit {machine.name} library"
+        return "" if elf and machine.runs(elf) else machine.wrong_class
     if path.suffix not in {".json", ".icd"}:
         return ""
     with path.open("rb") as file:

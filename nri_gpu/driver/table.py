@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from nri_gpu.domain.gpu import Capabilities, Capability
-from nri_gpu.driver.elf import EM_386, EM_AARCH64, EM_X86_64
+from nri_gpu.driver.elf import EM_386, EM_AARCH64, EM_X86_64, Elf
 
 VERSION: Final = r"\d+\.\d+(?:\.\d+)?"
 V: Final = "{V}"  # in a suffix: the driver's version
@@ -45,6 +45,15 @@ class Machine(Struct, frozen=True):
     triple: str
     folders: tuple[str, ...]
     bits: int = 64
+
+    @property
+    def wrong_class(self) -> str:
+        """Why a library that this machine does not run is of no use."""
+        return f"not a {self.bits}-bit {self.name} library"
+
+    def runs(self, elf: Elf) -> bool:
+        """Whether a file is of this machine's class."""
+        return (elf.bits, elf.machine) == (self.bits, self.elf)
 
 
 def _folders(triple: str) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""What events and looks mean for a GPU: states, with hold-down."""
+"""The health of GPUs: events and refreshes lead to states, and containers on bad GPUs are reported or stopped."""

@@ -1,1 +1,1 @@
-"""What GPUs this machine has: asked of NVML in a child process, or read from a topology file."""
+"""The inventory of this machine: its GPUs, read through NVML in a child process, and what the kernel shows."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -115,7 +115,7 @@ class NvmlChild:
         if self._backoff.failures:
             await self._sleep(max(0.0, self._not_before - self._clock()))
 
-    async def _ask(self) -> Mapping[str, Any]:
+    async def _ask(self) -> Mapping[str, object]:
         """The answer to one request. Raises: InventoryError."""
         answered = False
         try:
@@ -132,7 +132,7 @@ class NvmlChild:
                 self._process.kill()
         return answer
 
-    async def _converse(self) -> Mapping[str, Any]:
+    async def _converse(self) -> Mapping[str, object]:
         """Sends a request and reads past the announced calls to the answer. Raises: InventoryError."""
         process = await self._process.start()
         await process.send(REFRESH)
@@ -143,7 +143,7 @@ class NvmlChild:
                 return message
             self._process.call = announced(message)
 
-    async def _receive(self, process: LineProcess) -> Mapping[str, Any]:
+    async def _receive(self, process: LineProcess) -> Mapping[str, object]:
         """The next message. Raises: InventoryError."""
         slow = self._process.call.partition(" ")[0] in _SLOW
         limit_s = self._deadlines.slow_call_s if slow else self._deadlines.call_s

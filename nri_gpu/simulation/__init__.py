@@ -1,1 +1,1 @@
-"""A node described by a topology file instead of by NVML: for demos, tests and clusters without GPUs."""
+"""Simulated nodes, described by topology files: for demos, tests and clusters without GPUs."""

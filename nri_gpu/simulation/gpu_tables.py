@@ -6,7 +6,7 @@ Where a value is wrong, that is noted and a substitute stands in, which nobody w
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 from nri_gpu.domain.gpu import ComputeMode, DrmNode, Ecc, Fabric, FabricState, Gpu, GpuUuid, MigDevice, PciBusId
 from nri_gpu.domain.health import Sign
@@ -49,9 +49,9 @@ def read_gpu(table: Table) -> Gpu:
         table.once(key, value, among="gpu")
     mig_enabled, instances = table.flag_or_tables("mig")
     memory_bytes = table.number("memory_bytes", 0, BYTES_MAX)
-    setup = _setup(table)
+    compute_mode = table.one_of("compute_mode", ComputeMode) if table.has("compute_mode") else None
     unavailable = table.text("unavailable", default="") or ""
-    if setup["compute_mode"] is ComputeMode.PROHIBITED:
+    if compute_mode == ComputeMode.PROHIBITED:
         unavailable = unavailable or compute_prohibited(bus_id or "")
     gpu = Gpu(
         index=index or 0,
@@ -69,7 +69,13 @@ def read_gpu(table: Table) -> Gpu:
         drm=tuple(_drm_node(each) for each in table.tables("drm")),
         processes=table.number("processes", 0, PROCESSES_MAX, optional=True),
         signs=read_signs(table) or (),
-        **setup,
+        architecture=table.one_of("architecture", ("", *ARCHITECTURES.values()), default="") or "",
+        cpus=table.parsed("cpus", lambda text: parse_cpulist(text) if text else "", default="") or "",
+        compute_mode=ComputeMode(compute_mode) if compute_mode else None,
+        persistence=table.maybe_flag("persistence"),
+        ecc=_ecc(table),
+        addressing=table.one_of("addressing", ("", *ADDRESSING), default="") or "",
+        fabric=_fabric(table.table("fabric")) if table.has("fabric") else None,
     )
     table.done()
     return gpu
@@ -147,24 +153,6 @@ def _capability_minor(table: Table, key: str, usual: int | None) -> int | None:
     if minor == NOT_KNOWN:
         return None
     return usual if minor is None else minor
-
-
-def _setup(table: Table) -> dict[str, Any]:
-    """How a GPU is set up, all of it optional."""
-    return {
-        "architecture": table.one_of("architecture", ("", *ARCHITECTURES.values()), default="") or "",
-        "cpus": table.parsed("cpus", lambda text: parse_cpulist(text) if text else "", default="") or "",
-        "compute_mode": _optional_word(table, "compute_mode", ComputeMode),
-        "persistence": table.maybe_flag("persistence"),
-        "ecc": _ecc(table),
-        "addressing": table.one_of("addressing", ("", *ADDRESSING), default="") or "",
-        "fabric": _fabric(table.table("fabric")) if table.has("fabric") else None,
-    }
-
-
-def _optional_word(table: Table, key: str, words: type[ComputeMode]) -> ComputeMode | None:
-    found = table.one_of(key, words) if table.has(key) else None
-    return None if found is None else words(found)
 
 
 def _ecc(table: Table) -> Ecc | None:
