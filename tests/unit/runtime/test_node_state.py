@@ -1,10 +1,14 @@
-"""The node_state: whole snapshots, each with the next number."""
+"""The node state: whole snapshots, each with the next number, and who is called when something changed."""
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.edits import Profiles
 from nri_gpu.domain.node import DriverFiles, Inventory
-from nri_gpu.system.state import NodeState
+from nri_gpu.policy.model import Policy
+from nri_gpu.system.state import Changed, NodeState
 
 DRIVER = DriverFiles("580.95.05", "580.95.05-1", {}, {})
 
@@ -26,3 +30,31 @@ def test_every_change_is_a_new_snapshot() -> None:
     assert node_state.node.profiles is profiles
     node_state.put_module("580.95.05")
     assert (node_state.node.number, node_state.node.module_version) == (6, "580.95.05")
+
+
+def test_followers_are_called_after_the_changes_they_subscribed_to() -> None:
+    state = NodeState(Inventory(taken_at=0))
+    calls: list[str] = []
+    state.subscribe(lambda: calls.append(f"all {state.node.number}"), *Changed)
+    state.subscribe(lambda: calls.append("ledger"), Changed.LEDGER)
+    state.put_inventory(Inventory(taken_at=1))
+    state.use(Policy.default())
+    state.commit(state.ledger)
+    assert calls == ["all 2", "all 2"]
+    state.commit(Ledger())
+    assert calls[2:] == ["all 2", "ledger"]
+
+
+def test_a_broken_policy_leaves_the_fallbacks_settings() -> None:
+    fallback = replace(Policy.default(), plugin=replace(Policy.default().plugin, index="42"))
+    state = NodeState(Inventory(taken_at=0), fallback=fallback)
+    assert state.settings.plugin.index == "10"
+    state.use(Policy.broken("line 3"))
+    assert (state.policy.fault, state.settings) == ("line 3", fallback)
+
+
+def test_the_ledger_is_the_runtimes_once_it_is_synchronized() -> None:
+    state = NodeState(Inventory(taken_at=0))
+    assert state.synchronized_ledger is None
+    state.synchronized = True
+    assert state.synchronized_ledger is state.ledger
