@@ -17,6 +17,7 @@ from nri_gpu.inventory.changes import changes
 from nri_gpu.inventory.source import Source
 from nri_gpu.system.backoff import Backoff
 from nri_gpu.system.state import NodeState
+from nri_gpu.system.tasks import first_done
 
 REFRESH_S: Final = 60.0
 FIRST_RETRY_S: Final = 0.5
@@ -107,7 +108,7 @@ class InventoryCache:
                 self._poked.clear()
                 await self.refresh()
                 pause_s = min(self._backoff.next_s(), self._refresh_s) if self._fault else self._refresh_s
-                await self._rest(pause_s)
+                await first_done(self._sleep(pause_s), self._poked.wait())
         finally:
             await self._source.close()
 
@@ -147,16 +148,6 @@ class InventoryCache:
             self._current = Inventory(taken_at=self._wall(), fault=self._fault, unlisted=error.unlisted)
             if before is None or not _same(before, self._current):
                 self._publish(self._current)
-
-    async def _rest(self, pause_s: float) -> None:
-        """Sleep, or until poked."""
-        waits = [asyncio.ensure_future(self._sleep(pause_s)), asyncio.ensure_future(self._poked.wait())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
 
 
 def _same(one: Inventory, other: Inventory) -> bool:

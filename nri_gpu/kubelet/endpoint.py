@@ -31,6 +31,7 @@ from nri_gpu.policy.kinds import SOCKET_PATH_MAX
 from nri_gpu.system.backoff import Backoff
 from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.storage import Signature, signature
+from nri_gpu.system.tasks import first_done
 
 REGISTER_TIMEOUT_S: Final = 15.0  # within it the kubelet dials us, for up to 10 s
 WATCHED_WITHIN_S: Final = 15.0
@@ -222,17 +223,8 @@ class Endpoint:
 
     async def _something(self, folder: Path, watcher: WatcherRegistration | None) -> None:
         """Until something may be different."""
-        waits = [
-            asyncio.ensure_future(self._paths.changed(folder, LOOK_EVERY_S)),
-            asyncio.ensure_future(self.plugin.lost.wait()),
-            *([asyncio.ensure_future(watcher.answered.wait())] if watcher else []),
-        ]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+        answered = [watcher.answered.wait()] if watcher else []
+        await first_done(self._paths.changed(folder, LOOK_EVERY_S), self.plugin.lost.wait(), *answered)
 
     async def _pause(self) -> None:
         """The back-off, which ends early if a kubelet starts."""
