@@ -1,4 +1,4 @@
-"""Device nodes: the GPUs granted, and the driver's shared nodes that they are useless without."""
+"""Device nodes: those of the granted GPUs, and the driver's shared nodes that every program needs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ MODESET_MINOR: Final = 254
 NVIDIACTL, MODESET = "/dev/nvidiactl", "/dev/nvidia-modeset"
 UVM, UVM_TOOLS = "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"
 SHARED: Final = frozenset({NVIDIACTL, MODESET, UVM, UVM_TOOLS})
-# A MIG instance's right is an open file of that minor: the driver lets anybody open it, for reading.
+# The capability of a MIG instance is an open file of that minor, which the driver lets everyone open for reading.
 # kernel-open/nvidia/nv-caps.c, and DeviceFileMode in /proc/driver/nvidia/capabilities/gpu*/mig/gi*/access.
 CAPABILITY_MODE: Final = 0o444
-# What runtimes and the kubelet mount below /dev by themselves; none of it is in a node's way.
+# What runtimes and the kubelet mount below /dev; none of it covers a node.
 USUAL_MOUNTS: Final = frozenset({"/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/termination-log"})
 
 
 def missing_modules(capabilities: Capabilities, inventory: Inventory) -> Reason | None:
-    """Why nodes cannot be given whole: a GPU without nvidia-uvm starts, and then fails in the program."""
+    """Which kernel module is missing: without nvidia-uvm a container starts, and its program fails."""
     if inventory.majors.nvidia is None:
         return _not_loaded("nvidia", "modprobe nvidia")
     if Capability.COMPUTE in capabilities and inventory.majors.nvidia_uvm is None:
@@ -40,7 +40,7 @@ def missing_modules(capabilities: Capabilities, inventory: Inventory) -> Reason 
 
 
 def missing_capability_major(gpus: Iterable[Unit], majors: Majors) -> Reason | None:
-    """Why MIG devices among these cannot be given: without its capability nodes one opens, and then fails."""
+    """Why MIG devices among these cannot be granted: without its capability nodes one can be opened and then fails."""
     if majors.nvidia_caps is not None or not any(isinstance(unit, MigPart) for unit in gpus):
         return None
     return Reason(
@@ -51,10 +51,10 @@ def missing_capability_major(gpus: Iterable[Unit], majors: Majors) -> Reason | N
 
 
 def covered_node(nodes: Iterable[str], mounts: Iterable[str]) -> Reason | None:
-    """Why these nodes would not all be there: a volume of the container's own is at one, or above it.
+    """Why one of these nodes would be missing: a volume of the container is mounted at its path, or above it.
 
     runc makes nodes after mounts. In a volume it leaves them on the host, in place of a mounted file it makes none, and
-    in a /dev from elsewhere none at all (opencontainers/runc: libcontainer/rootfs_linux.go, createDevices).
+    in a mounted /dev none at all (opencontainers/runc: libcontainer/rootfs_linux.go, createDevices).
     """
     volumes = [normpath(f"/./{each}") for each in mounts if "dev" in each and each not in USUAL_MOUNTS]
     node = next((node for node in nodes if any(f"{node}/".startswith(f"{each}/") for each in volumes)), None)
@@ -62,15 +62,15 @@ def covered_node(nodes: Iterable[str], mounts: Iterable[str]) -> Reason | None:
         return None
     return Reason(
         Code.VOLUME_IN_THE_WAY,
-        f"the container has a volume of its own at {node} or above it, where the GPU's node belongs: mount it "
-        "elsewhere, or leave out of capabilities= what needs that node.",
+        f"the container mounts a volume at {node} or above it, where the GPU's node belongs: mount it elsewhere, or "
+        "leave out of capabilities= what needs that node.",
     )
 
 
 def device_nodes(gpus: tuple[Unit, ...], capabilities: Capabilities, majors: Majors) -> tuple[DeviceNode, ...]:
     """Nodes for these GPUs and MIG devices; nothing for none of them.
 
-    capabilities: closed. What may be missing has been asked before.
+    capabilities: closed. `missing_modules` has been checked before.
     """
     if not gpus or majors.nvidia is None:
         return ()
@@ -83,7 +83,7 @@ def device_nodes(gpus: tuple[Unit, ...], capabilities: Capabilities, majors: Maj
 
 
 def shared_nodes(capabilities: Capabilities, majors: Majors) -> Iterator[DeviceNode]:
-    """Those that all GPUs are used through, and that give none of them. capabilities: closed."""
+    """The nodes that programs use all GPUs through; alone they give access to none. capabilities: closed."""
     if majors.nvidia is None:
         return
     yield DeviceNode(NVIDIACTL, majors.nvidia, NVIDIACTL_MINOR)
@@ -100,7 +100,7 @@ def shared_among(held: Iterable[DeviceRef]) -> frozenset[str]:
 
 
 def _capability_nodes(gpus: Iterable[Unit], major: int | None) -> Iterator[DeviceNode]:
-    """Of the GPU instance and of the compute instance. Those to configure and monitor MIG are never given."""
+    """The nodes of the GPU instance and of the compute instance; never those to configure and monitor MIG."""
     devices = [unit.device for unit in gpus if isinstance(unit, MigPart)]
     pairs = ((device.gpu_instance_minor, device.compute_instance_minor) for device in devices)
     for minor in dict.fromkeys(minor for pair in pairs for minor in pair):
@@ -111,7 +111,7 @@ def _capability_nodes(gpus: Iterable[Unit], major: int | None) -> Iterator[Devic
 def draws(unit: Unit) -> bool:
     """Whether the nodes of its GPU in /dev/dri come with it: of MIG devices only with those that can draw.
 
-    To any other they would be more than was granted. Source: the attribute `gfx` of a GPU instance's profile, which
+    With any other they would open more than was granted. Source: the attribute `gfx` of a GPU instance's profile, which
     NVIDIA/nvidia-container-toolkit internal/platform-support/dgpu/nvml.go asks for too.
     """
     if isinstance(unit, Gpu):
@@ -121,9 +121,10 @@ def draws(unit: Unit) -> bool:
 
 
 def drm_nodes(gpu: Gpu) -> Iterator[DeviceNode]:
-    """Each by its name and by the GPU's place on the bus, where hosts have a link: NRI makes nodes and no links.
+    """Each by its name and by the GPU's PCI path, where hosts have a link: NRI makes nodes and no links.
 
-    The host's are for its groups video and render, whose numbers an image does not share: here everybody may use them.
+    On the host they belong to the groups video and render, whose numbers an image does not share: here everyone may
+    use them.
     """
     for node in gpu.drm:
         kind = "card" if node.name.startswith("card") else "render"
@@ -132,7 +133,7 @@ def drm_nodes(gpu: Gpu) -> Iterator[DeviceNode]:
 
 
 def two_versions(files: str, kernel: str) -> str:
-    """What to say where the driver's libraries and its loaded kernel module are of different versions."""
+    """The message for libraries and a loaded kernel module of different driver versions."""
     return (
         f"the driver's libraries on this node are {files} but its loaded kernel module is {kernel}: reload the module "
         "or reboot the node"

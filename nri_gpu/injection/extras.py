@@ -1,6 +1,6 @@
-"""Extras: what a container asked for beside its GPUs, whole or not at all.
+"""Extras: what a container asked for in addition to its GPUs, given completely or not at all.
 
-One function both finds out and gives, so that nothing can be given of a request that is refused.
+One function checks and makes the edits, so that a refused request gets none of them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from nri_gpu.domain.gpu import Capabilities, Capability, MigPart, Unit, whole
 from nri_gpu.domain.node import Node
 from nri_gpu.injection.devices import draws, drm_nodes
 
-# Where the driver's libraries look for settings that a distribution or an administrator made; the last file wins.
+# The driver's libraries read settings of distributions and administrators here; the last file wins.
 PROFILE_PLACE: Final = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 CHANNELS_FOLDER: Final = "/dev/nvidia-caps-imex-channels"
-# Whoever may open a channel is settled by who gets its node; the driver's own are everybody's (nv-caps-imex.c).
+# Who gets the node may open the channel; the driver's own nodes are open to everyone (nv-caps-imex.c).
 CHANNEL_MODE: Final = 0o666
 MEMLOCK: Final = Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED)
 
 
 class ExtraRequest(Struct, frozen=True):
-    """Who asks for what. gpus: those that were found for it. capabilities: closed."""
+    """One container's extras. gpus: those chosen for it. capabilities: closed."""
 
     extras: Extras
     gpus: tuple[Unit, ...]
@@ -48,16 +48,16 @@ class ExtraRequest(Struct, frozen=True):
 
 
 def extra_parts(wish: ExtraRequest) -> ExtraEdits | Reason:
-    """All that the extras of a request are made of, or why there is one that cannot be given."""
+    """The edits of a request's extras, or why one of them cannot be given."""
     if not wish.extras.asked:
         return NO_EXTRA_EDITS
     found: list[ExtraEdits] = []
     for extra in Extra:
         if extra in wish.extras.asked:
-            part = _GIVERS.get(extra, _offered)(extra, wish)
+            part = _MAKERS.get(extra, _offered)(extra, wish)
             if isinstance(part, Reason):
                 return part
-            if reason := _in_the_way(extra, part.mounts, wish.container.mounts):
+            if reason := _hidden_volume(extra, part.mounts, wish.container.mounts):
                 return reason
             found.append(part)
     return ExtraEdits(
@@ -68,9 +68,9 @@ def extra_parts(wish: ExtraRequest) -> ExtraEdits | Reason:
 
 
 def kept_limits(extras: Extras, container: Container) -> str:
-    """What to tell of a limit that the container has already, since NRI can add one and change none."""
+    """A note about a limit that the container has already, since NRI can add limits and change none."""
     if Extra.RDMA in extras.asked and MEMLOCK.type in container.rlimits:
-        return f"the container comes with a {MEMLOCK.type} of its own, which stays: rdma may lack memory to pin"
+        return f"the container sets its own {MEMLOCK.type}, which stays: rdma may not be able to pin enough memory"
     return ""
 
 
@@ -82,12 +82,12 @@ def _offered(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
 def _offer(extra: Extra, wish: ExtraRequest) -> NodeExtra | Reason:
     offer = wish.node.inventory.extras.get(extra)
     if offer is None:
-        return _lacking(extra, "it was not looked for, or a simulated node's topology file does not name it")
+        return _lacking(extra, "the node was not searched for it, or a simulated node's topology file does not list it")
     return _lacking(extra, offer.lacking) if offer.lacking else offer
 
 
 def _drm(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
-    """The GPUs' own nodes, without the libraries that draw."""
+    """The GPUs' own DRM nodes, without the libraries that draw."""
     for unit in wish.gpus:
         if isinstance(unit, MigPart) and not draws(unit):
             profile = unit.device.profile
@@ -99,7 +99,7 @@ def _drm(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
 
 
 def _rdma(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
-    """The adapters' nodes, and leave to pin as much memory as they are to reach."""
+    """The adapters' nodes, and no limit on the memory that they can pin."""
     offer = _offer(extra, wish)
     if isinstance(offer, Reason):
         return offer
@@ -123,12 +123,12 @@ def _imex(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
 
 
 def _profile(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
-    """Settings by which EGL and Vulkan pass over GPUs that are on the host and not in the container."""
+    """Settings by which EGL and Vulkan skip GPUs that are on the host and not in the container."""
     if Capability.GRAPHICS not in wish.capabilities:
         return Reason(
             Code.BAD_REQUEST,
             "extra profile tells EGL and Vulkan which GPUs are there, and this container has neither: ask for "
-            "capabilities=graphics or display too, or leave it out.",
+            "capabilities=graphics or display too, or leave this extra out.",
         )
     minors = {whole(unit).minor_number for unit in wish.gpus}
     profiles = wish.node.profiles
@@ -145,21 +145,21 @@ def _lacking(extra: Extra, why: str) -> Reason:
     return Reason(Code.NODE_NOT_READY, f"extra {extra} cannot be given on this node: {why}.")
 
 
-def _in_the_way(extra: Extra, mounts: Iterable[Mount], taken: Iterable[str]) -> Reason | None:
-    """A volume of the container that one of ours would hide. One above ours is fine: runtimes mount by depth."""
+def _hidden_volume(extra: Extra, mounts: Iterable[Mount], taken: Iterable[str]) -> Reason | None:
+    """Why one of our mounts would hide a volume of the container. One above ours is fine: runtimes mount by depth."""
     others = [normpath(f"/{other.lstrip('/')}") for other in taken]
     for mount in mounts:
         place = mount.destination
         if any(other == place or other.startswith(f"{place}/") for other in others):
             return Reason(
                 Code.BAD_REQUEST,
-                f"extra {extra} is mounted at {place}, and the container has a volume of its own there: move the "
-                "volume, or leave the extra out.",
+                f"extra {extra} is mounted at {place}, and the container has a volume there: move the volume, "
+                "or leave the extra out.",
             )
     return None
 
 
-_GIVERS: Final[Mapping[Extra, Callable[[Extra, ExtraRequest], ExtraEdits | Reason]]] = {
+_MAKERS: Final[Mapping[Extra, Callable[[Extra, ExtraRequest], ExtraEdits | Reason]]] = {
     Extra.DRM: _drm,
     Extra.RDMA: _rdma,
     Extra.IMEX: _imex,

@@ -1,7 +1,7 @@
-"""A newer libcuda in front of the driver's: one folder, mounted whole, that leads the loader's path.
+"""Where the driver's files, and those of a compatibility package, are mounted in a container.
 
-The driver's own libraries stay where they are, so whatever the package lacks is found behind it. A program that clears
-its environment finds the driver's libcuda alone: it then has the driver's CUDA, as without a package.
+A compatibility package is one folder, first in the loader's path. The driver's own libraries stay where they are, so
+what the package lacks is found there. A program that clears its environment finds only the driver's libcuda.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ PLACE: Final = "/opt/nri-gpu/compat"
 
 
 def compat_mount(package: CompatPackage) -> Mount:
-    """The staged package at its place."""
+    """The mount of the staged package."""
     return Mount(PLACE, package.path)
 
 
 def compat_hindrance(container: Container) -> str:
-    """Why no package could win over the driver's libraries in this container; empty where it does. A clause."""
+    """Why a package could not come before the driver's libraries in this container, a clause; empty if it can."""
     if LIBRARY_PATH in container.env_twice:
-        return f"image and pod both set {LIBRARY_PATH}, and of the two NRI reaches only the one that loses"
+        return f"image and pod both set {LIBRARY_PATH}, and NRI reaches only the one that is not used"
     if any(_at_compat_place(other) for other in _near(container.mounts)):
-        return f"the pod has a mount of its own at {PLACE}"
+        return f"the pod mounts a volume at {PLACE}"
     return ""
 
 
@@ -43,10 +43,10 @@ def _at_compat_place(other: str) -> bool:
     return other in ("/", PLACE) or other.startswith(f"{PLACE}/") or PLACE.startswith(f"{other}/")
 
 
-# NVIDIA's own images have the first on PATH and LD_LIBRARY_PATH. The others serve pods with a volume of theirs there.
+# NVIDIA's images have the first on PATH and LD_LIBRARY_PATH. The others serve pods that mount a volume there.
 TREE_PLACES: Final = ("/usr/local/nvidia", "/opt/nri-gpu/nvidia", "/run/nri-gpu/nvidia")
 
-# What a loader searches with neither cache nor environment: Debian-like and RHEL-like.
+# What a loader searches without cache and environment, on Debian-like and RHEL-like systems.
 MACHINE: Final = os.uname().machine
 DEFAULT_PLACES: Final = (f"/usr/lib/{MACHINE}-linux-gnu", "/usr/lib64")
 DEFAULT_PLACES_32: Final = ("/usr/lib/i386-linux-gnu", "/usr/lib")
@@ -59,16 +59,16 @@ HWCAPS_PLACES: Final[tuple[str, ...]] = (
 LIBRARIES, LIBRARIES_32, PROGRAMS = "lib64", "lib32", "bin"  # in a tree; the last two in the first as well
 PROGRAM_PLACE: Final = "/usr/bin"
 SMI: Final = "nvidia-smi"
-# Above all of our places; most mounts of a container are elsewhere and need no closer look.
+# All our places are below these; most mounts of a container are elsewhere and need no check.
 ROOTS: Final = ("/usr", "/opt", "/run", "/etc")
 
 
 class DriverPlaces(Struct, frozen=True):
-    """Where the driver's files go in a container without touching a mount of its own.
+    """Where the driver's files are mounted in a container without touching its own mounts.
 
-    tree: the whole tree; empty: nowhere. folders: the folder of libraries, at each of them. files: a mount for every
-    name of every library, in each of them; files_32 likewise. programs: those that go to /usr/bin, by name.
-    variable: LD_LIBRARY_PATH is to lead to the libraries. refused: places of single files that are taken; mostly empty.
+    tree: the whole tree; empty: nowhere. folders: the folder of libraries, at each of these. files: a mount for every
+    name of every library, in each of these; files_32 likewise. programs: those that go to /usr/bin, by name. variable:
+    LD_LIBRARY_PATH is set to the libraries. refused: places of single files that are taken; mostly empty.
     """
 
     tree: str = ""
@@ -82,8 +82,8 @@ class DriverPlaces(Struct, frozen=True):
     def search(self, *, compatible: bool) -> tuple[str, ...]:
         """Folders for LD_LIBRARY_PATH. compatible: 32-bit programs are to be served too.
 
-        Whatever the strategy, no loader searches a folder of ours for 32-bit libraries by itself: glibc has no hwcaps
-        level for them. Each of the two loaders passes over the other's libraries.
+        With no strategy does a loader search our folders for 32-bit libraries without the variable: glibc has no hwcaps
+        level for them. Each of the two loaders skips the other's libraries.
         """
         folder = f"{self.tree}/{LIBRARIES}" if self.tree else next(iter(self.folders), "")
         native = (folder,) if folder and self.variable else ()
@@ -91,10 +91,10 @@ class DriverPlaces(Struct, frozen=True):
 
 
 def free_places(loader: Loader, taken: Iterable[str], tree: DriverTree | None) -> DriverPlaces:
-    """The places of a strategy that these mount destinations of a container leave; the whole tree's where none is.
+    """The places of a strategy that these mounts of a container leave free; the whole tree's where there are none.
 
-    On a machine without hwcaps levels that is so for two of the strategies: a container is never given less than
-    libraries that its loader finds.
+    On a machine without hwcaps levels two of the strategies have none: a container always gets libraries that its
+    loader finds.
     """
     others = [other for other in map(_plain, taken) if other.startswith(ROOTS) or other == "/"]
     by_folder = loader in (Loader.FOLDERS, Loader.HWCAPS)
@@ -126,7 +126,7 @@ def tree_mounts(tree: DriverTree, places: DriverPlaces) -> tuple[Mount, ...]:
 
 
 def _programs(loader: Loader, others: Sequence[str], tree: DriverTree) -> tuple[str, ...]:
-    """The tree has a folder for PATH, so by that strategy nothing goes to /usr/bin."""
+    """The tree has its own folder for PATH, so with that strategy nothing goes to /usr/bin."""
     wanted = {Loader.TREE: (), Loader.FILES: tree.binaries}.get(loader, (SMI,))
     return tuple(n for n in wanted if n in tree.binaries and not _touches(f"{PROGRAM_PLACE}/{n}", others))
 
@@ -146,7 +146,7 @@ def _refused(tree: DriverTree, files: Sequence[str], files_32: Sequence[str], ot
 
 
 def _uncovered(places: Iterable[str], others: Sequence[str]) -> tuple[str, ...]:
-    """Folders that a file of ours can be put into, beside what the container mounts there."""
+    """Folders that no mount of the container covers, so that our files can go into them."""
     return tuple(place for place in places if not any(_within(place, other) for other in others))
 
 
@@ -160,6 +160,6 @@ def _within(path: str, folder: str) -> bool:
 
 
 def _plain(destination: str) -> str:
-    """As the runtime's runc will read it: absolute, without `//`, `.` and `..`."""
+    """The path as runc reads it: absolute, without `//`, `.` and `..`."""
     odd = "/." in destination or "//" in destination or not destination.startswith("/") or destination.endswith("/")
     return normpath(f"/./{destination}") if odd else destination

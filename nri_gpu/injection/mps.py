@@ -1,4 +1,4 @@
-"""What a client of MPS finds in its container: the daemon's pipes, its shared memory, and the limits it was given."""
+"""What an MPS client gets in its container: the daemon's pipes, its shared memory, and the client's limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OPTIONS: Final = ("rbind", "rprivate", "nosuid", "nodev", "noexec")
 
 
 def client_hindrance(container: Container) -> Reason | None:
-    """What of the container's own would keep its programs from the daemon; they would run without it and not say so."""
+    """What in the container keeps its programs from the daemon; they would run without it and not report that."""
     taken = {normpath(place) for place in container.mounts} & {PIPE_PLACE, SHM_PLACE}
     if taken:
         return Reason(
@@ -34,10 +34,10 @@ def client_hindrance(container: Container) -> Reason | None:
 
 
 def client_edits(seat: Seat) -> Edits:
-    """The daemon's folders, and the environment of one seat.
+    """The daemon's folders, and the environment of one client.
 
-    A client only connects to a socket among the pipes, which a read-only mount lets it do; what it shares with the
-    server passes through that socket, or lies in the shared memory.
+    A client only connects to a socket among the pipes, which a read-only mount allows; what it shares with the server
+    goes through that socket or the shared memory.
     """
     return Edits.of(
         mounts=(

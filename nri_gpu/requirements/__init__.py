@@ -1,1 +1,1 @@
-"""What an image requires of the node: `NVIDIA_REQUIRE_*` in, the condition that does not hold out. Pure."""
+"""What an image requires of the node by `NVIDIA_REQUIRE_*`, and which condition does not hold."""

@@ -1,4 +1,4 @@
-"""The sentences: which condition failed, what the node has, and what an operator can do about it."""
+"""Checks an image's requirements; a refusal says which condition failed, what the node has, and what to do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OTHER_GPU: Final = "ask for other GPUs (clause {} of the annotation), or run it
 def unmet_sentence(
     called: str, failed: Condition, others: int, facts: RequirementFacts, gpu: GpuFacts | None, view: View
 ) -> str:
-    """A condition that does not hold. called: the variable, shown. others: alternatives beside the first."""
+    """The refusal for a condition that does not hold. called: the variable. others: alternatives after the first."""
     also = f", and none of its {others} other alternatives holds" if others > 1 else ""
     also = ", and its other alternative does not hold" if others == 1 else also
     return (
@@ -43,18 +43,18 @@ def unmet_sentence(
 
 
 def malformed_sentence(called: str, fault: Malformed) -> str:
-    """A condition that means nothing."""
+    """The refusal for a condition that is not valid."""
     return f"{called} cannot be understood: {fault.why}; correct it in the image or the pod"
 
 
 def oversize_sentence(longest: str, total: int, limit: int) -> str:
-    """More text than any image needs."""
+    """The refusal for more text than any image needs."""
     what = f"the NVIDIA_REQUIRE_ variables have {total} characters, over the limit of {limit}"
     return f"{what}: shorten {shown(longest)}, the longest"
 
 
 def not_a_version(value: str) -> str:
-    """A legacy image's CUDA_VERSION that says nothing."""
+    """The refusal for a legacy image's CUDA_VERSION that is not a version."""
     return (
         f"CUDA_VERSION is {quoted(value)}, not a version such as 12.4.1: correct it, or set NVIDIA_REQUIRE_CUDA "
         "(cuda>=12.4), which then counts instead"
@@ -62,7 +62,7 @@ def not_a_version(value: str) -> str:
 
 
 def ending(*, disabled: bool, may_disable: bool) -> str:
-    """What NVIDIA_DISABLE_REQUIRE could do, or could not."""
+    """What NVIDIA_DISABLE_REQUIRE would do here, as the end of a sentence."""
     if may_disable:
         return "; NVIDIA_DISABLE_REQUIRE=1 starts it unchecked"
     return "; NVIDIA_DISABLE_REQUIRE is set, but policy does not let it count" if disabled else ""
@@ -83,7 +83,7 @@ def _fact(text: str) -> str:
 def _advice(failed: Condition, facts: RequirementFacts, view: View) -> str:
     fact = view[failed.property]
     if fact is None:
-        return "what is not known meets no condition; nri-gpu gpus shows what this node's driver says"
+        return "an unknown fact meets no condition; `nri-gpu gpus` shows what the driver reports"
     match failed.property:
         case Property.ARCH:
             return _OTHER_GPU.format("arch")
@@ -98,7 +98,7 @@ def _advice(failed: Condition, facts: RequirementFacts, view: View) -> str:
 
 PREFIX: Final = "NVIDIA_REQUIRE_"
 REQUIRE_CUDA: Final = "NVIDIA_REQUIRE_CUDA"
-JETPACK: Final = "NVIDIA_REQUIRE_JETPACK"  # and whatever begins with it: words for Tegra boards, not conditions
+JETPACK: Final = "NVIDIA_REQUIRE_JETPACK"  # and names that begin with it: values for Tegra boards, not conditions
 DISABLE: Final = "NVIDIA_DISABLE_REQUIRE"
 CUDA_VERSION: Final = "CUDA_VERSION"
 
@@ -110,10 +110,10 @@ _SEMVER: Final = re.compile(rf"v?{_NUMBER}(?:\.{_NUMBER}(?:\.{_NUMBER}(?:[-+][0-
 
 
 class Unmet(Struct, frozen=True):
-    """A requirement that does not hold, or cannot be understood. All three are printable ASCII.
+    """A requirement that does not hold, or is not valid. All three are printable ASCII.
 
-    variable: where it stands. condition: the one that failed, of several alternatives the first one's; empty when
-    there is too much text to be read.
+    variable: its name. condition: the one that failed, of several alternatives the first one's; empty when
+    there is too much text.
     sentence: at most 400 characters: the condition, what the node has, what to do.
     """
 
@@ -132,9 +132,9 @@ def unmet(
 ) -> Unmet | None:
     """The first requirement that does not hold, by the order of the variables' names; None when all hold.
 
-    env: the container's, as merged from image and pod; variables of other names are not looked at.
-    may_disable: policy lets NVIDIA_DISABLE_REQUIRE turn the check off. chars: of all requirements; env may have only
-    the first of them.
+    env: the container's, as merged from image and pod; other variables are ignored.
+    may_disable: policy lets NVIDIA_DISABLE_REQUIRE turn the check off. chars: the length of all requirements, of which
+    env may have only the first.
     """
     disabled = env.get(DISABLE, "") in TRUE
     if disabled and may_disable:
@@ -151,7 +151,7 @@ def unmet(
 
 
 class _Node(NamedTuple):
-    """What every variable is checked against. ending: what every refusal ends with. seen: conditions read so far."""
+    """What each variable is checked against. ending: the end of a refusal. seen: conditions parsed so far."""
 
     facts: RequirementFacts
     views: Mapping[GpuFacts | None, View]
@@ -169,7 +169,7 @@ def legacy_version(text: str) -> Version | None:
 
 
 def _legacy(env: Mapping[str, str], node: _Node) -> Unmet | None:
-    """Images older than NVIDIA_REQUIRE_CUDA say what they need by the version they are for."""
+    """Images older than NVIDIA_REQUIRE_CUDA say what they need by their CUDA_VERSION."""
     version = env.get(CUDA_VERSION, "")
     if not version or env.get(REQUIRE_CUDA, ""):
         return None
@@ -192,7 +192,7 @@ def _check(variable: str, value: str, node: _Node, called: str) -> Unmet | None:
 
 
 def _failed(alternatives: tuple[Alternative, ...], view: View) -> Condition | None:
-    """None when an alternative holds, or none is required; else what fails in the first: the image's main wish."""
+    """None when an alternative holds, or none is required; else what fails in the first, the image's preferred one."""
     failing = {condition for condition in set(chain.from_iterable(alternatives)) if not condition.holds(view)}
     if not alternatives or any(failing.isdisjoint(each) for each in alternatives):
         return None

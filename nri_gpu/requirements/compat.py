@@ -1,7 +1,7 @@
-"""Whether a container gets a newer CUDA than its node's driver speaks, from a compatibility package on the host.
+"""Whether a container gets a newer CUDA than its node's driver has, from a compatibility package on the host.
 
-Only where it must: an older libcuda in front of a newer driver, or one on a GPU that it refuses, breaks programs that
-would run (CUDA's errors 803 and 804). Pure and total.
+Only where it is needed: an older libcuda before a newer driver's, or one on a GPU that it does not support, breaks
+programs that would run (CUDA's errors 803 and 804).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _ABOVE: Final = (">=", ">", "=")
 
 
 class CompatTerms(Struct, frozen=True, kw_only=True):
-    """What policy says.
+    """The policy's settings.
 
     brands: NVML's words for the GPUs that may have it. across_minor: also where driver and image differ within one
-    major of CUDA, which CUDA promises to bridge by itself. check, may_disable: as for all requirements.
+    major of CUDA, which CUDA handles without a package. check, may_disable: as for all requirements.
     """
 
     brands: frozenset[str]
@@ -34,9 +34,9 @@ class CompatTerms(Struct, frozen=True, kw_only=True):
 
 
 class CompatChoice(Struct, frozen=True):
-    """What a container gets. package: None where the driver's own libraries serve.
+    """What a container gets. package: None where it uses the driver's own libraries.
 
-    why: a clause for people; empty where nothing newer is wanted than the driver has.
+    why: a clause for people; empty where the image wants nothing newer than the driver has.
     """
 
     package: CompatPackage | None = None
@@ -51,15 +51,15 @@ def choose(
 ) -> CompatChoice:
     """The package for an image of this environment, on these GPUs.
 
-    Of several that would do it is the lowest CUDA: what the image was built and tested with, and the least distance
-    between libcuda and the kernel module below it.
+    Of several that serve, the one with the lowest CUDA: closest to what the image was tested with, and to the kernel
+    module.
     """
     want, have = wanted(env), version_of(facts.cuda_version)
     if want is None or not facts.gpus or (have and want <= _pair(have)):
         return DRIVERS_OWN
     called = "CUDA {}.{}".format(*want)
     if not have or not version_of(facts.driver_version):
-        return CompatChoice(why=f"{called} is wanted, and what the driver speaks is not known")
+        return CompatChoice(why=f"{called} is wanted, and the driver's CUDA version is not known")
     if want[0] == have[0] and not terms.across_minor:
         return CompatChoice(
             why=f"{called} is wanted, of the driver's own major version, and compat.across_minor is false"
@@ -81,14 +81,14 @@ def choose(
 
 
 def with_compat(facts: RequirementFacts, package: CompatPackage | None) -> RequirementFacts:
-    """What the image is checked against: the package's CUDA, on the same driver and GPUs."""
+    """The facts with the package's CUDA, on the same driver and GPUs."""
     return replace(facts, cuda_version=package.cuda_version) if package else facts
 
 
 def wanted(env: Mapping[str, str]) -> CudaVersion | None:
     """The CUDA that an image is for: the highest of CUDA_VERSION and of what its first alternative asks for.
 
-    The alternatives behind it are for older drivers on which the image would bring its own compatibility package.
+    The other alternatives are for older drivers, where the image brings its own compatibility package.
     """
     found = [version for version in (legacy_version(env.get(CUDA_VERSION, "")), *_required(env)) if version]
     return max(map(_pair, found), default=None)
@@ -127,7 +127,7 @@ def _unfit(package: CompatPackage, want: CudaVersion, facts: RequirementFacts) -
 
 
 def _not_met(env: Mapping[str, str], package: CompatPackage, facts: RequirementFacts, terms: CompatTerms) -> str:
-    """Where an image also sets an upper bound, a package may be above it."""
+    """Whether the image's requirements hold with the package: an image may set an upper bound."""
     if not terms.check or not unmet(env, with_compat(facts, package), may_disable=terms.may_disable):
         return ""
     return "the image's requirements do not hold with it"

@@ -1,4 +1,4 @@
-"""How an image's text is shown in a sentence."""
+"""The grammar of `NVIDIA_REQUIRE_*`: alternatives of conditions, and the facts that they are checked against."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SENTENCE_MAX: Final = 400  # characters
 
 
 def sentence(text: str) -> str:
-    """Never longer than what an event has room for."""
+    """The text, clipped to what an event has room for."""
     return text if len(text) <= SENTENCE_MAX else f"{text[: SENTENCE_MAX - 4]}...."
 
 
@@ -43,14 +43,14 @@ BRANDS: Final = (
     "geforcertx",
     "titanrtx",
 )
-# NVIDIA's own checker knows the first seven and calls every later brand unknown, so images list `brand=unknown` beside
-# the later words: such a GPU answers to both (libnvidia-container src/driver.c).
+# NVIDIA's own checker knows the first seven and calls every later brand unknown, so images list `brand=unknown` with
+# the later words: such a GPU has both (libnvidia-container src/driver.c).
 _CLASSIC: Final = frozenset(BRANDS[:7])
 _VERSION: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
 
 
 class Property(StrEnum):
-    """What a condition can be about; the last two are each GPU's own."""
+    """What a condition is about; the last two differ from GPU to GPU."""
 
     CUDA = "cuda"
     DRIVER = "driver"
@@ -58,15 +58,15 @@ class Property(StrEnum):
     BRAND = "brand"
 
 
-# What one GPU's checking looks things up in. A property that is missing counts as true: there is no GPU to ask.
+# The facts about one GPU. A property that is missing counts as met: there is no GPU to check.
 View = Mapping[Property, Fact]
 
 
 class GpuFacts(Struct, frozen=True):
     """One GPU that the container gets; for a MIG device, its parent.
 
-    arch: compute capability, (0, 0) when unknown. brand: a word of BRANDS in any case, empty when it was not asked;
-    `unknown` is what NVML itself says of some GPUs, and is known.
+    arch: compute capability, (0, 0) when unknown. brand: a word of BRANDS in any case, empty when it is not known;
+    `unknown` is NVML's own word for some GPUs.
     """
 
     arch: tuple[int, int]
@@ -76,7 +76,7 @@ class GpuFacts(Struct, frozen=True):
 class RequirementFacts(Struct, frozen=True):
     """The node and the GPUs that the container gets.
 
-    driver_version, cuda_version: empty when unknown; `580.95.05`, and the newest CUDA that driver speaks, `13.0`.
+    driver_version, cuda_version: empty when unknown; `580.95.05`, and the newest CUDA that the driver supports, `13.0`.
     """
 
     driver_version: str
@@ -85,12 +85,12 @@ class RequirementFacts(Struct, frozen=True):
 
 
 def brand_word(number: int) -> str:
-    """NVML's brand number as a word of BRANDS; numbers from a newer NVML are `unknown`, as NVIDIA's checker has it."""
+    """NVML's brand number as a word of BRANDS; numbers from a newer NVML are `unknown`, as in NVIDIA's checker."""
     return BRANDS[number] if 0 <= number < len(BRANDS) else "unknown"
 
 
 def brand_words(brand: str) -> frozenset[str]:
-    """The words that a GPU of this brand answers to."""
+    """The words that match a GPU of this brand."""
     word = brand.lower()
     return frozenset({word} if word in _CLASSIC else {word, "unknown"})
 
@@ -109,7 +109,7 @@ def trimmed(parts: Version) -> Version:
 
 
 def views(facts: RequirementFacts) -> dict[GpuFacts | None, View]:
-    """What conditions are looked up in, once for each kind of GPU; once without any (None) where there is no GPU."""
+    """The facts for each kind of GPU; under None where there is no GPU."""
     node: View = {
         Property.CUDA: version_of(facts.cuda_version) or None,
         Property.DRIVER: version_of(facts.driver_version) or None,
@@ -126,7 +126,7 @@ def _device(gpu: GpuFacts) -> View:
     }
 
 
-# Bounds what hostile text costs inside a request: each is some five microseconds. CUDA 13.0 images have 25.
+# Bounds what hostile text costs in a request: each takes some five microseconds. CUDA 13.0 images have 25.
 DIFFERENT_MAX: Final = 128  # conditions
 CONDITION_MAX: Final = 128  # characters, as in NVIDIA's checker; it also keeps numbers small enough to convert
 
@@ -154,7 +154,7 @@ class Condition(NamedTuple):
     operand: Version | str
 
     def holds(self, view: View) -> bool:
-        """Whether it does. What is not known meets no condition, not even `!=`."""
+        """Whether the condition holds. An unknown fact meets no condition, not even `!=`."""
         if self.property not in view:
             return True
         match view[self.property], self.operand:
@@ -170,7 +170,7 @@ Alternative = tuple[Condition, ...]
 
 
 class Malformed(NamedTuple):
-    """A condition that means nothing.
+    """A condition that is not valid.
 
     text: as written, not fit to be shown. why: a clause that quotes it and says what is wrong.
     """
@@ -180,9 +180,9 @@ class Malformed(NamedTuple):
 
 
 def parse_requirement(value: str, seen: dict[str, Condition] | None = None) -> tuple[Alternative, ...] | Malformed:
-    """A value's alternatives, none for a value that requires nothing; else the first condition that means nothing.
+    """A value's alternatives, none for a value that requires nothing; or the first condition that is not valid.
 
-    seen: what other values of the same image had; real ones repeat the same few conditions for a dozen brands.
+    seen: conditions of other values of the same image; real images repeat the same few for a dozen brands.
     """
     seen = {} if seen is None else seen
     for text in _pieces(value):
@@ -218,7 +218,7 @@ def _parse_condition(text: str) -> Condition | Malformed:
 
 
 def _why(text: str) -> str:
-    """What is wrong with a condition that was not understood."""
+    """What is wrong with a condition that is not valid."""
     if len(text) > CONDITION_MAX:
         return f"{quoted(text)} is {len(text)} characters long, over the limit of {CONDITION_MAX} for a condition"
     if not (text.isascii() and text.isprintable()):

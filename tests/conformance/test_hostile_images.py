@@ -235,7 +235,7 @@ def test_a_volume_in_the_place_of_a_node(host: Host, node: Containerd, tmp_path:
     else:
         volume.write_text("the pod's own")
     before = seal((tmp_path,))
-    with pytest.raises(CriError, match=r"\[volume-in-the-way\]: the container has a volume of its own at /dev/"):
+    with pytest.raises(CriError, match=r"\[volume-in-the-way\]: the container mounts a volume at /dev/"):
         run(node, ContainerSpec(mounts={at: str(volume)}))
     assert seal((tmp_path,)) == before
     assert host.daemon.held() == {}

@@ -137,7 +137,7 @@ def test_several_come_together() -> None:
 
 REFUSED = {
     "lacking": (wish(Extra.GDRCOPY), "extra gdrcopy cannot be given on this node: there is no /dev/gdrdrv (`modprobe"),
-    "not looked for": (wish(Extra.NVSWITCH), "extra nvswitch cannot be given on this node: it was not looked for"),
+    "not looked for": (wish(Extra.NVSWITCH), "extra nvswitch cannot be given on this node: the node was not searched"),
     "one of two": (wish(Extra.RDMA, Extra.GDRCOPY), "extra gdrcopy cannot be given"),
     "channel beyond": (wish(Extra.IMEX, channels=(0, 8)), "channel 8 is not one of its 8, which count from 0"),
     "no node to draw on": (

@@ -147,7 +147,7 @@ def test_what_is_not_known_meets_no_condition(value: str, facts: RequirementFact
     assert failed(value, facts) == value
     found = unmet({CUDA: value}, facts)
     assert found is not None
-    assert "what is not known meets no condition" in found.sentence
+    assert "an unknown fact meets no condition" in found.sentence
 
 
 def test_another_alternative_may_do_without_what_is_not_known() -> None:

@@ -79,8 +79,8 @@ OFF: dict[str, tuple[RequirementFacts, tuple[CompatPackage, ...], str]] = {
     "a brand that it fails on": (replace(NODE, gpus=(replace(GPU, brand="geforce"),)), ALL, "list the GPU's geforce"),
     "one of several GPUs": (replace(NODE, gpus=(GPU, replace(GPU, brand="titan"))), ALL, "list the GPU's titan"),
     "a brand that nobody told": (replace(NODE, gpus=(replace(GPU, brand=""),)), ALL, "(unknown)"),
-    "an unknown CUDA": (replace(NODE, cuda_version=""), ALL, "what the driver speaks is not known"),
-    "an unknown driver": (replace(NODE, driver_version=""), ALL, "what the driver speaks is not known"),
+    "an unknown CUDA": (replace(NODE, cuda_version=""), ALL, "the driver's CUDA version is not known"),
+    "an unknown driver": (replace(NODE, driver_version=""), ALL, "the driver's CUDA version is not known"),
     "not newer than the driver": (replace(NODE, driver_version="580.65.06"), (C130,), "is not newer than the driver"),
     "no note and the same major": (NODE, (package("13.0", "570.99", None),), "does not say for which drivers"),
 }

@@ -103,7 +103,7 @@ def test_too_much_text() -> None:
 def test_unknown_facts() -> None:
     assert said({CUDA: "arch>=8.0"}, RequirementFacts("", "", (GpuFacts((0, 0), ""),))) == (
         f"{CUDA} needs arch>=8.0; this node has CUDA (not known), driver (not known), a GPU of arch (not known) and "
-        "brand (not known): what is not known meets no condition; nri-gpu gpus shows what this node's driver says."
+        "brand (not known): an unknown fact meets no condition; `nri-gpu gpus` shows what the driver reports."
     )
 
 
