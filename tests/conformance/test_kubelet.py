@@ -160,7 +160,7 @@ async def _starts_only_with_us(node: Containerd, serving: NriGpu, folder: Path) 
         cdi, chosen = kubelet.cdi_devices, sorted(kubelet.in_use(GPU))
         assert cdi == (("gpu.nri.io/daemon=required",) if modern else ())
         said = ask(serving.launch.state / CONTROL_SOCKET, "status")["kubelet"]["guard_alone"]
-        assert said == ("" if modern else "the runtime speaks NRI 0.6 or older, where no reply can take a mount away")
+        assert said == ("" if modern else "the runtime speaks NRI 0.6 or older, where a reply cannot remove a mount")
         await asyncio.to_thread(serving.kill)
         if modern:
             with pytest.raises(CriError, match="nri-gpu-is-not-running-on-this-node"):
