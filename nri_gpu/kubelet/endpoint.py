@@ -25,7 +25,7 @@ from nri_gpu._pb import pluginregistration_pb2_grpc as watcher_grpc
 from nri_gpu.domain.errors import NriGpuError, RestartNeededError
 from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.kubelet.devices import AdvertisedDevices
-from nri_gpu.kubelet.service import VERSION, DevicePlugin, WatcherRegistration
+from nri_gpu.kubelet.service import VERSION, DevicePluginService, PluginWatcherService
 from nri_gpu.kubelet.sockets import EndpointPaths, remove_stale, removed, rival_of
 from nri_gpu.policy.kinds import SOCKET_PATH_MAX
 from nri_gpu.system.backoff import Backoff
@@ -57,7 +57,7 @@ class Endpoint:
         self, resource: str, devices: AdvertisedDevices, paths: EndpointPaths, began: Callable[[], None]
     ) -> None:
         self.resource = resource
-        self.plugin = DevicePlugin(resource, devices)
+        self.plugin = DevicePluginService(resource, devices)
         self.registers = True
         self._paths = paths
         self._began = began
@@ -104,7 +104,7 @@ class Endpoint:
             raise RegistrationError(rival)
         self.plugin.lost.clear()
         self.plugin.paused = False
-        watcher = None if self._paths.by_register else WatcherRegistration(self.resource)
+        watcher = None if self._paths.by_register else PluginWatcherService(self.resource)
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         pb_grpc.add_DevicePluginServicer_to_server(self.plugin, server)
         if watcher:
@@ -162,7 +162,7 @@ class Endpoint:
         self._fault = ""
         self._since = self._paths.wall()
 
-    async def _watch(self, path: Path, kubelet: Signature | None, watcher: WatcherRegistration | None) -> str:
+    async def _watch(self, path: Path, kubelet: Signature | None, watcher: PluginWatcherService | None) -> str:
         """Until the session is over. Returns why. watcher: where the kubelet finds us by itself."""
         until = asyncio.get_running_loop().time() + WATCHED_WITHIN_S
         while True:
@@ -195,7 +195,7 @@ class Endpoint:
             return "the kubelet was restarted"
         return ""
 
-    def _take_verdict(self, path: Path, watcher: WatcherRegistration) -> None:
+    def _take_verdict(self, path: Path, watcher: PluginWatcherService) -> None:
         """Raises: RegistrationError: the plugin watcher refused us, and will not ask again by itself."""
         verdict, watcher.verdict = watcher.verdict, None
         watcher.answered.clear()
@@ -221,7 +221,7 @@ class Endpoint:
                     "place: it ends, so that it is started with a new mount"
                 )
 
-    async def _something(self, folder: Path, watcher: WatcherRegistration | None) -> None:
+    async def _something(self, folder: Path, watcher: PluginWatcherService | None) -> None:
         """Until something may be different."""
         answered = [watcher.answered.wait()] if watcher else []
         await first_done(self._paths.changed(folder, LOOK_EVERY_S), self.plugin.lost.wait(), *answered)

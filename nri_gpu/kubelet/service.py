@@ -24,7 +24,7 @@ VERSION: Final = "v1beta1"
 SETTLE_S: Final = 0.02  # changes come in bursts, and only the last one matters
 
 
-class DevicePlugin(pb_grpc.DevicePluginServicer):
+class DevicePluginService(pb_grpc.DevicePluginServicer):
     """The device plugin of one resource, for any number of streams.
 
     watched: a kubelet reads our list. lost: set when the last one stopped reading. paused: another plugin has the
@@ -114,7 +114,7 @@ class DevicePlugin(pb_grpc.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
 
-class WatcherRegistration(watcher_grpc.RegistrationServicer):
+class PluginWatcherService(watcher_grpc.RegistrationServicer):
     """What the kubelet's plugin watcher calls on a socket that it found.
 
     verdict: why it refused us; empty if it accepted; None while there is nothing new. answered: set with a verdict.
