@@ -39,13 +39,13 @@ class Contest:
     ours: list[float]
     theirs: list[float]
 
-    def figures(self, name: str, must: tuple[float, float], aim: tuple[float, float]) -> Iterator[Figure]:
-        """p50 and p99 as ratios, and what they are ratios of."""
-        for percent, most, wish in zip((50, 99), must, aim, strict=True):
+    def figures(self, name: str) -> Iterator[Figure]:
+        """p50 and p99, and their ratios. Without budget: what counts is the share of create + start (containerd.py)."""
+        for percent in (50, 99):
             ours, theirs = percentile(self.ours, percent), percentile(self.theirs, percent)
             yield Figure(f"{name}, p{percent}", ours * 1e6, "us")
             yield Figure("  the same, a plugin that does nothing", theirs * 1e6, "us")
-            yield Figure("  ratio", ours / theirs, "x", most, wish)
+            yield Figure("  ratio", ours / theirs, "x")
 
 
 def figures(effort: Effort) -> Iterator[Figure]:
@@ -58,8 +58,8 @@ def figures(effort: Effort) -> Iterator[Figure]:
         yield from _memory_figures(ours, theirs, "when ready")
         yield from _idle_figures(ours, effort)
         granted, plain = _contest(ours, theirs, "all", effort), _contest(ours, theirs, "", effort)
-        yield from granted.figures("request to reply, 8-GPU grant", (1.6, 2.0), (1.2, 1.3))
-        yield from plain.figures("request to reply, no annotation", (1.05, 1.05), (0.9, 0.9))
+        yield from granted.figures("request to reply, 8-GPU grant")
+        yield from plain.figures("request to reply, no annotation")
         yield _worst_figure(ours)
         yield from _memory_figures(ours, theirs, f"after {4 * (effort.requests + WARM_UP)} requests")
         ours.stop()
@@ -80,6 +80,16 @@ def _contest(ours: Running, theirs: Running, claim: str, effort: Effort) -> Cont
                 number += 1
                 samples.append(_one_life(plugin, number, claim))
     return Contest(found.ours[WARM_UP:], found.theirs[WARM_UP:])
+
+
+def reply_s(folder: Path, claim: str, count: int) -> float:
+    """Seconds from request to reply: the median of `count` creations, of a daemon of its own."""
+    plugin = daemon(folder, "reply")
+    try:
+        when_ready(plugin)
+        return statistics.median(_one_life(plugin, number, claim) for number in range(count))
+    finally:
+        plugin.stop()
 
 
 def _one_life(plugin: Running, number: int, claim: str) -> float:
@@ -162,10 +172,10 @@ def _worst_figure(ours: Running) -> Figure:
 
 
 def _synchronize_figures(folder: Path, effort: Effort) -> Iterator[Figure]:
-    """A whole node at once, a tenth of it with annotations; half the runtime's 2 s is the most it may take."""
+    """A whole node at once, a tenth of it with annotations, within a fifth of the runtime's timeout of 2 s."""
     count = effort.synchronized
     parts = node(count, asking=count // 10)
-    for name, starter, budget in (("nri-gpu", daemon, (1000.0, 100.0)), ("does nothing", nothing, (None, None))):
+    for name, starter, budget in (("nri-gpu", daemon, (400.0, 200.0)), ("does nothing", nothing, (None, None))):
         plugin = starter(folder, f"sync-{name[:3]}")
         time.sleep(0.5)
         took_s = sum(plugin.link.call("Synchronize", part)[1] for part in parts)
