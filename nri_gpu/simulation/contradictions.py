@@ -76,7 +76,7 @@ def _minors(inventory: Inventory) -> Iterator[Contradiction]:
         if device.gpu_instance_minor is not None:
             known = seen.setdefault(instance, device.gpu_instance_minor)
             if known != device.gpu_instance_minor:
-                message = f"{device.gpu_instance_minor}, where another part of GPU instance {instance[1]} says {known}"
+                message = f"{device.gpu_instance_minor}, where another part of GPU instance {instance[1]} has {known}"
                 yield Contradiction("mig", where, "gi_minor", message)
 
 
@@ -133,7 +133,7 @@ def _drm(inventory: Inventory) -> Iterator[Contradiction]:
 
 
 def _links(inventory: Inventory) -> Iterator[Contradiction]:
-    """Links from GPU to GPU add up; through switches each pair has as many as the lesser of both has."""
+    """Direct links of a GPU add up; through switches each pair has as many as the GPU with fewer links."""
     of: dict[int, list[Link]] = defaultdict(list)
     for link in inventory.links:
         for end in (link.a, link.b):

@@ -84,9 +84,17 @@ def _mount(mount: Mount) -> dict[str, object]:
 
 
 def _fault(fault: GpuFault) -> str:
-    said = {"code": fault.code or None, "sign": fault.sign.value if fault.sign else None}
-    known = {"uuid": fault.uuid or None, "bus_id": fault.pci_bus_id or None}
-    return _block("[[fault]]", {"index": fault.index, "reason": fault.reason, **said, **known})
+    return _block(
+        "[[fault]]",
+        {
+            "index": fault.index,
+            "reason": fault.reason,
+            "code": fault.code or None,
+            "sign": fault.sign,
+            "uuid": fault.uuid or None,
+            "bus_id": fault.pci_bus_id or None,
+        },
+    )
 
 
 def _gpu(gpu: Gpu) -> Iterator[str]:
@@ -140,7 +148,7 @@ def _fabric(fabric: Fabric) -> dict[str, object]:
 def _part(gpu: Gpu, place: int, part: MigDevice) -> dict[str, object]:
     minors = (part.gpu_instance_minor, part.compute_instance_minor)
     usual = usual_minors(gpu.minor_number, part.gpu_instance_id, part.compute_instance_id)
-    said = (None, None) if minors == (usual or (None, None)) else tuple(_known(each) for each in minors)
+    written = (None, None) if minors == (usual or (None, None)) else tuple(map(_minor_number, minors))
     return {
         "index": None if part.index == place else part.index,
         "gi": part.gpu_instance_id,
@@ -148,13 +156,13 @@ def _part(gpu: Gpu, place: int, part: MigDevice) -> dict[str, object]:
         "uuid": part.uuid,
         "profile": part.profile,
         "memory_bytes": part.memory_bytes,
-        "gi_minor": said[0],
-        "ci_minor": said[1],
+        "gi_minor": written[0],
+        "ci_minor": written[1],
         "unavailable": part.unavailable or None,
     }
 
 
-def _known(minor: int | None) -> int:
+def _minor_number(minor: int | None) -> int:
     return NOT_KNOWN if minor is None else minor
 
 

@@ -203,7 +203,7 @@ CONTRADICTIONS = {
     ),
     "two capabilities for one GPU instance": (
         GPU + part(1, profile="1c.3g.40gb") + part(2, gi=1, ci=1, profile="1c.3g.40gb", gi_minor=77),
-        ["gpu[0].mig[1].gi_minor: 77, where another part of GPU instance 1 says 12"],
+        ["gpu[0].mig[1].gi_minor: 77, where another part of GPU instance 1 has 12"],
     ),
     "more memory than the GPU has": (
         GPU + part(1, memory_bytes=50 * 10**9) + part(2, memory_bytes=40 * 10**9),
