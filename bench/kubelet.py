@@ -38,7 +38,7 @@ class _Watch(Kubelet):
         return answer
 
 
-class Station:
+class KubeletThread:
     """A kubelet on a loop of its own, beside a bench that blocks."""
 
     def __init__(self, folder: Path) -> None:
@@ -82,23 +82,23 @@ class Pair:
         for number in range(effort.starts):
             with self._one(f"without-{number}", kubelet=None) as plugin:
                 taken["without"].append(plugin.registered_s * 1e3)
-            with self._station() as station, self._one(f"with-{number}", kubelet=station) as plugin:
-                station.wait("a registration", lambda: station.kubelet.capacity(GPU) == GPUS)
+            with self._kubelet_thread() as thread, self._one(f"with-{number}", kubelet=thread) as plugin:
+                thread.wait("a registration", lambda: thread.kubelet.capacity(GPU) == GPUS)
                 taken["with"].append(plugin.registered_s * 1e3)
-                taken["register"].append((station.kubelet.registered_at - plugin.began) * 1e3)
+                taken["register"].append((thread.kubelet.registered_at - plugin.began) * 1e3)
         median = statistics.median
         return median(taken["with"]), median(taken["without"]), median(taken["register"])
 
     def _standing(self, effort: Effort) -> Iterator[Figure]:
         """Memory and CPU of the two, side by side: the one offers all its GPUs on an open stream."""
         with (
-            self._station() as station,
-            self._one("standing", kubelet=station) as plugin,
+            self._kubelet_thread() as thread,
+            self._one("standing", kubelet=thread) as plugin,
             self._one("standing-without", kubelet=None) as bare,
         ):
             self._ready(bare)
             self._ready(plugin)
-            station.wait("healthy GPUs", lambda: len(station.kubelet.healthy(GPU)) == GPUS)
+            thread.wait("healthy GPUs", lambda: len(thread.kubelet.healthy(GPU)) == GPUS)
             (rss, pss), (bare_rss, bare_pss) = plugin.memory_mib(), bare.memory_mib()
             yield Figure("resident (RSS), when ready, without --kubelet", bare_rss, "MiB", 35, 28)
             yield Figure("  the same, with --kubelet and an open stream", rss, "MiB", 50, 40)
@@ -113,7 +113,7 @@ class Pair:
             yield Figure("  the same, with --kubelet and an open stream", ours, "ms/s", 1.0, 0.2)
 
     @contextlib.contextmanager
-    def _one(self, name: str, *, kubelet: Station | None) -> Iterator[Running]:
+    def _one(self, name: str, *, kubelet: KubeletThread | None) -> Iterator[Running]:
         policy = self._folder / f"{name}.toml"
         places = f'dir = "{kubelet.kubelet.dir}"\ncdi_dir = "{self._folder}/cdi"\n' if kubelet else ""
         policy.write_text(f"[kubelet]\nenabled = {str(bool(kubelet)).lower()}\n{places}")
@@ -125,10 +125,10 @@ class Pair:
             plugin.stop()
 
     @contextlib.contextmanager
-    def _station(self) -> Iterator[Station]:
+    def _kubelet_thread(self) -> Iterator[KubeletThread]:
         with tempfile.TemporaryDirectory(prefix="nri-gpu-bench-") as made:
-            station = Station(Path(made))
+            thread = KubeletThread(Path(made))
             try:
-                yield station
+                yield thread
             finally:
-                station.stop()
+                thread.stop()

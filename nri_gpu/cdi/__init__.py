@@ -1,1 +1,1 @@
-"""CDI specifications of the node's GPUs, for Docker, podman and whatever else reads them."""
+"""CDI specifications of the node's GPUs, for Docker, podman and others that read them."""

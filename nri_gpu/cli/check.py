@@ -109,7 +109,7 @@ def _print(
     options: Mapping[str, Any],
 ) -> None:
     if output == "json":
-        said = {"schema": "nri-gpu/check/v1", "faults": faults, "advice": list(advice), "options": options}
-        print(json.dumps(said, indent=1))
+        document = {"schema": "nri-gpu/check/v1", "faults": faults, "advice": list(advice), "options": options}
+        print(json.dumps(document, indent=1))
     else:
         print("\n".join(lines))

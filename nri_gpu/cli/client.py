@@ -50,22 +50,22 @@ def with_health(inventory: Inventory, status: Mapping[str, Any]) -> Inventory:
     return replace(inventory, gpus=gpus)
 
 
-def _gpu_with_health(gpu: Gpu, said: Mapping[str, Mapping[str, Any]]) -> Gpu:
+def _gpu_with_health(gpu: Gpu, reported: Mapping[str, Mapping[str, Any]]) -> Gpu:
     mig = []
     for device in gpu.mig:
-        health, unavailable = _health(said.get(device.uuid), device.health, device.unavailable)
+        health, unavailable = _health(reported.get(device.uuid), device.health, device.unavailable)
         mig.append(replace(device, health=health, unavailable=unavailable))
-    health, unavailable = _health(said.get(gpu.uuid), gpu.health, gpu.unavailable)
+    health, unavailable = _health(reported.get(gpu.uuid), gpu.health, gpu.unavailable)
     return replace(gpu, health=health, unavailable=unavailable, mig=tuple(mig))
 
 
-def _health(said: Mapping[str, Any] | None, health: Health, unavailable: str) -> tuple[Health, str]:
+def _health(reported: Mapping[str, Any] | None, health: Health, unavailable: str) -> tuple[Health, str]:
     """What the daemon reports about one GPU or MIG device; if nothing, what is known without it."""
-    if said is None:
+    if reported is None:
         return health, unavailable
-    found = said["health"]
+    found = reported["health"]
     health = Health(HealthState(found["state"]), found["since_s"] or 0.0, str(found["why"]), int(found["changes"]))
-    return health, unavailable if health.grantable else str(said["unavailable"])
+    return health, unavailable if health.grantable else str(reported["unavailable"])
 
 
 class SnapshotAge(Struct, frozen=True):

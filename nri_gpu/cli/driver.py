@@ -76,10 +76,10 @@ def _lines(found: FoundDriver) -> Iterator[str]:
         if missing := found.missing[capability]:
             yield f"  missing  {', '.join(missing)}"
     if found.left_out:
-        yield "\nleft out, given to nobody"
+        yield "\nleft out, no container gets them"
         yield from (f"  {each.path}: {each.reason}" for each in found.left_out)
     if found.unknown:
-        yield "\nof no known capability, given to nobody"
+        yield "\nof no known capability, no container gets them"
         yield from (f"  {name}" for name in found.unknown)
 
 

@@ -110,9 +110,9 @@ class DaemonClient:
 
     async def inventory(self) -> Inventory | None:
         """Its inventory; None likewise, or where another version wrote it."""
-        said = await self._ask("inventory")
+        answer = await self._ask("inventory")
         try:
-            return decode(Inventory, said["inventory"]) if said else None
+            return decode(Inventory, answer["inventory"]) if answer else None
         except (CodecError, KeyError) as error:
             logger.bind(fault=str(error)).warning("daemon of another version cannot be followed")
             self._socket = None
@@ -138,23 +138,23 @@ class DaemonClient:
 
 async def follow(daemon: DaemonClient, printer: Printer, *, pause_s: float = ASK_S) -> bool:
     """Print the daemon's changes until it stops answering. Returns whether it answered at all."""
-    said, inventory = await daemon.transitions(), await daemon.inventory()
-    if said is None or inventory is None:
+    answer, inventory = await daemon.transitions(), await daemon.inventory()
+    if answer is None or inventory is None:
         return False
     printer.show(inventory)
-    since_s, number, known = said["since_s"], said["total"], said["inventory_number"]
-    while (said := await daemon.transitions()) is not None:
-        if said["since_s"] != since_s:
+    since_s, number, known = answer["since_s"], answer["total"], answer["inventory_number"]
+    while (answer := await daemon.transitions()) is not None:
+        if answer["since_s"] != since_s:
             printer.remark("the daemon was restarted", worse=False)
-            since_s, number = said["since_s"], 0
-        news = [each for each in said["last"] if each["number"] > number]
-        if news or said["inventory_number"] != known:
+            since_s, number = answer["since_s"], 0
+        news = [each for each in answer["last"] if each["number"] > number]
+        if news or answer["inventory_number"] != known:
             inventory = await daemon.inventory() or inventory
-            if lost := said["total"] - number - len(news):
+            if lost := answer["total"] - number - len(news):
                 printer.remark(f"{lost} more changes happened meanwhile")
             if news:
                 printer.tell(inventory, news)
-        number, known = said["total"], said["inventory_number"]
+        number, known = answer["total"], answer["inventory_number"]
         await asyncio.sleep(pause_s)
     return True
 

@@ -231,9 +231,9 @@ def health_lines(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield line + (f"; shows {', '.join(signs)}" if signs else "")
 
 
-def transition_lines(said: Mapping[str, Any]) -> Iterator[str]:
+def transition_lines(status: Mapping[str, Any]) -> Iterator[str]:
     """How often the node changed since the daemon started, by kind, and the last changes with their times."""
-    transitions = said.get("transitions") or {}
+    transitions = status.get("transitions") or {}
     if not transitions.get("total"):
         return
     counts = ", ".join(f"{kind} {count}" for kind, count in sorted(transitions["counts"].items()))

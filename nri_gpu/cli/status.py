@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         return Exit.OK  # the next pod has to be ready before this one is told to stop
     path = state_dir / CONTROL_SOCKET
     try:
-        said = ask(path, "status")
+        status = ask(path, "status")
     except PermissionError:
         print(f"nri-gpu: no permission for {path}: be root, or in the policy's control.group", file=sys.stderr)
         return Exit.PERMISSION
@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
         return Exit.UNAVAILABLE
     if args.alive:
         return Exit.OK
-    print(json.dumps(said, indent=1) if args.output == "json" else to_text(said, time.time()))
-    return Exit.FINDING if faults(said) else Exit.OK
+    print(json.dumps(status, indent=1) if args.output == "json" else to_text(status, time.time()))
+    return Exit.FINDING if faults(status) else Exit.OK
 
 
 def guard_exit(run_dir: Path, *, alive: bool, now: float) -> Exit:
@@ -62,9 +62,9 @@ def guard_exit(run_dir: Path, *, alive: bool, now: float) -> Exit:
     return Exit.OK
 
 
-def faults(said: Mapping[str, Any]) -> list[str]:
+def faults(status: Mapping[str, Any]) -> list[str]:
     """What keeps the daemon from granting, each as a sentence."""
-    runtime, node, policy = said["runtime"], said["node"], said["policy"]
+    runtime, node, policy = status["runtime"], status["node"], status["policy"]
     found = [] if runtime["ready"] else [f"not connected to the runtime: {runtime['fault'] or 'connecting'}"]
     found += filter(None, (runtime.get("list_fault"), _inventory_fault(node), node["driver_fault"]))
     return found + ([f"policy not usable: {policy['fault']}"] if policy["fault"] else [])
@@ -81,36 +81,36 @@ def _inventory_fault(node: Mapping[str, Any]) -> str:
     return f"{sentence} (its GPUs were last confirmed {ago(age_s)} ago)"
 
 
-def to_text(said: Mapping[str, Any], now: float) -> str:
+def to_text(status: Mapping[str, Any], now: float) -> str:
     """A headline, a table with a line for each GPU and holder, and faults below it."""
-    runtime, node = said["runtime"], said["node"]
+    runtime, node = status["runtime"], status["node"]
     name = f"{runtime['name'] or 'runtime'} {runtime['version']}".strip()
-    lines = [f"{name}, driver {node['driver_version'] or '?'}, policy: {said['policy']['source']}"]
-    if said["gpus"]:
-        lines += table(HEADS, [row for gpu in said["gpus"] for row in _rows(gpu, now)])
+    lines = [f"{name}, driver {node['driver_version'] or '?'}, policy: {status['policy']['source']}"]
+    if status["gpus"]:
+        lines += table(HEADS, [row for gpu in status["gpus"] for row in _rows(gpu, now)])
     else:
         lines.append("no GPUs")
-    lines += unlisted_lines(said["unlisted"], node["inventory_fault"])
+    lines += unlisted_lines(status["unlisted"], node["inventory_fault"])
     if not node["inventory_confirmed"]:
         lines.append(
             f"from the last snapshot, {ago(node['inventory_age_s'] or 0)} old: the driver has not answered yet"
         )
-    for holder in said["gone"]:
+    for holder in status["gone"]:
         lines.append(f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder['gpu_uuids'])}")
     lines += [
         f"{_pod(holder)}, container {holder['container']}: {holder['restart']}"
-        for gpu in said["gpus"]
+        for gpu in status["gpus"]
         for holder in gpu["holders"]
         if holder.get("restart")
     ]
     lines += [
         f"GPU {each['index']} cannot be described{_since_when(each['since_s'])}: {each['reason']}"
-        for each in said.get("faults", ())
+        for each in status.get("faults", ())
     ]
-    lines += [_of_kubelet(each, now) for each in said.get("kubelet", {}).get("resources", ())]
-    if said.get("kubelet", {}).get("enabled"):
-        lines.append(f"kubelet: {fail_closed(said)}")
-    return "\n".join([*lines, *health_lines(said["gpus"]), *faults(said), *transition_lines(said)])
+    lines += [_of_kubelet(each, now) for each in status.get("kubelet", {}).get("resources", ())]
+    if status.get("kubelet", {}).get("enabled"):
+        lines.append(f"kubelet: {fail_closed(status)}")
+    return "\n".join([*lines, *health_lines(status["gpus"]), *faults(status), *transition_lines(status)])
 
 
 def _since_when(seconds: float | None) -> str:
@@ -137,9 +137,9 @@ def _of_kubelet(standing: Mapping[str, Any], now: float) -> str:
     return f"kubelet: {resource} not registered: {fault or 'connecting'}"
 
 
-def fail_closed(said: Mapping[str, Any]) -> str:
+def fail_closed(status: Mapping[str, Any]) -> str:
     """What keeps a container with kubelet-allocated GPUs from starting without them."""
-    if why := said["kubelet"].get("guard_alone"):
+    if why := status["kubelet"].get("guard_alone"):
         return f"only the guard stops containers that start without their GPUs: {why}"
     return "containers with GPUs cannot start without nri-gpu, whether daemon and guard run or not"
 

@@ -78,8 +78,8 @@ def _run(command: list[str], timeout_s: float) -> str:
             _kill(process)
             raise HostError(f"{' '.join(command)} took longer than {timeout_s:g} s and was stopped") from None
         output.seek(0)
-        said = " ".join(output.read(1 << 16).decode("utf-8", errors="replace").split())[-_SHOWN_MAX:]
-        return f"{' '.join(command)} ended with {code}: {said or 'without output'}" if code else ""
+        shown = " ".join(output.read(1 << 16).decode("utf-8", errors="replace").split())[-_SHOWN_MAX:]
+        return f"{' '.join(command)} ended with {code}: {shown or 'without output'}" if code else ""
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

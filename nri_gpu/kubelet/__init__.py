@@ -1,1 +1,1 @@
-"""The kubelet's device plugin: offers this node's GPUs, so that a scheduler counts them. Imports grpcio."""
+"""The kubelet's device plugin, what PodResources lists, and node labels. gRPC is imported only where it is wanted."""

@@ -36,7 +36,7 @@ def test_what_is_missing_left_out_and_unknown(root: Path, capsys: pytest.Capture
     text = capsys.readouterr().out
     assert "  missing  libnvcuvid.so, libnvidia-encode.so\n" in text
     assert f"  lib64/libnvcuvid.so.{V}: owner 0, mode 0777: others than root can change it\n" in text
-    assert text.endswith(f"given to nobody\n  libnvidia-newthing.so.{V}\n")
+    assert text.endswith(f"no container gets them\n  libnvidia-newthing.so.{V}\n")
 
 
 def test_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
