@@ -12,7 +12,7 @@ from msgspec.structs import fields
 
 from nri_gpu.domain.text import quoted
 from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.kinds import Choice, Choices, Declaration, Patterns, Text, Wrong
+from nri_gpu.policy.kinds import Choice, Choices, Declaration, Patterns, SettingKind, Text, Wrong
 from nri_gpu.policy.text import known_words, shown_key, toml_type
 
 UNLIMITED: Final = 2**31  # stands for the word; more than any machine has of anything we count
@@ -20,7 +20,7 @@ _UNLIMITED_WORD: Final = "unlimited"
 LABELS_MAX: Final = 16  # in one rule
 
 
-class PatternOrMore(Struct, frozen=True):
+class PatternOrMore(SettingKind, frozen=True):
     """One shell-style pattern, or a list of at least one."""
 
     item: Text
@@ -47,7 +47,7 @@ class PatternOrMore(Struct, frozen=True):
         return {"anyOf": [self.item.schema(), {**Patterns(self.item).schema(), "minItems": 1}]}
 
 
-class WordOrMore(Struct, frozen=True):
+class WordOrMore(SettingKind, frozen=True):
     """One word of a closed set, or a list of at least one."""
 
     words: type[StrEnum]
@@ -69,7 +69,7 @@ class WordOrMore(Struct, frozen=True):
         return {"anyOf": [Choice(self.words).schema(), Choices(self.words).schema()]}
 
 
-class LabelPatterns(Struct, frozen=True):
+class LabelPatterns(SettingKind, frozen=True):
     """A table of label keys, each with a pattern for its value."""
 
     key: Text
@@ -108,7 +108,7 @@ class LabelPatterns(Struct, frozen=True):
         }
 
 
-class Limit(Struct, frozen=True):
+class Limit(SettingKind, frozen=True):
     """A whole number from a minimum up, or the word `unlimited`."""
 
     minimum: int = 0
@@ -145,7 +145,7 @@ _BINARY_UNITS: Final = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 SIZE: Final = Text(r"[1-9][0-9]{0,14}(?:[KMGT]i?)?", 'a size such as "40Gi"', 17)
 
 
-class Size(Struct, frozen=True):
+class Size(SettingKind, frozen=True):
     """Bytes, written as requests write them: `40Gi`, `80G`."""
 
     def faults(self, raw: object) -> Wrong:
@@ -189,7 +189,7 @@ def fields_of(cls: type) -> Mapping[str, TableField]:
     }
 
 
-class TableOf(Struct, frozen=True):
+class TableOf(SettingKind, frozen=True):
     """A table whose keys a class declares. Keys that are left out keep its defaults."""
 
     cls: type
@@ -245,13 +245,13 @@ class Partial(TableOf, frozen=True):
         """In the order of the file."""
         return tuple(self.given(raw).items())
 
-    def raw(self, value: tuple[tuple[str, Any], ...]) -> object:  # type: ignore[override]  # pairs, see convert
+    def raw(self, value: Any) -> object:  # noqa: ANN401 - pairs, see convert
         """As written."""
         known = fields_of(self.cls)
         return {key: known[key].declared.kind.raw(item) for key, item in value}
 
 
-class Tables(Struct, frozen=True):
+class Tables(SettingKind, frozen=True):
     """`[[name]]`, any number of times up to a limit: tables of one class, in order."""
 
     record: TableOf

@@ -1,11 +1,11 @@
-"""What a setting may be: each kind checks a raw TOML value, converts it, and describes itself as JSON Schema."""
+"""Kinds of settings: each checks a raw TOML value, converts it, and describes itself as JSON Schema."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -13,33 +13,30 @@ from nri_gpu.domain.text import quoted
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.text import known_words, toml_type
 
-T = TypeVar("T")
-E = TypeVar("E", bound=StrEnum)
-
 # What is wrong: where inside the value ("" or "[2]"), and the sentence.
 Wrong = Iterator[tuple[str, str]]
 
 GLOBS_MAX: Final = 256  # patterns; each is compiled when the file is read
 
 
-class SettingKind(Protocol[T]):
+class SettingKind(Struct, frozen=True):
     """One kind of value. `convert` takes only what `faults` found nothing in; `raw` is its inverse."""
 
     def faults(self, raw: object) -> Wrong:
         """Everything wrong with a raw value."""
-        ...
+        raise NotImplementedError
 
-    def convert(self, raw: Any) -> T:  # noqa: ANN401 - raw TOML, checked by `faults`
-        """The value in our types."""
-        ...
+    def convert(self, raw: Any) -> Any:  # noqa: ANN401 - raw TOML, checked by `faults`; the value in our types
+        """The value in our types; unless a kind says otherwise, the raw one."""
+        return raw
 
-    def raw(self, value: T) -> object:
-        """The value as TOML has it."""
-        ...
+    def raw(self, value: Any) -> Any:  # noqa: ANN401 - as above
+        """The value as TOML has it; unless a kind says otherwise, as it is."""
+        return value
 
     def schema(self) -> dict[str, object]:
         """The same rule as JSON Schema."""
-        ...
+        raise NotImplementedError
 
 
 class Declaration(Struct, frozen=True):
@@ -48,12 +45,12 @@ class Declaration(Struct, frozen=True):
     flag: the command line option that overrides it, if there is one.
     """
 
-    kind: SettingKind[Any]
+    kind: SettingKind
     help: str
     flag: str = ""
 
 
-class Text(Struct, frozen=True):
+class Text(SettingKind, frozen=True):
     """A string of one pattern, the same for our check and for an editor's. rule: the pattern in words."""
 
     pattern: str
@@ -69,14 +66,6 @@ class Text(Struct, frozen=True):
         elif not re.fullmatch(self.pattern, raw):
             yield "", f"must be {self.rule}, not {quoted(raw)}"
 
-    def convert(self, raw: str) -> str:
-        """As it is."""
-        return raw
-
-    def raw(self, value: str) -> object:
-        """As it is."""
-        return value
-
     def schema(self) -> dict[str, object]:
         """Pattern and length."""
         return {"type": "string", "pattern": f"^(?:{self.pattern})$", "maxLength": self.max_length}
@@ -90,7 +79,7 @@ class FolderPath(Text, frozen=True):
         return raw.rstrip("/") or raw[:1]
 
 
-class Whole(Struct, frozen=True):
+class Whole(SettingKind, frozen=True):
     """A whole number between two bounds, both included."""
 
     minimum: int
@@ -104,20 +93,12 @@ class Whole(Struct, frozen=True):
             shown = raw if abs(raw) < 10**12 else "a huge number"
             yield "", f"must be {self.minimum} to {self.maximum}, not {shown}"
 
-    def convert(self, raw: int) -> int:
-        """As it is."""
-        return raw
-
-    def raw(self, value: int) -> object:
-        """As it is."""
-        return value
-
     def schema(self) -> dict[str, object]:
         """An integer with its bounds."""
         return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
 
 
-class Flag(Struct, frozen=True):
+class Flag(SettingKind, frozen=True):
     """True or false."""
 
     def faults(self, raw: object) -> Wrong:
@@ -125,20 +106,12 @@ class Flag(Struct, frozen=True):
         if not isinstance(raw, bool):
             yield "", f"must be true or false, not {toml_type(raw)}"
 
-    def convert(self, raw: bool) -> bool:
-        """As it is."""
-        return raw
-
-    def raw(self, value: bool) -> object:
-        """As it is."""
-        return value
-
     def schema(self) -> dict[str, object]:
         """A boolean."""
         return {"type": "boolean"}
 
 
-class Choice(Struct, frozen=True):
+class Choice(SettingKind, frozen=True):
     """One word of a closed set. but: those of it that cannot be said here."""
 
     words: type[StrEnum]
@@ -164,7 +137,7 @@ class Choice(Struct, frozen=True):
         return {"enum": [word.value for word in self.words if word not in self.but]}
 
 
-class Choices(Struct, frozen=True):
+class Choices(SettingKind, frozen=True):
     """Some of a closed set of words, each once; order does not matter. minimum: how many at least. but: not these."""
 
     words: type[StrEnum]
@@ -189,7 +162,7 @@ class Choices(Struct, frozen=True):
         return {"type": "array", "items": Choice(self.words, self.but).schema(), **least, "uniqueItems": True}
 
 
-class Texts(Struct, frozen=True):
+class Texts(SettingKind, frozen=True):
     """A list, maybe empty, of strings of one kind, each once; order matters."""
 
     item: Text
@@ -199,11 +172,11 @@ class Texts(Struct, frozen=True):
         """Not a list, too long, or an item wrong or doubled."""
         return _list_faults(raw, self.item, minimum=0, maximum=self.maximum)
 
-    def convert(self, raw: list[str]) -> tuple[str, ...]:
+    def convert(self, raw: list[str]) -> Any:  # noqa: ANN401 - a tuple of strings, or what a subclass makes
         """Each as its kind has it."""
         return tuple(map(self.item.convert, raw))
 
-    def raw(self, value: tuple[str, ...]) -> object:
+    def raw(self, value: Any) -> object:  # noqa: ANN401 - as above
         """The strings."""
         return list(value)
 
@@ -212,14 +185,10 @@ class Texts(Struct, frozen=True):
         return {"type": "array", "items": self.item.schema(), "maxItems": self.maximum, "uniqueItems": True}
 
 
-class Patterns(Struct, frozen=True):
+class Patterns(Texts, frozen=True):
     """A list, maybe empty, of shell-style patterns, each once."""
 
-    item: Text
-
-    def faults(self, raw: object) -> Wrong:
-        """Not a list, too long, or an item wrong or doubled."""
-        return _list_faults(raw, self.item, minimum=0, maximum=GLOBS_MAX)
+    maximum: int = GLOBS_MAX
 
     def convert(self, raw: list[str]) -> Globs:
         """Compiled."""
@@ -229,12 +198,8 @@ class Patterns(Struct, frozen=True):
         """The patterns."""
         return list(value.patterns)
 
-    def schema(self) -> dict[str, object]:
-        """An array of unique patterns."""
-        return {"type": "array", "items": self.item.schema(), "maxItems": GLOBS_MAX, "uniqueItems": True}
 
-
-def _list_faults(raw: object, item: SettingKind[Any], *, minimum: int, maximum: int) -> Wrong:
+def _list_faults(raw: object, item: SettingKind, *, minimum: int, maximum: int) -> Wrong:
     if not isinstance(raw, list):
         yield "", f"must be an array, not {toml_type(raw)}"
         return
@@ -252,13 +217,13 @@ def _list_faults(raw: object, item: SettingKind[Any], *, minimum: int, maximum: 
         yield "", f"has {len(raw)} items, over the limit of {maximum}"
 
 
-class Wholes(Struct, frozen=True):
+class Wholes(SettingKind, frozen=True):
     """A list, maybe empty, of whole numbers of one kind, each once; order does not matter."""
 
     item: Whole
     maximum: int
 
-    def faults(self, raw: object) -> Iterator[tuple[str, str]]:
+    def faults(self, raw: object) -> Wrong:
         """Not a list, too long, or an item wrong or doubled."""
         if not isinstance(raw, list):
             yield "", f"must be an array, not {toml_type(raw)}"

@@ -27,7 +27,7 @@ class Setting(Struct, frozen=True):
 
     section: str
     key: str
-    kind: SettingKind[Any]
+    kind: SettingKind
     default: object
     help: str
     flag: str
