@@ -216,7 +216,7 @@ def _links(files: Mapping[str, tuple[HostFile, Elf]]) -> dict[str, str]:
 
 
 def _named_links(files: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """By its SONAME, as programs load it; libcuda also by the name without a version."""
+    """A link by each SONAME, as programs load it; for libcuda also by the name without a version."""
     for name, soname in files:
         if PLAIN_NAME.fullmatch(soname) and soname != name:
             yield soname, name

@@ -106,7 +106,7 @@ class DriverController:
         self._again.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             self._again.clear()
             await self.look()

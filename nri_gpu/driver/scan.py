@@ -147,7 +147,7 @@ def _libraries(folders: LibraryFolders, version: str) -> Iterator[DriverFile]:
 
 
 def _links(name: str, middle: str, aliases: list[str]) -> Iterator[tuple[str, str]]:
-    """As a host has them: `libcuda.so` leads to `libcuda.so.1`, and that to the file."""
+    """The links that a host has: `libcuda.so` leads to `libcuda.so.1`, and that to the file."""
     if middle:
         yield middle, relpath(name, dirname(middle) or ".")
     for alias in aliases:

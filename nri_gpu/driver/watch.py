@@ -42,12 +42,12 @@ def module_version(sysfs: Path = SYSFS, proc: Path = PROC) -> str:
 
 
 def module_versions(sysfs: Path = MODULES) -> tuple[str, ...]:
-    """Of each of the driver's modules; empty for one that is not loaded, or was built without its version."""
+    """The version of each of the driver's modules; empty for one that is not loaded, or has no version."""
     return tuple((text_of(sysfs / name / "version", TEXT_MAX) or "").strip() for name in NAMES)
 
 
 def folder_signatures(driver_root: Path, library_dirs: Sequence[str] = ()) -> Signatures:
-    """Of the folders that a scan searches. Taken before a scan, they also show what changed during it."""
+    """Signatures of the folders that a scan searches. Taken before a scan, they also show what changed during it."""
     name = platform.machine()
     machines = [each for each in (table.MACHINES.get(name), table.COMPATIBLE.get(name)) if each]
     libraries = [folder for machine in machines for folder in machine.folders]
@@ -63,13 +63,13 @@ def changed(driver_root: Path, library_dirs: Sequence[str], before: Signatures, 
 
 
 def staged_signatures(files: DriverFiles) -> Signatures:
-    """Of the folders that containers get, some hundred for a whole driver. A folder that loses a file changes."""
+    """Signatures of the folders that containers get, some hundred. A folder that loses a file changes."""
     trees = sorted({tree.path for tree in files.trees.values()})
     return tuple(_signature(Path(tree, part)) for tree in trees for part in ("", LIBRARIES, LIBRARIES_32, BINARIES))
 
 
 def staged_evidence(files: DriverFiles) -> Signatures:
-    """Of the folders that containers get, and of every file once: a hard link changes when the host's file does.
+    """Signatures of the folders that containers get and of every file: a hard link changes when the host's file does.
 
     A file of several trees is the same file, or a copy of our own.
     """

@@ -103,7 +103,7 @@ class HealthController:
         return SourceWithHealth(source, self.with_health)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         if self._settings.containers is OnBad.STOP:
             warn_without_grpc("health.containers")
         try:

@@ -101,7 +101,7 @@ class EventProgram:
                 self._watch()
 
     def _watch(self) -> None:
-        """Until fewer GPUs are wanted: only the end of the NVML session closes a GPU's device node."""
+        """Watches until fewer GPUs are wanted: only the end of the NVML session closes a GPU's device node."""
         events = EventSet(self._program.nvml)
         registered: frozenset[str] = frozenset()
         while not self._ended and registered <= self._wanted:

@@ -126,7 +126,7 @@ class EventListener(Protocol):
         """Listen to these GPUs from now on."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
 
 
 class EventChild:

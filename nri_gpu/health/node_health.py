@@ -154,7 +154,7 @@ class NodeHealth(Struct, frozen=True):
     def _with_present(
         self, inventory: Inventory, held: frozenset[str] | None
     ) -> tuple[NodeHealth, dict[GpuUuid, Shown]]:
-        """With the GPUs that are there, and without those that were taken out. Returns also the missing ones' signs."""
+        """Adds the GPUs that are there, and drops those that were taken out. Returns also the missing ones' signs."""
         records = {gpu.uuid: _described(self.records.get(gpu.uuid, GpuRecord()), gpu) for gpu in inventory.gpus}
         unseen = {GpuUuid(unit) for unit in held or NOBODY if unit.startswith(WHOLE)} - records.keys()
         absent = dict.fromkeys(unseen, GpuRecord()) | self._absent(inventory)
@@ -225,7 +225,7 @@ class NodeHealth(Struct, frozen=True):
 
 
 def _described(record: GpuRecord, gpu: Gpu) -> GpuRecord:
-    """With its place and MIG devices now. A GPU that NVML fails to describe keeps the MIG devices that it had."""
+    """Notes its place and MIG devices. A GPU that NVML fails to describe keeps the MIG devices that it had."""
     parts = tuple(MigPlace(each.uuid, each.index, each.gpu_instance_id, each.compute_instance_id) for each in gpu.mig)
     kept = record.parts if gpu.unavailable and not parts else parts
     return replace(record, place=str(gpu.index), bus_id=gpu.pci_bus_id, parts=kept)

@@ -121,7 +121,7 @@ def _signs(old: Gpu, new: Gpu) -> Iterator[Transition]:
 
 
 def _available(old: Unit, new: Unit) -> Iterator[Transition]:
-    """Without what its health causes: that is a transition of its own."""
+    """What its health causes is left out: that is a transition of its own."""
     was, now = _unavailable(old), _unavailable(new)
     if was == now or _by_health(new, now) or (not now and _by_health(old, was)):
         return

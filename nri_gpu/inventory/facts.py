@@ -157,7 +157,7 @@ def _clock_signs(nvml: NvmlClient, handle: object, index: int) -> Iterator[Sign]
 
 
 def _clock_reasons(nvml: NvmlClient, handle: object, index: int) -> int:
-    """By the function's newer name, or by the one before R535."""
+    """Reads them by the function's newer name, or by the one before R535."""
     try:
         return int(nvml.call("nvmlDeviceGetCurrentClocksEventReasons", handle, gpu=index))
     except NvmlCallError as error:

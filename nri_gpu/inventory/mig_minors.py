@@ -28,7 +28,7 @@ _MINOR_LINE: Final = re.compile(r"^DeviceFileMinor:[ \t]*([0-9]{1,5})[ \t]*$", r
 
 
 def usual_minors(gpu_minor: int, gpu_instance_id: int, compute_instance_id: int) -> tuple[int, int] | None:
-    """Of GPU instance and compute instance, as drivers number them; None where there is no such capability."""
+    """The minors of GPU and compute instance, as drivers number them; None where there is no such capability."""
     in_range = (
         gpu_minor < GPUS_MAX and gpu_instance_id < GPU_INSTANCES_MAX and compute_instance_id < COMPUTE_INSTANCES_MAX
     )

@@ -204,7 +204,7 @@ def _links(nvml: NvmlClient, devices: list[_Device]) -> Iterator[dict[str, objec
 
 
 def _pcie_path(nvml: NvmlClient, first: _Device, second: _Device) -> str:
-    """As `nvidia-smi topo -m` names it; empty where it is unknown."""
+    """The path as `nvidia-smi topo -m` names it; empty where it is unknown."""
     if first.failed or second.failed:
         return ""
     level = nvml.attempt("nvmlDeviceGetTopologyCommonAncestor", first.handle, second.handle, gpu=first.index)

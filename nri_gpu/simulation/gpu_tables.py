@@ -190,7 +190,7 @@ def _drm_node(table: Table) -> DrmNode:
 
 
 def _brand(table: Table) -> str:
-    """As NVML names it; empty where the file gives none."""
+    """The brand as NVML names it; empty where the file gives none."""
     brand = table.text("brand", default="") or ""
     if brand and brand not in BRANDS:
         table.wrong("brand", f"{brand!r} is not a brand that NVML knows ({', '.join(BRANDS)})")

@@ -77,7 +77,7 @@ def _last(faults: Iterable[str | None]) -> str:
 
 
 def _without_absent(inventory: Inventory, present: Mapping[int | None, bool]) -> Inventory:
-    """Without the absent GPUs and their links; the others keep their index."""
+    """Removes the absent GPUs and their links; the others keep their index."""
     absent = {index for index, there in present.items() if not there}
     if not absent:
         return inventory
