@@ -107,6 +107,5 @@ def tokens_key(folder: Path, known: bytes | None = None) -> bytes:
         pass
     except NotPrivateError:  # others may have read or written it, and could forge tokens with it
         known = None
-    key = known or secrets.token_bytes(KEY_BYTES)
-    write_whole(file, key, sync=True)
-    return key
+    write_whole(file, known or secrets.token_bytes(KEY_BYTES), sync=True)
+    return read_private(file, KEY_BYTES)  # which another daemon may have replaced meanwhile
