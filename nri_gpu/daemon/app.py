@@ -15,7 +15,7 @@ from nri_gpu.daemon.audit import AuditLog, PolicyNote
 from nri_gpu.daemon.control import ReportedParts, Reporter
 from nri_gpu.daemon.journal import JOURNAL, Journal, StateRecorder
 from nri_gpu.daemon.ledger_file import LedgerFile, read_ledger
-from nri_gpu.daemon.node import FixedSettings, NodeControllers
+from nri_gpu.daemon.node import NodeControllers, restart_only
 from nri_gpu.daemon.policy_file import PolicyFile
 from nri_gpu.daemon.policy_reload import PolicyReload, PolicyWatch, first_policy
 from nri_gpu.daemon.state_folder import StateFolder
@@ -64,9 +64,9 @@ class Daemon:
         self._policy_watch: PolicyWatch | None = None
         policy = first_policy(policy_file)
         state = self._state = NodeState(STARTING, LOOKING_FOR_FILES, policy, fallback=policy_file.salvage)
-        fixed = self._fixed = FixedSettings.of(state.settings)
+        fixed = self._fixed = state.settings  # for the life of the process
         self._policy = PolicyReload(policy_file, state, self._warn_of_fixed)
-        self._audit = _audit_log(state.settings, folder.path)
+        self._audit = _audit_log(fixed, folder.path)
         self._node = NodeControllers(state, fixed, folder, key, topology)
         self._plugin = self._make_plugin(key)
         self._kubelet = KubeletController(state, self._plugin, fixed.kubelet, self._succession)
@@ -93,7 +93,7 @@ class Daemon:
 
     def _make_plugin(self, key: bytes) -> Plugin:
         journal = Journal(self._folder.path / JOURNAL, key)
-        grace_s = self._state.settings.ledger.created_grace_s
+        grace_s = self._fixed.ledger.created_grace_s
         needs = PluginDependencies(
             clock=time.monotonic,
             later=later,
@@ -101,7 +101,7 @@ class Daemon:
             recorder=StateRecorder(journal, self._audit, later, grace_s),
             start_hindrance=self._node.mps.start_hindrance,
             user_of=user_of,
-            stage_dir=os.path.realpath(self._fixed.stage_dir),
+            stage_dir=os.path.realpath(self._fixed.driver.stage_dir),
         )
         return Plugin(self._state, needs, key)
 
@@ -167,7 +167,7 @@ class Daemon:
         if inherited is not None:
             await self._supervisor.run_inherited(inherited)
         else:
-            await self._supervisor.run(Path(self._fixed.socket))
+            await self._supervisor.run(Path(self._fixed.plugin.socket))
 
     async def _hand_over(self, kubelet: asyncio.Task[None]) -> None:
         """Release the folders, and serve the kubelet until the successor does."""
@@ -197,7 +197,7 @@ class Daemon:
         self._node.look_again()
 
     def _warn_of_fixed(self, policy: Policy) -> None:
-        if FixedSettings.of(policy) != self._fixed:
+        if restart_only(policy) != restart_only(self._fixed):
             logger.warning("socket, folders, audit log, refresh interval and [kubelet] change with a restart only")
 
     def _configured(self, configured: Configured) -> None:
@@ -211,7 +211,7 @@ class Daemon:
         if not self._fixed.kubelet.enabled:
             self._succession.settled()
         self._reporter.ready()
-        status = f"serving {self._fixed.socket}, {len(self._state.ledger.entries)} grants"
+        status = f"serving {self._fixed.plugin.socket}, {len(self._state.ledger.entries)} grants"
         if without := len(self._plugin.ungranted):
             status += f", {without} containers run without the GPUs they asked for"
         self._notifier.ready(status)

@@ -7,8 +7,6 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct
-
 from nri_gpu.daemon.snapshot import EvidenceSource, SnapshotController
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.driver.controller import DriverController, DriverDependencies, DriverPlace
@@ -20,55 +18,31 @@ from nri_gpu.kubelet.labels import LabelController
 from nri_gpu.mps.controller import MpsController
 from nri_gpu.mps.daemon import MpsTools
 from nri_gpu.mps.gpu_controller import MpsDependencies
-from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.service import AuditSettings
 from nri_gpu.simulation.source import source_of
 from nri_gpu.system.state import Changed, NodeState
 
 HEALTH_FILE: Final = "health.json"  # in the state folder
 
 
-class FixedSettings(Struct, frozen=True):
-    """Settings that hold for the life of the process; a reload that changes one says that it needs a restart."""
-
-    socket: str
-    driver_root: str
-    host_root: str
-    library_dirs: tuple[str, ...]
-    stage_dir: str
-    refresh_s: int
-    compat_dir: str
-    audit: AuditSettings
-    kubelet: KubeletSettings
-
-    @classmethod
-    def of(cls, policy: Policy) -> FixedSettings:
-        """Those of a policy."""
-        driver = policy.driver
-        return cls(
-            policy.plugin.socket,
-            driver.root,
-            driver.host_root,
-            driver.library_dirs,
-            driver.stage_dir,
-            policy.inventory.refresh_s,
-            policy.compat.dir,
-            policy.audit,
-            policy.kubelet,
-        )
+def restart_only(policy: Policy) -> tuple[object, ...]:
+    """The settings that hold for the life of the process; a reload that changes one logs that it needs a restart."""
+    driver = policy.driver
+    folders = (driver.root, driver.host_root, driver.library_dirs, driver.stage_dir, policy.compat.dir)
+    return (policy.plugin.socket, folders, policy.inventory.refresh_s, policy.audit, policy.kubelet)
 
 
 class NodeControllers:
-    """One of each, for the life of the daemon. topology: the file of a simulated node; None: this machine."""
+    """One of each. fixed: the policy of the start. topology: the file of a simulated node; None: this machine."""
 
     def __init__(
-        self, node_state: NodeState, fixed: FixedSettings, folder: StateFolder, key: bytes, topology: Path | None
+        self, node_state: NodeState, fixed: Policy, folder: StateFolder, key: bytes, topology: Path | None
     ) -> None:
         self._node_state = node_state
         self._fixed = fixed
         self._simulated = topology is not None
-        self._source = source_of(topology, fixed.driver_root, fixed.library_dirs, host_root=fixed.host_root)
+        driver = fixed.driver
+        self._source = source_of(topology, driver.root, driver.library_dirs, host_root=driver.host_root)
         self._watch = node_watch(self._source.kernel_view, self._node_changed, simulated=self._simulated)
         self.inventory = InventoryController(node_state)
         self._health, self.cache = self._inventory_parts(folder)
@@ -78,7 +52,7 @@ class NodeControllers:
             MpsDependencies(lambda: MpsTools.of(node_state.node.driver), lambda: node_state.settings.mps),
             node_state.put_mps,
         )
-        self._profiles = ProfileController(Path(fixed.stage_dir), node_state)
+        self._profiles = ProfileController(Path(fixed.driver.stage_dir), node_state)
         self._labels = LabelController(node_state, lambda: node_state.settings.labels.file, fixed.kubelet)
         self._driver = self._driver_controller(folder)
         self._snapshots = SnapshotController(folder, key, self._evidence_source(), node_state)
@@ -89,8 +63,8 @@ class NodeControllers:
         look = asyncio.Event()
         health = HealthController(
             HealthPlace(
-                driver_root=self._fixed.driver_root,
-                library_dirs=self._fixed.library_dirs,
+                driver_root=self._fixed.driver.root,
+                library_dirs=self._fixed.driver.library_dirs,
                 file=folder.path / HEALTH_FILE,
                 simulated=self._simulated,
             ),
@@ -105,7 +79,7 @@ class NodeControllers:
             health.watching(self._source),
             publish=self.inventory.publish,
             on_fault=self.inventory.not_refreshed,
-            refresh_s=self._fixed.refresh_s,
+            refresh_s=self._fixed.inventory.refresh_s,
             poked=look,
         )
         return health, cache
@@ -113,21 +87,21 @@ class NodeControllers:
     def _driver_controller(self, folder: StateFolder) -> DriverController:
         fixed = self._fixed
         place = DriverPlace(
-            root=Path(fixed.driver_root),
-            library_dirs=fixed.library_dirs,
-            stage_dir=Path(fixed.stage_dir),
+            root=Path(fixed.driver.root),
+            library_dirs=fixed.driver.library_dirs,
+            stage_dir=Path(fixed.driver.stage_dir),
             state_dir=folder.path,
             simulated=self._simulated,
-            retry_s=fixed.refresh_s,
-            compat_dir=Path(fixed.compat_dir) if fixed.compat_dir else None,
+            retry_s=fixed.inventory.refresh_s,
+            compat_dir=Path(fixed.compat.dir) if fixed.compat.dir else None,
         )
         return DriverController(place, self._node_state, DriverDependencies(self._generations, self._module_changed))
 
     def _evidence_source(self) -> EvidenceSource:
         return EvidenceSource(
-            driver_root=Path(self._fixed.driver_root),
-            library_dirs=self._fixed.library_dirs,
-            stage_dir=Path(self._fixed.stage_dir),
+            driver_root=Path(self._fixed.driver.root),
+            library_dirs=self._fixed.driver.library_dirs,
+            stage_dir=Path(self._fixed.driver.stage_dir),
             look=self._source.kernel_view,
             answered=lambda: self._source.answered,
             scanned=lambda: self._driver.scanned,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.container import Container, ContainerId
@@ -39,41 +39,20 @@ class Recorder(Protocol):
         """What this daemon or an earlier one granted since then, and is not settled."""
 
 
-class NoRecorder:
-    """Keeps nothing: for a plugin without a state folder."""
-
-    def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
-        """Does nothing."""
-
-    def granted(self, grant: Grant, signed: str, now: float) -> None:
-        """Does nothing."""
-
-    def settled(self, container_id: ContainerId) -> None:
-        """Does nothing."""
-
-    def synchronized(self, ledger: Ledger) -> None:
-        """Does nothing."""
-
-    def remembered(self, since: float) -> Iterable[Remembered]:
-        """Nothing."""
-        del since
-        return ()
-
-
 class PluginDependencies(Struct, frozen=True):
     """What the plugin needs of the rest of the daemon.
 
-    clock: monotonic seconds. later: run something once the reply is on its way. inventory_age_s: seconds since the
-    source of the inventory last answered; None where it never did. recorder: keeps what happens. start_hindrance: why a
-    container with this grant cannot start yet; empty when it can. user_of: the user id of a process on the host; None
-    where it cannot be read. stage_dir: where driver files are staged, without symlinks; empty: what containers have
-    mounted from there does not matter.
+    clock: monotonic seconds. later: run something once the reply is on its way. recorder: keeps what happens.
+    inventory_age_s: seconds since the source of the inventory last answered; None where it never did.
+    start_hindrance: why a container with this grant cannot start yet; empty when it can. user_of: the user id of a
+    process on the host; None where it cannot be read. stage_dir: where driver files are staged, without symlinks;
+    empty: what containers have mounted from there does not matter.
     """
 
     clock: Callable[[], float]
     later: Callable[[Callable[[], None]], object]
+    recorder: Recorder
     inventory_age_s: Callable[[], float | None] = lambda: None
-    recorder: Recorder = field(default_factory=NoRecorder)
     start_hindrance: Callable[[Grant], str] = lambda _: ""
     user_of: Callable[[int], int | None] = lambda _: None
     stage_dir: str = ""

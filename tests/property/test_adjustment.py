@@ -23,6 +23,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.system.state import NodeState
 from tests.property import worlds
 from tests.support import builders as make
+from tests.support.no_recorder import NoRecorder
 
 KEY: Final = bytes(range(32))
 CTL, MODESET = 255, 254  # minors of the driver's own major
@@ -35,7 +36,7 @@ def reply_to(container: Container, node: Node, ledger: Ledger, policy: Policy) -
     """What goes to the runtime; empty for a refusal, which is no message."""
     state = NodeState(node.inventory, policy=policy)
     state.node, state.ledger = node, ledger.released(container.id)
-    plugin = Plugin(state, PluginDependencies(lambda: 0.0, lambda _: None), KEY)
+    plugin = Plugin(state, PluginDependencies(lambda: 0.0, lambda _: None, NoRecorder()), KEY)
     reply = plugin.create_container(make.create_payload(container))
     event("bytes" if isinstance(reply, bytes) and reply else "nothing")
     return pb.CreateContainerResponse.FromString(reply if isinstance(reply, bytes) else b"")

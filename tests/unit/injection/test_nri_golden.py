@@ -27,6 +27,7 @@ from nri_gpu.system.state import NodeState
 from nri_gpu.ttrpc.status import Status
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
+from tests.support.no_recorder import NoRecorder
 from tests.unit.injection.test_cdi_golden import FILES, FOLDERS, HWCAPS, LIBRARIES
 
 FOLDER: Final = Path(__file__).parents[2] / "fixtures" / "nri"
@@ -62,7 +63,7 @@ def reply(inventory: Inventory, claim: str) -> pb.CreateContainerResponse | Stat
     """What the runtime is answered, by a plugin that has granted nothing yet."""
     state = NodeState(inventory)
     state.put_driver(DriverFiles("580.95.05", "580.95.05-0a1b2c3d", TREES, {}))
-    plugin = Plugin(state, PluginDependencies(lambda: 0.0, lambda _: None), bytes(32))
+    plugin = Plugin(state, PluginDependencies(lambda: 0.0, lambda _: None, NoRecorder()), bytes(32))
     answer = plugin.create_container(make.create_payload(make.container(claim)))
     return answer if isinstance(answer, Status) else pb.CreateContainerResponse.FromString(answer)
 

@@ -27,6 +27,7 @@ from nri_gpu.system.inotify import folder_changed
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc.status import Status
 from tests.support import builders
+from tests.support.no_recorder import NoRecorder
 from tests.unit.runtime.station import KEY, Clock
 
 TOKENS = bytes(range(100, 132))
@@ -54,7 +55,9 @@ class Halves:
 
     def start_daemon(self, *, connected: bool) -> None:
         self.node_state.policy, self.node_state.ledger = self.policy, Ledger()
-        needs = PluginDependencies(self.clock, lambda action: action(), inventory_age_s=lambda: self.age_s)
+        needs = PluginDependencies(
+            self.clock, lambda action: action(), NoRecorder(), inventory_age_s=lambda: self.age_s
+        )
         self.plugin = Plugin(self.node_state, needs, KEY)
         self.plugin.kubelet.key = TOKENS
         self.dependencies = DevicePluginDependencies(self.node_state, self.plugin, connected=connected)

@@ -22,6 +22,7 @@ from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.simulation.topology import load_topology
 from nri_gpu.system.state import Changed, NodeState
 from tests.support.daemon import FOUR_GPUS
+from tests.support.no_recorder import NoRecorder
 from tests.support.nri_messages import NRI_0_8, Flavour
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
 
@@ -56,7 +57,9 @@ class Bench:
         self.ledgers: list[Ledger] = []
         self.inventory_age_s: float | None = 0.0
         self.state.subscribe(lambda: self.ledgers.append(self.state.ledger), Changed.LEDGER)
-        needs = PluginDependencies(self.clock, self.later, lambda: self.inventory_age_s, stage_dir=stage_dir)
+        needs = PluginDependencies(
+            self.clock, self.later, NoRecorder(), lambda: self.inventory_age_s, stage_dir=stage_dir
+        )
         self.plugin = Plugin(self.state, needs, KEY)
         self._later: list[Callable[[], None]] = []
 

@@ -31,6 +31,7 @@ from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.driver_root import make_driver_root
+from tests.support.no_recorder import NoRecorder
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence
 from tests.support.scripted_runtime import until
 
@@ -119,7 +120,7 @@ class Rig:
             self._judged(self.source), self._published, self.faults.append, refresh_s=3600, monotonic=self.clock
         )
         self._later: list[Callable[[], None]] = []
-        needs = PluginDependencies(time.monotonic, self._later.append)
+        needs = PluginDependencies(time.monotonic, self._later.append, NoRecorder())
         self.plugin = Plugin(self.node_state, needs, KEY)
         self.node_state.subscribe(self._ledger_changed, Changed.LEDGER)
         place = DriverPlace(
