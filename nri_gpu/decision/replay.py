@@ -1,15 +1,15 @@
-"""The audit log's records: what was decided, with all that decided it; and the same decisions computed anew.
+"""The records of the audit log, with all that decisions depend on; and the same decisions computed again.
 
 A log is a list of records, each a JSON object with a `kind`:
 
     node      a snapshot of the node, before the first decision that used it
     policy    the policy's text, likewise; or the fault of one that could not be used
     ledger    all grants, at the beginning of a file and after each Synchronize
-    changed   the grants that are new or different, or gone (null); likewise GPUs that wait to be offered again
+    changed   grants that are new, different or gone (null); likewise external allocations, releasing GPUs, reservations
     decision  a request and the answer to it
 
-`decide` is pure, so an unchanged replay gives every answer again to the byte. Under another policy the replay has a
-ledger of its own: who is refused then holds nothing, and who would have been granted something lets it lapse.
+`decide` is pure, so an unchanged replay gives every answer again to the byte. With another policy the replay keeps its
+own ledger: a container that is refused there holds nothing, and one that is granted more lets it lapse.
 """
 
 from __future__ import annotations
@@ -40,11 +40,10 @@ from nri_gpu.policy.model import Policy
 Record = Mapping[str, Any]
 AnyPolicy = Policy
 SCHEMA: Final = "nri-gpu/audit/v1"
-DIGESTS_KEPT: Final = 64
 
 
 class RecordKind(StrEnum):
-    """What a record tells."""
+    """The kind of a record."""
 
     NODE = "node"
     POLICY = "policy"
@@ -54,7 +53,7 @@ class RecordKind(StrEnum):
 
 
 def answer_json(decision: Decision) -> dict[str, Any]:
-    """An answer as it is recorded, and compared: what was added to the container is a digest."""
+    """An answer as it is recorded and compared; the edits are a digest."""
     match decision:
         case Pass(edits, why):
             return {"decision": "pass", "reason": why, "edits_sha256": digest(edits)}
@@ -66,18 +65,8 @@ def answer_json(decision: Decision) -> dict[str, Any]:
 
 
 def digest(edits: Edits) -> str:
-    """Of all that is added to a container. Containers of one kind have the very same edits: done once for them."""
-    kept = _digests.get(id(edits))
-    if kept is not None and kept[0] is edits:
-        return kept[1]
-    if len(_digests) >= DIGESTS_KEPT:
-        _digests.clear()
-    found = hashlib.sha256(canonical(edits).encode()).hexdigest()
-    _digests[id(edits)] = (edits, found)
-    return found
-
-
-_digests: dict[int, tuple[Edits, str]] = {}
+    """SHA-256 of the edits of a container, in hexadecimal."""
+    return hashlib.sha256(canonical(edits).encode()).hexdigest()
 
 
 def node_record(node: Node) -> dict[str, Any]:
@@ -86,7 +75,7 @@ def node_record(node: Node) -> dict[str, Any]:
 
 
 def policy_record(name: str, text: str, fault: str) -> dict[str, Any]:
-    """A policy as it was read. fault: why it could not be used; empty when it could."""
+    """A policy as it was read. fault: why it could not be used; empty if it could."""
     return {"kind": RecordKind.POLICY.value, "source": name, "text": text, "fault": fault}
 
 
@@ -96,7 +85,7 @@ def ledger_record(ledger: Ledger) -> dict[str, Any]:
 
 
 def changed_record(old: Ledger, new: Ledger) -> dict[str, Any] | None:
-    """What became different; None where nothing did."""
+    """What has changed; None where nothing has."""
     changes = _changes(old, new)
     return {"kind": RecordKind.CHANGED.value, **changes} if any(changes.values()) else None
 
@@ -149,7 +138,7 @@ def _reservation_of(device: AllocatedDevice, entry: Entry) -> Reservation | None
 
 
 class Compared(Struct, frozen=True):
-    """One decision of the log, and what it is now."""
+    """One decision of the log, and the same decision now."""
 
     container: Container
     at: float
@@ -158,14 +147,14 @@ class Compared(Struct, frozen=True):
 
     @property
     def same(self) -> bool:
-        """To the byte."""
+        """Whether they are equal to the byte."""
         return canonical(self.recorded) == canonical(self.now)
 
 
 class Replay:
-    """Goes through a log, record by record.
+    """Goes through a log record by record.
 
-    read: makes a policy of a recorded text. instead: a policy in place of all that were recorded.
+    read: parses a recorded policy. instead: a policy to use in place of all that were recorded.
     """
 
     def __init__(self, read: Callable[[str, str], AnyPolicy], instead: AnyPolicy | None = None) -> None:
@@ -203,7 +192,7 @@ class Replay:
             self._policy = Policy.broken(fault) if fault else self._read(str(record["source"]), str(record["text"]))
 
     def _take_ledger(self, record: Record) -> None:
-        """A Synchronize, or the beginning of a file: all that was recorded, less what we decide otherwise now."""
+        """A Synchronize, or the beginning of a file: all that was recorded, but for what is decided differently now."""
         kept = self._decided & record["entries"].keys()
         ours = {id_: entry for id_, entry in self.ledger.entries.items() if id_ in kept}
         self.ledger = Ledger(MappingProxyType(ours))
@@ -225,10 +214,10 @@ class Replay:
                 self.ledger = self.ledger.with_all_external(others)
             else:
                 self.ledger = self.ledger.with_external(decode(ExternalAllocation, found, "foreign"))
-        self._take_leaving(record.get("leaving", {}))  # older logs have none
+        self._take_releasing(record.get("leaving", {}))  # older logs have none
 
-    def _take_leaving(self, found: Mapping[str, Any]) -> None:
-        """When a GPU was left, and when it was found empty, is the recording's to tell, whoever had it."""
+    def _take_releasing(self, found: Mapping[str, Any]) -> None:
+        """When a GPU was released, and when it was found unused, follows the recording, whichever pod held it."""
         if self._instead is not None and not (not self._instead.fault and self._instead.handover.wait):
             return
         leaving = dict(self.ledger.releasing)
@@ -251,7 +240,7 @@ class Replay:
         elif self._instead is None or id_ not in self._decided:
             self.ledger = self.ledger.with_entry(entry)
         elif ours is not None:
-            # What became of it is the recording's to tell; what it holds is ours.
+            # Its phase follows the recording; what it holds follows the replay.
             self.ledger = self.ledger.with_entry(replace(ours, phase=entry.phase, since=entry.since, until=entry.until))
 
     def _decide(self, record: Record) -> Compared:
