@@ -90,7 +90,7 @@ def _env(entries: list[object]) -> dict[str, str]:
 
 
 def _hosts_dev(volumes: list[object]) -> frozenset[str]:
-    """Names of volumes that are the host's own /dev: mounted there, they are in nobody's way."""
+    """Names of volumes that are the host's /dev. Mounted at /dev, they hide nothing."""
     paths = {str(v.get("name")): v.get("hostPath") for v in volumes if isinstance(v, Mapping)}
     return frozenset(name for name, path in paths.items() if isinstance(path, Mapping) and path.get("path") == "/dev")
 
@@ -134,6 +134,6 @@ def _guaranteed(resources: Mapping[str, Any]) -> bool:
 
 
 def _counted(resources: Mapping[str, Any], kind: str) -> dict[str, str]:
-    given = resources.get(kind)
-    items = given.items() if isinstance(given, Mapping) else ()
+    found = resources.get(kind)
+    items = found.items() if isinstance(found, Mapping) else ()
     return {str(name): str(value) for name, value in items if name in _COUNTED and str(value) != "0"}

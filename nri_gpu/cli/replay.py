@@ -1,4 +1,4 @@
-"""`nri-gpu replay`: the decisions of an audit log, computed anew; by the policies recorded, or by another one."""
+"""`nri-gpu replay`: decides the requests of an audit log again, with the recorded policies or another one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nri_gpu.policy.model import Policy
 
 
 class Tally(Struct):
-    """What came of a log."""
+    """Counts of one replay."""
 
     decisions: int = 0
     different: int = 0
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(files: Iterable[Path], instead: Policy | None = None) -> Iterator[Compared | str]:
-    """Every decision of these files, in their order; a sentence for a line that is no record. Raises: OSError."""
+    """Every decision of these files, in order; for a line that is no record, a sentence. Raises: OSError."""
     replay = Replay(_read_policy, instead)
     for file in files:
         with file.open(encoding="utf-8", errors="replace") as lines:
@@ -63,7 +63,7 @@ def compare(files: Iterable[Path], instead: Policy | None = None) -> Iterator[Co
 
 
 def _read_policy(name: str, text: str) -> AnyPolicy:
-    """A policy that was good then; another version of nri-gpu may think otherwise."""
+    """A recorded policy. It was valid then, but this version of nri-gpu may find faults in it."""
     try:
         return build_policy(PolicyText(name, text)) if name else Policy.default()
     except PolicyError as error:
@@ -76,12 +76,12 @@ def _to_text(tally: Tally, found: list[Compared]) -> str:
         pod = each.container.pod
         at = datetime.fromtimestamp(each.at, UTC).isoformat(timespec="seconds")
         lines.append(f"{at} {pod.namespace}/{pod.name} {each.container.name}")
-        lines += [f"  - {_words(each.recorded)}", f"  + {_words(each.now)}"]
+        lines += [f"  - {_answer_text(each.recorded)}", f"  + {_answer_text(each.now)}"]
     same = "none differs" if not tally.different else f"{tally.different} differ"
     return "\n".join([*lines, f"{tally.decisions} decisions, {same}"])
 
 
-def _words(answer: Any) -> str:  # noqa: ANN401 - JSON values
+def _answer_text(answer: Any) -> str:  # noqa: ANN401 - JSON values
     match answer.get("decision"):
         case "inject":
             return f"granted {', '.join(answer['gpu_uuids']) or 'nothing'} ({answer['mode']}, {answer['rule']})" + (

@@ -54,7 +54,7 @@ NOT_ASKED: Final = "PodResources is not asked: kubelet.podresources is empty, or
 
 
 class KubeletAllocations:
-    """Containers whose GPUs the kubelet allocated, and the tokens by which our device plugin said so.
+    """Containers whose GPUs the kubelet allocated, and the tokens that prove it.
 
     key: the tokens' key; None while there is none. awaited: there will be one, so containers that come before it are
     kept. unapplied: the last container that was answered the required CDI device came without its edits.
