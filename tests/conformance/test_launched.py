@@ -148,7 +148,7 @@ def test_it_ends_with_containerd_and_the_next_one_knows_all_grants(plugin: Plugi
 
     (plugin.node.kill if kill else plugin.node.terminate)()
     assert plugin.wait_ended(first) == 0
-    plugin.journal.wait("with it this plugin")
+    plugin.journal.wait("and this plugin with it")
     plugin.journal.wait("stopped")
 
     plugin.node.restart()
