@@ -84,7 +84,11 @@ def _bound() -> Iterator[tuple[str, str]]:
     """Every name that our code binds to a line, by itself or through LogOnce, and where."""
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("bind", "warning"):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("bind", "warning")
+            ):
                 for keyword in node.keywords:
                     if keyword.arg:
                         yield keyword.arg, f"{file.name}:{node.lineno}"
