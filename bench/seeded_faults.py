@@ -1,0 +1,86 @@
+"""`python -m bench.seeded_faults`: whether the tests catch each fault of seeded_faults.toml.
+
+Each fault is one change of one line or two, in a copy of the working tree, which then runs the tests that the fault
+names. A fault that no test catches is printed with `MISSED`; one whose text is not in the tree any more is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct, convert
+
+ROOT: Final = Path(__file__).parents[1]
+LIST: Final = Path(__file__).with_suffix(".toml")
+TIMEOUT_S: Final = 600
+
+
+class Fault(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is changed where, and the tests (files or folders) that should catch it. why: what it would do to users."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+    why: str
+
+
+def faults(path: Path = LIST) -> tuple[Fault, ...]:
+    """The list. Raises: msgspec.ValidationError."""
+    return convert(tomllib.loads(path.read_text()), dict[str, tuple[Fault, ...]])["fault"]
+
+
+def seeded(fault: Fault, text: str) -> str:
+    """The file's text with the fault in it. Raises: ValueError: its text is not there exactly once."""
+    if text.count(fault.before) != 1:
+        raise ValueError(f"{fault.file} has the text of fault {fault.name!r} {text.count(fault.before)} times, not once")
+    return text.replace(fault.before, fault.after)
+
+
+def caught(fault: Fault, tree: Path) -> bool:
+    """Whether the fault's tests fail in this copy of the tree, which is mended afterwards."""
+    file = tree / fault.file
+    good = file.read_text()
+    file.write_text(seeded(fault, good))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "2", "-p", "no:cacheprovider", *fault.tests]
+    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False)
+        return b" failed" in done.stdout.splitlines()[-1]  # an error in the tests themselves is none of ours
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        file.write_text(good)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.seeded_faults", description=__doc__)
+    parser.add_argument("--only", default="", help="faults whose name contains this")
+    wanted = parser.parse_args().only
+    missed = 0
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-faults-") as name:
+        tree = Path(name) / "tree"
+        files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+        for each in filter(None, files.split("\0")):
+            (tree / each).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / each, tree / each)
+        for fault in (each for each in faults() if wanted in each.name):
+            began = time.monotonic()
+            found = caught(fault, tree)
+            missed += not found
+            print(f"{'caught' if found else 'MISSED'}  {time.monotonic() - began:4.0f} s  {fault.name}", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
