@@ -43,7 +43,9 @@ def faults(path: Path = LIST) -> tuple[Fault, ...]:
 def seeded(fault: Fault, text: str) -> str:
     """The file's text with the fault in it. Raises: ValueError: its text is not there exactly once."""
     if text.count(fault.before) != 1:
-        raise ValueError(f"{fault.file} has the text of fault {fault.name!r} {text.count(fault.before)} times, not once")
+        raise ValueError(
+            f"{fault.file} has the text of fault {fault.name!r} {text.count(fault.before)} times, not once"
+        )
     return text.replace(fault.before, fault.after)
 
 
