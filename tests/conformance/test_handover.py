@@ -32,7 +32,7 @@ PROGRAM: Final = """
 import sys
 from nri_gpu.cli.main import main
 from nri_gpu.inventory.source import NvmlSource
-from nri_gpu.daemon import app as daemon
+from nri_gpu.daemon import node as daemon
 devices = sys.argv.pop(1)
 daemon.source_of = lambda topology, *place, **more: NvmlSource(*place, **more, proc_devices=devices)
 sys.exit(main(sys.argv[1:]))
