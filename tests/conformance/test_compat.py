@@ -135,7 +135,7 @@ def test_what_no_package_serves_is_refused_with_the_reason(node: Containerd, com
         with pytest.raises(CriError, match=r"requirement-not-met.*no compatibility package helps") as refused:
             run(node, name)
         assert why in refused.value.details
-    with pytest.raises(CriError, match="the pod has a mount of its own"):
+    with pytest.raises(CriError, match="the pod mounts a volume at"):
         run(node, image(node, compiled, "14", WANTS_14), mounts={PLACE: str(compiled.packages)})
 
 

@@ -118,7 +118,7 @@ def test_a_claim_for_more_is_refused_and_who_does_not_ask_is_let_alone(
     cgroup_node: Containerd, serve: Serve, plugin: Callable[..., dict[str, str]]
 ) -> None:
     serve("asked")
-    with pytest.raises(CriError, match=r"\[held-by-others\].*already holds /dev/nvidia1.*only shape what they gave"):
+    with pytest.raises(CriError, match=r"\[held-by-others\].*already holds /dev/nvidia1.*can only shape GPUs"):
         run(cgroup_node, plugin(1), "device=0,1")
     container = run(cgroup_node, plugin(1))
     assert numbers(cgroup_node, container) == {(195, 1)}
