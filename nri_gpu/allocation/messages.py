@@ -207,8 +207,8 @@ def all_busy(
     cure = _cure(mode, {each.mode for each in taken})
     return Reason(
         Code.GPU_BUSY,
-        f"asked for {asked} in {mode} mode, but of the {len(fitting)} that fit "
-        f"{len(open_ones) or 'none'} can be granted now; the others are held by {holders}: wait until one is free, "
+        f"asked for {asked} in {mode} mode, but of the {len(fitting)} that fit {len(open_ones) or 'none'} can be "
+        f"granted now; {'the others' if open_ones else 'they'} are held by {holders}: wait until one is free, "
         f"{fewer}or set {cure}.",
     )
 

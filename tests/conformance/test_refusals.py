@@ -68,7 +68,8 @@ def test_counting_gives_each_pod_its_own(node: Containerd, daemon: NriGpu) -> No
         gpu["uuid"] for gpu in daemon.gpus()["gpus"]
     )
     with pytest.raises(
-        CriError, match=r"\[gpu-busy\]: asked for 1 GPU in exclusive mode, but of the 4 that fit none can be had"
+        CriError,
+        match=r"\[gpu-busy\]: asked for 1 GPU in exclusive mode, but of the 4 that fit none can be granted now; they",
     ):
         create(node, "1", pod="late")
 
