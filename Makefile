@@ -27,7 +27,7 @@ demo-faults: $(READY) ## what becomes of containers when GPUs fail and drivers c
 test: check ## everything: checks, unit and property tests, two real containerds (needs root)
 	$(BIN)/pytest -q -n 2 -m 'not gpu and not cluster'
 
-check: $(READY) ## format, lint, types, floors, generated files, units
+check: $(READY) ## format, lint, types, layers, generated files, units
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
