@@ -22,8 +22,14 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     "annotation alone": (pod("a", annotations={"gpu.nri.io": "1"}), NO_LIMITS),
     "an unknown key": (pod("a", 1, annotations={"gpu.nri.io/pods": "1"}), "gpu.nri.io/pods means nothing"),
     "no such container": (pod("a", 1, annotations={"gpu.nri.io/container.x": "1"}), "container.x means nothing"),
-    "a slip": (pod("a", 1, annotations={"gpu.nri.io": "all;mode=share"}), "the value of annotation gpu.nri.io is none"),
-    "too long": (pod("a", 1, annotations={"gpu.nri.io": "1;" * 3000}), "the value of annotation gpu.nri.io is none"),
+    "a slip": (
+        pod("a", 1, annotations={"gpu.nri.io": "all;mode=share"}),
+        "the value of annotation gpu.nri.io is not valid on any node",
+    ),
+    "too long": (
+        pod("a", 1, annotations={"gpu.nri.io": "1;" * 3000}),
+        "the value of annotation gpu.nri.io is not valid on any node",
+    ),
 }
 
 

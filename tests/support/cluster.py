@@ -220,7 +220,7 @@ class Cluster:
         ignore = shutil.ignore_patterns
         shutil.copytree(stdlib, stage / "stdlib", ignore=ignore(*LEFT_OUT), symlinks=True)
         shutil.copytree(ROOT / "nri_gpu", stage / "packages" / "nri_gpu")
-        for name in ("protobuf", "msgspec", "grpcio", "nvidia-ml-py", "typing_extensions"):
+        for name in ("protobuf", "msgspec", "loguru", "grpcio", "nvidia-ml-py", "typing_extensions"):
             for file in files(name) or ():
                 if ".." not in file.parts and Path(str(file.locate())).is_file():
                     target = stage / "packages" / file
