@@ -15,8 +15,8 @@ from nri_gpu.domain.health import EventType, GpuEvent
 from nri_gpu.health import listener as module
 from nri_gpu.health.listener import EventChild, EventReport, EventSink, MalformedLineError, WaitingFailed, parse_line
 from nri_gpu.system.line_process import LineProcess
+from tests.support.log import Line, hearing
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence, happen
-from tests.unit.runtime.log import Line, hearing
 
 GPUS = tuple(FakeGpu(uuid=f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(3))
 BUS_IDS = tuple(f"0000:{0x10 + n:02x}:00.0" for n in range(3))

@@ -17,8 +17,8 @@ from nri_gpu.inventory.child import NvmlChild
 from nri_gpu.inventory.nvml_symbols import CHAINS, EventDataV1, PciInfoV2, ProcessInfoV1, ProcessInfoV2
 from nri_gpu.inventory.report import read_report
 from nri_gpu.inventory.source import NvmlSource
+from tests.support.log import Log
 from tests.support.nvml import FakeGpu, build_fake_nvml, happen
-from tests.unit.runtime.log import Log
 
 UUIDS = [f"GPU-{n}b200000-0000-4000-8000-00000000000{n}" for n in range(2)]
 GPUS = [FakeGpu(uuid=uuid, domain=1, bus=0x3B + n, nvlinks=(1 - n,), running=(2, 1)) for n, uuid in enumerate(UUIDS)]

@@ -15,9 +15,9 @@ from nri_gpu.kubelet.token import KEY_FILE
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from tests.support.builders import gpus, uuid
 from tests.support.kubelet import Kubelet, Rival
+from tests.support.log import Line, Log
 from tests.support.scripted_runtime import until
 from tests.unit.kubelet.station import GPU, Station
-from tests.unit.runtime.log import Line, Log
 
 WATCHER = KubeletSettings(registration=Registration.WATCHER)
 

@@ -16,11 +16,11 @@ from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.kubelet.podresources import Inquiry, PodResources, QuestionPace
 from nri_gpu.policy.kubelet import KubeletSettings
 from tests.support.builders import container, pod, uuid
+from tests.support.log import Log
 from tests.support.podresources import PodResourcesServer
 from tests.unit.kubelet.beside import THEIRS, Beside, of_plugin
 from tests.unit.kubelet.station import GPU
 from tests.unit.kubelet.test_endpoint import said
-from tests.unit.runtime.log import Log
 
 QUICK = QuestionPace(between=0.001, list_every=0.05, first=0.01, longest=0.02)
 

@@ -26,10 +26,10 @@ from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from nri_gpu.system.tasks import exit_code
 from tests.support.daemon import FOUR_GPUS
 from tests.support.kubelet import Kubelet
+from tests.support.log import Log
 from tests.support.waiting import wait_for
 from tests.unit.kubelet.station import GPU, Halves, Station
 from tests.unit.kubelet.test_endpoint import said
-from tests.unit.runtime.log import Log
 
 
 def test_grpc_is_imported_only_where_it_is_wanted() -> None:

@@ -21,7 +21,7 @@ from nri_gpu.mps.folders import (
 )
 from nri_gpu.mps.process import Process, process_of, user_of
 from tests.support import mps
-from tests.unit.test_mps_unit import UNIT
+from tests.unit.systemd.test_mps_unit import UNIT
 
 UUID = GpuUuid("GPU-0")
 TENANT = 1000

@@ -17,9 +17,9 @@ from nri_gpu.ttrpc import Status, StatusCode
 from nri_gpu.ttrpc.frame import DISCARD_MAX, RECEIVE_MAX
 from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError
+from tests.support.log import Log
 from tests.support.nri_messages import NRI_0_12
 from tests.support.scripted_runtime import ScriptedRuntime
-from tests.unit.runtime.log import Log
 from tests.unit.runtime.station import Station
 
 Stage = Callable[[ScriptedRuntime], Awaitable[object]]

@@ -11,7 +11,7 @@ from nri_gpu.nri.events import Event
 from nri_gpu.policy.model import Complete, ForeignSettings, Policy
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
-from tests.unit.runtime.log import Log
+from tests.support.log import Log
 from tests.unit.runtime.station import Bench
 from tests.unit.runtime.test_plugin import create, synchronize, tell
 

@@ -9,7 +9,7 @@ from nri_gpu.domain.errors import RemoteProtocolError
 from nri_gpu.nri import status
 from nri_gpu.plugin.service import MARGIN_NS, Dispatcher
 from nri_gpu.ttrpc import RequestReceived, ResponseSent, Status, StatusCode, StreamId
-from tests.unit.runtime.log import Log
+from tests.support.log import Log
 
 SERVICE = "a.Service"
 SECOND = 1_000_000_000

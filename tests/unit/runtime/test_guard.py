@@ -23,9 +23,9 @@ from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.ttrpc import OK, Status, StatusCode
 from tests.support import builders as make
 from tests.support import nri_messages as nri
+from tests.support.log import Log
 from tests.support.nri_messages import CRI_O, FLAVOURS, NRI_0_10, NRI_0_12, Flavour
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
-from tests.unit.runtime.log import Log
 from tests.unit.runtime.station import KEY, Bench, Station
 from tests.unit.runtime.test_plugin import granted
 

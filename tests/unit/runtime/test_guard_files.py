@@ -11,7 +11,7 @@ import pytest
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.plugin.guard import DaemonState
 from nri_gpu.policy.model import Policy
-from tests.unit.runtime.log import Log
+from tests.support.log import Log
 
 KEY = bytes(range(32))
 

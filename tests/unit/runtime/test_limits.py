@@ -12,9 +12,9 @@ from nri_gpu.nri import status
 from nri_gpu.ttrpc import SEND_MAX, StatusCode
 from nri_gpu.ttrpc.mux import FIRST_FRAME_MAX
 from tests.support import nri_messages as nri
+from tests.support.log import Log
 from tests.support.nri_messages import NRI_0_6
 from tests.support.scripted_runtime import until
-from tests.unit.runtime.log import Log
 from tests.unit.runtime.station import Station
 
 

@@ -30,7 +30,7 @@ from nri_gpu.policy.model import (
 )
 from nri_gpu.ttrpc import Status, StatusCode
 from tests.support import nri_messages as nri
-from tests.unit.runtime.log import Log
+from tests.support.log import Log
 from tests.unit.runtime.station import KEY, Bench
 
 GRACE_S: Final = 60.0

@@ -22,9 +22,9 @@ from nri_gpu.ttrpc.events import StreamId
 from nri_gpu.ttrpc.frame import RECEIVE_MAX
 from tests.support import hostile
 from tests.support import nri_messages as nri
+from tests.support.log import Log
 from tests.support.nri_messages import FLAVOURS, NRI_0_6, NRI_0_8, Flavour
 from tests.support.scripted_runtime import ScriptedRuntime
-from tests.unit.runtime.log import Log
 from tests.unit.runtime.station import Bench, Station
 from tests.unit.runtime.test_bad_wire import frame, mux
 

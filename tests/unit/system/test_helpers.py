@@ -13,7 +13,7 @@ from nri_gpu.system.backoff import Backoff
 from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.storage import signature, write_whole
 from nri_gpu.system.tasks import first_done
-from tests.unit.runtime.log import Log
+from tests.support.log import Log
 
 
 @pytest.mark.parametrize("sync", [False, True])

@@ -17,8 +17,8 @@ import pytest
 from nri_gpu.daemon import control as module
 from nri_gpu.daemon.control import OPEN_MAX, QUESTION_MAX, ControlSocket
 from tests.support.daemon import Launch, NriGpu
+from tests.support.log import Log
 from tests.support.waiting import wait_for
-from tests.unit.runtime.log import Log
 
 
 def broken() -> dict[str, Any]:

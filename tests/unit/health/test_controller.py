@@ -25,8 +25,8 @@ from nri_gpu.policy.health import Events, OnBad
 from nri_gpu.policy.model import Policy
 from tests.support.builders import container
 from tests.support.health import PARTS, UUIDS, at, look, with_parts, xid
+from tests.support.log import Log, hearing
 from tests.support.scripted_runtime import until
-from tests.unit.runtime.log import Log, hearing
 
 
 class Listening:

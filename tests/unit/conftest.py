@@ -1,4 +1,4 @@
-"""Coroutines as tests, each with a deadline; the log as values; sockets in folders with short names."""
+"""Coroutines as tests, each with a deadline; the log as values; folders with short names for sockets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from tests.unit.runtime.log import Log
+from tests.support.log import Log
 
 TEST_DEADLINE_S: Final = 30.0
 

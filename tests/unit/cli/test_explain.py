@@ -16,7 +16,7 @@ from nri_gpu.cli.main import main
 from nri_gpu.domain.errors import Exit
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.loading import LIBRARIES
-from tests.unit.verbs.shapes import EXPLAIN, check_shape
+from tests.unit.cli.shapes import EXPLAIN, check_shape
 
 POD = """
 apiVersion: v1

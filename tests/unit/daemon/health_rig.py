@@ -17,7 +17,7 @@ from nri_gpu.inventory.source import Source
 from nri_gpu.policy.health import Events
 from nri_gpu.policy.model import Policy
 from tests.support.nvml import FakeGpu
-from tests.unit.verbs.rig import Rig
+from tests.unit.daemon.rig import Rig
 
 SILENCE_S = 4.0  # a hang is noticed soon; a wait takes one second
 

@@ -12,7 +12,6 @@ from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
 from tests.support.builders import mig_uuid, uuid
 from tests.support.podresources import PodResourcesServer, PodResourcesThread
-from tests.unit.runtime.conftest import folder as folder
 
 NODE: dict[str, list[str]] = {
     "nvidia.com/gpu": [uuid(0), f"{uuid(1)}::0"],

@@ -13,7 +13,7 @@ from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.inventory.controller import DRIVER, LABELS, PROFILES, InventoryController
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
-from tests.unit.runtime.log import hearing
+from tests.support.log import hearing
 
 NODE = make.inventory(make.gpus(2), driver_version="580.95.05")
 

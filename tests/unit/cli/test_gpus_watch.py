@@ -23,7 +23,7 @@ from nri_gpu.domain.names import CONTROL_SOCKET
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.waiting import wait_for
-from tests.unit.verbs.shapes import GPUS, check_shape
+from tests.unit.cli.shapes import GPUS, check_shape
 
 PATIENCE_S = 40.0
 NOW = 1_800_000_000.0

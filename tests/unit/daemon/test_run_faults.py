@@ -16,8 +16,8 @@ from nri_gpu.daemon.snapshot import SNAPSHOT_FILE
 from tests.support.nvml import Act, FakeGpu, FakeMig, build_fake_nvml
 from tests.support.nvml.build import GARBAGE
 from tests.support.scripted_runtime import until
-from tests.unit.verbs.chain import DRIVER, PATIENCE_S, Chain
-from tests.unit.verbs.rig import gpus
+from tests.unit.daemon.chain import DRIVER, PATIENCE_S, Chain
+from tests.unit.daemon.rig import gpus
 
 INIT, HANDLE, NAME = "nvmlInitWithFlags", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetName"
 TWO = gpus(2)

@@ -17,7 +17,7 @@ from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.policy.model import Policy
 from tests.support import builders as make
-from tests.unit.runtime.log import Log
+from tests.support.log import Log
 
 NODE = make.node()
 MIB = 2**20

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.inventory.node_watch import NodeWatch, Pace, Uevents, node_watch
+from tests.support.log import Log
 from tests.support.scripted_runtime import until
-from tests.unit.runtime.log import Log
 
 SELDOM = Pace(look_s=60.0, quiet_s=0.02, longest_s=0.5)
 OFTEN = Pace(look_s=0.005, quiet_s=0.0)

@@ -15,8 +15,8 @@ from nri_gpu.driver.owner import StageOwner
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.mps import MpsSettings
 from tests.support.daemon import FOUR_GPUS
-from tests.unit.verbs.shapes import CHECK, check_shape
-from tests.unit.verbs.test_status import daemon
+from tests.unit.cli.shapes import CHECK, check_shape
+from tests.unit.cli.test_status import daemon
 
 CONFIG = Path(__file__).parents[3] / "config"
 BAD = '[plugin]\nindex = 5\n\n[driver]\nrot = "/"\n'

@@ -11,7 +11,6 @@ from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Disarm, DriverSettings, EnvironmentSettings, Policy, VisibleDevices
 from tests.unit.host.test_others import listen
-from tests.unit.runtime.conftest import folder as folder
 
 IDLE = EnvironmentSettings(visible_devices=VisibleDevices.VOID, disarm=Disarm.ALL)
 

@@ -20,7 +20,7 @@ from nri_gpu.simulation.topology import load_topology
 from nri_gpu.system.state import NodeState
 from tests.support.daemon import FOUR_GPUS
 from tests.support.driver_root import make_driver_root
-from tests.unit.runtime.log import Log
+from tests.support.log import Log
 
 VERSION = "580.95.05"
 KEY = bytes(32)

@@ -17,7 +17,7 @@ from nri_gpu.health.node_health import NodeHealth
 from nri_gpu.health.states import Meaning
 from tests.support import builders as make
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
-from tests.unit.runtime.test_report import view
+from tests.unit.daemon.test_report import view
 
 NODE = with_parts(look((), (Sign.THERMAL,)), 1, 0, 1)
 STRICT = replace(RULES, other_xids=Meaning.BAD)

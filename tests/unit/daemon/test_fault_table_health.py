@@ -19,10 +19,10 @@ from nri_gpu.domain.health import EventType, HealthState
 from nri_gpu.health import listener
 from nri_gpu.inventory.child import child_command
 from tests.support.driver_root import make_driver_root
+from tests.support.log import Log
 from tests.support.nvml import Act, FakeMig, build_fake_nvml, happen
-from tests.unit.runtime.log import Log
-from tests.unit.verbs.health_rig import HealthRig
-from tests.unit.verbs.rig import gpus
+from tests.unit.daemon.health_rig import HealthRig
+from tests.unit.daemon.rig import gpus
 
 INIT, WAIT, HANDLE = "nvmlInitWithFlags", "nvmlEventSetWait_v2", "nvmlDeviceGetHandleByIndex_v2"
 TWO = gpus(2)

@@ -19,9 +19,9 @@ from nri_gpu.simulation.topology import load_topology
 from tests.support import builders as make
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
 from tests.support.kernel import make_information, make_pci
-from tests.unit.verbs.shapes import GPUS, check_shape
+from tests.unit.cli.shapes import GPUS, check_shape
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "gpus"
+FIXTURES = Path(__file__).parents[3] / "fixtures" / "gpus"
 SHIPPED = sorted(TOPOLOGIES.glob("*.toml"))
 
 

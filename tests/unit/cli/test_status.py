@@ -28,7 +28,7 @@ from nri_gpu.domain.mps import MpsFolders, Seat
 from nri_gpu.domain.node import GpuFault, KernelGpu
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
 from tests.support import builders as make
-from tests.unit.runtime.test_report import CLOCK, NOW, view
+from tests.unit.daemon.test_report import CLOCK, NOW, view
 
 FREE = status_json(view(node=make.node(driver_version="580.95.05")))
 

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from nri_gpu.driver.watch import folder_signatures
 from nri_gpu.inventory.nvml_client import GPU_GONE, UNSUPPORTED
 from tests.support.driver_root import make_driver_root
+from tests.support.log import Log
 from tests.support.nvml import Act, FakeMig, build_fake_nvml
 from tests.support.nvml.build import GARBAGE
-from tests.unit.runtime.log import Log
-from tests.unit.verbs.rig import DEADLINES, DRIVER, Rig, gpus
+from tests.unit.daemon.rig import DEADLINES, DRIVER, Rig, gpus
 
 # nvmlReturn_t as NVIDIA/go-nvml pkg/nvml/const.go lists them, success and what no driver returns left out.
 CODES = (1, 2, 3, 4, 6, 7, 9, 10, 12, 13, 15, 16, 17, 18, 19, 20, 23, 25, 27, 28, 29, 999)

@@ -12,8 +12,8 @@ from nri_gpu.cli import prepare
 from nri_gpu.cli.main import main
 from nri_gpu.domain.errors import Exit
 from nri_gpu.host.facts import HostPaths
+from tests.unit.cli.shapes import NUMBER, TEXT, TRUTH, array, check_shape, fields, schema
 from tests.unit.host.host_tree import NVIDIA, UVM, HostTree, host_below, params
-from tests.unit.verbs.shapes import NUMBER, TEXT, TRUTH, array, check_shape, fields, schema
 
 MODE = {"type": "string", "pattern": "^[0-7]{4}$"}
 NODE = {"major": NUMBER, "minor": NUMBER, "mode": MODE, "uid": NUMBER, "gid": NUMBER}

@@ -12,7 +12,7 @@ from nri_gpu.policy.model import Policy
 from nri_gpu.system import cri as stopping
 from nri_gpu.system.cri import stop_containers
 from tests.support.cri_server import CriServer
-from tests.unit.runtime.log import Log
+from tests.support.log import Log
 
 
 async def test_what_the_runtime_did_not_stop_is_not_stopped(folder: Path, log: Log) -> None:
