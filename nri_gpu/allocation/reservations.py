@@ -23,7 +23,7 @@ from nri_gpu.allocation.ledger import UNNAMED_POD, Ledger, Reservation
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.decision import Grant
-from nri_gpu.domain.kubelet import AllocatedDevice, KubeletAllocation
+from nri_gpu.domain.kubelet import Allocated, AllocatedDevice
 from nri_gpu.domain.names import KUBELET_KEY
 
 # An image of tens of gigabytes is pulled between Allocate and CreateContainer, and nobody tells when a pod is given up.
@@ -53,17 +53,17 @@ def redeem(ledger: Ledger, container: Container) -> Ledger:
     Where PodResources has just told whose the devices are now, they all end: a token may be an old one.
     """
     allocation = container.kubelet
-    if allocation is None:
+    if not isinstance(allocation, Allocated):
         return ledger
     return _without(ledger, allocation, (UNNAMED_POD, container.pod.uid) if allocation.key == KUBELET_KEY else None)
 
 
-def redeem_running(ledger: Ledger, pod_uid: PodUid, allocation: KubeletAllocation) -> Ledger:
+def redeem_running(ledger: Ledger, pod_uid: PodUid, allocation: Allocated) -> Ledger:
     """Without what was reserved for the pod of a container that runs."""
     return _without(ledger, allocation, (pod_uid,))
 
 
-def _without(ledger: Ledger, allocation: KubeletAllocation, pods: Sequence[PodUid] | None) -> Ledger:
+def _without(ledger: Ledger, allocation: Allocated, pods: Sequence[PodUid] | None) -> Ledger:
     """Without the reservations of these devices for one of those pods; None: for whatever pod."""
     known = ((device, ledger.reservations.get(device)) for device in allocation.devices)
     return ledger.without_reservations(
@@ -71,9 +71,7 @@ def _without(ledger: Ledger, allocation: KubeletAllocation, pods: Sequence[PodUi
     )
 
 
-def reserve_for_pod(
-    ledger: Ledger, grant: Grant, allocation: KubeletAllocation, now: float, *, lapses: bool = True
-) -> Ledger:
+def reserve_for_pod(ledger: Ledger, grant: Grant, allocation: Allocated, now: float, *, lapses: bool = True) -> Ledger:
     """With what a container had reserved for its pod: the kubelet starts the container anew with the same devices.
 
     lapses: after OPEN_S; else only when the pod's sandbox is gone. A device that the kubelet has allocated to another

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.claim import Claim, Count, Devices, Everything, Mode, Nothing
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.kubelet import KubeletAllocation, gpu_groups, kubelet_key
+from nri_gpu.domain.kubelet import Allocated, KubeletAllocation, gpu_groups, kubelet_key
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.policy.select import Ignored, select
 from nri_gpu.request.environment import VARIABLE, claim_of_environment, named_devices
@@ -53,7 +53,7 @@ def reads_environment(policy: Policy) -> bool:
 def _claim(container: Container, own: Mapping[str, str], policy: Policy) -> Claim | None:
     annotated, allocation = None, container.kubelet
     if asked := select_annotation(container.pod.annotations, own, container.name):
-        annotated = parse_claim(*asked, given=allocation is not None and bool(allocation.devices))
+        annotated = parse_claim(*asked, given=isinstance(allocation, Allocated) and bool(allocation.devices))
     if allocation is not None:
         return claim_of_kubelet(allocation, annotated)
     value = container.env.get(VARIABLE)
@@ -69,7 +69,7 @@ def claim_of_kubelet(allocation: KubeletAllocation, annotated: Claim | None) -> 
         RequestError: the allocation is not valid, or the annotation asks for something else.
 
     """
-    if allocation.fault:
+    if not isinstance(allocation, Allocated):
         raise RequestError(allocation.key, allocation.fault)
     if not allocation.devices:
         return annotated or Claim(key=allocation.key, text="", wanted=Nothing())

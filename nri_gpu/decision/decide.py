@@ -22,7 +22,7 @@ from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pa
 from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Unit
-from nri_gpu.domain.kubelet import REQUIRED_DESTINATION
+from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocationPending
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import Node
 from nri_gpu.injection.devices import missing_capability_major
@@ -49,7 +49,7 @@ def decide(container: Container, node: Node, ledger: Ledger, policy: Policy) -> 
 
 def _check(container: Container, node: Node, policy: Policy) -> Eligible | Decision:
     """The request if it is eligible for GPUs; else the decision, which then does not depend on the ledger."""
-    if container.kubelet is not None and container.kubelet.waits:
+    if isinstance(container.kubelet, AllocationPending):
         return _refuse(Code.NODE_NOT_READY, as_sentence(f"{container.kubelet.key}: {container.kubelet.fault}"))
     try:
         claim = claim_of(container, policy)

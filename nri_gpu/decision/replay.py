@@ -33,7 +33,7 @@ from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import AllocatedDevice
+from nri_gpu.domain.kubelet import AllocatedDevice, AllocationInvalid, AllocationPending
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.policy.model import Policy
 
@@ -96,9 +96,26 @@ def decision_record(container: Container, decision: Decision, at: float, now: fl
         "kind": RecordKind.DECISION.value,
         "at_s": at,
         "now": now,
-        "container": encode(container),
+        "container": _container_json(container),
         "answer": answer_json(decision),
     }
+
+
+def _container_json(container: Container) -> dict[str, Any]:
+    """A container; a pending allocation of the kubelet is recorded as an invalid one that `waits`."""
+    found: dict[str, Any] = encode(container)
+    if isinstance(container.kubelet, AllocationPending):
+        found["kubelet"]["waits"] = True
+    return found
+
+
+def _container_of(found: Mapping[str, Any]) -> Container:
+    rest, kubelet = dict(found), dict(found.get("kubelet") or {})
+    if "fault" not in kubelet:
+        return decode(Container, found, "container")
+    del rest["kubelet"]
+    kind = AllocationPending if kubelet.pop("waits", False) else AllocationInvalid
+    return replace(decode(Container, rest, "container"), kubelet=decode(kind, kubelet, "container.kubelet"))
 
 
 def _changes(old: Ledger, new: Ledger) -> dict[str, Any]:
@@ -244,7 +261,7 @@ class Replay:
             self.ledger = self.ledger.with_entry(replace(ours, phase=entry.phase, since=entry.since, until=entry.until))
 
     def _decide(self, record: Record) -> Compared:
-        container, now = decode(Container, record["container"], "container"), decode(float, record["now"], "now")
+        container, now = _container_of(record["container"]), decode(float, record["now"], "now")
         settings = self._policy if not self._policy.fault else Policy.default()
         ledger = expired(self.ledger.lapse(now, settings.ledger.created_grace_s), now)
         decision = decide(container, self._node, ledger, self._policy)

@@ -31,23 +31,37 @@ class AllocatedDevice(Struct, frozen=True):
         return GpuUuid(self.id.partition(REPLICA)[0])
 
 
-class KubeletAllocation(Struct, frozen=True):
-    """All that the kubelet allocated to one container. fault: why the allocation is not valid; empty if it is.
+class Allocated(Struct, frozen=True):
+    """All that the kubelet allocated to one container; no devices where its variable says `void`.
 
-    key: where it stands on the container: our annotation, or the variable that other device plugins set. waits: the
-    fault is only that PodResources has not listed the container yet.
+    key: where it stands on the container: our annotation, or the variable that other device plugins set.
     """
 
     devices: tuple[AllocatedDevice, ...] = ()
     shared: bool = False
-    fault: str = ""
     key: str = KUBELET_KEY
-    waits: bool = False
 
     @property
     def uuids(self) -> tuple[GpuUuid, ...]:
         """GPUs and MIG devices, each once: two replicas of one are one."""
         return tuple(dict.fromkeys(each.uuid for each in self.devices))
+
+
+class AllocationPending(Struct, frozen=True):
+    """PodResources has not told yet what the kubelet allocated to a container. fault: why not. key: of `Allocated`."""
+
+    fault: str
+    key: str
+
+
+class AllocationInvalid(Struct, frozen=True):
+    """What the container carries is no allocation of the kubelet. fault: why not. key: of `Allocated`."""
+
+    fault: str
+    key: str = KUBELET_KEY
+
+
+KubeletAllocation = Allocated | AllocationPending | AllocationInvalid
 
 
 class ResourceStatus(Struct, frozen=True):

@@ -25,7 +25,10 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import (
     REPLICA,
     REQUIRED_DESTINATION,
+    Allocated,
     AllocatedDevice,
+    AllocationInvalid,
+    AllocationPending,
     KubeletAllocation,
     PodDevices,
     gpu_groups,
@@ -65,7 +68,7 @@ class KubeletAllocations:
         self.awaited = False
         self.unapplied = False
         self._required: set[AllocatedDevice] = set()
-        self._held: dict[ContainerId, KubeletAllocation] = {}
+        self._held: dict[ContainerId, Allocated] = {}
         self._unread: dict[ContainerId, Container] = {}
 
     def keyed(self, key: bytes, ledger: Ledger) -> None:
@@ -93,20 +96,21 @@ class KubeletAllocations:
     def required(self, container: Container) -> bool:
         """Whether the required CDI device keeps this container from starting until our reply undoes it."""
         mounted, allocation = REQUIRED_DESTINATION in container.mounts, container.kubelet
-        if mounted or (allocation is not None and allocation.devices and self._required.issuperset(allocation.devices)):
+        devices = allocation.devices if isinstance(allocation, Allocated) else ()
+        if mounted or (devices and self._required.issuperset(devices)):
             self.unapplied = not mounted
         return mounted
 
     def decided(self, container: Container, decision: Decision) -> None:
         """Remember that the kubelet allocated the GPUs of this container."""
-        if container.kubelet is not None and isinstance(decision, Inject) and decision.grant.uuids:
+        if isinstance(container.kubelet, Allocated) and isinstance(decision, Inject) and decision.grant.uuids:
             self._held[container.id] = container.kubelet
 
-    def adopt(self, container_id: ContainerId, allocation: KubeletAllocation) -> None:
+    def adopt(self, container_id: ContainerId, allocation: Allocated) -> None:
         """PodResources lists these devices for a container."""
-        known = self._held.get(container_id, KubeletAllocation(shared=allocation.shared))
+        known = self._held.get(container_id, Allocated(shared=allocation.shared))
         devices = dict.fromkeys((*known.devices, *allocation.devices))
-        self._held[container_id] = KubeletAllocation(tuple(devices), known.shared)
+        self._held[container_id] = Allocated(tuple(devices), known.shared)
 
     def started(self, ledger: Ledger, container_id: ContainerId, read: Callable[[], Container | None]) -> Ledger:
         """The ledger with that container running. read: decodes the container, which is done only if needed.
@@ -175,11 +179,9 @@ class KubeletAllocations:
     def _hold(self, container: Container) -> None:
         """Remember the container's allocation; without a key, the container itself until there is one."""
         allocation = self.read(container).kubelet
-        if allocation is None:
-            return
-        if not allocation.fault:
+        if isinstance(allocation, Allocated):
             self._held[container.id] = allocation
-        elif self.key is None:
+        elif allocation is not None and self.key is None:
             self._unread[container.id] = container
 
 
@@ -211,22 +213,23 @@ class ExternalAllocations:
             allocation: KubeletAllocation | None = verified(container.kubelet, container, listing, settings)
         else:
             allocation = external_allocation(container, listing, inventory, settings)
-            if allocation is not None and allocation.waits and self.pods is None:
-                allocation = KubeletAllocation(fault=NOT_ASKED, key=allocation.key, waits=True)
+            if isinstance(allocation, AllocationPending) and self.pods is None:
+                allocation = AllocationPending(NOT_ASKED, allocation.key)
             if allocation is None and container.pod.annotations and self.pods is not None and not self.pods.settled:
-                allocation = KubeletAllocation(fault=JUST_STARTED, key=BASE_KEY, waits=True)
+                allocation = AllocationPending(JUST_STARTED, BASE_KEY)
         return container if allocation is container.kubelet else replace(container, kubelet=allocation)
 
     def decided(self, container: Container, decision: Decision, settings: KubeletSettings) -> None:
         """Remember that another device plugin allocated the GPUs of this container."""
-        allocation = container.kubelet
-        if allocation is not None and isinstance(decision, Inject) and external_devices(allocation.devices, settings):
+        if not (isinstance(container.kubelet, Allocated) and isinstance(decision, Inject)):
+            return
+        if external_devices(container.kubelet.devices, settings):
             self._held.add(container.id)
 
     def complain(self, container: Container) -> None:
         """Log a fault of the container's allocation, once for each container of a pod."""
         allocation = container.kubelet
-        if allocation is None or not allocation.fault or allocation.waits:
+        if not isinstance(allocation, AllocationInvalid):
             return
         about = (container.pod.uid, container.name, allocation.fault)
         if about in self._complaints:
@@ -252,13 +255,13 @@ class ExternalAllocations:
         listed: tuple[PodDevices, ...],
         settings: KubeletSettings,
         now: float,
-        adopt: Callable[[ContainerId, KubeletAllocation], None],
+        adopt: Callable[[ContainerId, Allocated], None],
     ) -> Ledger:
         """The ledger with reservations as a List of PodResources has them. adopt: told the containers it names."""
         named = tuple(self._named(listed, settings))
         for each in named:
             for id_ in holders(ledger, each):
-                adopt(id_, KubeletAllocation((each.device,), each.shared))
+                adopt(id_, Allocated((each.device,), each.shared))
                 if external_devices((each.device,), settings):
                     self._held.add(id_)
         about = [device for device in ledger.reservations if is_gpu_resource(device, settings)]
@@ -269,14 +272,14 @@ class ExternalAllocations:
         self,
         containers: Iterable[Container],
         settings: KubeletSettings,
-        adopt: Callable[[ContainerId, KubeletAllocation], None],
+        adopt: Callable[[ContainerId, Allocated], None],
     ) -> None:
         """Take over the runtime's list: sandboxes to ask about, and pods that share GPUs which a scheduler reserved."""
         for container in containers:
             if self.pods is not None and container.pod.name != "?":  # the runtime did not list that pod
                 self.pods.add(container.pod)
             if settings.reservations.patterns and gpu_groups(container.pod.labels):
-                adopt(container.id, KubeletAllocation(shared=True))
+                adopt(container.id, Allocated(shared=True))
 
     def _named(self, listed: tuple[PodDevices, ...], settings: KubeletSettings) -> Iterator[ListedDevice]:
         for pod in listed:

@@ -20,7 +20,17 @@ from msgspec import Struct
 from nri_gpu.allocation.external import GPU_NODE, nvidia_names
 from nri_gpu.domain.container import Container, Pod
 from nri_gpu.domain.gpu import GpuUuid, MigPart
-from nri_gpu.domain.kubelet import GROUP, REPLICA, AllocatedDevice, KubeletAllocation, PodDevices, gpu_groups
+from nri_gpu.domain.kubelet import (
+    GROUP,
+    REPLICA,
+    Allocated,
+    AllocatedDevice,
+    AllocationInvalid,
+    AllocationPending,
+    KubeletAllocation,
+    PodDevices,
+    gpu_groups,
+)
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE, named_devices
@@ -68,15 +78,15 @@ def verified(
 ) -> KubeletAllocation:
     """An allocation read from our own tokens, with a fault where PodResources contradicts it."""
     listed = listing.pod.container(container.name) if listing.pod else None
-    if allocation.fault or listed is None:
+    if not isinstance(allocation, Allocated) or listed is None:
         return _shared_if_reserving(allocation, container.pod, settings)
     if external_devices(listed.devices, settings):
-        return KubeletAllocation(fault=TWO_PLUGINS)
+        return AllocationInvalid(TWO_PLUGINS)
     for resource in dict.fromkeys(each.resource for each in allocation.devices):
         signed = frozenset(each.id for each in allocation.devices if each.resource == resource)
         if signed != (told := listed.of(resource)):
-            return KubeletAllocation(
-                fault=f"the kubelet says that it allocated {_shown(told) or 'none'} of {resource} to this container, "
+            return AllocationInvalid(
+                f"the kubelet says that it allocated {_shown(told) or 'none'} of {resource} to this container, "
                 f"and not {_shown(signed)}, which its annotation carries: the annotation was copied from another "
                 "container; delete the pod to have the kubelet allocate anew"
             )
@@ -126,22 +136,22 @@ def _of_plugin(
     else:
         devices = external_devices(listed.devices, settings)
     if not devices:
-        return KubeletAllocation(key=VARIABLE) if names else None
+        return Allocated(key=VARIABLE) if names else None
     if VARIABLE in container.env and not names and "all" not in container.env[VARIABLE].split(","):
-        return KubeletAllocation(key=VARIABLE)  # void, none
+        return Allocated(key=VARIABLE)  # void, none
     if VARIABLE in container.env and (unknown or named != {each.uuid for each in devices}):
-        return KubeletAllocation(
-            fault=f"it says {_clipped(container.env[VARIABLE])}, and the kubelet allocated "
+        return AllocationInvalid(
+            f"it says {_clipped(container.env[VARIABLE])}, and the kubelet allocated "
             f"{_shown(each.id for each in devices)} to this container: take the variable out of the pod's own "
             "environment",
             key=VARIABLE,
         )
     replicas = {REPLICA in each.id for each in devices}
     if len(replicas) > 1:
-        return KubeletAllocation(
-            fault="the kubelet allocated shared and unshared GPUs to it at once: ask for one kind", key=VARIABLE
+        return AllocationInvalid(
+            "the kubelet allocated shared and unshared GPUs to it at once: ask for one kind", key=VARIABLE
         )
-    return _shared_if_reserving(KubeletAllocation(devices, replicas.pop(), key=VARIABLE), container.pod, settings)
+    return _shared_if_reserving(Allocated(devices, replicas.pop(), key=VARIABLE), container.pod, settings)
 
 
 def _is_fraction(pod: Pod, names: tuple[str, ...], settings: KubeletSettings) -> bool:
@@ -164,7 +174,7 @@ def _fraction(
     # A resource of its own for each pod: what the reservation pod holds stays that pod's.
     resource = f"fraction-{container.pod.uid}"
     devices = tuple(AllocatedDevice(resource, uuid) for uuid in sorted(named))
-    return KubeletAllocation(devices, shared=True, key=VARIABLE)
+    return Allocated(devices, shared=True, key=VARIABLE)
 
 
 def _units(
@@ -186,13 +196,13 @@ def _units(
 
 def _shared_if_reserving(allocation: KubeletAllocation, pod: Pod, settings: KubeletSettings) -> KubeletAllocation:
     """A pod that reserves a GPU holds it shared."""
-    if allocation.fault or allocation.shared or not is_reserving(pod.namespace, settings):
+    if not isinstance(allocation, Allocated) or allocation.shared or not is_reserving(pod.namespace, settings):
         return allocation
-    return KubeletAllocation(allocation.devices, shared=True, key=allocation.key)
+    return Allocated(allocation.devices, shared=True, key=allocation.key)
 
 
-def _not_yet(sentence: str) -> KubeletAllocation:
-    return KubeletAllocation(fault=sentence, key=VARIABLE, waits=True)
+def _not_yet(sentence: str) -> AllocationPending:
+    return AllocationPending(sentence, VARIABLE)
 
 
 def _shown(names: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.allocation.grant import KEY_BYTES, signed_fields
-from nri_gpu.domain.kubelet import AllocatedDevice, KubeletAllocation
+from nri_gpu.domain.kubelet import Allocated, AllocatedDevice, AllocationInvalid
 from nri_gpu.domain.names import KUBELET_KEY
 from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.storage import NotPrivateError, read_private, write_whole
@@ -45,24 +45,24 @@ def write_token(resource: str, ids: Sequence[str], key: bytes, *, shared: bool) 
     return f"{body};mac={_mac(body, key)}"
 
 
-def read_tokens(annotations: Mapping[str, str], key: bytes | None) -> KubeletAllocation:
+def read_tokens(annotations: Mapping[str, str], key: bytes | None) -> Allocated | AllocationInvalid:
     """The allocation that all tokens of one container add up to. key: None while there is none."""
     if key is None:
-        return KubeletAllocation(fault=NO_KEY)
+        return AllocationInvalid(NO_KEY)
     devices: list[AllocatedDevice] = []
     modes: set[bool] = set()
     for name, text in sorted(annotations.items()):
         body, _, mac = text.rpartition(";mac=")
         if not hmac.compare_digest(mac.encode(errors="surrogatepass"), _mac(body, key).encode()):
-            return KubeletAllocation(fault=NOT_OURS)
+            return AllocationInvalid(NOT_OURS)
         fields = signed_fields(text, _FIELDS)
         if not fields or fields["mode"] not in _MODES or name != token_key(fields["resource"]):
-            return KubeletAllocation(fault="it has another annotation's key, or another version: delete the pod")
+            return AllocationInvalid("it has another annotation's key, or another version: delete the pod")
         modes.add(_MODES[fields["mode"]])
         devices += [AllocatedDevice(fields["resource"], each) for each in fields["ids"].split(",") if each]
     if len(modes) != 1 or not devices:
-        return KubeletAllocation(fault="it names shared and unshared GPUs at once, or none: delete the pod")
-    return KubeletAllocation(tuple(devices), modes.pop())
+        return AllocationInvalid("it names shared and unshared GPUs at once, or none: delete the pod")
+    return Allocated(tuple(devices), modes.pop())
 
 
 def _mac(body: str, key: bytes) -> str:

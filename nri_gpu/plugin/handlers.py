@@ -24,7 +24,7 @@ from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocatedDevice, PodDevices
+from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocatedDevice, AllocationInvalid, PodDevices
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.kubelet.allocations import ExternalAllocations, KubeletAllocations
@@ -150,7 +150,7 @@ class Plugin:
     def _log_later(self, container: Container, decision: Decision, node: Node, elapsed_s: float) -> None:
         later = self._needs.later
         later(lambda: log_decision(container, decision, node, elapsed_s))
-        if container.kubelet is not None and container.kubelet.fault:
+        if isinstance(container.kubelet, AllocationInvalid):
             later(lambda: self.external.complain(container))
         if container.nvidia_hooks and not isinstance(decision, Pass):
             later(lambda: self._hooks.warn_of(container))

@@ -12,6 +12,7 @@ from nri_gpu.allocation.reservations import OPEN_S
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.domain.codec import canonical, decode, encode
 from nri_gpu.domain.container import Container
+from nri_gpu.domain.kubelet import Allocated, AllocationInvalid
 from nri_gpu.domain.names import KUBELET_KEY
 from nri_gpu.kubelet.token import KEY_FILE, read_tokens, token_key, tokens_key, write_token
 from nri_gpu.policy.kubelet import KubeletSettings
@@ -44,7 +45,7 @@ FORGED = {
 
 @pytest.mark.parametrize("annotations", FORGED.values(), ids=FORGED)
 def test_a_forged_one_is_worth_nothing(annotations: dict[str, str]) -> None:
-    assert read_tokens(annotations, TOKENS).fault
+    assert isinstance(read_tokens(annotations, TOKENS), AllocationInvalid)
     halves = Halves()
     if not all(value.isascii() for value in annotations.values()):
         return  # protobuf carries no such text
@@ -123,7 +124,7 @@ def test_the_annotation_only_shapes(claim: str, refused: str) -> None:
 def test_a_recorded_request_says_what_the_kubelet_gave() -> None:
     """So that `nri-gpu replay` decides it again; the signature is for nobody's log."""
     of = Halves().plugin.kubelet.read(from_kubelet(token(0, 3)))
-    assert of.kubelet is not None
+    assert isinstance(of.kubelet, Allocated)
     assert of.kubelet.uuids == (uuid(0), uuid(3))
     assert decode(Container, encode(of)) == of
     assert "mac=" not in canonical(of)
