@@ -13,19 +13,21 @@ from loguru import logger
 
 from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.kubelet import ResourceStatus
-from nri_gpu.kubelet.devices import AdvertisedDevices, DevicePluginDependencies, NriPlugin
+from nri_gpu.kubelet.devices import AdvertisedDevices, NriPlugin
 from nri_gpu.kubelet.pods import KubeletPods
 from nri_gpu.kubelet.required_device import RequiredDevice
 from nri_gpu.kubelet.token import TokenKey
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.succession import LOOK_S, Succession
 
 if TYPE_CHECKING:
-    from nri_gpu.kubelet.endpoint import DevicePlugins
+    from nri_gpu.kubelet.endpoint import Endpoint, EndpointTimes
 
 ABLE_WITHIN_S: Final = 2.0  # to wait for the first grant to be possible before registering, after a hand-over
+TICK_S: Final = 5.0
 UNAPPLIED: Final = (
     "the kubelet (before 1.29) or the runtime (enable_cdi off) left out the CDI device that Allocate answered"
 )
@@ -40,23 +42,39 @@ def set_up_grpc() -> None:
 
 
 class KubeletController:
-    """The device plugin and the questions to PodResources, each where policy wants it."""
+    """The device plugin and the questions to PodResources, each where policy wants it.
+
+    devices: what is advertised to the kubelet. times: of endpoints; None: the usual ones. tick_s: between two looks for
+    what changes with time alone: grants that lapse, an inventory that grows old.
+    """
 
     def __init__(
-        self, node_state: NodeState, plugin: NriPlugin, settings: KubeletSettings, succession: Succession | None = None
+        self,
+        node_state: NodeState,
+        plugin: NriPlugin,
+        settings: KubeletSettings,
+        succession: Succession | None = None,
+        *,
+        times: EndpointTimes | None = None,
+        tick_s: float = TICK_S,
     ) -> None:
+        self._node_state = node_state
         self._plugin = plugin
         self._settings = settings
         self._succession = succession
+        self._times = times
+        self._tick_s = tick_s
         self._required = RequiredDevice(settings)
         # The runtime may not let a successor in before the end of the CRI call that stops its predecessor's container
         # (containerd: BlockPluginSync), and that call waits for the kubelet to be served. So a successor counts as
         # connected from the beginning.
-        self.dependencies = DevicePluginDependencies(
-            node_state, plugin, self._required, connected=succession is not None and succession.succeeds
-        )
+        succeeds = succession is not None and succession.succeeds
+        self.devices = AdvertisedDevices(settings, node_state, plugin, self._required, connected=succeeds)
         self._key = TokenKey(Path(settings.dir))
-        self._device_plugins: DevicePlugins | None = None
+        self._endpoints: dict[str, Endpoint] = {}  # by resource
+        self._registers = True
+        self._woken = asyncio.Event()
+        self._log = LogOnce()
         self._fault = ""
         plugin.kubelet.awaited |= settings.enabled
         if settings.podresources and (settings.enabled or settings.injects_external):
@@ -74,18 +92,18 @@ class KubeletController:
 
     def connected(self, yes: bool) -> None:
         """Whether the container runtime asks us about its containers."""
-        self.dependencies.connected = yes
+        self.devices.connected = yes
         self.changed()
 
     def changed(self) -> None:
         """GPUs, grants or the policy changed."""
-        if self._device_plugins:
-            self._device_plugins.changed()
+        self._woken.set()
 
     def stop_registering(self) -> None:
         """The next daemon is about to register: answer what comes, and register nothing any more."""
-        if self._device_plugins:
-            self._device_plugins.stop_registering()
+        self._registers = False
+        for endpoint in self._endpoints.values():
+            endpoint.registers = False
 
     def report(self) -> tuple[ResourceStatus, ...] | None:
         """The status of each resource; None where no device plugin is wanted."""
@@ -93,7 +111,7 @@ class KubeletController:
             return None
         if self._fault:
             return (ResourceStatus(self._settings.resource, fault=self._fault),)
-        return self._device_plugins.statuses() if self._device_plugins else ()
+        return tuple(endpoint.status() for endpoint in self._endpoints.values())
 
     def fail_open(self) -> str:
         """Why a container that the kubelet gave GPUs may start although we never saw it, but for the guard."""
@@ -110,11 +128,11 @@ class KubeletController:
         try:
             async with asyncio.TaskGroup() as tasks:
                 if self._settings.enabled:
-                    tasks.create_task(self._serve())
+                    tasks.create_task(self._serve(tasks))
                 if pods is not None:
                     tasks.create_task(self._inquire(pods))
         except* RestartNeededError as group:
-            raise _first(group) from None
+            raise group.exceptions[0] from None
         await asyncio.Event().wait()
 
     async def _inquire(self, pods: KubeletPods) -> None:
@@ -128,57 +146,59 @@ class KubeletController:
         client = PodResources(Path(self._settings.podresources))
         await Inquiry(client, pods, self._plugin.kubelet_listed).run()
 
-    async def _serve(self) -> None:
-        """Be the kubelet's device plugin."""
+    async def _serve(self, tasks: asyncio.TaskGroup) -> None:
+        """Be the kubelet's device plugin: a task for each resource."""
         try:
-            from nri_gpu.kubelet.endpoint import DevicePlugins
-            from nri_gpu.kubelet.sockets import EndpointPaths
+            from nri_gpu.kubelet.endpoint import Endpoint
         except ImportError as error:
             self._fault = f"{error}: {INSTALL_EXTRA}"
             logger.bind(fault=self._fault).error("device plugin cannot be served")
             return
-        from nri_gpu.system.inotify import folder_changed
+        if self._succession and self._succession.succeeds:
+            with suppress(TimeoutError):  # the daemon before this one serves the kubelet meanwhile
+                await asyncio.wait_for(_until(lambda: not self.devices.hindrance()), ABLE_WITHIN_S)
+            tasks.create_task(self._settle(self._succession))
+        while True:
+            self._woken.clear()
+            try:
+                self._look(tasks, Endpoint)
+                self._log.clear()
+            except Exception as error:  # the NRI plugin goes on serving, whatever goes wrong here
+                if repr(error) != self._log.fault:
+                    logger.opt(exception=True).error("bug: device plugin not up to date")
+                self._log.fault = repr(error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._tick_s):
+                    await self._woken.wait()
 
-        self._device_plugins = DevicePlugins(
-            AdvertisedDevices(self._settings, self.dependencies),
-            EndpointPaths(self._settings, folder_changed),
-            self._tick,
-            self._session_began,
-        )
-        async with asyncio.TaskGroup() as tasks:
-            if self._succession and self._succession.succeeds:
-                with suppress(TimeoutError):  # the daemon before this one serves the kubelet meanwhile
-                    await asyncio.wait_for(_until(lambda: not self.dependencies.hindrance()), ABLE_WITHIN_S)
-                tasks.create_task(_settle(self._succession, self._device_plugins))
-            await self._device_plugins.run()
+    def _look(self, tasks: asyncio.TaskGroup, endpoint: type[Endpoint]) -> None:
+        """Serve resources that are new, and send lists that changed; neither once another daemon takes over."""
+        if self._plugin.kubelet.key is None:
+            self._look_for_key()
+        self._plugin.lapse()
+        for resource in self.devices.resources() if self._registers else ():
+            if resource not in self._endpoints:
+                self._endpoints[resource] = made = endpoint(resource, self.devices, self._session_began, self._times)
+                tasks.create_task(made.run())
+            self._endpoints[resource].plugin.changed()
+
+    async def _settle(self, succession: Succession) -> None:
+        """Tell the daemon before this one to end once the kubelet reads the list of every resource."""
+        endpoints = self._endpoints
+        await _until(lambda: bool(endpoints) and all(each.plugin.watched.is_set() for each in endpoints.values()))
+        succession.settled()
 
     def _session_began(self) -> None:
         """Before each registration."""
         self._required.write()
         self._look_for_key()
 
-    def _tick(self) -> None:
-        if self.dependencies.key is None:
-            self._look_for_key()
-        self._plugin.lapse()
-
     def _look_for_key(self) -> None:
         if key := self._key.look():
-            self._plugin.kubelet_keyed(key)
+            self._plugin.kubelet.keyed(key, self._node_state.ledger)
             self.changed()
-
-
-async def _settle(succession: Succession, device_plugins: DevicePlugins) -> None:
-    await _until(device_plugins.watched)
-    succession.settled()
 
 
 async def _until(holds: Callable[[], bool]) -> None:
     while not holds():  # noqa: ASYNC110 - it depends on several parts, and happens once in the life of a process
         await asyncio.sleep(LOOK_S)
-
-
-def _first(group: BaseExceptionGroup[RestartNeededError]) -> RestartNeededError:
-    """The first error of a group, however deep the task was that ended with it."""
-    found = group.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final, Protocol
 
 from msgspec import Struct
 
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.allocation.topology import Surroundings, choose, topology_of
 from nri_gpu.decision.eligibility import node_fault
@@ -21,7 +21,6 @@ from nri_gpu.kubelet.allocations import ExternalAllocations, KubeletAllocations
 from nri_gpu.kubelet.required_device import RequiredDevice
 from nri_gpu.kubelet.token import token_key, write_token
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
-from nri_gpu.policy.model import Policy
 from nri_gpu.policy.select import stale_fault
 from nri_gpu.system.state import NodeState
 
@@ -51,14 +50,6 @@ class NriPlugin(Protocol):
     kubelet: KubeletAllocations
     external: ExternalAllocations
 
-    @property
-    def policy(self) -> Policy:
-        """The policy in force."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """Who holds what now."""
-
     def aged(self, node: Node) -> Node:
         """The node with the age of its inventory, where policy asks for it."""
 
@@ -71,69 +62,53 @@ class NriPlugin(Protocol):
     def lapse(self) -> None:
         """Release grants and reservations whose time is over."""
 
-    def kubelet_keyed(self, key: bytes) -> None:
-        """Take the tokens' key."""
-
     def kubelet_listed(self, listed: tuple[PodDevices, ...]) -> None:
         """Take what PodResources lists."""
 
 
-class DevicePluginDependencies:
-    """Node, policy and ledger, as the device plugin asks for them. connected: to the container runtime."""
+class Answer(Struct, frozen=True):
+    """What Allocate answers for one container. cdi_device: the required one's name; empty for none."""
+
+    annotations: Mapping[str, str]
+    cdi_device: str = ""
+
+
+class AdvertisedDevices:
+    """The resources of this node. Remembers what it advertised: a GPU that is lost is not a GPU that was removed.
+
+    connected: to the container runtime.
+    """
 
     def __init__(
         self,
+        settings: KubeletSettings,
         node_state: NodeState,
         plugin: NriPlugin,
-        required: RequiredDevice | None = None,
+        required: RequiredDevice,
         *,
         connected: bool = False,
     ) -> None:
+        self.settings = settings
         self.connected = connected
-        self.plugin = plugin
         self._node_state = node_state
+        self._plugin = plugin
         self._required = required
-
-    @property
-    def inventory(self) -> Inventory:
-        """Of the newest snapshot."""
-        return self._node_state.node.inventory
-
-    @property
-    def key(self) -> bytes | None:
-        """The tokens' key; None while there is none."""
-        return self.plugin.kubelet.key
+        self._known: dict[str, tuple[Device, ...]] = {}
 
     def hindrance(self) -> str:
         """Why a container created now would not get its GPUs; empty when it would."""
-        policy = self.plugin.policy
+        policy = self._node_state.policy
         if not self.connected:
             return NOT_CONNECTED
-        if self.key is None:
+        if self._plugin.kubelet.key is None:
             return NO_KEY
         if policy.fault:
             return f"the policy is broken: {policy.fault}"
-        node = self.plugin.aged(self._node_state.node)
+        node = self._plugin.aged(self._node_state.node)
         if stale := stale_fault(policy, node.inventory_age_s):
             return stale
         reason = node_fault(closure(policy.defaults.capabilities), node)
         return reason.sentence if reason else ""
-
-    def required_device(self, devices: Iterable[AllocatedDevice]) -> str:
-        """The CDI device to answer with these; empty for none."""
-        name = self._required.name() if self._required else ""
-        if name:
-            self.plugin.kubelet.require(devices)
-        return name
-
-
-class AdvertisedDevices:
-    """The resources of this node. Remembers what it advertised: a GPU that is lost is not a GPU that was removed."""
-
-    def __init__(self, settings: KubeletSettings, dependencies: DevicePluginDependencies) -> None:
-        self.settings = settings
-        self.dependencies = dependencies
-        self._known: dict[str, tuple[Device, ...]] = {}
 
     @property
     def shared(self) -> bool:
@@ -142,51 +117,84 @@ class AdvertisedDevices:
 
     def resources(self) -> tuple[str, ...]:
         """Names of resources. One that was there once stays, without devices, so that the kubelet learns of it."""
-        for name in self._units(self.dependencies.inventory):
+        for name in self._units():
             self._known.setdefault(name, ())
         return tuple(self._known)
 
     def devices(self, resource: str) -> tuple[Device, ...]:
         """All devices of a resource, in NVML's order."""
-        inventory, hindrance = self.dependencies.inventory, self.dependencies.hindrance()
-        taken = self.dependencies.plugin.taken(shared=self.shared)
+        hindrance, taken = self.hindrance(), self._plugin.taken(shared=self.shared)
         found: list[Device] = []
-        for unit in self._units(inventory).get(resource, ()):
+        for unit in self._units().get(resource, ()):
             why = hindrance or why_not(unit) or (TAKEN if unit.uuid in taken else "")
             found += [Device(id_, why, whole(unit).numa_node) for id_ in self._ids(unit)]
-        self._known[resource] = (*found, *self._lost(resource, found, inventory))
+        self._known[resource] = (*found, *self._lost(resource, found))
         return self._known[resource]
 
     def preferred(self, resource: str, available: Sequence[str], must: Sequence[str], size: int) -> tuple[str, ...]:
         """Which of the available IDs to take, with those that must be taken. A hint, so unknown IDs are no error."""
-        units = {
-            id_: unit for unit in self._units(self.dependencies.inventory).get(resource, ()) for id_ in self._ids(unit)
-        }
-        return prefer(units, available, must, size, self.dependencies, replicas=self.shared)
+        units = {id_: unit for unit in self._units().get(resource, ()) for id_ in self._ids(unit)}
+        kept = tuple(dict.fromkeys(sorted(must)))
+        free = sorted(set(available) - set(kept))
+        number = min(size - len(kept), len(free))
+        if number <= 0:
+            return kept
+        known = [id_ for id_ in free if id_ in units]
+        if self.shared or any(isinstance(units[id_], MigPart) for id_ in known):
+            pack = self._node_state.policy.placement.strategy is Strategy.PACK
+            chosen = _one_by_one(units, known, number, fullest=pack and not self.shared)
+        else:
+            chosen = self._together(units, known, [units[id_] for id_ in kept if id_ in units], number)
+        rest = [id_ for id_ in free if id_ not in chosen]
+        return (*kept, *chosen, *rest[: number - len(chosen)])
 
-    def allocate(self, resource: str, requests: Sequence[Sequence[str]]) -> tuple[Mapping[str, str], ...]:
-        """The annotations for each container, whose devices are reserved from here on.
+    def allocate(self, resource: str, requests: Sequence[Sequence[str]]) -> tuple[Answer, ...]:
+        """The answer for each container, whose devices are reserved from here on.
 
         Raises: AllocationError: nothing was reserved.
         """
-        key = self.dependencies.key
-        advertised = {device.id: device for device in self.devices(resource)}
+        key, shared = self._plugin.kubelet.key, self.shared
         requested = [sorted(ids) for ids in requests]
-        _check(resource, [id_ for ids in requested for id_ in ids], advertised)
+        _check(resource, [id_ for ids in requested for id_ in ids], {each.id: each for each in self.devices(resource)})
         if key is None or not all(requested):
             why = "a container asks for none" if key else NO_KEY
             raise AllocationError(f"{resource} cannot be allocated: {why}")
-        for ids in requested:
-            self.dependencies.plugin.reserve([AllocatedDevice(resource, id_) for id_ in ids], shared=self.shared)
-        return tuple({token_key(resource): write_token(resource, ids, key, shared=self.shared)} for ids in requested)
+        devices = [[AllocatedDevice(resource, id_) for id_ in ids] for ids in requested]
+        for each in devices:
+            self._plugin.reserve(each, shared=shared)
+        required = self._required.name()
+        if required:
+            self._plugin.kubelet.require(chain.from_iterable(devices))
+        name = token_key(resource)
+        return tuple(Answer({name: write_token(resource, ids, key, shared=shared)}, required) for ids in requested)
+
+    def _together(
+        self, units: Mapping[str, Unit], ids: Sequence[str], taken: Sequence[Unit], number: int
+    ) -> tuple[str, ...]:
+        """Whole GPUs: the best linked set, as `allocation.place` chooses for annotations."""
+        topology, used = topology_of(self._node_state.node.inventory), self._node_state.ledger.usage()
+        places = topology.places
+        at = {places[units[id_].uuid]: id_ for id_ in ids}
+        chosen = choose(
+            topology,
+            min(number, len(at)),
+            tuple(sorted(at)),
+            taken=tuple(sorted(places[unit.uuid] for unit in taken)),
+            around=Surroundings(
+                free=tuple(place for uuid, place in places.items() if uuid not in used),
+                strategy=self._node_state.policy.placement.strategy,
+            ),
+        )
+        return tuple(at[place] for place in sorted(chosen))
 
     def _ids(self, unit: Unit) -> tuple[str, ...]:
         if not self.shared:
             return (unit.uuid,)
         return tuple(f"{unit.uuid}{REPLICA}{number}" for number in range(self.settings.replicas))
 
-    def _units(self, inventory: Inventory) -> Mapping[str, tuple[Unit, ...]]:
+    def _units(self) -> Mapping[str, tuple[Unit, ...]]:
         """Resource -> GPUs and MIG devices."""
+        inventory = self._node_state.node.inventory
         suffix = SHARED if self.shared and self.settings.rename else ""
         main = self.settings.resource + suffix
         gpus, strategy = inventory.gpus, self.settings.mig_strategy
@@ -206,11 +214,12 @@ class AdvertisedDevices:
     def _in_pool(self, inventory: Inventory) -> Callable[[Unit], bool]:
         if not self.settings.pool:
             return lambda unit: True
-        members = self.dependencies.plugin.policy.pool.members(inventory)
+        members = self._node_state.policy.pool.members(inventory)
         return lambda unit: unit.uuid in members and members[unit.uuid].name == self.settings.pool
 
-    def _lost(self, resource: str, found: Sequence[Device], inventory: Inventory) -> tuple[Device, ...]:
+    def _lost(self, resource: str, found: Sequence[Device]) -> tuple[Device, ...]:
         """Devices advertised before that are gone while the driver has a fault: they stay, unhealthy."""
+        inventory = self._node_state.node.inventory
         if not (inventory.fault or inventory.faults):
             return ()
         here = {device.id for device in found}
@@ -250,61 +259,6 @@ def _mig_resource(resource: str, profile: str) -> str:
 def _are_alike(gpus: Sequence[Gpu]) -> bool:
     """Whether the MIG strategy `single` fits: every GPU is in MIG mode, none is empty, and all have one profile."""
     return all(gpu.mig_enabled and gpu.mig for gpu in gpus) and len({d.profile for gpu in gpus for d in gpu.mig}) == 1
-
-
-def prefer(
-    units: Mapping[str, Unit],
-    available: Sequence[str],
-    must: Sequence[str],
-    size: int,
-    dependencies: DevicePluginDependencies,
-    *,
-    replicas: bool,
-) -> tuple[str, ...]:
-    """IDs to take, those that must be taken first. units: what the IDs are; an ID of no unit is taken last."""
-    kept = tuple(dict.fromkeys(sorted(must)))
-    free = sorted(set(available) - set(kept))
-    number = min(size - len(kept), len(free))
-    if number <= 0:
-        return kept
-    known = [id_ for id_ in free if id_ in units]
-    strategy = dependencies.plugin.policy.placement.strategy
-    if replicas or any(isinstance(units[id_], MigPart) for id_ in known):
-        chosen = _one_by_one(units, known, number, fullest=strategy is Strategy.PACK and not replicas)
-    else:
-        used = frozenset(dependencies.plugin.ledger.usage())
-        places = topology_of(dependencies.inventory).places
-        chosen = _together(
-            units,
-            known,
-            [units[id_] for id_ in kept if id_ in units],
-            number,
-            dependencies.inventory,
-            Surroundings(free=tuple(place for uuid, place in places.items() if uuid not in used), strategy=strategy),
-        )
-    rest = [id_ for id_ in free if id_ not in chosen]
-    return (*kept, *chosen, *rest[: number - len(chosen)])
-
-
-def _together(
-    units: Mapping[str, Unit],
-    ids: Sequence[str],
-    taken: Sequence[Unit],
-    number: int,
-    inventory: Inventory,
-    room: Surroundings,
-) -> tuple[str, ...]:
-    """Whole GPUs: the best linked set, as `allocation.place` chooses for annotations."""
-    places = topology_of(inventory).places
-    at = {places[units[id_].uuid]: id_ for id_ in ids}
-    chosen = choose(
-        topology_of(inventory),
-        min(number, len(at)),
-        tuple(sorted(at)),
-        taken=tuple(sorted(places[unit.uuid] for unit in taken)),
-        around=room,
-    )
-    return tuple(at[place] for place in sorted(chosen))
 
 
 def _one_by_one(units: Mapping[str, Unit], ids: Sequence[str], number: int, *, fullest: bool) -> tuple[str, ...]:

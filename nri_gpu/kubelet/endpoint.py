@@ -1,4 +1,4 @@
-"""The device plugin's sockets: one for each resource, served, registered and watched for as long as the daemon runs.
+"""The socket of one resource of our device plugin: served, registered and watched for as long as the daemon runs.
 
 The kubelet never dials twice. So whatever ends a session (its restart, a stream that ended, a folder that was removed)
 is answered by a new socket with a new name and a new registration, in this order: the old server stops and its stream
@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -18,6 +20,7 @@ from typing import Final
 import grpc
 import grpc.aio
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu._pb import deviceplugin_pb2_grpc as pb_grpc
@@ -26,21 +29,29 @@ from nri_gpu.domain.errors import NriGpuError, RestartNeededError
 from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.kubelet.devices import AdvertisedDevices
 from nri_gpu.kubelet.service import VERSION, DevicePluginService, PluginWatcherService
-from nri_gpu.kubelet.sockets import EndpointPaths, remove_stale, removed, rival_of
 from nri_gpu.policy.kinds import SOCKET_PATH_MAX
+from nri_gpu.policy.kubelet import Registration
 from nri_gpu.system.backoff import Backoff
+from nri_gpu.system.inotify import folder_changed
 from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.storage import Signature, signature
 from nri_gpu.system.tasks import first_done
 
 REGISTER_TIMEOUT_S: Final = 15.0  # within it the kubelet dials us, for up to 10 s
-WATCHED_WITHIN_S: Final = 15.0
-LOOK_EVERY_S: Final = 3.0  # inotify is faster, but misses what happens between two looks
-FIRST_WAIT_S: Final = 0.1
-WAIT_MAX_S: Final = 30.0
 LASTING_S: Final = 60.0  # a session that lasted so long was a good one
 RIVALS_AFTER: Final = 3  # short sessions in a row
-TICK_S: Final = 5.0  # for what changes with time alone: grants that lapse, an inventory that grows old
+
+
+class EndpointTimes(Struct, frozen=True):
+    """Seconds. watched_within: after a registration. first_wait, longest_wait: after a failure.
+
+    look_every: inotify is faster, but misses what happens between two looks.
+    """
+
+    watched_within: float = 15.0
+    look_every: float = 3.0
+    first_wait: float = 0.1
+    longest_wait: float = 30.0
 
 
 class RegistrationError(NriGpuError):
@@ -54,18 +65,23 @@ class Endpoint:
     """
 
     def __init__(
-        self, resource: str, devices: AdvertisedDevices, paths: EndpointPaths, began: Callable[[], None]
+        self, resource: str, devices: AdvertisedDevices, began: Callable[[], None], times: EndpointTimes | None = None
     ) -> None:
+        settings = devices.settings
         self.resource = resource
         self.plugin = DevicePluginService(resource, devices)
         self.registers = True
-        self._paths = paths
+        # Otherwise the kubelet's plugin watcher finds our socket.
+        self._by_register = settings.registration is Registration.REGISTER
+        self._folder = Path(settings.dir if self._by_register else settings.registry_dir)
+        self._kubelet = Path(settings.dir, "kubelet.sock")
         self._began = began
+        self._times = times = times or EndpointTimes()
         self._log = LogOnce()
         self._fault = ""
         self._since: float | None = None  # registered, seconds since the epoch
         self._short = 0  # sessions in a row that did not last
-        self._waits = Backoff(FIRST_WAIT_S, WAIT_MAX_S, jitter=0.5)
+        self._waits = Backoff(times.first_wait, times.longest_wait, jitter=0.5)
 
     async def run(self) -> None:
         """Serve until cancelled, whatever happens to the kubelet.
@@ -74,7 +90,7 @@ class Endpoint:
         """
         loop = asyncio.get_running_loop()
         while self.registers:
-            began, kubelet = loop.time(), self._kubelet()
+            began, kubelet = loop.time(), self._kubelet_signature()
             at_once = False
             try:
                 self._ended(await self._session())
@@ -87,7 +103,7 @@ class Endpoint:
                 logger.opt(exception=True).bind(resource=self.resource).error("bug: kubelet session ended")
                 self._fault = f"a bug in nri-gpu ended it: {type(error).__name__}"
             self._since = None
-            if loop.time() - began > LASTING_S or self._kubelet() != kubelet:
+            if loop.time() - began > LASTING_S or self._kubelet_signature() != kubelet:
                 self._start_over()
             if not at_once:
                 await self._pause()
@@ -104,7 +120,7 @@ class Endpoint:
             raise RegistrationError(rival)
         self.plugin.lost.clear()
         self.plugin.paused = False
-        watcher = None if self._paths.by_register else PluginWatcherService(self.resource)
+        watcher = None if self._by_register else PluginWatcherService(self.resource)
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         pb_grpc.add_DevicePluginServicer_to_server(self.plugin, server)
         if watcher:
@@ -115,8 +131,8 @@ class Endpoint:
             raise RegistrationError(f"socket {path} cannot be made: {error}") from error
         await server.start()
         try:
-            kubelet = self._kubelet()
-            if self._paths.by_register:
+            kubelet = self._kubelet_signature()
+            if self._by_register:
                 await self._register(path)
             return await self._watch(path, kubelet, watcher)
         finally:
@@ -124,12 +140,13 @@ class Endpoint:
             path.unlink(missing_ok=True)
 
     def _fresh_path(self) -> Path:
-        folder = self._paths.folder
         self._check_reached()
-        if not folder.is_dir():
-            raise RegistrationError(f"there is no folder {folder}: the kubelet makes it at its start")
-        remove_stale(folder)
-        path = folder / f"nri-gpu-{self.resource.partition('/')[2]}-{secrets.token_hex(4)}.sock"
+        if not self._folder.is_dir():
+            raise RegistrationError(f"there is no folder {self._folder}: the kubelet makes it at its start")
+        for left in self._folder.glob("nri-gpu-*.sock"):  # by a process of ours that was killed
+            if left.is_socket() and not _listens(left):
+                left.unlink(missing_ok=True)
+        path = self._folder / f"nri-gpu-{self.resource.partition('/')[2]}-{secrets.token_hex(4)}.sock"
         if len(str(path).encode()) > SOCKET_PATH_MAX:
             raise RegistrationError(
                 f"the socket's path {path} is longer than the {SOCKET_PATH_MAX} bytes that a socket can have: shorten "
@@ -138,8 +155,8 @@ class Endpoint:
         return path
 
     async def _register(self, path: Path) -> None:
-        if not self._paths.kubelet.exists():
-            raise RegistrationError(f"no kubelet listens on {self._paths.kubelet} yet")
+        if not self._kubelet.exists():
+            raise RegistrationError(f"no kubelet listens on {self._kubelet} yet")
         request = pb.RegisterRequest(
             version=VERSION,
             endpoint=path.name,
@@ -148,7 +165,7 @@ class Endpoint:
         )
         # A pool of its own: otherwise it inherits the back-off of a channel to a socket that is gone.
         options = (("grpc.use_local_subchannel_pool", 1),)
-        async with grpc.aio.insecure_channel(f"unix:{self._paths.kubelet}", options=options) as channel:
+        async with grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=options) as channel:
             try:
                 await pb_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
@@ -160,17 +177,21 @@ class Endpoint:
         logger.bind(resource=self.resource, socket=str(path)).info("registered with the kubelet")
         self._log.clear()
         self._fault = ""
-        self._since = self._paths.wall()
+        self._since = time.time()
 
     async def _watch(self, path: Path, kubelet: Signature | None, watcher: PluginWatcherService | None) -> str:
         """Until the session is over. Returns why. watcher: where the kubelet finds us by itself."""
-        until = asyncio.get_running_loop().time() + WATCHED_WITHIN_S
+        until = asyncio.get_running_loop().time() + self._times.watched_within
         while True:
             self._check_reached()
-            if over := self._over(path, kubelet, by_register=watcher is None):
-                return over
+            if self.plugin.lost.is_set():
+                return "the kubelet ended its stream"
+            if signature(path, follow=False) is None:
+                return "our socket was removed, as the kubelet does at its start"
             if watcher:
                 self._take_verdict(path, watcher)
+            elif self._kubelet_signature() != kubelet:
+                return "the kubelet was restarted"
             rival = self._rival()
             if self.plugin.paused and not rival:
                 return "the other device plugin is gone"
@@ -183,17 +204,9 @@ class Endpoint:
                 if watcher is None:
                     raise RegistrationError("the kubelet registered it and never asked for its devices")
                 self._complain(f"no kubelet has come to {path} yet: is kubelet.registry_dir the folder it looks in?")
-            await self._something(path.parent, watcher)
-
-    def _over(self, path: Path, kubelet: Signature | None, *, by_register: bool) -> str:
-        """What ended the session; empty while it lasts."""
-        if self.plugin.lost.is_set():
-            return "the kubelet ended its stream"
-        if signature(path, follow=False) is None:
-            return "our socket was removed, as the kubelet does at its start"
-        if by_register and self._kubelet() != kubelet:
-            return "the kubelet was restarted"
-        return ""
+            answered = [watcher.answered.wait()] if watcher else []
+            changed = folder_changed(path.parent, self._times.look_every)
+            await first_done(changed, self.plugin.lost.wait(), *answered)
 
     def _take_verdict(self, path: Path, watcher: PluginWatcherService) -> None:
         """Raises: RegistrationError: the plugin watcher refused us, and will not ask again by itself."""
@@ -205,43 +218,41 @@ class Endpoint:
             self._registered(path)
 
     def _rival(self) -> str:
-        """Which other device plugin serves the resource, and what to do; empty if none is known."""
-        rival = rival_of(self.resource, self._paths.kubelet.parent)
-        return rival and (
-            f"{rival} is NVIDIA's device plugin and serves {self.resource} already, and two of one name take it from "
+        """Whether NVIDIA's device plugin serves the resource, and what to do; empty if it does not."""
+        prefix, _, name = self.resource.partition("/")
+        path = self._kubelet.with_name(f"nvidia-{name}.sock")
+        if prefix != "nvidia.com" or not _listens(path):
+            return ""
+        return (
+            f"{path} is NVIDIA's device plugin and serves {self.resource} already, and two of one name take it from "
             "each other: remove that one from the node, or set kubelet.resource"
         )
 
     def _check_reached(self) -> None:
         """Raises: RestartNeededError: a folder was removed and made anew, and our mount still shows the old one."""
-        for folder in {self._paths.folder, self._paths.kubelet.parent}:
-            if removed(folder):
+        for folder in {self._folder, self._kubelet.parent}:
+            if _removed(folder):
                 raise RestartNeededError(
                     f"{folder} was removed, and this process has a mount of it that shows no other one made in its "
                     "place: it ends, so that it is started with a new mount"
                 )
 
-    async def _something(self, folder: Path, watcher: PluginWatcherService | None) -> None:
-        """Until something may be different."""
-        answered = [watcher.answered.wait()] if watcher else []
-        await first_done(self._paths.changed(folder, LOOK_EVERY_S), self.plugin.lost.wait(), *answered)
-
     async def _pause(self) -> None:
         """The back-off, which ends early if a kubelet starts."""
-        loop, kubelet = asyncio.get_running_loop(), self._kubelet()
+        loop, kubelet = asyncio.get_running_loop(), self._kubelet_signature()
         until = loop.time() + self._waits.next_s()
-        while (left := until - loop.time()) > 0 and self._kubelet() == kubelet:
-            await self._paths.changed(self._paths.kubelet.parent, min(left, LOOK_EVERY_S))
-        if self._kubelet() != kubelet:
+        while (left := until - loop.time()) > 0 and self._kubelet_signature() == kubelet:
+            await folder_changed(self._kubelet.parent, min(left, self._times.look_every))
+        if self._kubelet_signature() != kubelet:
             self._start_over()
 
     def _start_over(self) -> None:
         self._short = 0
         self._waits.reset()
 
-    def _kubelet(self) -> Signature | None:
+    def _kubelet_signature(self) -> Signature | None:
         """What tells one socket of the kubelet's from its next; None where there is none."""
-        return signature(self._paths.kubelet, follow=False)
+        return signature(self._kubelet, follow=False)
 
     def _ended(self, why: str) -> None:
         logger.bind(resource=self.resource, fault=why).info("registering with the kubelet again")
@@ -258,67 +269,22 @@ class Endpoint:
         self._fault = fault
 
 
-class DevicePlugins:
-    """The device plugins of all resources. tick: called before each look. began: see `Endpoint`."""
+def _removed(folder: Path) -> bool:
+    """Whether the folder, or the closest existing one above it, was removed, so that only a mount still shows it."""
+    there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    try:
+        return there.stat().st_nlink == 0 and not any(there.iterdir())
+    except OSError:
+        return False
 
-    def __init__(
-        self,
-        devices: AdvertisedDevices,
-        paths: EndpointPaths,
-        tick: Callable[[], None],
-        began: Callable[[], None],
-    ) -> None:
-        self._devices = devices
-        self._paths = paths
-        self._tick = tick
-        self._began = began
-        self._registers = True
-        self._woken = asyncio.Event()
-        self._log = LogOnce()
-        self._endpoints: dict[str, Endpoint] = {}
 
-    def changed(self) -> None:
-        """GPUs, grants, the policy or the connection to the runtime changed."""
-        self._woken.set()
-
-    def statuses(self) -> tuple[ResourceStatus, ...]:
-        """The status of each resource."""
-        return tuple(endpoint.status() for endpoint in self._endpoints.values())
-
-    def watched(self) -> bool:
-        """Whether the kubelet reads the list of every resource."""
-        endpoints = self._endpoints.values()
-        return bool(endpoints) and all(each.plugin.watched.is_set() for each in endpoints)
-
-    def stop_registering(self) -> None:
-        """Another daemon takes over: serve on, and register nothing any more."""
-        self._registers = False
-        for endpoint in self._endpoints.values():
-            endpoint.registers = False
-
-    async def run(self) -> None:
-        """Serve until cancelled.
-
-        Raises: ExceptionGroup: of RestartNeededError alone.
-        """
-        async with asyncio.TaskGroup() as group:
-            while True:
-                self._woken.clear()
-                try:
-                    self._look(group)
-                    self._log.clear()
-                except Exception as error:  # the NRI plugin goes on serving, whatever goes wrong here
-                    if repr(error) != self._log.fault:
-                        logger.opt(exception=True).error("bug: device plugin not up to date")
-                    self._log.fault = repr(error)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(TICK_S):
-                        await self._woken.wait()
-
-    def _look(self, group: asyncio.TaskGroup) -> None:
-        self._tick()
-        for resource in self._devices.resources() if self._registers else ():
-            if resource not in self._endpoints:
-                self._endpoints[resource] = Endpoint(resource, self._devices, self._paths, self._began)
-                group.create_task(self._endpoints[resource].run())
-            self._endpoints[resource].plugin.changed()
+def _listens(path: Path) -> bool:
+    """Whether somebody listens on a socket. Connecting to a local socket does not wait."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as probe:
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # the queue is full, so there is a listener
+            return True
+        except OSError:
+            return False
+        return True

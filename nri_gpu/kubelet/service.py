@@ -17,7 +17,6 @@ from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu._pb import deviceplugin_pb2_grpc as pb_grpc
 from nri_gpu._pb import pluginregistration_pb2 as watcher_pb
 from nri_gpu._pb import pluginregistration_pb2_grpc as watcher_grpc
-from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.kubelet.devices import AdvertisedDevices, AllocationError, Device
 
 VERSION: Final = "v1beta1"
@@ -93,25 +92,17 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
     ) -> pb.AllocateResponse:
         requested = [list(each.devices_ids) for each in request.container_requests]
         try:
-            annotations = self._devices.allocate(self.resource, requested)
+            answers = self._devices.allocate(self.resource, requested)
         except AllocationError as error:
             logger.bind(resource=self.resource, reason=str(error)).info("Allocate refused")
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"nri-gpu: {error}")
         ids = ",".join(sorted(id_ for ids in requested for id_ in ids))
         logger.bind(resource=self.resource, gpu_uuid=ids).info("GPUs allocated by the kubelet")
-        answer = pb.AllocateResponse()
-        for ids_, each in zip(requested, annotations, strict=True):
-            response = answer.container_responses.add(annotations=each)
-            devices = [AllocatedDevice(self.resource, id_) for id_ in ids_]
-            if name := self._devices.dependencies.required_device(devices):
-                response.cdi_devices.add(name=name)
-        return answer
-
-    async def PreStartContainer(  # noqa: D102
-        self, request: pb.PreStartContainerRequest, context: grpc.aio.ServicerContext
-    ) -> pb.PreStartContainerResponse:
-        del request, context
-        return pb.PreStartContainerResponse()
+        response = pb.AllocateResponse()
+        for answer in answers:
+            cdi = [pb.CDIDevice(name=answer.cdi_device)] if answer.cdi_device else []
+            response.container_responses.add(annotations=answer.annotations, cdi_devices=cdi)
+        return response
 
 
 class PluginWatcherService(watcher_grpc.RegistrationServicer):

@@ -260,10 +260,6 @@ class Plugin:
         """The kubelet allocated these to a pod; which one is known when its container is created."""
         self.state.commit(reserve(self.ledger, devices, self._needs.clock(), shared=shared))
 
-    def kubelet_keyed(self, key: bytes) -> None:
-        """The key that the kubelet's grants are signed with can be read."""
-        self.kubelet.keyed(key, self.ledger)
-
     def kubelet_listed(self, given: tuple[PodDevices, ...]) -> None:
         """All that the kubelet has given to whom: reservations that were forgotten, and others that are over."""
         now = self._needs.clock()

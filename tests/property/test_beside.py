@@ -111,7 +111,7 @@ class BothKinds(RuleBasedStateMachine):
         of = replace(of_plugin(pod=name), env={VARIABLE: ",".join(ids)})
         if resource == OURS:
             try:
-                (annotations,) = self.node.offers.allocate(OURS, [ids])
+                annotations = self.node.allocate(*ids, resource=OURS)
             except AllocationError:
                 return name
             of = from_kubelet(annotations, pod=name)

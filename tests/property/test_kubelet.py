@@ -22,7 +22,7 @@ from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
 from tests.support.builders import container, gpu, mig_gpu, uuid
-from tests.unit.kubelet.station import TOKENS, Halves, again, from_kubelet
+from tests.unit.kubelet.station import Halves, again, from_kubelet
 
 GPUS: Final = 3
 INDEX: Final = st.integers(0, GPUS - 1)
@@ -141,7 +141,7 @@ class OneLedger(RuleBasedStateMachine):
         healthy = self.healthy()
         devices = {AllocatedDevice(resource, id_) for id_ in ids}
         try:
-            (annotations,) = self.halves.offers.allocate(resource, [ids])
+            annotations = self.halves.allocate(*ids, resource=resource)
         except AllocationError:
             assert not devices <= healthy
             return False
@@ -202,7 +202,7 @@ class OneLedger(RuleBasedStateMachine):
         self.number += 1
         sandbox = PodId(f"sandbox-{of.pod.name}-{self.sandboxes.get(of.pod.name, 0)}")
         of = again(replace(of, pod=replace(of.pod, id=sandbox)), self.number)
-        if not self.halves.dependencies.connected:  # a runtime that asks nobody
+        if not self.halves.offers.connected:  # a runtime that asks nobody
             self.halves.marks[of.id] = {}
             self.alive[of.id], self.held[of.id] = (of, False), Held(frozenset(), False)
             return of
@@ -240,7 +240,7 @@ class OneLedger(RuleBasedStateMachine):
 
     def started(self, of: Container) -> None:
         """Not while we are away: of one that lapsed nobody can say then whose its GPUs are."""
-        if of.id in self.alive and self.halves.dependencies.connected and self.halves.start(of):
+        if of.id in self.alive and self.halves.offers.connected and self.halves.start(of):
             self.alive[of.id] = (of, True)
 
     @rule(data=st.data())
@@ -249,7 +249,7 @@ class OneLedger(RuleBasedStateMachine):
             self.stopped(of)
 
     def stopped(self, of: Container) -> None:
-        if self.halves.dependencies.connected:
+        if self.halves.offers.connected:
             self.halves.stop(of)
         del self.alive[of.id]
 
@@ -257,7 +257,7 @@ class OneLedger(RuleBasedStateMachine):
     def remove(self, data: Any) -> None:  # noqa: ANN401 - hypothesis'
         """Without a stop before: one whose start failed, or that ended while nobody told."""
         if of := self.one(data):
-            if self.halves.dependencies.connected:
+            if self.halves.offers.connected:
                 self.halves.event(pb.REMOVE_CONTAINER, of)
             del self.alive[of.id]
 
@@ -266,7 +266,7 @@ class OneLedger(RuleBasedStateMachine):
         """One that runs by annotation finds its GPUs again: nobody has been promised them."""
         of = self.one(data, runs=True, local=True)
         claim = of.pod.annotations["gpu.nri.io"] if of else "all"
-        if of and claim != "all" and self.ill is None and self.halves.dependencies.connected:
+        if of and claim != "all" and self.ill is None and self.halves.offers.connected:
             self.stopped(of)
             anew = self.create(container(claim, of=of.pod.name), None)
             assert not self.held[of.id].uuids or anew.id in self.alive, claim
@@ -291,7 +291,7 @@ class OneLedger(RuleBasedStateMachine):
         self.end_sandbox(pod, told=told)
         for of in {of.name: of for of in had if of.name in running}.values():
             given = self.handed.get((pod, of.name))
-            if given and self.halves.dependencies.connected and self.ill is None:
+            if given and self.halves.offers.connected and self.ill is None:
                 anew = self.create(from_kubelet(given.annotations, pod=pod, name=of.name), given)
                 assert anew.id in self.alive
                 self.started(anew)
@@ -302,7 +302,7 @@ class OneLedger(RuleBasedStateMachine):
                 self.stopped(of)
             else:
                 del self.alive[of.id]
-        if self.halves.dependencies.connected:
+        if self.halves.offers.connected:
             ended = container(of=pod)
             sandbox = PodId(f"sandbox-{pod}-{self.sandboxes.get(pod, 0)}")
             self.halves.end_pod(replace(ended, pod=replace(ended.pod, id=sandbox)))
@@ -327,20 +327,20 @@ class OneLedger(RuleBasedStateMachine):
         self.allocated.clear()
         self.back()
         if late:
-            self.halves.plugin.kubelet_keyed(TOKENS)
+            self.halves.keyed()
 
-    @precondition(lambda self: self.halves.dependencies.connected)
+    @precondition(lambda self: self.halves.offers.connected)
     @rule(long=st.sampled_from([False, False, True]))
     def away(self, long: bool) -> None:
-        self.halves.dependencies.connected = False
+        self.halves.offers.connected = False
         if not long:
             self.back()
 
-    @precondition(lambda self: not self.halves.dependencies.connected)
+    @precondition(lambda self: not self.halves.offers.connected)
     @rule()
     def back(self) -> None:
         """The connection is made anew: the runtime lists what there is."""
-        self.halves.dependencies.connected = True
+        self.halves.offers.connected = True
         self.halves.relist(self.alive.values())
 
     @rule(seconds=st.sampled_from([1, 61, 2000]))
@@ -372,13 +372,13 @@ class OneLedger(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_offered_that_nobody_would_inject(self) -> None:
-        if self.alive and not self.halves.dependencies.connected:
+        if self.alive and not self.halves.offers.connected:
             assert not self.healthy()
 
     @invariant()
     def what_only_the_kubelets_pods_hold_is_offered(self) -> None:
         """They are its own to count: a pod whose GPU it cannot see any more would fail at its next admission."""
-        if not self.halves.dependencies.connected or not self.handed:
+        if not self.halves.offers.connected or not self.handed:
             return
         offered = {device.uuid for device in self.healthy()}
         others = {

@@ -59,6 +59,7 @@ class Kubelet:
     """On a folder that stands for /var/lib/kubelet.
 
     refuse: what Register is answered instead; empty: accept. deaf: registers a plugin and never asks for its devices.
+    version: of the device plugins that it accepts.
     """
 
     def __init__(self, folder: Path, *, keyed_by_resource: bool = True) -> None:
@@ -66,6 +67,7 @@ class Kubelet:
         self.registry = folder / "plugins_registry"
         self.refuse = ""
         self.deaf = False
+        self.version = "v1beta1"
         self.registered = self.refused = self.allocations = 0
         self.cdi_devices: tuple[str, ...] = ()  # of the last Allocate
         self.clients: dict[str, Client] = {}
@@ -243,12 +245,19 @@ class Kubelet:
         return answer
 
     async def _register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:  # noqa: ANN401
-        if why := self.refuse or invalid(request.resource_name, request.version):
+        if why := self.refuse or self._invalid(request.resource_name, request.version):
             await self._refused()
             await context.abort(grpc.StatusCode.UNKNOWN, why)
         await self._connect(request.resource_name, self.dir / request.endpoint)
         self.registered += 1
         return pb.Empty()
+
+    def _invalid(self, resource: str, *versions: str) -> str:
+        """Why it refuses to register that; empty when it does not."""
+        if versions != (self.version,):
+            asked = ",".join(versions)
+            return f"requested API version {asked!r} is not supported by kubelet. Supported version is {self.version}"
+        return invalid(resource)
 
     async def _connect(self, resource: str, path: Path) -> None:
         """Dial back and ask, before Register is answered."""
@@ -322,7 +331,7 @@ class Kubelet:
                 return await unary(request, timeout=WAIT_S)
 
             info = await ask("GetInfo", watcher.InfoRequest(), watcher.PluginInfo)
-            why = self.refuse or invalid(info.name, *info.supported_versions)
+            why = self.refuse or self._invalid(info.name, *info.supported_versions)
             status = watcher.RegistrationStatus(plugin_registered=not why, error=why)
             if why:
                 await self._refused()
@@ -381,10 +390,8 @@ def _bytes(message: Any) -> bytes:  # noqa: ANN401 - a generated class
     return encoded
 
 
-def invalid(resource: str, *versions: str) -> str:
-    """Why a kubelet refuses to register that; empty when it does not."""
-    if versions != ("v1beta1",):
-        return f"requested API version {','.join(versions)!r} is not supported by kubelet. Supported version is v1beta1"
+def invalid(resource: str) -> str:
+    """Why a kubelet refuses a resource of that name; empty when it does not."""
     domain, slash, name = resource.partition("/")
     native = not slash or domain == "kubernetes.io" or domain.endswith(".kubernetes.io")
     if native or resource.startswith("requests.") or not QUALIFIED.fullmatch(domain) or not NAME.fullmatch(name):

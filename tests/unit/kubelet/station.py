@@ -13,17 +13,17 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.gpu import Gpu, GpuUuid
+from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.node import Node
-from nri_gpu.kubelet.devices import AdvertisedDevices, DevicePluginDependencies
-from nri_gpu.kubelet.endpoint import DevicePlugins
-from nri_gpu.kubelet.sockets import EndpointPaths
-from nri_gpu.kubelet.token import TokenKey
+from nri_gpu.kubelet.controller import KubeletController
+from nri_gpu.kubelet.devices import AdvertisedDevices
+from nri_gpu.kubelet.endpoint import EndpointTimes
+from nri_gpu.kubelet.required_device import RequiredDevice
 from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
-from nri_gpu.system.inotify import folder_changed
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc.status import Status
 from tests.support import builders
@@ -51,7 +51,7 @@ class Halves:
 
     def restart_daemon(self) -> None:
         """A new process: whatever was in memory is gone."""
-        self.start_daemon(connected=self.dependencies.connected)
+        self.start_daemon(connected=self.offers.connected)
 
     def start_daemon(self, *, connected: bool) -> None:
         self.node_state.policy, self.node_state.ledger = self.policy, Ledger()
@@ -60,8 +60,17 @@ class Halves:
         )
         self.plugin = Plugin(self.node_state, needs, KEY)
         self.plugin.kubelet.key = TOKENS
-        self.dependencies = DevicePluginDependencies(self.node_state, self.plugin, connected=connected)
-        self.offers = AdvertisedDevices(self.settings, self.dependencies)
+        self.required = RequiredDevice(self.settings)
+        self.offers = AdvertisedDevices(self.settings, self.node_state, self.plugin, self.required, connected=connected)
+
+    def allocate(self, *ids: str, resource: str = GPU) -> Mapping[str, str]:
+        """Allocate for one container: its annotations."""
+        (answer,) = self.offers.allocate(resource, [ids])
+        return answer.annotations
+
+    def keyed(self) -> None:
+        """The tokens' key can be read."""
+        self.plugin.kubelet.keyed(TOKENS, self.plugin.ledger)
 
     @property
     def node(self) -> Node:
@@ -112,25 +121,42 @@ class Halves:
         self.plugin.state_change(message.SerializeToString())
 
 
-class Station(Halves):
-    """With the room serving, for a kubelet on `folder`."""
+# Facts are waited for; how long nothing is done about them only makes tests long.
+QUICK = EndpointTimes(look_every=0.05, first_wait=0.02, longest_wait=0.1)
 
-    def __init__(self, folder: Path, policy: Policy | None = None, settings: KubeletSettings | None = None) -> None:
+
+class Station(Halves):
+    """With the device plugin served, for a kubelet on `folder`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        policy: Policy | None = None,
+        settings: KubeletSettings | None = None,
+        times: EndpointTimes = QUICK,
+        tick_s: float = 5.0,
+    ) -> None:
         placed = replace(
             settings or (policy or Policy.default()).kubelet,
+            enabled=True,
+            podresources="",
             dir=str(folder / "device-plugins"),
             registry_dir=str(folder / "plugins_registry"),
+            cdi_dir=str(folder / "cdi"),
         )
+        self._times = times
+        self._tick_s = tick_s
         super().__init__(policy, placed)
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._key = TokenKey(Path(self.settings.dir))
-        self.room = DevicePlugins(
-            self.offers, EndpointPaths(self.settings, folder_changed), self.plugin.lapse, self._look_for_key
+        self.controller = KubeletController(
+            self.node_state, self.plugin, self.settings, times=self._times, tick_s=self._tick_s
         )
-        self.changed = self.room.changed
-        self._running = asyncio.create_task(self.room.run())
+        self.offers = self.controller.devices
+        self.connected(True)
+        self.changed = self.controller.changed
+        self._running = asyncio.create_task(self.controller.run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -139,12 +165,10 @@ class Station(Halves):
         await asyncio.gather(self._running, return_exceptions=True)
 
     def connected(self, yes: bool) -> None:
-        self.dependencies.connected = yes
-        self.changed()
+        self.controller.connected(yes)
 
-    def _look_for_key(self) -> None:
-        if key := self._key.look():
-            self.plugin.kubelet_keyed(key)
+    def statuses(self) -> tuple[ResourceStatus, ...]:
+        return self.controller.report() or ()
 
 
 def from_kubelet(

@@ -319,7 +319,7 @@ def test_both_kinds_side_by_side() -> None:
     theirs = of_plugin(1, pod="theirs")
     node_.admitted(theirs, [uuid(1)])
     assert node_.create(theirs) == (uuid(1),)
-    (annotations,) = node_.offers.allocate(OURS, [[uuid(2)]])
+    annotations = node_.allocate(uuid(2), resource=OURS)
     ours = from_kubelet(annotations, pod="ours")
     node_.admitted(ours, [uuid(2)], OURS)
     assert node_.create(ours) == (uuid(2),)
@@ -375,8 +375,8 @@ def test_a_pod_that_is_over_leaves_its_gpu_to_be_looked_at() -> None:
 
 def test_an_allocation_that_nobody_lists_ends_early_and_one_that_is_listed_does_not_lapse() -> None:
     node_ = Beside()
-    node_.offers.allocate(OURS, [[uuid(0)]])
-    (annotations,) = node_.offers.allocate(OURS, [[uuid(1)]])
+    node_.allocate(uuid(0), resource=OURS)
+    annotations = node_.allocate(uuid(1), resource=OURS)
     slow = from_kubelet(annotations, pod="slow")
     node_.give(slow, [uuid(1)], OURS)
     node_.ask_all()
@@ -410,7 +410,7 @@ def test_a_finished_pod_that_an_old_kubelet_lists_is_in_nobodys_way() -> None:
 def test_a_daemon_that_starts_anew_hears_what_it_forgot() -> None:
     node_ = Beside()
     theirs, ours = of_plugin(1, pod="theirs"), from_kubelet({}, pod="ours")
-    (annotations,) = node_.offers.allocate(OURS, [[uuid(2)]])
+    annotations = node_.allocate(uuid(2), resource=OURS)
     node_.give(theirs, [uuid(1)])
     node_.give(ours, [uuid(2)], OURS)
     node_.restart_daemon()
@@ -570,7 +570,7 @@ def test_a_group_without_the_setting_is_nothing() -> None:
 
 def test_reservations_by_our_own_device_plugin() -> None:
     node_ = Beside(KubeletSettings(enabled=True, reservations=Globs((RESERVED,))))
-    (annotations,) = node_.offers.allocate(GPU, [[uuid(1)]])
+    annotations = node_.allocate(uuid(1))
     holder = replace(reservation("g1"), annotations=annotations, env={})
     node_.admitted(holder, [uuid(1)])
     assert node_.create(holder) == (uuid(1),)

@@ -10,24 +10,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.kubelet import endpoint, service
+from nri_gpu.kubelet.endpoint import RIVALS_AFTER
 from nri_gpu.kubelet.token import KEY_FILE
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from tests.support.builders import gpus, uuid
 from tests.support.kubelet import Kubelet, Rival
 from tests.support.log import Line, Log
 from tests.support.scripted_runtime import until
-from tests.unit.kubelet.station import GPU, Station
+from tests.unit.kubelet.station import GPU, QUICK, Station
 
 WATCHER = KubeletSettings(registration=Registration.WATCHER)
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Facts are waited for; how long nothing is done about them only makes tests long."""
-    monkeypatch.setattr(endpoint, "FIRST_WAIT_S", 0.02)
-    monkeypatch.setattr(endpoint, "WAIT_MAX_S", 0.1)
-    monkeypatch.setattr(endpoint, "LOOK_EVERY_S", 0.05)
 
 
 def ours(folder: Path) -> list[str]:
@@ -62,14 +54,11 @@ async def test_a_kubelet_that_comes_later_is_noticed(folder: Path, log: Log) -> 
     assert len(log.said("not registered with the kubelet, trying again")) <= 2  # no folder, then no socket
 
 
-async def test_a_kubelet_that_comes_is_not_made_to_wait_for_an_old_back_off(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_kubelet_that_comes_is_not_made_to_wait_for_an_old_back_off(folder: Path) -> None:
     """After a reboot it admits the node's pods within a second, and not all of its first answers are good."""
-    monkeypatch.setattr(endpoint, "WAIT_MAX_S", 60.0)
     kubelet = Kubelet(folder)
     kubelet.refuse = "not yet"
-    async with Station(folder):
+    async with Station(folder, times=replace(QUICK, longest_wait=60.0)):
         await asyncio.sleep(2)  # the wait grows
         async with kubelet:
             await kubelet.wait("a try", lambda: kubelet.refused > 0)
@@ -136,12 +125,9 @@ async def test_the_plugin_watcher_finds_us(folder: Path, log: Log) -> None:
             await wait_said(log, "registered with the kubelet", 2 + times)
 
 
-async def test_a_watcher_that_looks_elsewhere_is_told_of(
-    folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(endpoint, "WATCHED_WITHIN_S", 0.1)
+async def test_a_watcher_that_looks_elsewhere_is_told_of(folder: Path, log: Log) -> None:
     (folder / "plugins_registry").mkdir()
-    async with Station(folder, settings=WATCHER):
+    async with Station(folder, settings=WATCHER, times=replace(QUICK, watched_within=0.1)):
         await said(log, "kubelet.registry_dir")
         async with Kubelet(folder) as kubelet:  # and our socket is there all the while
             await kubelet.wait_healthy(GPU, 4)
@@ -157,11 +143,10 @@ async def test_the_registry_folder_is_made_anew(folder: Path) -> None:
         assert ours(kubelet.registry) == [kubelet.clients[GPU].path.name]
 
 
-async def test_a_kubelet_that_never_asks_for_devices(folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "WATCHED_WITHIN_S", 0.1)
+async def test_a_kubelet_that_never_asks_for_devices(folder: Path, log: Log) -> None:
     async with Kubelet(folder) as kubelet:
         kubelet.deaf = True
-        async with Station(folder):
+        async with Station(folder, times=replace(QUICK, watched_within=0.1)):
             await said(log, "never asked for its devices")
             kubelet.deaf = False
             await kubelet.wait_healthy(GPU, 4)
@@ -173,22 +158,18 @@ async def test_names_that_a_kubelet_refuses(folder: Path, log: Log, resource: st
     async with Kubelet(folder) as kubelet, Station(folder, settings=replace(settings, resource=resource)) as station:
         await said(log, f"the ResourceName '{resource}' is invalid")
         assert kubelet.registered == 0
-        assert "is invalid" in station.room.statuses()[0].fault
+        assert "is invalid" in station.statuses()[0].fault
 
 
 @pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
-async def test_a_kubelet_of_another_version(
-    folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch, settings: KubeletSettings
-) -> None:
-    with monkeypatch.context() as changed:
-        for module in (endpoint, service):
-            changed.setattr(module, "VERSION", "v1")
-        async with Kubelet(folder) as kubelet, Station(folder, settings=settings):
-            await said(log, "requested API version 'v1' is not supported")
-            assert kubelet.registered == 0
-            changed.undo()
-            monkeypatch.setattr(endpoint, "LOOK_EVERY_S", 0.05)
-            await kubelet.wait_healthy(GPU, 4)
+async def test_a_kubelet_of_another_version(folder: Path, log: Log, settings: KubeletSettings) -> None:
+    kubelet = Kubelet(folder)
+    kubelet.version = "v1"
+    async with kubelet, Station(folder, settings=settings):
+        await said(log, "requested API version 'v1beta1' is not supported")
+        assert kubelet.registered == 0
+        kubelet.version = "v1beta1"
+        await kubelet.wait_healthy(GPU, 4)
 
 
 @pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
@@ -213,12 +194,12 @@ async def test_nvidias_plugin_is_not_fought(folder: Path, log: Log, settings: Ku
             await said(log, "NVIDIA's device plugin")
             assert kubelet.registered == 0
             assert ours(kubelet.registry) == []  # nothing for the watcher to find
-            assert [(each.since, "NVIDIA's" in each.fault) for each in station.room.statuses()] == [(None, True)]
+            assert [(each.since, "NVIDIA's" in each.fault) for each in station.statuses()] == [(None, True)]
             rival.close()  # what it left behind is of nobody
             await kubelet.wait_healthy(GPU, 4)
             # The kubelet may have the list before its answer to the registration is read.
-            await until("the status to be registered", lambda: station.room.statuses()[0].since is not None)
-            assert [each.fault for each in station.room.statuses()] == [""]
+            await until("the status to be registered", lambda: station.statuses()[0].since is not None)
+            assert [each.fault for each in station.statuses()] == [""]
 
 
 @pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
@@ -234,10 +215,10 @@ async def test_nvidias_plugin_that_comes_later_is_not_fought(
             async with Rival(kubelet.dir, GPU, ["GPU-theirs"]) as rival:
                 await rival.register()
                 await said(log, "NVIDIA's device plugin")
-                assert [each.since for each in station.room.statuses()] == [None]
+                assert [each.since for each in station.statuses()] == [None]
                 messages = old.messages
                 station.put_gpus(gpus(2))
-                await asyncio.sleep(10 * endpoint.LOOK_EVERY_S)  # that nothing comes has no event
+                await asyncio.sleep(10 * QUICK.look_every)  # that nothing comes has no event
                 assert kubelet.healthy(GPU) == ["GPU-theirs"]
                 assert (old.messages, old.ended) == (messages, False)
             await kubelet.wait("ours again", lambda: kubelet.healthy(GPU) == [uuid(0), uuid(1)])
@@ -258,7 +239,7 @@ async def test_stale_sockets_of_ours_go_and_those_of_others_stay(folder: Path) -
 
 async def test_a_rival_of_the_same_name_is_suspected(folder: Path, log: Log) -> None:
     async with Kubelet(folder) as kubelet, Station(folder):
-        for _ in range(endpoint.RIVALS_AFTER):
+        for _ in range(RIVALS_AFTER):
             await kubelet.wait_healthy(GPU, 4)
             await kubelet.end_stream(GPU)
         await kubelet.wait_healthy(GPU, 4)

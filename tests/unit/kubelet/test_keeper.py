@@ -17,7 +17,6 @@ from nri_gpu.daemon.app import Daemon
 from nri_gpu.daemon.policy_file import PolicyFile
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.errors import Exit, RestartNeededError
-from nri_gpu.kubelet import endpoint as room
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.kubelet.devices import NOT_CONNECTED, AdvertisedDevices
 from nri_gpu.kubelet.endpoint import Endpoint
@@ -87,10 +86,9 @@ async def test_a_bug_of_ours_outside_a_session_ends_no_daemon_either(
 
     if at == "resources":
         monkeypatch.setattr(AdvertisedDevices, "resources", resources)
-    monkeypatch.setattr(room, "TICK_S", 0.02)
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
+    async with Kubelet(folder) as kubelet, Station(folder, tick_s=0.02) as station:
         if at == "tick":
-            monkeypatch.setattr(station.room, "_tick", meet)
+            monkeypatch.setattr(station.plugin, "lapse", meet)
         await kubelet.wait_healthy(GPU, 4)
         bugs.append(ZeroDivisionError("ours"))
         while not log.warnings():  # noqa: ASYNC110 - no event of it
@@ -177,13 +175,13 @@ async def test_nothing_is_healthy_from_the_moment_that_we_are_asked_to_stop(fold
     state.open()
     with contextlib.closing(state):
         daemon = Daemon(state, state.key(), PolicyFile(None, {"kubelet.enabled": True}, state.path), FOUR_GPUS)
-        books = daemon._kubelet.dependencies
+        devices = daemon._kubelet.devices
         daemon._ready()
-        assert books.hindrance() != NOT_CONNECTED
+        assert devices.hindrance() != NOT_CONNECTED
         daemon._asked_to_stop(signal.SIGTERM)
-        assert books.hindrance() == NOT_CONNECTED
+        assert devices.hindrance() == NOT_CONNECTED
         daemon._ready()  # a connection that was being made
-        assert books.hindrance() == NOT_CONNECTED
+        assert devices.hindrance() == NOT_CONNECTED
 
 
 async def test_one_that_only_a_new_process_can_mend_ends_it_with_a_sentence(folder: Path, log: Log) -> None:

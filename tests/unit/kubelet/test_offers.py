@@ -123,7 +123,7 @@ def test_two_containers_in_one_question() -> None:
     """A kubelet sends one, the messages hold many."""
     halves = Halves()
     first, second = halves.offers.allocate(GPU, [[uuid(3), uuid(1)], [uuid(0)]])
-    ((key, one),), ((_, two),) = first.items(), second.items()
+    ((key, one),), ((_, two),) = first.annotations.items(), second.annotations.items()
     assert key == "gpu.nri.io/kubelet.nvidia.com_gpu"
     assert f"ids={uuid(1)},{uuid(3)};" in one
     assert f"ids={uuid(0)};" in two

@@ -14,14 +14,14 @@ from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.policy.model import LedgerSettings, Policy
 from tests.support import builders
 from tests.support.builders import container, gpu, uuid
-from tests.unit.kubelet.station import GPU, TOKENS, Halves, again, from_kubelet
+from tests.unit.kubelet.station import GPU, Halves, again, from_kubelet
 
 GRACE_S = 61.0
 
 
 def given(halves: Halves, *indices: int, pod: str = "train", name: str = "main") -> Container:
     """A container that the kubelet has just allocated for."""
-    (annotations,) = halves.offers.allocate(GPU, [[uuid(index) for index in indices]])
+    annotations = halves.allocate(*(uuid(index) for index in indices))
     return from_kubelet(annotations, pod=pod, name=name)
 
 
@@ -176,7 +176,7 @@ def test_a_key_that_comes_late_tells_whose_containers_there_are() -> None:
     of = running(halves, given(halves, 0))
     without_key(halves, of)
     assert all(device.why for device in halves.offers.devices(GPU))
-    halves.plugin.kubelet_keyed(TOKENS)
+    halves.keyed()
     assert not any(device.why for device in halves.offers.devices(GPU))
     halves.stop(of)
     assert "ml/train" in str(halves.create(container("device=0", of="thief")))
@@ -188,7 +188,7 @@ def test_a_key_that_comes_late_vouches_for_no_forgery_and_nothing_that_is_over()
     forger = replace(local, annotations={key: "v1" for key in over.annotations})
     without_key(halves, over, forger)
     halves.stop(over)
-    halves.plugin.kubelet_keyed(TOKENS)
+    halves.keyed()
     assert [bool(device.why) for device in halves.offers.devices(GPU)] == [False, True, False, False]
     assert halves.create(container("device=0", of="next")) == (uuid(0),)
 
@@ -199,15 +199,15 @@ def test_a_key_that_comes_late_is_asked_of_one_that_no_list_had() -> None:
     halves.create(of)
     without_key(halves)
     assert halves.start(alive(halves, of))
-    halves.plugin.kubelet_keyed(TOKENS)
+    halves.keyed()
     assert not any(device.why for device in halves.offers.devices(GPU))
 
 
 def test_containers_of_one_pod_each_have_their_own() -> None:
     halves = Halves()
     first, second = (
-        from_kubelet(each, id=builders.container(name=name).id + name, name=name)
-        for name, each in zip(("one", "two"), halves.offers.allocate(GPU, [[uuid(0)], [uuid(1), uuid(2)]]), strict=True)
+        from_kubelet(halves.allocate(*ids), id=builders.container(name=name).id + name, name=name)
+        for name, ids in (("one", [uuid(0)]), ("two", [uuid(1), uuid(2)]))
     )
     running(halves, first)
     assert "kubelet/nvidia.com/gpu" in str(halves.create(container("device=1", of="thief")))

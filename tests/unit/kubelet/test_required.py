@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE, AllocatedDevice
-from nri_gpu.kubelet.devices import DevicePluginDependencies
+from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE
 from nri_gpu.kubelet.required_device import FILE_NAME, NO_RUNTIME, TOO_OLD, RequiredDevice
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import FailClosed, KubeletSettings
@@ -77,9 +76,9 @@ def test_policy_can_leave_it_to_the_guard(tmp_path: Path) -> None:
 
 def given(halves: Halves, index: int, *, held_back: bool = True) -> Container:
     """A container as it comes with what Allocate answered."""
-    (annotations,) = halves.offers.allocate(GPU, [[uuid(index)]])
-    assert halves.offers.dependencies.required_device([AllocatedDevice(GPU, uuid(index))]) == NAME
-    return replace(from_kubelet(annotations), mounts=frozenset({REQUIRED_DESTINATION} if held_back else ()))
+    (answer,) = halves.offers.allocate(GPU, [[uuid(index)]])
+    assert answer.cdi_device == NAME
+    return replace(from_kubelet(answer.annotations), mounts=frozenset({REQUIRED_DESTINATION} if held_back else ()))
 
 
 def removed(halves: Halves, of: Container) -> list[str]:
@@ -91,10 +90,8 @@ def removed(halves: Halves, of: Container) -> list[str]:
 
 
 def required_halves(folder: Path, policy: Policy | None = None) -> Halves:
-    halves = Halves(policy)
-    required = device(folder)
-    required.configured(configured(2000))
-    halves.offers.dependencies = DevicePluginDependencies(halves.node_state, halves.plugin, required, connected=True)
+    halves = Halves(policy, KubeletSettings(enabled=True, cdi_dir=str(folder)))
+    halves.required.configured(configured(2000))
     return halves
 
 

@@ -143,7 +143,7 @@ def test_the_guard_knows_that_it_asked() -> None:
 def test_one_that_no_list_had_is_still_the_kubelets() -> None:
     """Created while a Synchronize was under way; its GPU would be unhealthy for as long as it runs."""
     halves = Halves()
-    (annotations,) = halves.offers.allocate(GPU, [[uuid(0)]])
+    annotations = halves.allocate(uuid(0))
     of = from_kubelet(annotations)
     halves.create(of)
     halves.restarted({})
@@ -153,7 +153,7 @@ def test_one_that_no_list_had_is_still_the_kubelets() -> None:
 
 def test_a_promise_is_not_for_ever() -> None:
     halves = Halves()
-    halves.offers.allocate(GPU, [[uuid(0)]])
+    halves.allocate(uuid(0))
     assert "kubelet/nvidia.com/gpu" in str(halves.create(container("device=0")))
     halves.clock.now += OPEN_S + 100
     assert halves.create(container("device=0")) == (uuid(0),)
@@ -162,19 +162,19 @@ def test_a_promise_is_not_for_ever() -> None:
 def test_the_kubelets_last_word_about_an_id_counts() -> None:
     """The pod before was given up; its container's promise must not be in the way of the next pod's."""
     halves = Halves()
-    (annotations,) = halves.offers.allocate(GPU, [[uuid(0)]])
+    annotations = halves.allocate(uuid(0))
     first = from_kubelet(annotations, pod="one")
     halves.create(first)
     halves.start(first)
     halves.stop(first)
     assert "ml/one" in str(halves.create(from_kubelet(annotations, pod="two")))  # not before it was given anew
-    halves.offers.allocate(GPU, [[uuid(0)]])
+    halves.allocate(uuid(0))
     assert halves.create(again(from_kubelet(annotations, pod="two"))) == (uuid(0),)
 
 
 def test_a_refused_container_finds_its_promise_when_it_comes_again() -> None:
     halves = Halves()
-    (annotations,) = halves.offers.allocate(GPU, [[uuid(0)]])
+    annotations = halves.allocate(uuid(0))
     assert "asks for 2" in str(halves.create(from_kubelet(annotations, claim="2")))
     assert "kubelet/nvidia.com/gpu" in str(halves.create(container("device=0", of="thief")))
     assert halves.create(again(from_kubelet(annotations))) == (uuid(0),)
@@ -186,7 +186,7 @@ def test_a_pool_divides_the_node() -> None:
     assert [device.id for device in halves.offers.devices(GPU)] == [uuid(0), uuid(1)]
     assert halves.create(container("2", of="local")) == (uuid(2), uuid(3))
     assert "not offered here" in str(halves.create(container("device=0", of="more")))
-    (annotations,) = halves.offers.allocate(GPU, [[uuid(0)]])
+    annotations = halves.allocate(uuid(0))
     assert halves.create(from_kubelet(annotations)) == (uuid(0),)
 
 
@@ -199,7 +199,7 @@ def test_what_policy_refuses_for_its_age_is_not_offered() -> None:
 
 def test_replicas_of_one_gpu_are_one() -> None:
     halves = Halves(settings=KubeletSettings(replicas=2))
-    (annotations,) = halves.offers.allocate(GPU, [[f"{uuid(1)}::1", f"{uuid(1)}::0"]])
+    annotations = halves.allocate(f"{uuid(1)}::1", f"{uuid(1)}::0")
     assert halves.create(from_kubelet(annotations)) == (uuid(1),)
 
 
