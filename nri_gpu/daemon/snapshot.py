@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +22,9 @@ from nri_gpu import __version__
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.codec import canonical, decode
 from nri_gpu.domain.node import DriverFiles, Inventory
-from nri_gpu.driver.watch import folder_signatures, module_version, module_versions, staged_evidence
+from nri_gpu.driver.watch import folder_signatures, staged_evidence
 from nri_gpu.inventory.controller import InventoryCache
+from nri_gpu.system.kernel_modules import module_version, module_versions
 from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.storage import boot_id
@@ -43,9 +44,9 @@ class Evidence(Struct, frozen=True, kw_only=True):
     """What has to be the same, or the snapshot does not hold.
 
     boot_id: of the kernel. program: our own version. module_version: of the kernel module that is loaded.
-    module_versions: of nvidia, nvidia-uvm and the others of the driver. settings: where the policy says the driver is.
-    host: of the driver's folders on the host. staged: of the folders that containers get. sight: a digest of what the
-    kernel shows of GPUs, MIG instances, nodes and majors.
+    module_versions: name and version of each loaded module of the driver. settings: where the policy says the driver
+    is. host: of the driver's folders on the host. staged: of the folders that containers get. sight: a digest of what
+    the kernel shows of GPUs, MIG instances, nodes and majors.
     """
 
     boot_id: str
@@ -145,7 +146,7 @@ class EvidenceSource(Struct, frozen=True, kw_only=True):
     answered: Callable[[], Hashable]
     scanned: Callable[[], Signs | None]
     module: Callable[[], str] = module_version
-    modules: Callable[[], tuple[str, ...]] = module_versions
+    modules: Callable[[], Mapping[str, str]] = module_versions
     boot_id: Callable[[], str] = boot_id
 
     @property
@@ -224,7 +225,7 @@ class SnapshotController:
             host=scanned,
             staged=staged_evidence(driver),
             sight=sight_of(sight),
-            module_versions=self._host.modules(),
+            module_versions=tuple(map(" ".join, self._host.modules().items())),
         )
         content = to_bytes(Snapshot(evidence=evidence, inventory=inventory, driver=driver), self._key)
         self._state.write(SNAPSHOT_FILE, content)
@@ -240,5 +241,5 @@ class SnapshotController:
             host=folder_signatures(self._host.driver_root, self._host.library_dirs),
             staged=staged_evidence(last.driver),
             sight=sight_of(self._host.look()),
-            module_versions=self._host.modules(),
+            module_versions=tuple(map(" ".join, self._host.modules().items())),
         )

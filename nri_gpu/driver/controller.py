@@ -18,7 +18,8 @@ from nri_gpu.driver.compat import CompatController
 from nri_gpu.driver.owner import NotReleasedError, StageOwner, StageTakenError
 from nri_gpu.driver.scan import FoundDriver, scan
 from nri_gpu.driver.stage import prune, stage
-from nri_gpu.driver.watch import Signatures, changed, folder_signatures, module_version, staged_signatures
+from nri_gpu.driver.watch import Signatures, changed, folder_signatures, staged_signatures
+from nri_gpu.system.kernel_modules import module_version
 from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.state import NodeState
 

@@ -1,49 +1,19 @@
-"""Watches the driver cheaply: versions of the loaded kernel modules, and whether folders or staged files changed."""
+"""Watches the driver's files cheaply: whether folders, or staged files, changed."""
 
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from nri_gpu.domain.node import DriverFiles
 from nri_gpu.driver import table
 from nri_gpu.driver.scan import FoundDriver
 from nri_gpu.driver.stage import BINARIES, LIBRARIES, LIBRARIES_32
-from nri_gpu.system.storage import signature, text_of
-
-SYSFS: Final = Path("/sys/module/nvidia/version")
-MODULES: Final = Path("/sys/module")
-NAMES: Final = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
-PROC: Final = Path("/proc/driver/nvidia/version")
-
-TEXT_MAX: Final = 4096  # bytes
-_VERSION: Final = re.compile(r"\d{1,5}(?:\.\d{1,5}){1,2}")
-# `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build`, on the first line.
-_IN_PROC: Final = re.compile(rf"Kernel Module\b.*?\s({_VERSION.pattern})(?:\s|$)")
+from nri_gpu.system.storage import signature
 
 # Device, inode and time of change of each path; None where it does not exist. snapshot.json holds these.
 Signatures = tuple[tuple[int, int, int] | None, ...]
-
-
-def module_version(sysfs: Path = SYSFS, proc: Path = PROC) -> str:
-    """`580.95.05`; empty where no nvidia module is loaded. Takes up to 50 us.
-
-    A module built without its version in sysfs has it in proc.
-    Source: NVIDIA/open-gpu-kernel-modules kernel-open/nvidia/nv-procfs.c.
-    """
-    version = (text_of(sysfs, TEXT_MAX) or "").strip()
-    if _VERSION.fullmatch(version):
-        return version
-    match = _IN_PROC.search((text_of(proc, TEXT_MAX) or "").partition("\n")[0])
-    return match[1] if match else ""
-
-
-def module_versions(sysfs: Path = MODULES) -> tuple[str, ...]:
-    """The version of each of the driver's modules; empty for one that is not loaded, or has no version."""
-    return tuple((text_of(sysfs / name / "version", TEXT_MAX) or "").strip() for name in NAMES)
 
 
 def folder_signatures(driver_root: Path, library_dirs: Sequence[str] = ()) -> Signatures:

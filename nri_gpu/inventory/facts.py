@@ -12,7 +12,6 @@ from nri_gpu.inventory.formats import (
     ARCHITECTURES,
     COMPUTE_MODES,
     FABRIC_STATES,
-    MODULES,
     UNKNOWN_PROFILE,
     parse_cpulist,
     parse_mig_uuid,
@@ -78,11 +77,6 @@ def setup_facts(
     yield {"fabric": _fabric(fabric)}
 
 
-def module_versions(sysfs: Path) -> dict[str, str]:
-    """The version of each loaded kernel module of the driver; empty for a module without one."""
-    return {name: _line(sysfs / "module" / name / "version") for name in MODULES if (sysfs / "module" / name).is_dir()}
-
-
 def health_signs(nvml: NvmlClient, handle: object, index: int, fabric: FabricInfo) -> list[Sign]:
     """What NVML shows of a GPU's health. Raises: NvmlCallError, when the GPU is gone."""
     return [
@@ -104,7 +98,7 @@ def sign_of(error: NvmlCallError) -> Sign | None:
 
 def _cpus(folder: Path) -> str:
     try:
-        return parse_cpulist(_line(folder / "local_cpulist"))
+        return parse_cpulist((text_of(folder / "local_cpulist") or "").strip())
     except ValueError:
         return ""
 
@@ -121,10 +115,6 @@ def _fabric(info: FabricInfo) -> dict[str, object] | None:
         "clique": int(info.cliqueId),
         "health_mask": getattr(info, "healthMask", None),
     }
-
-
-def _line(path: Path) -> str:
-    return (text_of(path) or "").strip()
 
 
 def _memory_signs(nvml: NvmlClient, handle: object, index: int) -> Iterator[Sign]:

@@ -39,8 +39,6 @@ ADDRESSING: Final = ("none", "hmm", "ats")
 # State 0 belongs to a GPU that is not made for a fabric.
 FABRIC_STATES: Final[Mapping[int, FabricState]] = dict(enumerate(FabricState, 1))
 PCIE_PATHS: Final = ("PIX", "PXB", "PHB", "NODE", "SYS")  # as `nvidia-smi topo -m` names them, nearest first
-# The driver's kernel modules, as /sys/module names them.
-MODULES: Final = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem")
 
 GPU_INDEX_MAX: Final = 247  # /dev/nvidia0 to 247 (kernel-open/common/inc/nv-chardev-numbers.h); 255 is nvidiactl
 DEVICE_MINOR_MAX: Final = 2**20 - 1  # 20 bits (linux/kdev_t.h)

@@ -13,6 +13,7 @@ from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Gpu, PciBusId
 from nri_gpu.domain.node import KernelGpu, Majors, NumaNode
 from nri_gpu.inventory.formats import parse_bus_id, parse_cpulist, parse_model, parse_uuid
+from nri_gpu.system.kernel_modules import MODULES
 from nri_gpu.system.storage import text_of
 
 PROC_DEVICES: Final = "/proc/devices"
@@ -103,7 +104,6 @@ def _has_memory(folder: Path) -> bool:
     return False
 
 
-MODULES: Final = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
 NODE_FOLDERS: Final = ("", "nvidia-caps", "nvidia-caps-imex-channels", "dri")
 CAPABILITIES_DEPTH: Final = 4  # gpuN / mig / giN / ciN
 

@@ -22,6 +22,7 @@ from typing import BinaryIO, Final
 from nri_gpu.inventory.library import Library, LibraryError, StartFailure, advice
 from nri_gpu.inventory.nvml_client import INIT, NvmlCallError, NvmlClient
 from nri_gpu.inventory.survey import survey
+from nri_gpu.system.kernel_modules import module_version
 
 # linux/prctl.h, linux/capability.h
 PR_SET_PDEATHSIG: Final = 1
@@ -56,7 +57,7 @@ class NvmlProgram:
         try:
             self.nvml.call(INIT)
         except NvmlCallError as error:
-            failure = StartFailure(error.code, str(error), str(path.resolve()), self._module_version())
+            failure = StartFailure(error.code, str(error), str(path.resolve()), module_version(self._sysfs))
             raise LibraryError(advice(failure)) from error
         try:
             yield
@@ -77,13 +78,6 @@ class NvmlProgram:
 
     def _announce(self, name: str, gpu: int | None) -> None:
         self.send(type="call", call=name, gpu=gpu)
-
-    def _module_version(self) -> str:
-        """The version of the loaded kernel module; empty when none is loaded."""
-        try:
-            return (self._sysfs / "module/nvidia/version").read_text(encoding="ascii", errors="replace").strip()
-        except OSError:
-            return ""
 
 
 def start(name: str, arguments: Sequence[str] | None) -> tuple[NvmlProgram, int]:

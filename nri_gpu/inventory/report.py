@@ -17,6 +17,7 @@ from nri_gpu.domain.gpu import MIG_PROFILE, ComputeMode, FabricState
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory import formats
+from nri_gpu.system.kernel_modules import MODULES
 
 GPUS_MAX: Final = formats.GPU_INDEX_MAX + 1
 SHOWN_MAX: Final = 400  # characters of an error
@@ -45,7 +46,7 @@ BusId = Annotated[str, _pattern(formats.BUS_ID)]
 VersionText = Annotated[str, _pattern(formats.VERSION, "")]
 Symbol = Annotated[str, Meta(pattern=r"\Anvml[A-Za-z0-9_]{1,80}\Z")]
 SymbolOrEmpty = Annotated[str, Meta(pattern=r"\A(?:nvml[A-Za-z0-9_]{1,80})?\Z")]
-ModuleName = Annotated[str, _one_of(formats.MODULES)]
+ModuleName = Annotated[str, _one_of(MODULES)]
 
 
 class _Drm(Struct, array_like=True):

@@ -16,7 +16,6 @@ from nri_gpu.inventory.facts import (
     fabric_info,
     health_signs,
     mig_devices,
-    module_versions,
     process_count,
     setup_facts,
     sign_of,
@@ -33,6 +32,7 @@ from nri_gpu.inventory.formats import (
 )
 from nri_gpu.inventory.nvml_client import NvmlCallError, NvmlClient, checked
 from nri_gpu.requirements.grammar import brand_word
+from nri_gpu.system.kernel_modules import module_versions
 
 # Numbers of nvml.h.
 AFFINITY_SCOPE_NODE: Final = 0
@@ -64,7 +64,6 @@ def survey(nvml: NvmlClient, sysfs: Path) -> dict[str, object]:
     devices: list[_Device] = []
     driver_version = _version_or_empty(nvml.optional("nvmlSystemGetDriverVersion", default=""))
     cuda_version = _cuda_version(nvml)
-    modules = module_versions(sysfs)
     for index in range(nvml.call("nvmlDeviceGetCount")):
         device = _Device(index)
         try:
@@ -79,7 +78,7 @@ def survey(nvml: NvmlClient, sysfs: Path) -> dict[str, object]:
     return {
         "driver_version": driver_version,
         "cuda_version": cuda_version,
-        "modules": modules,
+        "modules": module_versions(sysfs),
         "gpus": [device.facts for device in devices],
         "faults": faults,
         "links": links,

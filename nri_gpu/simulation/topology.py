@@ -17,7 +17,6 @@ from nri_gpu.inventory.extras import SOCKETS, socket_mount
 from nri_gpu.inventory.formats import (
     DEVICE_MINOR_MAX,
     GPU_INDEX_MAX,
-    MODULES,
     NUMA_NODE_MAX,
     NVLINKS_MAX,
     PCIE_PATHS,
@@ -28,6 +27,7 @@ from nri_gpu.inventory.formats import (
 from nri_gpu.simulation.gpu_tables import read_fault, read_gpu
 from nri_gpu.simulation.scenario import Scenario, read_changes, read_events, read_majors
 from nri_gpu.simulation.tables import MAJOR_MAX, Notes, Table
+from nri_gpu.system.kernel_modules import MODULES
 
 SCHEMA: Final = 1
 OF_GPUS: Final = frozenset({Extra.DRM, Extra.PROFILE})  # made of the granted GPUs alone, so a file has none of them

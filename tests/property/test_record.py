@@ -14,10 +14,11 @@ from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, NodeExtra
 from nri_gpu.domain.gpu import ComputeMode, DrmNode, Gpu, GpuUuid, MigDevice, PciBusId
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import GpuFault, Inventory, Link, Majors, NumaNode
-from nri_gpu.inventory.formats import MODULES, PCIE_PATHS
+from nri_gpu.inventory.formats import PCIE_PATHS
 from nri_gpu.requirements.grammar import BRANDS
 from nri_gpu.simulation.record import scrubbed, topology_text
 from nri_gpu.simulation.topology import OF_GPUS, load_topology, parse_topology
+from nri_gpu.system.kernel_modules import MODULES
 from tests.property import worlds
 
 ROOT = Path(__file__).parents[2]

@@ -27,7 +27,7 @@ GPUS = [FakeGpu(minor=n, uuid=f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") f
 PROGRAM = """
 import sys
 from pathlib import Path
-from nri_gpu.driver.watch import module_version
+from nri_gpu.system.kernel_modules import module_version
 module_version.__defaults__ = (Path(sys.argv.pop(1)), Path("/nonexistent"))
 from nri_gpu.cli.main import main
 sys.exit(main())
@@ -38,9 +38,10 @@ class OnDriver(NriGpu):
     """On a made-up driver whose module is loaded."""
 
     def program(self) -> list[str]:
-        module = self.launch.base / "module"
-        module.write_text(DRIVER)
-        return [sys.executable, "-c", PROGRAM, str(module), "run", *self.launch.arguments()]
+        sysfs = self.launch.base / "sys"
+        (sysfs / "module/nvidia").mkdir(parents=True)
+        (sysfs / "module/nvidia/version").write_text(DRIVER)
+        return [sys.executable, "-c", PROGRAM, str(sysfs), "run", *self.launch.arguments()]
 
 
 def status(daemon: NriGpu) -> Mapping[str, Any]:

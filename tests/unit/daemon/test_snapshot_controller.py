@@ -38,7 +38,7 @@ class Machine:
         self.scanned = folder_signatures(self.root)
         self.inventory = load_topology(FOUR_GPUS, wall=lambda: 1.0)
         self.module, self.boot = VERSION, "boot"
-        self.modules = (VERSION, VERSION, VERSION, "")
+        self.modules = {"nvidia": VERSION, "nvidia_uvm": VERSION, "nvidia_modeset": VERSION}
         self.sight: Hashable = "four"
         self.answered: Hashable = "four"
         self.library_dirs: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ CHANGES: dict[str, Callable[[Machine], object]] = {
     "the machine was booted": lambda it: setattr(it, "boot", "another"),
     "another kernel module is loaded": lambda it: setattr(it, "module", "590.10"),
     "another version of one of the kernel modules is loaded": lambda it: setattr(
-        it, "modules", (VERSION, "590.10", VERSION, "")
+        it, "modules", {"nvidia": VERSION, "nvidia_uvm": "590.10"}
     ),
     "the policy names another place for the driver": lambda it: setattr(it, "library_dirs", ("/opt/lib",)),
     "the kernel shows other GPUs or nodes": lambda it: setattr(it, "sight", "three"),

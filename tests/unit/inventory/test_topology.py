@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.node import Inventory, Link, Majors, NumaNode
-from nri_gpu.inventory.formats import ARCHITECTURES, MODULES
+from nri_gpu.inventory.formats import ARCHITECTURES
 from nri_gpu.requirements import grammar as facts
 from nri_gpu.simulation.topology import TopologyError, load_topology, parse_topology
+from nri_gpu.system.kernel_modules import MODULES
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "config/topologies").glob("*.toml"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.driver.watch import module_version, module_versions
+from nri_gpu.system.kernel_modules import module_version, module_versions
 
 CLOSED = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  12.2\n"
@@ -29,19 +29,21 @@ CASES = {
 
 @pytest.mark.parametrize(("sysfs", "proc", "version"), CASES.values(), ids=CASES)
 def test_module_version(tmp_path: Path, sysfs: str | None, proc: str | None, version: str) -> None:
-    for name, text in (("sysfs", sysfs), ("proc", proc)):
+    (tmp_path / "module/nvidia").mkdir(parents=True)
+    for name, text in (("module/nvidia/version", sysfs), ("proc", proc)):
         if text is not None:
             (tmp_path / name).write_bytes(text.encode("latin-1"))
-    assert module_version(tmp_path / "sysfs", tmp_path / "proc") == version
+    assert module_version(tmp_path, tmp_path / "proc") == version
 
 
-def test_a_folder_in_its_place_is_no_version(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_no_version(tmp_path: Path) -> None:
+    (tmp_path / "module/nvidia/version").mkdir(parents=True)
     assert module_version(tmp_path, tmp_path) == ""
 
 
-def test_versions_of_all_the_drivers_modules(tmp_path: Path) -> None:
+def test_versions_of_all_loaded_modules(tmp_path: Path) -> None:
     for name, version in (("nvidia", "580.95.05\n"), ("nvidia_uvm", "590.10\n"), ("loop", "1\n")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "version").write_text(version)
-    (tmp_path / "nvidia_drm").mkdir()
-    assert module_versions(tmp_path) == ("580.95.05", "590.10", "", "")
+        (tmp_path / "module" / name).mkdir(parents=True)
+        (tmp_path / "module" / name / "version").write_text(version)
+    (tmp_path / "module/nvidia_drm").mkdir()
+    assert module_versions(tmp_path) == {"nvidia": "580.95.05", "nvidia_uvm": "590.10", "nvidia_drm": ""}
