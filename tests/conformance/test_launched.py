@@ -25,10 +25,10 @@ from tests.support.daemon import Launch
 from tests.support.driver_root import make_driver_root
 from tests.support.journal import Journal
 from tests.support.nri_messages import NRI_0_6, Flavour, asking, container
+from tests.support.plugin import Bench
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.scripted_runtime import ScriptedRuntime
 from tests.support.waiting import wait_for
-from tests.unit.runtime.station import Bench
 
 pytestmark = pytest.mark.containerd
 

@@ -20,11 +20,11 @@ from tests.support.cri import ContainerId, CriError, PodId
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.image import ImageSpec
+from tests.support.plugin import KEY
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.recorder import Message, Recorder, Session, render, split
 from tests.support.scrub import scrubbed
 from tests.unit.nri.replaying import FOLDER_NAME, messages_of, path_of
-from tests.unit.runtime.station import KEY
 
 pytestmark = [
     pytest.mark.containerd,

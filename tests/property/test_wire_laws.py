@@ -27,8 +27,8 @@ from nri_gpu.ttrpc.envelope import decode_request, decode_response, encode_reque
 from nri_gpu.ttrpc.frame import Frame, FrameDecoder, FrameType, encode_frame
 from nri_gpu.ttrpc.mux import MuxDecoder, encode_message
 from tests.fuzz.fuzz_wire import TARGETS, outcome
-from tests.unit.wire.helpers import raw_frame
-from tests.unit.wire.recording import as_sent
+from tests.support.recording import as_sent
+from tests.unit.ttrpc.helpers import raw_frame
 
 stream_ids = st.integers(0, 2**31 - 1).map(lambda n: StreamId(2 * n + 1))
 texts = st.text(st.characters(codec="utf-8"), max_size=40)

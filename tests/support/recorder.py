@@ -182,7 +182,7 @@ def _message(from_runtime: bool, conn_id: ConnId, data: bytes, methods: dict[tup
 
 
 def render(header: str, messages: Iterable[Message]) -> str:
-    """The text of a recording, as tests/unit/wire/recording.py reads it."""
+    """The text of a recording, as tests/support/recording.py reads it."""
     lines = [f"# {line}" for line in header.splitlines()]
     for message in messages:
         lines += ["", *_lines(message)]

@@ -19,7 +19,7 @@ from nri_gpu.system.state import NodeState
 from nri_gpu.ttrpc.status import Status
 from tests.support import builders as make
 from tests.support.log import Log
-from tests.unit.runtime.station import KEY, Clock, node
+from tests.support.plugin import KEY, Clock, node
 
 GRACE_S = Policy.default().ledger.created_grace_s
 

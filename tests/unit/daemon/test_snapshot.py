@@ -18,7 +18,7 @@ from nri_gpu.daemon.snapshot import (
     sight_of,
     to_bytes,
 )
-from tests.unit.runtime.station import KEY, node
+from tests.support.plugin import KEY, node
 
 EVIDENCE = Evidence(
     boot_id="b",

@@ -19,7 +19,7 @@ from nri_gpu.daemon.state_folder import StateError, StateFolder
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.nri.events import Event
 from tests.support import nri_messages as nri
-from tests.unit.runtime.station import Bench
+from tests.support.plugin import Bench
 
 
 def mode(path: Path) -> int:

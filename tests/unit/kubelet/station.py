@@ -28,7 +28,7 @@ from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc.status import Status
 from tests.support import builders
 from tests.support.no_recorder import NoRecorder
-from tests.unit.runtime.station import KEY, Clock
+from tests.support.plugin import KEY, Clock
 
 TOKENS = bytes(range(100, 132))
 GPU = "nvidia.com/gpu"

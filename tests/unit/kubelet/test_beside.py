@@ -19,10 +19,10 @@ from nri_gpu.ttrpc.status import Status
 from tests.support import builders
 from tests.support.builders import container, gpu, held_node, mig_gpu, mig_uuid, pod, uuid
 from tests.support.log import Log
+from tests.support.plugin import KEY
 from tests.unit.kubelet.beside import OURS, RESERVED, SHARING, THEIRS, Beside, env_of, nodes_of, of_plugin, reply_of
 from tests.unit.kubelet.station import GPU, again, from_kubelet
 from tests.unit.kubelet.test_token import token
-from tests.unit.runtime.station import KEY
 
 REPLICAS = [f"{uuid(1)}::0", f"{uuid(1)}::3"]
 NODE = "/dev/nvidia{}"

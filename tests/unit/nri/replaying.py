@@ -17,9 +17,9 @@ from nri_gpu.plugin.supervisor import NRI_VERSION, REGISTER_TIMEOUT_S
 from nri_gpu.plugin.transport import RUNTIME
 from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.ttrpc import RUNTIME_SERVICE, Mux, RequestReceived, RequestSent
+from tests.support.plugin import Bench
 from tests.support.recorder import Message, Session, split
-from tests.unit.runtime.station import Bench
-from tests.unit.wire.recording import FOLDER, parse
+from tests.support.recording import FOLDER, parse
 
 # What stood where the recordings were made, once scrubbed.
 FOLDER_NAME: Final = "ng-rec-00000000"

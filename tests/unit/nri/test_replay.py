@@ -17,9 +17,9 @@ from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri.events import Event
 from nri_gpu.ttrpc.mux import FIRST_FRAME_MAX
 from tests.support.loading import LIBRARIES
+from tests.support.plugin import KEY
 from tests.support.recorder import Message
 from tests.unit.nri.replaying import SCENES, Replayed, messages_of, path_of, paths
-from tests.unit.runtime.station import KEY
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64",

@@ -12,7 +12,7 @@ from nri_gpu.ttrpc import (
 )
 from nri_gpu.ttrpc.events import CallForgotten, StreamEvent
 from nri_gpu.ttrpc.state import TABLES, Role, Streams, StreamState
-from tests.unit.wire.helpers import stream
+from tests.unit.ttrpc.helpers import stream
 
 EVENTS: tuple[type[StreamEvent], ...] = (
     RequestReceived,

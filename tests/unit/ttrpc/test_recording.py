@@ -6,8 +6,8 @@ import pytest
 
 from nri_gpu._pb import nri_pb2
 from nri_gpu.ttrpc import OK, PLUGIN_SERVICE, RUNTIME_SERVICE, Mux, RequestReceived, ResponseReceived
-from tests.unit.wire.helpers import cuts, feed_mux
-from tests.unit.wire.recording import FOLDER, parse, recordings, replay
+from tests.support.recording import FOLDER, parse, recordings, replay
+from tests.unit.ttrpc.helpers import cuts, feed_mux
 
 
 @pytest.mark.parametrize("path", recordings(), ids=lambda path: path.stem)

@@ -18,7 +18,7 @@ from nri_gpu.nri.convert import EMPTY
 from nri_gpu.ttrpc.status import Status
 from tests.support import nri_messages as nri
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
-from tests.unit.runtime.station import Bench
+from tests.support.plugin import Bench
 
 MIG: Final = TOPOLOGIES / "mig-a100.toml"
 MEBI: Final = 2**20

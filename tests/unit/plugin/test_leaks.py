@@ -11,8 +11,8 @@ from pathlib import Path
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.events import Event
 from tests.support import nri_messages as nri
+from tests.support.plugin import Station
 from tests.support.scripted_runtime import ScriptedRuntime
-from tests.unit.runtime.station import Station
 
 
 def descriptors() -> int:

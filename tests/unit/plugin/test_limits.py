@@ -14,8 +14,8 @@ from nri_gpu.ttrpc.mux import FIRST_FRAME_MAX
 from tests.support import nri_messages as nri
 from tests.support.log import Log
 from tests.support.nri_messages import NRI_0_6
+from tests.support.plugin import Station
 from tests.support.scripted_runtime import until
-from tests.unit.runtime.station import Station
 
 
 async def test_a_reply_over_one_mux_frame(folder: Path, log: Log) -> None:

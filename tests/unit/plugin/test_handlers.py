@@ -31,7 +31,7 @@ from nri_gpu.policy.model import (
 from nri_gpu.ttrpc import Status, StatusCode
 from tests.support import nri_messages as nri
 from tests.support.log import Log
-from tests.unit.runtime.station import KEY, Bench
+from tests.support.plugin import KEY, Bench
 
 GRACE_S: Final = 60.0
 

@@ -24,9 +24,9 @@ from tests.support import hostile
 from tests.support import nri_messages as nri
 from tests.support.log import Log
 from tests.support.nri_messages import FLAVOURS, NRI_0_6, NRI_0_8, Flavour
+from tests.support.plugin import Bench, Station
 from tests.support.scripted_runtime import ScriptedRuntime
-from tests.unit.runtime.station import Bench, Station
-from tests.unit.runtime.test_bad_wire import frame, mux
+from tests.unit.plugin.test_transport import frame, mux
 
 each_version = pytest.mark.parametrize("flavour", FLAVOURS.values(), ids=FLAVOURS.keys())
 PLAIN: Final = nri.pod("plain")

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
 from nri_gpu._pb import pluginregistration_pb2 as watcher
-from tests.unit.wire.test_proto_tables import ROOT, type_name
+from tests.unit.api.test_proto_tables import ROOT, type_name
 
 TABLE = ROOT / "tests" / "fixtures" / "wire" / "kubelet-fields.txt"
 FILES = {"deviceplugin": pb.DESCRIPTOR, "pluginregistration": watcher.DESCRIPTOR}

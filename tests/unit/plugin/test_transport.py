@@ -19,8 +19,8 @@ from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError
 from tests.support.log import Log
 from tests.support.nri_messages import NRI_0_12
+from tests.support.plugin import Station
 from tests.support.scripted_runtime import ScriptedRuntime
-from tests.unit.runtime.station import Station
 
 Stage = Callable[[ScriptedRuntime], Awaitable[object]]
 

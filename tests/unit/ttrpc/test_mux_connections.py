@@ -25,7 +25,7 @@ from nri_gpu.ttrpc import (
     StatusCode,
 )
 from nri_gpu.ttrpc.mux import HEADER, encode_message
-from tests.unit.wire.helpers import call, cuts, feed_mux, raw_frame, stream
+from tests.unit.ttrpc.helpers import call, cuts, feed_mux, raw_frame, stream
 
 ONE = stream(1)
 

@@ -12,8 +12,8 @@ from nri_gpu.policy.model import Complete, ForeignSettings, Policy
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.log import Log
-from tests.unit.runtime.station import Bench
-from tests.unit.runtime.test_plugin import create, synchronize, tell
+from tests.support.plugin import Bench
+from tests.unit.plugin.test_handlers import create, synchronize, tell
 
 ALL = Policy(foreign=ForeignSettings(complete=Complete.ALL))
 ASKED = Policy(foreign=ForeignSettings(complete=Complete.ASKED))

@@ -14,7 +14,7 @@ from nri_gpu.ttrpc.frame import (
     SendOversizeError,
     encode_frame,
 )
-from tests.unit.wire.helpers import cuts, raw_frame, stream
+from tests.unit.ttrpc.helpers import cuts, raw_frame, stream
 
 CASES = {
     "the reply to RegisterPlugin": (bytes.fromhex("00000000 00000001 02 00"), Frame(stream(1), 2, 0, b"")),

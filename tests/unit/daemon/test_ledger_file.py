@@ -20,7 +20,7 @@ from nri_gpu.domain.names import LEDGER
 from nri_gpu.nri.session import Parts
 from tests.support import builders as make
 from tests.support import nri_messages as nri
-from tests.unit.runtime.test_handover import GRACE_S, HandoverBench
+from tests.unit.plugin.test_releasing import GRACE_S, HandoverBench
 
 
 def kept(folder: Path, ledger: Ledger) -> Path:

@@ -20,7 +20,7 @@ from nri_gpu.policy.model import HandoverSettings, Policy, Unknown
 from nri_gpu.system.state import Changed
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
-from tests.unit.runtime.station import Bench
+from tests.support.plugin import Bench
 
 GRACE_S: Final = 60
 

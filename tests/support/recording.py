@@ -24,7 +24,7 @@ from nri_gpu.ttrpc import (
     ResponseSent,
 )
 
-FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "wire"
+FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "wire"
 
 
 class Write(Struct, frozen=True):

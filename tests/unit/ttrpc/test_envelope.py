@@ -6,7 +6,7 @@ import pytest
 
 from nri_gpu.ttrpc import OK, LocalProtocolError, RemoteProtocolError, RequestSent, Status, StatusCode
 from nri_gpu.ttrpc.envelope import METADATA_MAX, decode_request, decode_response, encode_request, encode_response
-from tests.unit.wire.helpers import stream
+from tests.unit.ttrpc.helpers import stream
 
 ONE = stream(1)
 

@@ -22,8 +22,8 @@ from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError
 from tests.support.log import Log
 from tests.support.nri_messages import NRI_0_10, NRI_0_12, Flavour
+from tests.support.plugin import Station
 from tests.support.scripted_runtime import until
-from tests.unit.runtime.station import Station
 
 NRI_SOCKET: Final = Path("/var/run/nri/nri.sock")
 NOT_REACHED: Final = "runtime not reached, trying again"

@@ -15,7 +15,7 @@ from nri_gpu.ttrpc import (
     Status,
     StatusCode,
 )
-from tests.unit.wire.helpers import stream
+from tests.unit.ttrpc.helpers import stream
 
 WRONG: dict[str, Callable[[], object]] = {
     "request on an even stream": lambda: RequestSent(stream(2), "s", "m"),

@@ -18,8 +18,8 @@ from nri_gpu.ttrpc import PLUGIN_SERVICE, Status, StatusCode
 from tests.support import nri_messages as nri
 from tests.support.log import Log
 from tests.support.nri_messages import FLAVOURS, NRI_0_6, NRI_0_8, NRI_0_12, Flavour
+from tests.support.plugin import Bench, Station
 from tests.support.scripted_runtime import until
-from tests.unit.runtime.station import Bench, Station
 
 OUR_MASK = sum(1 << (event - 1) for event in EVENTS)
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["Plugin"].methods]

@@ -6,7 +6,7 @@ from nri_gpu.ttrpc import ConnId, LocalProtocolError, OversizeError
 from nri_gpu.ttrpc.events import NEED_DATA
 from nri_gpu.ttrpc.frame import SEND_MAX
 from nri_gpu.ttrpc.mux import FIRST_FRAME_MAX, FRAME_RECEIVE_MAX, FRAME_SEND_MAX, HEADER, MuxDecoder, encode_message
-from tests.unit.wire.helpers import cuts
+from tests.unit.ttrpc.helpers import cuts
 
 ONE, TWO = ConnId(1), ConnId(2)
 

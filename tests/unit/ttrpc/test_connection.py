@@ -24,7 +24,7 @@ from nri_gpu.ttrpc import (
 )
 from nri_gpu.ttrpc.envelope import encode_request
 from nri_gpu.ttrpc.frame import DISCARD_MAX
-from tests.unit.wire.helpers import SERVICE, ConnectionPair, call, cuts, drain, feed, raw_frame, stream
+from tests.unit.ttrpc.helpers import SERVICE, ConnectionPair, call, cuts, drain, feed, raw_frame, stream
 
 ONE = stream(1)
 BODY = encode_request(call(1, b"body"))

@@ -25,9 +25,9 @@ from tests.support import builders as make
 from tests.support import nri_messages as nri
 from tests.support.log import Log
 from tests.support.nri_messages import CRI_O, FLAVOURS, NRI_0_10, NRI_0_12, Flavour
+from tests.support.plugin import KEY, Bench, Station
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
-from tests.unit.runtime.station import KEY, Bench, Station
-from tests.unit.runtime.test_plugin import granted
+from tests.unit.plugin.test_handlers import granted
 
 US: Final = "10-nri-gpu"
 IGNORING: Final = Policy(namespaces=NamespaceRules(allow=Globs(("web",)), otherwise=Otherwise.IGNORE))
