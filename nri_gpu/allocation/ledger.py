@@ -52,11 +52,20 @@ class GrantPhase(StrEnum):
     LAPSED = "lapsed"
 
 
+class Lapse(StrEnum):
+    """When a created container lapses, where that is no point in time of its own."""
+
+    AFTER_GRACE = "grace"  # the policy's `created_grace_s` after it was created
+    # Never where the runtime listed it as created: it may be in the middle of its start, an event that we then do not
+    # get. It holds until it is removed or its pod's next attempt is made: too long if it failed, never granted twice.
+    NEVER = "inf"
+
+
 class Entry(Value, frozen=True):
     """One grant in the ledger.
 
     since: seconds on the monotonic clock when this phase began. until: on the same clock, when a created container
-    lapses unless it starts; infinite: never; None: `created_grace_s` after `since`.
+    lapses unless it starts.
     """
 
     aside: ClassVar = ("since", "until")
@@ -64,12 +73,13 @@ class Entry(Value, frozen=True):
     grant: Grant
     phase: GrantPhase
     since: float
-    until: float | None = None
+    until: Lapse | float = Lapse.AFTER_GRACE
 
     def is_over(self, now: float, grace_s: float) -> bool:
         """Whether it was created and should have started by now. grace_s: the policy's `created_grace_s`."""
-        end = self.since + grace_s if self.until is None else self.until
-        return self.phase is GrantPhase.CREATED and now > end
+        if self.phase is not GrantPhase.CREATED or self.until is Lapse.NEVER:
+            return False
+        return now > (self.since + grace_s if self.until is Lapse.AFTER_GRACE else self.until)
 
     @property
     def holds(self) -> bool:
@@ -221,9 +231,7 @@ class Ledger(Value, frozen=True):
         """With what was decided; only an Inject changes it. The same container twice is one entry."""
         if not isinstance(decision, Inject):
             return self
-        grant = decision.grant
-        kept = self.without_predecessors(grant.container_id, grant.pod_uid, grant.container_name)
-        return kept.with_entry(Entry(grant, GrantPhase.CREATED, now))
+        return self.with_entry(Entry(decision.grant, GrantPhase.CREATED, now))
 
     def without_predecessors(self, container_id: ContainerId, pod_uid: PodUid, name: str) -> Ledger:
         """Without other containers of that pod and name that never ran.

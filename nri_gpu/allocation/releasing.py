@@ -6,13 +6,12 @@ escaped the cgroup still lives. The next container would share the GPU with it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger, Releasing
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
@@ -80,6 +79,5 @@ def expired(ledger: Ledger, now: float) -> Ledger:
 
 
 def _used_exclusively(entry: Entry) -> bool:
-    # One that the runtime listed as created may have run (plugin/handlers.py, NEVER_LAPSES).
-    ran = entry.phase is GrantPhase.RUNNING or (entry.phase is GrantPhase.CREATED and entry.until == math.inf)
+    ran = entry.phase is GrantPhase.RUNNING or (entry.phase is GrantPhase.CREATED and entry.until is Lapse.NEVER)
     return ran and entry.grant.mode is Mode.EXCLUSIVE

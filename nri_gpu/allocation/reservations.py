@@ -47,11 +47,13 @@ def reserve(ledger: Ledger, devices: Iterable[AllocatedDevice], now: float, *, s
     return ledger
 
 
-def redeem(ledger: Ledger, container: Container) -> Ledger:
-    """Without the reservations that a new container comes for; those of another pod stay.
+def cleared_for(ledger: Ledger, container: Container) -> Ledger:
+    """The ledger that a new container is decided by: without what it replaces.
 
+    That is earlier attempts at it that never ran, and the reservations that it comes for; those of another pod stay.
     Where PodResources has just told whose the devices are now, they all end: a token may be an old one.
     """
+    ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
     allocation = container.kubelet
     if not isinstance(allocation, Allocated):
         return ledger

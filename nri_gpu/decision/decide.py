@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.allocation.placement import Asker, place
-from nri_gpu.allocation.reservations import redeem
 from nri_gpu.decision.candidates import Candidates, over_limit
 from nri_gpu.decision.claim import claim_of
 from nri_gpu.decision.completion import NotCompleted, complete_asked, complete_unasked, held_elsewhere
@@ -33,7 +32,7 @@ from nri_gpu.policy.select import Denied, Ignored, select, stale_fault
 
 
 def decide(container: Container, node: Node, ledger: Ledger, policy: Policy) -> Decision:
-    """What to do with a container that is about to be created."""
+    """What to do with a container that is about to be created. ledger: as `cleared_for` that container."""
     asked = _check(container, node, policy)
     if isinstance(asked, Eligible):
         return _grant(asked, container, node, ledger)
@@ -138,8 +137,6 @@ Chosen = tuple[tuple[Unit, ...], Mode, Seat | None]
 
 def _choose(asked: Eligible, container: Container, node: Node, ledger: Ledger) -> Chosen | Reason:
     """The GPUs and how they are held: those that this container holds already, or the best that it may have."""
-    ledger = redeem(ledger, container)
-    ledger = ledger.without_predecessors(container.id, container.pod.uid, container.name)
     if held := _held(container, node, ledger):
         return held
     candidates = Candidates.of(asked, container, node.inventory, ledger)

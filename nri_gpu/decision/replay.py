@@ -15,7 +15,6 @@ own ledger: a container that is refused there holds nothing, and one that is gra
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
@@ -26,7 +25,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, ExternalAllocation, Ledger, Releasing, Reservation
 from nri_gpu.allocation.releasing import expired
-from nri_gpu.allocation.reservations import reservation_id, reserved_device
+from nri_gpu.allocation.reservations import cleared_for, reservation_id, reserved_device
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.codec import CodecError, canonical, decode, encode
 from nri_gpu.domain.container import Container, ContainerId
@@ -147,7 +146,7 @@ def _reservation_of(device: AllocatedDevice, entry: Entry) -> Reservation | None
         namespace=grant.namespace,
         pod_name=grant.pod_name,
         since=entry.since,
-        until=None if entry.until == math.inf else entry.until,
+        until=entry.until if isinstance(entry.until, float) else None,
         pod_uid=grant.pod_uid,
         pod_id=grant.pod_id,
         container_name=grant.container_name,
@@ -264,7 +263,8 @@ class Replay:
         container, now = _container_of(record["container"]), decode(float, record["now"], "now")
         settings = self._policy if not self._policy.fault else Policy.default()
         ledger = expired(self.ledger.lapse(now, settings.ledger.created_grace_s), now)
-        decision = decide(container, self._node, ledger, self._policy)
-        self.ledger = ledger.after(decision, now)
+        cleared = cleared_for(ledger, container)
+        decision = decide(container, self._node, cleared, self._policy)
+        self.ledger = ledger if isinstance(decision, Refuse) else cleared.after(decision, now)
         self._decided.add(container.id)
         return Compared(container, decode(float, record["at_s"], "at_s"), record["answer"], answer_json(decision))

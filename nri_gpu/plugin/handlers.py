@@ -5,7 +5,6 @@ No handler awaits, so nobody sees half a step and no lock is needed; log lines a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -14,9 +13,9 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.external import live, seen
 from nri_gpu.allocation.grant import SignedGrant, sign_grant
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Live, rebuilt
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger, Live, rebuilt
 from nri_gpu.allocation.releasing import expired
-from nri_gpu.allocation.reservations import redeem, reserve, sandbox_gone
+from nri_gpu.allocation.reservations import cleared_for, reserve, sandbox_gone
 from nri_gpu.decision.claim import may_ask_by_environment, reads_environment
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.validate import validate_adjusted
@@ -56,9 +55,6 @@ EVENTS: Final = (
     Event.VALIDATE_CONTAINER_ADJUSTMENT,
 )
 LET_START: Final = convert.without_mount_to_pb(REQUIRED_DESTINATION)
-# A container listed as created may be in the middle of its start, an event that we then never get. It keeps its GPUs
-# until it is removed or its pod's next attempt is made: held too long by one that failed, never granted twice.
-NEVER_LAPSES: Final = math.inf  # seconds, as the time until which it holds
 
 
 class Plugin:
@@ -115,17 +111,15 @@ class Plugin:
         container = self.external.read(container, node.inventory, settings.kubelet)
         now = self._needs.clock()
         ledger = self._lapsed(now)
-        decision = decide(container, node, ledger, self.policy)
-        if not isinstance(decision, Refuse):  # one that is refused may come again for what is reserved for it
-            ledger = redeem(ledger, container)
+        cleared = cleared_for(ledger, container)
+        decision = decide(container, node, cleared, self.policy)
         reply, signed = self._reply(container, decision)
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
         self.kubelet.decided(container, decision)
         self.external.decided(container, decision, settings.kubelet)
         self._record(container, decision, signed, node, now)
-        ledger = ledger.after(decision, now)
-        if not isinstance(decision, Refuse):
-            ledger = self._granted.with_live(ledger, container, decision.edits)
+        if not isinstance(decision, Refuse):  # one that is refused may come again for what is reserved for it
+            ledger = self._granted.with_live(cleared.after(decision, now), container, decision.edits)
         self.state.commit(ledger)
         self._log_later(container, decision, node, self._needs.clock() - now)
         return reply
@@ -203,8 +197,11 @@ class Plugin:
                 lives.append(has)
             signed = self._granted.signed_grant(container)
             if isinstance(signed, SignedGrant):
-                phase, until = (GrantPhase.CREATED, NEVER_LAPSES) if item.created else (GrantPhase.RUNNING, None)
-                entries.append(Entry(self._granted.grant(container, signed, item.pid), phase, now, until))
+                grant = self._granted.grant(container, signed, item.pid)
+                phase, until = (
+                    (GrantPhase.CREATED, Lapse.NEVER) if item.created else (GrantPhase.RUNNING, Lapse.AFTER_GRACE)
+                )
+                entries.append(Entry(grant, phase, now, until))
             elif warn_ungranted(container, signed, self.policy) and not item.created:
                 ungranted.add(container.id)
         self.ungranted = frozenset(ungranted)

@@ -14,9 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from nri_gpu.allocation.ledger import GrantPhase, Ledger
 from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
+from nri_gpu.allocation.reservations import cleared_for
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, ContainerId
-from nri_gpu.domain.decision import Grant, Inject
+from nri_gpu.domain.decision import Grant, Inject, Refuse
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.policy.model import Policy
 from tests.property import worlds
@@ -55,8 +56,9 @@ class Node(RuleBasedStateMachine):
         self.number, self.now = self.number + 1, self.now + 0.5
         asks: Container = make.container(claim, of=pod, name=name, id=ContainerId(f"{pod}.{name}.{self.number}"))
         ledger = expired(self.ledger.lapse(self.now, CREATED_GRACE_S), self.now)
-        decision = decide(asks, self.node, ledger, Policy())
-        self.ledger = ledger.after(decision, self.now)
+        cleared = cleared_for(ledger, asks)
+        decision = decide(asks, self.node, cleared, Policy())
+        self.ledger = ledger if isinstance(decision, Refuse) else cleared.after(decision, self.now)
         if isinstance(decision, Inject):
             for uuid in decision.grant.uuids:
                 owner, since = self.dirty.get(uuid, (asks.pod.uid, 0.0))

@@ -34,6 +34,7 @@ from nri_gpu.allocation.external import live, opened_uuids, seen, with_live
 from nri_gpu.allocation.grant import SignedGrant, sign_grant, verify_grant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, rebuilt
 from nri_gpu.allocation.messages import why_not
+from nri_gpu.allocation.reservations import cleared_for
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode
@@ -190,8 +191,9 @@ class Runtime(RuleBasedStateMachine):
             self.made[container.id] = Made(container, self.number, listed=listed)  # the runtime fails open
             return
         ledger = self.ledger.lapse(self.now, GRACE_S)
-        decision = decide(container, self.node, ledger, self.policy)
-        self.ledger = ledger.after(decision, self.now)
+        cleared = cleared_for(ledger, container)
+        decision = decide(container, self.node, cleared, self.policy)
+        self.ledger = ledger if isinstance(decision, Refuse) else cleared.after(decision, self.now)
         if isinstance(decision, Inject):
             assert decide(container, self.node, self.ledger, self.policy) == decision
             self.check_new(decision.grant)
@@ -446,7 +448,6 @@ TestRuntime.settings = settings(max_examples=200, stateful_step_count=50)
 def test_release_undoes_a_grant(ledger: Ledger, entry: Entry) -> None:
     grant = entry.grant
     ledger = ledger.released(grant.container_id)
-    ledger = ledger.without_predecessors(grant.container_id, grant.pod_uid, grant.container_name)
     granted = ledger.after(Inject(NO_EDITS, grant), 1.0)
     assert granted.released(grant.container_id) == ledger
     running = granted.started(grant.container_id, 2.0)

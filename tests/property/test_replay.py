@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
+from nri_gpu.allocation.reservations import cleared_for
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.replay import (
     AnyPolicy,
@@ -23,6 +24,7 @@ from nri_gpu.decision.replay import (
     policy_record,
 )
 from nri_gpu.domain.container import Container
+from nri_gpu.domain.decision import Refuse
 from nri_gpu.domain.node import Node
 from nri_gpu.policy.model import Policy
 from tests.property import worlds
@@ -74,9 +76,10 @@ class Recorder:
         self.last, policy = container, self.policies[-1]
         grace_s = (policy if not policy.fault else Policy()).ledger.created_grace_s
         ledger = expired(self.ledger.lapse(self.now, grace_s), self.now)
-        decision = decide(container, self.node, ledger, policy)
+        cleared = cleared_for(ledger, container)
+        decision = decide(container, self.node, cleared, policy)
         self.records.append(decision_record(container, decision, 1e9 + self.now, self.now))
-        self._commit(ledger.after(decision, self.now))
+        self._commit(ledger if isinstance(decision, Refuse) else cleared.after(decision, self.now))
 
     def _happen(self, event: str) -> None:
         if event == "wait":

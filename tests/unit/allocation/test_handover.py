@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Final
 
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing, rebuilt
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger, Releasing, rebuilt
 from nri_gpu.allocation.placement import Asker, place
 from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
 from nri_gpu.domain.claim import Mode
@@ -77,7 +76,7 @@ def test_what_never_ran_alone_leaves_nothing_behind(entry: Entry, change: Callab
 
 
 def test_one_that_was_listed_as_created_may_have_run() -> None:
-    listed = replace(make.entry(0, to=A, phase=GrantPhase.CREATED), until=math.inf)
+    listed = replace(make.entry(0, to=A, phase=GrantPhase.CREATED), until=Lapse.NEVER)
     assert left(listed).releasing == {ON_0: LEAVER}
 
 
