@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 from nri_gpu.domain.decision import PERMISSION_CODES, Reason
-from nri_gpu.ttrpc.status import Status, StatusCode
+from nri_gpu.ttrpc.events import Status, StatusCode
 
 Reply: TypeAlias = bytes | Status  # how a request is answered: with a message, or with why not
 

@@ -18,8 +18,7 @@ from nri_gpu.nri.list_size import event_of, size_of_request, size_of_state_chang
 from nri_gpu.nri.session import Listed, Phase, Session, Step
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.request_sizes import SizeOf, Sizes
-from nri_gpu.ttrpc.events import RequestReceived, ResponseSent
-from nri_gpu.ttrpc.status import Status
+from nri_gpu.ttrpc.events import RequestReceived, ResponseSent, Status
 
 Handler = Callable[[bytes], Reply]
 # Our deadline is this much before the runtime's: a late answer is worse than a refusal, because the runtime then drops

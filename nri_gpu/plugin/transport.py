@@ -17,11 +17,11 @@ from nri_gpu.ttrpc.events import (
     RequestSent,
     ResponseReceived,
     ResponseSent,
+    Status,
     StreamId,
 )
 from nri_gpu.ttrpc.frame import RECEIVE_MAX, SendOversizeError
 from nri_gpu.ttrpc.mux import RUNTIME_SERVICE, ConnId, Mux
-from nri_gpu.ttrpc.status import Status
 
 RUNTIME: Final = "nri.pkg.api.v1alpha1.Runtime"
 # A runtime sends one request at a time and reads the answer: one that leaves answers unread for so long hangs.

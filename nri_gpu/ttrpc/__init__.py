@@ -1,9 +1,10 @@
 """ttrpc and NRI's mux without I/O: a library in its own right, described in docs/ttrpc.md. This is all of its API."""
 
 from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
-from nri_gpu.ttrpc.connection import Connection
+from nri_gpu.ttrpc.connection import Connection, Role
 from nri_gpu.ttrpc.events import (
     NEED_DATA,
+    OK,
     BytesLike,
     ConnectionClosed,
     Incoming,
@@ -15,12 +16,12 @@ from nri_gpu.ttrpc.events import (
     RequestSent,
     ResponseReceived,
     ResponseSent,
+    Status,
+    StatusCode,
     StreamId,
 )
 from nri_gpu.ttrpc.frame import RECEIVE_MAX, SEND_MAX, SendOversizeError
 from nri_gpu.ttrpc.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, ConnId, Mux, MuxEvent
-from nri_gpu.ttrpc.state import Role
-from nri_gpu.ttrpc.status import OK, Status, StatusCode
 
 __all__ = [
     "NEED_DATA",

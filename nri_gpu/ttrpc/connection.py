@@ -1,11 +1,17 @@
-"""One ttrpc connection, client or server: bytes in, events out; events in, bytes out. No socket, no clock, no log."""
+"""One ttrpc connection, client or server: bytes in, events out; events in, bytes out. No socket, no clock, no log.
+
+The life of a stream is a table for each role. Two things do not fit it. A frame with an even id never has a stream: it
+is rejected before the table is looked at. And closed streams are not remembered one by one: ids only grow, so one
+number separates old and new.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from enum import Enum, StrEnum
+from typing import Final, TypeAlias
 
 from nri_gpu.domain.errors import LocalProtocolError, RemoteProtocolError
-from nri_gpu.ttrpc.envelope import decode_request, decode_response, encode_request, encode_response
 from nri_gpu.ttrpc.events import (
     NEED_DATA,
     BytesLike,
@@ -19,6 +25,9 @@ from nri_gpu.ttrpc.events import (
     RequestSent,
     ResponseReceived,
     ResponseSent,
+    Status,
+    StatusCode,
+    StreamEvent,
     StreamId,
 )
 from nri_gpu.ttrpc.frame import (
@@ -26,16 +35,99 @@ from nri_gpu.ttrpc.frame import (
     Frame,
     FrameDecoder,
     FrameType,
-    OversizeFrame,
     SendOversizeError,
+    decode_request,
+    decode_response,
     encode_frame,
+    encode_request,
+    encode_response,
 )
-from nri_gpu.ttrpc.state import Role, Streams
-from nri_gpu.ttrpc.status import Status, StatusCode
 
 # Bounds what a client can make a server hold by asking and never waiting. A runtime asks one thing at a time; the
 # limit is far above that, and far below what memory would notice.
 OPEN_MAX: Final = 1024  # requests without an answer
+
+
+class Role(Enum):
+    """Which end of a connection we are. The client is the side that opened it; inside a mux the id decides."""
+
+    CLIENT = "client"
+    SERVER = "server"
+
+
+class StreamState(StrEnum):
+    """Where a stream is in its life."""
+
+    IDLE = "idle"  # its id is still to come
+    OPEN = "open"
+    DONE = "done"  # answered, forgotten, or its id was skipped
+
+
+Table: TypeAlias = Mapping[StreamState, Mapping[type[StreamEvent], StreamState]]
+
+SERVER: Final[Table] = {
+    StreamState.IDLE: {RequestReceived: StreamState.OPEN, RequestRejected: StreamState.DONE},
+    # Rejected while open: a second request of the same id.
+    StreamState.OPEN: {ResponseSent: StreamState.DONE, RequestRejected: StreamState.OPEN},
+    # A second answer is a missing key, hence LocalProtocolError.
+    StreamState.DONE: {RequestRejected: StreamState.DONE},
+}
+
+CLIENT: Final[Table] = {
+    StreamState.IDLE: {RequestSent: StreamState.OPEN},
+    StreamState.OPEN: {ResponseReceived: StreamState.DONE, CallForgotten: StreamState.DONE},
+    StreamState.DONE: {CallForgotten: StreamState.DONE},  # answer and timeout may meet in one turn of an event loop
+}
+
+TABLES: Final[Mapping[Role, Table]] = {Role.SERVER: SERVER, Role.CLIENT: CLIENT}
+
+
+class Streams:
+    """The streams of one connection. Its memory is the open ones and the highest id."""
+
+    __slots__ = ("_last_id", "_open", "_table")
+
+    def __init__(self, role: Role) -> None:
+        self._table = TABLES[role]
+        self._open: set[StreamId] = set()
+        self._last_id = -1  # two before the first id
+
+    @property
+    def open(self) -> frozenset[StreamId]:
+        """Calls without an answer."""
+        return frozenset(self._open)
+
+    @property
+    def next_id(self) -> StreamId:
+        """The lowest id that a new stream can have."""
+        return StreamId(self._last_id + 2)
+
+    def __len__(self) -> int:
+        """How many streams are open."""
+        return len(self._open)
+
+    def state(self, stream_id: StreamId) -> StreamState:
+        """Where this stream is."""
+        if stream_id in self._open:
+            return StreamState.OPEN
+        return StreamState.DONE if stream_id <= self._last_id else StreamState.IDLE
+
+    def allows(self, stream_id: StreamId, event: type[StreamEvent]) -> bool:
+        """Whether the table has a place for this event now."""
+        return event in self._table[self.state(stream_id)]
+
+    def move(self, stream_id: StreamId, event: type[StreamEvent]) -> None:
+        """Takes one step. Raises LocalProtocolError when the table has none."""
+        state = self.state(stream_id)
+        after = self._table[state].get(event)
+        if after is None:
+            raise LocalProtocolError(f"{event.__name__} on stream {stream_id}, which is {state.value}")
+        if after is StreamState.OPEN:
+            self._open.add(stream_id)
+        else:
+            self._open.discard(stream_id)
+        if stream_id > self._last_id:
+            self._last_id = stream_id
 
 
 class Connection:
@@ -57,11 +149,6 @@ class Connection:
         self._open_limit = open_limit
         self._eof = self._closed = False
         self._cause: str | None = None  # of death
-
-    @property
-    def role(self) -> Role:
-        """Which end this is."""
-        return self._role
 
     @property
     def open_streams(self) -> frozenset[StreamId]:
@@ -130,7 +217,7 @@ class Connection:
         self._closed = True
         return ConnectionClosed()
 
-    def _read_as_server(self, frame: Frame | OversizeFrame) -> Incoming | None:
+    def _read_as_server(self, frame: Frame) -> Incoming | None:
         """A request, or why not. Responses, Data and unknown types are ignored, as every ttrpc server does."""
         if not frame.stream_id & 1:
             return _reject(
@@ -142,14 +229,15 @@ class Connection:
         self._streams.move(event.stream_id, type(event))
         return event
 
-    def _read_request(self, frame: Frame | OversizeFrame) -> RequestReceived | RequestRejected:
+    def _read_request(self, frame: Frame) -> RequestReceived | RequestRejected:
         if not self._streams.allows(frame.stream_id, RequestReceived):
             return _reject(
                 frame, StatusCode.INVALID_ARGUMENT, f"stream id {frame.stream_id} was used before: ids must grow"
             )
-        if isinstance(frame, OversizeFrame):
-            status = Status(StatusCode.RESOURCE_EXHAUSTED, f"request of {frame.length} bytes is over the limit")
-            return RequestRejected(frame.stream_id, status, frame.length)
+        if frame.oversize_bytes:
+            length = frame.oversize_bytes
+            status = Status(StatusCode.RESOURCE_EXHAUSTED, f"request of {length} bytes is over the limit")
+            return RequestRejected(frame.stream_id, status, length)
         if frame.flags:
             return _reject(frame, StatusCode.UNIMPLEMENTED, "streaming is not implemented")
         if len(self._streams) >= self._open_limit:
@@ -161,7 +249,7 @@ class Connection:
         except RemoteProtocolError as error:
             return _reject(frame, StatusCode.INVALID_ARGUMENT, str(error))
 
-    def _read_as_client(self, frame: Frame | OversizeFrame) -> Incoming | None:
+    def _read_as_client(self, frame: Frame) -> Incoming | None:
         """An answer to a call of ours. Frames of streams we do not know are dropped: late answers are among them."""
         if not self._streams.allows(frame.stream_id, ResponseReceived):
             return None
@@ -185,14 +273,14 @@ class Connection:
         return wire
 
 
-def _reject(frame: Frame | OversizeFrame, code: StatusCode, message: str) -> RequestRejected:
+def _reject(frame: Frame, code: StatusCode, message: str) -> RequestRejected:
     return RequestRejected(frame.stream_id, Status(code, message))
 
 
-def _read_response(frame: Frame | OversizeFrame) -> ResponseReceived:
+def _read_response(frame: Frame) -> ResponseReceived:
     """The server's answer, or the status of its failure to give one."""
-    if isinstance(frame, OversizeFrame):
-        status = Status(StatusCode.RESOURCE_EXHAUSTED, f"answer of {frame.length} bytes is over the limit")
+    if frame.oversize_bytes:
+        status = Status(StatusCode.RESOURCE_EXHAUSTED, f"answer of {frame.oversize_bytes} bytes is over the limit")
     elif frame.type != FrameType.RESPONSE:
         status = Status(StatusCode.INTERNAL, f"answer of frame type {frame.type} to a unary call")
     else:

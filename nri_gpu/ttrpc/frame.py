@@ -1,10 +1,10 @@
-"""ttrpc's framing: ten bytes of header, big-endian, then the data.
+"""ttrpc's bytes: ten bytes of header, big-endian, then the data, which is a Request or a Response in protobuf.
 
 ```
  0        4           8      9       10
  | length | stream id | type | flags | data ...
 ```
-Source: containerd/ttrpc PROTOCOL.md, channel.go.
+Source: containerd/ttrpc PROTOCOL.md, channel.go, request.proto.
 """
 
 from __future__ import annotations
@@ -13,10 +13,21 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from msgspec import Struct
+from google.protobuf.message import DecodeError
 
-from nri_gpu.domain.errors import LocalProtocolError, OversizeError
-from nri_gpu.ttrpc.events import NEED_DATA, BytesLike, NeedData, StreamId
+from nri_gpu._pb import ttrpc_pb2
+from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
+from nri_gpu.ttrpc.events import (
+    NEED_DATA,
+    OK,
+    BytesLike,
+    NeedData,
+    RequestReceived,
+    RequestSent,
+    ResponseReceived,
+    Status,
+    StreamId,
+)
 
 HEADER: Final = struct.Struct(">IIBB")
 HEADER_BYTES: Final = HEADER.size
@@ -31,6 +42,9 @@ RECEIVE_MAX: Final = 16 * 1024 * 1024 + 4096 - HEADER_BYTES  # bytes of data
 # Data over the receive limit is read and thrown away, and its stream alone fails. Past this it is not a message that
 # grew too large, it is bytes out of step: waiting for gigabytes that never come would look like a hang.
 DISCARD_MAX: Final = 64 * 1024 * 1024  # bytes of data
+
+# An empty pair is two bytes on the wire and a hundred in memory; callers send a handful (containerd one, tracing two).
+METADATA_MAX: Final = 1024  # pairs
 
 
 class SendOversizeError(LocalProtocolError):
@@ -54,21 +68,16 @@ class FrameType(IntEnum):
 
 
 class Frame(NamedTuple):
-    """One frame. type: a FrameType, or a number nobody knows."""
+    """One frame. type: a FrameType, or a number nobody knows.
+
+    oversize_bytes: the length of data over the receive limit, which is thrown away as it comes; else 0.
+    """
 
     stream_id: StreamId
     type: int
     flags: int
     data: bytes
-
-
-class OversizeFrame(Struct, frozen=True):
-    """A frame over the receive limit, known by its header; its data is thrown away as it comes. length: bytes."""
-
-    stream_id: StreamId
-    type: int
-    flags: int
-    length: int
+    oversize_bytes: int = 0
 
 
 def encode_frame(stream_id: StreamId, frame_type: FrameType, data: bytes) -> bytes:
@@ -102,7 +111,7 @@ class FrameDecoder:
             data = data[skipped:]
         self._buffer += data
 
-    def next_frame(self) -> Frame | OversizeFrame | NeedData:
+    def next_frame(self) -> Frame | NeedData:
         """The next frame. Raises OversizeError, now and for ever, at a length past DISCARD_MAX."""
         buffer = self._buffer
         if len(buffer) < HEADER_BYTES:
@@ -110,7 +119,7 @@ class FrameDecoder:
         length, stream_id, frame_type, flags = HEADER.unpack_from(buffer)
         if length > self._limit:
             self._discard(length)
-            return OversizeFrame(stream_id, frame_type, flags, length)
+            return Frame(stream_id, frame_type, flags, b"", length)
         end = HEADER_BYTES + length
         if len(buffer) < end:
             return NEED_DATA
@@ -125,3 +134,53 @@ class FrameDecoder:
         end = HEADER_BYTES + length
         self._skip = max(0, end - len(self._buffer))
         del self._buffer[:end]
+
+
+def encode_request(request: RequestSent) -> bytes:
+    """A Request. Raises LocalProtocolError for text that is not Unicode and values of a wrong type."""
+    try:
+        return ttrpc_pb2.Request(
+            service=request.service,
+            method=request.method,
+            payload=request.payload,
+            timeout_nano=request.timeout_ns,
+            metadata=[ttrpc_pb2.KeyValue(key=key, value=value) for key, value in request.metadata],
+        ).SerializeToString()
+    except (TypeError, ValueError) as error:
+        raise LocalProtocolError(f"request cannot be encoded: {error}") from error
+
+
+def encode_response(status: Status, payload: bytes) -> bytes:
+    """A Response, empty for an empty success. Raises LocalProtocolError for a payload that is not bytes."""
+    try:
+        if status.ok:
+            return ttrpc_pb2.Response(payload=payload).SerializeToString()
+        # Text from the file system may hold what UTF-8 cannot. The refusal must arrive: silence starts the container.
+        message = status.message.encode("utf-8", "backslashreplace").decode()
+        wire_status = ttrpc_pb2.Status(code=status.code, message=message)
+        return ttrpc_pb2.Response(status=wire_status).SerializeToString()
+    except (TypeError, ValueError) as error:
+        raise LocalProtocolError(f"response cannot be encoded: {error}") from error
+
+
+def decode_request(stream_id: StreamId, data: bytes) -> RequestReceived:
+    """A Request. Raises RemoteProtocolError for bytes that are not one, and for more pairs than METADATA_MAX."""
+    try:
+        request = ttrpc_pb2.Request.FromString(data)
+    except DecodeError as error:
+        raise RemoteProtocolError(f"not a ttrpc request: {error}") from error
+    pairs = request.metadata
+    if len(pairs) > METADATA_MAX:
+        raise RemoteProtocolError(f"{len(pairs)} pairs of metadata are over the limit of {METADATA_MAX}")
+    metadata = tuple((pair.key, pair.value) for pair in pairs) if pairs else ()
+    return RequestReceived(stream_id, request.service, request.method, request.payload, request.timeout_nano, metadata)
+
+
+def decode_response(stream_id: StreamId, data: bytes) -> ResponseReceived:
+    """A Response; zero bytes are an empty success. Raises RemoteProtocolError for bytes that are not one."""
+    try:
+        response = ttrpc_pb2.Response.FromString(data)
+    except DecodeError as error:
+        raise RemoteProtocolError(f"not a ttrpc response: {error}") from error
+    status = Status.from_wire(response.status.code, response.status.message) if response.HasField("status") else OK
+    return ResponseReceived(stream_id, status, response.payload)

@@ -14,11 +14,10 @@ from struct import Struct
 from typing import Final, NewType, Self, TypeAlias
 
 from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
-from nri_gpu.ttrpc.connection import Connection
+from nri_gpu.ttrpc.connection import Connection, Role
 from nri_gpu.ttrpc.events import NEED_DATA, BytesLike, Incoming, NeedData, Outgoing
 from nri_gpu.ttrpc.frame import HEADER_BYTES as TTRPC_HEADER_BYTES
 from nri_gpu.ttrpc.frame import RECEIVE_MAX, SEND_MAX
-from nri_gpu.ttrpc.state import Role
 
 ConnId = NewType("ConnId", int)
 PLUGIN_SERVICE: Final = ConnId(1)  # the plugin serves, the runtime calls

@@ -23,8 +23,16 @@ from nri_gpu.ttrpc import (
     StatusCode,
     StreamId,
 )
-from nri_gpu.ttrpc.envelope import decode_request, decode_response, encode_request, encode_response
-from nri_gpu.ttrpc.frame import Frame, FrameDecoder, FrameType, encode_frame
+from nri_gpu.ttrpc.frame import (
+    Frame,
+    FrameDecoder,
+    FrameType,
+    decode_request,
+    decode_response,
+    encode_frame,
+    encode_request,
+    encode_response,
+)
 from nri_gpu.ttrpc.mux import MuxDecoder, encode_message
 from tests.fuzz.fuzz_wire import TARGETS, outcome
 from tests.support.recording import as_sent

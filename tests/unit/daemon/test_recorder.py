@@ -16,7 +16,7 @@ from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.service import REQUEST_TIMEOUT_S
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.state import NodeState
-from nri_gpu.ttrpc.status import Status
+from nri_gpu.ttrpc.events import Status
 from tests.support import builders as make
 from tests.support.log import Log
 from tests.support.plugin import KEY, Clock, node

@@ -24,7 +24,7 @@ from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.simulation.topology import load_scenario, load_topology
 from nri_gpu.system.state import NodeState
-from nri_gpu.ttrpc.status import Status
+from nri_gpu.ttrpc.events import Status
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
 from tests.support.no_recorder import NoRecorder

@@ -25,7 +25,7 @@ from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.state import Changed, NodeState
-from nri_gpu.ttrpc.status import Status
+from nri_gpu.ttrpc.events import Status
 from tests.support import builders
 from tests.support.no_recorder import NoRecorder
 from tests.support.plugin import KEY, Clock

@@ -15,7 +15,7 @@ from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import EnvironmentSettings, Policy, VisibleDevices
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE
-from nri_gpu.ttrpc.status import Status
+from nri_gpu.ttrpc.events import Status
 from tests.support import builders
 from tests.support.builders import container, gpu, held_node, mig_gpu, mig_uuid, pod, uuid
 from tests.support.log import Log

@@ -16,7 +16,7 @@ from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import FailClosed, KubeletSettings
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.ttrpc.status import Status
+from nri_gpu.ttrpc.events import Status
 from tests.support import builders
 from tests.support.builders import uuid
 from tests.unit.kubelet.station import GPU, Halves, again, from_kubelet

@@ -4,7 +4,7 @@ import pytest
 
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.nri import status
-from nri_gpu.ttrpc.status import Status, StatusCode
+from nri_gpu.ttrpc.events import Status, StatusCode
 
 
 @pytest.mark.parametrize("why", Code)

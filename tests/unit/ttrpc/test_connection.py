@@ -22,8 +22,7 @@ from nri_gpu.ttrpc import (
     StatusCode,
     StreamId,
 )
-from nri_gpu.ttrpc.envelope import encode_request
-from nri_gpu.ttrpc.frame import DISCARD_MAX
+from nri_gpu.ttrpc.frame import DISCARD_MAX, encode_request
 from tests.unit.ttrpc.helpers import SERVICE, ConnectionPair, call, cuts, drain, feed, raw_frame, stream
 
 ONE = stream(1)

@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 
 from nri_gpu.ttrpc import OK, LocalProtocolError, RemoteProtocolError, RequestSent, Status, StatusCode
-from nri_gpu.ttrpc.envelope import METADATA_MAX, decode_request, decode_response, encode_request, encode_response
+from nri_gpu.ttrpc.frame import METADATA_MAX, decode_request, decode_response, encode_request, encode_response
 from tests.unit.ttrpc.helpers import stream
 
 ONE = stream(1)

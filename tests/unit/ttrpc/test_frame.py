@@ -10,7 +10,6 @@ from nri_gpu.ttrpc.frame import (
     Frame,
     FrameDecoder,
     FrameType,
-    OversizeFrame,
     SendOversizeError,
     encode_frame,
 )
@@ -54,7 +53,7 @@ def test_trailing_bytes_stay_for_the_next_frame(wire: bytes, frame: Frame) -> No
 def test_any_bytes_like_chunk(convert: type[bytes] | type[bytearray] | type[memoryview]) -> None:
     decoder = FrameDecoder(limit=4)
     decoder.receive_data(convert(raw_frame(1, 1, b"toolong") + raw_frame(3, 1, b"ok")))
-    assert decoder.next_frame() == OversizeFrame(stream(1), 1, 0, 7)
+    assert decoder.next_frame() == Frame(stream(1), 1, 0, b"", 7)
     assert decoder.next_frame() == Frame(stream(3), 1, 0, b"ok")
 
 
@@ -66,7 +65,7 @@ def test_oversize_data_is_thrown_away_as_it_comes() -> None:
             decoder.receive_data(chunk)
             while (frame := decoder.next_frame()) is not NEED_DATA:
                 found.append(frame)
-        assert found == [OversizeFrame(stream(1), 1, 3, 100), Frame(stream(3), 2, 0, b"")], how
+        assert found == [Frame(stream(1), 1, 3, b"", 100), Frame(stream(3), 2, 0, b"")], how
 
 
 def test_the_limit_itself_is_allowed() -> None:
@@ -87,7 +86,8 @@ def test_bytes_out_of_step_end_it_for_ever() -> None:
 def test_an_oversize_frame_may_be_as_long_as_the_discard_limit() -> None:
     decoder = FrameDecoder()
     decoder.receive_data(raw_frame(1, 1, length=DISCARD_MAX))
-    assert isinstance(decoder.next_frame(), OversizeFrame)
+    frame = decoder.next_frame()
+    assert isinstance(frame, Frame) and frame.oversize_bytes
     assert not decoder.between_frames
 
 

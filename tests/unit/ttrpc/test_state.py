@@ -10,8 +10,8 @@ from nri_gpu.ttrpc import (
     ResponseReceived,
     ResponseSent,
 )
+from nri_gpu.ttrpc.connection import TABLES, Role, Streams, StreamState
 from nri_gpu.ttrpc.events import CallForgotten, StreamEvent
-from nri_gpu.ttrpc.state import TABLES, Role, Streams, StreamState
 from tests.unit.ttrpc.helpers import stream
 
 EVENTS: tuple[type[StreamEvent], ...] = (
