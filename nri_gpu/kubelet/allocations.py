@@ -1,59 +1,27 @@
-"""What the NRI plugin keeps of the kubelet's allocations: our device plugin's, and other components'. All in memory."""
+"""What the NRI plugin keeps in memory: allocations of the kubelet, and what PodResources lists for this node's pods."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger, Reservation
-from nri_gpu.allocation.reservations import (
-    ListedDevice,
-    Unlisted,
-    carried_over,
-    holders,
-    reconcile,
-    redeem_running,
-    reserve_for_pod,
-)
+from nri_gpu.allocation.reservations import carried_over, redeem_running, reserve_for_pod
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.container import Container, ContainerId, Pod, PodId
 from nri_gpu.domain.decision import Decision, Inject
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import (
-    REPLICA,
-    REQUIRED_DESTINATION,
-    Allocated,
-    AllocatedDevice,
-    AllocationInvalid,
-    AllocationPending,
-    KubeletAllocation,
-    PodDevices,
-    gpu_groups,
-    kubelet_key,
-)
-from nri_gpu.domain.names import BASE_KEY, KUBELET_KEY
-from nri_gpu.domain.node import Inventory
-from nri_gpu.kubelet.external import (
-    Listing,
-    external_allocation,
-    external_devices,
-    is_gpu_resource,
-    is_reserving,
-    verified,
-)
-from nri_gpu.kubelet.pods import KubeletPods
-from nri_gpu.kubelet.token import read_tokens
+from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, Allocated, AllocatedDevice, PodDevices, kubelet_key
+from nri_gpu.domain.names import KUBELET_KEY
+from nri_gpu.kubelet.answer import read_tokens
 from nri_gpu.policy.kubelet import KubeletSettings
 
-COMPLAINTS_MAX: Final = 256
-JUST_STARTED: Final = (
-    "nri-gpu has just started and the kubelet has not said yet which GPUs it allocated to pods (PodResources): it will "
-    "be tried again in a moment"
-)
-NOT_ASKED: Final = "PodResources is not asked: kubelet.podresources is empty, or nri-gpu was not restarted since"
+PODS_MAX: Final = 1024  # sandboxes; kubelets run at most some hundreds
+QUESTIONS_MAX: Final = 256  # the next List answers those that fall out
 
 
 class KubeletAllocations:
@@ -155,8 +123,10 @@ class KubeletAllocations:
         return after
 
     def listed(self, containers: list[Container], old: Ledger, now: float) -> tuple[Reservation, ...]:
-        """Start over from the containers that the runtime lists. Returns the reservations that stay beside them."""
-        self._held, self._unread = {}, {}
+        """Go by the containers that the runtime lists. Returns the reservations that stay beside them."""
+        listed = {each.id for each in containers}
+        self._held = {id_: allocation for id_, allocation in self._held.items() if id_ in listed}
+        self._unread = {}
         for each in containers:
             self._hold(each)
         return carried_over(old, now)
@@ -165,16 +135,24 @@ class KubeletAllocations:
         """Drop containers that the ledger does not have."""
         self._held = {id_: allocation for id_, allocation in self._held.items() if id_ in ledger.entries}
 
-    def taken(self, ledger: Ledger, *, shared: bool) -> frozenset[GpuUuid]:
-        """GPUs that others than the kubelet's pods hold. shared: sharing them does not count as holding."""
-        return frozenset(
+    def taken(self, ledger: Ledger, settings: KubeletSettings, *, shared: bool) -> frozenset[GpuUuid]:
+        """GPUs that our device plugin cannot allocate: others than its pods hold them, or other device plugins' pods.
+
+        shared: sharing them does not count as holding, unless for another device plugin.
+        """
+
+        def ours(id_: ContainerId, mode: Mode | None) -> bool:
+            allocation = self._held.get(id_)
+            if allocation is not None:
+                return not settings.injected(allocation.devices)
+            return shared and mode is Mode.SHARED
+
+        held = (
             uuid
             for uuid, use in ledger.usage().items()
-            if use.external
-            or any(
-                not (id_ in self._held or (shared and grant.mode is Mode.SHARED)) for id_, grant in use.grants.items()
-            )
+            if use.external or not all(ours(id_, grant.mode) for id_, grant in use.grants.items())
         )
+        return frozenset(held) | {device.uuid for device in settings.injected(ledger.reservations)}
 
     def _hold(self, container: Container) -> None:
         """Remember the container's allocation; without a key, the container itself until there is one."""
@@ -185,124 +163,85 @@ class KubeletAllocations:
             self._unread[container.id] = container
 
 
-class ExternalAllocations:
-    """Allocations by other device plugins and schedulers, as PodResources lists them.
+class KubeletPods:
+    """Sandboxes, what the kubelet listed for them, and the sandboxes it is still to be asked about.
 
-    pods: None where PodResources is not asked; then nothing is known.
+    settled: the kubelet's first List is here, or failed. Before that, allocations from before our start are unknown.
+    questions: sandboxes to ask about, oldest first. asked: set with each new question.
     """
 
-    def __init__(self) -> None:
-        self.pods: KubeletPods | None = None
-        self._unlisted = Unlisted()
-        self._held: set[ContainerId] = set()
-        self._complaints: dict[tuple[str, str, str], None] = {}
+    def __init__(self, *, settled: bool = True) -> None:
+        self.settled = settled
+        self.questions: deque[Pod] = deque(maxlen=QUESTIONS_MAX)
+        self.asked = asyncio.Event()
+        self._pods: dict[PodId, Pod] = {}
+        self._by_name: dict[tuple[str, str], PodId] = {}
+        self._devices: dict[PodId, PodDevices] = {}
 
-    def concerns(self, payload: bytes, settings: KubeletSettings) -> bool:
-        """Whether PodResources lists devices for the pod of this request that the request itself does not show."""
-        if self.pods is None or not settings.inject_for.patterns:
-            return False
-        known = self.pods.known()
-        return any(pod.uid.encode() in payload for pod, each in known if external_devices(each.devices, settings))
-
-    def read(self, container: Container, inventory: Inventory, settings: KubeletSettings) -> Container:
-        """The container with its external allocation, or with the fault of its own token; else the same container."""
-        if self.pods is None and not settings.injects_external:
-            return container
-        listing = self._listing(container, settings)
-        if container.kubelet is not None:
-            allocation: KubeletAllocation | None = verified(container.kubelet, container, listing, settings)
-        else:
-            allocation = external_allocation(container, listing, inventory, settings)
-            if isinstance(allocation, AllocationPending) and self.pods is None:
-                allocation = AllocationPending(NOT_ASKED, allocation.key)
-            if allocation is None and container.pod.annotations and self.pods is not None and not self.pods.settled:
-                allocation = AllocationPending(JUST_STARTED, BASE_KEY)
-        return container if allocation is container.kubelet else replace(container, kubelet=allocation)
-
-    def decided(self, container: Container, decision: Decision, settings: KubeletSettings) -> None:
-        """Remember that another device plugin allocated the GPUs of this container."""
-        if not (isinstance(container.kubelet, Allocated) and isinstance(decision, Inject)):
+    def add(self, pod: Pod) -> None:
+        """A sandbox was created. It replaces an older one with the same name, and what was listed for that."""
+        if pod.id in self._pods:
             return
-        if external_devices(container.kubelet.devices, settings):
-            self._held.add(container.id)
+        self.remove(self._by_name.get((pod.namespace, pod.name), pod.id))
+        while len(self._pods) >= PODS_MAX:
+            self.remove(next(iter(self._pods)))
+        self._pods[pod.id] = pod
+        self._by_name[pod.namespace, pod.name] = pod.id
+        self._ask(pod)
 
-    def complain(self, container: Container) -> None:
-        """Log a fault of the container's allocation, once for each container of a pod."""
-        allocation = container.kubelet
-        if not isinstance(allocation, AllocationInvalid):
-            return
-        about = (container.pod.uid, container.name, allocation.fault)
-        if about in self._complaints:
-            return
-        while len(self._complaints) >= COMPLAINTS_MAX:
-            del self._complaints[next(iter(self._complaints))]
-        self._complaints[about] = None
-        bound_ = logger.bind(namespace=container.pod.namespace, pod_name=container.pod.name, fault=allocation.fault)
-        bound_.bind(container_name=container.name).warning("kubelet allocation not valid")
+    def remove(self, pod_id: PodId) -> None:
+        """A sandbox is gone."""
+        pod = self._pods.pop(pod_id, None)
+        self._devices.pop(pod_id, None)
+        if pod is not None and self._by_name.get((pod.namespace, pod.name)) == pod_id:
+            del self._by_name[pod.namespace, pod.name]
 
-    def taken(self, ledger: Ledger, settings: KubeletSettings) -> frozenset[GpuUuid]:
-        """GPUs that other device plugins allocated, so that ours cannot."""
-        if not settings.inject_for.patterns:
-            return frozenset()
-        self._held &= ledger.entries.keys()
-        held = (ledger.entries[id_] for id_ in self._held)
-        granted = {uuid for entry in held if entry.holds for uuid in entry.grant.uuids}
-        return frozenset(granted) | {device.uuid for device in external_devices(ledger.reservations, settings)}
+    def devices_of(self, pod: Pod) -> PodDevices | None:
+        """What the kubelet listed for exactly this pod. None, and a question to it, where it listed nothing yet."""
+        known = self._pods.get(pod.id)
+        if known is None or known.uid != pod.uid:
+            self.remove(pod.id)
+            self.add(pod)
+            return None
+        devices = self._devices.get(pod.id)
+        if devices is None or not devices.containers:
+            self._ask(pod)
+        return devices
 
-    def reconcile(
-        self,
-        ledger: Ledger,
-        listed: tuple[PodDevices, ...],
-        settings: KubeletSettings,
-        now: float,
-        adopt: Callable[[ContainerId, Allocated], None],
-    ) -> Ledger:
-        """The ledger with reservations as a List of PodResources has them. adopt: told the containers it names."""
-        named = tuple(self._named(listed, settings))
-        for each in named:
-            for id_ in holders(ledger, each):
-                adopt(id_, Allocated((each.device,), each.shared))
-                if external_devices((each.device,), settings):
-                    self._held.add(id_)
-        about = [device for device in ledger.reservations if is_gpu_resource(device, settings)]
-        ledger, self._unlisted = reconcile(ledger, named, about, self._unlisted, now)
-        return ledger
+    def sandbox_of(self, devices: PodDevices) -> Pod | None:
+        """The sandbox that runs under the name of a listed pod."""
+        return self._pods.get(self._by_name.get((devices.namespace, devices.name), PodId("")))
 
-    def synchronized(
-        self,
-        containers: Iterable[Container],
-        settings: KubeletSettings,
-        adopt: Callable[[ContainerId, Allocated], None],
-    ) -> None:
-        """Take over the runtime's list: sandboxes to ask about, and pods that share GPUs which a scheduler reserved."""
-        for container in containers:
-            if self.pods is not None and container.pod.name != "?":  # the runtime did not list that pod
-                self.pods.add(container.pod)
-            if settings.reservations.patterns and gpu_groups(container.pod.labels):
-                adopt(container.id, Allocated(shared=True))
+    def all(self) -> tuple[Pod, ...]:
+        """Every known sandbox."""
+        return tuple(self._pods.values())
 
-    def _named(self, listed: tuple[PodDevices, ...], settings: KubeletSettings) -> Iterator[ListedDevice]:
-        for pod in listed:
-            sandbox = self.pods.sandbox_of(pod) if self.pods else None
-            for container in pod.containers:
-                for device in container.devices:
-                    if is_gpu_resource(device, settings):
-                        shared = REPLICA in device.id or is_reserving(pod.namespace, settings)
-                        yield ListedDevice(device, pod.namespace, pod.name, container.name, shared, sandbox)
+    def known(self) -> Iterator[tuple[Pod, PodDevices]]:
+        """Sandboxes with what the kubelet listed for them."""
+        return ((self._pods[id_], devices) for id_, devices in self._devices.items())
 
-    def _listing(self, container: Container, settings: KubeletSettings) -> Listing:
-        if self.pods is None:
-            return Listing()
-        return Listing(self.pods.devices_of(container.pod), self._reserved(self.pods, settings))
+    def answered(self, pods: Iterable[Pod]) -> None:
+        """The kubelet was asked about these and has answered: they need not be asked about again."""
+        ids = {pod.id for pod in pods}
+        self.questions = deque((each for each in self.questions if each.id not in ids), maxlen=QUESTIONS_MAX)
 
-    def _reserved(self, pods: KubeletPods, settings: KubeletSettings) -> Mapping[GpuUuid, frozenset[str]]:
-        """GPUs that reservation pods hold -> the GPU groups of those pods."""
-        found: dict[GpuUuid, frozenset[str]] = {}
-        if not settings.reservations.patterns:
-            return found
-        for pod, listed in pods.known():
-            if is_reserving(pod.namespace, settings):
-                for device in listed.devices:
-                    if is_gpu_resource(device, settings):
-                        found[device.uuid] = found.get(device.uuid, frozenset()) | gpu_groups(pod.labels)
-        return found
+    def put(self, pod: Pod, devices: PodDevices) -> None:
+        """Keep the kubelet's answer about one sandbox, if that is still the same pod's."""
+        now = self._pods.get(pod.id)
+        if now is not None and now.uid == pod.uid:
+            self._devices[pod.id] = devices
+
+    def put_list(self, pods: Iterable[Pod], listed: Iterable[PodDevices]) -> None:
+        """Keep a List. pods: the sandboxes that were known when it was asked for."""
+        found: dict[tuple[str, str], PodDevices | None] = {}
+        for each in listed:  # two entries of one name are the old pod and the new, and nothing tells them apart
+            found[each.namespace, each.name] = None if (each.namespace, each.name) in found else each
+        for pod in pods:
+            devices = found.get((pod.namespace, pod.name), PodDevices(pod.namespace, pod.name))
+            if devices is not None:
+                self.put(pod, devices)
+
+    def _ask(self, pod: Pod) -> None:
+        if all(each.id != pod.id for each in self.questions):
+            self.questions.append(pod)
+        self.asked.set()

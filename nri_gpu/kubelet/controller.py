@@ -13,10 +13,9 @@ from loguru import logger
 
 from nri_gpu.domain.errors import RestartNeededError
 from nri_gpu.domain.kubelet import ResourceStatus
+from nri_gpu.kubelet.allocations import KubeletPods
+from nri_gpu.kubelet.answer import RequiredDevice, TokenKey
 from nri_gpu.kubelet.devices import AdvertisedDevices, NriPlugin
-from nri_gpu.kubelet.pods import KubeletPods
-from nri_gpu.kubelet.required_device import RequiredDevice
-from nri_gpu.kubelet.token import TokenKey
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.system.log_once import LogOnce

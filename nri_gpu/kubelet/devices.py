@@ -17,9 +17,9 @@ from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, closure, is_compute_slice, nvml_order, whole
 from nri_gpu.domain.kubelet import REPLICA, AllocatedDevice, PodDevices
 from nri_gpu.domain.node import Inventory, Node
-from nri_gpu.kubelet.allocations import ExternalAllocations, KubeletAllocations
-from nri_gpu.kubelet.required_device import RequiredDevice
-from nri_gpu.kubelet.token import token_key, write_token
+from nri_gpu.kubelet.allocations import KubeletAllocations
+from nri_gpu.kubelet.answer import RequiredDevice, token_key, write_token
+from nri_gpu.kubelet.external import ExternalAllocations
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.select import stale_fault
 from nri_gpu.system.state import NodeState

@@ -1,4 +1,4 @@
-"""Which GPUs another device plugin, or a scheduler of GPU fractions, allocated to a container that we inject for. Pure.
+"""Which GPUs another device plugin, or a scheduler of GPU fractions, allocated to a container that we inject for.
 
 NVIDIA_VISIBLE_DEVICES alone grants nothing: images set it, and so can whoever creates a pod. The kubelet's PodResources
 decides; the variable has to agree with it, since both come from one Allocate.
@@ -12,12 +12,17 @@ decides; the variable has to agree with it, since both come from one Allocate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from loguru import logger
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.allocation.external import GPU_NODE, nvidia_names
+from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.allocation.reservations import ListedDevice, Unlisted, holders, reconcile
 from nri_gpu.domain.container import Container, Pod
 from nri_gpu.domain.gpu import GpuUuid, MigPart
 from nri_gpu.domain.kubelet import (
@@ -31,9 +36,12 @@ from nri_gpu.domain.kubelet import (
     PodDevices,
     gpu_groups,
 )
+from nri_gpu.domain.names import BASE_KEY
 from nri_gpu.domain.node import Inventory
+from nri_gpu.kubelet.allocations import KubeletAllocations, KubeletPods
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE, named_devices
+from nri_gpu.system.state import NodeState
 
 SHOWN_MAX: Final = 3  # names in a sentence
 NO_ANSWER_YET: Final = (
@@ -49,6 +57,14 @@ TWO_PLUGINS: Final = (
     "the kubelet allocated to this container GPUs of nri-gpu's own resource and of another device plugin's: ask for "
     "one of the two in resources.limits"
 )
+
+
+COMPLAINTS_MAX: Final = 256
+JUST_STARTED: Final = (
+    "nri-gpu has just started and the kubelet has not said yet which GPUs it allocated to pods (PodResources): it will "
+    "be tried again in a moment"
+)
+NOT_ASKED: Final = "PodResources is not asked: kubelet.podresources is empty, or nri-gpu was not restarted since"
 
 
 class Listing(Struct, frozen=True):
@@ -80,7 +96,7 @@ def verified(
     listed = listing.pod.container(container.name) if listing.pod else None
     if not isinstance(allocation, Allocated) or listed is None:
         return _shared_if_reserving(allocation, container.pod, settings)
-    if external_devices(listed.devices, settings):
+    if settings.injected(listed.devices):
         return AllocationInvalid(TWO_PLUGINS)
     for resource in dict.fromkeys(each.resource for each in allocation.devices):
         signed = frozenset(each.id for each in allocation.devices if each.resource == resource)
@@ -99,14 +115,9 @@ def injected_by_others(container: Container) -> bool:
     return nodes or bool(nvidia_names(container)) or bool(container.nvidia_hooks)
 
 
-def external_devices(devices: Iterable[AllocatedDevice], settings: KubeletSettings) -> tuple[AllocatedDevice, ...]:
-    """Devices of other plugins' resources that policy has us inject."""
-    return tuple(each for each in devices if settings.inject_for.first(each.resource) is not None)
-
-
 def is_gpu_resource(device: AllocatedDevice, settings: KubeletSettings) -> bool:
     """Whether the device is of a resource of GPUs: our own, or another plugin's that we inject."""
-    if external_devices((device,), settings):
+    if settings.injected((device,)):
         return True
     if not settings.enabled:
         return False
@@ -132,9 +143,9 @@ def _of_plugin(
         return _not_yet(f"the GPUs that it names are not known yet: {inventory.fault or 'this node has no GPU'}")
     listed = listing.pod.container(container.name)
     if listed is None:  # a plain init container: the kubelet gives its devices to the pod's later containers
-        devices = tuple(each for each in external_devices(listing.pod.devices, settings) if each.uuid in named)
+        devices = tuple(each for each in settings.injected(listing.pod.devices) if each.uuid in named)
     else:
-        devices = external_devices(listed.devices, settings)
+        devices = settings.injected(listed.devices)
     if not devices:
         return Allocated(key=VARIABLE) if names else None
     if VARIABLE in container.env and not names and "all" not in container.env[VARIABLE].split(","):
@@ -213,3 +224,98 @@ def _shown(names: Iterable[str]) -> str:
 
 def _clipped(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class ExternalAllocations:
+    """Allocations by other device plugins and schedulers, as PodResources lists them.
+
+    pods: None where PodResources is not asked; then nothing is known.
+    """
+
+    def __init__(self, state: NodeState, kubelet: KubeletAllocations) -> None:
+        self.pods: KubeletPods | None = None
+        self._state = state
+        self._kubelet = kubelet
+        self._unlisted = Unlisted()
+        self._complaints: deque[tuple[str, str, str]] = deque(maxlen=COMPLAINTS_MAX)
+
+    @property
+    def _settings(self) -> KubeletSettings:
+        return self._state.settings.kubelet
+
+    def concerns(self, payload: bytes) -> bool:
+        """Whether PodResources lists devices for the pod of this request that the request itself does not show."""
+        if self.pods is None or not self._settings.inject_for.patterns:
+            return False
+        known, settings = self.pods.known(), self._settings
+        return any(pod.uid.encode() in payload for pod, each in known if settings.injected(each.devices))
+
+    def read(self, container: Container, inventory: Inventory) -> Container:
+        """The container with its external allocation, or with the fault of its own token; else the same container."""
+        settings = self._settings
+        if self.pods is None and not settings.injects_external:
+            return container
+        listing = Listing()
+        if self.pods is not None:
+            listing = Listing(self.pods.devices_of(container.pod), self._reserved(self.pods, settings))
+        if container.kubelet is not None:
+            allocation: KubeletAllocation | None = verified(container.kubelet, container, listing, settings)
+        else:
+            allocation = external_allocation(container, listing, inventory, settings)
+            if isinstance(allocation, AllocationPending) and self.pods is None:
+                allocation = AllocationPending(NOT_ASKED, allocation.key)
+            if allocation is None and container.pod.annotations and self.pods is not None and not self.pods.settled:
+                allocation = AllocationPending(JUST_STARTED, BASE_KEY)
+        return container if allocation is container.kubelet else replace(container, kubelet=allocation)
+
+    def complain(self, container: Container) -> None:
+        """Log a fault of the container's allocation, once for each container of a pod."""
+        allocation = container.kubelet
+        if not isinstance(allocation, AllocationInvalid):
+            return
+        about = (container.pod.uid, container.name, allocation.fault)
+        if about in self._complaints:
+            return
+        self._complaints.append(about)
+        bound = logger.bind(namespace=container.pod.namespace, pod_name=container.pod.name, fault=allocation.fault)
+        bound.bind(container_name=container.name).warning("kubelet allocation not valid")
+
+    def reconcile(self, ledger: Ledger, listed: tuple[PodDevices, ...], now: float) -> Ledger:
+        """The ledger with reservations as a List of PodResources has them."""
+        named = tuple(self._named(listed))
+        for each in named:
+            for id_ in holders(ledger, each):
+                self._kubelet.adopt(id_, Allocated((each.device,), each.shared))
+        about = [device for device in ledger.reservations if is_gpu_resource(device, self._settings)]
+        ledger, self._unlisted = reconcile(ledger, named, about, self._unlisted, now)
+        return ledger
+
+    def synchronized(self, containers: Iterable[Container]) -> None:
+        """Take over the runtime's list: sandboxes to ask about, and pods that share GPUs which a scheduler reserved."""
+        for container in containers:
+            if self.pods is not None and container.pod.name != "?":  # the runtime did not list that pod
+                self.pods.add(container.pod)
+            if self._settings.reservations.patterns and gpu_groups(container.pod.labels):
+                self._kubelet.adopt(container.id, Allocated(shared=True))
+
+    def _named(self, listed: tuple[PodDevices, ...]) -> Iterator[ListedDevice]:
+        settings = self._settings
+        for pod in listed:
+            sandbox = self.pods.sandbox_of(pod) if self.pods else None
+            for container in pod.containers:
+                for device in container.devices:
+                    if is_gpu_resource(device, settings):
+                        shared = REPLICA in device.id or is_reserving(pod.namespace, settings)
+                        yield ListedDevice(device, pod.namespace, pod.name, container.name, shared, sandbox)
+
+    def _reserved(self, pods: KubeletPods, settings: KubeletSettings) -> Mapping[GpuUuid, frozenset[str]]:
+        """GPUs that reservation pods hold -> the GPU groups of those pods."""
+        found: dict[GpuUuid, frozenset[str]] = {}
+        if not settings.reservations.patterns:
+            return found
+        for pod, listed in pods.known():
+            if is_reserving(pod.namespace, settings):
+                for device in listed.devices:
+                    if is_gpu_resource(device, settings):
+                        found[device.uuid] = found.get(device.uuid, frozenset()) | gpu_groups(pod.labels)
+        return found

@@ -17,7 +17,7 @@ from nri_gpu._pb import podresources_pb2 as pb
 from nri_gpu._pb import podresources_pb2_grpc as pb_grpc
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
-from nri_gpu.kubelet.pods import KubeletPods
+from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.system.backoff import Backoff
 from nri_gpu.system.log_once import LogOnce
 

@@ -26,7 +26,8 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocatedDevice, AllocationInvalid, PodDevices
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Inventory, Node
-from nri_gpu.kubelet.allocations import ExternalAllocations, KubeletAllocations
+from nri_gpu.kubelet.allocations import KubeletAllocations
+from nri_gpu.kubelet.external import ExternalAllocations
 from nri_gpu.nri import convert, lifecycle, validation
 from nri_gpu.nri.convert import EMPTY, DecodeError, Markers
 from nri_gpu.nri.events import Event
@@ -67,7 +68,7 @@ class Plugin:
         self.state = state
         self.ungranted: frozenset[ContainerId] = frozenset()
         self.kubelet = KubeletAllocations()
-        self.external = ExternalAllocations()
+        self.external = ExternalAllocations(state, self.kubelet)
         self.stage_dir = needs.stage_dir
         self._needs = needs
         self._key = key
@@ -106,9 +107,9 @@ class Plugin:
         if not self._needs_reading(payload, self.state.node):
             return EMPTY
         self.observe()
-        node, settings = self.aged(self.state.node), self.state.settings
+        node = self.aged(self.state.node)
         container = self.kubelet.read(convert.request_from_pb(payload, self.stage_dir))
-        container = self.external.read(container, node.inventory, settings.kubelet)
+        container = self.external.read(container, node.inventory)
         now = self._needs.clock()
         ledger = self._lapsed(now)
         cleared = cleared_for(ledger, container)
@@ -116,7 +117,6 @@ class Plugin:
         reply, signed = self._reply(container, decision)
         # Recorded and committed only once the reply exists: a bug in making it leaks no grant.
         self.kubelet.decided(container, decision)
-        self.external.decided(container, decision, settings.kubelet)
         self._record(container, decision, signed, node, now)
         if not isinstance(decision, Refuse):  # one that is refused may come again for what is reserved for it
             ledger = self._granted.with_live(cleared.after(decision, now), container, decision.edits)
@@ -208,7 +208,7 @@ class Plugin:
         containers = [item.container for item in listed]
         entries += self._not_listed(frozenset(container.id for container in containers), now, request_timeout_s)
         reserved = self.kubelet.listed(containers, self.ledger, now)
-        self.external.synchronized(containers, self.state.settings.kubelet, self.kubelet.adopt)
+        self.external.synchronized(containers)
         anew = seen(rebuilt(entries, (), self.ledger.releasing, lives, reserved), node.inventory)
         self.state.synchronized = True
         self.state.commit(self._vacated(anew, self.ledger.entries, now))
@@ -261,14 +261,13 @@ class Plugin:
         """All that the kubelet has given to whom: reservations that were forgotten, and others that are over."""
         now = self._needs.clock()
         before = self._lapsed(now)
-        after = self.external.reconcile(before, given, self.state.settings.kubelet, now, self.kubelet.adopt)
+        after = self.external.reconcile(before, given, now)
         self.state.commit(before)
         self.state.commit(self._vacated(after, (), now, before.reservations.keys() - after.reservations.keys()))
 
     def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
         """GPUs that our device plugin cannot give, since others than its pods hold them. shared: nor share them."""
-        by_others = self.external.taken(self.ledger, self.state.settings.kubelet)
-        return self.kubelet.taken(self.ledger, shared=shared) | by_others
+        return self.kubelet.taken(self.ledger, self.state.settings.kubelet, shared=shared)
 
     def aged(self, node: Node) -> Node:
         """The snapshot with its age, where that is why policy refuses; else the very same one."""
@@ -307,7 +306,7 @@ class Plugin:
             self._markers_of = wanted
         if self._markers.found_in(payload):
             return True
-        return self.external.pods is not None and self.external.concerns(payload, self.state.settings.kubelet)
+        return self.external.pods is not None and self.external.concerns(payload)
 
     def _stopped(self, change: Lifecycle) -> Reply:
         now = self._needs.clock()

@@ -1,10 +1,12 @@
 """Settings of the kubelet's device plugin, and of other components that allocate GPUs."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Final
 
 from msgspec import Struct
 
+from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.policy.globs import NOTHING, Globs
 from nri_gpu.policy.kinds import (
     FOLDER,
@@ -132,3 +134,7 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     def injects_external(self) -> bool:
         """Whether policy has us inject GPUs that other device plugins or schedulers allocate."""
         return bool(self.inject_for.patterns or self.reservations.patterns)
+
+    def injected(self, devices: Iterable[AllocatedDevice]) -> tuple[AllocatedDevice, ...]:
+        """Devices of other plugins' resources that policy has us inject."""
+        return tuple(each for each in devices if self.inject_for.first(each.resource) is not None)

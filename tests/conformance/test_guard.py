@@ -13,7 +13,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.kubelet.token import token_key, write_token
+from nri_gpu.kubelet.answer import token_key, write_token
 from nri_gpu.plugin.guard_status import read_guard_status
 from tests.support import sandbox
 from tests.support.containerd import Containerd

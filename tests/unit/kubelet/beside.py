@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, Pod
 from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
-from nri_gpu.kubelet.pods import KubeletPods
+from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.policy.globs import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy

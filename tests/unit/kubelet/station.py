@@ -15,10 +15,10 @@ from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.gpu import Gpu, GpuUuid
 from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.node import Node
+from nri_gpu.kubelet.answer import RequiredDevice
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.kubelet.devices import AdvertisedDevices
 from nri_gpu.kubelet.endpoint import EndpointTimes
-from nri_gpu.kubelet.required_device import RequiredDevice
 from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.kubelet.answer import KEY_FILE
 from nri_gpu.kubelet.endpoint import RIVALS_AFTER
-from nri_gpu.kubelet.token import KEY_FILE
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from tests.support.builders import gpus, uuid
 from tests.support.kubelet import Kubelet, Rival

@@ -17,10 +17,10 @@ from nri_gpu.daemon.app import Daemon
 from nri_gpu.daemon.policy_file import PolicyFile
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.errors import Exit, RestartNeededError
+from nri_gpu.kubelet.answer import KEY_FILE, TokenKey
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.kubelet.devices import NOT_CONNECTED, AdvertisedDevices
 from nri_gpu.kubelet.endpoint import Endpoint
-from nri_gpu.kubelet.token import KEY_FILE, TokenKey
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from nri_gpu.system.tasks import exit_code
 from tests.support.daemon import FOUR_GPUS

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE
-from nri_gpu.kubelet.required_device import FILE_NAME, NO_RUNTIME, TOO_OLD, RequiredDevice
+from nri_gpu.kubelet.answer import FILE_NAME, NO_RUNTIME, TOO_OLD, RequiredDevice
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import FailClosed, KubeletSettings
 from nri_gpu.policy.model import Policy

@@ -1,22 +1,38 @@
-"""Tokens: annotations that our device plugin answers to Allocate, and that the NRI plugin finds on the container.
+"""What our device plugin answers to Allocate, and the NRI plugin finds on the container: tokens and a CDI device.
 
-`v1;resource=nvidia.com/gpu;mode=exclusive;ids=GPU-…,GPU-…;mac=…`, one annotation for each resource. Allocate names no
-pod, so a token cannot either. The kubelet keeps it in its checkpoint and sets it again at every restart of the
+A token is an annotation for each resource, `v1;resource=nvidia.com/gpu;mode=exclusive;ids=GPU-…,GPU-…;mac=…`. Allocate
+names no pod, so a token cannot either. The kubelet keeps it in its checkpoint and sets it again at every restart of the
 container, after a reboot too. So it is signed with a key that lives as long as that checkpoint, and says nothing that
 changes: whether the GPUs are there and free is asked of the ledger, each time.
+
+The required CDI device keeps the container from starting until our reply undoes it (docs/guard.md). Its specification
+never changes, so a runtime finds the same one whichever version of nri-gpu wrote it, and also when none runs.
 """
 
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from nri_gpu.allocation.grant import KEY_BYTES, signed_fields
-from nri_gpu.domain.kubelet import Allocated, AllocatedDevice, AllocationInvalid
+from nri_gpu.cdi.file import SpecFile, SpecFileError
+from nri_gpu.cdi.specification import VERSION
+from nri_gpu.domain.kubelet import (
+    REQUIRED_DESTINATION,
+    REQUIRED_KIND,
+    REQUIRED_NAME,
+    REQUIRED_SOURCE,
+    Allocated,
+    AllocatedDevice,
+    AllocationInvalid,
+)
 from nri_gpu.domain.names import KUBELET_KEY
+from nri_gpu.nri.convert import Configured
+from nri_gpu.policy.kubelet import FailClosed, KubeletSettings
 from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.storage import NotPrivateError, read_private, write_whole
 
@@ -32,6 +48,24 @@ NO_KEY: Final = (
 _FIELDS: Final = ("resource", "mode", "ids", "mac")
 _MODES: Final = {"exclusive": False, "shared": True}
 _CONTEXT: Final = b"nri-gpu kubelet token:"  # so that no other text signed with this key passes for a token
+
+
+FILE_NAME: Final = "nri-gpu-required.json"
+_MOUNT: Final = {
+    "hostPath": REQUIRED_SOURCE,
+    "containerPath": REQUIRED_DESTINATION,
+    "type": "bind",
+    "options": ["bind", "ro"],
+}
+SPECIFICATION: Final = json.dumps(
+    {
+        "cdiVersion": VERSION,
+        "kind": REQUIRED_KIND,
+        "devices": [{"name": REQUIRED_NAME, "containerEdits": {"mounts": [_MOUNT]}}],
+    }
+)
+NO_RUNTIME: Final = "no runtime is connected yet"
+TOO_OLD: Final = "the runtime speaks NRI 0.6 or older, where a reply cannot remove a mount"
 
 
 def token_key(resource: str) -> str:
@@ -80,7 +114,7 @@ class TokenKey:
     def look(self) -> bytes | None:
         """The key, if it is another one than at the last look. A missing folder is no fault: the kubelet makes it."""
         try:
-            key = tokens_key(self._folder, self._key)
+            key = self._read()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -93,19 +127,50 @@ class TokenKey:
         self._log.clear()
         return key
 
+    def _read(self) -> bytes:
+        """The key in the folder, made if there is none; the one in use if the folder was made anew. Raises: OSError."""
+        file, known = self._folder / KEY_FILE, self._key
+        try:
+            if len(key := read_private(file, KEY_BYTES + 1)) == KEY_BYTES:
+                return key
+        except FileNotFoundError:
+            pass
+        except NotPrivateError:  # others may have read or written it, and could forge tokens with it
+            known = None
+        write_whole(file, known or secrets.token_bytes(KEY_BYTES), sync=True)
+        return read_private(file, KEY_BYTES)  # which another daemon may have replaced meanwhile
 
-def tokens_key(folder: Path, known: bytes | None = None) -> bytes:
-    """The key in the folder, made if there is none. Raises: OSError.
 
-    known: the key in use, which is written again where the folder was made anew.
-    """
-    file = folder / KEY_FILE
-    try:
-        if len(key := read_private(file, KEY_BYTES + 1)) == KEY_BYTES:
-            return key
-    except FileNotFoundError:
-        pass
-    except NotPrivateError:  # others may have read or written it, and could forge tokens with it
-        known = None
-    write_whole(file, known or secrets.token_bytes(KEY_BYTES), sync=True)
-    return read_private(file, KEY_BYTES)  # which another daemon may have replaced meanwhile
+class RequiredDevice:
+    """Decides whether Allocate may answer the device, and keeps its specification on disk."""
+
+    def __init__(self, settings: KubeletSettings) -> None:
+        self._file = SpecFile(Path(settings.cdi_dir) / FILE_NAME)
+        self._wanted = settings.fail_closed is FailClosed.AUTO
+        self._runtime_fault = NO_RUNTIME
+        self._log = LogOnce()
+
+    def configured(self, configured: Configured) -> None:
+        """The runtime told its version."""
+        self._runtime_fault = "" if configured.from_nri_0_7 else TOO_OLD
+
+    def write(self) -> None:
+        """Write the specification if it is wanted and not there. A failure is logged, and `fault` returns it."""
+        if not self._wanted:
+            return
+        try:
+            self._file.write(SPECIFICATION)
+        except SpecFileError as error:
+            self._log.warning("required CDI device not written, containers can start without nri-gpu", str(error))
+        else:
+            self._log.clear()
+
+    def name(self) -> str:
+        """The device's qualified name for an Allocate now; empty where it must not be answered."""
+        if not self.fault():
+            self.write()
+        return "" if self.fault() else f"{REQUIRED_KIND}={REQUIRED_NAME}"
+
+    def fault(self) -> str:
+        """Why the device does not protect containers, so that only the guard stops those we never saw."""
+        return self._runtime_fault or self._log.fault if self._wanted else 'kubelet.fail_closed = "guard" in the policy'
