@@ -14,8 +14,7 @@ from nri_gpu.cdi.specification import KIND
 from nri_gpu.domain.errors import DriverError, Exit
 from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.simulation.source import source_of
-from nri_gpu.system.log_once import LogOnce
-from nri_gpu.system.tasks import exit_code
+from nri_gpu.system.tasks import LogOnce, exit_code
 
 
 class SpecificationWatch:

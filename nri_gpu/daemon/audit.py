@@ -32,7 +32,7 @@ from nri_gpu.decision.replay import (
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision
 from nri_gpu.domain.node import Node
-from nri_gpu.system.log_once import LogOnce
+from nri_gpu.system.tasks import LogOnce
 
 FILE: Final = "audit.jsonl"
 OLD_FILE: Final = "audit.1.jsonl"

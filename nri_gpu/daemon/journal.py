@@ -23,8 +23,8 @@ from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Grant
 from nri_gpu.domain.node import Node
 from nri_gpu.plugin.dependencies import Remembered
-from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.storage import write_whole
+from nri_gpu.system.tasks import LogOnce
 
 JOURNAL: Final = "journal"  # in the state folder
 # Some 500 grants. Beyond that, lines whose grace is over are dropped.

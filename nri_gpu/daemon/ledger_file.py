@@ -16,9 +16,9 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.storage import write_whole
+from nri_gpu.system.tasks import LogOnce
 
 LEDGER_SCHEMA: Final = "nri-gpu/ledger/v1"
 NO_MODE: Final = "none"

@@ -25,9 +25,9 @@ from nri_gpu.domain.node import DriverFiles, Inventory
 from nri_gpu.driver.watch import folder_signatures, staged_evidence
 from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.system.kernel_modules import module_version, module_versions
-from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.storage import boot_id
+from nri_gpu.system.tasks import LogOnce
 
 SNAPSHOT_FILE: Final = "snapshot.json"
 SCHEMA: Final = "nri-gpu/snapshot/v1"

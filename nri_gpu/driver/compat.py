@@ -30,9 +30,9 @@ from nri_gpu.driver.elf import Elf, MalformedNoteError, parse_note, read_elf
 from nri_gpu.driver.host_file import HostFile, LeftOut, check_folder, examine
 from nri_gpu.driver.owner import StageOwner
 from nri_gpu.driver.stage import stage_plan
-from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.storage import why_untrusted
+from nri_gpu.system.tasks import LogOnce
 
 # NVIDIA/nvidia-container-toolkit: cmd/nvidia-cdi-hook/cudacompat/cuda-elf-header.go.
 NOTE_SECTION: Final = ".note.cuda.fwd_compatibility"

@@ -20,8 +20,8 @@ from nri_gpu.driver.scan import FoundDriver, scan
 from nri_gpu.driver.stage import prune, stage
 from nri_gpu.driver.watch import Signatures, changed, folder_signatures, staged_signatures
 from nri_gpu.system.kernel_modules import module_version
-from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.state import NodeState
+from nri_gpu.system.tasks import LogOnce
 
 LOOK_S: Final = 5.0  # between two looks, which take a millisecond where nothing changed
 RELEASE_LOOK_S: Final = 0.25  # while the daemon before this one ends

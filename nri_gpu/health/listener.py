@@ -17,8 +17,8 @@ from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.health import GpuEvent
 from nri_gpu.inventory import formats
 from nri_gpu.inventory.child import NvmlProcess, child_command
-from nri_gpu.system.backoff import Backoff
 from nri_gpu.system.line_process import LineProcess
+from nri_gpu.system.tasks import Backoff
 
 LINE_MAX: Final = 1 << 16  # bytes; a line that no GPU of 247 can be watched has some 40 000
 KIND_MAX: Final = 2**64 - 1  # nvmlEventData_t.eventType

@@ -18,8 +18,8 @@ from nri_gpu.domain.health import Health
 from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.service import GuardSettings
-from nri_gpu.system.backoff import Backoff
 from nri_gpu.system.cri import stop_containers
+from nri_gpu.system.tasks import Backoff
 
 FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 300.0

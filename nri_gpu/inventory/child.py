@@ -15,8 +15,8 @@ from msgspec import Struct
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.report import read_report
-from nri_gpu.system.backoff import Backoff
 from nri_gpu.system.line_process import LineProcess, announced, ending, python
+from nri_gpu.system.tasks import Backoff
 
 Limit = Callable[[float], AbstractAsyncContextManager[object]]  # asyncio.timeout, or a test's own clock
 

@@ -15,9 +15,8 @@ from nri_gpu.domain.health import WELL, History, Transition, TransitionKind
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.changes import changes
 from nri_gpu.inventory.source import Source
-from nri_gpu.system.backoff import Backoff
 from nri_gpu.system.state import NodeState
-from nri_gpu.system.tasks import first_done
+from nri_gpu.system.tasks import Backoff, first_done
 
 REFRESH_S: Final = 60.0
 FIRST_RETRY_S: Final = 0.5

@@ -33,8 +33,8 @@ from nri_gpu.domain.kubelet import (
 from nri_gpu.domain.names import KUBELET_KEY
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import FailClosed, KubeletSettings
-from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.storage import NotPrivateError, read_private, write_whole
+from nri_gpu.system.tasks import LogOnce
 
 KEY_FILE: Final = "nri-gpu.key"
 NOT_OURS: Final = (

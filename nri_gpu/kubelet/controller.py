@@ -18,9 +18,9 @@ from nri_gpu.kubelet.answer import RequiredDevice, TokenKey
 from nri_gpu.kubelet.devices import AdvertisedDevices, NriPlugin
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
-from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.succession import LOOK_S, Succession
+from nri_gpu.system.tasks import LogOnce
 
 if TYPE_CHECKING:
     from nri_gpu.kubelet.endpoint import Endpoint, EndpointTimes

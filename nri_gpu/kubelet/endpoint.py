@@ -31,11 +31,9 @@ from nri_gpu.kubelet.devices import AdvertisedDevices
 from nri_gpu.kubelet.service import VERSION, DevicePluginService, PluginWatcherService
 from nri_gpu.policy.kinds import SOCKET_PATH_MAX
 from nri_gpu.policy.kubelet import Registration
-from nri_gpu.system.backoff import Backoff
 from nri_gpu.system.inotify import folder_changed
-from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.storage import Signature, signature
-from nri_gpu.system.tasks import first_done
+from nri_gpu.system.tasks import Backoff, LogOnce, first_done
 
 REGISTER_TIMEOUT_S: Final = 15.0  # within it the kubelet dials us, for up to 10 s
 LASTING_S: Final = 60.0  # a session that lasted so long was a good one

@@ -20,10 +20,9 @@ from msgspec import Struct
 from nri_gpu.domain.gpu import MIG_PROFILE, Gpu, MigPart, is_compute_slice, slices
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
-from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.storage import write_whole
-from nri_gpu.system.tasks import work_when_told
+from nri_gpu.system.tasks import LogOnce, work_when_told
 
 PREFIX: Final = "nvidia.com"
 VALUE_MAX: Final = 63  # characters of a label's value (Kubernetes: apimachinery, validation.LabelValueMaxLength)

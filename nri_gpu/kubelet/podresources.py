@@ -18,8 +18,7 @@ from nri_gpu._pb import podresources_pb2_grpc as pb_grpc
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.kubelet.allocations import KubeletPods
-from nri_gpu.system.backoff import Backoff
-from nri_gpu.system.log_once import LogOnce
+from nri_gpu.system.tasks import Backoff, LogOnce
 
 GET_TIMEOUT_S: Final = 1.0
 LIST_TIMEOUT_S: Final = 2.0

@@ -15,7 +15,7 @@ from msgspec import Struct
 from nri_gpu.mps.daemon import MpsDaemon, MpsError, MpsTools
 from nri_gpu.mps.folders import DaemonFolder
 from nri_gpu.policy.mps import MpsSettings
-from nri_gpu.system.backoff import Backoff
+from nri_gpu.system.tasks import Backoff
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0

@@ -13,8 +13,8 @@ from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.model import HandoverSettings, Unknown
-from nri_gpu.system.backoff import Backoff
 from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.system.tasks import Backoff
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0  # a look is some calls into the driver, and wakes GPUs that sleep

@@ -19,8 +19,7 @@ from nri_gpu.nri.list_size import ListSize
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.service import EVENT_METHODS, NriHandlers, PluginService
 from nri_gpu.plugin.transport import RuntimeCallError, Transport
-from nri_gpu.system.backoff import Backoff
-from nri_gpu.system.log_once import LogOnce
+from nri_gpu.system.tasks import Backoff, LogOnce
 
 NRI_VERSION: Final = "0.12.2"  # the newest whose messages we know; sent to runtimes from 0.12 on
 # Between two tries; a random share of nine tenths spreads the plugins, so the first comes after 5 to 50 ms.

@@ -1,15 +1,53 @@
-"""Tasks of the event loop: repeated work, waiting for the first of several, ending."""
+"""Work that goes on beside the requests: tried until it succeeds, its faults logged once, waited for, ended."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from loguru import logger
 
 from nri_gpu.domain.errors import Exit, RestartNeededError
+
+
+class Backoff:
+    """The pauses of one thing that is tried until it works. jitter: the random share of each pause, from 0 to 1."""
+
+    def __init__(self, first_s: float, longest_s: float, *, jitter: float = 0.0) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._jitter = jitter
+        self.failures = 0  # since the last `reset`
+
+    def next_s(self) -> float:
+        """Count a failure. Returns the seconds to wait before the next attempt."""
+        pause_s = min(self._first_s * 2.0 ** min(self.failures, 32), self._longest_s)
+        self.failures += 1
+        return pause_s * random.uniform(1 - self._jitter, 1)
+
+    def reset(self) -> None:
+        """It worked: the next pause is the first again."""
+        self.failures = 0
+
+
+class LogOnce:
+    """Logs a fault unless it is the one that was reported last. fault: that one; empty where all is well."""
+
+    def __init__(self) -> None:
+        self.fault = ""
+
+    def warning(self, phrase: str, fault: str, **fields: object) -> None:
+        """Report a fault: one line with these fields where it is another one."""
+        if fault != self.fault:
+            logger.bind(**fields, fault=fault).warning(phrase)
+        self.fault = fault
+
+    def clear(self) -> None:
+        """All is well again: the next fault is logged, whichever it is."""
+        self.fault = ""
 
 
 async def work_when_told(told: asyncio.Event, work: Callable[[], Awaitable[bool]], *, retry_s: float) -> None:

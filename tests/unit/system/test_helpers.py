@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.system.backoff import Backoff
-from nri_gpu.system.log_once import LogOnce
 from nri_gpu.system.storage import signature, write_whole
-from nri_gpu.system.tasks import first_done
+from nri_gpu.system.tasks import Backoff, LogOnce, first_done
 from tests.support.log import Log
 
 
