@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.system.storage import NotPrivateError, boot_id, lock_holder, open_lock, read_private, text_of, try_lock
+from nri_gpu.system.storage import (
+    NotPrivateError,
+    boot_id,
+    lock_holder,
+    open_lock,
+    read_private,
+    signature,
+    text_of,
+    try_lock,
+    write_whole,
+)
 
 HOLD = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
 
@@ -75,3 +86,37 @@ def test_who_has_a_lock_is_told(tmp_path: Path) -> None:
     assert try_lock(lock)
     assert lock_holder(lock) == f" (pid {os.getpid()})"
     os.close(lock)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_file_is_replaced_whole_and_whoever_has_the_old_one_keeps_it(tmp_path: Path, *, sync: bool) -> None:
+    file = tmp_path / "note"
+    file.write_text("old")
+    (tmp_path / ".note.new").symlink_to(tmp_path / "elsewhere")  # left behind, or laid as a trap
+    umask = os.umask(0o077)
+    try:
+        with file.open() as opened:
+            write_whole(file, b"new", 0o644, sync=sync)
+            assert opened.read() == "old"
+    finally:
+        os.umask(umask)
+    assert file.read_text() == "new"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+
+def test_a_missing_folder_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_whole(tmp_path / "gone" / "note", b"")
+
+
+def test_the_signature_differs_once_the_content_does(tmp_path: Path) -> None:
+    file = tmp_path / "note"
+    assert signature(file) is None
+    write_whole(file, b"one")
+    first = signature(file)
+    assert first == signature(file)
+    write_whole(file, b"two")
+    assert signature(file) != first
+    (tmp_path / "link").symlink_to(file)
+    assert signature(tmp_path / "link") == signature(file) != signature(tmp_path / "link", follow=False)
