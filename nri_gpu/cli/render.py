@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from msgspec import to_builtins
+
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.cli.client import SnapshotAge
-from nri_gpu.daemon.report import health_json, place_json, unlisted_json
-from nri_gpu.domain.edits import Extra, NodeExtra
-from nri_gpu.domain.gpu import ComputeMode, Fabric, Gpu, MigPart, Unit, health_of, whole
+from nri_gpu.daemon.report import fault_json, health_json, place_json
+from nri_gpu.domain.edits import NodeExtra
+from nri_gpu.domain.gpu import ComputeMode, Gpu, MigPart, Unit, health_of, whole
 from nri_gpu.domain.health import HealthState
 from nri_gpu.domain.node import Inventory, Link
 
@@ -19,30 +21,27 @@ _FOR_ONE: Final = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.EXCLUSIVE_THREAD)
 
 def gpus_json(inventory: Inventory, snapshot: SnapshotAge | None = None) -> dict[str, Any]:
     """Schema `nri-gpu/gpus/v1`. snapshot: the running daemon's, if there is one."""
+    majors = to_builtins(inventory.majors)
     return {
         "schema": "nri-gpu/gpus/v1",
         "simulated": inventory.simulated,
         "driver_version": inventory.driver_version,
         "cuda_version": inventory.cuda_version,
         "fault": inventory.fault,
-        "majors": {
-            "nvidia": inventory.majors.nvidia,
-            "nvidia_uvm": inventory.majors.nvidia_uvm,
-            "nvidia_caps": inventory.majors.nvidia_caps,
-        },
-        "modeset": inventory.majors.modeset,
-        "extras": {extra.value: _offer_json(offer) for extra, offer in inventory.extras.items()},
+        "modeset": majors.pop("modeset"),
+        "majors": majors,
+        "extras": {extra.value: _extra_json(offer) for extra, offer in inventory.extras.items()},
         "modules": dict(inventory.modules),
-        "snapshot": {"number": snapshot.number, "age_s": snapshot.age_s} if snapshot else None,
+        "snapshot": to_builtins(snapshot),
         "gpus": [_gpu_json(gpu) for gpu in inventory.gpus],
-        "unlisted": [unlisted_json(gpu) for gpu in inventory.unlisted],
-        "faults": [{"index": each.index, "reason": each.reason, "uuid": each.uuid} for each in inventory.faults],
-        "links": [{"a": link.a, "b": link.b, "pcie": link.pcie, "nvlink": link.nvlink} for link in inventory.links],
+        "unlisted": [to_builtins(gpu) for gpu in inventory.unlisted],
+        "faults": [fault_json(each) for each in inventory.faults],
+        "links": [to_builtins(link) for link in inventory.links],
         "numa": [{"node": node.number, "cpus": node.cpus, "memory": node.memory} for node in inventory.numa],
     }
 
 
-def _offer_json(offer: NodeExtra) -> dict[str, Any]:
+def _extra_json(offer: NodeExtra) -> dict[str, Any]:
     return {
         "lacking": offer.lacking,
         "nodes": [{"path": node.path, "major": node.major, "minor": node.minor} for node in offer.nodes],
@@ -52,57 +51,15 @@ def _offer_json(offer: NodeExtra) -> dict[str, Any]:
 
 
 def _gpu_json(gpu: Gpu) -> dict[str, Any]:
-    return {
-        "index": gpu.index,
-        "minor_number": gpu.minor_number,
-        "uuid": gpu.uuid,
-        "pci_bus_id": gpu.pci_bus_id,
-        "model": gpu.model,
-        "memory_bytes": gpu.memory_bytes,
-        "arch": f"{gpu.arch[0]}.{gpu.arch[1]}",
-        "brand": gpu.brand,
-        "numa_node": gpu.numa_node,
-        "mig_enabled": gpu.mig_enabled,
-        "unavailable": why_not(gpu),
-        "processes": gpu.processes,
-        "health": health_json(gpu),
-        "architecture": gpu.architecture,
-        "cpus": gpu.cpus,
-        "compute_mode": gpu.compute_mode,
-        "persistence": gpu.persistence,
-        "ecc": {"current": gpu.ecc.current, "pending": gpu.ecc.pending} if gpu.ecc else None,
-        "addressing": gpu.addressing,
-        "fabric": _fabric_json(gpu.fabric) if gpu.fabric else None,
-        "mig": [_part_json(part) for part in gpu.parts],
-        "drm": [{"name": node.name, "major": node.major, "minor": node.minor} for node in gpu.drm],
-    }
+    """Its fields as the inventory names them; `arch` is a text, and signs are in `health`."""
+    fields: dict[str, Any] = to_builtins(gpu)
+    del fields["signs"]
+    parts = [{**to_builtins(part.device), **_state_json(part)} for part in gpu.parts]
+    return {**fields, **_state_json(gpu), "arch": f"{gpu.arch[0]}.{gpu.arch[1]}", "mig": parts}
 
 
-def _fabric_json(fabric: Fabric) -> dict[str, Any]:
-    return {
-        "state": fabric.state,
-        "status": fabric.status,
-        "cluster": fabric.cluster,
-        "clique": fabric.clique,
-        "health_mask": fabric.health_mask,
-    }
-
-
-def _part_json(part: MigPart) -> dict[str, Any]:
-    device = part.device
-    return {
-        "index": device.index,
-        "uuid": device.uuid,
-        "profile": device.profile,
-        "memory_bytes": device.memory_bytes,
-        "gpu_instance_id": device.gpu_instance_id,
-        "compute_instance_id": device.compute_instance_id,
-        "gpu_instance_minor": device.gpu_instance_minor,
-        "compute_instance_minor": device.compute_instance_minor,
-        "unavailable": why_not(part),
-        "processes": part.processes,
-        "health": health_json(part),
-    }
+def _state_json(unit: Unit) -> dict[str, Any]:
+    return {"unavailable": why_not(unit), "health": health_json(unit)}
 
 
 def gpus_text(inventory: Inventory, snapshot: SnapshotAge | None = None) -> str:
@@ -113,15 +70,19 @@ def gpus_text(inventory: Inventory, snapshot: SnapshotAge | None = None) -> str:
     if inventory.gpus:
         rows = [_row(unit) for unit in inventory.units]
         lines += table(("INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI BUS ID", "NODE", "STATE", "UUID"), rows)
-    lines += gpu_lines(inventory)
+    lines += health_lines([{**place_json(unit), "health": health_json(unit)} for unit in inventory.units])
     lines += [f"GPU {fault.index} cannot be described: {fault.reason}" for fault in inventory.faults]
-    lines += unlisted_lines([unlisted_json(gpu) for gpu in inventory.unlisted], inventory.fault)
+    lines += unlisted_lines(to_builtins(inventory.unlisted), inventory.fault)
     for name, major in (("nvidia", inventory.majors.nvidia), ("nvidia-uvm", inventory.majors.nvidia_uvm)):
         if major is None and not inventory.fault:
             lines.append(f"kernel module {name} is not loaded: no GPU can be granted (modprobe {name})")
     if inventory.parts and inventory.majors.nvidia_caps is None:
         lines.append("nvidia-caps has no major: no MIG device can be granted")
-    lines += _offer_lines(inventory.extras)
+    here = [extra for extra, offer in inventory.extras.items() if not offer.lacking]
+    if here:
+        lines.append(f"extras: {', '.join(here)}")
+    if lacking := [extra for extra in inventory.extras if extra not in here]:
+        lines.append(f"extras not here: {', '.join(lacking)} (`-o json` says why)")
     return "\n".join([*lines, inventory.fault] if inventory.fault else lines)
 
 
@@ -134,54 +95,25 @@ def unlisted_lines(gpus: Sequence[Mapping[str, Any]], fault: str) -> list[str]:
     ]
 
 
-def _offer_lines(offers: Mapping[Extra, NodeExtra]) -> Iterator[str]:
-    """Extras that the host provides; drm and profile depend on the GPUs instead."""
-    here = [extra for extra, offer in offers.items() if not offer.lacking]
-    lacking = [extra for extra, offer in offers.items() if offer.lacking]
-    if here:
-        yield f"extras: {', '.join(here)}"
-    if lacking:
-        yield f"extras not here: {', '.join(lacking)} (`-o json` says why)"
-
-
 def _row(unit: Unit) -> tuple[str, ...]:
-    return _part_row(unit) if isinstance(unit, MigPart) else _gpu_row(unit)
-
-
-def _part_row(part: MigPart) -> tuple[str, ...]:
-    """A MIG device, indented below its GPU. Its node is the compute instance's capability."""
-    minor = part.device.compute_instance_minor
+    """A MIG device is indented below its GPU, and its node is the compute instance's capability."""
+    memory = f"{unit.memory_bytes / 2**30:.0f} GiB"
+    if isinstance(unit, MigPart):
+        device, minor = unit.device, unit.device.compute_instance_minor
+        place = f"gi {device.gpu_instance_id}, ci {device.compute_instance_id}"
+        node = "-" if minor is None else f"nvidia-cap{minor}"
+        return (f"  {unit.place}", f"  MIG {device.profile}", memory, "", "", place, node, state_of(unit), unit.uuid)
     return (
-        f"  {part.place}",
-        f"  MIG {part.device.profile}",
-        f"{part.memory_bytes / 2**30:.0f} GiB",
-        "",
-        "",
-        f"gi {part.device.gpu_instance_id}, ci {part.device.compute_instance_id}",
-        "-" if minor is None else f"nvidia-cap{minor}",
-        state_of(part),
-        part.uuid,
+        str(unit.index),
+        unit.model,
+        memory,
+        f"{unit.arch[0]}.{unit.arch[1]}",
+        "-" if unit.numa_node is None else str(unit.numa_node),
+        unit.pci_bus_id,
+        f"/dev/nvidia{unit.minor_number}",
+        state_of(unit),
+        unit.uuid,
     )
-
-
-def _gpu_row(gpu: Gpu) -> tuple[str, ...]:
-    return (
-        str(gpu.index),
-        gpu.model,
-        f"{gpu.memory_bytes / 2**30:.0f} GiB",
-        f"{gpu.arch[0]}.{gpu.arch[1]}",
-        "-" if gpu.numa_node is None else str(gpu.numa_node),
-        gpu.pci_bus_id,
-        f"/dev/nvidia{gpu.minor_number}",
-        _state(gpu),
-        gpu.uuid,
-    )
-
-
-def _state(gpu: Gpu) -> str:
-    """With a compute mode that admits one process, since containers then cannot share the GPU by time."""
-    mode = gpu.compute_mode if gpu.compute_mode in _FOR_ONE and not why_not(gpu) else None
-    return ", ".join([state_of(gpu), *([mode.value] if mode else [])])
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -196,18 +128,18 @@ SHOWN: Final = 10  # transitions; `-o json` has more
 
 
 def state_of(unit: Unit) -> str:
-    """Why it cannot be granted; else `ok`, with its health and symptoms."""
+    """Why it cannot be granted; else `ok`, with its health, its symptoms, and a compute mode that admits one process.
+
+    With such a mode containers cannot share the GPU by time.
+    """
     if why := why_not(unit):
         return why
     health = health_of(unit)
     words = [health.state.value] if health.state is not HealthState.HEALTHY else []
     words += [sign.value for sign in whole(unit).signs]
+    if isinstance(unit, Gpu) and unit.compute_mode in _FOR_ONE:
+        words.append(unit.compute_mode)
     return ", ".join(["ok", *words])
-
-
-def gpu_lines(inventory: Inventory) -> Iterator[str]:
-    """For `gpus`, as `status` prints them."""
-    return health_lines([{**place_json(unit), "health": health_json(unit)} for unit in inventory.units])
 
 
 def health_lines(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -67,12 +67,16 @@ _Note = _Decided | PolicyNote | Ledger | _Synchronized
 
 
 class AuditLog:
-    """Notes events, and writes them. folder: for the file and the one before it. most_bytes: of each file."""
+    """Notes events, and writes them.
 
-    def __init__(self, folder: Path, most_bytes: int, wall: Callable[[], float]) -> None:
+    folder: for the file and the one before it. most_bytes: of each file. delay_s: from a note to its line.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int, wall: Callable[[], float], *, delay_s: float = DELAY_S) -> None:
         self._path, self._old_path = folder / FILE, folder / OLD_FILE
         self._most_bytes = most_bytes
         self._wall = wall
+        self._delay_s = delay_s
         self._notes: deque[_Note] = deque()
         self._waiting = asyncio.Event()
         self._written = asyncio.Event()
@@ -114,39 +118,41 @@ class AuditLog:
 
     def _forget(self) -> None:
         """Drop all notes but the newest policy and the newest ledger, by which the next decisions are made."""
-        notes, kept = list(self._notes), list[_Note]()
-        self._lost += sum(isinstance(note, _Decided) for note in notes)
-        if policy := next((note for note in reversed(notes) if isinstance(note, PolicyNote)), None):
-            kept.append(policy)
-        if ledger := next((note for note in reversed(notes) if isinstance(note, Ledger | _Synchronized)), None):
-            kept.append(ledger if isinstance(ledger, _Synchronized) else _Synchronized(ledger))
-        self._notes = deque(kept)
+        self._lost += sum(isinstance(note, _Decided) for note in self._notes)
+        newest: dict[type, _Note] = {}
+        for note in self._notes:
+            match note:
+                case PolicyNote():
+                    newest[PolicyNote] = note
+                case Ledger():
+                    newest[Ledger] = _Synchronized(note)
+                case _Synchronized():
+                    newest[Ledger] = note
+        self._notes = deque(newest.values())
 
     async def run(self) -> None:
         """Write until cancelled, and then the rest."""
+        lines, taken = list[str](), self._taken()
         try:
             while True:
                 await self._waiting.wait()
-                await asyncio.sleep(DELAY_S)
+                await asyncio.sleep(self._delay_s)
                 self._waiting.clear()
-                await asyncio.to_thread(self._append, await self._in_turns())
+                taken = self._taken()
+                for line in taken:
+                    lines.append(line)
+                    await asyncio.sleep(0)
+                whole, lines = lines, []
+                await asyncio.to_thread(self._append, whole)
                 if not self._notes:
                     self._written.set()
         finally:
-            self._append([line for note in self._taken() for line in self._lines(note)])
+            self._append([*lines, *taken, *self._taken()])
 
-    async def _in_turns(self) -> list[str]:
-        lines: list[str] = []
-        for note in self._taken():
-            for line in self._lines(note):
-                lines.append(line)
-                await asyncio.sleep(0)
-        return lines
-
-    def _taken(self) -> Iterator[_Note]:
-        """The notes, removed one by one."""
+    def _taken(self) -> Iterator[str]:
+        """The lines of the notes, which are removed one by one."""
         while self._notes:
-            yield self._notes.popleft()
+            yield from self._lines(self._notes.popleft())
 
     def _lines(self, note: _Note) -> Iterator[str]:
         if self._begun and self._bytes > self._most_bytes:
@@ -156,15 +162,11 @@ class AuditLog:
             self._begun, self._bytes = True, 0
             # A line break first: the line before may have been cut short.
             yield "\n"
-            yield from map(_line, self._beginning())
-        for record in self._records(note):
-            yield _line(record)
-
-    def _beginning(self) -> Iterator[Mapping[str, Any]]:
-        if self._node:
-            yield node_record(self._node)
-        yield policy_record(self._policy.source, self._policy.text, self._policy.fault)
-        yield from _ledger_records(self._ledger)
+            if self._node:
+                yield _line(node_record(self._node))
+            yield _line(policy_record(self._policy.source, self._policy.text, self._policy.fault))
+            yield from map(_line, _ledger_records(self._ledger))
+        yield from map(_line, self._records(note))
 
     def _records(self, note: _Note) -> Iterator[Mapping[str, Any]]:
         match note:
@@ -188,28 +190,30 @@ class AuditLog:
     def _append(self, lines: list[str]) -> None:
         """Write the lines; in a thread, but for the last time."""
         try:
-            for turned, part in _files(lines):
-                if turned:
+            part = list[str]()
+            for line in lines:
+                if line == _TURN:
+                    self._write(part)
                     with suppress(FileNotFoundError):
                         self._path.replace(self._old_path)
-                with open(os.open(self._path, _FLAGS, 0o600), "ab") as file:  # noqa: PTH123 - with a mode of our own
-                    file.write("".join(part).encode())
-                    self._bytes = file.tell()
+                    part = []
+                else:
+                    part.append(line)
+            self._write(part)
         except OSError as error:
             self._begun = False  # something may be missing: write node, policy and ledger again
-            self._complain(str(error))
-        else:
-            self._complain("")
-
-    def _complain(self, fault: str) -> None:
-        """Log each new fault once; and how many decisions were lost, when it works again."""
-        if fault:
-            self._faults.warning("audit log not written; nothing else depends on it", fault, path=str(self._path))
+            self._faults.warning("audit log not written; nothing else depends on it", str(error), path=str(self._path))
             return
+        self._faults.clear()
         if self._lost:
             logger.bind(path=str(self._path), dropped=self._lost).warning("audit log: decisions lost")
             self._lost = 0
-        self._faults.clear()
+
+    def _write(self, lines: list[str]) -> None:
+        if lines:
+            with open(os.open(self._path, _FLAGS, 0o600), "ab") as file:  # noqa: PTH123 - with a mode of our own
+                file.write("".join(lines).encode())
+                self._bytes = file.tell()
 
 
 _TURN: Final = ""  # among lines: a new file begins here
@@ -218,20 +222,6 @@ _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CL
 
 def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, separators=(",", ":")) + "\n"
-
-
-def _files(lines: list[str]) -> Iterator[tuple[bool, list[str]]]:
-    """The lines of each file, and whether it is a new one."""
-    turned, part = False, list[str]()
-    for line in lines:
-        if line == _TURN:
-            if part:
-                yield turned, part
-            turned, part = True, []
-        else:
-            part.append(line)
-    if part:
-        yield turned, part
 
 
 def _ledger_records(ledger: Ledger) -> Iterator[Mapping[str, Any]]:

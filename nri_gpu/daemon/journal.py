@@ -8,13 +8,14 @@ proof: a line that was edited, cut or copied is ignored. Where an append fails, 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta, Struct
 
 from nri_gpu.allocation.grant import SignedGrant, sign_grant, verify_grant
 from nri_gpu.allocation.ledger import Ledger
@@ -52,15 +53,15 @@ class Journal:
 
     def settled(self, container_id: ContainerId) -> None:
         """Append that the runtime knows of a grant now, or that its container is gone."""
-        self._append(_line({"settled": container_id}))
+        self._append(_encoded(_Line(settled=container_id)))
 
     def remembered(self, since: float) -> tuple[Remembered, ...]:
         """Grants made at `since` or later and not settled, in order. A missing file is empty."""
         found: dict[ContainerId, Remembered] = {}
-        for record in self._records():
-            if "settled" in record:
-                found.pop(ContainerId(str(record["settled"])), None)
-            elif (remembered := self._understood(record)) and remembered.at >= since:
+        for line in self._lines():
+            if line.settled is not None:
+                found.pop(line.settled, None)
+            elif (remembered := self._understood(line)) and remembered.at >= since:
                 found[remembered.grant.container_id] = remembered
         return tuple(found.values())
 
@@ -83,59 +84,64 @@ class Journal:
             self._bytes = os.fstat(self._fd).st_size
         self._bytes += os.write(self._fd, line)
 
-    def _records(self) -> Iterator[dict[str, Any]]:
+    def _lines(self) -> Iterator[_Line]:
         try:
             lines = self._path.read_bytes().splitlines()
         except FileNotFoundError:
             return
         for line in lines:
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):  # cut short, or edited by hand
-                continue
-            if isinstance(record, dict):
-                yield record
+            with suppress(ValueError, RecursionError):  # cut short, or edited by hand
+                yield msgspec.json.decode(line, type=_Line)
 
-    def _understood(self, record: dict[str, Any]) -> Remembered | None:
-        at = record.get("at")
-        texts = {name: str(record.get(name, "")) for name in ("container_id", "pod_uid", "mark")}
-        container_id, pod_uid = ContainerId(texts["container_id"]), PodUid(texts["pod_uid"])
-        signed = verify_grant(texts["mark"], pod_uid, container_id, self._key)
-        if not isinstance(signed, SignedGrant) or not isinstance(at, int | float) or isinstance(at, bool):
-            return None
-        if not 0 <= at < AT_MAX:  # json reads NaN, Infinity and integers that no float holds
+    def _understood(self, line: _Line) -> Remembered | None:
+        signed = verify_grant(line.mark, line.pod_uid, line.container_id, self._key)
+        if not isinstance(signed, SignedGrant) or line.at is None:
             return None
         grant = Grant(
-            container_id=container_id,
-            container_name=str(record.get("container", "")),
-            pod_id=PodId(str(record.get("pod_id", ""))),
-            pod_uid=pod_uid,
-            pod_name=str(record.get("pod", "")),
-            namespace=str(record.get("namespace", "")),
+            container_id=line.container_id,
+            container_name=line.container,
+            pod_id=line.pod_id,
+            pod_uid=line.pod_uid,
+            pod_name=line.pod,
+            namespace=line.namespace,
             uuids=signed.uuids,
             mode=signed.mode,
             generation=signed.generation,
         )
-        return Remembered(grant, float(at))
+        return Remembered(grant, line.at)
 
 
-def _line(record: dict[str, Any]) -> bytes:
+class _Line(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A grant with its signature, as it is written on the container; or a container whose grant is settled."""
+
+    settled: ContainerId | None = None
+    at: Annotated[float, Meta(ge=0, lt=AT_MAX)] | None = None
+    container_id: ContainerId = ContainerId("")
+    container: str = ""
+    pod_id: PodId = PodId("")
+    pod_uid: PodUid = PodUid("")
+    pod: str = ""
+    namespace: str = ""
+    mark: str = ""
+
+
+def _encoded(line: _Line) -> bytes:
     # A line break first: behind a line that a full disk cut short, this one can still be read.
-    return b"\n" + msgspec.json.encode(record)
+    return b"\n" + msgspec.json.encode(line)
 
 
 def _grant_line(grant: Grant, signed: str, now: float) -> bytes:
-    return _line(
-        {
-            "at": now,
-            "container_id": grant.container_id,
-            "container": grant.container_name,
-            "pod_id": grant.pod_id,
-            "pod_uid": grant.pod_uid,
-            "pod": grant.pod_name,
-            "namespace": grant.namespace,
-            "mark": signed,
-        }
+    return _encoded(
+        _Line(
+            at=now,
+            container_id=grant.container_id,
+            container=grant.container_name,
+            pod_id=grant.pod_id,
+            pod_uid=grant.pod_uid,
+            pod=grant.pod_name,
+            namespace=grant.namespace,
+            mark=signed,
+        )
     )
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from nri_gpu.allocation.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing, Reservation
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing, Reservation
 from nri_gpu.allocation.reservations import reservation_id, reserved_device
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
@@ -27,7 +27,7 @@ BYTES_MAX: Final = 64 * 1024 * 1024
 GRACE_MAX_S: Final = 86_400.0
 
 
-class GrantLine(Struct, frozen=True, kw_only=True):
+class HolderLine(Struct, frozen=True, kw_only=True):
     """A grant; or a reservation, as a grant that was created and has not started. mode: a Mode, or `none`."""
 
     namespace: str
@@ -64,16 +64,25 @@ class LedgerDocument(Struct, frozen=True, kw_only=True):
     """The file; fields are only ever added. foreign: external allocations. leaving: GPUs that were just released."""
 
     schema: Literal["nri-gpu/ledger/v1"]
-    grants: tuple[GrantLine, ...]
+    grants: tuple[HolderLine, ...]
     foreign: tuple[ExternalLine, ...] = ()
     leaving: tuple[ReleasingLine, ...] = ()
 
 
 def write_ledger(file: Path, ledger: Ledger) -> None:
     """Write it, with a line for each grant. Raises: OSError."""
-    grants = [*map(_grant_line, ledger.entries.values()), *map(_reservation_line, ledger.reservations.values())]
-    foreign = map(_external_line, ledger.external.values())
-    leaving = [_releasing_line(uuid, releasing) for uuid, releasing in ledger.releasing.items()]
+    holders: list[Entry | Reservation] = [*ledger.entries.values(), *ledger.reservations.values()]
+    grants = map(holder_line, holders)
+    foreign = (
+        ExternalLine(
+            container_id=each.container_id, pod=each.pod, container=each.container, gpu_uuids=tuple(sorted(each.uuids))
+        )
+        for each in ledger.external.values()
+    )
+    leaving = (
+        ReleasingLine(gpu_uuid=uuid, pod=each.pod, pod_uid=each.pod_uid, since_s=each.since, grace_s=each.grace_s)
+        for uuid, each in ledger.releasing.items()
+    )
     lists = f' "grants": {_lines(grants)},\n "foreign": {_lines(foreign)},\n "leaving": {_lines(leaving)}'
     write_whole(file, f'{{\n "schema": "{LEDGER_SCHEMA}",\n{lists}\n}}\n'.encode())
 
@@ -156,55 +165,35 @@ def _lines(each: Iterable[Struct]) -> str:
     return f"[\n  {text}\n ]" if text else "[]"
 
 
-def _grant_line(entry: Entry) -> GrantLine:
-    grant = entry.grant
-    return GrantLine(
+def holder_line(holder: Entry | Reservation) -> HolderLine:
+    """A grant or a reservation as it is published."""
+    if isinstance(holder, Reservation):
+        return HolderLine(
+            namespace=holder.namespace,
+            pod=holder.pod_name,
+            pod_uid=holder.pod_uid,
+            container=holder.container_name,
+            container_id=ContainerId(reservation_id(holder.device)),
+            phase=GrantPhase.CREATED,
+            mode=holder.mode.value,
+            gpu_uuids=(holder.device.uuid,),
+            driver_generation="-",
+        )
+    grant = holder.grant
+    return HolderLine(
         namespace=grant.namespace,
         pod=grant.pod_name,
         pod_uid=grant.pod_uid,
         container=grant.container_name,
         container_id=grant.container_id,
-        phase=entry.phase,
+        phase=holder.phase,
         mode=grant.mode.value if grant.mode else NO_MODE,
         gpu_uuids=grant.uuids,
         driver_generation=grant.generation,
     )
 
 
-def _reservation_line(reservation: Reservation) -> GrantLine:
-    return GrantLine(
-        namespace=reservation.namespace,
-        pod=reservation.pod_name,
-        pod_uid=reservation.pod_uid,
-        container=reservation.container_name,
-        container_id=ContainerId(reservation_id(reservation.device)),
-        phase=GrantPhase.CREATED,
-        mode=reservation.mode.value,
-        gpu_uuids=(reservation.device.uuid,),
-        driver_generation="-",
-    )
-
-
-def _external_line(external: ExternalAllocation) -> ExternalLine:
-    return ExternalLine(
-        container_id=external.container_id,
-        pod=external.pod,
-        container=external.container,
-        gpu_uuids=tuple(sorted(external.uuids)),
-    )
-
-
-def _releasing_line(uuid: GpuUuid, releasing: Releasing) -> ReleasingLine:
-    return ReleasingLine(
-        gpu_uuid=uuid,
-        pod=releasing.pod,
-        pod_uid=releasing.pod_uid,
-        since_s=releasing.since,
-        grace_s=releasing.grace_s,
-    )
-
-
-def _grant(line: GrantLine) -> Grant:
+def _grant(line: HolderLine) -> Grant:
     return Grant(
         container_id=line.container_id,
         container_name=line.container,

@@ -55,7 +55,7 @@ class NodeControllers:
         self._profiles = ProfileController(Path(fixed.driver.stage_dir), node_state)
         self._labels = LabelController(node_state, lambda: node_state.settings.labels.file, fixed.kubelet)
         self._driver = self._driver_controller(folder)
-        self._snapshots = SnapshotController(folder, key, self._evidence_source(), node_state)
+        self._snapshots = SnapshotController(folder.path, key, self._evidence_source(), node_state)
         self._follow()
 
     def _inventory_parts(self, folder: StateFolder) -> tuple[HealthController, InventoryCache]:

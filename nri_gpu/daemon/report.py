@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger, Releasing, Reservation, Usage
 from nri_gpu.allocation.messages import opener, why_not
-from nri_gpu.allocation.reservations import reservation_id
+from nri_gpu.daemon.ledger_file import holder_line
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, health_of, whole
-from nri_gpu.domain.health import NO_HISTORY, Happened, History, Transition, TransitionKind
+from nri_gpu.domain.health import NO_HISTORY, History, Transition, TransitionKind
 from nri_gpu.domain.kubelet import ResourceStatus
-from nri_gpu.domain.node import GpuFault, KernelGpu, Node
+from nri_gpu.domain.node import GpuFault, Node
 
 STATUS_SCHEMA: Final = "nri-gpu/status/v1"
-_APPEARING: Final = frozenset(
-    {TransitionKind.AVAILABLE, TransitionKind.GPU, TransitionKind.MIG}
-)  # one may be new, and of no use
+_APPEARING: Final = frozenset({TransitionKind.AVAILABLE, TransitionKind.GPU, TransitionKind.MIG})  # new, and unusable
+_DESCRIBED: Final = frozenset({TransitionKind.DESCRIPTION})
+_ANSWERED: Final = frozenset({TransitionKind.ANSWER})
 
 
 class RuntimeConnection(Struct, frozen=True, kw_only=True):
@@ -67,6 +67,7 @@ def status_json(view: View) -> dict[str, Any]:
     """Schema `nri-gpu/status/v1`; fields are only ever added. Times are seconds since the epoch, null if unknown."""
     node, connection = view.node, view.connection
     usage, known = view.ledger.usage(), {unit.uuid for unit in node.inventory.units}
+    inventory_fault = node.inventory.fault or view.inventory_fault
     return {
         "schema": STATUS_SCHEMA,
         "runtime": {
@@ -85,19 +86,30 @@ def status_json(view: View) -> dict[str, Any]:
             "inventory_number": node.number,
             "inventory_age_s": view.inventory_age_s,
             "inventory_confirmed": view.inventory_confirmed,
-            "inventory_fault": node.inventory.fault or view.inventory_fault,
-            "inventory_fault_since_s": _fault_since_s(view),
+            "inventory_fault": inventory_fault,
+            "inventory_fault_since_s": view.history.since(_ANSWERED) if inventory_fault else None,
             "simulated": node.inventory.simulated,
         },
         "policy": {"source": view.policy_source, "fault": view.policy_fault},
         "kubelet": {
             "enabled": view.kubelet is not None,
-            "resources": [_standing_json(each) for each in view.kubelet or ()],
+            "resources": [
+                {
+                    "resource": each.resource,
+                    "registered": each.since is not None,
+                    "since_s": each.since,
+                    "fault": each.fault,
+                }
+                for each in view.kubelet or ()
+            ],
             "guard_alone": view.kubelet_open,
         },
         "gpus": [_unit_json(unit, usage.get(unit.uuid), view) for unit in node.inventory.units],
-        "faults": [_fault_json(fault, view.history) for fault in node.inventory.faults],
-        "unlisted": [unlisted_json(gpu) for gpu in node.inventory.unlisted],
+        "faults": [
+            {**fault_json(each), "since_s": view.history.since(_DESCRIBED, index=each.index)}
+            for each in node.inventory.faults
+        ],
+        "unlisted": [to_builtins(gpu) for gpu in node.inventory.unlisted],
         "gone": _holders_json(view, lambda uuids: not known.issuperset(uuids)),
         "transitions": transitions_json(view.history),
     }
@@ -109,12 +121,10 @@ def transitions_json(history: History) -> dict[str, Any]:
         "since_s": history.began_s,
         "total": history.total,
         "counts": {kind.value: count for kind, count in history.counts.items()},
-        "last": [_happened_json(each) for each in history.last],
+        "last": [
+            {"number": each.number, "at_s": each.at_s, **transition_json(each.transition)} for each in history.last
+        ],
     }
-
-
-def _happened_json(happened: Happened) -> dict[str, Any]:
-    return {"number": happened.number, "at_s": happened.at_s, **transition_json(happened.transition)}
 
 
 def transition_json(transition: Transition) -> dict[str, Any]:
@@ -128,29 +138,9 @@ def transition_json(transition: Transition) -> dict[str, Any]:
     }
 
 
-def _fault_json(fault: GpuFault, history: History) -> dict[str, Any]:
+def fault_json(fault: GpuFault) -> dict[str, Any]:
     """A GPU that cannot be described. uuid, pci_bus_id: empty where unknown."""
-    return {
-        "index": fault.index,
-        "uuid": fault.uuid,
-        "pci_bus_id": fault.pci_bus_id,
-        "reason": fault.reason,
-        "since_s": history.since(frozenset({TransitionKind.DESCRIPTION}), index=fault.index),
-    }
-
-
-def _fault_since_s(view: View) -> float | None:
-    fault = view.node.inventory.fault or view.inventory_fault
-    return view.history.since(frozenset({TransitionKind.ANSWER})) if fault else None
-
-
-def _standing_json(standing: ResourceStatus) -> dict[str, Any]:
-    return {
-        "resource": standing.resource,
-        "registered": standing.since is not None,
-        "since_s": standing.since,
-        "fault": standing.fault,
-    }
+    return {"index": fault.index, "uuid": fault.uuid, "pci_bus_id": fault.pci_bus_id, "reason": fault.reason}
 
 
 def place_json(unit: Unit) -> dict[str, Any]:
@@ -202,17 +192,6 @@ def _releasing_json(releasing: Releasing, view: View) -> dict[str, Any]:
     }
 
 
-def unlisted_json(gpu: KernelGpu) -> dict[str, Any]:
-    """A GPU that only the kernel lists."""
-    return {
-        "pci_bus_id": gpu.pci_bus_id,
-        "uuid": gpu.uuid,
-        "model": gpu.model,
-        "minor_number": gpu.minor_number,
-        "reason": gpu.reason,
-    }
-
-
 def health_json(unit: Unit) -> dict[str, Any]:
     """A GPU's health, or a MIG device's, which is never better. since_s: null where it never changed."""
     gpu, health = whole(unit), health_of(unit)
@@ -242,47 +221,22 @@ def _unavailable(unit: Unit, usage: Usage | None) -> str:
 
 
 def _holders_json(view: View, wanted: Callable[[tuple[GpuUuid, ...]], bool]) -> list[dict[str, Any]]:
-    """Grants and reservations whose GPUs are wanted."""
-    entries = (entry for entry in view.ledger.entries.values() if entry.holds and wanted(entry.grant.uuids))
-    reserved = (each for device, each in view.ledger.reservations.items() if wanted((device.uuid,)))
-    return [*(_holder_json(entry, view) for entry in entries), *(_reservation_json(each, view) for each in reserved)]
+    """Grants and reservations whose GPUs are wanted; the kubelet allocated what is reserved, and nobody has it now."""
+    holders: list[Entry | Reservation] = [
+        entry for entry in view.ledger.entries.values() if entry.holds and wanted(entry.grant.uuids)
+    ]
+    holders += [each for device, each in view.ledger.reservations.items() if wanted((device.uuid,))]
+    return [_holder_json(holder, view) for holder in holders]
 
 
-def _reservation_json(reservation: Reservation, view: View) -> dict[str, Any]:
-    """The fields of a holder: the kubelet allocated the device, and no container has it now."""
+def _holder_json(holder: Entry | Reservation, view: View) -> dict[str, Any]:
+    entry = holder if isinstance(holder, Entry) else None
     return {
-        "namespace": reservation.namespace,
-        "pod": reservation.pod_name,
-        "pod_uid": reservation.pod_uid,
-        "container": reservation.container_name,
-        "container_id": reservation_id(reservation.device),
-        "mode": reservation.mode.value,
-        "phase": GrantPhase.CREATED.value,
-        "since_s": view.wall_of(reservation.since),
-        "running": False,
-        "reserved": True,
-        "gpu_uuids": [reservation.device.uuid],
-        "driver_generation": "-",
-        "restart": "",
-    }
-
-
-def _holder_json(entry: Entry, view: View) -> dict[str, Any]:
-    grant = entry.grant
-    return {
-        "namespace": grant.namespace,
-        "pod": grant.pod_name,
-        "pod_uid": grant.pod_uid,
-        "container": grant.container_name,
-        "container_id": grant.container_id,
-        "mode": grant.mode.value if grant.mode else "none",
-        "phase": entry.phase.value,
-        "since_s": view.wall_of(entry.since),
-        "running": entry.phase is GrantPhase.RUNNING,
-        "reserved": False,
-        "gpu_uuids": list(grant.uuids),
-        "driver_generation": grant.generation,
-        "restart": _restart(entry, view.node),
+        **to_builtins(holder_line(holder)),
+        "since_s": view.wall_of(holder.since),
+        "running": entry is not None and entry.phase is GrantPhase.RUNNING,
+        "reserved": entry is None,
+        "restart": _restart(entry, view.node) if entry else "",
     }
 
 

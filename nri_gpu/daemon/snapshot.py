@@ -19,14 +19,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu import __version__
-from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.codec import canonical, decode
 from nri_gpu.domain.node import DriverFiles, Inventory
 from nri_gpu.driver.watch import folder_signatures, staged_evidence
 from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.system.kernel_modules import module_version, module_versions
 from nri_gpu.system.state import NodeState
-from nri_gpu.system.storage import boot_id
+from nri_gpu.system.storage import boot_id, write_whole
 from nri_gpu.system.tasks import LogOnce
 
 SNAPSHOT_FILE: Final = "snapshot.json"
@@ -149,17 +148,13 @@ class EvidenceSource(Struct, frozen=True, kw_only=True):
     modules: Callable[[], Mapping[str, str]] = module_versions
     boot_id: Callable[[], str] = boot_id
 
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """The settings that a reload may have changed."""
-        return (str(self.driver_root), str(self.stage_dir), *self.library_dirs)
-
 
 class SnapshotController:
     """Writes it after each change, and reads it once. A simulated node has none: its file is read in a millisecond."""
 
-    def __init__(self, state: StateFolder, key: bytes, host: EvidenceSource, node_state: NodeState) -> None:
-        self._state = state
+    def __init__(self, folder: Path, key: bytes, host: EvidenceSource, node_state: NodeState) -> None:
+        """folder: the state folder."""
+        self._folder = folder
         self._key = key
         self._host = host
         self._node_state = node_state
@@ -182,13 +177,20 @@ class SnapshotController:
     def recall(self) -> Snapshot | None:
         """The last snapshot, where everything that is visible without the driver is as it was; else None."""
         try:
-            last = read_snapshot(self._state.path, self._key)
+            last = read_snapshot(self._folder, self._key)
         except SnapshotError as error:
-            logger.bind(path=str(self._state.path / SNAPSHOT_FILE), fault=str(error)).warning("snapshot ignored")
+            logger.bind(path=str(self._folder / SNAPSHOT_FILE), fault=str(error)).warning("snapshot ignored")
             return None
         if last is None:
             return None
-        if differences := last.evidence.differences(self._evidence_now(last)):
+        version = self._host.module()
+        # The libraries must be of the module's version, whatever was written.
+        if not version == last.driver.version == last.inventory.driver_version:
+            version = ""
+        found = folder_signatures(self._host.driver_root, self._host.library_dirs)
+        now = self._evidence(version, last.driver, found, self._host.look())
+        # Where the kernel's boot id cannot be read, none is like another.
+        if differences := last.evidence.differences(replace(now, boot_id=now.boot_id or "unknown")):
             logger.bind(fault=differences).info("the last snapshot does not hold")
             return None
         return last
@@ -217,29 +219,18 @@ class SnapshotController:
 
     def _write(self, now: tuple[Inventory, DriverFiles, str, Hashable, Signs]) -> None:
         inventory, driver, version, sight, scanned = now
-        evidence = Evidence(
+        evidence = self._evidence(version, driver, scanned, sight)
+        content = to_bytes(Snapshot(evidence=evidence, inventory=inventory, driver=driver), self._key)
+        write_whole(self._folder / SNAPSHOT_FILE, content)
+
+    def _evidence(self, version: str, driver: DriverFiles, host: Signs, sight: Hashable) -> Evidence:
+        return Evidence(
             boot_id=self._host.boot_id(),
             program=__version__,
             module_version=version,
-            settings=self._host.settings,
-            host=scanned,
+            settings=(str(self._host.driver_root), str(self._host.stage_dir), *self._host.library_dirs),
+            host=host,
             staged=staged_evidence(driver),
             sight=sight_of(sight),
-            module_versions=tuple(map(" ".join, self._host.modules().items())),
-        )
-        content = to_bytes(Snapshot(evidence=evidence, inventory=inventory, driver=driver), self._key)
-        self._state.write(SNAPSHOT_FILE, content)
-
-    def _evidence_now(self, last: Snapshot) -> Evidence:
-        version = self._host.module()
-        # The libraries must be of the module's version, whatever was written.
-        return Evidence(
-            boot_id=self._host.boot_id() or "unknown",
-            program=__version__,
-            module_version=version if version == last.driver.version == last.inventory.driver_version else "",
-            settings=self._host.settings,
-            host=folder_signatures(self._host.driver_root, self._host.library_dirs),
-            staged=staged_evidence(last.driver),
-            sight=sight_of(self._host.look()),
             module_versions=tuple(map(" ".join, self._host.modules().items())),
         )

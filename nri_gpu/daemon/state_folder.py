@@ -88,10 +88,6 @@ class StateFolder:
             return None
         return key
 
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file of the folder, whole or not at all. Raises: OSError."""
-        write_whole(self.path / name, content)
-
     def _holder(self) -> str:
         pid = (text_of(self.path / "lock") or "").strip()
         return f" (pid {pid})" if pid else ""

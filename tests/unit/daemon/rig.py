@@ -17,7 +17,6 @@ from typing import Final
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.daemon.snapshot import EvidenceSource, SnapshotController
-from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.node import Inventory
 from nri_gpu.driver.controller import DriverController, DriverDependencies, DriverPlace
 from nri_gpu.inventory.child import Deadlines
@@ -134,8 +133,7 @@ class Rig:
         self.driver = DriverController(place, self.node_state, DriverDependencies(lambda: None, self.cache.poke))
         pace = Pace(look_s=0.02, quiet_s=0.0)
         self.watch = NodeWatch(self.source.kernel_view, self._changed, folders=(), uevents=False, pace=pace)
-        self.state = StateFolder(base / "state")
-        self.state.path.mkdir(exist_ok=True)
+        (base / "state").mkdir(exist_ok=True)
         host = EvidenceSource(
             driver_root=self.root,
             library_dirs=(),
@@ -145,7 +143,7 @@ class Rig:
             scanned=lambda: self.driver.scanned,
             module=lambda: self.module,
         )
-        self.snapshots = SnapshotController(self.state, KEY, host, self.node_state)
+        self.snapshots = SnapshotController(base / "state", KEY, host, self.node_state)
         self.refused: list[str] = []
         self.created = 0
 

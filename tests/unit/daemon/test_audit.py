@@ -11,7 +11,6 @@ import pytest
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.cli.replay import compare
-from nri_gpu.daemon import audit as module
 from nri_gpu.daemon.audit import FILE, GRANTS_AT_ONCE, OLD_FILE, WAITING_MAX, AuditLog, PolicyNote
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
@@ -46,9 +45,9 @@ def asking(number: int, claim: str = "1") -> Container:
 
 
 @contextlib.asynccontextmanager
-async def writing(folder: Path, most_bytes: int = MIB) -> AsyncIterator[AuditLog]:
+async def writing(folder: Path, most_bytes: int = MIB, delay_s: float = 0.25) -> AsyncIterator[AuditLog]:
     """A log that has written all it was told once this ends."""
-    log = AuditLog(folder, most_bytes, wall=lambda: 1_800_000_000.0)
+    log = AuditLog(folder, most_bytes, wall=lambda: 1_800_000_000.0, delay_s=delay_s)
     task = asyncio.create_task(log.run())
     await asyncio.sleep(0)
     yield log
@@ -83,11 +82,8 @@ async def test_another_daemon_goes_on_in_the_same_file(tmp_path: Path) -> None:
     assert all(not isinstance(each, str) and each.same for each in compare([tmp_path / FILE]))
 
 
-async def test_both_files_together_are_bounded_and_each_can_be_replayed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "DELAY_S", 0)
-    async with writing(tmp_path, most_bytes=40_000) as log:
+async def test_both_files_together_are_bounded_and_each_can_be_replayed(tmp_path: Path) -> None:
+    async with writing(tmp_path, most_bytes=40_000, delay_s=0) as log:
         shell = Shell(log)
         for number in range(200):
             shell.create(asking(number))
@@ -100,6 +96,17 @@ async def test_both_files_together_are_bounded_and_each_can_be_replayed(
         compared = list(compare([tmp_path / name]))
         assert compared
         assert all(not isinstance(each, str) and each.same for each in compared)
+
+
+@pytest.mark.parametrize("turns", range(1, 12, 2))
+async def test_a_stop_while_notes_are_encoded_loses_none(tmp_path: Path, turns: int) -> None:
+    async with writing(tmp_path, delay_s=0) as log:
+        shell = Shell(log)
+        for number in range(3):
+            shell.create(asking(number))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    assert [each.same for each in compare([tmp_path / FILE]) if not isinstance(each, str)] == [True] * 3
 
 
 async def test_a_large_ledger_is_written_in_parts(tmp_path: Path) -> None:
@@ -124,11 +131,8 @@ async def test_a_line_cut_short_is_told_of_and_spoils_no_other(tmp_path: Path) -
     assert [each.same for each in compare([file]) if not isinstance(each, str)] == [True, True]
 
 
-async def test_a_folder_that_is_gone_is_said_once_and_costs_nothing_else(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "DELAY_S", 0)
-    async with writing(tmp_path / "gone") as audit:
+async def test_a_folder_that_is_gone_is_said_once_and_costs_nothing_else(tmp_path: Path, log: Log) -> None:
+    async with writing(tmp_path / "gone", delay_s=0) as audit:
         shell = Shell(audit)
         for number in range(3):
             shell.create(asking(number))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from nri_gpu.daemon.snapshot import SNAPSHOT_FILE, EvidenceSource, Snapshot, SnapshotController, from_bytes, to_bytes
-from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.node import Inventory
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
@@ -32,8 +31,8 @@ class Machine:
     def __init__(self, base: Path) -> None:
         self.root, self.stage_dir = base / "root", base / "stage"
         make_driver_root(self.root, VERSION)
-        self.state = StateFolder(base / "state")
-        self.state.path.mkdir()
+        self.state = base / "state"
+        self.state.mkdir()
         self.files = stage(scan(self.root), self.stage_dir)
         self.scanned = folder_signatures(self.root)
         self.inventory = load_topology(FOUR_GPUS, wall=lambda: 1.0)
@@ -72,7 +71,7 @@ class Machine:
 
     @property
     def file(self) -> Path:
-        return self.state.path / SNAPSHOT_FILE
+        return self.state / SNAPSHOT_FILE
 
     def library(self) -> Path:
         """A staged one; it is a hard link to the host's."""
@@ -141,6 +140,12 @@ def test_one_from_before_it_kept_module_versions_is_not_believed(machine: Machin
     assert "one of the kernel modules" in log.one("the last snapshot does not hold").fields["fault"]
 
 
+def test_without_a_boot_id_no_snapshot_holds(machine: Machine) -> None:
+    machine.boot = ""
+    machine.keep()
+    assert machine.recalled() is None
+
+
 def test_without_a_module_there_is_nothing_to_serve(machine: Machine) -> None:
     machine.keep()
     machine.module = ""
@@ -182,18 +187,10 @@ def test_what_changed_after_the_question_is_not_taken_for_seen(machine: Machine)
     assert machine.recalled() is None
 
 
-@pytest.fixture
-def full(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    def refuse(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(machine.state, "write", refuse)
-    yield machine
-
-
-def test_a_full_disk_is_said_once(full: Machine, log: Log) -> None:
-    full.put()
-    keeper = full.keeper()
+def test_a_folder_that_cannot_be_written_is_logged_once(machine: Machine, log: Log) -> None:
+    machine.put()
+    machine.state.rmdir()
+    keeper = machine.keeper()
 
     async def twice() -> None:
         await keeper.keep()
