@@ -13,11 +13,12 @@ from nri_gpu.cdi.file import SUFFIXES, SpecFile, SpecFileError
 from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, conflicts, remove_old, specification_text
 from nri_gpu.cdi.specification import KIND
 from nri_gpu.cdi.watch import SpecificationWatch
-from nri_gpu.cli.node import look, read_policy
 from nri_gpu.daemon import logs
+from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.domain.errors import DriverError, Exit, InventoryError, NriGpuError
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.domain.node import Inventory
+from nri_gpu.simulation.source import ask_once, source_of
 
 # Not the daemon's folder: it removes what none of its grants uses, and does not know containers that others start.
 DEFAULT_STAGE: Final = Path("/var/lib/nri-gpu/cdi")
@@ -63,7 +64,7 @@ def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
 
 def _look_now(options: SpecificationOptions) -> Inventory:
     """Raises: InventoryError."""
-    return asyncio.run(look(options.topology, str(options.driver_root), options.library_dirs))
+    return ask_once(source_of(options.topology, options.driver_root, options.library_dirs))
 
 
 def _removed_old(options: SpecificationOptions, file: SpecFile, inventory: Inventory) -> Iterator[str]:
@@ -98,7 +99,7 @@ def _withdraw(file: SpecFile | None) -> None:
 
 def _options(args: argparse.Namespace) -> SpecificationOptions:
     """Raises: PolicyError, CdiUsageError."""
-    policy = read_policy(args)
+    policy = load_policy(args.policy, {"driver.root": args.driver_root})
     return SpecificationOptions(
         driver_root=Path(policy.driver.root),
         library_dirs=policy.driver.library_dirs,

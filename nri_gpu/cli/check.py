@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from nri_gpu.cli.client import daemon_status
-from nri_gpu.cli.node import look
 from nri_gpu.cli.status import fail_closed
 from nri_gpu.daemon.policy_file import DEFAULT_PATH, file_advice, load_policy
 from nri_gpu.domain.errors import Exit, InventoryError, PolicyError
@@ -24,18 +22,18 @@ from nri_gpu.plugin.guard_status import guard_advice
 from nri_gpu.policy.advice import advise
 from nri_gpu.policy.advice_rules import advise_for
 from nri_gpu.policy.model import Policy
+from nri_gpu.simulation.source import ask_once, source_of
 
 
 def run(args: argparse.Namespace) -> int:
     """Print faults and advice. Returns 78 for faults."""
-    path = Path(args.file) if args.file else None
     state_dir = Path(args.state_dir or DEFAULT_STATE)
     status = daemon_status(state_dir)
     options = dict(status.get("options", {}))  # of the daemon's command line: they override the file
     topology = options.pop("topology", None)
     args.gpus = args.gpus or topology
     try:
-        policy = load_policy(path, options)
+        policy = load_policy(args.file, options)
     except PolicyError as error:
         faults: list[dict[str, object]] = [
             {"file": f.file, "line": f.line, "key": f.key, "message": f.message} for f in error.faults
@@ -44,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         _print(args.output, faults, (), lines, options)
         return Exit.CONFIGURATION
     advice = (
-        *file_advice(path or DEFAULT_PATH),
+        *file_advice(Path(args.file or DEFAULT_PATH)),
         *advise(policy),
         *_of_gpus(policy, args.gpus),
         *_of_stage(policy, state_dir),
@@ -69,7 +67,7 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
     if not topology and not policy.pool.pools:
         return ()  # not worth waking the driver
     try:
-        inventory = asyncio.run(look(topology, policy.driver.root, policy.driver.library_dirs))
+        inventory = ask_once(source_of(topology, policy.driver.root, policy.driver.library_dirs))
     except InventoryError as error:
         if topology:
             raise

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from nri_gpu.cli.node import read_policy
+from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.domain.errors import DriverError, Exit
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.driver.compat import FoundCompat, FoundPackages, scan_compat
@@ -21,7 +21,7 @@ COMPAT_32: Final = frozenset({Capability.COMPAT32})
 
 def run(args: argparse.Namespace) -> int:
     """Print what is found. Returns 1 when files had to be left out, 69 without a driver."""
-    policy = read_policy(args)
+    policy = load_policy(args.policy, {"driver.root": args.driver_root})
     try:
         found = scan(Path(policy.driver.root), library_dirs=policy.driver.library_dirs)
         packages = scan_compat(Path(policy.compat.dir)) if policy.compat.dir else FoundPackages()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.topology import links_among
 from nri_gpu.cli.manifest import ManifestError, read_pods
-from nri_gpu.cli.node import look, read_policy
+from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
@@ -29,6 +28,7 @@ from nri_gpu.driver.profiles import planned_profiles
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import planned, tree_name
 from nri_gpu.policy.model import Policy
+from nri_gpu.simulation.source import ask_once, source_of
 
 
 class Explained(Struct, frozen=True):
@@ -41,7 +41,7 @@ class Explained(Struct, frozen=True):
 
 def run(args: argparse.Namespace) -> int:
     """Print what each container would get. Returns 1 when one would be refused."""
-    policy = read_policy(args)
+    policy = load_policy(args.policy, {"driver.root": args.driver_root})
     try:
         pods = tuple(read_pods(_text(args.file), args.file))
     except (ManifestError, OSError) as error:
@@ -70,7 +70,7 @@ def _links(decision: Decision, node: Node) -> Mapping[str, int]:
 
 def node_snapshot(topology: str | None, policy: Policy) -> Node:
     """A snapshot as `run` would have it, without staging any file. Raises: InventoryError."""
-    inventory = asyncio.run(look(topology, policy.driver.root, policy.driver.library_dirs))
+    inventory = ask_once(source_of(topology, policy.driver.root, policy.driver.library_dirs))
     node = Node(
         number=1,
         inventory=inventory,

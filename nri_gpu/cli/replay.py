@@ -28,7 +28,7 @@ class Tally(Struct):
 
 def run(args: argparse.Namespace) -> int:
     """Print what differs. Returns 1 when something does, or a line is no record; 78 when a file cannot be read."""
-    instead = load_policy(Path(args.policy)) if args.policy else None
+    instead = load_policy(args.policy) if args.policy else None
     tally, found = Tally(), list[Compared]()
     try:
         for compared in compare(map(Path, args.files), instead):

@@ -16,8 +16,7 @@ from nri_gpu.daemon.control import ReportedParts, Reporter
 from nri_gpu.daemon.journal import JOURNAL, Journal, StateRecorder
 from nri_gpu.daemon.ledger_file import LedgerFile, read_ledger
 from nri_gpu.daemon.node import NodeControllers, restart_only
-from nri_gpu.daemon.policy_file import PolicyFile
-from nri_gpu.daemon.policy_reload import PolicyReload, PolicyWatch, first_policy
+from nri_gpu.daemon.policy_file import PolicyFile, PolicyReload, PolicyWatch, first_policy
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
@@ -29,7 +28,7 @@ from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.releasing import Rechecks
 from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.plugin.supervisor import SessionFollowers, Supervisor
+from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.notify import Notifier
 from nri_gpu.system.state import Changed, NodeState
@@ -75,7 +74,7 @@ class Daemon:
         self._sizes = Sizes(lambda: state.settings.plugin.request_bytes, later)
         self._supervisor = Supervisor(
             self._plugin,
-            lambda: self._policy.identity,
+            lambda: Identity(self._policy.registered.name, self._policy.registered.index),
             SessionFollowers(self._configured, self._ready, self._away),
             self._sizes,
         )

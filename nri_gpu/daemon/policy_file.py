@@ -1,4 +1,4 @@
-"""The policy file on disk: found, read, parsed; and the last good one, kept for the next start.
+"""The policy file: found, read and parsed; the last good one, kept for the next start; and which one is in force.
 
 TOML text and command line options become raw mappings here; `nri_gpu.policy` knows what they mean. The environment is
 not read: `check` could not show a setting that a unit file or a shell profile changes.
@@ -6,13 +6,14 @@ not read: `check` could not show a setting that a unit file or a shell profile c
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from loguru import logger
 from msgspec import Struct
@@ -21,11 +22,17 @@ from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.policy.lines import key_lines
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import override, parse_policy
-from nri_gpu.system.storage import write_whole
+from nri_gpu.system.storage import Signature, signature, write_whole
+
+if TYPE_CHECKING:
+    from nri_gpu.system.state import NodeState
 
 DEFAULT_PATH: Final = Path("/etc/nri-gpu/policy.toml")
 LAST_GOOD: Final = "policy.last"  # in the state folder
 POLICY_MAX: Final = 1 << 20  # bytes; the largest lists allowed need a tenth of it
+
+LOOK_S: Final = 10.0
+SETTLE_S: Final = 0.2  # a file that is written in place is whole once it has not changed for so long
 
 _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
@@ -37,7 +44,7 @@ class PolicyText(Struct, frozen=True):
     text: str
 
 
-def load_policy(path: Path | None, overrides: Mapping[str, object] | None = None) -> Policy:
+def load_policy(path: str | Path | None, overrides: Mapping[str, object] | None = None) -> Policy:
     """The policy of a file with command line options put over it.
 
     path: None for the default file, which may be missing: then every default holds.
@@ -50,18 +57,18 @@ def load_policy(path: Path | None, overrides: Mapping[str, object] | None = None
     return build_policy(read_policy(path), overrides)
 
 
-def read_policy(path: Path | None) -> PolicyText | None:
+def read_policy(path: str | Path | None) -> PolicyText | None:
     """The text of a policy file; None when the default file is not there.
 
     Raises:
         PolicyError: an explicitly named file is missing, or the file cannot be read.
 
     """
-    chosen = DEFAULT_PATH if path is None else path
+    chosen = Path(path or DEFAULT_PATH)
     try:
         return PolicyText(str(chosen), _read(chosen))
     except FileNotFoundError:
-        if path is None:
+        if not path:
             return None
         raise _fault(chosen, "no such file; leave --policy out to start with the defaults") from None
     except PermissionError:
@@ -164,7 +171,7 @@ class PolicyFile:
 
     def __init__(self, path: str | None, options: Mapping[str, object], state_dir: Path) -> None:
         """Raises: PolicyError: an option is wrong."""
-        self._path = Path(path) if path else None
+        self._path = path
         self.options = options
         self._state_dir = state_dir
         self._text: PolicyText | None = None  # in place of the file
@@ -197,3 +204,92 @@ class PolicyFile:
         except PolicyError as error:
             logger.bind(fault=str(error.faults[0])).error("last good policy not usable either")
             return None
+
+
+def first_policy(file: PolicyFile) -> Policy:
+    """The policy to start with: the file's, else the last good one that was kept, else a broken one."""
+    try:
+        return file.load()
+    except PolicyError as error:
+        _log_faults(error, "policy not usable")
+        last = file.last_good()
+        if last is None:
+            logger.error("no good policy is kept: every container that asks will be refused")
+            return Policy.broken(str(error.faults[0]))
+        logger.warning("started on the last good policy")
+        return last
+
+
+class PolicyReload:
+    """Puts policies in force. registered: the file's, which says how we register.
+
+    changed: called with each good policy that took the place of another.
+    """
+
+    def __init__(self, file: PolicyFile, state: NodeState, changed: Callable[[Policy], None]) -> None:
+        self.registered = state.settings.plugin
+        self._file = file
+        self._state = state
+        self._changed = changed
+        self._one_at_a_time = asyncio.Lock()
+
+    async def read_again(self) -> None:
+        """Read the file again. A policy with faults is logged, and the one in force stays."""
+        try:
+            async with self._one_at_a_time:
+                # In a thread: thousands of rules take as long to read as the runtime waits for an answer.
+                policy = await asyncio.to_thread(self._file.load)
+        except PolicyError as error:
+            _log_faults(error, "policy not reloaded, the old one stays")
+            return
+        self.registered = policy.plugin
+        self._state.use(policy)
+        logger.bind(path=policy.source).info("policy reloaded")
+        self._changed(policy)
+
+    def take_text(self, text: str) -> None:
+        """Use the drop-in file's text from Configure: for a plugin that the runtime starts, that is the policy."""
+        try:
+            policy = self._file.load_text("the runtime's NRI configuration for this plugin", text)
+        except PolicyError as error:
+            self._state.use(Policy.broken(str(error.faults[0])))
+            _log_faults(error, "policy not usable")
+        else:
+            self._state.use(policy)
+            self._changed(policy)
+
+
+class PolicyWatch:
+    """Calls `changed` once for each content of the file that it finds."""
+
+    def __init__(
+        self, file: Path, changed: Callable[[], None], *, look_s: float = LOOK_S, settle_s: float = SETTLE_S
+    ) -> None:
+        self._file = file
+        self._changed = changed
+        self._look_s = look_s
+        self._settle_s = settle_s
+        self._known = signature(file)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        from nri_gpu.system.inotify import folder_changed  # here, because it brings ctypes along
+
+        while True:
+            await folder_changed(self._file.parent, self._look_s)
+            if signature(self._file) != self._known:
+                self._known = await self._settled()
+                self._changed()
+
+    async def _settled(self) -> Signature | None:
+        """The file's signature once it stays the same."""
+        while True:
+            before = signature(self._file)
+            await asyncio.sleep(self._settle_s)
+            if signature(self._file) == before:
+                return before
+
+
+def _log_faults(error: PolicyError, phrase: str) -> None:
+    for fault in error.faults:
+        logger.bind(fault=str(fault)).error(phrase)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
@@ -54,3 +55,15 @@ def source_of(
 ) -> TopologySource | NvmlSource:
     """The topology file's node if there is one, else this machine. host_root: as in the policy's [driver]."""
     return TopologySource(topology) if topology else NvmlSource(driver_root, library_dirs, host_root=host_root)
+
+
+def ask_once(source: TopologySource | NvmlSource) -> Inventory:
+    """Its node now, for a command that ends then. Raises: InventoryError."""
+
+    async def ask() -> Inventory:
+        try:
+            return await source.refresh()
+        finally:
+            await source.close()
+
+    return asyncio.run(ask())

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.cli import client, gpus, render
+from nri_gpu.cli import client, render
 from nri_gpu.cli.main import main
 from nri_gpu.domain.edits import Extra, NodeExtra
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu import Gpu
 from nri_gpu.domain.health import Health, HealthState, Sign
-from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.simulation.topology import load_topology
 from tests.support import builders as make
@@ -152,14 +151,10 @@ def test_extras_of_the_host(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(document)["extras"]["imex"] == {"lacking": "", "nodes": [], "mounts": [], "channels": 2048}
 
 
-def test_extras_that_are_not_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    async def look(*_: object) -> Inventory:
-        return make.inventory(extras={Extra.GDS: NodeExtra(lacking="there is no /dev/nvidia-fsN")})
-
-    monkeypatch.setattr(gpus, "_look", look)
-    _, text = shown(capsys, FOUR_GPUS)
-    assert text.splitlines()[-1] == "extras not here: gds (`-o json` says why)"
-    assert json.loads(shown(capsys, FOUR_GPUS, "-o", "json")[1])["extras"]["gds"]["lacking"]
+def test_extras_that_are_not_here() -> None:
+    lacking = make.inventory(extras={Extra.GDS: NodeExtra(lacking="there is no /dev/nvidia-fsN")})
+    assert render.gpus_text(lacking).splitlines()[-1] == "extras not here: gds (`-o json` says why)"
+    assert render.gpus_json(lacking)["extras"]["gds"]["lacking"] == "there is no /dev/nvidia-fsN"
 
 
 def test_the_matrix(capsys: pytest.CaptureFixture[str]) -> None:

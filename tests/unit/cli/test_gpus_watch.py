@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.cli.client import ask
-from nri_gpu.cli.gpus_watch import Printer
+from nri_gpu.cli.gpus import Printer
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.names import CONTROL_SOCKET

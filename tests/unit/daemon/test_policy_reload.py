@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from nri_gpu.daemon.policy_reload import PolicyWatch
+from nri_gpu.daemon.policy_file import PolicyWatch
 from tests.support.configmap import ConfigMapFolder
 from tests.support.daemon import Launch, NriGpu
 from tests.support.scripted_runtime import until

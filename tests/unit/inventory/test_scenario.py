@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.cli.gpus_watch import Printer
+from nri_gpu.cli.gpus import Printer
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.health import ScriptedEvent, Sign
 from nri_gpu.domain.node import Majors
