@@ -20,7 +20,7 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Inject
 from nri_gpu.domain.node import Node
-from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import Rule, RuleList
 from tests.support import builders as make

@@ -29,7 +29,7 @@ from nri_gpu.domain.errors import NriGpuError, RestartNeededError
 from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.kubelet.devices import AdvertisedDevices
 from nri_gpu.kubelet.service import VERSION, DevicePluginService, PluginWatcherService
-from nri_gpu.policy.kinds import SOCKET_PATH_MAX
+from nri_gpu.policy.forms import SOCKET_PATH_MAX
 from nri_gpu.policy.kubelet import Registration
 from nri_gpu.system.inotify import folder_changed
 from nri_gpu.system.storage import Signature, signature

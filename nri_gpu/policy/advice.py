@@ -16,7 +16,7 @@ from nri_gpu.policy.advice_rules import (
     rule_terms,
     unreachable_rules,
 )
-from nri_gpu.policy.globs import Globs, is_literal
+from nri_gpu.policy.forms import Globs, is_literal
 from nri_gpu.policy.model import Disarm, NamespaceRules, Otherwise, Policy
 from nri_gpu.policy.service import REQUEST_BYTES
 

@@ -12,8 +12,7 @@ from typing import Final
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.domain.node import Inventory
-from nri_gpu.policy.compound_kinds import UNLIMITED
-from nri_gpu.policy.globs import Globs, is_literal
+from nri_gpu.policy.forms import UNLIMITED, Globs, is_literal
 from nri_gpu.policy.limits import LIMIT_KEYS, Limits
 from nri_gpu.policy.model import Policy, PrivilegedAction, Stale
 from nri_gpu.policy.rules import Rule

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from nri_gpu.domain.health import Sign
-from nri_gpu.policy.kinds import Choice, Choices, Declaration, Whole, Wholes
+from nri_gpu.policy.forms import about
 
-_XIDS: Final = Wholes(Whole(1, 65535), 256)
+_Xid = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class Events(StrEnum):
@@ -40,56 +40,45 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
 
     events: Annotated[
         Events,
-        Declaration(
-            Choice(Events),
+        about(
             "GPUs whose error events are waited for: those that containers hold, all, or none. Meanwhile such a GPU "
-            "cannot be reset, and the driver cannot be unloaded.",
+            "cannot be reset, and the driver cannot be unloaded."
         ),
     ] = Events.HELD
     # Application errors as NVIDIA's device plugin has them (NVIDIA/k8s-device-plugin: internal/rm/health.go), and 154,
     # which only announces a recovery action that every query shows anyway.
     ignored_xids: Annotated[
-        frozenset[int],
-        Declaration(
-            _XIDS, "XIDs that say nothing about the GPU: application errors, and 154, which other XIDs explain."
-        ),
+        frozenset[_Xid],
+        Meta(max_length=256),
+        about("XIDs that say nothing about the GPU: application errors, and 154, which other XIDs explain."),
     ] = frozenset({13, 31, 43, 45, 68, 109, 154})
     # After the immediate actions in NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors): reset or restart.
-    fatal_xids: Annotated[frozenset[int], Declaration(_XIDS, "XIDs after which a GPU is bad at once.")] = frozenset(
-        {48, 62, 64, 74, 79, 95, 119, 120, 140, 143}
+    fatal_xids: Annotated[frozenset[_Xid], Meta(max_length=256), about("XIDs after which a GPU is bad at once.")] = (
+        frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140, 143})
     )
     other_xids: Annotated[
         OtherXids,
-        Declaration(
-            Choice(OtherXids),
-            "XIDs of neither list: ignore; suspect, which stays granted and turns bad with the next incident; bad.",
-        ),
+        about("XIDs of neither list: ignore; suspect, which stays granted and turns bad with the next incident; bad."),
     ] = OtherXids.SUSPECT
     fatal_signs: Annotated[
         frozenset[Sign],
-        Declaration(
-            Choices(Sign, minimum=0),
-            "Signs that make a GPU bad when a query shows them; unreadable: when it still shows reprobe_s later.",
-        ),
+        about("Signs that make a GPU bad when a query shows them; unreadable: when it still shows reprobe_s later."),
     ] = frozenset({Sign.LOST, Sign.RESET_REQUIRED, Sign.UNREADABLE, Sign.REMAP_FAILED})
     suspect_signs: Annotated[
         frozenset[Sign],
-        Declaration(
-            Choices(Sign, minimum=0), "Signs that make it suspect. Signs in neither list are shown and change nothing."
-        ),
+        about("Signs that make it suspect. Signs in neither list are shown and change nothing."),
     ] = frozenset({Sign.REMAP_PENDING, Sign.FABRIC_NOT_READY})
     hold_down_s: Annotated[
-        int, Declaration(Whole(1, 86400), "Seconds without trouble after which a bad GPU is granted again.")
+        int, Meta(ge=1, le=86400), about("Seconds without trouble after which a bad GPU is granted again.")
     ] = 300
-    reprobe_s: Annotated[
-        int, Declaration(Whole(1, 3600), "Seconds between two queries while a GPU is not healthy.")
-    ] = 30
+    reprobe_s: Annotated[int, Meta(ge=1, le=3600), about("Seconds between two queries while a GPU is not healthy.")] = (
+        30
+    )
     containers: Annotated[
         OnBad,
-        Declaration(
-            Choice(OnBad),
+        about(
             "Containers on a GPU that is bad or recovering: report them, or stop them through CRI, so that the kubelet "
-            "starts them on another. As guard.cri_socket and guard.stop_grace_s say; needs the cri extra (grpcio).",
+            "starts them on another. As guard.cri_socket and guard.stop_grace_s say; needs the cri extra (grpcio)."
         ),
     ] = OnBad.REPORT
 

@@ -4,32 +4,22 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from nri_gpu.domain.kubelet import AllocatedDevice
-from nri_gpu.policy.globs import NOTHING, Globs
-from nri_gpu.policy.kinds import (
-    FOLDER,
-    NAMESPACES,
-    POOL_NAMES,
-    SOCKET_OR_NONE,
-    Choice,
-    Declaration,
-    Flag,
-    Patterns,
-    Text,
-    Whole,
-)
+from nri_gpu.policy.forms import FOLDER, NAMESPACES, NOTHING, POOL_NAME, SOCKET_OR_NONE, Globs, about, patterns, text
 
 # The kubelet's: a qualified name with a prefix, not Kubernetes' own (kubernetes: pkg/apis/core/v1/helper). NVIDIA's
 # device plugin keeps to 63 characters, and ours has to leave room for `mig-7g.80gb.me.shared`.
-_RESOURCE: Final = Text(
+_RESOURCE: Final = text(
     r"(?!(?:[a-z0-9.-]+\.)?kubernetes\.io/|requests\.)[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?",
     "a resource such as nvidia.com/gpu",
     40,
 )
-_RESOURCES: Final = Patterns(Text(r"[!-~]+/[!-~]+", "a resource such as nvidia.com/gpu, or a pattern of them", 63))
-_POOL_OR_NONE: Final = Text(rf"(?:{POOL_NAMES.pattern})?", "empty or the name of a [[pool]]", POOL_NAMES.max_length)
+_RESOURCES: Final = patterns(
+    Annotated[str, text(r"[!-~]+/[!-~]+", "a resource such as nvidia.com/gpu, or a pattern of them", 63)]
+)
+_POOL_OR_NONE: Final = text(rf"(?:{POOL_NAME})?", "empty or the name of a [[pool]]", 64)
 
 
 class MigStrategy(StrEnum):
@@ -59,74 +49,70 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
 
     enabled: Annotated[
         bool,
-        Declaration(
-            Flag(), "Offer this node's GPUs to the kubelet. Needs the kubernetes extra (grpcio).", flag="--kubelet"
-        ),
+        about("Offer this node's GPUs to the kubelet. Needs the kubernetes extra (grpcio).", flag="--kubelet"),
     ] = False
-    dir: Annotated[str, Declaration(FOLDER, "Folder of the kubelet's socket and of its device plugins'.")] = (
+    dir: Annotated[str, FOLDER, about("Folder of the kubelet's socket and of its device plugins'.")] = (
         "/var/lib/kubelet/device-plugins"
     )
-    resource: Annotated[str, Declaration(_RESOURCE, "What pods ask for in resources.limits.")] = "nvidia.com/gpu"
+    resource: Annotated[str, _RESOURCE, about("What pods ask for in resources.limits.")] = "nvidia.com/gpu"
     mig_strategy: Annotated[
         MigStrategy,
-        Declaration(
-            Choice(MigStrategy),
+        about(
             "MIG devices: none offers whole GPUs only; single offers MIG devices of one profile as the resource; mixed "
-            "offers each profile as a resource of its own, nvidia.com/mig-1g.10gb, beside whole GPUs.",
+            "offers each profile as a resource of its own, nvidia.com/mig-1g.10gb, beside whole GPUs."
         ),
     ] = MigStrategy.NONE
     replicas: Annotated[
-        int, Declaration(Whole(1, 64), "How many pods share each GPU or MIG device; 1: each has its own.")
+        int, Meta(ge=1, le=64), about("How many pods share each GPU or MIG device; 1: each has its own.")
     ] = 1
-    rename: Annotated[bool, Declaration(Flag(), "Call shared ones by another name: nvidia.com/gpu.shared.")] = False
+    rename: Annotated[bool, about("Call shared ones by another name: nvidia.com/gpu.shared.")] = False
     pool: Annotated[
         str,
-        Declaration(_POOL_OR_NONE, "Offer only the GPUs of this [[pool]]; empty: all GPUs, in pools too."),
+        _POOL_OR_NONE,
+        about("Offer only the GPUs of this [[pool]]; empty: all GPUs, in pools too."),
     ] = ""
     registration: Annotated[
         Registration,
-        Declaration(
-            Choice(Registration),
+        about(
             "register: nri-gpu calls the kubelet, as most plugins do; watcher: the kubelet finds it in registry_dir.",
             flag="--kubelet-registration",
         ),
     ] = Registration.REGISTER
-    registry_dir: Annotated[str, Declaration(FOLDER, "Folder that the kubelet looks for plugins in.")] = (
+    registry_dir: Annotated[str, FOLDER, about("Folder that the kubelet looks for plugins in.")] = (
         "/var/lib/kubelet/plugins_registry"
     )
     podresources: Annotated[
         str,
-        Declaration(
-            SOCKET_OR_NONE,
+        SOCKET_OR_NONE,
+        about(
             "The kubelet's PodResources socket, asked which devices containers have; never on the request path, and "
-            "only if enabled, inject_for or reservations is set. Empty: never.",
+            "only if enabled, inject_for or reservations is set. Empty: never."
         ),
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
     fail_closed: Annotated[
         FailClosed,
-        Declaration(
-            Choice(FailClosed),
+        about(
             "auto: Allocate adds a CDI device that lets the container start only after our injection, if the runtime "
-            "has NRI 0.7 or newer; guard: no such device, so that only the guard stops a container without injection.",
+            "has NRI 0.7 or newer; guard: no such device, so that only the guard stops a container without injection."
         ),
     ] = FailClosed.AUTO
-    cdi_dir: Annotated[str, Declaration(FOLDER, "Folder for that CDI device: one of the runtime's cdi_spec_dirs.")] = (
+    cdi_dir: Annotated[str, FOLDER, about("Folder for that CDI device: one of the runtime's cdi_spec_dirs.")] = (
         "/var/run/cdi"
     )
     inject_for: Annotated[
         Globs,
-        Declaration(
-            _RESOURCES,
+        _RESOURCES,
+        about(
             "Resources of NVIDIA's device plugin whose GPUs are injected here, without its runtime or hook: those that "
-            "PodResources lists for the container, and that its NVIDIA_VISIBLE_DEVICES, where set, names too.",
+            "PodResources lists for the container, and that its NVIDIA_VISIBLE_DEVICES, where set, names too."
         ),
     ] = NOTHING
     reservations: Annotated[
         Globs,
-        Declaration(
-            NAMESPACES,
+        NAMESPACES,
+        about(
             "Namespaces where KAI-Scheduler or Run:ai reserves GPUs with its own pods: pods of the same GPU group then "
-            "share them. Only the scheduler may create pods there.",
+            "share them. Only the scheduler may create pods there."
         ),
     ] = NOTHING
 

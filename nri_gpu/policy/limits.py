@@ -10,29 +10,28 @@ from msgspec import Struct
 
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.text import quoted
-from nri_gpu.policy.compound_kinds import UNLIMITED, Limit
-from nri_gpu.policy.kinds import Declaration
+from nri_gpu.policy.forms import UNLIMITED, about, limit
 
-_LIMIT: Final = Limit()
+_LIMIT: Final = limit()
 
 
 class Limits(Struct, frozen=True, kw_only=True):
     """How many GPUs may be granted; a MIG device counts as one. Checked when a container is created, never later."""
 
-    gpus_per_container: Annotated[int, Declaration(_LIMIT, "GPUs of one container.")] = UNLIMITED
-    gpus_per_pod: Annotated[int, Declaration(_LIMIT, "Different GPUs of all containers of a pod together.")] = UNLIMITED
+    gpus_per_container: Annotated[int, _LIMIT, about("GPUs of one container.")] = UNLIMITED
+    gpus_per_pod: Annotated[int, _LIMIT, about("Different GPUs of all containers of a pod together.")] = UNLIMITED
     gpus_per_namespace: Annotated[
-        int, Declaration(_LIMIT, "Different GPUs of all pods of a namespace on this node together.")
+        int, _LIMIT, about("Different GPUs of all pods of a namespace on this node together.")
     ] = UNLIMITED
     exclusive_gpus_per_namespace: Annotated[
-        int, Declaration(_LIMIT, "The same, counting only those held in exclusive mode.")
+        int, _LIMIT, about("The same, counting only those held in exclusive mode.")
     ] = UNLIMITED
     gpus_per_node: Annotated[
-        int, Declaration(_LIMIT, "Different GPUs of this node that may be granted at all at one time.")
+        int, _LIMIT, about("Different GPUs of this node that may be granted at all at one time.")
     ] = UNLIMITED
-    containers_per_gpu: Annotated[
-        int, Declaration(Limit(minimum=1), "Containers that may share one GPU in shared mode.")
-    ] = UNLIMITED
+    containers_per_gpu: Annotated[int, limit(minimum=1), about("Containers that may share one GPU in shared mode.")] = (
+        UNLIMITED
+    )
 
 
 NO_LIMITS: Final = Limits()

@@ -5,30 +5,30 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, ClassVar, Final, Self
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from nri_gpu.domain.claim import Mode, NumaBinding, Strategy
 from nri_gpu.domain.edits import HARMLESS, Extra
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability
 from nri_gpu.domain.node import Loader
 from nri_gpu.domain.value import Value
-from nri_gpu.policy.globs import EVERYTHING, NOTHING, Globs
-from nri_gpu.policy.health import DEFAULT_HEALTH, HealthSettings
-from nri_gpu.policy.kinds import (
+from nri_gpu.policy.forms import (
     ANY_FOLDER,
+    DEFAULT_EXTRAS,
+    EVERYTHING,
     FOLDER,
     FOLDER_OR_NONE,
+    FOLDERS,
     NAMESPACES,
+    NOTHING,
     ROOT_OR_NONE,
-    Choice,
-    Choices,
-    Declaration,
-    Flag,
-    Text,
-    Texts,
-    Whole,
+    Globs,
+    about,
+    text,
+    unique,
 )
-from nri_gpu.policy.kinds import Otherwise as Otherwise
+from nri_gpu.policy.forms import Otherwise as Otherwise
+from nri_gpu.policy.health import DEFAULT_HEALTH, HealthSettings
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.limits import NO_LIMITS, Limits
 from nri_gpu.policy.mps import NO_MPS, MpsSettings
@@ -37,9 +37,7 @@ from nri_gpu.policy.rules import NO_RULES, RuleList
 from nri_gpu.policy.service import AuditSettings, ControlSettings, GuardSettings, LabelSettings, PluginSettings
 
 BUILT_IN: Final = "the built-in defaults"  # the source of a policy that came from no file
-LIBRARY_DIRS_MAX: Final = 16
-_BRANDS: Final = Texts(Text(r"[a-z]+", "a brand in NVML's words, such as tesla, in lower case", 32), 32)
-_EXTRAS: Final = Choices(Extra, minimum=0, but=frozenset({Extra.IMEX}))
+_Brand = Annotated[str, text(r"[a-z]+", "a brand in NVML's words, such as tesla, in lower case", 32)]
 
 
 class VisibleDevices(StrEnum):
@@ -76,34 +74,35 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
 
     root: Annotated[
         str,
-        Declaration(ANY_FOLDER, 'Folder the driver\'s user space lives under: "/" or a tree.', flag="--driver-root"),
+        ANY_FOLDER,
+        about('Folder the driver\'s user space lives under: "/" or a tree.', flag="--driver-root"),
     ] = "/"
     host_root: Annotated[
         str,
-        Declaration(
-            ROOT_OR_NONE,
+        ROOT_OR_NONE,
+        about(
             "Path of that folder on the host, if nri-gpu runs in a pod that has it mounted elsewhere; empty: the same.",
             flag="--driver-host-root",
         ),
     ] = ""
     library_dirs: Annotated[
         tuple[str, ...],
-        Declaration(
-            Texts(FOLDER, LIBRARY_DIRS_MAX),
+        FOLDERS,
+        about(
             "Folders below root with the driver's libraries, searched before those of distributions; bin, share and "
-            "etc next to them too.",
+            "etc next to them too."
         ),
     ] = ()
     stage_dir: Annotated[
         str,
-        Declaration(FOLDER, "Folder for one staged copy per driver generation; on the driver's filesystem it is free."),
+        FOLDER,
+        about("Folder for one staged copy per driver generation; on the driver's filesystem it is free."),
     ] = "/var/lib/nri-gpu/drivers"
     loader: Annotated[
         Loader,
-        Declaration(
-            Choice(Loader),
+        about(
             "How a container's loader finds the libraries; docs/loader.md says which images each way serves, and its "
-            "cost.",
+            "cost."
         ),
     ] = Loader.FOLDERS
 
@@ -111,15 +110,14 @@ class DriverSettings(Struct, frozen=True, kw_only=True):
 class ClaimDefaults(Struct, frozen=True, kw_only=True):
     """What a request means where it does not say."""
 
-    mode: Annotated[Mode, Declaration(Choice(Mode), "How GPUs are held: exclusive is exclusive to the pod.")] = (
-        Mode.EXCLUSIVE
+    mode: Annotated[Mode, about("How GPUs are held: exclusive is exclusive to the pod.")] = Mode.EXCLUSIVE
+    capabilities: Annotated[Capabilities, Meta(min_length=1), about("Which parts of the driver a container gets.")] = (
+        DEFAULT_CAPABILITIES
     )
-    capabilities: Annotated[
-        Capabilities, Declaration(Choices(Capability), "Which parts of the driver a container gets.")
-    ] = DEFAULT_CAPABILITIES
     extras: Annotated[
         frozenset[Extra],
-        Declaration(_EXTRAS, "Extras of a container that names none; all but imex, which takes a number."),
+        DEFAULT_EXTRAS,
+        about("Extras of a container that names none; all but imex, which takes a number."),
     ] = frozenset()
 
 
@@ -128,10 +126,10 @@ class CapabilityRules(Struct, frozen=True, kw_only=True):
 
     allowed: Annotated[
         Capabilities,
-        Declaration(
-            Choices(Capability),
+        Meta(min_length=1),
+        about(
             "A request for any other is refused. What a capability brings along must be allowed too: video brings "
-            "compute, display brings graphics.",
+            "compute, display brings graphics."
         ),
     ] = frozenset(Capability)
 
@@ -141,14 +139,14 @@ class ExtraRules(Struct, frozen=True, kw_only=True):
 
     allowed: Annotated[
         frozenset[Extra],
-        Declaration(Choices(Extra, minimum=0), "A request for any other is refused."),
+        about("A request for any other is refused."),
     ] = HARMLESS
 
 
 class ModeRules(Struct, frozen=True, kw_only=True):
     """How GPUs may be asked for at all."""
 
-    allowed: Annotated[frozenset[Mode], Declaration(Choices(Mode), "A request for any other mode is refused.")] = (
+    allowed: Annotated[frozenset[Mode], Meta(min_length=1), about("A request for any other mode is refused.")] = (
         frozenset(Mode)
     )
 
@@ -156,14 +154,11 @@ class ModeRules(Struct, frozen=True, kw_only=True):
 class NamespaceRules(Struct, frozen=True, kw_only=True):
     """Who may ask where no rule decides, by the pod's namespace: whole names, shell-style patterns; deny wins."""
 
-    allow: Annotated[Globs, Declaration(NAMESPACES, "Namespaces whose pods may ask for GPUs.")] = EVERYTHING
-    deny: Annotated[Globs, Declaration(NAMESPACES, "Namespaces whose pods may not, whatever allow says.")] = NOTHING
+    allow: Annotated[Globs, NAMESPACES, about("Namespaces whose pods may ask for GPUs.")] = EVERYTHING
+    deny: Annotated[Globs, NAMESPACES, about("Namespaces whose pods may not, whatever allow says.")] = NOTHING
     otherwise: Annotated[
         Otherwise,
-        Declaration(
-            Choice(Otherwise),
-            "A container that asks and may not: refuse it, or ignore its request and start it without GPUs.",
-        ),
+        about("A container that asks and may not: refuse it, or ignore its request and start it without GPUs."),
     ] = Otherwise.REFUSE
 
 
@@ -172,33 +167,29 @@ class EnvironmentSettings(Struct, frozen=True, kw_only=True):
 
     visible_devices: Annotated[
         VisibleDevices,
-        Declaration(
-            Choice(VisibleDevices),
+        about(
             "NVIDIA_VISIBLE_DEVICES of a granted container: its GPUs' UUIDs, or void where an NVIDIA runtime or hook "
-            "is still installed and must stay idle (NRI_GPU_UUIDS then has the list).",
+            "is still installed and must stay idle (NRI_GPU_UUIDS then has the list)."
         ),
     ] = VisibleDevices.UUIDS
     disarm: Annotated[
         Disarm,
-        Declaration(
-            Choice(Disarm),
+        about(
             "all: override an image's NVIDIA_VISIBLE_DEVICES with void where nothing was granted. Not beside NVIDIA's "
-            "device plugin, which asks through that variable.",
+            "device plugin, which asks through that variable."
         ),
     ] = Disarm.NONE
     may_ask: Annotated[
         Globs,
-        Declaration(
-            NAMESPACES,
+        NAMESPACES,
+        about(
             "Namespaces where NVIDIA_VISIBLE_DEVICES is a request of containers without an annotation; an image that "
-            "sets it asks, too.",
+            "sets it asks, too."
         ),
     ] = NOTHING
     may_ask_all: Annotated[
         bool,
-        Declaration(
-            Flag(), "Whether its value may be all there: every CUDA image sets that, so each would get every GPU."
-        ),
+        about("Whether its value may be all there: every CUDA image sets that, so each would get every GPU."),
     ] = False
 
 
@@ -207,9 +198,8 @@ class PrivilegedSettings(Struct, frozen=True, kw_only=True):
 
     action: Annotated[
         PrivilegedAction,
-        Declaration(
-            Choice(PrivilegedAction),
-            "Their requests: allow; audit: grant, and warn of privileged containers, also those that do not ask; deny.",
+        about(
+            "Their requests: allow; audit: grant, and warn of privileged containers, also those that do not ask; deny."
         ),
     ] = PrivilegedAction.ALLOW
 
@@ -217,15 +207,12 @@ class PrivilegedSettings(Struct, frozen=True, kw_only=True):
 class RequirementSettings(Struct, frozen=True, kw_only=True):
     """What images require of driver and GPU by NVIDIA_REQUIRE_* and CUDA_VERSION."""
 
-    check: Annotated[
-        bool, Declaration(Flag(), "Refuse a container whose image requires what this node does not have.")
-    ] = True
+    check: Annotated[bool, about("Refuse a container whose image requires what this node does not have.")] = True
     may_disable: Annotated[
         bool,
-        Declaration(
-            Flag(),
+        about(
             "Whether an image or a pod may turn the check off for itself by NVIDIA_DISABLE_REQUIRE=1. Its program may "
-            "then fail; it is granted nothing more.",
+            "then fail; it is granted nothing more."
         ),
     ] = True
 
@@ -235,22 +222,20 @@ class CompatSettings(Struct, frozen=True, kw_only=True):
 
     dir: Annotated[
         str,
-        Declaration(
-            FOLDER_OR_NONE,
+        FOLDER_OR_NONE,
+        about(
             "Folder with one package per CUDA version in folders named for it (13.0/libcuda.so.580.65.06 ...); empty: "
-            "off.",
+            "off."
         ),
     ] = ""
     brands: Annotated[
-        tuple[str, ...],
-        Declaration(_BRANDS, "Brands of GPUs that may have it; on others such a libcuda fails with CUDA's error 804."),
+        tuple[_Brand, ...],
+        unique(32),
+        about("Brands of GPUs that may have it; on others such a libcuda fails with CUDA's error 804."),
     ] = ("tesla", "nvidia")
     across_minor: Annotated[
         bool,
-        Declaration(
-            Flag(),
-            "Also for an image that is newer than the driver by a minor version only, which mostly runs without.",
-        ),
+        about("Also for an image that is newer than the driver by a minor version only, which mostly runs without."),
     ] = False
 
 
@@ -267,11 +252,10 @@ class ForeignSettings(Struct, frozen=True, kw_only=True):
 
     complete: Annotated[
         Complete,
-        Declaration(
-            Choice(Complete),
+        about(
             "Which of them get the driver's libraries, shared nodes and environment for the GPUs that they hold, and "
             "never another GPU: none; asked: those that also ask by annotation, which can only shape these GPUs; all: "
-            "also those that do not ask.",
+            "also those that do not ask."
         ),
     ] = Complete.NONE
 
@@ -281,18 +265,16 @@ class PlacementSettings(Struct, frozen=True, kw_only=True):
 
     strategy: Annotated[
         Strategy,
-        Declaration(
-            Choice(Strategy),
+        about(
             "For exclusive requests, among sets of GPUs that are linked equally well: pack keeps the remaining GPUs "
-            "together, spread takes GPUs from where most are free. Shared requests always go to the least loaded GPU.",
+            "together, spread takes GPUs from where most are free. Shared requests always go to the least loaded GPU."
         ),
     ] = Strategy.PACK
     numa: Annotated[
         NumaBinding,
-        Declaration(
-            Choice(NumaBinding),
+        about(
             "Bind a granted container to the CPUs, the memory or both of its GPUs' NUMA nodes, unless another "
-            "component has set its cpuset.",
+            "component has set its cpuset."
         ),
     ] = NumaBinding.NONE
 
@@ -300,13 +282,13 @@ class PlacementSettings(Struct, frozen=True, kw_only=True):
 class InventorySettings(Struct, frozen=True, kw_only=True):
     """How often NVML is asked for the GPUs, and what happens while it does not answer."""
 
-    refresh_s: Annotated[int, Declaration(Whole(1, 3600), "Seconds between two queries.")] = 60
+    refresh_s: Annotated[int, Meta(ge=1, le=3600), about("Seconds between two queries.")] = 60
     stale_after_s: Annotated[
-        int, Declaration(Whole(1, 86400), "Seconds without an answer after which the inventory is stale.")
+        int, Meta(ge=1, le=86400), about("Seconds without an answer after which the inventory is stale.")
     ] = 300
     stale: Annotated[
         Stale,
-        Declaration(Choice(Stale), "Requests while it is stale: serve them from the last inventory, or refuse them."),
+        about("Requests while it is stale: serve them from the last inventory, or refuse them."),
     ] = Stale.SERVE
 
 
@@ -315,10 +297,8 @@ class LedgerSettings(Struct, frozen=True, kw_only=True):
 
     created_grace_s: Annotated[
         int,
-        Declaration(
-            Whole(5, 3600),
-            "Seconds after which GPUs of a container that was created and never started may go to another.",
-        ),
+        Meta(ge=5, le=3600),
+        about("Seconds after which GPUs of a container that was created and never started may go to another."),
     ] = 60
 
 
@@ -334,12 +314,12 @@ class HandoverSettings(Struct, frozen=True, kw_only=True):
 
     wait: Annotated[
         bool,
-        Declaration(Flag(), "Offer it only when NVML shows no process on it; false: as soon as its container ends."),
+        about("Offer it only when NVML shows no process on it; false: as soon as its container ends."),
     ] = True
-    grace_s: Annotated[int, Declaration(Whole(1, 3600), "Seconds after which it is offered whatever NVML shows.")] = 60
+    grace_s: Annotated[int, Meta(ge=1, le=3600), about("Seconds after which it is offered whatever NVML shows.")] = 60
     unknown: Annotated[
         Unknown,
-        Declaration(Choice(Unknown), "If NVML cannot list its processes: wait for grace_s, or offer it at once."),
+        about("If NVML cannot list its processes: wait for grace_s, or offer it at once."),
     ] = Unknown.WAIT
 
 

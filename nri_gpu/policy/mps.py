@@ -2,14 +2,14 @@
 
 from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from nri_gpu.domain.mps import WHOLE_PERCENT, MpsLimits, Seat
-from nri_gpu.policy.kinds import Declaration, Flag, Whole
+from nri_gpu.policy.forms import about
 
 _CLIENTS_MAX: Final = 48  # of one GPU, by its hardware from Volta on
 _MEMORY_MAX: Final = 2**30  # MiB
-_PERCENT: Final = Whole(1, WHOLE_PERCENT)
+_PERCENT: Final = Meta(ge=1, le=WHOLE_PERCENT)
 
 
 class MpsSettings(Struct, frozen=True, kw_only=True):
@@ -17,46 +17,44 @@ class MpsSettings(Struct, frozen=True, kw_only=True):
 
     enabled: Annotated[
         bool,
-        Declaration(
-            Flag(),
+        about(
             "Whether mode=mps may be asked for. The systemd unit needs its drop-in mps.conf for the daemons, and a "
-            "mount for what their clients write; the chart, mps.enabled.",
+            "mount for what their clients write; the chart, mps.enabled."
         ),
     ] = False
     containers_per_gpu: Annotated[
         int,
-        Declaration(
-            Whole(1, _CLIENTS_MAX),
+        Meta(ge=1, le=_CLIENTS_MAX),
+        about(
             "Containers at one daemon; 16 at most on GPUs before Volta, whatever is written here. A container with "
-            "several processes is as many clients.",
+            "several processes is as many clients."
         ),
     ] = _CLIENTS_MAX
     default_memory_mib: Annotated[
         int,
-        Declaration(
-            Whole(0, _MEMORY_MAX), "Share of memory where a request does not say, MiB; 0: as much as there is."
-        ),
+        Meta(ge=0, le=_MEMORY_MAX),
+        about("Share of memory where a request does not say, MiB; 0: as much as there is."),
     ] = 0
     default_threads_percent: Annotated[
-        int, Declaration(_PERCENT, "Share of the GPU's multiprocessors where a request does not say, percent.")
+        int, _PERCENT, about("Share of the GPU's multiprocessors where a request does not say, percent.")
     ] = WHOLE_PERCENT
     most_memory_mib: Annotated[
         int,
-        Declaration(
-            Whole(0, _MEMORY_MAX),
+        Meta(ge=0, le=_MEMORY_MAX),
+        about(
             "The most that any process may allocate, MiB: set in the daemon, so that no container can lift it; 0: no "
-            "such limit.",
+            "such limit."
         ),
     ] = 0
     most_threads_percent: Annotated[
-        int, Declaration(_PERCENT, "The same for multiprocessors, percent; counts for processes of new servers.")
+        int, _PERCENT, about("The same for multiprocessors, percent; counts for processes of new servers.")
     ] = WHOLE_PERCENT
     linger_s: Annotated[
         int,
-        Declaration(
-            Whole(0, 3600),
+        Meta(ge=0, le=3600),
+        about(
             "Seconds that a daemon, started anew after the last container left, waits for the next one. At once it "
-            "ends where its GPU goes to another mode.",
+            "ends where its GPU goes to another mode."
         ),
     ] = 60
 

@@ -6,25 +6,29 @@ since its author expects an effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Final
 
+from msgspec import UNSET, Struct, convert
+from msgspec.inspect import type_info
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.domain.text import quoted
+from nri_gpu.policy.faults import faults, known_words
+from nri_gpu.policy.forms import given
 from nri_gpu.policy.health import health_faults
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.lines import line_of
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.pools import SELECTORS, Pool, PoolList
 from nri_gpu.policy.rules import Rule, RuleList
-from nri_gpu.policy.schema import BY_PATH, LISTS, SCHEMA_VERSION, SECTIONS, SETTINGS
-from nri_gpu.policy.text import known_words, shown_key, toml_type
+from nri_gpu.policy.schema import BY_PATH, FILE, LISTS, SECTIONS
 
 _OF_ALLOW: Final = (
     *("default_mode", "modes", "default_capabilities", "capabilities", "default_extras", "extras", "pool", "limits"),
 )
+_FILE_TYPE: Final = type_info(FILE)
 COMMAND_LINE: Final = "command line"  # stands where a fault names its file
 
 
@@ -38,20 +42,33 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
 
     """
     where = lines or {}
-    found = list(_faults(raw))
-    tables: Mapping[str, Any] = raw
-    lists = {} if found else {name: kind.convert(tables.get(name, [])) for name, kind in LISTS.items()}
-    if lists:
-        found += cross_faults(lists["rule"], lists["pool"])
-        found += kubelet_faults(tables.get("kubelet", {}).get("pool", ""), lists["pool"])
+    found = list(faults(_FILE_TYPE, raw))
+    policy = Policy.default()
     if not found:
-        policy = _with(Policy.default(), {path: BY_PATH[path].kind.convert(value) for path, value in _leaves(raw)})
+        policy = _read(convert(raw, FILE), file)
+        rules, pools = policy.rule.rules, policy.pool.pools
+        found += cross_faults(rules, pools)
+        found += kubelet_faults(policy.kubelet.pool, pools)
         found += health_faults(policy.health)
         found += external_faults(policy.kubelet)
     if found:
-        faults = [Fault(file, path, message, line_of(where, path)) for path, message in found]
-        raise PolicyError(tuple(sorted(faults, key=lambda fault: fault.line or 0)))
-    return replace(policy, rule=RuleList(lists["rule"]), pool=PoolList(lists["pool"]), source=file)
+        each = (Fault(file, path, message, line_of(where, path)) for path, message in found)
+        raise PolicyError(tuple(sorted(each, key=lambda fault: fault.line or 0)))
+    return policy
+
+
+def _read(table: Struct, file: str) -> Policy:
+    """The policy of a file whose keys are valid one by one."""
+    default = Policy.default()
+    tables = {name: each for name in (*SECTIONS, *LISTS) if (each := getattr(table, name)) is not UNSET}
+    sections = {
+        name: replace(getattr(default, name), **given(cls, tables[name]))
+        for name, cls in SECTIONS.items()
+        if name in tables
+    }
+    rules = tuple(Rule(**given(Rule, each)) for each in tables.get("rule", ()))
+    pools = tuple(Pool(**given(Pool, each)) for each in tables.get("pool", ()))
+    return replace(default, **sections, rule=RuleList(rules), pool=PoolList(pools), source=file)
 
 
 def override(policy: Policy, overrides: Mapping[str, object]) -> Policy:
@@ -63,81 +80,19 @@ def override(policy: Policy, overrides: Mapping[str, object]) -> Policy:
         PolicyError: each fault under the option's own name.
 
     """
-    given = {path: raw for path, raw in overrides.items() if raw is not None}
+    values = {path: raw for path, raw in overrides.items() if raw is not None}
     found = [
         Fault(COMMAND_LINE, BY_PATH[path].flag or path, message)
-        for path, raw in given.items()
-        for _, message in BY_PATH[path].kind.faults(raw)
+        for path, raw in values.items()
+        for _, message in faults(type_info(BY_PATH[path].type), raw)
     ]
     if found:
         raise PolicyError(tuple(found))
-    return _with(policy, {path: BY_PATH[path].kind.convert(raw) for path, raw in given.items()})
-
-
-def _faults(raw: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Key path and sentence of each thing wrong."""
-    yield from _schema_faults(raw.get("schema", SCHEMA_VERSION))
-    for name, section in raw.items():
-        if name == "schema":
-            continue
-        if name in LISTS:
-            yield from ((name + inner, message) for inner, message in LISTS[name].faults(section))
-        elif name not in SECTIONS:
-            yield shown_key(name), f"unknown {_what(section)}{_known_at_top(name)}"
-        elif not isinstance(section, Mapping):
-            yield name, f"must be a table, [{name}], not {toml_type(section)}"
-        else:
-            yield from _section_faults(name, section)
-
-
-def _schema_faults(version: object) -> Iterator[tuple[str, str]]:
-    if isinstance(version, bool) or not isinstance(version, int):
-        yield "schema", f"must be {SCHEMA_VERSION}, not {toml_type(version)}"
-    elif version != SCHEMA_VERSION:
-        yield "schema", f"must be {SCHEMA_VERSION}, the only version this nri-gpu reads"
-
-
-def _section_faults(section: str, raw: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    for key, value in raw.items():
-        path = f"{section}.{key}"
-        if path in BY_PATH:
-            yield from ((path + inner, message) for inner, message in BY_PATH[path].kind.faults(value))
-        else:
-            known = known_words(key, (setting.key for setting in SETTINGS if setting.section == section))
-            yield f"{section}.{shown_key(key)}", f"unknown key{_elsewhere(key) or known}"
-
-
-def _known_at_top(name: str) -> str:
-    return _elsewhere(name) or known_words(name, ("schema", *SECTIONS, *LISTS))
-
-
-def _elsewhere(key: str) -> str:
-    """Where a key stands under the wrong heading."""
-    homes = [setting.section for setting in SETTINGS if setting.key == key]
-    return f"; it belongs under [{homes[0]}]" if homes else ""
-
-
-def _what(raw: object) -> str:
-    return "section" if isinstance(raw, Mapping | list) else "key"
-
-
-def _leaves(raw: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    for section, values in raw.items():
-        if isinstance(values, Mapping):
-            yield from ((f"{section}.{key}", value) for key, value in values.items())
-
-
-def _with(policy: Policy, values: Mapping[str, Any]) -> Policy:
-    """A policy with some settings changed, by key path."""
-    changed: dict[str, Any] = {}
-    for section in _sections_of(values):
-        keys = {path.partition(".")[2]: value for path, value in values.items() if path.startswith(section + ".")}
-        changed[section] = replace(getattr(policy, section), **keys)
-    return replace(policy, **changed)
-
-
-def _sections_of(paths: Iterable[str]) -> list[str]:
-    return sorted({path.partition(".")[0] for path in paths})
+    for path, raw in values.items():
+        section, _, key = path.partition(".")
+        changed = replace(getattr(policy, section), **{key: BY_PATH[path].read(raw)})
+        policy = replace(policy, **{section: changed})
+    return policy
 
 
 def cross_faults(rules: tuple[Rule, ...], pools: tuple[Pool, ...]) -> Iterator[tuple[str, str]]:

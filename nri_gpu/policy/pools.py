@@ -10,47 +10,46 @@ from msgspec import Struct
 
 from nri_gpu.domain.gpu import MIG_PROFILE, GpuUuid, MigPart, Unit, whole
 from nri_gpu.domain.node import Inventory
-from nri_gpu.policy.compound_kinds import Limit, PatternOrMore, Size
-from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.kinds import POOL_NAMES, Declaration, Patterns, Text, Texts
+from nri_gpu.policy.forms import NAMESPACES, SIZE, Globs, PoolName, about, limit, pattern_or_more, text, unique
 
 POOLS_MAX: Final = 64
 SELECTORS: Final = ("device", "model", "memory_at_least", "memory_at_most", "mig")
 _HEX: Final = "[0-9a-f]"
 _UUID: Final = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
-_DEVICE: Final = Text(
-    rf"(?:0|[1-9][0-9]{{0,2}})(?::(?:0|[1-9][0-9]?))?|(?:GPU|MIG)-{_UUID}|{_HEX}{{4}}:{_HEX}{{2}}:{_HEX}{{2}}\.{_HEX}",
-    "an index (0), a MIG device's (0:1), a whole UUID in lower case (GPU-8f3a...) or a PCI bus id (0000:3b:00.0)",
-    64,
-)
-_MODEL: Final = PatternOrMore(Text(r"[ -~]+", "a pattern of printable ASCII", 96))
-_PROFILE: Final = Text(MIG_PROFILE.pattern, "a MIG profile such as 1g.10gb", 40)
-_NAMESPACES: Final = Patterns(Text(r"[!-~]+", "a pattern of printable ASCII without blanks", 253))
+_Device = Annotated[
+    str,
+    text(
+        rf"(?:0|[1-9][0-9]{{0,2}})(?::(?:0|[1-9][0-9]?))?|(?:GPU|MIG)-{_UUID}|{_HEX}{{4}}:{_HEX}{{2}}:{_HEX}{{2}}\.{_HEX}",
+        "an index (0), a MIG device's (0:1), a whole UUID in lower case (GPU-8f3a...) or a PCI bus id (0000:3b:00.0)",
+        64,
+    ),
+]
+_MODEL: Final = pattern_or_more(Annotated[str, text(r"[ -~]+", "a pattern of printable ASCII", 96)])
+_Profile = Annotated[str, text(MIG_PROFILE.pattern, "a MIG profile such as 1g.10gb", 40)]
 
 
 class Pool(Struct, frozen=True, kw_only=True):
     """GPUs set apart: those that fit every selector given. Other containers are not offered them."""
 
-    name: Annotated[str, Declaration(POOL_NAMES, "What rules and sentences call this pool.")]
+    name: Annotated[PoolName, about("What rules and sentences call this pool.")]
     device: Annotated[
-        tuple[str, ...] | None,
-        Declaration(Texts(_DEVICE, 256), "GPUs, with their MIG devices, or MIG devices: index, UUID or PCI bus id."),
+        tuple[_Device, ...] | None,
+        unique(256),
+        about("GPUs, with their MIG devices, or MIG devices: index, UUID or PCI bus id."),
     ] = None
-    model: Annotated[Globs | None, Declaration(_MODEL, "Patterns of the model's name; case does not matter.")] = None
-    memory_at_least: Annotated[int | None, Declaration(Size(), 'Memory of the GPU or MIG device: "40Gi".')] = None
-    memory_at_most: Annotated[int | None, Declaration(Size(), 'Memory of the GPU or MIG device: "40Gi".')] = None
-    mig: Annotated[
-        tuple[str, ...] | None, Declaration(Texts(_PROFILE, 64), "Profiles of MIG devices; no whole GPU has one.")
-    ] = None
+    model: Annotated[Globs | None, _MODEL, about("Patterns of the model's name; case does not matter.")] = None
+    memory_at_least: Annotated[int | None, SIZE, about('Memory of the GPU or MIG device: "40Gi".')] = None
+    memory_at_most: Annotated[int | None, SIZE, about('Memory of the GPU or MIG device: "40Gi".')] = None
+    mig: Annotated[tuple[_Profile, ...] | None, unique(64), about("Profiles of MIG devices; no whole GPU has one.")] = (
+        None
+    )
     namespaces: Annotated[
         Globs | None,
-        Declaration(
-            _NAMESPACES,
-            "Patterns of namespaces whose containers may have them, in addition to rules that name the pool.",
-        ),
+        NAMESPACES,
+        about("Patterns of namespaces whose containers may have them, in addition to rules that name the pool."),
     ] = None
     containers_per_gpu: Annotated[
-        int | None, Declaration(Limit(minimum=1), "Containers that may share one of them, whatever limits say.")
+        int | None, limit(minimum=1), about("Containers that may share one of them, whatever limits say.")
     ] = None
 
     def has(self, unit: Unit) -> bool:

@@ -4,79 +4,87 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Qos
 from nri_gpu.domain.edits import Extra
-from nri_gpu.domain.gpu import Capabilities, Capability
-from nri_gpu.policy.compound_kinds import LabelPatterns, Partial, PatternOrMore, WordOrMore
-from nri_gpu.policy.globs import Globs
-from nri_gpu.policy.kinds import POOL_NAMES, Choice, Choices, Declaration, Flag, Otherwise, Text
+from nri_gpu.domain.gpu import Capabilities
+from nri_gpu.policy.forms import (
+    DEFAULT_EXTRAS,
+    Globs,
+    NamePattern,
+    Otherwise,
+    PoolName,
+    about,
+    changes,
+    labels,
+    pattern_or_more,
+    text,
+    word_or_more,
+)
 from nri_gpu.policy.limits import Limits
 
 RULES_MAX: Final = 8192
 
-_NAMES: Final = PatternOrMore(Text(r"[!-~]+", "a pattern of printable ASCII without blanks", 253))
-_LABELS: Final = LabelPatterns(
+_NAMES: Final = pattern_or_more(NamePattern)
+_LABELS: Final = labels(
     # Kubernetes: a prefix of at most 253 characters, a slash, a name of at most 63.
-    Text(r"(?:[a-z0-9.-]+/)?[A-Za-z0-9_.-]+", "a label's key, such as app.kubernetes.io/name", 317),
-    Text(r"[!-~]*", "a pattern of printable ASCII without blanks", 63),
+    Annotated[str, text(r"(?:[a-z0-9.-]+/)?[A-Za-z0-9_.-]+", "a label's key, such as app.kubernetes.io/name", 317)],
+    Annotated[str, text(r"[!-~]*", "a pattern of printable ASCII without blanks", 63)],
 )
-_DEFAULT_EXTRAS: Final = Choices(Extra, minimum=0, but=frozenset({Extra.IMEX}))
-_NAME: Final = Text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
-_REASON: Final = Text(r"[ -~]+", "printable ASCII on one line", 200)
+_NAME: Final = text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
+_REASON: Final = text(r"[ -~]+", "printable ASCII on one line", 200)
 
 
 class Rule(Struct, frozen=True, kw_only=True):
     """Which containers are meant (every key given must match), and what they may have."""
 
-    allow: Annotated[bool, Declaration(Flag(), "Whether they may have GPUs: true or false.")]
-    name: Annotated[str, Declaration(_NAME, "What sentences and the log call this rule.")] = ""
-    namespace: Annotated[Globs | None, Declaration(_NAMES, "Patterns of the pod's namespace.")] = None
-    pod: Annotated[Globs | None, Declaration(_NAMES, "Patterns of the pod's name.")] = None
-    container: Annotated[Globs | None, Declaration(_NAMES, "Patterns of the container's name.")] = None
+    allow: Annotated[bool, about("Whether they may have GPUs: true or false.")]
+    name: Annotated[str, _NAME, about("What sentences and the log call this rule.")] = ""
+    namespace: Annotated[Globs | None, _NAMES, about("Patterns of the pod's namespace.")] = None
+    pod: Annotated[Globs | None, _NAMES, about("Patterns of the pod's name.")] = None
+    container: Annotated[Globs | None, _NAMES, about("Patterns of the container's name.")] = None
     runtime_handler: Annotated[
-        Globs | None, Declaration(_NAMES, "Patterns of the runtime handler, which a RuntimeClass names.")
+        Globs | None, _NAMES, about("Patterns of the runtime handler, which a RuntimeClass names.")
     ] = None
     labels: Annotated[
         tuple[tuple[str, Globs], ...] | None,
-        Declaration(
-            _LABELS, "Labels of the pod, each with a pattern of its value; the creator of the pod writes them."
-        ),
+        _LABELS,
+        about("Labels of the pod, each with a pattern of its value; the creator of the pod writes them."),
     ] = None
     qos: Annotated[
         frozenset[Qos] | None,
-        Declaration(WordOrMore(Qos), "The pod's QoS class, derived from its cgroup; pods without a kubelet have none."),
+        word_or_more(Qos),
+        about("The pod's QoS class, derived from its cgroup; pods without a kubelet have none."),
     ] = None
-    reason: Annotated[str, Declaration(_REASON, "Why; a refusal says it.")] = ""
+    reason: Annotated[str, _REASON, about("Why; a refusal says it.")] = ""
     otherwise: Annotated[
         Otherwise | None,
-        Declaration(Choice(Otherwise), "With allow = false: refuse the container, or start it without GPUs."),
+        about("With allow = false: refuse the container, or start it without GPUs."),
     ] = None
-    default_mode: Annotated[Mode | None, Declaration(Choice(Mode), "In place of defaults.mode.")] = None
+    default_mode: Annotated[Mode | None, about("In place of defaults.mode.")] = None
     modes: Annotated[
-        frozenset[Mode] | None, Declaration(Choices(Mode), "Modes to ask for, in place of modes.allowed.")
+        frozenset[Mode] | None, Meta(min_length=1), about("Modes to ask for, in place of modes.allowed.")
     ] = None
     default_capabilities: Annotated[
-        Capabilities | None, Declaration(Choices(Capability), "In place of defaults.capabilities.")
+        Capabilities | None, Meta(min_length=1), about("In place of defaults.capabilities.")
     ] = None
     capabilities: Annotated[
         Capabilities | None,
-        Declaration(Choices(Capability), "Parts of the driver to ask for, in place of capabilities.allowed."),
+        Meta(min_length=1),
+        about("Parts of the driver to ask for, in place of capabilities.allowed."),
     ] = None
-    default_extras: Annotated[frozenset[Extra] | None, Declaration(_DEFAULT_EXTRAS, "In place of defaults.extras.")] = (
-        None
-    )
+    default_extras: Annotated[frozenset[Extra] | None, DEFAULT_EXTRAS, about("In place of defaults.extras.")] = None
     extras: Annotated[
         frozenset[Extra] | None,
-        Declaration(Choices(Extra, minimum=0), "Extras to ask for, in place of extras.allowed."),
+        about("Extras to ask for, in place of extras.allowed."),
     ] = None
     pool: Annotated[
-        Globs | None, Declaration(PatternOrMore(POOL_NAMES), "Names of the pools they get GPUs from, and no others.")
+        Globs | None, pattern_or_more(PoolName), about("Names of the pools they get GPUs from, and no others.")
     ] = None
     limits: Annotated[
-        tuple[tuple[str, Any], ...] | None, Declaration(Partial(Limits), "Limits in place of those in [limits].")
+        tuple[tuple[str, Any], ...] | None, changes(Limits), about("Limits in place of those in [limits].")
     ] = None
 
     def matches(self, of: Container) -> bool:

@@ -1,72 +1,86 @@
-"""The table of settings, read off the declarations in `model.py`: one row per key of the policy file.
+"""The policy file as a whole: its sections and arrays of tables, one row for each setting, and what is made of them.
 
-Modules with declarations do not postpone their annotations: they are read at every start, and texts would have to be
-evaluated for that.
+What is made: the type that the parser reads it by, its JSON Schema, and the reference in docs/policy.md.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, get_type_hints
+from typing import Annotated, Any, Final, Literal
 
-from msgspec import Struct
+import msgspec
+from msgspec import UNSET, Meta, Struct, defstruct
 
-from nri_gpu.policy.compound_kinds import TableOf, Tables, fields_of
-from nri_gpu.policy.kinds import Declaration, SettingKind
+from nri_gpu.policy.forms import Field, fields_of, table_of
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.pools import POOLS_MAX, Pool
 from nri_gpu.policy.rules import RULES_MAX, Rule
 
 SCHEMA_VERSION: Final = 1  # `schema` at the top of the file
-SCHEMA_HELP: Final = "Version of this file's format."
+LISTS: Final[Mapping[str, type[Rule | Pool]]] = {"rule": Rule, "pool": Pool}  # arrays of tables, `[[rule]]`
+_LISTS_MAX: Final = {"rule": RULES_MAX, "pool": POOLS_MAX}
+SECTIONS: Final[Mapping[str, type[Struct]]] = {
+    name: type(value)
+    for name in Policy.__struct_fields__
+    if name not in LISTS and isinstance(value := getattr(Policy.default(), name), Struct)
+}
 
 
 class Setting(Struct, frozen=True):
-    """One row. path: `plugin.socket`. flag: its command line option, or empty."""
+    """One key of a section."""
 
     section: str
-    key: str
-    kind: SettingKind
-    default: object
-    help: str
-    flag: str
+    field: Field
 
     @property
     def path(self) -> str:
-        """Dotted key path."""
-        return f"{self.section}.{self.key}"
-
-    @property
-    def raw_default(self) -> object:
-        """The default as TOML has it."""
-        return self.kind.raw(self.default)
+        """Dotted key path: `plugin.socket`."""
+        return f"{self.section}.{self.field.key}"
 
 
-def _sections() -> Mapping[str, Any]:
-    default, others = Policy.default(), (*LISTS, "source", "fault")
-    return {name: getattr(default, name) for name in Policy.__struct_fields__ if name not in others}
+SETTINGS: Final = tuple(
+    Setting(section, field) for section, cls in SECTIONS.items() for field in fields_of(cls).values()
+)
+BY_PATH: Final = {setting.path: setting.field for setting in SETTINGS}
 
 
-def _rows(section: str, default: Any) -> Iterator[Setting]:  # noqa: ANN401 - any of the model's sections
-    hints = get_type_hints(type(default), include_extras=True)
-    for name in default.__struct_fields__:
-        (declared,) = hints[name].__metadata__
-        assert isinstance(declared, Declaration)
-        yield Setting(section, name, declared.kind, getattr(default, name), declared.help, declared.flag)
+def _file() -> type[Struct]:
+    version = Meta(
+        description="Version of this file's format.", extra={"rule": ", the only version that this nri-gpu reads"}
+    )
+    return defstruct(
+        "Policy",
+        [
+            ("schema", Annotated[Literal[1], version], UNSET),
+            *((name, table_of(cls, name, defaults=True), UNSET) for name, cls in SECTIONS.items()),
+            *((name, _array(name), UNSET) for name in LISTS),
+        ],
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
 
 
-# Arrays of tables, `[[rule]]`.
-LISTS: Final = {"rule": Tables(TableOf(Rule), RULES_MAX), "pool": Tables(TableOf(Pool), POOLS_MAX)}
-SECTIONS: Final = _sections()  # name -> the section with every default
-SETTINGS: Final = tuple(row for section, default in SECTIONS.items() for row in _rows(section, default))
-BY_PATH: Final = {setting.path: setting for setting in SETTINGS}
+def _array(name: str) -> Any:  # noqa: ANN401 - a type
+    table: Any = table_of(LISTS[name], name)
+    return Annotated[tuple[table, ...], Meta(max_length=_LISTS_MAX[name], description=section_help(name))]
 
 
 def section_help(section: str) -> str:
     """What a section is about: its class says it."""
-    about = LISTS[section].record.cls if section in LISTS else SECTIONS[section]
-    return (about.__doc__ or "").strip()
+    return ((LISTS.get(section) or SECTIONS[section]).__doc__ or "").strip()
+
+
+FILE: Final = _file()
+
+
+def schema_text() -> str:
+    """The JSON Schema, config/policy.schema.json. It accepts what `parse_policy` accepts, as far as it can tell.
+
+    60.0 is an integer there; and what two keys mean together, or two tables, only the parser knows.
+    """
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "nri-gpu policy"}
+    return json.dumps({**dialect, **msgspec.json.schema(FILE)}, indent=2) + "\n"
 
 
 def reference() -> str:
@@ -80,11 +94,10 @@ def _section(section: str) -> Iterator[str]:
     yield f"{section_help(section)}\n"
     yield "| key | default | option | what it is |"
     yield "|---|---|---|---|"
-    for row in SETTINGS:
-        if row.section == section:
-            option = f"`{row.flag}`" if row.flag else ""
-            # TOML and JSON write strings, numbers and arrays of them alike.
-            yield f"| `{row.key}` | `{json.dumps(row.raw_default)}` | {option} | {row.help} |"
+    for row in fields_of(SECTIONS[section]).values():
+        option = f"`{row.flag}`" if row.flag else ""
+        # TOML and JSON write strings, numbers and arrays of them alike.
+        yield f"| `{row.key}` | `{json.dumps(row.written_default)}` | {option} | {row.help} |"
     yield ""
 
 
@@ -93,46 +106,7 @@ def _list(name: str) -> Iterator[str]:
     yield f"{section_help(name)}\n"
     yield "| key | what it is |"
     yield "|---|---|"
-    for key, field in fields_of(LISTS[name].record.cls).items():
-        must = " Must be there." if field.required else ""
-        yield f"| `{key}` | {field.declared.help}{must} |"
+    for field in fields_of(LISTS[name]).values():
+        must = " Must be there." if field.default is msgspec.NODEFAULT else ""
+        yield f"| `{field.key}` | {field.help}{must} |"
     yield ""
-
-
-DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-
-
-def policy_schema() -> dict[str, object]:
-    """Accepts what `parse_policy` accepts, short of what JSON Schema has no words for.
-
-    60.0 is an integer there; and what two keys mean together, or two tables (`cross.py`), only the parser knows.
-    """
-    sections = {section: _section_schema(section) for section in SECTIONS}
-    lists = {name: {**kind.schema(), "description": section_help(name)} for name, kind in LISTS.items()}
-    version = {"type": "integer", "const": SCHEMA_VERSION, "description": SCHEMA_HELP}
-    return {
-        "$schema": DIALECT,
-        "title": "nri-gpu policy",
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {"schema": version, **sections, **lists},
-    }
-
-
-def schema_text() -> str:
-    """As it stands in config/policy.schema.json."""
-    return json.dumps(policy_schema(), indent=2) + "\n"
-
-
-def _section_schema(section: str) -> dict[str, object]:
-    keys = {
-        setting.key: {**setting.kind.schema(), "default": setting.raw_default, "description": setting.help}
-        for setting in SETTINGS
-        if setting.section == section
-    }
-    return {
-        "type": "object",
-        "description": section_help(section),
-        "additionalProperties": False,
-        "properties": keys,
-    }

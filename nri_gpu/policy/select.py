@@ -15,7 +15,7 @@ from nri_gpu.domain.gpu import Capabilities, Capability, GpuUuid, closure
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import quoted
 from nri_gpu.domain.value import Value
-from nri_gpu.policy.compound_kinds import UNLIMITED
+from nri_gpu.policy.forms import UNLIMITED
 from nri_gpu.policy.limits import Limits
 from nri_gpu.policy.model import Otherwise, Policy, Stale
 from nri_gpu.policy.pools import Pool

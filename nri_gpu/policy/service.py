@@ -2,15 +2,15 @@
 
 from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from nri_gpu.policy.kinds import FILE_OR_NONE, FOLDER_OR_NONE, SOCKET, Declaration, Flag, Text, Whole
+from nri_gpu.policy.forms import FILE_OR_NONE, FOLDER_OR_NONE, SOCKET, about, text
 
 # The runtime's own rule since NRI 0.12 (containerd/nri: pkg/api/validate.go).
-_NAME: Final = Text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
-_INDEX: Final = Text(r"[0-9]{2}", 'two digits in quotes, such as "10"', 2)
+_NAME: Final = text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
+_INDEX: Final = text(r"[0-9]{2}", 'two digits in quotes, such as "10"', 2)
 # shadow-utils' rule for names, and nothing at all.
-_GROUP: Final = Text(r"(?:[A-Za-z_][A-Za-z0-9_.-]*)?", "a group's name", 32)
+_GROUP: Final = text(r"(?:[A-Za-z_][A-Za-z0-9_.-]*)?", "a group's name", 32)
 
 
 # A runtime that splits its list always sends 8 objects in one message of 4 MiB: 512 KiB each, less what plugins add.
@@ -20,19 +20,20 @@ REQUEST_BYTES: Final = 448 << 10
 class PluginSettings(Struct, frozen=True, kw_only=True):
     """How nri-gpu registers with the container runtime."""
 
-    name: Annotated[str, Declaration(_NAME, "Name the runtime and its log know the plugin by.")] = "nri-gpu"
+    name: Annotated[str, _NAME, about("Name the runtime and its log know the plugin by.")] = "nri-gpu"
     index: Annotated[
         str,
-        Declaration(_INDEX, "Place among NRI plugins: lower numbers are asked first.", flag="--index"),
+        _INDEX,
+        about("Place among NRI plugins: lower numbers are asked first.", flag="--index"),
     ] = "10"
-    socket: Annotated[str, Declaration(SOCKET, "The runtime's NRI socket.", flag="--socket")] = "/var/run/nri/nri.sock"
+    socket: Annotated[str, SOCKET, about("The runtime's NRI socket.", flag="--socket")] = "/var/run/nri/nri.sock"
     request_bytes: Annotated[
         int,
-        Declaration(
-            Whole(0, 16 << 20),
+        Meta(ge=0, le=16 << 20),
+        about(
             "Bytes in which the runtime may describe a pod or container; a larger one is refused, with or without a "
             "request. 0: no limit. Large ones can keep the runtime from listing the node's containers to nri-gpu, "
-            "which then cannot serve.",
+            "which then cannot serve."
         ),
     ] = REQUEST_BYTES
 
@@ -41,13 +42,13 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
     """The audit log: every decision with all that decided it, for `nri-gpu replay`."""
 
     max_mib: Annotated[
-        int, Declaration(Whole(0, 1024), "Size of the log in MiB, and of the one before it that is kept; 0: no log.")
+        int, Meta(ge=0, le=1024), about("Size of the log in MiB, and of the one before it that is kept; 0: no log.")
     ] = 4
     dir: Annotated[
         str,
-        Declaration(
-            FOLDER_OR_NONE,
-            "Folder for it; empty: the state folder, which a reboot empties. In the systemd unit it must be writable.",
+        FOLDER_OR_NONE,
+        about(
+            "Folder for it; empty: the state folder, which a reboot empties. In the systemd unit it must be writable."
         ),
     ] = ""
 
@@ -57,10 +58,10 @@ class ControlSettings(Struct, frozen=True, kw_only=True):
 
     group: Annotated[
         str,
-        Declaration(
-            _GROUP,
+        _GROUP,
+        about(
             "Group that may run `nri-gpu status`, in addition to root; empty: root alone. The systemd unit needs it as "
-            "its Group= too.",
+            "its Group= too."
         ),
     ] = ""
 
@@ -70,8 +71,8 @@ class LabelSettings(Struct, frozen=True, kw_only=True):
 
     file: Annotated[
         str,
-        Declaration(
-            FILE_OR_NONE,
+        FILE_OR_NONE,
+        about(
             "File for Node Feature Discovery with the node's labels, in the names of NVIDIA's feature discovery; its "
             "folder must exist. Empty: none.",
             flag="--labels",
@@ -82,21 +83,18 @@ class LabelSettings(Struct, frozen=True, kw_only=True):
 class GuardSettings(Struct, frozen=True, kw_only=True):
     """The second process, `nri-gpu guard`: its NRI name, and what it does about containers that run ungranted."""
 
-    name: Annotated[str, Declaration(_NAME, "Name the runtime and its log know the guard by.")] = "nri-gpu-guard"
+    name: Annotated[str, _NAME, about("Name the runtime and its log know the guard by.")] = "nri-gpu-guard"
     index: Annotated[
-        str, Declaration(_INDEX, "Its place among NRI plugins: behind every plugin that may refuse a start.")
+        str, _INDEX, about("Its place among NRI plugins: behind every plugin that may refuse a start.")
     ] = "90"
     stop_ungranted: Annotated[
         bool,
-        Declaration(
-            Flag(),
+        about(
             "Stop containers that run without the GPUs they asked for, when the guard finds some as it connects. "
-            "Needs the cri extra (grpcio).",
+            "Needs the cri extra (grpcio)."
         ),
     ] = False
-    stop_grace_s: Annotated[int, Declaration(Whole(0, 300), "Seconds that such a container has to end on its own.")] = (
-        10
-    )
-    cri_socket: Annotated[str, Declaration(SOCKET, "The runtime's CRI socket, through which they are stopped.")] = (
+    stop_grace_s: Annotated[int, Meta(ge=0, le=300), about("Seconds that such a container has to end on its own.")] = 10
+    cri_socket: Annotated[str, SOCKET, about("The runtime's CRI socket, through which they are stopped.")] = (
         "/run/containerd/containerd.sock"
     )

@@ -23,7 +23,7 @@ from nri_gpu.domain.edits import Mount
 from nri_gpu.domain.gpu import MigPart, whole
 from nri_gpu.domain.node import Node
 from nri_gpu.injection.mounts import PLACE as COMPAT
-from nri_gpu.policy.globs import NOTHING
+from nri_gpu.policy.forms import NOTHING
 from nri_gpu.policy.model import Policy
 from tests.property import worlds
 

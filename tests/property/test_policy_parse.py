@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from typing import Any
 
@@ -14,9 +15,9 @@ from nri_gpu.domain.errors import PolicyError
 from nri_gpu.policy.advice import advise
 from nri_gpu.policy.lines import key_lines
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.schema import SECTIONS, SETTINGS, policy_schema
+from nri_gpu.policy.schema import SECTIONS, SETTINGS, schema_text
 
-VALIDATOR: Any = jsonschema.Draft202012Validator(policy_schema())
+VALIDATOR: Any = jsonschema.Draft202012Validator(json.loads(schema_text()))
 
 scalars = st.one_of(
     st.booleans(),
@@ -28,7 +29,7 @@ scalars = st.one_of(
     st.sampled_from(["/", "/a/b", "/a/..", "10", "shared", "compute", "utility", "refuse", "void", "all", "*", "ml-*"]),
 )
 values = st.one_of(scalars, st.lists(scalars, max_size=3), st.dictionaries(st.text(max_size=3), scalars, max_size=2))
-known_keys = st.sampled_from([setting.key for setting in SETTINGS])
+known_keys = st.sampled_from([setting.field.key for setting in SETTINGS])
 sections = st.dictionaries(st.one_of(known_keys, known_keys, st.text(max_size=4)), values, max_size=3)
 raws = st.dictionaries(
     st.one_of(st.sampled_from([*SECTIONS]), st.sampled_from(["schema", "odd"])), st.one_of(sections, values), max_size=3
@@ -41,7 +42,9 @@ def near_misses(draw: st.DrawFn) -> dict[str, Any]:
     chosen = draw(st.lists(st.sampled_from(SETTINGS), max_size=4, unique_by=lambda setting: setting.path))
     raw: dict[str, Any] = {}
     for setting in chosen:
-        raw.setdefault(setting.section, {})[setting.key] = draw(st.one_of(st.just(setting.raw_default), values))
+        raw.setdefault(setting.section, {})[setting.field.key] = draw(
+            st.one_of(st.just(setting.field.written_default), values)
+        )
     return raw
 
 
@@ -56,8 +59,8 @@ def accepted(raw: dict[str, Any]) -> bool:
     assert all(isinstance(sentence, str) for sentence in advise(policy))
     written: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
     for setting in SETTINGS:
-        value = getattr(getattr(policy, setting.section), setting.key)
-        written[setting.section][setting.key] = setting.kind.raw(value)
+        value = getattr(getattr(policy, setting.section), setting.field.key)
+        written[setting.section][setting.field.key] = setting.field.form.write(value)
     assert parse_policy(written, "g") == policy
     return True
 
@@ -75,7 +78,9 @@ def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
         assert error.faults
 
 
-names = st.one_of(st.sampled_from([*SECTIONS, *(setting.key for setting in SETTINGS)]), st.text("ab-_0", min_size=1))
+names = st.one_of(
+    st.sampled_from([*SECTIONS, *(setting.field.key for setting in SETTINGS)]), st.text("ab-_0", min_size=1)
+)
 toml_values = st.sampled_from(
     ["1", '"x"', "'['", '"""\n[a]\nb = 1\n"""', "'''\n]\n'''", '[\n1, # ]\n"]",\n[2],\n]', "{ x = 1 }", '"\\"["', "[]"]
 )

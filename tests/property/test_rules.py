@@ -18,7 +18,7 @@ from nri_gpu.domain.container import Container, Qos
 from nri_gpu.domain.decision import Inject, Refuse
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.policy.advice_rules import covers
-from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import Rule, RuleList
 from nri_gpu.policy.select import Allowed, select

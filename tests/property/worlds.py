@@ -25,8 +25,7 @@ from nri_gpu.domain.gpu import (
 )
 from nri_gpu.domain.node import GpuFault, Inventory, Majors, Node
 from nri_gpu.nri.convert import READ_ENV
-from nri_gpu.policy.compound_kinds import UNLIMITED
-from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.forms import UNLIMITED, Globs
 from nri_gpu.policy.limits import LIMIT_KEYS, NO_LIMITS, Limits
 from nri_gpu.policy.model import (
     ClaimDefaults,

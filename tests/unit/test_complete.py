@@ -14,7 +14,7 @@ from nri_gpu.domain.container import Container, DeviceRef
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Reason, Refuse
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.node import Majors, Node
-from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Complete, ForeignSettings, NamespaceRules, Policy
 from tests.support import builders as make
 

@@ -13,7 +13,7 @@ from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Refuse
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, GpuUuid
 from nri_gpu.domain.node import Majors, Node, NumaNode
-from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import (
     CapabilityRules,
     ClaimDefaults,

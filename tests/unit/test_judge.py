@@ -11,7 +11,7 @@ from nri_gpu.allocation.grant import InvalidGrant, sign_grant
 from nri_gpu.decision.validate import grant_of, validate_adjusted, validate_start
 from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
-from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import NamespaceRules, Otherwise, Policy
 from tests.support import builders as make
 

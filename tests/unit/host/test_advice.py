@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.host.advice import node_advice
-from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Disarm, DriverSettings, EnvironmentSettings, Policy, VisibleDevices
 from tests.unit.host.test_others import listen

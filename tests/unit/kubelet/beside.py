@@ -10,7 +10,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, Pod
 from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.kubelet.allocations import KubeletPods
-from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.environment import VARIABLE

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 
 from nri_gpu.kubelet.advice import kubelet_advice
-from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
 from tests.support.builders import mig_uuid, uuid

@@ -11,7 +11,7 @@ from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri.convert import EMPTY
 from nri_gpu.plugin.guard import Guard
-from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import EnvironmentSettings, Policy, VisibleDevices
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE

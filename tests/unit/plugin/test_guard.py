@@ -17,7 +17,7 @@ from nri_gpu.nri.session import Listed, Parts
 from nri_gpu.plugin.guard import Guard
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
-from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import EnvironmentSettings, NamespaceRules, Otherwise, Policy
 from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.ttrpc import OK, Status, StatusCode

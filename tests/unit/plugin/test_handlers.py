@@ -16,7 +16,7 @@ from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri import convert
 from nri_gpu.nri.events import Event
 from nri_gpu.nri.session import Parts
-from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import (
     Disarm,
     EnvironmentSettings,

@@ -76,7 +76,7 @@ GOOD: Final[dict[str, Raw]] = {
 # name -> raw policy, key path of its only fault, words of the sentence
 BAD: Final[dict[str, tuple[Raw, str, str]]] = {
     "newer version": ({"schema": 2}, "schema", "must be 1"),
-    "version as text": ({"schema": "1"}, "schema", "must be 1, not a string"),
+    "version as text": ({"schema": "1"}, "schema", "the only version that this nri-gpu reads, not a string"),
     "version as truth": ({"schema": True}, "schema", "not a boolean"),
     "unknown section": ({"plugins": {}}, "plugins", 'unknown section (did you mean "plugin"?'),
     "unknown list of sections": ({"rooms": [{}]}, "rooms", "unknown section, known: schema, plugin"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.inspect import type_info
 from msgspec.structs import fields, replace
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.gpu import Capability
-from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.faults import faults
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.limits import NO_LIMITS
 from nri_gpu.policy.model import BUILT_IN, Disarm, Otherwise, Policy, PrivilegedAction, Stale, VisibleDevices
 from nri_gpu.policy.parse import parse_policy
@@ -49,21 +51,22 @@ def test_where_a_policy_came_from_is_no_part_of_what_it_is() -> None:
 
 @each_setting
 def test_a_default_is_a_value_that_the_file_could_hold(setting: Setting) -> None:
-    assert list(setting.kind.faults(setting.raw_default)) == []
-    assert setting.kind.convert(setting.raw_default) == setting.default
-    assert type(setting.kind.convert(setting.raw_default)) is type(setting.default)
+    field = setting.field
+    assert list(faults(type_info(field.type), field.written_default)) == []
+    assert field.read(field.written_default) == field.default
+    assert type(field.read(field.written_default)) is type(field.default)
 
 
 @each_setting
 def test_every_setting_explains_itself(setting: Setting) -> None:
-    assert setting.help.endswith(".")
-    assert "|" not in setting.help  # it stands in a table of Markdown
+    assert setting.field.help.endswith(".")
+    assert "|" not in setting.field.help  # it stands in a table of Markdown
     assert section_help(setting.section)
-    assert f"`{setting.key}`" in reference()
+    assert f"`{setting.field.key}`" in reference()
 
 
 def test_the_flags_are_those_of_the_command_line() -> None:
-    flags = {setting.flag: setting.path for setting in SETTINGS if setting.flag}
+    flags = {setting.field.flag: setting.path for setting in SETTINGS if setting.field.flag}
     assert flags == {
         "--index": "plugin.index",
         "--socket": "plugin.socket",
@@ -83,5 +86,5 @@ def test_every_field_of_every_section_is_in_the_table() -> None:
 def test_every_default_written_out_is_the_default_policy() -> None:
     raw: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
     for setting in SETTINGS:
-        raw[setting.section][setting.key] = setting.raw_default
+        raw[setting.section][setting.field.key] = setting.field.written_default
     assert parse_policy(raw, "f") == Policy.default()

@@ -7,7 +7,7 @@ import datetime
 import pytest
 
 from nri_gpu.domain.errors import Fault, PolicyError
-from nri_gpu.policy.globs import Globs
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Otherwise, Policy
 from nri_gpu.policy.parse import override, parse_policy
 from tests.unit.policy.samples import BAD, GOOD, Raw

@@ -1,0 +1,264 @@
+"""How settings are declared: types and bounds as msgspec has them, and the form in the file where it is another.
+
+Modules that declare settings do not postpone their annotations: they are read at every start.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from fnmatch import translate
+from functools import cache, reduce
+from operator import or_
+from types import NoneType
+from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
+
+from msgspec import NODEFAULT, UNSET, Meta, Struct, convert, defstruct, to_builtins
+from msgspec.structs import fields, force_setattr
+
+from nri_gpu.domain.edits import Extra
+
+_WILD: Final = frozenset("*?[")
+SOCKET_PATH_MAX: Final = 107  # bytes: sun_path of a Unix socket holds 108 with its NUL (Linux: unix(7))
+UNLIMITED: Final = 2**31  # stands for the word; more than any machine has of anything we count
+
+
+class Globs(Struct, frozen=True):
+    """Shell-style patterns in the operator's order; `*`, `?`, `[a-z]`, `[!a-z]`; whole names, case matters.
+
+    They are compiled when a policy is read, so that no container waits for it.
+    """
+
+    patterns: tuple[str, ...]
+    _literals: frozenset[str] = frozenset()
+    _prefixes: tuple[str, ...] = ()  # `team-*` needs no regular expression, and thousands of rules may be of that kind
+    _wild: re.Pattern[str] | None = None
+
+    def __post_init__(self) -> None:
+        wild = [pattern for pattern in self.patterns if not is_literal(pattern)]
+        prefixes = tuple(pattern[:-1] for pattern in wild if pattern[-1] == "*" and is_literal(pattern[:-1]))
+        force_setattr(self, "_literals", frozenset(filter(is_literal, self.patterns)))
+        force_setattr(self, "_prefixes", prefixes)
+        if len(wild) > len(prefixes):
+            force_setattr(self, "_wild", re.compile("|".join(map(translate, wild))))
+
+    def match(self, name: str) -> bool:
+        """Whether one of the patterns matches."""
+        plain = name in self._literals or name.startswith(self._prefixes)
+        return plain or (self._wild is not None and self._wild.match(name) is not None)
+
+    def first(self, name: str) -> int | None:
+        """Index of the first pattern that matches, None where none does."""
+        return next((index for index, each in enumerate(self.patterns) if Globs((each,)).match(name)), None)
+
+
+def is_literal(pattern: str) -> bool:
+    """Whether a pattern can only match itself."""
+    return _WILD.isdisjoint(pattern)
+
+
+EVERYTHING: Final = Globs(("*",))
+NOTHING: Final = Globs(())
+
+
+class Form(Struct, frozen=True):
+    """The form of a setting in the file where it is not the value itself; stands in the setting's annotation.
+
+    type: what msgspec checks. read: from that to the value. write: the inverse.
+    """
+
+    type: Any
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
+
+
+class Field(Struct, frozen=True):
+    """One key of a table in the file, as its class declares it.
+
+    type: msgspec's, with everything the declaration says. default: NODEFAULT where the key must be there, None where it
+    may be left out. flag: the command line option that overrides it, or empty.
+    """
+
+    key: str
+    type: Any
+    form: Form
+    default: object
+    help: str
+    flag: str
+
+    @property
+    def written_default(self) -> object:
+        """The default as the file has it."""
+        return self.form.write(self.default)
+
+    def read(self, raw: object) -> Any:  # noqa: ANN401 - the value in our types
+        """The value of a raw one that is valid."""
+        return self.form.read(convert(raw, self.type))
+
+
+@cache
+def fields_of(cls: type) -> Mapping[str, Field]:
+    """The keys that a class declares, in its order."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {each.name: _field(each.name, hints[each.name], each.default) for each in fields(cls)}
+
+
+def _field(key: str, hint: Any, default: object) -> Field:  # noqa: ANN401 - Annotated
+    help_text = hint.__metadata__[-1]
+    form = next((each for each in hint.__metadata__ if isinstance(each, Form)), None) or _plain_form(hint.__origin__)
+    bounds = (each for each in hint.__metadata__ if isinstance(each, Meta))
+    return Field(key, Annotated[(form.type, *bounds)], form, default, help_text.description, help_text.extra["flag"])
+
+
+def _plain_form(hint: Any) -> Form:  # noqa: ANN401 - a type, or that and None where the key may be left out
+    types = [each for each in get_args(hint) if each is not NoneType] if NoneType in get_args(hint) else [hint]
+    return Form(reduce(or_, types), lambda value: value, _builtin)
+
+
+def _builtin(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else to_builtins(value, order="sorted")
+
+
+@cache
+def table_of(cls: type, name: str, *, defaults: bool = False) -> type[Struct]:
+    """The class as a strict table of the file; what is left out is UNSET. defaults: the JSON Schema tells them."""
+    keys: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    for field in fields_of(cls).values():
+        default = Meta(extra_json_schema={"default": field.written_default} if defaults else {})
+        required = field.default is NODEFAULT
+        keys.append((field.key, field.type) if required else (field.key, Annotated[field.type, default], UNSET))
+    return defstruct(name, keys, namespace={"__doc__": cls.__doc__}, kw_only=True, forbid_unknown_fields=True)
+
+
+def given(cls: type, table: Struct) -> dict[str, Any]:
+    """The keys that a table has, with their values in our types."""
+    each = ((key, field, getattr(table, key)) for key, field in fields_of(cls).items())
+    return {key: field.form.read(value) for key, field, value in each if value is not UNSET}
+
+
+def about(help_text: str, flag: str = "") -> Meta:
+    """What a setting is; the last word of its declaration."""
+    return Meta(description=help_text, extra={"flag": flag})
+
+
+_EMPTY: Final = {"empty": ": leave the key out to match everything"}
+
+
+def text(pattern: str, rule: str, max_length: int) -> Meta:
+    """A string that a pattern matches as a whole. rule: the pattern in words."""
+    # Not msgspec's own pattern: in a union with an array it makes msgspec 0.22 crash. `faults` checks it.
+    rules = {"pattern": pattern, "rule": rule}
+    return Meta(max_length=max_length, extra=rules, extra_json_schema={"pattern": f"^(?:{pattern})$"})
+
+
+def unique(maximum: int, minimum: int | None = None) -> Meta:
+    """A list of different items, and how many."""
+    return Meta(min_length=minimum, max_length=maximum, extra_json_schema={"uniqueItems": True})
+
+
+def patterns(item: Any) -> Form:  # noqa: ANN401 - a msgspec type, as above
+    """A list, maybe empty, of shell-style patterns."""
+    return Form(Annotated[tuple[item, ...], unique(_PATTERNS_MAX)], Globs, _written)
+
+
+def _written(globs: Globs) -> list[str]:
+    return list(globs.patterns)
+
+
+def pattern_or_more(item: Any) -> Form:  # noqa: ANN401 - a msgspec type, as above
+    """One shell-style pattern, or a list of at least one."""
+    return Form(
+        item | Annotated[tuple[item, ...], unique(_PATTERNS_MAX, 1), Meta(extra=_EMPTY)],
+        lambda raw: Globs((raw,) if isinstance(raw, str) else raw),
+        _written,
+    )
+
+
+def word_or_more(words: type[StrEnum]) -> Form:
+    """One word of a closed set, or a list of at least one."""
+    return Form(
+        words | Annotated[frozenset[words], Meta(min_length=1)],  # type: ignore[valid-type]
+        lambda raw: raw if isinstance(raw, frozenset) else frozenset({raw}),
+        sorted,
+    )
+
+
+def labels(key: Any, value: Any) -> Form:  # noqa: ANN401 - msgspec types, as above
+    """A table of label keys, each with a pattern for its value."""
+    return Form(
+        Annotated[dict[key, value], Meta(min_length=1, max_length=16, extra=_EMPTY)],
+        lambda table: tuple((name, Globs((pattern,))) for name, pattern in table.items()),
+        lambda pairs: {name: globs.patterns[0] for name, globs in pairs},
+    )
+
+
+def changes(cls: type) -> Form:
+    """A table that changes some keys of another: kept as pairs of key and value."""
+    return Form(
+        table_of(cls, "changes"),
+        lambda table: tuple(given(cls, table).items()),
+        lambda pairs: {key: fields_of(cls)[key].form.write(value) for key, value in pairs},
+    )
+
+
+def limit(minimum: int = 0) -> Form:
+    """A whole number from a minimum up, or the word `unlimited`."""
+    return Form(
+        Annotated[int, Meta(ge=minimum, le=100_000)] | Literal["unlimited"],
+        lambda raw: UNLIMITED if raw == "unlimited" else raw,
+        lambda value: "unlimited" if value == UNLIMITED else value,
+    )
+
+
+class Otherwise(StrEnum):
+    """What happens to a container that asks and may not."""
+
+    REFUSE = "refuse"
+    IGNORE = "ignore"
+
+
+_PATTERNS_MAX: Final = 256  # each is compiled when the file is read
+NamePattern = Annotated[str, text(r"[!-~]+", "a pattern of printable ASCII without blanks", 253)]
+NAMESPACES: Final = patterns(NamePattern)
+POOL_NAME: Final = r"[A-Za-z0-9_.-]+"
+PoolName = Annotated[str, text(POOL_NAME, "a pool's name: letters, digits and _ . -", 64)]
+# All but imex, which takes a number.
+_DEFAULT_EXTRAS: Any = StrEnum("DefaultExtra", {each.name: each.value for each in Extra if each != Extra.IMEX})  # type: ignore[misc]
+DEFAULT_EXTRAS: Final = Form(frozenset[_DEFAULT_EXTRAS], lambda words: frozenset(map(Extra, words)), sorted)
+
+# Printable ASCII without blanks, because these paths are shown in refusals; no part of a path is "." or "..".
+_PATH: Final = r"(?:/(?!\.\.?(?:/|$))[!-.0-~]+)+"
+_RULE: Final = 'without blanks, "." or ".."'
+SOCKET: Final = text(_PATH, f"an absolute path to a socket {_RULE}", SOCKET_PATH_MAX)
+SOCKET_OR_NONE: Final = text(rf"|{_PATH}", "empty or an absolute path to a socket", SOCKET_PATH_MAX)
+FILE_OR_NONE: Final = text(rf"|{_PATH}", f"empty or an absolute path {_RULE}", 1024)
+
+
+def _folder(path: str) -> str:
+    """Paths of folders may end in a slash, as shells complete them, and are kept without."""
+    return path.rstrip("/") or path[:1]
+
+
+Folder = Annotated[str, text(rf"{_PATH}/?", f"an absolute path below / {_RULE}", 1024)]
+FOLDER: Final = Form(Folder, _folder, str)
+ANY_FOLDER: Final = Form(Annotated[str, text(rf"/|{_PATH}/?", f"an absolute path {_RULE}", 1024)], _folder, str)
+FOLDER_OR_NONE: Final = Form(
+    Annotated[str, text(rf"|{_PATH}/?", f"empty or an absolute path below / {_RULE}", 1024)], _folder, str
+)
+ROOT_OR_NONE: Final = Form(
+    Annotated[str, text(rf"|/|{_PATH}/?", f"empty or an absolute path {_RULE}", 1024)], _folder, str
+)
+FOLDERS: Final = Form(Annotated[tuple[Folder, ...], unique(16)], lambda paths: tuple(map(_folder, paths)), list)
+
+_UNITS: Final = {
+    **{"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
+    **{"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40},
+}
+
+
+def _bytes(size: str) -> int:
+    number = size.rstrip("KMGTi")
+    return int(number) * _UNITS[size[len(number) :]]
+
+
+# Written as requests write them: `40Gi`, `80G`.
+SIZE: Final = Form(Annotated[str, text(r"[1-9][0-9]{0,14}(?:[KMGT]i?)?", 'a size such as "40Gi"', 17)], _bytes, str)
