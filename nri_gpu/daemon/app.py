@@ -22,7 +22,6 @@ from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.names import CONTROL_SOCKET, LEDGER
 from nri_gpu.domain.node import Inventory
 from nri_gpu.kubelet.controller import KubeletController
-from nri_gpu.mps.process import user_of
 from nri_gpu.nri.convert import Configured
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
@@ -31,6 +30,7 @@ from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.notify import Notifier
+from nri_gpu.system.process import user_of
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.succession import Succession
 from nri_gpu.system.tasks import cancelled, exit_code, later

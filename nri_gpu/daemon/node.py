@@ -16,8 +16,6 @@ from nri_gpu.inventory.controller import DRIVER, LABELS, PROFILES, InventoryCach
 from nri_gpu.inventory.node_watch import node_watch
 from nri_gpu.kubelet.labels import LabelController
 from nri_gpu.mps.controller import MpsController
-from nri_gpu.mps.daemon import MpsTools
-from nri_gpu.mps.gpu_controller import MpsDependencies
 from nri_gpu.policy.model import Policy
 from nri_gpu.simulation.source import source_of
 from nri_gpu.system.state import Changed, NodeState
@@ -46,14 +44,9 @@ class NodeControllers:
         self._watch = node_watch(self._source.kernel_view, self._node_changed, simulated=self._simulated)
         self.inventory = InventoryController(node_state)
         self._health, self.cache = self._inventory_parts(folder)
-        self.mps = MpsController(
-            folder.path.absolute(),
-            lambda: node_state.synchronized_ledger,
-            MpsDependencies(lambda: MpsTools.of(node_state.node.driver), lambda: node_state.settings.mps),
-            node_state.put_mps,
-        )
+        self.mps = MpsController(folder.path.absolute(), node_state)
         self._profiles = ProfileController(Path(fixed.driver.stage_dir), node_state)
-        self._labels = LabelController(node_state, lambda: node_state.settings.labels.file, fixed.kubelet)
+        self._labels = LabelController(node_state, fixed.kubelet)
         self._driver = self._driver_controller(folder)
         self._snapshots = SnapshotController(folder.path, key, self._evidence_source(), node_state)
         self._follow()

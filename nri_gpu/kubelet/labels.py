@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from loguru import logger
-from msgspec import Struct
 
 from nri_gpu.domain.gpu import MIG_PROFILE, Gpu, MigPart, is_compute_slice, slices
 from nri_gpu.domain.node import Inventory
@@ -44,61 +43,32 @@ _FAMILIES: Final = (
     ((10, 0), "blackwell"),
     ((13, 0), "rubin"),
 )
+RETRY_S: Final = 60.0
+MODE: Final = 0o644  # Node Feature Discovery need not run as root
 
 
-NO_KUBELET: Final = KubeletSettings()
-
-
-class SharingLabels(Struct, frozen=True):
-    """Labels on sharing: `replicas`, `sharing-strategy` and the suffix of `product`. replicas: 0 for none."""
-
-    replicas: int
-    renamed: bool = False
-
-    @classmethod
-    def by(cls, settings: KubeletSettings) -> SharingLabels | None:
-        """None without a device plugin, since nobody counts replicas then."""
-        return cls(settings.replicas, settings.rename) if settings.enabled else None
-
-    @property
-    def suffix(self) -> str:
-        """Of the product's name, if the resource's name does not tell that it is shared."""
-        return "-SHARED" if self.replicas > 1 and not self.renamed else ""
-
-    @property
-    def strategy(self) -> str:
-        """The kubelet's shared GPUs take turns. MPS is asked for by annotation, without the kubelet."""
-        return "time-slicing" if self.replicas > 1 else "none"
-
-
-def labels(inventory: Inventory, machine: str = "", kubelet: KubeletSettings = NO_KUBELET) -> Mapping[str, str]:
+def labels(inventory: Inventory, machine: str, kubelet: KubeletSettings) -> Mapping[str, str]:
     """Name -> value, without unknown values.
 
     machine: the host's product name. kubelet: the resources that the labels describe. Without a device plugin, MIG
     devices have labels of their own, as with strategy `mixed`, since annotations can ask for them.
     """
     found = {"gpu.machine": value_of(machine), **_driver(inventory.driver_version), **_cuda(inventory.cuda_version)}
-    sharing = SharingLabels.by(kubelet)
     in_mig_mode = [gpu for gpu in inventory.gpus if gpu.mig_enabled]
-    found |= _gpus(inventory.gpus, sharing)
+    found |= _gpus(inventory.gpus, kubelet)
     if in_mig_mode:
         found["mig.capable"] = "true"
     if not kubelet.enabled:
-        found |= _by_profile(inventory.parts, None)
+        found |= _by_profile(inventory.parts, kubelet)
     elif inventory.gpus and kubelet.mig_strategy is not MigStrategy.NONE:
         found["mig.strategy"] = kubelet.mig_strategy.value
         if kubelet.mig_strategy is MigStrategy.MIXED:
             # Profiles that are not advertised have no resource that a label could describe.
             offered = [part for part in inventory.parts if not is_compute_slice(part.device.profile)]
-            found |= _by_profile(offered, sharing)
+            found |= _by_profile(offered, kubelet)
         elif in_mig_mode:
-            found |= _single(inventory, in_mig_mode[0], sharing)
+            found |= _single(inventory, in_mig_mode[0], kubelet)
     return {f"{PREFIX}/{name}": value for name, value in found.items() if value}
-
-
-def file_text(found: Mapping[str, str]) -> str:
-    """Lines for Node Feature Discovery's local source."""
-    return "".join(f"{name}={value}\n" for name, value in sorted(found.items()))
 
 
 def value_of(text: str) -> str:
@@ -144,7 +114,7 @@ def _cuda(version: str) -> dict[str, str]:
     }
 
 
-def _gpus(gpus: Sequence[Gpu], sharing: SharingLabels | None) -> dict[str, str]:
+def _gpus(gpus: Sequence[Gpu], kubelet: KubeletSettings) -> dict[str, str]:
     """Describes the most frequent model, since a node has one label for all GPUs.
 
     GPUs in MIG mode are counted, but cannot be shared whole.
@@ -153,21 +123,20 @@ def _gpus(gpus: Sequence[Gpu], sharing: SharingLabels | None) -> dict[str, str]:
         return {"gpu.count": "0"}
     model = Counter(gpu.model for gpu in gpus).most_common(1)[0][0]
     same = [gpu for gpu in gpus if gpu.model == model]
-    if sharing and all(gpu.mig_enabled for gpu in same):
-        sharing = SharingLabels(0)
+    replicas = 0 if all(gpu.mig_enabled for gpu in same) else kubelet.replicas
     major, minor = same[0].arch
-    return _resource("gpu", model, len(gpus), min(gpu.memory_bytes for gpu in same), sharing) | {
+    return _resource("gpu", model, len(gpus), min(gpu.memory_bytes for gpu in same), kubelet, replicas) | {
         "gpu.family": family(same[0].arch),
         "gpu.compute.major": str(major),
         "gpu.compute.minor": str(minor),
     }
 
 
-def _single(inventory: Inventory, in_mig_mode: Gpu, sharing: SharingLabels | None) -> dict[str, str]:
+def _single(inventory: Inventory, in_mig_mode: Gpu, kubelet: KubeletSettings) -> dict[str, str]:
     """MIG devices of one profile instead of GPUs; zeros where the node has several profiles or GPUs not in MIG mode."""
     profiles = {part.device.profile for part in inventory.parts}
     if len(profiles) == 1 and all(gpu.mig_enabled and gpu.mig for gpu in inventory.gpus):
-        return _mig("gpu", inventory.parts, sharing)
+        return _mig("gpu", inventory.parts, kubelet)
     return {
         "gpu.product": f"{value_of(in_mig_mode.model)}-MIG-INVALID",
         "gpu.count": "0",
@@ -177,20 +146,20 @@ def _single(inventory: Inventory, in_mig_mode: Gpu, sharing: SharingLabels | Non
     }
 
 
-def _by_profile(parts: Sequence[MigPart], sharing: SharingLabels | None) -> dict[str, str]:
+def _by_profile(parts: Sequence[MigPart], kubelet: KubeletSettings) -> dict[str, str]:
     found: dict[str, list[MigPart]] = {}
     for part in parts:
         if MIG_PROFILE.fullmatch(part.device.profile):
             found.setdefault(part.device.profile, []).append(part)
-    each = (_mig(f"mig-{_plain(profile)}", alike, sharing) for profile, alike in found.items())
+    each = (_mig(f"mig-{_plain(profile)}", alike, kubelet) for profile, alike in found.items())
     return {name: value for labels_of_one in each for name, value in labels_of_one.items()}
 
 
-def _mig(resource: str, parts: Sequence[MigPart], sharing: SharingLabels | None) -> dict[str, str]:
+def _mig(resource: str, parts: Sequence[MigPart], kubelet: KubeletSettings) -> dict[str, str]:
     """Describes MIG devices of one profile."""
     profile = parts[0].device.profile
     model = f"{parts[0].model} MIG {_plain(profile)}"
-    found = _resource(resource, model, len(parts), min(part.memory_bytes for part in parts), sharing)
+    found = _resource(resource, model, len(parts), min(part.memory_bytes for part in parts), kubelet, kubelet.replicas)
     if MIG_PROFILE.fullmatch(profile):
         of_gpu, of_compute = slices(profile)
         found |= {f"{resource}.slices.gi": str(of_gpu), f"{resource}.slices.ci": str(of_compute)}
@@ -198,13 +167,15 @@ def _mig(resource: str, parts: Sequence[MigPart], sharing: SharingLabels | None)
 
 
 def _resource(
-    resource: str, model: str, count: int, memory_bytes: int, sharing: SharingLabels | None
+    resource: str, model: str, count: int, memory_bytes: int, kubelet: KubeletSettings, replicas: int
 ) -> dict[str, str]:
-    suffix = sharing.suffix if sharing else ""
+    """Without a device plugin nobody counts replicas. MPS is asked for by annotation, without the kubelet."""
+    shared = kubelet.enabled and replicas > 1
+    suffix = "-SHARED" if shared and not kubelet.rename else ""  # a renamed resource tells by its name
     product = value_of(model)[: VALUE_MAX - len(suffix)] + suffix
     found = {"product": product, "count": str(count), "memory": str(memory_bytes // MIB)}
-    if sharing:
-        found |= {"replicas": str(sharing.replicas), "sharing-strategy": sharing.strategy}
+    if kubelet.enabled:
+        found |= {"replicas": str(replicas), "sharing-strategy": "time-slicing" if shared else "none"}
     return {f"{resource}.{key}": value for key, value in found.items()}
 
 
@@ -213,28 +184,24 @@ def _plain(profile: str) -> str:
     return profile.replace("+", ".")
 
 
-RETRY_S: Final = 60.0
-MODE: Final = 0o644  # Node Feature Discovery need not run as root
-
-
 class LabelController:
-    """Writes the label file when GPUs or its path in the policy change."""
+    """Writes the label file when GPUs or its path in the policy change.
+
+    kubelet: as at the start of this process. machine: the host's product name; None: as the firmware has it.
+    """
 
     def __init__(
         self,
         node_state: NodeState,
-        file: Callable[[], str],
         kubelet: KubeletSettings,
         *,
         retry_s: float = RETRY_S,
         machine: str | None = None,
     ) -> None:
-        """file: its path in the current policy, empty for none. kubelet: as at the start of this process."""
         self._node_state = node_state
-        self._file = file
         self._kubelet = kubelet
         self._retry_s = retry_s
-        self._machine = machine
+        self._machine = machine_name() if machine is None else machine
         self._again = asyncio.Event()
         self._written: tuple[Path, str] | None = None
         self._log = LogOnce()
@@ -249,7 +216,8 @@ class LabelController:
 
     async def look(self) -> bool:
         """Write the file, or remove the one written before. Returns whether that succeeded."""
-        file = Path(self._file()) if self._file() else None
+        path = self._node_state.settings.labels.file
+        file = Path(path) if path else None
         try:
             if self._written and self._written[0] != file:
                 await asyncio.to_thread(self._written[0].unlink, missing_ok=True)
@@ -257,7 +225,7 @@ class LabelController:
             if file:
                 await self._write(file)
         except OSError as error:
-            self._log.warning("node labels not written", str(error), path=str(file))
+            self._log.warning("node labels not written", str(error), path=path)
             return False
         self._log.clear()
         return True
@@ -267,9 +235,8 @@ class LabelController:
         # While a driver is replaced, NVML does not answer for a moment: keep the labels, and what is scheduled by them.
         if inventory.fault:
             return
-        if self._machine is None:
-            self._machine = machine_name()
-        text = file_text(labels(inventory, self._machine, self._kubelet))
+        found = labels(inventory, self._machine, self._kubelet)
+        text = "".join(f"{name}={value}\n" for name, value in sorted(found.items()))
         if self._written == (file, text):
             return
         await asyncio.to_thread(write_whole, file, text.encode("ascii"), MODE)

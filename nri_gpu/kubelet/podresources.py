@@ -20,8 +20,8 @@ from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.system.tasks import Backoff, LogOnce
 
-GET_TIMEOUT_S: Final = 1.0
-LIST_TIMEOUT_S: Final = 2.0
+GETS_MAX: Final = 8  # with more pods than this waiting, one List is cheaper than a Get for each
+TIMEOUT_S: Final = 2.0
 RECEIVE_MAX: Final = 16 << 20  # bytes; gRPC's own limit of 4 MiB is less than a full node's list can have
 SHOWN_MAX: Final = 300  # characters of the kubelet's error
 # kubernetes: pkg/kubelet/apis/podresources/server_v1.go; both come as code UNKNOWN.
@@ -34,10 +34,11 @@ class PodResourcesError(NriGpuError):
 
 
 class PodResources:
-    """A client. It connects with its first request, and again after a failure."""
+    """A client. It connects with its first request, and again after a failure. timeout_s: of each request."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, timeout_s: float = TIMEOUT_S) -> None:
         self.socket = socket
+        self._timeout_s = timeout_s
         self._channel: Any = None
         self._gets = True  # whether this kubelet answers Get
 
@@ -46,7 +47,7 @@ class PodResources:
         if self._gets:
             request = pb.GetPodResourcesRequest(pod_name=name, pod_namespace=namespace)
             try:
-                answer = await self._stub().Get(request, timeout=GET_TIMEOUT_S)
+                answer = await self._stub().Get(request, timeout=self._timeout_s)
             except grpc.aio.AioRpcError as error:
                 details = str(error.details())
                 if error.code() is grpc.StatusCode.NOT_FOUND or NOT_FOUND in details:
@@ -66,7 +67,7 @@ class PodResources:
     async def list(self) -> tuple[PodDevices, ...]:
         """All pods; before Kubernetes 1.34 finished ones too. Raises: PodResourcesError."""
         try:
-            answer = await self._stub().List(pb.ListPodResourcesRequest(), timeout=LIST_TIMEOUT_S)
+            answer = await self._stub().List(pb.ListPodResourcesRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise await self._failed(error) from None
         return tuple(_pod(each) for each in answer.pod_resources)
@@ -75,7 +76,7 @@ class PodResources:
         """Resource -> IDs of every device that the kubelet can allocate, used or not. Raises: PodResourcesError."""
         try:
             answer = await self._stub().GetAllocatableResources(
-                pb.AllocatableResourcesRequest(), timeout=LIST_TIMEOUT_S
+                pb.AllocatableResourcesRequest(), timeout=self._timeout_s
             )
         except grpc.aio.AioRpcError as error:
             raise await self._failed(error) from None
@@ -123,20 +124,13 @@ def _container(container: pb.ContainerResources) -> ContainerDevices:
     return ContainerDevices(container.name, tuple(devices))
 
 
-BETWEEN_S: Final = 0.02  # the kubelet answers 100 requests a second with a burst of 10, and has other clients
-LIST_EVERY_S: Final = 10.0
-GETS_MAX: Final = 8  # with more pods than this waiting, one List is cheaper than a Get for each
-FIRST_WAIT_S: Final = 0.1
-LONGEST_WAIT_S: Final = 5.0
-
-
 class QuestionPace(Struct, frozen=True):
     """Seconds. between: two questions. list_every: two Lists. first, longest: waits after a failure."""
 
-    between: float = BETWEEN_S
-    list_every: float = LIST_EVERY_S
-    first: float = FIRST_WAIT_S
-    longest: float = LONGEST_WAIT_S
+    between: float = 0.02  # the kubelet answers 100 requests a second with a burst of 10, and has other clients
+    list_every: float = 10.0
+    first: float = 0.1
+    longest: float = 5.0
 
 
 USUAL: Final = QuestionPace()

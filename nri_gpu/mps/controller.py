@@ -1,11 +1,15 @@
-"""Keeps an MPS daemon for each GPU that is held in mode=mps, and tells which containers must not start yet."""
+"""Keeps an MPS daemon for each GPU that is held in mode=mps, and tells which containers must not start yet.
+
+A GPU's daemon is up while containers use it, and ended when they are gone or others hold the GPU.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable
-from contextlib import suppress
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,31 +23,176 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.mps import MpsFolders
+from nri_gpu.mps.daemon import MpsDaemon, MpsError, MpsTools
 from nri_gpu.mps.folders import DaemonFolder, clients, leftovers, mount_fault, noted_folders, remove
-from nri_gpu.mps.gpu_controller import Demand, GpuMpsController, MpsDependencies
+from nri_gpu.policy.mps import MpsSettings
+from nri_gpu.system.state import NodeState
+from nri_gpu.system.tasks import Backoff, cancelled, first_done
 
-_FAULT_SHOWN_MAX: Final = 300  # characters
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 30.0
+STEADY_S: Final = 60.0  # a daemon that was up for so long is restarted without a pause
 MOUNT_S: Final = 5.0  # between two looks for a missing mount
+_FAULT_SHOWN_MAX: Final = 300  # characters
+
+
+class Demand(StrEnum):
+    """What the ledger demands of a GPU's daemon."""
+
+    UP = "up"  # containers use it
+    IDLE = "idle"  # nobody holds the GPU
+    DOWN = "down"  # containers hold the GPU in another mode
+
+
+class GpuMpsController:
+    """Controls one GPU's daemon. fault: why it is not up; empty if nothing is wrong.
+
+    served: a container has started with it. renewed: see `MpsDaemon`.
+    """
+
+    def __init__(self, folder: DaemonFolder, node_state: NodeState, renewed: Callable[[], DaemonFolder]) -> None:
+        self.demand = Demand.UP
+        self.fault = ""
+        self.served = False
+        self._daemon = MpsDaemon(folder, renewed)
+        self._log = logger.bind(gpu_uuid=folder.uuid)
+        self._node_state = node_state
+        self._woken = asyncio.Event()
+        self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._retry_at = 0.0
+        self._up_since = 0.0
+        self._idle_since: float | None = None
+
+    @property
+    def up(self) -> bool:
+        """Whether the daemon serves: its process is checked now."""
+        return self._daemon.alive
+
+    @property
+    def folder(self) -> str:
+        """The daemon's folder, or the next one's while none is up."""
+        return str(self._daemon.folder.folder)
+
+    def wanted(self, demand: Demand) -> None:
+        """Containers came or went. From DOWN to IDLE nothing changes: who was refused meanwhile will come again."""
+        if demand is not self.demand and (self.demand, demand) != (Demand.DOWN, Demand.IDLE):
+            self.demand = demand
+            self._woken.set()
+
+    async def run(self) -> None:
+        """Until the daemon is gone for good. When nri-gpu ends, the daemon goes on."""
+        adopted = False
+        while True:
+            if self.demand is not Demand.IDLE:
+                self._idle_since = None
+            if self._up_since and not self._daemon.alive:
+                self._lost()
+            try:
+                if not adopted:
+                    await self._adopt()
+                    adopted = True
+                if self._used():
+                    await self._keep_up()
+                elif self._over():
+                    self._up_since = 0.0
+                    await self._daemon.end(self._tools())
+                    self._log.info("MPS daemon ended")
+                    if not self._used():
+                        return
+                elif self.served:
+                    await self._replace()
+            except MpsError as error:
+                self._failed(str(error))
+            await first_done(self._woken.wait(), self._daemon.ended(), timeout_s=self._wait_s())
+            self._woken.clear()
+
+    def _used(self) -> bool:
+        return self.demand is Demand.UP
+
+    @property
+    def _settings(self) -> MpsSettings:
+        return self._node_state.settings.mps
+
+    def _tools(self) -> MpsTools:
+        """Raises: MpsError: the driver is not staged."""
+        return MpsTools.of(self._node_state.node.driver)
+
+    def _over(self) -> bool:
+        if self.demand is Demand.DOWN:
+            return True
+        now = time.monotonic()
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        return now - self._idle_since >= self._settings.linger_s
+
+    async def _adopt(self) -> None:
+        if await self._daemon.adopt(self._tools(), self._settings):
+            self.served = True  # it may have been
+            self._started("MPS daemon taken over")
+
+    async def _keep_up(self) -> None:
+        if self._daemon.alive:
+            return
+        self._daemon.prepare()
+        if time.monotonic() >= self._retry_at:
+            self.served = False
+            await self._daemon.start(self._tools(), self._settings)
+            self._started("MPS daemon started")
+
+    async def _replace(self) -> None:
+        """All its clients are gone: the next ones get a new daemon, with nothing of theirs."""
+        self._up_since = 0.0
+        await self._daemon.quit(self._tools())
+        self.served = False
+        if not self._over():
+            await self._keep_up()
+
+    def _started(self, phrase: str) -> None:
+        self.fault, self._up_since = "", time.monotonic()
+        self._log.info(phrase)
+
+    def _lost(self) -> None:
+        """It ended by itself, and took its clients' work on the GPU with it."""
+        self._daemon.lost()
+        self.served = False
+        steady = time.monotonic() - self._up_since >= STEADY_S
+        self._up_since = 0.0
+        self._log.warning("MPS daemon ended by itself")
+        if steady:
+            self._pauses.reset()
+        else:
+            self._back_off()
+
+    def _failed(self, sentence: str) -> None:
+        if sentence != self.fault:
+            self._log.bind(fault=sentence).warning("MPS daemon not up")
+        self.fault = sentence
+        self._back_off()
+
+    def _back_off(self) -> None:
+        self._retry_at = time.monotonic() + self._pauses.next_s()
+
+    def _wait_s(self) -> float | None:
+        """Until there may be something to do."""
+        now = time.monotonic()
+        if self.demand is Demand.UP:
+            return None if self._daemon.alive else max(self._retry_at - now, 0.0)
+        if self._retry_at > now:
+            return self._retry_at - now
+        since = now if self._idle_since is None else self._idle_since
+        return max(since + self._settings.linger_s - now, 0.0) if self.demand is Demand.IDLE else 0.0
 
 
 class MpsController:
     """Controls the daemons of all GPUs.
 
-    ledger: None before the runtime has listed its containers; until then no daemon is touched. publish: told the
-    folders for containers that are created from now on.
+    Before the runtime has listed its containers, no daemon is touched. The node state is told the folders for
+    containers that are created from now on.
     """
 
-    def __init__(
-        self,
-        state: Path,
-        ledger: Callable[[], Ledger | None],
-        dependencies: MpsDependencies,
-        publish: Callable[[MpsFolders], None],
-    ) -> None:
+    def __init__(self, state: Path, node_state: NodeState) -> None:
+        """state: the state folder."""
         self._state = state
-        self._ledger = ledger
-        self._dependencies = dependencies
-        self._publish = publish
+        self._node_state = node_state
         self._controllers: dict[GpuUuid, GpuMpsController] = {}
         self._tasks: dict[asyncio.Task[None], GpuUuid] = {}
         self._woken = asyncio.Event()
@@ -51,7 +200,7 @@ class MpsController:
         named: dict[str, str] = {folder.uuid: folder.generation for folder in self._noted}
         self._folders = MpsFolders(str(clients(state)), _generation(), named, mount_fault(clients(state)))
         self._complained = False
-        publish(self._folders)
+        node_state.put_mps(self._folders)
 
     def look_again(self) -> None:
         """Grants or the policy changed."""
@@ -81,9 +230,11 @@ class MpsController:
         """Until cancelled. The daemons go on."""
         try:
             while True:
-                await self._something()
+                enabled = self._node_state.settings.mps.enabled
+                await first_done(self._woken.wait(), timeout_s=MOUNT_S if enabled and self._folders.fault else None)
+                self._woken.clear()
                 self._look_for_mount()
-                ledger = self._ledger()
+                ledger = self._node_state.synchronized_ledger
                 if ledger is None:
                     continue
                 for folder in self._noted:
@@ -92,27 +243,16 @@ class MpsController:
                 self._reconcile(ledger)
                 await self._tidy(ledger)
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _something(self) -> None:
-        missing = self._folders.fault and self._dependencies.settings().enabled
-        with suppress(TimeoutError):
-            async with asyncio.timeout(MOUNT_S if missing else None):
-                await self._woken.wait()
-        self._woken.clear()
+            await cancelled(self._tasks)
 
     def _look_for_mount(self) -> None:
-        if not self._dependencies.settings().enabled:
-            return
         fault = mount_fault(clients(self._state))
-        if fault != self._folders.fault:
+        if fault != self._folders.fault and self._node_state.settings.mps.enabled:
             self._put(replace(self._folders, fault=fault))
 
     def _put(self, folders: MpsFolders) -> None:
         self._folders = folders
-        self._publish(folders)
+        self._node_state.put_mps(folders)
 
     def _reconcile(self, ledger: Ledger) -> None:
         usage = ledger.usage()
@@ -126,9 +266,7 @@ class MpsController:
         uuid = folder.uuid
         if uuid in self._controllers:
             return
-        self._controllers[uuid] = controller = GpuMpsController(
-            folder, self._dependencies, partial(self._renewed, uuid)
-        )
+        self._controllers[uuid] = controller = GpuMpsController(folder, self._node_state, partial(self._renewed, uuid))
         task = asyncio.create_task(controller.run())
         self._tasks[task] = uuid
         task.add_done_callback(self._done)

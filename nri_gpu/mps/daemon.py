@@ -17,8 +17,8 @@ from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, GpuUuid
 from nri_gpu.domain.mps import LOG_VARIABLE, PIPE_VARIABLE, WHOLE_PERCENT
 from nri_gpu.domain.node import DriverFiles
 from nri_gpu.mps.folders import DaemonFolder, clients, mount_fault
-from nri_gpu.mps.process import ProcessWatch, process_of
 from nri_gpu.policy.mps import MpsSettings
+from nri_gpu.system.process import ProcessWatch, process_of
 
 CONTROL: Final = "nvidia-cuda-mps-control"
 SMI: Final = "nvidia-smi"

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.mps import PIPE_FOLDER, SHM_FOLDER
-from nri_gpu.mps.process import Process, process_of
+from nri_gpu.system.process import Process, process_of
 from nri_gpu.system.storage import write_whole
 
 NOTE: Final = "daemon"

@@ -15,13 +15,13 @@ from msgspec.structs import asdict
 from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
+from nri_gpu.system.process import process_of
 from nri_gpu.system.storage import write_whole
 
 GUARD_SCHEMA: Final = "nri-gpu/guard/v1"
 STATUS_FILE: Final = "guard.json"
 DEFAULT_RUN_DIR: Final = Path("/run/nri-gpu-guard")
 REPORT_EVERY_S: Final = 5.0  # a guard that is alive writes its status this often
-_START_TIME: Final = 19  # field of /proc/PID/stat, counted behind the name: starttime (Linux: proc_pid_stat(5))
 
 
 class GuardStatus(Struct, frozen=True, kw_only=True):
@@ -66,10 +66,8 @@ def status_age_s(folder: Path, now: float) -> float:
 
 def process_started(pid: int) -> str:
     """When a process was started, in the kernel's clock ticks: a pid may be reused. Empty: there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_TIME]
-    except (OSError, IndexError):
-        return ""
+    process = process_of(pid)
+    return str(process.started) if process else ""
 
 
 def guard_advice(policy: Policy, state_dir: Path = DEFAULT_STATE, run_dir: Path = DEFAULT_RUN_DIR) -> tuple[str, ...]:

@@ -84,12 +84,10 @@ async def test_faults_are_one_sentence(folder: Path, fault: tuple[grpc.StatusCod
         await client.close()
 
 
-async def test_deadlines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nri_gpu.kubelet.podresources.GET_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("nri_gpu.kubelet.podresources.LIST_TIMEOUT_S", 0.05)
+async def test_deadlines(folder: Path) -> None:
     async with PodResourcesServer(folder) as server:
         server.delay_s = 5.0
-        client = PodResources(server.socket)
+        client = PodResources(server.socket, timeout_s=0.05)
         for question in (client.get("default", "train"), client.list()):
             with pytest.raises(PodResourcesError, match="DEADLINE_EXCEEDED"):
                 await question

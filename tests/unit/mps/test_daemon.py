@@ -12,8 +12,8 @@ import pytest
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.mps.daemon import CONTROL, MpsDaemon, MpsError, MpsTools
 from nri_gpu.mps.folders import DaemonFolder, clients
-from nri_gpu.mps.process import process_of
 from nri_gpu.policy.mps import MpsSettings
+from nri_gpu.system.process import process_of
 
 UUID = GpuUuid("GPU-0")
 

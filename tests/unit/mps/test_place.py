@@ -19,7 +19,7 @@ from nri_gpu.mps.folders import (
     noted_folders,
     remove,
 )
-from nri_gpu.mps.process import Process, process_of, user_of
+from nri_gpu.system.process import Process, process_of, user_of
 from tests.support import mps
 from tests.unit.systemd.test_mps_unit import UNIT
 
