@@ -11,19 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from nri_gpu.domain.errors import Exit
-from nri_gpu.host.facts import (
-    Action,
-    CharDevice,
-    Finding,
-    FixNode,
-    HostFacts,
-    HostPaths,
-    LoadModule,
-    MakeLink,
-    MakeNode,
-)
-from nri_gpu.host.look import look
-from nri_gpu.host.plan import make_plan
+from nri_gpu.host.facts import CharDevice, Finding, HostFacts, HostPaths, look
+from nri_gpu.host.plan import Action, FixNode, LoadModule, MakeLink, MakeNode, make_plan
 from nri_gpu.host.prepare import actor, prepare
 from nri_gpu.inventory.kernel import read_majors
 

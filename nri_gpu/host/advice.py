@@ -1,32 +1,38 @@
-"""Advice of `check` on other components on this host that inject or allocate NVIDIA GPUs."""
+"""Finds other components on this host that inject or allocate NVIDIA GPUs, and what `check` advises about them.
+
+Changes nothing. What cannot be read is passed over.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.host.components import Component, ComponentKind, allocators, injectors
+from msgspec import Struct
+
 from nri_gpu.policy.model import Disarm, Policy, VisibleDevices
+from nri_gpu.system.storage import text_of
 
 SHOWN_MAX: Final = 3  # paths in a sentence
 
 
 def node_advice(policy: Policy, root: Path = Path("/")) -> tuple[str, ...]:
     """A sentence for each thing to do."""
-    kubelet = str(Path(policy.kubelet.registry_dir).parent)
-    found = (*injectors(root), *allocators(root, policy.kubelet.dir, kubelet))
-    of_kind = {kind: tuple(each for each in found if each.kind is kind) for kind in ComponentKind}
+    found = tuple(components(root, policy.kubelet.dir, str(Path(policy.kubelet.registry_dir).parent)))
+
+    def of(kind: ComponentKind) -> tuple[Component, ...]:
+        return tuple(each for each in found if each.kind is kind)
+
     return (
-        *_on_runtimes(policy, of_kind[ComponentKind.RUNTIME]),
-        *_on_specifications(of_kind[ComponentKind.SPECIFICATION]),
-        *_on_device_plugin(
-            policy,
-            of_kind[ComponentKind.DEVICE_PLUGIN],
-            by_cdi=bool(of_kind[ComponentKind.DEVICE_PLUGIN_CDI]),
-        ),
-        *_on_operator(policy, of_kind[ComponentKind.OPERATOR], of_kind[ComponentKind.OPERATOR_DRIVER]),
-        *_on_dra(of_kind[ComponentKind.DRA]),
+        *_on_runtimes(policy, of(ComponentKind.RUNTIME)),
+        *_on_specifications(of(ComponentKind.SPECIFICATION)),
+        *_on_device_plugin(policy, of(ComponentKind.DEVICE_PLUGIN), by_cdi=bool(of(ComponentKind.DEVICE_PLUGIN_CDI))),
+        *_on_operator(policy, of(ComponentKind.OPERATOR), of(ComponentKind.OPERATOR_DRIVER)),
+        *_on_dra(of(ComponentKind.DRA)),
     )
 
 
@@ -111,3 +117,114 @@ def _on_dra(dra: Sequence[Component]) -> Iterator[str]:
 def _paths(found: Sequence[Component]) -> str:
     more = len(found) - SHOWN_MAX
     return ", ".join(each.path for each in found[:SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+class ComponentKind(StrEnum):
+    """What was found, which decides the advice."""
+
+    RUNTIME = "runtime"  # NVIDIA's runtime or its hook, which obeys NVIDIA_VISIBLE_DEVICES
+    SPECIFICATION = "specification"  # a CDI specification of NVIDIA devices that has hooks
+    DEVICE_PLUGIN = "device plugin"  # NVIDIA's, or one with its names, such as HAMi's
+    DEVICE_PLUGIN_CDI = "device plugin's CDI"  # it answers CDI devices, so the container runtime injects
+    OPERATOR = "GPU Operator"
+    OPERATOR_DRIVER = "GPU Operator's driver"  # the tree of a driver container
+    DRA = "DRA driver"
+
+
+class Component(Struct, frozen=True):
+    """One component. path: on the host, as found. resource: of a device plugin."""
+
+    kind: ComponentKind
+    path: str
+    resource: str = ""
+
+
+_FOLDERS: Final = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/nvidia/toolkit")
+_PROGRAMS: Final = ("nvidia-container-runtime", "nvidia-container-runtime-hook")
+_FILES: Final = (
+    "etc/nvidia-container-runtime/config.toml",
+    *(f"{folder}/{name}" for folder in _FOLDERS for name in _PROGRAMS),
+)
+# Where Podman and CRI-O look for hooks, and containerd for its runtimes (containers/common docs; containerd docs).
+_HOOK_FOLDERS: Final = ("usr/share/containers/oci/hooks.d", "etc/containers/oci/hooks.d")
+_CONTAINERD: Final = ("etc/containerd", "etc/containerd/conf.d")
+_CDI_FOLDERS: Final = ("etc/cdi", "var/run/cdi")
+_CDI_SUFFIXES: Final = (".yaml", ".yml", ".json")
+# NVIDIA/k8s-device-plugin: internal/plugin/server.go; a socket has the part of the resource's name behind the slash.
+_PLUGIN_SOCKETS: Final = "nvidia-*.sock"
+# NVIDIA/gpu-operator: the status files of its validator, and the tree of its driver container.
+_VALIDATIONS: Final = "run/nvidia/validations"
+_DRIVER_TREE: Final = "run/nvidia/driver"
+_DRA: Final = ("gpu.nvidia.com", "compute-domain.nvidia.com")
+# In CDI specifications that these components write, with hooks or without.
+_CDI_VENDORS: Final = {
+    "k8s.device-plugin.nvidia.com": ComponentKind.DEVICE_PLUGIN_CDI,
+    "k8s.gpu.nvidia.com": ComponentKind.DRA,
+}
+
+_FILES_MAX: Final = 64  # of one folder
+_TEXT_MAX: Final = 1 << 20  # bytes of one file; a specification of a full node has some 50 kB
+_RUNTIME: Final = re.compile(r"nvidia-container-runtime|\bruntimes\.[\"']?nvidia\b")
+_NVIDIA_KIND: Final = re.compile(r"""\bkind["']?\s*:\s*["']?[\w.-]*\bnvidia\.com/""")
+_HOOKS: Final = re.compile(r"""\bhooks["']?\s*:\s*(?!\s*(?:\[\s*\]|null|~))""")
+
+
+def components(
+    root: Path = Path("/"), device_plugins: str = "/var/lib/kubelet/device-plugins", kubelet: str = "/var/lib/kubelet"
+) -> Iterator[Component]:
+    """Those below `root`. device_plugins: the kubelet's folder for their sockets. kubelet: its root folder."""
+    for name in _FILES:
+        if _is_file(root / name):
+            yield Component(ComponentKind.RUNTIME, f"/{name}")
+    for path in _files(root, _HOOK_FOLDERS, (".json",)):
+        if "nvidia-container-" in _text(path):
+            yield Component(ComponentKind.RUNTIME, _shown(root, path))
+    for path in _files(root, _CONTAINERD, (".toml",)):
+        if _RUNTIME.search("\n".join(line.partition("#")[0] for line in _text(path).splitlines())):
+            yield Component(ComponentKind.RUNTIME, _shown(root, path))
+    for path in _matching(root / device_plugins.strip("/"), _PLUGIN_SOCKETS):
+        if path.is_socket():
+            resource = f"nvidia.com/{path.name.removeprefix('nvidia-').removesuffix('.sock')}"
+            yield Component(ComponentKind.DEVICE_PLUGIN, _shown(root, path), resource)
+    if _matching(root / _VALIDATIONS, "*"):
+        yield Component(ComponentKind.OPERATOR, f"/{_VALIDATIONS}")
+    if _matching(root / _DRIVER_TREE, "usr"):
+        yield Component(ComponentKind.OPERATOR_DRIVER, f"/{_DRIVER_TREE}")
+    folder = root / kubelet.strip("/")
+    for name in _DRA:
+        for path in (*_matching(folder / "plugins", name), *_matching(folder / "plugins_registry", f"*{name}*")):
+            yield Component(ComponentKind.DRA, _shown(root, path))
+    for path in _files(root, _CDI_FOLDERS, _CDI_SUFFIXES):
+        text = _text(path)
+        if _NVIDIA_KIND.search(text) and _HOOKS.search(text):
+            yield Component(ComponentKind.SPECIFICATION, _shown(root, path))
+        for vendor, kind in _CDI_VENDORS.items():
+            if vendor in text:
+                yield Component(kind, _shown(root, path))
+
+
+def _files(root: Path, folders: tuple[str, ...], suffixes: tuple[str, ...]) -> Iterator[Path]:
+    for folder in folders:
+        yield from (path for path in _matching(root / folder, "*") if path.suffix in suffixes and _is_file(path))
+
+
+def _matching(folder: Path, pattern: str) -> tuple[Path, ...]:
+    try:
+        return tuple(sorted(islice(folder.glob(pattern), _FILES_MAX)))
+    except OSError:
+        return ()
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _text(path: Path) -> str:
+    return text_of(path, _TEXT_MAX, "utf-8") or ""
+
+
+def _shown(root: Path, path: Path) -> str:
+    return ascii(f"/{path.relative_to(root)}")[1:-1]

@@ -1,11 +1,14 @@
-"""What is on the host, and the actions that prepare it: values only."""
+"""What is on the host: PCI devices, kernel modules, the driver's files in /proc, the entries of /dev."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar, Final, NewType
+from typing import Final, NewType
 
 from msgspec import Struct, field
 
@@ -114,73 +117,128 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     unreadable: tuple[Finding, ...] = ()
 
 
-class LoadModule(Struct, frozen=True):
-    """Load a kernel module."""
-
-    UNDONE: ClassVar[str] = "not loaded"
-    module: KernelModule
-
-    @property
-    def subject(self) -> str:
-        """What the action changes."""
-        return f"module {self.module}"
-
-    def __str__(self) -> str:
-        return f"load module {self.module}"
+_VENDOR: Final = "0x10de"
+_DISPLAY: Final = re.compile(r"0x03[0-9a-f]{4}")  # PCI base class of VGA (0x0300) and 3D (0x0302) controllers
+_ADDRESS: Final = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+_NUMBER: Final = re.compile(r"[0-9]+:[0-9]+")
+_TEXT_MAX: Final = 1 << 20  # bytes; the longest of these files is mig-minors, some 100 KB
+_KINDS: Final = ((stat.S_ISREG, "a regular file"), (stat.S_ISBLK, "a block device"), (stat.S_ISFIFO, "a pipe"))
+_CAPABILITY: Final = re.compile(r"gpu[0-9]+/mig/gi[0-9]+(?:/ci[0-9]+)?/access")
 
 
-class MakeNode(Struct, frozen=True):
-    """Make a device node, and its directory. replaces: a node with another number, which is removed first."""
-
-    UNDONE: ClassVar[str] = "not made"
-    path: DevPath
-    node: CharDevice
-    replaces: CharDevice | None = None
-
-    @property
-    def subject(self) -> str:
-        """What the action changes."""
-        return f"/dev/{self.path}"
-
-    def __str__(self) -> str:
-        instead = f", instead of {self.replaces.major}:{self.replaces.minor}" if self.replaces else ""
-        return f"make /dev/{self.path}: {self.node}{instead}"
-
-
-class FixNode(Struct, frozen=True):
-    """Set mode and owner of a node that has the right number. was: the node as it is now."""
-
-    UNDONE: ClassVar[str] = "not changed"
-    path: DevPath
-    node: CharDevice
-    was: CharDevice
-
-    @property
-    def subject(self) -> str:
-        """What the action changes."""
-        return f"/dev/{self.path}"
-
-    def __str__(self) -> str:
-        before = f"was mode {self.was.mode:04o}, owner {self.was.uid}:{self.was.gid}"
-        return f"fix /dev/{self.path}: {self.node} ({before})"
+def look(places: HostPaths, read_majors: Callable[[str], Majors]) -> HostFacts:
+    """Look at the host once. read_majors: parses /proc/devices."""
+    reader = _Reader(places)
+    driver = places.proc / "driver" / "nvidia"
+    return HostFacts(
+        devices=tuple(reader.devices()),
+        modules=frozenset(module for module in KernelModule if is_loaded(places.sys, module)),
+        majors=read_majors(reader.text(places.proc / "devices")),
+        params=reader.text(driver / "params"),
+        gpus=reader.gpus(driver / "gpus"),
+        capabilities=reader.capabilities(driver / "capabilities"),
+        mig_minors=reader.text(places.proc / "driver" / "nvidia-caps" / "mig-minors"),
+        entries=dict(reader.entries()),
+        unreadable=tuple(reader.unreadable),
+    )
 
 
-class MakeLink(Struct, frozen=True):
-    """Make a link in /dev/char. replaces: the target of an existing link, which is removed first."""
+class _Reader(Struct):
+    """Reads files and folders, missing ones as empty, and keeps the faults of those that cannot be read."""
 
-    UNDONE: ClassVar[str] = "not made"
-    path: DevPath
-    target: str
-    replaces: str | None = None
+    places: HostPaths
+    unreadable: list[Finding] = field(default_factory=list)
 
-    @property
-    def subject(self) -> str:
-        """What the action changes."""
-        return f"/dev/{self.path}"
+    def text(self, path: Path) -> str:
+        try:
+            with path.open("rb") as file:
+                return file.read(_TEXT_MAX).decode("utf-8", errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return ""  # a MIG instance can disappear while we look
+        except OSError as error:
+            self._cannot(path, error)
+            return ""
 
-    def __str__(self) -> str:
-        instead = f", instead of {self.replaces}" if self.replaces else ""
-        return f"link /dev/{self.path} to {self.target}{instead}"
+    def names(self, folder: Path) -> list[str]:
+        try:
+            return sorted(path.name for path in folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            self._cannot(folder, error)
+            return []
+
+    def devices(self) -> Iterator[str]:
+        """PCI addresses of NVIDIA's display devices, with or without a driver."""
+        folder = self.places.sys / "bus" / "pci" / "devices"
+        for address in self.names(folder):
+            vendor = self.text(folder / address / "vendor").strip()
+            if vendor == _VENDOR and _DISPLAY.fullmatch(self.text(folder / address / "class").strip()):
+                yield address
+
+    def gpus(self, folder: Path) -> Mapping[str, str]:
+        addresses = (name for name in self.names(folder) if _ADDRESS.fullmatch(name))
+        texts = {address: self.text(folder / address / "information") for address in addresses}
+        return {address: text for address, text in texts.items() if text}
+
+    def capabilities(self, folder: Path) -> Mapping[str, str]:
+        paths = [*folder.glob("gpu*/mig/gi*/access"), *folder.glob("gpu*/mig/gi*/ci*/access")]
+        names = sorted(path.relative_to(folder).as_posix() for path in paths)
+        texts = {name: self.text(folder / name) for name in names if _CAPABILITY.fullmatch(name)}
+        return {name: text for name, text in texts.items() if text}
+
+    def entries(self) -> Iterator[tuple[DevPath, DevEntry]]:
+        """The entries of /dev that matter: nvidia*, and the links by device number."""
+        yield from self._entries("", lambda name: name.startswith("nvidia") or name == CHAR)
+        for folder, matches in ((CAPS, lambda name: True), (CHAR, _NUMBER.fullmatch)):
+            if isinstance(self._entry(self.places.dev / folder), Directory):
+                yield from self._entries(f"{folder}/", matches)
+
+    def _entries(self, prefix: str, matches: Callable[[str], object]) -> Iterator[tuple[DevPath, DevEntry]]:
+        folder = self.places.dev / prefix
+        for name in filter(matches, self.names(folder)):
+            entry = self._entry(folder / name)
+            if entry is not None:
+                yield DevPath(f"{prefix}{name}"), entry
+
+    def _entry(self, path: Path) -> DevEntry | None:
+        try:
+            status = path.lstat()
+            if stat.S_ISLNK(status.st_mode):
+                return Symlink(os.fspath(path.readlink()))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._cannot(path, error)
+            return None
+        if stat.S_ISDIR(status.st_mode):
+            return Directory()
+        if stat.S_ISCHR(status.st_mode):
+            return node_of(status)
+        return OtherFile(next((kind for test, kind in _KINDS if test(status.st_mode)), "no device node"))
+
+    def _cannot(self, path: Path, error: OSError) -> None:
+        self.unreadable.append(Finding(self._shown(path), f"cannot be read: {error.strerror}"))
+
+    def _shown(self, path: Path) -> str:
+        """The path as on the host, wherever the trees are."""
+        trees = ((self.places.dev, "/dev"), (self.places.proc, "/proc"), (self.places.sys, "/sys"))
+        for tree, name in trees:
+            if path.is_relative_to(tree):
+                return f"{name}/{path.relative_to(tree)}"
+        return str(path)
 
 
-Action = LoadModule | MakeNode | FixNode | MakeLink
+def node_of(status: os.stat_result) -> CharDevice:
+    """The node that a character device's status describes."""
+    number = status.st_rdev  # majors and minors have more than 8 bits each
+    return CharDevice(os.major(number), os.minor(number), stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+
+
+def is_loaded(sys: Path, module: KernelModule) -> bool:
+    """Whether the module is loaded and initialized. The kernel has `_` where file names have `-`."""
+    state = sys / "module" / module.replace("-", "_") / "initstate"
+    try:
+        return state.read_text() == "live\n"
+    except OSError:
+        return False

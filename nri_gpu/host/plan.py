@@ -4,145 +4,87 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import Struct
 
 from nri_gpu.host.facts import (
-    CAPS,
     CHAR,
-    Action,
     CharDevice,
     DevEntry,
     DevPath,
     Directory,
     Finding,
-    FixNode,
-    HostError,
     HostFacts,
     KernelModule,
-    LoadModule,
-    MakeLink,
-    MakeNode,
     Symlink,
 )
-from nri_gpu.host.look import Ownership, capability, gpu_minor, minors_table, params_ownership, table_name
-
-PARAMS: Final = "/proc/driver/nvidia/params"
-GPUS: Final = "/proc/driver/nvidia/gpus"
-CAPABILITIES: Final = "/proc/driver/nvidia/capabilities"
-
-# Fixed. NVIDIA/open-gpu-kernel-modules kernel-open/common/inc/nv-chardev-numbers.h; uvm's are its first two.
-_MODESET_MINOR: Final = 254
-_CONTROL_MINOR: Final = 255
+from nri_gpu.host.wanted import WantedNode, wanted_nodes
 
 
-class WantedNode(Struct, frozen=True):
-    """One node that should exist. hands_off: why we must not make or change it; empty where we may."""
+class LoadModule(Struct, frozen=True):
+    """Load a kernel module."""
+
+    UNDONE: ClassVar[str] = "not loaded"
+    module: KernelModule
+
+    @property
+    def subject(self) -> str:
+        """What the action changes."""
+        return f"module {self.module}"
+
+    def __str__(self) -> str:
+        return f"load module {self.module}"
+
+
+class DevAction(Struct, frozen=True):
+    """A change of an entry of /dev."""
 
     path: DevPath
+
+    @property
+    def subject(self) -> str:
+        """What the action changes."""
+        return f"/dev/{self.path}"
+
+
+class MakeNode(DevAction, frozen=True):
+    """Make a device node, and its directory. replaces: a node with another number, which is removed first."""
+
+    UNDONE: ClassVar[str] = "not made"
     node: CharDevice
-    hands_off: str = ""
+    replaces: CharDevice | None = None
+
+    def __str__(self) -> str:
+        instead = f", instead of {self.replaces.major}:{self.replaces.minor}" if self.replaces else ""
+        return f"make /dev/{self.path}: {self.node}{instead}"
 
 
-def wanted_nodes(facts: HostFacts, graphics: bool) -> Iterator[WantedNode | Finding]:
-    """The nodes that the loaded modules serve, and what keeps us from knowing them.
+class FixNode(DevAction, frozen=True):
+    """Set mode and owner of a node that has the right number. was: the node as it is now."""
 
-    Without a readable `params` no node is wanted at all: it may forbid us to make any.
-    """
-    if any(finding.path == PARAMS for finding in facts.unreadable):
-        return
-    try:
-        ownership = params_ownership(facts.params)
-    except HostError as error:
-        yield Finding(PARAMS, f"{error}; until then no device node is made or changed")
-        return
-    kept = "" if ownership.modify else f"{PARAMS} has ModifyDeviceFiles: 0, so the administrator makes device nodes"
-    if KernelModule.NVIDIA in facts.modules:
-        yield from _nvidia_nodes(facts, ownership, kept, graphics)
-    if KernelModule.UVM in facts.modules:
-        yield from _uvm_nodes(facts, kept)
-    if facts.capabilities:
-        yield from _mig_nodes(facts, kept)
+    UNDONE: ClassVar[str] = "not changed"
+    node: CharDevice
+    was: CharDevice
+
+    def __str__(self) -> str:
+        before = f"was mode {self.was.mode:04o}, owner {self.was.uid}:{self.was.gid}"
+        return f"fix /dev/{self.path}: {self.node} ({before})"
 
 
-def _nvidia_nodes(facts: HostFacts, ownership: Ownership, kept: str, graphics: bool) -> Iterator[WantedNode | Finding]:
-    major = facts.majors.nvidia
-    if major is None:
-        yield _unlisted("nvidia")
-        return
+class MakeLink(DevAction, frozen=True):
+    """Make a link in /dev/char. replaces: the target of an existing link, which is removed first."""
 
-    def node(minor: int) -> CharDevice:
-        return CharDevice(major, minor, ownership.mode, ownership.uid, ownership.gid)
+    UNDONE: ClassVar[str] = "not made"
+    target: str
+    replaces: str | None = None
 
-    yield WantedNode(DevPath("nvidiactl"), node(_CONTROL_MINOR), kept)
-    for each in _gpu_minors(facts):
-        yield each if isinstance(each, Finding) else WantedNode(DevPath(f"nvidia{each}"), node(each), kept)
-    if graphics and KernelModule.MODESET in facts.modules:
-        yield WantedNode(DevPath("nvidia-modeset"), node(_MODESET_MINOR), kept)
+    def __str__(self) -> str:
+        instead = f", instead of {self.replaces}" if self.replaces else ""
+        return f"link /dev/{self.path} to {self.target}{instead}"
 
 
-def _gpu_minors(facts: HostFacts) -> Iterator[int | Finding]:
-    seen: dict[int, str] = {}
-    for address, information in sorted(facts.gpus.items()):
-        path = f"{GPUS}/{address}/information"
-        try:
-            minor = gpu_minor(information)
-        except HostError as error:
-            yield Finding(path, str(error))
-            continue
-        if minor is None:
-            continue  # excluded by the administrator
-        if minor in seen:
-            yield Finding(path, f"has minor {minor} like {seen[minor]}: reload the driver")
-            continue
-        seen[minor] = address
-        yield minor
-    if not facts.gpus and not any(finding.path.startswith(GPUS) for finding in facts.unreadable):
-        yield Finding(
-            GPUS, f"the driver is loaded, and serves none of {', '.join(facts.devices)}: see the kernel's log"
-        )
-
-
-def _uvm_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
-    """The module has no parameters for owner or mode, and every CUDA program needs the nodes."""
-    major = facts.majors.nvidia_uvm
-    if major is None:
-        yield _unlisted("nvidia-uvm")
-        return
-    for minor, name in enumerate(("nvidia-uvm", "nvidia-uvm-tools")):
-        yield WantedNode(DevPath(name), CharDevice(major, minor, 0o666, 0, 0), kept)
-
-
-def _mig_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
-    """Only MIG instances: root's tools make the nodes of the capabilities to configure and to monitor."""
-    major = facts.majors.nvidia_caps
-    if major is None:
-        yield _unlisted("nvidia-caps")
-        return
-    table = minors_table(facts.mig_minors)
-    seen: dict[int, str] = {}
-    for name, text in sorted(facts.capabilities.items()):
-        path = f"{CAPABILITIES}/{name}"
-        try:
-            found = capability(text)
-        except HostError as error:
-            yield Finding(path, str(error))
-            continue
-        listed = table.get(table_name(name), found.minor)
-        if found.minor in seen or listed != found.minor:
-            rival = f"mig-minors has {listed}" if listed != found.minor else f"so has {seen[found.minor]}"
-            yield Finding(path, f"has minor {found.minor}, but {rival}: reload the driver")
-            continue
-        seen[found.minor] = name
-        own = found.ownership
-        off = kept or ("" if own.modify else f"{path} has DeviceFileModify: 0, so the administrator makes the node")
-        node = CharDevice(major, found.minor, own.mode, own.uid, own.gid)
-        yield WantedNode(DevPath(f"{CAPS}/nvidia-cap{found.minor}"), node, off)
-
-
-def _unlisted(name: str) -> Finding:
-    return Finding("/proc/devices", f"{name} is in use, but has no major here: reload the driver")
+Action = LoadModule | MakeNode | FixNode | MakeLink
 
 
 _ALWAYS: Final = (KernelModule.NVIDIA, KernelModule.UVM)

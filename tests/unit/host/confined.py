@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.host.facts import HostPaths
-from nri_gpu.host.look import look
+from nri_gpu.host.facts import HostPaths, look
 from nri_gpu.host.prepare import actor, prepare
 from nri_gpu.inventory.kernel import read_majors
 from tests.support.seccomp import load_filters

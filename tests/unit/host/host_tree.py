@@ -11,8 +11,7 @@ from typing import Final
 
 import pytest
 
-from nri_gpu.host.facts import DevEntry, HostFacts, HostPaths
-from nri_gpu.host.look import look
+from nri_gpu.host.facts import DevEntry, HostFacts, HostPaths, look
 from nri_gpu.inventory.kernel import read_majors
 
 # Above 511, the last one that the kernel gives out on its own.

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.node import Majors
-from nri_gpu.host.facts import CharDevice, Directory, HostFacts, HostPaths, KernelModule, OtherFile, Symlink
-from nri_gpu.host.look import look
+from nri_gpu.host.facts import CharDevice, Directory, HostFacts, HostPaths, KernelModule, OtherFile, Symlink, look
 from nri_gpu.inventory.kernel import read_majors
 from tests.unit.host.host_tree import CAPS, NVIDIA, UVM, HostTree, address, information, params
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.host.facts import HostError, KernelModule
-from nri_gpu.host.modules import is_loaded, load_module, modprobe_program
+from nri_gpu.host.facts import HostError, KernelModule, is_loaded
+from nri_gpu.host.prepare import load_module, modprobe_program
 from tests.unit.host.host_tree import HostTree
 
 ROOT = Path("/")

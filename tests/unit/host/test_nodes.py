@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.host.facts import CharDevice, DevPath, FixNode, HostError, MakeLink, MakeNode, Symlink
-from nri_gpu.host.nodes import fix_node, make_link, make_node
+from nri_gpu.host.facts import CharDevice, DevPath, HostError, Symlink
+from nri_gpu.host.plan import FixNode, MakeLink, MakeNode
+from nri_gpu.host.prepare import fix_node, make_link, make_node
 from tests.unit.host.host_tree import CAPS, NVIDIA, OLD_UVM, UVM, HostTree
 
 GPU = DevPath("nvidia0")

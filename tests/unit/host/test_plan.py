@@ -12,16 +12,12 @@ from nri_gpu.host.facts import (
     DevPath,
     Directory,
     Finding,
-    FixNode,
     HostFacts,
     KernelModule,
-    LoadModule,
-    MakeLink,
-    MakeNode,
     OtherFile,
     Symlink,
 )
-from nri_gpu.host.plan import HostPlan, make_plan
+from nri_gpu.host.plan import FixNode, HostPlan, LoadModule, MakeLink, MakeNode, make_plan
 from tests.unit.host.host_tree import CAPS, NVIDIA, OLD_UVM, UVM, address, information, params
 
 BOTH = frozenset({KernelModule.NVIDIA, KernelModule.UVM})

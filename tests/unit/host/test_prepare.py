@@ -9,18 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.host.facts import (
-    Action,
-    CharDevice,
-    Directory,
-    HostPaths,
-    KernelModule,
-    LoadModule,
-    MakeLink,
-    MakeNode,
-    Symlink,
-)
-from nri_gpu.host.plan import make_plan
+from nri_gpu.host.facts import CharDevice, Directory, HostPaths, KernelModule, Symlink
+from nri_gpu.host.plan import Action, LoadModule, MakeLink, MakeNode, make_plan
 from nri_gpu.host.prepare import PrepareReport, actor, prepare
 from tests.unit.host.host_tree import CAPS, NVIDIA, OLD_UVM, UVM, HostTree, information, params
 

@@ -16,7 +16,7 @@ import pytest
 from nri_gpu.cli.main import VERBS
 from nri_gpu.domain.errors import Exit
 from nri_gpu.host.facts import KernelModule
-from nri_gpu.host.modules import LOAD_TIMEOUT_S
+from nri_gpu.host.prepare import LOAD_TIMEOUT_S
 from tests.support.unit_file import OURS, Line
 from tests.support.unit_file import Unit as UnitFile
 from tests.unit.host.host_tree import CAPS, NVIDIA, UVM, HostTree, params

@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.host.facts import HostError
-from nri_gpu.host.look import (
-    MigCapability,
-    Ownership,
-    capability,
-    gpu_minor,
-    minors_table,
-    params_ownership,
-    table_name,
-)
+from nri_gpu.host.wanted import Ownership, capability, gpu_minor, minors_table, params_ownership
 from tests.unit.host.host_tree import information, params
 
 OWNERS = {
@@ -64,7 +56,7 @@ def test_the_minor_of_a_gpu() -> None:
 
 def test_a_capability() -> None:
     text = "DeviceFileMinor: 3\nDeviceFileMode: 292\nDeviceFileModify: 0\n"
-    assert capability(text) == MigCapability(3, Ownership(0o444, 0, 0, modify=False))
+    assert capability(text) == (3, Ownership(0o444, 0, 0, modify=False))
     for wrong in (
         "",
         "DeviceFileMode: 292\n",
@@ -78,9 +70,6 @@ def test_a_capability() -> None:
 def test_the_table_of_minors() -> None:
     text = "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n\nsome other line\nx y\n"
     assert minors_table(text) == {"config": 1, "monitor": 2, "gpu0/gi0/access": 3, "gpu0/gi0/ci0/access": 4}
-    assert table_name("gpu0/mig/gi1/access") == "gpu0/gi1/access"
-    assert table_name("gpu10/mig/gi1/ci2/access") == "gpu10/gi1/ci2/access"
-    assert table_name("mig/config") == "mig/config"
 
 
 KEYS = ("DeviceFileMode", "DeviceFileUID", "ModifyDeviceFiles", "DeviceFileMinor", "Device Minor", "GPU Excluded")

@@ -1,0 +1,226 @@
+"""The device nodes that the loaded modules serve, by the driver's files in /proc. Pure.
+
+Numbers in those files are decimal, modes too: 438 is 0666.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from nri_gpu.host.facts import (
+    CAPS,
+    CharDevice,
+    DevPath,
+    Finding,
+    HostError,
+    HostFacts,
+    KernelModule,
+)
+
+PARAMS: Final = "/proc/driver/nvidia/params"
+GPUS: Final = "/proc/driver/nvidia/gpus"
+CAPABILITIES: Final = "/proc/driver/nvidia/capabilities"
+
+# Fixed. NVIDIA/open-gpu-kernel-modules kernel-open/common/inc/nv-chardev-numbers.h; uvm's are its first two.
+_MODESET_MINOR: Final = 254
+_CONTROL_MINOR: Final = 255
+PERMISSIONS: Final = 0o777
+# The last value means "unchanged" to chown(2), so it is no owner.
+_MAX_ID: Final = 2**32 - 2
+# 248 and above are reserved; 254 is modeset's and 255 the control node's.
+# NVIDIA/open-gpu-kernel-modules kernel-open/common/inc/nv-chardev-numbers.h.
+MAX_GPU_MINOR: Final = 247
+# As many minors as the driver registers. kernel-open/nvidia/nv-caps.c.
+MAX_CAP_MINOR: Final = 8191
+
+
+class WantedNode(Struct, frozen=True):
+    """One node that should exist. hands_off: why we must not make or change it; empty where we may."""
+
+    path: DevPath
+    node: CharDevice
+    hands_off: str = ""
+
+
+def wanted_nodes(facts: HostFacts, graphics: bool) -> Iterator[WantedNode | Finding]:
+    """The nodes that the loaded modules serve, and what keeps us from knowing them.
+
+    Without a readable `params` no node is wanted at all: it may forbid us to make any.
+    """
+    if any(finding.path == PARAMS for finding in facts.unreadable):
+        return
+    try:
+        ownership = params_ownership(facts.params)
+    except HostError as error:
+        yield Finding(PARAMS, f"{error}; until then no device node is made or changed")
+        return
+    kept = "" if ownership.modify else f"{PARAMS} has ModifyDeviceFiles: 0, so the administrator makes device nodes"
+    if KernelModule.NVIDIA in facts.modules:
+        yield from _nvidia_nodes(facts, ownership, kept, graphics)
+    if KernelModule.UVM in facts.modules:
+        yield from _uvm_nodes(facts, kept)
+    if facts.capabilities:
+        yield from _mig_nodes(facts, kept)
+
+
+def _nvidia_nodes(facts: HostFacts, ownership: Ownership, kept: str, graphics: bool) -> Iterator[WantedNode | Finding]:
+    major = facts.majors.nvidia
+    if major is None:
+        yield _unlisted("nvidia")
+        return
+
+    def node(minor: int) -> CharDevice:
+        return CharDevice(major, minor, ownership.mode, ownership.uid, ownership.gid)
+
+    yield WantedNode(DevPath("nvidiactl"), node(_CONTROL_MINOR), kept)
+    for each in _gpu_minors(facts):
+        yield each if isinstance(each, Finding) else WantedNode(DevPath(f"nvidia{each}"), node(each), kept)
+    if graphics and KernelModule.MODESET in facts.modules:
+        yield WantedNode(DevPath("nvidia-modeset"), node(_MODESET_MINOR), kept)
+
+
+def _gpu_minors(facts: HostFacts) -> Iterator[int | Finding]:
+    seen: dict[int, str] = {}
+    for address, information in sorted(facts.gpus.items()):
+        path = f"{GPUS}/{address}/information"
+        try:
+            minor = gpu_minor(information)
+        except HostError as error:
+            yield Finding(path, str(error))
+            continue
+        if minor is None:
+            continue  # excluded by the administrator
+        if minor in seen:
+            yield Finding(path, f"has minor {minor} like {seen[minor]}: reload the driver")
+            continue
+        seen[minor] = address
+        yield minor
+    if not facts.gpus and not any(finding.path.startswith(GPUS) for finding in facts.unreadable):
+        yield Finding(
+            GPUS, f"the driver is loaded, and serves none of {', '.join(facts.devices)}: see the kernel's log"
+        )
+
+
+def _uvm_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
+    """The module has no parameters for owner or mode, and every CUDA program needs the nodes."""
+    major = facts.majors.nvidia_uvm
+    if major is None:
+        yield _unlisted("nvidia-uvm")
+        return
+    for minor, name in enumerate(("nvidia-uvm", "nvidia-uvm-tools")):
+        yield WantedNode(DevPath(name), CharDevice(major, minor, 0o666, 0, 0), kept)
+
+
+def _mig_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
+    """Only MIG instances: root's tools make the nodes of the capabilities to configure and to monitor."""
+    major = facts.majors.nvidia_caps
+    if major is None:
+        yield _unlisted("nvidia-caps")
+        return
+    table = minors_table(facts.mig_minors)
+    seen: dict[int, str] = {}
+    for name, text in sorted(facts.capabilities.items()):
+        path = f"{CAPABILITIES}/{name}"
+        try:
+            minor, own = capability(text)
+        except HostError as error:
+            yield Finding(path, str(error))
+            continue
+        listed = table.get(name.replace("/mig/", "/"), minor)
+        if minor in seen or listed != minor:
+            rival = f"mig-minors has {listed}" if listed != minor else f"so has {seen[minor]}"
+            yield Finding(path, f"has minor {minor}, but {rival}: reload the driver")
+            continue
+        seen[minor] = name
+        off = kept or ("" if own.modify else f"{path} has DeviceFileModify: 0, so the administrator makes the node")
+        node = CharDevice(major, minor, own.mode, own.uid, own.gid)
+        yield WantedNode(DevPath(f"{CAPS}/nvidia-cap{minor}"), node, off)
+
+
+def _unlisted(name: str) -> Finding:
+    return Finding("/proc/devices", f"{name} is in use, but has no major here: reload the driver")
+
+
+class Ownership(Struct, frozen=True):
+    """Mode and owner of nodes. modify: false where only the administrator may make and change them."""
+
+    mode: int = 0o666
+    uid: int = 0
+    gid: int = 0
+    modify: bool = True
+
+
+def params_ownership(text: str) -> Ownership:
+    """Parses /proc/driver/nvidia/params. Missing values are the driver's defaults. Raises: HostError."""
+    return _ownership(_fields(text), "ModifyDeviceFiles")
+
+
+def gpu_minor(information: str) -> int | None:
+    """The minor of a GPU's node; None for a GPU that the administrator excluded. Raises: HostError."""
+    fields = _fields(information)
+    if fields.get("GPU Excluded", "").lower() == "yes":
+        return None
+    return _number(fields, "Device Minor", MAX_GPU_MINOR)
+
+
+def capability(text: str) -> tuple[int, Ownership]:
+    """Parses the file of a capability, which is the right to open a device node: its minor. Raises: HostError."""
+    fields = _fields(text)
+    return _number(fields, "DeviceFileMinor", MAX_CAP_MINOR), _ownership(fields, "DeviceFileModify")
+
+
+def minors_table(text: str) -> Mapping[str, int]:
+    """Parses /proc/driver/nvidia-caps/mig-minors: lines of a name and a minor. Other lines are skipped."""
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _is_decimal(pair[1])}
+
+
+def _fields(text: str) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def _ownership(fields: Mapping[str, str], switch: str) -> Ownership:
+    default = Ownership()
+    return Ownership(
+        mode=_mode(fields, default.mode),
+        uid=_number(fields, "DeviceFileUID", _MAX_ID, default.uid),
+        gid=_number(fields, "DeviceFileGID", _MAX_ID, default.gid),
+        # nvidia-modprobe takes 1 for yes and any other number for no.
+        modify=_number(fields, switch, 2**32 - 1, 1) == 1,
+    )
+
+
+def _mode(fields: Mapping[str, str], default: int) -> int:
+    mode = _number(fields, "DeviceFileMode", 2**32 - 1, default)
+    if mode & ~PERMISSIONS:
+        # The kernel takes NVreg_DeviceFileMode=660 as decimal, 01224, since it has no leading 0. Do not guess.
+        raise HostError(
+            f"DeviceFileMode is {mode}, which is {mode:#o} in octal and no mode for a device node: "
+            "write the module parameter with a leading 0, as in NVreg_DeviceFileMode=0660"
+        )
+    return mode
+
+
+def _number(fields: Mapping[str, str], key: str, most: int, default: int | None = None) -> int:
+    value = fields.get(key)
+    if value is None:
+        if default is None:
+            raise HostError(f"has no `{key}` line")
+        return default
+    if not _is_decimal(value) or int(value) > most:
+        raise HostError(f"{key} is `{value[:40]}`, where a decimal number up to {most} belongs")
+    return int(value)
+
+
+def _is_decimal(text: str) -> bool:
+    # The kernel writes no leading zeros; a value with them may be octal.
+    return re.fullmatch(r"0|[1-9][0-9]{0,9}", text) is not None
