@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
 from enum import StrEnum
-from functools import reduce
 from types import MappingProxyType
 from typing import ClassVar, Final, TypeVar
 
-from msgspec import Struct, field
-from msgspec.structs import force_setattr, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, DeviceNumber, PodId, PodUid
@@ -137,27 +137,35 @@ class ExternalAllocation(Struct, frozen=True):
     container: str = ""
 
 
-class Usage(Value, frozen=True):
-    """Who is on one GPU.
+class Usage(Struct, frozen=True):
+    """Who is on one GPU. releasing: which pod held it before, as long as other pods wait for that."""
 
-    mode, pods, containers: of all grants and reservations; pods: pod uid -> `namespace/name`. releasing: which pod held
-    it before, as long as other pods wait for that.
-    """
-
-    aside: ClassVar = ("grants", "reservations")
-
-    mode: Mode | None = None
-    pods: Mapping[PodUid, str] = field(default_factory=dict)
-    containers: int = 0
-    external: Mapping[ContainerId, ExternalAllocation] = field(default_factory=dict)
-    grants: Mapping[ContainerId, Grant] = field(default_factory=dict)
-    reservations: Mapping[AllocatedDevice, Reservation] = field(default_factory=dict)
+    grants: Mapping[ContainerId, Grant] = {}
+    reservations: Mapping[AllocatedDevice, Reservation] = {}
+    external: Mapping[ContainerId, ExternalAllocation] = {}
     releasing: Releasing | None = None
+
+    @property
+    def holders(self) -> tuple[Grant | Reservation, ...]:
+        """All grants and reservations."""
+        return (*self.grants.values(), *self.reservations.values())
+
+    @property
+    def mode(self) -> Mode | None:
+        """The mode of its holders; None without any."""
+        # A lapsed container that started while we were away may have left two modes on one GPU.
+        modes = {each.mode for each in self.holders}
+        return next((each for each in _STRICTEST_FIRST if each in modes), None)
+
+    @property
+    def pods(self) -> Mapping[PodUid, str]:
+        """The pods of its holders: pod uid -> `namespace/name`."""
+        return {each.pod_uid: f"{each.namespace}/{each.pod_name}" for each in self.holders}
 
     @property
     def load(self) -> int:
         """How many containers and reservations are on it."""
-        return self.containers + len(self.external)
+        return len(self.grants) + len(self.reservations) + len(self.external)
 
     def blocks(self, mode: Mode, pod_uid: PodUid) -> bool:
         """Whether a container of that pod cannot have this GPU in that mode."""
@@ -165,67 +173,52 @@ class Usage(Value, frozen=True):
 
     def held_from(self, mode: Mode, pod_uid: PodUid) -> bool:
         """Whether those who hold it now are the reason. Modes never mix on one GPU."""
-        if self.mode is not None and self.mode is not mode:
+        if self.mode not in (None, mode):
             return True
         if mode is Mode.SHARED:
             return False
         if mode is Mode.MPS:  # the daemon takes the GPU for itself (EXCLUSIVE_PROCESS)
             return bool(self.external)
-        return bool(self.external) or any(uid != pod_uid for uid in self.pods)
-
-    def plus(self, holder: Grant | Reservation) -> Usage:
-        """With one more container or reservation on it."""
-        # A lapsed container that started while we were away may have left two modes on one GPU.
-        mode = next((each for each in _STRICTEST_FIRST if each in (self.mode, holder.mode)), None)
-        pods = {**self.pods, holder.pod_uid: f"{holder.namespace}/{holder.pod_name}"}
-        grants, reservations = self.grants, self.reservations
-        if isinstance(holder, Grant):
-            grants = {**grants, holder.container_id: holder}
-        else:
-            reservations = {**reservations, holder.device: holder}
-        return Usage(mode, pods, self.containers + 1, self.external, grants, reservations, self.releasing)
-
-    def minus(self, gone: ContainerId | AllocatedDevice) -> Usage:
-        """Without that container or reservation."""
-        usage = Usage(external=self.external, releasing=self.releasing)
-        left: list[Grant | Reservation] = [grant for id_, grant in self.grants.items() if id_ != gone]
-        left += [each for device, each in self.reservations.items() if device != gone]
-        return reduce(Usage.plus, left, usage)
+        return bool(self.external) or any(each.pod_uid != pod_uid for each in self.holders)
 
 
 _STRICTEST_FIRST: Final = (Mode.EXCLUSIVE, Mode.MPS, Mode.SHARED)
 UNUSED: Final = Usage()
-_UNKNOWN: Final[Mapping[GpuUuid, Usage]] = MappingProxyType({})  # another object than any empty mapping
 
 
-class Ledger(Value, frozen=True):
+class Ledger(Struct, frozen=True):
     """All grants, by container, and all reservations, by device.
 
     external: GPUs that containers can open and were not granted. releasing: GPUs that other pods wait for. live: the
     devices that containers have; which GPUs these are changes with the node, and `external` with it (`external.py`).
-    _usage and _waiting (entries that do not run) follow from these, and go on from one ledger to the next so that a
-    change costs what it changes: with 500 containers, computing them anew took three times as long as a whole grant.
     """
 
-    aside: ClassVar = ("_usage", "_waiting")
-
-    entries: Mapping[ContainerId, Entry] = field(default_factory=lambda: MappingProxyType({}))
-    external: Mapping[ContainerId, ExternalAllocation] = field(default_factory=lambda: MappingProxyType({}))
-    releasing: Mapping[GpuUuid, Releasing] = field(default_factory=lambda: MappingProxyType({}))
-    live: Mapping[ContainerId, Live] = field(default_factory=lambda: MappingProxyType({}))
-    reservations: Mapping[AllocatedDevice, Reservation] = field(default_factory=lambda: MappingProxyType({}))
-    _usage: Mapping[GpuUuid, Usage] = field(default_factory=lambda: _UNKNOWN)
-    _waiting: Mapping[ContainerId, Entry] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self._usage is _UNKNOWN:
-            waiting = {id_: entry for id_, entry in self.entries.items() if entry.phase is not GrantPhase.RUNNING}
-            force_setattr(self, "_usage", _usage_of(self))
-            force_setattr(self, "_waiting", waiting)
+    entries: Mapping[ContainerId, Entry] = {}
+    external: Mapping[ContainerId, ExternalAllocation] = {}
+    releasing: Mapping[GpuUuid, Releasing] = {}
+    live: Mapping[ContainerId, Live] = {}
+    reservations: Mapping[AllocatedDevice, Reservation] = {}
 
     def usage(self) -> Mapping[GpuUuid, Usage]:
         """GPU -> who is on it; GPUs that nobody holds, and nobody has just left, are absent."""
-        return self._usage
+        grants: defaultdict[GpuUuid, dict[ContainerId, Grant]] = defaultdict(dict)
+        reservations: defaultdict[GpuUuid, dict[AllocatedDevice, Reservation]] = defaultdict(dict)
+        external: defaultdict[GpuUuid, dict[ContainerId, ExternalAllocation]] = defaultdict(dict)
+        for id_, entry in self.entries.items():
+            if entry.holds:
+                for uuid in entry.grant.uuids:
+                    grants[uuid][id_] = entry.grant
+        for device, each in self.reservations.items():
+            reservations[device.uuid][device] = each
+        for id_, other in self.external.items():
+            for uuid in other.uuids:
+                external[uuid][id_] = other
+        return {
+            uuid: Usage(
+                grants.get(uuid, {}), reservations.get(uuid, {}), external.get(uuid, {}), self.releasing.get(uuid)
+            )
+            for uuid in dict.fromkeys((*grants, *reservations, *external, *self.releasing))
+        }
 
     def after(self, decision: Decision, now: float) -> Ledger:
         """With what was decided; only an Inject changes it. The same container twice is one entry."""
@@ -239,12 +232,13 @@ class Ledger(Value, frozen=True):
         The kubelet makes the next attempt only after the last one is dead, and a failed start sent no event.
         One that did run is left alone: its exit is reported.
         """
-        if not self._waiting:
-            return self
         return self._without(
             id_
-            for id_, entry in self._waiting.items()
-            if entry.grant.container_name == name and entry.grant.pod_uid == pod_uid and id_ != container_id
+            for id_, entry in self.entries.items()
+            if entry.grant.container_name == name
+            and entry.grant.pod_uid == pod_uid
+            and entry.phase is not GrantPhase.RUNNING
+            and id_ != container_id
         )
 
     def lapse(self, now: float, grace_s: float) -> Ledger:
@@ -252,17 +246,15 @@ class Ledger(Value, frozen=True):
         ledger = self.without_reservations(
             device for device, each in self.reservations.items() if each.until is not None and now > each.until
         )
-        for entry in self._waiting.values():
-            if entry.is_over(now, grace_s):
-                ledger = ledger.with_entry(_lapsed(entry, now))
-        return ledger
+        over = {id_: _lapsed(entry, now) for id_, entry in self.entries.items() if entry.is_over(now, grace_s)}
+        return replace(ledger, entries={**ledger.entries, **over}) if over else ledger
 
     def started(self, container_id: ContainerId, now: float) -> Ledger | None:
         """With that container running; None when it lapsed and its GPUs were taken: it must not start."""
         entry = self.entries.get(container_id)
         if entry is None:
             return self
-        if entry.phase is GrantPhase.LAPSED and _taken(entry.grant, self._usage):
+        if entry.phase is GrantPhase.LAPSED and _taken(entry.grant, self.usage()):
             return None
         return self.with_entry(Entry(entry.grant, GrantPhase.RUNNING, now))
 
@@ -296,30 +288,15 @@ class Ledger(Value, frozen=True):
         """With what that container has."""
         if self.live.get(live.container_id) == live:
             return self
-        known = _copied(self.live)
-        known[live.container_id] = live
-        return replace(self, live=_frozen(known))
+        return replace(self, live={**self.live, live.container_id: live})
 
     def with_all_external(self, external: Mapping[ContainerId, ExternalAllocation]) -> Ledger:
         """With exactly these containers that can open GPUs which they were not granted."""
-        if external == self.external:
-            return self
-        usage = dict(self._usage)
-        changed = [id_ for id_ in self.external.keys() | external.keys() if self.external.get(id_) != external.get(id_)]
-        for id_ in changed:
-            _move_external(usage, id_, self.external.get(id_), external.get(id_))
-        return replace(self, external=_frozen(dict(external)), _usage=usage)
+        return self if external == self.external else replace(self, external=external)
 
     def with_releasing(self, releasing: Mapping[GpuUuid, Releasing]) -> Ledger:
         """With exactly these GPUs kept for a while from other pods than those that released them."""
-        if releasing == self.releasing:
-            return self
-        usage = dict(self._usage)
-        for uuid in self.releasing.keys() | releasing.keys():
-            use = replace(usage.pop(uuid, UNUSED), releasing=releasing.get(uuid))
-            if use != UNUSED:
-                usage[uuid] = use
-        return replace(self, releasing=_frozen(dict(releasing)), _usage=usage)
+        return self if releasing == self.releasing else replace(self, releasing=releasing)
 
     def generations(self) -> frozenset[str]:
         """Driver generations that containers still have mounted, and those of compatibility packages."""
@@ -328,59 +305,23 @@ class Ledger(Value, frozen=True):
 
     def with_entry(self, entry: Entry) -> Ledger:
         """With that entry in place of any of the same container."""
-        id_ = entry.grant.container_id
-        usage, old = self._usage, self.entries.get(id_)
-        if old is None or old.grant is not entry.grant or old.holds is not entry.holds:
-            usage = _moved(usage, old, entry)
-        entries, waiting = _copied(self.entries), dict(self._waiting)
-        entries[id_] = entry
-        waiting.pop(id_, None)
-        if entry.phase is not GrantPhase.RUNNING:
-            waiting[id_] = entry
-        return replace(self, entries=_frozen(entries), _usage=usage, _waiting=waiting)
+        return replace(self, entries={**self.entries, entry.grant.container_id: entry})
 
     def with_reservation(self, reservation: Reservation) -> Ledger:
         """With that reservation in place of any of the same device."""
-        device = reservation.device
-        usage = dict(self.without_reservations((device,))._usage)
-        usage[device.uuid] = usage.get(device.uuid, UNUSED).plus(reservation)
-        return replace(self, reservations=_frozen({**self.reservations, device: reservation}), _usage=usage)
+        return replace(self, reservations={**self.reservations, reservation.device: reservation})
 
     def without_reservations(self, devices: Iterable[AllocatedDevice]) -> Ledger:
         """Without the reservations of these devices; other devices change nothing."""
-        gone = [device for device in dict.fromkeys(devices) if device in self.reservations]
-        if not gone:
-            return self
-        usage = dict(self._usage)
-        for device in gone:
-            left = usage.pop(device.uuid).minus(device)
-            if left != UNUSED:
-                usage[device.uuid] = left
-        left_over = {device: each for device, each in self.reservations.items() if device not in gone}
-        return replace(self, reservations=_frozen(left_over), _usage=usage)
+        gone = self.reservations.keys() & frozenset(devices)
+        return replace(self, reservations=_without(self.reservations, gone)) if gone else self
 
     def _without(self, ids: Iterable[ContainerId]) -> Ledger:
-        gone = [id_ for id_ in dict.fromkeys(ids) if id_ in self.entries or id_ in self.external or id_ in self.live]
+        gone = (self.entries.keys() | self.external.keys() | self.live.keys()) & frozenset(ids)
         if not gone:
             return self
-        usage, entries, waiting = self._usage, _copied(self.entries), dict(self._waiting)
-        external, live = _copied(self.external), _copied(self.live)
-        for id_ in gone:
-            if id_ in entries:
-                usage = _moved(usage, entries.pop(id_), None)
-            if id_ in external:
-                usage = dict(usage)
-                _move_external(usage, id_, external.pop(id_), None)
-            waiting.pop(id_, None)
-            live.pop(id_, None)
-        return replace(
-            self,
-            entries=_frozen(entries),
-            external=_frozen(external),
-            live=_frozen(live),
-            _usage=usage,
-            _waiting=waiting,
-        )
+        kept = (_without(self.entries, gone), _without(self.external, gone), _without(self.live, gone))
+        return replace(self, entries=kept[0], external=kept[1], live=kept[2])
 
 
 def rebuilt(
@@ -397,19 +338,27 @@ def rebuilt(
     allocations do not count here: they may have come after the grant.
     releasing, reservations: of the ledger so far, since no list shows them. A reservation gives way to grants.
     """
-    kept: dict[ContainerId, Entry] = {}
-    usage: Mapping[GpuUuid, Usage] = _usage_of(Ledger(releasing=releasing))
-    for entry in sorted(entries, key=lambda entry: entry.phase is not GrantPhase.RUNNING):
-        id_ = entry.grant.container_id
+    listed = tuple(entries)
+    kept = {entry.grant.container_id: entry for entry in listed if entry.phase is GrantPhase.RUNNING}
+    usage = dict(Ledger(kept, releasing=releasing).usage())
+    for entry in (entry for entry in listed if entry.phase is not GrantPhase.RUNNING):
         lapsed = entry.phase is GrantPhase.CREATED and _taken(entry.grant, usage)
-        kept_as = _lapsed(entry, entry.since) if lapsed else entry
-        usage, kept[id_] = _moved(usage, kept.get(id_), kept_as), kept_as
-    others = _frozen({other.container_id: other for other in external})
-    ledger = Ledger(_frozen(kept), others, releasing, _frozen({each.container_id: each for each in live}))
-    for each in reservations:
-        if not usage.get(each.device.uuid, UNUSED).held_from(each.mode, each.pod_uid):
-            ledger = ledger.with_reservation(each)
-    return ledger
+        kept[entry.grant.container_id] = _lapsed(entry, entry.since) if lapsed else entry
+        if kept[entry.grant.container_id].holds:
+            for uuid in entry.grant.uuids:
+                use = usage.get(uuid, UNUSED)
+                usage[uuid] = replace(use, grants={**use.grants, entry.grant.container_id: entry.grant})
+    return Ledger(
+        kept,
+        {other.container_id: other for other in external},
+        releasing,
+        {each.container_id: each for each in live},
+        {
+            each.device: each
+            for each in reservations
+            if not usage.get(each.device.uuid, UNUSED).held_from(each.mode, each.pod_uid)
+        },
+    )
 
 
 def _lapsed(entry: Entry, now: float) -> Entry:
@@ -421,59 +370,9 @@ def _taken(grant: Grant, usage: Mapping[GpuUuid, Usage]) -> bool:
     return mode is not None and any(usage.get(uuid, UNUSED).blocks(mode, grant.pod_uid) for uuid in grant.uuids)
 
 
-def _usage_of(ledger: Ledger) -> Mapping[GpuUuid, Usage]:
-    usage = {uuid: Usage(releasing=releasing) for uuid, releasing in ledger.releasing.items()}
-    for entry in ledger.entries.values():
-        if entry.holds:
-            for uuid in entry.grant.uuids:
-                usage[uuid] = usage.get(uuid, UNUSED).plus(entry.grant)
-    for each in ledger.reservations.values():
-        usage[each.device.uuid] = usage.get(each.device.uuid, UNUSED).plus(each)
-    for other in ledger.external.values():
-        _move_external(usage, other.container_id, None, other)
-    return usage
-
-
-def _move_external(
-    usage: dict[GpuUuid, Usage], by: ContainerId, old: ExternalAllocation | None, new: ExternalAllocation | None
-) -> None:
-    """With what a container can open replaced."""
-    for uuid in (old.uuids if old else frozenset()) | (new.uuids if new else frozenset()):
-        use = usage.pop(uuid, UNUSED)
-        others = {id_: other for id_, other in use.external.items() if id_ != by}
-        if new is not None and uuid in new.uuids:
-            others[by] = new
-        use = replace(use, external=others)
-        if use.load or use.releasing:
-            usage[uuid] = use
-
-
-def _moved(usage: Mapping[GpuUuid, Usage], old: Entry | None, new: Entry | None) -> Mapping[GpuUuid, Usage]:
-    """With a container's entry replaced. GPUs that were used alike before share one value afterwards too."""
-    after = dict(usage)
-    if old is not None and old.holds:
-        less: dict[int, Usage] = {}
-        for uuid in old.grant.uuids:
-            if use := after.pop(uuid, None):
-                left = less.get(id(use)) or less.setdefault(id(use), use.minus(old.grant.container_id))
-                if left.load or left.releasing:
-                    after[uuid] = left
-    if new is not None and new.holds:
-        more: dict[int, Usage] = {}
-        for uuid in new.grant.uuids:
-            use = after.get(uuid, UNUSED)
-            after[uuid] = more.get(id(use)) or more.setdefault(id(use), use.plus(new.grant))
-    return after
-
-
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-def _copied(items: Mapping[K, V]) -> dict[K, V]:
-    # A proxy copies all that it stands for at once; dict() would ask it key by key.
-    return items.copy() if isinstance(items, MappingProxyType) else dict(items)
-
-
-def _frozen(items: dict[K, V]) -> Mapping[K, V]:
-    return MappingProxyType(items)
+def _without(items: Mapping[K, V], gone: Set[K]) -> Mapping[K, V]:
+    return {key: value for key, value in items.items() if key not in gone}

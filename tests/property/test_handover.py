@@ -126,12 +126,6 @@ class Node(RuleBasedStateMachine):
         self.now += GRACE_S + 1
 
     @invariant()
-    def what_it_keeps_up_is_what_it_would_be_told_anew(self) -> None:
-        anew = Ledger(self.ledger.entries, self.ledger.external, self.ledger.releasing)
-        assert self.ledger.usage() == anew.usage()
-        assert self.ledger._waiting == anew._waiting
-
-    @invariant()
     def nothing_waits_for_ever(self) -> None:
         assert not expired(self.ledger, self.now + GRACE_S + 1).releasing
 

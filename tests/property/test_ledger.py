@@ -413,12 +413,6 @@ class Runtime(RuleBasedStateMachine):
         return name in self.made and self.made[name].state != "exited"
 
     @invariant()
-    def what_it_keeps_up_is_what_it_would_be_told_anew(self) -> None:
-        anew = Ledger(self.ledger.entries, self.ledger.external, live=self.ledger.live)
-        assert self.ledger.usage() == anew.usage()
-        assert self.ledger._waiting == anew._waiting
-
-    @invariant()
     def nobody_is_over_capacity(self) -> None:
         assert not worlds.capacity_faults(self.ledger, frozenset(self.excused))
 

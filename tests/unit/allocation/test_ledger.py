@@ -3,6 +3,7 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import UNUSED, Entry, GrantPhase, Ledger, Usage, rebuilt
 from nri_gpu.allocation.reservations import cleared_for
@@ -28,22 +29,29 @@ def created(entry: Entry) -> Ledger:
 
 
 MINE, OTHER = PodUid("mine"), PodUid("other")
+
+
+def held(mode: Mode, *pods: PodUid) -> Usage:
+    grants = [make.grant(0, mode=mode, to=make.container(of=make.pod(uid, uid=uid))) for uid in pods]
+    return Usage({each.container_id: each for each in grants})
+
+
 DP = {make.foreign().container_id: make.foreign(0)}
 # What is on the GPU, who asks how, and whether that is in the way.
 BLOCKS = {
     "nobody, exclusive": (UNUSED, EXCLUSIVE, False),
     "nobody, shared": (UNUSED, SHARED, False),
-    "another pod exclusively, exclusive": (Usage(EXCLUSIVE, {OTHER: "o"}, 1), EXCLUSIVE, True),
-    "another pod exclusively, shared": (Usage(EXCLUSIVE, {OTHER: "o"}, 1), SHARED, True),
-    "another pod shared, shared": (Usage(SHARED, {OTHER: "o"}, 1), SHARED, False),
-    "another pod shared, exclusive": (Usage(SHARED, {OTHER: "o"}, 1), EXCLUSIVE, True),
-    "own pod exclusively, exclusive": (Usage(EXCLUSIVE, {MINE: "m"}, 1), EXCLUSIVE, False),
-    "own pod exclusively, shared": (Usage(EXCLUSIVE, {MINE: "m"}, 1), SHARED, True),
-    "own pod shared, exclusive": (Usage(SHARED, {MINE: "m"}, 1), EXCLUSIVE, True),
-    "own pod and another shared, shared": (Usage(SHARED, {MINE: "m", OTHER: "o"}, 2), SHARED, False),
+    "another pod exclusively, exclusive": (held(EXCLUSIVE, OTHER), EXCLUSIVE, True),
+    "another pod exclusively, shared": (held(EXCLUSIVE, OTHER), SHARED, True),
+    "another pod shared, shared": (held(SHARED, OTHER), SHARED, False),
+    "another pod shared, exclusive": (held(SHARED, OTHER), EXCLUSIVE, True),
+    "own pod exclusively, exclusive": (held(EXCLUSIVE, MINE), EXCLUSIVE, False),
+    "own pod exclusively, shared": (held(EXCLUSIVE, MINE), SHARED, True),
+    "own pod shared, exclusive": (held(SHARED, MINE), EXCLUSIVE, True),
+    "own pod and another shared, shared": (held(SHARED, MINE, OTHER), SHARED, False),
     "others' injector, exclusive": (Usage(external=DP), EXCLUSIVE, True),
     "others' injector, shared": (Usage(external=DP), SHARED, False),
-    "own pod exclusively and others' injector": (Usage(EXCLUSIVE, {MINE: "m"}, 1, DP), EXCLUSIVE, True),
+    "own pod exclusively and others' injector": (replace(held(EXCLUSIVE, MINE), external=DP), EXCLUSIVE, True),
 }
 
 
@@ -60,10 +68,11 @@ def test_usage_names_pods_and_counts_containers() -> None:
         others=[make.foreign(1, 2)],
     )
     usage, others = ledger.usage(), {make.foreign().container_id: make.foreign(1, 2)}
-    assert usage[make.uuid(0)] == Usage(SHARED, {A.pod.uid: "ml/a"}, 1)
-    assert usage[make.uuid(1)] == Usage(SHARED, {A.pod.uid: "ml/a", B.pod.uid: "ml/b"}, 3, others)
+    assert (usage[make.uuid(0)].mode, usage[make.uuid(0)].pods) == (SHARED, {A.pod.uid: "ml/a"})
+    assert (usage[make.uuid(1)].mode, usage[make.uuid(1)].external) == (SHARED, others)
+    assert usage[make.uuid(1)].pods == {A.pod.uid: "ml/a", B.pod.uid: "ml/b"}
     assert usage[make.uuid(1)].load == 4
-    assert usage[make.uuid(2)] == Usage(None, {}, 0, others)
+    assert usage[make.uuid(2)] == Usage(external=others)
     assert make.uuid(3) not in usage
 
 

@@ -404,7 +404,7 @@ def test_a_finished_pod_that_an_old_kubelet_lists_is_in_nobodys_way() -> None:
         assert node_.plugin.ledger.usage()[uuid(1)].pods == {fresh.pod.uid: "ml/anew"}
     assert node_.create(fresh) == (uuid(1),)
     node_.ask_all()
-    assert node_.plugin.ledger.usage()[uuid(1)].containers == 1
+    assert len(node_.plugin.ledger.usage()[uuid(1)].holders) == 1
 
 
 def test_a_daemon_that_starts_anew_hears_what_it_forgot() -> None:
@@ -517,7 +517,7 @@ def test_fractions_of_a_gpu_that_their_scheduler_reserved() -> None:
         assert node_.create(of) == (uuid(1),)
         assert node_.start(of)
     assert node_.plugin.ledger.usage()[uuid(1)].mode == "shared"
-    assert node_.plugin.ledger.usage()[uuid(1)].containers == 3
+    assert len(node_.plugin.ledger.usage()[uuid(1)].holders) == 3
     assert "[gpu-busy]" in str(node_.create(container("device=1", of="thief")))
 
 
