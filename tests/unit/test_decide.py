@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.external import foreign_uuids
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.allocation.reservations import cleared_for
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode, NumaBinding, Strategy
@@ -42,7 +43,7 @@ NODE = make.node()
 
 
 def injected(container: Container, node: Node = NODE, ledger: Ledger | None = None, policy: Policy = POLICY) -> Inject:
-    decision = decide(container, node, ledger or Ledger(), policy)
+    decision = decide(container, node, cleared_for(ledger or Ledger(), container), policy)
     assert isinstance(decision, Inject), decision
     return decision
 
@@ -53,7 +54,7 @@ def refused(
     ledger: Ledger | None = None,
     policy: Policy = POLICY,
 ) -> Refuse:
-    decision = decide(container, node, ledger or Ledger(), policy)
+    decision = decide(container, node, cleared_for(ledger or Ledger(), container), policy)
     assert isinstance(decision, Refuse), decision
     assert not str(decision.reason).endswith(("..", "?."))
     assert len(str(decision.reason)) < REFUSAL_MAX

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
+from nri_gpu.allocation.reservations import cleared_for
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.claim import Mode
@@ -31,8 +32,9 @@ def played(row: list[Container], using: Policy, node: Node = NODE, ledger: Ledge
     """Decide for each in turn, on one ledger."""
     now, decisions = ledger or Ledger(), []
     for container in row:
-        decision = decide(container, node, now, using)
-        now = now.after(decision, 0.0)
+        cleared = cleared_for(now, container)
+        decision = decide(container, node, cleared, using)
+        now = cleared.after(decision, 0.0)
         decisions.append(decision)
     return decisions
 
