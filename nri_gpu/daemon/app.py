@@ -70,7 +70,7 @@ class Daemon:
         self._plugin = self._make_plugin(key)
         self._kubelet = KubeletController(state, self._plugin, fixed.kubelet, self._succession)
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
-        self._rechecks = Rechecks(state, self._node.cache.poke, self._plugin.waiting)
+        self._rechecks = Rechecks(state, self._node.cache.poke, time.monotonic)
         self._sizes = Sizes(lambda: state.settings.plugin.request_bytes, later)
         self._supervisor = Supervisor(
             self._plugin,

@@ -1,4 +1,4 @@
-"""The event mask: the events that we subscribe to, as far as the runtime's NRI knows them.
+"""NRI's events: the mask that subscribes to them, and the events themselves, read from protobuf.
 
 A bit that the runtime does not know makes it drop the plugin, so the mask depends on the runtime's version. The oldest
 mask always works.
@@ -9,7 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.domain.container import Container, ContainerId, Pod, PodId
+from nri_gpu.nri.convert import container_from_pb, our_annotations, pod_from_pb
 
 
 class Event(IntEnum):
@@ -100,3 +104,42 @@ def known_mask(nri_version: str) -> int:
 def _parse(version: str) -> tuple[int, ...]:
     plain = _PLAIN.match(version)
     return (int(plain[1]), int(plain[2])) if plain else (0,)
+
+
+class Lifecycle:
+    """An event of a pod or a container. container_id: empty for a pod's event.
+
+    Most events are of containers that do not concern us, as their ids show: the rest is read only where it is needed.
+    """
+
+    def __init__(self, payload: bytes, event: int = 0) -> None:
+        """event: NRI's number, where the event came by its own RPC: StopContainer always, all of them from NRI 0.12.
+
+        Without, it came by StateChange, whose fields are numbered differently. Raises: DecodeError.
+        """
+        # One of two generated classes with `pod` and `container`.
+        self._message: Any = (pb.StopContainerRequest if event else pb.StateChangeEvent).FromString(payload)
+        self.pod_id = PodId(self._message.pod.id)
+        self.container_id = ContainerId(self._message.container.id)
+
+    @property
+    def container(self) -> Container | None:
+        """The container; None for a pod's event."""
+        return container_from_pb(self._message.container, self.pod) if self.container_id else None
+
+    @property
+    def pod(self) -> Pod:
+        """The pod."""
+        return pod_from_pb(self._message.pod)
+
+    @property
+    def pid(self) -> int:
+        """The pid of the container's process on the host; 0 where the runtime does not tell."""
+        return int(self._message.container.pid)
+
+    @property
+    def asks(self) -> bool:
+        """Whether an annotation of ours is on the pod or on the container."""
+        return bool(
+            our_annotations(self._message.pod.annotations) or our_annotations(self._message.container.annotations)
+        )

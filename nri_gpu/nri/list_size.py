@@ -76,20 +76,21 @@ def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[Fiel
         position += size
 
 
-def size_of_request(payload: bytes) -> RequestSize:
-    """Of a request with a pod and a container, such as CreateContainer. Raises: DecodeError."""
-    return _size_of(payload, 1, 2)
-
-
-def size_of_state_change(payload: bytes) -> RequestSize:
-    """Of a StateChangeEvent, whose fields are numbered differently. Raises: DecodeError."""
-    return _size_of(payload, 2, 3)
+def size_of(payload: bytes) -> RequestSize:
+    """Of a request with a pod and a container: CreateContainer, StateChange and the others. Raises: DecodeError."""
+    before = 1 if event_of(payload) else 0  # StateChange numbers its fields differently: the event comes first
+    pod, container = pod_size(b""), None
+    for field in fields(payload):
+        if field.number == before + 1:
+            pod = pod_size(payload, field.start, field.end)
+        elif field.number == before + 2:
+            container = container_size(payload, field.start, field.end)
+    return RequestSize(pod, container)
 
 
 def event_of(payload: bytes) -> int:
-    """NRI's number of the event in a StateChangeEvent; 0 where there is none. Raises: DecodeError."""
-    first = next(fields(payload), None)  # Go writes fields by their numbers
-    return first.value if first and first.number == 1 else 0
+    """NRI's number of the event in a StateChangeEvent; 0 in every other request. Raises: DecodeError."""
+    return next((field.value for field in fields(payload) if field.number == 1), 0)
 
 
 def pod_size(data: bytes, start: int = 0, end: int | None = None) -> PodSize:
@@ -104,16 +105,6 @@ def container_size(data: bytes, start: int = 0, end: int | None = None) -> Conta
     end = len(data) if end is None else end
     texts = _texts(data, start, end, 3)
     return ContainerSize(ContainerId(texts.get(1, "")), PodId(texts.get(2, "")), texts.get(3, "?"), end - start)
-
-
-def _size_of(payload: bytes, pod_field: int, container_field: int) -> RequestSize:
-    pod, container = pod_size(b""), None
-    for field in fields(payload):
-        if field.number == pod_field:
-            pod = pod_size(payload, field.start, field.end)
-        elif field.number == container_field:
-            container = container_size(payload, field.start, field.end)
-    return RequestSize(pod, container)
 
 
 def _texts(data: bytes, start: int, end: int, last: int) -> dict[int, str]:

@@ -50,7 +50,7 @@ def warn_ungranted(container: Container, grant: InvalidGrant | None, policy: Pol
     return True
 
 
-def log_refusal(fields: Mapping[str, str], reason: Reason, phrase: str) -> None:
+def log_refusal(fields: Mapping[str, object], reason: Reason, phrase: str) -> None:
     """One line for what must not be created or started. fields: which container or pod it is."""
     logger.bind(**fields, decision="refuse", code=reason.code.value, reason=reason.sentence).info(phrase)
 
@@ -68,8 +68,7 @@ def log_decision(container: Container, decision: Decision, node: Node, elapsed_s
             if note:
                 logger.bind(**facts, fault=note).warning("granted, but not all of it reaches the program")
         case Refuse(reason):
-            bound = logger.bind(**facts, decision="refuse", code=reason.code.value, reason=reason.sentence)
-            bound.info("container refused")
+            log_refusal(facts, reason, "container refused")
         case Pass(_, why, note):
             logger.bind(**facts, decision="pass", reason=why).debug("container passed")
             if note:

@@ -19,10 +19,10 @@ from nri_gpu.decision.validate import grant_of, validate_adjusted, validate_star
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Reason
 from nri_gpu.domain.names import GRANT_KEY
-from nri_gpu.nri import convert, lifecycle, validation
+from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY
-from nri_gpu.nri.events import Event
-from nri_gpu.nri.lifecycle import Lifecycle
+from nri_gpu.nri.events import Event, Lifecycle
+from nri_gpu.nri.list_size import event_of
 from nri_gpu.nri.session import Listed
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.decision_log import container_fields, log_refusal
@@ -114,11 +114,9 @@ class Guard:
 
     def create_container(self, payload: bytes) -> Reply:
         """CreateContainer, as the plugins before this one left it."""
-        return (
-            self._validate_grant(convert.request_from_pb(payload), "container refused")
-            if self._asks(payload)
-            else EMPTY
-        )
+        if not self._asks(payload):
+            return EMPTY
+        return self._validate_grant(convert.request_from_pb(payload), "container refused")
 
     def validate(self, payload: bytes) -> Reply:
         """ValidateContainerAdjustment: no creation without a grant, nor with GPU nodes that no grant names."""
@@ -130,18 +128,12 @@ class Guard:
             self._log(adjusted.container, reason, "container rejected")
         return validation.verdict_to_pb(reason)
 
-    def lifecycle(self, event: int, payload: bytes) -> Reply:
-        """An event by its own RPC."""
-        if event != Event.START_CONTAINER or not self._asks(payload):
+    def lifecycle(self, payload: bytes, event: int = 0) -> Reply:
+        """An event by its own RPC, or by StateChange."""
+        if not self._asks(payload) or (event or event_of(payload)) != Event.START_CONTAINER:
             return EMPTY
-        return self._start(lifecycle.event_from_pb(event, payload))
-
-    def state_change(self, payload: bytes) -> Reply:
-        """An event by StateChange."""
-        if not self._asks(payload):
-            return EMPTY
-        change = lifecycle.state_change_from_pb(payload)
-        return self._start(change) if change.event == Event.START_CONTAINER else EMPTY
+        container = Lifecycle(payload, event).container
+        return self._validate_grant(container, "start refused") if container else EMPTY
 
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float = 0.0) -> None:
         """Log what was created without a grant while nobody was connected; `found` has it for whoever stops it."""
@@ -164,9 +156,6 @@ class Guard:
         if convert.PREFIX.encode() in payload:
             return True
         return convert.VISIBLE_NEEDLE in payload and may_ask_by_environment(self._state.policy())
-
-    def _start(self, change: Lifecycle) -> Reply:
-        return self._validate_grant(change.container, "start refused") if change.container else EMPTY
 
     def _validate_grant(self, container: Container, phrase: str) -> Reply:
         grant = _grant(container, self._state.key())

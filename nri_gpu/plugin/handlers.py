@@ -21,17 +21,16 @@ from nri_gpu.decision.decide import decide
 from nri_gpu.decision.validate import validate_adjusted
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
-from nri_gpu.domain.errors import TooManyEntriesError
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocatedDevice, AllocationInvalid, PodDevices
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.kubelet.allocations import KubeletAllocations
 from nri_gpu.kubelet.external import ExternalAllocations
-from nri_gpu.nri import convert, lifecycle, validation
+from nri_gpu.nri import convert, validation
 from nri_gpu.nri.convert import EMPTY, DecodeError, Markers
-from nri_gpu.nri.events import Event
-from nri_gpu.nri.lifecycle import Lifecycle
+from nri_gpu.nri.events import Event, Lifecycle
+from nri_gpu.nri.list_size import event_of, size_of
 from nri_gpu.nri.session import Listed
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.decision_log import HooksSeen, container_fields, log_decision, log_refusal, warn_ungranted
@@ -84,7 +83,7 @@ class Plugin:
         self._markers_of: tuple[int | None, bool] | None = None
         self._markers = Markers(())
         self._hooks = HooksSeen()
-        self._released = ReleasedGpus()
+        self._released = ReleasedGpus(state)
         self._observed: Inventory | None = None  # by which the ledger knows whose GPUs containers' numbers are
 
     @property
@@ -164,24 +163,18 @@ class Plugin:
     def unanswered(self, payload: bytes) -> None:
         """CreateContainer was decided, and nothing of the answer left: the runtime has gone on without it."""
         try:
-            id_ = convert.request_from_pb(payload).id
-        except (DecodeError, TooManyEntriesError):  # so it was refused
+            container = size_of(payload).container
+        except DecodeError:  # so it was refused
             return
-        if id_ in self.ledger.entries:
+        if container and (id_ := container.id) in self.ledger.entries:
             self._needs.recorder.settled(id_)
             after = self.ledger.released(id_)
             self.state.commit(self.kubelet.ended(self.ledger, after, id_, self._needs.clock()))
 
-    def lifecycle(self, event: int, payload: bytes) -> Reply:
-        """An event that came by its own RPC."""
-        return self._event(event, payload, lambda: lifecycle.event_from_pb(event, payload))
-
-    def state_change(self, payload: bytes) -> Reply:
-        """An event that came by StateChange."""
-        if not self._concerns(payload):
-            return EMPTY
-        change = lifecycle.state_change_from_pb(payload)
-        return self._event(change.event, payload, lambda: change)
+    def lifecycle(self, payload: bytes, event: int = 0) -> Reply:
+        """An event that came by its own RPC, or by StateChange."""
+        handler = self._handlers.get(event or event_of(payload))
+        return handler(Lifecycle(payload, event)) if handler and self._concerns(payload) else EMPTY
 
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         """Rebuild the ledger from what the runtime lists. request_timeout_s: as long as it waits for an answer."""
@@ -211,7 +204,7 @@ class Plugin:
         self.external.synchronized(containers)
         anew = seen(rebuilt(entries, (), self.ledger.releasing, lives, reserved), node.inventory)
         self.state.synchronized = True
-        self.state.commit(self._vacated(anew, self.ledger.entries, now))
+        self.state.commit(self._released.vacated(anew, self.ledger.entries, now))
         self._needs.recorder.synchronized(self.ledger)
         logger.bind(gpus=len(node.gpus), grants=len(entries), foreign=len(anew.external)).info("ledger rebuilt")
 
@@ -240,12 +233,7 @@ class Plugin:
 
     def looked(self, inventory: Inventory, began: float) -> None:
         """The inventory's source has answered; it was asked at that moment of our clock."""
-        self.state.commit(self._released.looked(self.ledger, inventory, began, self.state.settings.handover))
-
-    def waiting(self) -> bool:
-        """Whether a released GPU still waits to be offered again, after those that waited long enough."""
-        self.state.commit(expired(self.ledger, self._needs.clock()))
-        return bool(self.ledger.releasing)
+        self.state.commit(self._released.looked(inventory, began))
 
     # --- for the kubelet's device plugin ---
 
@@ -263,7 +251,9 @@ class Plugin:
         before = self._lapsed(now)
         after = self.external.reconcile(before, given, now)
         self.state.commit(before)
-        self.state.commit(self._vacated(after, (), now, before.reservations.keys() - after.reservations.keys()))
+        self.state.commit(
+            self._released.vacated(after, (), now, before.reservations.keys() - after.reservations.keys())
+        )
 
     def taken(self, *, shared: bool) -> frozenset[GpuUuid]:
         """GPUs that our device plugin cannot give, since others than its pods hold them. shared: nor share them."""
@@ -278,10 +268,6 @@ class Plugin:
         return node if age_s is None or age_s <= inventory.stale_after_s else replace(node, inventory_age_s=age_s)
 
     # --- events ---
-
-    def _event(self, event: int, payload: bytes, read: Callable[[], Lifecycle]) -> Reply:
-        handler = self._handlers.get(event)
-        return handler(read()) if handler and self._concerns(payload) else EMPTY
 
     def _concerns(self, payload: bytes) -> bool:
         """Whether an event can change anything: not where nobody has a device, and this one asked for nothing."""
@@ -318,7 +304,7 @@ class Plugin:
     def _ended(self, change: Lifecycle, after: Ledger, now: float) -> Reply:
         self._needs.recorder.settled(change.container_id)
         ended = self.kubelet.ended(self.ledger, after, change.container_id, now)
-        self.state.commit(self._vacated(ended, (change.container_id,), now))
+        self.state.commit(self._released.vacated(ended, (change.container_id,), now))
         return EMPTY
 
     def _pod_came(self, change: Lifecycle) -> Reply:
@@ -336,21 +322,10 @@ class Plugin:
             for container_id in gone:
                 self._needs.recorder.settled(container_id)
             after = self.kubelet.pod_gone(self.ledger, after, now)
-            self.state.commit(self._vacated(after, gone, now))
+            self.state.commit(self._released.vacated(after, gone, now))
         self.kubelet.forget(self.ledger)
         return EMPTY
 
     def _lapsed(self, now: float) -> Ledger:
         lapsed = self.ledger.lapse(now, self.state.settings.ledger.created_grace_s)
         return expired(self.kubelet.lapsed(self.ledger, lapsed, now), now)
-
-    def _vacated(
-        self, after: Ledger, among: Iterable[ContainerId], now: float, reserved: Iterable[AllocatedDevice] = ()
-    ) -> Ledger:
-        """A ledger in which the GPUs that these containers released are kept from others for a while.
-
-        reserved: devices whose reservation ended.
-        """
-        simulated = self.state.node.inventory.simulated
-        settings = self.state.settings.handover
-        return self._released.vacated(self.ledger, after, among, now, settings, simulated=simulated, reserved=reserved)

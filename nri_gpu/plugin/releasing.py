@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.releasing import Wait, looked, vacated
+from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.node import Inventory
-from nri_gpu.policy.model import HandoverSettings, Unknown
+from nri_gpu.policy.model import Unknown
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.tasks import Backoff
 
@@ -21,55 +21,51 @@ LONGEST_PAUSE_S: Final = 2.0  # a look is some calls into the driver, and wakes 
 
 
 class ReleasedGpus:
-    """The processes that the newest look found on each GPU, and what that means for a ledger under a policy."""
+    """The processes that the newest look found on each GPU, and what that means for the ledger under the policy."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
         self._processes: dict[GpuUuid, int | None] = {}
 
     def vacated(
-        self,
-        before: Ledger,
-        after: Ledger,
-        among: Iterable[ContainerId],
-        now: float,
-        settings: HandoverSettings,
-        *,
-        simulated: bool,
-        reserved: Iterable[AllocatedDevice] = (),
+        self, after: Ledger, among: Iterable[ContainerId], now: float, reserved: Iterable[AllocatedDevice] = ()
     ) -> Ledger:
-        """`after`, with the GPUs that these containers held in `before` kept for a while. simulated: the node is.
+        """`after`, in which the GPUs that these containers hold by the ledger of now are kept from others for a while.
 
         reserved: devices whose reservation ended.
         """
+        before, settings, processes = self._state.ledger, self._state.settings.handover, self._processes
         if after is before or not settings.wait:
             return after
-        processes = self._processes
-        # A simulated node's file lists processes or does not; waiting changes nothing.
-        unknown_waits = settings.unknown is Unknown.WAIT and not simulated
+        unknown_waits = self._unknown_waits(self._state.node.inventory)
         awaited = (lambda _: True) if unknown_waits else (lambda uuid: processes.get(uuid) is not None)
         return vacated(before, after, among, Wait(now, settings.grace_s, awaited), reserved)
 
-    def looked(self, ledger: Ledger, inventory: Inventory, began: float, settings: HandoverSettings) -> Ledger:
+    def looked(self, inventory: Inventory, began: float) -> Ledger:
         """The ledger after a look that began then."""
+        ledger = self._state.ledger
         self._processes = {unit.uuid: unit.processes for unit in inventory.units}
         if not ledger.releasing:
             return ledger
-        if not settings.wait:  # since a reload
+        if not self._state.settings.handover.wait:  # since a reload
             return ledger.with_releasing({})
-        unknown_waits = settings.unknown is Unknown.WAIT and not inventory.simulated
-        return looked(ledger, self._processes, began, unknown_waits=unknown_waits)
+        return looked(ledger, self._processes, began, unknown_waits=self._unknown_waits(inventory))
+
+    def _unknown_waits(self, inventory: Inventory) -> bool:
+        """Whether to wait where NVML does not tell: a simulated node's file never will."""
+        return self._state.settings.handover.unknown is Unknown.WAIT and not inventory.simulated
 
 
 class Rechecks:
     """Looks again while a released GPU waits to be offered: at once, then more and more rarely.
 
-    look: asks for a look. waiting: whether any still waits.
+    look: asks for a look. clock: monotonic seconds.
     """
 
-    def __init__(self, state: NodeState, look: Callable[[], None], waiting: Callable[[], bool]) -> None:
+    def __init__(self, state: NodeState, look: Callable[[], None], clock: Callable[[], float]) -> None:
         self._state = state
         self._look = look
-        self._waiting = waiting
+        self._clock = clock
         self._known: frozenset[tuple[GpuUuid, float]] = frozenset()  # GPUs being released, and since when
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._timer: asyncio.TimerHandle | None = None
@@ -90,5 +86,6 @@ class Rechecks:
 
     def _again(self) -> None:
         self._timer = None
-        if self._waiting():
+        self._state.commit(expired(self._state.ledger, self._clock()))
+        if self._state.ledger.releasing:
             self._look_and_wait()

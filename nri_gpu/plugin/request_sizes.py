@@ -22,11 +22,9 @@ from nri_gpu.nri.list_size import (
     ListedObject,
     ListSize,
     RequestSize,
-    size_of_request,
+    size_of,
 )
 from nri_gpu.plugin.decision_log import log_refusal
-
-SizeOf = Callable[[bytes], RequestSize]
 
 SMALL_BYTES: Final = 64 << 10  # a creation up to this size is accepted, whatever the size of the list
 # What plugins may add to a container between its creation, where it was measured, and its start.
@@ -58,7 +56,7 @@ class Sizes:
         """The runtime introduced itself."""
         self._splits = configured.from_nri_0_7
 
-    def refusal(self, payload: bytes, size_of: SizeOf = size_of_request) -> Reason | None:
+    def refusal(self, payload: bytes) -> Reason | None:
         """Why this pod or container must not be created."""
         limit = self._limit()
         if limit and len(payload) > limit:
@@ -76,7 +74,7 @@ class Sizes:
         )
         return self._refused(Code.LIST_TOO_LARGE, request, sentence)
 
-    def start_refusal(self, payload: bytes, size_of: SizeOf = size_of_request) -> Reason | None:
+    def start_refusal(self, payload: bytes) -> Reason | None:
         """Why a container must not start: it was created while we were away, and is too large."""
         if len(payload) <= ADJUSTMENT_BYTES:  # before the limit, for which the guard reads the policy's files
             return None
@@ -85,12 +83,12 @@ class Sizes:
             return None
         return self._refused(Code.REQUEST_TOO_LARGE, size_of(payload), _over(len(payload), limit))
 
-    def created(self, payload: bytes, size_of: SizeOf = size_of_request, added_bytes: int = 0) -> None:
+    def created(self, payload: bytes, added_bytes: int = 0) -> None:
         """A pod or container is being created. added_bytes: of our reply."""
         if self._counts:
             self._later(lambda: self._add(size_of(payload), added_bytes))
 
-    def ended(self, payload: bytes, event: int, size_of: SizeOf = size_of_request) -> None:
+    def ended(self, payload: bytes, event: int) -> None:
         """A container ended, or a pod was removed: neither is listed any more."""
         if self._counts:
             self._later(lambda: self._drop(size_of(payload), event))

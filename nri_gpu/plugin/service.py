@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final, Protocol
 
 from loguru import logger
-from msgspec import Struct
 
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.errors import RemoteProtocolError, TooManyEntriesError
 from nri_gpu.nri import convert, status, validation
 from nri_gpu.nri.convert import EMPTY, Configured, DecodeError
 from nri_gpu.nri.events import Event, Subscription
-from nri_gpu.nri.list_size import event_of, size_of_request, size_of_state_change
+from nri_gpu.nri.list_size import event_of
 from nri_gpu.nri.session import Listed, Phase, Session, Step
 from nri_gpu.nri.status import Reply, status_of
-from nri_gpu.plugin.request_sizes import SizeOf, Sizes
+from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.ttrpc.events import RequestReceived, ResponseSent, Status
 
 Handler = Callable[[bytes], Reply]
@@ -25,55 +24,6 @@ Handler = Callable[[bytes], Reply]
 # us and starts the container without its GPUs.
 MARGIN_NS: Final = 100_000_000
 REQUEST_TIMEOUT_S: Final = 2.0  # the runtime's, where Configure does not name it (below NRI 0.7)
-
-
-class Dispatcher(Struct):
-    """Answers requests of one service.
-
-    table: method -> handler. Handlers are plain functions on values in memory: they cannot hang, so the deadline is
-    checked before one runs, never during. request_timeout_ns: from Configure, for a request without a timeout of its
-    own. 0: none.
-    """
-
-    service: str
-    table: Mapping[str, Handler]
-    request_timeout_ns: int = 0
-
-    def answer(self, request: RequestReceived, waited_ns: int = 0) -> ResponseSent:
-        """Answer one request. waited_ns: how long ago its bytes were read. Never raises."""
-        outcome = self._outcome(request, waited_ns)
-        if isinstance(outcome, Status):
-            return ResponseSent(request.stream_id, status=outcome)
-        return ResponseSent(request.stream_id, outcome)
-
-    def _outcome(self, request: RequestReceived, waited_ns: int) -> Reply:
-        handler = self.table.get(request.method) if request.service == self.service else None
-        if handler is None:
-            return status.unknown_method(request.service, request.method, self.service)
-        if _late(request.timeout_ns or self.request_timeout_ns, waited_ns):
-            return self._failed(request, status.LATE)
-        try:
-            return handler(request.payload)
-        except DecodeError:
-            return self._failed(request, status.MALFORMED)
-        except TooManyEntriesError as error:
-            return self._failed(request, status.status_of(Reason(Code.REQUEST_TOO_LARGE, str(error))))
-        except RemoteProtocolError as error:
-            return self._failed(request, status.out_of_order(str(error)))
-        except Exception:  # for every handler: without an answer, the runtime would start containers without us
-            bound = logger.bind(method=request.method, stream_id=request.stream_id)
-            bound.opt(exception=True).error("bug in a handler")
-            return status.INTERNAL
-
-    def _failed(self, request: RequestReceived, outcome: Status) -> Status:
-        bound = logger.bind(method=request.method, stream_id=request.stream_id)
-        bound.bind(deadline_ms=request.timeout_ns / 1e6, reason=outcome.message).warning("request failed")
-        return outcome
-
-
-def _late(timeout_ns: int, waited_ns: int) -> bool:
-    """Whether the answer would be late. timeout_ns: 0 is none, negative is already over (ttrpc: server.go)."""
-    return timeout_ns < 0 or (timeout_ns > 0 and waited_ns > max(timeout_ns - MARGIN_NS, timeout_ns // 2))
 
 
 PLUGIN: Final = "nri.pkg.api.v1alpha1.Plugin"
@@ -118,11 +68,8 @@ class NriHandlers(Protocol):
     def validate(self, payload: bytes) -> Reply:
         """ValidateContainerAdjustment."""
 
-    def lifecycle(self, event: int, payload: bytes) -> Reply:
-        """An event by its own RPC."""
-
-    def state_change(self, payload: bytes) -> Reply:
-        """An event by StateChange."""
+    def lifecycle(self, payload: bytes, event: int = 0) -> Reply:
+        """An event by its own RPC; event 0: by StateChange."""
 
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float) -> None:
         """All that the runtime has, before any event. request_timeout_s: as long as it waits for an answer."""
@@ -132,6 +79,8 @@ class PluginService:
     """Serves `nri.pkg.api.v1alpha1.Plugin` on one connection.
 
     configured: called with the runtime's introduction. ready: called at the end of Synchronize.
+    Handlers are plain functions on values in memory: they cannot hang, so the deadline is checked before one runs,
+    never during.
     """
 
     def __init__(
@@ -149,29 +98,46 @@ class PluginService:
         self._configured = configured
         self._ready = ready
         self._parts = self._payload_bytes = 0  # of Synchronize so far
-        table: dict[str, Handler] = {method: _nothing for method in UNUSED_METHODS}
-        for method, event in EVENT_METHODS.items():
-            table[method] = self._guarded(partial(self._event, event))
-        table |= {
+        self._request_timeout_ns = 0  # from Configure, for a request without a timeout of its own; 0: none
+        self.handlers: dict[str, Handler] = {
+            **dict.fromkeys(UNUSED_METHODS, lambda _: EMPTY),
+            **{method: partial(self._event, event=event) for method, event in EVENT_METHODS.items()},
             "Configure": self._configure,
             "Synchronize": self._synchronize,
-            "CreateContainer": self._guarded(self._create),
-            "ValidateContainerAdjustment": self._guarded(self._validate),
-            "StateChange": self._guarded(self._state_change),
+            "CreateContainer": self._create,
+            "ValidateContainerAdjustment": self._validate,
+            "StateChange": self._event,
             "Shutdown": self._shutdown,
         }
-        self.dispatcher = Dispatcher(PLUGIN, table)
 
-    def _guarded(self, handler: Handler) -> Handler:
-        session = self.session
+    def answer(self, request: RequestReceived, waited_ns: int = 0) -> ResponseSent:
+        """Answer one request. waited_ns: how long ago its bytes were read. Never raises."""
+        outcome = self._outcome(request, waited_ns)
+        if isinstance(outcome, Status):
+            return ResponseSent(request.stream_id, status=outcome)
+        return ResponseSent(request.stream_id, outcome)
 
-        def guarded(payload: bytes) -> Reply:
-            session.step(Step.EVENT)
-            return handler(payload)
-
-        return guarded
+    def _outcome(self, request: RequestReceived, waited_ns: int) -> Reply:
+        handler = self.handlers.get(request.method) if request.service == PLUGIN else None
+        if handler is None:
+            return status.unknown_method(request.service, request.method, PLUGIN)
+        if _late(request.timeout_ns or self._request_timeout_ns, waited_ns):
+            return _failed(request, status.LATE)
+        try:
+            return handler(request.payload)
+        except DecodeError:
+            return _failed(request, status.MALFORMED)
+        except TooManyEntriesError as error:
+            return _failed(request, status_of(Reason(Code.REQUEST_TOO_LARGE, str(error))))
+        except RemoteProtocolError as error:
+            return _failed(request, status.out_of_order(str(error)))
+        except Exception:  # for every handler: without an answer, the runtime would start containers without us
+            bound = logger.bind(method=request.method, stream_id=request.stream_id)
+            bound.opt(exception=True).error("bug in a handler")
+            return status.INTERNAL
 
     def _create(self, payload: bytes) -> Reply:
+        self.session.step(Step.EVENT)
         if reason := self._sizes.refusal(payload):
             return status_of(reason)
         reply = self._plugin.create_container(payload)
@@ -180,33 +146,31 @@ class PluginService:
         return reply
 
     def _validate(self, payload: bytes) -> Reply:
+        self.session.step(Step.EVENT)
         reason = self._sizes.start_refusal(payload)
         return validation.verdict_to_pb(reason) if reason else self._plugin.validate(payload)
 
-    def _state_change(self, payload: bytes) -> Reply:
-        event = event_of(payload)
-        return self._measured(event, payload, size_of_state_change) or self._plugin.state_change(payload)
+    def _event(self, payload: bytes, event: int = 0) -> Reply:
+        self.session.step(Step.EVENT)
+        reason = self._measured(event or event_of(payload), payload)
+        return status_of(reason) if reason else self._plugin.lifecycle(payload, event)
 
-    def _event(self, event: int, payload: bytes) -> Reply:
-        return self._measured(event, payload, size_of_request) or self._plugin.lifecycle(event, payload)
-
-    def _measured(self, event: int, payload: bytes, size_of: SizeOf) -> Status | None:
+    def _measured(self, event: int, payload: bytes) -> Reason | None:
         """Count what an event adds to the runtime's list or removes; a refusal where that is too much."""
-        reason = None
+        if event == Event.START_CONTAINER:
+            return self._sizes.start_refusal(payload)
         if event == Event.RUN_POD_SANDBOX:
-            reason = self._sizes.refusal(payload, size_of)
-            if reason is None:
-                self._sizes.created(payload, size_of)
-        elif event == Event.START_CONTAINER:
-            reason = self._sizes.start_refusal(payload, size_of)
+            if reason := self._sizes.refusal(payload):
+                return reason
+            self._sizes.created(payload)
         elif event in ENDS:
-            self._sizes.ended(payload, event, size_of)
-        return status_of(reason) if reason else None
+            self._sizes.ended(payload, event)
+        return None
 
     def _configure(self, payload: bytes) -> bytes:
         configured = convert.configured_from_pb(payload)
         self.session.step(Step.CONFIGURE)
-        self.dispatcher.request_timeout_ns = configured.request_timeout_ms * 1_000_000
+        self._request_timeout_ns = configured.request_timeout_ms * 1_000_000
         self._sizes.configured(configured)
         self._configured(configured)
         asked = self._subscription.mask(
@@ -223,7 +187,7 @@ class PluginService:
         # Once, not for each part: some runtimes send thousands of empty parts (nri/session.py).
         logger.bind(parts=self._parts, payload_bytes=self._payload_bytes).debug("synchronized")
         self._sizes.synchronized(self.session.listing)
-        self._plugin.synchronized(listed, self.dispatcher.request_timeout_ns / 1e9 or REQUEST_TIMEOUT_S)
+        self._plugin.synchronized(listed, self._request_timeout_ns / 1e9 or REQUEST_TIMEOUT_S)
         self._ready()
         return convert.synchronize_to_pb(more=False)
 
@@ -248,6 +212,12 @@ class PluginService:
         return self.session.phase is Phase.READY
 
 
-def _nothing(payload: bytes) -> bytes:
-    del payload
-    return EMPTY
+def _late(timeout_ns: int, waited_ns: int) -> bool:
+    """Whether the answer would be late. timeout_ns: 0 is none, negative is already over (ttrpc: server.go)."""
+    return timeout_ns < 0 or (timeout_ns > 0 and waited_ns > max(timeout_ns - MARGIN_NS, timeout_ns // 2))
+
+
+def _failed(request: RequestReceived, outcome: Status) -> Status:
+    bound = logger.bind(method=request.method, stream_id=request.stream_id)
+    bound.bind(deadline_ms=request.timeout_ns / 1e6, reason=outcome.message).warning("request failed")
+    return outcome

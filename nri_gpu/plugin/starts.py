@@ -19,7 +19,7 @@ from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.kubelet.allocations import KubeletAllocations
 from nri_gpu.nri.convert import EMPTY
-from nri_gpu.nri.lifecycle import Lifecycle
+from nri_gpu.nri.events import Lifecycle
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.decision_log import container_fields, log_refusal
 from nri_gpu.plugin.dependencies import PluginDependencies

@@ -133,9 +133,7 @@ class Supervisor:
                 ready.set_result(None)
 
         service = PluginService(self._plugin, self._configured, on_ready, self._sizes, self._subscription)
-        _, transport = await loop.create_connection(
-            lambda: Transport(service.dispatcher.answer, service.unsent), sock=sock
-        )
+        _, transport = await loop.create_connection(lambda: Transport(service.answer, service.unsent), sock=sock)
         self._transport = transport
         try:
             await self._register(transport)

@@ -21,7 +21,7 @@ from nri_gpu.domain.decision import Pass
 from nri_gpu.domain.edits import NO_EDITS, UNLIMITED, DeviceNode, Edits, Mount, Rlimit
 from nri_gpu.domain.node import Majors, Node
 from nri_gpu.nri.convert import PREFIX, READ_ENV, DecodeError, Markers, reply_to_pb, request_from_pb
-from nri_gpu.nri.lifecycle import event_from_pb, state_change_from_pb
+from nri_gpu.nri.events import Lifecycle
 from nri_gpu.nri.session import Parts
 from nri_gpu.policy.model import Policy
 from nri_gpu.requirements.check import PREFIX as PREFIX_OF_REQUIREMENTS
@@ -56,8 +56,9 @@ def test_an_event_is_read_alike_by_either_way(container: Container) -> None:
     pod, message = make.pod_message(container.pod), make.container_message(container)
     own = pb.StopContainerRequest(pod=pod, container=message).SerializeToString()
     change = pb.StateChangeEvent(event=pb.STOP_CONTAINER, pod=pod, container=message).SerializeToString()
-    assert event_from_pb(pb.STOP_CONTAINER, own) == state_change_from_pb(change)
-    assert event_from_pb(pb.STOP_CONTAINER, own).container == as_read(container)
+    for read in (Lifecycle(own, pb.STOP_CONTAINER), Lifecycle(change)):
+        assert (read.pod_id, read.container_id) == (container.pod.id, container.id)
+        assert read.container == as_read(container)
 
 
 edits = st.builds(
@@ -115,7 +116,7 @@ def test_however_a_synchronize_is_cut_it_lists_the_same(containers: list[Contain
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_no_protobuf(payload: bytes) -> None:
-    for read in (request_from_pb, state_change_from_pb, Parts().add):
+    for read in (request_from_pb, Lifecycle, Parts().add):
         try:
             read(payload)
         except DecodeError:

@@ -242,7 +242,7 @@ class Rig:
         if isinstance(reply, Status):
             return reply.message
         assert pb.CreateContainerResponse.FromString(reply).adjust.linux.devices
-        self.plugin.lifecycle(Event.REMOVE_CONTAINER, nri.event(Event.REMOVE_CONTAINER, of, made, own_rpc=True)[1])
+        self.plugin.lifecycle(nri.event(Event.REMOVE_CONTAINER, of, made)[1])
         self._settle()
         return ""
 

@@ -37,7 +37,7 @@ class Daemon:
         return not isinstance(self.plugin.create_container(make.create_payload(container)), Status)
 
     def event(self, event: Event, container: Container) -> None:
-        self.plugin.state_change(make.event_payload(event, container))
+        self.plugin.lifecycle(make.event_payload(event, container))
 
     def phases(self) -> dict[str, GrantPhase]:
         return {entry.grant.pod_name: entry.phase for entry in self.plugin.ledger.entries.values()}
@@ -78,7 +78,7 @@ def test_nor_once_the_runtime_has_had_its_time_and_does_not_list_it(tmp_path: Pa
     assert not daemon.create(OTHER)
     clock.now += 0.2
     assert daemon.create(OTHER)
-    late = daemon.plugin.state_change(make.event_payload(Event.START_CONTAINER, ONE))
+    late = daemon.plugin.lifecycle(make.event_payload(Event.START_CONTAINER, ONE))
     assert isinstance(late, Status)  # without a mark it was refused before, too
 
 
@@ -90,7 +90,7 @@ def test_nor_does_one_start_that_the_runtime_was_too_slow_with(tmp_path: Path, c
     clock.now += REQUEST_TIMEOUT_S + 1
     assert daemon.create(OTHER)
     marked = make.marked(ONE, entry.grant, KEY)
-    late = daemon.plugin.state_change(make.event_payload(Event.START_CONTAINER, marked))
+    late = daemon.plugin.lifecycle(make.event_payload(Event.START_CONTAINER, marked))
     assert isinstance(late, Status)
     assert "[gpu-busy]" in late.message
 
@@ -193,7 +193,7 @@ def test_a_grant_whose_answer_was_lost_does_not_start_what_never_got_it(tmp_path
     assert Daemon(tmp_path, clock).create(ONE)
     after = Daemon(tmp_path, clock)
     after.plugin.synchronized(())
-    refused = after.plugin.state_change(make.event_payload(Event.START_CONTAINER, ONE))
+    refused = after.plugin.lifecycle(make.event_payload(Event.START_CONTAINER, ONE))
     assert isinstance(refused, Status)
     assert "[not-granted]" in refused.message
     assert after.phases() == {}

@@ -212,7 +212,7 @@ def test_what_is_published_follows_the_ledger(tmp_path: Path) -> None:
     bench.plugin.create_container(nri.create(pods[0], made[0]))
     write_ledger(state.path / "ledger.json", bench.plugin.ledger)
     bench.plugin.create_container(nri.create(pods[1], made[1]))
-    bench.plugin.state_change(nri.event(Event.START_CONTAINER, pods[0], made[0])[1])
+    bench.plugin.lifecycle(nri.event(Event.START_CONTAINER, pods[0], made[0])[1])
     for ledger in (bench.plugin.ledger, bench.plugin.ledger.released(ContainerId(made[0].id)), Ledger()):
         write_ledger(state.path / "ledger.json", ledger)
         text = (tmp_path / "ledger.json").read_text()

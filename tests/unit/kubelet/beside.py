@@ -40,7 +40,7 @@ class Beside(Halves):
         """Its sandbox is made, as the runtime tells it."""
         pod = of.pod if isinstance(of, Container) else of
         message = pb.StateChangeEvent(event=pb.RUN_POD_SANDBOX, pod=builders.pod_message(pod))
-        assert self.plugin.state_change(message.SerializeToString()) == b""
+        assert self.plugin.lifecycle(message.SerializeToString()) == b""
 
     def give(self, of: Container, ids: Sequence[str], resource: str = GPU) -> None:
         """What the kubelet lists from now on; it was told to nobody yet."""

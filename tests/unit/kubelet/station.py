@@ -107,7 +107,7 @@ class Halves:
         message = pb.StateChangeEvent(
             event=event, pod=builders.pod_message(of.pod), container=builders.container_message(of)
         )
-        return self.plugin.state_change(message.SerializeToString())
+        return self.plugin.lifecycle(message.SerializeToString())
 
     def start(self, of: Container) -> bool:
         """Whether it may."""
@@ -118,7 +118,7 @@ class Halves:
 
     def end_pod(self, of: Container) -> None:
         message = pb.StateChangeEvent(event=pb.STOP_POD_SANDBOX, pod=builders.pod_message(of.pod))
-        self.plugin.state_change(message.SerializeToString())
+        self.plugin.lifecycle(message.SerializeToString())
 
 
 # Facts are waited for; how long nothing is done about them only makes tests long.

@@ -629,14 +629,14 @@ def test_created_while_we_were_away_it_does_not_start() -> None:
     of = of_plugin(1)
     guard = Guard(Keyed(node_.policy), lambda action: action())
     start = builders.event_payload(pb.START_CONTAINER, of)
-    for refused in (node_.plugin.state_change(start), guard.state_change(start)):
+    for refused in (node_.plugin.lifecycle(start), guard.lifecycle(start)):
         assert isinstance(refused, Status)
         assert "[not-granted]" in refused.message
     # One that runs already may have been served by NVIDIA's runtime, and is no business of ours.
     node_.restarted({})
     assert not node_.plugin.ungranted
     for served in (of_plugin(env={VARIABLE: "all"}), of_plugin(1, devices=(held_node(gpu(1)),)), container()):
-        assert guard.state_change(builders.event_payload(pb.START_CONTAINER, served)) == EMPTY
+        assert guard.lifecycle(builders.event_payload(pb.START_CONTAINER, served)) == EMPTY
 
 
 def test_whoever_was_decided_on_may_start_past_the_guard() -> None:
@@ -647,7 +647,7 @@ def test_whoever_was_decided_on_may_start_past_the_guard() -> None:
         node_.admitted(of, ids)
         reply = reply_of(node_, of)
         shown = replace(of, annotations=dict(reply.adjust.annotations))
-        assert guard.state_change(builders.event_payload(pb.START_CONTAINER, shown)) == EMPTY
+        assert guard.lifecycle(builders.event_payload(pb.START_CONTAINER, shown)) == EMPTY
 
 
 def test_many_sandboxes_are_bounded() -> None:

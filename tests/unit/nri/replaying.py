@@ -69,7 +69,7 @@ class Replayed:
         answers = []
         for conn_id, event in self._mux.feed(data):
             if isinstance(event, RequestReceived):
-                answers.append(self._mux.send(conn_id, self._service.dispatcher.answer(event)))
+                answers.append(self._mux.send(conn_id, self._service.answer(event)))
         return b"".join(answers)
 
     def feed_all(self, chunks: Sequence[bytes]) -> bytes:

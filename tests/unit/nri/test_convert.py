@@ -5,9 +5,9 @@ import pytest
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, DeviceRef
 from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits, Mount
-from nri_gpu.nri import convert, lifecycle
+from nri_gpu.nri import convert
 from nri_gpu.nri.convert import DecodeError, Markers
-from nri_gpu.nri.events import Event
+from nri_gpu.nri.events import Event, Lifecycle
 from nri_gpu.nri.session import Parts
 from nri_gpu.requirements.check import TOTAL_MAX
 from tests.support import builders as make
@@ -272,9 +272,8 @@ def test_configure_and_register() -> None:
 def test_an_event_means_the_same_by_either_way(kind: Event, own_rpc: bool) -> None:
     pod = nri_messages.pod()
     method, payload = nri_messages.event(kind, pod, nri_messages.container(pod), own_rpc=own_rpc)
-    by_state_change = method == "StateChange"
-    read = lifecycle.state_change_from_pb(payload) if by_state_change else lifecycle.event_from_pb(kind, payload)
-    assert (read.event, read.pod_id) == (kind, "sandbox-train")
+    read = Lifecycle(payload, 0 if method == "StateChange" else kind)
+    assert read.pod_id == "sandbox-train"
     assert read.container is not None
     assert read.container.id == "container-train-main"
 
@@ -292,7 +291,7 @@ def test_the_folder_of_its_mps_daemon_is_read_off_its_mounts() -> None:
 
 def test_a_pods_event_has_no_container() -> None:
     payload = pb.StateChangeEvent(event=pb.REMOVE_POD_SANDBOX, pod=pb.PodSandbox(id="p")).SerializeToString()
-    assert lifecycle.state_change_from_pb(payload).container is None
+    assert Lifecycle(payload).container is None
 
 
 STATES = {
@@ -336,7 +335,7 @@ def test_a_container_whose_pod_is_not_listed_still_has_one() -> None:
 
 
 def test_what_is_no_protobuf_is_said_to_be_none() -> None:
-    for read in (convert.request_from_pb, lifecycle.state_change_from_pb, convert.configured_from_pb):
+    for read in (convert.request_from_pb, Lifecycle, convert.configured_from_pb):
         with pytest.raises(DecodeError):
             read(b"\xff")
     with pytest.raises(DecodeError):  # text that is no UTF-8

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.convert import DecodeError
-from nri_gpu.nri.list_size import event_of, fields, size_of_request, size_of_state_change
+from nri_gpu.nri.list_size import event_of, fields, size_of
 from tests.support import nri_messages as nri
 
 POD = nri.pod("p", namespace="ml")
@@ -16,7 +16,7 @@ MADE = nri.container(POD, env=["A=" + "x" * 300])
 
 
 def test_names_and_sizes_are_those_of_the_decoded_message() -> None:
-    request = size_of_request(nri.create(POD, MADE))
+    request = size_of(nri.create(POD, MADE))
     assert (request.pod.id, request.pod.name, request.pod.namespace) == (POD.id, POD.name, POD.namespace)
     assert request.container is not None
     assert (request.container.id, request.container.pod_id, request.container.name) == (MADE.id, POD.id, MADE.name)
@@ -26,13 +26,13 @@ def test_names_and_sizes_are_those_of_the_decoded_message() -> None:
 def test_a_state_change_has_other_numbers() -> None:
     payload = pb.StateChangeEvent(event=pb.RUN_POD_SANDBOX, pod=POD).SerializeToString()
     assert event_of(payload) == pb.RUN_POD_SANDBOX
-    change = size_of_state_change(payload)
+    change = size_of(payload)
     assert (change.pod.id, change.container) == (POD.id, None)
 
 
 def test_nothing_named_is_nothing_known() -> None:
     assert event_of(b"") == 0
-    request = size_of_request(b"")
+    request = size_of(b"")
     assert (request.pod.id, request.container) == ("", None)
 
 

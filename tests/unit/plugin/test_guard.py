@@ -12,6 +12,7 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container
+from nri_gpu.nri.convert import DecodeError
 from nri_gpu.nri.events import Event
 from nri_gpu.nri.session import Listed, Parts
 from nri_gpu.plugin.guard import Guard
@@ -229,15 +230,15 @@ def test_what_runs_already_is_told_apart(log: Log) -> None:
 
 def test_garbage_is_an_answer() -> None:
     """Whoever asked is refused: the request may be of a container that must not start."""
-    with pytest.raises(Exception, match="parsing"):
-        guard().state_change(b"\xff gpu.nri.io")
-    assert guard().state_change(b"\xff") == b""
+    with pytest.raises(DecodeError):
+        guard().lifecycle(b"\xff gpu.nri.io")
+    assert guard().lifecycle(b"\xff") == b""
 
 
 def start(judge: Guard, of: pb.PodSandbox, made: pb.Container) -> bytes | Status:
     method, payload = nri.event(Event.START_CONTAINER, of, made)
     assert method == "StateChange"
-    return judge.state_change(payload)
+    return judge.lifecycle(payload)
 
 
 def synchronize(judge: Guard, pods: list[pb.PodSandbox], containers: list[pb.Container]) -> None:
@@ -268,17 +269,11 @@ def asking_by_environment(value: str) -> Container:
 )
 def test_requests_by_environment_need_a_grant_too(policy: Policy, value: str, starts: bool) -> None:
     judge = guard(Known(policy=policy))
-    reply = judge.state_change(make.event_payload(Event.START_CONTAINER, asking_by_environment(value)))
+    reply = judge.lifecycle(make.event_payload(Event.START_CONTAINER, asking_by_environment(value)))
     assert isinstance(reply, bytes) is starts
     listed = Listed(asking_by_environment(value), created=False)
     judge.synchronized((listed,))
     assert bool(judge.found.running) is not starts
-
-
-def test_an_image_that_says_all_costs_no_decoding_where_nobody_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = guard()
-    monkeypatch.setattr("nri_gpu.nri.lifecycle.state_change_from_pb", None)
-    assert judge.state_change(make.event_payload(Event.START_CONTAINER, asking_by_environment("all"))) == b""
 
 
 def test_the_size_of_an_ordinary_container_takes_no_look_at_the_policy() -> None:

@@ -54,9 +54,9 @@ def tell(bench: Bench, kind: Event, of: pb.PodSandbox, made: pb.Container | None
     """An event by both ways; both must be answered alike."""
     method, payload = nri.event(kind, of, made, own_rpc=True)
     del method
-    reply = bench.plugin.lifecycle(kind, payload)
+    reply = bench.plugin.lifecycle(payload, kind)
     if kind not in nri.ALWAYS_OWN:
-        again = bench.plugin.state_change(nri.event(kind, of, made)[1])
+        again = bench.plugin.lifecycle(nri.event(kind, of, made)[1])
         assert again == reply
     bench.settle()
     return reply

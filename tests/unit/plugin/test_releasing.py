@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 import pytest
@@ -64,7 +65,7 @@ class HandoverBench(Bench):
         return of, nri.adjusted(made, pb.CreateContainerResponse.FromString(reply))
 
     def tell(self, kind: Event, of: pb.PodSandbox, made: pb.Container | None = None) -> None:
-        self.plugin.lifecycle(kind, nri.event(kind, of, made, own_rpc=True)[1])
+        self.plugin.lifecycle(nri.event(kind, of, made, own_rpc=True)[1], kind)
         self.settle()
 
     def run(
@@ -108,7 +109,6 @@ def test_the_next_pod_waits_for_a_look_that_finds_nobody(kind: Event) -> None:
     assert "2 processes still hold it" in bench.refused
     bench.look(0)
     assert bench.refused == ""
-    assert not bench.plugin.waiting()
 
 
 def test_it_waits_no_longer_than_the_grace() -> None:
@@ -116,18 +116,9 @@ def test_it_waits_no_longer_than_the_grace() -> None:
     bench.run_and_end()
     bench.look(3)
     bench.clock.now += GRACE_S - 1
-    assert bench.plugin.waiting()
     assert "3 processes" in bench.refused
     bench.clock.now += 2
     assert bench.refused == ""
-
-
-def test_the_grace_ends_without_anybody_asking() -> None:
-    bench = HandoverBench()
-    bench.run_and_end()
-    bench.clock.now += GRACE_S + 1
-    assert not bench.plugin.waiting()
-    assert bench.ledgers[-1] is bench.plugin.ledger
 
 
 def test_the_pods_own_containers_do_not_wait() -> None:
@@ -197,38 +188,31 @@ def test_a_new_connection_keeps_it_and_adds_what_ended_meanwhile() -> None:
     assert bench.left == 2
 
 
-def test_rechecks_look_at_once_and_then_more_and_more_rarely() -> None:
-    class Loop:
-        def __init__(self) -> None:
-            self.pauses: list[float] = []
+async def test_rechecks_look_at_once_then_more_and_more_rarely_until_the_grace_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+    pauses: list[float] = []
+    looks: list[float] = []
+    ended = asyncio.Event()
+    bench = Bench()
 
-    told = Loop()
-    looks: list[int] = []
+    def at_once(delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        pauses.append(delay)
+        bench.clock.now += delay
+        return call_later(0, callback)
 
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        call_later = loop.call_later
+    def committed() -> None:
+        if not bench.state.ledger.releasing:
+            ended.set()
 
-        def later(delay: float, callback: object, *args: object) -> asyncio.TimerHandle:
-            told.pauses.append(delay)
-            return call_later(0, callback, *args)  # type: ignore[arg-type]  # a callback of ours
-
-        loop.call_later = later  # type: ignore[method-assign,assignment]  # no waiting here
-        ended = asyncio.Event()
-
-        def waiting() -> bool:
-            if len(looks) >= 7:
-                ended.set()
-                return False
-            return True
-
-        bench = Bench()
-        Rechecks(bench.state, lambda: looks.append(1), waiting)
-        released = Releasing(PodUid("uid"), "ns/pod", bench.clock.now, 60.0)
-        bench.state.commit(bench.state.ledger.with_releasing({GpuUuid("GPU-1"): released}))
-        assert looks == [1]
-        await ended.wait()
-
-    asyncio.run(run())
-    assert len(looks) == 7
-    assert told.pauses == [min(FIRST_PAUSE_S * 2**n, LONGEST_PAUSE_S) for n in range(7)]
+    monkeypatch.setattr(loop, "call_later", at_once)  # no waiting here
+    Rechecks(bench.state, lambda: looks.append(bench.clock.now), bench.clock)
+    bench.state.subscribe(committed, Changed.LEDGER)
+    released = Releasing(PodUid("uid"), "ns/pod", bench.clock.now, 10.0)
+    bench.state.commit(bench.state.ledger.with_releasing({GpuUuid("GPU-1"): released}))
+    assert len(looks) == 1
+    await ended.wait()
+    assert pauses == [min(FIRST_PAUSE_S * 2**n, LONGEST_PAUSE_S) for n in range(len(looks))]
+    assert 8.0 < looks[-1] - looks[0] <= 10.0 < sum(pauses)

@@ -7,27 +7,40 @@ from google.protobuf.message import DecodeError
 
 from nri_gpu.domain.errors import RemoteProtocolError
 from nri_gpu.nri import status
-from nri_gpu.plugin.service import MARGIN_NS, Dispatcher
+from nri_gpu.plugin.request_sizes import Sizes
+from nri_gpu.plugin.service import MARGIN_NS, PLUGIN, PluginService
 from nri_gpu.ttrpc import RequestReceived, ResponseSent, Status, StatusCode, StreamId
+from tests.support import nri_messages as nri
 from tests.support.log import Log
+from tests.support.nri_messages import NRI_0_6, NRI_0_8, Flavour
+from tests.support.plugin import Bench
 
-SERVICE = "a.Service"
 SECOND = 1_000_000_000
 
 
-def request(method: str = "Do", payload: bytes = b"", timeout_ns: int = 2 * SECOND) -> RequestReceived:
-    return RequestReceived(StreamId(7), SERVICE, method, payload, timeout_ns)
+def request(method: str = "CreateContainer", payload: bytes = b"", timeout_ns: int = 2 * SECOND) -> RequestReceived:
+    return RequestReceived(StreamId(7), PLUGIN, method, payload, timeout_ns)
+
+
+def service(outcome: bytes | Status | Exception = b"", flavour: Flavour = NRI_0_6) -> PluginService:
+    """Configured; what it answers to CreateContainer is given, or raised."""
+
+    def create_container(_: bytes) -> bytes | Status:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    bench = Bench()
+    bench.plugin.create_container = create_container  # type: ignore[method-assign,assignment] # a plugin with a bug
+    made = PluginService(bench.plugin, lambda _: None, lambda: None, Sizes(lambda: 0, bench.later))
+    assert made.answer(request("Configure", nri.configure(flavour))).status.ok
+    return made
 
 
 def answer(
     outcome: bytes | Status | Exception, asked: RequestReceived | None = None, waited_ns: int = 0
 ) -> ResponseSent:
-    def handler(_: bytes) -> bytes | Status:
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    return Dispatcher(SERVICE, {"Do": handler}).answer(asked or request())
+    return service(outcome).answer(asked or request(), waited_ns)
 
 
 def test_a_payload_goes_back_on_its_stream() -> None:
@@ -59,7 +72,7 @@ def test_what_a_handler_raises_becomes_a_status(log: Log, raised: Exception, exp
         assert given == expected
     (line,) = log.lines
     assert line.level == ("ERROR" if given is status.INTERNAL else "WARNING")
-    assert line.fields["method"] == "Do"
+    assert line.fields["method"] == "CreateContainer"
     assert line.fields["stream_id"] == 7
 
 
@@ -84,18 +97,15 @@ def test_a_bug_leaves_its_traceback_and_tells_the_client_nothing(log: Log) -> No
     ],
 )
 def test_late_is_told_before_the_handler_runs(log: Log, timeout_ns: int, waited_ns: int, late: bool) -> None:
-    ran = []
-    dispatcher = Dispatcher(SERVICE, {"Do": lambda _: bytes(ran.append(1) or b"")})  # type: ignore[func-returns-value] # to note the call
-    given = dispatcher.answer(request(timeout_ns=timeout_ns), waited_ns)
-    assert bool(ran) is not late
-    assert given.status == (status.LATE if late else Status(StatusCode.OK))
-    assert len(log.warnings()) == late
+    given = answer(LookupError("it ran"), request(timeout_ns=timeout_ns), waited_ns)
+    assert given.status == (status.LATE if late else status.INTERNAL)
+    assert len(log.warnings()) == 1
 
 
 @pytest.mark.parametrize(("own_ns", "late"), [(0, True), (60 * SECOND, False), (SECOND, True)])
 def test_a_request_without_a_time_of_its_own_has_the_runtimes(log: Log, own_ns: int, late: bool) -> None:
-    dispatcher = Dispatcher(SERVICE, {"Do": lambda _: b""}, request_timeout_ns=2 * SECOND)
-    assert (dispatcher.answer(request(timeout_ns=own_ns), 2 * SECOND).status == status.LATE) is late
+    given = service(flavour=NRI_0_8).answer(request(timeout_ns=own_ns), 2 * SECOND)
+    assert (given.status == status.LATE) is late
     assert len(log.warnings()) == late
 
 

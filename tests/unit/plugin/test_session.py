@@ -115,7 +115,7 @@ async def test_every_method_is_answered(folder: Path, log: Log) -> None:
 def test_the_table_is_the_whole_service() -> None:
     bench = Bench()
     service = PluginService(bench.plugin, lambda _: None, lambda: None, Sizes(lambda: 0, bench.later))
-    assert set(service.dispatcher.table) == set(METHODS)
+    assert set(service.handlers) == set(METHODS)
 
 
 async def test_an_unknown_method_gets_the_code_that_runtimes_fall_back_on(folder: Path) -> None:
