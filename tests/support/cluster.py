@@ -24,6 +24,7 @@ import yaml
 
 from tests.support import waiting
 from tests.support.cgroup import Cgroup, host_cgroup
+from tests.support.cri import Cri
 from tests.support.daemon import FOUR_GPUS
 from tests.support.device_filter import open_minors
 from tests.support.errors import HarnessError
@@ -315,6 +316,10 @@ class Cluster:
         )
         wait_for("no pod", lambda: not self.get("pods", "", "-A"))
         wait_for("no container", lambda: not self._tasks())
+        # A container that containerd's end left created stays listed until the kubelet collects its pod. With the state
+        # folder goes the key of its signed grant, so that the next daemon would take it for another component's.
+        with Cri(self.root / "ctrd.sock") as runtime:
+            runtime.remove_all()
         self.stop(GUARD, DAEMON, NEXT)
         for folder in ("run-nri-gpu", "lib-nri-gpu"):
             for path in (self.root / folder).iterdir():
