@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
-
+from nri_gpu.cdi.specification import KIND
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.system.storage import write_whole
 
@@ -23,13 +21,6 @@ READ_MAX: Final = 1 << 20  # bytes
 
 class SpecFileError(NriGpuError):
     """The specification cannot be written or removed. Says which and why."""
-
-
-class OtherSpecification(Struct, frozen=True):
-    """Another specification of the same kind. hooks: it has some, which run programs on the host."""
-
-    path: Path
-    hooks: bool
 
 
 class SpecFile:
@@ -49,28 +40,37 @@ class SpecFile:
             raise SpecFileError(f"{self.path} cannot be written: {error.strerror}") from error
         return True
 
-    def remove(self, kind: str) -> bool:
-        """Remove the file if it describes `kind`. Returns whether it did. Raises: SpecFileError."""
+    def remove(self) -> bool:
+        """Remove the file if it describes our kind. Returns whether it did. Raises: SpecFileError."""
         try:
-            if not _describes(_read(self.path), kind):
+            if not _describes_kind(_read(self.path)):
                 return False
             self.path.unlink(missing_ok=True)
         except OSError as error:
             raise SpecFileError(f"{self.path} cannot be removed: {error.strerror}") from error
         return True
 
-    def others(self, kind: str, folders: Iterable[Path]) -> tuple[OtherSpecification, ...]:
-        """Other files that describe `kind`, in its own folder and in `folders`."""
-        distinct = {folder.resolve() for folder in (self.path.parent, *folders)}
-        return tuple(other for folder in sorted(distinct) for other in self._others_in(folder, kind))
+    def conflicts(self, folders: Iterable[Path]) -> Iterator[str]:
+        """A sentence for each other specification of our kind, in its own folder and in `folders`."""
+        own = self.path.parent.resolve()
+        for folder in sorted({own, *(folder.resolve() for folder in folders)}):
+            for path in specifications(folder):
+                try:
+                    text = "" if path == own / self.path.name else _read(path)
+                except OSError:  # an unreadable file is passed over
+                    continue
+                if not _describes_kind(text):
+                    continue
+                what = f"{path} describes {KIND} too" + (", with hooks" if "hookName" in text else "")
+                if folder == own:
+                    yield f"{what}: runtimes refuse a device that two files of one folder name; remove one of them"
+                else:
+                    yield f"{what}: if both name a device, the file in the later folder of the runtime's list wins"
 
-    def _others_in(self, folder: Path, kind: str) -> Iterator[OtherSpecification]:
-        ours = self.path.parent.resolve() / self.path.name
-        for path in sorted(path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}")):
-            with contextlib.suppress(OSError):  # an unreadable file is passed over
-                text = "" if path == ours else _read(path)
-                if _describes(text, kind):
-                    yield OtherSpecification(path, hooks="hookName" in text)
+
+def specifications(folder: Path) -> list[Path]:
+    """The files of a folder that runtimes read."""
+    return sorted(path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}"))
 
 
 def _read(path: Path) -> str:
@@ -84,10 +84,10 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _describes(text: str, kind: str) -> bool:
-    """Whether a text is a specification of that kind. Of YAML only the line with the kind is looked for."""
+def _describes_kind(text: str) -> bool:
+    """Whether a text is a specification of our kind. Of YAML only the line with the kind is looked for."""
     try:
         document = json.loads(text)
     except ValueError:
-        return bool(re.search(rf"""^kind:\s*["']?{re.escape(kind)}["']?\s*$""", text, re.MULTILINE))
-    return isinstance(document, dict) and document.get("kind") == kind
+        return bool(re.search(rf"""^kind:\s*["']?{re.escape(KIND)}["']?\s*$""", text, re.MULTILINE))
+    return isinstance(document, dict) and document.get("kind") == KIND

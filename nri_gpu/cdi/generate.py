@@ -1,26 +1,33 @@
-"""Makes the CDI specification of this node, and removes files of old drivers; for `cdi generate`."""
+"""`cdi generate`: makes the CDI specification of this node, keeps it up to date, and removes files of old drivers."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
+import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.allocation.messages import why_not
-from nri_gpu.cdi.file import STANDARD, SUFFIXES, SpecFile
-from nri_gpu.cdi.specification import KIND, specification
-from nri_gpu.domain.errors import DriverError, NriGpuError
+from nri_gpu.cdi.file import STANDARD, SpecFile, SpecFileError, specifications
+from nri_gpu.cdi.specification import specification
+from nri_gpu.domain.errors import DriverError, Exit, NriGpuError
 from nri_gpu.domain.gpu import Capabilities, Gpu
 from nri_gpu.domain.node import DriverTree, Inventory, Loader
 from nri_gpu.driver.owner import owner_of
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import GENERATION, prune_where, stage
 from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
+from nri_gpu.inventory.controller import InventoryCache
+from nri_gpu.simulation.source import source_of
+from nri_gpu.system.tasks import LogOnce, cancelled, exit_code
 
 LOCK_WAIT_S: Final = 60.0  # another process may be staging files
 
@@ -30,7 +37,10 @@ class NotReadyError(NriGpuError):
 
 
 class SpecificationOptions(Struct, frozen=True):
-    """What to describe. capabilities: closed. topology: the file of a simulated node. refresh_s: for `--watch`."""
+    """What to describe. capabilities: closed. topology: the file of a simulated node. refresh_s: for `--watch`.
+
+    standard: where runtimes look for specifications.
+    """
 
     driver_root: Path
     library_dirs: tuple[str, ...]
@@ -39,6 +49,7 @@ class SpecificationOptions(Struct, frozen=True):
     capabilities: Capabilities
     topology: str | None
     refresh_s: float
+    standard: tuple[Path, ...] = STANDARD
 
 
 def specification_text(inventory: Inventory, options: SpecificationOptions) -> str:
@@ -82,23 +93,17 @@ def _staged(inventory: Inventory, options: SpecificationOptions) -> DriverTree |
     return tree
 
 
-def conflicts(file: SpecFile) -> Iterator[str]:
-    """A sentence for each other specification that names the same devices."""
-    for other in file.others(KIND, STANDARD):
-        what = f"{other.path} describes {KIND} too" + (", with hooks" if other.hooks else "")
-        if other.path.parent == file.path.parent.resolve():
-            yield f"{what}: runtimes refuse a device that two files of one folder name; remove one of them"
-        else:
-            yield f"{what}: if both name a device, the file in the later folder of the runtime's list wins"
-
-
 def booted_at() -> float:
     """The time of the last boot, in seconds since the epoch."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def remove_old(options: SpecificationOptions, file: SpecFile, inventory: Inventory) -> tuple[str, ...]:
+def remove_old(
+    options: SpecificationOptions, file: SpecFile, inventory: Inventory, before: float | None = None
+) -> tuple[str, ...]:
     """Remove files of old drivers, after `file` was written. Returns their generations; none on a simulated node.
+
+    before: seconds since the epoch; what was staged later stays; None: the last boot.
 
     Raises: DriverError: a folder cannot be removed, or a specification that may name one cannot be read.
     """
@@ -107,9 +112,9 @@ def remove_old(options: SpecificationOptions, file: SpecFile, inventory: Invento
         return ()
     base = options.stage_dir.resolve()
     try:
-        named = frozenset(_named(base, {folder.resolve() for folder in (file.path.parent, *STANDARD)}))
-        before = booted_at()
-        return prune_where(base, lambda folder: _is_old(folder, version, before) and folder.name not in named)
+        named = frozenset(_named(base, {folder.resolve() for folder in (file.path.parent, *options.standard)}))
+        limit = booted_at() if before is None else before
+        return prune_where(base, lambda folder: _is_old(folder, version, limit) and folder.name not in named)
     except OSError as error:
         raise DriverError(f"old driver files stay in {base}: {error}") from error
 
@@ -120,5 +125,81 @@ def _is_old(folder: Path, version: str, before: float) -> bool:
 
 def _named(base: Path, folders: Iterable[Path]) -> Iterable[str]:
     generation = re.compile(rf"{re.escape(str(base))}/({GENERATION.pattern})")
-    paths = (path for folder in folders for suffix in SUFFIXES for path in folder.glob(f"*{suffix}"))
+    paths = (path for folder in folders for path in specifications(folder))
     return (found for path in paths for found in generation.findall(path.read_text(errors="replace")))
+
+
+class SpecificationWatch:
+    """`--watch`: updates the file when GPUs or driver change. It stays when we stop, for containers started later."""
+
+    def __init__(self, options: SpecificationOptions, file: SpecFile) -> None:
+        self._options = options
+        self._file = file
+        self._again = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._log = LogOnce()
+        self._cache = InventoryCache(
+            source_of(options.topology, options.driver_root, options.library_dirs),
+            publish=lambda _: self._again.set(),
+            on_fault=self._fault,
+            refresh_s=options.refresh_s,
+        )
+
+    async def run(self) -> Exit:
+        """Returns after SIGTERM or SIGINT."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._look_again)
+        parts = [asyncio.create_task(each) for each in (self._cache.run(), self._keep_up_to_date())]
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({*parts, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        code = exit_code(parts)
+        await cancelled([*parts, stopping])
+        return code
+
+    def stop(self) -> None:
+        """Make `run` return."""
+        self._stop.set()
+
+    async def _keep_up_to_date(self) -> None:
+        await self._cache.ready()
+        while True:
+            self._again.clear()
+            # In a thread: it reads the disk, and staging may copy files.
+            await asyncio.to_thread(self._update)
+            # Nothing tells when the driver's files change, so they are looked at each time: a few milliseconds.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._options.refresh_s):
+                    await self._again.wait()
+
+    def _update(self) -> None:
+        inventory = self._cache.current
+        assert inventory, "the cache is ready"
+        bound = logger.bind(path=str(self._file.path), driver_version=inventory.driver_version)
+        try:
+            if self._file.write(specification_text(inventory, self._options)):
+                bound.bind(gpus=len(inventory.gpus)).info("CDI specification written")
+                for sentence in self._file.conflicts(self._options.standard):
+                    bound.bind(fault=sentence).warning("other CDI specification describes the same devices")
+                for generation in remove_old(self._options, self._file, inventory):
+                    bound.bind(generation=generation).info("old driver files removed")
+            self._log.clear()
+        except NotReadyError as error:
+            self._report("CDI specification removed, nothing to describe", str(error))
+            with contextlib.suppress(SpecFileError):  # such a file cannot be written either, which is logged
+                self._file.remove()
+        except SpecFileError as error:
+            self._report("CDI specification not written", str(error))
+        except DriverError as error:
+            self._report("old driver files not removed", str(error))
+
+    def _report(self, phrase: str, fault: str) -> None:
+        self._log.warning(phrase, fault, path=str(self._file.path))
+
+    def _fault(self, sentence: str) -> None:
+        logger.bind(fault=sentence).warning("inventory not refreshed")
+
+    def _look_again(self) -> None:
+        self._cache.poke()
+        self._again.set()

@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from nri_gpu.cdi.file import SUFFIXES, SpecFile, SpecFileError
-from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, conflicts, remove_old, specification_text
-from nri_gpu.cdi.specification import KIND
-from nri_gpu.cdi.watch import SpecificationWatch
+from nri_gpu.cdi.file import STANDARD, SUFFIXES, SpecFile, SpecFileError
+from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, SpecificationWatch, remove_old, specification_text
 from nri_gpu.daemon import logs
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.domain.errors import DriverError, Exit, InventoryError, NriGpuError
@@ -57,7 +55,7 @@ def _once(options: SpecificationOptions, file: SpecFile | None) -> Exit:
     except SpecFileError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.PERMISSION
-    for sentence in (*conflicts(file), *_removed_old(options, file, inventory)):
+    for sentence in (*file.conflicts(options.standard), *_removed_old(options, file, inventory)):
         print(f"nri-gpu: {sentence}", file=sys.stderr)
     return Exit.OK
 
@@ -91,7 +89,7 @@ def _settle(options: SpecificationOptions, file: SpecFile) -> Inventory:
 def _withdraw(file: SpecFile | None) -> None:
     """Remove a specification that would give containers wrong nodes and old files."""
     try:
-        if file and file.remove(KIND):
+        if file and file.remove():
             print(f"nri-gpu: removed {file.path}, because it is out of date", file=sys.stderr)
     except SpecFileError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
@@ -108,6 +106,7 @@ def _options(args: argparse.Namespace) -> SpecificationOptions:
         capabilities=closure(_capabilities(args.capabilities) if args.capabilities else policy.defaults.capabilities),
         topology=args.gpus,
         refresh_s=policy.inventory.refresh_s,
+        standard=STANDARD,
     )
 
 

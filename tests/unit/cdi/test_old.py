@@ -11,9 +11,8 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.cdi import generate as cdi_old
 from nri_gpu.cdi.file import SpecFile
-from nri_gpu.cdi.generate import SpecificationOptions, remove_old, specification_text
+from nri_gpu.cdi.generate import SpecificationOptions, booted_at, remove_old, specification_text
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
 from nri_gpu.domain.node import Inventory, Loader
@@ -43,7 +42,14 @@ class Place(Struct, frozen=True):
     @property
     def wish(self) -> SpecificationOptions:
         return SpecificationOptions(
-            self.base / "driver", (), self.stage, Loader.FOLDERS, DEFAULT_CAPABILITIES, None, refresh_s=1
+            self.base / "driver",
+            (),
+            self.stage,
+            Loader.FOLDERS,
+            DEFAULT_CAPABILITIES,
+            None,
+            refresh_s=1,
+            standard=(self.standard, self.base / "none"),
         )
 
     @property
@@ -53,7 +59,7 @@ class Place(Struct, frozen=True):
     def write(self, inventory: Inventory = REAL) -> tuple[str, ...]:
         """As the verb does. Returns what was removed."""
         self.file.write(specification_text(inventory, self.wish))
-        return remove_old(self.wish, self.file, inventory)
+        return remove_old(self.wish, self.file, inventory, BOOT)
 
     def stale(self, name: str = OLD, at: float = BOOT - 1) -> Path:
         """A generation from before."""
@@ -64,10 +70,8 @@ class Place(Struct, frozen=True):
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path) -> Place:
     made = Place(tmp_path)
-    monkeypatch.setattr(cdi_old, "STANDARD", (made.standard, tmp_path / "none"))
-    monkeypatch.setattr(cdi_old, "booted_at", lambda: BOOT)
     make_driver_root(tmp_path / "driver", V)
     made.standard.mkdir()
     return made
@@ -131,4 +135,4 @@ def test_other_folders_are_nobodys_business(place: Place) -> None:
 def test_the_boot_is_when_the_kernel_says() -> None:
     with Path("/proc/stat").open() as stat:
         (btime,) = (float(line.split()[1]) for line in stat if line.startswith("btime"))
-    assert abs(cdi_old.booted_at() - btime) < MINUTE_S
+    assert abs(booted_at() - btime) < MINUTE_S

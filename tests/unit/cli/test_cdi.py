@@ -18,8 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.cdi.file import SpecFile
-from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, specification_text
-from nri_gpu.cdi.watch import SpecificationWatch
+from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, SpecificationWatch, specification_text
 from nri_gpu.cli.main import main
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
@@ -58,9 +57,7 @@ class Place(Struct, frozen=True):
     def wish(self, **fields: Any) -> SpecificationOptions:  # noqa: ANN401 - any field of a SpecificationOptions
         every = DEFAULT_CAPABILITIES
         return replace(
-            SpecificationOptions(
-                self.driver, (), self.stage, Loader.FOLDERS, every, str(self.topology), refresh_s=0.02
-            ),
+            SpecificationOptions(self.driver, (), self.stage, Loader.FOLDERS, every, str(self.topology), 0.02, ()),
             **fields,
         )
 
@@ -75,7 +72,7 @@ class Place(Struct, frozen=True):
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr("nri_gpu.daemon.policy_file.DEFAULT_PATH", tmp_path / "no-policy.toml")
-    monkeypatch.setattr("nri_gpu.cdi.generate.STANDARD", ())
+    monkeypatch.setattr("nri_gpu.cli.cdi.STANDARD", ())
     made = Place(tmp_path)
     make_driver_root(made.driver, V)
     shutil.copy(FOUR_GPUS, made.topology)

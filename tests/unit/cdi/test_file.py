@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from nri_gpu.cdi.file import OtherSpecification, SpecFile, SpecFileError
+from nri_gpu.cdi.file import SpecFile, SpecFileError
 
 KIND: Final = "nvidia.com/gpu"
 OURS: Final = json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": []}, indent=1)
@@ -103,15 +103,15 @@ def test_where_it_cannot_be_written_it_says_so(tmp_path: Path) -> None:
 
 
 def test_it_is_removed_if_it_is_one(file: SpecFile) -> None:
-    assert not file.remove(KIND)
+    assert not file.remove()
     file.write(OURS)
-    assert file.remove(KIND)
+    assert file.remove()
     assert not file.path.exists()
 
 
 def test_what_is_something_else_stays(file: SpecFile) -> None:
     file.write('{"kind": "example.com/gpu"}')
-    assert not file.remove(KIND)
+    assert not file.remove()
     assert file.path.exists()
 
 
@@ -124,7 +124,9 @@ def test_another_of_its_kind_is_seen(
     folder.mkdir()
     (folder / name).write_text(text)
     file.write(OURS)
-    assert file.others(KIND, (tmp_path / "etc",)) == (OtherSpecification(folder / name, hooks),)
+    (said,) = file.conflicts((tmp_path / "etc",))
+    assert said.startswith(f"{folder / name} describes {KIND} too" + (", with hooks: " if hooks else ": "))
+    assert ("of one folder" in said) is beside
 
 
 @pytest.mark.parametrize(("name", "text"), NO_RIVALS.values(), ids=NO_RIVALS)
@@ -132,4 +134,4 @@ def test_what_is_no_rival(file: SpecFile, name: str, text: str) -> None:
     file.write(OURS)
     (file.path.parent / name).write_bytes(text.encode("latin-1"))
     (file.path.parent / "folder.json").mkdir()
-    assert file.others(KIND, ()) == ()
+    assert [*file.conflicts(())] == []
