@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
         lines = [f"{error.faults[0].file}: {len(faults)} fault{'s' * (len(faults) > 1)}", *map(str, error.faults)]
         _print(args.output, faults, (), lines, options)
         return Exit.CONFIGURATION
+    served = state_dir.exists()  # by nri-gpu, since this node booted
     advice = (
         *file_advice(Path(args.file or DEFAULT_PATH)),
         *advise(policy),
@@ -48,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
         *_of_stage(policy, state_dir),
         *node_advice(policy),
         *kubelet_advice(policy),
-        *guard_advice(policy, state_dir),
-        *mps_advice(policy, state_dir),
+        *guard_advice(policy, served=served),
+        *(_of_mps(policy, state_dir) if served else ()),
         *_of_daemon(status),
     )
     lines = [f"{policy.source}: ok"]
@@ -83,11 +84,10 @@ def _of_daemon(status: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(filter(None, (away, runtime.get("list_fault"))))
 
 
-def mps_advice(policy: Policy, state_dir: Path = DEFAULT_STATE) -> tuple[str, ...]:
-    """Why mode=mps is refused although policy allows it, on a node that nri-gpu has served since it booted."""
-    readable = os.access(state_dir, os.X_OK)  # it is root's
-    fault = mount_fault(clients(state_dir)) if policy.mps.enabled and readable else ""
-    return (f"every container that asks with mode=mps is refused: {fault}",) if fault else ()
+def _of_mps(policy: Policy, state_dir: Path) -> Iterator[str]:
+    """Why mode=mps is refused although policy allows it. The state folder is root's, and others cannot look into it."""
+    if policy.mps.enabled and os.access(state_dir, os.X_OK) and (fault := mount_fault(clients(state_dir))):
+        yield f"every container that asks with mode=mps is refused: {fault}"
 
 
 def _of_stage(policy: Policy, state_dir: Path) -> Iterator[str]:

@@ -12,7 +12,6 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from nri_gpu.domain.names import DEFAULT_STATE
 from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.process import process_of
@@ -70,10 +69,10 @@ def process_started(pid: int) -> str:
     return str(process.started) if process else ""
 
 
-def guard_advice(policy: Policy, state_dir: Path = DEFAULT_STATE, run_dir: Path = DEFAULT_RUN_DIR) -> tuple[str, ...]:
-    """What to change about the guard, a sentence each."""
+def guard_advice(policy: Policy, *, served: bool, run_dir: Path = DEFAULT_RUN_DIR) -> tuple[str, ...]:
+    """What to change about the guard, a sentence each. served: by nri-gpu since this node booted."""
     # In a pod, another pod's guard cannot be seen: its readiness reports what is reported here.
-    seen_here = state_dir.exists() and "KUBERNETES_SERVICE_HOST" not in os.environ
+    seen_here = served and "KUBERNETES_SERVICE_HOST" not in os.environ
     return (*_settings_advice(policy), *(_node_advice(run_dir) if seen_here else ()))
 
 

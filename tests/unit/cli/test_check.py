@@ -12,8 +12,6 @@ from nri_gpu.cli.main import main
 from nri_gpu.daemon import policy_file as settings
 from nri_gpu.domain.errors import Exit
 from nri_gpu.driver.owner import StageOwner
-from nri_gpu.policy.model import Policy
-from nri_gpu.policy.mps import MpsSettings
 from tests.support.daemon import FOUR_GPUS
 from tests.unit.cli.shapes import CHECK, check_shape
 from tests.unit.cli.test_status import daemon
@@ -117,11 +115,14 @@ def test_without_a_driver_it_is_said_that_pools_could_not_be_looked_at(
     assert "the pools cannot be compared with this node's GPUs: " in text
 
 
-def test_mps_without_a_mount_for_what_tenants_write(tmp_path: Path) -> None:
-    using = Policy(mps=MpsSettings(enabled=True))
-    (said,) = check.mps_advice(using, tmp_path)
-    assert said.startswith("every container that asks with mode=mps is refused: no file system of its own is mounted")
-    assert check.mps_advice(Policy(), tmp_path) == check.mps_advice(using, tmp_path / "never served") == ()
+def test_mps_without_a_mount_for_what_clients_write(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text("[mps]\nenabled = true\n")
+    sentence = "every container that asks with mode=mps is refused: no file system of its own is mounted"
+    assert sentence in checked(capsys, path, "--state-dir", str(tmp_path))[1]
+    assert sentence not in checked(capsys, path, "--state-dir", str(tmp_path / "never served"))[1]
+    path.write_text("")
+    assert sentence not in checked(capsys, path, "--state-dir", str(tmp_path))[1]
 
 
 def test_a_stage_folder_that_is_another_daemons_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ MINE = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()), connec
 def said(tmp_path: Path, seen: GuardStatus | None) -> tuple[str, ...]:
     if seen:
         write_guard_status(tmp_path / "guard", seen)
-    return guard_advice(Policy(), tmp_path, tmp_path / "guard")
+    return guard_advice(Policy(), served=True, run_dir=tmp_path / "guard")
 
 
 def test_all_is_well(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_one_that_is_not_connected_and_one_that_found_something(tmp_path: Path) 
 
 
 def test_a_node_that_nri_gpu_never_served_needs_none(tmp_path: Path) -> None:
-    assert guard_advice(Policy(), tmp_path / "none", tmp_path / "guard") == ()
+    assert guard_advice(Policy(), served=False, run_dir=tmp_path / "guard") == ()
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": "x"}', '{"schema": "x", "pid": "y", "started": "z"}'])
@@ -80,7 +80,7 @@ def test_a_newer_guards_file_is_read_as_far_as_it_is_known(tmp_path: Path) -> No
 def test_settings_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "find_spec", lambda _: None)
     policy = Policy(plugin=PluginSettings(index="90"), guard=GuardSettings(stop_ungranted=True), health=STOPPING)
-    order, extra, stop = guard_advice(policy, tmp_path / "none")
+    order, extra, stop = guard_advice(policy, served=False)
     assert 'guard.index = "90" is not behind plugin.index = "90"' in order
     assert "pip install 'nri-gpu[cri]'" in extra
     assert stop.startswith("health.containers has no effect")
