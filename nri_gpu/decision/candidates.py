@@ -18,8 +18,8 @@ from nri_gpu.domain.decision import REFUSAL_MAX, Code, Grant, Reason
 from nri_gpu.domain.gpu import Gpu, GpuUuid, Unit
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import quoted
-from nri_gpu.policy.limits import NO_LIMITS, Holdings, counts_holders, excesses
-from nri_gpu.policy.pools import Pool
+from nri_gpu.policy.rules import NO_LIMITS, Pool
+from nri_gpu.policy.select import Holdings
 
 _POOLS_SHOWN: Final = 3
 
@@ -81,7 +81,7 @@ def over_limit(
     asked: Eligible, container: Container, inventory: Inventory, ledger: Ledger, chosen: tuple[Unit, ...]
 ) -> Reason | None:
     """Why granting these GPUs exceeds a limit, the narrowest first; None if it does not."""
-    terms, pod = asked.terms, container.pod
+    terms = asked.terms
     full = _full(asked, container, inventory, ledger)
     for unit in chosen:
         if unit.uuid in full:
@@ -90,11 +90,9 @@ def over_limit(
         return next(iter(faults.values()))
     if terms.limits == NO_LIMITS:
         return None
-    held = _holdings(container, ledger) if counts_holders(terms.limits) else Holdings()
     uuids, exclusive = frozenset(unit.uuid for unit in chosen), asked.mode is Mode.EXCLUSIVE
-    for excess in excesses(terms.limits, held, uuids, pod.namespace, pod.name, exclusive=exclusive):
-        return Reason(Code.OVER_LIMIT, excess.sentence(terms.limit_path(excess.key), terms.source))
-    return None
+    denied = terms.denied_number(uuids, _holdings(container, ledger), container.pod, exclusive=exclusive)
+    return Reason(Code.OVER_LIMIT, denied) if denied else None
 
 
 def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid, Pool | None]) -> str:

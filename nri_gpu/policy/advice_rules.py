@@ -13,9 +13,8 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.gpu import Capabilities, Capability, closure
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.forms import UNLIMITED, Globs, is_literal
-from nri_gpu.policy.limits import LIMIT_KEYS, Limits
 from nri_gpu.policy.model import Policy, PrivilegedAction, Stale
-from nri_gpu.policy.rules import Rule
+from nri_gpu.policy.rules import LIMIT_KEYS, Limits, Rule
 from nri_gpu.policy.select import Terms
 
 # Each rule is compared with so many earlier ones, and as many about its own namespace, so that `check` ends soon.
@@ -88,9 +87,10 @@ _PathOf = Callable[[str], str]
 
 def unreachable_rules(policy: Policy) -> Iterator[str]:
     """Rules that an earlier one leaves nothing to decide."""
+    rules = policy.rule
     found = [
-        f"{_called(policy, index)} can never decide: {_called(policy, before)} before it matches all that it matches"
-        for index, before in shadowed(policy.rule.rules)
+        f"{rules.called(index)} can never decide: {rules.called(before)} before it matches all that it matches"
+        for index, before in shadowed(rules.rules)
     ]
     yield from found[:SHOWN_MAX]
     if len(found) > SHOWN_MAX:
@@ -101,7 +101,7 @@ def namespaces_behind_rules(policy: Policy) -> Iterator[str]:
     """Lists of namespaces that no container ever comes to."""
     index = catch_all(policy)
     if index is not None:
-        yield f"{_called(policy, index)} matches all, so namespaces.allow and namespaces.deny change nothing"
+        yield f"{policy.rule.called(index)} matches all, so namespaces.allow and namespaces.deny change nothing"
 
 
 def catch_all(policy: Policy) -> int | None:
@@ -132,15 +132,13 @@ def _terms_of(policy: Policy, index: int) -> Iterator[str]:
     if not rule.allow:
         return
     terms = Terms(policy=policy, rule=rule, path=path)
-    changed = any(getattr(rule, key) is not None for key in ("default_mode", "modes"))
-    if changed and (sentence := terms.denied_mode(terms.mode)):
-        yield f"{path}: its own default is refused: {sentence.partition(':')[0]}"
-    changed = any(getattr(rule, key) is not None for key in ("default_capabilities", "capabilities"))
-    if changed and (sentence := terms.denied_capabilities(closure(terms.capabilities))):
-        yield f"{path}: its own default is refused: {sentence.partition(':')[0]}"
-    changed = any(getattr(rule, key) is not None for key in ("default_extras", "extras"))
-    if changed and (sentence := terms.denied_extras(terms.extras.asked)):
-        yield f"{path}: its own default is refused: {sentence.partition(':')[0]}"
+    for default, allowed, denied in (
+        (rule.default_mode, rule.modes, terms.denied_mode(terms.mode)),
+        (rule.default_capabilities, rule.capabilities, terms.denied_capabilities(closure(terms.capabilities))),
+        (rule.default_extras, rule.extras, terms.denied_extras(terms.extras.asked)),
+    ):
+        if denied and not (default is None and allowed is None):
+            yield f"{path}: its own default is refused: {denied.partition(':')[0]}"
     if rule.capabilities is not None:
         yield from _lonely(rule.capabilities, f"{path}.capabilities")
     if rule.labels and rule.namespace is None:
@@ -251,8 +249,3 @@ def _why_empty(policy: Policy, index: int, inventory: Inventory) -> str:
     pool, earlier = policy.pool.pools[index], policy.pool.members(inventory)
     taken = {earlier[unit.uuid].name for unit in inventory.units if pool.has(unit) and unit.uuid in earlier}
     return f"those that fit are in pool {', '.join(sorted(taken))} before it" if taken else "its selectors fit none"
-
-
-def _called(policy: Policy, index: int) -> str:
-    name = policy.rule.rules[index].name
-    return f'rule[{index}] "{name}"' if name else f"rule[{index}]"

@@ -30,10 +30,8 @@ from nri_gpu.policy.forms import (
 from nri_gpu.policy.forms import Otherwise as Otherwise
 from nri_gpu.policy.health import DEFAULT_HEALTH, HealthSettings
 from nri_gpu.policy.kubelet import KubeletSettings
-from nri_gpu.policy.limits import NO_LIMITS, Limits
 from nri_gpu.policy.mps import NO_MPS, MpsSettings
-from nri_gpu.policy.pools import NO_POOLS, PoolList
-from nri_gpu.policy.rules import NO_RULES, RuleList
+from nri_gpu.policy.rules import NO_LIMITS, NO_POOLS, NO_RULES, Limits, PoolList, RuleList
 from nri_gpu.policy.service import AuditSettings, ControlSettings, GuardSettings, LabelSettings, PluginSettings
 
 BUILT_IN: Final = "the built-in defaults"  # the source of a policy that came from no file

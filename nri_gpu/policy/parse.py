@@ -21,8 +21,7 @@ from nri_gpu.policy.health import health_faults
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.lines import line_of
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.pools import SELECTORS, Pool, PoolList
-from nri_gpu.policy.rules import Rule, RuleList
+from nri_gpu.policy.rules import SELECTORS, Pool, PoolList, Rule, RuleList
 from nri_gpu.policy.schema import BY_PATH, FILE, LISTS, SECTIONS
 
 _OF_ALLOW: Final = (

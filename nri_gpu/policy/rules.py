@@ -1,7 +1,13 @@
-"""`[[rule]]`: which containers a rule matches, and what they may have. The first rule that matches decides."""
+"""`[[rule]]`, `[[pool]]` and `[limits]`: which containers may have which GPUs, and how many.
+
+The first rule that matches a container decides about it. A GPU belongs to the first pool whose selectors all fit it,
+or to none. Limits count distinct GPUs, and a MIG device as one: a pod whose two containers share a GPU holds one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
@@ -9,9 +15,13 @@ from msgspec import Meta, Struct
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, Qos
 from nri_gpu.domain.edits import Extra
-from nri_gpu.domain.gpu import Capabilities
+from nri_gpu.domain.gpu import MIG_PROFILE, Capabilities, GpuUuid, MigPart, Unit, whole
+from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.forms import (
     DEFAULT_EXTRAS,
+    NAMESPACES,
+    SIZE,
+    UNLIMITED,
     Globs,
     NamePattern,
     Otherwise,
@@ -19,12 +29,14 @@ from nri_gpu.policy.forms import (
     about,
     changes,
     labels,
+    limit,
     pattern_or_more,
     text,
+    unique,
     word_or_more,
 )
-from nri_gpu.policy.limits import Limits
 
+_LIMIT: Final = limit()
 RULES_MAX: Final = 8192
 
 _NAMES: Final = pattern_or_more(NamePattern)
@@ -35,6 +47,43 @@ _LABELS: Final = labels(
 )
 _NAME: Final = text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
 _REASON: Final = text(r"[ -~]+", "printable ASCII on one line", 200)
+POOLS_MAX: Final = 64
+SELECTORS: Final = ("device", "model", "memory_at_least", "memory_at_most", "mig")
+_HEX: Final = "[0-9a-f]"
+_UUID: Final = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
+_Device = Annotated[
+    str,
+    text(
+        rf"(?:0|[1-9][0-9]{{0,2}})(?::(?:0|[1-9][0-9]?))?|(?:GPU|MIG)-{_UUID}|{_HEX}{{4}}:{_HEX}{{2}}:{_HEX}{{2}}\.{_HEX}",
+        "an index (0), a MIG device's (0:1), a whole UUID in lower case (GPU-8f3a...) or a PCI bus id (0000:3b:00.0)",
+        64,
+    ),
+]
+_MODEL: Final = pattern_or_more(Annotated[str, text(r"[ -~]+", "a pattern of printable ASCII", 96)])
+_Profile = Annotated[str, text(MIG_PROFILE.pattern, "a MIG profile such as 1g.10gb", 40)]
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """How many GPUs may be granted; a MIG device counts as one. Checked when a container is created, never later."""
+
+    gpus_per_container: Annotated[int, _LIMIT, about("GPUs of one container.")] = UNLIMITED
+    gpus_per_pod: Annotated[int, _LIMIT, about("Different GPUs of all containers of a pod together.")] = UNLIMITED
+    gpus_per_namespace: Annotated[
+        int, _LIMIT, about("Different GPUs of all pods of a namespace on this node together.")
+    ] = UNLIMITED
+    exclusive_gpus_per_namespace: Annotated[
+        int, _LIMIT, about("The same, counting only those held in exclusive mode.")
+    ] = UNLIMITED
+    gpus_per_node: Annotated[
+        int, _LIMIT, about("Different GPUs of this node that may be granted at all at one time.")
+    ] = UNLIMITED
+    containers_per_gpu: Annotated[int, limit(minimum=1), about("Containers that may share one GPU in shared mode.")] = (
+        UNLIMITED
+    )
+
+
+NO_LIMITS: Final = Limits()
+LIMIT_KEYS: Final = Limits.__struct_fields__
 
 
 class Rule(Struct, frozen=True, kw_only=True):
@@ -109,5 +158,71 @@ class RuleList(Struct, frozen=True):
         """Index of the first rule that matches a container; None where none does."""
         return next((index for index, rule in enumerate(self.rules) if rule.matches(of)), None)
 
+    def called(self, index: int) -> str:
+        """`rule[2] "batch"`."""
+        name = self.rules[index].name
+        return f'rule[{index}] "{name}"' if name else f"rule[{index}]"
+
 
 NO_RULES: Final = RuleList()
+
+
+class Pool(Struct, frozen=True, kw_only=True):
+    """GPUs set apart: those that fit every selector given. Other containers are not offered them."""
+
+    name: Annotated[PoolName, about("What rules and sentences call this pool.")]
+    device: Annotated[
+        tuple[_Device, ...] | None,
+        unique(256),
+        about("GPUs, with their MIG devices, or MIG devices: index, UUID or PCI bus id."),
+    ] = None
+    model: Annotated[Globs | None, _MODEL, about("Patterns of the model's name; case does not matter.")] = None
+    memory_at_least: Annotated[int | None, SIZE, about('Memory of the GPU or MIG device: "40Gi".')] = None
+    memory_at_most: Annotated[int | None, SIZE, about('Memory of the GPU or MIG device: "40Gi".')] = None
+    mig: Annotated[tuple[_Profile, ...] | None, unique(64), about("Profiles of MIG devices; no whole GPU has one.")] = (
+        None
+    )
+    namespaces: Annotated[
+        Globs | None,
+        NAMESPACES,
+        about("Patterns of namespaces whose containers may have them, in addition to rules that name the pool."),
+    ] = None
+    containers_per_gpu: Annotated[
+        int | None, limit(minimum=1), about("Containers that may share one of them, whatever limits say.")
+    ] = None
+
+    def has(self, unit: Unit) -> bool:
+        """Whether a GPU or a MIG device fits."""
+        return (
+            (self.device is None or not _called(unit).isdisjoint(self.device))
+            and (self.model is None or _matches_model(self.model, unit.model))
+            and (self.memory_at_least is None or unit.memory_bytes >= self.memory_at_least)
+            and (self.memory_at_most is None or unit.memory_bytes <= self.memory_at_most)
+            and (self.mig is None or (isinstance(unit, MigPart) and unit.device.profile in self.mig))
+        )
+
+
+class PoolList(Struct, frozen=True):
+    """All pools, in the operator's order."""
+
+    pools: tuple[Pool, ...] = ()
+
+    def members(self, inventory: Inventory) -> Mapping[GpuUuid, Pool]:
+        """Which pool each GPU and MIG device is in; those in none are absent."""
+        found = ((unit.uuid, next((pool for pool in self.pools if pool.has(unit)), None)) for unit in inventory.units)
+        return {uuid: pool for uuid, pool in found if pool is not None}
+
+
+NO_POOLS: Final = PoolList()
+
+
+def _matches_model(model: Globs, name: str) -> bool:
+    """Whether a model's name matches, in any case."""
+    return any(fnmatchcase(name.lower(), pattern.lower()) for pattern in model.patterns)
+
+
+def _called(unit: Unit) -> frozenset[str]:
+    """Everything by which a `device` list can mean it; a MIG device also by what its GPU is called."""
+    gpu = whole(unit)
+    of_gpu = frozenset({str(gpu.index), gpu.uuid, gpu.pci_bus_id})
+    return of_gpu | {unit.uuid, unit.place} if isinstance(unit, MigPart) else of_gpu

@@ -14,8 +14,7 @@ from msgspec import UNSET, Meta, Struct, defstruct
 
 from nri_gpu.policy.forms import Field, fields_of, table_of
 from nri_gpu.policy.model import Policy
-from nri_gpu.policy.pools import POOLS_MAX, Pool
-from nri_gpu.policy.rules import RULES_MAX, Rule
+from nri_gpu.policy.rules import POOLS_MAX, RULES_MAX, Pool, Rule
 
 SCHEMA_VERSION: Final = 1  # `schema` at the top of the file
 LISTS: Final[Mapping[str, type[Rule | Pool]]] = {"rule": Rule, "pool": Pool}  # arrays of tables, `[[rule]]`

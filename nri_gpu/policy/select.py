@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Final
+from collections.abc import Mapping, Set
+from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import Container
+from nri_gpu.domain.container import Container, Pod
 from nri_gpu.domain.edits import NO_EXTRAS, Extra, Extras
 from nri_gpu.domain.gpu import Capabilities, Capability, GpuUuid, closure
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import quoted
 from nri_gpu.domain.value import Value
 from nri_gpu.policy.forms import UNLIMITED
-from nri_gpu.policy.limits import Limits
 from nri_gpu.policy.model import Otherwise, Policy, Stale
-from nri_gpu.policy.pools import Pool
-from nri_gpu.policy.rules import Rule
+from nri_gpu.policy.rules import Limits, Pool, Rule
 
 _SOURCE_SHOWN_MAX: Final = 160  # characters of the file's path
+
+
+class Holdings(Struct, frozen=True, kw_only=True):
+    """What is held before a container gets its own: distinct GPUs of its pod, its namespace, and all."""
+
+    pod: Set[GpuUuid] = frozenset()
+    namespace: Set[GpuUuid] = frozenset()
+    namespace_exclusive: Set[GpuUuid] = frozenset()
+    node: Set[GpuUuid] = frozenset()
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -85,50 +92,72 @@ class Terms(Struct, frozen=True, kw_only=True):
 
     def denied_mode(self, mode: Mode) -> str:
         """Why a container may not have this mode; empty when it may."""
-        own = self.rule.modes if self.rule else None
-        allowed = self.policy.modes.allowed if own is None else own
+        allowed, path = self._allowed("modes")
         if mode in allowed:
             return ""
         known = ", ".join(each for each in Mode if each in allowed)
         return (
-            f"mode {mode} may not be asked for: {self._path('modes', own, 'modes.allowed')} in {self.source} lists "
-            f"{known}; ask with one of these, or change that list."
+            f"mode {mode} may not be asked for: {path} in {self.source} lists {known}; ask with one of these, or "
+            "change that list."
         )
 
     def denied_capabilities(self, capabilities: Capabilities) -> str:
         """Why a container may not have these parts of the driver; empty when it may. capabilities: closed."""
-        own = self.rule.capabilities if self.rule else None
-        allowed = self.policy.capabilities.allowed if own is None else own
+        allowed, path = self._allowed("capabilities")
         if capabilities <= allowed:
             return ""
         denied = [each for each in Capability if each in capabilities - allowed]
         brought = [each for each in denied if any(each in closure(frozenset({one})) for one in capabilities - {each})]
         why = f" ({', '.join(brought)} is brought along by another)" if brought else ""
         return (
-            f"capabilities {', '.join(denied)} may not be asked for{why}: "
-            f"{self._path('capabilities', own, 'capabilities.allowed')} in {self.source} does not list "
-            "them; change that list, or ask without."
+            f"capabilities {', '.join(denied)} may not be asked for{why}: {path} in {self.source} does "
+            "not list them; change that list, or ask without."
         )
 
     def denied_extras(self, asked: frozenset[Extra]) -> str:
         """Why a container may not have these extras; empty when it may."""
-        own = self.rule.extras if self.rule else None
-        allowed = self.policy.extras.allowed if own is None else own
+        allowed, path = self._allowed("extras")
         if asked <= allowed:
             return ""
         denied = ", ".join(each for each in Extra if each in asked - allowed)
         return (
-            f"extras {denied} may not be asked for: {self._path('extras', own, 'extras.allowed')} in {self.source} "
-            "does not list them; change that list, or ask without."
+            f"extras {denied} may not be asked for: {path} in {self.source} does not list them; change that list, or "
+            "ask without."
         )
+
+    def denied_number(self, chosen: Set[GpuUuid], held: Holdings, pod: Pod, *, exclusive: bool) -> str:
+        """Why a container may not have so many GPUs, by the narrowest limit; empty when it may."""
+        none: Set[GpuUuid] = frozenset()
+        in_namespace = f"namespace {quoted(pod.namespace)}"
+        for key, whose, before, new in (
+            ("gpus_per_container", "a container", none, chosen),
+            ("gpus_per_pod", f"pod {quoted(pod.name)}", held.pod, chosen),
+            ("exclusive_gpus_per_namespace", in_namespace, held.namespace_exclusive, chosen if exclusive else none),
+            ("gpus_per_namespace", in_namespace, held.namespace, chosen),
+            ("gpus_per_node", "all containers of this node together", held.node, chosen),
+        ):
+            limit, used, more = getattr(self.limits, key), len(before), len(new - before)
+            if not more or used + more <= limit:
+                continue
+            gpus = f"GPU{'s' * (limit != 1)}{' in exclusive mode' * key.startswith('exclusive')}"
+            of_which = f", of which {used} {'is' if used == 1 else 'are'} held already" if used else ""
+            wait = "wait until some are given back, " if used and more <= limit else ""
+            return (
+                f"{whose} may have at most {limit} {gpus}{of_which}; this container asks for {more}"
+                f"{' more' * bool(used)} ({self.limit_path(key)} in {self.source}): {wait}ask for fewer, or raise that "
+                "limit."
+            )
+        return ""
 
     @property
     def source(self) -> str:
         """The policy's file, fit for a sentence."""
         return shown_source(self.policy)
 
-    def _path(self, key: str, own: object, otherwise: str) -> str:
-        return otherwise if own is None else f"{self.path}.{key}"
+    def _allowed(self, key: str) -> tuple[frozenset[Any], str]:
+        """What the rule lists under a key, else the policy; and where."""
+        own = getattr(self.rule, key, None)
+        return (getattr(self.policy, key).allowed, f"{key}.allowed") if own is None else (own, f"{self.path}.{key}")
 
 
 def shown_source(policy: Policy) -> str:
@@ -193,22 +222,15 @@ def select(policy: Policy, container: Container) -> Verdict:
 
 def _by_rule(policy: Policy, container: Container, index: int) -> Verdict:
     rule = policy.rule.rules[index]
-    called = _called(rule, index)
+    name = policy.rule.called(index)
     if rule.allow:
-        return Allowed(called, Terms(policy=policy, rule=rule, path=f"rule[{index}]"))
+        return Allowed(name, Terms(policy=policy, rule=rule, path=f"rule[{index}]"))
     pod = container.pod
     who = f"container {quoted(container.name)} of pod {quoted(f'{pod.namespace}/{pod.name}')}"
-    why = (
-        f"{who} may not ask for GPUs: {called} in {shown_source(policy)} denies it{rule.reason and f' ({rule.reason})'}"
-    )
+    why = f"{who} may not ask for GPUs: {name} in {shown_source(policy)} denies it{rule.reason and f' ({rule.reason})'}"
     if rule.otherwise is Otherwise.IGNORE:
         return Ignored(f"{why}, and has its request ignored.")
     return Denied(f"{why}; change that rule, or what it matches the pod by.")
-
-
-def _called(rule: Rule, index: int) -> str:
-    """`rule[2] "batch"`."""
-    return f'rule[{index}] "{rule.name}"' if rule.name else f"rule[{index}]"
 
 
 def _not_listed(patterns: int) -> str:

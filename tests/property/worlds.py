@@ -26,7 +26,6 @@ from nri_gpu.domain.gpu import (
 from nri_gpu.domain.node import GpuFault, Inventory, Majors, Node
 from nri_gpu.nri.convert import READ_ENV
 from nri_gpu.policy.forms import UNLIMITED, Globs
-from nri_gpu.policy.limits import LIMIT_KEYS, NO_LIMITS, Limits
 from nri_gpu.policy.model import (
     ClaimDefaults,
     CompatSettings,
@@ -47,8 +46,7 @@ from nri_gpu.policy.model import (
     VisibleDevices,
 )
 from nri_gpu.policy.mps import MpsSettings
-from nri_gpu.policy.pools import Pool, PoolList
-from nri_gpu.policy.rules import Rule, RuleList
+from nri_gpu.policy.rules import LIMIT_KEYS, NO_LIMITS, Limits, Pool, PoolList, Rule, RuleList
 from tests.support import builders as make
 
 REQUIREMENTS: Final = ("NVIDIA_REQUIRE_CUDA", "CUDA_VERSION", "NVIDIA_DISABLE_REQUIRE", "NVIDIA_REQUIRE_JETPACK")

@@ -8,8 +8,7 @@ from nri_gpu.daemon.policy_file import PolicyText, build_policy
 from nri_gpu.domain.errors import PolicyError
 from nri_gpu.policy.forms import Globs, fields_of
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.pools import Pool, PoolList
-from nri_gpu.policy.rules import Rule, RuleList
+from nri_gpu.policy.rules import Pool, PoolList, Rule, RuleList
 from nri_gpu.policy.schema import LISTS
 from tests.unit.policy.samples import Raw
 

@@ -11,11 +11,9 @@ from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.policy.faults import faults
 from nri_gpu.policy.forms import Globs
-from nri_gpu.policy.limits import NO_LIMITS
 from nri_gpu.policy.model import BUILT_IN, Disarm, Otherwise, Policy, PrivilegedAction, Stale, VisibleDevices
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.pools import NO_POOLS
-from nri_gpu.policy.rules import NO_RULES
+from nri_gpu.policy.rules import NO_LIMITS, NO_POOLS, NO_RULES
 from nri_gpu.policy.schema import BY_PATH, SECTIONS, SETTINGS, Setting, reference, section_help
 
 each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.path)
