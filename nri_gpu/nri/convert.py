@@ -1,6 +1,6 @@
 """Containers and pods from protobuf to our types, and replies back to protobuf.
 
-Decoding is most of what passing a container through costs, so `Markers` looks at the raw bytes first.
+Decoding is most of what passing a container through costs, so `may_concern` looks at the raw bytes first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ _READ_ENV_STARTS: Final = (*(f"{name}=" for name in (*READ_ENV, CUDA_VERSION, DI
 VISIBLE_NEEDLE: Final = b"NVIDIA_VISIBLE_DEVICES"
 # Read of a container that exists: what may be a request, and its seat at an MPS daemon.
 _KEPT_ENV_STARTS: Final = tuple(f"{name}=" for name in ("NVIDIA_VISIBLE_DEVICES", *CLIENT_VARIABLES))
-_READ_ENV_LETTERS: Final = frozenset(start[0] for start in _READ_ENV_STARTS)
 # Programs that NVIDIA's runtimes and CDI specifications have run as hooks.
 NVIDIA_HOOKS: Final = frozenset({"nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-runtime-hook"})
 _NOTHING: Final = frozenset[str]()
@@ -41,35 +40,19 @@ ENTRIES_MAX: Final = 16_384
 _OPENS: Final = pb.LinuxDeviceCgroup(allow=True, type="c").SerializeToString()
 
 
-class Markers(Struct, frozen=True):
-    """Byte strings, one of which is in every request that may need more than a pass.
+def may_concern(payload: bytes, nvidia_major: int | None, *, environment: bool, stage_dir: str = "") -> bool:
+    """Whether CreateContainer may need more than a pass, and so has to be decoded. A false alarm costs one decoding.
 
-    Our annotations' prefix; device nodes named as NVIDIA's, which others injected; rules that open devices; mounts of
-    driver files that we staged; where policy reads the environment, the variable that it reads. device: NVIDIA's major
-    as encoded in a device node, empty where unknown. A false alarm costs one decoding and nothing else.
+    It has one of our annotations, a device node of NVIDIA's by name or, where that is known, by number; a rule that
+    opens devices; a mount of driver files that we staged. environment: or the variable that policy has us read.
     """
-
-    needles: tuple[bytes, ...]
-    device: bytes = b""
-
-    @classmethod
-    def of(cls, nvidia_major: int | None, *, environment: bool, stage_dir: str = "") -> Markers:
-        """For a node with that device major; environment: also requests that name NVIDIA_VISIBLE_DEVICES."""
-        needles = [PREFIX.encode(), b"/dev/nvidia", _OPENS]
-        if stage_dir:
-            needles.append(stage_dir.encode())
-        if environment:
-            needles.append(VISIBLE_NEEDLE)
-        device = b"" if nvidia_major is None else pb.LinuxDevice(major=nvidia_major).SerializeToString()
-        return cls(tuple(needles), device)
-
-    def found_in(self, payload: bytes) -> bool:
-        """Whether a request has to be decoded."""
-        for needle in self.needles:
-            if needle in payload:
-                return True
-        # The major's first byte (195) is in no ASCII text, and searching one byte is 25 times faster than three.
-        return bool(self.device) and self.device[1:2] in payload and self.device in payload
+    if PREFIX.encode() in payload or b"/dev/nvidia" in payload or _OPENS in payload:
+        return True
+    return (
+        bool(stage_dir and stage_dir.encode() in payload)
+        or (environment and VISIBLE_NEEDLE in payload)
+        or (nvidia_major is not None and pb.LinuxDevice(major=nvidia_major).SerializeToString() in payload)
+    )
 
 
 class Configured(Struct, frozen=True):
@@ -249,8 +232,7 @@ def _read_env(env: Iterable[str]) -> tuple[dict[str, str], frozenset[str], int]:
     ours: list[str] = []
     required = 0
     for entry in env:
-        # Kubernetes adds a hundred variables for services: the first letter rules most of them out.
-        if entry[:1] not in _READ_ENV_LETTERS or not entry.startswith(_READ_ENV_STARTS):
+        if not entry.startswith(_READ_ENV_STARTS):
             continue
         if entry.startswith(REQUIRE) and not entry.startswith(JETPACK):
             required += len(entry) - 1  # without its equals sign

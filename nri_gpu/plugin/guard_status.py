@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from nri_gpu.policy.health import OnBad
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.process import process_of
 from nri_gpu.system.storage import write_whole
 
-GUARD_SCHEMA: Final = "nri-gpu/guard/v1"
 STATUS_FILE: Final = "guard.json"
 DEFAULT_RUN_DIR: Final = Path("/run/nri-gpu-guard")
 REPORT_EVERY_S: Final = 5.0  # a guard that is alive writes its status this often
 
 
-class GuardStatus(Struct, frozen=True, kw_only=True):
+class GuardStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/guard/v1"):
     """What a guard reports about itself.
 
     started: as of `process_started`. validates: whether the runtime lets it validate creations too (NRI 0.10).
@@ -44,16 +42,14 @@ class GuardStatus(Struct, frozen=True, kw_only=True):
 def write_guard_status(folder: Path, status: GuardStatus) -> None:
     """Write it for `check`, which anybody may run. Raises: OSError."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    content = json.dumps({"schema": GUARD_SCHEMA, **asdict(status)})
-    write_whole(folder / STATUS_FILE, content.encode(), 0o644)
+    write_whole(folder / STATUS_FILE, msgspec.json.encode(status), 0o644)
 
 
 def read_guard_status(folder: Path = DEFAULT_RUN_DIR) -> GuardStatus | None:
     """What the guard that runs now reports; None where none runs."""
     try:
-        raw: dict[str, Any] = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
-        status = GuardStatus(**{name: raw[name] for name in GuardStatus.__struct_fields__ if name in raw})
-    except (OSError, ValueError, TypeError, KeyError):
+        status = msgspec.json.decode((folder / STATUS_FILE).read_bytes(), type=GuardStatus)
+    except (OSError, ValueError):
         return None
     return status if status.started == process_started(status.pid) else None
 

@@ -28,7 +28,7 @@ from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.kubelet.allocations import KubeletAllocations
 from nri_gpu.kubelet.external import ExternalAllocations
 from nri_gpu.nri import convert, validation
-from nri_gpu.nri.convert import EMPTY, DecodeError, Markers
+from nri_gpu.nri.convert import EMPTY, DecodeError
 from nri_gpu.nri.events import Event, Lifecycle
 from nri_gpu.nri.list_size import event_of, size_of
 from nri_gpu.nri.session import Listed
@@ -80,8 +80,6 @@ class Plugin:
             Event.STOP_POD_SANDBOX: self._pod_gone,
             Event.REMOVE_POD_SANDBOX: self._pod_gone,
         }
-        self._markers_of: tuple[int | None, bool] | None = None
-        self._markers = Markers(())
         self._hooks = HooksSeen()
         self._released = ReleasedGpus(state)
         self._observed: Inventory | None = None  # by which the ledger knows whose GPUs containers' numbers are
@@ -286,13 +284,9 @@ class Plugin:
         return convert.VISIBLE_NEEDLE in payload and may_ask_by_environment(self.policy)
 
     def _needs_reading(self, payload: bytes, node: Node) -> bool:
-        wanted = (node.inventory.majors.nvidia, reads_environment(self.policy))
-        if wanted != self._markers_of:
-            self._markers = Markers.of(wanted[0], environment=wanted[1], stage_dir=self.stage_dir)
-            self._markers_of = wanted
-        if self._markers.found_in(payload):
-            return True
-        return self.external.pods is not None and self.external.concerns(payload)
+        major, environment = node.inventory.majors.nvidia, reads_environment(self.policy)
+        may_concern = convert.may_concern(payload, major, environment=environment, stage_dir=self.stage_dir)
+        return may_concern or self.external.concerns(payload)
 
     def _stopped(self, change: Lifecycle) -> Reply:
         now = self._needs.clock()

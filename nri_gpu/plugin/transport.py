@@ -10,18 +10,20 @@ from loguru import logger
 
 from nri_gpu.domain.errors import LocalProtocolError, NriGpuError, OversizeError, RemoteProtocolError
 from nri_gpu.nri.status import INTERNAL
-from nri_gpu.ttrpc.events import (
+from nri_gpu.ttrpc import (
+    RECEIVE_MAX,
+    RUNTIME_SERVICE,
     ConnectionClosed,
+    ConnId,
+    Mux,
     RequestReceived,
     RequestRejected,
     RequestSent,
     ResponseReceived,
     ResponseSent,
-    Status,
+    SendOversizeError,
     StreamId,
 )
-from nri_gpu.ttrpc.frame import RECEIVE_MAX, SendOversizeError
-from nri_gpu.ttrpc.mux import RUNTIME_SERVICE, ConnId, Mux
 
 RUNTIME: Final = "nri.pkg.api.v1alpha1.Runtime"
 # A runtime sends one request at a time and reads the answer: one that leaves answers unread for so long hangs.
@@ -39,15 +41,7 @@ Answer = Callable[[RequestReceived, int], ResponseSent]  # the int: nanoseconds 
 
 
 class RuntimeCallError(NriGpuError):
-    """The runtime answered a call of ours with an error."""
-
-    def __init__(self, status: Status) -> None:
-        super().__init__(status)
-        self.status = status
-
-    def __str__(self) -> str:
-        """The status that the runtime sent."""
-        return str(self.status)
+    """The runtime answered a call of ours with an error: its text is the status that it sent."""
 
 
 class Transport(asyncio.Protocol):
@@ -205,7 +199,7 @@ class Transport(asyncio.Protocol):
         if event.status.ok:
             future.set_result(event.payload)
         else:
-            future.set_exception(RuntimeCallError(event.status))
+            future.set_exception(RuntimeCallError(str(event.status)))
 
     def _stalled(self) -> None:
         self.abort(RemoteProtocolError(f"the runtime has not read our answers for {STALL_S:.0f} s"))

@@ -1,6 +1,6 @@
-"""Law: what a runtime sends is read as it was meant, and what we answer says the edits; `Markers` overlooks nothing.
+"""Law: what a runtime sends is read as it was meant, what we answer says the edits, `may_concern` overlooks nothing.
 
-Overlooked would be a request that the markers do not match although decoding it leads to more than a plain pass.
+It would overlook a request that it says concerns nobody although decoding it leads to more than a plain pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Pass
 from nri_gpu.domain.edits import NO_EDITS, UNLIMITED, DeviceNode, Edits, Mount, Rlimit
 from nri_gpu.domain.node import Majors, Node
-from nri_gpu.nri.convert import PREFIX, READ_ENV, DecodeError, Markers, reply_to_pb, request_from_pb
+from nri_gpu.nri.convert import PREFIX, READ_ENV, DecodeError, may_concern, reply_to_pb, request_from_pb
 from nri_gpu.nri.events import Lifecycle
 from nri_gpu.nri.session import Parts
 from nri_gpu.policy.model import Policy
@@ -125,7 +125,7 @@ def test_any_bytes_are_read_or_no_protobuf(payload: bytes) -> None:
 
 @settings(max_examples=400)
 @given(worlds.containers(), worlds.nodes, worlds.policies, st.integers(1, 2**20), st.booleans())
-def test_the_markers_overlook_nothing(
+def test_no_request_that_concerns_us_is_overlooked(
     container: Container, node: Node, policy: Policy, major: int, quiet: bool
 ) -> None:
     if quiet:
@@ -138,6 +138,6 @@ def test_the_markers_overlook_nothing(
     read = request_from_pb(payload)
     decision = decide(read, node, Ledger(), policy)
     plain = isinstance(decision, Pass) and decision.edits == NO_EDITS
-    found = Markers.of(node.inventory.majors.nvidia, environment=reads_environment(policy)).found_in(payload)
+    found = may_concern(payload, node.inventory.majors.nvidia, environment=reads_environment(policy))
     event(f"plain: {plain}, found: {found}")
     assert found or (plain and not foreign_uuids(read, node) and not needs_grant(read, policy))

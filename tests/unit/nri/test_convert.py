@@ -6,7 +6,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, DeviceRef
 from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits, Mount
 from nri_gpu.nri import convert
-from nri_gpu.nri.convert import DecodeError, Markers
+from nri_gpu.nri.convert import DecodeError, may_concern
 from nri_gpu.nri.events import Event, Lifecycle
 from nri_gpu.nri.session import Parts
 from nri_gpu.requirements.check import TOTAL_MAX
@@ -209,7 +209,7 @@ def test_which_devices_rules_open(rule: pb.LinuxDeviceCgroup, opened: bool, wild
         read = convert.container_from_pb(message, make.pod(), exists=exists)
         assert (read.opened, read.wildcard) == (frozenset({(195, 0)}) if opened else frozenset(), wildcard)
     if opened or wildcard:
-        assert Markers.of(None, environment=False).found_in(message.SerializeToString())
+        assert may_concern(message.SerializeToString(), None, environment=False)
 
 
 def test_which_staged_files_are_mounted() -> None:
@@ -225,7 +225,7 @@ def test_which_staged_files_are_mounted() -> None:
     read = convert.container_from_pb(message, make.pod(), exists=True, stage_dir="/var/drivers")
     assert read.staged == {"580-a", "compat14-b"}
     assert not convert.container_from_pb(message, make.pod(), exists=True).staged
-    assert Markers.of(None, environment=False, stage_dir="/var/drivers").found_in(message.SerializeToString())
+    assert may_concern(message.SerializeToString(), None, environment=False, stage_dir="/var/drivers")
 
 
 def test_a_reply_writes_everything_a_runtime_might_guess() -> None:
@@ -359,11 +359,10 @@ MARKED = {
 
 
 @pytest.mark.parametrize(("container", "disarm", "found"), MARKED.values(), ids=MARKED)
-def test_markers(container: Container, disarm: bool, found: bool) -> None:
-    assert Markers.of(195, environment=disarm).found_in(make.create_payload(container)) is found
+def test_what_may_concern_us(container: Container, disarm: bool, found: bool) -> None:
+    assert may_concern(make.create_payload(container), 195, environment=disarm) is found
 
 
 def test_without_a_driver_a_node_is_known_by_its_name_only() -> None:
-    markers = Markers.of(None, environment=False)
-    assert markers.found_in(make.create_payload(MARKED["a node named so"][0]))
-    assert not markers.found_in(make.create_payload(make.container()))
+    assert may_concern(make.create_payload(MARKED["a node named so"][0]), None, environment=False)
+    assert not may_concern(make.create_payload(make.container()), None, environment=False)
