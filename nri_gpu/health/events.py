@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from nri_gpu.domain.health import EventType
-from nri_gpu.inventory.formats import parse_uuid
+from nri_gpu.inventory.formats import UUID
 from nri_gpu.inventory.library import LibraryError
 from nri_gpu.inventory.nvml import NvmlProgram, start
 from nri_gpu.inventory.nvml_client import TIMEOUT, NvmlCallError, NvmlClient
@@ -77,7 +77,7 @@ class EventSet:
         self._nvml.call("nvmlDeviceRegisterEvents", handle, supported, self._set)
 
     def _uuid(self, handle: object) -> str:
-        return self._nvml.parsed(parse_uuid, "nvmlDeviceGetUUID", handle)
+        return self._nvml.parsed(UUID.parse, "nvmlDeviceGetUUID", handle)
 
 
 def _number(handle: object) -> int:

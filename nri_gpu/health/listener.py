@@ -30,7 +30,7 @@ LOGGED_MAX: Final = 256
 # A process that listened for so long has worked: the pauses after it start again with the first.
 STEADY_S: Final = 60.0
 
-BusId = Annotated[str, Meta(pattern=rf"\A{formats.BUS_ID.pattern}\Z")]
+BusId = Annotated[str, formats.BUS_ID.meta()]
 Text = Annotated[str, Meta(min_length=1)]
 Instance = Annotated[int, Meta(ge=0, le=2**32 - 2)] | None  # nvmlEventData_t.gpuInstanceId; 2**32 - 1 means none
 
@@ -51,7 +51,7 @@ class Watching(Struct, tag="watching"):
 class EventReport(Struct, tag="event"):
     """An event. gi, ci: ids of the MIG device that it concerns; None for the whole GPU."""
 
-    uuid: Annotated[str, Meta(pattern=rf"\A{formats.UUID.pattern}\Z")]
+    uuid: Annotated[str, formats.UUID.meta()]
     kind: Annotated[int, Meta(ge=0)]
     xid: Annotated[int, Meta(ge=0, le=65535)]
     gi: Instance = None

@@ -11,10 +11,10 @@ from nri_gpu.inventory.formats import (
     ADDRESSING,
     ARCHITECTURES,
     COMPUTE_MODES,
+    CPULIST,
     FABRIC_STATES,
+    MIG_UUID,
     UNKNOWN_PROFILE,
-    parse_cpulist,
-    parse_mig_uuid,
     profile_in,
 )
 from nri_gpu.inventory.nvml_client import (
@@ -63,7 +63,7 @@ def setup_facts(
 
     Raises: NvmlCallError, when the GPU is gone.
     """
-    yield {"cpus": _cpus(folder)}
+    yield {"cpus": CPULIST.or_empty((text_of(folder / "local_cpulist") or "").strip())}
     number = nvml.optional("nvmlDeviceGetArchitecture", handle, gpu=index)
     yield {"architecture": ARCHITECTURES.get(number, "")}
     mode = nvml.optional("nvmlDeviceGetComputeMode", handle, gpu=index)
@@ -94,13 +94,6 @@ def sign_of(error: NvmlCallError) -> Sign | None:
     if error.code == RESET_REQUIRED:
         return Sign.RESET_REQUIRED
     return Sign.UNREADABLE if error.code else None  # 0: the answer could not be read, and the GPU did answer
-
-
-def _cpus(folder: Path) -> str:
-    try:
-        return parse_cpulist((text_of(folder / "local_cpulist") or "").strip())
-    except ValueError:
-        return ""
 
 
 def _fabric(info: FabricInfo) -> dict[str, object] | None:
@@ -205,7 +198,7 @@ def profile_name(attributes: Any, total_bytes: int) -> str:  # noqa: ANN401 (an 
 def _mig_identity(nvml: NvmlClient, handle: object, gpu: int) -> dict[str, object]:
     """Raises: NvmlCallError."""
     return {
-        "uuid": nvml.parsed(parse_mig_uuid, "nvmlDeviceGetUUID", handle, gpu=gpu),
+        "uuid": nvml.parsed(MIG_UUID.parse, "nvmlDeviceGetUUID", handle, gpu=gpu),
         "gpu_instance_id": int(nvml.call("nvmlDeviceGetGpuInstanceId", handle, gpu=gpu)),
         "compute_instance_id": int(nvml.call("nvmlDeviceGetComputeInstanceId", handle, gpu=gpu)),
     }

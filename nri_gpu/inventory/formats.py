@@ -3,23 +3,67 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
 
-from nri_gpu.domain.gpu import MIG_PROFILE, ComputeMode, FabricState, GpuUuid, PciBusId
+from msgspec import Meta, Struct
 
-UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-MIG_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-VERSION: Final = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,2}")
-MODULE_VERSION: Final = re.compile(r"[0-9A-Za-z._+-]{0,64}")
-CLUSTER_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-BUS_ID: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
-MODEL: Final = re.compile(r"[ -~]{1,96}")  # printable ASCII; 96 is NVML_DEVICE_NAME_V2_BUFFER_SIZE
-# Nodes below /dev/dri that programs open. A card's folder in sysfs holds its connectors too.
-DRM_NAME: Final = re.compile(r"(?:card|renderD)[0-9]{1,5}")
-CPULIST: Final = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?(?:,[0-9]{1,5}(?:-[0-9]{1,5})?)*")
-CPULIST_MAX: Final = 4096  # characters, one page of sysfs
+from nri_gpu.domain.gpu import MIG_PROFILE, ComputeMode, FabricState, PciBusId
+
 SHOWN_MAX: Final = 96  # characters of a wrong value that an error message repeats
+
+
+class Format(Struct, frozen=True):
+    """A form of texts. description: what such a text is, with an example."""
+
+    pattern: str
+    description: str
+
+    def matches(self, text: str) -> bool:
+        """Whether the whole text has this form."""
+        return re.fullmatch(self.pattern, text) is not None
+
+    def parse(self, text: str) -> str:
+        """The same text. Raises: ValueError."""
+        if not self.matches(text):
+            raise ValueError(f"{text[:SHOWN_MAX]!r} is not {self.description}")
+        return text
+
+    def or_empty(self, text: str) -> str:
+        """The same text; empty where it does not have this form."""
+        return text if self.matches(text) else ""
+
+    def meta(self, *others: str) -> Meta:
+        """For a field that holds such a text, or one of the others."""
+        choices = "|".join([f"(?:{self.pattern})", *map(re.escape, others)])
+        return Meta(pattern=rf"\A(?:{choices})\Z", description=self.description)
+
+
+def one_of(words: Iterable[str]) -> Meta:
+    """For a field that holds one of these words."""
+    known = tuple(words)
+    return Meta(
+        pattern=rf"\A(?:{'|'.join(map(re.escape, known))})\Z", description=f"one of {', '.join(filter(None, known))}"
+    )
+
+
+_UUID: Final = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_UUID_SHOWN: Final = "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, lower case hex"
+UUID: Final = Format(f"GPU-{_UUID}", f"a GPU UUID (GPU-{_UUID_SHOWN})")
+MIG_UUID: Final = Format(f"MIG-{_UUID}", f"a MIG UUID (MIG-{_UUID_SHOWN})")  # as drivers from 470 on write it
+CLUSTER_UUID: Final = Format(_UUID, f"a cluster UUID ({_UUID_SHOWN})")  # of an NVLink fabric
+VERSION: Final = Format(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,2}", "a version (580.95.05)")  # of a driver, or of CUDA
+MODULE_VERSION: Final = Format("[0-9A-Za-z._+-]{0,64}", "the version of a kernel module (580.95.05)")
+BUS_ID: Final = Format("[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]", "a PCI bus id (0000:3b:00.0)")
+# 96 is NVML_DEVICE_NAME_V2_BUFFER_SIZE.
+MODEL: Final = Format("[ -~]{1,96}", "a model name (1 to 96 printable ASCII characters)")
+PROFILE: Final = Format(MIG_PROFILE.pattern, "a MIG profile (1g.10gb, 1c.3g.40gb, 1g.10gb+me)")
+# Nodes below /dev/dri that programs open. A card's folder in sysfs holds its connectors too.
+DRM_NAME: Final = Format("(?:card|renderD)[0-9]{1,5}", "the name of a DRM node (card0, renderD128)")
+# In the kernel's syntax; at most one page of sysfs.
+CPULIST: Final = Format(
+    r"(?=.{0,4096}\Z)[0-9]{1,5}(?:-[0-9]{1,5})?(?:,[0-9]{1,5}(?:-[0-9]{1,5})?)*", 'a list of CPUs ("0-15,32-47")'
+)
 
 # Enumerations of nvml.h.
 ARCHITECTURES: Final[Mapping[int, str]] = {
@@ -40,42 +84,25 @@ ADDRESSING: Final = ("none", "hmm", "ats")
 FABRIC_STATES: Final[Mapping[int, FabricState]] = dict(enumerate(FabricState, 1))
 PCIE_PATHS: Final = ("PIX", "PXB", "PHB", "NODE", "SYS")  # as `nvidia-smi topo -m` names them, nearest first
 
-GPU_INDEX_MAX: Final = 247  # /dev/nvidia0 to 247 (kernel-open/common/inc/nv-chardev-numbers.h); 255 is nvidiactl
-DEVICE_MINOR_MAX: Final = 2**20 - 1  # 20 bits (linux/kdev_t.h)
-NUMA_NODE_MAX: Final = 1023  # MAX_NUMNODES
-NVLINKS_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
-PROCESSES_MAX: Final = 2**22  # of a whole machine (Linux: PID_MAX_LIMIT)
-NVML_CODE_MAX: Final = 999  # NVML_ERROR_UNKNOWN
-UINT_MAX: Final = 2**32 - 1
-BYTES_MAX: Final = 2**63 - 1
 UNKNOWN_PROFILE: Final = "unknown"  # of a MIG device that NVML cannot describe
 
+GPU_INDEX_MAX: Final = 247  # /dev/nvidia0 to 247 (kernel-open/common/inc/nv-chardev-numbers.h); 255 is nvidiactl
+NVLINKS_MAX: Final = 36  # NVML_NVLINK_MAX_LINKS
 
-def parse_uuid(text: str) -> GpuUuid:
-    """The UUID of a whole GPU. Raises: ValueError."""
-    if not UUID.fullmatch(text):
-        raise ValueError(f"{_shown(text)} is not a GPU UUID (GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, lower case hex)")
-    return GpuUuid(text)
-
-
-def parse_mig_uuid(text: str) -> GpuUuid:
-    """The UUID of a MIG device, as drivers from 470 on write it. Raises: ValueError."""
-    if not MIG_UUID.fullmatch(text):
-        raise ValueError(f"{_shown(text)} is not a MIG UUID (MIG-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, lower case hex)")
-    return GpuUuid(text)
-
-
-def parse_profile(text: str) -> str:
-    """A MIG profile. Raises: ValueError."""
-    if not MIG_PROFILE.fullmatch(text):
-        raise ValueError(f"{_shown(text)} is not a MIG profile (1g.10gb, 1c.3g.40gb, 1g.10gb+me)")
-    return text
+GpuIndex = Annotated[int, Meta(ge=0, le=GPU_INDEX_MAX)]
+NvlinkCount = Annotated[int, Meta(ge=0, le=NVLINKS_MAX)]
+DeviceMinor = Annotated[int, Meta(ge=0, le=2**20 - 1)]  # 20 bits (linux/kdev_t.h)
+NumaNumber = Annotated[int, Meta(ge=0, le=1023)]  # MAX_NUMNODES
+NvmlCode = Annotated[int, Meta(ge=0, le=999)]  # NVML_ERROR_UNKNOWN
+ProcessCount = Annotated[int, Meta(ge=0, le=2**22)]  # of a whole machine (Linux: PID_MAX_LIMIT)
+Uint = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 def profile_in(name: str) -> str:
     """The profile in a MIG device's name, `NVIDIA A100-SXM4-40GB MIG 1g.5gb`; empty where it has none."""
     last = name.rpartition(" MIG ")[2].lower()
-    return last if " MIG " in name and MIG_PROFILE.fullmatch(last) else ""
+    return PROFILE.or_empty(last) if " MIG " in name else ""
 
 
 def parse_bus_id(text: str) -> PciBusId:
@@ -83,59 +110,10 @@ def parse_bus_id(text: str) -> PciBusId:
 
     Raises: ValueError.
     """
-    match = BUS_ID.fullmatch(text.lower())
-    if match is None:
-        raise ValueError(f"{_shown(text)} is not a PCI bus id (0000:3b:00.0)")
-    domain, bus, device, function = match.groups()
-    return PciBusId(f"{int(domain, 16):04x}:{bus}:{device}.{function}")
-
-
-def parse_model(text: str) -> str:
-    """A model name, as tables, logs and globs use it. Raises: ValueError."""
-    if not MODEL.fullmatch(text):
-        raise ValueError(f"{_shown(text)} is not a model name (1 to 96 printable ASCII characters)")
-    return text
-
-
-def parse_drm_name(text: str) -> str:
-    """The name of a node below /dev/dri. Raises: ValueError."""
-    if not DRM_NAME.fullmatch(text):
-        raise ValueError(f"{_shown(text)} is not the name of a DRM node (card0, renderD128)")
-    return text
-
-
-def parse_version(text: str) -> str:
-    """The version of a driver or of CUDA; empty where it is unknown. Raises: ValueError."""
-    if text and not VERSION.fullmatch(text):
-        raise ValueError(f"{_shown(text)} is not a version (580.95.05)")
-    return text
-
-
-def parse_module_version(text: str) -> str:
-    """The version of a kernel module, as its author wrote it; empty where it is unknown. Raises: ValueError."""
-    if not MODULE_VERSION.fullmatch(text):
-        raise ValueError(f"{_shown(text)} is not the version of a kernel module (580.95.05)")
-    return text
-
-
-def parse_cluster(text: str) -> str:
-    """The cluster UUID of an NVLink fabric; empty where it is unknown. Raises: ValueError."""
-    if text and not CLUSTER_UUID.fullmatch(text):
-        raise ValueError(f"{_shown(text)} is not a cluster UUID (xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, lower case hex)")
-    return text
-
-
-def parse_cpulist(text: str) -> str:
-    """A list of CPUs in the kernel's syntax, `0-15,32-47`, unchanged. Raises: ValueError."""
-    if len(text) > CPULIST_MAX or not CPULIST.fullmatch(text):
-        raise ValueError(f'{_shown(text)} is not a list of CPUs ("0-15,32-47")')
-    return text
+    domain, _, rest = BUS_ID.parse(text.lower()).partition(":")
+    return PciBusId(f"{int(domain, 16):04x}:{rest}")
 
 
 def compute_prohibited(bus_id: str) -> str:
     """Why a GPU in compute mode `prohibited` cannot be granted, and what to do about it."""
     return f"its compute mode is prohibited, so no program can compute on it: run `nvidia-smi -i {bus_id} -c 0`"
-
-
-def _shown(text: str) -> str:
-    return repr(text[:SHOWN_MAX])

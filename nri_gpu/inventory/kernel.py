@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Gpu, PciBusId
 from nri_gpu.domain.node import KernelGpu, Majors, NumaNode
-from nri_gpu.inventory.formats import parse_bus_id, parse_cpulist, parse_model, parse_uuid
+from nri_gpu.inventory.formats import CPULIST, MODEL, UUID, parse_bus_id
 from nri_gpu.system.kernel_modules import MODULES
 from nri_gpu.system.storage import text_of
 
@@ -90,7 +90,7 @@ def _numa_node(number: int, sysfs: Path) -> NumaNode | None:
     try:
         cpus = (folder / "cpulist").read_text(encoding="ascii").strip()
         # A node of memory alone has no CPUs.
-        return NumaNode(number, parse_cpulist(cpus) if cpus else "", memory=_has_memory(folder))
+        return NumaNode(number, CPULIST.parse(cpus) if cpus else "", memory=_has_memory(folder))
     except (OSError, ValueError):
         return None
 
@@ -216,8 +216,8 @@ def _kernel_gpu(gpu: PciGpu, proc: Path, fault: str) -> KernelGpu:
     excluded = facts.get("GPU Excluded", "") == "Yes"
     return KernelGpu(
         pci_bus_id=gpu.bus_id,
-        uuid=_parsed(parse_uuid, facts.get("GPU UUID", "")),
-        model=_parsed(parse_model, facts.get("Model", "")),
+        uuid=UUID.or_empty(facts.get("GPU UUID", "")),  # `GPU-????????-...` of a GPU that was never started
+        model=MODEL.or_empty(facts.get("Model", "")),
         minor_number=_minor(facts.get("Device Minor", "")),
         reason="excluded by the driver (NVreg_ExcludedGpus of module nvidia)" if excluded else fault or UNLISTED,
     )
@@ -239,13 +239,6 @@ def _information(path: Path) -> dict[str, str]:
 
 def _minor(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 4 and int(text) <= MINOR_MAX else None
-
-
-def _parsed(parse: Callable[[str], str], text: str) -> str:
-    try:
-        return parse(text)
-    except ValueError:
-        return ""  # `GPU-????????-...` of a GPU that was never started
 
 
 def _driver(device: Path) -> str:

@@ -6,14 +6,12 @@ here, type by type and bound by bound: a wrong number, or a name with a slash in
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct, convert
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import MIG_PROFILE, ComputeMode, FabricState
+from nri_gpu.domain.gpu import ComputeMode, FabricState
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory import formats
@@ -22,37 +20,18 @@ from nri_gpu.system.kernel_modules import MODULES
 GPUS_MAX: Final = formats.GPU_INDEX_MAX + 1
 SHOWN_MAX: Final = 400  # characters of an error
 
-
-def _pattern(pattern: re.Pattern[str], *others: str) -> Meta:
-    """A text that matches as a whole, or is one of the others."""
-    choices = "|".join([f"(?:{pattern.pattern})", *map(re.escape, others)])
-    return Meta(pattern=rf"\A(?:{choices})\Z")
-
-
-def _one_of(words: Iterable[str]) -> Meta:
-    return Meta(pattern=rf"\A(?:{'|'.join(map(re.escape, words))})\Z")
-
-
-GpuIndex = Annotated[int, Meta(ge=0, le=formats.GPU_INDEX_MAX)]
 MigIndex = Annotated[int, Meta(ge=0, le=1023)]  # far more than a GPU has instances
-DeviceNumber = Annotated[int, Meta(ge=0, le=formats.DEVICE_MINOR_MAX)]
-Uint = Annotated[int, Meta(ge=0, le=formats.UINT_MAX)]
-Bytes = Annotated[int, Meta(ge=0, le=formats.BYTES_MAX)]
-Processes = Annotated[int, Meta(ge=0, le=formats.PROCESSES_MAX)] | None
 ArchNumber = Annotated[int, Meta(ge=0, le=99)]
 Text = Annotated[str, Meta(max_length=400)]
-Uuid = Annotated[str, _pattern(formats.UUID)]
-BusId = Annotated[str, _pattern(formats.BUS_ID)]
-VersionText = Annotated[str, _pattern(formats.VERSION, "")]
+Version = Annotated[str, formats.VERSION.meta("")]
 Symbol = Annotated[str, Meta(pattern=r"\Anvml[A-Za-z0-9_]{1,80}\Z")]
 SymbolOrEmpty = Annotated[str, Meta(pattern=r"\A(?:nvml[A-Za-z0-9_]{1,80})?\Z")]
-ModuleName = Annotated[str, _one_of(MODULES)]
 
 
 class _Drm(Struct, array_like=True):
-    name: Annotated[str, _pattern(formats.DRM_NAME)]
-    major: DeviceNumber
-    minor: DeviceNumber
+    name: Annotated[str, formats.DRM_NAME.meta()]
+    major: formats.DeviceMinor
+    minor: formats.DeviceMinor
 
 
 class _Ecc(Struct, array_like=True):
@@ -62,64 +41,64 @@ class _Ecc(Struct, array_like=True):
 
 class _Fabric(Struct):
     state: FabricState
-    status: Uint
-    cluster: Annotated[str, _pattern(formats.CLUSTER_UUID, "")]
-    clique: Uint
-    health_mask: Uint | None
+    status: formats.Uint
+    cluster: Annotated[str, formats.CLUSTER_UUID.meta("")]
+    clique: formats.Uint
+    health_mask: formats.Uint | None
 
 
 class _Mig(Struct):
     """Without its capability minors, which the kernel shows."""
 
     index: MigIndex
-    uuid: Annotated[str, _pattern(formats.MIG_UUID)]
+    uuid: Annotated[str, formats.MIG_UUID.meta()]
     gpu_instance_id: MigIndex
     compute_instance_id: MigIndex
-    profile: Annotated[str, _pattern(MIG_PROFILE, formats.UNKNOWN_PROFILE)]
-    memory_bytes: Bytes
+    profile: Annotated[str, formats.PROFILE.meta(formats.UNKNOWN_PROFILE)]
+    memory_bytes: formats.Bytes
     unavailable: Text
-    processes: Processes
+    processes: formats.ProcessCount | None
 
 
 class _Gpu(Struct):
-    index: GpuIndex
-    minor_number: GpuIndex
-    uuid: Uuid
-    pci_bus_id: BusId
-    model: Annotated[str, _pattern(formats.MODEL)]
-    memory_bytes: Bytes
+    index: formats.GpuIndex
+    minor_number: formats.GpuIndex
+    uuid: Annotated[str, formats.UUID.meta()]
+    pci_bus_id: Annotated[str, formats.BUS_ID.meta()]
+    model: Annotated[str, formats.MODEL.meta()]
+    memory_bytes: formats.Bytes
     arch: tuple[ArchNumber, ArchNumber]
-    numa_node: Annotated[int, Meta(ge=0, le=formats.NUMA_NODE_MAX)] | None
+    numa_node: formats.NumaNumber | None
     mig_enabled: bool
     brand: Text
     unavailable: Text
     mig: Annotated[tuple[_Mig, ...], Meta(max_length=1024)]
     drm: Annotated[tuple[_Drm, ...], Meta(max_length=64)]
-    processes: Processes
+    processes: formats.ProcessCount | None
     signs: Annotated[tuple[Sign, ...], Meta(max_length=len(Sign))]
-    architecture: Annotated[str, _one_of(("", *formats.ARCHITECTURES.values()))] = ""
-    cpus: Annotated[str, _pattern(formats.CPULIST, ""), Meta(max_length=formats.CPULIST_MAX)] = ""
+    architecture: Annotated[str, formats.one_of(("", *formats.ARCHITECTURES.values()))] = ""
+    cpus: Annotated[str, formats.CPULIST.meta("")] = ""
     compute_mode: ComputeMode | None = None
     persistence: bool | None = None
     ecc: _Ecc | None = None
-    addressing: Annotated[str, _one_of(("", *formats.ADDRESSING))] = ""
+    addressing: Annotated[str, formats.one_of(("", *formats.ADDRESSING))] = ""
     fabric: _Fabric | None = None
 
 
 class _Fault(Struct):
-    index: GpuIndex
+    index: formats.GpuIndex
     reason: Text
-    code: Annotated[int, Meta(ge=0, le=formats.NVML_CODE_MAX)]
+    code: formats.NvmlCode
     sign: Sign | None
-    uuid: Annotated[str, _pattern(formats.UUID, "")]
-    pci_bus_id: Annotated[str, _pattern(formats.BUS_ID, "")]
+    uuid: Annotated[str, formats.UUID.meta("")]
+    pci_bus_id: Annotated[str, formats.BUS_ID.meta("")]
 
 
 class _Link(Struct):
-    a: GpuIndex
-    b: GpuIndex
-    pcie: Annotated[str, _one_of(formats.PCIE_PATHS)]
-    nvlink: Annotated[int, Meta(ge=0, le=formats.NVLINKS_MAX)]
+    a: formats.GpuIndex
+    b: formats.GpuIndex
+    pcie: Annotated[str, formats.one_of(formats.PCIE_PATHS)]
+    nvlink: formats.NvlinkCount
 
     def __post_init__(self) -> None:
         if self.a >= self.b:
@@ -131,9 +110,9 @@ class _Report(Struct, kw_only=True):
     gpus: Annotated[tuple[_Gpu, ...], Meta(max_length=GPUS_MAX)]
     faults: Annotated[tuple[_Fault, ...], Meta(max_length=GPUS_MAX)]
     links: Annotated[tuple[_Link, ...], Meta(max_length=GPUS_MAX**2 // 2)]
-    driver_version: VersionText
-    cuda_version: VersionText
-    modules: dict[ModuleName, Annotated[str, _pattern(formats.MODULE_VERSION)]] = {}
+    driver_version: Version
+    cuda_version: Version
+    modules: dict[Annotated[str, formats.one_of(MODULES)], Annotated[str, formats.MODULE_VERSION.meta()]] = {}
     lacking: Annotated[tuple[tuple[Symbol, SymbolOrEmpty], ...], Meta(max_length=200)] = ()
 
 

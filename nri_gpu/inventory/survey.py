@@ -22,13 +22,13 @@ from nri_gpu.inventory.facts import (
 )
 from nri_gpu.inventory.formats import (
     DRM_NAME,
+    MODEL,
     NVLINKS_MAX,
     PCIE_PATHS,
+    UUID,
+    VERSION,
     compute_prohibited,
     parse_bus_id,
-    parse_model,
-    parse_uuid,
-    parse_version,
 )
 from nri_gpu.inventory.nvml_client import NvmlCallError, NvmlClient, checked
 from nri_gpu.requirements.grammar import brand_word
@@ -62,7 +62,8 @@ def survey(nvml: NvmlClient, sysfs: Path) -> dict[str, object]:
     """The report, from an NVML that is started. Raises: NvmlCallError, where the GPUs cannot even be counted."""
     faults: list[dict[str, object]] = []
     devices: list[_Device] = []
-    driver_version = _version_or_empty(nvml.optional("nvmlSystemGetDriverVersion", default=""))
+    # A malformed version must not cost the node its GPUs.
+    driver_version = VERSION.or_empty(nvml.optional("nvmlSystemGetDriverVersion", default=""))
     cuda_version = _cuda_version(nvml)
     for index in range(nvml.call("nvmlDeviceGetCount")):
         device = _Device(index)
@@ -87,15 +88,7 @@ def survey(nvml: NvmlClient, sysfs: Path) -> dict[str, object]:
 
 def _cuda_version(nvml: NvmlClient) -> str:
     version = int(nvml.optional("nvmlSystemGetCudaDriverVersion_v2", default=0))  # 13000 for 13.0
-    return _version_or_empty(f"{version // 1000}.{version % 1000 // 10}") if version else ""
-
-
-def _version_or_empty(text: str) -> str:
-    """A malformed version must not cost the node its GPUs."""
-    try:
-        return parse_version(text)
-    except ValueError:
-        return ""
+    return VERSION.or_empty(f"{version // 1000}.{version % 1000 // 10}") if version else ""
 
 
 def _identify(nvml: NvmlClient, device: _Device) -> None:
@@ -105,7 +98,7 @@ def _identify(nvml: NvmlClient, device: _Device) -> None:
     facts |= {"index": index, "unavailable": ""}
     address = _address(nvml.call("nvmlDeviceGetPciInfo_v3", handle, gpu=index))
     facts["pci_bus_id"] = checked(parse_bus_id, address, "nvmlDeviceGetPciInfo_v3")
-    facts["uuid"] = nvml.parsed(parse_uuid, "nvmlDeviceGetUUID", handle, gpu=index)
+    facts["uuid"] = nvml.parsed(UUID.parse, "nvmlDeviceGetUUID", handle, gpu=index)
     facts["minor_number"] = int(nvml.call("nvmlDeviceGetMinorNumber", handle, gpu=index))
 
 
@@ -136,7 +129,7 @@ def _describe(nvml: NvmlClient, device: _Device, sysfs: Path) -> None:
 
 def _descriptions(nvml: NvmlClient, device: _Device, sysfs: Path) -> Iterator[Mapping[str, object]]:
     handle, index, folder = device.handle, device.index, sysfs / "bus/pci/devices" / device.bus_id
-    yield {"model": nvml.parsed(parse_model, "nvmlDeviceGetName", handle, gpu=index)}
+    yield {"model": nvml.parsed(MODEL.parse, "nvmlDeviceGetName", handle, gpu=index)}
     # A GPU that shares the host's memory has none of its own.
     memory = nvml.if_supported("nvmlDeviceGetMemoryInfo", handle, gpu=index)
     yield {"memory_bytes": int(memory.total) if memory else 0}
@@ -182,7 +175,7 @@ def _drm_nodes(folder: Path) -> Iterator[tuple[str, int, int]]:
     except OSError:
         return  # nvidia-drm is not loaded
     for node in found:
-        if not DRM_NAME.fullmatch(node.name):
+        if not DRM_NAME.matches(node.name):
             continue
         try:
             major, _, minor = (node / "dev").read_text(encoding="ascii").strip().partition(":")

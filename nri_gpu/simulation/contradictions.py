@@ -1,43 +1,129 @@
-"""Contradictions in a topology file: values that are each possible and cannot be true of one node together. Pure."""
+"""Contradictions in a topology file: values that are each possible and cannot be true of one node together."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.domain.errors import Fault
 from nri_gpu.domain.gpu import Gpu, MigDevice
 from nri_gpu.domain.node import Inventory, Link
 from nri_gpu.inventory.formats import NVLINKS_MAX
-from nri_gpu.policy.lines import key_lines, line_of
-from nri_gpu.simulation.scenario import Scenario, ScenarioChange
+from nri_gpu.simulation.scenario import Scenario
+from nri_gpu.simulation.tables import ChangeTable, FileTable
 
+MIG_ARCH: Final = (8, 0)  # A100, the first with MIG
+ARCHS_WITHOUT_MIG: Final = frozenset({(8, 6), (8, 7), (8, 9)})  # GA10x, Orin, Ada
 SLICES_MAX: Final = 7  # compute slices of a GPU with MIG (NVIDIA's MIG guide); some have fewer
 _PROFILE: Final = re.compile(r"(?:(\d)c\.)?(\d)g\.(\d+)gb")
+
+
+def contradictions(file: FileTable, scenario: Scenario) -> Iterator[tuple[str, str]]:
+    """Key path and sentence of each, of the node at the beginning and after each change.
+
+    file: without a fault. scenario: what it describes.
+    """
+    found = [*_references(file, scenario.inventory), *_sequence(file)]
+    yield from found
+    beginning = tuple(_contradictions(scenario.inventory))
+    yield from ((_path(file, each), each.message) for each in beginning)
+    if not found:
+        yield from _after_changes(file, scenario, set(beginning))
+
+
+def _references(file: FileTable, inventory: Inventory) -> Iterator[tuple[str, str]]:
+    """Links, events and changes of GPUs that are not there, or do not support them."""
+    gpus, pairs = {gpu.index: gpu for gpu in inventory.gpus}, dict[tuple[int, int], int]()
+    named = [(f"link[{place}].{end}", getattr(link, end)) for place, link in enumerate(file.link) for end in "ab"]
+    named += [(f"event[{place}].gpu", event.gpu) for place, event in enumerate(file.event)]
+    named += [(f"change[{at}].gpu", change.gpu) for at, change in enumerate(file.change) if change.gpu is not None]
+    for path, index in named:
+        if index not in gpus:
+            yield path, f"there is no GPU with index {index}"
+    for place, link in enumerate(file.link):
+        if (first := pairs.setdefault((link.a, link.b), place)) != place:
+            yield f"link[{place}]", f"the same as link[{first}]"
+    for place, change in enumerate(file.change):
+        gpu = gpus.get(-1 if change.gpu is None else change.gpu)
+        if gpu and change.partition and (gpu.arch < MIG_ARCH or gpu.arch in ARCHS_WITHOUT_MIG):
+            arch = "{}.{}".format(*gpu.arch)
+            yield f"change[{place}].mig", f"GPU {gpu.index} does not support MIG: its compute capability is {arch}"
+
+
+def _in_time(file: FileTable) -> list[tuple[int, ChangeTable]]:
+    """The changes in the order of the scenario, each with its place in the file."""
+    return sorted(enumerate(file.change), key=lambda each: each[1].at_s)
+
+
+def _sequence(file: FileTable) -> Iterator[tuple[str, str]]:
+    """Changes of the same thing at the same time, and of a GPU that is absent, or comes twice."""
+    absent: dict[int, float] = {}  # index -> since when
+    changed: set[tuple[int | None, float, str]] = set()
+    for place, change in _in_time(file):
+        path, gpu = f"change[{place}]", change.gpu
+        for key in sorted(change.keys):
+            if (what := (gpu, change.at_s, key)) in changed:
+                yield f"{path}.{key}", f"another change sets it at the same time, {change.at_s:g} s"
+            changed.add(what)
+        if gpu is None:
+            continue
+        since_s = absent.get(gpu)
+        if change.present is None and since_s is not None:
+            yield f"{path}.gpu", f"GPU {gpu} is absent at that time, since {since_s:g} s"
+        elif change.present and since_s is None:
+            yield f"{path}.present", f"GPU {gpu} is already present at that time"
+        elif change.present:
+            del absent[gpu]
+        elif change.present is False and since_s is not None:
+            yield f"{path}.present", f"GPU {gpu} is already absent at that time, since {since_s:g} s"
+        elif change.present is False:
+            absent[gpu] = change.at_s
+
+
+def _after_changes(file: FileTable, scenario: Scenario, known: set[Contradiction]) -> Iterator[tuple[str, str]]:
+    """Each contradiction at the change that first causes it."""
+    changes = tuple(replace(change, fault=None) for change in scenario.changes)
+    for number, (place, change) in enumerate(_in_time(file), 1):
+        for each in _contradictions(Scenario(scenario.inventory, changes[:number]).after(float("inf"))):
+            if each not in known:
+                known.add(each)
+                below = ".mig" if each.kind == "mig" and "mig" in change.keys else ""
+                yield f"change[{place}]{below}", f"from then on: {each.message}"
 
 
 class Contradiction(Struct, frozen=True):
     """Two values that do not fit.
 
-    kind: `majors`, `mig`, `drm` or `link`. where: (GPU's index, MIG device's index), (GPU's index, DRM node's name), or
-    a link's ends; empty for the node. key: of the later value, the one to correct.
+    kind: `majors`, `mig`, `drm` or `link`. where: the MIG device's UUID, the DRM node's name or the link's ends.
+    key: of the later value, the one to correct.
     """
 
     kind: str
-    where: tuple[int | str, ...]
+    where: Hashable
     key: str
     message: str
 
 
-def contradictions(inventory: Inventory) -> tuple[Contradiction, ...]:
-    """All of them."""
-    mig = (found for gpu in inventory.gpus for found in (*_memory(gpu), *_slices(gpu)))
-    return (*_majors(inventory), *_uuids(inventory), *_minors(inventory), *mig, *_drm(inventory), *_links(inventory))
+def _path(file: FileTable, found: Contradiction) -> str:
+    """The key path, by the file's own order."""
+    if found.kind == "majors":
+        return f"node.majors.{found.key}"
+    places: dict[Hashable, str] = {(link.a, link.b): f"link[{at}]" for at, link in enumerate(file.link)}
+    for at, gpu in enumerate(file.gpu):
+        places |= {node.name: f"gpu[{at}].drm[{below}]" for below, node in enumerate(gpu.drm)}
+        places |= {table.uuid: f"gpu[{at}].mig[{below}]" for below, table in enumerate(gpu.mig_tables)}
+    return f"{places[found.where]}.{found.key}"
+
+
+def _contradictions(inventory: Inventory) -> Iterator[Contradiction]:
+    yield from (*_majors(inventory), *_uuids(inventory), *_minors(inventory))
+    for gpu in inventory.gpus:
+        yield from (*_memory(gpu), *_slices(gpu))
+    yield from (*_drm(inventory), *_links(inventory))
 
 
 def _majors(inventory: Inventory) -> Iterator[Contradiction]:
@@ -46,15 +132,14 @@ def _majors(inventory: Inventory) -> Iterator[Contradiction]:
     for name in ("nvidia", "nvidia_uvm", "nvidia_caps"):
         major = getattr(inventory.majors, name)
         if major is not None and (first := met.setdefault(major, name)) != name:
-            yield Contradiction("majors", (), name, f"{major} already belongs to {first}")
+            yield Contradiction("majors", "", name, f"{major} already belongs to {first}")
 
 
 def _uuids(inventory: Inventory) -> Iterator[Contradiction]:
     met: dict[str, str] = {}
     for part in inventory.parts:
         if (first := met.setdefault(part.uuid, part.place)) != part.place:
-            where = (part.gpu.index, part.device.index)
-            yield Contradiction("mig", where, "uuid", f"{part.uuid} is already the UUID of MIG device {first}")
+            yield Contradiction("mig", part.uuid, "uuid", f"{part.uuid} is already the UUID of MIG device {first}")
 
 
 def _minors(inventory: Inventory) -> Iterator[Contradiction]:
@@ -62,7 +147,7 @@ def _minors(inventory: Inventory) -> Iterator[Contradiction]:
     met: dict[int, tuple[Hashable, str]] = {}
     seen: dict[tuple[int, int], int] = {}
     for part in inventory.parts:
-        device, where = part.device, (part.gpu.index, part.device.index)
+        device = part.device
         instance = (part.gpu.index, device.gpu_instance_id)
         for key, minor, owner in (
             ("gi_minor", device.gpu_instance_minor, instance),
@@ -72,12 +157,12 @@ def _minors(inventory: Inventory) -> Iterator[Contradiction]:
                 continue
             first, name = met.setdefault(minor, (owner, f"{key} of MIG device {part.place}"))
             if first != owner:
-                yield Contradiction("mig", where, key, f"{minor} is already {name}")
+                yield Contradiction("mig", part.uuid, key, f"{minor} is already {name}")
         if device.gpu_instance_minor is not None:
             known = seen.setdefault(instance, device.gpu_instance_minor)
             if known != device.gpu_instance_minor:
                 message = f"{device.gpu_instance_minor}, where another part of GPU instance {instance[1]} has {known}"
-                yield Contradiction("mig", where, "gi_minor", message)
+                yield Contradiction("mig", part.uuid, "gi_minor", message)
 
 
 def _instances(gpu: Gpu) -> dict[int, list[MigDevice]]:
@@ -92,9 +177,10 @@ def _memory(gpu: Gpu) -> Iterator[Contradiction]:
     total = 0
     for devices in _instances(gpu).values():
         total += max(device.memory_bytes for device in devices)
-        if gpu.memory_bytes and total > gpu.memory_bytes and len(gpu.mig) > 1:
-            message = f"with those before it {total} bytes, and its GPU has {gpu.memory_bytes}"
-            yield Contradiction("mig", (gpu.index, devices[0].index), "memory_bytes", message)
+        if gpu.memory_bytes and total > gpu.memory_bytes:
+            whose = "it has" if devices == list(gpu.mig) else "with those before it"
+            message = f"{whose} {total} bytes, and its GPU has {gpu.memory_bytes}"
+            yield Contradiction("mig", devices[0].uuid, "memory_bytes", message)
             return
 
 
@@ -107,19 +193,18 @@ def _slices(gpu: Gpu) -> Iterator[Contradiction]:
         first = cut[0][1]
         slices, used = int(first[2]), 0
         for device, match in cut:
-            where = (gpu.index, device.index)
             if match.group(2, 3) != first.group(2, 3):
                 message = f"{device.profile}, where another part of GPU instance {number} is {cut[0][0].profile}"
-                yield Contradiction("mig", where, "profile", message)
+                yield Contradiction("mig", device.uuid, "profile", message)
                 continue
             used += int(match[1] or slices)
             if used > slices:
                 message = f"with those before it {used} compute slices, and GPU instance {number} has {slices}"
-                yield Contradiction("mig", where, "profile", message)
+                yield Contradiction("mig", device.uuid, "profile", message)
         total += slices
         if total > SLICES_MAX:
             message = f"with those before it {total} slices, and no GPU has more than {SLICES_MAX}"
-            yield Contradiction("mig", (gpu.index, devices[0].index), "profile", message)
+            yield Contradiction("mig", devices[0].uuid, "profile", message)
             return
 
 
@@ -129,7 +214,7 @@ def _drm(inventory: Inventory) -> Iterator[Contradiction]:
         for node in gpu.drm:
             if (first := met.setdefault((node.major, node.minor), node.name)) != node.name:
                 message = f"{node.major}:{node.minor} already belongs to {first}"
-                yield Contradiction("drm", (gpu.index, node.name), "minor", message)
+                yield Contradiction("drm", node.name, "minor", message)
 
 
 def _links(inventory: Inventory) -> Iterator[Contradiction]:
@@ -155,70 +240,3 @@ def _links(inventory: Inventory) -> Iterator[Contradiction]:
 
 def _odd_link(links: Sequence[Link], most: dict[int, int]) -> Link | None:
     return next((link for link in links if link.nvlink not in (0, min(most[link.a], most[link.b]))), None)
-
-
-# What each kind of contradiction is read from. If one of these has a fault, a substitute stood in for its value.
-_READ_FROM: Final[Mapping[str, set[str]]] = {"majors": {"majors"}, "link": {"link", "gpu"}}
-
-
-def find_contradictions(
-    data: Mapping[str, Any], scenario: Scenario, faults: Sequence[Fault]
-) -> Iterator[tuple[str, str]]:
-    """Key path and sentence of each contradiction, of the node at the beginning and after each change.
-
-    data: as the file has it. faults: found before; beside one of the same kind nothing is certain.
-    """
-    wrong = {_kind(fault.key) for fault in faults}
-    found = contradictions(scenario.inventory)
-    for each in found:
-        if not wrong & _READ_FROM.get(each.kind, {"gpu"}):
-            yield _path(data, each), each.message
-    if not faults:
-        yield from _after_changes(data, scenario, set(found))
-
-
-def with_lines(faults: Sequence[Fault], text: str) -> tuple[Fault, ...]:
-    """The same faults, each with the line of its key, or of the table around it."""
-    lines = key_lines(text)
-    return tuple(replace(fault, line=fault.line or line_of(lines, fault.key)) for fault in faults)
-
-
-def _kind(path: str) -> str:
-    return "majors" if path.startswith("node.majors") else re.split(r"[.\[]", path, maxsplit=1)[0]
-
-
-def _after_changes(data: Mapping[str, Any], scenario: Scenario, known: set[Contradiction]) -> Iterator[tuple[str, str]]:
-    """Each contradiction at the change that first causes it."""
-    times = [change.get("at_s", 0) for change in data.get("change", ())]
-    order = sorted(range(len(times)), key=lambda at: times[at])  # the order of the scenario
-    changes = tuple(replace(change, fault=None) for change in scenario.changes)
-    if len(order) != len(changes):
-        return
-    for number, place in enumerate(order, 1):
-        for each in contradictions(_after(scenario.inventory, changes[:number])):
-            if each not in known:
-                known.add(each)
-                below = ".mig" if each.kind == "mig" and "mig" in data["change"][place] else ""
-                yield f"change[{place}]{below}", f"from then on: {each.message}"
-
-
-def _after(inventory: Inventory, changes: tuple[ScenarioChange, ...]) -> Inventory:
-    return Scenario(inventory, changes).after(float("inf"))
-
-
-def _path(data: Mapping[str, Any], found: Contradiction) -> str:
-    """The key path, by the file's own order."""
-    match found.kind:
-        case "majors":
-            return f"node.majors.{found.key}"
-        case "link":
-            ends: list[tuple[Any, ...]] = [(link.get("a"), link.get("b")) for link in data["link"]]
-            return f"link[{ends.index(found.where)}].{found.key}"
-    index, below = found.where
-    place = [gpu.get("index") for gpu in data["gpu"]].index(index)
-    tables = data["gpu"][place][found.kind]
-    if found.kind == "drm":
-        names = [table.get("name") for table in tables]
-    else:
-        names = [table.get("index", at) for at, table in enumerate(tables)]
-    return f"gpu[{place}].{found.kind}[{names.index(below)}].{found.key}"

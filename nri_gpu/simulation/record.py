@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from nri_gpu.domain.edits import DeviceNode, Extra, Mount, NodeExtra
-from nri_gpu.domain.gpu import Fabric, Gpu, GpuUuid, MigDevice
-from nri_gpu.domain.node import GpuFault, Inventory
+from nri_gpu.domain.edits import Extra, NodeExtra
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
+from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.mig_minors import usual_minors
-from nri_gpu.simulation.gpu_tables import NOT_KNOWN
-from nri_gpu.simulation.topology import SCHEMA
+from nri_gpu.simulation import tables
+from nri_gpu.simulation.reader import Table
+
+T = TypeVar("T", bound=Table)
 
 
 def topology_text(inventory: Inventory, comment: str = "") -> str:
     """The whole file: all of the inventory but when it was taken, and whether it was simulated."""
-    blocks = [_node(inventory)]
-    for extra, found in inventory.extras.items():
-        blocks += _extra(extra, found)
-    for gpu in inventory.gpus:
-        blocks += _gpu(gpu)
-    blocks += [_fault(fault) for fault in inventory.faults]
-    blocks += [
-        _block("[[link]]", {"a": link.a, "b": link.b, "pcie": link.pcie, "nvlink": link.nvlink or None})
-        for link in inventory.links
-    ]
-    blocks += [
-        _block("[[numa]]", {"node": node.number, "cpus": node.cpus, "memory": None if node.memory else False})
-        for node in inventory.numa
-    ]
     head = "".join(f"# {line}\n" for line in comment.splitlines())
-    return f"{head}schema = {SCHEMA}\n\n" + "\n".join(blocks)
+    return head + "".join(_lines("", to_builtins(_file(inventory))))
 
 
 def scrubbed(inventory: Inventory) -> Inventory:
@@ -53,126 +43,89 @@ def _made_up(kind: str, gpu: int, part: int) -> GpuUuid:
     return GpuUuid(f"{kind}-{gpu:02x}{part:02x}0000-0000-4000-8000-{gpu:06x}{part:06x}")
 
 
-def _node(inventory: Inventory) -> str:
-    majors = inventory.majors
-    node = {"driver": inventory.driver_version or None, "cuda": inventory.cuda_version or None}
-    numbers = {
-        "nvidia": majors.nvidia,
-        "nvidia_uvm": majors.nvidia_uvm,
-        "nvidia_caps": majors.nvidia_caps,
-        "modeset": majors.modeset,
-    }
-    blocks = [_block("[node]", node), _block("[node.majors]", numbers)]
-    if inventory.modules:
-        blocks.append(_block("[node.modules]", inventory.modules))
-    return "\n".join(blocks)
+def _table(kind: type[T], value: Struct, **others: object) -> T:
+    """The table with the value's fields, but for the others."""
+    same = {name: getattr(value, name) for name in kind.__struct_fields__ if name in value.__struct_fields__}
+    return kind(**same | others)
 
 
-def _extra(extra: Extra, found: NodeExtra) -> Iterator[str]:
-    channels = {"major": found.channels.major, "channels": found.channels.count} if found.channels else {}
-    yield _block("[[node.extra]]", {"name": extra.value, **channels, "lacking": found.lacking or None})
-    yield from (_block("[[node.extra.nodes]]", _device(node)) for node in found.nodes)
-    yield from (_block("[[node.extra.mounts]]", _mount(mount)) for mount in found.mounts)
-
-
-def _device(node: DeviceNode) -> dict[str, object]:
-    return {"path": node.path, "major": node.major, "minor": node.minor, "mode": f"{node.mode:04o}"}
-
-
-def _mount(mount: Mount) -> dict[str, object]:
-    return {"destination": mount.destination, "source": mount.source}
-
-
-def _fault(fault: GpuFault) -> str:
-    return _block(
-        "[[fault]]",
-        {
-            "index": fault.index,
-            "reason": fault.reason,
-            "code": fault.code or None,
-            "sign": fault.sign,
-            "uuid": fault.uuid or None,
-            "bus_id": fault.pci_bus_id or None,
-        },
+def _file(inventory: Inventory) -> tables.FileTable:
+    node = tables.NodeTable(
+        driver=inventory.driver_version,
+        cuda=inventory.cuda_version,
+        majors=_table(tables.MajorsTable, inventory.majors),
+        modules=dict(inventory.modules),
+        extra=tuple(_extra(extra, found) for extra, found in inventory.extras.items()),
+    )
+    return tables.FileTable(
+        schema=1,
+        node=node,
+        gpu=tuple(map(_gpu, inventory.gpus)),
+        fault=tuple(_table(tables.FaultTable, fault) for fault in inventory.faults),
+        link=tuple(_table(tables.LinkTable, link) for link in inventory.links),
+        numa=tuple(_table(tables.NumaTable, node) for node in inventory.numa),
     )
 
 
-def _gpu(gpu: Gpu) -> Iterator[str]:
-    yield _block(
-        "[[gpu]]",
-        {
-            "index": gpu.index,
-            "minor": gpu.minor_number,
-            "uuid": gpu.uuid,
-            "bus_id": gpu.pci_bus_id,
-            "model": gpu.model,
-            "memory_bytes": gpu.memory_bytes,
-            "arch": f"{gpu.arch[0]}.{gpu.arch[1]}",
-            "brand": gpu.brand or None,
-            "numa": gpu.numa_node,
-            "unavailable": gpu.unavailable or None,
-            "mig": True if gpu.mig_enabled and not gpu.mig else None,
-            "signs": ", ".join(gpu.signs) or None,
-            **_facts(gpu),
-        },
+def _extra(extra: Extra, found: NodeExtra) -> tables.ExtraTable:
+    return tables.ExtraTable(
+        name=extra,
+        major=found.channels.major if found.channels else None,
+        channels=found.channels.count if found.channels else None,
+        lacking=found.lacking,
+        nodes=tuple(_table(tables.DeviceTable, node, mode=f"{node.mode:04o}") for node in found.nodes),
+        mounts=tuple(_table(tables.MountTable, mount) for mount in found.mounts),
     )
-    if gpu.fabric:
-        yield _block("[gpu.fabric]", _fabric(gpu.fabric))
-    yield from (_block("[[gpu.mig]]", _part(gpu, place, part)) for place, part in enumerate(gpu.mig))
-    for node in gpu.drm:
-        yield _block("[[gpu.drm]]", {"name": node.name, "major": node.major, "minor": node.minor})
 
 
-def _facts(gpu: Gpu) -> dict[str, object]:
-    return {
-        "architecture": gpu.architecture or None,
-        "cpus": gpu.cpus or None,
-        "compute_mode": gpu.compute_mode,
-        "persistence": gpu.persistence,
-        "ecc": gpu.ecc.current if gpu.ecc else None,
-        "ecc_pending": gpu.ecc.pending if gpu.ecc and gpu.ecc.pending != gpu.ecc.current else None,
-        "addressing": gpu.addressing or None,
-    }
+def _gpu(gpu: Gpu) -> tables.GpuTable:
+    parts = tuple(_mig(gpu, place, device) for place, device in enumerate(gpu.mig))
+    return _table(
+        tables.GpuTable,
+        gpu,
+        arch="{}.{}".format(*gpu.arch),
+        partition=parts or gpu.mig_enabled,
+        ecc=gpu.ecc and gpu.ecc.current,
+        ecc_pending=gpu.ecc.pending if gpu.ecc and gpu.ecc.pending != gpu.ecc.current else None,
+        processes=None,  # by the time that somebody reads the file they are others
+        fabric=gpu.fabric and _table(tables.FabricTable, gpu.fabric),
+        drm=tuple(_table(tables.DrmTable, node) for node in gpu.drm),
+    )
 
 
-def _fabric(fabric: Fabric) -> dict[str, object]:
-    return {
-        "state": fabric.state,
-        "status": fabric.status or None,
-        "cluster": fabric.cluster or None,
-        "clique": fabric.clique,
-        "health_mask": fabric.health_mask,
-    }
+def _mig(gpu: Gpu, place: int, device: MigDevice) -> tables.MigTable:
+    minors = (device.gpu_instance_minor, device.compute_instance_minor)
+    usual = usual_minors(gpu.minor_number, device.gpu_instance_id, device.compute_instance_id) or (None, None)
+    written = (None, None) if minors == usual else [tables.NOT_KNOWN if minor is None else minor for minor in minors]
+    return _table(
+        tables.MigTable,
+        device,
+        index=None if device.index == place else device.index,
+        gi_minor=written[0],
+        ci_minor=written[1],
+        processes=None,
+    )
 
 
-def _part(gpu: Gpu, place: int, part: MigDevice) -> dict[str, object]:
-    minors = (part.gpu_instance_minor, part.compute_instance_minor)
-    usual = usual_minors(gpu.minor_number, part.gpu_instance_id, part.compute_instance_id)
-    written = (None, None) if minors == (usual or (None, None)) else tuple(map(_minor_number, minors))
-    return {
-        "index": None if part.index == place else part.index,
-        "gi": part.gpu_instance_id,
-        "ci": part.compute_instance_id,
-        "uuid": part.uuid,
-        "profile": part.profile,
-        "memory_bytes": part.memory_bytes,
-        "gi_minor": written[0],
-        "ci_minor": written[1],
-        "unavailable": part.unavailable or None,
-    }
+def _lines(path: str, table: Mapping[str, object]) -> Iterator[str]:
+    """The keys of a table, and then the tables below it."""
+    below = {key: value for key, value in table.items() if isinstance(value, dict) or _is_array_of_tables(value)}
+    yield from (f"{key} = {_value(value)}\n" for key, value in table.items() if key not in below)
+    for key, value in below.items():
+        inner = f"{path}.{key}" if path else key
+        if isinstance(value, dict):
+            yield f"\n[{inner}]\n"
+            yield from _lines(inner, value)
+        elif isinstance(value, tuple):
+            for each in value:
+                yield f"\n[[{inner}]]\n"
+                yield from _lines(inner, each)
 
 
-def _minor_number(minor: int | None) -> int:
-    return NOT_KNOWN if minor is None else minor
-
-
-def _block(head: str, values: Mapping[str, object]) -> str:
-    lines = [f"{key} = {_value(value)}\n" for key, value in values.items() if value is not None]
-    return "".join([f"{head}\n", *lines])
+def _is_array_of_tables(value: object) -> bool:
+    return isinstance(value, tuple) and bool(value) and isinstance(value[0], dict)
 
 
 def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    # A JSON string is a basic string of TOML, DEL excepted, which it must not hold bare.
+    # JSON's values are also TOML's. A string is a basic string there, DEL excepted, which it must not hold bare.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

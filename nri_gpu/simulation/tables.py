@@ -1,175 +1,390 @@
-"""Reads tables of a TOML file strictly: notes every fault with its key path, and goes on reading."""
+"""The tables of a topology file: their keys, with types and bounds, and what each describes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from posixpath import normpath
+from typing import Annotated, ClassVar, Final, Literal
 
-from nri_gpu.domain.errors import Fault
+from msgspec import Meta, convert, field
+from msgspec.structs import replace
 
-T = TypeVar("T")
-SECONDS_MAX: Final = 31_536_000  # a year
-MAJOR_MAX: Final = 4095  # 12 bits (linux/kdev_t.h)
+from nri_gpu.domain.edits import CHANNEL_MAX, Channels, DeviceNode, Extra, Mount, NodeExtra
+from nri_gpu.domain.gpu import ComputeMode, Ecc, FabricState, Gpu, GpuUuid, MigDevice, PciBusId
+from nri_gpu.domain.health import EventType, ScriptedEvent, Sign
+from nri_gpu.domain.node import Majors
+from nri_gpu.inventory import formats
+from nri_gpu.inventory.extras import SOCKETS, socket_mount
+from nri_gpu.inventory.mig_minors import CAP_MINOR_MAX, COMPUTE_INSTANCES_MAX, GPU_INSTANCES_MAX, usual_minors
+from nri_gpu.requirements.grammar import BRANDS
+from nri_gpu.simulation.reader import Table, parsed, unique
+from nri_gpu.simulation.scenario import ScenarioChange
+from nri_gpu.system.kernel_modules import MODULES
 
-_KINDS: Final = {str: "text", int: "a whole number", bool: "true or false", dict: "a table", list: "an array of tables"}
-
-
-class Notes:
-    """The faults of one file, and the values that must be unique in it."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.faults: list[Fault] = []
-        self._firsts: dict[tuple[str, Hashable], str] = {}
-
-    def fault(self, path: str, message: str) -> None:
-        """Notes one fault at a key path."""
-        self.faults.append(Fault(self.file, path, message))
-
-    def apart(self) -> Notes:
-        """For values that may repeat those so far, but not each other; faults go to the same list."""
-        other = Notes(self.file)
-        other.faults = self.faults
-        return other
-
-    def once(self, kind: str, value: Hashable, path: str) -> None:
-        """Notes a fault if `value` occurred before under this `kind`."""
-        first = self._firsts.setdefault((kind, value), path)
-        if first != path:
-            self.fault(path, f"the same as {first}")
+NOT_KNOWN: Final = -1  # of a capability minor
+# Those that are made of the granted GPUs alone are in no file.
+EXTRAS: Final = tuple(extra for extra in Extra if extra not in {Extra.DRM, Extra.PROFILE})
+# The names in nvml.h, written like `double-bit-ecc`.
+EVENT_KINDS: Final[Mapping[str, EventType]] = {
+    kind.name.lower().replace("_", "-"): kind for kind in EventType if kind.name
+}
+GPU_KEYS: Final = ("lost", "unavailable", "signs", "mig", "present")
+NODE_KEYS: Final = ("driver", "cuda", "majors", "fault")
+_ARCH: Final = formats.Format(r"[0-9]{1,2}\.[0-9]{1,2}", 'a compute capability ("9.0")')  # in TOML, 8.10 is 8.1
+_MODE: Final = formats.Format("0[0-7]{3}", 'a mode ("0666")')  # TOML has no 0666
 
 
-class Table:
-    """One table. A value that is missing or wrong is noted, and reads as None.
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
-    path: of the table, `gpu[2]`; empty for the file's own.
+
+def _absolute(text: str) -> str:
+    if not text.startswith("/") or text.startswith("//") or normpath(text) != text:
+        raise ValueError(f"{text!r} is not an absolute path without `.`, `..` and `//`")
+    return text
+
+
+def _below_dev(text: str) -> str:
+    if not _absolute(text).startswith("/dev/"):
+        raise ValueError(f"{text!r} is not below /dev")
+    return text
+
+
+Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]  # a year
+Major = Annotated[int, Meta(ge=1, le=4095)]  # 12 bits (linux/kdev_t.h)
+CapabilityMinor = Annotated[int, Meta(ge=NOT_KNOWN, le=CAP_MINOR_MAX)]
+Version = Annotated[str, formats.VERSION.meta("")]
+BusId = Annotated[PciBusId, formats.BUS_ID.meta(), parsed(formats.parse_bus_id), unique("gpu")]
+Signs = Annotated[
+    tuple[Sign, ...],
+    Meta(description=f"an array of texts, or one text with commas, of {', '.join(Sign)}"),
+    parsed(_words),
+]
+HostPath = Annotated[str, parsed(_absolute)]
+
+
+class DrmTable(Table, frozen=True):
+    """One of `gpu.drm`."""
+
+    name: Annotated[str, formats.DRM_NAME.meta(), unique("drm")]
+    major: Major
+    minor: formats.DeviceMinor
+
+
+class FabricTable(Table, frozen=True):
+    """`gpu.fabric`."""
+
+    state: FabricState
+    status: formats.Uint = 0
+    cluster: Annotated[str, formats.CLUSTER_UUID.meta("")] = ""
+    clique: formats.Uint = 0
+    health_mask: formats.Uint | None = None
+
+
+class MigTable(Table, frozen=True, kw_only=True, rename={"gpu_instance_id": "gi", "compute_instance_id": "ci"}):
+    """`[[gpu.mig]]`. Its index is its place in the file unless it gives another: NVML's list has holes.
+
+    gi_minor, ci_minor: those that drivers use unless it gives others; -1 where they are unknown.
     """
 
-    def __init__(self, notes: Notes, data: dict[str, Any], path: str = "") -> None:
-        self._notes = notes
-        self._data = data
-        self._path = path
-        self._read: set[str] = set()
+    index: Annotated[int, Meta(ge=0, le=GPU_INSTANCES_MAX * COMPUTE_INSTANCES_MAX - 1)] | None = None
+    gpu_instance_id: Annotated[int, Meta(ge=0, le=GPU_INSTANCES_MAX - 1)]
+    compute_instance_id: Annotated[int, Meta(ge=0, le=COMPUTE_INSTANCES_MAX - 1)]
+    uuid: Annotated[GpuUuid, formats.MIG_UUID.meta(), unique("gpu")]
+    profile: Annotated[str, formats.PROFILE.meta(formats.UNKNOWN_PROFILE)]
+    memory_bytes: formats.Bytes
+    gi_minor: CapabilityMinor | None = None
+    ci_minor: CapabilityMinor | None = None
+    unavailable: str = ""
+    processes: formats.ProcessCount | None = None
 
-    def has(self, key: str) -> bool:
-        """Whether the key is there."""
-        self._read.add(key)
-        return key in self._data
+    def device(self, place: int, gpu_minor: int) -> MigDevice:
+        """place: in the file. gpu_minor: of its GPU's device node."""
+        usual = usual_minors(gpu_minor, self.gpu_instance_id, self.compute_instance_id) or (None, None)
+        said = (self.gi_minor, self.ci_minor)
+        minors = [use if say is None else say for say, use in zip(said, usual, strict=True)]
+        gpu_instance, compute_instance = (None if minor == NOT_KNOWN else minor for minor in minors)
+        return MigDevice(
+            index=place if self.index is None else self.index,
+            uuid=self.uuid,
+            gpu_instance_id=self.gpu_instance_id,
+            compute_instance_id=self.compute_instance_id,
+            profile=self.profile,
+            memory_bytes=self.memory_bytes,
+            gpu_instance_minor=gpu_instance,
+            compute_instance_minor=compute_instance,
+            unavailable=self.unavailable,
+            processes=self.processes,
+        )
 
-    def text(self, key: str, *, default: str | None = None, optional: bool = False) -> str | None:
-        """A string."""
-        return self._take(key, str, default, optional=optional)
 
-    def seconds(self, key: str) -> float:
-        """A number of seconds from 0, whole or not."""
-        value = self._data.get(key)
-        if type(value) is not float:
-            return float(self.number(key, 0, SECONDS_MAX) or 0)
-        self._read.add(key)
-        if not 0 <= value <= SECONDS_MAX:  # false of NaN too
-            self.wrong(key, f"{value} is not from 0 to {SECONDS_MAX}")
-        return value
+Partition = bool | tuple[MigTable, ...]  # `mig`: whether the GPU is in MIG mode, or its MIG devices
 
-    def flag(self, key: str, *, default: bool) -> bool:
-        """A boolean."""
-        taken = self._take(key, bool, default)
-        return default if taken is None else taken
 
-    def maybe_flag(self, key: str) -> bool | None:
-        """A boolean, or nothing."""
-        return self._take(key, bool, None, optional=True)
+def _tables(partition: Partition | None) -> tuple[MigTable, ...]:
+    return () if partition is None or isinstance(partition, bool) else partition
 
-    def number(self, key: str, low: int, high: int, *, optional: bool = False) -> int | None:
-        """A whole number from `low` to `high`."""
-        number = self._take(key, int, None, optional=optional)
-        if number is not None and not low <= number <= high:
-            self.wrong(key, f"{number} is not from {low} to {high}")
-            return None
-        return number
 
-    def parsed(
-        self, key: str, parse: Callable[[str], T], *, default: str | None = None, optional: bool = False
-    ) -> T | None:
-        """A string that `parse` understands; its ValueError is the fault."""
-        text = self.text(key, default=default, optional=optional)
-        try:
-            return None if text is None else parse(text)
-        except ValueError as error:
-            self.wrong(key, str(error))
-            return None
+def _devices(partition: Partition, gpu_minor: int) -> tuple[MigDevice, ...]:
+    """In the order of their indices."""
+    found = (table.device(place, gpu_minor) for place, table in enumerate(_tables(partition)))
+    return tuple(sorted(found, key=attrgetter("index")))
 
-    def one_of(self, key: str, words: Iterable[str], *, default: str | None = None) -> str | None:
-        """A string that is one of these words."""
-        text, known = self.text(key, default=default), tuple(words)
-        if text is None or text in known:
-            return text
-        self.wrong(key, f"{text[:64]!r} is none of {', '.join(filter(None, known))}")
-        return None
 
-    def words(self, key: str) -> list[str] | None:
-        """An array of texts, or one text with commas between; None where it is missing."""
-        if not self.has(key):
-            return None
-        value = self._data[key]
-        words = value.split(",") if isinstance(value, str) else value
-        if isinstance(words, list) and all(isinstance(word, str) for word in words):
-            return [word.strip() for word in words if word.strip()]
-        self.wrong(key, "must be an array of texts, or one text with commas")
-        return None
+def _twice(partition: Partition | None) -> Iterator[tuple[str, str]]:
+    """MIG devices with the index of another, or with its instances."""
+    met: dict[object, int] = {}
+    for place, table in enumerate(_tables(partition)):
+        index = place if table.index is None else table.index
+        for key, value in ((".index", index), ("", (table.gpu_instance_id, table.compute_instance_id))):
+            if (first := met.setdefault((key, value), place)) != place:
+                yield f"mig[{place}]{key}", f"the same as mig[{first}]{key}"
 
-    def table(self, key: str, *, optional: bool = False) -> Table:
-        """A table below this one; an empty one where it is missing."""
-        data = self._take(key, dict, None, optional=optional)
-        # Below a table that is noted as missing, nothing more is noted.
-        notes = self._notes if data is not None or optional else Notes(self._notes.file)
-        return Table(notes, data or {}, self._at(key))
 
-    def tables(self, key: str) -> list[Table]:
-        """An array of tables; empty where it is missing."""
-        items = self._take(key, list, None, optional=True) or []
-        below = []
-        for place, item in enumerate(items):
-            if isinstance(item, dict):
-                below.append(Table(self._notes, item, self._at(f"{key}[{place}]")))
-            else:
-                self.wrong(f"{key}[{place}]", "must be a table")
-        return below
+class GpuTable(
+    Table,
+    frozen=True,
+    rename={"minor_number": "minor", "pci_bus_id": "bus_id", "numa_node": "numa", "partition": "mig"},
+):
+    """`[[gpu]]`. ecc_pending: the same as ecc where it is left out."""
 
-    def apart(self) -> Table:
-        """The same table, whose values may repeat those of tables before it."""
-        return Table(self._notes.apart(), self._data, self._path)
+    index: Annotated[formats.GpuIndex, unique("gpu")]
+    minor_number: Annotated[formats.GpuIndex, unique("gpu")]
+    uuid: Annotated[GpuUuid, formats.UUID.meta(), unique("gpu")]
+    pci_bus_id: BusId
+    model: Annotated[str, formats.MODEL.meta()]
+    memory_bytes: formats.Bytes
+    arch: Annotated[str, _ARCH.meta()]
+    brand: Annotated[str, formats.one_of(["", *BRANDS])] = ""
+    numa_node: formats.NumaNumber | None = None
+    unavailable: str = ""
+    partition: Partition = False
+    signs: Signs = ()
+    architecture: Annotated[str, formats.one_of(["", *formats.ARCHITECTURES.values()])] = ""
+    cpus: Annotated[str, formats.CPULIST.meta("")] = ""
+    compute_mode: ComputeMode | None = None
+    persistence: bool | None = None
+    ecc: bool | None = None
+    ecc_pending: bool | None = None
+    addressing: Annotated[str, formats.one_of(["", *formats.ADDRESSING])] = ""
+    processes: formats.ProcessCount | None = None
+    fabric: FabricTable | None = None
+    drm: tuple[DrmTable, ...] = ()
 
-    def once(self, key: str, value: Hashable | None, *, among: str) -> None:
-        """Notes a fault if another table has the same value under this key."""
-        if value is not None:
-            self._notes.once(f"{among}.{key}", value, self._at(key))
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Of `ecc_pending`, and of MIG devices with each other."""
+        if self.ecc is None and self.ecc_pending is not None:
+            yield "ecc_pending", "needs `ecc`, which is missing"
+        yield from _twice(self.partition)
 
-    def wrong(self, key: str, message: str) -> None:
-        """Notes a fault of this key."""
-        self._notes.fault(self._at(key), message)
+    @property
+    def mig_tables(self) -> tuple[MigTable, ...]:
+        """Its MIG devices."""
+        return _tables(self.partition)
 
-    def done(self) -> None:
-        """Notes every key that was not read."""
-        for key in sorted(self._data.keys() - self._read):
-            self.wrong(key, f"unknown key (known here: {', '.join(sorted(self._read))})")
+    def gpu(self) -> Gpu:
+        """The GPU that it describes."""
+        major, _, minor = self.arch.partition(".")
+        prohibited = self.compute_mode is ComputeMode.PROHIBITED
+        pending = self.ecc if self.ecc_pending is None else self.ecc_pending
+        facts = {
+            **{name: getattr(self, name) for name in self.__struct_fields__},
+            "arch": (int(major), int(minor)),
+            "unavailable": self.unavailable or (formats.compute_prohibited(self.pci_bus_id) if prohibited else ""),
+            "signs": tuple(dict.fromkeys(self.signs)),
+            "mig_enabled": self.partition is not False,
+            "mig": _devices(self.partition, self.minor_number),
+            "ecc": None if self.ecc is None else Ecc(self.ecc, bool(pending)),
+        }
+        return convert(facts, Gpu, from_attributes=True)
 
-    def flag_or_tables(self, key: str) -> tuple[bool, list[Table]]:
-        """A boolean, or an array of tables, which means true."""
-        if isinstance(self._data.get(key), list):
-            return True, self.tables(key)
-        return self.flag(key, default=False), []
 
-    def _take(self, key: str, kind: type[T], default: T | None, *, optional: bool = False) -> T | None:
-        self._read.add(key)
-        if key not in self._data:
-            if default is None and not optional:
-                self.wrong(key, f"missing; {_KINDS[kind]}")
-            return default
-        value = self._data[key]
-        if type(value) is not kind:  # a bool is an int to isinstance
-            self.wrong(key, f"must be {_KINDS[kind]}")
-            return None
-        return value
+class FaultTable(Table, frozen=True, rename={"pci_bus_id": "bus_id"}):
+    """`[[fault]]`: a GPU that exists and could not be described."""
 
-    def _at(self, key: str) -> str:
-        return f"{self._path}.{key}" if self._path and key else self._path or key
+    index: Annotated[formats.GpuIndex, unique("gpu")]
+    reason: str
+    code: formats.NvmlCode = 0
+    sign: Sign | None = None
+    uuid: Annotated[str, formats.UUID.meta(), unique("gpu")] = ""
+    pci_bus_id: BusId = PciBusId("")
+
+
+class LinkTable(Table, frozen=True):
+    """`[[link]]`."""
+
+    a: formats.GpuIndex
+    b: formats.GpuIndex
+    pcie: Annotated[str, formats.one_of(formats.PCIE_PATHS)]
+    nvlink: formats.NvlinkCount = 0
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Of its ends."""
+        if self.a >= self.b:
+            yield "a", f"must be less than b: {self.a}, {self.b}"
+
+
+class NumaTable(Table, frozen=True, rename={"number": "node"}):
+    """`[[numa]]`."""
+
+    number: Annotated[formats.NumaNumber, unique("numa")]
+    cpus: Annotated[str, formats.CPULIST.meta()]
+    memory: bool = True
+
+
+class DeviceTable(Table, frozen=True):
+    """One of an extra's `nodes`."""
+
+    path: Annotated[str, parsed(_below_dev)]
+    major: Major
+    minor: formats.DeviceMinor
+    mode: Annotated[str, _MODE.meta()] = "0666"
+
+
+class MountTable(Table, frozen=True):
+    """One of an extra's `mounts`."""
+
+    destination: HostPath
+    source: HostPath
+
+
+class ExtraTable(Table, frozen=True):
+    """`[[node.extra]]`. major, channels: of IMEX alone."""
+
+    name: Annotated[str, formats.one_of(EXTRAS), unique("extra")]
+    major: Major | None = None
+    channels: Annotated[int, Meta(ge=1, le=CHANNEL_MAX + 1)] | None = None
+    lacking: str = ""
+    nodes: tuple[DeviceTable, ...] = ()
+    mounts: tuple[MountTable, ...] = ()
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Of its name with what it has."""
+        if self.name != Extra.IMEX:
+            for key in ("major", "channels"):
+                if getattr(self, key) is not None:
+                    yield key, f"only {Extra.IMEX} has it"
+            if not (self.nodes or self.mounts or self.lacking):
+                yield "", f"{self.name} has neither nodes nor mounts"
+        elif not self.lacking or self.channels is not None:
+            for key in ("major", "channels"):
+                if getattr(self, key) is None:
+                    yield key, "missing; a whole number"
+
+    def extra(self) -> NodeExtra:
+        """What the node has of it."""
+        nodes = (DeviceNode(node.path, node.major, node.minor, int(node.mode, 8)) for node in self.nodes)
+        mount = socket_mount if self.name in SOCKETS else Mount
+        mounts = (mount(each.destination, each.source) for each in self.mounts)
+        channels = Channels(self.major, self.channels) if self.major and self.channels else None
+        return NodeExtra(tuple(nodes), tuple(mounts), channels, self.lacking)
+
+
+class MajorsTable(Table, frozen=True):
+    """`[node.majors]`. A module whose major is left out is not loaded."""
+
+    nvidia: Major | None = None
+    nvidia_uvm: Major | None = None
+    nvidia_caps: Major | None = None
+    modeset: bool | None = None
+
+
+Modules = Annotated[
+    dict[Annotated[str, formats.one_of(MODULES)], Annotated[str, formats.MODULE_VERSION.meta()]],
+    Meta(description=f"a table with versions of modules ({', '.join(MODULES)})"),
+]
+
+
+class NodeTable(Table, frozen=True):
+    """`[node]`."""
+
+    driver: Version = ""
+    cuda: Version = ""
+    majors: MajorsTable = MajorsTable()
+    modules: Modules = field(default_factory=dict)
+    extra: tuple[ExtraTable, ...] = ()
+
+
+class EventTable(Table, frozen=True):
+    """`[[event]]`."""
+
+    at_s: Seconds
+    gpu: formats.GpuIndex
+    kind: Annotated[str, formats.one_of(EVENT_KINDS)] = "xid"
+    xid: Annotated[int, Meta(ge=1, le=65535)] | None = None
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Of kind and number."""
+        is_xid = EVENT_KINDS[self.kind] is EventType.XID
+        if is_xid and self.xid is None:
+            yield "xid", "missing; a whole number"
+        elif not is_xid and self.xid is not None:
+            yield "xid", "only an event of kind xid has a number"
+
+    def event(self) -> ScriptedEvent:
+        """The same for the health controller."""
+        return ScriptedEvent(self.at_s, self.gpu, self.xid or 0, int(EVENT_KINDS[self.kind]))
+
+
+class ChangeTable(Table, frozen=True, rename={"partition": "mig"}):
+    """`[[change]]` of one GPU, or of the node where it names none."""
+
+    apart: ClassVar[bool] = True
+
+    at_s: Seconds
+    gpu: formats.GpuIndex | None = None
+    lost: bool | None = None
+    unavailable: str | None = None
+    signs: Signs | None = None
+    partition: Partition | None = None
+    present: bool | None = None
+    driver: Annotated[str, formats.VERSION.meta("")] | None = None
+    cuda: Annotated[str, formats.VERSION.meta("")] | None = None
+    majors: MajorsTable | None = None
+    fault: str | None = None
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """What it changes."""
+        values = {key: getattr(self, "partition" if key == "mig" else key) for key in (*GPU_KEYS, *NODE_KEYS)}
+        return frozenset(key for key, value in values.items() if value is not None)
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Of what it changes with whose it is, and with each other."""
+        own, others = (NODE_KEYS, GPU_KEYS) if self.gpu is None else (GPU_KEYS, NODE_KEYS)
+        for key in others:
+            if key in self.keys:
+                yield key, "needs `gpu`, which is missing" if self.gpu is None else "is of the node, not of a GPU"
+        if self.keys.isdisjoint(own):
+            yield "", f"changes nothing: {', '.join(own)}"
+        if {"lost", "unavailable"} <= self.keys:
+            yield "lost", "says the same as `unavailable` in other words: one of them"
+        if self.present is False and len(self.keys.intersection(own)) > 1:
+            yield "present", "a GPU that leaves changes in no other way at that time"
+        yield from _twice(self.partition)
+
+    def change(self, gpu_minor: int) -> ScenarioChange:
+        """gpu_minor: of the GPU that it changes."""
+        plain = ("at_s", "gpu", "present", "lost", "unavailable", "driver", "cuda", "fault")
+        change = convert({name: getattr(self, name) for name in plain}, ScenarioChange)
+        return replace(
+            change,
+            signs=None if self.signs is None else tuple(dict.fromkeys(self.signs)),
+            mig_enabled=None if self.partition is None else self.partition is not False,
+            mig=None if self.partition is None else _devices(self.partition, gpu_minor),
+            majors=self.majors and convert(self.majors, Majors, from_attributes=True),
+        )
+
+
+class FileTable(Table, frozen=True):
+    """The whole file."""
+
+    schema: Literal[1]
+    node: NodeTable
+    gpu: tuple[GpuTable, ...] = ()
+    fault: tuple[FaultTable, ...] = ()
+    link: tuple[LinkTable, ...] = ()
+    numa: tuple[NumaTable, ...] = ()
+    event: tuple[EventTable, ...] = ()
+    change: tuple[ChangeTable, ...] = ()

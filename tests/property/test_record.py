@@ -17,7 +17,8 @@ from nri_gpu.domain.node import GpuFault, Inventory, Link, Majors, NumaNode
 from nri_gpu.inventory.formats import PCIE_PATHS
 from nri_gpu.requirements.grammar import BRANDS
 from nri_gpu.simulation.record import scrubbed, topology_text
-from nri_gpu.simulation.topology import OF_GPUS, load_topology, parse_topology
+from nri_gpu.simulation.tables import EXTRAS
+from nri_gpu.simulation.topology import load_topology, parse_topology
 from nri_gpu.system.kernel_modules import MODULES
 from tests.property import worlds
 
@@ -108,9 +109,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
     count = draw(st.integers(0, 4))
     pairs = [(a, b) for a in range(count) for b in range(a + 1, count) if draw(st.booleans())]
     extras: dict[Extra, NodeExtra] = draw(
-        st.dictionaries(
-            st.sampled_from([each for each in Extra if each not in {*OF_GPUS, Extra.IMEX}]), SAFE, max_size=2
-        )
+        st.dictionaries(st.sampled_from([each for each in EXTRAS if each is not Extra.IMEX]), SAFE, max_size=2)
     )
     if draw(st.booleans()):
         extras[Extra.IMEX] = NodeExtra(channels=Channels(240, draw(st.integers(1, 2048))))

@@ -11,8 +11,7 @@ from nri_gpu.domain.errors import InventoryError
 from nri_gpu.simulation.scenario import Scenario
 from nri_gpu.simulation.topology import TopologyError, parse_scenario
 from tests.support.daemon import TOPOLOGIES
-from tests.unit.inventory.test_scenario import PLAYED
-from tests.unit.inventory.test_topology import GPU, LINK, MIG, NODE, SECOND
+from tests.unit.simulation.files import GPU, LINK, MIG, NODE, PLAYED, SECOND
 
 CUT = MIG + "ci_minor = 85\n" + MIG.replace("0123", "1123").replace("gi = 9", "gi = 10") + "gi_minor = 7\n"
 SHARED = "drm = [{ name = 'card0', major = 226, minor = 0 }]\nfabric = { state = 'completed' }\necc = true\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.node import Inventory, NumaNode
-from nri_gpu.inventory.formats import parse_cpulist
+from nri_gpu.inventory.formats import CPULIST
 from nri_gpu.inventory.kernel import numa_nodes
 from nri_gpu.inventory.source import NvmlSource
 from tests.support import builders as make
@@ -50,12 +50,12 @@ def test_this_machine_has_its_cpus_on_nodes() -> None:
         return
     (node,) = numa_nodes([make.gpu(0, numa_node=0)], sysfs)
     assert node.memory
-    assert parse_cpulist(node.cpus)
+    assert CPULIST.parse(node.cpus)
 
 
 @pytest.mark.parametrize("text", ["0", "0-3", "0,2,4", "0-15,32-47", "99999"])
 def test_lists(text: str) -> None:
-    assert parse_cpulist(text) == text
+    assert CPULIST.parse(text) == text
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_lists(text: str) -> None:
 )
 def test_no_lists(text: str) -> None:
     with pytest.raises(ValueError, match="is not a list of CPUs"):
-        parse_cpulist(text)
+        CPULIST.parse(text)
 
 
 def test_the_nvml_source_reads_them_with_the_inventory(tmp_path: Path) -> None:

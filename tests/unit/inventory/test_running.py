@@ -11,7 +11,6 @@ import pytest
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.child import NvmlChild
 from nri_gpu.inventory.controller import InventoryCache
-from nri_gpu.simulation.topology import TopologyError, parse_topology
 from tests.support.nvml import Act, FakeGpu, FakeMig, build_fake_nvml, configure
 
 COMPUTE, GRAPHICS = "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"
@@ -96,26 +95,3 @@ def test_a_look_is_told_of_although_only_processes_changed(tmp_path: Path) -> No
     asyncio.run(run())
     assert looks == [(2, 0.0), (0, 2.0)]  # at 1.0 the first was answered
     assert len(published) == 1
-
-
-NODE = """
-schema = 1
-[node]
-[[gpu]]
-index = 0
-minor = 0
-uuid = "GPU-8f3a1c2e-0000-4000-8000-000000000001"
-bus_id = "0000:3b:00.0"
-model = "NVIDIA H100"
-memory_bytes = 85899345920
-arch = "9.0"
-"""
-
-
-def test_a_topology_file_tells_of_processes_or_does_not() -> None:
-    assert parse_topology(NODE, "node.toml", 0.0).gpus[0].processes is None
-    told = parse_topology(NODE + "processes = 2\n", "node.toml", 0.0)
-    assert told.gpus[0].processes == 2
-    assert told == parse_topology(NODE, "node.toml", 0.0)
-    with pytest.raises(TopologyError, match=r"gpu\[0\].processes: -1 is not from 0"):
-        parse_topology(NODE + "processes = -1\n", "node.toml", 0.0)

@@ -1,0 +1,325 @@
+"""Topology files: what is shipped, what each table means, and every wrong value at once."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, NodeExtra
+from nri_gpu.domain.health import EventType, ScriptedEvent, Sign
+from nri_gpu.domain.node import Inventory, Link, Majors, NumaNode
+from nri_gpu.simulation.topology import TopologyError, load_topology
+from tests.unit.simulation.files import GPU, LINK, MIG, NODE, SECOND, faults, parse, part
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = sorted((ROOT / "config/topologies").glob("*.toml"))
+FIXTURES = sorted((ROOT / "tests/fixtures/gpus").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", [*SHIPPED, *FIXTURES], ids=lambda path: path.stem)
+def test_every_file_parses(path: Path) -> None:
+    inventory = load_topology(path, wall=lambda: 7.0)
+    assert (inventory.simulated, inventory.taken_at, inventory.fault) == (True, 7.0, "")
+    assert [gpu.index for gpu in inventory.gpus] == list(range(len(inventory.gpus)))
+    uuids = [unit.uuid for unit in inventory.units]
+    assert len({uuid[:6] for uuid in uuids}) == len(uuids)  # people write them as prefixes
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_files_list_every_pair_and_majors_that_no_driver_has(path: Path) -> None:
+    inventory = load_topology(path)
+    assert [(link.a, link.b) for link in inventory.links] == list(combinations(range(len(inventory.gpus)), 2))
+    majors = inventory.majors
+    assert majors.nvidia in (None, 195)
+    assert all(major is None or major > 511 for major in (majors.nvidia_uvm, majors.nvidia_caps))
+
+
+def test_what_may_be_left_out() -> None:
+    inventory = parse(NODE + GPU)
+    assert inventory == Inventory(taken_at=5.0, gpus=inventory.gpus, simulated=True)
+    assert inventory.gpus[0].numa_node is None
+    assert not inventory.gpus[0].mig_enabled
+
+
+def test_tables_are_ordered_by_index() -> None:
+    text = "[[numa]]\nnode = 3\ncpus = '48'\nmemory = false\n[[numa]]\nnode = 1\ncpus = '0-15,32-47'\n"
+    inventory = parse(NODE + SECOND + GPU + LINK + text)
+    assert [gpu.index for gpu in inventory.gpus] == [0, 1]
+    assert inventory.links == (Link(0, 1, "PIX", 0),)
+    assert inventory.numa == (NumaNode(1, "0-15,32-47"), NumaNode(3, "48", memory=False))
+
+
+def test_bus_ids_are_normalised() -> None:
+    assert parse(NODE + GPU.replace("0000:3b", "00000000:3B")).gpus[0].pci_bus_id == "0000:3b:00.0"
+    assert parse(NODE + GPU.replace("0000:3b", "00010000:3B")).gpus[0].pci_bus_id == "10000:3b:00.0"
+
+
+@pytest.mark.parametrize(
+    ("minor", "said", "minors"),
+    [
+        (0, "", (84, 85)),  # as drivers number them, by the GPU's minor: 3 + 135 * 0 + 9 * 9
+        (2, "", (354, 355)),
+        (40, "", (None, None)),  # drivers have none for so many GPUs
+        (0, "gi_minor = 7\nci_minor = 8\n", (7, 8)),
+        (0, "gi_minor = -1\n", (None, 85)),
+    ],
+)
+def test_capability_minors(minor: int, said: str, minors: tuple[int | None, int | None]) -> None:
+    (gpu,) = parse(NODE + GPU.replace("minor = 0", f"minor = {minor}") + MIG + said).gpus
+    assert gpu.mig_enabled
+    (device,) = gpu.mig
+    assert (device.index, device.profile) == (0, "1g.10gb")
+    assert (device.gpu_instance_minor, device.compute_instance_minor) == minors
+
+
+def test_mig_devices_have_the_index_they_say() -> None:
+    assert [device.index for device in parse(f"{NODE}{GPU}{MIG}index = 4\n{part(1)}").gpus[0].mig] == [1, 4]
+
+
+def test_processes_do_not_make_two_nodes_differ() -> None:
+    busy = parse(NODE + GPU + "processes = 2\n")
+    assert busy.gpus[0].processes == 2
+    assert busy == parse(NODE + GPU)
+
+
+def test_a_gpu_in_prohibited_mode_is_unavailable_in_a_simulation_too() -> None:
+    (gpu,) = parse(NODE + GPU + "compute_mode = 'prohibited'\n").gpus
+    assert "nvidia-smi -i 0000:3b:00.0 -c 0" in gpu.unavailable
+    (other,) = parse(NODE + GPU + "compute_mode = 'prohibited'\nunavailable = 'lost'\n").gpus
+    assert other.unavailable == "lost"
+
+
+@pytest.mark.parametrize("text", ['"thermal, remap-pending"', '["thermal", "remap-pending", "thermal"]'])
+def test_signs(text: str) -> None:
+    assert parse(f"{NODE}{GPU}signs = {text}\n").gpus[0].signs == (Sign.THERMAL, Sign.REMAP_PENDING)
+
+
+EVENT = "[[event]]\nat_s = 2\ngpu = 0\nxid = 79\n"
+
+
+def test_events_in_the_order_of_their_time() -> None:
+    script = parse(NODE + GPU + EVENT + EVENT.replace("2", "0.5").replace("79", "63")).script
+    assert script == (ScriptedEvent(0.5, 0, 63), ScriptedEvent(2, 0, 79))
+
+
+@pytest.mark.parametrize("kind", EventType)
+def test_each_kind_of_event_by_its_name(kind: EventType) -> None:
+    word = (kind.name or "").lower().replace("_", "-")
+    xid = "xid = 79\n" if kind is EventType.XID else ""
+    (event,) = parse(f'{NODE}{GPU}[[event]]\nat_s = 0.5\ngpu = 0\nkind = "{word}"\n{xid}').script
+    assert event == ScriptedEvent(0.5, 0, 79 if xid else 0, kind)
+
+
+EXTRAS = """
+[node.majors]
+nvidia = 195
+modeset = false
+
+[[node.extra]]
+name = "gds"
+nodes = [{ path = "/dev/nvidia-fs0", major = 1520, minor = 0, mode = "0600" }]
+mounts = [{ destination = "/run/udev", source = "/srv/udev" }]
+
+[[node.extra]]
+name = "imex"
+major = 1524
+channels = 1048576
+
+[[node.extra]]
+name = "persistenced"
+mounts = [{ destination = "/run/nvidia-persistenced/socket", source = "/srv/socket" }]
+"""
+
+
+def test_extras() -> None:
+    inventory = parse(NODE + EXTRAS)
+    socket = Mount(
+        "/run/nvidia-persistenced/socket", "/srv/socket", ("rbind", "rprivate", "ro", "nosuid", "nodev", "noexec")
+    )
+    assert inventory.extras == {
+        Extra.GDS: NodeExtra((DeviceNode("/dev/nvidia-fs0", 1520, 0, 0o600),), (Mount("/run/udev", "/srv/udev"),)),
+        Extra.IMEX: NodeExtra(channels=Channels(1524, 2**20)),
+        Extra.PERSISTENCED: NodeExtra(mounts=(socket,)),
+    }
+    assert inventory.majors == Majors(nvidia=195, modeset=False)
+    assert parse(f'{NODE}[[node.extra]]\nname = "imex"\nlacking = "no"\n').extras[Extra.IMEX].lacking == "no"
+
+
+NUMA = "[[numa]]\nnode = 0\ncpus = '0'\n"
+GDS = '[[node.extra]]\nname = "gds"\nnodes = [{ path = "/dev/nvidia-fs0", major = 1520, minor = 0 }]\n'
+IMEX = '[[node.extra]]\nname = "imex"\nmajor = 1524\n'
+DRM = "drm = [{ name = 'card0', major = 226, minor = 0 }]\n"
+WRONG = {
+    "no schema": ("[node]\n", "schema: missing; 1"),
+    "another schema": ("schema = 2\n[node]\n", "schema: 2 is not 1"),
+    "a boolean is no number": ("schema = true\n[node]\n", "schema: True is not 1"),
+    "no node": ("schema = 1\n", "node: missing; a table"),
+    "node is no table": ("schema = 1\nnode = 3\n", "node: must be a table"),
+    "an unknown key": (f"{NODE}divrer = 'x'\n", "node.divrer: unknown key (known here: cuda, driver, extra, majors,"),
+    "an unknown table": (f"{NODE}[gpus]\n", "gpus: unknown key (known here: change, event, fault, gpu, link, node,"),
+    "a version": (f"{NODE}driver = '5'\n", "node.driver: '5' is not a version (580.95.05)"),
+    "no array": (f"{NODE}[gpu]\n", "gpu: {} is not an array of tables"),
+    "an array of numbers": (f"gpu = [1]\n{NODE}", "gpu[0]: must be a table"),
+    "a major": (f"{NODE}[node.majors]\nnvidia = 0\n", "node.majors.nvidia: 0 is not a whole number from 1 to 4095"),
+    "a module": (
+        f"{NODE}[node.modules]\next4 = '1'\n",
+        "node.modules: {'ext4': '1'} is not a table with versions of mo",
+    ),
+    "a minor": (
+        NODE + GPU.replace("minor = 0", "minor = 255"),
+        "gpu[0].minor: 255 is not a whole number from 0 to 247",
+    ),
+    "memory as text": (
+        NODE + GPU.replace("85_520_809_984", "'80Gi'"),
+        "gpu[0].memory_bytes: '80Gi' is not a whole num",
+    ),
+    "arch as a number": (NODE + GPU.replace('"9.0"', "9.0"), 'gpu[0].arch: 9.0 is not a compute capability ("9.0")'),
+    "a brand": (NODE + GPU + "brand = 'acme'\n", "gpu[0].brand: 'acme' is not one of unknown, quadro, tesla"),
+    "a compute mode": (NODE + GPU + "compute_mode = 'off'\n", "gpu[0].compute_mode: 'off' is not one of default, ex"),
+    "an architecture": (NODE + GPU + "architecture = 'rdna'\n", "gpu[0].architecture: 'rdna' is not one of kepler,"),
+    "cpus": (NODE + GPU + "cpus = '0..3'\n", "gpu[0].cpus: '0..3' is not a list of CPUs (\"0-15,32-47\")"),
+    "a pending ECC mode alone": (
+        NODE + GPU + "ecc_pending = true\n",
+        "gpu[0].ecc_pending: needs `ecc`, which is missing",
+    ),
+    "a fabric without a state": (
+        NODE + GPU + "fabric = { clique = 1 }\n",
+        "gpu[0].fabric.state: missing; one of not-s",
+    ),
+    "a cluster": (
+        NODE + GPU + "fabric = { state = 'completed', cluster = '1' }\n",
+        "gpu[0].fabric.cluster: '1' is not a",
+    ),
+    "signs": (NODE + GPU + "signs = 'sad'\n", "gpu[0].signs: 'sad' is not an array of texts, or one text with commas"),
+    "a number as a sign": (NODE + GPU + "signs = [5]\n", "gpu[0].signs: [5] is not an array of texts, or one text wit"),
+    "mig as a number": (NODE + GPU + "mig = 1\n", "gpu[0].mig: 1 is not true or false, or an array of tables"),
+    "a MIG profile": (
+        NODE + GPU + MIG.replace("1g.10gb", "10gb"),
+        "gpu[0].mig[0].profile: '10gb' is not a MIG profile",
+    ),
+    "a GPU's UUID": (NODE + GPU + MIG.replace("MIG-", "GPU-"), "gpu[0].mig[0].uuid: 'GPU-"),
+    "no gi": (NODE + GPU + MIG.replace("gi = 9\n", ""), "gpu[0].mig[0].gi: missing; a whole number from 0 to 14"),
+    "ci": (NODE + GPU + MIG.replace("ci = 0", "ci = 8"), "gpu[0].mig[0].ci: 8 is not a whole number from 0 to 7"),
+    "a capability minor": (
+        NODE + GPU + MIG + "gi_minor = 8192\n",
+        "gpu[0].mig[0].gi_minor: 8192 is not a whole number",
+    ),
+    "one UUID for two MIG devices": (
+        NODE + GPU + part(1) + part(1, gi=2),
+        "gpu[0].mig[1].uuid: the same as gpu[0].mig[0]",
+    ),
+    "one index for two": (NODE + GPU + part(1) + part(2, index=0), "gpu[0].mig[1].index: the same as mig[0].index"),
+    "one instance for two": (NODE + GPU + part(1) + part(2, gi=1), "gpu[0].mig[1]: the same as mig[0]"),
+    "a connector": (
+        NODE + GPU + DRM.replace("card0", "card0-DP-1"),
+        "gpu[0].drm[0].name: 'card0-DP-1' is not the name",
+    ),
+    "one DRM node of two GPUs": (NODE + GPU + DRM + SECOND + DRM, "gpu[1].drm[0].name: the same as gpu[0].drm[0].name"),
+    "a fault of a GPU": (
+        f'{NODE}{GPU}[[fault]]\nindex = 0\nreason = "gone"\n',
+        "fault[0].index: the same as gpu[0].index",
+    ),
+    "a link backwards": (
+        NODE + GPU + SECOND + "[[link]]\na = 1\nb = 0\npcie = 'PIX'\n",
+        "link[0].a: must be less than b",
+    ),
+    "a PCIe path": (
+        NODE + GPU + SECOND + LINK.replace("PIX", "X"),
+        "link[0].pcie: 'X' is not one of PIX, PXB, PHB, NODE",
+    ),
+    "no cpus": (f"{NODE}[[numa]]\nnode = 0\n", 'numa[0].cpus: missing; a list of CPUs ("0-15,32-47")'),
+    "one NUMA node twice": (NODE + NUMA + NUMA, "numa[1].node: the same as numa[0].node"),
+    "an extra": (
+        'schema = 1\n[node]\n[[node.extra]]\nname = "frob"\n',
+        "node.extra[0].name: 'frob' is not one of gds,",
+    ),
+    "an extra made of GPUs": (f'{NODE}[[node.extra]]\nname = "drm"\n', "node.extra[0].name: 'drm' is not one of gds"),
+    "an extra twice": (NODE + GDS + GDS, "node.extra[1].name: the same as node.extra[0].name"),
+    "nothing of an extra": (f'{NODE}[[node.extra]]\nname = "gds"\n', "node.extra[0]: gds has neither nodes nor mounts"),
+    "no device": (
+        NODE + GDS.replace("/dev/n", "/etc/n"),
+        "node.extra[0].nodes[0].path: '/etc/nvidia-fs0' is not below",
+    ),
+    "out of /dev": (
+        NODE + GDS.replace("/dev/n", "/dev/../n"),
+        "node.extra[0].nodes[0].path: '/dev/../nvidia-fs0' is no",
+    ),
+    "a mode": (NODE + GDS.replace("r = 0", 'r = 0, mode = "666"'), "node.extra[0].nodes[0].mode: '666' is not a mode"),
+    "no channels": (NODE + IMEX, "node.extra[0].channels: missing; a whole number"),
+    "channels of another": (NODE + GDS + "channels = 1\n", "node.extra[0].channels: only imex has it"),
+    "a relative source": (
+        f'{NODE}[[node.extra]]\nname = "gds"\nmounts = [{{ destination = "/a", source = "b" }}]\n',
+        "node.extra[0].mounts[0].source: 'b' is not an absolute path",
+    ),
+    "a time before the start": (
+        NODE + GPU + EVENT.replace("= 2", "= -1.5"),
+        "event[0].at_s: -1.5 is not a number from 0",
+    ),
+    "no time at all": (NODE + GPU + EVENT.replace("= 2", "= nan"), "event[0].at_s: nan is not a number from 0 to"),
+    "a kind of event": (
+        NODE + GPU + EVENT + "kind = 'flood'\n",
+        "event[0].kind: 'flood' is not one of double-bit-ecc, x",
+    ),
+    "an XID of another kind": (NODE + GPU + EVENT + "kind = 'poison'\n", "event[0].xid: only an event of kind xid has"),
+    "no XID": (NODE + GPU + EVENT.replace("xid = 79\n", ""), "event[0].xid: missing; a whole number"),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG.values(), ids=WRONG)
+def test_wrong_value(text: str, expected: str) -> None:
+    (fault,) = faults(text)
+    assert fault.startswith(expected)
+
+
+@pytest.mark.parametrize("uuid", ["", "GPU-", "MIG-01234567-89ab-cdef-0123-456789abcdef", "GPU-../../etc", "gpu-0"])
+def test_uuids_have_a_form(uuid: str) -> None:
+    (fault,) = faults(NODE + GPU.replace("GPU-01234567-89ab-cdef-0123-456789abcdef", uuid))
+    assert fault.startswith("gpu[0].uuid: ")
+
+
+def test_all_wrong_values_at_once() -> None:
+    text = "schema = 3\ncolour = 1\n[node]\ncuda = 13.0\n" + GPU.replace("index = 0\n", "") + "numa = -1\n" + GPU
+    assert [fault.split(":")[0] for fault in faults(text)] == [
+        "schema",
+        "node.cuda",
+        "gpu[0].index",
+        "gpu[0].numa",
+        "gpu[1].minor",
+        "gpu[1].uuid",
+        "gpu[1].bus_id",
+        "colour",
+    ]
+
+
+def test_faults_have_their_lines() -> None:
+    text = (
+        NODE + GPU + part(1, ci_minor=13) + SECOND + part(2, ci_minor=13, memory_bytes=-1) + "drm = [{ name = 'x' }]\n"
+    )
+    with pytest.raises(TopologyError) as caught:
+        parse(text)
+    lines = text.splitlines()
+    found = {fault.key: lines[(fault.line or 0) - 1] for fault in caught.value.faults}
+    assert found == {
+        "gpu[1].mig[0].memory_bytes": "memory_bytes = -1",
+        "gpu[1].mig[0].drm": "drm = [{ name = 'x' }]",
+    }
+    with pytest.raises(TopologyError) as caught:
+        parse(text.replace("= -1", "= 1").replace("drm = [{ name = 'x' }]\n", ""))
+    (fault,) = caught.value.faults
+    assert (fault.key, lines[(fault.line or 0) - 1]) == ("gpu[1].mig[0].ci_minor", "ci_minor = 13")
+    assert str(fault).startswith(f"node.toml:{fault.line}: gpu[1].mig[0].ci_minor: ")
+
+
+def test_syntax_faults_have_their_line() -> None:
+    with pytest.raises(TopologyError, match=r"^node\.toml:2: "):
+        parse("schema = 1\n[node\n")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match=r"absent\.toml: No such file"):
+        load_topology(tmp_path / "absent.toml")
+    (tmp_path / "node.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(TopologyError, match="UTF-8"):
+        load_topology(tmp_path / "node.toml")
