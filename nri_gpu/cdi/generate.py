@@ -23,7 +23,7 @@ from nri_gpu.domain.gpu import Capabilities, Gpu
 from nri_gpu.domain.node import DriverTree, Inventory, Loader
 from nri_gpu.driver.owner import owner_of
 from nri_gpu.driver.scan import scan
-from nri_gpu.driver.stage import GENERATION, prune_where, stage
+from nri_gpu.driver.stage import GENERATION, prune, stage
 from nri_gpu.injection.devices import missing_capability_major, missing_modules, two_versions
 from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.simulation.source import source_of
@@ -114,7 +114,7 @@ def remove_old(
     try:
         named = frozenset(_named(base, {folder.resolve() for folder in (file.path.parent, *options.standard)}))
         limit = booted_at() if before is None else before
-        return prune_where(base, lambda folder: _is_old(folder, version, limit) and folder.name not in named)
+        return prune(base, lambda folder: _is_old(folder, version, limit) and folder.name not in named)
     except OSError as error:
         raise DriverError(f"old driver files stay in {base}: {error}") from error
 

@@ -26,7 +26,7 @@ from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Node
 from nri_gpu.driver.compat import scan_compat
 from nri_gpu.driver.profiles import planned_profiles
 from nri_gpu.driver.scan import scan
-from nri_gpu.driver.stage import planned, tree_name
+from nri_gpu.driver.trees import planned, tree_name
 from nri_gpu.policy.model import Policy
 from nri_gpu.simulation.source import ask_once, source_of
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from nri_gpu.daemon.snapshot import EvidenceSource, SnapshotController
 from nri_gpu.daemon.state_folder import StateFolder
-from nri_gpu.driver.controller import DriverController, DriverDependencies, DriverPlace
+from nri_gpu.driver.controller import DriverController, DriverPlace
 from nri_gpu.driver.profiles import ProfileController
 from nri_gpu.health.controller import HealthController, HealthDependencies, HealthPlace
 from nri_gpu.inventory.controller import DRIVER, LABELS, PROFILES, InventoryCache, InventoryController
@@ -88,7 +88,7 @@ class NodeControllers:
             retry_s=fixed.inventory.refresh_s,
             compat_dir=Path(fixed.compat.dir) if fixed.compat.dir else None,
         )
-        return DriverController(place, self._node_state, DriverDependencies(self._generations, self._module_changed))
+        return DriverController(place, self._node_state, held=self._generations, module_changed=self._module_changed)
 
     def _evidence_source(self) -> EvidenceSource:
         return EvidenceSource(

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 from nri_gpu import __version__
 from nri_gpu.domain.codec import canonical, decode
 from nri_gpu.domain.node import DriverFiles, Inventory
-from nri_gpu.driver.watch import folder_signatures, staged_evidence
+from nri_gpu.driver.scan import Signatures, folder_signatures
+from nri_gpu.driver.stage import staged_evidence
 from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.system.kernel_modules import module_version, module_versions
 from nri_gpu.system.state import NodeState
@@ -31,8 +32,6 @@ from nri_gpu.system.tasks import LogOnce
 SNAPSHOT_FILE: Final = "snapshot.json"
 SCHEMA: Final = "nri-gpu/snapshot/v1"
 BYTES_MAX: Final = 16 << 20
-# Device, inode and time of change of a folder, as `driver.watch` has them; None where it is not.
-Signs = tuple[tuple[int, int, int] | None, ...]
 
 
 class SnapshotError(ValueError):
@@ -52,8 +51,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
     program: str
     module_version: str
     settings: tuple[str, ...]
-    host: Signs
-    staged: Signs
+    host: Signatures
+    staged: Signatures
     sight: str
     module_versions: tuple[str, ...] = ()
 
@@ -143,7 +142,7 @@ class EvidenceSource(Struct, frozen=True, kw_only=True):
     stage_dir: Path
     look: Callable[[], Hashable]
     answered: Callable[[], Hashable]
-    scanned: Callable[[], Signs | None]
+    scanned: Callable[[], Signatures | None]
     module: Callable[[], str] = module_version
     modules: Callable[[], Mapping[str, str]] = module_versions
     boot_id: Callable[[], str] = boot_id
@@ -217,13 +216,13 @@ class SnapshotController:
             self._written = now
             self._faults.clear()
 
-    def _write(self, now: tuple[Inventory, DriverFiles, str, Hashable, Signs]) -> None:
+    def _write(self, now: tuple[Inventory, DriverFiles, str, Hashable, Signatures]) -> None:
         inventory, driver, version, sight, scanned = now
         evidence = self._evidence(version, driver, scanned, sight)
         content = to_bytes(Snapshot(evidence=evidence, inventory=inventory, driver=driver), self._key)
         write_whole(self._folder / SNAPSHOT_FILE, content)
 
-    def _evidence(self, version: str, driver: DriverFiles, host: Signs, sight: Hashable) -> Evidence:
+    def _evidence(self, version: str, driver: DriverFiles, host: Signatures, sight: Hashable) -> Evidence:
         return Evidence(
             boot_id=self._host.boot_id(),
             program=__version__,

@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final
@@ -26,8 +26,8 @@ from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import CompatPackage, CudaVersion
 from nri_gpu.driver import table
-from nri_gpu.driver.elf import Elf, MalformedNoteError, parse_note, read_elf
-from nri_gpu.driver.host_file import HostFile, LeftOut, check_folder, examine
+from nri_gpu.driver.elf import Elf, MalformedError, parse_note, read_elf
+from nri_gpu.driver.host_files import PLAIN_NAME, HostFile, LeftOut, check_folder, examine
 from nri_gpu.driver.owner import StageOwner
 from nri_gpu.driver.stage import stage_plan
 from nri_gpu.system.state import NodeState
@@ -39,12 +39,13 @@ NOTE_SECTION: Final = ".note.cuda.fwd_compatibility"
 NOTE_OWNER: Final = "NVIDIA Corporation"
 LAYOUT: Final = 1  # part of every generation's name: raise it when the same files are to be staged differently
 FOLDER_NAME: Final = re.compile(r"([1-9]\d{0,2})\.(0|[1-9]\d?)")
-LIBRARY_FILE: Final = re.compile(r"(?P<name>lib[\w+-]+)\.so(?:\.(?P<version>[\d.]+))?")
+LIBRARY_FILE: Final = re.compile(r"lib[\w+-]+\.so(?:\.[\d.]+)?")
 CUDA_FILE: Final = re.compile(rf"libcuda\.so\.({table.VERSION})")
-PLAIN_NAME: Final = re.compile(r"lib[\w+.-]+")  # a SONAME becomes a file name in the staged folder
 DRIVERS_MAX: Final = 256  # majors in a note; today's have six
 # Libraries that must be of the kernel module's own version.
-_OF_THE_DRIVER: Final = {each.name for each in table.LIBRARIES if Capability.COMPUTE not in each.capabilities}
+_OF_THE_DRIVER: Final = table.OTHERS | {
+    each.name for each in table.LIBRARIES if Capability.COMPUTE not in each.capabilities
+}
 _UNVERSIONED: Final = {each.name for each in table.LIBRARIES if each.suffixes == table.SO4}
 
 
@@ -126,10 +127,11 @@ def _package(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> F
         reason = (error.strerror or "") if isinstance(error, OSError) else str(error)
         left_out.append(LeftOut(folder.name, reason))
         return None
-    kept = {name: each for name, each in files.items() if _belongs(name, version)}
-    left_out += [_left_out(folder.name, name, version) for name in files if name not in kept]
-    plan = {name: source for name, (source, _) in kept.items()}
-    return FoundCompat((int(named[1]), int(named[2])), version, drivers, MappingProxyType({**_links(kept), **plan}))
+    reasons = {name: _why_left_out(name, version) for name in files}
+    left_out += [LeftOut(f"{folder.name}/{name}", reason) for name, reason in reasons.items() if reason]
+    kept = {name: each for name, each in files.items() if not reasons[name]}
+    plan: dict[str, HostFile | str] = {**dict(_links(kept)), **{name: source for name, (source, _) in kept.items()}}
+    return FoundCompat((int(named[1]), int(named[2])), version, drivers, MappingProxyType(plan))
 
 
 def _files(folder: Path, machine: table.Machine, left_out: list[LeftOut]) -> dict[str, tuple[HostFile, Elf]]:
@@ -172,7 +174,7 @@ def _drivers(libcuda: Path, folder: str) -> frozenset[int] | None:
         if text is None:
             return None
         cuda, drivers = read_note(text)
-    except MalformedNoteError:
+    except MalformedError:
         raise DriverError(f"the note {NOTE_SECTION} of its libcuda is malformed") from None
     if cuda and cuda != folder:
         raise DriverError(f"its libcuda is for CUDA {cuda}, which the folder is not named for")
@@ -187,41 +189,30 @@ class _Note(Struct):
 def read_note(text: bytes) -> tuple[str, frozenset[int]]:
     """The CUDA version and the majors of host drivers in a note's text; empty where it has none.
 
-    Raises: MalformedNoteError: not JSON, or another format than the one we know.
+    Raises: MalformedError: not JSON, or another format than the one we know.
     """
     try:
         note = msgspec.json.decode(text, type=_Note)
     except (ValueError, RecursionError):
-        raise MalformedNoteError from None
+        raise MalformedError from None
     return note.cuda, frozenset(note.drivers or ())
 
 
-def _belongs(name: str, version: str) -> bool:
-    """Whether a library is part of the package: of its version, and not one that must be the driver's own."""
-    match = LIBRARY_FILE.fullmatch(name)
-    if match is None or match["name"] in _OF_THE_DRIVER | table.OTHERS:
-        return False
-    return match["version"] == version or match["name"] in _UNVERSIONED
+def _why_left_out(name: str, version: str) -> str:
+    """Why a library is no part of the package of this version, a clause; empty when it is."""
+    library, _, own_version = name.partition(".so")
+    if own_version == f".{version}":
+        return "must be the driver's own" if library in _OF_THE_DRIVER else ""
+    return "" if library in _UNVERSIONED else f"not of version {version}, as its libcuda is"
 
 
-def _left_out(folder: str, name: str, version: str) -> LeftOut:
-    match = LIBRARY_FILE.fullmatch(name)
-    own = match is not None and match["version"] == version
-    reason = "must be the driver's own" if own else f"not of version {version}, as its libcuda is"
-    return LeftOut(f"{folder}/{name}", reason)
-
-
-def _links(files: Mapping[str, tuple[HostFile, Elf]]) -> dict[str, str]:
-    return dict(_named_links((name, elf.soname) for name, (_, elf) in sorted(files.items())))
-
-
-def _named_links(files: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def _links(files: Mapping[str, tuple[HostFile, Elf]]) -> Iterator[tuple[str, str]]:
     """A link by each SONAME, as programs load it; for libcuda also by the name without a version."""
-    for name, soname in files:
-        if PLAIN_NAME.fullmatch(soname) and soname != name:
-            yield soname, name
-        if soname == "libcuda.so.1":
-            yield "libcuda.so", soname
+    for name, (_, elf) in sorted(files.items()):
+        if PLAIN_NAME.fullmatch(elf.soname) and elf.soname != name:
+            yield elf.soname, name
+        if elf.soname == "libcuda.so.1":
+            yield "libcuda.so", elf.soname
 
 
 SHOWN: Final = 20  # left-out files in a log line
@@ -262,11 +253,8 @@ class CompatController:
         packages, faults = [], []
         for each in found.packages:
             try:
-                packages.append(self._staged(each))
+                self._owner.take()
+                packages.append(each.at(stage_plan(each.files, each.generation, self._owner.base)))
             except (DriverError, OSError) as error:
                 faults.append(f"{each.generation} cannot be staged: {error}")
         return found, tuple(packages), faults
-
-    def _staged(self, found: FoundCompat) -> CompatPackage:
-        self._owner.take()
-        return found.at(stage_plan(found.files, found.generation, self._owner.base))

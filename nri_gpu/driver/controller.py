@@ -14,18 +14,16 @@ from msgspec import Struct
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.node import DriverFiles
-from nri_gpu.driver.compat import CompatController
+from nri_gpu.driver.compat import SHOWN, CompatController
 from nri_gpu.driver.owner import NotReleasedError, StageOwner, StageTakenError
-from nri_gpu.driver.scan import FoundDriver, scan
-from nri_gpu.driver.stage import prune, stage
-from nri_gpu.driver.watch import Signatures, changed, folder_signatures, staged_signatures
+from nri_gpu.driver.scan import FoundDriver, Signatures, changed, folder_signatures, scan
+from nri_gpu.driver.stage import prune, stage, staged_signatures
 from nri_gpu.system.kernel_modules import module_version
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.tasks import LogOnce
 
 LOOK_S: Final = 5.0  # between two looks, which take a millisecond where nothing changed
 RELEASE_LOOK_S: Final = 0.25  # while the daemon before this one ends
-SHOWN: Final = 20  # files in a log line
 
 
 class DriverPlace(Struct, frozen=True, kw_only=True):
@@ -46,17 +44,6 @@ class DriverPlace(Struct, frozen=True, kw_only=True):
     compat_dir: Path | None = None
 
 
-class DriverDependencies(Struct, frozen=True):
-    """What it needs of the daemon.
-
-    held: the driver generations that containers have mounted, None before the first Synchronize.
-    module_changed: called when another kernel module is loaded.
-    """
-
-    held: Callable[[], frozenset[str] | None]
-    module_changed: Callable[[], None]
-
-
 class _Scan(Struct, frozen=True):
     """The last scan. signatures: taken before it; None: there was none. found: None where it failed."""
 
@@ -66,19 +53,25 @@ class _Scan(Struct, frozen=True):
 
 
 class DriverController:
-    """Looks every few seconds; scans and stages when asked to, or when the driver changed."""
+    """Looks every few seconds; scans and stages when asked to, or when the driver changed.
+
+    held: the driver generations that containers have mounted, None before the first Synchronize. module_changed: called
+    when another kernel module is loaded.
+    """
 
     def __init__(
         self,
         place: DriverPlace,
         node_state: NodeState,
-        dependencies: DriverDependencies,
         *,
+        held: Callable[[], frozenset[str] | None],
+        module_changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._place = place
         self._node_state = node_state
-        self._dependencies = dependencies
+        self._held = held
+        self._module_changed = module_changed
         self._clock = clock
         self._last = _Scan()
         self._staged: Signatures | None = None  # of the staged files, when they were last complete
@@ -142,7 +135,7 @@ class DriverController:
         self._asked = True
         if known is not None:
             logger.bind(driver_version=version or "-").info("kernel module changed")
-            self._dependencies.module_changed()
+            self._module_changed()
 
     def _has_changed(self) -> bool:
         last, driver = self._last, self._node_state.node.driver
@@ -209,14 +202,14 @@ class DriverController:
 
     async def _prune(self) -> None:
         """Removes old staged files once no grant names them; not before the runtime has listed its containers."""
-        node, held = self._node_state.node, self._dependencies.held()
+        node, held = self._node_state.node, self._held()
         if held is None or node.driver is None:
             return
         keep = held | {node.driver.generation} | {package.generation for package in node.compat}
         if keep == self._kept:
             return
         try:
-            removed = await asyncio.to_thread(prune, self._place.stage_dir, keep)
+            removed = await asyncio.to_thread(prune, self._place.stage_dir, lambda folder: folder.name not in keep)
         except DriverError as error:
             logger.bind(fault=str(error)).warning("old driver files not removed")
         else:

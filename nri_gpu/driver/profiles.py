@@ -17,7 +17,7 @@ from loguru import logger
 
 from nri_gpu.domain.edits import PROFILE_GPUS_MAX, PROFILE_MINOR_MAX, Profiles, mask
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.driver.host_file import check_folder
+from nri_gpu.driver.host_files import check_folder
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.storage import write_whole
 from nri_gpu.system.tasks import work_when_told

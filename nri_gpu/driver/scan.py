@@ -18,13 +18,11 @@ from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capabilities, Capability
 from nri_gpu.driver import table
 from nri_gpu.driver.elf import read_elf
-from nri_gpu.driver.host_file import HostFile, LeftOut, distinct_folders, examine
-from nri_gpu.driver.libraries import LibraryFolders
+from nri_gpu.driver.host_files import PLAIN_NAME, HostFile, LeftOut, LibraryFolders, distinct_folders, examine
+from nri_gpu.system.storage import signature
 
 # Part of every generation's name: raise it when the same host files are to be staged differently.
 LAYOUT: Final = 3
-# A SONAME becomes a file name in the staged folder.
-PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*")
 CONFIG_BYTES_MAX: Final = 64 * 1024
 # On the host, below a library folder, and then below the root.
 # Source: NVIDIA/nvidia-container-toolkit internal/discover/graphics.go.
@@ -39,6 +37,9 @@ CONFIG_ROOTS: Final = ("etc", "usr/local/share", "usr/share", "share")
 # In containers the driver lies elsewhere, so a library must not be named with its folder.
 _ABSOLUTE: Final = re.compile(rb'"library_path"\s*:\s*"/|\A\s*/')
 _SONAME_ONLY: Final = "names a library by a path that containers do not have"
+
+# Device, inode and time of change of each path; None where it does not exist. snapshot.json holds these.
+Signatures = tuple[tuple[int, int, int] | None, ...]
 
 
 class DriverFile(Struct, frozen=True):
@@ -90,11 +91,35 @@ def scan(driver_root: Path, machine_name: str = "", library_dirs: Sequence[str] 
 
     Raises: DriverError: there is no driver, two versions of it, or none for this machine.
     """
-    machine = _machine(machine_name or platform.machine())
+    name = machine_name or platform.machine()
+    machine = table.MACHINES.get(name)
+    if machine is None:
+        raise DriverError(f"there is no NVIDIA driver for {name}, only for {', '.join(table.MACHINES)}")
     try:
         return _scan(driver_root, machine, tuple(each.strip("/") for each in library_dirs))
     except OSError as error:
         raise DriverError(f"driver root {driver_root} cannot be searched: {error}") from error
+
+
+def folder_signatures(driver_root: Path, library_dirs: Sequence[str] = ()) -> Signatures:
+    """Signatures of the folders that a scan searches. Taken before a scan, they also show what changed during it."""
+    name = platform.machine()
+    machines = [each for each in (table.MACHINES.get(name), table.COMPATIBLE.get(name)) if each]
+    libraries = [folder for machine in machines for folder in machine.folders]
+    own = [folder.strip("/") for folder in library_dirs]
+    return signatures(driver_root / folder for folder in (*own, *libraries, *table.BINARY_FOLDERS))
+
+
+def signatures(paths: Iterable[Path]) -> Signatures:
+    """What differs once a folder has other entries, or a file other content."""
+    return tuple(found and found[:3] for found in map(signature, paths))
+
+
+def changed(driver_root: Path, library_dirs: Sequence[str], before: Signatures, found: FoundDriver | None) -> bool:
+    """Whether a folder has other entries than before, or a file that was found has other content."""
+    if folder_signatures(driver_root, library_dirs) != before:
+        return True
+    return found is not None and not all(file.source.unchanged() for file in found.files)
 
 
 def _scan(driver_root: Path, machine: table.Machine, library_dirs: tuple[str, ...]) -> FoundDriver:
@@ -121,13 +146,6 @@ def _scan(driver_root: Path, machine: table.Machine, library_dirs: tuple[str, ..
         unknown=folders.unknown(version),
         left_out=tuple(dict.fromkeys((*folders.left_out(), *refused_32, *left_out))),
     )
-
-
-def _machine(name: str) -> table.Machine:
-    machine = table.MACHINES.get(name)
-    if machine is None:
-        raise DriverError(f"there is no NVIDIA driver for {name}, only for {', '.join(table.MACHINES)}")
-    return machine
 
 
 def _libraries(folders: LibraryFolders, version: str) -> Iterator[DriverFile]:

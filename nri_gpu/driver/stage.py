@@ -1,30 +1,29 @@
-"""Stages a driver: a folder for each generation, with a tree of files for each set of capabilities, mounted whole."""
+"""Stages a driver: a folder for each generation, in which no file changes once it is there.
+
+A file of the host gets there by reflink, hard link or copy, whichever works first.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Final
 
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.domain.gpu import Capabilities, Capability, closed_sets
-from nri_gpu.domain.node import DriverFiles, DriverTree
-from nri_gpu.driver.copy_file import FROM_HOST, WITHIN_GENERATION, CopyMethod, place
-from nri_gpu.driver.host_file import HostFile, check_folder
-from nri_gpu.driver.scan import DriverFile, FoundDriver
+from nri_gpu.domain.node import DriverFiles
+from nri_gpu.driver.host_files import HostFile, check_folder
+from nri_gpu.driver.scan import FoundDriver, Signatures, signatures
+from nri_gpu.driver.trees import BINARIES, LIBRARIES, LIBRARIES_32, Plan, copied_bytes, plan_of, planned
 from nri_gpu.system.storage import lock_holder, open_lock, try_lock
 
-LIBRARIES, SINGLES = "lib64", "extra"
-LIBRARIES_32, BINARIES = (f"{LIBRARIES}/{part}" for part in ("lib32", "bin"))
 FOLDER_MODE: Final = 0o755
 # After so many damaged folders something must be writing below the base, and each new one may cost a copy.
 ATTEMPTS: Final = 5
@@ -35,10 +34,80 @@ LOCK_FILE: Final = ".lock"
 LOCK_WAIT_S: Final = 3.0
 LOCK_LOOK_S: Final = 0.02
 
-# Path below the generation's folder -> the host's file, or the target of a symlink. It is complete, so a staged folder
-# is also checked against it.
-Plan = Mapping[str, HostFile | str]
-Row = tuple[str, tuple[str, ...]]  # a library's path in a tree, and its names
+FICLONE: Final = 0x40049409  # _IOW(0x94, 9, int), linux/fs.h
+CHUNK_BYTES: Final = 1 << 26
+READABLE: Final = 0o444
+FILE_MODE: Final = 0o555  # libraries too: distributions differ, and the loader does not mind
+
+# Puts the file of the first path at the second, which does not exist yet; or raises OSError and leaves nothing there.
+CopyMethod = Callable[[Path, Path], None]
+
+
+def reflink(original: Path, target: Path) -> None:
+    """Makes a file that shares blocks with the original: on XFS, btrfs and bcachefs; EOPNOTSUPP elsewhere."""
+
+    def clone(source: int, new: int) -> None:
+        fcntl.ioctl(new, FICLONE, source)
+
+    _new_file(original, target, clone)
+
+
+def hard_link(original: Path, target: Path) -> None:
+    """Gives the original a second name: no space, no time, and no mode of its own.
+
+    If something wrote into the original in place, the file would change under a running container. Package managers do
+    not: dpkg, rpm and NVIDIA's installer put a new file at the name, and our link keeps the old one.
+    A hardened unit gets EXDEV: each of its writable paths is a mount of its own, and link(2) does not cross mounts.
+    """
+    if original.lstat().st_mode & READABLE != READABLE:
+        raise PermissionError(f"{original} is not readable by everyone, and a link cannot change that")
+    os.link(original, target, follow_symlinks=False)
+
+
+def copy(original: Path, target: Path) -> None:
+    """Copies the file, to disk before this returns."""
+
+    def transfer(source: int, new: int) -> None:
+        while os.sendfile(new, source, None, CHUNK_BYTES):  # None: from where it is
+            pass
+
+    _new_file(original, target, transfer)
+
+
+# A reflink is as cheap as a hard link, and does not change when something writes into the original.
+FROM_HOST: Final[Sequence[CopyMethod]] = (reflink, hard_link, copy)
+# Between the trees of one generation both names are ours, so one inode, and one place in the page cache, is best.
+WITHIN_GENERATION: Final[Sequence[CopyMethod]] = (hard_link, reflink, copy)
+
+
+def place(original: Path, target: Path, methods: Sequence[CopyMethod]) -> None:
+    """Puts `original` at `target` by the first method that works. Raises: OSError: of the last one."""
+    *others, last = methods
+    for method in others:
+        try:
+            return method(original, target)
+        except OSError:
+            continue  # EXDEV, EPERM, EOPNOTSUPP, EMLINK ...: the error of the last one says what is really wrong
+    return last(original, target)
+
+
+def _new_file(original: Path, target: Path, fill: Callable[[int, int], None]) -> None:
+    source = os.open(original, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(source)
+        new = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fill(source, new)
+            os.fchmod(new, FILE_MODE)  # whatever the umask
+            os.utime(new, ns=(found.st_atime_ns, found.st_mtime_ns))
+            os.fsync(new)
+        except OSError:
+            target.unlink()
+            raise
+        finally:
+            os.close(new)
+    finally:
+        os.close(source)
 
 
 def stage(
@@ -55,9 +124,13 @@ def stage(
     that another process keeps locked.
     """
     try:
-        folder = stage_plan(_plan(found), found.generation, base, methods, wait_s)
+        folder = stage_plan(plan_of(found), found.generation, base, methods, wait_s)
     except OSError as error:
-        raise DriverError(f"the driver's files cannot be staged in {base}: {_explain(error, found)}") from error
+        why = str(error)
+        if error.errno == errno.ENOSPC:
+            needed = f"{copied_bytes(found) / 2**20:.0f} MiB"
+            why = f"no space left; a copy takes {needed}, less where hard links or reflinks are possible"
+        raise DriverError(f"the driver's files cannot be staged in {base}: {why}") from error
     return planned(found, folder)
 
 
@@ -76,18 +149,13 @@ def stage_plan(
     return folder / name
 
 
-def prune(base: Path, keep: AbstractSet[str]) -> tuple[str, ...]:
-    """Removes all generations but those in `keep`. Returns what was removed.
+def prune(base: Path, unwanted: Callable[[Path], bool]) -> tuple[str, ...]:
+    """Removes the generations for which `unwanted` returns true, under the lock. Returns what was removed.
 
-    keep: the current one and all that live grants name. A container with a removed one mounted would lose its files.
+    A container with a removed one mounted would lose its files.
 
     Raises: DriverError: one could not be removed.
     """
-    return prune_where(base, lambda folder: folder.name not in keep)
-
-
-def prune_where(base: Path, unwanted: Callable[[Path], bool]) -> tuple[str, ...]:
-    """Removes the generations for which `unwanted` returns true, under the lock."""
     if not base.is_dir():
         return ()
     try:
@@ -104,96 +172,31 @@ def prune_where(base: Path, unwanted: Callable[[Path], bool]) -> tuple[str, ...]
     return tuple(names)
 
 
-def tree_name(capabilities: Capabilities) -> str:
-    """The folder of a set of capabilities: `compute+utility`."""
-    return "+".join(capability for capability in Capability if capability in capabilities)
+def staged_signatures(files: DriverFiles) -> Signatures:
+    """Signatures of the folders that containers get, some hundred. A folder that loses a file changes."""
+    trees = sorted({tree.path for tree in files.trees.values()})
+    return signatures(Path(tree, part) for tree in trees for part in ("", LIBRARIES, LIBRARIES_32, BINARIES))
 
 
-def _explain(error: OSError, found: FoundDriver) -> str:
-    if error.errno != errno.ENOSPC:
-        return str(error)
-    needed = sum(source.size_bytes for source in {file.source for _, file in _parts(found)})
-    return f"no space left; a copy takes {needed / 2**20:.0f} MiB, less where hard links or reflinks are possible"
+def staged_evidence(files: DriverFiles) -> Signatures:
+    """Signatures of the folders that containers get and of every file: a hard link changes when the host's file does.
 
-
-def planned(found: FoundDriver, folder: Path) -> DriverFiles:
-    """What containers get of a generation staged at `folder`. Does not read the disk."""
-    names = _tree_names(found)
-    # Some 70 trees share the rows, one for each file.
-    rows = {(part, file.name): _row(part, file) for part, file in _parts(found)}
-    made: dict[str, DriverTree] = {}
-    for capabilities, name in names.items():
-        if name not in made:
-            made[name] = _tree(str(folder / name), tuple(_content(found, capabilities)), rows)
-    trees = {capabilities: made[name] for capabilities, name in names.items()}
-    return DriverFiles(found.version, folder.name, MappingProxyType(trees), found.missing)
-
-
-def _row(part: str, file: DriverFile) -> Row:
-    return f"{part}/{file.name}", (file.name, *(name for name, _ in file.links))
-
-
-def _tree(path: str, content: Sequence[tuple[str, DriverFile]], rows: Mapping[tuple[str, str], Row]) -> DriverTree:
-    return DriverTree(
-        path=path,
-        binaries=tuple(file.name for part, file in content if part == BINARIES),
-        files=tuple((place, f"{part}/{file.name}") for part, file in content for place in file.places),
-        libraries=tuple(rows[part, file.name] for part, file in content if part == LIBRARIES),
-        libraries_32=tuple(rows[part, file.name] for part, file in content if part == LIBRARIES_32),
-    )
-
-
-def _parts(found: FoundDriver) -> Iterator[tuple[str, DriverFile]]:
-    """Every file, and the part of a tree it belongs to."""
-    parts = (LIBRARIES, found.libraries), (LIBRARIES_32, found.libraries_32), (BINARIES, found.binaries)
-    return ((part, file) for part, files in (*parts, (SINGLES, found.singles)) for file in files)
-
-
-def _content(found: FoundDriver, capabilities: Capabilities) -> Iterator[tuple[str, DriverFile]]:
-    """The files that a set of capabilities gets, each with its part of a tree."""
-    compat = frozenset({Capability.COMPAT32})
-    for part, file in _parts(found):
-        if part == LIBRARIES_32:
-            wanted = compat <= capabilities and (file.capabilities - compat) & capabilities
-        else:
-            wanted = file.capabilities & capabilities
-        if wanted:
-            yield part, file
-
-
-def _tree_names(found: FoundDriver) -> Mapping[Capabilities, str]:
-    """The tree of every closed set of capabilities that this driver has files for.
-
-    Sets with the same files share the tree of the smallest, so a driver without 32-bit libraries or an X server has a
-    quarter of the trees.
+    A file of several trees is the same file, or a copy of our own.
     """
-    # A file of two capabilities proves neither: a server's driver has the compiler for both, and no graphics.
-    have = {next(iter(file.capabilities)) for file in found.libraries if len(file.capabilities) == 1}
-    have |= {Capability.COMPAT32} if found.libraries_32 else set()
-    if Capability.GRAPHICS in have:
-        have.add(Capability.DISPLAY)  # a display works without an X server
-    names: dict[Capabilities, str] = {}
-    firsts: dict[tuple[tuple[str, str], ...], str] = {}
-    for capabilities in closed_sets():
-        if capabilities <= have:
-            content = tuple((part, file.name) for part, file in _content(found, capabilities))
-            if content:  # compat32 alone has no files
-                names[capabilities] = firsts.setdefault(content, tree_name(capabilities))
-    return names
+    parts: dict[str, str] = {}
+    for tree in sorted(files.trees.values(), key=lambda tree: tree.path):
+        names = [part for part, _ in (*tree.libraries, *tree.libraries_32)] + [part for _, part in tree.files]
+        for part in (*names, *(f"{BINARIES}/{name}" for name in tree.binaries)):
+            parts.setdefault(part, tree.path)
+    return staged_signatures(files) + signatures(Path(tree, part) for part, tree in sorted(parts.items()))
 
 
-def _plan(found: FoundDriver) -> Plan:
-    plan: dict[str, HostFile | str] = {}
-    for capabilities, tree in _tree_names(found).items():
-        if tree != tree_name(capabilities):
-            continue
-        for part, file in _content(found, capabilities):
-            plan[f"{tree}/{part}/{file.name}"] = file.source
-            plan.update({f"{tree}/{part}/{name}": target for name, target in file.links})
-            if part == LIBRARIES_32:
-                plan[f"{tree}/{PurePosixPath(part).name}"] = part
-        plan[f"{tree}/{PurePosixPath(BINARIES).name}"] = BINARIES
-    return MappingProxyType(plan)
+def private_folder(base: Path) -> Path:
+    """`base` without symlinks, made when missing. Raises: DriverError: others could put files there."""
+    base.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    folder = base.resolve()
+    check_folder(folder)
+    return folder
 
 
 def _slot(base: Path, generation: str, plan: Plan) -> tuple[str, bool]:
@@ -231,14 +234,19 @@ def _make(base: Path, name: str, plan: Plan, methods: Sequence[CopyMethod]) -> N
     try:
         _fill(temporary, plan, methods)
         temporary.rename(base / name)
-        _sync_folder(base)
+        folder = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _fill(folder: Path, plan: Plan, methods: Sequence[CopyMethod]) -> None:
     for path in sorted(_folders(plan)):
-        _make_folder(folder / path)
+        (folder / path).mkdir(exist_ok=True)
+        (folder / path).chmod(FOLDER_MODE)  # whatever the umask
     placed: dict[Path, Path] = {}
     for path, entry in plan.items():
         target = folder / path
@@ -247,7 +255,12 @@ def _fill(folder: Path, plan: Plan, methods: Sequence[CopyMethod]) -> None:
         elif first := placed.get(entry.path):
             place(first, target, WITHIN_GENERATION)
         else:
-            _place_from_host(entry, target, methods)
+            place(entry.path, target, methods)
+            # Checked afterwards, so that no change can come between check and copy.
+            if not entry.unchanged():
+                raise DriverError(
+                    f"{entry.path} changed while it was staged: a driver is being installed; try again later"
+                )
             placed[entry.path] = target
 
 
@@ -256,26 +269,6 @@ def _folders(plan: Plan) -> set[str]:
     parents = {str(parent) for path in plan for parent in PurePosixPath(path).parents}
     trees = {path.partition("/")[0] for path in plan if "/" in path}
     return parents | {f"{tree}/{part}" for tree in trees for part in (LIBRARIES, BINARIES)}
-
-
-def _place_from_host(source: HostFile, target: Path, methods: Sequence[CopyMethod]) -> None:
-    place(source.path, target, methods)
-    # Checked afterwards, so that no change can come between check and copy.
-    if not source.unchanged():
-        raise DriverError(f"{source.path} changed while it was staged: a driver is being installed; try again later")
-
-
-def _make_folder(path: Path) -> None:
-    path.mkdir(exist_ok=True)
-    path.chmod(FOLDER_MODE)  # whatever the umask
-
-
-def private_folder(base: Path) -> Path:
-    """`base` without symlinks, made when missing. Raises: DriverError: others could put files there."""
-    base.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-    folder = base.resolve()
-    check_folder(folder)
-    return folder
 
 
 @contextmanager
@@ -303,11 +296,3 @@ def _sweep(base: Path) -> None:
     # We hold the lock, so a process that died left these.
     for leftover in base.glob(".*.tmp"):
         shutil.rmtree(leftover)
-
-
-def _sync_folder(base: Path) -> None:
-    handle = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -14,9 +14,8 @@ import pytest
 from msgspec import Struct
 
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
-from nri_gpu.driver.copy_file import FROM_HOST, copy
 from nri_gpu.driver.scan import scan
-from nri_gpu.driver.stage import stage
+from nri_gpu.driver.stage import FROM_HOST, copy, stage
 from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.glibc import glibc_files
 from tests.support.image import File

@@ -15,7 +15,7 @@ import pytest
 from msgspec import Struct
 
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
-from nri_gpu.driver.stage import tree_name
+from nri_gpu.driver.trees import tree_name
 from tests.support import packages, sandbox
 from tests.support.containerd import Containerd
 from tests.support.cri import CriError

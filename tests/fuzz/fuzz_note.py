@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from nri_gpu.driver.compat import NOTE_OWNER, NOTE_SECTION, read_note
-from nri_gpu.driver.elf import NOTE_BYTES_MAX, MalformedNoteError, parse_elf, parse_note
+from nri_gpu.driver.elf import NOTE_BYTES_MAX, MalformedError, parse_elf, parse_note
 from tests.support import compat
 
 NUMBERS: Final = (0, 1, 4, 7, 8, 0x7F, 0xFF, 0xFFFF, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
@@ -41,7 +41,7 @@ def check(data: bytes) -> bool:
             return False
         assert len(text) <= NOTE_BYTES_MAX
         cuda, drivers = read_note(text)
-    except MalformedNoteError:
+    except MalformedError:
         return False
     assert not cuda or all(part.isdigit() for part in cuda.split("."))
     assert all(type(each) is int for each in drivers)

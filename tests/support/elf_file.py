@@ -4,30 +4,29 @@ Source: System V ABI, chapters "Object Files" and "Dynamic Linking"; elf(5).
 """
 
 import struct
-from collections.abc import Sequence
 from typing import Final
 
 EM_386, EM_X86_64, EM_AARCH64 = 3, 62, 183
 ET_DYN: Final = 3
 PT_LOAD, PT_DYNAMIC, PT_GNU_STACK = 1, 2, 0x6474E551
 READ_WRITE: Final = 6  # writable, because older loaders relocate the dynamic section in place
-DT_NULL, DT_NEEDED, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME = 0, 1, 4, 5, 6, 10, 11, 14
+DT_NULL, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME = 0, 4, 5, 6, 10, 11, 14
 PAGE: Final = 0x1000
 # One bucket, one chain, both empty: a hash table over the one symbol that stands for none.
 EMPTY_HASH: Final = struct.pack("<4I", 1, 1, 0, 0)
 
 
-def shared_library(soname: str, *, needed: Sequence[str] = (), bits: int = 64, machine: int = EM_X86_64) -> bytes:
+def shared_library(soname: str, *, bits: int = 64, machine: int = EM_X86_64) -> bytes:
     """A library that is loaded at address 0 of its own, whole, by one segment. soname: empty for none."""
     header_bytes, program_bytes, entry_bytes, symbol_bytes = (64, 56, 16, 24) if bits == 64 else (52, 32, 8, 16)
-    strings, sonames, links = _strings(soname, needed)
+    strings = b"\0" + (soname.encode() + b"\0" if soname else b"")
     dynamic_at = header_bytes + 3 * program_bytes
-    tags = 6 + len(sonames) + len(links)
+    tags = 6 + bool(soname)
     symbols_at = dynamic_at + tags * entry_bytes
     hash_at = symbols_at + symbol_bytes
     strings_at = hash_at + len(EMPTY_HASH)
     size = strings_at + len(strings)
-    dynamic = [(DT_SONAME, at) for at in sonames] + [(DT_NEEDED, at) for at in links]
+    dynamic = [(DT_SONAME, 1)] * bool(soname)  # its offset in the strings
     dynamic += [(DT_HASH, hash_at), (DT_STRTAB, strings_at), (DT_SYMTAB, symbols_at)]
     dynamic += [(DT_STRSZ, len(strings)), (DT_SYMENT, symbol_bytes), (DT_NULL, 0)]
     programs = [
@@ -37,16 +36,6 @@ def shared_library(soname: str, *, needed: Sequence[str] = (), bits: int = 64, m
     ]
     entries = b"".join(struct.pack("<qQ" if bits == 64 else "<iI", *entry) for entry in dynamic)
     return _header(bits, machine) + b"".join(programs) + entries + bytes(symbol_bytes) + EMPTY_HASH + strings
-
-
-def _strings(soname: str, needed: Sequence[str]) -> tuple[bytes, list[int], list[int]]:
-    """The string table, and the offsets of the SONAME (none or one) and of the needed names in it."""
-    table, offsets = b"\0", []
-    for name in ([soname] if soname else []) + list(needed):
-        offsets.append(len(table))
-        table += name.encode() + b"\0"
-    split = 1 if soname else 0
-    return table, offsets[:split], offsets[split:]
 
 
 def _header(bits: int, machine: int) -> bytes:

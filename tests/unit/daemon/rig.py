@@ -18,7 +18,7 @@ from typing import Final
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.daemon.snapshot import EvidenceSource, SnapshotController
 from nri_gpu.domain.node import Inventory
-from nri_gpu.driver.controller import DriverController, DriverDependencies, DriverPlace
+from nri_gpu.driver.controller import DriverController, DriverPlace
 from nri_gpu.inventory.child import Deadlines
 from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.inventory.node_watch import NodeWatch, Pace
@@ -130,7 +130,7 @@ class Rig:
             retry_s=0.2,
             module=lambda: self.module,
         )
-        self.driver = DriverController(place, self.node_state, DriverDependencies(lambda: None, self.cache.poke))
+        self.driver = DriverController(place, self.node_state, held=lambda: None, module_changed=self.cache.poke)
         pace = Pace(look_s=0.02, quiet_s=0.0)
         self.watch = NodeWatch(self.source.kernel_view, self._changed, folders=(), uevents=False, pace=pace)
         (base / "state").mkdir(exist_ok=True)

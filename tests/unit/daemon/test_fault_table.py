@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.driver.watch import folder_signatures
+from nri_gpu.driver.scan import folder_signatures
 from nri_gpu.inventory.nvml_client import GPU_GONE, UNSUPPORTED
 from tests.support.driver_root import make_driver_root
 from tests.support.log import Log

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from nri_gpu.daemon.snapshot import SNAPSHOT_FILE, EvidenceSource, Snapshot, SnapshotController, from_bytes, to_bytes
 from nri_gpu.domain.node import Inventory
-from nri_gpu.driver.scan import scan
+from nri_gpu.driver.scan import folder_signatures, scan
 from nri_gpu.driver.stage import stage
-from nri_gpu.driver.watch import folder_signatures
 from nri_gpu.simulation.topology import load_topology
 from nri_gpu.system.state import NodeState
 from tests.support.daemon import FOUR_GPUS

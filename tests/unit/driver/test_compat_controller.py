@@ -10,7 +10,7 @@ import pytest
 
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.driver import compat as compat_keeper
-from nri_gpu.driver.controller import DriverController, DriverDependencies, DriverPlace
+from nri_gpu.driver.controller import DriverController, DriverPlace
 from nri_gpu.system.state import NodeState
 from tests.support import compat
 from tests.support.driver_root import make_driver_root
@@ -33,7 +33,7 @@ class Bench:
             retry_s=60,
             compat_dir=self.packages,
         )
-        self.keeper = DriverController(place, self.node_state, DriverDependencies(lambda: self.held, lambda: None))
+        self.keeper = DriverController(place, self.node_state, held=lambda: self.held, module_changed=lambda: None)
 
     def look(self) -> Node:
         asyncio.run(self.keeper.look())

@@ -11,7 +11,7 @@ import pytest
 
 from nri_gpu.domain.node import DriverFiles, Inventory, Node
 from nri_gpu.driver import controller as driver_keeper
-from nri_gpu.driver.controller import DriverController, DriverDependencies, DriverPlace
+from nri_gpu.driver.controller import DriverController, DriverPlace
 from nri_gpu.system.state import NodeState
 from tests.support.driver_root import make_driver_root
 from tests.support.scripted_runtime import until
@@ -42,7 +42,7 @@ class Bench:
             module=lambda: self.module,
         )
         self.keeper = DriverController(
-            place, self.node_state, DriverDependencies(lambda: self.held, self._poke), clock=lambda: self.now
+            place, self.node_state, held=lambda: self.held, module_changed=self._poke, clock=lambda: self.now
         )
 
     def beside(self, base: Path, *, simulated: bool = False) -> Bench:

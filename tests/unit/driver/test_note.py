@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.driver.compat import NOTE_OWNER, NOTE_SECTION, read_note
-from nri_gpu.driver.elf import MalformedNoteError, parse_elf, parse_note
+from nri_gpu.driver.elf import MalformedError, parse_elf, parse_note
 from tests.support import compat
 from tests.support.elf_file import shared_library
 
@@ -39,9 +39,9 @@ def test_a_library_without_sections_or_without_such_a_one_has_no_note() -> None:
 
 
 def test_somebody_elses_note_is_not_one(libcuda: bytes) -> None:
-    with pytest.raises(MalformedNoteError):
+    with pytest.raises(MalformedError):
         note(libcuda, "Somebody")
-    with pytest.raises(MalformedNoteError):
+    with pytest.raises(MalformedError):
         note(b"no ELF file")
 
 
@@ -59,7 +59,7 @@ def test_a_note_longer_than_its_section(libcuda: bytes) -> None:
             struct.pack_into("<I", data, field, size)
             try:
                 found = note(bytes(data))
-            except MalformedNoteError:
+            except MalformedError:
                 continue
             assert (size, found) == (0, b"")
 
@@ -68,7 +68,7 @@ def test_a_note_longer_than_its_section(libcuda: bytes) -> None:
 def test_a_section_table_that_is_nowhere(libcuda: bytes, offset: int, form: str) -> None:
     data = bytearray(libcuda)
     struct.pack_into(form, data, offset, 0xFFFF)
-    with pytest.raises(MalformedNoteError):
+    with pytest.raises(MalformedError):
         note(bytes(data))
 
 
@@ -83,7 +83,7 @@ def test_a_damaged_library_has_a_note_or_none_or_a_bad_one(libcuda: bytes, data:
     parse_elf(io.BytesIO(cut))
     try:
         text = note(cut)
-    except MalformedNoteError:
+    except MalformedError:
         return
     if text is not None:
         assert_read_or_refused(text)
@@ -92,7 +92,7 @@ def test_a_damaged_library_has_a_note_or_none_or_a_bad_one(libcuda: bytes, data:
 def assert_read_or_refused(text: bytes) -> None:
     try:
         cuda, drivers = read_note(text)
-    except MalformedNoteError:
+    except MalformedError:
         return
     assert not cuda or cuda.replace(".", "").isdigit()
     assert all(isinstance(each, int) for each in drivers)
@@ -122,7 +122,7 @@ def test_any_text_is_read_or_refused(text: bytes) -> None:
     ids=lambda said: said[:20],
 )
 def test_what_is_not_understood_is_refused(said: str) -> None:
-    with pytest.raises(MalformedNoteError):
+    with pytest.raises(MalformedError):
         read_note(said.encode())
 
 

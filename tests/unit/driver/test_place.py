@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.driver.copy_file import copy, hard_link, place, reflink
+from nri_gpu.driver.stage import copy, hard_link, place, reflink
 
 
 @pytest.fixture

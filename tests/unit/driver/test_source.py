@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.driver.host_file import HostFile, LeftOut, examine, resolve
+from nri_gpu.driver.host_files import HostFile, LeftOut, examine, resolve
 
 
 @pytest.fixture

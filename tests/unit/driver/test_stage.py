@@ -13,9 +13,9 @@ import pytest
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import DriverFiles
-from nri_gpu.driver.copy_file import FROM_HOST, CopyMethod, copy, hard_link
 from nri_gpu.driver.scan import FoundDriver, scan
-from nri_gpu.driver.stage import prune, stage, tree_name
+from nri_gpu.driver.stage import FROM_HOST, CopyMethod, copy, hard_link, prune, stage
+from nri_gpu.driver.trees import tree_name
 from tests.support.driver_root import make_driver_root, write_library
 
 V = "580.95.05"
@@ -136,7 +136,7 @@ def test_copies_where_links_would_cross_mounts(found: FoundDriver, base: Path) -
 OTHER_MOUNT = """
 import sys
 from pathlib import Path
-from nri_gpu.driver.copy_file import hard_link
+from nri_gpu.driver.stage import hard_link
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 found, base = scan(Path(sys.argv[1])), Path(sys.argv[2])
@@ -190,7 +190,7 @@ def test_half_made_leftovers_are_swept(found: FoundDriver, base: Path) -> None:
 DIES = """
 import os, sys
 from pathlib import Path
-from nri_gpu.driver.copy_file import copy
+from nri_gpu.driver.stage import copy
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 def way(original, target, count=[0]):
@@ -213,7 +213,7 @@ def test_a_process_that_dies_in_the_middle_hinders_nobody(found: FoundDriver, ba
 STAGES = """
 import sys
 from pathlib import Path
-from nri_gpu.driver.copy_file import copy
+from nri_gpu.driver.stage import copy
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
 def way(original, target):
@@ -350,12 +350,12 @@ def test_prune_removes_what_nobody_names(root: Path, base: Path) -> None:
         generations.append(stage(scan(root), base, (copy,)).generation)
     (base / "notes.txt").write_text("an operator's")
     (base / ".9-00000000.tmp").mkdir()
-    assert prune(base, {generations[2], generations[0], "unheard-of"}) == (generations[1],)
+    assert prune(base, lambda folder: folder.name == generations[1]) == (generations[1],)
     assert {path.name for path in base.iterdir()} == {".lock", "notes.txt", generations[0], generations[2]}
 
 
-def test_prune_where_nothing_was_staged(base: Path) -> None:
-    assert prune(base, set()) == ()
+def test_prune_nothing_was_staged(base: Path) -> None:
+    assert prune(base, lambda _: True) == ()
     assert not base.exists()
 
 

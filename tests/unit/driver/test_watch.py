@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.driver.scan import scan
-from nri_gpu.driver.watch import changed, folder_signatures
+from nri_gpu.driver.scan import changed, folder_signatures, scan
 from tests.support.driver_root import make_driver_root, write_library
 
 V = "580.95.05"
