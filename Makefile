@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-faults test check format proto schema manifests conformance storm fuzz bench test-gpu test-cluster clean
+.PHONY: help demo demo-faults test check format proto schema manifests conformance chaos fuzz bench test-gpu test-cluster clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -53,8 +53,8 @@ manifests: $(READY) ## the Helm chart, with its defaults and in its other modes 
 conformance: $(READY) ## only the tests on real containerds (needs root)
 	$(BIN)/pytest -q -n 2 tests/conformance
 
-storm: $(READY) ## 1,000 containers on each containerd while the daemon and containerd are killed (needs root)
-	NRI_GPU_STORM=1000 $(BIN)/pytest -q tests/conformance/test_storm.py
+chaos: $(READY) ## 1,000 containers on each containerd while the daemon and containerd are killed (needs root)
+	NRI_GPU_CHAOS=1000 $(BIN)/pytest -q tests/conformance/test_chaos.py
 
 fuzz: $(READY) ## throw garbage at every untrusted entrance, a minute each
 	for target in tests/fuzz/fuzz_*.py; do $(BIN)/python -m tests.fuzz.$$(basename $$target .py) --seconds 60 || exit 1; done

@@ -16,7 +16,7 @@ from typing import Final, cast
 import pytest
 from msgspec import Struct
 
-from tests.support import cleanup, stale
+from tests.support import cleanup
 from tests.support.cgroup import Cgroup, DeviceRule, device_rules, host_cgroup
 from tests.support.cri import ContainerId, Cri
 from tests.support.daemon import FOUR_GPUS
@@ -24,9 +24,9 @@ from tests.support.docker import Docker, DockerError
 from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
-from tests.support.keeping import PROJECT
 from tests.support.loading import LIBRARIES
 from tests.support.probe import DeviceNode, Opened, device_nodes, open_number, open_path
+from tests.support.supervisor import PROJECT
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
@@ -42,7 +42,7 @@ from tests.support.docker import Docker
 with Docker() as docker:
     docker.load()
     docker.run("--device", "/dev/null")
-    print(docker.base, docker.keeper_pid, flush=True)
+    print(docker.base, docker.supervisor_pid, flush=True)
     sys.stdin.read()
 """
 
@@ -206,14 +206,14 @@ def test_it_leaves_nothing_even_when_all_of_it_is_killed() -> None:
     )
     assert owner.stdin
     assert owner.stdout
-    base, keeper = owner.stdout.readline().split()
+    base, supervisor = owner.stdout.readline().split()
     owner.kill()
     with contextlib.suppress(ProcessLookupError):
-        os.kill(int(keeper), signal.SIGKILL)
+        os.kill(int(supervisor), signal.SIGKILL)
     owner.communicate()
-    wait_for("the keeper to be gone", lambda: not Path(f"/proc/{keeper}/root").exists(), 10)
+    wait_for("the supervisor to be gone", lambda: not Path(f"/proc/{supervisor}/root").exists(), 10)
 
-    stale.sweep()
+    cleanup.sweep()
     assert not Path(base).exists()
     assert cleanup.cgroups_named(Path(base).name) == ()
     assert not [line for line in _command_lines() if base in line]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import stale
+from tests.support import cleanup
 from tests.support.daemon import TOPOLOGIES
 from tests.support.waiting import wait_for
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.containerd
 
 PROJECT = TOPOLOGIES.parents[1]
 COMMAND = [sys.executable, "-u", "-m", "tests.demo"]
-BASE = re.compile(rf"{re.escape(str(stale.PARENT))}/{re.escape(stale.PREFIX)}\w+")
+BASE = re.compile(rf"{re.escape(str(cleanup.PARENT))}/{re.escape(cleanup.PREFIX)}\w+")
 
 
 def test_it_shows_the_picture() -> None:

@@ -57,7 +57,7 @@ class Host(Struct, frozen=True):
 
     def mounts(self) -> list[str]:
         """Mounts in the namespace that containerd lives in: one below these folders would be a leak."""
-        table = Path(f"/proc/{self.node.keeper_pid}/mountinfo").read_text()
+        table = Path(f"/proc/{self.node.supervisor_pid}/mountinfo").read_text()
         return [line for line in table.splitlines() if any(str(folder) in line.split()[4] for folder in self.folders)]
 
     def check_given(self, container: ContainerId) -> None:

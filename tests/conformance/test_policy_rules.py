@@ -138,7 +138,7 @@ def kubepods(node: Containerd) -> Iterator[str]:
     """The cgroup that a kubelet would make for all pods; taken away with what is in it, as a kubelet does."""
     yield f"/{node.base.name}/kubepods"
     node.cri.remove_all()
-    root = Path(f"/proc/{node.keeper_pid}/root{cleanup.CGROUPS}")
+    root = Path(f"/proc/{node.supervisor_pid}/root{cleanup.CGROUPS}")
     for cgroup in cleanup.cgroups_named(node.base.name, root):
         if "kubepods" in cgroup.parts:
             cgroup.rmdir()

@@ -1,12 +1,14 @@
 """What one private containerd has on the machine, and how to take it away: processes, mounts, cgroups.
 
-Whatever is killed or removed here is provably ours: processes are descendants of our keeper or members of our own
-cgroup, mounts lie below our base folder, cgroups below the parent that carries our name.
+Whatever is killed or removed here is provably ours: processes are descendants of our supervisor, members of our own
+cgroup or started with our very paths; mounts lie below our base folder, cgroups below the parent that carries our name.
 """
 
 import contextlib
+import fcntl
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -16,6 +18,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from tests.support.config import Layout
+
+PARENT: Final = Path("/tmp")
+PREFIX: Final = "ng-"  # of every instance's base folder
 CGROUPS: Final = Path("/sys/fs/cgroup")
 KILL_TIMEOUT_S: Final = 15.0
 PAUSE_S: Final = 0.01
@@ -36,12 +42,12 @@ class Leftovers(Struct, frozen=True):
         return "\n".join(str(each) for each in (*self.processes, *self.mounts, *self.cgroups))
 
 
-def leftovers(base: Path, keeper: int) -> Leftovers:
-    """Everything that still belongs to the containerd of `base`, its keeper and the empty cgroup parent excepted."""
-    cgroups = cgroups_named(base.name, Path(f"/proc/{keeper}/root{CGROUPS}"))
+def leftovers(base: Path, supervisor: int) -> Leftovers:
+    """Everything of the containerd of `base` that is still there, but for its supervisor and empty cgroup parent."""
+    cgroups = cgroups_named(base.name, Path(f"/proc/{supervisor}/root{CGROUPS}"))
     return Leftovers(
-        processes=tuple(f"{pid} {_command_line(pid)}" for pid in descendants(keeper)),
-        mounts=mounts_below(base, keeper),
+        processes=tuple(f"{pid} {_command_line(pid)}" for pid in descendants(supervisor)),
+        mounts=mounts_below(base, supervisor),
         cgroups=tuple(cgroup for cgroup in cgroups if cgroup.name != base.name),
     )
 
@@ -112,6 +118,28 @@ def remove_cgroups(name: str, root: Path = CGROUPS) -> None:
             time.sleep(PAUSE_S)
 
 
+def sweep() -> None:
+    """Kill and remove every instance that an earlier run left: its supervisor no longer holds its lock."""
+    for base in PARENT.glob(f"{PREFIX}*"):
+        if (claim := _claim(base)) is not None:
+            try:
+                remove(base)
+            finally:
+                os.close(claim)
+
+
+def remove(base: Path) -> None:
+    """Remove an instance without its supervisor: what runs in its cgroup, or was started with its very paths."""
+    layout = Layout(base)
+    # containerd first, else it would go on starting what we kill
+    kill_all(lambda: _started_with("--config", layout.config))
+    kill_all(lambda: _started_with("-address", layout.cri_socket))
+    kill_all(lambda: members(base.name))
+    unmount_below(base)
+    remove_cgroups(base.name)
+    shutil.rmtree(base, ignore_errors=True)
+
+
 def _parents() -> Iterator[tuple[int, int]]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -128,3 +156,32 @@ def _command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return "(gone)"
+
+
+def _claim(base: Path) -> int | None:
+    """An abandoned folder's lock, now held by us; None for a folder in use, half made, or none of ours."""
+    try:
+        # Anybody may make a folder in /tmp; only our own user's may be removed.
+        if base.stat(follow_symlinks=False).st_uid != os.geteuid():
+            return None
+        handle = os.open(Layout(base).lock, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _started_with(option: str, value: Path) -> list[int]:
+    wanted = b"\0".join((b"", option.encode(), os.fsencode(value), b""))
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if wanted in file.read_bytes():
+                found.append(int(file.parent.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found

@@ -27,12 +27,12 @@ class Layout(Struct, frozen=True):
         return self.base / "containerd.log"
 
     @property
-    def keeper_log(self) -> Path:
-        return self.base / "keeper.log"
+    def supervisor_log(self) -> Path:
+        return self.base / "supervisor.log"
 
     @property
     def lock(self) -> Path:
-        return self.base / "keeper.lock"
+        return self.base / "supervisor.lock"
 
     @property
     def cri_socket(self) -> Path:

@@ -18,11 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import Final, Self
 
-from tests.support import cleanup, config, image, packages, runc_devices_only, stale
+from tests.support import cleanup, config, image, packages, runc_devices_only
 from tests.support.cgroup import Cgroup, host_cgroup
 from tests.support.cri import ContainerId, Cri, CriError
 from tests.support.errors import HarnessError
-from tests.support.keeping import Daemon, Keeper
+from tests.support.supervisor import Daemon, Supervisor
 from tests.support.waiting import wait_for
 
 BOOT_TIMEOUT_S: Final = 30.0
@@ -52,12 +52,12 @@ class Containerd:
         self.cgroup = cgroup or host_cgroup()
         self._given_runc = runc
         _require_machine(self.cgroup)
-        stale.sweep()
+        cleanup.sweep()
         self._daemon: Daemon | None = None
-        self.layout = config.Layout(Path(tempfile.mkdtemp(prefix=stale.PREFIX, dir=stale.PARENT)))
+        self.layout = config.Layout(Path(tempfile.mkdtemp(prefix=cleanup.PREFIX, dir=cleanup.PARENT)))
         try:
             self._write_files(nri, request_timeout_s, registration_timeout_s)
-            self._keeper = Keeper(self.layout, self.cgroup)
+            self._supervisor = Supervisor(self.layout, self.cgroup)
         except BaseException:
             shutil.rmtree(self.base, ignore_errors=True)
             raise
@@ -105,9 +105,9 @@ class Containerd:
         return self._running().pid
 
     @property
-    def keeper_pid(self) -> int:
-        """The process whose mount namespace containerd lives in: `/proc/<keeper_pid>/root` shows its mounts."""
-        return self._keeper.pid
+    def supervisor_pid(self) -> int:
+        """The process whose mount namespace containerd lives in: `/proc/<supervisor_pid>/root` shows its mounts."""
+        return self._supervisor.pid
 
     def boot(self) -> None:
         """Start, wait until CRI answers, and bring the test image in."""
@@ -131,7 +131,7 @@ class Containerd:
         """Take everything away at once, running containers too, and ask containerd nothing."""
         self.cri.close()
         try:
-            self._keeper.close()
+            self._supervisor.close()
         finally:
             self._forget_daemon()
 
@@ -176,13 +176,13 @@ class Containerd:
 
     def container_cgroup(self, container: ContainerId, controller: str = "devices") -> Path:
         """The container's cgroup folder, readable from outside; on v2 there is one, whatever the controller."""
-        root = Path(f"/proc/{self._keeper.pid}/root{cleanup.CGROUPS}")
+        root = Path(f"/proc/{self._supervisor.pid}/root{cleanup.CGROUPS}")
         hierarchy = root / controller if self.cgroup is Cgroup.V1 else root
         return hierarchy / self.base.name / container
 
     def leftovers(self) -> cleanup.Leftovers:
         """What runs, is mounted, or has a cgroup now, containerd itself included."""
-        return cleanup.leftovers(self.base, self._keeper.pid)
+        return cleanup.leftovers(self.base, self._supervisor.pid)
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
@@ -202,7 +202,7 @@ class Containerd:
 
     def _start(self) -> None:
         self._forget_daemon()
-        self._daemon = self._keeper.start(self.runtime.containerd, f"{self.runtime.folder}:{SYSTEM_PATH}")
+        self._daemon = self._supervisor.start(self.runtime.containerd, f"{self.runtime.folder}:{SYSTEM_PATH}")
         wait_for(f"containerd {self.runtime.release}", self._answers, BOOT_TIMEOUT_S, self.log_tail)
 
     def _answers(self) -> bool:

@@ -4,8 +4,8 @@
         docker.load()
         container = docker.run("--device", "nvidia.com/gpu=0")
 
-No network, no firewall rule, no socket but its own. Its mounts are in a namespace of their own, and the keeper of
-`tests.support.keeper` ends it with all its containers, also when the tests are killed.
+No network, no firewall rule, no socket but its own. Its mounts are in a namespace of their own, and the supervisor of
+`tests.support.supervisor` ends it with all its containers, also when the tests are killed.
 """
 
 import json
@@ -21,13 +21,13 @@ from typing import Any, Final, Self
 
 from msgspec import Struct
 
-from tests.support import image, packages, stale
+from tests.support import cleanup, image, packages
 from tests.support.cgroup import Cgroup, host_cgroup
 from tests.support.config import Layout
 from tests.support.containerd import SYSTEM_PATH
 from tests.support.cri import ContainerId, Executed
 from tests.support.errors import HarnessError
-from tests.support.keeping import Daemon, Keeper
+from tests.support.supervisor import Daemon, Supervisor
 from tests.support.waiting import wait_for
 
 SUITE: Final = "sid"  # the Debian suite with an engine of 28 or newer, whose CDI needs no experimental switch
@@ -37,7 +37,7 @@ BOOT_TIMEOUT_S: Final = 60.0
 COMMAND_TIMEOUT_S: Final = 120.0
 LOG_TAIL_LINES: Final = 25
 
-# The keeper starts programs with `--config FILE`, in the mount namespace where all this happens. The engine and its
+# The supervisor starts programs with `--config FILE`, in the mount namespace where all this happens. The engine and its
 # containerd make folders below /run and /opt whatever their settings say. And a cgroup of our name is where the
 # sweeper of abandoned instances looks for processes; what the engine starts is born there too.
 WRAPPER: Final = """\
@@ -82,14 +82,14 @@ class Docker:
         if os.geteuid():
             raise HarnessError("a private Docker engine needs root: mounts, cgroups, devices; run this with sudo")
         self._programs = Programs.fetch()
-        stale.sweep()
-        self.layout = Layout(Path(tempfile.mkdtemp(prefix=stale.PREFIX, dir=stale.PARENT)))
+        cleanup.sweep()
+        self.layout = Layout(Path(tempfile.mkdtemp(prefix=cleanup.PREFIX, dir=cleanup.PARENT)))
         self._daemon: Daemon | None = None
         try:
             for folder in (self.cdi, self.bin):
                 folder.mkdir()
             self.layout.config.write_text(json.dumps(self._settings(), indent=1))
-            self._keeper = Keeper(self.layout, Cgroup(host_cgroup()))
+            self._supervisor = Supervisor(self.layout, Cgroup(host_cgroup()))
         except BaseException:
             shutil.rmtree(self.layout.base, ignore_errors=True)
             raise
@@ -107,21 +107,21 @@ class Docker:
         return self.base / "bin"
 
     @property
-    def keeper_pid(self) -> int:
-        return self._keeper.pid
+    def supervisor_pid(self) -> int:
+        return self._supervisor.pid
 
     def __enter__(self) -> Self:
         try:
             self._boot()
         except BaseException:
-            self._keeper.close()
+            self._supervisor.close()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._daemon:
             self._daemon.close()
-        self._keeper.close()
+        self._supervisor.close()
 
     def version(self) -> tuple[int, int]:
         """Major and minor number of the engine."""
@@ -195,7 +195,7 @@ class Docker:
         wrapper.write_text(WRAPPER.format(name=self.base.name, base=self.base, dockerd=self._programs.dockerd))
         wrapper.chmod(0o755)
         search_path = ":".join([str(self.bin), *map(str, self._programs.folders), SYSTEM_PATH])
-        self._daemon = self._keeper.start(wrapper, search_path)
+        self._daemon = self._supervisor.start(wrapper, search_path)
         wait_for("dockerd", self._answers, BOOT_TIMEOUT_S, self.log_tail)
 
     def _answers(self) -> bool:

@@ -52,4 +52,6 @@ def make_nodes(node: Containerd, numbers: Mapping[str, tuple[int, int]]) -> None
     lines = (f"mknod -m 666 {{new}}/{name} c {major} {minor}" for name, (major, minor) in numbers.items())
     new = node.base / "dev"
     script = OWN_DEV.format(new=new, nodes="\n".join(lines).format(new=new))
-    subprocess.run(["nsenter", "--mount", "--target", str(node.keeper_pid), "sh", "-c", script], check=True, timeout=30)
+    subprocess.run(
+        ["nsenter", "--mount", "--target", str(node.supervisor_pid), "sh", "-c", script], check=True, timeout=30
+    )

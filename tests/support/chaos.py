@@ -22,7 +22,7 @@ from msgspec import Struct, field
 
 from nri_gpu._pb import cri_pb2 as pb
 from nri_gpu.allocation.grant import SignedGrant, verify_grant
-from nri_gpu.domain.container import ContainerId as MarkedId
+from nri_gpu.domain.container import ContainerId as GrantedId
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.names import GRANT_KEY
 from tests.support.containerd import Containerd
@@ -94,7 +94,7 @@ class Tally(Struct):
         return ", ".join(f"{what}: {often}" for what, often in sorted((self.happened + self.checked).items()))
 
 
-class Storm:
+class ChaosRun:
     """One containerd, one daemon, one guard. seed: of what is asked and of when who is killed."""
 
     def __init__(self, node: Containerd, daemon: NriGpu, guard: NriGuard, traces: Path, seed: int) -> None:
@@ -110,7 +110,7 @@ class Storm:
         self._served = threading.Event()
         self._served.set()
 
-    def blow(self, creates: int, *, restart: bool | None = None) -> None:
+    def create_while_killing(self, creates: int, *, restart: bool | None = None) -> None:
         """Create so many containers, killing the daemon all the while. restart: containerd too; True: by SIGKILL."""
         self._fill()
         fates = self._random.choices([*Fate], (5, 6, 1, 2, 1), k=creates)
@@ -128,7 +128,7 @@ class Storm:
         self.daemon.wait_logged("driver files staged")
         self._create([Fate.LONG] * AT_ONCE)  # so that there is always something to compare
 
-    def blow_unserved(self, creates: int) -> None:
+    def create_unserved(self, creates: int) -> None:
         """Create so many that do not end by themselves, with whoever is there or not."""
         self._fill()
         fates = self._random.choices([Fate.LONG, Fate.NEVER, Fate.BROKEN], (6, 2, 1), k=creates)
@@ -379,7 +379,7 @@ class Storm:
         return "\n".join([*rows, *lines])
 
     def _check_grants(self) -> None:
-        """Whoever may open a GPU holds a mark that the key file makes good, and nobody else excludes."""
+        """Whoever may open a GPU holds a grant signed with the key file, and no other grant excludes it."""
         key = (self.daemon.launch.state / "key").read_bytes()
         users: dict[str, list[tuple[str, str]]] = {}
         for name, gpus in self.kernel().items():
@@ -387,12 +387,12 @@ class Storm:
                 continue
             annotations = self.node.cri.status(ContainerId(name)).oci["annotations"]
             pod = self._pods[PodId(annotations["io.kubernetes.cri.sandbox-id"])]
-            mark = verify_grant(annotations[GRANT_KEY], PodUid(pod.config.metadata.uid), MarkedId(name), key)
-            assert isinstance(mark, SignedGrant), f"{name} has {gpus} by nobody's grant"
-            assert frozenset(mark.uuids) == gpus
+            signed = verify_grant(annotations[GRANT_KEY], PodUid(pod.config.metadata.uid), GrantedId(name), key)
+            assert isinstance(signed, SignedGrant), f"{name} has {gpus} by nobody's grant"
+            assert frozenset(signed.uuids) == gpus
             self.tally.checked["containers whose device cgroup is their grant"] += 1
             for gpu in gpus:
-                users.setdefault(gpu, []).append((str(mark.mode), pod.id))
+                users.setdefault(gpu, []).append((str(signed.mode), pod.id))
         for gpu, several in users.items():
             modes, pods = {mode for mode, _ in several}, {pod for _, pod in several}
             assert modes == {"shared"} or (modes == {"exclusive"} and len(pods) == 1), f"{gpu}: {several}"

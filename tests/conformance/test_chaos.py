@@ -1,6 +1,6 @@
 """Whatever dies at whatever moment: the ledger is what the kernel allows, and nobody runs without what it asked for.
 
-`make storm` has more of it: NRI_GPU_STORM says how many containers are created.
+`make chaos` has more of it: NRI_GPU_CHAOS says how many containers are created.
 """
 
 import os
@@ -13,24 +13,24 @@ import pytest
 
 from tests.support import packages
 from tests.support.cgroup import Cgroup, host_cgroup
+from tests.support.chaos import ChaosRun
 from tests.support.containerd import Containerd
 from tests.support.daemon import TOPOLOGIES, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.guard import NriGuard
-from tests.support.storm import Storm
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
 
-CREATES: Final = int(os.environ.get("NRI_GPU_STORM", "150"))
-ROUNDS: Final = max(3, CREATES // 40)
+CREATES: Final = int(os.environ.get("NRI_GPU_CHAOS", "90"))
+ROUNDS: Final = max(3, CREATES // 30)
 SEED: Final = 4
 GUARD_SAYS: Final = "container runs without the GPUs it asked for"
 DAEMON_SAYS: Final = "container asked for GPUs but was created without nri-gpu"
 
 
 @pytest.fixture
-def storm(runtime: packages.Runtime, tmp_path: Path) -> Iterator[Storm]:
+def chaos(runtime: packages.Runtime, tmp_path: Path) -> Iterator[ChaosRun]:
     """The older containerd on cgroup v1 where the machine has it, the newer on v2."""
     traces, policy = tmp_path / "traces", tmp_path / "policy.toml"
     traces.mkdir()
@@ -48,39 +48,39 @@ def storm(runtime: packages.Runtime, tmp_path: Path) -> Iterator[Storm]:
         daemon.wait_ready()
         guard.wait_ready()
         daemon.wait_logged("driver files staged")
-        yield Storm(node, daemon, guard, traces, SEED)
+        yield ChaosRun(node, daemon, guard, traces, SEED)
 
 
-def test_the_daemon_killed_every_other_second(storm: Storm, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_daemon_killed_every_other_second(chaos: ChaosRun, capsys: pytest.CaptureFixture[str]) -> None:
     """And containerd restarted in the middle, once in peace and once by SIGKILL; the guard lives all the while."""
     restarts = {ROUNDS // 3: False, 2 * ROUNDS // 3: True}
     for number in range(ROUNDS):
-        storm.blow(CREATES // ROUNDS, restart=restarts.get(number))
-        storm.settle()
-        storm.end_pods()
-        storm.settle()
-    storm.check_nothing_is_left()
+        chaos.create_while_killing(CREATES // ROUNDS, restart=restarts.get(number))
+        chaos.settle()
+        chaos.end_pods()
+        chaos.settle()
+    chaos.check_nothing_is_left()
     with capsys.disabled():
-        print(f"\ncontainerd {storm.node.runtime.release}, cgroup {storm.node.cgroup}: {storm.tally}")
-    assert not storm.tally.unexpected
-    assert storm.tally.happened["daemon killed"] >= 2
+        print(f"\ncontainerd {chaos.node.runtime.release}, cgroup {chaos.node.cgroup}: {chaos.tally}")
+    assert not chaos.tally.unexpected
+    assert chaos.tally.happened["daemon killed"] >= 2
 
 
-def test_with_both_killed_all_that_got_away_are_reported(storm: Storm) -> None:
-    with storm.guard_away():
-        storm.daemon.kill()
-        storm.guard.kill()
-        storm.blow_unserved(30)
-        running, created = storm.ungranted()
-        storm.guard.start()
+def test_with_both_killed_all_that_got_away_are_reported(chaos: ChaosRun) -> None:
+    with chaos.guard_away():
+        chaos.daemon.kill()
+        chaos.guard.kill()
+        chaos.create_unserved(30)
+        running, created = chaos.ungranted()
+        chaos.guard.start()
     assert running
-    wait_for("all to be reported", lambda: storm.guard.log().count(GUARD_SAYS) >= len(running), 20, storm.guard.log)
-    storm.daemon.start()
-    storm.daemon.wait_ready()
+    wait_for("all to be reported", lambda: chaos.guard.log().count(GUARD_SAYS) >= len(running), 20, chaos.guard.log)
+    chaos.daemon.start()
+    chaos.daemon.wait_ready()
 
-    assert storm.guard.log().count(GUARD_SAYS) == len(running)
-    said = [line for line in storm.guard.log().splitlines() if GUARD_SAYS in line]
+    assert chaos.guard.log().count(GUARD_SAYS) == len(running)
+    said = [line for line in chaos.guard.log().splitlines() if GUARD_SAYS in line]
     assert {line.rpartition("container_id=")[2] for line in said} == running
-    assert storm.daemon.log().count(DAEMON_SAYS) == len(running) + len(created)
-    assert storm.daemon.has_notified(f"{len(running)} containers run without the GPUs they asked for")
-    storm.settle()
+    assert chaos.daemon.log().count(DAEMON_SAYS) == len(running) + len(created)
+    assert chaos.daemon.has_notified(f"{len(running)} containers run without the GPUs they asked for")
+    chaos.settle()
