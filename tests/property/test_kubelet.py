@@ -22,7 +22,7 @@ from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import parse_policy
 from tests.support.builders import container, gpu, mig_gpu, uuid
-from tests.unit.kubelet.station import Halves, again, from_kubelet
+from tests.support.kubelet_nodes import PluginNode, again, from_kubelet
 
 GPUS: Final = 3
 INDEX: Final = st.integers(0, GPUS - 1)
@@ -73,10 +73,10 @@ class OneLedger(RuleBasedStateMachine):
     def node(self, replicas: int, mig: bool, pool: bool) -> None:
         self.mig = mig
         policy = CLUSTER if pool else Policy.default()
-        self.halves = Halves(
+        self.plugin_node = PluginNode(
             policy, replace(policy.kubelet, mig_strategy=MigStrategy.MIXED, replicas=replicas, rename=False)
         )
-        self.settings: KubeletSettings = self.halves.settings
+        self.settings: KubeletSettings = self.plugin_node.settings
         self.put_gpus()
 
     def put_gpus(self) -> None:
@@ -88,14 +88,14 @@ class OneLedger(RuleBasedStateMachine):
                 else gpu(index, unavailable=unavailable)
             )
 
-        self.halves.put_gpus([made(index) for index in range(GPUS)])
+        self.plugin_node.put_gpus([made(index) for index in range(GPUS)])
 
     @property
     def shared(self) -> bool:
         return self.settings.replicas > 1
 
     def healthy(self) -> set[AllocatedDevice]:
-        offers = self.halves.offers
+        offers = self.plugin_node.devices
         return {
             AllocatedDevice(name, device.id)
             for name in offers.resources()
@@ -104,7 +104,7 @@ class OneLedger(RuleBasedStateMachine):
         }
 
     def known(self) -> set[AllocatedDevice]:
-        offers = self.halves.offers
+        offers = self.plugin_node.devices
         return {AllocatedDevice(name, device.id) for name in offers.resources() for device in offers.devices(name)}
 
     def in_use(self) -> set[AllocatedDevice]:
@@ -141,13 +141,13 @@ class OneLedger(RuleBasedStateMachine):
         healthy = self.healthy()
         devices = {AllocatedDevice(resource, id_) for id_ in ids}
         try:
-            annotations = self.halves.allocate(*ids, resource=resource)
+            annotations = self.plugin_node.allocate(*ids, resource=resource)
         except AllocationError:
             assert not devices <= healthy
             return False
         assert devices <= healthy
         self.handed[pod, name] = Given(resource, frozenset(ids), annotations)
-        self.allocated |= dict.fromkeys(devices, self.halves.clock.now)
+        self.allocated |= dict.fromkeys(devices, self.plugin_node.clock.now)
         return True
 
     @precondition(lambda self: self.handed)
@@ -202,11 +202,11 @@ class OneLedger(RuleBasedStateMachine):
         self.number += 1
         sandbox = PodId(f"sandbox-{of.pod.name}-{self.sandboxes.get(of.pod.name, 0)}")
         of = again(replace(of, pod=replace(of.pod, id=sandbox)), self.number)
-        if not self.halves.offers.connected:  # a runtime that asks nobody
-            self.halves.marks[of.id] = {}
+        if not self.plugin_node.devices.connected:  # a runtime that asks nobody
+            self.plugin_node.annotations[of.id] = {}
             self.alive[of.id], self.held[of.id] = (of, False), Held(frozenset(), False)
             return of
-        got = self.halves.create(of)
+        got = self.plugin_node.create(of)
         if isinstance(got, tuple):
             assert given is None or set(got) == given.uuids  # what the kubelet gave, never another
             asks = of.pod.annotations.get("gpu.nri.io", "")
@@ -218,7 +218,7 @@ class OneLedger(RuleBasedStateMachine):
 
     def check_was_free(self, got: set[GpuUuid]) -> None:
         """Annotations got nothing that the kubelet gave lately, nor what is the cluster's."""
-        now = self.halves.clock.now
+        now = self.plugin_node.clock.now
         lately = {device.uuid for device, at in self.allocated.items() if now - at <= OPEN_S}
         assert got.isdisjoint(lately)
         if self.settings.pool:
@@ -240,7 +240,7 @@ class OneLedger(RuleBasedStateMachine):
 
     def started(self, of: Container) -> None:
         """Not while we are away: of one that lapsed nobody can say then whose its GPUs are."""
-        if of.id in self.alive and self.halves.offers.connected and self.halves.start(of):
+        if of.id in self.alive and self.plugin_node.devices.connected and self.plugin_node.start(of):
             self.alive[of.id] = (of, True)
 
     @rule(data=st.data())
@@ -249,16 +249,16 @@ class OneLedger(RuleBasedStateMachine):
             self.stopped(of)
 
     def stopped(self, of: Container) -> None:
-        if self.halves.offers.connected:
-            self.halves.stop(of)
+        if self.plugin_node.devices.connected:
+            self.plugin_node.stop(of)
         del self.alive[of.id]
 
     @rule(data=st.data())
     def remove(self, data: Any) -> None:  # noqa: ANN401 - hypothesis'
         """Without a stop before: one whose start failed, or that ended while nobody told."""
         if of := self.one(data):
-            if self.halves.offers.connected:
-                self.halves.event(pb.REMOVE_CONTAINER, of)
+            if self.plugin_node.devices.connected:
+                self.plugin_node.event(pb.REMOVE_CONTAINER, of)
             del self.alive[of.id]
 
     @rule(data=st.data())
@@ -266,7 +266,7 @@ class OneLedger(RuleBasedStateMachine):
         """One that runs by annotation finds its GPUs again: nobody has been promised them."""
         of = self.one(data, runs=True, local=True)
         claim = of.pod.annotations["gpu.nri.io"] if of else "all"
-        if of and claim != "all" and self.ill is None and self.halves.offers.connected:
+        if of and claim != "all" and self.ill is None and self.plugin_node.devices.connected:
             self.stopped(of)
             anew = self.create(container(claim, of=of.pod.name), None)
             assert not self.held[of.id].uuids or anew.id in self.alive, claim
@@ -291,7 +291,7 @@ class OneLedger(RuleBasedStateMachine):
         self.end_sandbox(pod, told=told)
         for of in {of.name: of for of in had if of.name in running}.values():
             given = self.handed.get((pod, of.name))
-            if given and self.halves.offers.connected and self.ill is None:
+            if given and self.plugin_node.devices.connected and self.ill is None:
                 anew = self.create(from_kubelet(given.annotations, pod=pod, name=of.name), given)
                 assert anew.id in self.alive
                 self.started(anew)
@@ -302,10 +302,10 @@ class OneLedger(RuleBasedStateMachine):
                 self.stopped(of)
             else:
                 del self.alive[of.id]
-        if self.halves.offers.connected:
+        if self.plugin_node.devices.connected:
             ended = container(of=pod)
             sandbox = PodId(f"sandbox-{pod}-{self.sandboxes.get(pod, 0)}")
-            self.halves.end_pod(replace(ended, pod=replace(ended.pod, id=sandbox)))
+            self.plugin_node.end_pod(replace(ended, pod=replace(ended.pod, id=sandbox)))
         self.sandboxes[pod] = self.sandboxes.get(pod, 0) + 1
 
     def of(self, pod: str, name: str | None = None) -> list[tuple[Container, bool]]:
@@ -321,33 +321,33 @@ class OneLedger(RuleBasedStateMachine):
     @rule(late=st.booleans())
     def restart(self, late: bool) -> None:
         """late: the tokens' key is not there yet as the runtime lists its containers."""
-        self.halves.restart_daemon()
+        self.plugin_node.restart_daemon()
         if late:
-            self.halves.plugin.kubelet.key, self.halves.plugin.kubelet.awaited = None, True
+            self.plugin_node.plugin.kubelet.key, self.plugin_node.plugin.kubelet.awaited = None, True
         self.allocated.clear()
         self.back()
         if late:
-            self.halves.keyed()
+            self.plugin_node.keyed()
 
-    @precondition(lambda self: self.halves.offers.connected)
+    @precondition(lambda self: self.plugin_node.devices.connected)
     @rule(long=st.sampled_from([False, False, True]))
     def away(self, long: bool) -> None:
-        self.halves.offers.connected = False
+        self.plugin_node.devices.connected = False
         if not long:
             self.back()
 
-    @precondition(lambda self: not self.halves.offers.connected)
+    @precondition(lambda self: not self.plugin_node.devices.connected)
     @rule()
     def back(self) -> None:
         """The connection is made anew: the runtime lists what there is."""
-        self.halves.offers.connected = True
-        self.halves.relist(self.alive.values())
+        self.plugin_node.devices.connected = True
+        self.plugin_node.relist(self.alive.values())
 
     @rule(seconds=st.sampled_from([1, 61, 2000]))
     def wait(self, seconds: int) -> None:
         """A daemon with a device plugin looks at its clock every few seconds."""
-        self.halves.clock.now += seconds
-        self.halves.plugin.lapse()
+        self.plugin_node.clock.now += seconds
+        self.plugin_node.plugin.lapse()
 
     # --- the laws ---
 
@@ -372,13 +372,13 @@ class OneLedger(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_offered_that_nobody_would_inject(self) -> None:
-        if self.alive and not self.halves.offers.connected:
+        if self.alive and not self.plugin_node.devices.connected:
             assert not self.healthy()
 
     @invariant()
     def what_only_the_kubelets_pods_hold_is_offered(self) -> None:
         """They are its own to count: a pod whose GPU it cannot see any more would fail at its next admission."""
-        if not self.halves.offers.connected or not self.handed:
+        if not self.plugin_node.devices.connected or not self.handed:
             return
         offered = {device.uuid for device in self.healthy()}
         others = {

@@ -15,21 +15,15 @@ from nri_gpu.kubelet.endpoint import RIVALS_AFTER
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from tests.support.builders import gpus, uuid
 from tests.support.kubelet import Kubelet, Rival
+from tests.support.kubelet_nodes import GPU, QUICK, KubeletNode, said
 from tests.support.log import Line, Log
 from tests.support.scripted_runtime import until
-from tests.unit.kubelet.station import GPU, QUICK, Station
 
 WATCHER = KubeletSettings(registration=Registration.WATCHER)
 
 
 def ours(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("nri-gpu-*.sock"))
-
-
-async def said(log: Log, words: str) -> None:
-    """Until a warning has them; the test's own deadline is the limit."""
-    while not any(words in line.fields.get("fault", "") for line in log.warnings()):  # noqa: ASYNC110 - no event of it
-        await asyncio.sleep(0.01)
 
 
 async def wait_said(log: Log, text: str, times: int) -> None:
@@ -40,7 +34,7 @@ async def wait_said(log: Log, text: str, times: int) -> None:
 
 
 async def test_options_are_answered_while_register_waits(folder: Path, log: Log) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder):
+    async with Kubelet(folder) as kubelet, KubeletNode(folder):
         await kubelet.wait_healthy(GPU, 4)
         assert kubelet.clients[GPU].options.get_preferred_allocation_available
         assert not kubelet.clients[GPU].options.pre_start_required
@@ -49,7 +43,7 @@ async def test_options_are_answered_while_register_waits(folder: Path, log: Log)
 
 
 async def test_a_kubelet_that_comes_later_is_noticed(folder: Path, log: Log) -> None:
-    async with Station(folder), Kubelet(folder) as kubelet:
+    async with KubeletNode(folder), Kubelet(folder) as kubelet:
         await kubelet.wait_healthy(GPU, 4)
     assert len(log.said("not registered with the kubelet, trying again")) <= 2  # no folder, then no socket
 
@@ -58,7 +52,7 @@ async def test_a_kubelet_that_comes_is_not_made_to_wait_for_an_old_back_off(fold
     """After a reboot it admits the node's pods within a second, and not all of its first answers are good."""
     kubelet = Kubelet(folder)
     kubelet.refuse = "not yet"
-    async with Station(folder, times=replace(QUICK, longest_wait=60.0)):
+    async with KubeletNode(folder, times=replace(QUICK, longest_wait=60.0)):
         await asyncio.sleep(2)  # the wait grows
         async with kubelet:
             await kubelet.wait("a try", lambda: kubelet.refused > 0)
@@ -69,7 +63,7 @@ async def test_a_kubelet_that_comes_is_not_made_to_wait_for_an_old_back_off(fold
 
 @pytest.mark.parametrize("keyed_by_resource", [True, False], ids=["before 135437", "after 135437"])
 async def test_restarts_and_broken_streams_are_mended(folder: Path, keyed_by_resource: bool) -> None:
-    async with Kubelet(folder, keyed_by_resource=keyed_by_resource) as kubelet, Station(folder):
+    async with Kubelet(folder, keyed_by_resource=keyed_by_resource) as kubelet, KubeletNode(folder):
         await kubelet.wait_healthy(GPU, 4)
         names = {kubelet.clients[GPU].path.name}
         for undo in (kubelet.restart, lambda: kubelet.end_stream(GPU), kubelet.restart):
@@ -82,7 +76,7 @@ async def test_restarts_and_broken_streams_are_mended(folder: Path, keyed_by_res
 
 
 async def test_the_folder_is_made_anew(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder):
+    async with Kubelet(folder) as kubelet, KubeletNode(folder):
         await kubelet.wait_healthy(GPU, 4)
         await kubelet.stop()
         shutil.rmtree(kubelet.dir)
@@ -91,7 +85,7 @@ async def test_the_folder_is_made_anew(folder: Path) -> None:
 
 
 async def test_a_refusal_is_said_once_and_tried_again(folder: Path, log: Log) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder):
+    async with Kubelet(folder) as kubelet, KubeletNode(folder):
         kubelet.refuse = "requested API version is not supported"
         await kubelet.restart()
         await kubelet.wait("second refusal", lambda: kubelet.refused >= 2)
@@ -106,7 +100,7 @@ def known(log: Log) -> list[Line]:
 
 
 async def test_the_plugin_watcher_finds_us(folder: Path, log: Log) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder, settings=WATCHER):
+    async with Kubelet(folder) as kubelet, KubeletNode(folder, settings=WATCHER):
         await kubelet.wait_healthy(GPU, 4)
         first = kubelet.clients[GPU].path
         assert first.parent == kubelet.registry
@@ -127,14 +121,14 @@ async def test_the_plugin_watcher_finds_us(folder: Path, log: Log) -> None:
 
 async def test_a_watcher_that_looks_elsewhere_is_told_of(folder: Path, log: Log) -> None:
     (folder / "plugins_registry").mkdir()
-    async with Station(folder, settings=WATCHER, times=replace(QUICK, watched_within=0.1)):
+    async with KubeletNode(folder, settings=WATCHER, times=replace(QUICK, watched_within=0.1)):
         await said(log, "kubelet.registry_dir")
         async with Kubelet(folder) as kubelet:  # and our socket is there all the while
             await kubelet.wait_healthy(GPU, 4)
 
 
 async def test_the_registry_folder_is_made_anew(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder, settings=WATCHER):
+    async with Kubelet(folder) as kubelet, KubeletNode(folder, settings=WATCHER):
         await kubelet.wait_healthy(GPU, 4)
         await kubelet.stop()
         shutil.rmtree(kubelet.registry)
@@ -146,7 +140,7 @@ async def test_the_registry_folder_is_made_anew(folder: Path) -> None:
 async def test_a_kubelet_that_never_asks_for_devices(folder: Path, log: Log) -> None:
     async with Kubelet(folder) as kubelet:
         kubelet.deaf = True
-        async with Station(folder, times=replace(QUICK, watched_within=0.1)):
+        async with KubeletNode(folder, times=replace(QUICK, watched_within=0.1)):
             await said(log, "never asked for its devices")
             kubelet.deaf = False
             await kubelet.wait_healthy(GPU, 4)
@@ -155,17 +149,17 @@ async def test_a_kubelet_that_never_asks_for_devices(folder: Path, log: Log) -> 
 @pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
 @pytest.mark.parametrize("resource", ["requests.example.com/gpu", "kubernetes.io/gpu", "gpus.kubernetes.io/gpu"])
 async def test_names_that_a_kubelet_refuses(folder: Path, log: Log, resource: str, settings: KubeletSettings) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder, settings=replace(settings, resource=resource)) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder, settings=replace(settings, resource=resource)) as node:
         await said(log, f"the ResourceName '{resource}' is invalid")
         assert kubelet.registered == 0
-        assert "is invalid" in station.statuses()[0].fault
+        assert "is invalid" in node.statuses()[0].fault
 
 
 @pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
 async def test_a_kubelet_of_another_version(folder: Path, log: Log, settings: KubeletSettings) -> None:
     kubelet = Kubelet(folder)
     kubelet.version = "v1"
-    async with kubelet, Station(folder, settings=settings):
+    async with kubelet, KubeletNode(folder, settings=settings):
         await said(log, "requested API version 'v1beta1' is not supported")
         assert kubelet.registered == 0
         kubelet.version = "v1beta1"
@@ -177,11 +171,9 @@ async def test_a_path_too_long_is_said_in_a_sentence(folder: Path, log: Log, set
     deep = folder / ("d" * 90)
     for name in ("device-plugins", "plugins_registry"):
         (deep / name).mkdir(parents=True)
-    async with Station(deep, settings=settings) as station:
+    async with KubeletNode(deep, settings=settings) as node:
         await said(log, "longer than the 107 bytes")
-        assert (
-            station.plugin.kubelet.key == (deep / "device-plugins" / KEY_FILE).read_bytes()
-        )  # NRI needs it all the same
+        assert node.plugin.kubelet.key == (deep / "device-plugins" / KEY_FILE).read_bytes()  # NRI needs it all the same
 
 
 @pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
@@ -190,16 +182,16 @@ async def test_nvidias_plugin_is_not_fought(folder: Path, log: Log, settings: Ku
         rival = socket.socket(socket.AF_UNIX)
         rival.bind(str(kubelet.dir / "nvidia-gpu.sock"))
         rival.listen()
-        async with Station(folder, settings=settings) as station:
+        async with KubeletNode(folder, settings=settings) as node:
             await said(log, "NVIDIA's device plugin")
             assert kubelet.registered == 0
             assert ours(kubelet.registry) == []  # nothing for the watcher to find
-            assert [(each.since, "NVIDIA's" in each.fault) for each in station.statuses()] == [(None, True)]
+            assert [(each.since, "NVIDIA's" in each.fault) for each in node.statuses()] == [(None, True)]
             rival.close()  # what it left behind is of nobody
             await kubelet.wait_healthy(GPU, 4)
             # The kubelet may have the list before its answer to the registration is read.
-            await until("the status to be registered", lambda: station.statuses()[0].since is not None)
-            assert [each.fault for each in station.statuses()] == [""]
+            await until("the status to be registered", lambda: node.statuses()[0].since is not None)
+            assert [each.fault for each in node.statuses()] == [""]
 
 
 @pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
@@ -209,15 +201,15 @@ async def test_nvidias_plugin_that_comes_later_is_not_fought(
 ) -> None:
     """The kubelet keeps our stream open, and its end could take theirs along: so we stay, and say nothing more."""
     async with Kubelet(folder, keyed_by_resource=keyed_by_resource) as kubelet:
-        async with Station(folder, settings=settings) as station:
+        async with KubeletNode(folder, settings=settings) as node:
             await kubelet.wait_healthy(GPU, 4)
             old = kubelet.clients[GPU]
             async with Rival(kubelet.dir, GPU, ["GPU-theirs"]) as rival:
                 await rival.register()
                 await said(log, "NVIDIA's device plugin")
-                assert [each.since for each in station.statuses()] == [None]
+                assert [each.since for each in node.statuses()] == [None]
                 messages = old.messages
-                station.put_gpus(gpus(2))
+                node.put_gpus(gpus(2))
                 await asyncio.sleep(10 * QUICK.look_every)  # that nothing comes has no event
                 assert kubelet.healthy(GPU) == ["GPU-theirs"]
                 assert (old.messages, old.ended) == (messages, False)
@@ -231,14 +223,14 @@ async def test_stale_sockets_of_ours_go_and_those_of_others_stay(folder: Path) -
         for name in ("nri-gpu-gpu-dead.sock", "other.sock"):
             with socket.socket(socket.AF_UNIX) as left:
                 left.bind(str(kubelet.dir / name))
-        async with Station(folder):
+        async with KubeletNode(folder):
             await kubelet.wait_healthy(GPU, 4)
             assert ours(kubelet.dir) == [kubelet.clients[GPU].path.name]
             assert (kubelet.dir / "other.sock").exists()
 
 
 async def test_a_rival_of_the_same_name_is_suspected(folder: Path, log: Log) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder):
+    async with Kubelet(folder) as kubelet, KubeletNode(folder):
         for _ in range(RIVALS_AFTER):
             await kubelet.wait_healthy(GPU, 4)
             await kubelet.end_stream(GPU)

@@ -1,4 +1,4 @@
-"""The daemon's device plugin: off unless wanted, and never the end of the other half."""
+"""The daemon's device plugin: off unless wanted, and never the end of the NRI plugin."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from nri_gpu.daemon.app import Daemon
 from nri_gpu.daemon.policy_file import PolicyFile
 from nri_gpu.daemon.state_folder import StateFolder
-from nri_gpu.domain.errors import Exit, RestartNeededError
+from nri_gpu.domain.errors import Exit
 from nri_gpu.kubelet.answer import KEY_FILE, TokenKey
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.kubelet.devices import NOT_CONNECTED, AdvertisedDevices
 from nri_gpu.kubelet.endpoint import Endpoint
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
-from nri_gpu.system.tasks import exit_code
+from tests.support.builders import container, uuid
 from tests.support.daemon import FOUR_GPUS
 from tests.support.kubelet import Kubelet
+from tests.support.kubelet_nodes import GPU, THEIRS, ExternalNode, KubeletNode, PluginNode, of_plugin, said
 from tests.support.log import Log
+from tests.support.podresources import PodResourcesServer
 from tests.support.waiting import wait_for
-from tests.unit.kubelet.station import GPU, Halves, Station
-from tests.unit.kubelet.test_endpoint import said
 
 
 def test_grpc_is_imported_only_where_it_is_wanted() -> None:
@@ -39,10 +40,8 @@ def test_grpc_is_imported_only_where_it_is_wanted() -> None:
 
 async def test_without_grpcio_it_says_what_to_install(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nri_gpu.kubelet.endpoint", None)
-    halves = Halves()
-    running = asyncio.create_task(
-        KubeletController(halves.node_state, halves.plugin, KubeletSettings(enabled=True)).run()
-    )
+    node = PluginNode()
+    running = asyncio.create_task(KubeletController(node.node_state, node.plugin, KubeletSettings(enabled=True)).run())
     await said(log, "kubernetes extra")
     assert not running.done()  # the other half serves on
     running.cancel()
@@ -62,7 +61,7 @@ async def test_a_bug_of_ours_ends_one_session_and_not_the_daemon(
         return whole(self)
 
     monkeypatch.setattr(Endpoint, "_fresh_path", once)
-    async with Kubelet(folder) as kubelet, Station(folder):
+    async with Kubelet(folder) as kubelet, KubeletNode(folder):
         await kubelet.wait_healthy(GPU, 4)
     assert isinstance(log.one("bug: kubelet session ended").exception, ZeroDivisionError)
 
@@ -86,9 +85,9 @@ async def test_a_bug_of_ours_outside_a_session_ends_no_daemon_either(
 
     if at == "resources":
         monkeypatch.setattr(AdvertisedDevices, "resources", resources)
-    async with Kubelet(folder) as kubelet, Station(folder, tick_s=0.02) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder, tick_s=0.02) as node:
         if at == "tick":
-            monkeypatch.setattr(station.plugin, "lapse", meet)
+            monkeypatch.setattr(node.plugin, "lapse", meet)
         await kubelet.wait_healthy(GPU, 4)
         bugs.append(ZeroDivisionError("ours"))
         while not log.warnings():  # noqa: ASYNC110 - no event of it
@@ -96,16 +95,16 @@ async def test_a_bug_of_ours_outside_a_session_ends_no_daemon_either(
         await asyncio.sleep(0.2)  # ten more looks
         assert await kubelet.allocate(GPU, kubelet.healthy(GPU)[:1])
         bugs.clear()
-        station.connected(False)
+        node.connected(False)
         await kubelet.wait_healthy(GPU, 0)
     line = log.one("bug: device plugin not up to date")
     assert isinstance(line.exception, ZeroDivisionError)
 
 
 @contextlib.asynccontextmanager
-async def kept(keeper: KubeletController) -> AsyncIterator[asyncio.Task[None]]:
+async def kept(controller: KubeletController) -> AsyncIterator[asyncio.Task[None]]:
     """It, running."""
-    running = asyncio.create_task(keeper.run())
+    running = asyncio.create_task(controller.run())
     try:
         yield running
     finally:
@@ -113,38 +112,38 @@ async def kept(keeper: KubeletController) -> AsyncIterator[asyncio.Task[None]]:
         await asyncio.gather(running, return_exceptions=True)
 
 
-def keeper_on(folder: Path, halves: Halves, **fields: object) -> KubeletController:
+def controller_on(folder: Path, node: PluginNode, **fields: object) -> KubeletController:
     places = {"dir": "device-plugins", "registry_dir": "plugins_registry", "cdi_dir": "cdi"}
     made = {key: str(folder / name) for key, name in places.items()} | fields
-    return KubeletController(halves.node_state, halves.plugin, KubeletSettings(enabled=True, **made))  # type: ignore[arg-type]  # **
+    return KubeletController(node.node_state, node.plugin, KubeletSettings(enabled=True, **made))  # type: ignore[arg-type]  # **
 
 
-def keyless(folder: Path) -> tuple[Halves, Path]:
-    halves = Halves()
-    halves.plugin.kubelet.key = None
-    return halves, folder / "device-plugins" / KEY_FILE
+def keyless(folder: Path) -> tuple[PluginNode, Path]:
+    node = PluginNode()
+    node.plugin.kubelet.key = None
+    return node, folder / "device-plugins" / KEY_FILE
 
 
 def test_the_key_is_read_before_the_runtime_is_asked(folder: Path) -> None:
     """Synchronize tells whose containers there are, and comes once."""
-    halves, file = keyless(folder)
-    keeper_on(folder, halves).begin()
-    assert halves.plugin.kubelet.key is None
-    assert halves.plugin.kubelet.awaited
+    node, file = keyless(folder)
+    controller_on(folder, node).begin()
+    assert node.plugin.kubelet.key is None
+    assert node.plugin.kubelet.awaited
     file.parent.mkdir()
-    keeper_on(folder, halves).begin()
-    assert halves.plugin.kubelet.key == file.read_bytes()
+    controller_on(folder, node).begin()
+    assert node.plugin.kubelet.key == file.read_bytes()
 
 
 async def test_the_key_is_read_where_no_endpoint_can_be(folder: Path) -> None:
     """A missing registry_dir, say."""
-    halves, file = keyless(folder)
-    keeper = keeper_on(folder, halves, registration=Registration.WATCHER)
-    keeper.begin()
-    async with kept(keeper):
+    node, file = keyless(folder)
+    controller = controller_on(folder, node, registration=Registration.WATCHER)
+    controller.begin()
+    async with kept(controller):
         file.parent.mkdir()
-        while halves.plugin.kubelet.key is None:
-            keeper.changed()
+        while node.plugin.kubelet.key is None:
+            controller.changed()
             await asyncio.sleep(0.01)
         assert not (folder / "plugins_registry").exists()
 
@@ -162,11 +161,11 @@ def test_a_key_that_cannot_be_had_is_said_once(folder: Path, log: Log) -> None:
 
 
 def test_an_off_one_touches_nothing(folder: Path) -> None:
-    halves, file = keyless(folder)
+    node, file = keyless(folder)
     file.parent.mkdir()
-    KubeletController(halves.node_state, halves.plugin, KubeletSettings(dir=str(file.parent))).begin()
+    KubeletController(node.node_state, node.plugin, KubeletSettings(dir=str(file.parent))).begin()
     assert not file.exists()
-    assert not halves.plugin.kubelet.awaited
+    assert not node.plugin.kubelet.awaited
 
 
 async def test_nothing_is_healthy_from_the_moment_that_we_are_asked_to_stop(folder: Path) -> None:
@@ -182,18 +181,6 @@ async def test_nothing_is_healthy_from_the_moment_that_we_are_asked_to_stop(fold
         assert devices.hindrance() == NOT_CONNECTED
         daemon._ready()  # a connection that was being made
         assert devices.hindrance() == NOT_CONNECTED
-
-
-async def test_one_that_only_a_new_process_can_mend_ends_it_with_a_sentence(folder: Path, log: Log) -> None:
-    async def part() -> None:
-        raise RestartNeededError("/folder was removed")
-
-    async with kept(keeper_on(folder, Halves())):
-        task = asyncio.create_task(part())
-        await asyncio.wait({task})
-        assert exit_code([task]) is Exit.UNAVAILABLE
-    line = log.one("ending, to be started again")
-    assert (line.fields["fault"], line.exception) == ("/folder was removed", None)
 
 
 def emptied(folder: Path) -> bool:
@@ -215,8 +202,9 @@ exec "$2" -m nri_gpu run --gpus "$3" --state-dir "$1/state" --socket "$1/no.sock
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
-@pytest.mark.parametrize("below", ["", "/device-plugins"], ids=["itself", "the one above"])
-@pytest.mark.parametrize("registration", ["register", "watcher"])
+@pytest.mark.parametrize(
+    ("registration", "below"), [("register", ""), ("watcher", "/device-plugins")], ids=["itself", "the one above"]
+)
 def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path, registration: str, below: str) -> None:
     """A pod's mount of the folder pins the one that was removed, and only a new container has the next."""
     (folder / "policy.toml").write_text(
@@ -240,3 +228,51 @@ def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path, regist
     assert daemon.returncode == Exit.UNAVAILABLE
     assert "shows no other one made in its place" in said
     assert "Traceback" not in said
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - a server in this very loop is asked
+            await asyncio.sleep(0.005)
+
+
+async def test_the_keeper_asks_where_policy_wants_it(folder: Path) -> None:
+    async with PodResourcesServer(folder) as server:
+        server.give("train", {"main": {GPU: [uuid(1)]}}, "ml")
+        node = ExternalNode()
+        settings = replace(THEIRS, enabled=False, podresources=str(server.socket))
+        controller = KubeletController(node.node_state, node.plugin, settings)
+        local = container("device=2", of="local")
+        assert "has just started" in str(node.create(local))
+        running = asyncio.create_task(controller.run())
+        of = of_plugin(1)
+        node.came(of)
+        await until(lambda: node.create(of) == (uuid(1),))
+        assert node.create(local) == (uuid(2),)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -> None:
+    node = ExternalNode()
+    settings = replace(THEIRS, enabled=False, podresources=str(folder / "none.sock"))
+    running = asyncio.create_task(KubeletController(node.node_state, node.plugin, settings).run())
+    await until(lambda: node.create(container("device=2", of="local")) == (uuid(2),))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        KubeletSettings(),
+        replace(THEIRS, enabled=False, podresources=""),
+        KubeletSettings(enabled=True, podresources=""),
+    ],
+    ids=["off", "no socket named", "no socket named for our own"],
+)
+async def test_where_it_is_not_wanted_nobody_asks(settings: KubeletSettings) -> None:
+    node = ExternalNode()
+    node.plugin.external.pods = None
+    KubeletController(node.node_state, node.plugin, settings)
+    assert node.plugin.external.pods is None

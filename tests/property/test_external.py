@@ -20,8 +20,7 @@ from nri_gpu.kubelet.external import Listing, external_allocation
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE
 from tests.support.builders import container, gpu, mig_gpu, mig_uuid, node, pod, uuid
-from tests.unit.kubelet.beside import OURS, RESERVED, SHARING, Beside, of_plugin
-from tests.unit.kubelet.station import GPU, again, from_kubelet
+from tests.support.kubelet_nodes import GPU, OURS, RESERVED, SHARING, ExternalNode, again, from_kubelet, of_plugin
 
 NODE = node([mig_gpu(0), *(gpu(index) for index in range(1, 4))])
 UNITS = [*(uuid(index) for index in range(4)), mig_uuid(0), mig_uuid(0, 1)]
@@ -91,7 +90,7 @@ class BothKinds(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.node = Beside()
+        self.node = ExternalNode()
         self.node.put_gpus([gpu(index) for index in range(3)])
         self.alive: dict[ContainerId, tuple[Container, bool]] = {}
         self.grants: dict[ContainerId, tuple[GpuUuid, ...]] = {}
@@ -174,7 +173,7 @@ class BothKinds(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        kept = {id_: each for id_, each in self.alive.items() if id_ in self.node.marks}
+        kept = {id_: each for id_, each in self.alive.items() if id_ in self.node.annotations}
         self.node.restarted(kept)
 
     @rule(seconds=st.sampled_from([1, 61, 2000]))
@@ -192,7 +191,7 @@ class BothKinds(RuleBasedStateMachine):
 
     @invariant()
     def what_others_run_on_is_not_offered(self) -> None:
-        healthy = {device.id for device in self.node.offers.devices(OURS) if not device.why}
+        healthy = {device.id for device in self.node.devices.devices(OURS) if not device.why}
         for id_, (of, runs) in self.alive.items():
             handed = self.handed.get(of.pod.name)
             if runs and self.grants[id_] and (handed is None or handed[0] == GPU):

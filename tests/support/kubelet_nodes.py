@@ -1,4 +1,4 @@
-"""Both halves in this process, on a node with four GPUs: beside a kubelet, and without a runtime."""
+"""The NRI plugin and our device plugin in this process, on a node with four GPUs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.container import Container, ContainerId, Pod
 from nri_gpu.domain.gpu import Gpu, GpuUuid
-from nri_gpu.domain.kubelet import ResourceStatus
+from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices, ResourceStatus
 from nri_gpu.domain.node import Node
-from nri_gpu.kubelet.answer import RequiredDevice
+from nri_gpu.kubelet.allocations import KubeletPods
+from nri_gpu.kubelet.answer import RequiredDevice, token_key, write_token
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.kubelet.devices import AdvertisedDevices
 from nri_gpu.kubelet.endpoint import EndpointTimes
 from nri_gpu.nri.session import Listed
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
+from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
+from nri_gpu.request.environment import VARIABLE
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc.events import Status
 from tests.support import builders
+from tests.support.builders import uuid
+from tests.support.log import Log
 from tests.support.no_recorder import NoRecorder
 from tests.support.plugin import KEY, Clock
 
@@ -34,13 +39,13 @@ TOKENS = bytes(range(100, 132))
 GPU = "nvidia.com/gpu"
 
 
-class Halves:
-    """The ledger's two users, without sockets. changed: called when either may have moved something."""
+class PluginNode:
+    """Both plugins without sockets. changed: called when either may have changed something."""
 
     def __init__(self, policy: Policy | None = None, settings: KubeletSettings | None = None) -> None:
         self.clock = Clock()
         self.age_s = 0.0
-        self.marks: dict[str, dict[str, str]] = {}
+        self.annotations: dict[str, dict[str, str]] = {}
         self.changed: Callable[[], None] = lambda: None
         self.node_state = NodeState(builders.inventory(simulated=True))  # nobody looks for processes on it
         self.node_state.put_driver(builders.driver())
@@ -51,7 +56,7 @@ class Halves:
 
     def restart_daemon(self) -> None:
         """A new process: whatever was in memory is gone."""
-        self.start_daemon(connected=self.offers.connected)
+        self.start_daemon(connected=self.devices.connected)
 
     def start_daemon(self, *, connected: bool) -> None:
         self.node_state.policy, self.node_state.ledger = self.policy, Ledger()
@@ -61,11 +66,13 @@ class Halves:
         self.plugin = Plugin(self.node_state, needs, KEY)
         self.plugin.kubelet.key = TOKENS
         self.required = RequiredDevice(self.settings)
-        self.offers = AdvertisedDevices(self.settings, self.node_state, self.plugin, self.required, connected=connected)
+        self.devices = AdvertisedDevices(
+            self.settings, self.node_state, self.plugin, self.required, connected=connected
+        )
 
     def allocate(self, *ids: str, resource: str = GPU) -> Mapping[str, str]:
         """Allocate for one container: its annotations."""
-        (answer,) = self.offers.allocate(resource, [ids])
+        (answer,) = self.devices.allocate(resource, [ids])
         return answer.annotations
 
     def keyed(self) -> None:
@@ -85,7 +92,7 @@ class Halves:
         if isinstance(reply, Status):
             return reply.message
         answer = pb.CreateContainerResponse.FromString(reply)
-        self.marks[of.id] = dict(answer.adjust.annotations)
+        self.annotations[of.id] = dict(answer.adjust.annotations)
         entry = self.plugin.ledger.entries.get(of.id)
         return entry.grant.uuids if entry else ()
 
@@ -98,7 +105,7 @@ class Halves:
         """Synchronize, with these containers; whether each runs."""
         self.plugin.synchronized(
             tuple(
-                Listed(replace(of, annotations={**of.annotations, **self.marks[of.id]}), created=not runs)
+                Listed(replace(of, annotations={**of.annotations, **self.annotations[of.id]}), created=not runs)
                 for of, runs in alive
             )
         )
@@ -125,7 +132,7 @@ class Halves:
 QUICK = EndpointTimes(look_every=0.05, first_wait=0.02, longest_wait=0.1)
 
 
-class Station(Halves):
+class KubeletNode(PluginNode):
     """With the device plugin served, for a kubelet on `folder`."""
 
     def __init__(
@@ -153,7 +160,7 @@ class Station(Halves):
         self.controller = KubeletController(
             self.node_state, self.plugin, self.settings, times=self._times, tick_s=self._tick_s
         )
-        self.offers = self.controller.devices
+        self.devices = self.controller.devices
         self.connected(True)
         self.changed = self.controller.changed
         self._running = asyncio.create_task(self.controller.run())
@@ -178,6 +185,94 @@ def from_kubelet(
     return replace(builders.container(claim, of=pod), annotations=dict(annotations), **fields)
 
 
+def token(*indices: int, key: bytes = TOKENS, shared: bool = False) -> dict[str, str]:
+    """The annotation that Allocate answers for these GPUs."""
+    return {token_key(GPU): write_token(GPU, [uuid(index) for index in indices], key, shared=shared)}
+
+
+async def said(log: Log, text: str) -> None:
+    """Until a warning has that text in its fault; the test's own deadline is the limit."""
+    while not any(text in line.fields.get("fault", "") for line in log.warnings()):  # noqa: ASYNC110 - no event of it
+        await asyncio.sleep(0.01)
+
+
 def again(of: Container, attempt: int = 1) -> Container:
     """Its next attempt: another id, all else the same."""
     return replace(of, id=ContainerId(f"{of.id}.{attempt}"))
+
+
+RESERVED = "kai-resource-reservation"
+OURS = "example.com/gpu"
+THEIRS = KubeletSettings(enabled=True, resource=OURS, inject_for=Globs(("nvidia.com/*",)))
+SHARING = replace(THEIRS, reservations=Globs((RESERVED,)))
+
+
+class ExternalNode(PluginNode):
+    """listed: what the kubelet lists."""
+
+    def __init__(self, settings: KubeletSettings = THEIRS) -> None:
+        self.listed: dict[tuple[str, str], PodDevices] = {}
+        super().__init__(replace(Policy.default(), kubelet=settings))
+
+    def start_daemon(self, *, connected: bool) -> None:
+        super().start_daemon(connected=connected)
+        self.pods = KubeletPods()
+        self.plugin.external.pods = self.pods
+
+    def came(self, of: Container | Pod) -> None:
+        """Its sandbox is made, as the runtime tells it."""
+        pod = of.pod if isinstance(of, Container) else of
+        message = pb.StateChangeEvent(event=pb.RUN_POD_SANDBOX, pod=builders.pod_message(pod))
+        assert self.plugin.lifecycle(message.SerializeToString()) == b""
+
+    def give(self, of: Container, ids: Sequence[str], resource: str = GPU) -> None:
+        """What the kubelet lists from now on; it was told to nobody yet."""
+        key = (of.pod.namespace, of.pod.name)
+        others = [each for each in self.listed.get(key, PodDevices(*key)).containers if each.name != of.name]
+        known = self.listed.get(key, PodDevices(*key)).container(of.name)
+        devices = (*(known.devices if known else ()), *(AllocatedDevice(resource, id_) for id_ in ids))
+        self.listed[key] = PodDevices(*key, (*others, ContainerDevices(of.name, devices)))
+
+    def answer(self) -> None:
+        """Every question that waits."""
+        for pod in tuple(self.pods.questions):
+            key = (pod.namespace, pod.name)
+            self.pods.answered((pod,))
+            self.pods.put(pod, self.listed.get(key, PodDevices(*key, (ContainerDevices("main"),))))
+
+    def ask_all(self) -> None:
+        """A List, of all."""
+        self.pods.put_list(self.pods.all(), tuple(self.listed.values()))
+        self.plugin.kubelet_listed(tuple(self.listed.values()))
+        self.pods.settled = True
+
+    def over(self, of: Container) -> None:
+        """The pod is gone."""
+        self.end_pod(of)
+        self.listed.pop((of.pod.namespace, of.pod.name), None)
+
+    def admitted(self, of: Container, ids: Sequence[str], resource: str = GPU) -> None:
+        """The whole way up to CreateContainer."""
+        self.give(of, ids, resource)
+        self.came(of)
+        self.answer()
+
+
+def of_plugin(*indices: int, pod: str = "train", claim: str | None = None, **fields: object) -> Container:
+    """A container as NVIDIA's device plugin leaves it, with deviceListStrategy=envvar."""
+    env = {VARIABLE: ",".join(uuid(index) for index in indices)}
+    return replace(builders.container(claim, of=pod), **{"env": env, **fields})
+
+
+def reply_of(node: PluginNode, of: Container) -> pb.CreateContainerResponse:
+    reply = node.plugin.create_container(builders.create_payload(of))
+    assert isinstance(reply, bytes), reply
+    return pb.CreateContainerResponse.FromString(reply)
+
+
+def env_of(reply: pb.CreateContainerResponse) -> Mapping[str, str]:
+    return {each.key: each.value for each in reply.adjust.env}
+
+
+def nodes_of(reply: pb.CreateContainerResponse) -> set[str]:
+    return {each.path for each in reply.adjust.linux.devices}

@@ -1,11 +1,10 @@
-"""What a kubelet sees of the node as it changes, and what pods get of it: both halves, one ledger."""
+"""The device plugin as a kubelet meets it: lists, Allocate, hints, and what pods get of them."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,33 +16,33 @@ from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from tests.support import builders
 from tests.support.builders import container, gpu, gpus, mig_gpu, mig_uuid, uuid
 from tests.support.kubelet import AdmissionError, Kubelet
-from tests.unit.kubelet.station import GPU, Station, again, from_kubelet
+from tests.support.kubelet_nodes import GPU, KubeletNode, again, from_kubelet
 
 MIXED = KubeletSettings(mig_strategy=MigStrategy.MIXED)
 
 
 async def test_the_list_follows_the_node_and_is_sent_only_on_change(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
         await kubelet.wait_healthy(GPU, 4)
-        station.changed()
-        station.put_gpus([gpu(0), gpu(1, unavailable="it is lost"), gpu(2), gpu(3)])
+        node.changed()
+        node.put_gpus([gpu(0), gpu(1, unavailable="it is lost"), gpu(2), gpu(3)])
         await kubelet.wait_healthy(GPU, 3)
-        station.put_gpus(gpus())
+        node.put_gpus(gpus())
         await kubelet.wait_healthy(GPU, 4)
-        station.put_gpus(gpus(3), faults=(GpuFault(3, "GPU is lost"),))
+        node.put_gpus(gpus(3), faults=(GpuFault(3, "GPU is lost"),))
         await kubelet.wait_healthy(GPU, 3)
         assert kubelet.capacity(GPU) == 4  # ill, not removed
-        station.put_gpus(gpus(6), faults=())
+        node.put_gpus(gpus(6), faults=())
         await kubelet.wait_healthy(GPU, 6)
-        station.put_gpus(gpus(2))
+        node.put_gpus(gpus(2))
         await kubelet.wait_healthy(GPU, 2)
         assert kubelet.capacity(GPU) == 2
         assert kubelet.clients[GPU].messages == 6
 
 
 async def test_numa_nodes_are_told_where_they_are_known(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
-        station.put_gpus([gpu(0, numa_node=0), gpu(1, numa_node=1), gpu(2)])
+    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
+        node.put_gpus([gpu(0, numa_node=0), gpu(1, numa_node=1), gpu(2)])
         await kubelet.wait("3 GPUs", lambda: kubelet.capacity(GPU) == 3)
         devices = kubelet.clients[GPU].devices
         assert [[node.ID for node in devices[uuid(index)].topology.nodes] for index in range(3)] == [[0], [1], []]
@@ -51,244 +50,186 @@ async def test_numa_nodes_are_told_where_they_are_known(folder: Path) -> None:
 
 
 async def test_without_the_runtime_or_the_driver_nothing_is_healthy(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
         await kubelet.wait_healthy(GPU, 4)
-        station.connected(False)
+        node.connected(False)
         await kubelet.wait_healthy(GPU, 0)
         assert kubelet.capacity(GPU) == 4
         with pytest.raises(AdmissionError, match="not connected to the container runtime"):
             await kubelet.allocate(GPU, [uuid(0)])
-        station.connected(True)
+        node.connected(True)
         await kubelet.wait_healthy(GPU, 4)
-        station.node_state.put_driver(None, "the driver is being replaced")
+        node.node_state.put_driver(None, "the driver is being replaced")
         await kubelet.wait_healthy(GPU, 0)
-        station.node_state.put_driver(builders.driver())
+        node.node_state.put_driver(builders.driver())
         await kubelet.wait_healthy(GPU, 4)
 
 
 async def test_mig_devices_are_resources_of_their_own(folder: Path) -> None:
     small = "nvidia.com/mig-1g.5gb"
-    async with Kubelet(folder) as kubelet, Station(folder, settings=MIXED) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder, settings=MIXED) as node:
         await kubelet.wait_healthy(GPU, 4)
-        station.put_gpus([gpu(0), mig_gpu(1, ["1g.5gb", "1g.5gb", "1g.10gb+me", "1c.2g.10gb"])])
+        node.put_gpus([gpu(0), mig_gpu(1, ["1g.5gb", "1g.5gb", "1g.10gb+me", "1c.2g.10gb"])])
         await kubelet.wait_healthy(small, 2)
         await kubelet.wait_healthy("nvidia.com/mig-1g.10gb.me", 1)
         await kubelet.wait_healthy(GPU, 1)
         assert set(kubelet.clients) == {GPU, small, "nvidia.com/mig-1g.10gb.me"}
 
         both = await kubelet.admit("train", "main", {GPU: 1, small: 2})
-        held = station.create(from_kubelet(both))
+        held = node.create(from_kubelet(both))
         assert held == (uuid(0), mig_uuid(1, 0), mig_uuid(1, 1))
-        station.put_gpus(gpus())
+        node.put_gpus(gpus())
         await kubelet.wait(f"no {small}", lambda: kubelet.capacity(small) == 0)  # known, and none
 
 
 async def test_a_pod_gets_what_the_kubelet_chose_for_as_long_as_it_lives(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
         await kubelet.wait_healthy(GPU, 4)
         annotations = await kubelet.admit("train", "main", {GPU: 2})
         chosen = tuple(sorted(kubelet.in_use(GPU)))
         others = [device for device in map(uuid, range(4)) if device not in chosen]
 
         # Between Allocate and CreateContainer nobody else gets them.
-        assert "held exclusively by kubelet/nvidia.com/gpu" in str(station.create(container("all", of="early")))
+        assert "held exclusively by kubelet/nvidia.com/gpu" in str(node.create(container("all", of="early")))
         first = from_kubelet(annotations, claim="all;capabilities=utility")
-        assert station.create(first) == chosen
-        assert station.create(first) == chosen  # asked twice
-        station.start(first)
+        assert node.create(first) == chosen
+        assert node.create(first) == chosen  # asked twice
+        node.start(first)
         assert len(kubelet.healthy(GPU)) == 4  # what its own pods hold, the kubelet counts itself
 
-        station.stop(first)  # its program ended; the pod lives, and its GPUs stay its own
-        assert "ml/train" in str(station.create(container(f"device={chosen[0]}", of="thief")))
+        node.stop(first)  # its program ended; the pod lives, and its GPUs stay its own
+        assert "ml/train" in str(node.create(container(f"device={chosen[0]}", of="thief")))
         second = again(from_kubelet(kubelet.replayed("train", "main")))
-        assert station.create(second) == chosen
-        station.start(second)
+        assert node.create(second) == chosen
+        node.start(second)
 
-        station.end_pod(second)
+        node.end_pod(second)
         kubelet.remove("train")
         # That the pod is over, and not being made another sandbox, nobody tells.
-        assert "ml/train" in str(station.create(container(f"device={chosen[0]}", of="early")))
-        station.clock.now += OPEN_S + 100
-        assert station.create(container("all", of="late")) == tuple(sorted((*chosen, *others)))
+        assert "ml/train" in str(node.create(container(f"device={chosen[0]}", of="early")))
+        node.clock.now += OPEN_S + 100
+        assert node.create(container("all", of="late")) == tuple(sorted((*chosen, *others)))
         await kubelet.wait_healthy(GPU, 0)
         assert kubelet.capacity(GPU) == 4
 
 
 async def test_what_annotations_hold_is_not_offered(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
         await kubelet.wait_healthy(GPU, 4)
         local = container("device=1", of="local")
-        assert station.create(local) == (uuid(1),)
+        assert node.create(local) == (uuid(1),)
         await kubelet.wait_healthy(GPU, 3)
         with pytest.raises(AdmissionError, match="got it by annotation"):  # a kubelet that had not read that yet
             await kubelet.allocate(GPU, [uuid(1)])
-        station.start(local)
-        station.stop(local)
+        node.start(local)
+        node.stop(local)
         await kubelet.wait_healthy(GPU, 4)
 
 
 async def test_a_grant_that_never_started_comes_back_by_itself(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
-        assert station.create(container("device=1", of="local")) == (uuid(1),)
+    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
+        assert node.create(container("device=1", of="local")) == (uuid(1),)
         await kubelet.wait_healthy(GPU, 3)
-        station.clock.now += 100  # the grace is over, and the next look is the clock's
-        station.changed()
+        node.clock.now += 100  # the grace is over, and the next look is the clock's
+        node.changed()
         await kubelet.wait_healthy(GPU, 4)
 
 
 async def test_a_restart_of_the_kubelet_replays_its_answers(folder: Path) -> None:
     """The whole chain: what it had given is not asked for again, and holds for the container's next attempt."""
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
         await kubelet.wait_healthy(GPU, 4)
         first = from_kubelet(await kubelet.admit("train", "main", {GPU: 2}))
-        held = station.create(first)
-        station.start(first)
+        held = node.create(first)
+        node.start(first)
         for attempt in (1, 2):
             await kubelet.restart()
             await kubelet.wait_healthy(GPU, 4)
             assert await kubelet.admit("train", "main", {GPU: 2}) == first.annotations  # its pods are admitted anew
             assert kubelet.allocations == 1
-            station.stop(first)
+            node.stop(first)
             first = again(from_kubelet(kubelet.replayed("train", "main")), attempt)
-            assert station.create(first) == held
-            station.start(first)
+            assert node.create(first) == held
+            node.start(first)
 
 
 async def test_a_pod_admitted_anew_while_its_gpu_is_ill_fails_and_nothing_is_lost(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
         await kubelet.wait_healthy(GPU, 4)
         of = from_kubelet(await kubelet.admit("train", "main", {GPU: 1}))
-        held = station.create(of)
-        station.start(of)
-        station.put_gpus([replace(each, unavailable="lost" * (each.uuid in held)) for each in gpus()])
+        held = node.create(of)
+        node.start(of)
+        node.put_gpus([replace(each, unavailable="lost" * (each.uuid in held)) for each in gpus()])
         await kubelet.restart()
         await kubelet.wait_healthy(GPU, 3)
         with pytest.raises(AdmissionError, match="no longer healthy"):
             await kubelet.admit("train", "main", {GPU: 1})
-        assert station.plugin.ledger.entries[of.id].holds  # it runs on
-        station.put_gpus(gpus())
+        assert node.plugin.ledger.entries[of.id].holds  # it runs on
+        node.put_gpus(gpus())
         await kubelet.wait_healthy(GPU, 4)
         assert await kubelet.admit("train", "main", {GPU: 1}) == of.annotations
 
 
 async def test_the_topology_managers_choice_is_kept_to(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
-        station.put_gpus([gpu(index, numa_node=index // 2) for index in range(4)])
+    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
+        node.put_gpus([gpu(index, numa_node=index // 2) for index in range(4)])
         await kubelet.wait_healthy(GPU, 4)
         await kubelet.wait("nodes", lambda: all(d.HasField("topology") for d in kubelet.clients[GPU].devices.values()))
         on_1 = from_kubelet(await kubelet.admit("one", "main", {GPU: 1}, numa=1), pod="one")
-        assert set(station.create(on_1)) < {uuid(2), uuid(3)}
+        assert set(node.create(on_1)) < {uuid(2), uuid(3)}
         on_0 = from_kubelet(await kubelet.admit("two", "main", {GPU: 3}, numa=0), pod="two")
-        assert {uuid(0), uuid(1)} < set(station.create(on_0))
+        assert {uuid(0), uuid(1)} < set(node.create(on_0))
 
 
 async def test_what_a_finished_init_container_had_goes_to_the_next_one(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
         await kubelet.wait_healthy(GPU, 4)
         init = from_kubelet(await kubelet.admit("train", "init", {GPU: 2}, init=True), name="init")
-        had = station.create(init)
+        had = node.create(init)
         main = from_kubelet(await kubelet.admit("train", "main", {GPU: 3}), name="main")
         assert main.annotations != init.annotations
-        station.start(init)
-        station.stop(init)
-        held = station.create(again(main))
+        node.start(init)
+        node.stop(init)
+        held = node.create(again(main))
         assert set(had) < set(held)
         assert len(held) == 3
 
 
 async def test_a_sidecar_and_the_main_container_have_their_own(folder: Path) -> None:
     """An init container that goes on is never made room of, and two containers of one pod are asked for one by one."""
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
         await kubelet.wait_healthy(GPU, 4)
         names = ("proxy", "main", "metrics")
         made = [
             again(from_kubelet(await kubelet.admit("train", each, {GPU: 1}), name=each), n)
             for n, each in enumerate(names)
         ]
-        held = [station.create(each) for each in made]
+        held = [node.create(each) for each in made]
         assert len({*held}) == 3
         for each in made:
-            station.start(each)
-        station.stop(made[1])
-        assert "ml/train" in str(station.create(container(f"device={held[1][0]}", of="thief")))
-        assert station.create(again(made[1], 9)) == held[1]
+            node.start(each)
+        node.stop(made[1])
+        assert "ml/train" in str(node.create(container(f"device={held[1][0]}", of="thief")))
+        assert node.create(again(made[1], 9)) == held[1]
 
 
 async def test_a_kubelet_that_lost_its_state_allocates_once_more(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
         await kubelet.wait_healthy(GPU, 4)
         await kubelet.admit("train", "main", {GPU: 2})
         kubelet.lose_state("train", "main")
         of = from_kubelet(await kubelet.admit("train", "main", {GPU: 2}))
-        held = station.create(of)
+        held = node.create(of)
         assert {*held} == kubelet.in_use(GPU)
-        station.start(of)
+        node.start(of)
         # What it had allocated before and gave to nobody is kept from annotations for a while, and no longer.
-        station.clock.now += OPEN_S + 100
+        node.clock.now += OPEN_S + 100
         others = tuple(sorted({uuid(index) for index in range(4)} - {*held}))
-        assert station.create(container("2", of="local")) == others
-
-
-async def test_the_wire_by_hand(folder: Path) -> None:
-    """Bytes that none of our modules made, with two containers in one request: a field's number is the kubelet's."""
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
-        await kubelet.wait_healthy(GPU, 4)
-
-        async def call(method: str, request: bytes) -> dict[int, list[Any]]:
-            unary = kubelet.clients[GPU].channel.unary_unary(f"/v1beta1.DevicePlugin/{method}")
-            return fields(await unary(request))
-
-        one, two, three = [text(1, uuid(index)) for index in (2, 0, 1)]
-        asked = text(1, one + two + three + text(2, uuid(2)) + b"\x18\x02") + text(1, three + b"\x18\x01")
-        first, second = (fields(each) for each in (await call("GetPreferredAllocation", asked))[1])
-        assert first[1][0] == uuid(2).encode()
-        assert (len(first[1]), second[1]) == (2, [uuid(1).encode()])
-        first, second = (fields(each) for each in (await call("Allocate", text(1, one + two) + text(1, three)))[1])
-        assert [*first, *second] == [4, 4]
-        (key, value), (_, other) = (tuple(fields(each[4][0]).values()) for each in (first, second))
-        assert key == [b"gpu.nri.io/kubelet.nvidia.com_gpu"]
-        assert f"ids={uuid(0)},{uuid(2)};".encode() in value[0]
-        assert f"ids={uuid(1)};".encode() in other[0]
-        for token, held in ((value[0], (uuid(0), uuid(2))), (other[0], (uuid(1),))):
-            of = from_kubelet({key[0].decode(): token.decode()}, pod=f"of-{len(held)}")
-            assert station.create(of) == held
-
-
-def text(number: int, value: str | bytes) -> bytes:
-    """A field of text or of a message: tag, length, bytes."""
-    encoded = value.encode() if isinstance(value, str) else value
-    assert len(encoded) < 1 << 14
-    low, high = len(encoded) & 0x7F, len(encoded) >> 7
-    return bytes([number << 3 | 2, *((low | 0x80, high) if high else (low,))]) + encoded
-
-
-def fields(encoded: Any) -> dict[int, list[Any]]:  # noqa: ANN401 - bytes, out of a list of anything
-    """Number -> its values, in order; of the two kinds that these messages have."""
-    found: dict[int, list[Any]] = {}
-    position = 0
-
-    def number() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte: int = encoded[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while position < len(encoded):
-        tag = number()
-        value: Any = number()
-        if tag & 7 == 2:
-            value, position = bytes(encoded[position : position + value]), position + value
-        found.setdefault(tag >> 3, []).append(value)
-    return found
+        assert node.create(container("2", of="local")) == others
 
 
 async def test_allocate_does_not_wait_for_open_streams(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder):
+    async with Kubelet(folder) as kubelet, KubeletNode(folder):
         await kubelet.wait_healthy(GPU, 4)
         client = kubelet.clients[GPU]
         streams = [
@@ -306,7 +247,7 @@ async def test_allocate_does_not_wait_for_open_streams(folder: Path) -> None:
 
 
 async def test_the_answer_is_annotations_and_the_same_whatever_the_order(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder):
+    async with Kubelet(folder) as kubelet, KubeletNode(folder):
         await kubelet.wait_healthy(GPU, 4)
         ids = [uuid(index) for index in range(4)]
         answers = set()
@@ -337,17 +278,17 @@ async def test_the_answer_is_annotations_and_the_same_whatever_the_order(folder:
 async def test_what_cannot_be_is_refused_and_promises_nothing(
     folder: Path, containers: list[list[str]], sentence: str
 ) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
         await kubelet.wait_healthy(GPU, 4)
         with pytest.raises(AdmissionError, match=sentence) as refused:
             await kubelet.allocate(GPU, *containers)
         assert str(refused.value).isascii()
         assert len(str(refused.value)) <= 700
-        assert not station.plugin.ledger.reservations
+        assert not node.plugin.ledger.reservations
 
 
 async def test_a_hint_is_never_an_error(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, Station(folder) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
         await kubelet.wait_healthy(GPU, 4)
         call = kubelet.clients[GPU].call
         for available, must, size in (([], [], 3), (["GPU-x"], ["GPU-y"], 2), ([uuid(0)], [uuid(0)] * 3, -1)):
@@ -357,30 +298,30 @@ async def test_a_hint_is_never_an_error(folder: Path) -> None:
             )
             answer = await call("GetPreferredAllocation", request, pb.PreferredAllocationResponse)
             assert len(answer.container_responses) == 1
-        station.put_gpus(())
+        node.put_gpus(())
         assert await kubelet.preferred(GPU, {uuid(0)}, (), 1) == {uuid(0)}
 
 
 async def test_shared_gpus_have_as_many_ids_as_pods_may_share_them(folder: Path) -> None:
     shared = "nvidia.com/gpu.shared"
     settings = KubeletSettings(replicas=2, rename=True)
-    async with Kubelet(folder) as kubelet, Station(folder, settings=settings) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder, settings=settings) as node:
         await kubelet.wait_healthy(shared, 8)
         first = from_kubelet(await kubelet.admit("one", "main", {shared: 2}), pod="one")
-        held = station.create(first)
+        held = node.create(first)
         assert len(held) == 2  # one on each, for two of one are worth one
         second = from_kubelet(await kubelet.admit("two", "main", {shared: 6}), pod="two")
-        assert len(station.create(second)) == 4
+        assert len(node.create(second)) == 4
         assert "asks for mode=exclusive" in str(
-            station.create(from_kubelet(first.annotations, pod="three", claim="1;mode=exclusive"))
+            node.create(from_kubelet(first.annotations, pod="three", claim="1;mode=exclusive"))
         )
-        assert "held by ml/one, ml/two" in str(station.create(container("1", of="four")))
+        assert "held by ml/one, ml/two" in str(node.create(container("1", of="four")))
         await kubelet.wait_healthy(shared, 8)
 
 
 async def test_one_gpu_lost_takes_all_its_replicas(folder: Path) -> None:
     settings = KubeletSettings(replicas=3)
-    async with Kubelet(folder) as kubelet, Station(folder, settings=settings) as station:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder, settings=settings) as node:
         await kubelet.wait_healthy(GPU, 12)
-        station.put_gpus([replace(each, unavailable="lost" * (each.index == 2)) for each in gpus()])
+        node.put_gpus([replace(each, unavailable="lost" * (each.index == 2)) for each in gpus()])
         await kubelet.wait_healthy(GPU, 9)

@@ -1,0 +1,299 @@
+"""How long the kubelet's allocations hold: before a container, between two of one pod, after the pod, without a key."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.reservations import OPEN_S
+from nri_gpu.decision.replay import Replay
+from nri_gpu.domain.codec import encode
+from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
+from nri_gpu.domain.kubelet import AllocatedDevice
+from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.model import LedgerSettings, Policy
+from nri_gpu.policy.parse import parse_policy
+from tests.support import builders
+from tests.support.builders import container, gpu, uuid
+from tests.support.kubelet_nodes import GPU, PluginNode, again, from_kubelet
+
+GRACE_S = 61.0
+
+
+def given(node: PluginNode, *indices: int, pod: str = "train", name: str = "main") -> Container:
+    """A container that the kubelet has just allocated for."""
+    annotations = node.allocate(*(uuid(index) for index in indices))
+    return from_kubelet(annotations, pod=pod, name=name)
+
+
+def running(node: PluginNode, of: Container) -> Container:
+    assert isinstance(node.create(of), tuple)
+    assert node.start(of)
+    return of
+
+
+def remade(of: Container) -> Container:
+    """Its pod's next container, in a sandbox made anew."""
+    return replace(again(of), pod=replace(of.pod, id=PodId(f"{of.pod.id}-anew")))
+
+
+def removed(node: PluginNode, of: Container) -> None:
+    node.event(pb.REMOVE_CONTAINER, of)
+
+
+def promises(node: PluginNode) -> int:
+    return len(node.plugin.ledger.reservations)
+
+
+def test_one_that_never_started_finds_its_gpu_at_its_next_attempt() -> None:
+    """A start that fails inside runc sends no event, and the kubelet waits for up to 5 minutes before the next."""
+    node = PluginNode()
+    first = given(node, 0)
+    assert node.create(first) == (uuid(0),)
+    node.clock.now += GRACE_S
+    assert "held exclusively by ml/train" in str(node.create(container("device=0", of="thief")))
+    assert node.create(again(first)) == (uuid(0),)
+
+
+@pytest.mark.parametrize("grace_s", [GRACE_S, 3600])
+def test_what_nobody_comes_for_is_free_after_a_quarter_of_an_hour(grace_s: int) -> None:
+    node = PluginNode()
+    node.plugin.state.policy = Policy(ledger=LedgerSettings(created_grace_s=grace_s))
+    given(node, 0)
+    node.clock.now += OPEN_S - 1
+    assert "held exclusively by" in str(node.create(container("device=0", of="local")))
+    node.clock.now += 2
+    assert node.create(container("device=0", of="local")) == (uuid(0),)
+
+
+def test_a_lapsed_grant_is_no_promise_for_life() -> None:
+    node = PluginNode()
+    never = given(node, 0)
+    node.create(never)
+    node.clock.now += GRACE_S
+    node.plugin.lapse()
+    node.clock.now += OPEN_S + GRACE_S
+    local = running(node, container("device=0", of="local"))
+    removed(node, never)
+    node.stop(local)
+    assert node.create(again(local)) == (uuid(0),)
+    assert not promises(node)
+
+
+def test_a_lapsed_one_may_start_late_and_is_held_once() -> None:
+    node = PluginNode()
+    late = given(node, 0)
+    node.create(late)
+    node.clock.now += GRACE_S
+    node.plugin.lapse()
+    assert promises(node) == 1
+    assert node.start(late)
+    assert not promises(node)
+    node.stop(late)
+    assert promises(node) == 1
+
+
+def test_a_created_one_that_is_stopped_and_removed_leaves_one_promise() -> None:
+    node = PluginNode()
+    of = given(node, 0)
+    node.create(of)
+    node.stop(of)
+    removed(node, of)
+    assert promises(node) == 1
+    assert node.create(again(of)) == (uuid(0),)
+
+
+def test_a_sandbox_made_anew_finds_the_pods_gpus() -> None:
+    """The kubelet's grant is the pod's, and its checkpoint replays it; the sandbox is the runtime's matter."""
+    node = PluginNode()
+    of = running(node, given(node, 0))
+    node.stop(of)
+    node.end_pod(of)
+    assert "ml/train" in str(node.create(container("device=0", of="thief")))
+    assert not any(device.why for device in node.devices.devices(GPU))
+    second = running(node, remade(of))
+    node.event(pb.REMOVE_POD_SANDBOX, of)  # the old one's, late
+    node.stop(second)
+    assert "ml/train" in str(node.create(container("device=0", of="thief")))
+    assert node.create(again(second, 2)) == (uuid(0),)
+
+
+def test_a_sandbox_that_goes_before_its_container_says_so() -> None:
+    node = PluginNode()
+    of = running(node, given(node, 0))
+    node.end_pod(of)
+    assert promises(node) == 1
+    assert node.create(remade(of)) == (uuid(0),)
+
+
+def test_a_pod_that_is_over_keeps_its_gpus_for_a_while_from_annotations_only() -> None:
+    node = PluginNode()
+    of = running(node, given(node, 0, 1))
+    node.stop(of)
+    node.end_pod(of)
+    assert running(node, given(node, 0, pod="next"))  # the kubelet's word about an id
+    node.clock.now += OPEN_S
+    node.event(pb.REMOVE_POD_SANDBOX, of)  # does not begin it anew
+    node.clock.now += GRACE_S
+    assert node.create(container("device=1", of="local")) == (uuid(1),)
+
+
+def test_a_later_word_of_the_kubelets_outlasts_the_end_of_the_one_before() -> None:
+    node = PluginNode()
+    first = running(node, given(node, 0))
+    node.clock.now += OPEN_S
+    second = given(node, 0, pod="next")
+    node.stop(first)
+    node.end_pod(first)
+    assert node.create(second) == (uuid(0),)
+
+
+def test_a_promise_that_lapsed_is_in_nobodys_way() -> None:
+    node = PluginNode()
+    old = running(node, given(node, 0, pod="old"))
+    node.stop(old)
+    node.end_pod(old)
+    node.clock.now += OPEN_S + GRACE_S
+    node.plugin.lapse()
+    new = running(node, from_kubelet(old.annotations, pod="new"))  # the kubelet's checkpoint, and a daemon without it
+    node.stop(new)
+    assert "ml/new" in str(node.create(container("device=0", of="thief")))
+
+
+def alive(node: PluginNode, of: Container) -> Container:
+    """As the runtime shows it to a daemon that comes later."""
+    return replace(of, annotations={**of.annotations, **node.annotations[of.id]})
+
+
+def without_key(node: PluginNode, *containers: Container) -> None:
+    """A daemon that has not read the key yet, and the runtime's list."""
+    node.restart_daemon()
+    node.plugin.kubelet.key, node.plugin.kubelet.awaited = None, True
+    node.relist([(each, True) for each in containers])
+
+
+def test_a_key_that_comes_late_tells_whose_containers_there_are() -> None:
+    node = PluginNode()
+    of = running(node, given(node, 0))
+    without_key(node, of)
+    assert all(device.why for device in node.devices.devices(GPU))
+    node.keyed()
+    assert not any(device.why for device in node.devices.devices(GPU))
+    node.stop(of)
+    assert "ml/train" in str(node.create(container("device=0", of="thief")))
+
+
+def test_a_key_that_comes_late_vouches_for_no_forgery_and_nothing_that_is_over() -> None:
+    node = PluginNode()
+    over, local = running(node, given(node, 0)), running(node, container("device=1", of="local"))
+    forger = replace(local, annotations={key: "v1" for key in over.annotations})
+    without_key(node, over, forger)
+    node.stop(over)
+    node.keyed()
+    assert [bool(device.why) for device in node.devices.devices(GPU)] == [False, True, False, False]
+    assert node.create(container("device=0", of="next")) == (uuid(0),)
+
+
+def test_a_key_that_comes_late_is_asked_of_one_that_no_list_had() -> None:
+    node = PluginNode()
+    of = given(node, 0)
+    node.create(of)
+    without_key(node)
+    assert node.start(alive(node, of))
+    node.keyed()
+    assert not any(device.why for device in node.devices.devices(GPU))
+
+
+def test_containers_of_one_pod_each_have_their_own() -> None:
+    node = PluginNode()
+    first, second = (
+        from_kubelet(node.allocate(*ids), id=builders.container(name=name).id + name, name=name)
+        for name, ids in (("one", [uuid(0)]), ("two", [uuid(1), uuid(2)]))
+    )
+    running(node, first)
+    assert "kubelet/nvidia.com/gpu" in str(node.create(container("device=1", of="thief")))
+    running(node, second)
+    node.stop(first)
+    assert promises(node) == len(node.plugin.ledger.entries) == 1
+    assert "ml/train" in str(node.create(container("device=0", of="thief")))
+    assert node.create(again(first)) == (uuid(0),)
+
+
+def test_ill_gpus_do_not_undo_what_was_promised() -> None:
+    node = PluginNode()
+    of = given(node, 0)
+    node.put_gpus([gpu(0, unavailable="lost"), gpu(1)])
+    assert "gpu-unavailable" in str(node.create(of))
+    node.put_gpus([gpu(0), gpu(1)])
+    assert "kubelet/nvidia.com/gpu" in str(node.create(container("device=0", of="thief")))
+    assert node.create(again(of)) == (uuid(0),)
+
+
+def test_an_older_audit_log_lists_reservations_among_the_grants() -> None:
+    id_ = ContainerId(f"kubelet/{GPU}={uuid(0)}")
+    grant = replace(builders.entry(0).grant, container_id=id_, pod_uid=PodUid("kubelet"))
+    entry = {"grant": encode(grant), "phase": "created", "since": 5.0, "until": "inf"}
+    record = {"kind": "ledger", "entries": {grant.container_id: entry}, "foreign": {}, "leaving": {}}
+    replay = Replay(lambda _, __: Policy())
+    replay.take(record)
+    device = AllocatedDevice(GPU, uuid(0))
+    assert not replay.ledger.entries
+    assert replay.ledger.reservations[device].until is None
+    replay.take({"kind": "changed", "entries": {grant.container_id: None}, "foreign": {}})
+    assert not replay.ledger.reservations
+
+
+def test_one_that_no_list_had_is_still_the_kubelets() -> None:
+    """Created while a Synchronize was under way; its GPU would be unhealthy for as long as it runs."""
+    node = PluginNode()
+    annotations = node.allocate(uuid(0))
+    of = from_kubelet(annotations)
+    node.create(of)
+    node.restarted({})
+    assert node.start(replace(of, annotations={**of.annotations, **node.annotations[of.id]}))
+    assert not any(device.why for device in node.devices.devices(GPU))
+
+
+def test_the_kubelets_last_word_about_an_id_counts() -> None:
+    """The pod before was given up; its container's promise must not be in the way of the next pod's."""
+    node = PluginNode()
+    annotations = node.allocate(uuid(0))
+    first = from_kubelet(annotations, pod="one")
+    node.create(first)
+    node.start(first)
+    node.stop(first)
+    assert "ml/one" in str(node.create(from_kubelet(annotations, pod="two")))  # not before it was given anew
+    node.allocate(uuid(0))
+    assert node.create(again(from_kubelet(annotations, pod="two"))) == (uuid(0),)
+
+
+def test_a_refused_container_finds_its_promise_when_it_comes_again() -> None:
+    node = PluginNode()
+    annotations = node.allocate(uuid(0))
+    assert "asks for 2" in str(node.create(from_kubelet(annotations, claim="2")))
+    assert "kubelet/nvidia.com/gpu" in str(node.create(container("device=0", of="thief")))
+    assert node.create(again(from_kubelet(annotations))) == (uuid(0),)
+
+
+def test_a_pool_divides_the_node() -> None:
+    policy = parse_policy({"pool": [{"name": "cluster", "device": ["0", "1"]}], "kubelet": {"pool": "cluster"}}, "x")
+    node = PluginNode(policy)
+    assert [device.id for device in node.devices.devices(GPU)] == [uuid(0), uuid(1)]
+    assert node.create(container("2", of="local")) == (uuid(2), uuid(3))
+    assert "not offered here" in str(node.create(container("device=0", of="more")))
+    annotations = node.allocate(uuid(0))
+    assert node.create(from_kubelet(annotations)) == (uuid(0),)
+
+
+def test_what_policy_refuses_for_its_age_is_not_offered() -> None:
+    node = PluginNode(parse_policy({"inventory": {"stale": "refuse", "stale_after_s": 100}}, "x"))
+    assert not any(device.why for device in node.devices.devices(GPU))
+    node.age_s = 101.0
+    assert all(device.why for device in node.devices.devices(GPU))
+
+
+def test_replicas_of_one_gpu_are_one() -> None:
+    node = PluginNode(settings=KubeletSettings(replicas=2))
+    annotations = node.allocate(f"{uuid(1)}::1", f"{uuid(1)}::0")
+    assert node.create(from_kubelet(annotations)) == (uuid(1),)

@@ -1,0 +1,632 @@
+"""Other device plugins allocate, we inject: only what PodResources lists, and never more of it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.reservations import SETTLED_S
+from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
+from nri_gpu.domain.names import GRANT_KEY
+from nri_gpu.nri.convert import EMPTY
+from nri_gpu.plugin.guard import Guard
+from nri_gpu.policy.forms import Globs
+from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.policy.model import EnvironmentSettings, Policy, VisibleDevices
+from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE
+from nri_gpu.ttrpc.events import Status
+from tests.support import builders
+from tests.support.builders import container, gpu, held_node, mig_gpu, mig_uuid, pod, uuid
+from tests.support.kubelet_nodes import (
+    GPU,
+    OURS,
+    RESERVED,
+    SHARING,
+    THEIRS,
+    ExternalNode,
+    again,
+    env_of,
+    from_kubelet,
+    nodes_of,
+    of_plugin,
+    reply_of,
+    token,
+)
+from tests.support.log import Log
+from tests.support.plugin import KEY
+
+REPLICAS = [f"{uuid(1)}::0", f"{uuid(1)}::3"]
+NODE = "/dev/nvidia{}"
+
+
+def device_node(index: int) -> str:
+    return NODE.format(7 - index)
+
+
+def test_what_the_kubelet_gave_and_the_variable_names() -> None:
+    node = ExternalNode()
+    of = of_plugin(1, 2)
+    node.admitted(of, [uuid(2), uuid(1)])
+    reply = reply_of(node, of)
+    assert {device_node(1), device_node(2)} == {each for each in nodes_of(reply) if each[-1].isdigit()}
+    assert env_of(reply)[VARIABLE] == f"{uuid(1)},{uuid(2)}"
+    assert GRANT_KEY in reply.adjust.annotations
+    assert node.plugin.ledger.usage()[uuid(1)].mode == "exclusive"
+
+
+WRITTEN = {
+    "by uuid": ({VARIABLE: uuid(1)}, frozenset[str]()),
+    "by index": ({VARIABLE: "1"}, frozenset[str]()),
+    "without the variable": ({}, frozenset[str]()),
+    "as mounts": ({VARIABLE: MOUNTED_NAMES}, frozenset({f"{MOUNTED_NAMES}/{uuid(1)}", "/data"})),
+    "as a CDI name": ({VARIABLE: f"k8s.device-plugin.nvidia.com/gpu={uuid(1)}"}, frozenset[str]()),
+}
+
+
+@pytest.mark.parametrize(("env", "mounts"), WRITTEN.values(), ids=WRITTEN)
+def test_every_way_in_which_the_plugin_says_it(env: dict[str, str], mounts: frozenset[str]) -> None:
+    node = ExternalNode()
+    of = of_plugin(env=env, mounts=mounts)
+    node.admitted(of, [uuid(1)])
+    assert node.create(of) == (uuid(1),)
+
+
+def test_mig_devices_by_uuid_and_by_index() -> None:
+    for written in (mig_uuid(0, 1), "0:1"):
+        node = ExternalNode()
+        node.put_gpus([mig_gpu(0), gpu(1)])
+        of = of_plugin(env={VARIABLE: written})
+        node.admitted(of, [mig_uuid(0, 1)], "nvidia.com/mig-1g.5gb")
+        assert node.create(of) == (mig_uuid(0, 1),)
+
+
+def test_replicas_are_shared() -> None:
+    node = ExternalNode()
+    for number, id_ in enumerate(REPLICAS):
+        of = of_plugin(1, pod=f"shares-{number}", claim="all;mode=shared;capabilities=utility")
+        node.admitted(of, [id_])
+        assert node.create(of) == (uuid(1),)
+    assert node.plugin.ledger.usage()[uuid(1)].mode == "shared"
+    alone = of_plugin(2, pod="alone", claim="all;mode=shared")
+    node.admitted(alone, [uuid(2)])
+    assert "kubelet gave in exclusive mode" in str(node.create(alone))
+
+
+def test_an_image_and_the_kubelet_both_set_the_variable() -> None:
+    """CUDA images say `all`; the runtime puts the kubelet's behind it, and that is what programs see."""
+    node = ExternalNode()
+    of = of_plugin(1, env_twice=frozenset({VARIABLE}))
+    node.admitted(of, [uuid(1)])
+    assert node.create(of) == (uuid(1),)
+
+
+def test_annotations_shape_and_never_add() -> None:
+    node = ExternalNode()
+    of = of_plugin(1, claim="all;capabilities=utility")
+    node.admitted(of, [uuid(1)])
+    assert "/dev/nvidia-uvm" not in nodes_of(reply_of(node, of))
+    for number, claim in enumerate(("2", "device=0", "mig=1g.5gb:1", "1;mode=shared")):
+        more = of_plugin(2, pod=f"more-{number}", claim=claim)
+        node.admitted(more, [uuid(2)])
+        assert "[bad-request]" in str(node.create(more)), claim
+        node.over(more)
+    none = of_plugin(3, pod="none", claim="none")
+    node.admitted(none, [uuid(3)])
+    assert node.create(none) == ()
+
+
+@pytest.mark.parametrize("void", [True, False])
+def test_a_leftover_hook_is_kept_idle_as_for_every_grant(void: bool) -> None:
+    node = ExternalNode()
+    how = VisibleDevices.VOID if void else VisibleDevices.UUIDS
+    node.plugin.state.policy = replace(node.policy, environment=EnvironmentSettings(visible_devices=how))
+    of = of_plugin(1)
+    node.admitted(of, [uuid(1)])
+    env = env_of(reply_of(node, of))
+    assert env[VARIABLE] == ("void" if void else uuid(1))
+    assert env.get("NRI_GPU_UUIDS") == (uuid(1) if void else None)
+
+
+def test_the_same_container_asking_twice_and_its_restarts() -> None:
+    node = ExternalNode()
+    of = of_plugin(1)
+    node.admitted(of, [uuid(1)])
+    assert node.create(of) == node.create(of) == (uuid(1),)
+    assert node.start(of)
+    node.stop(of)
+    assert "[gpu-busy]" in str(node.create(container("device=1", of="thief")))  # kept for its pod
+    assert node.create(again(of)) == (uuid(1),)
+
+
+@pytest.mark.parametrize("value", ["all", "void", uuid(0), "0,1", "nonsense,é"])
+def test_a_variable_by_itself_is_no_grant(value: str) -> None:
+    node = ExternalNode()
+    of = of_plugin(env={VARIABLE: value})
+    node.came(of)
+    node.answer()
+    reply = reply_of(node, of)
+    assert not nodes_of(reply)
+    assert not node.plugin.ledger.usage()
+    assert node.start(of)
+
+
+def test_a_variable_that_the_kubelet_did_not_write_is_no_grant_in_may_ask_either() -> None:
+    node = ExternalNode()
+    node.plugin.state.policy = replace(node.policy, environment=EnvironmentSettings(may_ask=Globs(("*",))))
+    of = of_plugin(1)
+    node.came(of)
+    node.answer()
+    assert node.create(of) == ()
+
+
+OTHERS = {
+    "another": ({VARIABLE: uuid(0)}, frozenset[str]()),
+    "one more": ({VARIABLE: f"{uuid(1)},{uuid(0)}"}, frozenset[str]()),
+    "all": ({VARIABLE: "all"}, frozenset[str]()),
+    "another index": ({VARIABLE: "0"}, frozenset[str]()),
+    "an index of none": ({VARIABLE: "9"}, frozenset[str]()),
+    "mounts of another": ({VARIABLE: MOUNTED_NAMES}, frozenset({f"{MOUNTED_NAMES}/{uuid(0)}"})),
+    "no mounts": ({VARIABLE: MOUNTED_NAMES}, frozenset[str]()),
+}
+
+
+@pytest.mark.parametrize(("env", "mounts"), OTHERS.values(), ids=OTHERS)
+def test_other_gpus_than_the_kubelet_gave_are_refused(env: dict[str, str], mounts: frozenset[str]) -> None:
+    node = ExternalNode()
+    of = of_plugin(env=env, mounts=mounts)
+    node.admitted(of, [uuid(1)])
+    refused = str(node.create(of))
+    assert refused.startswith(f"nri-gpu [bad-request]: {VARIABLE}: it says")
+    assert uuid(1) in refused
+
+
+@pytest.mark.parametrize("value", ["void", "none", ""])
+def test_who_opts_out_has_none(value: str) -> None:
+    node = ExternalNode()
+    of = of_plugin(env={VARIABLE: value})
+    node.admitted(of, [uuid(1)])
+    assert not nodes_of(reply_of(node, of))
+
+
+def test_another_containers_gpu_is_not_this_ones() -> None:
+    node = ExternalNode()
+    main = of_plugin(1)
+    side = replace(main, id=ContainerId("train.side"), name="side")
+    node.give(main, [uuid(1)])
+    node.give(side, [])
+    node.came(main)
+    node.answer()
+    assert node.create(side) == ()
+    assert node.create(main) == (uuid(1),)
+
+
+def test_an_init_container_which_the_kubelet_does_not_list() -> None:
+    """It makes an init container's devices those of later containers, and lists them there."""
+    node = ExternalNode()
+    main = of_plugin(1, 2)
+    node.admitted(main, [uuid(1), uuid(2)])
+    assert node.create(replace(main, id=ContainerId("train.init"), name="init", env={VARIABLE: uuid(1)})) == (uuid(1),)
+    beyond = replace(main, id=ContainerId("train.init2"), name="init2", env={VARIABLE: f"{uuid(1)},{uuid(0)}"})
+    assert "it says" in str(node.create(beyond))
+    other = replace(main, id=ContainerId("train.init3"), name="init3", env={VARIABLE: uuid(0)})
+    assert node.create(other) == ()
+
+
+def test_before_the_kubelet_told_it_is_refused_and_asked() -> None:
+    node = ExternalNode()
+    of = of_plugin(1)
+    node.give(of, [uuid(1)])
+    node.came(of)
+    refused = str(node.create(of))
+    assert refused.startswith(f"nri-gpu [node-not-ready]: {VARIABLE}: ")
+    assert "will be tried again" in refused
+    node.answer()
+    assert node.create(of) == (uuid(1),)
+    late = of_plugin(2, pod="before-us")  # its sandbox was there before the daemon was
+    node.give(late, [uuid(2)])
+    assert "[node-not-ready]" in str(node.create(late))
+    node.answer()
+    assert node.create(late) == (uuid(2),)
+    plain = container(of="plain", env={VARIABLE: "all"})
+    assert node.create(plain) == ()  # no device plugin wrote that
+
+
+def test_a_pod_that_the_kubelet_does_not_know_is_none_that_it_gave_nothing() -> None:
+    """It was restarted perhaps, and will know it soon; so it is asked again."""
+    node = ExternalNode()
+    of = of_plugin(1)
+    node.came(of)
+    node.pods.questions.clear()
+    node.ask_all()
+    assert "the kubelet knows of no such pod" in str(node.create(of))
+    node.give(of, [uuid(1)])
+    node.answer()
+    assert node.create(of) == (uuid(1),)
+
+
+def test_without_podresources_nobody_starts_without_its_gpus() -> None:
+    node = ExternalNode()
+    node.plugin.external.pods = None
+    refused = str(node.create(of_plugin(1)))
+    assert "[node-not-ready]" in refused
+    assert "kubelet.podresources is empty" in refused
+    assert node.create(container("1", of="by-annotation")) == (uuid(0),)
+
+
+def test_one_name_and_another_pod() -> None:
+    """An answer is the sandbox's that was there: a StatefulSet's next pod of that name has to be asked about anew."""
+    node = ExternalNode()
+    first = of_plugin(1)
+    node.admitted(first, [uuid(1)])
+    assert node.create(first) == (uuid(1),)
+    stale = node.pods.all()
+    second = of_plugin(1, pod="train")
+    second = replace(
+        second, id=ContainerId("second"), pod=replace(second.pod, id=PodId("sandbox-2"), uid=PodUid("uid-2"))
+    )
+    node.came(second)
+    assert "[node-not-ready]" in str(node.create(second))
+    node.pods.put(stale[0], node.listed["ml", "train"])  # late, and of the first
+    assert "[node-not-ready]" in str(node.create(second))
+
+
+def test_two_pods_of_one_name_are_no_answer() -> None:
+    node = ExternalNode()
+    of = of_plugin(1)
+    node.give(of, [uuid(1)])
+    node.came(of)
+    given = node.listed["ml", "train"]
+    node.pods.put_list(node.pods.all(), (given, given))
+    assert "[node-not-ready]" in str(node.create(of))
+
+
+SERVED = {
+    "a CDI device": {"cdi_devices": ("k8s.device-plugin.nvidia.com/gpu=x",)},
+    "a DRA driver's claim": {
+        "cdi_devices": ("k8s.gpu.nvidia.com/claim=c-gpu-0",),
+        "devices": (held_node(gpu(1)),),
+        "env": {},
+    },
+    "nodes": {"devices": (held_node(gpu(1)),)},
+    "hooks": {"nvidia_hooks": frozenset({"nvidia-cdi-hook"})},
+}
+
+
+@pytest.mark.parametrize("fields", SERVED.values(), ids=SERVED)
+def test_whom_others_inject_is_left_to_them(fields: dict[str, object]) -> None:
+    node = ExternalNode()
+    of = replace(of_plugin(1), **fields)
+    node.admitted(of, [uuid(1)])
+    reply = node.plugin.create_container(builders.create_payload(of))
+    assert reply == EMPTY
+    assert node.start(of)
+    if of.devices:
+        assert node.plugin.ledger.usage()[uuid(1)].external
+        assert "[gpu-busy]" in str(node.create(container("device=1", of="thief")))
+
+
+def test_no_two_hands_on_one_container() -> None:
+    node = ExternalNode()
+    of = replace(from_kubelet(token(0)), env={VARIABLE: uuid(1)})
+    node.give(of, [uuid(0)], GPU)
+    node.came(of)
+    node.answer()
+    assert "of nri-gpu's own resource and of another" in str(node.create(of))
+
+
+def test_both_kinds_side_by_side() -> None:
+    node = ExternalNode()
+    theirs = of_plugin(1, pod="theirs")
+    node.admitted(theirs, [uuid(1)])
+    assert node.create(theirs) == (uuid(1),)
+    annotations = node.allocate(uuid(2), resource=OURS)
+    ours = from_kubelet(annotations, pod="ours")
+    node.admitted(ours, [uuid(2)], OURS)
+    assert node.create(ours) == (uuid(2),)
+    assert node.create(container("2", of="local")) == (uuid(0), uuid(3))
+    why = {device.id: bool(device.why) for device in node.devices.devices(OURS)}
+    assert why == {uuid(0): True, uuid(1): True, uuid(2): False, uuid(3): True}
+    assert node.plugin.ledger.usage().keys() == {uuid(index) for index in range(4)}
+
+
+def test_what_they_gave_before_any_container_is_held() -> None:
+    node = ExternalNode()
+    of = of_plugin(1, pod="pulls-its-image")
+    node.give(of, [uuid(1)])
+    node.came(of)
+    node.ask_all()
+    assert "ml/pulls-its-image" in str(node.create(container("device=1", of="thief")))
+    assert [device.id for device in node.devices.devices(OURS) if device.why] == [uuid(1)]
+    assert node.create(of) == (uuid(1),)
+    assert len(node.plugin.ledger.entries) == 1
+    assert not node.plugin.ledger.reservations  # the reservation became the grant
+
+
+def test_promises_end_when_the_kubelet_lists_them_no_more() -> None:
+    node = ExternalNode()
+    of = of_plugin(1)
+    node.give(of, [uuid(1)])
+    node.ask_all()
+    node.listed.clear()
+    node.ask_all()
+    assert node.plugin.ledger.usage().keys() == {uuid(1)}  # once missing is not gone
+    node.clock.now += SETTLED_S
+    node.ask_all()
+    assert not node.plugin.ledger.usage()
+
+
+def test_a_pod_that_is_over_leaves_its_gpu_to_be_looked_at() -> None:
+    """Finished, and its sandbox still there: nobody but the kubelet's list tells."""
+    node = ExternalNode()
+    node.put_gpus([gpu(index, processes=0) for index in range(4)], simulated=False)
+    of = of_plugin(1)
+    node.admitted(of, [uuid(1)])
+    assert node.create(of) == (uuid(1),)
+    assert node.start(of)
+    node.stop(of)
+    node.listed.clear()
+    for _ in range(2):
+        node.ask_all()
+        node.clock.now += SETTLED_S
+    assert "ml/train" in str(node.create(container("device=1", of="next")))
+    node.plugin.looked(node.node.inventory, node.clock.now)
+    assert node.create(container("device=1", of="next")) == (uuid(1),)
+
+
+def test_an_allocation_that_nobody_lists_ends_early_and_one_that_is_listed_does_not_lapse() -> None:
+    node = ExternalNode()
+    node.allocate(uuid(0), resource=OURS)
+    annotations = node.allocate(uuid(1), resource=OURS)
+    slow = from_kubelet(annotations, pod="slow")
+    node.give(slow, [uuid(1)], OURS)
+    node.ask_all()
+    node.clock.now += SETTLED_S
+    node.ask_all()
+    assert node.plugin.ledger.usage().keys() == {uuid(1)}
+    assert node.plugin.ledger.usage()[uuid(1)].pods == {PodUid("kubelet"): "ml/slow"}
+    node.clock.now += 10_000
+    node.plugin.lapse()
+    assert "ml/slow" in str(node.create(container("device=1", of="thief")))
+    node.came(slow)
+    node.answer()
+    assert node.create(slow) == (uuid(1),)
+
+
+def test_a_finished_pod_that_an_old_kubelet_lists_is_in_nobodys_way() -> None:
+    node = ExternalNode()
+    done, fresh = of_plugin(1, pod="done"), of_plugin(1, pod="anew")
+    node.admitted(done, [uuid(1)])
+    assert node.create(done) == (uuid(1),)
+    node.end_pod(done)  # its sandbox is stopped; the pod is there until somebody deletes it
+    node.admitted(fresh, [uuid(1)])
+    for _ in range(2):
+        node.ask_all()
+        assert node.plugin.ledger.usage()[uuid(1)].pods == {fresh.pod.uid: "ml/anew"}
+    assert node.create(fresh) == (uuid(1),)
+    node.ask_all()
+    assert len(node.plugin.ledger.usage()[uuid(1)].holders) == 1
+
+
+def test_a_daemon_that_starts_anew_hears_what_it_forgot() -> None:
+    node = ExternalNode()
+    theirs, ours = of_plugin(1, pod="theirs"), from_kubelet({}, pod="ours")
+    annotations = node.allocate(uuid(2), resource=OURS)
+    node.give(theirs, [uuid(1)])
+    node.give(ours, [uuid(2)], OURS)
+    node.restart_daemon()
+    assert not node.plugin.ledger.usage()
+    node.ask_all()
+    assert node.plugin.ledger.usage().keys() == {uuid(1), uuid(2)}
+    assert node.create(container("2", of="local")) == (uuid(0), uuid(3))
+    assert [d.id for d in node.devices.devices(OURS) if not d.why] == [uuid(2)]
+    node.came(theirs)
+    node.answer()
+    assert node.create(theirs) == (uuid(1),)
+    assert node.create(replace(ours, annotations=annotations)) == (uuid(2),)
+
+
+def test_before_the_first_list_no_annotation_takes_what_the_kubelet_may_have_given() -> None:
+    node = ExternalNode()
+    node.pods.settled = False
+    local = container("device=1", of="local")
+    assert "has just started" in str(node.create(local))
+    assert node.create(container(of="plain")) == ()
+    node.give(of_plugin(1), [uuid(1)])
+    node.ask_all()
+    assert "[gpu-busy]" in str(node.create(local))
+
+
+def test_a_daemon_that_starts_anew_knows_whose_grants_were_the_kubelets() -> None:
+    node = ExternalNode()
+    theirs = of_plugin(1, pod="theirs")
+    node.admitted(theirs, [uuid(1)])
+    assert node.create(theirs) == (uuid(1),)
+    assert node.start(theirs)
+    node.restarted({theirs.id: (theirs, True)})
+    node.ask_all()
+    assert [d.id for d in node.devices.devices(OURS) if d.why] == [uuid(1)]
+    node.stop(theirs)
+    assert "[gpu-busy]" in str(node.create(container("device=1", of="thief")))
+
+
+def test_a_gpu_that_an_annotation_holds_is_not_given_twice() -> None:
+    node = ExternalNode()
+    assert node.create(container("device=1", of="local")) == (uuid(1),)
+    of = of_plugin(1)
+    node.admitted(of, [uuid(1)])
+    node.ask_all()
+    assert "[gpu-busy]" in str(node.create(of))
+    assert "ml/local" in str(node.create(of))
+
+
+def test_a_token_holds_until_the_kubelet_says_otherwise(log: Log) -> None:
+    node = ExternalNode(KubeletSettings(enabled=True))
+    of = from_kubelet(token(0))
+    assert node.create(of) == (uuid(0),)  # not told yet is no refusal
+    node.give(replace(of, name="sidecar"), [])
+    node.answer()
+    assert node.create(of) == (uuid(0),)  # nor is a container that the kubelet does not list
+    node.over(of)
+
+    copied = from_kubelet(token(1), pod="copied")
+    node.give(copied, [])
+    node.came(copied)
+    node.answer()
+    for _ in range(3):
+        refused = str(node.create(copied))
+        assert refused.startswith("nri-gpu [bad-request]: gpu.nri.io/kubelet: the kubelet says that it allocated")
+        assert "none of nvidia.com/gpu" in refused
+    assert "copied from another container" in log.one("kubelet allocation not valid").fields["fault"]
+
+    less = from_kubelet(token(1, 2), pod="less")
+    node.admitted(less, [uuid(1)])
+    assert f"and not {uuid(1)}, {uuid(2)}" in str(node.create(less))
+    same = from_kubelet(token(2, 1), pod="same")
+    node.admitted(same, [uuid(1), uuid(2)])
+    assert node.create(same) == (uuid(1), uuid(2))
+
+
+def fraction(group: str, index: int = 1, name: str = "half") -> Container:
+    return replace(of_plugin(index), id=ContainerId(name), pod=pod(name, labels={"runai-gpu-group": group}))
+
+
+def reservation(group: str, namespace: str = RESERVED, index: int = 1) -> Container:
+    labels = {"runai-gpu-group": group, "app": RESERVED}
+    return replace(
+        of_plugin(index),
+        id=ContainerId(f"holds-{group}"),
+        pod=pod(f"gpu-reservation-{group}", namespace=namespace, labels=labels),
+    )
+
+
+def test_fractions_of_a_gpu_that_their_scheduler_reserved() -> None:
+    node = ExternalNode(SHARING)
+    holder = reservation("g1")
+    node.admitted(holder, [uuid(1)])
+    assert node.create(holder) == (uuid(1),)
+    for name in ("one", "two"):
+        of = fraction("g1", name=name)
+        node.came(of)
+        node.answer()
+        assert node.create(of) == (uuid(1),)
+        assert node.start(of)
+    assert node.plugin.ledger.usage()[uuid(1)].mode == "shared"
+    assert len(node.plugin.ledger.usage()[uuid(1)].holders) == 3
+    assert "[gpu-busy]" in str(node.create(container("device=1", of="thief")))
+
+
+def test_a_pod_with_parts_of_two_gpus() -> None:
+    node = ExternalNode(SHARING)
+    for index, group in ((1, "g1"), (2, "g2")):
+        node.admitted(reservation(group, index=index), [uuid(index)])
+    labels = {"runai-gpu-group/g1": "g1", "runai-gpu-group/g2": "g2"}
+    of = replace(of_plugin(1, 2), pod=pod("both", labels=labels))
+    assert node.create(of) == (uuid(1), uuid(2))
+
+
+FORGED = {
+    "a GPU that nobody reserved": fraction("g1", 2),
+    "another group's GPU": fraction("g2", 1),
+    "a group of nobody": fraction("g9", 1),
+}
+
+
+@pytest.mark.parametrize("of", FORGED.values(), ids=FORGED)
+def test_labels_and_variables_by_hand_share_nothing(of: Container) -> None:
+    node = ExternalNode(SHARING)
+    node.admitted(reservation("g1"), [uuid(1)])
+    node.admitted(reservation("g2", index=3), [uuid(3)])
+    refused = str(node.create(of))
+    assert "[node-not-ready]" in refused
+    assert "no pod in the namespaces of kubelet.reservations holds" in refused
+
+
+def test_a_reservation_counts_in_its_namespace_only() -> None:
+    node = ExternalNode(SHARING)
+    node.admitted(reservation("g1", namespace="ml"), [uuid(1)])
+    of = fraction("g1")
+    assert "[node-not-ready]" in str(node.create(of))
+    node.over(reservation("g1", namespace="ml"))
+    node.admitted(reservation("g1"), [uuid(1)])
+    assert node.create(of) == (uuid(1),)
+    node.over(reservation("g1"))
+    assert "[node-not-ready]" in str(node.create(fraction("g1", name="late")))
+
+
+def test_a_group_without_the_setting_is_nothing() -> None:
+    node = ExternalNode(THEIRS)
+    node.admitted(reservation("g1"), [uuid(1)])
+    of = fraction("g1")
+    node.came(of)
+    node.answer()
+    assert node.create(of) == ()
+
+
+def test_reservations_by_our_own_device_plugin() -> None:
+    node = ExternalNode(KubeletSettings(enabled=True, reservations=Globs((RESERVED,))))
+    annotations = node.allocate(uuid(1))
+    holder = replace(reservation("g1"), annotations=annotations, env={})
+    node.admitted(holder, [uuid(1)])
+    assert node.create(holder) == (uuid(1),)
+    of = fraction("g1")
+    node.came(of)
+    node.answer()
+    assert node.create(of) == (uuid(1),)
+    assert node.start(of)
+    assert not [device.id for device in node.devices.devices(GPU) if device.why]  # it is the kubelet's still
+    node.restarted({of.id: (of, True), holder.id: (holder, True)})
+    node.ask_all()
+    assert not [device.id for device in node.devices.devices(GPU) if device.why]
+
+
+def test_who_is_no_fraction_is_not_looked_at() -> None:
+    node = ExternalNode(KubeletSettings(reservations=Globs((RESERVED,))))
+    assert node.plugin.create_container(builders.create_payload(of_plugin(1))) == EMPTY
+    assert node.start(of_plugin(1))
+
+
+class Keyed:
+    """What the guard reads."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def key(self) -> bytes:
+        return KEY
+
+    def policy(self) -> Policy:
+        return self._policy
+
+
+def test_created_while_we_were_away_it_does_not_start() -> None:
+    node = ExternalNode()
+    of = of_plugin(1)
+    guard = Guard(Keyed(node.policy), lambda action: action())
+    start = builders.event_payload(pb.START_CONTAINER, of)
+    for refused in (node.plugin.lifecycle(start), guard.lifecycle(start)):
+        assert isinstance(refused, Status)
+        assert "[not-granted]" in refused.message
+    # One that runs already may have been served by NVIDIA's runtime, and is no business of ours.
+    node.restarted({})
+    assert not node.plugin.ungranted
+    for served in (of_plugin(env={VARIABLE: "all"}), of_plugin(1, devices=(held_node(gpu(1)),)), container()):
+        assert guard.lifecycle(builders.event_payload(pb.START_CONTAINER, served)) == EMPTY
+
+
+def test_whoever_was_decided_on_may_start_past_the_guard() -> None:
+    node = ExternalNode()
+    guard = Guard(Keyed(node.policy), lambda action: action())
+    for number, ids in enumerate(([uuid(1)], [])):
+        of = of_plugin(1, pod=f"pod-{number}")
+        node.admitted(of, ids)
+        reply = reply_of(node, of)
+        shown = replace(of, annotations=dict(reply.adjust.annotations))
+        assert guard.lifecycle(builders.event_payload(pb.START_CONTAINER, shown)) == EMPTY
+
+
+def test_many_sandboxes_are_bounded() -> None:
+    node = ExternalNode()
+    for number in range(3000):
+        node.came(pod(f"pod-{number}"))
+    assert len(node.pods.all()) <= 1024
