@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import threading
 from pathlib import Path
 from typing import Final
 
@@ -58,42 +57,6 @@ def test_the_same_again_touches_nothing(file: SpecFile) -> None:
     first = file.path.stat()
     assert not file.write(OURS)
     assert (file.path.stat().st_ino, file.path.stat().st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
-
-
-def test_a_reader_never_meets_half_of_it(file: SpecFile) -> None:
-    texts = {json.dumps({"kind": KIND, "devices": [letter] * 20_000}) for letter in "ab"}
-    file.write(min(texts))
-    met: set[str] = set()
-    done = threading.Event()
-
-    def read() -> None:
-        while not done.is_set():
-            met.add(file.path.read_text())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for _ in range(20):
-        for text in texts:
-            file.write(text)
-    done.set()
-    reader.join()
-    assert met <= texts
-
-
-def test_what_a_killed_writer_left_is_in_nobodys_way(file: SpecFile) -> None:
-    file.path.parent.mkdir()
-    left = file.path.with_name(f".{file.path.name}.new")
-    left.write_text("half")
-    file.write(OURS)
-    assert not left.exists()
-
-
-def test_a_link_that_waits_for_us_is_not_followed(file: SpecFile, tmp_path: Path) -> None:
-    file.path.parent.mkdir()
-    file.path.with_name(f".{file.path.name}.new").symlink_to(tmp_path / "elsewhere")
-    file.write(OURS)
-    assert not (tmp_path / "elsewhere").exists()
-    assert not file.path.is_symlink()
 
 
 def test_where_it_cannot_be_written_it_says_so(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from nri_gpu.ttrpc.events import Status
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
 from tests.support.no_recorder import NoRecorder
-from tests.unit.injection.test_cdi_golden import FILES, FOLDERS, HWCAPS, LIBRARIES
+from tests.unit.cdi.test_specification import FILES, FOLDERS, HWCAPS, LIBRARIES
 
 FOLDER: Final = Path(__file__).parents[2] / "fixtures" / "nri"
 # One that plays changes is a node like another when it begins.

@@ -1,8 +1,14 @@
-"""The CDI specification: one golden value, and the laws that hold for every node there may be."""
+"""The CDI specification: laws that hold for every node there may be, and the shipped topologies line by line.
+
+    NRI_GPU_GOLDEN=write .venv/bin/pytest tests/unit/cdi/test_specification.py
+
+writes tests/fixtures/cdi/ anew; read the difference before you commit it.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -13,12 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import fields
 
+from nri_gpu.allocation.messages import why_not
 from nri_gpu.cdi import specification as cdi
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, Gpu, Unit, whole
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, Gpu, Unit, closure, whole
 from nri_gpu.domain.node import DriverTree, Loader
+from nri_gpu.injection import mounts
 from nri_gpu.injection.plan import Injection, plan
+from nri_gpu.simulation.topology import load_scenario, load_topology
 from tests.support import builders as make
+from tests.support.daemon import TOPOLOGIES
 
 SCHEMA: Final = json.loads((Path(__file__).parents[2] / "support" / "cdi_schema.json").read_text())
 TREE: Final = DriverTree(
@@ -88,52 +98,6 @@ def gpu_sets(draw: st.DrawFn) -> tuple[Gpu, ...]:
     minors = draw(st.lists(st.integers(0, 247), min_size=len(indices), max_size=len(indices), unique=True))
     pairs = zip(sorted(indices), minors, strict=True)
     return tuple(make.gpu(index, minor_number=minor) for index, minor in pairs)
-
-
-def test_the_golden_one() -> None:
-    """As in the documentation: a change here is a change of what containers get."""
-    rw = {"type": "c", "fileMode": 0o666, "permissions": "rw", "uid": 0, "gid": 0}
-    own = {"deviceNodes": [{"path": "/dev/nvidia7", **rw, "major": 195, "minor": 7}]}
-    document = specification((make.gpu(0),))
-    document["containerEdits"].pop("mounts")  # test_mounts.py has them
-    assert document == {
-        "cdiVersion": "0.5.0",
-        "kind": "nvidia.com/gpu",
-        "containerEdits": {
-            "env": ["NVIDIA_VISIBLE_DEVICES=void"],
-            "deviceNodes": [
-                {"path": "/dev/nvidiactl", **rw, "major": 195, "minor": 255},
-                {"path": "/dev/nvidia-uvm", **rw, "major": 511, "minor": 0},
-                {"path": "/dev/nvidia-uvm-tools", **rw, "major": 511, "minor": 1},
-            ],
-        },
-        "devices": [
-            {"name": "0", "containerEdits": own},
-            {"name": make.uuid(0), "containerEdits": own},
-            {"name": "all", "containerEdits": own},
-        ],
-    }
-
-
-def test_mounts_are_the_planners() -> None:
-    [tree] = specification(make.gpus(), loader=Loader.TREE)["containerEdits"]["mounts"]
-    assert tree == {
-        "hostPath": TREE.path,
-        "containerPath": "/usr/local/nvidia",
-        "type": "bind",
-        "options": ["rbind", "rprivate", "ro", "nosuid", "nodev"],
-    }
-
-
-def test_utility_alone_has_no_uvm() -> None:
-    document = specification(make.gpus(), capabilities=frozenset({Capability.UTILITY}))
-    assert [node["path"] for node in document["containerEdits"]["deviceNodes"]] == ["/dev/nvidiactl"]
-
-
-def test_without_the_drivers_files_nodes_are_left() -> None:
-    document = specification(make.gpus(), tree=None)
-    assert "mounts" not in document["containerEdits"]
-    assert set(devices(document)) >= {"0", "3", "all"}
 
 
 def test_a_name_that_cdi_does_not_know_is_left_out() -> None:
@@ -250,3 +214,89 @@ def test_mig_alone_shares_no_gpus_node() -> None:
     )
     assert "/dev/nvidia6" not in {node["path"] for node in document["containerEdits"]["deviceNodes"]}
     assert applied(document, "1:0").devices == planned(cut.parts[0]).devices
+
+
+FOLDER: Final = Path(__file__).parents[2] / "fixtures" / "cdi"
+# One more row with each new capability.
+CAPABILITIES: Final[dict[str, Capabilities]] = {
+    "compute+utility": frozenset({Capability.COMPUTE, Capability.UTILITY}),
+    "utility": frozenset({Capability.UTILITY}),
+    "video": closure(frozenset({Capability.VIDEO})),
+    "graphics": frozenset({Capability.GRAPHICS}),
+    "display": closure(frozenset({Capability.DISPLAY})),
+    "ngx": frozenset({Capability.NGX}),
+    "utility+compat32": frozenset({Capability.UTILITY, Capability.COMPAT32}),
+}
+# A few of the files that go in one by one, of every capability that has some.
+FILES: Final = {
+    Capability.COMPUTE: ("/etc/OpenCL/vendors/nvidia.icd",),
+    Capability.GRAPHICS: ("/etc/vulkan/icd.d/nvidia_icd.json", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json"),
+    Capability.DISPLAY: ("/usr/lib/xorg/modules/drivers/nvidia_drv.so",),
+}
+LIBRARIES: Final = (
+    ("lib64/libcuda.so.580.95.05", ("libcuda.so.580.95.05", "libcuda.so.1", "libcuda.so")),
+    ("lib64/libnvidia-ml.so.580.95.05", ("libnvidia-ml.so.580.95.05", "libnvidia-ml.so.1")),
+)
+FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
+HWCAPS: Final = tuple(f"{folder}/glibc-hwcaps/x86-64-v2" for folder in FOLDERS)
+# One that plays changes is a node like another when it begins.
+SCENARIOS: Final = {path.stem: load_scenario(path) for path in sorted(TOPOLOGIES.glob("*.toml"))}
+NAMES: Final = [name for name, each in SCENARIOS.items() if each.inventory.gpus and not each.changes]
+# Golden file -> topology, capabilities, strategy: all of the default one, and one of each other.
+CASES: Final = {
+    **{f"{t}.{c}.txt": (t, c, Loader.FOLDERS) for t in NAMES for c in CAPABILITIES},
+    **{
+        f"four-gpus.compute+utility.{loader}.txt": ("four-gpus", "compute+utility", loader)
+        for loader in Loader
+        if loader is not Loader.FOLDERS
+    },
+}
+
+
+def lines(document: dict[str, Any]) -> Iterator[str]:
+    yield f"{document['kind']} {document['cdiVersion']}"
+    yield from _edits("every", document["containerEdits"])
+    for device in document["devices"]:
+        yield from _edits(device["name"], device["containerEdits"])
+
+
+def _edits(name: str, edits: dict[str, Any]) -> Iterator[str]:
+    yield from (f"{name}: env {pair}" for pair in edits.get("env", ()))
+    for node in edits.get("deviceNodes", ()):
+        number = f"{node['type']} {node['major']}:{node['minor']} {node['permissions']}"
+        yield f"{name}: node {node['path']} {number} {node['fileMode']:04o} {node['uid']}:{node['gid']}"
+    for mount in edits.get("mounts", ()):
+        yield f"{name}: mount {mount['containerPath']} from {mount['hostPath']} {','.join(mount['options'])}"
+
+
+def tree(name: str) -> DriverTree:
+    """As staged; of single files that compute and utility have, none, as on most hosts without OpenCL."""
+    wanted = CAPABILITIES[name] if name not in ("compute+utility", "utility") else frozenset()
+    places = tuple(place for each in Capability if each in wanted for place in FILES.get(each, ()))
+    smi = ("nvidia-smi",) if Capability.UTILITY in CAPABILITIES[name] else ()
+    return DriverTree(f"/stage/{name}", smi, tuple((place, f"extra{place}") for place in places), LIBRARIES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_shipped_topologies_are_described_as_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "HWCAPS_PLACES", HWCAPS)
+    monkeypatch.setattr(mounts, "DEFAULT_PLACES", FOLDERS)
+    topology, capabilities, loader = CASES[name]
+    inventory = load_topology(TOPOLOGIES / f"{topology}.toml")
+    document = cdi.specification(
+        [unit for unit in inventory.units if not why_not(unit)],
+        capabilities=CAPABILITIES[capabilities],
+        inventory=inventory,
+        tree=tree(capabilities),
+        loader=loader,
+    )
+    golden = FOLDER / name
+    text = "\n".join(lines(document)) + "\n"
+    if os.environ.get("NRI_GPU_GOLDEN") == "write":
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert golden.read_text() == text
+
+
+def test_every_golden_file_has_its_case() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == CASES.keys()

@@ -1,9 +1,10 @@
-"""`nri-gpu cdi generate`: printed, written, kept up to date; and what it says and removes when nothing is true."""
+"""`nri-gpu cdi generate`: printed, written, kept up to date, removed where nothing is true; and old drivers' files."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -18,9 +19,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.cdi.file import SpecFile
-from nri_gpu.cdi.generate import NotReadyError, SpecificationOptions, SpecificationWatch, specification_text
+from nri_gpu.cdi.generate import (
+    NotReadyError,
+    SpecificationOptions,
+    SpecificationWatch,
+    booted_at,
+    remove_old,
+    specification_text,
+)
 from nri_gpu.cli.main import main
-from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.errors import DriverError, Exit
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
 from nri_gpu.domain.node import Inventory, Loader, Majors
 from nri_gpu.driver.owner import StageOwner
@@ -54,7 +62,7 @@ class Place(Struct, frozen=True):
     def topology(self) -> Path:
         return self.base / "node.toml"
 
-    def wish(self, **fields: Any) -> SpecificationOptions:  # noqa: ANN401 - any field of a SpecificationOptions
+    def options(self, **fields: Any) -> SpecificationOptions:  # noqa: ANN401 - any field of a SpecificationOptions
         every = DEFAULT_CAPABILITIES
         return replace(
             SpecificationOptions(self.driver, (), self.stage, Loader.FOLDERS, every, str(self.topology), 0.02, ()),
@@ -184,7 +192,7 @@ def test_without_a_driver_it_is_69_and_says_where_it_looked(tmp_path: Path, caps
     assert str(tmp_path) in captured.err
 
 
-REAL = make.inventory(driver_version=V)
+REAL: Final = make.inventory(driver_version=V)
 NOT_READY = {
     "a fault of the driver": (replace(REAL, fault="the driver is ill"), "the driver is ill"),
     "no nvidia module": (replace(REAL, majors=Majors()), "kernel module nvidia is not loaded"),
@@ -202,21 +210,21 @@ NOT_READY = {
 @pytest.mark.parametrize(("inventory", "words"), NOT_READY.values(), ids=NOT_READY)
 def test_nothing_half_true_is_written(place: Place, inventory: Inventory, words: str) -> None:
     with pytest.raises(NotReadyError) as caught:
-        specification_text(inventory, place.wish())
+        specification_text(inventory, place.options())
     assert words in str(caught.value)
 
 
 def test_a_driver_without_files_is_refused_on_a_real_node_only(place: Place) -> None:
     shutil.rmtree(place.driver / "lib64")
     with pytest.raises(NotReadyError, match="driver"):
-        specification_text(REAL, place.wish())
-    document = json.loads(specification_text(replace(REAL, simulated=True), place.wish()))
+        specification_text(REAL, place.options())
+    document = json.loads(specification_text(replace(REAL, simulated=True), place.options()))
     assert "mounts" not in document["containerEdits"]
 
 
 def test_a_gpu_that_cannot_be_given_has_no_name(place: Place) -> None:
     gpus = [make.gpu(0), make.gpu(1, unavailable="it fell off the bus"), make.gpu(2, mig_enabled=True)]
-    document = json.loads(specification_text(make.inventory(gpus), place.wish()))
+    document = json.loads(specification_text(make.inventory(gpus), place.options()))
     assert [device["name"] for device in document["devices"]] == ["0", make.uuid(0), "all"]
 
 
@@ -226,15 +234,15 @@ def test_mig_devices_have_names_and_their_gpu_has_none(place: Place) -> None:
     whole = ["0", make.uuid(0)]
     parts = ["1:0", make.mig_uuid(1, 0)]
     for majors, names in ((make.MAJORS, [*whole, *parts, "all"]), (some, [*whole, "all"])):
-        document = json.loads(specification_text(make.inventory(gpus, majors=majors), place.wish()))
+        document = json.loads(specification_text(make.inventory(gpus, majors=majors), place.options()))
         assert [device["name"] for device in document["devices"]] == names
 
 
-def kept_true(place: Place, *steps: Callable[[], object]) -> None:
+def watched(place: Place, *steps: Callable[[], object]) -> None:
     """Run the watch; after each step wait until `step` no longer raises AssertionError, OSError or ValueError."""
 
     async def main() -> None:
-        watch = SpecificationWatch(place.wish(), SpecFile(place.file))
+        watch = SpecificationWatch(place.options(), SpecFile(place.file))
         running = asyncio.create_task(watch.run())
         for step in steps:
             deadline = time.monotonic() + WAIT_S
@@ -266,7 +274,7 @@ def test_watch_follows_the_gpus(place: Place) -> None:
         gpu = text.rindex("[[gpu]]")
         place.topology.write_text(text[:gpu] + text[text.index("[[link]]", gpu) :].split("[[link]]")[0])
 
-    kept_true(place, has_gpus(place, 4), lose_one, has_gpus(place, 3))
+    watched(place, has_gpus(place, 4), lose_one, has_gpus(place, 3))
     assert place.file.exists(), "it stays, for containers go on being started"
 
 
@@ -281,7 +289,7 @@ def test_watch_follows_the_driver(place: Place) -> None:
     def new() -> None:
         assert "590.1.2-" in generation()
 
-    kept_true(place, has_gpus(place, 4), upgrade, new)
+    watched(place, has_gpus(place, 4), upgrade, new)
 
 
 def test_watch_removes_what_is_not_true_and_writes_it_again(place: Place) -> None:
@@ -297,12 +305,12 @@ def test_watch_removes_what_is_not_true_and_writes_it_again(place: Place) -> Non
         lambda: place.topology.write_text(text),
         has_gpus(place, 4),
     )
-    kept_true(place, *steps)
+    watched(place, *steps)
 
 
 def test_watch_starts_where_nothing_can_be_said_yet(place: Place) -> None:
     place.topology.rename(place.base / "later")
-    kept_true(place, lambda: (place.base / "later").rename(place.topology), has_gpus(place, 4))
+    watched(place, lambda: (place.base / "later").rename(place.topology), has_gpus(place, 4))
 
 
 def test_watch_as_a_process_hears_signals(place: Place) -> None:
@@ -334,3 +342,120 @@ def test_the_folder_of_a_daemon_is_left_to_it(place: Place, capsys: pytest.Captu
     assert place.generate("--output", str(place.file)) == Exit.UNAVAILABLE
     assert f"{place.stage} belongs to `nri-gpu run` with state folder {place.base}/state" in capsys.readouterr().err
     assert sorted(place.stage.iterdir()) == before
+
+
+OLD: Final = "570.26-0a1b2c3d"
+BOOT: Final = 1_000_000.0
+MINUTE_S: Final = 60.0  # clocks are set while a machine runs
+
+
+class Old(Struct, frozen=True):
+    """A staging folder, a specification beside it, and a folder where runtimes look too."""
+
+    base: Path
+
+    @property
+    def stage(self) -> Path:
+        return self.base / "stage"
+
+    @property
+    def standard(self) -> Path:
+        return self.base / "etc"
+
+    @property
+    def options(self) -> SpecificationOptions:
+        return SpecificationOptions(
+            self.base / "driver",
+            (),
+            self.stage,
+            Loader.FOLDERS,
+            DEFAULT_CAPABILITIES,
+            None,
+            refresh_s=1,
+            standard=(self.standard, self.base / "none"),
+        )
+
+    @property
+    def file(self) -> SpecFile:
+        return SpecFile(self.base / "cdi/nri-gpu.json")
+
+    def write(self, inventory: Inventory = REAL) -> tuple[str, ...]:
+        """As the verb does. Returns what was removed."""
+        self.file.write(specification_text(inventory, self.options))
+        return remove_old(self.options, self.file, inventory, BOOT)
+
+    def stale(self, name: str = OLD, at: float = BOOT - 1) -> Path:
+        """A generation from before."""
+        folder = self.stage / name
+        (folder / "compute/lib64").mkdir(parents=True)
+        os.utime(folder, (at, at))
+        return folder
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Old:
+    made = Old(tmp_path)
+    make_driver_root(tmp_path / "driver", V)
+    made.standard.mkdir()
+    return made
+
+
+def test_what_nobody_names_and_no_kernel_understands_goes(old: Old) -> None:
+    folder, again = old.stale(), old.stale(f"{OLD}.1")
+    assert old.write() == (OLD, f"{OLD}.1")
+    assert not folder.exists()
+    assert not again.exists()
+    (left,) = (each for each in old.stage.iterdir() if each.is_dir())
+    assert left.name.startswith(f"{V}-")
+    assert old.write() == ()
+
+
+def test_what_was_staged_since_the_boot_stays(old: Old) -> None:
+    """A container of this boot may have been started with it."""
+    folder = old.stale(at=BOOT + 1)
+    assert old.write() == ()
+    assert folder.is_dir()
+
+
+def test_another_generation_of_the_driver_that_runs_stays(old: Old) -> None:
+    folder = old.stale(f"{V}-0a1b2c3d")
+    assert old.write() == ()
+    assert folder.is_dir()
+
+
+@pytest.mark.parametrize("where", ["cdi/other.json", "etc/other.yaml"])
+def test_what_another_specification_names_stays(old: Old, where: str) -> None:
+    folder = old.stale()
+    other = old.base / where
+    other.parent.mkdir(exist_ok=True)
+    other.write_text(json.dumps({"hostPath": f"{folder}/compute/lib64"}))
+    assert old.write() == ()
+    other.unlink()
+    assert old.write() == (OLD,)
+
+
+def test_a_specification_that_cannot_be_read_may_name_any(old: Old) -> None:
+    folder = old.stale()
+    (old.standard / "odd.json").mkdir()
+    with pytest.raises(DriverError, match=r"old driver files stay in .*Is a directory"):
+        old.write()
+    assert folder.is_dir()
+
+
+@pytest.mark.parametrize("inventory", [replace(REAL, simulated=True), replace(REAL, driver_version="")])
+def test_without_a_kernel_module_to_compare_with_all_stay(old: Old, inventory: Inventory) -> None:
+    folder = old.stale()
+    assert old.write(inventory) == ()
+    assert folder.is_dir()
+
+
+def test_other_folders_are_nobodys_business(old: Old) -> None:
+    folder = old.stale("precious")
+    assert old.write() == ()
+    assert folder.is_dir()
+
+
+def test_the_boot_is_when_the_kernel_says() -> None:
+    with Path("/proc/stat").open() as stat:
+        (btime,) = (float(line.split()[1]) for line in stat if line.startswith("btime"))
+    assert abs(booted_at() - btime) < MINUTE_S
