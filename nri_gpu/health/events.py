@@ -24,11 +24,10 @@ from nri_gpu.domain.health import EventType
 from nri_gpu.inventory.formats import UUID
 from nri_gpu.inventory.library import LibraryError
 from nri_gpu.inventory.nvml import NvmlProgram, start
-from nri_gpu.inventory.nvml_client import TIMEOUT, NvmlCallError, NvmlClient
+from nri_gpu.inventory.nvml_client import NO_INSTANCE, TIMEOUT, NvmlCallError, NvmlClient
 
 WAIT_MS: Final = 1000  # a change of what is watched may have to wait as long
 WANTED: Final = int(sum(EventType))
-NO_INSTANCE: Final = 0xFFFFFFFF  # of an event that concerns the whole GPU (nvml.h: nvmlEventData_t)
 
 
 class EventSet:

@@ -14,11 +14,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.edits import CHANNELS_DEFAULT, Channels, DeviceNode, Extra, Mount, NodeExtra
-from nri_gpu.inventory.kernel import majors_by_name
-from nri_gpu.inventory.mig_minors import CAP_MINOR_MAX
+from nri_gpu.inventory.kernel import CAP_MINOR_MAX, HostFolders, majors_by_name
 from nri_gpu.system.storage import text_of, why_untrusted
 
-PROC: Final = "/proc"
 SOCKETS: Final = {
     Extra.PERSISTENCED: "nvidia-persistenced",
     Extra.FABRICMANAGER: "nvidia-fabricmanager",
@@ -36,16 +34,6 @@ _CAPABILITY_LINE: Final = re.compile(r"^(DeviceFileMinor|DeviceFileMode):[ \t]*(
 _PERMISSIONS: Final = 0o777
 _CHANNELS: Final = "nvidia-caps-imex-channels"
 _CHANNEL_COUNT: Final = re.compile(r"^ImexChannelCount:[ \t]*([0-9]{1,7})[ \t]*$", re.MULTILINE)
-
-
-class HostFolders(Struct, frozen=True, kw_only=True):
-    """Where the host's files are; tests put them elsewhere. driver: the root of the driver's user space."""
-
-    dev: Path = Path("/dev")
-    proc: Path = Path("/proc")
-    sys: Path = Path("/sys")
-    host: Path = Path("/")
-    driver: Path = Path("/")
 
 
 class _Nodes(Struct, frozen=True):
@@ -80,12 +68,6 @@ _NODES: Final[Mapping[Extra, _Nodes]] = {
         "only hosts with NVSwitches have it; there, `nvidia-modprobe -s` makes the nodes",
     ),
 }
-
-
-def host_folders(driver_root: Path, host_root: str, *, proc: Path, sys: Path) -> HostFolders:
-    """Where to look. In a pod, `/` is the image's; the host's `/` is then the driver root, if that is all of it."""
-    folders = HostFolders(proc=proc, sys=sys, driver=driver_root)
-    return replace(folders, host=driver_root) if host_root == "/" else folders
 
 
 def find_extras(folders: HostFolders, driver_version: str) -> Mapping[Extra, NodeExtra]:

@@ -17,8 +17,8 @@ from nri_gpu.inventory.formats import (
     UNKNOWN_PROFILE,
     profile_in,
 )
+from nri_gpu.inventory.library import FUNCTION_NOT_FOUND
 from nri_gpu.inventory.nvml_client import (
-    FUNCTION_NOT_FOUND,
     GPU_GONE,
     GPU_IS_LOST,
     INVALID_ARGUMENT,

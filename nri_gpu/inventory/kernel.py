@@ -1,35 +1,45 @@
-"""What the kernel shows of a node without NVML: majors, NUMA nodes, GPUs on the PCI bus, and whether any changed."""
+"""What the kernel shows of a node without NVML.
+
+Majors, NUMA nodes, GPUs on the PCI bus, the minors of MIG devices' capability nodes, and whether any of these changed.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
-from nri_gpu.domain.gpu import Gpu, PciBusId
+from nri_gpu.domain.gpu import Gpu, MigDevice, PciBusId
 from nri_gpu.domain.node import KernelGpu, Majors, NumaNode
 from nri_gpu.inventory.formats import CPULIST, MODEL, UUID, parse_bus_id
 from nri_gpu.system.kernel_modules import MODULES
 from nri_gpu.system.storage import text_of
 
-PROC_DEVICES: Final = "/proc/devices"
 _CHARACTER_DEVICES: Final = "Character devices:"
 _MEMORY: Final = "MemTotal:"
 
 
-class KernelFolders(Struct, frozen=True):
-    """Where the kernel's file systems are mounted; tests put them elsewhere."""
+class HostFolders(Struct, frozen=True, kw_only=True):
+    """Where the host's files are; tests put them elsewhere. driver: the root of the driver's user space."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
     dev: Path = Path("/dev")
+    host: Path = Path("/")
+    driver: Path = Path("/")
+
+    def with_driver(self, root: Path, host_root: str) -> HostFolders:
+        """In a pod, `/` is the image's; the host's `/` is then the driver root, if that is all of it."""
+        return replace(self, driver=root, host=root if host_root == "/" else self.host)
 
 
-def host_majors(proc_devices: str = PROC_DEVICES) -> Majors:
+def host_majors(proc: Path) -> Majors:
     """Majors of this machine's driver modules.
 
     Nodes under /dev are not consulted: one left from before the driver was reloaded has the old major.
@@ -37,7 +47,7 @@ def host_majors(proc_devices: str = PROC_DEVICES) -> Majors:
     Raises: InventoryError.
     """
     try:
-        return read_majors(Path(proc_devices).read_text(encoding="utf-8", errors="replace"))
+        return read_majors((proc / "devices").read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         raise InventoryError(f"cannot read the majors of the driver's devices: {error}") from error
 
@@ -108,10 +118,10 @@ NODE_FOLDERS: Final = ("", "nvidia-caps", "nvidia-caps-imex-channels", "dri")
 CAPABILITIES_DEPTH: Final = 4  # gpuN / mig / giN / ciN
 
 
-def kernel_view(folders: KernelFolders) -> Hashable:
+def kernel_view(folders: HostFolders) -> Hashable:
     """Modules, majors, GPUs, MIG instances and device nodes. Takes up to 1 ms with MIG on eight GPUs."""
     try:
-        majors = host_majors(str(folders.proc / "devices"))
+        majors = host_majors(folders.proc)
     except InventoryError:
         majors = None
     # A module that was loaded anew has another inode, so a reload between two looks shows.
@@ -196,7 +206,7 @@ def gpus_on_the_bus(sys: Path) -> Iterator[PciGpu]:
 
 
 def unlisted_gpus(
-    folders: KernelFolders, listed: Container[str], *, faults: int = 0, fault: str = ""
+    folders: HostFolders, listed: Container[str], *, faults: int = 0, fault: str = ""
 ) -> tuple[KernelGpu, ...]:
     """GPUs on the bus that are not among `listed`, the bus ids that NVML reported.
 
@@ -250,3 +260,87 @@ def _driver(device: Path) -> str:
 
 def _text(path: Path) -> str:
     return text_of(path, INFORMATION_MAX) or ""
+
+
+CAP_MINOR_MAX: Final = 8191  # as many minors as the driver registers (kernel-open/nvidia/nv-caps.c)
+GPUS_MAX: Final = 32
+GPU_INSTANCES_MAX: Final = 15
+COMPUTE_INSTANCES_MAX: Final = 8
+# How drivers from 515 to 595 number them (kernel-open/nvidia/nv-caps.c): only to compare with.
+_FIRST: Final = 3
+_PER_GPU: Final = 135
+_PER_INSTANCE: Final = 9
+_MINOR_LINE: Final = re.compile(r"^DeviceFileMinor:[ \t]*([0-9]{1,5})[ \t]*$", re.MULTILINE)
+
+
+def usual_minors(gpu_minor: int, gpu_instance_id: int, compute_instance_id: int) -> tuple[int, int] | None:
+    """The minors of GPU and compute instance, as drivers number them; None where there is no such capability."""
+    in_range = (
+        gpu_minor < GPUS_MAX and gpu_instance_id < GPU_INSTANCES_MAX and compute_instance_id < COMPUTE_INSTANCES_MAX
+    )
+    if not in_range:
+        return None
+    instance = _FIRST + _PER_GPU * gpu_minor + _PER_INSTANCE * gpu_instance_id
+    return instance, instance + 1 + compute_instance_id
+
+
+def with_minors(gpus: Sequence[Gpu], proc: Path) -> tuple[Gpu, ...]:
+    """The same GPUs, with the capability minors of their MIG devices, or with why these are unknown."""
+    if not any(gpu.mig for gpu in gpus):
+        return tuple(gpus)
+    table = _minors_table(text_of(proc / "driver/nvidia-caps/mig-minors"))
+    return tuple(
+        replace(gpu, mig=tuple(_with_minors(gpu, device, proc, table) for device in gpu.mig)) if gpu.mig else gpu
+        for gpu in gpus
+    )
+
+
+def unusual_minors(gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    """A sentence for each MIG device whose minors differ from those of known drivers; they are used all the same."""
+    return tuple(
+        f"MIG device {part.uuid} has capability minors {minors[0]}, {minors[1]}; known drivers use {usual}"
+        for gpu in gpus
+        for part in gpu.mig
+        if None not in (minors := (part.gpu_instance_minor, part.compute_instance_minor))
+        and minors != (usual := usual_minors(gpu.minor_number, part.gpu_instance_id, part.compute_instance_id))
+    )
+
+
+def _with_minors(gpu: Gpu, device: MigDevice, proc: Path, table: Mapping[str, int]) -> MigDevice:
+    instance = f"gi{device.gpu_instance_id}"
+    try:
+        gpu_instance, compute_instance = (
+            _capability_minor(gpu, name, proc, table)
+            for name in (f"{instance}/access", f"{instance}/ci{device.compute_instance_id}/access")
+        )
+    except _UnknownMinorError as error:
+        return replace(device, unavailable=device.unavailable or str(error))
+    return replace(device, gpu_instance_minor=gpu_instance, compute_instance_minor=compute_instance)
+
+
+class _UnknownMinorError(Exception):
+    """Why a capability's minor is unknown."""
+
+
+def _capability_minor(gpu: Gpu, name: str, proc: Path, table: Mapping[str, int]) -> int:
+    """Raises: _UnknownMinorError."""
+    path = proc / "driver/nvidia/capabilities" / f"gpu{gpu.minor_number}" / "mig" / name
+    text, listed = text_of(path), table.get(f"gpu{gpu.minor_number}/{name}")
+    if text is None:
+        if listed is None:
+            raise _UnknownMinorError(f"the driver shows no capability for it ({path} does not exist)")
+        return listed
+    match = _MINOR_LINE.search(text)
+    if match is None or int(match[1]) > CAP_MINOR_MAX:
+        raise _UnknownMinorError(f"{path} has no DeviceFileMinor")
+    minor = int(match[1])
+    if listed not in (None, minor):
+        raise _UnknownMinorError(f"{path} has minor {minor}, but mig-minors has {listed}")
+    return minor
+
+
+def _minors_table(text: str | None) -> dict[str, int]:
+    """`gpu0/gi0/access 3` a line; other lines do not matter."""
+    pairs = (line.split() for line in (text or "").splitlines())
+    numbers = (pair for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdecimal())
+    return {name: int(number) for name, number in numbers if len(number) < 6 and int(number) <= CAP_MINOR_MAX}

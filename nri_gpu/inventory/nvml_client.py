@@ -1,6 +1,8 @@
 """The NVML client of our child processes: it announces each call, makes it, and reports a failure as a NvmlCallError.
 
-The calls go through nvidia-ml-py, or through an older function where the library lacks the one that nvidia-ml-py uses.
+The calls go through nvidia-ml-py, which uses only the newest version of each function. NVML gives a function a new
+suffix with each new layout of its struct, and keeps the old ones. Where a library lacks the newest, an older one is
+called, with the struct layouts of nvml.h of that time.
 """
 
 from __future__ import annotations
@@ -8,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import pynvml
+from msgspec import Struct
 
-from nri_gpu.inventory.library import NVML
-from nri_gpu.inventory.nvml_symbols import ReturnCodeError, Symbols
+from nri_gpu.inventory.library import FUNCTION_NOT_FOUND, NVML
 
 # Return codes of nvml.h.
+SUCCESS: Final = 0
 INVALID_ARGUMENT: Final = 2
 NOT_SUPPORTED: Final = 3
 NOT_FOUND: Final = 6
+INSUFFICIENT_SIZE: Final = 7
 TIMEOUT: Final = 10
-FUNCTION_NOT_FOUND: Final = 13
 GPU_IS_LOST: Final = 15
 RESET_REQUIRED: Final = 16
 ARGUMENT_VERSION_MISMATCH: Final = 25
@@ -29,6 +33,8 @@ UNSUPPORTED: Final = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})
 GPU_GONE: Final = frozenset({GPU_IS_LOST, RESET_REQUIRED})
 INIT: Final = "nvmlInit"
 MESSAGE_MAX: Final = 400  # characters; the report refuses longer sentences
+NO_INSTANCE: Final = 0xFFFFFFFF  # of an event that concerns the whole GPU (nvml.h: nvmlEventData_t)
+SPARE_PROCESSES: Final = 8  # for those that start between two calls
 
 
 class NvmlCallError(Exception):
@@ -44,12 +50,14 @@ class NvmlClient:
 
     def __init__(self, announce: Callable[[str, int | None], None]) -> None:
         self._announce = announce
-        self._symbols = Symbols(lambda: ctypes.CDLL(NVML))
+        self._library: ctypes.CDLL | None = None
+        self._older: dict[str, Callable[..., Any] | None] = {}  # by the name that nvidia-ml-py has for the call
+        self._lacking: dict[str, str] = {}
 
     @property
     def lacking(self) -> list[tuple[str, str]]:
         """Functions that this driver's library lacks, each with the older one used instead, or empty."""
-        return self._symbols.lacking
+        return sorted(self._lacking.items())
 
     def call(self, name: str, *arguments: object, gpu: int | None = None) -> Any:  # noqa: ANN401 (NVML's own types)
         """The result of one call. gpu: the index of the GPU that the call is about.
@@ -58,7 +66,9 @@ class NvmlClient:
         """
         self._announce(name, gpu)
         try:
-            older = self._symbols.older(name)
+            if name not in self._older:
+                self._older[name] = self._find_older(name)
+            older = self._older[name]
             if older is None:
                 return _binding(name)(*arguments)
             if name == INIT:
@@ -68,8 +78,6 @@ class NvmlClient:
             return older(*arguments)
         except pynvml.NVMLError as error:
             raise NvmlCallError(name, str(error), error.value) from error
-        except ReturnCodeError as error:
-            raise NvmlCallError(name, str(pynvml.NVMLError(error.code)), error.code) from error
         except ValueError as error:  # bytes that are not UTF-8
             raise NvmlCallError(name, f"unreadable answer ({error})") from error
 
@@ -101,6 +109,19 @@ class NvmlClient:
             return self.call(name, *arguments, gpu=gpu)
         except NvmlCallError:
             return None
+
+    def _find_older(self, name: str) -> Callable[..., Any] | None:
+        """The older function to call instead of nvidia-ml-py's; None where that one works, or nothing does."""
+        self._library = self._library or ctypes.CDLL(NVML)
+        chain = CHAINS.get(name, Chain(name, ()))
+        if hasattr(self._library, chain.newest):
+            return None
+        for symbol, call in chain.older:
+            if hasattr(self._library, symbol):
+                self._lacking[chain.newest] = symbol
+                return partial(call, getattr(self._library, symbol))
+        self._lacking[chain.newest] = ""
+        return None
 
 
 def checked(parse: Callable[[str], str], text: str, name: str) -> str:
@@ -134,3 +155,143 @@ def _binding(name: str) -> Callable[..., Any]:
 def _undeclared(*_: object) -> None:
     """Stands in for a function that this release of nvidia-ml-py does not declare. Raises: NVMLError."""
     raise pynvml.NVMLError(FUNCTION_NOT_FOUND)
+
+
+class _Device(ctypes.Structure):
+    """What nvmlDevice_t points to: opaque."""
+
+
+Device: Final = ctypes.POINTER(_Device)
+Pointer = object  # what that makes
+
+
+class PciInfoV2(ctypes.Structure):
+    """nvmlPciInfo_t before _v3: 52 bytes. Its texts lie elsewhere than today, so only the numbers are read."""
+
+    _fields_ = (
+        ("busId", ctypes.c_char * 16),
+        ("domain", ctypes.c_uint),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("pciDeviceId", ctypes.c_uint),
+        ("pciSubSystemId", ctypes.c_uint),
+        ("reserved", ctypes.c_uint * 4),
+    )
+
+
+class EventDataV1(ctypes.Structure):
+    """nvmlEventData_t before it had MIG instances: 24 bytes. Every event is about the whole GPU."""
+
+    _fields_ = (("device", Device), ("eventType", ctypes.c_ulonglong), ("eventData", ctypes.c_ulonglong))
+    gpuInstanceId = computeInstanceId = NO_INSTANCE
+
+
+class ProcessInfoV1(ctypes.Structure):
+    """nvmlProcessInfo_t before it had MIG instances: 16 bytes."""
+
+    _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))
+
+
+class ProcessInfoV2(ctypes.Structure):
+    """nvmlProcessInfo_t of _v2 and _v3: 24 bytes."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("usedGpuMemory", ctypes.c_ulonglong),
+        ("gpuInstanceId", ctypes.c_uint),
+        ("computeInstanceId", ctypes.c_uint),
+    )
+
+
+Foreign = Callable[..., int]  # a function of the library
+Call = Callable[..., Any]  # (that function, arguments) -> what the binding would have returned
+
+
+def _check(code: int) -> None:
+    """Raises: NVMLError."""
+    if code != SUCCESS:
+        raise pynvml.NVMLError(code)
+
+
+def _start(function: Foreign) -> None:
+    _check(function())
+
+
+def _count(function: Foreign) -> int:
+    number = ctypes.c_uint()
+    _check(function(ctypes.byref(number)))
+    return number.value
+
+
+def _by_index(function: Foreign, index: int) -> Pointer:
+    device = Device()
+    _check(function(ctypes.c_uint(index), ctypes.byref(device)))
+    return device
+
+
+def _by_bus_id(function: Foreign, bus_id: bytes) -> Pointer:
+    device = Device()
+    _check(function(ctypes.c_char_p(bus_id), ctypes.byref(device)))
+    return device
+
+
+def _pci_info(function: Foreign, *whose: object) -> PciInfoV2:
+    info = PciInfoV2()
+    _check(function(*whose, ctypes.byref(info)))
+    return info
+
+
+def _event(function: Foreign, events: object, timeout_ms: int) -> EventDataV1:
+    data = EventDataV1()
+    _check(function(events, ctypes.byref(data), ctypes.c_uint(timeout_ms)))
+    return data
+
+
+def _processes(layout: type[ctypes.Structure]) -> Call:
+    def call(function: Foreign, device: object) -> list[ctypes.Structure]:
+        room = ctypes.c_uint(0)
+        code = function(device, ctypes.byref(room), None)
+        if code == INSUFFICIENT_SIZE:
+            room.value += SPARE_PROCESSES
+            infos = (layout * room.value)()
+            _check(function(device, ctypes.byref(room), infos))
+            return list(infos[: room.value])
+        _check(code)
+        return []
+
+    return call
+
+
+class Chain(Struct, frozen=True):
+    """newest: the symbol that nvidia-ml-py uses. older: the symbols to use instead, newest first."""
+
+    newest: str
+    older: tuple[tuple[str, Call], ...]
+
+
+def _running(kind: str) -> Chain:
+    name = f"nvmlDeviceGet{kind}RunningProcesses"
+    return Chain(f"{name}_v3", ((f"{name}_v2", _processes(ProcessInfoV2)), (name, _processes(ProcessInfoV1))))
+
+
+# By the name that nvidia-ml-py has for the call.
+CHAINS: Final[Mapping[str, Chain]] = {
+    "nvmlInit": Chain("nvmlInitWithFlags", (("nvmlInit_v2", _start),)),
+    "nvmlSystemGetCudaDriverVersion_v2": Chain(
+        "nvmlSystemGetCudaDriverVersion_v2", (("nvmlSystemGetCudaDriverVersion", _count),)
+    ),
+    "nvmlDeviceGetCount": Chain("nvmlDeviceGetCount_v2", (("nvmlDeviceGetCount", _count),)),
+    "nvmlDeviceGetHandleByIndex": Chain("nvmlDeviceGetHandleByIndex_v2", (("nvmlDeviceGetHandleByIndex", _by_index),)),
+    "nvmlDeviceGetHandleByPciBusId": Chain(
+        "nvmlDeviceGetHandleByPciBusId_v2", (("nvmlDeviceGetHandleByPciBusId", _by_bus_id),)
+    ),
+    "nvmlDeviceGetPciInfo_v3": Chain(
+        "nvmlDeviceGetPciInfo_v3", (("nvmlDeviceGetPciInfo_v2", _pci_info), ("nvmlDeviceGetPciInfo", _pci_info))
+    ),
+    "nvmlDeviceGetNvLinkRemotePciInfo": Chain(
+        "nvmlDeviceGetNvLinkRemotePciInfo_v2", (("nvmlDeviceGetNvLinkRemotePciInfo", _pci_info),)
+    ),
+    "nvmlDeviceGetComputeRunningProcesses_v3": _running("Compute"),
+    "nvmlDeviceGetGraphicsRunningProcesses_v3": _running("Graphics"),
+    "nvmlEventSetWait_v2": Chain("nvmlEventSetWait_v2", (("nvmlEventSetWait", _event),)),
+}

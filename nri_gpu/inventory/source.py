@@ -17,9 +17,16 @@ from msgspec.structs import replace
 from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.node import Inventory, KernelGpu
 from nri_gpu.inventory.child import Deadlines, Limit, NvmlChild
-from nri_gpu.inventory.extras import PROC, find_extras, host_folders, on_the_host
-from nri_gpu.inventory.kernel import PROC_DEVICES, KernelFolders, host_majors, kernel_view, numa_nodes, unlisted_gpus
-from nri_gpu.inventory.mig_minors import unusual_minors, with_minors
+from nri_gpu.inventory.extras import find_extras, on_the_host
+from nri_gpu.inventory.kernel import (
+    HostFolders,
+    host_majors,
+    kernel_view,
+    numa_nodes,
+    unlisted_gpus,
+    unusual_minors,
+    with_minors,
+)
 
 T = TypeVar("T")
 
@@ -92,19 +99,16 @@ class NvmlSource:
         library_dirs: Sequence[str] = (),
         *,
         host_root: str = "",
-        proc_devices: str = PROC_DEVICES,
-        proc: str | Path = PROC,
-        sysfs: str = "/sys",
+        folders: HostFolders | None = None,
         deadlines: Deadlines | None = None,
         wall: Callable[[], float] = time.time,
         limit: Limit = asyncio.timeout,
     ) -> None:
+        folders = folders or HostFolders()
         self._child = NvmlChild(
-            str(driver_root), library_dirs, sysfs=sysfs, deadlines=deadlines, wall=wall, limit=limit
+            str(driver_root), library_dirs, sysfs=str(folders.sys), deadlines=deadlines, wall=wall, limit=limit
         )
-        self._proc_devices = proc_devices
-        self._kernel = KernelFolders(proc=Path(proc), sys=Path(sysfs))
-        self._folders = host_folders(Path(driver_root), host_root, proc=Path(proc), sys=Path(sysfs))
+        self._folders = folders.with_driver(Path(driver_root), host_root)
         self._host_root = host_root
         self._files = FileReader((deadlines or Deadlines()).files_s, limit)
         self._unusual: tuple[str, ...] = ()
@@ -128,7 +132,7 @@ class NvmlSource:
 
     def kernel_view(self) -> Hashable:
         """What the kernel shows without the driver: another value means that the node may have changed."""
-        return kernel_view(self._kernel)
+        return kernel_view(self._folders)
 
     async def close(self) -> None:
         """Ends the NVML process."""
@@ -136,7 +140,7 @@ class NvmlSource:
 
     def _with_files(self, inventory: Inventory) -> Inventory:
         """The inventory with what files say. Raises: InventoryError."""
-        majors, gpus = host_majors(self._proc_devices), with_minors(inventory.gpus, self._kernel.proc)
+        majors, gpus = host_majors(self._folders.proc), with_minors(inventory.gpus, self._folders.proc)
         extras = find_extras(self._folders, inventory.driver_version)
         if self._host_root:
             extras = on_the_host(extras, self._folders.driver, Path(self._host_root))
@@ -145,15 +149,15 @@ class NvmlSource:
             inventory,
             majors=majors,
             gpus=gpus,
-            numa=numa_nodes(gpus, self._kernel.sys),
+            numa=numa_nodes(gpus, self._folders.sys),
             extras=extras,
-            unlisted=unlisted_gpus(self._kernel, listed, faults=len(inventory.faults)),
+            unlisted=unlisted_gpus(self._folders, listed, faults=len(inventory.faults)),
         )
 
     async def _without_nvml(self, fault: str) -> tuple[KernelGpu, ...]:
         """The GPUs that the kernel shows."""
         with contextlib.suppress(InventoryError):
-            read = partial(unlisted_gpus, self._kernel, (), fault=fault)
+            read = partial(unlisted_gpus, self._folders, (), fault=fault)
             return await self._files.run("reading what the kernel shows of GPUs", read)
         return ()
 

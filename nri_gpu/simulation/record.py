@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.edits import Extra, NodeExtra
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
 from nri_gpu.domain.node import Inventory
-from nri_gpu.inventory.mig_minors import usual_minors
+from nri_gpu.inventory.kernel import usual_minors
 from nri_gpu.simulation import tables
 from nri_gpu.simulation.reader import Table
 

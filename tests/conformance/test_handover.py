@@ -31,10 +31,12 @@ MAJORS: Final = "Character devices:\n195 nvidia\n195 nvidiactl\n1510 nvidia-uvm\
 PROGRAM: Final = """
 import sys
 from nri_gpu.cli.main import main
+from pathlib import Path
+from nri_gpu.inventory.kernel import HostFolders
 from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.daemon import node as daemon
-devices = sys.argv.pop(1)
-daemon.source_of = lambda topology, *place, **more: NvmlSource(*place, **more, proc_devices=devices)
+folders = HostFolders(proc=Path(sys.argv.pop(1)).parent)
+daemon.source_of = lambda topology, *place, **more: NvmlSource(*place, **more, folders=folders)
 sys.exit(main(sys.argv[1:]))
 """
 

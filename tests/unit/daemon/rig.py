@@ -21,6 +21,7 @@ from nri_gpu.domain.node import Inventory
 from nri_gpu.driver.controller import DriverController, DriverPlace
 from nri_gpu.inventory.child import Deadlines
 from nri_gpu.inventory.controller import InventoryCache
+from nri_gpu.inventory.kernel import HostFolders
 from nri_gpu.inventory.node_watch import NodeWatch, Pace
 from nri_gpu.inventory.source import NvmlSource, Source
 from nri_gpu.nri.events import Event
@@ -75,10 +76,7 @@ class Watched(NvmlSource):
     """The source, which tells when it asks, and keeps an answer back until a container was created meanwhile."""
 
     def __init__(self, trace: list[str], base: Path, clock: Clock) -> None:
-        proc = base / "proc"
-        super().__init__(
-            base / "root", proc_devices=str(proc / "devices"), proc=proc, sysfs=str(base / "sys"), limit=clock.limit
-        )
+        super().__init__(base / "root", folders=HostFolders(proc=base / "proc", sys=base / "sys"), limit=clock.limit)
         self._trace = trace
         self.creating = False
         self.asked = 0

@@ -12,6 +12,7 @@ from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import PciBusId
 from nri_gpu.domain.node import Inventory, KernelGpu, Majors
 from nri_gpu.inventory.controller import InventoryCache
+from nri_gpu.inventory.kernel import HostFolders
 from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.simulation.source import TopologySource
 from tests.support.nvml import FakeGpu, build_fake_nvml
@@ -231,7 +232,7 @@ def test_nvml_source_adds_the_majors_of_the_host(tmp_path: Path) -> None:
     root = build_fake_nvml(tmp_path / "driver", [FakeGpu()])
 
     async def run() -> Inventory:
-        source = NvmlSource(root, proc_devices=str(devices), wall=lambda: 4.0)
+        source = NvmlSource(root, folders=HostFolders(proc=tmp_path), wall=lambda: 4.0)
         try:
             return await source.refresh()
         finally:

@@ -45,10 +45,10 @@ def test_majors(text: str, majors: Majors) -> None:
 
 
 def test_this_machine_can_be_read(tmp_path: Path) -> None:
-    assert isinstance(host_majors(), Majors)
+    assert isinstance(host_majors(Path("/proc")), Majors)
     table = tmp_path / "devices"
     table.write_text(NEW)
-    assert host_majors(str(table)) == Majors(195, 508, 235, modeset=True)
+    assert host_majors(tmp_path) == Majors(195, 508, 235, modeset=True)
 
 
 def test_a_name_can_have_several_majors() -> None:
@@ -58,4 +58,4 @@ def test_a_name_can_have_several_majors() -> None:
 
 def test_an_unreadable_table_is_an_inventory_error(tmp_path: Path) -> None:
     with pytest.raises(InventoryError, match="cannot read the majors"):
-        host_majors(str(tmp_path / "absent"))
+        host_majors(tmp_path / "absent")

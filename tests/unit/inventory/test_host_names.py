@@ -6,17 +6,17 @@ import socket
 from contextlib import closing
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from nri_gpu.domain.edits import DeviceNode, Extra, Mount, NodeExtra
-from nri_gpu.inventory.extras import find_extras, host_folders, on_the_host
+from nri_gpu.inventory.extras import find_extras, on_the_host
+from nri_gpu.inventory.kernel import HostFolders
 
 VERSION = "580.95.05"
 
 
 def test_the_hosts_whole_root_is_where_everything_is(tmp_path: Path) -> None:
     """The chart's default: / of the host at /driver-root."""
-    roots = replace(host_folders(tmp_path, "/", proc=tmp_path / "proc", sys=tmp_path / "sys"), dev=tmp_path / "dev")
+    folders = {name: tmp_path / name for name in ("proc", "sys", "dev")}
+    roots = HostFolders(**folders).with_driver(tmp_path, "/")
     firmware = tmp_path / "lib/firmware/nvidia" / VERSION / "gsp_ga10x.bin"
     firmware.parent.mkdir(parents=True)
     firmware.write_text("")
@@ -32,7 +32,7 @@ def test_the_hosts_whole_root_is_where_everything_is(tmp_path: Path) -> None:
 
 
 def test_a_tree_of_the_host_has_its_own_name(tmp_path: Path) -> None:
-    roots = host_folders(tmp_path, "/run/nvidia/driver", proc=tmp_path, sys=tmp_path)
+    roots = HostFolders().with_driver(tmp_path, "/run/nvidia/driver")
     assert (roots.driver, roots.host) == (tmp_path, Path("/"))
     linked = tmp_path / "link"
     linked.symlink_to(tmp_path)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.inventory.kernel import KernelFolders, kernel_view
+from nri_gpu.inventory.kernel import HostFolders, kernel_view
 
 MIG = "proc/driver/nvidia/capabilities/gpu0/mig"
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> KernelFolders:
-    found = KernelFolders(*(tmp_path / name for name in ("proc", "sys", "dev")))
+def places(tmp_path: Path) -> HostFolders:
+    found = HostFolders(**{name: tmp_path / name for name in ("proc", "sys", "dev")})
     (tmp_path / MIG / "gi1/ci0").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
     (tmp_path / "proc/devices").write_text("Character devices:\n195 nvidia\n")
@@ -48,14 +48,14 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_it_differs(places: KernelFolders, tmp_path: Path, change: Callable[[Path], object]) -> None:
+def test_it_differs(places: HostFolders, tmp_path: Path, change: Callable[[Path], object]) -> None:
     before = kernel_view(places)
     assert kernel_view(places) == before
     change(tmp_path)
     assert kernel_view(places) != before
 
 
-def test_other_peoples_devices_do_not_matter(places: KernelFolders, tmp_path: Path) -> None:
+def test_other_peoples_devices_do_not_matter(places: HostFolders, tmp_path: Path) -> None:
     before = kernel_view(places)
     (tmp_path / "dev/loop7").touch()
     (tmp_path / "sys/module/loop").mkdir()
@@ -63,5 +63,5 @@ def test_other_peoples_devices_do_not_matter(places: KernelFolders, tmp_path: Pa
 
 
 def test_a_machine_without_any_of_it(tmp_path: Path) -> None:
-    nowhere = KernelFolders(*(tmp_path / name for name in ("proc", "sys", "dev")))
+    nowhere = HostFolders(**{name: tmp_path / name for name in ("proc", "sys", "dev")})
     assert kernel_view(nowhere) == kernel_view(nowhere)

@@ -13,7 +13,7 @@ from nri_gpu.allocation.messages import why_not
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.formats import profile_in
-from nri_gpu.inventory.mig_minors import unusual_minors, usual_minors, with_minors
+from nri_gpu.inventory.kernel import HostFolders, unusual_minors, usual_minors, with_minors
 from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.simulation.topology import load_topology
 from tests.support.nvml import Act, FakeGpu, FakeMig, build_fake_nvml, configure, gpus_of
@@ -48,7 +48,7 @@ def proc(tmp_path: Path, files: Mapping[str, object], table: Mapping[str, int] |
 
 def refreshed(root: Path, kernel: Path) -> Inventory:
     async def once() -> Inventory:
-        source = NvmlSource(root, proc=kernel, proc_devices=str(kernel / "devices"), sysfs=str(root))
+        source = NvmlSource(root, folders=HostFolders(proc=kernel, sys=root))
         try:
             return await source.refresh()
         finally:
@@ -142,7 +142,7 @@ def test_mig_devices_come_and_go_between_refreshes(tmp_path: Path) -> None:
     root, kernel = build_fake_nvml(tmp_path / "driver", [CUT]), proc(tmp_path, MINORS)
 
     async def thrice() -> list[int]:
-        source = NvmlSource(root, proc=kernel, proc_devices=str(kernel / "devices"), sysfs=str(root))
+        source = NvmlSource(root, folders=HostFolders(proc=kernel, sys=root))
         try:
             counts = [len((await source.refresh()).parts)]
             for gpu in (replace(CUT, parts=PARTS[:1]), replace(CUT, mig=(0, 0), parts=())):

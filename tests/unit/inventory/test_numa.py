@@ -7,7 +7,7 @@ import pytest
 
 from nri_gpu.domain.node import Inventory, NumaNode
 from nri_gpu.inventory.formats import CPULIST
-from nri_gpu.inventory.kernel import numa_nodes
+from nri_gpu.inventory.kernel import HostFolders, numa_nodes
 from nri_gpu.inventory.source import NvmlSource
 from tests.support import builders as make
 from tests.support.nvml import FakeGpu, build_fake_nvml
@@ -68,12 +68,12 @@ def test_no_lists(text: str) -> None:
 
 def test_the_nvml_source_reads_them_with_the_inventory(tmp_path: Path) -> None:
     make_node(tmp_path, 1, "16-31")
-    devices = tmp_path / "proc_devices"
-    devices.write_text("Character devices:\n195 nvidia\n")
+    (tmp_path / "devices_").mkdir()
+    (tmp_path / "devices_/devices").write_text("Character devices:\n195 nvidia\n")
     root = build_fake_nvml(tmp_path / "driver", [FakeGpu(numa=1)])
 
     async def once() -> Inventory:
-        source = NvmlSource(root, proc_devices=str(devices), sysfs=str(tmp_path))
+        source = NvmlSource(root, folders=HostFolders(proc=tmp_path / "devices_", sys=tmp_path))
         try:
             return await source.refresh()
         finally:

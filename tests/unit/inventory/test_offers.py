@@ -13,7 +13,8 @@ import pytest
 from msgspec import Struct
 
 from nri_gpu.domain.edits import Channels, DeviceNode, Extra, Mount, NodeExtra
-from nri_gpu.inventory.extras import HostFolders, find_extras
+from nri_gpu.inventory.extras import find_extras
+from nri_gpu.inventory.kernel import HostFolders
 
 VERSION = "580.95.05"
 DEVICES = """Character devices:

@@ -14,7 +14,7 @@ from nri_gpu.domain.health import EventType, GpuEvent
 from nri_gpu.domain.node import Inventory, Link
 from nri_gpu.health.listener import EventChild, EventSink
 from nri_gpu.inventory.child import NvmlChild
-from nri_gpu.inventory.nvml_symbols import CHAINS, EventDataV1, PciInfoV2, ProcessInfoV1, ProcessInfoV2
+from nri_gpu.inventory.nvml_client import CHAINS, EventDataV1, PciInfoV2, ProcessInfoV1, ProcessInfoV2
 from nri_gpu.inventory.report import read_report
 from nri_gpu.inventory.source import NvmlSource
 from tests.support.log import Log
