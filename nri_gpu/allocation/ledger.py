@@ -16,10 +16,10 @@ from nri_gpu.domain.container import ContainerId, DeviceNumber, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Grant, Inject
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import AllocatedDevice
-from nri_gpu.domain.value import Value
+from nri_gpu.domain.value import Recorded, Value
 
 
-class Releasing(Struct, frozen=True):
+class Releasing(Recorded, frozen=True):
     """A GPU or MIG device that one pod held exclusively and has released, while its processes may still be on it.
 
     pod: that pod's `namespace/name`. since: seconds on the monotonic clock when its container ended. grace_s: seconds
@@ -90,7 +90,7 @@ class Entry(Value, frozen=True):
 UNNAMED_POD: Final = PodUid("kubelet")  # of a pod that the kubelet has allocated to and nobody has named yet
 
 
-class Reservation(Struct, frozen=True, kw_only=True):
+class Reservation(Recorded, frozen=True, kw_only=True):
     """A device that the kubelet allocated to a pod of which no container has it now.
 
     It keeps the device's GPU from others as a grant does. namespace, pod_name: "kubelet" and the resource while nobody
@@ -123,7 +123,7 @@ class Live(Struct, frozen=True):
     staged: frozenset[str] = frozenset()
 
 
-class ExternalAllocation(Struct, frozen=True):
+class ExternalAllocation(Recorded, frozen=True):
     """A container that can open GPUs and MIG devices which no signed grant on it names.
 
     container: its name, where it was granted other GPUs and its device numbers became these GPUs'; empty where another

@@ -25,11 +25,11 @@ from nri_gpu.cli.render import at, gpus_json, gpus_text, matrix, transition_line
 from nri_gpu.daemon import logs
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.daemon.report import transition_json
-from nri_gpu.domain.codec import CodecError, decode
 from nri_gpu.domain.errors import Exit, InventoryError
 from nri_gpu.domain.health import Transition, TransitionKind
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.value import decode
 from nri_gpu.inventory.changes import changes
 from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.inventory.node_watch import node_watch
@@ -176,7 +176,7 @@ class DaemonClient:
         answer = await self._ask("inventory")
         try:
             return decode(Inventory, answer["inventory"]) if answer else None
-        except (CodecError, KeyError) as error:
+        except (ValueError, KeyError) as error:
             logger.bind(fault=str(error)).warning("daemon of another version cannot be followed")
             self._socket = None
             return None

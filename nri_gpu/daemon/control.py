@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.daemon.report import RuntimeConnection, View, status_json, transitions_json
-from nri_gpu.domain.codec import encode
+from nri_gpu.domain.value import encode
 from nri_gpu.inventory.controller import InventoryCache, InventoryController
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.nri.convert import Configured

@@ -19,8 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu import __version__
-from nri_gpu.domain.codec import canonical, decode
 from nri_gpu.domain.node import DriverFiles, Inventory
+from nri_gpu.domain.value import Recorded, canonical, decode
 from nri_gpu.driver.scan import Signatures, folder_signatures
 from nri_gpu.driver.stage import staged_evidence
 from nri_gpu.inventory.controller import InventoryCache
@@ -38,7 +38,7 @@ class SnapshotError(ValueError):
     """A snapshot that cannot be used. Says why, as a clause."""
 
 
-class Evidence(Struct, frozen=True, kw_only=True):
+class Evidence(Recorded, frozen=True, kw_only=True):
     """What has to be the same, or the snapshot does not hold.
 
     boot_id: of the kernel. program: our own version. module_version: of the kernel module that is loaded.
@@ -73,7 +73,7 @@ _DIFFERENCES: Final = {
 }
 
 
-class Snapshot(Struct, frozen=True, kw_only=True):
+class Snapshot(Recorded, frozen=True, kw_only=True):
     """The content: what a grant needs of the node, and the evidence."""
 
     evidence: Evidence
@@ -100,7 +100,7 @@ def from_bytes(content: bytes, key: bytes) -> Snapshot:
         raise SnapshotError("it was not written by a daemon with this state folder's key, or was changed since")
     try:
         found = decode(Snapshot, json.loads(body))
-    except (ValueError, TypeError, RecursionError) as error:  # CodecError is a ValueError
+    except (ValueError, TypeError, RecursionError) as error:
         raise SnapshotError(f"it cannot be read: {error}") from error
     if found.schema != SCHEMA:
         raise SnapshotError(f"its schema is {found.schema!r}, not {SCHEMA!r}")

@@ -27,13 +27,13 @@ from nri_gpu.allocation.ledger import Entry, ExternalAllocation, Ledger, Releasi
 from nri_gpu.allocation.releasing import expired
 from nri_gpu.allocation.reservations import cleared_for, reservation_id, reserved_device
 from nri_gpu.decision.decide import decide
-from nri_gpu.domain.codec import CodecError, canonical, decode, encode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import AllocatedDevice, AllocationInvalid, AllocationPending
+from nri_gpu.domain.kubelet import AllocatedDevice, AllocationPending
 from nri_gpu.domain.node import Inventory, Node
+from nri_gpu.domain.value import canonical, decode, encode
 from nri_gpu.policy.model import Policy
 
 Record = Mapping[str, Any]
@@ -95,26 +95,26 @@ def decision_record(container: Container, decision: Decision, at: float, now: fl
         "kind": RecordKind.DECISION.value,
         "at_s": at,
         "now": now,
-        "container": _container_json(container),
+        "container": container_json(container),
         "answer": answer_json(decision),
     }
 
 
-def _container_json(container: Container) -> dict[str, Any]:
-    """A container; a pending allocation of the kubelet is recorded as an invalid one that `waits`."""
+def container_json(container: Container) -> dict[str, Any]:
+    """A container as it is recorded. A pending allocation of the kubelet is an invalid one that `waits`."""
     found: dict[str, Any] = encode(container)
     if isinstance(container.kubelet, AllocationPending):
         found["kubelet"]["waits"] = True
     return found
 
 
-def _container_of(found: Mapping[str, Any]) -> Container:
-    rest, kubelet = dict(found), dict(found.get("kubelet") or {})
-    if "fault" not in kubelet:
-        return decode(Container, found, "container")
-    del rest["kubelet"]
-    kind = AllocationPending if kubelet.pop("waits", False) else AllocationInvalid
-    return replace(decode(Container, rest, "container"), kubelet=decode(kind, kubelet, "container.kubelet"))
+def container_of(found: Mapping[str, Any]) -> Container:
+    """The container that was recorded. Raises: ValueError."""
+    if "kubelet" in found:
+        kubelet = dict(found["kubelet"])
+        kind = "pending" if kubelet.pop("waits", False) else "invalid" if "fault" in kubelet else "allocated"
+        found = {**found, "kubelet": {**kubelet, "kind": kind}}
+    return decode(Container, found)
 
 
 def _changes(old: Ledger, new: Ledger) -> dict[str, Any]:
@@ -191,16 +191,16 @@ class Replay:
         )
 
     def take(self, record: object) -> Compared | None:
-        """One record; for a decision, the comparison. Raises: CodecError: it is not a record of ours."""
+        """One record; for a decision, the comparison. Raises: ValueError: it is not a record of ours."""
         if not isinstance(record, dict) or record.get("kind") not in self._kinds:
-            raise CodecError("this is not a record of an audit log")
+            raise ValueError("this is not a record of an audit log")
         try:
             return self._kinds[record["kind"]](record)
         except KeyError as error:
-            raise CodecError(f"the record has no {error}") from None
+            raise ValueError(f"the record has no {error}") from None
 
     def _take_node(self, record: Record) -> None:
-        self._node = decode(Node, record["node"], "node")
+        self._node = decode(Node, record["node"])
 
     def _take_policy(self, record: Record) -> None:
         if self._instead is None:
@@ -216,20 +216,20 @@ class Replay:
 
     def _take_changes(self, record: Record) -> None:
         for id_, found in record["entries"].items():
-            entry = None if found is None else decode(Entry, found, "entry")
+            entry = None if found is None else decode(Entry, found)
             if device := reserved_device(id_):  # older logs list reservations among the entries
                 self._take_reservation(device, None if entry is None else _reservation_of(device, entry))
             else:
                 self._take_entry(ContainerId(id_), entry)
         for id_, found in record.get("reservations", {}).items():
             if device := reserved_device(id_):
-                self._take_reservation(device, None if found is None else decode(Reservation, found, "reservation"))
+                self._take_reservation(device, None if found is None else decode(Reservation, found))
         for id_, found in record["foreign"].items():
             if found is None:
                 others = {k: other for k, other in self.ledger.external.items() if k != id_}
                 self.ledger = self.ledger.with_all_external(others)
             else:
-                self.ledger = self.ledger.with_external(decode(ExternalAllocation, found, "foreign"))
+                self.ledger = self.ledger.with_external(decode(ExternalAllocation, found))
         self._take_releasing(record.get("leaving", {}))  # older logs have none
 
     def _take_releasing(self, found: Mapping[str, Any]) -> None:
@@ -240,7 +240,7 @@ class Replay:
         for uuid, each in found.items():
             leaving.pop(GpuUuid(uuid), None)
             if each is not None:
-                leaving[GpuUuid(uuid)] = decode(Releasing, each, "leaving")
+                leaving[GpuUuid(uuid)] = decode(Releasing, each)
         self.ledger = self.ledger.with_releasing(leaving)
 
     def _take_reservation(self, device: AllocatedDevice, reservation: Reservation | None) -> None:
@@ -260,11 +260,11 @@ class Replay:
             self.ledger = self.ledger.with_entry(replace(ours, phase=entry.phase, since=entry.since, until=entry.until))
 
     def _decide(self, record: Record) -> Compared:
-        container, now = _container_of(record["container"]), decode(float, record["now"], "now")
+        container, now = container_of(record["container"]), decode(float, record["now"])
         settings = self._policy if not self._policy.fault else Policy.default()
         ledger = expired(self.ledger.lapse(now, settings.ledger.created_grace_s), now)
         cleared = cleared_for(ledger, container)
         decision = decide(container, self._node, cleared, self._policy)
         self.ledger = ledger if isinstance(decision, Refuse) else cleared.after(decision, now)
         self._decided.add(container.id)
-        return Compared(container, decode(float, record["at_s"], "at_s"), record["answer"], answer_json(decision))
+        return Compared(container, decode(float, record["at_s"]), record["answer"], answer_json(decision))

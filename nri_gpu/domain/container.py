@@ -9,6 +9,7 @@ from typing import Final, NewType
 from msgspec import Struct, field
 
 from nri_gpu.domain.kubelet import KubeletAllocation
+from nri_gpu.domain.value import Recorded
 
 ContainerId = NewType("ContainerId", str)
 PodId = NewType("PodId", str)  # of the sandbox; a pod's sandbox can be made anew
@@ -18,7 +19,7 @@ PodUid = NewType("PodUid", str)  # of the pod itself, stable for its life
 DeviceNumber = tuple[int, int]  # major and minor of a character device
 
 
-class DeviceRef(Struct, frozen=True):
+class DeviceRef(Recorded, frozen=True):
     """A device node that a container already holds, as the runtime lists it."""
 
     path: str
@@ -40,7 +41,7 @@ _KUBEPODS: Final = "kubepods"
 _QOS_FOLDERS: Final = {"burstable": Qos.BURSTABLE, "besteffort": Qos.BESTEFFORT, "pod": Qos.GUARANTEED}
 
 
-class Pod(Struct, frozen=True, kw_only=True):
+class Pod(Recorded, frozen=True, kw_only=True):
     """The pod of a container. Annotations and labels come from the pod's creator: untrusted.
 
     cgroup_parent: as the kubelet set it; empty where it is not set.
@@ -64,7 +65,7 @@ class Pod(Struct, frozen=True, kw_only=True):
         return next((qos for word, qos in _QOS_FOLDERS.items() if below.startswith(word, 1)), None)
 
 
-class Container(Struct, frozen=True, kw_only=True):
+class Container(Recorded, frozen=True, kw_only=True):
     """One container of a pod.
 
     env: NAME -> value, as merged from image and pod: the variables that we add to, and those by which an image

@@ -9,8 +9,10 @@ from typing import Final, Self, TypeVar
 
 from msgspec import Struct, field
 
+from nri_gpu.domain.value import Recorded
 
-class DeviceNode(Struct, frozen=True):
+
+class DeviceNode(Recorded, frozen=True):
     """A character device node to make in the container.
 
     The runtime adds a device-cgroup rule `c major:minor rw` for it (containerd/nri:
@@ -25,7 +27,7 @@ class DeviceNode(Struct, frozen=True):
     gid: int = 0
 
 
-class Mount(Struct, frozen=True):
+class Mount(Recorded, frozen=True):
     """A read-only bind mount of a host path; the runtime makes missing parents of the destination."""
 
     destination: str
@@ -145,14 +147,14 @@ class Extras(Struct, frozen=True):
 NO_EXTRAS: Final = Extras()
 
 
-class Channels(Struct, frozen=True):
+class Channels(Recorded, frozen=True):
     """The IMEX channels of a node: 0 to count - 1, each a minor under one major."""
 
     major: int
     count: int
 
 
-class NodeExtra(Struct, frozen=True):
+class NodeExtra(Recorded, frozen=True):
     """What a node has of one extra.
 
     lacking: why it cannot be given and what to do, a clause that follows the extra's name; empty if it can.
@@ -178,7 +180,7 @@ PROFILE_GPUS_MAX: Final = 8  # of one node: a file for each set of them is 255 f
 PROFILE_MINOR_MAX: Final = 31  # the driver's README: EGLVisibleDGPUDevices is a mask of 32 bits
 
 
-class Profiles(Struct, frozen=True):
+class Profiles(Recorded, frozen=True):
     """Application profiles that are written, one for each set of device minors. fault: why there are none, a clause."""
 
     folder: str

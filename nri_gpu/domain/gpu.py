@@ -11,7 +11,7 @@ from typing import ClassVar, Final, NewType
 from msgspec import Struct
 
 from nri_gpu.domain.health import WELL, Health, Sign
-from nri_gpu.domain.value import Value
+from nri_gpu.domain.value import Recorded, Value
 
 # Compute slices where they are fewer than the GPU instance's, its slices, its memory, and its attributes.
 MIG_PROFILE: Final = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]{0,3}gb(?:[+-][a-z]{1,8}(?:\.[a-z]{1,8})*){0,3}")
@@ -69,7 +69,7 @@ def closed_sets() -> Iterator[Capabilities]:
     return (some for some in subsets if closure(some) == some)
 
 
-class DrmNode(Struct, frozen=True):
+class DrmNode(Recorded, frozen=True):
     """One node of the kernel's graphics interface that belongs to a GPU; there while nvidia-drm is loaded.
 
     name: `card1` or `renderD128`, as below /dev/dri.
@@ -89,7 +89,7 @@ class ComputeMode(StrEnum):
     EXCLUSIVE_PROCESS = "exclusive-process"  # an MPS daemon's GPU has it too
 
 
-class Ecc(Struct, frozen=True):
+class Ecc(Recorded, frozen=True):
     """Whether memory errors are corrected. pending: from the GPU's next reset on."""
 
     current: bool

@@ -8,6 +8,8 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from nri_gpu.domain.value import Recorded
+
 
 class Sign(StrEnum):
     """What a query of a GPU showed; it ends when the next query does not show it."""
@@ -46,7 +48,7 @@ class EventType(IntFlag):
     RECOVERY_ACTION = 0x8000
 
 
-class Health(Struct, frozen=True):
+class Health(Recorded, frozen=True):
     """A GPU's health.
 
     since: when it came into that state, seconds since the epoch; 0 for always. why: the trouble that brought it there,
@@ -86,7 +88,7 @@ class GpuEvent(Struct, frozen=True):
     compute_instance: int | None = None
 
 
-class ScriptedEvent(Struct, frozen=True):
+class ScriptedEvent(Recorded, frozen=True):
     """An event of a simulated node. at_s: seconds after the first query of the node. gpu: index. kind: `EventType`."""
 
     at_s: float

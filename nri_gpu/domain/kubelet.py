@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.names import BASE_KEY, KUBELET_KEY
+from nri_gpu.domain.value import Recorded
 
 # A CDI device that Allocate answers. Its one edit is a bind mount of a path that cannot exist, so the container cannot
 # start unless our reply removes the mount. `kubectl describe pod` then shows the path, which reads as a sentence.
@@ -19,7 +20,7 @@ REQUIRED_DESTINATION: Final = "/nri-gpu-is-not-running-on-this-node"
 REPLICA: Final = "::"  # between a UUID and the number of a replica, as NVIDIA's device plugin writes it
 
 
-class AllocatedDevice(Struct, frozen=True):
+class AllocatedDevice(Recorded, frozen=True):
     """One device of one resource, by the id that the kubelet uses."""
 
     resource: str
@@ -31,7 +32,7 @@ class AllocatedDevice(Struct, frozen=True):
         return GpuUuid(self.id.partition(REPLICA)[0])
 
 
-class Allocated(Struct, frozen=True):
+class Allocated(Recorded, frozen=True, tag_field="kind", tag="allocated"):
     """All that the kubelet allocated to one container; no devices where its variable says `void`.
 
     key: where it stands on the container: our annotation, or the variable that other device plugins set.
@@ -47,14 +48,14 @@ class Allocated(Struct, frozen=True):
         return tuple(dict.fromkeys(each.uuid for each in self.devices))
 
 
-class AllocationPending(Struct, frozen=True):
+class AllocationPending(Recorded, frozen=True, tag_field="kind", tag="pending"):
     """PodResources has not told yet what the kubelet allocated to a container. fault: why not. key: of `Allocated`."""
 
     fault: str
     key: str
 
 
-class AllocationInvalid(Struct, frozen=True):
+class AllocationInvalid(Recorded, frozen=True, tag_field="kind", tag="invalid"):
     """What the container carries is no allocation of the kubelet. fault: why not. key: of `Allocated`."""
 
     fault: str

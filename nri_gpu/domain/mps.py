@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from msgspec import Struct, field
 
-from nri_gpu.domain.value import Value
+from nri_gpu.domain.value import Recorded, Value
 
 MIB: Final = 2**20
 WHOLE_PERCENT: Final = 100
@@ -69,7 +69,7 @@ class Seat(Value, frozen=True):
         return cls(int(memory[1]) if memory else 0, int(threads[0]) if threads else WHOLE_PERCENT, uid, folder)
 
 
-class MpsFolders(Struct, frozen=True):
+class MpsFolders(Recorded, frozen=True):
     """Where a node's MPS daemons meet their clients: each start of each daemon has its own folder.
 
     base: the file system for all of them. first: what a folder's name ends in for GPUs that had no daemon yet, later:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from msgspec import Struct, field
+from msgspec import field
 
 from nri_gpu.domain.edits import Extra, NodeExtra, Profiles
 from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, MigPart, PciBusId, Unit
 from nri_gpu.domain.health import ScriptedEvent, Sign
 from nri_gpu.domain.mps import MpsFolders
+from nri_gpu.domain.value import Recorded
 
 
-class GpuFault(Struct, frozen=True):
+class GpuFault(Recorded, frozen=True):
     """A GPU that exists but could not be described: lost, no permission, call failed.
 
     reason: one sentence naming the NVML call and its error. code: that error's number, 0 where the answer was
@@ -29,7 +30,7 @@ class GpuFault(Struct, frozen=True):
     pci_bus_id: str = ""
 
 
-class KernelGpu(Struct, frozen=True, kw_only=True):
+class KernelGpu(Recorded, frozen=True, kw_only=True):
     """A GPU that the kernel shows and NVML does not list: it is reported and never granted.
 
     uuid, model, minor_number: as the driver told the kernel, else empty or None. reason: a clause.
@@ -42,7 +43,7 @@ class KernelGpu(Struct, frozen=True, kw_only=True):
     minor_number: int | None = None
 
 
-class Link(Struct, frozen=True):
+class Link(Recorded, frozen=True):
     """How two GPUs (NVML indices a < b) reach each other.
 
     pcie: the common ancestor in the words of `nvidia-smi topo -m` (PIX, PXB, PHB, NODE, SYS).
@@ -55,7 +56,7 @@ class Link(Struct, frozen=True):
     nvlink: int = 0
 
 
-class NumaNode(Struct, frozen=True):
+class NumaNode(Recorded, frozen=True):
     """One NUMA node of the host that a GPU is nearest to.
 
     cpus: its CPUs in the kernel's list syntax, `0-15,32-47`; empty when it has none. memory: whether it has any.
@@ -66,7 +67,7 @@ class NumaNode(Struct, frozen=True):
     memory: bool = True
 
 
-class Majors(Struct, frozen=True):
+class Majors(Recorded, frozen=True):
     """Character device majors of the driver's kernel modules. None: that module is not loaded.
 
     modeset: whether nvidia-modeset is loaded, which shares nvidia's major; None: unknown, as with drivers before 545.
@@ -79,7 +80,7 @@ class Majors(Struct, frozen=True):
     modeset: bool | None = None
 
 
-class DriverTree(Struct, frozen=True):
+class DriverTree(Recorded, frozen=True):
     """The driver's files for one set of capabilities, staged as a folder that is mounted whole.
 
     path: host folder with `lib64/` (files and real symlinks under every name), `lib64/bin/`, in a tree with compat32
@@ -96,7 +97,7 @@ class DriverTree(Struct, frozen=True):
     libraries_32: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
-class DriverFiles(Struct, frozen=True):
+class DriverFiles(Recorded, frozen=True):
     """The host driver's user space, staged once per generation.
 
     version: as in the files' names, `580.95.05`. generation: names the staged folder; changes whenever a file does.
@@ -110,7 +111,7 @@ class DriverFiles(Struct, frozen=True):
     missing: Mapping[Capability, tuple[str, ...]]
 
 
-class Inventory(Struct, frozen=True, kw_only=True):
+class Inventory(Recorded, frozen=True, kw_only=True):
     """The GPUs as one source describes them: NVML, or a topology file.
 
     fault: why nothing can be granted at all (no driver, version mismatch); empty when something can.
@@ -152,7 +153,7 @@ class Inventory(Struct, frozen=True, kw_only=True):
         return tuple(found)
 
 
-class Node(Struct, frozen=True, kw_only=True):
+class Node(Recorded, frozen=True, kw_only=True):
     """One numbered snapshot of all that a decision needs to know of the node.
 
     number: grows by one with each snapshot published. driver: None until the driver's files are staged;
@@ -187,7 +188,7 @@ class Node(Struct, frozen=True, kw_only=True):
 CudaVersion = tuple[int, int]
 
 
-class CompatPackage(Struct, frozen=True, kw_only=True):
+class CompatPackage(Recorded, frozen=True, kw_only=True):
     """One package: a newer CUDA on top of the kernel module that is loaded.
 
     cuda: the CUDA version of its libcuda, (13, 0). version: of its libcuda, `580.65.06`.

@@ -1,16 +1,35 @@
-"""Values some parts of which say nothing about what they are."""
+"""Values: compared without what says nothing about them, and recorded as JSON that is read back.
+
+    Struct      object without the fields that have their default      set, frozenset   sorted list
+    tuple       list                                                    mapping          object, or a list of pairs
+    enum        its value
+
+What is recorded is canonical: equal values give equal text, so texts can be compared, and digests of them. msgspec
+leaves out only defaults that are the very same object, so the writing is done here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from enum import Enum
 from functools import cache
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from msgspec import Struct
+import msgspec
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields
+
+T = TypeVar("T")
 
 
-class Value(Struct, frozen=True):
+class Recorded(Struct, frozen=True, forbid_unknown_fields=True):
+    """Stands in audit logs and snapshots, which are not read by a version that does not know all their fields."""
+
+
+class Value(Recorded, frozen=True):
     """Equal to another of its class that differs only in what `aside` names."""
 
     aside: ClassVar[tuple[str, ...]] = ()
@@ -30,3 +49,48 @@ class Value(Struct, frozen=True):
 @cache
 def _parts(cls: type[Value]) -> Callable[[object], Any]:
     return attrgetter(*(name for name in cls.__struct_fields__ if name not in cls.aside))
+
+
+def canonical(value: object) -> str:
+    """The value as one line of JSON."""
+    return json.dumps(encode(value), separators=(",", ":"))
+
+
+def encode(value: Any) -> Any:  # noqa: ANN401 - any value in, JSON values out
+    """The value as JSON values. Raises: TypeError: it has a part that cannot be read back."""
+    if isinstance(value, Enum):
+        return value.value
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Struct):
+        parts = ((name, getattr(value, name), default) for name, default in _defaults(type(value)))
+        return {name: encode(part) for name, part, default in parts if part != default}
+    if isinstance(value, Mapping):
+        pairs = [[encode(key), encode(each)] for key, each in value.items()]
+        if all(isinstance(key, str) for key, _ in pairs):
+            return dict(sorted(pairs))
+        return sorted(pairs, key=lambda pair: json.dumps(pair[0]))
+    if isinstance(value, AbstractSet):
+        return sorted((encode(each) for each in value), key=json.dumps)
+    if isinstance(value, tuple | list):
+        return [encode(each) for each in value]
+    raise TypeError(f"{type(value).__name__} cannot be recorded")
+
+
+@cache
+def _defaults(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
+    return tuple(
+        (each.name, each.default if each.default_factory is NODEFAULT else each.default_factory())
+        for each in fields(kind)
+    )
+
+
+def decode(wanted: type[T], found: Any) -> T:  # noqa: ANN401 - JSON values
+    """The value that `encode` made this of. Raises: ValueError."""
+    match found:  # the one mapping that is a list of pairs
+        case {"driver": {"trees": [*pairs], **files}, **rest}:
+            try:
+                found = {**rest, "driver": {**files, "trees": {tuple(key): tree for key, tree in pairs}}}
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"driver.trees is no list of pairs: {error}") from None
+    return msgspec.convert(found, wanted)

@@ -189,7 +189,7 @@ class GpuTable(
         prohibited = self.compute_mode is ComputeMode.PROHIBITED
         pending = self.ecc if self.ecc_pending is None else self.ecc_pending
         facts = {
-            **{name: getattr(self, name) for name in self.__struct_fields__},
+            **{name: getattr(self, name) for name in self.__struct_fields__ if name in Gpu.__struct_fields__},
             "arch": (int(major), int(minor)),
             "unavailable": self.unavailable or (formats.compute_prohibited(self.pci_bus_id) if prohibited else ""),
             "signs": tuple(dict.fromkeys(self.signs)),

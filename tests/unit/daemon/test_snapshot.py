@@ -69,8 +69,8 @@ BAD = {
     "too large": (b"x" * (BYTES_MAX + 1), "is larger than"),
     "no JSON": (signed("{"), "it cannot be read"),
     "nested": (signed("[" * 100_000), "it cannot be read"),
-    "another shape": (signed("[]"), "it cannot be read: Snapshot is [], where an object belongs"),
-    "a field of tomorrow": (signed(json.dumps(BODY | {"more": 1})), "a field 'more' that this version does not know"),
+    "another shape": (signed("[]"), "it cannot be read: Expected `object`, got `array`"),
+    "a field of tomorrow": (signed(json.dumps(BODY | {"more": 1})), "unknown field `more`"),
     "a schema of tomorrow": (signed(json.dumps(BODY | {"schema": "nri-gpu/snapshot/v2"})), "its schema is"),
 }
 

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.reservations import OPEN_S
 from nri_gpu.decision.replay import Replay
-from nri_gpu.domain.codec import encode
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.kubelet import AllocatedDevice
+from nri_gpu.domain.value import encode
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import LedgerSettings, Policy
 from nri_gpu.policy.parse import parse_policy

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.decision.claim import needs_grant
-from nri_gpu.domain.codec import canonical, decode, encode
+from nri_gpu.decision.replay import container_json, container_of
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, REQUIRED_SOURCE, Allocated, AllocationInvalid
 from nri_gpu.domain.names import KUBELET_KEY
+from nri_gpu.domain.value import canonical
 from nri_gpu.kubelet.answer import (
     FILE_NAME,
     KEY_FILE,
@@ -133,7 +134,7 @@ def test_a_recorded_request_says_what_the_kubelet_gave() -> None:
     of = PluginNode().plugin.kubelet.read(from_kubelet(token(0, 3)))
     assert isinstance(of.kubelet, Allocated)
     assert of.kubelet.uuids == (uuid(0), uuid(3))
-    assert decode(Container, encode(of)) == of
+    assert container_of(container_json(of)) == of
     assert "mac=" not in canonical(of)
 
 

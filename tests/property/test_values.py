@@ -1,0 +1,117 @@
+"""What is recorded reads back as it was, whatever it holds, and equal values give equal text."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from nri_gpu.allocation.ledger import Entry, ExternalAllocation, Lapse
+from nri_gpu.decision.replay import container_json, container_of
+from nri_gpu.domain.container import Container
+from nri_gpu.domain.kubelet import Allocated, AllocatedDevice, AllocationInvalid, AllocationPending, KubeletAllocation
+from nri_gpu.domain.node import Inventory, Node
+from nri_gpu.domain.value import canonical, decode, encode
+from tests.property import worlds
+from tests.support import builders as make
+
+
+@given(worlds.nodes)
+def test_a_node(node: Node) -> None:
+    text = canonical(node)
+    back = decode(Node, json.loads(text))
+    assert back == node
+    assert canonical(back) == text
+
+
+@given(worlds.facts(), st.dictionaries(st.sampled_from(["nvidia", "nvidia_uvm"]), st.just("580.95.05")))
+def test_how_gpus_are_set_up(facts: dict[str, Any], modules: dict[str, str]) -> None:
+    inventory = make.inventory((make.gpu(0, **facts),), modules=modules)
+    back = decode(Inventory, json.loads(canonical(inventory)))
+    assert back == inventory
+    assert canonical(back) == canonical(inventory)  # with what says nothing about what it is
+
+
+ALLOCATIONS = (
+    None,
+    Allocated(),
+    Allocated((AllocatedDevice("nvidia.com/gpu", "GPU-1"),), shared=True),
+    AllocationPending("not yet", "NVIDIA_VISIBLE_DEVICES"),
+    AllocationInvalid("forged"),
+)
+
+
+@given(worlds.containers(), st.sampled_from(ALLOCATIONS))
+def test_a_container(container: Container, kubelet: KubeletAllocation | None) -> None:
+    container = replace(container, kubelet=kubelet)
+    recorded = json.loads(json.dumps(container_json(container)))
+    back = container_of(recorded)
+    assert back == container
+    assert container_json(back) == recorded
+
+
+def test_a_pending_allocation_is_recorded_as_a_fault_that_waits() -> None:
+    """As by versions before the union."""
+    pending = make.container(kubelet=AllocationPending("not yet", "NVIDIA_VISIBLE_DEVICES"))
+    assert container_json(pending)["kubelet"] == {"fault": "not yet", "key": "NVIDIA_VISIBLE_DEVICES", "waits": True}
+    invalid = make.container(kubelet=AllocationInvalid("forged"))
+    assert container_json(invalid)["kubelet"] == {"fault": "forged"}
+
+
+@given(worlds.entries())
+def test_a_grant(entry: Entry) -> None:
+    back = decode(Entry, json.loads(canonical(entry)))
+    assert (back, back.since, back.grant.pod_name) == (entry, entry.since, entry.grant.pod_name)
+
+
+@given(worlds.foreigners)
+def test_a_foreign_holder(foreign: ExternalAllocation) -> None:
+    assert decode(ExternalAllocation, json.loads(canonical(foreign))) == foreign
+
+
+@pytest.mark.parametrize("until", [*Lapse, 3.5])
+def test_when_a_grant_lapses(until: Lapse | float) -> None:
+    entry = replace(make.entry(0), until=until)
+    assert decode(Entry, json.loads(canonical(entry))).until == until
+    assert encode(replace(entry, until=Lapse.NEVER))["until"] == "inf"
+
+
+def test_the_order_of_a_set_and_of_a_mapping_is_nothing() -> None:
+    one, two = ({"b": "1", "a": "2"}, {"a": "2", "b": "1"})
+    assert canonical(make.container(env=one)) == canonical(make.container(env=two))
+
+
+GOOD = encode(make.container())
+BROKEN = {
+    "not an object": ([], "Expected `object`, got `array`"),
+    "a field too many": (GOOD | {"colour": "red"}, "unknown field `colour`"),
+    "a field missing": ({"id": "x"}, "missing required field `name`"),
+    "deep inside": (
+        GOOD | {"devices": [{"path": "/dev/x", "major": "one", "minor": 0}]},
+        "Expected `int`, got `str` - at `$.devices[0].major`",
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "said"), BROKEN.values(), ids=BROKEN)
+def test_what_is_none_is_told_with_its_place(found: object, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        decode(Container, found)
+
+
+@pytest.mark.parametrize("trees", [[1], [[["compute"]]], [[[["compute"]], {}]], "none"])
+def test_a_driver_whose_trees_are_none(trees: object) -> None:
+    with pytest.raises(ValueError, match=r"driver\.trees"):
+        decode(
+            Node, encode(make.node()) | {"driver": {"version": "1", "generation": "1", "missing": {}, "trees": trees}}
+        )
+
+
+def test_what_cannot_be_read_back_is_not_written() -> None:
+    with pytest.raises(TypeError):
+        encode(object())
