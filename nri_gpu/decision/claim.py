@@ -13,8 +13,7 @@ from nri_gpu.domain.kubelet import Allocated, KubeletAllocation, gpu_groups, kub
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.policy.select import Ignored, select
 from nri_gpu.request.environment import VARIABLE, claim_of_environment, named_devices
-from nri_gpu.request.parse import parse_claim
-from nri_gpu.request.text import select_annotation
+from nri_gpu.request.parse import parse_claim, select_annotation
 
 
 def claim_of(container: Container, policy: Policy) -> Claim | None:

@@ -7,6 +7,11 @@ from difflib import get_close_matches
 from typing import Final
 
 QUOTE_MAX: Final = 48  # characters; a refusal has 700 for its whole sentence
+# Of sizes, as Kubernetes writes them.
+SIZE_UNITS: Final = {
+    **{"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
+    **{"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40},
+}
 _WORD_MAX: Final = 24  # characters; a longer word is never a slip of a known one
 
 

@@ -16,6 +16,7 @@ from msgspec import NODEFAULT, UNSET, Meta, Struct, convert, defstruct, to_built
 from msgspec.structs import fields, force_setattr
 
 from nri_gpu.domain.edits import Extra
+from nri_gpu.domain.text import SIZE_UNITS
 
 _WILD: Final = frozenset("*?[")
 SOCKET_PATH_MAX: Final = 107  # bytes: sun_path of a Unix socket holds 108 with its NUL (Linux: unix(7))
@@ -249,15 +250,10 @@ ROOT_OR_NONE: Final = Form(
 )
 FOLDERS: Final = Form(Annotated[tuple[Folder, ...], unique(16)], lambda paths: tuple(map(_folder, paths)), list)
 
-_UNITS: Final = {
-    **{"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
-    **{"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40},
-}
-
 
 def _bytes(size: str) -> int:
     number = size.rstrip("KMGTi")
-    return int(number) * _UNITS[size[len(number) :]]
+    return int(number) * SIZE_UNITS[size[len(number) :]]
 
 
 # Written as requests write them: `40Gi`, `80G`.

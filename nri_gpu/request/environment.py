@@ -13,14 +13,12 @@ from typing import Final
 
 from nri_gpu.domain.claim import Claim, Devices, Everything
 from nri_gpu.domain.text import quoted
-from nri_gpu.request.text import BLANKS, Piece
-from nri_gpu.request.values import DEVICES_MAX, MIG_PREFIX, UUID_PREFIX, read_id
+from nri_gpu.request.parse import VALUE_MAX, check_text
+from nri_gpu.request.values import BLANKS, DEVICES_MAX, MIG_PREFIX, UUID_LENGTH, UUID_PREFIX, Piece, read_id
 
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
-VALUE_MAX: Final = 4096  # bytes, as of an annotation
 # NVIDIA's device plugin with deviceListStrategy=volume-mounts says this, and mounts a file there for each device.
 MOUNTED_NAMES: Final = "/var/run/nvidia-container-devices"
-_UUID_LENGTH: Final = 36
 _NOTHING: Final = frozenset({"void", "none"})
 
 
@@ -32,10 +30,7 @@ def claim_of_environment(value: str) -> Claim | None:
 
     """
     whole = Piece(VARIABLE, value, 0)
-    if len(value) > VALUE_MAX:
-        raise whole.cut(VALUE_MAX).error(f"the value has {len(value)} characters, over the limit of {VALUE_MAX}")
-    if not (value.isascii() and value.replace("\t", "").isprintable()):
-        raise whole.error("write printable ASCII on one line")
+    check_text(whole)
     items = [item for item in whole.split(",") if item.text]
     words = {item.text for item in items}
     if not items or "void" in words or words == {"none"}:
@@ -70,6 +65,6 @@ def _id(item: Piece) -> str:
         raise item.error(f"{quoted(item.text)} is a PCI bus id: write the GPU's index or UUID")
     name = read_id(item)
     for prefix in (UUID_PREFIX, MIG_PREFIX):
-        if name.startswith(prefix) and len(name) != len(prefix) + _UUID_LENGTH:
+        if name.startswith(prefix) and len(name) != len(prefix) + UUID_LENGTH:
             raise item.error(f"{quoted(item.text)} is not a whole UUID")
     return name

@@ -1,4 +1,4 @@
-"""The grammar of a request: parses an annotation's value into a claim, or an error with the position and what to write.
+"""A request: the annotation that applies to a container, and its value as a claim or an error with a position.
 
     value   = clause *( ";" clause ) [ ";" ]      blanks around ; , = < > do not count; at most 4 KiB of ASCII
     clause  = "all" | "none" | number | key op text
@@ -32,18 +32,22 @@ from nri_gpu.domain.edits import NO_EXTRAS, Extras
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capabilities
 from nri_gpu.domain.mps import NO_MPS_LIMITS, MpsLimits
-from nri_gpu.domain.text import did_you_mean, quoted
-from nri_gpu.request.options import read_extras, read_sharing
-from nri_gpu.request.text import BLANKS, Piece, listed, shown_key
+from nri_gpu.domain.names import BASE_KEY, CONTAINER_PREFIX, GRANT_KEY, KEY_PREFIX, POD_KEY
+from nri_gpu.domain.text import did_you_mean, quoted, shown
 from nri_gpu.request.values import (
+    BLANKS,
+    Piece,
+    listed,
     read_arch,
     read_capabilities,
     read_count,
     read_devices,
+    read_extras,
     read_memory,
     read_mig,
     read_mode,
     read_model,
+    read_sharing,
 )
 
 VALUE_MAX: Final = 4096  # bytes; Kubernetes lets all annotations of a pod together have 256 KiB
@@ -90,7 +94,7 @@ def parse_claim(key: str, value: str, *, given: bool = False) -> Claim:
 
     """
     whole = Piece(shown_key(key), value, 0)
-    _check_text(whole)
+    check_text(whole)
     parts: dict[str, tuple[Part, Piece]] = {}
     for clause in _clauses(whole):
         name, part = _read(clause)
@@ -100,7 +104,8 @@ def parse_claim(key: str, value: str, *, given: bool = False) -> Claim:
     return _assemble(key, whole, parts, Everything() if given else None)
 
 
-def _check_text(whole: Piece) -> None:
+def check_text(whole: Piece) -> None:
+    """A whole value, before anything is read from it. Raises: RequestError: it is too long, or no line of ASCII."""
     value = whole.text
     if len(value) > VALUE_MAX:
         raise whole.cut(VALUE_MAX).error(f"the value has {len(value)} characters, over the limit of {VALUE_MAX}")
@@ -223,3 +228,69 @@ def _assemble(key: str, whole: Piece, parts: Mapping[str, tuple[Part, Piece]], o
 
 def _other_than(name: str, parts: Mapping[str, tuple[Part, Piece]]) -> Piece:
     return next(clause for other, (_, clause) in parts.items() if other != name)
+
+
+_KNOWN_KEYS: Final = (BASE_KEY, POD_KEY, CONTAINER_PREFIX + "<name>")
+_KEYS_BY_WORD: Final = {"pod": POD_KEY, "container": CONTAINER_PREFIX + "<name>"}
+_KEY_SHOWN_MAX: Final = 90  # characters; a Kubernetes key of ours has at most 11 + 63
+
+
+def select_annotation(
+    pod_annotations: Mapping[str, str], container_annotations: Mapping[str, str], container_name: str
+) -> tuple[str, str] | None:
+    """Key and value of the annotation that applies to a container about to be created; None where none does.
+
+    container_annotations: the container's own. An existing container carries our signed grant: give an empty mapping.
+
+    Raises:
+        RequestError: an unknown key with our prefix (a mistyped request must not start without its GPU), or one of our
+            keys on the container itself.
+
+    """
+    # One search over all keys at once, since most containers ask for nothing.
+    if BASE_KEY in "\n".join(container_annotations):
+        _check_container_keys(pod_annotations, container_annotations)
+    if BASE_KEY not in "\n".join(pod_annotations):
+        return None
+    _check_pod_keys(pod_annotations)
+    for key in (CONTAINER_PREFIX + container_name, POD_KEY, BASE_KEY):
+        value = pod_annotations.get(key)
+        if value is not None:
+            return key, value
+    return None
+
+
+def shown_key(key: str) -> str:
+    """An annotation's key, fit for a sentence: the pod's creator chose it."""
+    return shown(key, _KEY_SHOWN_MAX)
+
+
+def _ours(annotations: Mapping[str, str]) -> list[str]:
+    return sorted(key for key in annotations if key == BASE_KEY or key.startswith(KEY_PREFIX))
+
+
+def _check_pod_keys(annotations: Mapping[str, str]) -> None:
+    for key in _ours(annotations):
+        if key == CONTAINER_PREFIX:
+            raise RequestError(shown_key(key), f"the container's name is missing: write {CONTAINER_PREFIX}<name>")
+        if key not in (BASE_KEY, POD_KEY) and not key.startswith(CONTAINER_PREFIX):
+            raise RequestError(shown_key(key), f"unknown annotation, known: {listed(_KNOWN_KEYS)}{_guess_key(key)}")
+
+
+def _check_container_keys(pod: Mapping[str, str], container: Mapping[str, str]) -> None:
+    for key in _ours(container):
+        if key == GRANT_KEY:
+            raise RequestError(key, "only nri-gpu writes this annotation; remove it from the container")
+        # Runtimes can be configured to copy annotations of the pod to its containers; such a copy is no request.
+        if pod.get(key) != container[key]:
+            raise RequestError(
+                shown_key(key),
+                "is set on the container; requests are read from the annotations of the pod: set it there",
+            )
+
+
+def _guess_key(key: str) -> str:
+    """The known key whose word after the slash is close."""
+    word = key[len(KEY_PREFIX) :].partition(".")[0]
+    close = did_you_mean(word, _KEYS_BY_WORD)
+    return next((f' (did you mean "{key}"?)' for name, key in _KEYS_BY_WORD.items() if f'"{name}"' in close), "")

@@ -1,4 +1,4 @@
-"""The values of clauses: names of GPUs and MIG devices, counts, profiles, modes, capabilities and selectors.
+"""The values of clauses, read from pieces of an annotation's value that know their position.
 
 A GPU is named by NVML index, UUID or the beginning of one, or PCI bus id; a MIG device by both indices, UUID or the
 beginning of one.
@@ -6,7 +6,9 @@ beginning of one.
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from nri_gpu.domain.claim import (
     ArchSelector,
@@ -19,20 +21,59 @@ from nri_gpu.domain.claim import (
     ModelSelector,
     Operator,
 )
+from nri_gpu.domain.edits import CHANNEL_MAX, Extra, Extras
+from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import MIG_PROFILE, Capabilities, Capability
-from nri_gpu.domain.text import did_you_mean, quoted
-from nri_gpu.request.text import BLANKS, Piece, listed
+from nri_gpu.domain.mps import MIB, WHOLE_PERCENT, MpsLimits
+from nri_gpu.domain.text import SIZE_UNITS, did_you_mean, quoted
 
-INDEX_DIGITS_MAX: Final = 3  # the kernel module has 248 minors
+BLANKS: Final = " \t"
+
+
+class Piece(NamedTuple):
+    """A part of an annotation's value without the blanks around it.
+
+    key: the annotation it stands in, fit to be shown. at: 0-based offset into the value.
+    """
+
+    key: str
+    text: str
+    at: int
+
+    def error(self, message: str) -> RequestError:
+        """A fault at this very place."""
+        return RequestError(self.key, message, self.at)
+
+    def cut(self, start: int, end: int | None = None) -> Piece:
+        """The part from start to end, blanks around it left out."""
+        raw = self.text[start:end]
+        text = raw.lstrip(BLANKS)
+        return Piece(self.key, text.rstrip(BLANKS), self.at + start + len(raw) - len(text))
+
+    def split(self, separator: str) -> Iterator[Piece]:
+        """The parts between separators; an empty text has one empty part."""
+        start = 0
+        while (end := self.text.find(separator, start)) >= 0:
+            yield self.cut(start, end)
+            start = end + 1
+        yield self.cut(start)
+
+
+def listed(words: Iterable[str]) -> str:
+    """`a, b, c`, as it follows "known:"."""
+    return ", ".join(words)
+
+
 UUID_PREFIX: Final = "GPU-"
 MIG_PREFIX: Final = "MIG-"
-MIG_INDEX_DIGITS_MAX: Final = 2  # a GPU has at most 8 MIG devices now
-UUID_DIGITS_MIN: Final = 4  # hexadecimal digits of a beginning; fewer would match by accident
-
-_HEX: Final = frozenset("0123456789abcdef")
-_UUID_LENGTH: Final = 36
+UUID_LENGTH: Final = 36
+_UUID_DIGITS_MIN: Final = 4  # hexadecimal digits of a beginning; fewer would match by accident
 _UUID_DASHES: Final = (8, 13, 18, 23)
-_LONG_DOMAIN: Final = 8  # hexadecimal digits, as NVML and nvidia-smi print it
+_HEX: Final = frozenset("0123456789abcdef")
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,2}")  # the kernel module has 248 minors
+_MIG_INDEX: Final = re.compile(rf"(?:{_INDEX.pattern}):(?:0|[1-9][0-9]?)")  # a GPU has at most 8 MIG devices now
+# NVML and nvidia-smi print eight digits of domain, the kernel four (Linux: Documentation/ABI, /sys/bus/pci/devices).
+_BUS_ID: Final = re.compile(r"([0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])")
 _KNOWN: Final = "write an index (0), a UUID or its beginning (GPU-8f3a...) or a PCI bus id (0000:3b:00.0)"
 
 
@@ -45,32 +86,21 @@ def read_id(item: Piece) -> str:
     """
     text = item.text
     if text.isdecimal():
-        return _index(item)
+        if not _INDEX.fullmatch(text):
+            raise item.error(f"{quoted(text)} is not an index: write it without leading zeros, at most 999")
+        return text
     for prefix in (UUID_PREFIX, MIG_PREFIX):
         if text.startswith(prefix):
             return _uuid(item, prefix)
     if text.replace(":", "", 1).isdecimal():
-        return _mig_index(item)
-    if ":" in text:
-        return _bus_id(item)
-    raise item.error(_why(text))
-
-
-def _index(item: Piece) -> str:
-    text = item.text
-    if len(text) > INDEX_DIGITS_MAX or (text[0] == "0" and text != "0"):
-        raise item.error(f"{quoted(text)} is not an index: write it without leading zeros, at most 999")
-    return text
-
-
-def _mig_index(item: Piece) -> str:
-    gpu, _, device = item.text.partition(":")
-    short = 0 < len(gpu) <= INDEX_DIGITS_MAX and 0 < len(device) <= MIG_INDEX_DIGITS_MAX
-    if not short or any(index[0] == "0" and index != "0" for index in (gpu, device)):
-        raise item.error(
-            f"{quoted(item.text)} is not a MIG device: write the GPU's index and the MIG device's, such as 0:1"
-        )
-    return item.text
+        if not _MIG_INDEX.fullmatch(text):
+            how = "write the GPU's index and the MIG device's, such as 0:1"
+            raise item.error(f"{quoted(text)} is not a MIG device: {how}")
+        return text
+    bus_id = _BUS_ID.fullmatch(text.lower())
+    if bus_id is None:
+        raise item.error(_why(text))
+    return bus_id[2] if bus_id[1] in (None, "0000") else bus_id[0]
 
 
 def _uuid(item: Piece, prefix: str) -> str:
@@ -78,27 +108,11 @@ def _uuid(item: Piece, prefix: str) -> str:
     if prefix == MIG_PREFIX and digits.startswith("gpu-"):
         raise item.error(f"{quoted(item.text)} is a MIG name of drivers before 470: write 0:1, or MIG- and a UUID")
     shaped = all((char == "-") if at in _UUID_DASHES else (char in _HEX) for at, char in enumerate(digits))
-    if not shaped or len(digits) > _UUID_LENGTH:
+    if not shaped or len(digits) > UUID_LENGTH:
         raise item.error(f"{quoted(item.text)} is not a UUID: {prefix} and then 8-4-4-4-12 hexadecimal digits")
-    if len(digits) < UUID_DIGITS_MIN:
-        raise item.error(f"{quoted(item.text)} is too short: at least {UUID_DIGITS_MIN} digits after {prefix}")
+    if len(digits) < _UUID_DIGITS_MIN:
+        raise item.error(f"{quoted(item.text)} is too short: at least {_UUID_DIGITS_MIN} digits after {prefix}")
     return prefix + digits
-
-
-def _bus_id(item: Piece) -> str:
-    """Lower case, the domain in four digits where it fits.
-
-    Source: NVML prints eight digits of domain, the kernel four (Linux: Documentation/ABI, /sys/bus/pci/devices).
-    """
-    lower = item.text.lower()
-    domain, _, place = lower.partition(":")
-    bus, _, slot = place.partition(":")
-    device, _, function = slot.partition(".")
-    parts = (domain, bus, device, function)
-    shaped = all(part and _HEX.issuperset(part) for part in parts)
-    if not shaped or (len(bus), len(device), len(function)) != (2, 2, 1) or len(domain) not in (4, _LONG_DOMAIN):
-        raise item.error(_why(item.text))
-    return lower[4:] if len(domain) == _LONG_DOMAIN and domain.startswith("0000") else lower
 
 
 def _why(text: str) -> str:
@@ -122,18 +136,14 @@ GLOB_MAX: Final = 64  # characters; NVML's own limit for a name is 96, real ones
 MEMORY_MAX: Final = 10**18 - 1  # bytes
 ARCH_MAX: Final = 99
 _DIGITS_MAX: Final = 18
-
-_SIZE_UNITS: Final = {
-    "": 1,
-    "K": 1000,
-    "M": 1000**2,
-    "G": 1000**3,
-    "T": 1000**4,
-    "Ki": 1024,
-    "Mi": 1024**2,
-    "Gi": 1024**3,
-    "Ti": 1024**4,
-}
+_SHARE_MAX: Final = 2**50  # bytes; more than any GPU has
+_SHARE_EXAMPLES: Final = ("memory:10Gi", "threads:50")
+_MODES: Final = tuple(each.value for each in Mode)
+_CAPABILITIES: Final = tuple(each.value for each in Capability)
+_EXTRAS: Final = tuple(each.value for each in Extra)
+_SHOWN_EXTRAS: Final = tuple("imex:N" if each is Extra.IMEX else each.value for each in Extra)
+# NVIDIA's own words for extras, in its variables and CDI classes.
+_OTHER_NAMES: Final = {"mofed": Extra.RDMA, "infiniband": Extra.RDMA, "gdr": Extra.GDRCOPY, "imex-channel": Extra.IMEX}
 
 
 def read_count(piece: Piece, _: Operator = Operator.EQUAL) -> Count:
@@ -181,36 +191,103 @@ def read_mig(piece: Piece, __: Operator) -> MigProfiles:
 
 def read_mode(piece: Piece, _: Operator) -> Mode:
     """`shared`."""
-    try:
-        return Mode(piece.text)
-    except ValueError:
-        known = [mode.value for mode in Mode]
-        message = f"unknown mode {quoted(piece.text)}, known: {listed(known)}{did_you_mean(piece.text, known)}"
-        raise piece.error(message) from None
+    if piece.text not in _MODES:
+        raise piece.error(_unknown(piece.text, "a mode", _MODES))
+    return Mode(piece.text)
 
 
 def read_capabilities(piece: Piece, _: Operator) -> Capabilities:
     """`compute,utility`."""
     found: set[Capability] = set()
     for item in piece.split(","):
-        capability = _capability(item)
-        if capability in found:
+        if item.text not in _CAPABILITIES:
+            raise item.error(_unknown(item.text, "a capability", _CAPABILITIES))
+        if item.text in found:
             raise item.error(f"{quoted(item.text)} is named twice")
-        found.add(capability)
+        found.add(Capability(item.text))
     return frozenset(found)
 
 
-def _capability(item: Piece) -> Capability:
-    known = [capability.value for capability in Capability]
-    if not item.text:
-        raise item.error(f"a capability is missing here, known: {listed(known)}")
-    if item.text == "all":
-        raise item.error(f'"all" is not accepted, because it would mean more with each version: name {listed(known)}')
-    try:
-        return Capability(item.text)
-    except ValueError:
-        message = f"unknown capability {quoted(item.text)}, known: {listed(known)}{did_you_mean(item.text, known)}"
-        raise item.error(message) from None
+def read_extras(piece: Piece, _: Operator) -> Extras:
+    """`rdma,gds,imex:0`: words, each once, and IMEX channels by number."""
+    asked: set[Extra] = set()
+    channels: set[int] = set()
+    for item in piece.split(","):
+        extra, channel = _extra(item)
+        if channel in channels or (channel is None and extra in asked):
+            raise item.error(f"{quoted(item.text)} is named twice")
+        asked.add(extra)
+        if channel is not None:
+            channels.add(channel)
+    return Extras(frozenset(asked), tuple(sorted(channels)))
+
+
+def _extra(item: Piece) -> tuple[Extra, int | None]:
+    """The extra, and of IMEX which channel."""
+    word, colon, number = item.text.partition(":")
+    name = word.rstrip(BLANKS)
+    if name not in _EXTRAS:
+        raise item.error(_unknown(name, "an extra", _EXTRAS, _SHOWN_EXTRAS))
+    if name == Extra.IMEX:
+        channel = _decimal(number.lstrip(BLANKS))
+        if channel is None or channel > CHANNEL_MAX:
+            how = f"write imex:N, with N from 0 to {CHANNEL_MAX} without sign or leading zeros"
+            raise item.error(f"{quoted(item.text)} names no IMEX channel: {how}")
+        return Extra.IMEX, channel
+    if colon:
+        raise item.error(f'"{name}" takes no number: write {name} by itself')
+    return Extra(name), None
+
+
+def _unknown(name: str, what: str, words: Iterable[str], written: Iterable[str] = ()) -> str:
+    """Why a word is none of a list. what: `a mode`. written: how the words of the list are written."""
+    known = listed(written or words)
+    if not name:
+        return f"{what} is missing here, known: {known}"
+    if name == "all":
+        return f'"all" is not accepted, because it would mean more with each version: name {known}'
+    hint = f' (did you mean "{_OTHER_NAMES[name]}"?)' if name in _OTHER_NAMES else did_you_mean(name, words)
+    return f"unknown {what.partition(' ')[2]} {quoted(name)}, known: {known}{hint}"
+
+
+def read_sharing(piece: Piece, _: Operator) -> MpsLimits:
+    """`memory:10Gi,threads:50`."""
+    found: dict[str, int] = {}
+    for item in piece.split(","):
+        start = item.text.find(":")
+        name = item.cut(0, start).text if start >= 0 else item.text
+        if name not in _SHARES:
+            raise item.error(_unknown(name, "a share", _SHARES, _SHARE_EXAMPLES))
+        if start < 0:
+            raise item.error(f'"{name}" needs a value, such as in {listed(_SHARE_EXAMPLES)}')
+        if name in found:
+            raise item.error(f"{quoted(name)} is named twice")
+        found[name] = _SHARES[name](item.cut(start + 1))
+    return MpsLimits(found.get("memory", 0), found.get("threads", 0))
+
+
+def _memory_share(piece: Piece) -> int:
+    number, unit = _decimal(piece.text[:-2]), piece.text[-2:]
+    if not number or unit not in ("Ki", "Mi", "Gi"):
+        raise piece.error(f"{quoted(piece.text)} is not a share of memory: write a whole number with Ki, Mi or Gi")
+    size = number * SIZE_UNITS[unit]
+    if not MIB <= size <= _SHARE_MAX or size % MIB:
+        raise piece.error(
+            f"{quoted(piece.text)} is not a whole number of Mi that a GPU could have: write one, 1Mi or more"
+        )
+    return size // MIB
+
+
+def _threads_share(piece: Piece) -> int:
+    number = _decimal(piece.text)
+    if number is None or not 1 <= number <= WHOLE_PERCENT:
+        raise piece.error(
+            f"{quoted(piece.text)} is not a share of threads: write a percentage from 1 to {WHOLE_PERCENT}"
+        )
+    return number
+
+
+_SHARES: Final[Mapping[str, Callable[[Piece], int]]] = {"memory": _memory_share, "threads": _threads_share}
 
 
 def read_model(piece: Piece, _: Operator) -> ModelSelector:
@@ -225,11 +302,11 @@ def read_model(piece: Piece, _: Operator) -> ModelSelector:
 def read_memory(piece: Piece, operator: Operator) -> MemorySelector:
     """`40Gi`, `80G`, or bytes."""
     digits = len(piece.text) - len(piece.text.lstrip("0123456789"))
-    number, unit = _decimal(piece.text[:digits]), _SIZE_UNITS.get(piece.text[digits:])
+    number, unit = _decimal(piece.text[:digits]), SIZE_UNITS.get(piece.text[digits:])
     if number is None or unit is None:
         raise piece.error(
             f"{quoted(piece.text)} is not a size: write a whole number of bytes, or one with "
-            f"{listed(name for name in _SIZE_UNITS if name)} right behind it, such as 40Gi"
+            f"{listed(name for name in SIZE_UNITS if name)} right behind it, such as 40Gi"
         )
     if number * unit > MEMORY_MAX:
         raise piece.error(f"{quoted(piece.text)} is more memory than any GPU has")

@@ -15,8 +15,7 @@ from nri_gpu.domain.gpu import DrmNode, MigPart, whole
 from nri_gpu.domain.node import Node
 from nri_gpu.injection.extras import CHANNELS_FOLDER, MEMLOCK, PROFILE_PLACE
 from nri_gpu.policy.model import ExtraRules, Policy
-from nri_gpu.request.parse import parse_claim
-from nri_gpu.request.text import select_annotation
+from nri_gpu.request.parse import parse_claim, select_annotation
 from tests.property import worlds
 from tests.support import builders as make
 

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from nri_gpu.domain.claim import Count, Nothing
 from nri_gpu.domain.edits import Extra
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.request.parse import parse_claim
-from nri_gpu.request.text import select_annotation
+from nri_gpu.request.parse import parse_claim, select_annotation
 from tests.support.claims import format_claim
 
 KEY = "gpu.nri.io"

@@ -27,7 +27,7 @@ from nri_gpu.domain.mps import DEFAULT_MPS_DIR
 from nri_gpu.policy.kubelet import Registration
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.schema import SETTINGS
-from nri_gpu.request.text import select_annotation
+from nri_gpu.request.parse import select_annotation
 from nri_gpu.simulation.topology import load_topology
 from nri_gpu.system.succession import TAKES_OVER_S
 from tests.support import builders as make

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nri_gpu.request.text import Piece
+from nri_gpu.request.values import Piece
 
 
 def test_cutting_leaves_blanks_out_and_keeps_the_place() -> None:
