@@ -16,9 +16,8 @@ from nri_gpu.injection.devices import covered_node
 from nri_gpu.injection.mounts import compat_hindrance
 from nri_gpu.injection.plan import Injection, plan
 from nri_gpu.policy.model import Policy, VisibleDevices
-from nri_gpu.requirements.check import unmet
+from nri_gpu.requirements.check import GpuFacts, RequirementFacts, unmet
 from nri_gpu.requirements.compat import DRIVERS_OWN, CompatChoice, CompatTerms, choose, with_compat
-from nri_gpu.requirements.grammar import GpuFacts, RequirementFacts
 
 REQUIREMENT_MAX: Final = 650  # characters of a sentence, so that a refusal shows it whole
 

@@ -31,7 +31,7 @@ from nri_gpu.inventory.formats import (
     parse_bus_id,
 )
 from nri_gpu.inventory.nvml_client import NvmlCallError, NvmlClient, checked
-from nri_gpu.requirements.grammar import brand_word
+from nri_gpu.requirements.check import brand_word
 from nri_gpu.system.kernel_modules import module_versions
 
 # Numbers of nvml.h.

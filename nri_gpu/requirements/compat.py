@@ -14,8 +14,19 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.node import CompatPackage, CudaVersion
 from nri_gpu.domain.text import shown
-from nri_gpu.requirements.check import CUDA_VERSION, REQUIRE_CUDA, TOTAL_MAX, legacy_version, unmet
-from nri_gpu.requirements.grammar import Malformed, Property, RequirementFacts, Version, parse_requirement, version_of
+from nri_gpu.requirements.check import (
+    CUDA_VERSION,
+    REQUIRE_CUDA,
+    TOTAL_MAX,
+    Malformed,
+    Property,
+    RequirementFacts,
+    Version,
+    legacy_version,
+    parse_requirement,
+    unmet,
+    version_of,
+)
 
 _ABOVE: Final = (">=", ">", "=")
 

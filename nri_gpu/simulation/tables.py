@@ -17,7 +17,7 @@ from nri_gpu.domain.node import Majors
 from nri_gpu.inventory import formats
 from nri_gpu.inventory.extras import SOCKETS, socket_mount
 from nri_gpu.inventory.kernel import CAP_MINOR_MAX, COMPUTE_INSTANCES_MAX, GPU_INSTANCES_MAX, usual_minors
-from nri_gpu.requirements.grammar import BRANDS
+from nri_gpu.requirements.check import BRANDS
 from nri_gpu.simulation.reader import Table, parsed, unique
 from nri_gpu.simulation.scenario import ScenarioChange
 from nri_gpu.system.kernel_modules import MODULES

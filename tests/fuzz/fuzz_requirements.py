@@ -13,8 +13,18 @@ from typing import Final
 
 import pytest
 
-from nri_gpu.requirements.check import CUDA_VERSION, DISABLE, PREFIX, REQUIRE_CUDA, TOTAL_MAX, unmet
-from nri_gpu.requirements.grammar import BRANDS, DIFFERENT_MAX, GpuFacts, RequirementFacts
+from nri_gpu.requirements.check import (
+    BRANDS,
+    CUDA_VERSION,
+    DIFFERENT_MAX,
+    DISABLE,
+    PREFIX,
+    REQUIRE_CUDA,
+    TOTAL_MAX,
+    GpuFacts,
+    RequirementFacts,
+    unmet,
+)
 from tests.fuzz.mutation import Texts, read_corpus
 
 CORPUS: Final = read_corpus("requirements.corpus")

@@ -15,7 +15,7 @@ from nri_gpu.domain.gpu import ComputeMode, DrmNode, Gpu, GpuUuid, MigDevice, Pc
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import GpuFault, Inventory, Link, Majors, NumaNode
 from nri_gpu.inventory.formats import PCIE_PATHS
-from nri_gpu.requirements.grammar import BRANDS
+from nri_gpu.requirements.check import BRANDS
 from nri_gpu.simulation.record import scrubbed, topology_text
 from nri_gpu.simulation.tables import EXTRAS
 from nri_gpu.simulation.topology import load_topology, parse_topology

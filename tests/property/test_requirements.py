@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nri_gpu.requirements.check import DISABLE, unmet
-from nri_gpu.requirements.grammar import BRANDS, GpuFacts, RequirementFacts, version_of
+from nri_gpu.requirements.check import BRANDS, DISABLE, GpuFacts, RequirementFacts, unmet, version_of
 
 CUDA = "NVIDIA_REQUIRE_CUDA"
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=")

@@ -15,7 +15,7 @@ from msgspec import Struct
 from nri_gpu.domain.gpu import Fabric, FabricState, Gpu, MigDevice
 from nri_gpu.domain.node import Inventory
 from nri_gpu.inventory.formats import ADDRESSING, ARCHITECTURES, COMPUTE_MODES
-from nri_gpu.requirements.grammar import BRANDS
+from nri_gpu.requirements.check import BRANDS
 
 SOURCE = Path(__file__).with_name("fake.c")
 DRIVER = "580.95.05"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nri_gpu.requirements.grammar import GpuFacts, RequirementFacts
+from nri_gpu.requirements.check import GpuFacts, RequirementFacts
 
 _TWELVE_ONE: Final = (
     *("tesla", "unknown", "nvidia", "nvidiartx", "geforce"),

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nri_gpu.requirements.check import TOTAL_MAX, concerns, unmet
-from nri_gpu.requirements.grammar import DIFFERENT_MAX, GpuFacts, RequirementFacts
+from nri_gpu.requirements.check import DIFFERENT_MAX, TOTAL_MAX, GpuFacts, RequirementFacts, concerns, unmet
 from tests.unit.requirements.images import (
     A100,
     CUDA_11_0,

@@ -6,9 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.node import CompatPackage
-from nri_gpu.requirements.check import unmet
+from nri_gpu.requirements.check import GpuFacts, RequirementFacts, unmet
 from nri_gpu.requirements.compat import DRIVERS_OWN, CompatTerms, choose, unfit_driver, wanted, with_compat
-from nri_gpu.requirements.grammar import GpuFacts, RequirementFacts
 
 TERMS = CompatTerms(brands=frozenset({"tesla", "nvidia"}), across_minor=False, check=True, may_disable=True)
 ACROSS = replace(TERMS, across_minor=True)

@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.requirements.check import CUDA_VERSION, REQUIRE_CUDA, TOTAL_MAX, TRUE, unmet
-from nri_gpu.requirements.grammar import BRANDS, CONDITION_MAX, DIFFERENT_MAX, RequirementFacts
+from nri_gpu.requirements.check import (
+    BRANDS,
+    CONDITION_MAX,
+    CUDA_VERSION,
+    DIFFERENT_MAX,
+    REQUIRE_CUDA,
+    TOTAL_MAX,
+    TRUE,
+    RequirementFacts,
+    unmet,
+)
 from tests.unit.requirements.images import H100
 
 TEXT = (Path(__file__).parents[3] / "docs" / "requirements.md").read_text(encoding="utf-8")

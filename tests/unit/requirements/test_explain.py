@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.requirements.check import unmet
-from nri_gpu.requirements.grammar import GpuFacts, RequirementFacts
+from nri_gpu.requirements.check import GpuFacts, RequirementFacts, unmet
 from tests.unit.requirements.images import CUDA_13_0, V100, node
 
 CUDA = "NVIDIA_REQUIRE_CUDA"

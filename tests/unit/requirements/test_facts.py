@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.requirements.grammar import (
+from nri_gpu.requirements.check import (
     BRANDS,
     GpuFacts,
     Property,
