@@ -24,7 +24,6 @@ from tests.support.cri import Pod
 from tests.support.pods import ContainerSpec
 
 TITLE: Final = "Create + start of one container on a real containerd, against bare (NRI off, no GPU); CPU likewise"
-WARM_UP: Final = 3  # rounds
 BARE, AGAIN = "bare", "bare, on a second containerd (noise)"
 NOTHING, UNASKED = "NRI, a plugin that does nothing", "nri-gpu, nothing asked"
 ONE, EIGHT = "nri-gpu, 1 GPU", "nri-gpu, 8 GPUs"
@@ -60,7 +59,7 @@ def figures(effort: Effort) -> Iterator[Figure]:
         contenders = _contenders(Sites(stack, Path(folder)))
         names = _described(contenders)
         reply = reply_s(Path(folder), "all", effort.requests)
-        costs = _rounds(contenders, effort.containers)
+        costs = _rounds(contenders, effort)
     yield Figure(BARE, statistics.median(cost.wall_s for cost in costs[BARE]) * 1e3, "ms")
     for name in (each for each in contenders if each != BARE):
         yield _figure(names[name], costs[name], costs[BARE], BUDGET.get(name))
@@ -97,12 +96,12 @@ def _described(contenders: Mapping[str, Contender]) -> Mapping[str, str]:
     return names
 
 
-def _rounds(contenders: Mapping[str, Contender], count: int) -> Costs:
+def _rounds(contenders: Mapping[str, Contender], effort: Effort) -> Costs:
     costs: Costs = {name: [] for name in contenders}
-    for _ in range(WARM_UP + count):
+    for _ in range(effort.warm_up_rounds + effort.containers):
         for name in random.sample(list(contenders), len(contenders)):
             costs[name].append(contenders[name].life())
-    return {name: each[WARM_UP:] for name, each in costs.items()}
+    return {name: each[effort.warm_up_rounds :] for name, each in costs.items()}
 
 
 def _figure(name: str, ours: list[Cost], theirs: list[Cost], budget: tuple[float, float] | None) -> Figure:

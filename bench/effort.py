@@ -11,11 +11,18 @@ LEAST: Final = 2  # below it there is no median of anything
 
 
 class Effort(Struct, frozen=True):
-    """What is done of each. idle_s: seconds of watching an idle daemon; synchronized: containers in one Synchronize."""
+    """What is done of each.
+
+    warm_up, warm_up_rounds: requests, and containers of each contender, that are not counted. settle_s, idle_s: seconds
+    until a daemon is idle, and of watching it then. synchronized: containers in one Synchronize.
+    """
 
     containers: int
     requests: int
+    warm_up: int
+    warm_up_rounds: int
     starts: int
+    settle_s: float
     idle_s: float
     synchronized: int
 
@@ -26,7 +33,10 @@ class Effort(Struct, frozen=True):
         return cls(
             containers=samples,
             requests=max(100, round(4000 * part)),
-            starts=max(LEAST, round(7 * part)),
+            warm_up=round(300 * part),
+            warm_up_rounds=round(3 * part),
+            starts=max(1, round(7 * part)),
+            settle_s=max(0.2, 1 * part),
             idle_s=max(0.2, 10 * part),
             synchronized=max(100, round(5000 * part)),
         )

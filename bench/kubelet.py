@@ -24,7 +24,6 @@ from tests.support.kubelet import Kubelet
 GPU: Final = "nvidia.com/gpu"
 GPUS: Final = 8
 WAIT_S: Final = 30.0
-SETTLE_S: Final = 1.0
 
 
 class _Watch(Kubelet):
@@ -105,7 +104,7 @@ class Pair:
             yield Figure("  what it adds", rss - bare_rss, "MiB", 15, 12)
             shared = "the bench is a gRPC program, too, and shares its pages"
             yield Figure("  what it adds, as PSS", pss - bare_pss, "MiB", 15, 8, shared)
-            time.sleep(SETTLE_S)
+            time.sleep(effort.settle_s)
             used = [(each.cpu_s(), each) for each in (plugin, bare)]
             time.sleep(effort.idle_s)
             ours, theirs = ((each.cpu_s() - before) * 1e3 / effort.idle_s for before, each in used)

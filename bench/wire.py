@@ -25,9 +25,7 @@ from tests.support import hostile
 
 TITLE: Final = f"The plugin alone; 8 GPUs (simulated), requests of {REQUEST_BYTES} bytes, back to back"
 BATCH: Final = 50  # of one contender, before it is the other's turn
-WARM_UP: Final = 300
 WORST_TRIES: Final = 3
-SETTLE_S: Final = 1.0
 NAMES: Final = ("inventory child", "event child")
 CHILD: Final = ((24, 18), (24, 18))  # MiB, must and aim of inventory child and event child: ours, no reference has any
 
@@ -61,10 +59,10 @@ def figures(effort: Effort) -> Iterator[Figure]:
         yield from granted.figures("request to reply, 8-GPU grant")
         yield from plain.figures("request to reply, no annotation")
         yield _worst_figure(ours)
-        yield from _memory_figures(ours, theirs, f"after {4 * (effort.requests + WARM_UP)} requests")
+        yield from _memory_figures(ours, theirs, f"after {4 * (effort.requests + effort.warm_up)} requests")
         ours.stop()
         theirs.stop()
-        yield from _nvml_figures(folder)
+        yield from _nvml_figures(folder, effort)
         yield from warm.figures(folder, effort)
         yield from Pair(folder, when_ready).figures(effort)
         yield from _synchronize_figures(folder, effort)
@@ -74,12 +72,12 @@ def _contest(ours: Running, theirs: Running, claim: str, effort: Effort) -> Cont
     """Both answer the same requests; each container is new, and gone again before the next."""
     found = Contest([], [])
     number = 0
-    while len(found.ours) < effort.requests + WARM_UP:
+    while len(found.ours) < effort.requests + effort.warm_up:
         for plugin, samples in ((ours, found.ours), (theirs, found.theirs)):
             for _ in range(BATCH):
                 number += 1
                 samples.append(_one_life(plugin, number, claim))
-    return Contest(found.ours[WARM_UP:], found.theirs[WARM_UP:])
+    return Contest(found.ours[effort.warm_up :], found.theirs[effort.warm_up :])
 
 
 def reply_s(folder: Path, claim: str, count: int) -> float:
@@ -134,14 +132,14 @@ def _memory_figures(ours: Running, theirs: Running, moment: str) -> Iterator[Fig
 
 def _idle_figures(ours: Running, effort: Effort) -> Iterator[Figure]:
     """CPU while nobody asks anything, once what a start puts off is done."""
-    time.sleep(SETTLE_S)
+    time.sleep(effort.settle_s)
     before = ours.cpu_s()
     time.sleep(effort.idle_s)
     used_s = ours.cpu_s() - before
     yield Figure(f"CPU when idle, over {effort.idle_s:.1f} s", used_s * 1e3 / effort.idle_s, "ms/s", 0.5, 0.0)
 
 
-def _nvml_figures(folder: Path) -> Iterator[Figure]:
+def _nvml_figures(folder: Path, effort: Effort) -> Iterator[Figure]:
     """The same node through NVML: the daemon, and the two processes that have the driver's library.
 
     That library is made up and small: a driver's own comes on top of the children, and of no other.
@@ -150,7 +148,7 @@ def _nvml_figures(folder: Path) -> Iterator[Figure]:
         yield Figure("NVML processes: left out, a made-up NVML needs gcc", 0.0, "")
         return
     plugin = nvml_daemon(folder)
-    time.sleep(SETTLE_S)
+    time.sleep(effort.settle_s)
     total = 0.0
     for name, child, budget in (("nri-gpu", "", (35, 28)), *zip(NAMES, CHILDREN, CHILD, strict=True)):
         rss, pss = plugin.memory_mib(child)

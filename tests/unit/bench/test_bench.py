@@ -55,11 +55,10 @@ def test_percentiles() -> None:
 
 
 def test_effort_is_in_proportion() -> None:
-    usual, half, least = Effort.of(SAMPLES), Effort.of(SAMPLES // 2), Effort.of(2)
-    assert (usual.containers, usual.requests, usual.starts, usual.idle_s, usual.synchronized) == (60, 4000, 7, 10, 5000)
-    assert (half.containers, half.requests) == (30, 2000)
-    assert (least.containers, least.requests, least.starts) == (2, 133, 2)
-    assert Effort.of(10 * SAMPLES).requests == usual.requests  # only what was asked for grows
+    assert Effort.of(SAMPLES) == Effort(60, 4000, 300, 3, 7, 1.0, 10.0, 5000)
+    assert Effort.of(2) == Effort(2, 133, 10, 0, 1, 0.2, 10 / 30, 167)
+    more = Effort.of(10 * SAMPLES)
+    assert (more.containers, more.requests) == (600, 4000)  # only what was asked for grows
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
