@@ -1,61 +1,85 @@
-"""`nri-gpu driver`: what was found and what was not, for people and for programs."""
+"""`nri-gpu driver`: files and CUDA compatibility packages, for people and for programs."""
 
-import json
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest
 
-from nri_gpu.cli.main import main
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu import Capability
+from tests.support import compat
 from tests.support.driver_root import make_driver_root, write_library
+from tests.unit.cli.conftest import NriGpuCall
 
-V = "580.95.05"
+V, NEWER = "580.95.05", "600.10.01"
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("nri_gpu.daemon.policy_file.DEFAULT_PATH", tmp_path / "no-policy.toml")
+def root(tmp_path: Path) -> Path:
     return make_driver_root(tmp_path / "root", V, everything=True)
 
 
-def test_each_capability_has_its_files(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["driver", "--driver-root", str(root)]) == Exit.OK
-    text = capsys.readouterr().out
-    assert all(f"\n{capability}\n" in text for capability in Capability)
-    assert f"  library  lib64/libcuda.so.{V} as libcuda.so.1, libcuda.so\n" in text
-    assert "  file     etc/OpenCL/vendors/nvidia.icd as /etc/OpenCL/vendors/nvidia.icd\n" in text
-    assert "missing" not in text
-
-
-def test_what_is_missing_left_out_and_unknown(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (root / f"lib64/libnvidia-encode.so.{V}").unlink()
-    (root / f"lib64/libnvcuvid.so.{V}").chmod(0o777)
-    write_library(root / f"lib64/libnvidia-newthing.so.{V}", "")
-    assert main(["driver", "--driver-root", str(root)]) == Exit.FINDING
-    text = capsys.readouterr().out
-    assert "  missing  libnvcuvid.so, libnvidia-encode.so\n" in text
-    assert f"  lib64/libnvcuvid.so.{V}: owner 0, mode 0777: others than root can change it\n" in text
-    assert text.endswith(f"no container gets them\n  libnvidia-newthing.so.{V}\n")
-
-
-def test_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["driver", "--driver-root", str(root), "-o", "json"]) == Exit.OK
-    found = json.loads(capsys.readouterr().out)
+def test_each_capability_has_its_files(root: Path, nri_gpu: NriGpuCall) -> None:
+    done = nri_gpu("driver", "--driver-root", root)
+    assert done.code == Exit.OK
+    assert all(f"\n{capability}\n" in done.out for capability in Capability)
+    assert f"  library  lib64/libcuda.so.{V} as libcuda.so.1, libcuda.so\n" in done.out
+    assert "  file     etc/OpenCL/vendors/nvidia.icd as /etc/OpenCL/vendors/nvidia.icd\n" in done.out
+    assert "missing" not in done.out
+    found = nri_gpu("driver", "--driver-root", root, "-o", "json").document
     assert (found["schema"], found["version"], found["root"]) == ("nri-gpu/driver/v1", V, str(root))
     assert set(found["capabilities"]) == set(Capability)
     assert {each["name"] for each in found["capabilities"]["ngx"]["files"]} == {f"libnvidia-ngx.so.{V}"}
 
 
-def test_no_driver_says_where_it_looked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["driver", "--driver-root", str(tmp_path)]) == Exit.UNAVAILABLE
-    assert f"{tmp_path}/usr/lib64" in capsys.readouterr().err
+def test_what_is_missing_left_out_and_unknown(root: Path, nri_gpu: NriGpuCall) -> None:
+    (root / f"lib64/libnvidia-encode.so.{V}").unlink()
+    (root / f"lib64/libnvcuvid.so.{V}").chmod(0o777)
+    write_library(root / f"lib64/libnvidia-newthing.so.{V}", "")
+    done = nri_gpu("driver", "--driver-root", root)
+    assert done.code == Exit.FINDING
+    assert "  missing  libnvcuvid.so, libnvidia-encode.so\n" in done.out
+    assert f"  lib64/libnvcuvid.so.{V}: owner 0, mode 0777: others than root can change it\n" in done.out
+    assert done.out.endswith(f"no container gets them\n  libnvidia-newthing.so.{V}\n")
 
 
-def test_folders_of_the_policy(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_of_the_policy(root: Path, tmp_path: Path, nri_gpu: NriGpuCall) -> None:
     (root / "lib64").rename(root / "odd")
     policy = tmp_path / "policy.toml"
     policy.write_text('[driver]\nlibrary_dirs = ["/odd"]\n')
-    assert main(["driver", "--driver-root", str(root)]) == Exit.UNAVAILABLE
-    assert main(["driver", "--policy", str(policy), "--driver-root", str(root)]) == Exit.OK
-    assert f"odd/libcuda.so.{V}" in capsys.readouterr().out
+    done = nri_gpu("driver", "--driver-root", root)
+    assert done.code == Exit.UNAVAILABLE
+    assert f"{root}/usr/lib64" in done.err
+    done = nri_gpu("driver", "--policy", policy, "--driver-root", root)
+    assert done.code == Exit.OK
+    assert f"odd/libcuda.so.{V}" in done.out
+
+
+def test_compatibility_packages(root: Path, tmp_path: Path, nri_gpu: NriGpuCall) -> None:
+    packages, policy = tmp_path / "packages", tmp_path / "policy.toml"
+    compat.make_package(packages, "14.0", NEWER, compat.note("14.0", (550, 580)))
+    compat.make_package(packages, "14.1", "610.10.01", compat.note("14.1", (550,)))
+    policy.write_text(f'[compat]\ndir = "{packages}"\n')
+    options = ("driver", "--policy", policy, "--driver-root", root)
+    done = nri_gpu(*options)
+    assert done.code == Exit.OK
+    assert f"  CUDA 14.0   libcuda {NEWER}, for drivers 550, 580\n" in done.out
+    assert (
+        "  CUDA 14.1   libcuda 610.10.01, for drivers 550; NOT on this one: it is not made for driver 580" in done.out
+    )
+    found = nri_gpu(*options, "-o", "json").document["compat"]
+    keys = ("cuda", "version", "drivers", "not_with_this_driver")
+    assert [tuple(each[key] for key in keys) for each in found["packages"]] == [
+        ("14.0", NEWER, [550, 580], ""),
+        ("14.1", "610.10.01", [550], "it is not made for driver 580"),
+    ]
+    assert found["left_out"] == []
+    (packages / "14.1").rename(packages / "15.0")
+    done = nri_gpu(*options)
+    assert done.code == Exit.FINDING
+    assert "\n  15.0: its libcuda is for CUDA 14.1, which the folder is not named for" in done.out
+    packages.rename(tmp_path / "elsewhere")
+    done = nri_gpu(*options)
+    assert done.code == Exit.UNAVAILABLE
+    assert f"compatibility packages in {packages} cannot be read" in done.err

@@ -1,24 +1,28 @@
+"""`nri-gpu replay`: what another policy would have decided."""
+
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.cli.main import main
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.replay import changed_record, decision_record, node_record, policy_record
 from nri_gpu.domain.errors import Exit
 from nri_gpu.policy.model import Policy
 from tests.support import builders as make
+from tests.unit.cli.conftest import Done, NriGpuCall
 
 POLICY = '[namespaces]\nallow = ["ml"]\n'
+Replayed = Callable[..., Done]
 
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
-    """Two pods of namespace ml that each got a GPU, and one that asked for nonsense."""
+    """Two pods of namespace ml that each got a GPU, and one whose request was nonsense."""
     node, ledger, now = make.node(), Ledger(), 10.0
     lines = [node_record(node), policy_record("policy.toml", POLICY, "")]
     for name, claim in (("one", "device=0"), ("two", "device=1"), ("three", "nonsense")):
@@ -33,52 +37,49 @@ def recorded(tmp_path: Path) -> Path:
     return file
 
 
-def policy(folder: Path, text: str) -> str:
-    file = folder / "new.toml"
-    file.write_text(text)
-    return str(file)
+@pytest.fixture
+def replay(recorded: Path, tmp_path: Path, nri_gpu: NriGpuCall) -> Replayed:
+    def run(*options: str, policy: str | None = None) -> Done:
+        (tmp_path / "new.toml").write_text(policy or "")
+        more = [] if policy is None else ["--policy", tmp_path / "new.toml"]
+        return nri_gpu("replay", recorded, *more, *options)
+
+    return run
 
 
-def test_unchanged_nothing_differs(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(recorded)]) == Exit.OK
-    assert capsys.readouterr().out == "3 decisions, none differs\n"
+def test_by_the_recorded_policy_nothing_differs(replay: Replayed) -> None:
+    assert replay() == Done(Exit.OK, "3 decisions, none differs\n", "")
 
 
-def test_another_policy_shows_who_would_be_refused(
-    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    new = policy(tmp_path, '[namespaces]\ndeny = ["ml"]\n')
-    assert main(["replay", str(recorded), "--policy", new]) == Exit.FINDING
-    said = capsys.readouterr().out
-    assert "ml/one main" in said
-    assert f"  - granted {make.uuid(0)} (exclusive, namespaces.allow[0])" in said
-    assert "  + refused [not-allowed]: namespace " in said
-    assert said.endswith("3 decisions, 2 differ\n")
+def test_another_policy_shows_who_would_be_refused(replay: Replayed) -> None:
+    done = replay(policy='[namespaces]\ndeny = ["ml"]\n')
+    assert done.code == Exit.FINDING
+    assert "ml/one main" in done.out
+    assert f"  - granted {make.uuid(0)} (exclusive, namespaces.allow[0])" in done.out
+    assert "  + refused [not-allowed]: namespace " in done.out
+    assert done.out.endswith("3 decisions, 2 differ\n")
 
 
-def test_json_for_programs(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    new = policy(tmp_path, '[defaults]\nmode = "shared"\n')
-    assert main(["replay", str(recorded), "--policy", new, "-o", "json"]) == Exit.FINDING
-    said = json.loads(capsys.readouterr().out)
-    assert said["schema"] == "nri-gpu/replay/v1"
-    assert [each["now"]["mode"] for each in said["different"]] == ["shared", "shared"]
+def test_json_for_programs(replay: Replayed) -> None:
+    done = replay("-o", "json", policy='[defaults]\nmode = "shared"\n')
+    assert (done.code, done.document["schema"]) == (Exit.FINDING, "nri-gpu/replay/v1")
+    assert [each["now"]["mode"] for each in done.document["different"]] == ["shared", "shared"]
 
 
-def test_a_line_that_is_no_record_is_told_with_its_place(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recorded.write_text(recorded.read_text() + '{"kind": "decision"}\n[]\nnot json\n')
-    assert main(["replay", str(recorded)]) == Exit.FINDING
-    said = capsys.readouterr()
-    assert "3 decisions, none differs" in said.out
-    places = [line.split(": ", 2)[1] for line in said.err.splitlines()]
-    first = len(recorded.read_text().splitlines()) - 2
+def test_a_line_that_is_no_record_is_reported_with_its_place(replay: Replayed, recorded: Path) -> None:
+    first = len(recorded.read_text().splitlines()) + 1
+    with recorded.open("a") as file:
+        file.write('{"kind": "decision"}\n[]\nnot json\n')
+    done = replay()
+    assert done.code == Exit.FINDING
+    assert "3 decisions, none differs" in done.out
+    places = [line.split(": ", 2)[1] for line in done.err.splitlines()]
     assert places == [f"{recorded}:{first + more}" for more in range(3)]
 
 
-def test_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(tmp_path / "gone")]) == Exit.CONFIGURATION
-    assert "No such file" in capsys.readouterr().err
-
-
-def test_a_broken_policy(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(recorded), "--policy", policy(tmp_path, "colour = 1\n")]) == Exit.CONFIGURATION
-    assert "colour" in capsys.readouterr().err
+def test_what_cannot_be_read_is_78(replay: Replayed, recorded: Path) -> None:
+    done = replay(policy="colour = 1\n")
+    assert (done.code, "colour" in done.err) == (Exit.CONFIGURATION, True)
+    recorded.unlink()
+    done = replay()
+    assert (done.code, "No such file" in done.err) == (Exit.CONFIGURATION, True)

@@ -1,0 +1,41 @@
+"""`nri-gpu` in this process: what it printed and its exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from nri_gpu.cli.main import main
+
+
+class Done(Struct, frozen=True):
+    """One run of a verb."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:  # noqa: ANN401 - parsed JSON
+        return json.loads(self.out)
+
+
+NriGpuCall = Callable[..., Done]
+
+
+@pytest.fixture
+def nri_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NriGpuCall:
+    """Calls a verb with these arguments. The policy of the machine that tests run on does not matter."""
+    monkeypatch.setattr("nri_gpu.daemon.policy_file.DEFAULT_PATH", tmp_path / "default-policy.toml")
+    monkeypatch.setattr("nri_gpu.cli.check.DEFAULT_PATH", tmp_path / "default-policy.toml")
+
+    def call(*arguments: object) -> Done:
+        code = main([str(each) for each in arguments])
+        return Done(code, *capsys.readouterr())
+
+    return call
