@@ -25,11 +25,8 @@ def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_verbs() -> None:
-    assert [*("run", "guard", "gpus", "status", "driver", "check", "cdi", "explain", "replay", "prepare")] == VERBS
-
-
 def test_help_names_every_verb_and_an_annotation_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [*("run", "guard", "gpus", "status", "driver", "check", "cdi", "explain", "replay", "prepare")] == VERBS
     text = helped(capsys)
     assert all(verb.help in " ".join(text.split()) for verb in cli.VERBS)
     assert 'gpu.nri.io: "2"' in text
@@ -46,12 +43,6 @@ def test_help_of_each_verb(capsys: pytest.CaptureFixture[str], verb: str) -> Non
     assert all(line in text for line in declared.teach.splitlines())
     assert "exit codes" in text
     assert all(len(line) <= 160 for line in text.splitlines())
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["--version"])
-    assert capsys.readouterr().out == f"nri-gpu {__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+"""`nri-gpu status`: what the running daemon answers, as text and as JSON; and how health is shown."""
+
 from __future__ import annotations
 
 import json
@@ -15,26 +17,32 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import GrantPhase, Ledger, Releasing
 from nri_gpu.allocation.reservations import reserve
-from nri_gpu.cli.main import main
+from nri_gpu.cli.client import with_health
+from nri_gpu.cli.render import health_lines, state_of
 from nri_gpu.cli.status import ago, to_text
 from nri_gpu.daemon.report import RuntimeConnection, status_json
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu import PciBusId
-from nri_gpu.domain.health import History, Transition, TransitionKind
+from nri_gpu.domain.health import Health, HealthState, History, Sign, Transition, TransitionKind
 from nri_gpu.domain.kubelet import AllocatedDevice, ResourceStatus
 from nri_gpu.domain.mps import MpsFolders, Seat
-from nri_gpu.domain.node import GpuFault, KernelGpu
+from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
+from nri_gpu.health.node_health import NodeHealth
+from nri_gpu.health.states import Meaning
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
 from tests.support import builders as make
+from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
+from tests.unit.cli.conftest import Done, NriGpuCall
 from tests.unit.daemon.test_report import CLOCK, NOW, view
 
 FREE = status_json(view(node=make.node(driver_version="580.95.05")))
+TRAIN, OTHER = make.container(of="train"), make.container(of="other")
 
 
 @contextmanager
-def daemon(folder: Path, answer: bytes) -> Iterator[str]:
+def daemon(folder: Path, answer: bytes) -> Iterator[Path]:
     """Something that answers one question with these bytes."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "control.sock"))
@@ -48,108 +56,134 @@ def daemon(folder: Path, answer: bytes) -> Iterator[str]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield str(folder)
+        yield folder
         thread.join()
 
 
-def asked(folder: Path, answer: Mapping[str, Any] | bytes, *options: str) -> int:
-    encoded = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    with daemon(folder, encoded) as state:
-        return main(["status", "--state-dir", state, *options])
+@pytest.fixture
+def asked(nri_gpu: NriGpuCall, tmp_path: Path) -> NriGpuCall:
+    """Asks a daemon that answers this."""
+
+    def ask(answer: Mapping[str, Any] | bytes, *options: str) -> Done:
+        with daemon(tmp_path, answer if isinstance(answer, bytes) else json.dumps(answer).encode()) as state:
+            return nri_gpu("status", "--state-dir", state, *options)
+
+    return ask
 
 
-def test_the_kubelets_resources_have_a_line_each() -> None:
-    standings = (
-        ResourceStatus("nvidia.com/gpu", NOW - 200),
-        ResourceStatus("nvidia.com/mig-1g.5gb", None, "no kubelet listens"),
-    )
-    lines = to_text(status_json(view(kubelet=standings)), NOW).splitlines()
-    assert lines[-3:] == [
-        "kubelet: nvidia.com/gpu registered for 3m20s",
-        "kubelet: nvidia.com/mig-1g.5gb not registered: no kubelet listens",
-        "kubelet: containers with GPUs cannot start without nri-gpu, whether daemon and guard run or not",
-    ]
-    alone = to_text(status_json(view(kubelet=standings, kubelet_open="NRI 0.6")), NOW)
-    assert alone.endswith("kubelet: only the guard stops containers that start without their GPUs: NRI 0.6")
-    assert "kubelet" not in to_text(FREE, NOW)
-    of_an_older_daemon = {key: value for key, value in FREE.items() if key != "kubelet"}
-    assert to_text(of_an_older_daemon, NOW) == to_text(FREE, NOW)
+def lines(**fields: Any) -> list[str]:  # noqa: ANN401 - of a View
+    return to_text(status_json(view(**fields)), NOW).splitlines()
 
 
-def test_a_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert asked(tmp_path, FREE) == Exit.OK
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "containerd 2.1.9, driver 580.95.05, policy: /etc/nri-gpu/policy.toml"
-    assert said[1].split() == ["GPU", "MODEL", "MODE", "HELD", "BY", "CONTAINER", "FOR", "UNAVAILABLE"]
-    assert len(said) == 2 + make.GPUS
+# --- the verb ---------------------------------------------------------------------------------------------------------
 
 
-def test_json_is_what_the_daemon_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert asked(tmp_path, FREE, "-o", "json") == Exit.OK
-    assert json.loads(capsys.readouterr().out) == FREE
+def test_a_table_or_the_daemons_json(asked: NriGpuCall) -> None:
+    done = asked(FREE)
+    first, heads, *gpus = done.out.splitlines()
+    assert (done.code, len(gpus)) == (Exit.OK, make.GPUS)
+    assert first == "containerd 2.1.9, driver 580.95.05, policy: /etc/nri-gpu/policy.toml"
+    assert heads.split() == ["GPU", "MODEL", "MODE", "HELD", "BY", "CONTAINER", "FOR", "UNAVAILABLE"]
+
+
+def test_json_is_the_daemons_answer(asked: NriGpuCall) -> None:
+    done = asked(FREE, "-o", "json")
+    assert (done.code, done.document) == (Exit.OK, FREE)
+
+
+def test_an_older_daemon_answers_less(asked: NriGpuCall) -> None:
+    added = ("transitions", "faults", "kubelet")
+    done = asked({key: value for key, value in FREE.items() if key not in added})
+    assert (done.code, done.out) == (Exit.OK, to_text(FREE, NOW) + "\n")
+
+
+AWAY = status_json(
+    view(connection=RuntimeConnection(ready=False, since=NOW, why="no NRI socket"), policy_fault="line 3")
+)
+
+
+def test_a_daemon_that_cannot_grant_is_a_finding(asked: NriGpuCall) -> None:
+    done = asked(AWAY)
+    assert done.code == Exit.FINDING
+    assert "not connected to the runtime: no NRI socket" in done.out
+    assert "policy not usable: line 3" in done.out
+
+
+def test_alive_only_asks_for_an_answer(asked: NriGpuCall, nri_gpu: NriGpuCall, tmp_path: Path) -> None:
+    assert asked(AWAY, "--alive") == Done(Exit.OK, "", "")
+    assert nri_gpu("status", "--state-dir", tmp_path / "none", "--alive").code == Exit.UNAVAILABLE
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"nonsense", b"[]", b'{"error": "too many"}'])
+def test_no_answer_is_69(asked: NriGpuCall, nri_gpu: NriGpuCall, tmp_path: Path, answer: bytes | None) -> None:
+    done = nri_gpu("status", "--state-dir", tmp_path) if answer is None else asked(answer)
+    assert done.code == Exit.UNAVAILABLE
+    assert f"no answer from the daemon at {tmp_path}/control.sock: " in done.err
+    assert "is `nri-gpu run` running?" in done.err
+
+
+def test_no_permission_is_77(nri_gpu: NriGpuCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("nri_gpu.cli.status.ask", refuse)  # the tests may run as root
+    done = nri_gpu("status", "--state-dir", tmp_path)
+    assert (done.code, "be root, or in the policy's control.group" in done.err) == (Exit.PERMISSION, True)
+
+
+def test_a_guard_is_ready_when_connected_and_alive_before(nri_gpu: NriGpuCall, tmp_path: Path) -> None:
+    def ask(*options: str) -> int:
+        return nri_gpu("status", "--guard", tmp_path, *options).code
+
+    assert ask() == Exit.UNAVAILABLE
+    guard = GuardStatus(pid=os.getpid(), started=process_started(os.getpid()))
+    write_guard_status(tmp_path, guard)
+    assert (ask(), ask("--alive")) == (Exit.FINDING, Exit.OK)
+    write_guard_status(tmp_path, replace(guard, connected=True))
+    assert ask() == Exit.OK
+    long_ago = time.time() - 60
+    os.utime(tmp_path / "guard.json", (long_ago, long_ago))
+    assert ask("--alive") == Exit.UNAVAILABLE
+
+
+# --- holders, and why a GPU is unavailable ----------------------------------------------------------------------------
 
 
 def test_holders_one_line_each() -> None:
-    train, other = make.container(of="train"), make.container(of="other")
     ledger = make.ledger(
-        make.entry(0, to=train, mode=Mode.SHARED, since=CLOCK - 3700),
-        make.entry(0, to=other, mode=Mode.SHARED, since=CLOCK - 5, phase=GrantPhase.CREATED),
+        make.entry(0, to=TRAIN, mode=Mode.SHARED, since=CLOCK - 3700),
+        make.entry(0, to=OTHER, mode=Mode.SHARED, since=CLOCK - 5, phase=GrantPhase.CREATED),
         others=[make.foreign(2)],
     )
-    lines = to_text(status_json(view(ledger)), NOW).splitlines()[2:]
-    assert lines[0].split()[-4:] == ["shared", "ml/train", "main", "1h1m"]
-    assert lines[1].split() == ["ml/other", "main", "5s", "(created)"]
-    assert lines[3].split()[-3:] == ["ml/plugin", "-", "-"]
+    first, second, _, foreign, *_ = lines(ledger=ledger)[2:]
+    assert first.split()[-4:] == ["shared", "ml/train", "main", "1h1m"]
+    assert second.split() == ["ml/other", "main", "5s", "(created)"]
+    assert foreign.split()[-3:] == ["ml/plugin", "-", "-"]
 
 
-def test_what_the_kubelet_gave_and_nobody_has_says_since_when() -> None:
-    given = reserve(Ledger(), [AllocatedDevice("nvidia.com/gpu", make.uuid(0))], CLOCK - 200, shared=False)
-    (line,) = [line for line in to_text(status_json(view(given)), NOW).splitlines() if "(reserved)" in line]
+def test_a_reservation_says_since_when() -> None:
+    reserved = reserve(Ledger(), [AllocatedDevice("nvidia.com/gpu", make.uuid(0))], CLOCK - 200, shared=False)
+    (line,) = [line for line in lines(ledger=reserved) if "(reserved)" in line]
     assert line.split()[-3:] == ["-", "3m20s", "(reserved)"]
 
 
-def test_a_lost_gpu_that_is_held_says_so() -> None:
-    node = make.node([make.gpu(0, unavailable="nvmlDeviceGetName: GPU is lost (15)"), make.gpu(1)])
-    ledger = make.ledger(make.entry(0, since=CLOCK - 5), make.entry(1, since=CLOCK - 5, to=make.container(of="other")))
-    lines = to_text(status_json(view(ledger, node=node)), NOW).splitlines()[2:4]
-    assert lines[0].endswith("ml/train  main       5s   nvmlDeviceGetName: GPU is lost (15)")
-    assert lines[1].endswith("ml/other  main       5s")
+def test_a_lost_gpu_says_so_held_or_not() -> None:
+    why = "nvmlDeviceGetName: GPU is lost (15)"
+    node = make.node([make.gpu(0, unavailable=why), make.gpu(1), make.gpu(2, unavailable="it fell off the bus")])
+    ledger = make.ledger(make.entry(0, since=CLOCK - 5), make.entry(1, since=CLOCK - 5, to=OTHER))
+    held, other, free = lines(ledger=ledger, node=node)[2:5]
+    assert held.endswith(f"ml/train  main       5s   {why}")
+    assert other.endswith("ml/other  main       5s")
+    assert free.endswith("it fell off the bus")
 
 
-def test_a_gpu_that_is_not_to_be_had_says_why() -> None:
-    said = status_json(view(node=make.node([make.gpu(0, unavailable="it fell off the bus")])))
-    assert "it fell off the bus" in to_text(said, NOW)
-
-
-def test_what_is_said_of_gpus_ages_visibly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hung = status_json(view(inventory_fault="nvmlInit did not return within 30 s", inventory_age_s=185.0))
-    assert asked(tmp_path, hung) == Exit.FINDING
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "nvmlInit did not return within 30 s (its GPUs were last confirmed 3m5s ago)"
-    older = status_json(view(inventory_fault="no driver", inventory_age_s=185.0, inventory_confirmed=False))
-    assert to_text(older, NOW).splitlines()[-2:] == [
-        "from the last snapshot, 3m5s old: the driver has not answered yet",
-        "no driver",
-    ]
-    never = status_json(view(inventory_fault="no driver", inventory_age_s=None))
-    assert to_text(never, NOW).splitlines()[-1] == "no driver"
-
-
-def test_a_gpu_that_the_kernel_alone_knows_of() -> None:
-    away = KernelGpu(pci_bus_id=PciBusId("0000:70:00.0"), reason="bound to vfio-pci", model="NVIDIA L4")
-    said = status_json(view(node=make.node(unlisted=(away,))))
-    assert "GPU 0000:70:00.0 NVIDIA L4 cannot be granted: bound to vfio-pci" in to_text(said, NOW).splitlines()
-    none = status_json(view(node=make.node([], fault="no driver", unlisted=(replace(away, reason="no driver"),))))
-    assert "GPU 0000:70:00.0 NVIDIA L4 is seen by the kernel only" in to_text(none, NOW).splitlines()
-
-
-def test_a_gpu_that_was_just_released_says_for_whom_it_waits() -> None:
+def test_a_gpu_that_was_just_released() -> None:
     ledger = make.ledger().with_releasing({make.uuid(0): Releasing(PodUid("uid"), "ml/train", CLOCK, 60.0, 1)})
-    (line,) = [line for line in to_text(status_json(view(ledger)), NOW).splitlines() if "ml/train" in line]
+    (line,) = [line for line in lines(ledger=ledger) if "ml/train" in line]
     assert line.endswith("-    just released by ml/train: 1 process still holds it")
 
 
-def test_who_was_left_by_an_mps_daemon_is_to_be_restarted() -> None:
+def test_a_container_whose_mps_daemon_ended_has_to_be_restarted() -> None:
     rows = {"old": "a", "new": "b", "created": "a"}
     entries = {name: make.entry(0, to=make.container(of=name), mode=Mode.MPS) for name in rows}
     seated = {
@@ -157,67 +191,69 @@ def test_who_was_left_by_an_mps_daemon_is_to_be_restarted() -> None:
         for name, entry in entries.items()
     }
     seated["created"] = replace(seated["created"], phase=GrantPhase.CREATED)
-    node = replace(make.node(), mps=MpsFolders("/m", "b"))
-    said = status_json(view(make.ledger(*seated.values()), node))
-    assert [bool(each["restart"]) for each in said["gpus"][0]["holders"]] == [True, False, False]
-    (line,) = [line for line in to_text(said, NOW).splitlines() if "restart it" in line]
+    status = status_json(view(make.ledger(*seated.values()), replace(make.node(), mps=MpsFolders("/m", "b"))))
+    assert [bool(each["restart"]) for each in status["gpus"][0]["holders"]] == [True, False, False]
+    (line,) = [line for line in to_text(status, NOW).splitlines() if "restart it" in line]
     assert line.startswith("ml/old, container main: its MPS daemon has ended")
 
 
-def test_what_happened_to_the_node_and_when() -> None:
+def test_a_holder_of_a_gpu_that_is_gone_and_a_node_without_gpus() -> None:
+    said = lines(ledger=make.ledger(make.entry(3, to=TRAIN)), node=make.node([]))
+    assert said[1:] == ["no GPUs", f"ml/train holds a GPU that is gone: {make.uuid(3)}"]
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_age_of_what_is_known_of_the_gpus() -> None:
+    hung = {"inventory_fault": "nvmlInit did not return within 30 s", "inventory_age_s": 185.0}
+    assert lines(**hung)[-1] == "nvmlInit did not return within 30 s (its GPUs were last confirmed 3m5s ago)"
+    assert lines(**hung, inventory_confirmed=False)[-2:] == [
+        "from the last snapshot, 3m5s old: the driver has not answered yet",
+        "nvmlInit did not return within 30 s",
+    ]
+    assert lines(inventory_fault="no driver", inventory_age_s=None)[-1] == "no driver"
+
+
+def test_a_gpu_that_only_the_kernel_knows() -> None:
+    away = KernelGpu(pci_bus_id=PciBusId("0000:70:00.0"), reason="bound to vfio-pci", model="NVIDIA L4")
+    said = lines(node=make.node(unlisted=(away,)))
+    assert "GPU 0000:70:00.0 NVIDIA L4 cannot be granted: bound to vfio-pci" in said
+    said = lines(node=make.node([], fault="no driver", unlisted=(replace(away, reason="no driver"),)))
+    assert "GPU 0000:70:00.0 NVIDIA L4 is seen by the kernel only" in said
+
+
+def test_the_kubelets_resources_have_a_line_each() -> None:
+    resources = (
+        ResourceStatus("nvidia.com/gpu", NOW - 200),
+        ResourceStatus("nvidia.com/mig-1g.5gb", None, "no kubelet listens"),
+    )
+    assert lines(kubelet=resources)[-3:] == [
+        "kubelet: nvidia.com/gpu registered for 3m20s",
+        "kubelet: nvidia.com/mig-1g.5gb not registered: no kubelet listens",
+        "kubelet: containers with GPUs cannot start without nri-gpu, whether daemon and guard run or not",
+    ]
+    alone = "kubelet: only the guard stops containers that start without their GPUs: NRI 0.6"
+    assert lines(kubelet=resources, kubelet_open="NRI 0.6")[-1] == alone
+
+
+def test_transitions_with_their_times() -> None:
     gone = Transition(kind=TransitionKind.GPU, what="GPU 3 is gone", uuid=make.uuid(3), index=3)
-    history = History(began_s=NOW - 60).having([gone] * 11, NOW)
-    lines = to_text(status_json(view(history=history)), NOW).splitlines()
-    assert lines[-11:] == [
+    assert lines(history=History(began_s=NOW - 60).having([gone] * 11, NOW))[-11:] == [
         "11 changes since 2027-01-15 07:59:00 UTC (gpu 11), the last:",
         *["  2027-01-15 08:00:00 UTC  GPU 3 is gone"] * 10,
     ]
-
-
-def test_a_gpu_without_a_name_and_a_driver_that_does_not_answer_since_when() -> None:
     node = make.node()
-    node = replace(node, inventory=replace(node.inventory, faults=(GpuFault(5, "gone"),)))
-    history = History().having(
-        [
-            Transition(kind=TransitionKind.DESCRIPTION, what="-", index=5),
-            Transition(kind=TransitionKind.ANSWER, what="-"),
-        ],
-        NOW,
-    )
-    said = to_text(status_json(view(node=node, history=history, inventory_fault="NVML hangs")), NOW)
+    faults = (GpuFault(5, "gone"), GpuFault(6, "nvmlDeviceGetUUID: GPU is lost (15)"))
+    node = replace(node, inventory=replace(node.inventory, faults=faults))
+    kinds = [
+        Transition(kind=TransitionKind.DESCRIPTION, what="-", index=5),
+        Transition(kind=TransitionKind.ANSWER, what="-"),
+    ]
+    said = "\n".join(lines(node=node, history=History().having(kinds, NOW), inventory_fault="NVML hangs"))
     assert "GPU 5 cannot be described since 2027-01-15 08:00:00 UTC: gone" in said
+    assert "GPU 6 cannot be described: nvmlDeviceGetUUID: GPU is lost (15)" in said
     assert "NVML hangs since 2027-01-15 08:00:00 UTC" in said
-
-
-def test_a_daemon_from_before_says_less(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    added = ("transitions", "faults")
-    assert asked(tmp_path, {key: value for key, value in FREE.items() if key not in added}) == Exit.OK
-    assert "changes since" not in capsys.readouterr().out
-
-
-def test_no_gpus() -> None:
-    assert "no GPUs" in to_text(status_json(view(node=make.node([]))), NOW)
-
-
-def test_a_daemon_that_cannot_grant_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    away = status_json(
-        view(connection=RuntimeConnection(ready=False, since=NOW, why="no NRI socket"), policy_fault="line 3")
-    )
-    assert asked(tmp_path, away) == Exit.FINDING
-    said = capsys.readouterr().out
-    assert "not connected to the runtime: no NRI socket" in said
-    assert "policy not usable: line 3" in said
-
-
-def test_no_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", "--state-dir", str(tmp_path)]) == Exit.UNAVAILABLE
-    assert "is `nri-gpu run` running?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("answer", [b"", b"nonsense", b"[]", b'{"error": "too many"}'])
-def test_an_answer_that_is_none(tmp_path: Path, answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    assert asked(tmp_path, answer) == Exit.UNAVAILABLE
-    assert "no answer from the daemon at" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -228,30 +264,76 @@ def test_ages_are_written_as_kubectl_does(seconds: float, words: str) -> None:
     assert ago(seconds) == words
 
 
-def test_alive_is_who_answers_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    away = status_json(view(connection=RuntimeConnection(ready=False, since=NOW, why="no NRI socket")))
-    assert asked(tmp_path, away, "--alive") == Exit.OK
-    assert not capsys.readouterr().out
-    assert main(["status", "--state-dir", str(tmp_path / "none"), "--alive"]) == Exit.UNAVAILABLE
+# --- health, as `gpus` and `status` show it ---------------------------------------------------------------------------
+
+NODE = with_parts(look((), (Sign.THERMAL,)), 1, 0, 1)
+STRICT = replace(RULES, other_xids=Meaning.BAD)
 
 
-def guard(folder: Path, *, connected: bool) -> Path:
-    write_guard_status(folder, GuardStatus(pid=os.getpid(), started=process_started(os.getpid()), connected=connected))
-    return folder / "guard.json"
+def unhealthy(*, gpu: int | None = None, part: int | None = None, seconds: float = 5) -> Inventory:
+    """After an XID of one of them, and a check so much later."""
+    health = NodeHealth().after_inventory(NODE, STRICT, at(0))[0]
+    event = xid(79, gpu) if gpu is not None else xid(94, 1)
+    if part is not None:
+        event = replace(event, gpu_instance=part + 1, compute_instance=0)
+    health = health.after_event(event, STRICT, at(0))[0]
+    return health.after_inventory(NODE, STRICT, at(seconds))[0].applied_to(NODE, STRICT)
 
 
-def test_a_guard_is_ready_when_connected_and_alive_before(tmp_path: Path) -> None:
-    asking = ["status", "--guard", str(tmp_path)]
-    assert main(asking) == Exit.UNAVAILABLE
-    guard(tmp_path, connected=False)
-    assert main(asking) == Exit.FINDING
-    assert main([*asking, "--alive"]) == Exit.OK
-    guard(tmp_path, connected=True)
-    assert main(asking) == Exit.OK
+def answer(inventory: Inventory) -> dict[str, Any]:
+    return status_json(view(node=replace(make.node(), inventory=inventory)))
 
 
-def test_a_guard_that_says_nothing_any_more_is_not_alive(tmp_path: Path) -> None:
-    file = guard(tmp_path, connected=True)
-    long_ago = time.time() - 60
-    os.utime(file, (long_ago, long_ago))
-    assert main(["status", "--guard", str(tmp_path), "--alive"]) == Exit.UNAVAILABLE
+RECOVERED = make.inventory(
+    [make.gpu(0, health=Health(HealthState.HEALTHY, NOW, "XID 79", 3), signs=(Sign.THERMAL,)), make.gpu(1)]
+)
+PART_LINE = "MIG device 1:0 is bad since 2023-11-14 22:13:20 UTC, because of: XID 94, contained ECC error; "
+
+
+@pytest.mark.parametrize(
+    ("inventory", "beginnings"),
+    [
+        (NODE, ["GPU 1 shows thermal"]),
+        (unhealthy(part=0), ["GPU 1 shows thermal", f"{PART_LINE}its state changed 1 times"]),
+        (unhealthy(part=0, seconds=50), ["GPU 1 shows thermal", "MIG device 1:0 is recovering since "]),
+        # A MIG device whose health is its GPU's has no line of its own.
+        (unhealthy(gpu=1), ["GPU 1 is bad since 2023-11-14 22:13:20 UTC, because of: XID 79"]),
+        (
+            RECOVERED,
+            [
+                "GPU 0 is healthy since 2027-01-15 08:00:00 UTC, recovered from: XID 79; its state changed 3 times; "
+                "shows thermal"
+            ],
+        ),
+    ],
+)
+def test_a_line_for_each_that_is_or_was_not_healthy(inventory: Inventory, beginnings: list[str]) -> None:
+    found = list(health_lines(answer(inventory)["gpus"]))
+    assert len(found) == len(beginnings)
+    assert all(line.startswith(beginning) for line, beginning in zip(found, beginnings, strict=True))
+
+
+def test_health_in_the_table_of_gpus() -> None:
+    gpu, first, second = unhealthy(part=0).units[1:]
+    assert state_of(gpu) == "it is in MIG mode"
+    assert state_of(first).startswith("bad since ")
+    assert state_of(second) == "ok, thermal"
+
+
+@pytest.mark.parametrize("inventory", [unhealthy(gpu=1), unhealthy(part=0), unhealthy(part=1), NODE])
+def test_gpus_takes_health_from_the_daemon(inventory: Inventory) -> None:
+    units = with_health(NODE, answer(inventory)).units
+    assert [state_of(unit) for unit in units] == [state_of(unit) for unit in inventory.units]
+    older = {"gpus": [{"uuid": UUIDS[0]}]}
+    assert with_health(NODE, older) is NODE
+
+
+def test_a_missing_gpu_with_since_when_and_why() -> None:
+    health = NodeHealth().after_inventory(NODE, RULES, at(0))[0]
+    shown = look(())
+    health = health.after_inventory(shown, RULES, at(9), frozenset({PARTS[0]}))[0]
+    status = answer(health.applied_to(shown, RULES))
+    why = "bad since 2023-11-14 22:13:29 UTC: GPU is lost: NVML does not list it any more"
+    (missing,) = status["faults"]
+    assert missing == {"index": 1, "uuid": UUIDS[1], "pci_bus_id": "0000:11:00.0", "reason": why, "since_s": None}
+    assert f"GPU 1 cannot be described: {why}" in to_text(status, 0.0)
