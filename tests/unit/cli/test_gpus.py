@@ -23,6 +23,7 @@ from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu import Gpu
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.names import CONTROL_SOCKET
+from nri_gpu.inventory.kernel import HostFolders
 from nri_gpu.inventory.source import NvmlSource
 from nri_gpu.simulation.topology import load_topology
 from tests.support import builders as make
@@ -269,7 +270,7 @@ def test_without_nvml_the_kernel_names_the_gpus(
     make_pci(tmp_path / "sys/bus", "0000:10:00.0", "")
     make_pci(tmp_path / "sys/bus", "0000:11:00.0", "nvidia")
     make_information(tmp_path / "proc/driver", "0000:11:00.0", {"Model": "NVIDIA L4"})
-    places = {"proc": tmp_path / "proc", "sysfs": str(tmp_path / "sys")}
+    places = {"folders": HostFolders(proc=tmp_path / "proc", sys=tmp_path / "sys")}
     monkeypatch.setattr(NvmlSource.__init__, "__kwdefaults__", {**(NvmlSource.__init__.__kwdefaults__ or {}), **places})
     options = ("gpus", "--driver-root", tmp_path / "none")
     done = nri_gpu(*options)
