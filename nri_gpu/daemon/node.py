@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from nri_gpu.daemon.snapshot import EvidenceSource, SnapshotController
 from nri_gpu.daemon.state_folder import StateFolder
-from nri_gpu.driver.controller import DriverController, DriverPlace
+from nri_gpu.driver.controller import DriverController
 from nri_gpu.driver.profiles import ProfileController
 from nri_gpu.health.controller import HealthController, HealthDependencies, HealthPlace
 from nri_gpu.inventory.controller import DRIVER, LABELS, PROFILES, InventoryCache, InventoryController
@@ -47,7 +47,14 @@ class NodeControllers:
         self.mps = MpsController(folder.path.absolute(), node_state)
         self._profiles = ProfileController(Path(fixed.driver.stage_dir), node_state)
         self._labels = LabelController(node_state, fixed.kubelet)
-        self._driver = self._driver_controller(folder)
+        self._driver = DriverController(
+            fixed,
+            folder.path,
+            node_state,
+            simulated=self._simulated,
+            held=self._generations,
+            module_changed=self._module_changed,
+        )
         self._snapshots = SnapshotController(folder.path, key, self._evidence_source(), node_state)
         self._follow()
 
@@ -76,19 +83,6 @@ class NodeControllers:
             poked=look,
         )
         return health, cache
-
-    def _driver_controller(self, folder: StateFolder) -> DriverController:
-        fixed = self._fixed
-        place = DriverPlace(
-            root=Path(fixed.driver.root),
-            library_dirs=fixed.driver.library_dirs,
-            stage_dir=Path(fixed.driver.stage_dir),
-            state_dir=folder.path,
-            simulated=self._simulated,
-            retry_s=fixed.inventory.refresh_s,
-            compat_dir=Path(fixed.compat.dir) if fixed.compat.dir else None,
-        )
-        return DriverController(place, self._node_state, held=self._generations, module_changed=self._module_changed)
 
     def _evidence_source(self) -> EvidenceSource:
         return EvidenceSource(

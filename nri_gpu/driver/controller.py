@@ -18,30 +18,13 @@ from nri_gpu.driver.compat import SHOWN, CompatController
 from nri_gpu.driver.owner import NotReleasedError, StageOwner, StageTakenError
 from nri_gpu.driver.scan import FoundDriver, Signatures, changed, folder_signatures, scan
 from nri_gpu.driver.stage import prune, stage, staged_signatures
+from nri_gpu.policy.model import Policy
 from nri_gpu.system.kernel_modules import module_version
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.tasks import LogOnce
 
 LOOK_S: Final = 5.0  # between two looks, which take a millisecond where nothing changed
 RELEASE_LOOK_S: Final = 0.25  # while the daemon before this one ends
-
-
-class DriverPlace(Struct, frozen=True, kw_only=True):
-    """Where the driver is and where its copies go.
-
-    library_dirs: below the root, where policy names more. state_dir: identifies the owner of stage_dir.
-    simulated: there is no kernel module, and no files are needed. compat_dir: of CUDA's compatibility packages; None
-    where there are none. retry_s: how long after a failure the same files are scanned again.
-    """
-
-    root: Path
-    library_dirs: tuple[str, ...] = ()
-    stage_dir: Path
-    state_dir: Path
-    simulated: bool
-    retry_s: float
-    module: Callable[[], str] = module_version
-    compat_dir: Path | None = None
 
 
 class _Scan(Struct, frozen=True):
@@ -55,20 +38,29 @@ class _Scan(Struct, frozen=True):
 class DriverController:
     """Looks every few seconds; scans and stages when asked to, or when the driver changed.
 
-    held: the driver generations that containers have mounted, None before the first Synchronize. module_changed: called
-    when another kernel module is loaded.
+    policy: of the start. state_dir: identifies the owner of the stage folder. simulated: there is no kernel module, and
+    no files are needed. held: the driver generations that containers have mounted, None before the first Synchronize.
+    module_changed: called when another kernel module is loaded. module: the version of the loaded one.
     """
 
     def __init__(
         self,
-        place: DriverPlace,
+        policy: Policy,
+        state_dir: Path,
         node_state: NodeState,
         *,
+        simulated: bool,
         held: Callable[[], frozenset[str] | None],
         module_changed: Callable[[], None],
+        module: Callable[[], str] = module_version,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._place = place
+        self._root = Path(policy.driver.root)
+        self._library_dirs = policy.driver.library_dirs
+        self._stage_dir = Path(policy.driver.stage_dir)
+        self._retry_s = policy.inventory.refresh_s  # after a failure the same files are scanned again
+        self._simulated = simulated
+        self._module = module
         self._node_state = node_state
         self._held = held
         self._module_changed = module_changed
@@ -81,8 +73,9 @@ class DriverController:
         self._log = LogOnce()
         self._again = asyncio.Event()
         self._asked = True
-        self._owner = StageOwner(place.stage_dir, place.state_dir)
-        self._compat = CompatController(place.compat_dir, self._owner, node_state) if place.compat_dir else None
+        self._owner = StageOwner(self._stage_dir, state_dir)
+        packages = policy.compat.dir
+        self._compat = CompatController(Path(packages), self._owner, node_state) if packages else None
 
     def look_again(self) -> None:
         """Scan now, even if nothing changed."""
@@ -106,7 +99,7 @@ class DriverController:
             await self.look()
             with contextlib.suppress(TimeoutError):
                 looks_s = RELEASE_LOOK_S if self._not_released else LOOK_S
-                async with asyncio.timeout(min(looks_s, self._place.retry_s)):
+                async with asyncio.timeout(min(looks_s, self._retry_s)):
                     await self._again.wait()
 
     async def look(self) -> None:
@@ -125,10 +118,10 @@ class DriverController:
         self._owner.close()
 
     async def _look_at_module(self) -> None:
-        if self._place.simulated:
+        if self._simulated:
             return
         known = self._node_state.node.module_version
-        version = await asyncio.to_thread(self._place.module)
+        version = await asyncio.to_thread(self._module)
         if version == (known or ""):
             return
         self._node_state.put_module(version)
@@ -141,19 +134,18 @@ class DriverController:
         last, driver = self._last, self._node_state.node.driver
         if self._not_released or last.signatures is None:
             return True
-        if changed(self._place.root, self._place.library_dirs, last.signatures, last.found):
+        if changed(self._root, self._library_dirs, last.signatures, last.found):
             return True
         if driver is not None and self._staged is not None and staged_signatures(driver) != self._staged:
             logger.bind(generation=driver.generation).warning("staged driver files were changed by others")
             return True
-        return last.found is None and self._clock() - last.at >= self._place.retry_s
+        return last.found is None and self._clock() - last.at >= self._retry_s
 
     async def _scan(self) -> None:
-        place = self._place
-        before = await asyncio.to_thread(folder_signatures, place.root, place.library_dirs)
+        before = await asyncio.to_thread(folder_signatures, self._root, self._library_dirs)
         self._last = _Scan(before, None, self._clock())
         try:
-            found = await asyncio.to_thread(scan, place.root, library_dirs=place.library_dirs)
+            found = await asyncio.to_thread(scan, self._root, library_dirs=self._library_dirs)
             if not self._waits_for_module(found.version):
                 await self._stage(found)
         except DriverError as error:
@@ -168,7 +160,7 @@ class DriverController:
 
     async def _stage(self, found: FoundDriver) -> None:
         await asyncio.to_thread(self._owner.take)
-        files = await asyncio.to_thread(stage, found, self._place.stage_dir)
+        files = await asyncio.to_thread(stage, found, self._stage_dir)
         self._staged = await asyncio.to_thread(staged_signatures, files)
         if files != self._node_state.node.driver:
             self._node_state.put_driver(files)
@@ -181,7 +173,7 @@ class DriverController:
         """
         node = self._node_state.node
         kernel = node.module_version or node.inventory.driver_version
-        waits = node.driver is not None and node.driver.version == kernel != version and not self._place.simulated
+        waits = node.driver is not None and node.driver.version == kernel != version and not self._simulated
         if waits and self._waiting != version:
             logger.bind(driver_version=version).warning(
                 "the new driver's kernel module is not loaded: containers get the old one's staged files until it is"
@@ -191,7 +183,7 @@ class DriverController:
 
     def _failed(self, error: DriverError) -> None:
         sentence, node = str(error), self._node_state.node
-        if self._place.simulated and not isinstance(error, StageTakenError):
+        if self._simulated and not isinstance(error, StageTakenError):
             files = DriverFiles(node.inventory.driver_version, "simulated", {}, {})
             if node.driver != files:
                 self._node_state.put_driver(files)
@@ -209,7 +201,7 @@ class DriverController:
         if keep == self._kept:
             return
         try:
-            removed = await asyncio.to_thread(prune, self._place.stage_dir, lambda folder: folder.name not in keep)
+            removed = await asyncio.to_thread(prune, self._stage_dir, lambda folder: folder.name not in keep)
         except DriverError as error:
             logger.bind(fault=str(error)).warning("old driver files not removed")
         else:

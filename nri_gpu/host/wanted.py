@@ -145,6 +145,10 @@ def _unlisted(name: str) -> Finding:
     return Finding("/proc/devices", f"{name} is in use, but has no major here: reload the driver")
 
 
+# The kernel writes no leading zeros; a value with them may be octal.
+_DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
 class Ownership(Struct, frozen=True):
     """Mode and owner of nodes. modify: false where only the administrator may make and change them."""
 
@@ -176,7 +180,7 @@ def capability(text: str) -> tuple[int, Ownership]:
 def minors_table(text: str) -> Mapping[str, int]:
     """Parses /proc/driver/nvidia-caps/mig-minors: lines of a name and a minor. Other lines are skipped."""
     pairs = (line.split() for line in text.splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _is_decimal(pair[1])}
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _DECIMAL.fullmatch(pair[1])}
 
 
 def _fields(text: str) -> Mapping[str, str]:
@@ -216,11 +220,6 @@ def _number(fields: Mapping[str, str], key: str, most: int, default: int | None 
         if default is None:
             raise HostError(f"has no `{key}` line")
         return default
-    if not _is_decimal(value) or int(value) > most:
+    if not _DECIMAL.fullmatch(value) or int(value) > most:
         raise HostError(f"{key} is `{value[:40]}`, where a decimal number up to {most} belongs")
     return int(value)
-
-
-def _is_decimal(text: str) -> bool:
-    # The kernel writes no leading zeros; a value with them may be octal.
-    return re.fullmatch(r"0|[1-9][0-9]{0,9}", text) is not None

@@ -18,7 +18,7 @@ from typing import Final
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.daemon.snapshot import EvidenceSource, SnapshotController
 from nri_gpu.domain.node import Inventory
-from nri_gpu.driver.controller import DriverController, DriverPlace
+from nri_gpu.driver.controller import DriverController
 from nri_gpu.inventory.child import Deadlines
 from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.inventory.kernel import HostFolders
@@ -27,6 +27,7 @@ from nri_gpu.inventory.source import NvmlSource, Source
 from nri_gpu.nri.events import Event
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
+from nri_gpu.policy.model import DriverSettings, InventorySettings, Policy
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
@@ -120,15 +121,18 @@ class Rig:
         needs = PluginDependencies(time.monotonic, self._later.append, NoRecorder())
         self.plugin = Plugin(self.node_state, needs, KEY)
         self.node_state.subscribe(self._ledger_changed, Changed.LEDGER)
-        place = DriverPlace(
-            root=self.root,
-            stage_dir=base / "stage",
-            state_dir=base / "state",
+        self.driver = DriverController(
+            Policy(
+                driver=DriverSettings(root=str(self.root), stage_dir=str(base / "stage")),
+                inventory=InventorySettings(refresh_s=1),
+            ),
+            base / "state",
+            self.node_state,
             simulated=False,
-            retry_s=0.2,
+            held=lambda: None,
+            module_changed=self.cache.poke,
             module=lambda: self.module,
         )
-        self.driver = DriverController(place, self.node_state, held=lambda: None, module_changed=self.cache.poke)
         pace = Pace(look_s=0.02, quiet_s=0.0)
         self.watch = NodeWatch(self.source.kernel_view, self._changed, folders=(), uevents=False, pace=pace)
         (base / "state").mkdir(exist_ok=True)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.node import Inventory, Node
-from nri_gpu.driver import compat as compat_keeper
-from nri_gpu.driver.controller import DriverController, DriverPlace
+from nri_gpu.driver import compat as compat_module
+from nri_gpu.driver.controller import DriverController
+from nri_gpu.policy.model import CompatSettings, DriverSettings, Policy
 from nri_gpu.system.state import NodeState
 from tests.support import compat
 from tests.support.driver_root import make_driver_root
@@ -25,18 +26,21 @@ class Bench:
         self.packages, self.stage_dir = base / "packages", base / "stage"
         self.held: frozenset[str] = frozenset()
         self.node_state = NodeState(Inventory(taken_at=1, driver_version=V, simulated=True), "looking")
-        place = DriverPlace(
-            root=make_driver_root(base / "root", V),
-            stage_dir=self.stage_dir,
-            state_dir=base / "state",
+        root = make_driver_root(base / "root", V)
+        self.controller = DriverController(
+            Policy(
+                driver=DriverSettings(root=str(root), stage_dir=str(self.stage_dir)),
+                compat=CompatSettings(dir=str(self.packages)),
+            ),
+            base / "state",
+            self.node_state,
             simulated=True,
-            retry_s=60,
-            compat_dir=self.packages,
+            held=lambda: self.held,
+            module_changed=lambda: None,
         )
-        self.keeper = DriverController(place, self.node_state, held=lambda: self.held, module_changed=lambda: None)
 
     def look(self) -> Node:
-        asyncio.run(self.keeper.look())
+        asyncio.run(self.controller.look())
         return self.node_state.node
 
     def cudas(self) -> list[str]:
@@ -63,7 +67,7 @@ def test_what_is_there_is_staged_once(bench: Bench, monkeypatch: pytest.MonkeyPa
     def scanned(_: Path) -> None:
         raise AssertionError("scanned")
 
-    monkeypatch.setattr(compat_keeper, "scan_compat", scanned)
+    monkeypatch.setattr(compat_module, "scan_compat", scanned)
     assert bench.look() is node
 
 
@@ -102,6 +106,6 @@ def test_what_could_not_be_staged_is_tried_again(bench: Bench, monkeypatch: pyte
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(compat_keeper, "stage_plan", full)
+        patch.setattr(compat_module, "stage_plan", full)
         assert bench.cudas() == []
     assert bench.cudas() == ["14.0"]

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.node import DriverFiles, Inventory, Node
-from nri_gpu.driver import controller as driver_keeper
-from nri_gpu.driver.controller import DriverController, DriverPlace
+from nri_gpu.driver import controller as driver_controller
+from nri_gpu.driver.controller import DriverController
+from nri_gpu.policy.model import DriverSettings, Policy
 from nri_gpu.system.state import NodeState
 from tests.support.driver_root import make_driver_root
 from tests.support.scripted_runtime import until
@@ -33,16 +34,15 @@ class Bench:
         self.pokes = 0
         self.now = 0.0
         self.node_state = NodeState(Inventory(taken_at=1, driver_version="" if simulated else OLD), "looking")
-        place = DriverPlace(
-            root=self.root,
-            stage_dir=self.stage_dir,
-            state_dir=base / "state",
+        self.controller = DriverController(
+            Policy(driver=DriverSettings(root=str(self.root), stage_dir=str(self.stage_dir))),
+            base / "state",
+            self.node_state,
             simulated=simulated,
-            retry_s=60,
+            held=lambda: self.held,
+            module_changed=self._poke,
             module=lambda: self.module,
-        )
-        self.keeper = DriverController(
-            place, self.node_state, held=lambda: self.held, module_changed=self._poke, clock=lambda: self.now
+            clock=lambda: self.now,
         )
 
     def beside(self, base: Path, *, simulated: bool = False) -> Bench:
@@ -55,7 +55,7 @@ class Bench:
         fresh.rename(self.root)
 
     def look(self) -> Node:
-        asyncio.run(self.keeper.look())
+        asyncio.run(self.controller.look())
         return self.node_state.node
 
     def driver(self) -> DriverFiles:
@@ -82,7 +82,7 @@ def test_a_look_without_a_change_costs_no_scan_and_no_snapshot(bench: Bench, mon
     def scanned(_: Path) -> None:
         raise AssertionError("scanned")
 
-    monkeypatch.setattr(driver_keeper, "scan", scanned)
+    monkeypatch.setattr(driver_controller, "scan", scanned)
     assert bench.look() is first
 
 
@@ -209,8 +209,8 @@ def test_of_two_daemons_on_one_folder_the_second_refuses_and_removes_nothing(ben
         node = second.look()
         assert node.driver is None
         assert f"{bench.stage_dir} belongs to another nri-gpu (pid {os.getpid()})" in node.driver_fault
-    bench.keeper.close()  # it is started again, and its containers go on
-    second.keeper.look_again()
+    bench.controller.close()  # it is started again, and its containers go on
+    second.controller.look_again()
     assert "whose containers may have its files mounted" in second.look().driver_fault
     assert bench.staged() == {first.generation}
 
@@ -228,13 +228,13 @@ def test_a_successor_grants_by_the_snapshot_until_the_folder_passes_to_it(bench:
     knowing.node_state.put_driver(files)
     knowing.held = frozenset()
     assert knowing.look().driver == files
-    bench.keeper.close()
+    bench.controller.close()
     assert knowing.driver() == files
 
     async def scenario() -> None:
-        running = asyncio.create_task(fresh.keeper.run())
+        running = asyncio.create_task(fresh.controller.run())
         await asyncio.sleep(0)
-        knowing.keeper.close()
+        knowing.controller.close()
         await until("the files", lambda: fresh.node_state.node.driver == files)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -244,11 +244,11 @@ def test_a_successor_grants_by_the_snapshot_until_the_folder_passes_to_it(bench:
 
 def test_it_goes_on_looking_and_can_be_told_to(bench: Bench) -> None:
     async def scenario() -> None:
-        running = asyncio.create_task(bench.keeper.run())
+        running = asyncio.create_task(bench.controller.run())
         await until("the first look", lambda: bench.node_state.node.driver)
         bench.module = NEW
         bench.install(NEW)
-        bench.keeper.look_again()
+        bench.controller.look_again()
         await until("the new driver", lambda: bench.node_state.node.generation.startswith(NEW))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
