@@ -31,8 +31,8 @@ class _Watch(Kubelet):
 
     registered_at = 0.0
 
-    async def _register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:  # noqa: ANN401 - grpc has no types
-        answer = await super()._register(request, context)
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:  # noqa: ANN401 - grpc has no types
+        answer: pb.Empty = await super().Register(request, context)
         self.registered_at = time.perf_counter()
         return answer
 

@@ -47,7 +47,7 @@ class Release(Struct, frozen=True):
 
 def values(**changed: object) -> dict[str, Any]:
     """The chart's defaults with tables merged over them, as `--set` and `-f` do."""
-    return _merged(yaml.safe_load((CHART / "values.yaml").read_text()), changed)
+    return _merged(_parsed((CHART / "values.yaml").read_text())[0], changed)
 
 
 def render(given: Mapping[str, Any], release: Release | None = None) -> dict[str, str]:
@@ -60,7 +60,7 @@ def render(given: Mapping[str, Any], release: Release | None = None) -> dict[str
 def scope_of(given: Mapping[str, Any], release: Release | None = None) -> dict[str, Any]:
     """What templates can name."""
     chosen = release or Release()
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    (chart,) = _parsed((CHART / "Chart.yaml").read_text())
     return {
         "Values": given,
         "Release": {"Name": chosen.name, "Namespace": chosen.namespace, "Service": "Helm"},
@@ -71,8 +71,13 @@ def scope_of(given: Mapping[str, Any], release: Release | None = None) -> dict[s
 
 def documents(given: Mapping[str, Any], release: Release | None = None) -> list[dict[str, Any]]:
     """The same, parsed."""
-    found = [each for text in render(given, release).values() for each in yaml.safe_load_all(text)]
+    found = [each for text in render(given, release).values() for each in _parsed(text)]
     return [each for each in found if each]
+
+
+def _parsed(text: str) -> list[Any]:
+    """By libyaml, where PyYAML has it: hundreds of documents are read in one run of the tests."""
+    return list(yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def render_text(template: str, scope: Mapping[str, Any]) -> str:

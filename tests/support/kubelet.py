@@ -21,7 +21,9 @@ import grpc
 import grpc.aio
 
 from nri_gpu._pb import deviceplugin_pb2 as pb
+from nri_gpu._pb import deviceplugin_pb2_grpc as pb_grpc
 from nri_gpu._pb import pluginregistration_pb2 as watcher
+from nri_gpu._pb import pluginregistration_pb2_grpc as watcher_grpc
 
 WAIT_S = 10.0
 # Of a qualified name, before the slash and after it (apimachinery: pkg/util/validation).
@@ -42,20 +44,16 @@ class Client:
     ended: bool = False
     reading: asyncio.Task[None] | None = None
 
-    def call(self, method: str, request: Any, reply: Any) -> Any:  # noqa: ANN401 - generated classes
-        unary = self.channel.unary_unary(
-            f"/v1beta1.DevicePlugin/{method}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=reply.FromString,
-        )
-        return unary(request, timeout=WAIT_S)
+    @property
+    def stub(self) -> Any:  # noqa: ANN401 - generated, without types
+        return pb_grpc.DevicePluginStub(self.channel)
 
 
 class AdmissionError(Exception):
     """UnexpectedAdmissionError, or too few devices."""
 
 
-class Kubelet:
+class Kubelet(pb_grpc.RegistrationServicer):
     """On a folder that stands for /var/lib/kubelet.
 
     refuse: what Register is answered instead; empty: accept. deaf: registers a plugin and never asks for its devices.
@@ -95,12 +93,7 @@ class Kubelet:
             if path.is_socket():
                 path.unlink()
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        handler = grpc.unary_unary_rpc_method_handler(
-            self._register, pb.RegisterRequest.FromString, pb.Empty.SerializeToString
-        )
-        self._server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler("v1beta1.Registration", {"Register": handler})]
-        )
+        pb_grpc.add_RegistrationServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{self.dir}/kubelet.sock")
         await self._server.start()
         self._seen.clear()
@@ -226,7 +219,7 @@ class Kubelet:
         request.container_requests.add(
             available_deviceIDs=shuffled(available), must_include_deviceIDs=must, allocation_size=count
         )
-        answer = await self.clients[resource].call("GetPreferredAllocation", request, pb.PreferredAllocationResponse)
+        answer = await self.clients[resource].stub.GetPreferredAllocation(request, timeout=WAIT_S)
         hinted = [id_ for id_ in answer.container_responses[0].deviceIDs if id_ in available - set(must)]
         chosen = [*must, *hinted][:count]
         return {*chosen, *shuffled(available - set(chosen))[: count - len(chosen)]}
@@ -238,13 +231,13 @@ class Kubelet:
             request.container_requests.add(devices_ids=ids)
         self.allocations += 1
         try:
-            answer: pb.AllocateResponse = await self.clients[resource].call("Allocate", request, pb.AllocateResponse)
+            answer: pb.AllocateResponse = await self.clients[resource].stub.Allocate(request, timeout=WAIT_S)
         except grpc.aio.AioRpcError as error:
             raise AdmissionError(error.details()) from None
         self.cdi_devices = tuple(device.name for device in answer.container_responses[0].cdi_devices)
         return answer
 
-    async def _register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:  # noqa: ANN401
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:  # noqa: ANN401
         if why := self.refuse or self._invalid(request.resource_name, request.version):
             await self._refused()
             await context.abort(grpc.StatusCode.UNKNOWN, why)
@@ -263,7 +256,7 @@ class Kubelet:
         """Dial back and ask, before Register is answered."""
         channel = grpc.aio.insecure_channel(f"unix:{path}")
         client = Client(resource, path, channel, pb.DevicePluginOptions())
-        client.options = await client.call("GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions)
+        client.options = await client.stub.GetDevicePluginOptions(pb.Empty(), timeout=WAIT_S)
         former = self.clients.get(resource)
         if former and not former.ended:
             client.devices = former.devices  # until the new one's first message
@@ -272,13 +265,8 @@ class Kubelet:
             client.reading = asyncio.create_task(self._read(client))
 
     async def _read(self, client: Client) -> None:
-        stream = client.channel.unary_stream(
-            "/v1beta1.DevicePlugin/ListAndWatch",
-            request_serializer=pb.Empty.SerializeToString,
-            response_deserializer=pb.ListAndWatchResponse.FromString,
-        )(pb.Empty())
         with contextlib.suppress(grpc.aio.AioRpcError):
-            async for message in stream:
+            async for message in client.stub.ListAndWatch(pb.Empty()):
                 client.messages += 1
                 client.devices = {device.ID: device for device in message.devices}
                 await self._tell()
@@ -321,16 +309,8 @@ class Kubelet:
 
     async def _found(self, path: Path) -> None:
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-
-            async def ask(method: str, request: Any, reply: Any) -> Any:  # noqa: ANN401 - generated classes
-                unary: Any = channel.unary_unary(
-                    f"/pluginregistration.Registration/{method}",
-                    request_serializer=type(request).SerializeToString,
-                    response_deserializer=reply.FromString,
-                )
-                return await unary(request, timeout=WAIT_S)
-
-            info = await ask("GetInfo", watcher.InfoRequest(), watcher.PluginInfo)
+            stub: Any = watcher_grpc.RegistrationStub(channel)
+            info = await stub.GetInfo(watcher.InfoRequest(), timeout=WAIT_S)
             why = self.refuse or self._invalid(info.name, *info.supported_versions)
             status = watcher.RegistrationStatus(plugin_registered=not why, error=why)
             if why:
@@ -339,10 +319,10 @@ class Kubelet:
                 assert info.type == "DevicePlugin"
                 await self._connect(info.name, Path(info.endpoint) if info.endpoint else path)
                 self.registered += 1
-            await ask("NotifyRegistrationStatus", status, watcher.RegistrationStatusResponse)
+            await stub.NotifyRegistrationStatus(status, timeout=WAIT_S)
 
 
-class Rival:
+class Rival(pb_grpc.DevicePluginServicer):
     """Another device plugin of the same resource, as NVIDIA's is: serves its socket first, registers, and stays.
 
     folder: the kubelet's, of device plugins.
@@ -357,11 +337,8 @@ class Rival:
 
     async def __aenter__(self) -> Self:
         """Listen only."""
-        unary = grpc.unary_unary_rpc_method_handler(self._options, pb.Empty.FromString, _bytes)
-        stream = grpc.unary_stream_rpc_method_handler(self._list_and_watch, pb.Empty.FromString, _bytes)
-        methods = {"GetDevicePluginOptions": unary, "ListAndWatch": stream}
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", methods)])
+        pb_grpc.add_DevicePluginServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{self.path}")
         await self._server.start()
         return self
@@ -372,22 +349,17 @@ class Rival:
 
     async def register(self) -> None:
         async with grpc.aio.insecure_channel(f"unix:{self._kubelet}") as channel:
-            call: Any = channel.unary_unary("/v1beta1.Registration/Register", _bytes, pb.Empty.FromString)
-            await call(pb.RegisterRequest(version="v1beta1", endpoint=self.path.name, resource_name=self._resource))
+            request = pb.RegisterRequest(version="v1beta1", endpoint=self.path.name, resource_name=self._resource)
+            await pb_grpc.RegistrationStub(channel).Register(request)
 
-    async def _options(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: ANN401
+    async def GetDevicePluginOptions(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: ANN401
         del request, context
         return pb.DevicePluginOptions()
 
-    async def _list_and_watch(self, request: pb.Empty, context: Any) -> Any:  # noqa: ANN401 - an iterator
+    async def ListAndWatch(self, request: pb.Empty, context: Any) -> Any:  # noqa: ANN401 - an iterator
         del request, context
         yield self._list
         await asyncio.Event().wait()
-
-
-def _bytes(message: Any) -> bytes:  # noqa: ANN401 - a generated class
-    encoded: bytes = message.SerializeToString()
-    return encoded
 
 
 def invalid(resource: str) -> str:

@@ -16,14 +16,18 @@ import grpc
 import grpc.aio
 
 from nri_gpu._pb import podresources_pb2 as pb
+from nri_gpu._pb import podresources_pb2_grpc as pb_grpc
 
 Given = Mapping[str, Mapping[str, Sequence[str]]]  # container -> resource -> ids
 
 UNLISTED: Given = {}
 
 
-class PodResourcesServer:
-    """pods: (namespace, name) -> what each container has. gets: whether `Get` is on. asked: calls, in order."""
+class PodResourcesServer(pb_grpc.PodResourcesListerServicer):
+    """Its methods are the API's.
+
+    pods: (namespace, name) -> what each container has. gets: whether `Get` is on. asked: calls, in order.
+    """
 
     def __init__(self, folder: Path, *, gets: bool = True) -> None:
         self.folder = folder / "pod-resources"
@@ -47,13 +51,7 @@ class PodResourcesServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.socket.unlink(missing_ok=True)
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        unary = grpc.unary_unary_rpc_method_handler
-        methods = {
-            "List": unary(self._list, pb.ListPodResourcesRequest.FromString, _bytes),
-            "Get": unary(self._get, pb.GetPodResourcesRequest.FromString, _bytes),
-            "GetAllocatableResources": unary(self._allocatable, pb.AllocatableResourcesRequest.FromString, _bytes),
-        }
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("v1.PodResourcesLister", methods)])
+        pb_grpc.add_PodResourcesListerServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{self.socket}")
         await self._server.start()
 
@@ -66,14 +64,14 @@ class PodResourcesServer:
     def give(self, name: str, given: Given, namespace: str = "default") -> None:
         self.pods[namespace, name] = given
 
-    async def _list(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:  # noqa: ANN401
+    async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:  # noqa: ANN401
         del request
         await self._begin("List", context)
         pods = [_pod(key, given) for key, given in self.pods.items()]
         pods += [_pod(key, UNLISTED) for key in self.twice]
         return pb.ListPodResourcesResponse(pod_resources=pods)
 
-    async def _get(self, request: pb.GetPodResourcesRequest, context: Any) -> pb.GetPodResourcesResponse:  # noqa: ANN401
+    async def Get(self, request: pb.GetPodResourcesRequest, context: Any) -> pb.GetPodResourcesResponse:  # noqa: ANN401
         key = (request.pod_namespace, request.pod_name)
         await self._begin(f"Get {'/'.join(key)}", context)
         if not self.gets:
@@ -82,7 +80,7 @@ class PodResourcesServer:
             await context.abort(grpc.StatusCode.UNKNOWN, f"pod {key[1]} in namespace {key[0]} not found")
         return pb.GetPodResourcesResponse(pod_resources=_pod(key, self.pods[key]))
 
-    async def _allocatable(
+    async def GetAllocatableResources(
         self,
         request: pb.AllocatableResourcesRequest,
         context: Any,  # noqa: ANN401
@@ -132,8 +130,3 @@ def _pod(key: tuple[str, str], given: Given) -> pb.PodResources:
             for id_ in ids:
                 container.devices.add(resource_name=resource, device_ids=[id_])
     return pod
-
-
-def _bytes(message: Any) -> bytes:  # noqa: ANN401 - a generated class
-    encoded: bytes = message.SerializeToString()
-    return encoded

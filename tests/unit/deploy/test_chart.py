@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from tests.support.helm import (
     scope_of,
     values,
 )
-from tests.support.manifests import FOLDER, SETS, manifests
+from tests.support.manifests import FOLDER, SETS
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 # The oldest that Chart.yaml admits and the newest whose schemas there are.
@@ -81,6 +82,7 @@ def release(version: str, name: str = "other") -> Release:
     return Release(name, "elsewhere", *([frozenset()] if version == VERSIONS[0] else []))
 
 
+@cache
 def daemon_sets(variant: str = "defaults") -> dict[str, dict[str, Any]]:
     found = [each for each in documents(values(**VARIANTS[variant])) if each["kind"] == "DaemonSet"]
     return {each["metadata"]["labels"]["app.kubernetes.io/component"]: each for each in found}
@@ -111,22 +113,6 @@ def test_kubernetes_takes_it(variant: str, version: str) -> None:
     for document in documents(values(**VARIANTS[variant]), release(version)):
         kubernetes_validate.validate(document, version, strict=True)
         assert document["metadata"].get("namespace", "elsewhere") == "elsewhere"
-
-
-def test_the_schemas_would_say_what_is_wrong() -> None:
-    (broken,) = (each for each in documents(values()) if each["kind"] == "ConfigMap")
-    broken["dat"] = broken.pop("data")
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(broken, VERSIONS[0], strict=True)
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_the_plain_manifests_are_what_it_renders(name: str) -> None:
-    assert (FOLDER / name).read_text() == manifests(name), "run `make manifests`"
-
-
-def test_there_are_no_other_manifests() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == set(SETS)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -275,6 +261,7 @@ def policy_of(variant: str) -> Policy:
 def test_by_default_the_kubelet_gives_every_gpu_and_annotations_none() -> None:
     policy = policy_of("defaults")
     assert policy.kubelet.enabled
+    assert _parser().parse_args(container("daemon")["args"]).gpus is None  # nothing is simulated
     inventory = make.inventory((make.gpu(0), make.mig_gpu(1)))
     members = policy.pool.members(inventory)
     assert {members[unit.uuid].name for unit in inventory.units} == {policy.kubelet.pool}
@@ -294,10 +281,6 @@ def test_a_cluster_without_gpus_has_those_of_a_file(file: Path, tmp_path: Path) 
     (tmp_path / "topology.toml").write_text(config["data"]["topology.toml"])
     assert load_topology(tmp_path / "topology.toml", wall=lambda: 1.0) == load_topology(file, wall=lambda: 1.0)
     assert not spec["affinity"]
-
-
-def test_by_default_nothing_is_simulated() -> None:
-    assert _parser().parse_args(container("daemon")["args"]).gpus is None
 
 
 def test_one_value_makes_it_annotations_alone() -> None:

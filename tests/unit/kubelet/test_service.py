@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,16 @@ from tests.support.kubelet_nodes import GPU, KubeletNode, again, from_kubelet
 MIXED = KubeletSettings(mig_strategy=MigStrategy.MIXED)
 
 
-async def test_the_list_follows_the_node_and_is_sent_only_on_change(folder: Path) -> None:
+@contextlib.asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[tuple[Kubelet, KubeletNode]]:
+    """A kubelet that has four healthy GPUs of the node's device plugin."""
     async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
         await kubelet.wait_healthy(GPU, 4)
+        yield kubelet, node
+
+
+async def test_the_list_follows_the_node_and_is_sent_only_on_change(folder: Path) -> None:
+    async with served(folder) as (kubelet, node):
         node.changed()
         node.put_gpus([gpu(0), gpu(1, unavailable="it is lost"), gpu(2), gpu(3)])
         await kubelet.wait_healthy(GPU, 3)
@@ -50,8 +59,7 @@ async def test_numa_nodes_are_told_where_they_are_known(folder: Path) -> None:
 
 
 async def test_without_the_runtime_or_the_driver_nothing_is_healthy(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
-        await kubelet.wait_healthy(GPU, 4)
+    async with served(folder) as (kubelet, node):
         node.connected(False)
         await kubelet.wait_healthy(GPU, 0)
         assert kubelet.capacity(GPU) == 4
@@ -83,8 +91,7 @@ async def test_mig_devices_are_resources_of_their_own(folder: Path) -> None:
 
 
 async def test_a_pod_gets_what_the_kubelet_chose_for_as_long_as_it_lives(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
-        await kubelet.wait_healthy(GPU, 4)
+    async with served(folder) as (kubelet, node):
         annotations = await kubelet.admit("train", "main", {GPU: 2})
         chosen = tuple(sorted(kubelet.in_use(GPU)))
         others = [device for device in map(uuid, range(4)) if device not in chosen]
@@ -114,8 +121,7 @@ async def test_a_pod_gets_what_the_kubelet_chose_for_as_long_as_it_lives(folder:
 
 
 async def test_what_annotations_hold_is_not_offered(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
-        await kubelet.wait_healthy(GPU, 4)
+    async with served(folder) as (kubelet, node):
         local = container("device=1", of="local")
         assert node.create(local) == (uuid(1),)
         await kubelet.wait_healthy(GPU, 3)
@@ -137,8 +143,7 @@ async def test_a_grant_that_never_started_comes_back_by_itself(folder: Path) -> 
 
 async def test_a_restart_of_the_kubelet_replays_its_answers(folder: Path) -> None:
     """The whole chain: what it had given is not asked for again, and holds for the container's next attempt."""
-    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
-        await kubelet.wait_healthy(GPU, 4)
+    async with served(folder) as (kubelet, node):
         first = from_kubelet(await kubelet.admit("train", "main", {GPU: 2}))
         held = node.create(first)
         node.start(first)
@@ -154,8 +159,7 @@ async def test_a_restart_of_the_kubelet_replays_its_answers(folder: Path) -> Non
 
 
 async def test_a_pod_admitted_anew_while_its_gpu_is_ill_fails_and_nothing_is_lost(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
-        await kubelet.wait_healthy(GPU, 4)
+    async with served(folder) as (kubelet, node):
         of = from_kubelet(await kubelet.admit("train", "main", {GPU: 1}))
         held = node.create(of)
         node.start(of)
@@ -182,8 +186,7 @@ async def test_the_topology_managers_choice_is_kept_to(folder: Path) -> None:
 
 
 async def test_what_a_finished_init_container_had_goes_to_the_next_one(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
-        await kubelet.wait_healthy(GPU, 4)
+    async with served(folder) as (kubelet, node):
         init = from_kubelet(await kubelet.admit("train", "init", {GPU: 2}, init=True), name="init")
         had = node.create(init)
         main = from_kubelet(await kubelet.admit("train", "main", {GPU: 3}), name="main")
@@ -197,8 +200,7 @@ async def test_what_a_finished_init_container_had_goes_to_the_next_one(folder: P
 
 async def test_a_sidecar_and_the_main_container_have_their_own(folder: Path) -> None:
     """An init container that goes on is never made room of, and two containers of one pod are asked for one by one."""
-    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
-        await kubelet.wait_healthy(GPU, 4)
+    async with served(folder) as (kubelet, node):
         names = ("proxy", "main", "metrics")
         made = [
             again(from_kubelet(await kubelet.admit("train", each, {GPU: 1}), name=each), n)
@@ -214,8 +216,7 @@ async def test_a_sidecar_and_the_main_container_have_their_own(folder: Path) -> 
 
 
 async def test_a_kubelet_that_lost_its_state_allocates_once_more(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
-        await kubelet.wait_healthy(GPU, 4)
+    async with served(folder) as (kubelet, node):
         await kubelet.admit("train", "main", {GPU: 2})
         kubelet.lose_state("train", "main")
         of = from_kubelet(await kubelet.admit("train", "main", {GPU: 2}))
@@ -229,17 +230,9 @@ async def test_a_kubelet_that_lost_its_state_allocates_once_more(folder: Path) -
 
 
 async def test_allocate_does_not_wait_for_open_streams(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, KubeletNode(folder):
-        await kubelet.wait_healthy(GPU, 4)
+    async with served(folder) as (kubelet, _):
         client = kubelet.clients[GPU]
-        streams = [
-            client.channel.unary_stream(
-                "/v1beta1.DevicePlugin/ListAndWatch",
-                request_serializer=pb.Empty.SerializeToString,
-                response_deserializer=pb.ListAndWatchResponse.FromString,
-            )(pb.Empty())
-            for _ in range(40)
-        ]
+        streams = [client.stub.ListAndWatch(pb.Empty()) for _ in range(40)]
         await asyncio.gather(*(stream.read() for stream in streams))
         assert await kubelet.allocate(GPU, [uuid(0)])
         for stream in streams:
@@ -247,8 +240,7 @@ async def test_allocate_does_not_wait_for_open_streams(folder: Path) -> None:
 
 
 async def test_the_answer_is_annotations_and_the_same_whatever_the_order(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, KubeletNode(folder):
-        await kubelet.wait_healthy(GPU, 4)
+    async with served(folder) as (kubelet, _):
         ids = [uuid(index) for index in range(4)]
         answers = set()
         for seed in range(5):
@@ -278,8 +270,7 @@ async def test_the_answer_is_annotations_and_the_same_whatever_the_order(folder:
 async def test_what_cannot_be_is_refused_and_promises_nothing(
     folder: Path, containers: list[list[str]], sentence: str
 ) -> None:
-    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
-        await kubelet.wait_healthy(GPU, 4)
+    async with served(folder) as (kubelet, node):
         with pytest.raises(AdmissionError, match=sentence) as refused:
             await kubelet.allocate(GPU, *containers)
         assert str(refused.value).isascii()
@@ -288,15 +279,14 @@ async def test_what_cannot_be_is_refused_and_promises_nothing(
 
 
 async def test_a_hint_is_never_an_error(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
-        await kubelet.wait_healthy(GPU, 4)
-        call = kubelet.clients[GPU].call
+    async with served(folder) as (kubelet, node):
+        stub = kubelet.clients[GPU].stub
         for available, must, size in (([], [], 3), (["GPU-x"], ["GPU-y"], 2), ([uuid(0)], [uuid(0)] * 3, -1)):
             request = pb.PreferredAllocationRequest()
             request.container_requests.add(
                 available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
             )
-            answer = await call("GetPreferredAllocation", request, pb.PreferredAllocationResponse)
+            answer = await stub.GetPreferredAllocation(request)
             assert len(answer.container_responses) == 1
         node.put_gpus(())
         assert await kubelet.preferred(GPU, {uuid(0)}, (), 1) == {uuid(0)}
