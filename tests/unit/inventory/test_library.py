@@ -1,4 +1,4 @@
-"""Where the library is looked for."""
+"""Where NVML's library is looked for, and what an operator reads when it does not start."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.inventory.library import NVML, find_library, library_dirs, search_folders
+from nri_gpu.inventory.library import NVML, StartFailure, advice, find_library, library_dirs, library_version
 
-MACHINE = os.uname().machine
 ELF64 = b"\x7fELF\x02rest"
-ELF32 = b"\x7fELF\x01rest"
 
 
 def place(root: Path, folder: str, content: bytes = ELF64) -> Path:
@@ -21,51 +19,61 @@ def place(root: Path, folder: str, content: bytes = ELF64) -> Path:
     return path
 
 
-@pytest.mark.parametrize("folder", library_dirs(MACHINE))
-def test_every_folder_is_searched(tmp_path: Path, folder: str) -> None:
-    path = place(tmp_path, folder)
-    assert find_library(tmp_path) == path
-
-
-def test_the_order_is_that_of_the_list(tmp_path: Path) -> None:
-    place(tmp_path, "lib64")
-    first = place(tmp_path, "usr/lib64")
-    assert find_library(tmp_path) == first
-
-
-def test_other_machines_have_other_folders() -> None:
+def test_every_folder_is_searched_in_order(tmp_path: Path) -> None:
+    for folder in reversed(library_dirs(os.uname().machine)):
+        path = place(tmp_path, folder)
+        assert find_library(tmp_path) == path
     assert "usr/lib/aarch64-linux-gnu/nvidia/current" in library_dirs("aarch64")
 
 
-@pytest.mark.parametrize("content", [ELF32, b"", b"not a library"], ids=["32 bit", "empty", "text"])
-def test_what_cannot_be_loaded_is_passed_over(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"\x7fELF\x01rest", b"", b"not a library"], ids=["32 bit", "empty", "text"])
+def test_files_that_cannot_be_loaded_are_skipped(tmp_path: Path, content: bytes) -> None:
     place(tmp_path, "usr/lib64", content)
     assert find_library(tmp_path) is None
     good = place(tmp_path, "lib64")
     assert find_library(tmp_path) == good
 
 
-def test_a_link_out_of_the_root_is_passed_over(tmp_path: Path) -> None:
-    elsewhere = place(tmp_path / "host", "usr/lib64")
-    root = tmp_path / "root"
-    (root / "usr/lib64").mkdir(parents=True)
-    (root / "usr/lib64" / NVML).symlink_to(elsewhere)
+def test_links(tmp_path: Path) -> None:
+    """One that leads out of the root, to nothing or to itself is skipped; the root itself may be one."""
+    elsewhere, root = place(tmp_path / "host", "usr/lib64"), tmp_path / "root"
+    for folder, target in (("usr/lib64", str(elsewhere)), ("lib64", NVML), ("lib", "absent")):
+        (root / folder).mkdir(parents=True)
+        (root / folder / NVML).symlink_to(target)
     assert find_library(root) is None
+    found = place(root, "usr/lib")
+    link = tmp_path / "link"
+    link.symlink_to("root")
+    assert find_library(link) == link / found.relative_to(root)
 
 
-def test_dangling_and_circular_links_are_passed_over(tmp_path: Path) -> None:
-    for folder, target in (("usr/lib64", "absent"), ("lib64", NVML)):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / NVML).symlink_to(target)
-    assert find_library(tmp_path) is None
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (StartFailure(9, "nvmlInit: Driver Not Loaded (9)", "/x", ""), ["modprobe nvidia"]),
+        (
+            StartFailure(9, "nvmlInit: Driver Not Loaded (9)", "/x", "580.95.05"),
+            ["/dev/nvidiactl", "nvidia-modprobe -c 255"],
+        ),
+        (
+            StartFailure(18, "nvmlInit: mismatch (18)", "/x/libnvidia-ml.so.580.95.05", "570.195.03"),
+            ["580.95.05", "570.195.03", "reboot"],
+        ),
+        (StartFailure(18, "nvmlInit: mismatch (18)", "/x/libnvidia-ml.so.1", ""), ["unknown version"]),
+        (StartFailure(4, "nvmlInit: failed", "/x", ""), ["SELinux"]),
+        (StartFailure(13, "nvmlInit: failed", "/x", ""), ["update the driver"]),
+        (StartFailure(999, "nvmlInit: failed", "/x", ""), ["dmesg"]),
+    ],
+)
+def test_advice(failure: StartFailure, words: list[str]) -> None:
+    sentence = advice(failure)
+    assert sentence.startswith(failure.error)
+    assert [word for word in words if word not in sentence] == []
 
 
-def test_a_driver_root_may_itself_be_a_link(tmp_path: Path) -> None:
-    place(tmp_path / "real", "lib64")
-    root = tmp_path / "root"
-    root.symlink_to("real")
-    assert find_library(root) == root / "lib64" / NVML
-
-
-def test_the_folders_tried_are_named(tmp_path: Path) -> None:
-    assert str(tmp_path / "usr/lib64") in map(str, search_folders(tmp_path))
+@pytest.mark.parametrize(
+    ("path", "version"),
+    [("/x/libnvidia-ml.so.580.95.05", "580.95.05"), ("/x/libnvidia-ml.so.390.157", "390.157"), ("/x/a.so.1", "")],
+)
+def test_version_in_a_file_name(path: str, version: str) -> None:
+    assert library_version(path) == version
