@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,7 @@ from nri_gpu.nri.events import Subscription
 from nri_gpu.nri.list_size import ListSize
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.service import EVENT_METHODS, NriHandlers, PluginService
-from nri_gpu.plugin.transport import RuntimeCallError, Transport
+from nri_gpu.plugin.transport import LIMITS, ConnectionLimits, RuntimeCallError, Transport
 from nri_gpu.system.tasks import Backoff, LogOnce
 
 NRI_VERSION: Final = "0.12.2"  # the newest whose messages we know; sent to runtimes from 0.12 on
@@ -26,11 +26,6 @@ NRI_VERSION: Final = "0.12.2"  # the newest whose messages we know; sent to runt
 FIRST_WAIT_S: Final = 0.05
 WAIT_MAX_S: Final = 0.25
 JITTER: Final = 0.9
-REGISTER_TIMEOUT_S: Final = 10.0  # the runtime accepts one plugin at a time and gives a silent one 5 s
-SYNCHRONIZE_TIMEOUT_S: Final = 15.0
-# Before the next try, after two and more connections that ended inside Synchronize: a runtime that panics in it needs
-# time to run, and one that cannot finish it will not do so in milliseconds.
-CUT_SHORT_WAITS_S: Final = (5.0, 10.0, 20.0, 30.0)
 LEAVES_BY: Final = frozenset({"StateChange", *EVENT_METHODS})  # with no answer to one of these, a runtime goes on
 NEVER_TOLD: Final = (
     "containers that outlive a restart of the runtime stay unknown, so their GPUs can be granted twice; "
@@ -63,11 +58,11 @@ class Supervisor:
         identity: Callable[[], Identity],
         followers: SessionFollowers,
         sizes: Sizes,
-        waits_s: Sequence[float] = CUT_SHORT_WAITS_S,
+        limits: ConnectionLimits = LIMITS,
     ) -> None:
         self._plugin = plugin
         self._sizes = sizes
-        self._waits_s = waits_s
+        self._limits = limits
         self._cut_short = 0  # connections in a row that ended inside Synchronize
         self._identity = identity
         self._followers = followers
@@ -133,19 +128,21 @@ class Supervisor:
                 ready.set_result(None)
 
         service = PluginService(self._plugin, self._configured, on_ready, self._sizes, self._subscription)
-        _, transport = await loop.create_connection(lambda: Transport(service.answer, service.unsent), sock=sock)
+        _, transport = await loop.create_connection(
+            lambda: Transport(service.answer, service.unsent, self._limits), sock=sock
+        )
         self._transport = transport
         try:
             await self._register(transport)
-            await asyncio.wait(
-                {ready, transport.closed}, timeout=SYNCHRONIZE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
-            )
+            limit_s = self._limits.synchronize_s
+            await asyncio.wait({ready, transport.closed}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             # The connection that we were started with is the only one: without Synchronize it still serves.
             if not (self._inherited or ready.done() or transport.closed.done()):
                 # containerd 1.7 keeps a plugin that it will never call; only a new connection gets out of that.
-                transport.abort(RemoteProtocolError(f"no Synchronize within {SYNCHRONIZE_TIMEOUT_S:.0f} s"))
+                transport.abort(RemoteProtocolError(f"no Synchronize within {limit_s:.0f} s"))
         except TimeoutError:
-            transport.abort(RemoteProtocolError(f"RegisterPlugin not answered within {REGISTER_TIMEOUT_S:.0f} s"))
+            limit_s = self._limits.register_s
+            transport.abort(RemoteProtocolError(f"RegisterPlugin not answered within {limit_s:.0f} s"))
         except (RuntimeCallError, ConnectionError) as error:
             transport.abort(RemoteProtocolError(f"registration failed: {error}"))
         reason = await transport.closed
@@ -161,7 +158,7 @@ class Supervisor:
     async def _register(self, transport: Transport) -> None:
         identity = self._identity()
         payload = register_to_pb(identity.name, identity.index, NRI_VERSION)
-        await transport.call("RegisterPlugin", payload, REGISTER_TIMEOUT_S)
+        await transport.call("RegisterPlugin", payload, self._limits.register_s)
 
     def _configured(self, configured: Configured) -> None:
         bound = logger.bind(runtime=configured.runtime, runtime_version=configured.version)
@@ -190,7 +187,8 @@ class Supervisor:
             logger.bind(fault=sentence, attempt=self._cut_short).error("no connection survives Synchronize")
         self._faults.fault = sentence
         self._followers.away(sentence)
-        return self._waits_s[min(self._cut_short - 2, len(self._waits_s) - 1)]
+        waits_s = self._limits.cut_short_waits_s
+        return waits_s[min(self._cut_short - 2, len(waits_s) - 1)]
 
     def _report(self, sentence: str, path: Path) -> None:
         if sentence != self._faults.fault:
@@ -198,10 +196,10 @@ class Supervisor:
         self._faults.warning("runtime not reached, trying again", sentence, socket=str(path))
 
 
-def explain(error: OSError, path: Path) -> str:
-    """Why there is no connection to the socket, and what to change."""
+def explain(error: OSError, path: Path, runtime_sockets: Iterable[Path] = RUNTIME_SOCKETS) -> str:
+    """Why there is no connection to the socket, and what to change. runtime_sockets: one shows that containerd runs."""
     if error.errno == errno.ENOENT:
-        runtime = next((str(sock) for sock in RUNTIME_SOCKETS if sock.exists()), "")
+        runtime = next((str(sock) for sock in runtime_sockets if sock.exists()), "")
         if runtime:
             return (
                 f"containerd runs ({runtime}) but there is no NRI socket {path}: NRI is off, as by default before "

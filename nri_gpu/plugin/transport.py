@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from loguru import logger
+from msgspec import Struct
 
 from nri_gpu.domain.errors import LocalProtocolError, NriGpuError, OversizeError, RemoteProtocolError
 from nri_gpu.nri.status import INTERNAL
@@ -26,18 +27,32 @@ from nri_gpu.ttrpc import (
 )
 
 RUNTIME: Final = "nri.pkg.api.v1alpha1.Runtime"
-# A runtime sends one request at a time and reads the answer: one that leaves answers unread for so long hangs.
-STALL_S: Final = 10.0
 # Without requests before we close: the Go mux may lose a reply that is followed at once by the end of the connection
 # (containerd/nri pkg/net/multiplex/mux.go).
 QUIET_S: Final = 0.1
 # The same where the runtime validates: other plugins run between a creation and its validation.
 VALIDATING_QUIET_S: Final = 1.0
 
-# A runtime that sends requests and reads no answers must not fill our memory before STALL_S is over.
-UNREAD_MAX: Final = 32 * 1024 * 1024  # bytes of answers
-
 Answer = Callable[[RequestReceived, int], ResponseSent]  # the int: nanoseconds since its bytes were read
+
+
+class ConnectionLimits(Struct, frozen=True):
+    """What ends a connection. Seconds for a runtime to answer RegisterPlugin, and to synchronize after that.
+
+    stall_s: a runtime sends one request at a time and reads the answer; one that leaves answers unread for so long
+    hangs. unread_bytes: of answers, which must not fill our memory before that. cut_short_waits_s: before the next
+    connection, after two and more that ended inside Synchronize: a runtime that panics in it needs time to run, and one
+    that cannot finish it will not do so in milliseconds.
+    """
+
+    register_s: float = 10.0  # the runtime accepts one plugin at a time and gives a silent one 5 s
+    synchronize_s: float = 15.0
+    stall_s: float = 10.0
+    unread_bytes: int = 32 << 20
+    cut_short_waits_s: tuple[float, ...] = (5.0, 10.0, 20.0, 30.0)
+
+
+LIMITS: Final = ConnectionLimits()
 
 
 class RuntimeCallError(NriGpuError):
@@ -50,11 +65,12 @@ class Transport(asyncio.Protocol):
     unsent: called with a request of whose answer not a byte was sent.
     """
 
-    def __init__(self, answer: Answer, unsent: Callable[[RequestReceived], None] = lambda _: None) -> None:
+    def __init__(self, answer: Answer, unsent: Callable[[RequestReceived], None], limits: ConnectionLimits) -> None:
         loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[Exception | None] = loop.create_future()
         self._answer = answer
         self._unsent = unsent
+        self._limits = limits
         self._loop = loop
         self._mux = Mux.for_plugin()
         self._pending: dict[StreamId, asyncio.Future[bytes]] = {}
@@ -118,8 +134,8 @@ class Transport(asyncio.Protocol):
             self.closed.set_result(exc)
 
     def pause_writing(self) -> None:
-        """The runtime does not read: give it STALL_S to go on."""
-        self._stall = self._loop.call_later(STALL_S, self._stalled)
+        """The runtime does not read: give it a while to go on."""
+        self._stall = self._loop.call_later(self._limits.stall_s, self._stalled)
 
     def resume_writing(self) -> None:
         """The runtime reads again."""
@@ -189,8 +205,8 @@ class Transport(asyncio.Protocol):
         return not self._io.is_closing() or self._io.get_write_buffer_size() > 0
 
     def _check_unread(self) -> None:
-        if self._stall and self._io and self._io.get_write_buffer_size() > UNREAD_MAX:
-            raise RemoteProtocolError(f"the runtime left {UNREAD_MAX >> 20} MiB of our answers unread")
+        if self._stall and self._io and self._io.get_write_buffer_size() > self._limits.unread_bytes:
+            raise RemoteProtocolError(f"the runtime left {self._limits.unread_bytes >> 20} MiB of our answers unread")
 
     def _resolve(self, event: ResponseReceived) -> None:
         future = self._pending.pop(event.stream_id, None)
@@ -202,4 +218,4 @@ class Transport(asyncio.Protocol):
             future.set_exception(RuntimeCallError(str(event.status)))
 
     def _stalled(self) -> None:
-        self.abort(RemoteProtocolError(f"the runtime has not read our answers for {STALL_S:.0f} s"))
+        self.abort(RemoteProtocolError(f"the runtime has not read our answers for {self._limits.stall_s:.0f} s"))

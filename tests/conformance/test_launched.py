@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.plugin import supervisor as supervise
 from nri_gpu.plugin.request_sizes import Sizes
+from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
+from nri_gpu.plugin.transport import ConnectionLimits
 from nri_gpu.policy.service import REQUEST_BYTES
 from tests.support import packages
 from tests.support.containerd import Containerd
@@ -219,17 +220,20 @@ def test_1_7_never_synchronizes_so_it_warns_and_grants_all_the_same(plugin: Plug
 
 
 @pytest.mark.parametrize("flavour", [NRI_0_6], ids=["nri 0.6"])
-def test_without_synchronize_it_stays_for_good(flavour: Flavour, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_synchronize_it_stays_for_good(flavour: Flavour) -> None:
     """Nobody would start it again before the runtime itself starts again."""
-    monkeypatch.setattr(supervise, "SYNCHRONIZE_TIMEOUT_S", 0.0)
     asyncio.run(_unsynchronized(flavour))
 
 
 async def _unsynchronized(flavour: Flavour) -> None:
     bench, (theirs, ours) = Bench(), socket.socketpair()
-    watchers = supervise.SessionFollowers(lambda _: None, lambda: None, lambda _: None)
-    supervisor = supervise.Supervisor(
-        bench.plugin, lambda: supervise.Identity("nri-gpu", "10"), watchers, Sizes(lambda: REQUEST_BYTES, bench.later)
+    watchers = SessionFollowers(lambda _: None, lambda: None, lambda _: None)
+    supervisor = Supervisor(
+        bench.plugin,
+        lambda: Identity("nri-gpu", "10"),
+        watchers,
+        Sizes(lambda: REQUEST_BYTES, bench.later),
+        ConnectionLimits(synchronize_s=0.0),
     )
     serving = asyncio.create_task(supervisor.run_inherited(ours.detach()))
     runtime = ScriptedRuntime(theirs)

@@ -1,4 +1,4 @@
-"""A plugin and its supervisor in this process, on a node with four GPUs, and the scripted runtime they talk to."""
+"""A plugin and its supervisor in this process, on a node with four GPUs, and the scripted runtime that they talk to."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from typing import Final, Self
 
 from msgspec.structs import replace
 
+from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory, Node
 from nri_gpu.nri.convert import Configured
+from nri_gpu.nri.events import Event
+from nri_gpu.nri.session import Listed, Parts
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.request_sizes import Sizes
-from nri_gpu.plugin.supervisor import CUT_SHORT_WAITS_S, Identity, SessionFollowers, Supervisor
+from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
+from nri_gpu.plugin.transport import LIMITS, ConnectionLimits
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.simulation.topology import load_topology
 from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.ttrpc import Status, StatusCode
+from tests.support import nri_messages as nri
 from tests.support.daemon import FOUR_GPUS
 from tests.support.no_recorder import NoRecorder
 from tests.support.nri_messages import NRI_0_8, Flavour
@@ -35,6 +41,16 @@ def node(topology: Path = FOUR_GPUS) -> Node:
     inventory = load_topology(topology, wall=lambda: 0.0)
     trees = {some: DriverTree(f"/staged/{'+'.join(sorted(some))}", ("nvidia-smi",)) for some in CAPABILITIES}
     return Node(number=1, inventory=inventory, driver=DriverFiles("580.95.05", "580.95.05-test", trees, {}))
+
+
+def listed(
+    pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container], stage_dir: str = ""
+) -> tuple[Listed, ...]:
+    """What a plugin is told at the end of a Synchronize with these."""
+    parts = Parts(stage_dir)
+    for payload in nri.synchronize(pods, containers):
+        parts.add(payload)
+    return parts.listed()
 
 
 class Clock:
@@ -79,6 +95,49 @@ class Bench:
         while self._later:
             self._later.pop(0)()
 
+    def ask(self, of: pb.PodSandbox, made: pb.Container | None = None) -> pb.CreateContainerResponse | Status:
+        """CreateContainer, by default of a container of that pod."""
+        reply = self.plugin.create_container(nri.create(of, made or nri.container(of)))
+        self.settle()
+        return reply if isinstance(reply, Status) else pb.CreateContainerResponse.FromString(reply)
+
+    def create(self, of: pb.PodSandbox, made: pb.Container | None = None) -> pb.CreateContainerResponse:
+        """The same, which must succeed."""
+        reply = self.ask(of, made)
+        assert isinstance(reply, pb.CreateContainerResponse), reply
+        return reply
+
+    def refused(self, of: pb.PodSandbox, made: pb.Container | None = None) -> str:
+        """The sentence with which it is refused."""
+        reply = self.ask(of, made)
+        assert isinstance(reply, Status), reply
+        return reply.message
+
+    def granted(self, claim: str = "1", name: str = "train") -> tuple[pb.PodSandbox, pb.Container]:
+        """A pod with a container as later requests show it, with its grant and its nodes."""
+        of = nri.asking(claim, name)
+        return of, nri.adjusted(nri.container(of), self.create(of))
+
+    def tell(self, kind: Event, of: pb.PodSandbox, made: pb.Container | None = None) -> bytes | Status:
+        """An event by each way that a runtime has for it; all must be answered alike."""
+        reply = self.plugin.lifecycle(nri.event(kind, of, made, own_rpc=True)[1], kind)
+        if kind not in nri.ALWAYS_OWN:
+            assert self.plugin.lifecycle(nri.event(kind, of, made)[1]) == reply
+        self.settle()
+        return reply
+
+    def not_started(self, of: pb.PodSandbox, made: pb.Container | None = None) -> str:
+        """The sentence with which its start is refused."""
+        reply = self.tell(Event.START_CONTAINER, of, made or nri.container(of))
+        assert isinstance(reply, Status)
+        assert reply.code is StatusCode.FAILED_PRECONDITION
+        return reply.message
+
+    def synchronize(self, pods: Sequence[pb.PodSandbox] = (), containers: Sequence[pb.Container] = ()) -> None:
+        """The runtime connects, and lists these."""
+        self.plugin.synchronized(listed(pods, containers, self.plugin.stage_dir))
+        self.settle()
+
     def phases(self) -> dict[str, str]:
         """Container id -> phase, of all the ledger remembers."""
         return {entry.grant.container_id: entry.phase.value for entry in self.plugin.ledger.entries.values()}
@@ -90,7 +149,7 @@ class Bench:
         self.node = replace(self.node, number=self.node.number + 1, inventory=inventory)
 
 
-class Station(Bench):
+class ServedPlugin(Bench):
     """The same with its supervisor, on the socket of a scripted runtime."""
 
     def __init__(
@@ -99,7 +158,7 @@ class Station(Bench):
         policy: Policy | None = None,
         *,
         request_bytes: int = REQUEST_BYTES,
-        waits_s: Sequence[float] = CUT_SHORT_WAITS_S,
+        limits: ConnectionLimits = LIMITS,
     ) -> None:
         super().__init__(policy)
         self.listener = Listener(folder / "nri.sock")
@@ -114,7 +173,7 @@ class Station(Bench):
             lambda: self.identity,
             SessionFollowers(self.configured.append, self._count_ready, self.away.append),
             self.sizes,
-            waits_s,
+            limits,
         )
         self._serving: asyncio.Task[None] | None = None
 

@@ -13,8 +13,8 @@ from nri_gpu.domain.node import DriverFiles, DriverTree
 from nri_gpu.nri.convert import register_to_pb
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.service import PluginService
-from nri_gpu.plugin.supervisor import NRI_VERSION, REGISTER_TIMEOUT_S
-from nri_gpu.plugin.transport import RUNTIME
+from nri_gpu.plugin.supervisor import NRI_VERSION
+from nri_gpu.plugin.transport import LIMITS, RUNTIME
 from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.ttrpc import RUNTIME_SERVICE, Mux, RequestReceived, RequestSent
 from tests.support.plugin import Bench
@@ -62,7 +62,7 @@ class Replayed:
     def begin(self) -> bytes:
         stream_id = self._mux[RUNTIME_SERVICE].next_stream_id
         payload = register_to_pb("nri-gpu", "10", NRI_VERSION)
-        request = RequestSent(stream_id, RUNTIME, "RegisterPlugin", payload, int(REGISTER_TIMEOUT_S * 1e9))
+        request = RequestSent(stream_id, RUNTIME, "RegisterPlugin", payload, int(LIMITS.register_s * 1e9))
         return self._mux.send(RUNTIME_SERVICE, request)
 
     def feed(self, data: bytes) -> bytes:

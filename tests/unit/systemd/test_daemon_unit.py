@@ -11,7 +11,8 @@ from nri_gpu.cli.main import VERBS
 from nri_gpu.daemon.app import DRAIN_S
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.names import DEFAULT_STATE
-from nri_gpu.plugin.supervisor import REGISTER_TIMEOUT_S, WAIT_MAX_S
+from nri_gpu.plugin.supervisor import WAIT_MAX_S
+from nri_gpu.plugin.transport import LIMITS
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.succession import TAKES_OVER_S
 from tests.support.unit_file import OURS, Line, Unit
@@ -89,7 +90,7 @@ def test_nobody_kills_it_while_it_waits_for_a_runtime() -> None:
 def test_a_kubelet_waits_for_it_but_not_for_ever() -> None:
     assert "kubelet.service" in UNIT.words("Before")
     assert "containerd.service" in UNIT.words("After")
-    assert REGISTER_TIMEOUT_S < int(UNIT.value("JobRunningTimeoutSec")) < 120
+    assert LIMITS.register_s < int(UNIT.value("JobRunningTimeoutSec")) < 120
     # A requirement would take us down with the runtime, each time it is restarted.
     assert not [key for key in ("Requires", "BindsTo", "PartOf", "Requisite") if UNIT.values(key)]
 
