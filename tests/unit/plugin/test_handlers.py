@@ -1,4 +1,4 @@
-"""The plugin on its own: what each request does to the ledger, what is answered, what is said."""
+"""The plugin on its own: what each request does to the ledger, what is answered, what is logged."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.grant import SignedGrant, verify_grant
-from nri_gpu.domain.claim import Mode
-from nri_gpu.domain.container import ContainerId, PodUid
+from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.nri import convert
 from nri_gpu.nri.events import Event
-from nri_gpu.nri.session import Parts
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import (
+    Complete,
     Disarm,
     EnvironmentSettings,
+    ForeignSettings,
     InventorySettings,
     NamespaceRules,
     Otherwise,
@@ -31,81 +30,66 @@ from nri_gpu.policy.model import (
 from nri_gpu.ttrpc import Status, StatusCode
 from tests.support import nri_messages as nri
 from tests.support.log import Log
-from tests.support.plugin import KEY, Bench
+from tests.support.plugin import Bench
 
 GRACE_S: Final = 60.0
+AUDITING: Final = Policy(privileged=PrivilegedSettings(action=PrivilegedAction.AUDIT))
+BY_ENVIRONMENT: Final = Policy(environment=EnvironmentSettings(may_ask=Globs(("ml",))))
+DISARMING: Final = Policy(environment=EnvironmentSettings(disarm=Disarm.ALL))
+ELSEWHERE: Final = NamespaceRules(allow=Globs(("other",)))
+COMPLETING: Final = Policy(foreign=ForeignSettings(complete=Complete.ALL))
+COMPLETING_ASKED: Final = Policy(foreign=ForeignSettings(complete=Complete.ASKED))
 
 
-def create(bench: Bench, of: pb.PodSandbox, made: pb.Container) -> pb.CreateContainerResponse:
-    reply = bench.plugin.create_container(nri.create(of, made))
-    bench.settle()
-    assert isinstance(reply, bytes), reply
-    return pb.CreateContainerResponse.FromString(reply)
-
-
-def refused(bench: Bench, of: pb.PodSandbox, made: pb.Container) -> Status:
-    reply = bench.plugin.create_container(nri.create(of, made))
-    bench.settle()
-    assert isinstance(reply, Status)
-    return reply
-
-
-def tell(bench: Bench, kind: Event, of: pb.PodSandbox, made: pb.Container | None = None) -> bytes | Status:
-    """An event by both ways; both must be answered alike."""
-    method, payload = nri.event(kind, of, made, own_rpc=True)
-    del method
-    reply = bench.plugin.lifecycle(payload, kind)
-    if kind not in nri.ALWAYS_OWN:
-        again = bench.plugin.lifecycle(nri.event(kind, of, made)[1])
-        assert again == reply
-    bench.settle()
-    return reply
-
-
-def synchronize(bench: Bench, pods: list[pb.PodSandbox], containers: list[pb.Container]) -> None:
-    parts = Parts()
-    (payload,) = nri.synchronize(pods, containers)
-    parts.add(payload)
-    bench.plugin.synchronized(parts.listed())
-
-
-def granted(bench: Bench, claim: str = "1", name: str = "train") -> tuple[pb.PodSandbox, pb.Container]:
-    """A container as later requests show it, mark and nodes included."""
-    of = nri.asking(claim, name)
+def with_node(of: pb.PodSandbox, minor: int = 0, path: str = "/dev/nvidia{}", major: int = 195) -> pb.Container:
+    """With a device node that something else injected."""
     made = nri.container(of)
-    return of, nri.adjusted(made, create(bench, of, made))
+    made.linux.devices.add(path=path.format(minor), type="c", major=major, minor=minor)
+    return made
 
 
-def test_a_container_that_asks_for_nothing_is_not_even_read(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convert, "request_from_pb", None)
+def allow(made: pb.Container, minor: int | None, major: int = 195) -> pb.Container:
+    """With a rule of its device cgroup, and no node."""
+    number = None if minor is None else pb.OptionalInt64(value=minor)
+    made.linux.resources.devices.add(
+        allow=True, type="c", access="rwm", major=pb.OptionalInt64(value=major), minor=number
+    )
+    return made
+
+
+def privileged(of: pb.PodSandbox) -> pb.Container:
+    made = with_node(of)
+    made.linux.resources.devices.add(allow=True, access="rwm")
+    return made
+
+
+# ---- CreateContainer
+
+
+def test_a_container_that_asks_for_nothing_passes(log: Log) -> None:
     bench = Bench()
     of = nri.pod()
     assert bench.plugin.create_container(nri.create(of, nri.container(of))) == b""
-    assert bench.ledgers == []
-    assert log.lines == []
+    assert (bench.ledgers, log.lines) == ([], [])
 
 
-def test_a_grant_is_answered_committed_and_said_in_this_order(log: Log) -> None:
+def test_a_grant_is_answered_and_committed_then_logged(log: Log) -> None:
     bench = Bench()
     of = nri.asking("device=0,1")
-    payload = nri.create(of, nri.container(of))
-    reply = bench.plugin.create_container(payload)
-    assert isinstance(reply, bytes)
-    assert len(bench.ledgers) == 1
-    assert log.lines == []
+    assert bench.plugin.create_container(nri.create(of, nri.container(of)))
+    assert (len(bench.ledgers), log.lines) == (1, [])
     bench.settle()
     line = log.one("gpu granted")
     assert line.level == "INFO"
-    uuids = [gpu.uuid for gpu in bench.node.gpus[:2]]
-    assert line.fields["gpu_uuid"] == ",".join(uuids)
+    assert line.fields["gpu_uuid"] == ",".join(gpu.uuid for gpu in bench.node.gpus[:2])
     assert (line.fields["decision"], line.fields["mode"]) == ("inject", "exclusive")
     assert (line.fields["namespace"], line.fields["pod_name"], line.fields["container_name"]) == ("ml", "train", "main")
 
 
-def test_the_reply_names_nodes_mark_and_uuids() -> None:
+def test_the_reply_names_nodes_grant_and_uuids_and_is_the_same_again() -> None:
     bench = Bench()
     of = nri.asking("device=2")
-    reply = create(bench, of, nri.container(of))
+    reply = bench.create(of)
     assert [(d.path, d.type, d.major, d.minor) for d in reply.adjust.linux.devices] == [
         ("/dev/nvidia2", "c", 195, 2),
         ("/dev/nvidiactl", "c", 195, 255),
@@ -116,42 +100,12 @@ def test_the_reply_names_nodes_mark_and_uuids() -> None:
     assert {pair.key: pair.value for pair in reply.adjust.env}["NVIDIA_VISIBLE_DEVICES"] == bench.node.gpus[2].uuid
     assert reply.adjust.annotations[GRANT_KEY].startswith("v1;mode=exclusive;uuid=GPU-")
     assert not reply.adjust.HasField("hooks")
-
-
-def test_asking_twice_gives_the_same() -> None:
-    bench = Bench()
-    of = nri.asking("2")
-    assert create(bench, of, nri.container(of)) == create(bench, of, nri.container(of))
+    assert bench.create(of) == reply
     assert len(bench.plugin.ledger.entries) == 1
 
 
-def test_containers_of_one_kind_get_the_same_reply_but_for_their_macs() -> None:
-    bench = Bench()
-    replies = []
-    for name in ("a", "b"):
-        of = nri.asking("device=0;mode=shared", name)
-        reply = create(bench, of, made := nri.container(of))
-        mark = verify_grant(reply.adjust.annotations.pop(GRANT_KEY), PodUid(of.uid), ContainerId(made.id), KEY)
-        assert mark == SignedGrant((bench.node.gpus[0].uuid,), Mode.SHARED, bench.node.generation)
-        replies.append(reply)
-    assert replies[0] == replies[1]
-
-
-def test_events_of_containers_that_are_nothing_to_us_are_read_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
-    granted(bench)
-    monkeypatch.setattr(convert, "container_from_pb", None)
-    of = nri.pod("other")
-    for kind in (Event.START_CONTAINER, Event.STOP_CONTAINER, Event.REMOVE_CONTAINER):
-        assert tell(bench, kind, of, nri.container(of)) == b""
-    assert len(bench.plugin.ledger.entries) == 1
-
-
-def test_none_is_marked_too() -> None:
-    bench = Bench()
-    of = nri.asking("none")
-    reply = create(bench, of, nri.container(of))
-    assert list(reply.adjust.annotations) == [GRANT_KEY]
+def test_no_gpu_is_granted_too() -> None:
+    reply = Bench().create(nri.asking("none"))
     assert "mode=none" in reply.adjust.annotations[GRANT_KEY]
     assert not reply.adjust.linux.devices
 
@@ -162,139 +116,162 @@ def test_none_is_marked_too() -> None:
         (Policy.default(), "device=99", StatusCode.FAILED_PRECONDITION, "[no-such-gpu]"),
         (Policy.default(), "5", StatusCode.FAILED_PRECONDITION, "nri-gpu ["),
         (Policy.default(), "many", StatusCode.FAILED_PRECONDITION, "[bad-request]"),
-        (
-            Policy(namespaces=NamespaceRules(allow=Globs(("other",)))),
-            "1",
-            StatusCode.PERMISSION_DENIED,
-            "[not-allowed]",
-        ),
+        (Policy(namespaces=ELSEWHERE), "1", StatusCode.PERMISSION_DENIED, "[not-allowed]"),
         (Policy.broken("policy.toml:3: plugin.index: bad"), "1", StatusCode.FAILED_PRECONDITION, "plugin.index: bad"),
     ],
 )
 def test_refusals(log: Log, policy: Policy, claim: str, code: StatusCode, words: str) -> None:
     bench = Bench(policy)
-    of = nri.asking(claim)
-    status = refused(bench, of, nri.container(of))
-    assert status.code is code
+    status = bench.ask(nri.asking(claim))
+    assert isinstance(status, Status)
+    assert (status.code, bench.plugin.ledger.entries) == (code, {})
     assert words in status.message
-    assert status.message.isascii()
-    assert len(status.message) <= 700
-    assert bench.plugin.ledger.entries == {}
+    assert status.message.isascii() and len(status.message) <= 700
     line = log.one("container refused")
     assert line.fields["decision"] == "refuse"
     assert f"[{line.fields['code']}]" in status.message
 
 
-def test_ignored_by_policy_passes(log: Log) -> None:
-    rules = NamespaceRules(allow=Globs(("other",)), otherwise=Otherwise.IGNORE)
-    bench = Bench(Policy(namespaces=rules))
+def test_a_request_that_policy_ignores_passes_and_starts() -> None:
+    bench = Bench(Policy(namespaces=replace(ELSEWHERE, otherwise=Otherwise.IGNORE)))
     of = nri.asking("1")
-    assert create(bench, of, nri.container(of)) == pb.CreateContainerResponse()
-    assert tell(bench, Event.START_CONTAINER, of, nri.container(of)) == b""
-
-
-def test_disarming_overrides_an_image_that_asks_by_environment() -> None:
-    bench = Bench(Policy(environment=EnvironmentSettings(disarm=Disarm.ALL)))
-    of = nri.pod()
-    reply = create(bench, of, nri.container(of, env=["NVIDIA_VISIBLE_DEVICES=all"]))
-    assert [(pair.key, pair.value) for pair in reply.adjust.env] == [("NVIDIA_VISIBLE_DEVICES", "void")]
-    assert create(Bench(), of, nri.container(of, env=["NVIDIA_VISIBLE_DEVICES=all"])) == pb.CreateContainerResponse()
+    assert bench.create(of) == pb.CreateContainerResponse()
+    assert bench.tell(Event.START_CONTAINER, of, nri.container(of)) == b""
 
 
 def test_a_changed_policy_holds_at_once() -> None:
     bench = Bench()
     of = nri.pod()
     armed = nri.container(of, env=["NVIDIA_VISIBLE_DEVICES=all"])
-    assert create(bench, of, armed) == pb.CreateContainerResponse()
-    bench.plugin.state.policy = Policy(environment=EnvironmentSettings(disarm=Disarm.ALL))
-    assert len(create(bench, of, armed).adjust.env) == 1
+    assert bench.create(of, armed) == pb.CreateContainerResponse()
+    bench.state.policy = DISARMING
+    (pair,) = bench.create(of, armed).adjust.env
+    assert (pair.key, pair.value) == ("NVIDIA_VISIBLE_DEVICES", "void")
 
 
 def test_a_bug_after_the_decision_leaks_no_grant(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
-    of = nri.asking("1")
 
     def broken(_: object) -> bytes:
         raise ZeroDivisionError
 
     monkeypatch.setattr(convert, "reply_to_pb", broken)
     with pytest.raises(ZeroDivisionError):
-        bench.plugin.create_container(nri.create(of, nri.container(of)))
-    assert bench.plugin.ledger.entries == {}
-    assert bench.ledgers == []
+        bench.ask(nri.asking("1"))
+    assert (bench.plugin.ledger.entries, bench.ledgers) == ({}, [])
+
+
+@pytest.mark.parametrize("stale", [Stale.SERVE, Stale.REFUSE])
+def test_the_inventorys_age_counts_where_policy_refuses_by_it(stale: Stale) -> None:
+    bench = Bench(Policy(inventory=InventorySettings(stale=stale)))
+    bench.inventory_age_s = 301.0
+    of = nri.asking("1")
+    if stale is Stale.REFUSE:
+        assert "last answered 301 s ago" in bench.refused(of)
+        bench.inventory_age_s = None
+    assert bench.create(of).adjust.linux.devices
+
+
+def test_what_can_use_gpus_unasked_is_warned_of(log: Log) -> None:
+    bench = Bench(AUDITING)
+    of = nri.pod("debugger")
+    for made in (privileged(of), allow(nri.container(of), None)):
+        assert bench.create(of, made) == pb.CreateContainerResponse()
+    first, second = log.said("container passed that can use GPUs")
+    assert first.level == second.level == "WARNING"
+    assert "it opens devices by a wildcard rule of its cgroup: it can use every GPU" in str(second)
+    bench.granted("4")  # neither holds a GPU in particular
+    assert bench.plugin.ledger.external == {}
+
+
+def test_nvidias_hooks_are_warned_of_once_a_kind(log: Log) -> None:
+    bench = Bench()
+    for name, program in (("a", "nvidia-cdi-hook"), ("b", "nvidia-cdi-hook"), ("c", "nvidia-ctk")):
+        of = nri.asking("none", name)
+        made = nri.container(of)
+        made.hooks.create_container.add(path=f"/usr/bin/{program}")
+        bench.create(of, made)
+        bench.synchronize([of], [nri.running(made)])
+    warned = log.said("a container has NVIDIA's hooks")
+    assert len(warned) == 2
+    assert "nri-gpu check" in str(warned[0])
+
+
+# ---- the life of a granted container
 
 
 def test_a_failed_start_without_any_event_lapses() -> None:
     bench = Bench()
-    of, made = granted(bench, "4")
+    of, made = bench.granted("4")
     other = nri.asking("4", "other")
-    assert "[gpu-busy]" in refused(bench, other, nri.container(other)).message
+    assert "[gpu-busy]" in bench.refused(other)
     bench.clock.now += GRACE_S + 1
-    create(bench, other, nri.container(other))
+    bench.create(other)
     assert bench.phases() == {made.id: "lapsed", nri.container(other).id: "created"}
-    late = tell(bench, Event.START_CONTAINER, of, made)
-    assert isinstance(late, Status)
-    assert late.code is StatusCode.FAILED_PRECONDITION
-    assert "[gpu-busy]" in late.message
-    assert "create it again" in late.message
+    late = bench.not_started(of, made)
+    assert "[gpu-busy]" in late
+    assert "create it again" in late
 
 
 def test_a_late_start_whose_gpus_are_still_free_runs() -> None:
     bench = Bench()
-    of, made = granted(bench)
+    of, made = bench.granted()
     bench.clock.now += GRACE_S + 1
-    other = nri.asking("device=3", "other")
-    create(bench, other, nri.container(other))
-    assert tell(bench, Event.START_CONTAINER, of, made) == b""
+    bench.create(nri.asking("device=3", "other"))
+    assert bench.tell(Event.START_CONTAINER, of, made) == b""
     assert bench.phases()[made.id] == "running"
 
 
 def test_stop_frees_what_ran_and_lapses_what_never_did() -> None:
     bench = Bench()
-    of, made = granted(bench)
-    assert tell(bench, Event.STOP_CONTAINER, of, made) == b""
+    of, made = bench.granted()
+    assert bench.tell(Event.STOP_CONTAINER, of, made) == b""
     assert bench.phases() == {made.id: "lapsed"}
-    assert tell(bench, Event.START_CONTAINER, of, made) == b""
-    assert tell(bench, Event.STOP_CONTAINER, of, made) == b""
+    for kind in (Event.START_CONTAINER, Event.STOP_CONTAINER):
+        assert bench.tell(kind, of, made) == b""
     assert bench.phases() == {}
 
 
 def test_a_container_created_while_we_were_away_does_not_start(log: Log) -> None:
-    bench = Bench()
-    of = nri.asking("1")
-    reply = tell(bench, Event.START_CONTAINER, of, nri.container(of))
-    assert isinstance(reply, Status)
-    assert reply.code is StatusCode.FAILED_PRECONDITION
-    assert "[not-granted]" in reply.message
-    assert "gpu.nri.io asks for GPUs" in reply.message
+    sentence = Bench().not_started(nri.asking("1"))
+    assert "[not-granted]" in sentence
+    assert "gpu.nri.io asks for GPUs" in sentence
     assert {line.text for line in log.lines} == {"start refused"}
     assert log.lines[0].fields["pod_name"] == "train"
 
 
 @pytest.mark.parametrize("claim", ["none", ""])
-def test_one_that_asked_for_no_gpu_starts_unmarked(claim: str) -> None:
-    bench = Bench()
+def test_one_that_asked_for_no_gpu_starts_without_a_grant(claim: str) -> None:
     of = nri.asking(claim) if claim else nri.pod()
-    assert tell(bench, Event.START_CONTAINER, of, nri.container(of)) == b""
+    assert Bench().tell(Event.START_CONTAINER, of, nri.container(of)) == b""
 
 
-def test_a_mark_of_ours_is_adopted_at_start() -> None:
+def test_where_the_environment_may_ask_it_is_read_in_requests_and_at_starts(log: Log) -> None:
+    bench = Bench(BY_ENVIRONMENT)
+    of = nri.pod()
+    reply = bench.create(of, nri.container(of, env=["NVIDIA_VISIBLE_DEVICES=1"]))
+    assert "/dev/nvidia1" in {each.path for each in reply.adjust.linux.devices}
+    assert log.said("gpu granted")
+    missed = nri.container(of, "missed", env=["NVIDIA_VISIBLE_DEVICES=2"])
+    sentence = Bench(BY_ENVIRONMENT).not_started(of, missed)
+    assert "NVIDIA_VISIBLE_DEVICES asks for GPUs, but this container was created while" in sentence
+    assert Bench().tell(Event.START_CONTAINER, of, missed) == b""
+
+
+def test_a_signed_grant_is_adopted_at_start() -> None:
     """Old runtimes list a container that is being created during Synchronize nowhere (containerd 1.7.24)."""
-    first = Bench()
-    of, made = granted(first, "2")
-    bench = Bench()
-    assert tell(bench, Event.START_CONTAINER, of, made) == b""
+    first, bench = Bench(), Bench()
+    of, made = first.granted("2")
+    assert bench.tell(Event.START_CONTAINER, of, made) == b""
     assert bench.phases() == {made.id: "running"}
     assert bench.plugin.ledger.usage() == first.plugin.ledger.usage()
 
 
 def test_an_adopted_container_whose_gpus_are_taken_does_not_start() -> None:
-    of, made = granted(Bench(), "device=0")
+    of, made = Bench().granted("device=0")
     bench = Bench()
-    granted(bench, "device=0", "other")
-    reply = tell(bench, Event.START_CONTAINER, of, made)
-    assert isinstance(reply, Status)
-    assert "[gpu-busy]" in reply.message
+    bench.granted("device=0", "other")
+    assert "[gpu-busy]" in bench.not_started(of, made)
     assert made.id not in bench.plugin.ledger.entries
 
 
@@ -311,124 +288,99 @@ def nonsense(made: pb.Container) -> None:
 
 
 @pytest.mark.parametrize("tamper", [forged, copied, nonsense])
-def test_a_mark_that_is_not_ours_counts_for_nothing(log: Log, tamper: Callable[[pb.Container], None]) -> None:
-    of, made = granted(Bench())
+def test_a_grant_that_is_not_ours_counts_for_nothing(log: Log, tamper: Callable[[pb.Container], None]) -> None:
+    of, made = Bench().granted()
     tamper(made)
     bench = Bench()
-    reply = tell(bench, Event.START_CONTAINER, of, made)
-    assert isinstance(reply, Status)
-    assert "[not-granted]" in reply.message
-    synchronize(bench, [of], [nri.running(made)])
+    assert "[not-granted]" in bench.not_started(of, made)
+    bench.synchronize([of], [nri.running(made)])
     line = log.one("signed grant ignored")
     assert line.level == "WARNING"
     assert line.fields["fault"]
     assert "v1;" not in str(line)
     assert bench.plugin.ledger.entries == {}
-    (foreign,) = bench.plugin.ledger.external.values()
-    assert foreign.uuids == {bench.node.gpus[0].uuid}
+    (external,) = bench.plugin.ledger.external.values()
+    assert external.uuids == {bench.node.gpus[0].uuid}
+
+
+# ---- Synchronize
 
 
 def test_the_ledger_of_synchronize_is_the_one_that_lived() -> None:
     bench = Bench()
-    listed = []
-    pods = []
-    for name, claim in (
-        ("a", "device=0,1;mode=shared"),
-        ("b", "device=1;mode=shared"),
-        ("c", "none"),
-        ("d", "device=3"),
-    ):
-        of, made = granted(bench, claim, name)
+    pods, listed = [], []
+    claims = {"a": "device=0,1;mode=shared", "b": "device=1;mode=shared", "c": "none", "d": "device=3"}
+    for name, claim in claims.items():
+        of, made = bench.granted(claim, name)
         pods.append(of)
         if name == "a":
-            tell(bench, Event.START_CONTAINER, of, made)
-            listed.append(nri.running(made))
-        else:
-            listed.append(nri.created(made))
+            bench.tell(Event.START_CONTAINER, of, made)
+        listed.append(nri.running(made) if name == "a" else nri.created(made))
     lived = bench.plugin.ledger
-    synchronize(bench, pods, listed)
+    bench.synchronize(pods, listed)
     assert bench.plugin.ledger.entries == lived.entries
-    synchronize(bench, [], [])
+    bench.synchronize()
     assert bench.plugin.ledger.entries == {}
 
 
-def test_what_got_away_without_a_decision_is_reported(log: Log) -> None:
-    bench = Bench()
-    of = nri.asking("1")
-    synchronize(
-        bench, [of, nri.pod("plain")], [nri.running(nri.container(of)), nri.running(nri.container(nri.pod("plain")))]
-    )
+def test_what_was_created_without_a_decision_is_reported(log: Log) -> None:
+    asked, plain = nri.asking("1"), nri.pod("plain")
+    Bench().synchronize([asked, plain], [nri.running(nri.container(of)) for of in (asked, plain)])
     (line,) = log.warnings()
     assert "created without nri-gpu" in line.text
     assert line.fields["pod_name"] == "train"
 
 
-def test_nodes_by_other_hands_block_exclusive_grants() -> None:
+def test_nothing_of_the_environment_is_ever_logged(log: Log) -> None:
     bench = Bench()
-    of = nri.pod("kubelet-served")
-    held = nri.container(of)
-    held.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
-    assert create(bench, of, held) == pb.CreateContainerResponse()
-    asks = nri.asking("device=0", "other")
-    assert "[gpu-busy]" in refused(bench, asks, nri.container(asks)).message
-    assert tell(bench, Event.REMOVE_CONTAINER, of, held) == b""
-    create(bench, asks, nri.container(asks))
+    of, made = bench.granted()
+    bench.tell(Event.START_CONTAINER, of, made)
+    other = nri.asking("device=0", "other")
+    bench.refused(other)
+    bench.not_started(other)
+    bench.synchronize([of, other], [nri.running(made), nri.running(nri.container(other))])
+    assert len(log.lines) >= 5
+    text = " ".join(map(str, log.lines))
+    assert "hunter2" not in text
+    assert "SECRET" not in text
 
 
-def test_privileged_containers_hold_nothing_in_particular() -> None:
-    bench = Bench()
-    of = nri.pod("exporter")
-    held = nri.container(of)
-    for minor in range(4):
-        held.linux.devices.add(path=f"/dev/nvidia{minor}", type="c", major=195, minor=minor)
-    held.linux.resources.devices.add(allow=True, access="rwm")
-    create(bench, of, held)
-    assert bench.plugin.ledger.external == {}
+# ---- GPUs that other components assigned
 
 
-def test_a_container_held_by_others_cannot_ask_as_well() -> None:
-    bench = Bench()
+def test_nodes_and_cgroup_rules_of_others_block_exclusive_grants() -> None:
+    for hold in (with_node, lambda of: allow(nri.container(of), 0)):
+        bench = Bench()
+        of, asks = nri.pod("kubelet-served"), nri.asking("device=0", "other")
+        assert bench.create(of, hold(of)) == pb.CreateContainerResponse()
+        assert "held by ml/kubelet-served (not through nri-gpu)" in bench.refused(asks)
+        assert bench.tell(Event.REMOVE_CONTAINER, of, hold(of)) == b""
+        bench.create(asks)
+
+
+def test_a_container_that_others_served_cannot_ask_as_well() -> None:
     of = nri.asking("1")
-    held = nri.container(of)
-    held.linux.devices.add(path="/dev/nvidia1", type="c", major=195, minor=1)
-    assert "[held-by-others]" in refused(bench, of, held).message
-
-
-def allow(made: pb.Container, minor: int | None, major: int = 195) -> pb.Container:
-    """With a rule of its device cgroup, and no node."""
-    number = None if minor is None else pb.OptionalInt64(value=minor)
-    made.linux.resources.devices.add(
-        allow=True, type="c", access="rwm", major=pb.OptionalInt64(value=major), minor=number
-    )
-    return made
-
-
-def test_what_a_rule_of_the_cgroup_opens_is_held_as_by_a_node() -> None:
-    bench = Bench()
-    of = nri.pod("kubelet-served")
-    assert create(bench, of, allow(nri.container(of), 0)) == pb.CreateContainerResponse()
-    asks = nri.asking("device=0", "other")
-    assert "held by ml/kubelet-served (not through nri-gpu)" in refused(bench, asks, nri.container(asks)).message
-    assert "[held-by-others]" in refused(bench, asks, allow(nri.container(asks), 3)).message
+    for made in (with_node(of, 1), allow(nri.container(of), 3)):
+        assert "[held-by-others]" in Bench().refused(of, made)
 
 
 @pytest.mark.parametrize("shared", [(195, 254), (195, 255), (1510, 0), (1511, 1), (1511, 2), (10, 229)])
 def test_what_opens_no_gpu_is_in_nobodys_way(shared: tuple[int, int]) -> None:
     bench = Bench()
     of = nri.pod("monitor")
-    held = allow(nri.container(of), shared[1], shared[0])
-    held.linux.devices.add(path="/dev/nvidia-something", type="c", major=shared[0], minor=shared[1])
-    create(bench, of, held)
-    granted(bench, "4")
+    bench.create(of, allow(with_node(of, shared[1], "/dev/nvidia-something", shared[0]), shared[1], shared[0]))
+    bench.granted("4")
 
 
-def test_a_wildcard_is_told_of_and_blocks_nothing(log: Log) -> None:
-    bench = Bench(Policy(privileged=PrivilegedSettings(action=PrivilegedAction.AUDIT)))
-    of = nri.pod("debugger")
-    create(bench, of, allow(nri.container(of), None))
-    (line,) = log.warnings()
-    assert "it opens devices by a wildcard rule of its cgroup: it can use every GPU" in str(line)
-    granted(bench, "4")
+def test_nodes_seen_before_the_inventory_was() -> None:
+    """Synchronize comes within milliseconds of the start; NVML takes longer."""
+    bench = Bench()
+    known = bench.node
+    bench.node = replace(known, inventory=replace(known.inventory, gpus=(), fault="just started"))
+    of = nri.pod("kubelet-served")
+    bench.synchronize([of], [nri.running(with_node(of))])
+    bench.node = known
+    assert "[gpu-busy]" in bench.refused(nri.asking("device=0", "other"))
 
 
 def renumbered(bench: Bench) -> None:
@@ -440,141 +392,92 @@ def renumbered(bench: Bench) -> None:
 
 def test_a_granted_containers_number_that_became_another_gpus() -> None:
     bench = Bench()
-    of, made = granted(bench, "device=1", "old")
-    tell(bench, Event.START_CONTAINER, of, made)
+    of, made = bench.granted("device=1", "old")
+    bench.tell(Event.START_CONTAINER, of, made)
     assert bench.plugin.ledger.external == {}
     renumbered(bench)
     late = nri.asking("device=0", "late")
     words = "GPU 0 (GPU-0a100004-0000-4000-8000-000000000000) is held by ml/old (container main still opens its device"
     for _ in range(2):
-        assert words in refused(bench, late, nri.container(late)).message
-        synchronize(bench, [of], [nri.running(made)])  # and so says a daemon that only has the runtime's list
-    granted(bench, "device=0;mode=shared", "sharing")
-    assert "[gpu-busy]" in refused(bench, late, nri.container(late)).message
-    tell(bench, Event.STOP_CONTAINER, of, made)
+        assert words in bench.refused(late)
+        bench.synchronize([of], [nri.running(made)])  # and so says a daemon that only has the runtime's list
+    first, second, *_ = bench.node.gpus
+    assert bench.plugin.taken(shared=True) == {first.uuid, second.uuid}  # by the kubelet neither
+    bench.granted("device=0;mode=shared", "sharing")
+    assert "[gpu-busy]" in bench.refused(late)
+    bench.tell(Event.STOP_CONTAINER, of, made)
     assert bench.plugin.ledger.external == {}
     assert bench.plugin.ledger.live.keys() == {"container-sharing-main"}
 
 
-def test_the_kubelet_is_not_offered_it_either() -> None:
-    bench = Bench()
-    granted(bench, "device=1", "old")
-    renumbered(bench)
-    bench.plugin.observe()
-    first, second, *_ = bench.node.gpus
-    assert bench.plugin.taken(shared=True) == {first.uuid, second.uuid}
-
-
 def test_a_container_adopted_at_its_start_has_its_numbers_too() -> None:
-    of, made = granted(Bench(), "device=1", "old")
+    of, made = Bench().granted("device=1", "old")
     bench = Bench()
-    tell(bench, Event.START_CONTAINER, of, made)
+    bench.tell(Event.START_CONTAINER, of, made)
     renumbered(bench)
-    late = nri.asking("device=0", "late")
-    assert "is held by ml/old (container main" in refused(bench, late, nri.container(late)).message
+    assert "is held by ml/old (container main" in bench.refused(nri.asking("device=0", "late"))
 
 
-def test_driver_files_stay_for_whoever_mounts_them_whatever_its_mark_says() -> None:
+def test_driver_files_stay_for_whoever_mounts_them_whatever_its_grant_says() -> None:
     bench = Bench(stage_dir="/staged")
-    of, made = granted(bench, "device=1")
+    of, made = bench.granted("device=1")
     assert bench.plugin.ledger.live[ContainerId(made.id)].staged == {"compute+utility"}
     made.annotations[GRANT_KEY] = "v1;mode=exclusive;mac=00"
     plain = nri.pod("plain")
     other = nri.container(plain)
     other.mounts.add(destination="/opt", type="bind", source="/staged/570.1-0a1b2c3d/compute/lib64")
-    create(bench, plain, other)
+    bench.create(plain, other)
     for _ in range(2):
         assert {"compute+utility", "570.1-0a1b2c3d"} <= bench.plugin.ledger.generations()
-        parts = Parts(bench.plugin.stage_dir)
-        parts.add(*nri.synchronize([of, plain], [nri.running(made), nri.running(other)]))
-        bench.plugin.synchronized(parts.listed())
+        bench.synchronize([of, plain], [nri.running(made), nri.running(other)])
     assert bench.plugin.ledger.entries == {}
-    tell(bench, Event.STOP_CONTAINER, of, made)
+    bench.tell(Event.STOP_CONTAINER, of, made)
     assert bench.plugin.ledger.generations() == {"570.1-0a1b2c3d"}
 
 
-def test_nvidias_hooks_are_warned_of_once_a_kind(log: Log) -> None:
-    bench = Bench()
-    for name, program in (("a", "nvidia-cdi-hook"), ("b", "nvidia-cdi-hook"), ("c", "nvidia-ctk")):
-        of = nri.asking("none", name)
-        held = nri.container(of)
-        held.hooks.create_container.add(path=f"/usr/bin/{program}")
-        create(bench, of, held)
-        synchronize(bench, [of], [nri.running(held)])
-    warned = [line for line in log.lines if "a container has NVIDIA's hooks" in str(line)]
-    assert len(warned) == 2
-    assert "nri-gpu check" in str(warned[0])
+def holders(bench: Bench) -> dict[str, set[str]]:
+    return {other.pod: set(other.uuids) for other in bench.plugin.ledger.external.values()}
 
 
-def test_the_snapshot_is_asked_for_at_each_request() -> None:
-    bench = Bench()
-    bench.lose_gpu(0)
-    of = nri.asking("device=0")
-    assert "[no-such-gpu]" in refused(bench, of, nri.container(of)).message
+@pytest.mark.parametrize("policy", [COMPLETING, COMPLETING_ASKED], ids=["unasked", "asked"])
+def test_the_life_of_a_completed_container(policy: Policy, log: Log) -> None:
+    """A holder of GPUs that another component assigned, with a grant of ours that names none of them."""
+    bench, restarted = Bench(policy), Bench(policy)
+    of = nri.pod() if policy is COMPLETING else nri.asking("1")
+    made = with_node(of, 1)
+    reply = bench.create(of, made)
+    after = nri.adjusted(made, reply)
+    holds = {"ml/train": {bench.node.gpus[1].uuid}}
+    assert {device.path.removeprefix("/dev/") for device in reply.adjust.linux.devices} == {
+        "nvidiactl",
+        "nvidia-uvm",
+        "nvidia-uvm-tools",
+    }
+    assert reply.adjust.annotations[GRANT_KEY].startswith("v1;mode=none;uuid=;gen=580.95.05-test;mac=")
+    line = log.one("container completed for GPUs that others gave it")
+    assert {line.fields["gpu_uuid"]} == holds["ml/train"] == holders(bench)["ml/train"]
+    assert bench.plugin.ledger.generations() == {"580.95.05-test"}
+    assert bench.tell(Event.START_CONTAINER, of, after) == b""
+    assert holders(bench) == holds
+    assert "[gpu-busy]" in bench.refused(nri.asking("device=1; mode=exclusive", "other"))
+    restarted.synchronize([of], [nri.running(after)])
+    assert restarted.plugin.ledger == bench.plugin.ledger
+    assert not log.warnings()
+    assert bench.tell(Event.STOP_CONTAINER, of, after) == b""
+    assert (holders(bench), dict(bench.plugin.ledger.entries)) == ({}, {})
 
 
-def test_foreign_nodes_seen_before_the_inventory_was(log: Log) -> None:
-    """Synchronize comes within milliseconds of the start; NVML takes longer."""
-    bench = Bench()
-    known = bench.node
-    bench.node = replace(known, inventory=replace(known.inventory, gpus=(), fault="just started"))
-    of = nri.pod("kubelet-served")
-    held = nri.running(nri.container(of))
-    held.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
-    synchronize(bench, [of], [held])
-    bench.node = known
-    asks = nri.asking("device=0", "other")
-    assert "[gpu-busy]" in refused(bench, asks, nri.container(asks)).message
-
-
-def test_nothing_of_the_environment_is_ever_said(log: Log) -> None:
-    bench = Bench()
-    of, made = granted(bench)
-    tell(bench, Event.START_CONTAINER, of, made)
-    other = nri.asking("device=0", "other")
-    refused(bench, other, nri.container(other))
-    tell(bench, Event.START_CONTAINER, other, nri.container(other))
-    synchronize(bench, [of, other], [nri.running(made), nri.running(nri.container(other))])
-    assert len(log.lines) >= 5
-    assert "hunter2" not in " ".join(map(str, log.lines))
-    assert "SECRET" not in " ".join(map(str, log.lines))
-
-
-BY_ENVIRONMENT: Final = Policy(environment=EnvironmentSettings(may_ask=Globs(("ml",))))
-
-
-def test_where_the_environment_may_ask_it_is_read_in_requests_and_at_starts(log: Log) -> None:
-    bench = Bench(BY_ENVIRONMENT)
+def test_a_completed_container_that_no_synchronize_listed_is_adopted_at_its_start() -> None:
     of = nri.pod()
-    made = nri.container(of, env=["NVIDIA_VISIBLE_DEVICES=1"])
-    reply = create(bench, of, made)
-    assert [each.path for each in reply.adjust.linux.devices if each.path == "/dev/nvidia1"]
-    assert "gpu granted" in [line.text for line in log.lines]
-    missed = nri.container(of, "missed", env=["NVIDIA_VISIBLE_DEVICES=2"])
-    status = tell(Bench(BY_ENVIRONMENT), Event.START_CONTAINER, of, missed)
-    assert isinstance(status, Status)
-    assert "NVIDIA_VISIBLE_DEVICES asks for GPUs, but this container was created while" in status.message
-    assert tell(Bench(), Event.START_CONTAINER, of, missed) == b""
+    after = nri.adjusted(with_node(of, 1), Bench(COMPLETING).create(of, with_node(of, 1)))
+    bench = Bench(COMPLETING_ASKED)
+    of.annotations["gpu.nri.io"] = "1"
+    assert bench.tell(Event.START_CONTAINER, of, after) == b""
+    assert holders(bench) == {"ml/train": {bench.node.gpus[1].uuid}}
 
 
-@pytest.mark.parametrize(("stale", "asked"), [(Stale.SERVE, False), (Stale.REFUSE, True)])
-def test_the_inventory_s_age_is_asked_for_only_where_policy_judges_by_it(stale: Stale, asked: bool) -> None:
-    bench = Bench(Policy(inventory=InventorySettings(stale=stale)))
-    bench.inventory_age_s = 301.0
-    of = nri.asking("1")
-    if asked:
-        assert "last answered 301 s ago" in refused(bench, of, nri.container(of)).message
-        bench.inventory_age_s = None
-    assert create(bench, of, nri.container(of)).adjust.linux.devices
-
-
-def test_a_privileged_container_that_asks_for_nothing_is_warned_of(log: Log) -> None:
-    bench = Bench(Policy(privileged=PrivilegedSettings(action=PrivilegedAction.AUDIT)))
+def test_by_default_a_device_plugins_container_is_left_as_it_is() -> None:
+    bench = Bench()
     of = nri.pod()
-    made = nri.container(of)
-    made.linux.resources.devices.add(allow=True, access="rwm")
-    made.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
-    assert bench.plugin.create_container(nri.create(of, made)) == b""
-    bench.settle()
-    (line,) = [line for line in log.lines if line.text == "container passed that can use GPUs"]
-    assert line.level == "WARNING"
+    assert bench.create(of, with_node(of, 1)) == pb.CreateContainerResponse()
+    assert holders(bench) == {"ml/train": {bench.node.gpus[1].uuid}}

@@ -11,7 +11,7 @@ from pathlib import Path
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri.events import Event
 from tests.support import nri_messages as nri
-from tests.support.plugin import Station
+from tests.support.plugin import ServedPlugin
 from tests.support.scripted_runtime import ScriptedRuntime
 
 
@@ -45,37 +45,37 @@ async def one_life(runtime: ScriptedRuntime, number: int) -> None:
 
 
 async def test_one_container_more(folder: Path) -> None:
-    async with Station(folder) as station:
-        runtime = await station.connected()
+    async with ServedPlugin(folder) as served:
+        runtime = await served.connected()
         for number in range(5):
             await one_life(runtime, number)
-            station.ledgers.clear()
+            served.ledgers.clear()
         before = await census()
         for number in range(5, 8):
             await one_life(runtime, number)
-            station.ledgers.clear()
+            served.ledgers.clear()
         assert await census() == before
 
 
 async def test_one_connection_more(folder: Path) -> None:
-    async with Station(folder) as station:
+    async with ServedPlugin(folder) as served:
 
         async def one_connection() -> None:
-            runtime = await station.connected()
+            runtime = await served.connected()
             await one_life(runtime, 1)
             runtime.close()
-            for kept in (station.ledgers, station.configured, station.away, station.listener._accepted):
+            for kept in (served.ledgers, served.configured, served.away, served.listener._accepted):
                 kept.clear()
 
         for _ in range(3):
             await one_connection()
-        runtime = await station.connected()
+        runtime = await served.connected()
         before = await census()
         runtime.close()
         for _ in range(3):
             await one_connection()
-        runtime = await station.connected()
-        station.configured.clear()
+        runtime = await served.connected()
+        served.configured.clear()
         after = await census()
         assert after[0] <= before[0]
         assert after[1] <= before[1]

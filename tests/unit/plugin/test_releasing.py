@@ -15,7 +15,6 @@ from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.node import Inventory
 from nri_gpu.nri.events import Event
-from nri_gpu.nri.session import Parts
 from nri_gpu.plugin.releasing import FIRST_PAUSE_S, LONGEST_PAUSE_S, Rechecks
 from nri_gpu.policy.model import HandoverSettings, Policy, Unknown
 from nri_gpu.system.state import Changed
@@ -54,28 +53,15 @@ class HandoverBench(Bench):
         found = inventory(self, processes, simulated=self.simulated)
         self.plugin.looked(found, self.clock.now if began is None else began)
 
-    def ask(self, claim: str, name: str, container: str = "main") -> tuple[pb.PodSandbox, pb.Container] | str:
-        """A container of a pod of that name, or its refusal."""
-        of = nri.asking(claim, name)
-        made = nri.container(of, container)
-        reply = self.plugin.create_container(nri.create(of, made))
-        self.settle()
-        if isinstance(reply, Status):
-            return reply.message
-        return of, nri.adjusted(made, pb.CreateContainerResponse.FromString(reply))
-
-    def tell(self, kind: Event, of: pb.PodSandbox, made: pb.Container | None = None) -> None:
-        self.plugin.lifecycle(nri.event(kind, of, made, own_rpc=True)[1], kind)
-        self.settle()
-
     def run(
         self, claim: str = "device=0", name: str = "first", container: str = "main"
     ) -> tuple[pb.PodSandbox, pb.Container]:
         """One that runs."""
-        asked = self.ask(claim, name, container)
-        assert not isinstance(asked, str), asked
-        self.tell(Event.START_CONTAINER, *asked)
-        return asked
+        of = nri.asking(claim, name)
+        made = nri.container(of, container)
+        after = nri.adjusted(made, self.create(of, made))
+        self.tell(Event.START_CONTAINER, of, after)
+        return of, after
 
     def run_and_end(self, kind: Event = Event.STOP_CONTAINER) -> None:
         """One that ran, a moment ago."""
@@ -85,12 +71,13 @@ class HandoverBench(Bench):
         self.clock.now += 1
 
     @property
-    def refused(self) -> str:
+    def withheld(self) -> str:
         """What another pod is told; empty when it gets the GPU, and is gone again."""
-        asked = self.ask("device=0", "second")
-        if isinstance(asked, str):
-            return asked
-        self.tell(Event.REMOVE_CONTAINER, *asked)
+        second = nri.asking("device=0", "second")
+        reply = self.ask(second)
+        if isinstance(reply, Status):
+            return reply.message
+        self.tell(Event.REMOVE_CONTAINER, second, nri.container(second))
         return ""
 
 
@@ -102,13 +89,13 @@ def test_the_next_pod_waits_for_a_look_that_finds_nobody(kind: Event) -> None:
     bench = HandoverBench()
     bench.run_and_end(kind)
     assert bench.left == 1
-    assert "was just released by ml/first: whether processes still hold it is not known yet" in bench.refused
+    assert "was just released by ml/first: whether processes still hold it is not known yet" in bench.withheld
     bench.look(2)
-    assert "was just released by ml/first: 2 processes still hold it" in bench.refused
+    assert "was just released by ml/first: 2 processes still hold it" in bench.withheld
     bench.look(0, began=0.0)
-    assert "2 processes still hold it" in bench.refused
+    assert "2 processes still hold it" in bench.withheld
     bench.look(0)
-    assert bench.refused == ""
+    assert bench.withheld == ""
 
 
 def test_it_waits_no_longer_than_the_grace() -> None:
@@ -116,47 +103,38 @@ def test_it_waits_no_longer_than_the_grace() -> None:
     bench.run_and_end()
     bench.look(3)
     bench.clock.now += GRACE_S - 1
-    assert "3 processes" in bench.refused
+    assert "3 processes" in bench.withheld
     bench.clock.now += 2
-    assert bench.refused == ""
+    assert bench.withheld == ""
 
 
 def test_the_pods_own_containers_do_not_wait() -> None:
     bench = HandoverBench()
     bench.run_and_end()
     of, made = bench.run(container="again")
-    assert "exclusively by ml/first" in bench.refused
+    assert "exclusively by ml/first" in bench.withheld
     bench.tell(Event.STOP_CONTAINER, of, made)
     assert bench.left == 2
-    assert "just released by ml/first" in bench.refused
+    assert "just released by ml/first" in bench.withheld
 
 
-NOTHING_TO_WAIT_FOR: dict[str, HandoverBench | tuple[int | None, bool, HandoverSettings]] = {
-    "a file that tells of no processes": (None, True, HandoverSettings()),
-    "policy does not wait": (1, False, HandoverSettings(wait=False)),
-    "nobody can tell, and policy offers then": (None, False, HandoverSettings(unknown=Unknown.OFFER)),
+USUAL: Final = HandoverSettings()
+# Processes known before, whether the node is simulated, the settings, and whether the next pod waits.
+WAITS: Final[dict[str, tuple[int | None, bool, HandoverSettings, bool]]] = {
+    "a file that tells of no processes": (None, True, USUAL, False),
+    "policy does not wait": (1, False, HandoverSettings(wait=False), False),
+    "nobody can tell, and policy offers then": (None, False, HandoverSettings(unknown=Unknown.OFFER), False),
+    "a file that tells of some": (0, True, USUAL, True),
+    "a driver that cannot tell": (None, False, USUAL, True),
 }
 
 
-@pytest.mark.parametrize(("known", "simulated", "settings"), NOTHING_TO_WAIT_FOR.values(), ids=NOTHING_TO_WAIT_FOR)
-def test_nothing_to_wait_for(known: int | None, simulated: bool, settings: HandoverSettings) -> None:
+@pytest.mark.parametrize(("known", "simulated", "settings", "waits"), WAITS.values(), ids=WAITS)
+def test_who_is_waited_for(known: int | None, simulated: bool, settings: HandoverSettings, waits: bool) -> None:
     bench = HandoverBench(known, simulated=simulated, policy=Policy(handover=settings))
     bench.run_and_end()
-    assert bench.refused == ""
-    assert bench.left == 0
-
-
-WAITS: dict[str, tuple[int | None, bool]] = {
-    "a file that tells of some": (0, True),
-    "a driver that cannot tell": (None, False),
-}
-
-
-@pytest.mark.parametrize(("known", "simulated"), WAITS.values(), ids=WAITS)
-def test_something_to_wait_for(known: int | None, simulated: bool) -> None:
-    bench = HandoverBench(known, simulated=simulated)
-    bench.run_and_end()
-    assert "just released" in bench.refused
+    assert ("just released" in bench.withheld) is waits
+    assert bench.left == waits
 
 
 def test_a_driver_that_stops_telling_is_waited_for() -> None:
@@ -164,7 +142,7 @@ def test_a_driver_that_stops_telling_is_waited_for() -> None:
     bench.run_and_end()
     bench.look(2)
     bench.look(None)
-    assert "not known yet" in bench.refused
+    assert "not known yet" in bench.withheld
 
 
 def test_a_reload_may_end_the_waiting() -> None:
@@ -172,18 +150,14 @@ def test_a_reload_may_end_the_waiting() -> None:
     bench.run_and_end()
     bench.plugin.state.policy = Policy(handover=HandoverSettings(wait=False))
     bench.look(2)  # each reload asks for one
-    assert bench.refused == ""
+    assert bench.withheld == ""
 
 
 def test_a_new_connection_keeps_it_and_adds_what_ended_meanwhile() -> None:
     bench = HandoverBench()
     bench.run_and_end()
     bench.run("device=1", "third")
-    parts = Parts()
-    (payload,) = nri.synchronize([], [])
-    parts.add(payload)
-    bench.plugin.synchronized(parts.listed())
-    bench.settle()
+    bench.synchronize()
     assert {leaver.pod for leaver in bench.plugin.ledger.releasing.values()} == {"ml/first", "ml/third"}
     assert bench.left == 2
 

@@ -16,6 +16,7 @@ from nri_gpu.nri.events import Event
 from nri_gpu.nri.session import Step
 from nri_gpu.plugin.request_sizes import ADJUSTMENT_BYTES, SMALL_BYTES, Sizes
 from nri_gpu.plugin.service import PLUGIN, PluginService
+from nri_gpu.plugin.transport import ConnectionLimits
 from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.ttrpc import RequestReceived, Status, StatusCode
 from nri_gpu.ttrpc.events import StreamId
@@ -24,9 +25,9 @@ from tests.support import hostile
 from tests.support import nri_messages as nri
 from tests.support.log import Log
 from tests.support.nri_messages import FLAVOURS, NRI_0_6, NRI_0_8, Flavour
-from tests.support.plugin import Bench, Station
+from tests.support.plugin import Bench, ServedPlugin
 from tests.support.scripted_runtime import ScriptedRuntime
-from tests.unit.plugin.test_transport import frame, mux
+from tests.unit.plugin.test_transport import cut_off
 
 each_version = pytest.mark.parametrize("flavour", FLAVOURS.values(), ids=FLAVOURS.keys())
 PLAIN: Final = nri.pod("plain")
@@ -45,8 +46,8 @@ async def refused(runtime: ScriptedRuntime, of: pb.PodSandbox, made: pb.Containe
 
 @each_version
 async def test_a_container_over_the_limit_is_refused_asked_or_not(folder: Path, log: Log, flavour: Flavour) -> None:
-    async with Station(folder) as station:
-        runtime = await station.connected(flavour)
+    async with ServedPlugin(folder) as served:
+        runtime = await served.connected(flavour)
         for of in (PLAIN, nri.asking("1")):
             sentence = await refused(runtime, of, filled(REQUEST_BYTES, of))
             assert sentence.startswith("nri-gpu [request-too-large]: the runtime describes it in ")
@@ -60,24 +61,24 @@ async def test_a_container_over_the_limit_is_refused_asked_or_not(folder: Path, 
 @each_version
 async def test_a_pod_over_the_limit_is_refused(folder: Path, flavour: Flavour) -> None:
     large = nri.pod("large", annotations={"filler": "x" * REQUEST_BYTES})
-    async with Station(folder) as station:
-        runtime = await station.connected(flavour)
+    async with ServedPlugin(folder) as served:
+        runtime = await served.connected(flavour)
         assert (await runtime.event(Event.RUN_POD_SANDBOX, large)).code is StatusCode.FAILED_PRECONDITION
         assert (await runtime.event(Event.RUN_POD_SANDBOX, PLAIN)).ok
 
 
 async def test_the_limit_is_the_policys_and_zero_is_none(folder: Path) -> None:
-    async with Station(folder, request_bytes=1_000) as station:
-        runtime = await station.connected()
+    async with ServedPlugin(folder, request_bytes=1_000) as served:
+        runtime = await served.connected()
         assert "allows 1000" in await refused(runtime, PLAIN, filled(1_000))
-        station.request_bytes = 0
+        served.request_bytes = 0
         assert not isinstance(await runtime.create(PLAIN, filled(2 * REQUEST_BYTES)), Status)
 
 
 @each_version
 async def test_created_unmeasured_it_does_not_start(folder: Path, flavour: Flavour) -> None:
-    async with Station(folder) as station:
-        runtime = await station.connected(flavour)
+    async with ServedPlugin(folder) as served:
+        runtime = await served.connected(flavour)
         large = filled(REQUEST_BYTES + ADJUSTMENT_BYTES)
         assert (await runtime.event(Event.START_CONTAINER, PLAIN, large)).code is StatusCode.FAILED_PRECONDITION
         assert (await runtime.event(Event.START_CONTAINER, PLAIN, filled(REQUEST_BYTES))).ok
@@ -93,8 +94,8 @@ async def fill(runtime: ScriptedRuntime, size_bytes: int, most: int) -> tuple[in
 
 
 async def test_what_the_runtime_could_not_list_any_more_is_refused(folder: Path, log: Log) -> None:
-    async with Station(folder) as station:
-        runtime = await station.connected(NRI_0_8)
+    async with ServedPlugin(folder) as served:
+        runtime = await served.connected(NRI_0_8)
         made, sentence = await fill(runtime, 400_000, 40)
         assert made == (4 << 20) // 400_000
         assert sentence.startswith("nri-gpu [list-too-large]: ")
@@ -107,7 +108,7 @@ async def test_what_the_runtime_could_not_list_any_more_is_refused(folder: Path,
         for number in range(20):
             assert not isinstance(await runtime.create(PLAIN, filled(SMALL_BYTES - 1_000, name=f"s{number}")), Status)
         await asyncio.sleep(0)
-        assert "could not list the node's containers" in station.sizes.fault
+        assert "could not list the node's containers" in served.sizes.fault
         assert log.one("the list of containers is too large for the runtime").level == "ERROR"
 
 
@@ -116,8 +117,8 @@ async def fill_one(runtime: ScriptedRuntime, name: str) -> bool:
 
 
 async def test_an_old_runtime_takes_16_mib(folder: Path) -> None:
-    async with Station(folder) as station:
-        runtime = await station.connected(NRI_0_6)
+    async with ServedPlugin(folder) as served:
+        runtime = await served.connected(NRI_0_6)
         made, sentence = await fill(runtime, 400_000, 60)
         assert made == (16 << 20) // 402_100
         assert "NRI before 0.7" in sentence
@@ -125,8 +126,8 @@ async def test_an_old_runtime_takes_16_mib(folder: Path) -> None:
 
 async def test_the_list_is_known_from_synchronize(folder: Path, log: Log) -> None:
     there = [filled(390_000, name=f"c{number}") for number in range(10)]
-    async with Station(folder, request_bytes=300_000) as station:
-        runtime = await station.listener.accept()
+    async with ServedPlugin(folder, request_bytes=300_000) as served:
+        runtime = await served.listener.accept()
         await runtime.register(NRI_0_8)
         await runtime.synchronize([PLAIN], there)
         assert "[list-too-large]" in await refused(runtime, PLAIN, filled(290_000, name="more"))
@@ -140,8 +141,8 @@ async def test_the_list_is_known_from_synchronize(folder: Path, log: Log) -> Non
 
 async def test_a_pod_without_containers_counts_until_it_is_removed(folder: Path) -> None:
     large = nri.pod("annotated", annotations={"filler": "x" * 250_000})
-    async with Station(folder) as station:
-        runtime = await station.connected(NRI_0_6)
+    async with ServedPlugin(folder) as served:
+        runtime = await served.connected(NRI_0_6)
         for number in range(65):
             large.id = f"sandbox-{number}"
             assert (await runtime.event(Event.RUN_POD_SANDBOX, large)).ok
@@ -154,61 +155,60 @@ async def test_a_pod_without_containers_counts_until_it_is_removed(folder: Path)
 
 
 async def test_connections_that_end_inside_synchronize_are_waited_out(folder: Path, log: Log) -> None:
-    waits_s = (0.2, 0.4)
-    async with Station(folder, waits_s=waits_s) as station:
+    async with ServedPlugin(folder, limits=ConnectionLimits(cut_short_waits_s=(0.2, 0.4))) as served:
         found = []
         for _ in range(4):
-            runtime = await station.listener.accept()
+            runtime = await served.listener.accept()
             began = time.monotonic()
             await runtime.register()
             runtime.close()
             found.append(began)
         apart = [later - earlier for earlier, later in pairwise(found)]
         assert apart[0] < 0.2 <= apart[1] < 0.4 <= apart[2]
-        runtime = await station.connected()  # and all is forgotten
-        assert "does not finish listing" in station.away[-1]
+        runtime = await served.connected()  # and all is forgotten
+        assert "does not finish listing" in served.away[-1]
         runtime.close()
-        again = await station.listener.accept()
+        again = await served.listener.accept()
         await again.register()
         again.close()
-        await station.listener.accept()
-        assert station.away[-1] == "the runtime closed the connection"
+        await served.listener.accept()
+        assert served.away[-1] == "the runtime closed the connection"
     assert log.one("no connection survives Synchronize").level == "ERROR"
 
 
 async def test_an_end_at_another_moment_is_not_waited_out(folder: Path) -> None:
-    async with Station(folder, waits_s=(60.0,)) as station:
+    async with ServedPlugin(folder, limits=ConnectionLimits(cut_short_waits_s=(60.0,))) as served:
         for _ in range(5):
-            runtime = await station.connected()
+            runtime = await served.connected()
             runtime.close()
         for _ in range(5):
-            (await station.listener.accept()).close()
-        await station.connected()
+            (await served.listener.accept()).close()
+        await served.connected()
 
 
 async def test_a_list_whose_rest_cannot_come_is_told_with_its_size(folder: Path, log: Log) -> None:
     length = RECEIVE_MAX + 5_000_000
-    async with Station(folder, waits_s=(0.01,)) as station:
+    async with ServedPlugin(folder, limits=ConnectionLimits(cut_short_waits_s=(0.01,))) as served:
         for _ in range(2):
-            runtime = await station.listener.accept()
+            runtime = await served.listener.accept()
             await runtime.register(NRI_0_6)
-            await runtime.write(mux(1, (frame(length, 1001, 1) + b"\0" * 4096)[:4096]))
+            await runtime.write(cut_off(length))
             await runtime.ended()
-        await station.connected(NRI_0_6)
-        assert f"the list has {length} bytes" in station.away[-1]
+        await served.connected(NRI_0_6)
+        assert f"the list has {length} bytes" in served.away[-1]
     assert f"{length}" in log.one("no connection survives Synchronize").fields["fault"]
 
 
 async def test_more_entries_than_are_read(folder: Path) -> None:
     of = nri.asking("1")
-    async with Station(folder) as station:
-        runtime = await station.connected()
+    async with ServedPlugin(folder) as served:
+        runtime = await served.connected()
         made = nri.container(of)
         made.env.extend(["A"] * (ENTRIES_MAX + 1 - len(made.env)))
         sentence = await refused(runtime, of, made)
         assert f"[request-too-large]: this container has {ENTRIES_MAX + 1} variables" in sentence
         assert (await runtime.call("Shutdown")).status.ok
-        assert station.phases() == {}
+        assert served.phases() == {}
 
 
 @pytest.mark.parametrize("field", hostile.FIELDS)
@@ -222,3 +222,18 @@ def test_a_field_as_large_as_the_limit_allows_is_answered_in_time(field: str) ->
     answer = table.answer(RequestReceived(StreamId(1), PLUGIN, "CreateContainer", payload))
     assert time.perf_counter() - began < 0.5
     assert answer.status.code in (StatusCode.OK, StatusCode.FAILED_PRECONDITION)
+
+
+def test_the_size_of_an_ordinary_container_needs_no_look_at_the_policy() -> None:
+    """The guard reads the limit off files, and every container of the node starts through it."""
+    asked: list[int] = []
+
+    def limit() -> int:
+        asked.append(REQUEST_BYTES)
+        return REQUEST_BYTES
+
+    sizes = Sizes(limit, lambda action: action(), counts=False)
+    assert sizes.start_refusal(nri.create(PLAIN, nri.container(PLAIN))) is None
+    assert asked == []
+    assert sizes.start_refusal(nri.create(PLAIN, filled(REQUEST_BYTES + ADJUSTMENT_BYTES))) is not None
+    assert len(asked) == 1
