@@ -17,7 +17,7 @@ from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
 from nri_gpu.domain.gpu import Capabilities, Gpu, GpuUuid, MigPart, PciBusId, Unit, whole
 from nri_gpu.domain.node import DriverTree, Inventory, Loader
-from nri_gpu.injection.env import LIBRARY_PATH
+from nri_gpu.injection.mounts import LIBRARY_PATH
 from nri_gpu.injection.plan import Injection, plan
 
 KIND: Final = "nvidia.com/gpu"

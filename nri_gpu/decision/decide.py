@@ -25,8 +25,8 @@ from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, AllocationPending
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import Node
 from nri_gpu.injection.devices import missing_capability_major
-from nri_gpu.injection.env import VISIBLE_DEVICES, disarmed
-from nri_gpu.injection.extras import ExtraRequest, extra_parts, kept_limits
+from nri_gpu.injection.extras import ExtraRequest, extra_edits, kept_limits
+from nri_gpu.injection.plan import VISIBLE_DEVICES, disarmed
 from nri_gpu.policy.model import Disarm, Policy, PrivilegedAction
 from nri_gpu.policy.select import Denied, Ignored, select, stale_fault
 
@@ -117,7 +117,7 @@ def _grant(asked: Eligible, container: Container, node: Node, ledger: Ledger) ->
         return Refuse(chosen)
     gpus, mode, seat = chosen
     policy = asked.terms.policy
-    extra = extra_parts(ExtraRequest(asked.extras, gpus, asked.capabilities, node, container))
+    extra = extra_edits(ExtraRequest(asked.extras, gpus, asked.capabilities, node, container))
     if isinstance(extra, Reason):
         return Refuse(extra)
     plan = plan_for(container, gpus, asked.capabilities, node, policy, extra=extra, mps=seat)

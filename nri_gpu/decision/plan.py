@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
-from nri_gpu.domain.edits import NO_EXTRA_EDITS, Edits, ExtraEdits
+from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.gpu import Capabilities, Capability, Unit, whole
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import Node
@@ -40,7 +40,7 @@ def plan_for(
     node: Node,
     policy: Policy,
     *,
-    extra: ExtraEdits = NO_EXTRA_EDITS,
+    extra: Edits = NO_EDITS,
     completes: bool = False,
     mps: Seat | None = None,
 ) -> Plan | Reason:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from msgspec import Struct, field
 
@@ -51,13 +50,6 @@ class Rlimit(Struct, frozen=True):
 
 UNLIMITED: Final = 2**64 - 1  # RLIM_INFINITY
 
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-def _frozen(items: Mapping[K, V]) -> Mapping[K, V]:
-    return MappingProxyType(dict(items))
-
 
 class Edits(Struct, frozen=True):
     """Everything we add to one container.
@@ -89,11 +81,11 @@ class Edits(Struct, frozen=True):
     ) -> Self:
         """Edits from plain parts."""
         return cls(
-            devices=_frozen({device.path: device for device in devices}),
-            mounts=_frozen({mount.destination: mount for mount in mounts}),
-            env=_frozen(env or {}),
-            annotations=_frozen(annotations or {}),
-            rlimits=_frozen({limit.type: limit for limit in rlimits}),
+            devices={device.path: device for device in devices},
+            mounts={mount.destination: mount for mount in mounts},
+            env=env or {},
+            annotations=annotations or {},
+            rlimits={limit.type: limit for limit in rlimits},
             cpuset_cpus=cpuset_cpus,
             cpuset_mems=cpuset_mems,
         )
@@ -101,11 +93,11 @@ class Edits(Struct, frozen=True):
     def merge(self, other: Edits) -> Edits:
         """Both; where they name the same key, `other` wins."""
         return Edits(
-            devices=_frozen({**self.devices, **other.devices}),
-            mounts=_frozen({**self.mounts, **other.mounts}),
-            env=_frozen({**self.env, **other.env}),
-            annotations=_frozen({**self.annotations, **other.annotations}),
-            rlimits=_frozen({**self.rlimits, **other.rlimits}),
+            devices={**self.devices, **other.devices},
+            mounts={**self.mounts, **other.mounts},
+            env={**self.env, **other.env},
+            annotations={**self.annotations, **other.annotations},
+            rlimits={**self.rlimits, **other.rlimits},
             cpuset_cpus=other.cpuset_cpus or self.cpuset_cpus,
             cpuset_mems=other.cpuset_mems or self.cpuset_mems,
         )
@@ -165,16 +157,6 @@ class NodeExtra(Recorded, frozen=True):
     channels: Channels | None = None
     lacking: str = ""
 
-
-class ExtraEdits(Struct, frozen=True):
-    """What a container gets for its extras."""
-
-    nodes: tuple[DeviceNode, ...] = ()
-    mounts: tuple[Mount, ...] = ()
-    rlimits: tuple[Rlimit, ...] = ()
-
-
-NO_EXTRA_EDITS: Final = ExtraEdits()
 
 PROFILE_GPUS_MAX: Final = 8  # of one node: a file for each set of them is 255 files
 PROFILE_MINOR_MAX: Final = 31  # the driver's README: EGLVisibleDGPUDevices is a mask of 32 bits

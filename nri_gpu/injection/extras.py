@@ -14,12 +14,12 @@ from msgspec import Struct
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import (
-    NO_EXTRA_EDITS,
+    NO_EDITS,
     UNLIMITED,
     Channels,
     DeviceNode,
+    Edits,
     Extra,
-    ExtraEdits,
     Extras,
     Mount,
     NodeExtra,
@@ -47,11 +47,9 @@ class ExtraRequest(Struct, frozen=True):
     container: Container
 
 
-def extra_parts(wish: ExtraRequest) -> ExtraEdits | Reason:
+def extra_edits(wish: ExtraRequest) -> Edits | Reason:
     """The edits of a request's extras, or why one of them cannot be given."""
-    if not wish.extras.asked:
-        return NO_EXTRA_EDITS
-    found: list[ExtraEdits] = []
+    edits = NO_EDITS
     for extra in Extra:
         if extra in wish.extras.asked:
             part = _MAKERS.get(extra, _offered)(extra, wish)
@@ -59,12 +57,8 @@ def extra_parts(wish: ExtraRequest) -> ExtraEdits | Reason:
                 return part
             if reason := _hidden_volume(extra, part.mounts, wish.container.mounts):
                 return reason
-            found.append(part)
-    return ExtraEdits(
-        nodes=tuple(node for part in found for node in part.nodes),
-        mounts=tuple(mount for part in found for mount in part.mounts),
-        rlimits=tuple(limit for part in found for limit in part.rlimits),
-    )
+            edits = edits.merge(part)
+    return edits
 
 
 def kept_limits(extras: Extras, container: Container) -> str:
@@ -74,9 +68,9 @@ def kept_limits(extras: Extras, container: Container) -> str:
     return ""
 
 
-def _offered(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
+def _offered(extra: Extra, wish: ExtraRequest) -> Edits | Reason:
     offer = _offer(extra, wish)
-    return offer if isinstance(offer, Reason) else ExtraEdits(offer.nodes, offer.mounts)
+    return offer if isinstance(offer, Reason) else Edits.of(devices=offer.nodes, mounts=offer.mounts)
 
 
 def _offer(extra: Extra, wish: ExtraRequest) -> NodeExtra | Reason:
@@ -86,7 +80,7 @@ def _offer(extra: Extra, wish: ExtraRequest) -> NodeExtra | Reason:
     return _lacking(extra, offer.lacking) if offer.lacking else offer
 
 
-def _drm(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
+def _drm(extra: Extra, wish: ExtraRequest) -> Edits | Reason:
     """The GPUs' own DRM nodes, without the libraries that draw."""
     for unit in wish.gpus:
         if isinstance(unit, MigPart) and not draws(unit):
@@ -95,18 +89,19 @@ def _drm(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
         if not whole(unit).drm:
             what = f"GPU {whole(unit).index} has no node below /dev/dri"
             return _lacking(extra, f"{what}: load kernel module nvidia-drm (`modprobe nvidia-drm`)")
-    return ExtraEdits(tuple(node for unit in wish.gpus for node in drm_nodes(whole(unit))))
+    return Edits.of(devices=tuple(node for unit in wish.gpus for node in drm_nodes(whole(unit))))
 
 
-def _rdma(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
+def _rdma(extra: Extra, wish: ExtraRequest) -> Edits | Reason:
     """The adapters' nodes, and no limit on the memory that they can pin."""
     offer = _offer(extra, wish)
     if isinstance(offer, Reason):
         return offer
-    return ExtraEdits(offer.nodes, offer.mounts, () if MEMLOCK.type in wish.container.rlimits else (MEMLOCK,))
+    rlimits = () if MEMLOCK.type in wish.container.rlimits else (MEMLOCK,)
+    return Edits.of(devices=offer.nodes, mounts=offer.mounts, rlimits=rlimits)
 
 
-def _imex(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
+def _imex(extra: Extra, wish: ExtraRequest) -> Edits | Reason:
     offer = _offer(extra, wish)
     if isinstance(offer, Reason):
         return offer
@@ -119,10 +114,10 @@ def _imex(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
             "NVreg_ImexChannelCount of kernel module nvidia",
         )
     paths = ((number, f"{CHANNELS_FOLDER}/channel{number}") for number in wish.extras.channels)
-    return ExtraEdits(tuple(DeviceNode(path, channels.major, number, CHANNEL_MODE) for number, path in paths))
+    return Edits.of(devices=tuple(DeviceNode(path, channels.major, number, CHANNEL_MODE) for number, path in paths))
 
 
-def _profile(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
+def _profile(extra: Extra, wish: ExtraRequest) -> Edits | Reason:
     """Settings by which EGL and Vulkan skip GPUs that are on the host and not in the container."""
     if Capability.GRAPHICS not in wish.capabilities:
         return Reason(
@@ -138,18 +133,17 @@ def _profile(extra: Extra, wish: ExtraRequest) -> ExtraEdits | Reason:
         return _lacking(extra, profiles.fault)
     if not minors <= profiles.minors:
         return _lacking(extra, "no file is written for these GPUs yet; try again in a moment")
-    return ExtraEdits(mounts=(Mount(PROFILE_PLACE, profiles.path(minors)),))
+    return Edits.of(mounts=(Mount(PROFILE_PLACE, profiles.path(minors)),))
 
 
 def _lacking(extra: Extra, why: str) -> Reason:
     return Reason(Code.NODE_NOT_READY, f"extra {extra} cannot be given on this node: {why}.")
 
 
-def _hidden_volume(extra: Extra, mounts: Iterable[Mount], taken: Iterable[str]) -> Reason | None:
+def _hidden_volume(extra: Extra, places: Iterable[str], taken: Iterable[str]) -> Reason | None:
     """Why one of our mounts would hide a volume of the container. One above ours is fine: runtimes mount by depth."""
     others = [normpath(f"/{other.lstrip('/')}") for other in taken]
-    for mount in mounts:
-        place = mount.destination
+    for place in places:
         if any(other == place or other.startswith(f"{place}/") for other in others):
             return Reason(
                 Code.BAD_REQUEST,
@@ -159,7 +153,7 @@ def _hidden_volume(extra: Extra, mounts: Iterable[Mount], taken: Iterable[str]) 
     return None
 
 
-_MAKERS: Final[Mapping[Extra, Callable[[Extra, ExtraRequest], ExtraEdits | Reason]]] = {
+_MAKERS: Final[Mapping[Extra, Callable[[Extra, ExtraRequest], Edits | Reason]]] = {
     Extra.DRM: _drm,
     Extra.RDMA: _rdma,
     Extra.IMEX: _imex,

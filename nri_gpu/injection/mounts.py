@@ -7,7 +7,7 @@ what the package lacks is found there. A program that clears its environment fin
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from posixpath import normpath
 from typing import Final
 
@@ -16,8 +16,8 @@ from msgspec import Struct
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import Mount
 from nri_gpu.domain.node import CompatPackage, DriverTree, Loader
-from nri_gpu.injection.env import LIBRARY_PATH
 
+LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
 PLACE: Final = "/opt/nri-gpu/compat"
 
 
@@ -30,17 +30,19 @@ def compat_hindrance(container: Container) -> str:
     """Why a package could not come before the driver's libraries in this container, a clause; empty if it can."""
     if LIBRARY_PATH in container.env_twice:
         return f"image and pod both set {LIBRARY_PATH}, and NRI reaches only the one that is not used"
-    if any(_at_compat_place(other) for other in _near(container.mounts)):
+    if _touches(PLACE, map(_plain, container.mounts)):
         return f"the pod mounts a volume at {PLACE}"
     return ""
 
 
-def _near(mounts: Iterable[str]) -> Iterable[str]:
-    return (normpath(f"/./{other}") for other in mounts)
+def library_path(folders: Sequence[str], present: str) -> Mapping[str, str]:
+    """The loader's path with these folders before the container's own; nothing if they are first already.
 
-
-def _at_compat_place(other: str) -> bool:
-    return other in ("/", PLACE) or other.startswith(f"{PLACE}/") or PLACE.startswith(f"{other}/")
+    Never adds an empty element: to the loader that is the current directory.
+    """
+    if not folders or present.split(":")[: len(folders)] == list(folders):
+        return {}
+    return {LIBRARY_PATH: ":".join((*folders, present) if present else folders)}
 
 
 # NVIDIA's images have the first on PATH and LD_LIBRARY_PATH. The others serve pods that mount a volume there.

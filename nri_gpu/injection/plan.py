@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Final
 
@@ -10,13 +10,17 @@ from msgspec import Struct
 
 from nri_gpu.domain.claim import NumaBinding
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.edits import NO_EDITS, NO_EXTRA_EDITS, Edits, ExtraEdits
+from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.gpu import Capabilities, Capability, Unit, whole
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.node import CompatPackage, DriverTree, Inventory, Loader, NumaNode
-from nri_gpu.injection import devices, env
-from nri_gpu.injection.mounts import compat_mount, free_places, tree_mounts
+from nri_gpu.injection import devices
+from nri_gpu.injection.mounts import LIBRARY_PATH, compat_mount, free_places, library_path, tree_mounts
 from nri_gpu.injection.mps import client_edits
+
+VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+OUR_UUIDS: Final = "NRI_GPU_UUIDS"
+VOID: Final = "void"  # NVIDIA's value for no device: an old runtime or hook on the node then does nothing
 
 
 class Injection(Struct, frozen=True, kw_only=True):
@@ -37,7 +41,7 @@ class Injection(Struct, frozen=True, kw_only=True):
     loader: Loader
     void: bool
     numa: NumaBinding = NumaBinding.NONE
-    extra: ExtraEdits = NO_EXTRA_EDITS
+    extra: Edits = NO_EDITS
     compat: CompatPackage | None = None
     completes: bool = False
     mps: Seat | None = None
@@ -45,7 +49,7 @@ class Injection(Struct, frozen=True, kw_only=True):
     @property
     def library_path(self) -> str:
         """The container's own LD_LIBRARY_PATH; empty where it has none."""
-        return self.container.env.get(env.LIBRARY_PATH, "")
+        return self.container.env.get(LIBRARY_PATH, "")
 
 
 def plan(of: Injection) -> Edits:
@@ -67,24 +71,23 @@ def _driver(of: Injection) -> Edits:
         return NO_EDITS
     places = free_places(of.loader, of.container.mounts, of.tree)
     folders = places.search(compatible=Capability.COMPAT32 in of.capabilities)
-    return Edits.of(mounts=tree_mounts(of.tree, places), env=env.library_path(folders, of.library_path))
+    return Edits.of(mounts=tree_mounts(of.tree, places), env=library_path(folders, of.library_path))
 
 
 def _compat(of: Injection) -> Edits:
     """Comes after the driver's, to stand before it in the path: glibc takes the first library of a name."""
     if of.compat is None:
         return NO_EDITS
-    mount, behind = compat_mount(of.compat), _driver(of).env.get(env.LIBRARY_PATH, of.library_path)
-    return Edits.of(mounts=(mount,), env=env.library_path([mount.destination], behind))
+    mount, behind = compat_mount(of.compat), _driver(of).env.get(LIBRARY_PATH, of.library_path)
+    return Edits.of(mounts=(mount,), env=library_path([mount.destination], behind))
 
 
 def _visible(of: Injection) -> Edits:
-    return Edits.of(env=env.visible_devices(of.gpus, void=of.void)) if of.gpus else NO_EDITS
+    return Edits.of(env=visible_devices(of.gpus, void=of.void)) if of.gpus else NO_EDITS
 
 
 def _extras(of: Injection) -> Edits:
-    extra = of.extra
-    return Edits.of(devices=extra.nodes, mounts=extra.mounts, rlimits=extra.rlimits) if of.gpus else NO_EDITS
+    return of.extra if of.gpus else NO_EDITS
 
 
 def _mps(of: Injection) -> Edits:
@@ -92,8 +95,7 @@ def _mps(of: Injection) -> Edits:
 
 
 def _cpuset(of: Injection) -> Edits:
-    cpuset = cpuset_of(of.gpus, of.inventory.numa, of.numa, pinned=of.container.pinned)
-    return Edits.of(cpuset_cpus=cpuset.cpus, cpuset_mems=cpuset.mems)
+    return NO_EDITS if of.container.pinned else cpuset_edits(of.gpus, of.inventory.numa, of.numa)
 
 
 CONTRIBUTORS: Final[tuple[Callable[[Injection], Edits], ...]] = (
@@ -107,28 +109,27 @@ CONTRIBUTORS: Final[tuple[Callable[[Injection], Edits], ...]] = (
 )
 
 
-class Cpuset(Struct, frozen=True):
-    """CPUs and memory nodes, as lists in the kernel's syntax; empty: not bound."""
-
-    cpus: str = ""
-    mems: str = ""
-
-
-UNBOUND: Final = Cpuset()
-
-
-def cpuset_of(units: Iterable[Unit], nodes: Sequence[NumaNode], binding: NumaBinding, *, pinned: bool) -> Cpuset:
-    """The cpuset of a container that is granted these. pinned: another component has set its cpuset.
+def cpuset_edits(units: Iterable[Unit], nodes: Sequence[NumaNode], binding: NumaBinding) -> Edits:
+    """The cpuset of a container that is granted these, unless another component has set it.
 
     Unbound where the NUMA node of one GPU is not known: the others' nodes would keep the container away from that GPU.
     A node without CPUs, or without memory, adds none, since the kernel refuses an empty list.
     """
-    if binding is NumaBinding.NONE or pinned:
-        return UNBOUND
     wanted = {whole(unit).numa_node for unit in units}
     near = [node for node in nodes if node.number in wanted]
-    if len(near) < len(wanted):
-        return UNBOUND
+    if binding is NumaBinding.NONE or len(near) < len(wanted):
+        return NO_EDITS
     cpus = [node.cpus for node in near if node.cpus] if binding is not NumaBinding.MEMORY else []
     mems = [str(node.number) for node in near if node.memory] if binding is not NumaBinding.CPUS else []
-    return Cpuset(",".join(cpus), ",".join(mems))
+    return Edits.of(cpuset_cpus=",".join(cpus), cpuset_mems=",".join(mems))
+
+
+def visible_devices(gpus: tuple[Unit, ...], *, void: bool) -> Mapping[str, str]:
+    """The granted UUIDs. void: under another name, because a runtime or hook on this node still reads the usual one."""
+    uuids = ",".join(gpu.uuid for gpu in gpus)
+    return {VISIBLE_DEVICES: VOID, OUR_UUIDS: uuids} if void else {VISIBLE_DEVICES: uuids}
+
+
+def disarmed(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Overrides an image's NVIDIA_VISIBLE_DEVICES, so that no other component acts on it."""
+    return {VISIBLE_DEVICES: VOID} if env.get(VISIBLE_DEVICES, VOID) != VOID else {}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.domain.decision import PERMISSION_CODES, REFUSAL_MAX, Code, Reason
+from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
 from tests.support import builders as make
 
 SENTENCES = {
@@ -28,11 +28,6 @@ def test_a_longer_one_is_cut_and_says_so() -> None:
     text = str(Reason(Code.GPU_BUSY, "x" * REFUSAL_MAX))
     assert len(text) == REFUSAL_MAX
     assert text.endswith("x...")
-
-
-def test_codes_are_words_that_can_be_grepped_for() -> None:
-    assert all(code.value == code.name.lower().replace("_", "-") for code in Code)
-    assert frozenset({Code.NOT_ALLOWED}) == PERMISSION_CODES
 
 
 def test_names_for_people_are_no_part_of_a_grants_identity() -> None:

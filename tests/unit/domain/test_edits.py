@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
-from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits, Mount
+from nri_gpu.domain.edits import DeviceNode, Edits, Mount
 
 NODE = DeviceNode("/dev/nvidia0", 195, 0)
 
@@ -18,24 +16,6 @@ def test_the_same_path_twice_is_one_and_the_later_wins() -> None:
     edits = Edits.of(devices=(NODE, DeviceNode("/dev/nvidia0", 195, 9)), mounts=(Mount("/a", "/1"), Mount("/a", "/2")))
     assert [node.minor for node in edits.devices.values()] == [9]
     assert [mount.source for mount in edits.mounts.values()] == ["/2"]
-
-
-def test_where_both_name_a_key_the_other_wins() -> None:
-    merged = Edits.of(env={"A": "1", "B": "1"}).merge(Edits.of(env={"B": "2"}, annotations={"k": "v"}))
-    assert dict(merged.env) == {"A": "1", "B": "2"}
-    assert dict(merged.annotations) == {"k": "v"}
-
-
-def test_nobody_can_change_edits() -> None:
-    given = {"A": "1"}
-    edits = Edits.of(env=given)
-    given["B"] = "2"
-    assert dict(edits.env) == {"A": "1"}
-    with pytest.raises(TypeError):
-        edits.env["A"] = "2"  # type: ignore[index] # the point
-    with pytest.raises(AttributeError):
-        edits.env = {}  # type: ignore[misc] # the point
-    assert not NO_EDITS.env
 
 
 def test_a_node_is_open_to_all_users_unless_said_otherwise_and_a_mount_is_read_only() -> None:

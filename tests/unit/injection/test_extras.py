@@ -8,13 +8,13 @@ from msgspec.structs import replace
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Reason
 from nri_gpu.domain.edits import (
-    NO_EXTRA_EDITS,
+    NO_EDITS,
     NO_EXTRAS,
     UNLIMITED,
     Channels,
     DeviceNode,
+    Edits,
     Extra,
-    ExtraEdits,
     Extras,
     Mount,
     NodeExtra,
@@ -24,7 +24,7 @@ from nri_gpu.domain.edits import (
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DrmNode, Unit
 from nri_gpu.domain.node import Node
 from nri_gpu.injection.devices import device_nodes, draws, missing_modules
-from nri_gpu.injection.extras import PROFILE_PLACE, ExtraRequest, extra_parts, kept_limits
+from nri_gpu.injection.extras import PROFILE_PLACE, ExtraRequest, extra_edits, kept_limits
 from tests.support import builders as make
 
 GRAPHICS = frozenset({Capability.GRAPHICS})
@@ -69,70 +69,70 @@ def wish(
     return ExtraRequest(extras, gpus, capabilities, of or node(), container or make.container())
 
 
-def given(asked: ExtraRequest) -> ExtraEdits:
-    parts = extra_parts(asked)
-    assert isinstance(parts, ExtraEdits), parts
+def given(asked: ExtraRequest) -> Edits:
+    parts = extra_edits(asked)
+    assert isinstance(parts, Edits), parts
     return parts
 
 
 def refused(asked: ExtraRequest) -> Reason:
-    reason = extra_parts(asked)
+    reason = extra_edits(asked)
     assert isinstance(reason, Reason), reason
     assert reason.sentence.endswith(".")
     return reason
 
 
 def test_nothing_asked_nothing_given() -> None:
-    assert extra_parts(replace(wish(), extras=NO_EXTRAS)) is NO_EXTRA_EDITS
+    assert extra_edits(replace(wish(), extras=NO_EXTRAS)) == NO_EDITS
 
 
 def test_the_nodes_of_the_gpus_granted_without_what_draws() -> None:
     parts = given(wish(Extra.DRM))
-    assert [each.path for each in parts.nodes] == DRM_PATHS
+    assert list(parts.devices) == DRM_PATHS
     assert not parts.mounts
 
 
 def test_rdma_brings_leave_to_pin_memory() -> None:
-    assert given(wish(Extra.RDMA)) == ExtraEdits((UVERBS,), (), (MEMLOCK,))
+    assert given(wish(Extra.RDMA)) == Edits.of(devices=(UVERBS,), rlimits=(MEMLOCK,))
 
 
 def test_a_limit_that_is_there_stays_and_is_told_of() -> None:
     bound = make.container(rlimits=frozenset({"RLIMIT_MEMLOCK"}))
-    assert given(wish(Extra.RDMA, container=bound)) == ExtraEdits((UVERBS,))
+    assert given(wish(Extra.RDMA, container=bound)) == Edits.of(devices=(UVERBS,))
     extras = Extras(frozenset({Extra.RDMA}))
     assert "RLIMIT_MEMLOCK" in kept_limits(extras, bound)
     assert kept_limits(NO_EXTRAS, bound) == kept_limits(extras, make.container()) == ""
 
 
 def test_storage_brings_its_files() -> None:
-    assert given(wish(Extra.GDS)) == ExtraEdits((FS,), (CUFILE,))
+    assert given(wish(Extra.GDS)) == Edits.of(devices=(FS,), mounts=(CUFILE,))
 
 
 def test_channels_are_those_asked_for() -> None:
     parts = given(wish(Extra.IMEX, channels=(0, 7)))
     folder = "/dev/nvidia-caps-imex-channels/channel"
-    assert parts.nodes == (DeviceNode(f"{folder}0", 511, 0), DeviceNode(f"{folder}7", 511, 7))
+    assert tuple(parts.devices.values()) == (DeviceNode(f"{folder}0", 511, 0), DeviceNode(f"{folder}7", 511, 7))
 
 
 def test_a_right_has_the_drivers_own_mode() -> None:
-    assert given(wish(Extra.MIG_CONFIG)).nodes == (CONFIG,)
+    assert given(wish(Extra.MIG_CONFIG)) == Edits.of(devices=(CONFIG,))
 
 
 def test_a_profile_is_one_file_for_just_these_gpus() -> None:
     parts = given(wish(Extra.PROFILE, gpus=(make.gpu(0), DRAWING), capabilities=GRAPHICS))
-    assert parts == ExtraEdits(mounts=(Mount(PROFILE_PLACE, "/stage/profiles/a0.conf"),))  # minors 7 and 5
-    assert "ro" in parts.mounts[0].options
+    assert parts == Edits.of(mounts=(Mount(PROFILE_PLACE, "/stage/profiles/a0.conf"),))  # minors 7 and 5
+    assert "ro" in parts.mounts[PROFILE_PLACE].options
 
 
 def test_of_a_mig_device_the_profile_names_its_gpu() -> None:
     parts = given(wish(Extra.PROFILE, gpus=CUT.parts, capabilities=GRAPHICS))
-    assert parts.mounts[0].source == "/stage/profiles/20.conf"
+    assert parts.mounts[PROFILE_PLACE].source == "/stage/profiles/20.conf"
 
 
 def test_several_come_together() -> None:
     parts = given(wish(Extra.RDMA, Extra.GDS, Extra.DRM))
-    assert [each.path for each in parts.nodes] == [*DRM_PATHS, FS.path, UVERBS.path]
-    assert (parts.mounts, parts.rlimits) == ((CUFILE,), (MEMLOCK,))
+    assert list(parts.devices) == [*DRM_PATHS, FS.path, UVERBS.path]
+    assert (parts.mounts, parts.rlimits) == ({CUFILE.destination: CUFILE}, {MEMLOCK.type: MEMLOCK})
 
 
 REFUSED = {

@@ -4,7 +4,7 @@ import pytest
 
 from nri_gpu.domain.node import DriverTree, Loader
 from nri_gpu.injection import mounts
-from nri_gpu.injection.mounts import TREE_PLACES, DriverPlaces, free_places, tree_mounts
+from nri_gpu.injection.mounts import TREE_PLACES, DriverPlaces, free_places, library_path, tree_mounts
 
 TREE = DriverTree(
     "/stage/g/all",
@@ -165,3 +165,35 @@ def test_single_files_go_beside_the_containers_own(taken: frozenset[str], files:
     mounted = given(loader, taken, DRAWING)
     assert {place: f"/stage/extra{place}" for place in files}.items() <= mounted.items()
     assert not ({ICD, EGL} - files) & mounted.keys()
+
+
+OURS = f"{FIRST}/lib64"
+PATHS: dict[str, tuple[dict[str, str], str | None]] = {
+    "none before": ({}, OURS),
+    "empty before": ({"LD_LIBRARY_PATH": ""}, OURS),
+    "one before": ({"LD_LIBRARY_PATH": "/a"}, f"{OURS}:/a"),
+    "several before": ({"LD_LIBRARY_PATH": "/a:/b"}, f"{OURS}:/a:/b"),
+    "ours leads already": ({"LD_LIBRARY_PATH": f"{OURS}:/a"}, None),
+    "ours alone already": ({"LD_LIBRARY_PATH": OURS}, None),
+    "ours is there but does not lead": (
+        {"LD_LIBRARY_PATH": f"/a:{OURS}"},
+        f"{OURS}:/a:{OURS}",
+    ),
+    "one that only begins like ours": (
+        {"LD_LIBRARY_PATH": f"{OURS}-old"},
+        f"{OURS}:{OURS}-old",
+    ),
+    "an empty element of the image's own stays its own": ({"LD_LIBRARY_PATH": ":/a"}, f"{OURS}::/a"),
+}
+
+
+@pytest.mark.parametrize(("env", "value"), PATHS.values(), ids=PATHS)
+def test_the_loaders_path(env: dict[str, str], value: str | None) -> None:
+    assert library_path([OURS], env.get("LD_LIBRARY_PATH", "")) == ({} if value is None else {"LD_LIBRARY_PATH": value})
+
+
+def test_the_loaders_path_with_32_bit_libraries() -> None:
+    folders = [OURS, "/usr/local/nvidia/lib32"]
+    assert library_path(folders, "/a") == {"LD_LIBRARY_PATH": f"{OURS}:/usr/local/nvidia/lib32:/a"}
+    assert library_path(folders, ":".join([*folders, "/a"])) == {}
+    assert library_path(folders, OURS) == {"LD_LIBRARY_PATH": ":".join([*folders, OURS])}

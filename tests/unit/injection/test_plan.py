@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.domain.claim import NumaBinding
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.edits import NO_EDITS
-from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES
-from nri_gpu.domain.node import DriverTree, Loader
-from nri_gpu.injection.plan import Injection, plan
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Unit
+from nri_gpu.domain.node import DriverTree, Loader, NumaNode
+from nri_gpu.injection.plan import Injection, disarmed, plan, visible_devices
 from tests.support import builders as make
 from tests.support.loading import LIBRARIES, tree_of
 
@@ -31,7 +34,6 @@ def test_a_share_is_nodes_files_and_environment() -> None:
         "LD_LIBRARY_PATH": LIBRARIES,
         "NVIDIA_VISIBLE_DEVICES": make.uuid(1),
     }
-    assert not edits.annotations  # the mark is the shell's to sign
 
 
 def test_no_gpu_no_edits() -> None:
@@ -68,3 +70,56 @@ def test_a_strategy_changes_the_next_plan() -> None:
     plans = [plan(replace(SHARE, loader=loader)) for loader in Loader]
     assert "LD_LIBRARY_PATH" not in plans[list(Loader).index(Loader.FILES)].env
     assert plans[list(Loader).index(Loader.TREE)].mounts.keys() == {"/usr/local/nvidia"}
+
+
+NODES = (NumaNode(0, "0-15,32-47"), NumaNode(1, "16-31"), NumaNode(2, "", memory=True), NumaNode(3, "48", memory=False))
+ZERO, ONE, LONE, BARE, NOWHERE, UNREAD = (make.gpu(at, numa_node=node) for at, node in enumerate((0, 1, 2, 3, None, 9)))
+PART = make.mig_gpu(6, numa_node=1).parts[0]
+
+BOUND: dict[str, tuple[Sequence[Unit], NumaBinding, tuple[str, str]]] = {
+    "cpus": ((ZERO,), NumaBinding.CPUS, ("0-15,32-47", "")),
+    "memory": ((ZERO,), NumaBinding.MEMORY, ("", "0")),
+    "both": ((ONE,), NumaBinding.BOTH, ("16-31", "1")),
+    "of a MIG device": ((PART,), NumaBinding.BOTH, ("16-31", "1")),
+    "of two nodes": ((ONE, ZERO), NumaBinding.BOTH, ("0-15,32-47,16-31", "0,1")),
+    "of one node twice": ((ONE, PART), NumaBinding.BOTH, ("16-31", "1")),
+    "none": ((ZERO,), NumaBinding.NONE, ("", "")),
+    "a node without CPUs": ((LONE,), NumaBinding.BOTH, ("", "2")),
+    "a node without CPUs beside one": ((ZERO, LONE), NumaBinding.BOTH, ("0-15,32-47", "0,2")),
+    "a node without memory": ((BARE,), NumaBinding.BOTH, ("48", "")),
+    "no node is told": ((NOWHERE,), NumaBinding.BOTH, ("", "")),
+    "of one no node is told": ((ZERO, NOWHERE), NumaBinding.BOTH, ("", "")),
+    "the node could not be read": ((UNREAD,), NumaBinding.BOTH, ("", "")),
+    "no GPU": ((), NumaBinding.BOTH, ("", "")),
+}
+
+
+@pytest.mark.parametrize(("units", "binding", "cpuset"), BOUND.values(), ids=BOUND)
+def test_what_a_container_is_bound_to(units: Sequence[Unit], binding: NumaBinding, cpuset: tuple[str, str]) -> None:
+    injection = replace(SHARE, gpus=tuple(units), inventory=make.inventory(numa=NODES), numa=binding)
+    edits = plan(injection)
+    assert (edits.cpuset_cpus, edits.cpuset_mems) == cpuset
+    pinned = plan(replace(injection, container=make.container(pinned=True)))
+    assert (pinned.cpuset_cpus, pinned.cpuset_mems) == ("", "")
+
+
+def test_programs_read_the_granted_uuids() -> None:
+    gpus = (make.gpu(0), make.gpu(3))
+    listed = f"{make.uuid(0)},{make.uuid(3)}"
+    assert visible_devices(gpus, void=False) == {"NVIDIA_VISIBLE_DEVICES": listed}
+    assert visible_devices(gpus, void=True) == {"NVIDIA_VISIBLE_DEVICES": "void", "NRI_GPU_UUIDS": listed}
+
+
+DISARMED = {
+    "not set": ({}, False),
+    "void already": ({"NVIDIA_VISIBLE_DEVICES": "void"}, False),
+    "all": ({"NVIDIA_VISIBLE_DEVICES": "all"}, True),
+    "none, which still brings the driver": ({"NVIDIA_VISIBLE_DEVICES": "none"}, True),
+    "empty": ({"NVIDIA_VISIBLE_DEVICES": ""}, True),
+    "another variable": ({"LD_LIBRARY_PATH": "all"}, False),
+}
+
+
+@pytest.mark.parametrize(("env", "armed"), DISARMED.values(), ids=DISARMED)
+def test_disarming_overrides_whatever_an_nvidia_hook_would_obey(env: dict[str, str], armed: bool) -> None:
+    assert disarmed(env) == ({"NVIDIA_VISIBLE_DEVICES": "void"} if armed else {})

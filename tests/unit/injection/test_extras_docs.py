@@ -14,7 +14,7 @@ from nri_gpu.policy.select import Terms
 from nri_gpu.request.parse import parse_claim
 from nri_gpu.simulation.topology import parse_topology
 
-TEXT = (Path(__file__).parents[2] / "docs" / "extras.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs" / "extras.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([a-z-]+)(?::N)?` \|.*\| (yes|no) \|$", TEXT, re.MULTILINE)
 YAML, POLICY, TOPOLOGY = (
     body for _, body in re.findall(r"^```(yaml|toml)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
