@@ -61,15 +61,19 @@ EVERYTHING: Final = Globs(("*",))
 NOTHING: Final = Globs(())
 
 
+def _builtin(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else to_builtins(value, order="sorted")
+
+
 class Form(Struct, frozen=True):
     """The form of a setting in the file where it is not the value itself; stands in the setting's annotation.
 
-    type: what msgspec checks. read: from that to the value. write: the inverse.
+    type: what msgspec checks. read: from that to the value. write: the inverse, for defaults.
     """
 
     type: Any
-    read: Callable[[Any], Any]
-    write: Callable[[Any], Any]
+    read: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any], Any] = _builtin
 
 
 class Field(Struct, frozen=True):
@@ -112,11 +116,7 @@ def _field(key: str, hint: Any, default: object) -> Field:  # noqa: ANN401 - Ann
 
 def _plain_form(hint: Any) -> Form:  # noqa: ANN401 - a type, or that and None where the key may be left out
     types = [each for each in get_args(hint) if each is not NoneType] if NoneType in get_args(hint) else [hint]
-    return Form(reduce(or_, types), lambda value: value, _builtin)
-
-
-def _builtin(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else to_builtins(value, order="sorted")
+    return Form(reduce(or_, types))
 
 
 @cache
@@ -158,11 +158,7 @@ def unique(maximum: int, minimum: int | None = None) -> Meta:
 
 def patterns(item: Any) -> Form:  # noqa: ANN401 - a msgspec type, as above
     """A list, maybe empty, of shell-style patterns."""
-    return Form(Annotated[tuple[item, ...], unique(_PATTERNS_MAX)], Globs, _written)
-
-
-def _written(globs: Globs) -> list[str]:
-    return list(globs.patterns)
+    return Form(Annotated[tuple[item, ...], unique(_PATTERNS_MAX)], Globs, lambda globs: list(globs.patterns))
 
 
 def pattern_or_more(item: Any) -> Form:  # noqa: ANN401 - a msgspec type, as above
@@ -170,7 +166,6 @@ def pattern_or_more(item: Any) -> Form:  # noqa: ANN401 - a msgspec type, as abo
     return Form(
         item | Annotated[tuple[item, ...], unique(_PATTERNS_MAX, 1), Meta(extra=_EMPTY)],
         lambda raw: Globs((raw,) if isinstance(raw, str) else raw),
-        _written,
     )
 
 
@@ -179,7 +174,6 @@ def word_or_more(words: type[StrEnum]) -> Form:
     return Form(
         words | Annotated[frozenset[words], Meta(min_length=1)],  # type: ignore[valid-type]
         lambda raw: raw if isinstance(raw, frozenset) else frozenset({raw}),
-        sorted,
     )
 
 
@@ -188,17 +182,12 @@ def labels(key: Any, value: Any) -> Form:  # noqa: ANN401 - msgspec types, as ab
     return Form(
         Annotated[dict[key, value], Meta(min_length=1, max_length=16, extra=_EMPTY)],
         lambda table: tuple((name, Globs((pattern,))) for name, pattern in table.items()),
-        lambda pairs: {name: globs.patterns[0] for name, globs in pairs},
     )
 
 
 def changes(cls: type) -> Form:
     """A table that changes some keys of another: kept as pairs of key and value."""
-    return Form(
-        table_of(cls, "changes"),
-        lambda table: tuple(given(cls, table).items()),
-        lambda pairs: {key: fields_of(cls)[key].form.write(value) for key, value in pairs},
-    )
+    return Form(table_of(cls, "changes"), lambda table: tuple(given(cls, table).items()))
 
 
 def limit(minimum: int = 0) -> Form:
@@ -224,7 +213,7 @@ POOL_NAME: Final = r"[A-Za-z0-9_.-]+"
 PoolName = Annotated[str, text(POOL_NAME, "a pool's name: letters, digits and _ . -", 64)]
 # All but imex, which takes a number.
 _DEFAULT_EXTRAS: Any = StrEnum("DefaultExtra", {each.name: each.value for each in Extra if each != Extra.IMEX})  # type: ignore[misc]
-DEFAULT_EXTRAS: Final = Form(frozenset[_DEFAULT_EXTRAS], lambda words: frozenset(map(Extra, words)), sorted)
+DEFAULT_EXTRAS: Final = Form(frozenset[_DEFAULT_EXTRAS], lambda words: frozenset(map(Extra, words)))
 
 # Printable ASCII without blanks, because these paths are shown in refusals; no part of a path is "." or "..".
 _PATH: Final = r"(?:/(?!\.\.?(?:/|$))[!-.0-~]+)+"
@@ -240,15 +229,13 @@ def _folder(path: str) -> str:
 
 
 Folder = Annotated[str, text(rf"{_PATH}/?", f"an absolute path below / {_RULE}", 1024)]
-FOLDER: Final = Form(Folder, _folder, str)
-ANY_FOLDER: Final = Form(Annotated[str, text(rf"/|{_PATH}/?", f"an absolute path {_RULE}", 1024)], _folder, str)
+FOLDER: Final = Form(Folder, _folder)
+ANY_FOLDER: Final = Form(Annotated[str, text(rf"/|{_PATH}/?", f"an absolute path {_RULE}", 1024)], _folder)
 FOLDER_OR_NONE: Final = Form(
-    Annotated[str, text(rf"|{_PATH}/?", f"empty or an absolute path below / {_RULE}", 1024)], _folder, str
+    Annotated[str, text(rf"|{_PATH}/?", f"empty or an absolute path below / {_RULE}", 1024)], _folder
 )
-ROOT_OR_NONE: Final = Form(
-    Annotated[str, text(rf"|/|{_PATH}/?", f"empty or an absolute path {_RULE}", 1024)], _folder, str
-)
-FOLDERS: Final = Form(Annotated[tuple[Folder, ...], unique(16)], lambda paths: tuple(map(_folder, paths)), list)
+ROOT_OR_NONE: Final = Form(Annotated[str, text(rf"|/|{_PATH}/?", f"empty or an absolute path {_RULE}", 1024)], _folder)
+FOLDERS: Final = Form(Annotated[tuple[Folder, ...], unique(16)], lambda paths: tuple(map(_folder, paths)))
 
 
 def _bytes(size: str) -> int:
@@ -257,4 +244,4 @@ def _bytes(size: str) -> int:
 
 
 # Written as requests write them: `40Gi`, `80G`.
-SIZE: Final = Form(Annotated[str, text(r"[1-9][0-9]{0,14}(?:[KMGT]i?)?", 'a size such as "40Gi"', 17)], _bytes, str)
+SIZE: Final = Form(Annotated[str, text(r"[1-9][0-9]{0,14}(?:[KMGT]i?)?", 'a size such as "40Gi"', 17)], _bytes)
