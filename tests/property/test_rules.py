@@ -92,15 +92,6 @@ def test_the_first_rule_that_matches_decides(some: list[Rule], of: Container) ->
 
 
 @MANY
-@given(worlds.rules_of(), worlds.rules_of(), worlds.containers(), st.integers(0, 60))
-def test_it_does_so_among_many(one: Rule, other: Rule, of: Container, before: int) -> None:
-    never = replace(one, container=Globs(("no-such-container-*",)))
-    rules = RuleList((*[never] * before, one, *[never] * 30, other))
-    event(f"found: {rules.first(of) is not None}")
-    assert rules.first(of) == naive(rules.rules, of)
-
-
-@MANY
 @given(worlds.containers(), worlds.policies, st.lists(worlds.rules_of(), max_size=3))
 def test_rules_behind_one_that_decides_change_nothing(of: Container, policy: Policy, more: list[Rule]) -> None:
     if policy.fault or policy.rule.first(of) is None:

@@ -1,4 +1,4 @@
-"""The strict parser: each rule, and all faults at once."""
+"""The strict parser: each rule, faults between keys, and all faults at once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,67 @@ import datetime
 
 import pytest
 
+from nri_gpu.daemon.policy_file import PolicyText, build_policy
+from nri_gpu.domain.container import Qos
 from nri_gpu.domain.errors import Fault, PolicyError
-from nri_gpu.policy.forms import Globs
+from nri_gpu.policy.forms import UNLIMITED, Globs
 from nri_gpu.policy.model import Otherwise, Policy
 from nri_gpu.policy.parse import override, parse_policy
 from tests.unit.policy.samples import BAD, GOOD, Raw
+
+# What no key shows by itself.
+POOL: Raw = {"name": "big", "device": ["0"]}
+CROSS: dict[str, tuple[Raw, str, str]] = {
+    "otherwise of an allowance": (
+        {"rule": [{"allow": True, "otherwise": "ignore"}]},
+        "rule[0].otherwise",
+        "goes with allow = false only",
+    ),
+    "limits of a denial": (
+        {"rule": [{"allow": True}, {"allow": False, "limits": {"gpus_per_pod": 1}}]},
+        "rule[1].limits",
+        "goes with allow = true only",
+    ),
+    "unknown pool": (
+        {"pool": [POOL], "rule": [{"allow": True, "pool": ["big", "bgi"]}]},
+        "rule[0].pool[1]",
+        'no pool is called "bgi" (did you mean "big"?)',
+    ),
+    "a pool where there is none": ({"rule": [{"allow": True, "pool": "x"}]}, "rule[0].pool[0]", "there is no [[pool]]"),
+    "our own resource injected for others": (
+        {"kubelet": {"enabled": True, "inject_for": ["nvidia.com/*"]}},
+        "kubelet.inject_for[0]",
+        "takes nvidia.com/gpu, which nri-gpu offers to the kubelet itself",
+    ),
+    "our own MIG resources injected for others": (
+        {"kubelet": {"enabled": True, "mig_strategy": "mixed", "inject_for": ["a.b/c", "nvidia.com/mig-*"]}},
+        "kubelet.inject_for[1]",
+        "takes nvidia.com/mig-1g.10gb",
+    ),
+    "unknown pool for the kubelet": ({"pool": [POOL], "kubelet": {"pool": "bgi"}}, "kubelet.pool", 'mean "big"?'),
+    "pools of one name": ({"pool": [POOL, POOL]}, "pool[1].name", '"big" is the name of pool[0] already'),
+    "rules of one name": (
+        {"rule": [{"allow": True, "name": "a"}, {"allow": True}, {"allow": True, "name": "a"}]},
+        "rule[2].name",
+        "is the name of rule[0] already",
+    ),
+    "a pool of nothing": ({"pool": [{"name": "a"}]}, "pool[0]", "give at least one of device, model"),
+    "memory the wrong way round": (
+        {"pool": [{"name": "a", "memory_at_least": "2Gi", "memory_at_most": "1Gi"}]},
+        "pool[0].memory_at_most",
+        "less than memory_at_least",
+    ),
+    "an XID of two lists": (
+        {"health": {"fatal_xids": [79, 31]}},
+        "health.fatal_xids",
+        "31: in ignored_xids too",
+    ),
+    "a sign of two lists": (
+        {"health": {"suspect_signs": ["lost"]}},
+        "health.suspect_signs",
+        "lost: in fatal_signs too",
+    ),
+}
 
 
 @pytest.mark.parametrize("raw", GOOD.values(), ids=GOOD.keys())
@@ -19,7 +75,7 @@ def test_taken(raw: Raw) -> None:
     assert policy.source == "policy.toml"
 
 
-@pytest.mark.parametrize(("raw", "key", "sentence"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("raw", "key", "sentence"), (BAD | CROSS).values(), ids=BAD | CROSS)
 def test_refused_with_its_key(raw: Raw, key: str, sentence: str) -> None:
     with pytest.raises(PolicyError) as caught:
         parse_policy(raw, "policy.toml")
@@ -90,3 +146,43 @@ def test_faults_of_options_carry_the_option_s_name() -> None:
     assert str(caught.value.faults[1]) == str(
         Fault("command line", "--index", 'must be two digits in quotes, such as "10", not "1"')
     )
+
+
+def test_every_fault_of_every_table_comes_at_once_with_its_line() -> None:
+    text = (
+        '[[rule]]\nallow = "yes"\nnamspace = "x"\n\n[[rule]]\nallow = true\npod = []\n\n'
+        '[rule.limits]\ngpus_per_pod = -1\n\n[[pool]]\nname = "a b"\nmemory_at_least = "40GB"\n'
+    )
+    with pytest.raises(PolicyError) as caught:
+        build_policy(PolicyText("f", text))
+    assert [(fault.line, fault.key) for fault in caught.value.faults] == [
+        (2, "rule[0].allow"),
+        (3, "rule[0].namspace"),
+        (7, "rule[1].pod"),
+        (10, "rule[1].limits.gpus_per_pod"),
+        (13, "pool[0].name"),
+        (14, "pool[0].memory_at_least"),
+    ]
+
+
+def test_tables_arrive_with_their_types() -> None:
+    raw: Raw = {
+        "rule": [
+            {
+                "allow": True,
+                "namespace": ["a", "b*"],
+                "labels": {"x": "y*"},
+                "qos": ["burstable"],
+                "pool": ["big"],
+                "limits": {"gpus_per_pod": 2, "containers_per_gpu": "unlimited"},
+            }
+        ],
+        "pool": [{"name": "big", "model": ["*H100*"], "memory_at_least": "85899345920", "containers_per_gpu": 3}],
+    }
+    policy = parse_policy(raw, "f")
+    (rule,), (pool,) = policy.rule.rules, policy.pool.pools
+    assert rule.namespace == Globs(("a", "b*"))
+    assert rule.labels == (("x", Globs(("y*",))),)
+    assert rule.qos == frozenset({Qos.BURSTABLE})
+    assert dict(rule.limits or ()) == {"gpus_per_pod": 2, "containers_per_gpu": UNLIMITED}
+    assert (pool.memory_at_least, pool.containers_per_gpu) == (80 * 2**30, 3)
