@@ -94,7 +94,7 @@ class BothKinds(RuleBasedStateMachine):
         self.node.put_gpus([gpu(index) for index in range(3)])
         self.alive: dict[ContainerId, tuple[Container, bool]] = {}
         self.grants: dict[ContainerId, tuple[GpuUuid, ...]] = {}
-        self.handed: dict[str, tuple[str, frozenset[str], Container]] = {}
+        self.checkpoint: dict[str, tuple[str, frozenset[str], Container]] = {}
         self.number = 0
 
     @rule(target=pods, number=st.integers(1, 2), resource=st.sampled_from([GPU, OURS]), data=st.data())
@@ -102,7 +102,7 @@ class BothKinds(RuleBasedStateMachine):
         """Each plugin's devices are the kubelet's to give, whatever became of the other's."""
         self.number += 1
         name = f"pod-{self.number}"
-        used = {id_ for of_what, ids, _ in self.handed.values() if of_what == resource for id_ in ids}
+        used = {id_ for of_what, ids, _ in self.checkpoint.values() if of_what == resource for id_ in ids}
         free = [uuid(index) for index in range(3) if uuid(index) not in used]
         if len(free) < number:
             return name
@@ -114,9 +114,9 @@ class BothKinds(RuleBasedStateMachine):
             except AllocationError:
                 return name
             of = from_kubelet(annotations, pod=name)
-        self.node.give(of, ids, resource)
-        self.handed[name] = (resource, frozenset(ids), of)
-        self.node.came(of)
+        self.node.lists(of, ids, resource)
+        self.checkpoint[name] = (resource, frozenset(ids), of)
+        self.node.sandbox_created(of)
         return name
 
     @rule()
@@ -125,11 +125,13 @@ class BothKinds(RuleBasedStateMachine):
 
     @rule()
     def list(self) -> None:
-        self.node.ask_all()
+        self.node.list_all()
 
     @rule(target=made, pod=pods)
     def create_of_kubelet(self, pod: str) -> Container:
-        return self._create(self.handed[pod][2] if pod in self.handed else of_plugin(pod=pod), self.handed.get(pod))
+        return self._create(
+            self.checkpoint[pod][2] if pod in self.checkpoint else of_plugin(pod=pod), self.checkpoint.get(pod)
+        )
 
     @rule(target=made, index=st.integers(0, 2), claim=st.sampled_from(["1", "all", "device=0"]))
     def create_by_annotation(self, index: int, claim: str) -> Container:
@@ -139,17 +141,17 @@ class BothKinds(RuleBasedStateMachine):
     def create_by_hand(self, index: int) -> Container:
         """Somebody writes the variable who was given nothing."""
         of = of_plugin(index, pod=f"forger-{index}")
-        self.node.give(of, [])
+        self.node.lists(of, [])
         made = self._create(of, None)
         assert not self.grants.get(made.id)
         return made
 
-    def _create(self, of: Container, handed: tuple[str, frozenset[str], Container] | None) -> Container:
+    def _create(self, of: Container, kept: tuple[str, frozenset[str], Container] | None) -> Container:
         self.number += 1
         of = again(of, self.number)
         got = self.node.create(of)
         if isinstance(got, tuple):
-            assert handed is None or set(got) == handed[1]
+            assert kept is None or set(got) == kept[1]
             self.alive[of.id], self.grants[of.id] = (of, False), got
         return of
 
@@ -168,8 +170,8 @@ class BothKinds(RuleBasedStateMachine):
     def end_pod(self, pod: str) -> None:
         for of, _ in [each for each in self.alive.values() if each[0].pod.name == pod]:
             self.stop(of)
-        self.node.over(container(of=pod))
-        self.handed.pop(pod, None)
+        self.node.pod_deleted(container(of=pod))
+        self.checkpoint.pop(pod, None)
 
     @rule()
     def restart(self) -> None:
@@ -193,8 +195,8 @@ class BothKinds(RuleBasedStateMachine):
     def what_others_run_on_is_not_offered(self) -> None:
         healthy = {device.id for device in self.node.devices.devices(OURS) if not device.why}
         for id_, (of, runs) in self.alive.items():
-            handed = self.handed.get(of.pod.name)
-            if runs and self.grants[id_] and (handed is None or handed[0] == GPU):
+            kept = self.checkpoint.get(of.pod.name)
+            if runs and self.grants[id_] and (kept is None or kept[0] == GPU):
                 assert healthy.isdisjoint(self.grants[id_])
 
 

@@ -54,7 +54,7 @@ Name = tuple[str, str]  # of a pod and of a container
 
 
 class OneLedger(RuleBasedStateMachine):
-    """`alive`: what the runtime has, and whether it runs. `handed`: what the kubelet keeps for its pods' containers.
+    """`alive`: what the runtime has, and whether it runs. `kept`: what the kubelet keeps for its pods' containers.
 
     allocated: when each device was given last, as far as this daemon remembers. sandboxes: how often a pod's was made.
     """
@@ -63,7 +63,7 @@ class OneLedger(RuleBasedStateMachine):
         super().__init__()
         self.alive: dict[ContainerId, tuple[Container, bool]] = {}
         self.held: dict[ContainerId, Held] = {}
-        self.handed: dict[Name, Given] = {}
+        self.checkpoint: dict[Name, Given] = {}
         self.allocated: dict[AllocatedDevice, float] = {}
         self.sandboxes: dict[str, int] = {}
         self.number = 0
@@ -108,7 +108,7 @@ class OneLedger(RuleBasedStateMachine):
         return {AllocatedDevice(name, device.id) for name in offers.resources() for device in offers.devices(name)}
 
     def in_use(self) -> set[AllocatedDevice]:
-        return {AllocatedDevice(given.resource, id_) for given in self.handed.values() for id_ in given.ids}
+        return {AllocatedDevice(given.resource, id_) for given in self.checkpoint.values() for id_ in given.ids}
 
     # --- the kubelet ---
 
@@ -128,11 +128,11 @@ class OneLedger(RuleBasedStateMachine):
             resource = data.draw(st.sampled_from([each.resource for each in free]))
             ids = data.draw(st.permutations([each.id for each in free if each.resource == resource]))[:number]
             if not self.allocate(pod, name, resource, ids):
-                for each in [each for each in self.handed if each[0] == pod]:  # and the pod fails
-                    del self.handed[each]
+                for each in [each for each in self.checkpoint if each[0] == pod]:  # and the pod fails
+                    del self.checkpoint[each]
                 return
-        for of, name in [each for each in self.handed if each[0] == pod and then]:
-            given = self.handed[of, name]
+        for of, name in [each for each in self.checkpoint if each[0] == pod and then]:
+            given = self.checkpoint[of, name]
             made = self.create(from_kubelet(given.annotations, pod=of, name=name), given)
             if then == "runs":
                 self.started(made)
@@ -146,44 +146,44 @@ class OneLedger(RuleBasedStateMachine):
             assert not devices <= healthy
             return False
         assert devices <= healthy
-        self.handed[pod, name] = Given(resource, frozenset(ids), annotations)
+        self.checkpoint[pod, name] = Given(resource, frozenset(ids), annotations)
         self.allocated |= dict.fromkeys(devices, self.plugin_node.clock.now)
         return True
 
-    @precondition(lambda self: self.handed)
+    @precondition(lambda self: self.checkpoint)
     @rule(data=st.data())
     def after_init(self, data: Any) -> None:  # noqa: ANN401 - hypothesis'
         """What a finished init container had is given to its pod's next one."""
-        pod, name = data.draw(st.sampled_from(sorted(self.handed)))
-        given = self.handed[pod, name]
+        pod, name = data.draw(st.sampled_from(sorted(self.checkpoint)))
+        given = self.checkpoint[pod, name]
         if not self.of(pod, name):
             next_name = f"{name}+"
             if self.allocate(pod, next_name, given.resource, sorted(given.ids)):
-                del self.handed[pod, name]
+                del self.checkpoint[pod, name]
 
-    @precondition(lambda self: self.handed)
+    @precondition(lambda self: self.checkpoint)
     @rule(data=st.data())
     def forget(self, data: Any) -> None:  # noqa: ANN401 - hypothesis'
         """A pod is given up before it had a container: the kubelet takes its GPUs back and tells nobody."""
-        pod, _ = data.draw(st.sampled_from(sorted(self.handed)))
+        pod, _ = data.draw(st.sampled_from(sorted(self.checkpoint)))
         if not self.of(pod):
-            self.handed = {name: given for name, given in self.handed.items() if name[0] != pod}
+            self.checkpoint = {name: given for name, given in self.checkpoint.items() if name[0] != pod}
 
     @rule()
     def restart_kubelet(self) -> None:
         """Its pods are admitted anew, and fail where what they have is not healthy any more."""
         healthy = self.healthy()
-        for (pod, _), given in list(self.handed.items()):
+        for (pod, _), given in list(self.checkpoint.items()):
             if not {AllocatedDevice(given.resource, id_) for id_ in given.ids} <= healthy:
                 self.pod_ended(pod)
 
     # --- the runtime ---
 
-    @precondition(lambda self: self.handed)
+    @precondition(lambda self: self.checkpoint)
     @rule(data=st.data(), claim=st.sampled_from([None, "all", "1;capabilities=utility"]), start=st.booleans())
     def create_of_kubelet(self, data: Any, claim: str | None, start: bool) -> None:  # noqa: ANN401 - hypothesis'
-        pod, name = data.draw(st.sampled_from(sorted(self.handed)))
-        given = self.handed[pod, name]
+        pod, name = data.draw(st.sampled_from(sorted(self.checkpoint)))
+        given = self.checkpoint[pod, name]
         of = self.create(from_kubelet(given.annotations, pod=pod, claim=claim, name=name), given)
         if start:
             self.started(of)
@@ -263,7 +263,7 @@ class OneLedger(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def restart_in_place(self, data: Any) -> None:  # noqa: ANN401 - hypothesis'
-        """One that runs by annotation finds its GPUs again: nobody has been promised them."""
+        """One that runs by annotation finds its GPUs again: they are reserved for nobody."""
         of = self.one(data, runs=True, local=True)
         claim = of.pod.annotations["gpu.nri.io"] if of else "all"
         if of and claim != "all" and self.ill is None and self.plugin_node.devices.connected:
@@ -272,25 +272,25 @@ class OneLedger(RuleBasedStateMachine):
             assert not self.held[of.id].uuids or anew.id in self.alive, claim
             self.started(anew)
 
-    @precondition(lambda self: self.handed)
+    @precondition(lambda self: self.checkpoint)
     @rule(data=st.data())
     def end_pod(self, data: Any) -> None:  # noqa: ANN401 - hypothesis'
-        self.pod_ended(data.draw(st.sampled_from(sorted(self.handed)))[0])
+        self.pod_ended(data.draw(st.sampled_from(sorted(self.checkpoint)))[0])
 
     def pod_ended(self, pod: str) -> None:
         self.end_sandbox(pod)
-        self.handed = {name: given for name, given in self.handed.items() if name[0] != pod}
+        self.checkpoint = {name: given for name, given in self.checkpoint.items() if name[0] != pod}
 
-    @precondition(lambda self: self.handed)
+    @precondition(lambda self: self.checkpoint)
     @rule(data=st.data(), told=st.booleans())
     def remake_sandbox(self, data: Any, told: bool) -> None:  # noqa: ANN401 - hypothesis'
         """The pod lives on, and its containers find what the kubelet gave them. told: of each container's end, too."""
-        pod, _ = data.draw(st.sampled_from(sorted(self.handed)))
+        pod, _ = data.draw(st.sampled_from(sorted(self.checkpoint)))
         had = [of for of, _ in self.of(pod) if self.held[of.id].uuids]
         running = {of.name for of, runs in self.of(pod) if runs}
         self.end_sandbox(pod, told=told)
         for of in {of.name: of for of in had if of.name in running}.values():
-            given = self.handed.get((pod, of.name))
+            given = self.checkpoint.get((pod, of.name))
             if given and self.plugin_node.devices.connected and self.ill is None:
                 anew = self.create(from_kubelet(given.annotations, pod=pod, name=of.name), given)
                 assert anew.id in self.alive
@@ -378,7 +378,7 @@ class OneLedger(RuleBasedStateMachine):
     @invariant()
     def what_only_the_kubelets_pods_hold_is_offered(self) -> None:
         """They are its own to count: a pod whose GPU it cannot see any more would fail at its next admission."""
-        if not self.plugin_node.devices.connected or not self.handed:
+        if not self.plugin_node.devices.connected or not self.checkpoint:
             return
         offered = {device.uuid for device in self.healthy()}
         others = {
@@ -388,7 +388,7 @@ class OneLedger(RuleBasedStateMachine):
             for uuid in self.held[id_].uuids
         }
         for id_, (of, runs) in self.alive.items():
-            if runs and (of.pod.name, of.name) in self.handed:
+            if runs and (of.pod.name, of.name) in self.checkpoint:
                 lost = {uuid(self.ill)} if self.ill is not None else set()
                 assert self.held[id_].uuids - others - lost <= offered or (self.ill == 2 and self.mig)
 

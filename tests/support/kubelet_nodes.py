@@ -203,14 +203,14 @@ def again(of: Container, attempt: int = 1) -> Container:
 
 RESERVED = "kai-resource-reservation"
 OURS = "example.com/gpu"
-THEIRS = KubeletSettings(enabled=True, resource=OURS, inject_for=Globs(("nvidia.com/*",)))
-SHARING = replace(THEIRS, reservations=Globs((RESERVED,)))
+INJECTING = KubeletSettings(enabled=True, resource=OURS, inject_for=Globs(("nvidia.com/*",)))
+SHARING = replace(INJECTING, reservations=Globs((RESERVED,)))
 
 
 class ExternalNode(PluginNode):
     """listed: what the kubelet lists."""
 
-    def __init__(self, settings: KubeletSettings = THEIRS) -> None:
+    def __init__(self, settings: KubeletSettings = INJECTING) -> None:
         self.listed: dict[tuple[str, str], PodDevices] = {}
         super().__init__(replace(Policy.default(), kubelet=settings))
 
@@ -219,13 +219,13 @@ class ExternalNode(PluginNode):
         self.pods = KubeletPods()
         self.plugin.external.pods = self.pods
 
-    def came(self, of: Container | Pod) -> None:
+    def sandbox_created(self, of: Container | Pod) -> None:
         """Its sandbox is made, as the runtime tells it."""
         pod = of.pod if isinstance(of, Container) else of
         message = pb.StateChangeEvent(event=pb.RUN_POD_SANDBOX, pod=builders.pod_message(pod))
         assert self.plugin.lifecycle(message.SerializeToString()) == b""
 
-    def give(self, of: Container, ids: Sequence[str], resource: str = GPU) -> None:
+    def lists(self, of: Container, ids: Sequence[str], resource: str = GPU) -> None:
         """What the kubelet lists from now on; it was told to nobody yet."""
         key = (of.pod.namespace, of.pod.name)
         others = [each for each in self.listed.get(key, PodDevices(*key)).containers if each.name != of.name]
@@ -240,21 +240,21 @@ class ExternalNode(PluginNode):
             self.pods.answered((pod,))
             self.pods.put(pod, self.listed.get(key, PodDevices(*key, (ContainerDevices("main"),))))
 
-    def ask_all(self) -> None:
+    def list_all(self) -> None:
         """A List, of all."""
         self.pods.put_list(self.pods.all(), tuple(self.listed.values()))
         self.plugin.kubelet_listed(tuple(self.listed.values()))
         self.pods.settled = True
 
-    def over(self, of: Container) -> None:
+    def pod_deleted(self, of: Container) -> None:
         """The pod is gone."""
         self.end_pod(of)
         self.listed.pop((of.pod.namespace, of.pod.name), None)
 
     def admitted(self, of: Container, ids: Sequence[str], resource: str = GPU) -> None:
         """The whole way up to CreateContainer."""
-        self.give(of, ids, resource)
-        self.came(of)
+        self.lists(of, ids, resource)
+        self.sandbox_created(of)
         self.answer()
 
 

@@ -42,7 +42,7 @@ def removed(node: PluginNode, of: Container) -> None:
     node.event(pb.REMOVE_CONTAINER, of)
 
 
-def promises(node: PluginNode) -> int:
+def reservations(node: PluginNode) -> int:
     return len(node.plugin.ledger.reservations)
 
 
@@ -67,7 +67,7 @@ def test_what_nobody_comes_for_is_free_after_a_quarter_of_an_hour(grace_s: int) 
     assert node.create(container("device=0", of="local")) == (uuid(0),)
 
 
-def test_a_lapsed_grant_is_no_promise_for_life() -> None:
+def test_a_lapsed_grant_is_no_reservation_for_life() -> None:
     node = PluginNode()
     never = given(node, 0)
     node.create(never)
@@ -78,7 +78,7 @@ def test_a_lapsed_grant_is_no_promise_for_life() -> None:
     removed(node, never)
     node.stop(local)
     assert node.create(again(local)) == (uuid(0),)
-    assert not promises(node)
+    assert not reservations(node)
 
 
 def test_a_lapsed_one_may_start_late_and_is_held_once() -> None:
@@ -87,20 +87,20 @@ def test_a_lapsed_one_may_start_late_and_is_held_once() -> None:
     node.create(late)
     node.clock.now += GRACE_S
     node.plugin.lapse()
-    assert promises(node) == 1
+    assert reservations(node) == 1
     assert node.start(late)
-    assert not promises(node)
+    assert not reservations(node)
     node.stop(late)
-    assert promises(node) == 1
+    assert reservations(node) == 1
 
 
-def test_a_created_one_that_is_stopped_and_removed_leaves_one_promise() -> None:
+def test_a_created_one_that_is_stopped_and_removed_leaves_one_reservation() -> None:
     node = PluginNode()
     of = given(node, 0)
     node.create(of)
     node.stop(of)
     removed(node, of)
-    assert promises(node) == 1
+    assert reservations(node) == 1
     assert node.create(again(of)) == (uuid(0),)
 
 
@@ -123,7 +123,7 @@ def test_a_sandbox_that_goes_before_its_container_says_so() -> None:
     node = PluginNode()
     of = running(node, given(node, 0))
     node.end_pod(of)
-    assert promises(node) == 1
+    assert reservations(node) == 1
     assert node.create(remade(of)) == (uuid(0),)
 
 
@@ -149,7 +149,7 @@ def test_a_later_word_of_the_kubelets_outlasts_the_end_of_the_one_before() -> No
     assert node.create(second) == (uuid(0),)
 
 
-def test_a_promise_that_lapsed_is_in_nobodys_way() -> None:
+def test_a_reservation_that_lapsed_is_in_nobodys_way() -> None:
     node = PluginNode()
     old = running(node, given(node, 0, pod="old"))
     node.stop(old)
@@ -215,12 +215,12 @@ def test_containers_of_one_pod_each_have_their_own() -> None:
     assert "kubelet/nvidia.com/gpu" in str(node.create(container("device=1", of="thief")))
     running(node, second)
     node.stop(first)
-    assert promises(node) == len(node.plugin.ledger.entries) == 1
+    assert reservations(node) == len(node.plugin.ledger.entries) == 1
     assert "ml/train" in str(node.create(container("device=0", of="thief")))
     assert node.create(again(first)) == (uuid(0),)
 
 
-def test_ill_gpus_do_not_undo_what_was_promised() -> None:
+def test_ill_gpus_do_not_undo_what_was_reserved() -> None:
     node = PluginNode()
     of = given(node, 0)
     node.put_gpus([gpu(0, unavailable="lost"), gpu(1)])
@@ -256,7 +256,7 @@ def test_one_that_no_list_had_is_still_the_kubelets() -> None:
 
 
 def test_the_kubelets_last_word_about_an_id_counts() -> None:
-    """The pod before was given up; its container's promise must not be in the way of the next pod's."""
+    """The pod before was given up; its container's reservation must not be in the way of the next pod's."""
     node = PluginNode()
     annotations = node.allocate(uuid(0))
     first = from_kubelet(annotations, pod="one")
@@ -268,7 +268,7 @@ def test_the_kubelets_last_word_about_an_id_counts() -> None:
     assert node.create(again(from_kubelet(annotations, pod="two"))) == (uuid(0),)
 
 
-def test_a_refused_container_finds_its_promise_when_it_comes_again() -> None:
+def test_a_refused_container_finds_its_reservation_when_it_comes_again() -> None:
     node = PluginNode()
     annotations = node.allocate(uuid(0))
     assert "asks for 2" in str(node.create(from_kubelet(annotations, claim="2")))

@@ -73,7 +73,7 @@ def test_a_pods_author_cannot_write_one() -> None:
         assert "unknown annotation" in str(node.create(thief))
 
 
-def test_the_answer_is_handed_out_again_after_a_reboot() -> None:
+def test_the_answer_is_answered_again_after_a_reboot() -> None:
     node = PluginNode()
     node.restart_daemon()
     assert node.create(from_kubelet(token(2, 1))) == (uuid(1), uuid(2))

@@ -26,7 +26,7 @@ from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from tests.support.builders import container, uuid
 from tests.support.daemon import FOUR_GPUS
 from tests.support.kubelet import Kubelet
-from tests.support.kubelet_nodes import GPU, THEIRS, ExternalNode, KubeletNode, PluginNode, of_plugin, said
+from tests.support.kubelet_nodes import GPU, INJECTING, ExternalNode, KubeletNode, PluginNode, of_plugin, said
 from tests.support.log import Log
 from tests.support.podresources import PodResourcesServer
 from tests.support.waiting import wait_for
@@ -236,17 +236,17 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_the_keeper_asks_where_policy_wants_it(folder: Path) -> None:
+async def test_the_controller_asks_where_policy_wants_it(folder: Path) -> None:
     async with PodResourcesServer(folder) as server:
         server.give("train", {"main": {GPU: [uuid(1)]}}, "ml")
         node = ExternalNode()
-        settings = replace(THEIRS, enabled=False, podresources=str(server.socket))
+        settings = replace(INJECTING, enabled=False, podresources=str(server.socket))
         controller = KubeletController(node.node_state, node.plugin, settings)
         local = container("device=2", of="local")
         assert "has just started" in str(node.create(local))
         running = asyncio.create_task(controller.run())
         of = of_plugin(1)
-        node.came(of)
+        node.sandbox_created(of)
         await until(lambda: node.create(of) == (uuid(1),))
         assert node.create(local) == (uuid(2),)
         running.cancel()
@@ -255,7 +255,7 @@ async def test_the_keeper_asks_where_policy_wants_it(folder: Path) -> None:
 
 async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -> None:
     node = ExternalNode()
-    settings = replace(THEIRS, enabled=False, podresources=str(folder / "none.sock"))
+    settings = replace(INJECTING, enabled=False, podresources=str(folder / "none.sock"))
     running = asyncio.create_task(KubeletController(node.node_state, node.plugin, settings).run())
     await until(lambda: node.create(container("device=2", of="local")) == (uuid(2),))
     running.cancel()
@@ -266,7 +266,7 @@ async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -
     "settings",
     [
         KubeletSettings(),
-        replace(THEIRS, enabled=False, podresources=""),
+        replace(INJECTING, enabled=False, podresources=""),
         KubeletSettings(enabled=True, podresources=""),
     ],
     ids=["off", "no socket named", "no socket named for our own"],

@@ -23,7 +23,6 @@ from tests.support.kubelet_nodes import (
     OURS,
     RESERVED,
     SHARING,
-    THEIRS,
     ExternalNode,
     again,
     env_of,
@@ -72,13 +71,13 @@ def test_every_way_in_which_the_plugin_says_it(env: dict[str, str], mounts: froz
     assert node.create(of) == (uuid(1),)
 
 
-def test_mig_devices_by_uuid_and_by_index() -> None:
-    for written in (mig_uuid(0, 1), "0:1"):
-        node = ExternalNode()
-        node.put_gpus([mig_gpu(0), gpu(1)])
-        of = of_plugin(env={VARIABLE: written})
-        node.admitted(of, [mig_uuid(0, 1)], "nvidia.com/mig-1g.5gb")
-        assert node.create(of) == (mig_uuid(0, 1),)
+@pytest.mark.parametrize("written", [mig_uuid(0, 1), "0:1"])
+def test_mig_devices_by_uuid_and_by_index(written: str) -> None:
+    node = ExternalNode()
+    node.put_gpus([mig_gpu(0), gpu(1)])
+    of = of_plugin(env={VARIABLE: written})
+    node.admitted(of, [mig_uuid(0, 1)], "nvidia.com/mig-1g.5gb")
+    assert node.create(of) == (mig_uuid(0, 1),)
 
 
 def test_replicas_are_shared() -> None:
@@ -110,7 +109,7 @@ def test_annotations_shape_and_never_add() -> None:
         more = of_plugin(2, pod=f"more-{number}", claim=claim)
         node.admitted(more, [uuid(2)])
         assert "[bad-request]" in str(node.create(more)), claim
-        node.over(more)
+        node.pod_deleted(more)
     none = of_plugin(3, pod="none", claim="none")
     node.admitted(none, [uuid(3)])
     assert node.create(none) == ()
@@ -143,7 +142,7 @@ def test_the_same_container_asking_twice_and_its_restarts() -> None:
 def test_a_variable_by_itself_is_no_grant(value: str) -> None:
     node = ExternalNode()
     of = of_plugin(env={VARIABLE: value})
-    node.came(of)
+    node.sandbox_created(of)
     node.answer()
     reply = reply_of(node, of)
     assert not nodes_of(reply)
@@ -155,7 +154,7 @@ def test_a_variable_that_the_kubelet_did_not_write_is_no_grant_in_may_ask_either
     node = ExternalNode()
     node.plugin.state.policy = replace(node.policy, environment=EnvironmentSettings(may_ask=Globs(("*",))))
     of = of_plugin(1)
-    node.came(of)
+    node.sandbox_created(of)
     node.answer()
     assert node.create(of) == ()
 
@@ -193,9 +192,9 @@ def test_another_containers_gpu_is_not_this_ones() -> None:
     node = ExternalNode()
     main = of_plugin(1)
     side = replace(main, id=ContainerId("train.side"), name="side")
-    node.give(main, [uuid(1)])
-    node.give(side, [])
-    node.came(main)
+    node.lists(main, [uuid(1)])
+    node.lists(side, [])
+    node.sandbox_created(main)
     node.answer()
     assert node.create(side) == ()
     assert node.create(main) == (uuid(1),)
@@ -216,15 +215,15 @@ def test_an_init_container_which_the_kubelet_does_not_list() -> None:
 def test_before_the_kubelet_told_it_is_refused_and_asked() -> None:
     node = ExternalNode()
     of = of_plugin(1)
-    node.give(of, [uuid(1)])
-    node.came(of)
+    node.lists(of, [uuid(1)])
+    node.sandbox_created(of)
     refused = str(node.create(of))
     assert refused.startswith(f"nri-gpu [node-not-ready]: {VARIABLE}: ")
     assert "will be tried again" in refused
     node.answer()
     assert node.create(of) == (uuid(1),)
     late = of_plugin(2, pod="before-us")  # its sandbox was there before the daemon was
-    node.give(late, [uuid(2)])
+    node.lists(late, [uuid(2)])
     assert "[node-not-ready]" in str(node.create(late))
     node.answer()
     assert node.create(late) == (uuid(2),)
@@ -236,11 +235,11 @@ def test_a_pod_that_the_kubelet_does_not_know_is_none_that_it_gave_nothing() -> 
     """It was restarted perhaps, and will know it soon; so it is asked again."""
     node = ExternalNode()
     of = of_plugin(1)
-    node.came(of)
+    node.sandbox_created(of)
     node.pods.questions.clear()
-    node.ask_all()
+    node.list_all()
     assert "the kubelet knows of no such pod" in str(node.create(of))
-    node.give(of, [uuid(1)])
+    node.lists(of, [uuid(1)])
     node.answer()
     assert node.create(of) == (uuid(1),)
 
@@ -265,7 +264,7 @@ def test_one_name_and_another_pod() -> None:
     second = replace(
         second, id=ContainerId("second"), pod=replace(second.pod, id=PodId("sandbox-2"), uid=PodUid("uid-2"))
     )
-    node.came(second)
+    node.sandbox_created(second)
     assert "[node-not-ready]" in str(node.create(second))
     node.pods.put(stale[0], node.listed["ml", "train"])  # late, and of the first
     assert "[node-not-ready]" in str(node.create(second))
@@ -274,8 +273,8 @@ def test_one_name_and_another_pod() -> None:
 def test_two_pods_of_one_name_are_no_answer() -> None:
     node = ExternalNode()
     of = of_plugin(1)
-    node.give(of, [uuid(1)])
-    node.came(of)
+    node.lists(of, [uuid(1)])
+    node.sandbox_created(of)
     given = node.listed["ml", "train"]
     node.pods.put_list(node.pods.all(), (given, given))
     assert "[node-not-ready]" in str(node.create(of))
@@ -309,17 +308,17 @@ def test_whom_others_inject_is_left_to_them(fields: dict[str, object]) -> None:
 def test_no_two_hands_on_one_container() -> None:
     node = ExternalNode()
     of = replace(from_kubelet(token(0)), env={VARIABLE: uuid(1)})
-    node.give(of, [uuid(0)], GPU)
-    node.came(of)
+    node.lists(of, [uuid(0)], GPU)
+    node.sandbox_created(of)
     node.answer()
     assert "of nri-gpu's own resource and of another" in str(node.create(of))
 
 
 def test_both_kinds_side_by_side() -> None:
     node = ExternalNode()
-    theirs = of_plugin(1, pod="theirs")
-    node.admitted(theirs, [uuid(1)])
-    assert node.create(theirs) == (uuid(1),)
+    external = of_plugin(1, pod="external")
+    node.admitted(external, [uuid(1)])
+    assert node.create(external) == (uuid(1),)
     annotations = node.allocate(uuid(2), resource=OURS)
     ours = from_kubelet(annotations, pod="ours")
     node.admitted(ours, [uuid(2)], OURS)
@@ -333,9 +332,9 @@ def test_both_kinds_side_by_side() -> None:
 def test_what_they_gave_before_any_container_is_held() -> None:
     node = ExternalNode()
     of = of_plugin(1, pod="pulls-its-image")
-    node.give(of, [uuid(1)])
-    node.came(of)
-    node.ask_all()
+    node.lists(of, [uuid(1)])
+    node.sandbox_created(of)
+    node.list_all()
     assert "ml/pulls-its-image" in str(node.create(container("device=1", of="thief")))
     assert [device.id for device in node.devices.devices(OURS) if device.why] == [uuid(1)]
     assert node.create(of) == (uuid(1),)
@@ -343,16 +342,16 @@ def test_what_they_gave_before_any_container_is_held() -> None:
     assert not node.plugin.ledger.reservations  # the reservation became the grant
 
 
-def test_promises_end_when_the_kubelet_lists_them_no_more() -> None:
+def test_reservations_end_when_the_kubelet_lists_them_no_more() -> None:
     node = ExternalNode()
     of = of_plugin(1)
-    node.give(of, [uuid(1)])
-    node.ask_all()
+    node.lists(of, [uuid(1)])
+    node.list_all()
     node.listed.clear()
-    node.ask_all()
+    node.list_all()
     assert node.plugin.ledger.usage().keys() == {uuid(1)}  # once missing is not gone
     node.clock.now += SETTLED_S
-    node.ask_all()
+    node.list_all()
     assert not node.plugin.ledger.usage()
 
 
@@ -367,7 +366,7 @@ def test_a_pod_that_is_over_leaves_its_gpu_to_be_looked_at() -> None:
     node.stop(of)
     node.listed.clear()
     for _ in range(2):
-        node.ask_all()
+        node.list_all()
         node.clock.now += SETTLED_S
     assert "ml/train" in str(node.create(container("device=1", of="next")))
     node.plugin.looked(node.node.inventory, node.clock.now)
@@ -379,16 +378,16 @@ def test_an_allocation_that_nobody_lists_ends_early_and_one_that_is_listed_does_
     node.allocate(uuid(0), resource=OURS)
     annotations = node.allocate(uuid(1), resource=OURS)
     slow = from_kubelet(annotations, pod="slow")
-    node.give(slow, [uuid(1)], OURS)
-    node.ask_all()
+    node.lists(slow, [uuid(1)], OURS)
+    node.list_all()
     node.clock.now += SETTLED_S
-    node.ask_all()
+    node.list_all()
     assert node.plugin.ledger.usage().keys() == {uuid(1)}
     assert node.plugin.ledger.usage()[uuid(1)].pods == {PodUid("kubelet"): "ml/slow"}
     node.clock.now += 10_000
     node.plugin.lapse()
     assert "ml/slow" in str(node.create(container("device=1", of="thief")))
-    node.came(slow)
+    node.sandbox_created(slow)
     node.answer()
     assert node.create(slow) == (uuid(1),)
 
@@ -401,28 +400,28 @@ def test_a_finished_pod_that_an_old_kubelet_lists_is_in_nobodys_way() -> None:
     node.end_pod(done)  # its sandbox is stopped; the pod is there until somebody deletes it
     node.admitted(fresh, [uuid(1)])
     for _ in range(2):
-        node.ask_all()
+        node.list_all()
         assert node.plugin.ledger.usage()[uuid(1)].pods == {fresh.pod.uid: "ml/anew"}
     assert node.create(fresh) == (uuid(1),)
-    node.ask_all()
+    node.list_all()
     assert len(node.plugin.ledger.usage()[uuid(1)].holders) == 1
 
 
 def test_a_daemon_that_starts_anew_hears_what_it_forgot() -> None:
     node = ExternalNode()
-    theirs, ours = of_plugin(1, pod="theirs"), from_kubelet({}, pod="ours")
+    external, ours = of_plugin(1, pod="external"), from_kubelet({}, pod="ours")
     annotations = node.allocate(uuid(2), resource=OURS)
-    node.give(theirs, [uuid(1)])
-    node.give(ours, [uuid(2)], OURS)
+    node.lists(external, [uuid(1)])
+    node.lists(ours, [uuid(2)], OURS)
     node.restart_daemon()
     assert not node.plugin.ledger.usage()
-    node.ask_all()
+    node.list_all()
     assert node.plugin.ledger.usage().keys() == {uuid(1), uuid(2)}
     assert node.create(container("2", of="local")) == (uuid(0), uuid(3))
     assert [d.id for d in node.devices.devices(OURS) if not d.why] == [uuid(2)]
-    node.came(theirs)
+    node.sandbox_created(external)
     node.answer()
-    assert node.create(theirs) == (uuid(1),)
+    assert node.create(external) == (uuid(1),)
     assert node.create(replace(ours, annotations=annotations)) == (uuid(2),)
 
 
@@ -432,46 +431,36 @@ def test_before_the_first_list_no_annotation_takes_what_the_kubelet_may_have_giv
     local = container("device=1", of="local")
     assert "has just started" in str(node.create(local))
     assert node.create(container(of="plain")) == ()
-    node.give(of_plugin(1), [uuid(1)])
-    node.ask_all()
+    node.lists(of_plugin(1), [uuid(1)])
+    node.list_all()
     assert "[gpu-busy]" in str(node.create(local))
 
 
 def test_a_daemon_that_starts_anew_knows_whose_grants_were_the_kubelets() -> None:
     node = ExternalNode()
-    theirs = of_plugin(1, pod="theirs")
-    node.admitted(theirs, [uuid(1)])
-    assert node.create(theirs) == (uuid(1),)
-    assert node.start(theirs)
-    node.restarted({theirs.id: (theirs, True)})
-    node.ask_all()
+    external = of_plugin(1, pod="external")
+    node.admitted(external, [uuid(1)])
+    assert node.create(external) == (uuid(1),)
+    assert node.start(external)
+    node.restarted({external.id: (external, True)})
+    node.list_all()
     assert [d.id for d in node.devices.devices(OURS) if d.why] == [uuid(1)]
-    node.stop(theirs)
+    node.stop(external)
     assert "[gpu-busy]" in str(node.create(container("device=1", of="thief")))
-
-
-def test_a_gpu_that_an_annotation_holds_is_not_given_twice() -> None:
-    node = ExternalNode()
-    assert node.create(container("device=1", of="local")) == (uuid(1),)
-    of = of_plugin(1)
-    node.admitted(of, [uuid(1)])
-    node.ask_all()
-    assert "[gpu-busy]" in str(node.create(of))
-    assert "ml/local" in str(node.create(of))
 
 
 def test_a_token_holds_until_the_kubelet_says_otherwise(log: Log) -> None:
     node = ExternalNode(KubeletSettings(enabled=True))
     of = from_kubelet(token(0))
     assert node.create(of) == (uuid(0),)  # not told yet is no refusal
-    node.give(replace(of, name="sidecar"), [])
+    node.lists(replace(of, name="sidecar"), [])
     node.answer()
     assert node.create(of) == (uuid(0),)  # nor is a container that the kubelet does not list
-    node.over(of)
+    node.pod_deleted(of)
 
     copied = from_kubelet(token(1), pod="copied")
-    node.give(copied, [])
-    node.came(copied)
+    node.lists(copied, [])
+    node.sandbox_created(copied)
     node.answer()
     for _ in range(3):
         refused = str(node.create(copied))
@@ -507,7 +496,7 @@ def test_fractions_of_a_gpu_that_their_scheduler_reserved() -> None:
     assert node.create(holder) == (uuid(1),)
     for name in ("one", "two"):
         of = fraction("g1", name=name)
-        node.came(of)
+        node.sandbox_created(of)
         node.answer()
         assert node.create(of) == (uuid(1),)
         assert node.start(of)
@@ -525,21 +514,15 @@ def test_a_pod_with_parts_of_two_gpus() -> None:
     assert node.create(of) == (uuid(1), uuid(2))
 
 
-FORGED = {
-    "a GPU that nobody reserved": fraction("g1", 2),
-    "another group's GPU": fraction("g2", 1),
-    "a group of nobody": fraction("g9", 1),
-}
-
-
-@pytest.mark.parametrize("of", FORGED.values(), ids=FORGED)
-def test_labels_and_variables_by_hand_share_nothing(of: Container) -> None:
+def test_labels_and_variables_by_hand_share_nothing() -> None:
+    """A GPU that nobody reserved, another group's, a group of nobody."""
     node = ExternalNode(SHARING)
     node.admitted(reservation("g1"), [uuid(1)])
     node.admitted(reservation("g2", index=3), [uuid(3)])
-    refused = str(node.create(of))
-    assert "[node-not-ready]" in refused
-    assert "no pod in the namespaces of kubelet.reservations holds" in refused
+    for of in (fraction("g1", 2), fraction("g2", 1), fraction("g9", 1)):
+        refused = str(node.create(of))
+        assert "[node-not-ready]" in refused
+        assert "no pod in the namespaces of kubelet.reservations holds" in refused
 
 
 def test_a_reservation_counts_in_its_namespace_only() -> None:
@@ -547,20 +530,23 @@ def test_a_reservation_counts_in_its_namespace_only() -> None:
     node.admitted(reservation("g1", namespace="ml"), [uuid(1)])
     of = fraction("g1")
     assert "[node-not-ready]" in str(node.create(of))
-    node.over(reservation("g1", namespace="ml"))
+    node.pod_deleted(reservation("g1", namespace="ml"))
     node.admitted(reservation("g1"), [uuid(1)])
     assert node.create(of) == (uuid(1),)
-    node.over(reservation("g1"))
+    node.pod_deleted(reservation("g1"))
     assert "[node-not-ready]" in str(node.create(fraction("g1", name="late")))
 
 
 def test_a_group_without_the_setting_is_nothing() -> None:
-    node = ExternalNode(THEIRS)
+    node = ExternalNode()
     node.admitted(reservation("g1"), [uuid(1)])
     of = fraction("g1")
-    node.came(of)
+    node.sandbox_created(of)
     node.answer()
     assert node.create(of) == ()
+    alone = ExternalNode(KubeletSettings(reservations=Globs((RESERVED,))))  # nor is a pod without a group a fraction
+    assert alone.plugin.create_container(builders.create_payload(of_plugin(1))) == EMPTY
+    assert alone.start(of_plugin(1))
 
 
 def test_reservations_by_our_own_device_plugin() -> None:
@@ -570,20 +556,14 @@ def test_reservations_by_our_own_device_plugin() -> None:
     node.admitted(holder, [uuid(1)])
     assert node.create(holder) == (uuid(1),)
     of = fraction("g1")
-    node.came(of)
+    node.sandbox_created(of)
     node.answer()
     assert node.create(of) == (uuid(1),)
     assert node.start(of)
     assert not [device.id for device in node.devices.devices(GPU) if device.why]  # it is the kubelet's still
     node.restarted({of.id: (of, True), holder.id: (holder, True)})
-    node.ask_all()
+    node.list_all()
     assert not [device.id for device in node.devices.devices(GPU) if device.why]
-
-
-def test_who_is_no_fraction_is_not_looked_at() -> None:
-    node = ExternalNode(KubeletSettings(reservations=Globs((RESERVED,))))
-    assert node.plugin.create_container(builders.create_payload(of_plugin(1))) == EMPTY
-    assert node.start(of_plugin(1))
 
 
 class Keyed:
@@ -628,5 +608,5 @@ def test_whoever_was_decided_on_may_start_past_the_guard() -> None:
 def test_many_sandboxes_are_bounded() -> None:
     node = ExternalNode()
     for number in range(3000):
-        node.came(pod(f"pod-{number}"))
+        node.sandbox_created(pod(f"pod-{number}"))
     assert len(node.pods.all()) <= 1024

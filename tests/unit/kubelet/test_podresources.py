@@ -162,7 +162,7 @@ async def test_a_sandbox_is_asked_about_at_once(folder: Path) -> None:
         of = of_plugin(1)
         server.give("train", {"main": {GPU: [uuid(1)]}}, "ml")
         await until(lambda: "List" in server.asked)
-        node.came(of)
+        node.sandbox_created(of)
         await node.granted(of)
     assert server.asked.count("Get ml/train") == 1
 
@@ -178,7 +178,7 @@ async def test_many_at_once_are_one_list(folder: Path) -> None:
     async with PodResourcesServer(folder) as server:
         node = Asking(server, replace(QUICK, list_every=60))
         for number in range(200):
-            node.came(pod(f"pod-{number}"))
+            node.sandbox_created(pod(f"pod-{number}"))
         server.give("pod-7", {"main": {GPU: [uuid(1)]}}, "ml")
         async with node:
             await node.granted(of_plugin(1, pod="pod-7"))
@@ -191,7 +191,7 @@ async def test_it_keeps_to_its_pace(folder: Path) -> None:
     async with PodResourcesServer(folder) as server, Asking(server, QuestionPace()) as node:
         began = asyncio.get_running_loop().time()
         for number in range(60):
-            node.came(pod(f"pod-{number}"))
+            node.sandbox_created(pod(f"pod-{number}"))
             await asyncio.sleep(0.005)
         assert len(server.asked) <= 60 * (asyncio.get_running_loop().time() - began) + 1
 
@@ -203,7 +203,7 @@ async def test_faults_are_said_once_and_end_nothing(folder: Path, log: Log) -> N
         async with Asking(server) as node:
             of = of_plugin(1)
             server.give("train", {"main": {GPU: [uuid(1)]}}, "ml")
-            node.came(of)
+            node.sandbox_created(of)
             await said(log, fault[0].name)
             await until(lambda: len(server.asked) >= 5)
             assert "[node-not-ready]" in str(node.create(of))
@@ -222,7 +222,7 @@ async def test_a_kubelet_that_restarts(folder: Path, log: Log) -> None:
                 of = of_plugin(1)
                 other = replace(of.pod, id=PodId(f"sandbox-{number}"), uid=PodUid(f"uid-{number}"))
                 of = replace(of, pod=other)
-                node.came(of)
+                node.sandbox_created(of)
                 await node.granted(of)
             node.end_pod(of)
 
@@ -241,6 +241,6 @@ async def test_a_bug_of_ours_ends_nothing(folder: Path, log: Log) -> None:
         node.plugin.kubelet_listed = once  # type: ignore[method-assign] # that is the bug
         server.give("train", {"main": {GPU: [uuid(1)]}}, "ml")
         async with node:
-            node.came(of_plugin(1))
+            node.sandbox_created(of_plugin(1))
             await node.granted(of_plugin(1))
     assert isinstance(log.one("PodResources not read because of a bug in nri-gpu").exception, ZeroDivisionError)

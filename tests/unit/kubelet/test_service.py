@@ -267,7 +267,7 @@ async def test_the_answer_is_annotations_and_the_same_whatever_the_order(folder:
     ],
     ids=["unknown", "twice", "twice in two", "too many", "none", "hostile"],
 )
-async def test_what_cannot_be_is_refused_and_promises_nothing(
+async def test_what_cannot_be_is_refused_and_reserves_nothing(
     folder: Path, containers: list[list[str]], sentence: str
 ) -> None:
     async with served(folder) as (kubelet, node):
