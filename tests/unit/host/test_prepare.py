@@ -1,18 +1,29 @@
-"""The whole of it on a host below a temporary folder: from nothing to ready, and what stands in the way."""
+"""A host below a temporary folder is prepared: modules, nodes and links, and nothing else is touched."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from nri_gpu.host.facts import CharDevice, Directory, HostPaths, KernelModule, Symlink
-from nri_gpu.host.plan import Action, LoadModule, MakeLink, MakeNode, make_plan
-from nri_gpu.host.prepare import PrepareReport, actor, prepare
-from tests.unit.host.host_tree import CAPS, NVIDIA, OLD_UVM, UVM, HostTree, information, params
+from nri_gpu.host.facts import CharDevice, DevPath, Directory, HostError, KernelModule, Symlink, is_loaded
+from nri_gpu.host.plan import Action, FixNode, LoadModule, MakeLink, MakeNode, make_plan
+from nri_gpu.host.prepare import (
+    PrepareReport,
+    actor,
+    fix_node,
+    load_module,
+    make_link,
+    make_node,
+    modprobe_program,
+    prepare,
+)
+from tests.unit.host.host_tree import CAPS, LOADS, NVIDIA, OLD_UVM, UVM, HostTree
 
 
 def prepared(host: HostTree, *, graphics: bool = False) -> PrepareReport:
@@ -21,10 +32,6 @@ def prepared(host: HostTree, *, graphics: bool = False) -> PrepareReport:
 
 def node(major: int, minor: int, mode: int = 0o666) -> CharDevice:
     return CharDevice(major, minor, mode, 0, 0)
-
-
-def test_the_defaults_are_the_hosts_own() -> None:
-    assert HostPaths() == HostPaths(Path("/dev"), Path("/proc"), Path("/sys"))
 
 
 def test_from_a_fresh_boot_to_ready(host: HostTree) -> None:
@@ -56,55 +63,7 @@ def test_from_a_fresh_boot_to_ready(host: HostTree) -> None:
     assert [type(action) for action in report.done[2:]] == [MakeNode, MakeLink] * 6
 
 
-def test_a_second_time_does_nothing(host: HostTree) -> None:
-    prepared(host)
-    again = prepared(host)
-    assert (again.done, again.findings) == ((), ())
-    assert len(host.calls()) == 2
-
-
-def test_graphics_brings_modeset(host: HostTree) -> None:
-    assert not prepared(host, graphics=True).findings
-    assert host.calls()[-1] == "nvidia-modeset []"
-    assert host.entries()["nvidia-modeset"] == node(NVIDIA, 254)
-    assert not prepared(host, graphics=True).done
-
-
-def test_a_reloaded_driver_has_another_major(host: HostTree) -> None:
-    host.loaded()
-    host.node("nvidia-uvm", OLD_UVM, 0)
-    (host.dev / "char" / f"{OLD_UVM}:0").symlink_to("../nvidia-uvm")
-    assert not prepared(host).findings
-    assert host.entries()["nvidia-uvm"] == node(UVM, 0)
-
-
-def test_parameters_are_honoured(host: HostTree) -> None:
-    host.loaded().write("proc/driver/nvidia/params", params(uid=3, gid=44, mode=0o660))
-    host.node("nvidia0", NVIDIA, 0)
-    assert not prepared(host).findings
-    entries = host.entries()
-    assert entries["nvidia0"] == CharDevice(NVIDIA, 0, 0o660, 3, 44)
-    assert entries["nvidia1"] == CharDevice(NVIDIA, 1, 0o660, 3, 44)
-    assert entries["nvidia-uvm"] == node(UVM, 0)
-
-
-def test_the_administrators_nodes_stay_as_they_are(host: HostTree) -> None:
-    host.loaded().write("proc/driver/nvidia/params", params(modify=0))
-    host.node("nvidia0", NVIDIA, 0, 0o640, 0, 44)
-    report = prepared(host)
-    assert {entry for path, entry in host.entries().items() if path.startswith("nvidia")} == {
-        CharDevice(NVIDIA, 0, 0o640, 0, 44)
-    }
-    assert [str(action) for action in report.done] == [f"link /dev/char/{NVIDIA}:0 to ../nvidia0"]
-    assert [finding.path for finding in report.findings] == [
-        "/dev/nvidiactl",
-        "/dev/nvidia1",
-        "/dev/nvidia-uvm",
-        "/dev/nvidia-uvm-tools",
-    ]
-
-
-@pytest.mark.parametrize("loads_nothing", ["sys.exit(1)", ""], ids=["fails", "does nothing"])
+@pytest.mark.parametrize("loads_nothing", ["exit 1", ""], ids=["fails", "does nothing"])
 def test_a_driver_that_does_not_load(host: HostTree, loads_nothing: str) -> None:
     host.modprobe(loads_nothing)
     report = prepared(host)
@@ -117,8 +76,7 @@ def test_a_driver_that_does_not_load(host: HostTree, loads_nothing: str) -> None
 
 
 def test_uvm_alone_not_loading_leaves_the_rest(host: HostTree) -> None:
-    script = (host.base / "bin/modprobe").read_text().partition("file=calls)\n")[2]
-    host.modprobe(f"if sys.argv[-1] == 'nvidia-uvm': sys.exit('no such module')\n{script}")
+    host.modprobe(f"[ $module != nvidia-uvm ] || {{ echo no such module; exit 1; }}\n{LOADS}")
     report = prepared(host)
     assert [finding.path for finding in report.findings] == ["module nvidia-uvm"]
     assert host.entries()["nvidia1"] == node(NVIDIA, 1)
@@ -217,24 +175,6 @@ def test_the_plan_of_a_dry_run_is_what_is_then_done(host: HostTree) -> None:
     assert prepared(host).done == planned.actions
 
 
-def test_a_bug_is_not_swallowed(host: HostTree) -> None:
-    def broken(_: Action) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        prepare(host.look, broken)
-
-
-def test_an_unclear_gpu_does_not_keep_the_others_back(host: HostTree) -> None:
-    host.loaded().write("proc/driver/nvidia/gpus/0000:18:00.0/information", "Model: x\n")
-    report = prepared(host)
-    assert [finding.path for finding in report.findings] == ["/proc/driver/nvidia/gpus/0000:18:00.0/information"]
-    assert "nvidia1" in host.entries()
-    assert "nvidia0" not in host.entries()
-    host.write("proc/driver/nvidia/gpus/0000:18:00.0/information", information(0))
-    assert not prepared(host).findings
-
-
 def test_actions_say_what_they_do(host: HostTree) -> None:
     host.loaded()
     host.node("nvidia0", NVIDIA, 0, 0o600)
@@ -245,3 +185,240 @@ def test_actions_say_what_they_do(host: HostTree) -> None:
     assert f"make /dev/nvidia1: char {NVIDIA}:1, mode 0666, owner 0:0, instead of {NVIDIA}:9" in done
     assert f"link /dev/char/{UVM}:0 to ../nvidia-uvm, instead of ../gone" in done
     assert str(LoadModule(KernelModule.UVM)) == "load module nvidia-uvm"
+
+
+HOST_ROOT = Path("/")
+
+
+def test_the_kernels_program_is_called_with_the_name_alone(host: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "")
+    monkeypatch.setenv("MODPROBE_OPTIONS", "--all")
+    load_module(KernelModule.UVM, host.places, HOST_ROOT)
+    assert is_loaded(host.places.sys, KernelModule.UVM)
+    assert host.calls() == ["nvidia-uvm []"]
+
+
+def test_another_driver_root_gives_modules_but_no_program(host: HostTree) -> None:
+    load_module(KernelModule.NVIDIA, host.places, Path("/run/nvidia/driver"))
+    assert host.calls() == ["-d /run/nvidia/driver nvidia []"]
+
+
+FAILURES = {
+    "says why": (
+        "echo FATAL: Module nvidia; echo ' not found'; exit 1",
+        "ended with 1: FATAL: Module nvidia not found",
+    ),
+    "says why on stderr": ("echo no such device >&2; exit 1", "ended with 1: no such device"),
+    "says nothing": ("exit 3", "ended with 3: without output"),
+    "does nothing": ("", "reported success, but the module is not loaded"),
+    "says too much": ("head -c 100000 /dev/zero | tr '\\0' x; exit 1", r"ended with 1: x{300}$"),
+    "is killed": ("kill -9 $$", "ended with -9"),
+}
+
+
+@pytest.mark.parametrize(("script", "words"), FAILURES.values(), ids=FAILURES)
+def test_a_failure_has_the_programs_words(host: HostTree, script: str, words: str) -> None:
+    host.modprobe(script)
+    with pytest.raises(HostError, match=words):
+        load_module(KernelModule.NVIDIA, host.places, HOST_ROOT)
+
+
+def test_a_complaint_is_no_failure_once_the_module_is_there(host: HostTree) -> None:
+    host.write("sys/module/nvidia/initstate", "live\n")
+    host.modprobe("echo modprobe.d is odd; exit 1")
+    load_module(KernelModule.NVIDIA, host.places, HOST_ROOT)
+
+
+def test_a_hanging_program_and_its_children_are_stopped(host: HostTree) -> None:
+    host.modprobe("sleep 60 &\necho $! > $base/child\nsleep 60")
+    before = time.monotonic()
+    with pytest.raises(HostError, match=r"took longer than 0\.5 s and was stopped"):
+        load_module(KernelModule.NVIDIA, host.places, HOST_ROOT, timeout_s=0.5)
+    assert time.monotonic() - before < 10
+    status = Path("/proc") / (host.base / "child").read_text().strip() / "stat"
+    deadline = time.monotonic() + 5
+    while status.exists() and " Z " not in status.read_text():  # an orphan, waiting for init to bury it
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_it_leaves_running_holds_nobody_up(host: HostTree) -> None:
+    host.modprobe("sleep 3 &\nexit 1")
+    before = time.monotonic()
+    with pytest.raises(HostError, match="ended with 1"):
+        load_module(KernelModule.NVIDIA, host.places, HOST_ROOT)
+    assert time.monotonic() - before < 2.5
+
+
+SETTINGS = {
+    "none": (None, "cannot be read: No such file"),
+    "emptied": ("\n", "is switched off on this host"),
+    "relative": ("modprobe\n", "names modprobe, which is not an executable program"),
+    "missing": ("/nowhere/modprobe\n", "which is not an executable program"),
+    "a folder": ("/tmp\n", "which is not an executable program"),
+    "no program": ("/etc/passwd\n", "which is not an executable program"),
+}
+
+
+@pytest.mark.parametrize(("setting", "words"), SETTINGS.values(), ids=SETTINGS)
+def test_a_kernel_that_names_no_program(host: HostTree, setting: str | None, words: str) -> None:
+    path = host.base / "proc/sys/kernel/modprobe"
+    path.unlink()
+    if setting is not None:
+        path.write_text(setting)
+    with pytest.raises(HostError, match=words):
+        modprobe_program(host.places.proc)
+
+
+def test_a_program_that_does_not_start(host: HostTree) -> None:
+    program = host.write("bin/modprobe", "#!/nowhere/interpreter\n")
+    program.chmod(0o755)
+    with pytest.raises(HostError, match="cannot be run: No such file"):
+        load_module(KernelModule.NVIDIA, host.places, HOST_ROOT)
+
+
+GPU = DevPath("nvidia0")
+WANTED = CharDevice(NVIDIA, 0, 0o660, 12, 44)
+LINK = DevPath(f"char/{NVIDIA}:0")
+
+
+@pytest.fixture(autouse=True)
+def strict_umask() -> object:
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+def test_a_node_is_made_whatever_the_umask(host: HostTree) -> None:
+    make_node(host.dev, MakeNode(GPU, WANTED))
+    assert host.entries()["nvidia0"] == WANTED
+
+
+def test_its_folder_is_made_for_all_to_enter(host: HostTree) -> None:
+    node = CharDevice(CAPS, 3, 0o444, 0, 0)
+    make_node(host.dev, MakeNode(DevPath("nvidia-caps/nvidia-cap3"), node))
+    assert host.entries()["nvidia-caps/nvidia-cap3"] == node
+    assert (host.dev / "nvidia-caps").stat().st_mode & 0o7777 == 0o755
+
+
+def test_a_folder_that_is_there_keeps_its_mode(host: HostTree) -> None:
+    (host.dev / "nvidia-caps").mkdir()
+    (host.dev / "nvidia-caps").chmod(0o750)
+    make_node(host.dev, MakeNode(DevPath("nvidia-caps/nvidia-cap3"), CharDevice(CAPS, 3, 0o444, 0, 0)))
+    assert (host.dev / "nvidia-caps").stat().st_mode & 0o7777 == 0o750
+
+
+def test_it_is_open_to_nobody_before_it_has_its_owner(host: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    chown = os.chown
+
+    def watched(path: str, uid: int, gid: int) -> None:
+        seen.append((host.dev / "nvidia0").lstat().st_mode & 0o777)
+        chown(path, uid, gid)
+
+    monkeypatch.setattr(os, "chown", watched)
+    os.umask(0)
+    make_node(host.dev, MakeNode(GPU, WANTED))
+    assert seen == [0o600]
+
+
+def test_somebody_quicker_is_no_error(host: HostTree) -> None:
+    host.node("nvidia0", NVIDIA, 0, 0o600)
+    make_node(host.dev, MakeNode(GPU, WANTED))
+    assert host.entries()["nvidia0"] == CharDevice(NVIDIA, 0, 0o600, 0, 0)
+
+
+def test_a_node_with_another_number_is_replaced(host: HostTree) -> None:
+    host.node("nvidia-uvm", OLD_UVM, 0)
+    old, new = CharDevice(OLD_UVM, 0, 0o666, 0, 0), CharDevice(UVM, 0, 0o666, 0, 0)
+    make_node(host.dev, MakeNode(DevPath("nvidia-uvm"), new, old))
+    assert host.entries()["nvidia-uvm"] == new
+
+
+def test_mode_and_owner_are_mended(host: HostTree) -> None:
+    host.node("nvidia0", NVIDIA, 0, 0o600)
+    inode = (host.dev / "nvidia0").stat().st_ino
+    fix_node(host.dev, FixNode(GPU, WANTED, CharDevice(NVIDIA, 0, 0o600, 0, 0)))
+    assert host.entries()["nvidia0"] == WANTED
+    assert (host.dev / "nvidia0").stat().st_ino == inode
+
+
+def a_file(host: HostTree, target: Path) -> None:
+    target.write_text("precious")
+
+
+def a_link(host: HostTree, target: Path) -> None:
+    """To a node of the very number, in a folder that may be somebody else's."""
+    host.node("elsewhere", OLD_UVM, 0, 0o600)
+    target.symlink_to("elsewhere")
+
+
+def another_number(host: HostTree, target: Path) -> None:
+    host.node("nvidia0", NVIDIA, 9)
+
+
+def a_block_device(host: HostTree, target: Path) -> None:
+    os.mknod(target, stat.S_IFBLK | 0o600, os.makedev(OLD_UVM, 0))
+
+
+@pytest.mark.parametrize("put", [a_file, a_link, another_number, a_block_device])
+def test_what_changed_since_the_look_is_not_touched(host: HostTree, put: Callable[[HostTree, Path], None]) -> None:
+    target = host.dev / "nvidia0"
+    put(host, target)
+    before = [(path, path.lstat()) for path in sorted(host.dev.iterdir())]
+    was = CharDevice(OLD_UVM, 0, 0o666, 0, 0)
+    with pytest.raises(HostError, match="no longer the device"):
+        fix_node(host.dev, FixNode(GPU, WANTED, was))
+    with pytest.raises(HostError, match="no longer the device"):
+        make_node(host.dev, MakeNode(GPU, WANTED, was))
+    make_node(host.dev, MakeNode(GPU, WANTED))  # the name is taken: somebody was quicker
+    assert [(path, path.lstat()) for path in sorted(host.dev.iterdir())] == before
+
+
+def test_a_folder_that_is_a_link_is_not_followed(host: HostTree, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (host.dev / "nvidia-caps").symlink_to(tmp_path / "elsewhere")
+    (host.dev / "char").rmdir()
+    (host.dev / "char").symlink_to(tmp_path / "elsewhere")
+    host.node("nvidia0", NVIDIA, 0)
+    with pytest.raises(NotADirectoryError):
+        make_node(host.dev, MakeNode(DevPath("nvidia-caps/nvidia-cap3"), CharDevice(CAPS, 3, 0o444, 0, 0)))
+    with pytest.raises(NotADirectoryError):
+        make_link(host.dev, MakeLink(LINK, "../nvidia0"))
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_link_is_made_and_its_folder_too(host: HostTree) -> None:
+    (host.dev / "char").rmdir()
+    host.node("nvidia0", NVIDIA, 0)
+    make_link(host.dev, MakeLink(LINK, "../nvidia0"))
+    assert (host.dev / LINK).stat().st_rdev == os.makedev(NVIDIA, 0)
+    assert (host.dev / "char").stat().st_mode & 0o7777 == 0o755
+    make_link(host.dev, MakeLink(LINK, "../nvidia0"))  # somebody was quicker
+
+
+def test_a_link_is_replaced_only_while_it_leads_where_it_did(host: HostTree) -> None:
+    host.node("nvidia0", NVIDIA, 0)
+    (host.dev / LINK).symlink_to("../nvidia9")
+    with pytest.raises(HostError, match="no longer leads to"):
+        make_link(host.dev, MakeLink(LINK, "../nvidia0", "../nvidia8"))
+    make_link(host.dev, MakeLink(LINK, "../nvidia0", "../nvidia9"))
+    assert host.entries()[LINK] == Symlink("../nvidia0")
+    (host.dev / LINK).unlink()
+    (host.dev / LINK).write_text("precious")
+    with pytest.raises(OSError, match="Invalid argument"):
+        make_link(host.dev, MakeLink(LINK, "../nvidia0", "../nvidia9"))
+    assert (host.dev / LINK).read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("node", "words"), [(None, "is not there"), ((NVIDIA, 1), "is not the device"), ("file", "is not the device")]
+)
+def test_no_link_to_what_is_not_its_node(host: HostTree, node: tuple[int, int] | str | None, words: str) -> None:
+    if isinstance(node, tuple):
+        host.node("nvidia0", *node)
+    elif node:
+        host.write("dev/nvidia0", "")
+    with pytest.raises(HostError, match=words):
+        make_link(host.dev, MakeLink(LINK, "../nvidia0"))
+    assert LINK not in host.entries()

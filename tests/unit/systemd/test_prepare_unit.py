@@ -19,7 +19,7 @@ from nri_gpu.host.facts import KernelModule
 from nri_gpu.host.prepare import LOAD_TIMEOUT_S
 from tests.support.unit_file import OURS, Line
 from tests.support.unit_file import Unit as UnitFile
-from tests.unit.host.host_tree import CAPS, NVIDIA, UVM, HostTree, params
+from tests.unit.host.host_tree import CAPS, NVIDIA, UVM, HostTree, host_below, params
 
 PATH = OURS.with_name("nri-gpu-prepare.service")
 UNIT = UnitFile.read(PATH)
@@ -89,8 +89,9 @@ def confined(host: HostTree, unit: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def worn(host: HostTree) -> HostTree:
+def worn(tmp_path: Path) -> HostTree:
     """A host that needs everything done at once, owners that are not root's among it."""
+    host = host_below(tmp_path)
     host.mig("gpu0/gi1", 12)
     host.write("waiting/nvidia/proc/driver/nvidia/params", params(uid=7, gid=44, mode=0o660))
     host.node("nvidia1", NVIDIA, 9)

@@ -7,15 +7,14 @@ import stat
 import tempfile
 from pathlib import Path
 
-import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nri_gpu.host.plan import make_plan
 from nri_gpu.host.prepare import actor, prepare
-from tests.unit.host.host_tree import CAPS, NVIDIA, UVM, HostTree, params
+from tests.unit.host.host_tree import CAPS, NVIDIA, UVM, HostTree, host_below, params
 
-PLACES = {
+NODES = {
     "nvidiactl": (NVIDIA, 255),
     "nvidia0": (NVIDIA, 0),
     "nvidia1": (NVIDIA, 1),
@@ -29,10 +28,10 @@ PLACES = {
 STATES = ("absent", "good", "wrong number", "wrong mode", "wrong owner", "file", "link", "folder")
 LINK_STATES = ("absent", "good", "absolute", "elsewhere", "file")
 
-worlds = st.fixed_dictionaries(
+hosts = st.fixed_dictionaries(
     {
-        "nodes": st.fixed_dictionaries({path: st.sampled_from(STATES) for path in PLACES}),
-        "links": st.fixed_dictionaries({path: st.sampled_from(LINK_STATES) for path in PLACES}),
+        "nodes": st.fixed_dictionaries({path: st.sampled_from(STATES) for path in NODES}),
+        "links": st.fixed_dictionaries({path: st.sampled_from(LINK_STATES) for path in NODES}),
         "modify": st.sampled_from((1, 1, 1, 0)),
         "mode": st.sampled_from((0o666, 0o660, 0o600, 666)),
         "gid": st.sampled_from((0, 44)),
@@ -43,21 +42,24 @@ worlds = st.fixed_dictionaries(
 )
 
 
-def build(base: Path, world: dict[str, object]) -> HostTree:
-    host = HostTree(base)
-    if world["loaded"]:
+def build(host: HostTree, given_host: dict[str, object]) -> HostTree:
+    if given_host["loaded"]:
         host.loaded()
-    if world["mig"]:
+    if given_host["mig"]:
         host.mig("gpu0/gi1", 12)
         host.mig("gpu0/gi1/ci0", 13)
-    for folder in (base, base / "waiting/nvidia"):
+    for folder in (host.base, host.base / "waiting/nvidia"):
         if (folder / "proc/driver/nvidia/params").exists():
-            text = params(modify=int(str(world["modify"])), mode=int(str(world["mode"])), gid=int(str(world["gid"])))
+            text = params(
+                modify=int(str(given_host["modify"])),
+                mode=int(str(given_host["mode"])),
+                gid=int(str(given_host["gid"])),
+            )
             (folder / "proc/driver/nvidia/params").write_text(text)
-    states, links = world["nodes"], world["links"]
+    states, links = given_host["nodes"], given_host["links"]
     assert isinstance(states, dict)
     assert isinstance(links, dict)
-    for path, number in PLACES.items():
+    for path, number in NODES.items():
         put(host, path, number, states[path])
         put_link(host, path, number, links[path])
     return host
@@ -97,7 +99,7 @@ def put_link(host: HostTree, path: str, number: tuple[int, int], state: str) -> 
             place.write_text("precious")
 
 
-def picture(host: HostTree) -> dict[str, tuple[object, ...]]:
+def contents(host: HostTree) -> dict[str, tuple[object, ...]]:
     """Everything in /dev by inode, mode, owner and content."""
     seen: dict[str, tuple[object, ...]] = {}
     for path in sorted(host.dev.rglob("*")):
@@ -110,48 +112,41 @@ def picture(host: HostTree) -> dict[str, tuple[object, ...]]:
     return seen
 
 
-@given(world=worlds)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_prepared_is_prepared(host: HostTree, world: dict[str, object]) -> None:
-    """`host` only says whether this process may make nodes; every example has its own."""
-    with tempfile.TemporaryDirectory(dir=host.base) as base:
-        tree = build(Path(base) / "host", world)
-        before = picture(tree)
-        graphics = bool(world["graphics"])
+@given(given_host=hosts)
+@settings(max_examples=40, deadline=None)
+def test_prepared_is_prepared(given_host: dict[str, object]) -> None:
+    with tempfile.TemporaryDirectory() as base:
+        tree = build(host_below(Path(base)), given_host)
+        before = contents(tree)
+        graphics = bool(given_host["graphics"])
         report = prepare(tree.look, actor(tree.places, Path("/")), graphics=graphics)
-        after = picture(tree)
+        after = contents(tree)
 
         assert make_plan(tree.look(), graphics=graphics).actions == ()
         again = prepare(tree.look, actor(tree.places, Path("/")), graphics=graphics)
         assert again.done == ()
         assert again.findings == report.findings
-        assert picture(tree) == after
+        assert contents(tree) == after
 
         for path, was in before.items():
             mode = was[1]
             assert isinstance(mode, int)
             replaceable = stat.S_ISCHR(mode) or (stat.S_ISLNK(mode) and path.startswith("char/"))
             assert replaceable or after[path] == was
-        if world["modify"] == 0 or world["mode"] == 666:
+        if given_host["modify"] == 0 or given_host["mode"] == 666:
             assert {p: s for p, s in after.items() if p.startswith("nvidia")} == {
                 p: s for p, s in before.items() if p.startswith("nvidia")
             }
         if not report.findings:
-            assert_ready(tree, graphics=graphics, mig=bool(world["mig"]))
+            assert_ready(tree, graphics=graphics, mig=bool(given_host["mig"]))
 
 
 def assert_ready(tree: HostTree, *, graphics: bool, mig: bool) -> None:
     """No finding means that a container can be given anything."""
     skipped = {"nvidia7"} | (set() if graphics else {"nvidia-modeset"})
-    for path, number in PLACES.items():
+    for path, number in NODES.items():
         if path in skipped or (path.startswith("nvidia-caps/") and not mig):
             continue
         assert (tree.dev / path).lstat().st_rdev == os.makedev(*number)
         link = tree.dev / "char" / f"{number[0]}:{number[1]}"
         assert str(link.readlink()) in (f"../{path}", f"/dev/{path}")
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_each_state_can_be_built(host: HostTree, state: str) -> None:
-    put(host, "nvidia0", PLACES["nvidia0"], state)
-    assert ("nvidia0" in host.entries()) == (state != "absent")
