@@ -57,12 +57,14 @@ def prepare(look: Callable[[], HostFacts], act: Act, *, graphics: bool = False) 
     """
     done: dict[Action, None] = {}
     failed: dict[Action, str] = {}
-    for rounds_left in reversed(range(_ROUNDS + 1)):
+    rounds = 0
+    while True:
         facts = look()
         plan = make_plan(facts, graphics=graphics)
         todo = [action for action in plan.actions if action not in failed]
-        if not todo or not rounds_left:
+        if not todo or rounds == _ROUNDS:
             break
+        rounds += 1
         for action in todo:
             failure = _perform(action, act, failed)
             if failure:
