@@ -1,23 +1,96 @@
-"""GPUs by the kernel's word alone, from made-up trees of /proc and /sys."""
+"""What the kernel shows, from made-up trees of /proc, /sys and /dev."""
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from nri_gpu.domain.gpu import PciBusId
-from nri_gpu.domain.node import KernelGpu
-from nri_gpu.inventory.kernel import UNLISTED, HostFolders, gpus_on_the_bus, unlisted_gpus
+from nri_gpu.allocation.messages import why_not
+from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice, PciBusId
+from nri_gpu.domain.node import KernelGpu, Majors, NumaNode
+from nri_gpu.inventory.formats import CPULIST
+from nri_gpu.inventory.kernel import (
+    UNLISTED,
+    HostFolders,
+    gpus_on_the_bus,
+    host_majors,
+    kernel_view,
+    majors_by_name,
+    numa_nodes,
+    read_majors,
+    unlisted_gpus,
+    unusual_minors,
+    usual_minors,
+    with_minors,
+)
+from tests.support import builders as make
 from tests.support.kernel import make_information, make_pci
-
-MISMATCH = "NVML: driver/library version mismatch (18)"
-A, B, C, D = (PciBusId(f"0000:{bus:02x}:00.0") for bus in (0x10, 0x11, 0x12, 0x13))
 
 
 @pytest.fixture
 def places(tmp_path: Path) -> HostFolders:
-    return HostFolders(proc=tmp_path / "proc", sys=tmp_path / "sys", dev=tmp_path / "dev")
+    return HostFolders(**{name: tmp_path / name for name in ("proc", "sys", "dev")})
+
+
+# --- majors -----------------------------------------------------------------------------------------------------------
+
+NEW = """Character devices:
+  1 mem
+195 nvidia
+195 nvidia-modeset
+195 nvidiactl
+235 nvidia-caps
+236 nvidia-caps-imex-channels
+508 nvidia-uvm
+
+Block devices:
+  8 sd
+259 blkext
+"""
+
+CASES = {
+    "driver 545 and newer": (NEW, Majors(195, 508, 235, modeset=True)),
+    "without nvidia-modeset": (NEW.replace("195 nvidia-modeset\n", ""), Majors(195, 508, 235, modeset=False)),
+    "driver 535 has one line": ("Character devices:\n195 nvidia-frontend\n511 nvidia-uvm\n", Majors(195, 511, None)),
+    "only the first module": ("Character devices:\n195 nvidia\n", Majors(195, None, None)),
+    "names are whole": ("Character devices:\n195 nvidiactl\n196 nvidia-uvmx\n197 xnvidia-caps\n", Majors()),
+    "imex channels are not caps": ("Character devices:\n236 nvidia-caps-imex-channels\n", Majors()),
+    "block devices do not count": ("Character devices:\n  1 mem\n\nBlock devices:\n195 nvidia\n", Majors()),
+    "nothing before a section": ("195 nvidia\nCharacter devices:\n", Majors()),
+    "no driver": ("Character devices:\n  1 mem\n  5 /dev/tty\n", Majors()),
+    "garbage": ("Character devices:\nnvidia 195\n x nvidia\n-1 nvidia\n\u0661 nvidia\n", Majors()),
+    "empty": ("", Majors()),
+}
+
+
+@pytest.mark.parametrize(("text", "majors"), CASES.values(), ids=CASES)
+def test_majors(text: str, majors: Majors) -> None:
+    assert read_majors(text) == majors
+
+
+def test_majors_of_the_host(places: HostFolders) -> None:
+    with pytest.raises(InventoryError, match="cannot read the majors"):
+        host_majors(places.proc)
+    places.proc.mkdir()
+    (places.proc / "devices").write_text(NEW)
+    assert host_majors(places.proc) == Majors(195, 508, 235, modeset=True)
+
+
+def test_a_name_can_have_several_majors() -> None:
+    text = "Character devices:\n231 infiniband_verbs\n511 infiniband_verbs\n195 nvidia\nBlock devices:\n9 nvidia\n"
+    assert majors_by_name(text) == {"infiniband_verbs": {231, 511}, "nvidia": {195}}
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+MISMATCH = "NVML: driver/library version mismatch (18)"
+A, B, C, D = (PciBusId(f"0000:{bus:02x}:00.0") for bus in (0x10, 0x11, 0x12, 0x13))
 
 
 def gpu(places: HostFolders, bus_id: str, driver: str = "nvidia", **told: str) -> None:
@@ -30,7 +103,7 @@ def reasons(places: HostFolders, **options: object) -> list[str]:
     return [each.reason for each in unlisted_gpus(places, (), **options)]  # type: ignore[arg-type]
 
 
-def test_all_that_the_driver_told_the_kernel(places: HostFolders) -> None:
+def test_a_gpu_in_full(places: HostFolders) -> None:
     uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"
     gpu(places, A, Model="NVIDIA H100 80GB HBM3", **{"GPU UUID": uuid, "Device Minor": "3", "GPU Excluded": "No"})
     assert unlisted_gpus(places, (), fault=MISMATCH) == (
@@ -47,7 +120,7 @@ def test_all_that_the_driver_told_the_kernel(places: HostFolders) -> None:
         ("", "not bound to a driver: run `modprobe nvidia`, and see `dmesg | grep NVRM` if that does not bind it"),
     ],
 )
-def test_who_has_it_instead(places: HostFolders, driver: str, reason: str) -> None:
+def test_gpus_of_other_drivers(places: HostFolders, driver: str, reason: str) -> None:
     gpu(places, A, driver)
     assert reasons(places) == reasons(places, fault=MISMATCH) == [reason]
 
@@ -66,15 +139,9 @@ def test_excluded(places: HostFolders) -> None:
         {},
     ],
 )
-def test_what_is_not_known_is_left_out(places: HostFolders, told: dict[str, str]) -> None:
+def test_unknown_facts_are_left_out(places: HostFolders, told: dict[str, str]) -> None:
     gpu(places, A, **told)
     assert unlisted_gpus(places, ()) == (KernelGpu(pci_bus_id=A, reason=UNLISTED),)
-
-
-def test_a_file_of_another_kind(places: HostFolders) -> None:
-    gpu(places, A)
-    (places.proc / "driver/nvidia/gpus" / A / "information").mkdir(parents=True)
-    assert reasons(places) == [UNLISTED]
 
 
 def test_only_gpus_of_nvidia(places: HostFolders) -> None:
@@ -87,23 +154,202 @@ def test_only_gpus_of_nvidia(places: HostFolders) -> None:
     assert [each.bus_id for each in gpus_on_the_bus(places.sys)] == [A]
 
 
-def test_an_address_with_a_long_domain_is_nvmls(places: HostFolders) -> None:
-    gpu(places, "10000:01:00.0")
-    assert unlisted_gpus(places, {"10000:01:00.0"}) == ()
-
-
-def test_those_that_nvml_lists_are_left_out(places: HostFolders) -> None:
-    for bus_id, driver in ((A, "nvidia"), (B, "nvidia"), (C, "vfio-pci")):
+def test_gpus_that_nvml_lists_are_left_out(places: HostFolders) -> None:
+    assert unlisted_gpus(places, ()) == ()
+    for bus_id, driver in ((A, "nvidia"), (PciBusId("10000:01:00.0"), "nvidia"), (C, "vfio-pci")):
         gpu(places, bus_id, driver)
-    assert [each.pci_bus_id for each in unlisted_gpus(places, {A, B})] == [C]
+    assert [each.pci_bus_id for each in unlisted_gpus(places, {A, "10000:01:00.0"})] == [C]
 
 
-def test_those_that_nvml_counted_and_could_not_name_are_not_told_twice(places: HostFolders) -> None:
+def test_gpus_that_nvml_counted_and_could_not_name_are_not_reported_twice(places: HostFolders) -> None:
     for bus_id, driver in ((A, "nvidia"), (B, "nvidia"), (C, "nvidia"), (D, "vfio-pci")):
         gpu(places, bus_id, driver)
     assert [each.pci_bus_id for each in unlisted_gpus(places, {A}, faults=2)] == [D]
     assert [each.pci_bus_id for each in unlisted_gpus(places, {A}, faults=1)] == [B, C, D]
 
 
-def test_a_machine_without_a_bus(places: HostFolders) -> None:
-    assert unlisted_gpus(places, ()) == ()
+# --- the view that is compared ----------------------------------------------------------------------------------------
+
+MIG = "proc/driver/nvidia/capabilities/gpu0/mig"
+
+
+@pytest.fixture
+def node(places: HostFolders, tmp_path: Path) -> HostFolders:
+    assert kernel_view(places) == kernel_view(places)  # of a machine without any of it
+    (tmp_path / MIG / "gi1/ci0").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+    (tmp_path / "proc/devices").write_text("Character devices:\n195 nvidia\n")
+    (tmp_path / "sys/module/nvidia").mkdir(parents=True)
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    (tmp_path / "dev/nvidia0").touch()
+    return places
+
+
+def _node_of_another_major(base: Path) -> None:
+    (base / "dev/nvidia0").unlink()
+    os.mknod(base / "dev/nvidia0", 0o600 | 0o020000, os.makedev(1, 3))
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "an instance is made": lambda base: (base / MIG / "gi2").mkdir(),
+    "a compute instance goes": lambda base: (base / MIG / "gi1/ci0").rmdir(),
+    "a GPU leaves": lambda base: shutil.rmtree(base / "proc/driver/nvidia/gpus/0000:01:00.0"),
+    "a module is unloaded": lambda base: (base / "sys/module/nvidia").rmdir(),
+    "a module comes": lambda base: (base / "sys/module/nvidia_uvm").mkdir(),
+    "a major comes": lambda base: (base / "proc/devices").write_text(
+        "Character devices:\n195 nvidia\n508 nvidia-uvm\n"
+    ),
+    "a node comes": lambda base: (base / "dev/nvidia1").touch(),
+    "a render node comes": lambda base: (base / "dev/dri/renderD128").touch(),
+    "a folder of capabilities comes": lambda base: (base / "dev/nvidia-caps/nvidia-cap3").mkdir(parents=True),
+    "a node has another number": _node_of_another_major,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_the_view_differs(node: HostFolders, tmp_path: Path, change: Callable[[Path], object]) -> None:
+    before = kernel_view(node)
+    assert kernel_view(node) == before
+    change(tmp_path)
+    assert kernel_view(node) != before
+
+
+def test_other_devices_do_not_matter(node: HostFolders, tmp_path: Path) -> None:
+    before = kernel_view(node)
+    (tmp_path / "dev/loop7").touch()
+    (tmp_path / "sys/module/loop").mkdir()
+    assert kernel_view(node) == before
+
+
+# --- NUMA -------------------------------------------------------------------------------------------------------------
+
+MEMINFO = "Node {0} MemTotal:       {1} kB\nNode {0} MemFree:         1 kB\n"
+
+
+def make_node(sysfs: Path, number: int, cpulist: str | None, memory_kib: int | None = 131_072) -> None:
+    """A node's folder as the kernel shows it; None: that file is missing."""
+    folder = sysfs / "devices/system/node" / f"node{number}"
+    folder.mkdir(parents=True)
+    if cpulist is not None:
+        (folder / "cpulist").write_text(f"{cpulist}\n")
+    if memory_kib is not None:
+        (folder / "meminfo").write_text(MEMINFO.format(number, memory_kib))
+
+
+def test_numa_nodes_of_gpus(tmp_path: Path) -> None:
+    for number, cpus in enumerate(("0-15,32-47", "16-31,48-63", "64")):
+        make_node(tmp_path, number, cpus)
+    gpus = [make.gpu(0, numa_node=1), make.gpu(1, numa_node=0), make.gpu(2, numa_node=1), make.gpu(3)]
+    assert numa_nodes(gpus, tmp_path) == (NumaNode(0, "0-15,32-47"), NumaNode(1, "16-31,48-63"))
+
+
+def test_numa_nodes_without_cpus_or_memory(tmp_path: Path) -> None:
+    make_node(tmp_path, 0, "")
+    make_node(tmp_path, 1, "0-1", 0)
+    make_node(tmp_path, 2, "2", None)
+    make_node(tmp_path, 3, None)
+    make_node(tmp_path, 4, "0-$(reboot)")
+    (tmp_path / "devices/system/node/node0/meminfo").write_text("Node 0 MemFree: 1 kB\n")
+    gpus = [make.gpu(index, numa_node=index) for index in range(6)]
+    assert numa_nodes(gpus, tmp_path) == (NumaNode(0, "", memory=False), NumaNode(1, "0-1", memory=False))
+
+
+@pytest.mark.parametrize("text", ["0", "0-3", "0,2,4", "0-15,32-47", "99999"])
+def test_lists_of_cpus(text: str) -> None:
+    assert CPULIST.parse(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "0-", "-1", "0,,1", "0 1", "0-3\n", "\N{ARABIC-INDIC DIGIT ONE}", "0," * 3000 + "0"]
+)
+def test_malformed_lists_of_cpus(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a list of CPUs"):
+        CPULIST.parse(text)
+
+
+# --- minors of MIG devices --------------------------------------------------------------------------------------------
+
+
+def proc(tmp_path: Path, files: Mapping[str, object], table: Mapping[str, int] | None = None) -> Path:
+    """A /proc with these capability files (a minor, or a whole text) and this table."""
+    for name, content in files.items():
+        gpu, _, rest = name.partition("/")
+        path = tmp_path / "proc/driver/nvidia/capabilities" / gpu / "mig" / rest
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = f"DeviceFileMinor: {content}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+        path.write_text(text if isinstance(content, int) else str(content))
+    (tmp_path / "proc/driver/nvidia-caps").mkdir(parents=True)
+    lines = [f"{name} {minor}\n" for name, minor in {"config": 1, "monitor": 2, **(table or {})}.items()]
+    (tmp_path / "proc/driver/nvidia-caps/mig-minors").write_text("".join(lines))
+    return tmp_path / "proc"
+
+
+DEVICE = MigDevice(
+    index=0,
+    uuid=GpuUuid("MIG-00000000-0000-5000-8000-000000000000"),
+    gpu_instance_id=9,
+    compute_instance_id=0,
+    profile="1g.10gb",
+    memory_bytes=9728 * 2**20,
+)
+FILES = {"gpu2/gi9/access": 40, "gpu2/gi9/ci0/access": 41}
+
+
+def cut(**fields: object) -> Gpu:
+    """Index 0, minor 2: the files go by the latter."""
+    return Gpu(
+        index=0,
+        minor_number=2,
+        uuid=GpuUuid("GPU-0"),
+        pci_bus_id=PciBusId("0000:10:00.0"),
+        model="NVIDIA A100",
+        memory_bytes=80 * 2**30,
+        arch=(8, 0),
+        mig_enabled=True,
+        mig=(replace(DEVICE, **fields),),
+    )
+
+
+SOURCES: dict[str, tuple[Mapping[str, object], Mapping[str, int], tuple[int, int]]] = {
+    "the capability's own file": (FILES, {}, (40, 41)),
+    "both": (FILES, FILES, (40, 41)),
+    "the table alone": ({}, FILES, (40, 41)),
+    "one of each": ({"gpu2/gi9/access": 40}, {"gpu2/gi9/ci0/access": 41}, (40, 41)),
+    "of another gpu too": ({**FILES, "gpu0/gi9/access": 84, "gpu0/gi9/ci0/access": 85}, {}, (40, 41)),
+}
+
+
+@pytest.mark.parametrize(("files", "table", "minors"), SOURCES.values(), ids=SOURCES)
+def test_capability_minors(
+    tmp_path: Path, files: Mapping[str, object], table: Mapping[str, int], minors: tuple[int, int]
+) -> None:
+    (gpu,) = with_minors([cut()], proc(tmp_path, files, table))
+    assert (gpu.mig[0].gpu_instance_minor, gpu.mig[0].compute_instance_minor) == minors
+    assert why_not(gpu.parts[0]) == ""
+    assert "354, 355" in unusual_minors([gpu])[0]
+
+
+NO_MINORS: dict[str, tuple[Mapping[str, object], Mapping[str, int], str]] = {
+    "nowhere": ({}, {}, "does not exist"),
+    "of the gpu with that index": ({"gpu0/gi9/access": 84, "gpu0/gi9/ci0/access": 85}, {}, "gpu2/mig/gi9/access"),
+    "of the gpu instance only": ({"gpu2/gi9/access": 40}, {}, "gi9/ci0/access does not exist"),
+    "two that disagree": (FILES, {"gpu2/gi9/access": 354}, "has minor 40, but mig-minors has 354"),
+    "no minor in it": ({**FILES, "gpu2/gi9/access": "DeviceFileMode: 292\n"}, {}, "has no DeviceFileMinor"),
+    "no number": ({**FILES, "gpu2/gi9/access": "DeviceFileMinor: many\n"}, {}, "has no DeviceFileMinor"),
+    "more than there are": ({**FILES, "gpu2/gi9/access": 8192}, {}, "has no DeviceFileMinor"),
+}
+
+
+@pytest.mark.parametrize(("files", "table", "words"), NO_MINORS.values(), ids=NO_MINORS)
+def test_a_mig_device_without_known_minors_is_not_granted(
+    tmp_path: Path, files: Mapping[str, object], table: Mapping[str, int], words: str
+) -> None:
+    (gpu,) = with_minors([cut()], proc(tmp_path, files, table))
+    assert words in why_not(gpu.parts[0])
+    assert gpu.unavailable == ""
+
+
+def test_usual_minors_are_not_worth_a_word(tmp_path: Path) -> None:
+    assert [usual_minors(0, 0, 0), usual_minors(31, 14, 7), usual_minors(32, 0, 0)] == [(3, 4), (4314, 4322), None]
+    usual = with_minors([cut()], proc(tmp_path, {"gpu2/gi9/access": 354, "gpu2/gi9/ci0/access": 355}))
+    assert unusual_minors(usual) == ()

@@ -1,4 +1,7 @@
-"""Listens for device events with no more calls than nri-gpu.service has: `python -m tests.unit.inventory.hearing`."""
+"""Opens the socket for device events with no more calls than nri-gpu.service has.
+
+python -m tests.unit.inventory.confined_netlink
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,97 @@
+"""The machine itself as a source: NVML and the kernel's files together, and files that never answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.node import Inventory, Majors, NumaNode
+from nri_gpu.inventory.kernel import HostFolders
+from nri_gpu.inventory.source import FileReader, NvmlSource
+from nri_gpu.simulation.topology import load_topology
+from tests.support.daemon import TOPOLOGIES
+from tests.support.nvml import build_fake_nvml, gpus_of
+
+
+async def described(root: Path, folders: HostFolders) -> Inventory:
+    source = NvmlSource(root, folders=folders, wall=lambda: 7.0)
+    try:
+        return await source.refresh()
+    finally:
+        await source.close()
+
+
+async def test_the_shipped_node_with_mig_as_nvml_and_the_kernel_describe_it(tmp_path: Path) -> None:
+    simulated = load_topology(TOPOLOGIES / "mig-a100.toml", wall=lambda: 7.0)
+    gpus, ancestors = gpus_of(simulated)
+    folders = HostFolders(proc=tmp_path / "proc", sys=tmp_path / "sys")
+    for part in simulated.parts:
+        instance = (
+            folders.proc / f"driver/nvidia/capabilities/gpu{part.gpu.minor_number}/mig/gi{part.device.gpu_instance_id}"
+        )
+        (instance / f"ci{part.device.compute_instance_id}").mkdir(parents=True)
+        (instance / "access").write_text(f"DeviceFileMinor: {part.device.gpu_instance_minor}\n")
+        access = instance / f"ci{part.device.compute_instance_id}/access"
+        access.write_text(f"DeviceFileMinor: {part.device.compute_instance_minor}\n")
+    (folders.proc / "devices").write_text("Character devices:\n195 nvidia\n508 nvidia-uvm\n")
+    (folders.sys / "devices/system/node/node0").mkdir(parents=True)
+    (folders.sys / "devices/system/node/node0/cpulist").write_text("16-31\n")
+    (folders.sys / "devices/system/node/node0/meminfo").write_text("Node 0 MemTotal: 131072 kB\n")
+    inventory = await described(build_fake_nvml(tmp_path / "driver", gpus, ancestors=ancestors), folders)
+    assert inventory.gpus == simulated.gpus
+    assert (inventory.majors, inventory.numa) == (Majors(195, 508, None), (NumaNode(0, "16-31"),))
+    assert (inventory.taken_at, inventory.simulated) == (7.0, False)
+
+
+def threads() -> int:
+    return sum(thread.name == "nri-gpu-files" for thread in threading.enumerate())
+
+
+async def test_results_and_errors() -> None:
+    reader = FileReader(5.0)
+    assert await reader.run("adding", lambda: 1 + 1) == 2
+    with pytest.raises(ZeroDivisionError):
+        await reader.run("dividing", lambda: 1 // 0)
+    assert await reader.run("again", threading.get_ident) != threading.get_ident()
+
+
+async def test_beside_a_thread_that_hangs_no_other_is_started(tmp_path: Path) -> None:
+    file, reader = tmp_path / "access", FileReader(0.05)
+    os.mkfifo(file)
+    with pytest.raises(InventoryError, match=r"reading it did not finish within 0\.05 s"):
+        await reader.run("reading it", file.read_text)
+    for _ in range(3):
+        with pytest.raises(InventoryError, match="reading it has not finished yet"):
+            await reader.run("something else", file.read_text)
+    assert threads() == 1
+    file.write_text("at last")  # as a driver that comes to itself
+    async with asyncio.timeout(10):
+        while threads():  # noqa: ASYNC110 - a thread's end sets no event
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0)  # its last word is in the loop
+    assert await reader.run("another", lambda: "well") == "well"
+
+
+def test_a_loop_ends_without_its_thread(tmp_path: Path) -> None:
+    file = tmp_path / "access"
+    os.mkfifo(file)
+
+    async def asked_and_cancelled() -> None:
+        task = asyncio.create_task(FileReader(60.0).run("reading it", file.read_text))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(asked_and_cancelled())
+    assert threads() == 1
+    file.write_text("too late")  # nobody waits, and nothing is said of it
+    for thread in threading.enumerate():
+        if thread.name == "nri-gpu-files":
+            thread.join(10)
+    assert threads() == 0
