@@ -39,9 +39,16 @@ def test_an_event_cannot_be_wrong(build: Callable[[], object]) -> None:
         build()
 
 
-def test_the_highest_stream_id_is_one() -> None:
+def test_the_highest_stream_id_and_a_rejection_of_one_that_cannot_be() -> None:
     assert RequestSent(stream(2**32 - 1), "s", "m").stream_id == 2**32 - 1
-
-
-def test_a_rejection_may_name_a_stream_that_cannot_be() -> None:
     assert RequestRejected(stream(0), Status(StatusCode.INVALID_ARGUMENT)).stream_id == 0
+
+
+def test_a_status_reads_as_a_line() -> None:
+    assert str(Status(StatusCode.NOT_FOUND, "no such thing")) == "NOT_FOUND: no such thing"
+    assert str(OK) == "OK"
+
+
+@pytest.mark.parametrize("number", [17, 99, -1, 2**31 - 1])
+def test_a_code_nobody_knows_is_an_error_all_the_same(number: int) -> None:
+    assert Status.from_wire(number, "why") == Status(StatusCode.UNKNOWN, f"why (code {number})")

@@ -1,22 +1,38 @@
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
-from nri_gpu.ttrpc import LocalProtocolError, OversizeError
-from nri_gpu.ttrpc.events import NEED_DATA
+from nri_gpu.ttrpc import (
+    NEED_DATA,
+    OK,
+    SEND_MAX,
+    LocalProtocolError,
+    OversizeError,
+    RemoteProtocolError,
+    RequestSent,
+    SendOversizeError,
+    Status,
+    StatusCode,
+)
 from nri_gpu.ttrpc.frame import (
     DISCARD_MAX,
-    SEND_MAX,
+    METADATA_MAX,
     Frame,
     FrameDecoder,
     FrameType,
-    SendOversizeError,
+    decode_request,
+    decode_response,
     encode_frame,
+    encode_request,
+    encode_response,
 )
 from tests.unit.ttrpc.helpers import cuts, raw_frame, stream
 
+ONE = stream(1)
 CASES = {
-    "the reply to RegisterPlugin": (bytes.fromhex("00000000 00000001 02 00"), Frame(stream(1), 2, 0, b"")),
+    "the reply to RegisterPlugin": (bytes.fromhex("00000000 00000001 02 00"), Frame(ONE, 2, 0, b"")),
     "data": (bytes.fromhex("00000003 00000007 01 00 616263"), Frame(stream(7), 1, 0, b"abc")),
     "an unknown type and all flags": (
         bytes.fromhex("00000001 ffffffff fe ff 00"),
@@ -39,39 +55,18 @@ def test_a_frame_is_read_however_it_is_cut(wire: bytes, frame: Frame) -> None:
         assert decoder.between_frames
 
 
-@pytest.mark.parametrize(("wire", "frame"), CASES.values(), ids=CASES)
-def test_trailing_bytes_stay_for_the_next_frame(wire: bytes, frame: Frame) -> None:
-    decoder = FrameDecoder()
-    decoder.receive_data(wire + wire[:5])
-    assert decoder.next_frame() == frame
-    assert decoder.next_frame() is NEED_DATA
-    decoder.receive_data(wire[5:])
-    assert decoder.next_frame() == frame
-
-
 @pytest.mark.parametrize("convert", [bytes, bytearray, memoryview])
-def test_any_bytes_like_chunk(convert: type[bytes] | type[bytearray] | type[memoryview]) -> None:
-    decoder = FrameDecoder(limit=4)
-    decoder.receive_data(convert(raw_frame(1, 1, b"toolong") + raw_frame(3, 1, b"ok")))
-    assert decoder.next_frame() == Frame(stream(1), 1, 0, b"", 7)
-    assert decoder.next_frame() == Frame(stream(3), 1, 0, b"ok")
-
-
-def test_oversize_data_is_thrown_away_as_it_comes() -> None:
+def test_oversize_data_is_thrown_away_as_it_comes(
+    convert: type[bytes] | type[bytearray] | type[memoryview],
+) -> None:
     wire = raw_frame(1, 1, b"x" * 100, flags=3)
     for how, chunks in cuts(wire):
         decoder, found = FrameDecoder(limit=99), []
-        for chunk in [*chunks, raw_frame(3, 2)]:
-            decoder.receive_data(chunk)
+        for chunk in [*chunks, raw_frame(3, 2, b"y" * 99)]:
+            decoder.receive_data(convert(chunk))
             while (frame := decoder.next_frame()) is not NEED_DATA:
                 found.append(frame)
-        assert found == [Frame(stream(1), 1, 3, b"", 100), Frame(stream(3), 2, 0, b"")], how
-
-
-def test_the_limit_itself_is_allowed() -> None:
-    decoder = FrameDecoder(limit=100)
-    decoder.receive_data(raw_frame(1, 1, b"x" * 100))
-    assert isinstance(decoder.next_frame(), Frame)
+        assert found == [Frame(ONE, 1, 3, b"", 100), Frame(stream(3), 2, 0, b"y" * 99)], how
 
 
 def test_bytes_out_of_step_end_it_for_ever() -> None:
@@ -81,19 +76,66 @@ def test_bytes_out_of_step_end_it_for_ever() -> None:
         with pytest.raises(OversizeError) as caught:
             decoder.next_frame()
     assert caught.value.length == int.from_bytes(b"HTTP", "big")
-
-
-def test_an_oversize_frame_may_be_as_long_as_the_discard_limit() -> None:
-    decoder = FrameDecoder()
-    decoder.receive_data(raw_frame(1, 1, length=DISCARD_MAX))
-    frame = decoder.next_frame()
-    assert isinstance(frame, Frame) and frame.oversize_bytes
-    assert not decoder.between_frames
+    longest = FrameDecoder()
+    longest.receive_data(raw_frame(1, 1, length=DISCARD_MAX))
+    assert longest.next_frame() == Frame(ONE, 1, 0, b"", DISCARD_MAX)
+    assert not longest.between_frames
 
 
 def test_nothing_over_four_mib_is_encoded() -> None:
-    assert len(encode_frame(stream(1), FrameType.REQUEST, bytes(SEND_MAX))) == SEND_MAX + 10
+    assert len(encode_frame(ONE, FrameType.REQUEST, bytes(SEND_MAX))) == SEND_MAX + 10
     with pytest.raises(SendOversizeError, match="4194305 bytes is over the limit of 4194304") as caught:
-        encode_frame(stream(1), FrameType.REQUEST, bytes(SEND_MAX + 1))
+        encode_frame(ONE, FrameType.REQUEST, bytes(SEND_MAX + 1))
     assert (caught.value.length, caught.value.limit) == (SEND_MAX + 1, SEND_MAX)
-    assert isinstance(caught.value, LocalProtocolError)
+
+
+@pytest.mark.parametrize(
+    ("status", "payload", "wire"),
+    [
+        (OK, b"", ""),  # an empty success is no bytes at all
+        (OK, bytes.fromhex("10ce0c"), "12 03 10ce0c"),
+        (Status(StatusCode.FAILED_PRECONDITION, "no"), b"", "0a06 0809 12026e6f"),
+    ],
+)
+def test_golden_responses(status: Status, payload: bytes, wire: str) -> None:
+    assert encode_response(status, payload) == bytes.fromhex(wire)
+    event = decode_response(ONE, bytes.fromhex(wire))
+    assert (event.status, event.payload) == (status, payload)
+
+
+def test_a_status_of_ok_that_is_spelled_out_is_ok() -> None:
+    assert decode_response(ONE, bytes.fromhex("0a00")).status.ok
+
+
+@pytest.mark.parametrize("wire", ["ff", "0a05", "12", "0a0208", "0a0412 02 ff"])
+def test_bytes_that_are_no_response(wire: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="not a ttrpc response"):
+        decode_response(ONE, bytes.fromhex(wire))
+
+
+@pytest.mark.parametrize("wire", ["ff", "0a05", "1a", "0a01ff", "2a03 0a01ff"])
+def test_bytes_that_are_no_request(wire: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="not a ttrpc request"):
+        decode_request(ONE, bytes.fromhex(wire))
+
+
+def test_metadata_has_a_limit() -> None:
+    assert decode_request(ONE, b"").metadata == ()
+    assert len(decode_request(ONE, b"\x2a\x00" * METADATA_MAX).metadata) == METADATA_MAX
+    with pytest.raises(RemoteProtocolError, match="1025 pairs"):
+        decode_request(ONE, b"\x2a\x00" * (METADATA_MAX + 1))
+
+
+def test_a_refusal_arrives_even_with_text_that_is_not_unicode() -> None:
+    wire = encode_response(Status(StatusCode.NOT_FOUND, "no \udcff here"), b"")
+    assert decode_response(ONE, wire).status == Status(StatusCode.NOT_FOUND, "no \\udcff here")
+
+
+def test_what_cannot_be_encoded_is_our_fault() -> None:
+    no_bytes = cast("bytes", 5)
+    with pytest.raises(LocalProtocolError, match="request cannot be encoded"):
+        encode_request(RequestSent(ONE, "s", "m", metadata=(("key", "\udcff"),)))
+    with pytest.raises(LocalProtocolError, match="request cannot be encoded"):
+        encode_request(RequestSent(ONE, "s", "m", no_bytes))
+    with pytest.raises(LocalProtocolError, match="response cannot be encoded"):
+        encode_response(OK, no_bytes)

@@ -1,14 +1,30 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
-from nri_gpu.ttrpc import ConnId, LocalProtocolError, OversizeError
-from nri_gpu.ttrpc.events import NEED_DATA
-from nri_gpu.ttrpc.frame import SEND_MAX
+from nri_gpu.ttrpc import (
+    NEED_DATA,
+    OK,
+    PLUGIN_SERVICE,
+    RUNTIME_SERVICE,
+    SEND_MAX,
+    ConnectionClosed,
+    ConnId,
+    LocalProtocolError,
+    Mux,
+    OversizeError,
+    RemoteProtocolError,
+    RequestReceived,
+    ResponseReceived,
+    ResponseSent,
+)
 from nri_gpu.ttrpc.mux import FIRST_FRAME_MAX, FRAME_RECEIVE_MAX, FRAME_SEND_MAX, HEADER, MuxDecoder, encode_message
-from tests.unit.ttrpc.helpers import cuts
+from tests.unit.ttrpc.helpers import call, cuts, feed_mux, raw_frame, stream
 
-ONE, TWO = ConnId(1), ConnId(2)
+CONN = ConnId(1)
+ONE = stream(1)
 
 
 def frame_lengths(wire: bytes) -> list[int]:
@@ -40,7 +56,7 @@ def streams(decoder: MuxDecoder) -> dict[int, bytes]:
 )
 def test_a_message_is_one_small_frame_and_one_rest(total: int, lengths: list[int]) -> None:
     message = bytes(range(256)) * (total // 256 + 1)
-    wire = encode_message(ONE, message[:total])
+    wire = encode_message(CONN, message[:total])
     assert frame_lengths(wire) == lengths
     decoder = MuxDecoder()
     decoder.receive_data(wire)
@@ -50,28 +66,17 @@ def test_a_message_is_one_small_frame_and_one_rest(total: int, lengths: list[int
 
 def test_what_is_no_ttrpc_message_is_not_encoded() -> None:
     with pytest.raises(LocalProtocolError):
-        encode_message(ONE, bytes(FRAME_SEND_MAX + FIRST_FRAME_MAX + 1))
-
-
-def test_streams_are_told_apart_however_they_are_cut() -> None:
-    wire = encode_message(ONE, b"one") + encode_message(TWO, b"two") + encode_message(ONE, b"more")
-    for how, chunks in cuts(wire):
-        decoder, found = MuxDecoder(), {1: b"", 2: b""}
-        for chunk in chunks:
-            decoder.receive_data(chunk)
-            for conn_id, data in streams(decoder).items():
-                found[conn_id] += data
-        assert found == {1: b"onemore", 2: b"two"}, how
+        encode_message(CONN, bytes(FRAME_SEND_MAX + FIRST_FRAME_MAX + 1))
 
 
 def test_payload_is_handed_on_as_it_comes() -> None:
     decoder = MuxDecoder()
     decoder.receive_data(HEADER.pack(1, FRAME_RECEIVE_MAX) + b"first")
-    assert decoder.next_piece() == (ONE, bytearray(b"first"))
+    assert decoder.next_piece() == (CONN, bytearray(b"first"))
     assert decoder.next_piece() is NEED_DATA
     assert not decoder.between_frames
     decoder.receive_data(b"second")
-    assert decoder.next_piece() == (ONE, bytearray(b"second"))
+    assert decoder.next_piece() == (CONN, bytearray(b"second"))
 
 
 def test_empty_frames_hand_on_nothing() -> None:
@@ -81,7 +86,7 @@ def test_empty_frames_hand_on_nothing() -> None:
 
 
 def test_a_piece_is_not_the_callers_buffer() -> None:
-    decoder, chunk = MuxDecoder(), bytearray(encode_message(ONE, b"kept"))
+    decoder, chunk = MuxDecoder(), bytearray(encode_message(CONN, b"kept"))
     decoder.receive_data(chunk)
     chunk[:] = bytes(len(chunk))
     assert streams(decoder) == {1: b"kept"}
@@ -93,3 +98,103 @@ def test_a_length_out_of_reach_ends_it_for_ever() -> None:
     for _ in range(2):
         with pytest.raises(OversizeError):
             decoder.next_piece()
+
+
+def test_both_directions_at_once() -> None:
+    plugin, runtime = Mux.for_plugin(), Mux.for_runtime()
+    to_runtime = plugin.send(RUNTIME_SERVICE, call(1, b"register"))
+    to_plugin = runtime.send(PLUGIN_SERVICE, call(1, b"configure"))
+    [(conn_id, event)] = runtime.feed(to_runtime)
+    assert (conn_id, isinstance(event, RequestReceived)) == (RUNTIME_SERVICE, True)
+    to_plugin += runtime.send(RUNTIME_SERVICE, ResponseSent(ONE))
+    events = list(plugin.feed(to_plugin))
+    assert [conn_id for conn_id, _ in events] == [PLUGIN_SERVICE, RUNTIME_SERVICE]
+    assert events[1][1] == ResponseReceived(ONE, OK)
+    assert plugin[PLUGIN_SERVICE].open_streams == {1}
+
+
+def test_events_come_in_wire_order_however_it_is_cut() -> None:
+    runtime = Mux.for_runtime()
+    wire = b"".join(runtime.send(PLUGIN_SERVICE, call(number, b"x" * number)) for number in (1, 3, 5))
+    wire += encode_message(PLUGIN_SERVICE, raw_frame(2, 1)) + encode_message(PLUGIN_SERVICE, raw_frame(9, 1))
+    expected = list(Mux.for_plugin().feed(wire))
+    assert [event.stream_id for _, event in expected if not isinstance(event, ConnectionClosed)] == [1, 3, 5, 2, 9]
+    for how, chunks in cuts(wire):
+        assert feed_mux(Mux.for_plugin(), chunks) == expected, how
+
+
+def test_several_messages_in_one_mux_frame_and_one_in_many() -> None:
+    frames = raw_frame(1, 1) + raw_frame(3, 1)
+    together = HEADER.pack(1, len(frames)) + frames
+    apart = b"".join(HEADER.pack(1, 1) + frames[at : at + 1] for at in range(len(frames)))
+    assert list(Mux.for_plugin().feed(together)) == list(Mux.for_plugin().feed(apart))
+
+
+@pytest.mark.parametrize("conn_id", [0, 3, 2**32 - 1])
+def test_payload_for_an_unknown_id_is_dropped(conn_id: int) -> None:
+    plugin = Mux.for_plugin()
+    assert list(plugin.feed(encode_message(ConnId(conn_id), b"\xff" * 5000))) == []
+    assert len(list(plugin.feed(encode_message(PLUGIN_SERVICE, raw_frame(1, 1))))) == 1
+
+
+def test_events_not_asked_for_stay() -> None:
+    plugin = Mux.for_plugin()
+    wire = encode_message(PLUGIN_SERVICE, raw_frame(1, 1) + raw_frame(3, 1))
+    next(plugin.feed(wire))
+    [(_, event)] = plugin.feed(b"")
+    assert event == RequestReceived(stream(3), "", "")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [HEADER.pack(1, 2**32 - 1), encode_message(RUNTIME_SERVICE, raw_frame(1, 2, length=2**31))],
+    ids=["of the mux", "of one connection"],
+)
+def test_an_error_ends_the_mux_after_what_came_before_it(wrong: bytes) -> None:
+    plugin = Mux.for_plugin()
+    events = plugin.feed(encode_message(PLUGIN_SERVICE, raw_frame(1, 1)) + wrong)
+    assert isinstance(next(events)[1], RequestReceived)
+    with pytest.raises(OversizeError):
+        next(events)
+    for use in (
+        plugin.next_event,
+        lambda: plugin.receive_data(b""),
+        lambda: plugin.send(PLUGIN_SERVICE, ResponseSent(ONE)),
+    ):
+        with pytest.raises(LocalProtocolError, match="after it broke"):
+            use()
+
+
+def test_the_end_reaches_every_connection_once() -> None:
+    plugin = Mux.for_plugin()
+    plugin.receive_data(encode_message(PLUGIN_SERVICE, raw_frame(1, 1)))
+    plugin.receive_eof()
+    assert [(conn_id, type(event)) for conn_id, event in plugin.events()] == [
+        (PLUGIN_SERVICE, RequestReceived),
+        (PLUGIN_SERVICE, ConnectionClosed),
+        (RUNTIME_SERVICE, ConnectionClosed),
+    ]
+    assert plugin.next_event() is NEED_DATA
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [b"\0", HEADER.pack(1, 5), HEADER.pack(7, 5) + b"1234", encode_message(PLUGIN_SERVICE, raw_frame(1, 1)[:-1])],
+)
+def test_the_end_inside_a_frame_is_the_peers_fault(wire: bytes) -> None:
+    plugin = Mux.for_plugin()
+    assert list(plugin.feed(wire)) == []
+    plugin.receive_eof()
+    with pytest.raises(RemoteProtocolError, match="in the middle"):
+        plugin.next_event()
+
+
+def test_a_flood_for_nobody_costs_no_memory() -> None:
+    plugin, chunk = Mux.for_plugin(), bytes(65536)
+    list(plugin.feed(HEADER.pack(9, 16 * 2**20)))
+    tracemalloc.start()
+    for _ in range(256):
+        assert list(plugin.feed(chunk)) == []
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * len(chunk)

@@ -16,10 +16,6 @@ def test_we_send_the_bytes_of_the_recording(path: Path) -> None:
         assert ours == write.data, f"line {write.line}: {write.comment}"
 
 
-def test_there_are_recordings() -> None:
-    assert len(recordings()) >= 2
-
-
 def opening(version: str) -> list[bytes]:
     return [w.data for w in parse((FOLDER / f"opening-containerd-{version}.session").read_text()).writes]
 
@@ -50,18 +46,3 @@ def test_register_plugin_and_its_empty_reply() -> None:
     assert list(plugin.feed(reply)) == []  # nobody asked yet
     events = [event for _, events, _ in replay(recording) for event in events]
     assert events[2] == (RUNTIME_SERVICE, ResponseReceived(event.stream_id, OK))
-
-
-@pytest.mark.parametrize("text", ["< 00", "# head\n? 00", "# head\n  00", "# head\n< 0", "# head\n< zz"])
-def test_a_recording_that_is_not_one(text: str) -> None:
-    with pytest.raises(ValueError, match=r"line|recording|hex|non-"):
-        parse(text)
-
-
-def test_an_indented_line_goes_on() -> None:
-    recording = parse("# head\n# more\n\n< 0001 # one\n  02 # two\n> ff\n")
-    assert recording.header == "head\nmore"
-    assert [(w.from_runtime, w.data, w.comment, w.line) for w in recording.writes] == [
-        (True, b"\x00\x01\x02", "one two", 4),
-        (False, b"\xff", "", 6),
-    ]
