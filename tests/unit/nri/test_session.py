@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.errors import RemoteProtocolError
 from nri_gpu.nri.convert import DecodeError
-from nri_gpu.nri.session import TRANSITIONS, Phase, Session, Step
+from nri_gpu.nri.session import Listed, Phase, Session, Step
 from tests.support import builders as make
 
 CONFIGURE, PART, LAST, EVENT, CLOSE = Step
@@ -58,19 +60,6 @@ def test_a_step_at_the_wrong_time_is_the_runtimes_fault_and_moves_nothing(steps:
     assert session.phase is before
 
 
-def test_the_table_names_every_phase_and_closing_is_always_possible() -> None:
-    assert set(TRANSITIONS) == set(Phase)
-    assert all(after[CLOSE] is Phase.CLOSED for after in TRANSITIONS.values())
-
-
-def test_one_part() -> None:
-    session = walked(CONFIGURE)
-    listed = session.synchronize(part("a", "b", more=False))
-    assert listed is not None
-    assert [item.container.name for item in listed] == ["a", "b"]
-    assert session.phase is Phase.READY
-
-
 def test_many_parts_of_which_some_are_empty() -> None:
     session = walked(CONFIGURE)
     assert session.synchronize(part(more=True)) is None
@@ -79,6 +68,7 @@ def test_many_parts_of_which_some_are_empty() -> None:
     assert session.phase is Phase.SYNCHRONIZING
     listed = session.synchronize(part("b", more=False))
     assert [item.container.name for item in listed or ()] == ["a", "b"]
+    assert not session.cut_short
 
 
 def test_a_containers_pod_may_come_in_a_later_part() -> None:
@@ -105,3 +95,23 @@ def test_a_part_that_is_no_protobuf_moves_nothing() -> None:
     with pytest.raises(DecodeError):
         session.synchronize(b"\xff")
     assert session.phase is Phase.CONFIGURED
+
+
+def listed(*containers: pb.Container, pods: Sequence[pb.PodSandbox] = ()) -> tuple[Listed, ...]:
+    found = walked(CONFIGURE).synchronize(pb.SynchronizeRequest(pods=pods, containers=containers).SerializeToString())
+    assert found is not None
+    return found
+
+
+# A state that is not said to be listed runs: holding too long is the safe side.
+@pytest.mark.parametrize("state", pb.ContainerState.values())
+def test_a_listed_container_was_created_or_runs(state: pb.ContainerState) -> None:
+    (item,) = listed(pb.Container(id="c", state=state, pod_sandbox_id="p"))
+    assert item.created is (state == pb.CONTAINER_CREATED)
+    assert (item.container.pod.id, item.container.pod.uid) == ("p", "p")  # though its pod is not listed
+
+
+def test_the_newest_comes_first_where_the_runtime_tells_when_else_its_own_order() -> None:
+    for times, names in (((5, 7, 6), ["c1", "c2", "c0"]), ((0, 0, 0), ["c0", "c1", "c2"])):
+        containers = [pb.Container(id=f"c{n}", name=f"c{n}", created_at=at) for n, at in enumerate(times)]
+        assert [item.container.name for item in listed(*containers)] == names

@@ -113,13 +113,6 @@ def test_unknown_methods_and_services_are_not_worth_a_line(log: Log) -> None:
     assert log.warnings() == []
 
 
-def test_no_status_of_ours_is_resource_exhausted() -> None:
-    """In Synchronize the runtime reads that code as a message that was too big, and sends it again in parts."""
-    ours = [value for value in vars(status).values() if isinstance(value, Status)]
-    assert len(ours) >= 3
-    assert all(each.code is not StatusCode.RESOURCE_EXHAUSTED and each.message for each in ours)
-
-
 async def test_every_method_of_the_service_is_answered(folder: Path, log: Log) -> None:
     async with ServedPlugin(folder) as served:
         runtime = await served.connected(NRI_0_12)

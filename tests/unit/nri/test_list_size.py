@@ -28,12 +28,8 @@ def test_a_state_change_has_other_numbers() -> None:
     assert event_of(payload) == pb.RUN_POD_SANDBOX
     change = size_of(payload)
     assert (change.pod.id, change.container) == (POD.id, None)
-
-
-def test_nothing_named_is_nothing_known() -> None:
-    assert event_of(b"") == 0
-    request = size_of(b"")
-    assert (request.pod.id, request.container) == ("", None)
+    assert event_of(nri.create(POD, MADE)) == event_of(b"") == 0
+    assert (size_of(b"").pod.id, size_of(b"").container) == ("", None)
 
 
 def test_every_wire_type_is_passed_over() -> None:
