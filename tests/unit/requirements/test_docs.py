@@ -15,13 +15,13 @@ from nri_gpu.requirements.check import (
     REQUIRE_CUDA,
     TOTAL_MAX,
     TRUE,
+    GpuFacts,
     RequirementFacts,
     unmet,
 )
-from tests.unit.requirements.images import H100
 
 TEXT = (Path(__file__).parents[3] / "docs" / "requirements.md").read_text(encoding="utf-8")
-NODE = RequirementFacts("560.35.03", "12.6", (H100,))
+NODE = RequirementFacts("560.35.03", "12.6", (GpuFacts((9, 0), "nvidia"),))
 HOLDS, BAD = (TEXT.split(heading)[1].split("\n## ")[0] for heading in ("On a node with CUDA", "## What cannot"))
 ROWS = re.findall(r"^\| `([^`]+)` \| (holds|does not hold)", HOLDS, re.MULTILINE)
 INSTEAD = re.findall(r"^\| `([^`]+)` \| (?:`([^`]+)` )?\|$", BAD, re.MULTILINE)

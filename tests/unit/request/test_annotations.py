@@ -1,4 +1,4 @@
-"""Which annotation speaks for a container."""
+"""Which annotation applies to a container."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ UNKNOWN = {
     "container without a dot": ("gpu.nri.io/container", "known: gpu.nri.io, gpu.nri.io/pod"),
     "container without a name": ("gpu.nri.io/container.", "the container's name is missing"),
     "nothing behind the slash": ("gpu.nri.io/", "unknown annotation"),
-    "the mark on the pod": (GRANT_KEY, "unknown annotation"),
+    "the grant on the pod": (GRANT_KEY, "unknown annotation"),
     "upper case": ("gpu.nri.io/Pod", 'did you mean "gpu.nri.io/pod"?'),
 }
 
@@ -55,23 +55,19 @@ def test_a_key_in_our_space_that_means_nothing_is_an_error(key: str, sentence: s
     assert caught.value.position is None
 
 
-def test_an_empty_container_name_finds_no_key_of_its_own() -> None:
-    assert select_annotation({BASE: "1"}, {}, "") == (BASE, "1")
+ON_CONTAINER = {
+    "our own annotation": ({}, {GRANT_KEY: "v1;mode=shared"}, "only nri-gpu writes this annotation"),
+    "copied from the pod": ({GRANT_KEY: "x"}, {GRANT_KEY: "x"}, "only nri-gpu writes this annotation"),
+    "a request": ({}, {BASE: "1"}, "read from the annotations of the pod"),
+}
 
 
-def test_a_container_cannot_bring_its_own_mark() -> None:
-    with pytest.raises(RequestError, match="only nri-gpu writes this annotation"):
-        select_annotation({}, {GRANT_KEY: "v1;mode=shared"}, "main")
-
-
-def test_a_mark_copied_from_the_pod_is_no_excuse() -> None:
-    with pytest.raises(RequestError, match="only nri-gpu writes this annotation"):
-        select_annotation({GRANT_KEY: "x"}, {GRANT_KEY: "x"}, "main")
-
-
-def test_a_request_on_the_container_itself_is_refused_with_the_right_place() -> None:
-    with pytest.raises(RequestError, match="read from the annotations of the pod"):
-        select_annotation({}, {BASE: "1"}, "main")
+@pytest.mark.parametrize(("pod", "own", "sentence"), ON_CONTAINER.values(), ids=ON_CONTAINER)
+def test_annotations_of_the_container_itself_are_refused(
+    pod: dict[str, str], own: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(RequestError, match=sentence):
+        select_annotation(pod, own, "main")
 
 
 def test_annotations_that_the_runtime_copied_from_the_pod_do_no_harm() -> None:
