@@ -17,6 +17,7 @@ from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit, closure, is_compute_slice, nvml_order, whole
 from nri_gpu.domain.kubelet import REPLICA, AllocatedDevice, PodDevices
 from nri_gpu.domain.node import Inventory, Node
+from nri_gpu.domain.text import shown
 from nri_gpu.kubelet.allocations import KubeletAllocations
 from nri_gpu.kubelet.answer import RequiredDevice, token_key, write_token
 from nri_gpu.kubelet.external import ExternalAllocations
@@ -29,7 +30,8 @@ NOT_CONNECTED: Final = "nri-gpu is not connected to the container runtime, so po
 NO_KEY: Final = "the key that signs answers to the kubelet cannot be read or made"
 TAKEN: Final = "a container holds it that got it by annotation, or from another component"
 LOST: Final = "the driver no longer describes it"
-WHY_SHOWN_MAX: Final = 300  # characters
+NAME_MAX: Final = 80  # characters
+WHY_SHOWN_MAX: Final = 300
 
 
 class AllocationError(NriGpuError):
@@ -236,17 +238,17 @@ def _check(resource: str, ids: Sequence[str], advertised: Mapping[str, Device]) 
         )
     seen: set[str] = set()
     for id_ in ids:
-        shown = ascii(id_)[1:-1][:80]
+        name = shown(id_, NAME_MAX)
         if id_ in seen:
-            raise AllocationError(f"duplicate device ID {shown} of {resource} in Allocate: try again.")
+            raise AllocationError(f"duplicate device ID {name} of {resource} in Allocate: try again.")
         if id_ not in advertised:
             raise AllocationError(
-                f"this node no longer has {shown} of {resource}, because MIG devices were made anew or a GPU was "
+                f"this node no longer has {name} of {resource}, because MIG devices were made anew or a GPU was "
                 "removed: delete the pod to have another one created."
             )
         if why := advertised[id_].why:
             raise AllocationError(
-                f"{shown} of {resource} cannot be allocated: {why[:WHY_SHOWN_MAX].rstrip('.')}; try again."
+                f"{name} of {resource} cannot be allocated: {why[:WHY_SHOWN_MAX].rstrip('.')}; try again."
             )
         seen.add(id_)
 

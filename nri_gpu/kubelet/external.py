@@ -38,12 +38,14 @@ from nri_gpu.domain.kubelet import (
 )
 from nri_gpu.domain.names import BASE_KEY
 from nri_gpu.domain.node import Inventory
+from nri_gpu.domain.text import clipped
 from nri_gpu.kubelet.allocations import KubeletAllocations, KubeletPods
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.request.environment import MOUNTED_NAMES, VARIABLE, named_devices
 from nri_gpu.system.state import NodeState
 
 SHOWN_MAX: Final = 3  # names in a sentence
+NAME_MAX: Final = 80  # characters
 NO_ANSWER_YET: Final = (
     "it names GPUs as a device plugin does, and the kubelet has not said yet whether it allocated any to this "
     "container (PodResources): it will be tried again; if this lasts, see the log of `nri-gpu run`"
@@ -95,7 +97,7 @@ def verified(
     """An allocation read from our own tokens, with a fault where PodResources contradicts it."""
     listed = listing.pod.container(container.name) if listing.pod else None
     if not isinstance(allocation, Allocated) or listed is None:
-        return _shared_if_reserving(allocation, container.pod, settings)
+        return allocation
     if settings.injected(listed.devices):
         return AllocationInvalid(TWO_PLUGINS)
     for resource in dict.fromkeys(each.resource for each in allocation.devices):
@@ -106,7 +108,7 @@ def verified(
                 f"and not {_shown(signed)}, which its annotation carries: the annotation was copied from another "
                 "container; delete the pod to have the kubelet allocate anew"
             )
-    return _shared_if_reserving(allocation, container.pod, settings)
+    return allocation
 
 
 def injected_by_others(container: Container) -> bool:
@@ -152,7 +154,7 @@ def _of_plugin(
         return Allocated(key=VARIABLE)  # void, none
     if VARIABLE in container.env and (unknown or named != {each.uuid for each in devices}):
         return AllocationInvalid(
-            f"it says {_clipped(container.env[VARIABLE])}, and the kubelet allocated "
+            f"it says {clipped(container.env[VARIABLE], NAME_MAX)}, and the kubelet allocated "
             f"{_shown(each.id for each in devices)} to this container: take the variable out of the pod's own "
             "environment",
             key=VARIABLE,
@@ -162,7 +164,7 @@ def _of_plugin(
         return AllocationInvalid(
             "the kubelet allocated shared and unshared GPUs to it at once: ask for one kind", key=VARIABLE
         )
-    return _shared_if_reserving(Allocated(devices, replicas.pop(), key=VARIABLE), container.pod, settings)
+    return Allocated(devices, replicas.pop(), key=VARIABLE)
 
 
 def _is_fraction(pod: Pod, names: tuple[str, ...], settings: KubeletSettings) -> bool:
@@ -205,13 +207,6 @@ def _units(
     )
 
 
-def _shared_if_reserving(allocation: KubeletAllocation, pod: Pod, settings: KubeletSettings) -> KubeletAllocation:
-    """A pod that reserves a GPU holds it shared."""
-    if not isinstance(allocation, Allocated) or allocation.shared or not is_reserving(pod.namespace, settings):
-        return allocation
-    return Allocated(allocation.devices, shared=True, key=allocation.key)
-
-
 def _not_yet(sentence: str) -> AllocationPending:
     return AllocationPending(sentence, VARIABLE)
 
@@ -219,11 +214,8 @@ def _not_yet(sentence: str) -> AllocationPending:
 def _shown(names: Iterable[str]) -> str:
     some = sorted(names)
     more = len(some) - SHOWN_MAX
-    return ", ".join(map(_clipped, some[:SHOWN_MAX])) + (f" and {more} more" if more > 0 else "")
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    named = ", ".join(clipped(each, NAME_MAX) for each in some[:SHOWN_MAX])
+    return named + (f" and {more} more" if more > 0 else "")
 
 
 class ExternalAllocations:
@@ -266,6 +258,8 @@ class ExternalAllocations:
                 allocation = AllocationPending(NOT_ASKED, allocation.key)
             if allocation is None and container.pod.annotations and self.pods is not None and not self.pods.settled:
                 allocation = AllocationPending(JUST_STARTED, BASE_KEY)
+        if isinstance(allocation, Allocated) and allocation.devices and is_reserving(container.pod.namespace, settings):
+            allocation = replace(allocation, shared=True)  # a pod that reserves a GPU holds it shared
         return container if allocation is container.kubelet else replace(container, kubelet=allocation)
 
     def complain(self, container: Container) -> None:

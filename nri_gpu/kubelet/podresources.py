@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from nri_gpu._pb import podresources_pb2 as pb
 from nri_gpu._pb import podresources_pb2_grpc as pb_grpc
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
+from nri_gpu.domain.text import shown
 from nri_gpu.kubelet.allocations import KubeletPods
 from nri_gpu.system.tasks import Backoff, LogOnce
 
@@ -46,19 +47,20 @@ class PodResources:
         """One pod; without containers where the kubelet has no such pod. Raises: PodResourcesError."""
         if self._gets:
             request = pb.GetPodResourcesRequest(pod_name=name, pod_namespace=namespace)
-            try:
-                answer = await self._stub().Get(request, timeout=self._timeout_s)
-            except grpc.aio.AioRpcError as error:
-                details = str(error.details())
-                if error.code() is grpc.StatusCode.NOT_FOUND or NOT_FOUND in details:
-                    return PodDevices(namespace, name)
-                if error.code() is not grpc.StatusCode.UNIMPLEMENTED and NO_GET not in details:
-                    raise await self._failed(error) from None
-                self._gets = False  # until the next connection
-            else:
-                found = _pod(answer.pod_resources)
-                # An answer about another pod is none.
-                return found if (found.namespace, found.name) == (namespace, name) else PodDevices(namespace, name)
+            async with self._asking() as stub:
+                try:
+                    answer = await stub.Get(request, timeout=self._timeout_s)
+                except grpc.aio.AioRpcError as error:
+                    details = str(error.details())
+                    if error.code() is grpc.StatusCode.NOT_FOUND or NOT_FOUND in details:
+                        return PodDevices(namespace, name)
+                    if error.code() is not grpc.StatusCode.UNIMPLEMENTED and NO_GET not in details:
+                        raise
+                    self._gets = False  # until the next connection
+                else:
+                    found = _pod(answer.pod_resources)
+                    # An answer about another pod is none.
+                    return found if (found.namespace, found.name) == (namespace, name) else PodDevices(namespace, name)
         listed = [pod for pod in await self.list() if (pod.namespace, pod.name) == (namespace, name)]
         if len(listed) > 1:
             raise PodResourcesError(f"the kubelet lists pod {namespace}/{name} twice, the old one and the new")
@@ -66,20 +68,14 @@ class PodResources:
 
     async def list(self) -> tuple[PodDevices, ...]:
         """All pods; before Kubernetes 1.34 finished ones too. Raises: PodResourcesError."""
-        try:
-            answer = await self._stub().List(pb.ListPodResourcesRequest(), timeout=self._timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise await self._failed(error) from None
+        async with self._asking() as stub:
+            answer = await stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout_s)
         return tuple(_pod(each) for each in answer.pod_resources)
 
     async def allocatable(self) -> Mapping[str, tuple[str, ...]]:
         """Resource -> IDs of every device that the kubelet can allocate, used or not. Raises: PodResourcesError."""
-        try:
-            answer = await self._stub().GetAllocatableResources(
-                pb.AllocatableResourcesRequest(), timeout=self._timeout_s
-            )
-        except grpc.aio.AioRpcError as error:
-            raise await self._failed(error) from None
+        async with self._asking() as stub:
+            answer = await stub.GetAllocatableResources(pb.AllocatableResourcesRequest(), timeout=self._timeout_s)
         found: dict[str, tuple[str, ...]] = {}
         for each in answer.devices:
             found[each.resource_name] = (*found.get(each.resource_name, ()), *each.device_ids)
@@ -92,8 +88,9 @@ class PodResources:
             with contextlib.suppress(Exception):
                 await channel.close()
 
-    def _stub(self) -> pb_grpc.PodResourcesListerStub:
-        """Raises: PodResourcesError: there is no socket."""
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[pb_grpc.PodResourcesListerStub]:
+        """A stub; an error of its request ends the connection. Raises: PodResourcesError, also without a socket."""
         if self._channel is None:
             if not self.socket.is_socket():  # gRPC would keep trying to connect, and its error says less
                 raise PodResourcesError(f"there is no socket {self.socket}: the kubelet makes it at its start")
@@ -104,14 +101,14 @@ class PodResources:
                 ("grpc.use_local_subchannel_pool", 1),
             )
             self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=options)
-        return pb_grpc.PodResourcesListerStub(self._channel)
-
-    async def _failed(self, error: grpc.aio.AioRpcError) -> PodResourcesError:
-        await self.close()  # after a restart the kubelet listens on another socket of the same name
-        what = " ".join(str(error.details()).split())[:SHOWN_MAX]
-        return PodResourcesError(
-            f"the kubelet does not answer at {self.socket}: {error.code().name}: {ascii(what)[1:-1]}"
-        )
+        try:
+            yield pb_grpc.PodResourcesListerStub(self._channel)
+        except grpc.aio.AioRpcError as error:
+            await self.close()  # after a restart the kubelet listens on another socket of the same name
+            what = shown(" ".join(str(error.details()).split()), SHOWN_MAX)
+            raise PodResourcesError(
+                f"the kubelet does not answer at {self.socket}: {error.code().name}: {what}"
+            ) from None
 
 
 def _pod(pod: pb.PodResources) -> PodDevices:

@@ -34,9 +34,9 @@ def tools(tmp_path: Path) -> MpsTools:
     return MpsTools(tmp_path, tmp_path)
 
 
-def adopted(place: DaemonFolder, tools: MpsTools) -> tuple[bool, DaemonFolder]:
+def adopted(folder: DaemonFolder, tools: MpsTools) -> tuple[bool, DaemonFolder]:
     async def adopt() -> tuple[bool, DaemonFolder]:
-        daemon = MpsDaemon(place, lambda: DaemonFolder(place.state, UUID, "next"))
+        daemon = MpsDaemon(folder, lambda: DaemonFolder(folder.state, UUID, "next"))
         return await daemon.adopt(tools, MpsSettings()), daemon.folder
 
     return asyncio.run(adopt())
@@ -47,21 +47,21 @@ def test_one_whose_clients_write_without_a_bound_is_ended(
     child: subprocess.Popen[bytes], tools: MpsTools, tmp_path: Path, generation: str, taken: bool
 ) -> None:
     clients(tmp_path).mkdir(parents=True)
-    place, process = DaemonFolder(tmp_path, UUID, generation), process_of(child.pid)
+    folder, process = DaemonFolder(tmp_path, UUID, generation), process_of(child.pid)
     assert process
-    place.make()
-    place.note(process)
-    assert adopted(place, tools) == (taken, place if taken else DaemonFolder(tmp_path, UUID, "next"))
+    folder.make()
+    folder.note(process)
+    assert adopted(folder, tools) == (taken, folder if taken else DaemonFolder(tmp_path, UUID, "next"))
     assert (child.poll() is None) is taken
 
 
 def test_the_folder_of_a_dead_one_is_not_used_again_and_that_of_none_is(tools: MpsTools, tmp_path: Path) -> None:
     clients(tmp_path).mkdir(parents=True)
-    place = DaemonFolder(tmp_path, UUID, "a")
-    place.make()
-    assert adopted(place, tools) == (False, place)
-    place.file.write_text("1 1 a\n")
-    assert adopted(place, tools) == (False, DaemonFolder(tmp_path, UUID, "next"))
+    folder = DaemonFolder(tmp_path, UUID, "a")
+    folder.make()
+    assert adopted(folder, tools) == (False, folder)
+    folder.file.write_text("1 1 a\n")
+    assert adopted(folder, tools) == (False, DaemonFolder(tmp_path, UUID, "next"))
 
 
 def test_nothing_is_made_where_nothing_bounds_it(tmp_path: Path) -> None:

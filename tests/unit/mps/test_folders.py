@@ -1,4 +1,4 @@
-"""A daemon is found again by its note, each start has its own folders, and what tenants left goes without a trace."""
+"""A daemon is found again by its note, each start has its own folders, and what clients left is removed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from nri_gpu.mps.folders import (
     noted_folders,
     remove,
 )
-from nri_gpu.system.process import Process, process_of, user_of
+from nri_gpu.system.process import Process, process_of
 from tests.support import mps
 from tests.unit.systemd.test_mps_unit import UNIT
 
 UUID = GpuUuid("GPU-0")
-TENANT = 1000
+CLIENT = 1000
 
 
-def place(tmp_path: Path, generation: str = "a") -> DaemonFolder:
+def daemon_folder(tmp_path: Path, generation: str = "a") -> DaemonFolder:
     made = DaemonFolder(tmp_path, UUID, generation)
     clients(tmp_path).mkdir(parents=True, exist_ok=True)
     made.make()
@@ -39,7 +39,7 @@ def test_what_was_noted_is_found_while_it_lives(tmp_path: Path) -> None:
         try:
             process = process_of(child.pid)
             assert process is not None
-            place(tmp_path).note(process)
+            daemon_folder(tmp_path).note(process)
             assert noted_folders(tmp_path) == (DaemonFolder(tmp_path, UUID, "a"),)
             assert noted_folders(tmp_path)[0].noted() == process
         finally:
@@ -51,33 +51,33 @@ def test_what_was_noted_is_found_while_it_lives(tmp_path: Path) -> None:
 def test_another_process_of_that_number_is_not_it(tmp_path: Path) -> None:
     process = process_of(os.getpid())
     assert process is not None
-    place(tmp_path).note(Process(process.pid, process.started - 1))
+    daemon_folder(tmp_path).note(Process(process.pid, process.started - 1))
     (noted,) = noted_folders(tmp_path)
     assert noted.noted() is None
     assert noted.uuid == UUID  # its GPU's mode is still to be given back
 
 
 def test_a_note_that_is_none_is_no_daemon(tmp_path: Path) -> None:
-    place(tmp_path).file.write_text("12")
+    daemon_folder(tmp_path).file.write_text("12")
     assert noted_folders(tmp_path)[0].noted() is None
 
 
 def test_a_note_of_a_version_with_one_folder_for_all_starts(tmp_path: Path) -> None:
     process = process_of(os.getpid())
     assert process is not None
-    place(tmp_path).file.write_text(f"{process.pid} {process.started}\n")
+    daemon_folder(tmp_path).file.write_text(f"{process.pid} {process.started}\n")
     (noted,) = noted_folders(tmp_path)
     assert (noted.noted(), noted.folder) == (process, tmp_path / "mps" / UUID)
 
 
 def test_servers_of_other_users_reach_in_and_the_note_stays_closed(tmp_path: Path) -> None:
-    made = place(tmp_path)
+    made = daemon_folder(tmp_path)
     modes = {path.name: path.stat().st_mode & 0o7777 for path in (made.file.parent, made.pipe, made.log, made.shm)}
     assert modes == {UUID: 0o700, "pipe": 0o755, "log": 0o755, "shm": 0o1777}
 
 
 def test_what_no_daemon_and_no_container_has_is_left_over(tmp_path: Path) -> None:
-    old, now = place(tmp_path), place(tmp_path, "b")
+    old, now = daemon_folder(tmp_path), daemon_folder(tmp_path, "b")
     former = tmp_path / "mps" / UUID / "shm"
     former.mkdir()
     now.file.touch()
@@ -88,12 +88,12 @@ def test_what_no_daemon_and_no_container_has_is_left_over(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="plants what belongs to another user")
-def test_nothing_that_tenants_plant_stays_or_leads_elsewhere(tmp_path: Path) -> None:
+def test_nothing_that_clients_plant_stays_or_leads_elsewhere(tmp_path: Path) -> None:
     """With the rights of the unit and its drop-in, and no more."""
     victim = tmp_path / "victim"
     (victim / "folder").mkdir(parents=True)
     (victim / "file").write_text("ours")
-    old = place(tmp_path)
+    old = daemon_folder(tmp_path)
     plant(old.shm, victim)
     rights = ",".join(f"+{word.removeprefix('CAP_').lower()}" for word in UNIT.words("CapabilityBoundingSet"))
     code = f"from pathlib import Path\nfrom nri_gpu.mps.folders import remove\nremove(Path({str(old.folder)!r}))"
@@ -109,11 +109,11 @@ def plant(folder: Path, victim: Path) -> None:
         (folder / name).symlink_to(victim / target if name != "loop" else Path("loop"))
     closed = folder / "closed"
     closed.mkdir()
-    (closed / "secret").write_text("of a tenant")
+    (closed / "secret").write_text("of a client")
     (closed / "folder").symlink_to(victim / "folder")
     os.mkfifo(closed / "pipe")
     for each in (closed / "secret", closed, *folder.iterdir()):
-        os.chown(each, TENANT, TENANT, follow_symlinks=False)
+        os.chown(each, CLIENT, CLIENT, follow_symlinks=False)
     closed.chmod(0o1700)  # sticky: whose it is may remove, and who has CAP_FOWNER
     at = os.open(folder, os.O_RDONLY)  # deeper than a process has descriptors, or Python has frames
     for _ in range(3000):
@@ -125,7 +125,7 @@ def plant(folder: Path, victim: Path) -> None:
 
 
 def test_what_cannot_be_removed_now_is_left_over_and_goes_later(tmp_path: Path) -> None:
-    old = place(tmp_path)
+    old = daemon_folder(tmp_path)
     (old.shm / "more").mkdir()
     taken = clients(tmp_path)
     busy = old.shm / "more"
@@ -162,9 +162,3 @@ def test_where_nothing_is_mounted_it_says_what_to_do(tmp_path: Path) -> None:
     for base in (tmp_path, tmp_path / "missing"):
         assert f"no file system of its own is mounted at {base}" in mount_fault(base)
     assert r"start the systemd unit run-nri\x2dgpu-mps-clients.mount" in mount_fault(tmp_path)
-
-
-def test_users_are_the_hosts() -> None:
-    assert user_of(os.getpid()) == os.geteuid()
-    assert user_of(0) is None
-    assert user_of(2**30) is None
