@@ -9,17 +9,21 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.grant import SignedGrant, verify_grant
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.container import Container
+from nri_gpu.domain.edits import Extra, Profiles
 from nri_gpu.domain.gpu import Gpu, MigPart, Unit, whole
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.domain.node import Node
 from nri_gpu.plugin.dependencies import PluginDependencies
 from nri_gpu.plugin.handlers import Plugin
-from nri_gpu.policy.model import Policy
+from nri_gpu.policy.model import ExtraRules, Policy
+from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.system.state import NodeState
 from tests.property import worlds
 from tests.support import builders as make
@@ -38,18 +42,17 @@ def reply_to(container: Container, node: Node, ledger: Ledger, policy: Policy) -
     state.node, state.ledger = node, ledger.released(container.id)
     plugin = Plugin(state, PluginDependencies(lambda: 0.0, lambda _: None, NoRecorder()), KEY)
     reply = plugin.create_container(make.create_payload(container))
-    event("bytes" if isinstance(reply, bytes) and reply else "nothing")
     return pb.CreateContainerResponse.FromString(reply if isinstance(reply, bytes) else b"")
 
 
 def granted(reply: pb.CreateContainerResponse, container: Container, node: Node) -> tuple[Unit, ...]:
-    """The GPUs and MIG devices that the mark names."""
+    """The GPUs and MIG devices that the signed grant names."""
     text = reply.adjust.annotations.get(GRANT_KEY)
     if text is None:
         return ()
-    mark = verify_grant(text, container.pod.uid, container.id, KEY)
-    assert isinstance(mark, SignedGrant)
-    return tuple(unit for unit in node.inventory.units if unit.uuid in mark.uuids)
+    signed = verify_grant(text, container.pod.uid, container.id, KEY)
+    assert isinstance(signed, SignedGrant)
+    return tuple(unit for unit in node.inventory.units if unit.uuid in signed.uuids)
 
 
 def allowed(units: Iterable[Unit], node: Node) -> Iterator[tuple[int | None, int | None]]:
@@ -84,7 +87,7 @@ def sources(node: Node) -> Iterator[str]:
 
 
 def shared(node: Node) -> set[tuple[int | None, int]]:
-    """Numbers of the nodes that give no GPU: what a container is completed with that has GPUs by others' hand."""
+    """Numbers of the nodes that give no GPU: with those a container of another component's GPUs is completed."""
     majors = node.inventory.majors
     return {(majors.nvidia, CTL), (majors.nvidia, MODESET), (majors.nvidia_uvm, 0), (majors.nvidia_uvm, 1)}
 
@@ -93,23 +96,18 @@ def within(path: str, folder: str) -> bool:
     return f"{path}/".startswith(f"{folder}/")
 
 
-@settings(max_examples=300)
-@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_there_is_no_hook_and_nothing_that_could_bring_one(
-    container: Container, node: Node, ledger: Ledger, policy: Policy
+def there_is_no_hook_and_nothing_that_could_bring_one(
+    reply: pb.CreateContainerResponse, container: Container, node: Node
 ) -> None:
-    reply = reply_to(container, node, ledger, policy)
     assert not reply.adjust.HasField("hooks")
     assert not reply.adjust.CDI_devices
     assert not reply.update
     assert not reply.evict
 
 
-@settings(max_examples=300)
-@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_nothing_is_named_twice(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
+def nothing_is_named_twice(reply: pb.CreateContainerResponse, container: Container, node: Node) -> None:
     """To a runtime a second one is a conflict with ourselves."""
-    adjust = reply_to(container, node, ledger, policy).adjust
+    adjust = reply.adjust
     for names in (
         [each.path for each in adjust.linux.devices],
         [each.destination for each in adjust.mounts],
@@ -119,10 +117,7 @@ def test_nothing_is_named_twice(container: Container, node: Node, ledger: Ledger
         assert all(names)
 
 
-@settings(max_examples=300)
-@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_every_node_is_the_grants_or_shared(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
-    reply = reply_to(container, node, ledger, policy)
+def every_node_is_the_grants_or_shared(reply: pb.CreateContainerResponse, container: Container, node: Node) -> None:
     units = granted(reply, container, node)
     devices = reply.adjust.linux.devices
     numbers = {(each.major, each.minor) for each in devices}
@@ -131,10 +126,7 @@ def test_every_node_is_the_grants_or_shared(container: Container, node: Node, le
     assert all(each.type == "c" and within(each.path, "/dev") and ".." not in each.path for each in devices)
 
 
-@settings(max_examples=1500)  # only some answers have mounts
-@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_every_mount_is_of_the_staged_driver(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
-    reply = reply_to(container, node, ledger, policy)
+def every_mount_is_of_the_staged_driver(reply: pb.CreateContainerResponse, container: Container, node: Node) -> None:
     units = {unit.uuid for unit in granted(reply, container, node)}
     for mount in reply.adjust.mounts:
         if within(mount.source, node.mps.base):  # a client of MPS writes to its daemon's memory, and to no other's
@@ -149,13 +141,45 @@ def test_every_mount_is_of_the_staged_driver(container: Container, node: Node, l
         assert mount.type == "bind"
 
 
-@settings(max_examples=300)
-@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_the_loaders_path_only_grows_in_front(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
+def the_loaders_path_only_grows_in_front(reply: pb.CreateContainerResponse, container: Container, node: Node) -> None:
     """To the loader an empty element is the current directory; whoever had none before has none now."""
-    for pair in reply_to(container, node, ledger, policy).adjust.env:
+    for pair in reply.adjust.env:
         if pair.key == "LD_LIBRARY_PATH":
             before = container.env.get("LD_LIBRARY_PATH", "")
             assert pair.value.endswith(before)
             added = pair.value.removesuffix(before).removesuffix(":").split(":")
             assert all(folder.startswith("/") for folder in added)
+
+
+LAWS = (
+    granted,
+    there_is_no_hook_and_nothing_that_could_bring_one,
+    nothing_is_named_twice,
+    every_node_is_the_grants_or_shared,
+    every_mount_is_of_the_staged_driver,
+    the_loaders_path_only_grows_in_front,
+)
+# Half of the examples are mostly granted, so that there is something to check.
+ASKING = st.builds(
+    lambda of, claim: replace(
+        of, pod=replace(of.pod, namespace="ml", annotations={make.KEY: claim}), annotations={}, devices=()
+    ),
+    worlds.containers(),
+    worlds.claims,
+)
+READY = replace(make.node(staged=worlds.DRIVER, extras=worlds.OFFERS), profiles=Profiles("/p", frozenset(range(8))))
+GENEROUS = Policy(extras=ExtraRules(allowed=frozenset(Extra)), mps=MpsSettings(enabled=True))
+
+
+@settings(max_examples=300)
+@given(
+    st.one_of(ASKING, ASKING, worlds.containers()),
+    st.one_of(st.just(READY), st.just(READY), worlds.nodes),
+    st.just(Ledger()) | worlds.ledgers,
+    st.one_of(st.just(GENEROUS), st.just(GENEROUS), worlds.policies),
+)
+def test_every_law(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
+    reply = reply_to(container, node, ledger, policy)
+    event("mounts" if reply.adjust.mounts else "no mount")
+    for law in LAWS:
+        law(reply, container, node)

@@ -29,14 +29,11 @@ from tests.property import worlds
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-MANY = settings(max_examples=300)
 # A refusal cut short may lack what to do; only these two quote somebody else's sentence whole.
 QUOTES = frozenset({Code.BAD_POLICY, Code.NODE_NOT_READY})
 
 
-@MANY
-@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_any_question_has_an_answer(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
+def any_question_has_an_answer(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     decision = decide(container, node, ledger, policy)
     assert isinstance(decision, Pass | Inject | Refuse)
     event(str(decision.reason.code) if isinstance(decision, Refuse) else type(decision).__name__)
@@ -50,11 +47,7 @@ def test_any_question_has_an_answer(container: Container, node: Node, ledger: Le
         assert not text.endswith("...") or decision.reason.code in QUOTES
 
 
-@MANY
-@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_the_same_question_has_the_same_answer(
-    container: Container, node: Node, ledger: Ledger, policy: Policy
-) -> None:
+def the_same_question_has_the_same_answer(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     backwards = Ledger(_reversed(ledger.entries), _reversed(ledger.external), _reversed(ledger.releasing))
     first = decide(container, node, ledger, policy)
     assert decide(container, node, ledger, policy) == first
@@ -65,18 +58,14 @@ def test_the_same_question_has_the_same_answer(
         assert again == first
 
 
-@MANY
-@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_asking_twice_gives_the_same_grant(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
+def asking_twice_gives_the_same_grant(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     first = decide(container, node, ledger, policy)
     after = ledger.after(first, 0.0)
     assert decide(container, node, after, policy) == first
     assert after.after(decide(container, node, after, policy), 9.0) == after
 
 
-@MANY
-@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_a_grant_overlaps_with_nobody_it_must_not_meet(
+def a_grant_overlaps_with_nobody_it_must_not_meet(
     container: Container, node: Node, ledger: Ledger, policy: Policy
 ) -> None:
     ledger = ledger.released(container.id)
@@ -90,9 +79,7 @@ def test_a_grant_overlaps_with_nobody_it_must_not_meet(
         assert abroad.isdisjoint(decision.grant.uuids)
 
 
-@MANY
-@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_what_is_injected_is_what_was_granted(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
+def what_is_injected_is_what_was_granted(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     ledger = ledger.released(container.id)
     decision = decide(container, node, ledger, policy)
     if not isinstance(decision, Inject):
@@ -127,7 +114,7 @@ def _unmet(decision: Decision) -> bool:
     return isinstance(decision, Refuse) and decision.reason.code is Code.REQUIREMENT_NOT_MET
 
 
-@MANY
+@settings(max_examples=100)
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies, worlds.env)
 def test_the_environment_never_grants_unless_policy_lets_it_ask(
     container: Container, node: Node, ledger: Ledger, policy: Policy, env: dict[str, str]
@@ -147,9 +134,7 @@ def test_the_environment_never_grants_unless_policy_lets_it_ask(
         assert _but_cuda(one.edits.mounts) == _but_cuda(other.edits.mounts)
 
 
-@MANY
-@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_whatever_got_gpus_was_bound_to_have_a_grant_and_what_passes_was_not(
+def whatever_got_gpus_was_bound_to_have_a_grant_and_what_passes_was_not(
     container: Container, node: Node, ledger: Ledger, policy: Policy
 ) -> None:
     decision = decide(container, node, ledger, policy)
@@ -159,6 +144,24 @@ def test_whatever_got_gpus_was_bound_to_have_a_grant_and_what_passes_was_not(
         assert not key
     if isinstance(decision, Inject) and decision.grant.uuids:
         assert key
+
+
+LAWS = (
+    any_question_has_an_answer,
+    the_same_question_has_the_same_answer,
+    asking_twice_gives_the_same_grant,
+    a_grant_overlaps_with_nobody_it_must_not_meet,
+    what_is_injected_is_what_was_granted,
+    whatever_got_gpus_was_bound_to_have_a_grant_and_what_passes_was_not,
+)
+
+
+@settings(max_examples=300)
+@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+def test_every_law(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
+    """All of them of one example, since drawing it takes longer than deciding."""
+    for law in LAWS:
+        law(container, node, ledger, policy)
 
 
 @given(st.lists(st.tuples(worlds.containers(), worlds.modes), max_size=8), worlds.nodes)

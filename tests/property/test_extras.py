@@ -68,13 +68,13 @@ READY = st.builds(
 ALLOWING = Policy(extras=ExtraRules(allowed=frozenset(Extra)))
 
 
-@settings(max_examples=600)
+@settings(max_examples=200)
 @given(eager, READY, st.one_of(st.just(ALLOWING), worlds.good_policies))
 def test_whole_or_refused(container: Container, node: Node, policy: Policy) -> None:
     check(container, node, policy)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(worlds.containers(), worlds.nodes, worlds.good_policies)
 def test_in_any_world(container: Container, node: Node, policy: Policy) -> None:
     check(container, node, policy)

@@ -26,9 +26,9 @@ def grants(draw: st.DrawFn) -> Grant:
 
 
 @given(grants(), keys)
-def test_a_mark_survives_the_runtime(grant: Grant, key: bytes) -> None:
-    mark = verify_grant(sign_grant(grant, key), grant.pod_uid, grant.container_id, key)
-    assert mark == SignedGrant(grant.uuids, grant.mode, grant.generation)
+def test_a_signed_grant_survives_the_runtime(grant: Grant, key: bytes) -> None:
+    signed = verify_grant(sign_grant(grant, key), grant.pod_uid, grant.container_id, key)
+    assert signed == SignedGrant(grant.uuids, grant.mode, grant.generation)
 
 
 @given(anything, anything, anything, keys)
@@ -37,7 +37,7 @@ def test_any_text_can_be_read(text: str, pod_uid: str, container_id: str, key: b
 
 
 @given(grants(), keys, st.data())
-def test_a_mark_with_one_change_is_worth_nothing(grant: Grant, key: bytes, data: st.DataObject) -> None:
+def test_a_signed_grant_with_one_change_is_worth_nothing(grant: Grant, key: bytes, data: st.DataObject) -> None:
     text = sign_grant(grant, key)
     at = data.draw(st.integers(0, len(text)))
     removed = data.draw(st.integers(0, 3))
@@ -47,7 +47,7 @@ def test_a_mark_with_one_change_is_worth_nothing(grant: Grant, key: bytes, data:
 
 
 @given(grants(), grants(), keys)
-def test_fields_of_one_mark_under_the_mac_of_another_are_worth_nothing(one: Grant, two: Grant, key: bytes) -> None:
+def test_fields_under_the_mac_of_another_grant_are_worth_nothing(one: Grant, two: Grant, key: bytes) -> None:
     body, mac = sign_grant(one, key).rpartition(";mac=")[0], sign_grant(two, key).rpartition(";mac=")[2]
     same = (one.pod_uid, one.container_id) == (two.pod_uid, two.container_id) and body in sign_grant(two, key)
     assume(not same)
@@ -55,7 +55,7 @@ def test_fields_of_one_mark_under_the_mac_of_another_are_worth_nothing(one: Gran
 
 
 @given(grants(), keys, anything, anything, keys)
-def test_a_mark_is_worth_nothing_on_another_container_pod_or_node(
+def test_a_signed_grant_is_worth_nothing_on_another_container_pod_or_node(
     grant: Grant, key: bytes, pod_uid: str, container_id: str, other_key: bytes
 ) -> None:
     text = sign_grant(grant, key)

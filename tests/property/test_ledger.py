@@ -122,23 +122,23 @@ class Runtime(RuleBasedStateMachine):
         if not self.away:
             self.journal.pop(container_id, None)
 
-    def mark(self, container: Container) -> SignedGrant | None:
+    def signed(self, container: Container) -> SignedGrant | None:
         text = container.annotations.get(GRANT_KEY, "")
-        mark = verify_grant(text, container.pod.uid, container.id, self.key)
-        return mark if isinstance(mark, SignedGrant) else None
+        signed = verify_grant(text, container.pod.uid, container.id, self.key)
+        return signed if isinstance(signed, SignedGrant) else None
 
     def entry(self, made: Made, phase: GrantPhase) -> Entry | None:
-        of, mark = made.container, self.mark(made.container)
-        if mark is None:
+        of, signed = made.container, self.signed(made.container)
+        if signed is None:
             return None
-        grant = make.grant(mode=mark.mode, to=of, generation=mark.generation)
-        seat = Seat.read(of.env, None, of.mps_folder) if mark.mode is Mode.MPS else None
-        return Entry(replace(grant, uuids=mark.uuids, seat=seat), phase, self.now)
+        grant = make.grant(mode=signed.mode, to=of, generation=signed.generation)
+        seat = Seat.read(of.env, None, of.mps_folder) if signed.mode is Mode.MPS else None
+        return Entry(replace(grant, uuids=signed.uuids, seat=seat), phase, self.now)
 
     def may_start(self, made: Made) -> bool:
         container_id = made.container.id
         ledger = self.ledger
-        if container_id in self.unseen and self.mark(made.container) is None:
+        if container_id in self.unseen and self.signed(made.container) is None:
             ledger = self.ledger = ledger.released(container_id)
         elif container_id in self.unseen:
             ledger = self.ledger = self.with_live(ledger, made.container)
@@ -256,8 +256,8 @@ class Runtime(RuleBasedStateMachine):
         if made.container.id not in self.ledger.live:
             return frozenset()
         numbers = {(each.major, each.minor) for each in made.container.devices}
-        mark = self.mark(made.container)
-        return opened_uuids(numbers, self.node.inventory) - frozenset(mark.uuids if mark else ())
+        signed = self.signed(made.container)
+        return opened_uuids(numbers, self.node.inventory) - frozenset(signed.uuids if signed else ())
 
     @rule(pod=pods, index=st.integers(0, 2), caps=st.booleans())
     def create_with_another_injectors_node(self, pod: str, index: int, caps: bool) -> None:
@@ -384,11 +384,11 @@ class Runtime(RuleBasedStateMachine):
 
     def check_rebuilt(self, lived: Ledger, anew: Ledger) -> None:
         listed = {name for name, made in self.made.items() if made.state != "exited" and made.listed}
-        marked = {name for name, made in self.made.items() if self.mark(made.container)}
-        assert set(anew.entries) == (listed & marked) | self.unseen
+        signed_ids = {name for name, made in self.made.items() if self.signed(made.container)}
+        assert set(anew.entries) == (listed & signed_ids) | self.unseen
         for name, entry in lived.entries.items():
             after = anew.entries.get(name)
-            if name not in listed & marked and name not in self.unseen:  # ended, or made without our answer
+            if name not in listed & signed_ids and name not in self.unseen:  # ended, or made without our answer
                 assert after is None
             elif entry.phase is GrantPhase.RUNNING:
                 assert after == entry
@@ -420,7 +420,7 @@ class Runtime(RuleBasedStateMachine):
     def what_runs_on_gpus_is_known_to_run_and_nothing_else(self) -> None:
         if self.away:
             return
-        running = {name for name, made in self.made.items() if made.state == "running" and self.mark(made.container)}
+        running = {name for name, made in self.made.items() if made.state == "running" and self.signed(made.container)}
         assert running == {name for name, entry in self.ledger.entries.items() if entry.phase is GrantPhase.RUNNING}
         assert {name for name in running if self.made[name].container.devices} <= set(self.ledger.live)
         assert self.ledger == seen(self.ledger, self.node.inventory)

@@ -1,4 +1,4 @@
-"""Law: what `decide` grants passes the judgement, whatever the world; without its mark, nothing that asked does."""
+"""Law: what `decide` grants passes the validation; without its signed grant, nothing that asked does."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ US = "10-nri-gpu"
 
 
 def validation(container: Container, reply: bytes) -> bytes:
-    """The request by which a runtime has this reply judged."""
+    """The request by which a runtime has this reply validated."""
     replies = {US: pb.CreateContainerResponse.FromString(reply)} if reply else {}
     return nri.validate(make.pod_message(container.pod), make.container_message(container), replies)
 
 
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
-def test_the_judge_agrees_with_whoever_decides(
-    container: Container, node: Node, ledger: Ledger, policy: Policy
-) -> None:
+def test_validation_agrees_with_the_decision(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     decision = decide(container, node, ledger, policy)
     event(type(decision).__name__)
     if isinstance(decision, Refuse):
@@ -46,8 +44,8 @@ def test_the_judge_agrees_with_whoever_decides(
     payload = validation(container, reply)
     reason = validate_adjusted(adjusted_from_pb(payload, GRANT_KEY), KEY, policy)
     assert reason is None
-    mark = grant_of(container, sign_grant(decision.grant, KEY) if isinstance(decision, Inject) else None, KEY)
-    assert validate_start(container, mark, policy) is None
+    signed = grant_of(container, sign_grant(decision.grant, KEY) if isinstance(decision, Inject) else None, KEY)
+    assert validate_start(container, signed, policy) is None
 
 
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=60).map(lambda some: some + b"gpu.nri.io")))
@@ -60,7 +58,7 @@ def test_garbage_is_read_or_refused(payload: bytes) -> None:
 
 
 @given(worlds.containers(), worlds.policies)
-def test_without_a_mark_what_asked_neither_is_created_nor_starts(container: Container, policy: Policy) -> None:
+def test_without_a_signed_grant_what_asked_neither_is_created_nor_starts(container: Container, policy: Policy) -> None:
     payload = validation(container, b"")
     reason = validate_adjusted(adjusted_from_pb(payload, GRANT_KEY), KEY, policy)
     assert bool(reason) is bool(needs_grant(container, policy))

@@ -37,7 +37,7 @@ FORGED = {
     "generation": GOOD.replace("580", "570"),
     "version": GOOD.replace("v1", "v2"),
     "a field more": GOOD.replace(";mac", ";x=1;mac"),
-    "mark behind a mark": f"{GOOD};mac={GOOD}",
+    "signed behind a signed grant": f"{GOOD};mac={GOOD}",
     "blank in front": f" {GOOD}",
     "line break behind": f"{GOOD}\n",
 }
@@ -52,7 +52,7 @@ def test_what_is_written_is_read(grant: Grant) -> None:
     assert read(sign_grant(grant, KEY)) == SignedGrant(grant.uuids, grant.mode, grant.generation)
 
 
-def test_a_mark_reads_like_the_contract() -> None:
+def test_a_signed_grant_reads_like_the_contract() -> None:
     head, _, mac = GOOD.rpartition(";mac=")
     assert head == f"v1;mode=exclusive;uuid={make.uuid(0)},{make.uuid(1)};gen={make.GENERATION}"
     assert len(bytes.fromhex(mac)) == 32
@@ -60,7 +60,7 @@ def test_a_mark_reads_like_the_contract() -> None:
 
 
 @pytest.mark.parametrize("text", FORGED.values(), ids=FORGED)
-def test_a_mark_that_was_touched_is_worth_nothing(text: str) -> None:
+def test_a_signed_grant_that_was_touched_is_worth_nothing(text: str) -> None:
     assert isinstance(read(text), InvalidGrant)
 
 
@@ -74,7 +74,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize(("pod_uid", "container_id", "key"), ELSEWHERE.values(), ids=ELSEWHERE)
-def test_a_mark_copied_elsewhere_is_worth_nothing(pod_uid: str, container_id: str, key: bytes) -> None:
+def test_a_signed_grant_copied_elsewhere_is_worth_nothing(pod_uid: str, container_id: str, key: bytes) -> None:
     assert isinstance(read(GOOD, pod_uid, container_id, key), InvalidGrant)
 
 
@@ -91,7 +91,7 @@ def test_a_right_mac_over_fields_of_another_version_is_told_apart() -> None:
     assert "another version" in bad.why
 
 
-def test_why_a_mark_is_bad_tells_neither_key_nor_mac() -> None:
+def test_why_a_signed_grant_is_bad_tells_neither_key_nor_mac() -> None:
     bad = read(FORGED["mode"])
     assert isinstance(bad, InvalidGrant)
     right = sign_grant(make.grant(0, 1, mode=Mode.SHARED), KEY).rpartition("=")[2]

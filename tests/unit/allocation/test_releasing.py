@@ -55,7 +55,7 @@ ENDS: dict[str, Callable[[Ledger], Ledger]] = {
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-def test_a_gpu_that_was_held_exclusively_is_leaving(end: Callable[[Ledger], Ledger]) -> None:
+def test_a_gpu_that_was_held_exclusively_is_releasing(end: Callable[[Ledger], Ledger]) -> None:
     ledger = left(make.entry(0, 1, to=A), end)
     assert ledger.releasing == {make.uuid(0): LEAVER, make.uuid(1): LEAVER}
     assert not ledger.entries
@@ -110,7 +110,7 @@ def test_the_sentence_says_who_left_and_what_is_waited_for(processes: int | None
         assert f"GPU 0 ({ON_0}) was just released by {said}" in refusal(text, ledger)
 
 
-def test_too_few_because_some_are_leaving() -> None:
+def test_too_few_because_some_are_releasing() -> None:
     ledger = Ledger(releasing={make.uuid(n): replace(LEAVER, processes=2) for n in range(3)})
     said = refusal("2", ledger)
     assert (
@@ -122,9 +122,9 @@ def test_too_few_because_some_are_leaving() -> None:
 
 
 def test_a_very_long_name_leaves_room_for_the_rest() -> None:
-    leaver = replace(LEAVER, pod="n" * 63 + "/" + "p" * 253, processes=2)
+    left = replace(LEAVER, pod="n" * 63 + "/" + "p" * 253, processes=2)
     for text in ("device=0", "4"):
-        assert "wait until then" in refusal(text, Ledger(releasing={make.uuid(n): leaver for n in range(4)}))
+        assert "wait until then" in refusal(text, Ledger(releasing={make.uuid(n): left for n in range(4)}))
 
 
 LOOKS: dict[str, tuple[int | None, float, bool, Releasing | None]] = {

@@ -263,7 +263,7 @@ def test_what_the_environment_cannot_mean_is_refused() -> None:
     assert said.startswith("NVIDIA_VISIBLE_DEVICES at character 3")
 
 
-def test_rules_judge_the_environment_s_requests_too() -> None:
+def test_rules_cover_requests_of_the_environment() -> None:
     using = policy(environment={"may_ask": ["ml"]}, rule=[{"namespace": "ml", "allow": False}])
     container = make.container(env={"NVIDIA_VISIBLE_DEVICES": "0"})
     assert "rule[0]" in sentence(decide(container, NODE, Ledger(), using), Code.NOT_ALLOWED)

@@ -1,4 +1,4 @@
-"""Containers that hold GPUs by others' hand: who is given what it lacks, what they may ask, and when nobody is."""
+"""Containers with another component's GPUs: who is given what it lacks, what they may ask, and when nobody is."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_what_cannot_be_disarmed_is_refused_where_policy_disarms(text: str | Non
     assert not isinstance(decide(void, NODE, Ledger(), DISARMING), Refuse)
 
 
-def test_none_is_a_grant_of_nothing_so_that_it_leaves_a_mark() -> None:
+def test_none_is_a_grant_of_nothing_so_that_it_leaves_a_signed_grant() -> None:
     empty = Node(number=1, inventory=make.inventory((), fault="no driver"))
     for node in (NODE, empty):
         grant = injected(make.container("none"), node).grant
@@ -159,7 +159,7 @@ REFUSALS: dict[str, tuple[Container, Node, Ledger, Policy, Code, str]] = {
     ),
     "syntax, even where asking is ignored": (make.container("one"), NODE, Ledger(), LENIENT, Code.BAD_REQUEST, "one"),
     "syntax, even without a policy": (make.container("one"), NODE, Ledger(), BROKEN, Code.BAD_REQUEST, "one"),
-    "a mark of its own": (
+    "a signed grant of its own": (
         make.container(annotations={"gpu.nri.io/grant": "v1"}),
         NODE,
         Ledger(),
@@ -292,7 +292,7 @@ VENDORS = (
 @pytest.mark.parametrize("kind", VENDORS)
 @pytest.mark.parametrize("privileged", [False, True])
 @pytest.mark.parametrize("text", ["1", "none"])
-def test_whoever_was_promised_gpus_by_name_gets_no_more(kind: str, privileged: bool, text: str) -> None:
+def test_cdi_names_of_gpus_bring_no_further_gpus(kind: str, privileged: bool, text: str) -> None:
     container = make.container(text, cdi_devices=(f"{kind}=0",), privileged=privileged)
     reason = refused(container).reason
     assert reason.code is Code.HELD_BY_OTHERS
@@ -407,7 +407,7 @@ def test_the_dead_attempt_of_a_container_is_no_load() -> None:
     assert again.grant.mode is Mode.EXCLUSIVE
 
 
-def test_a_lapsed_grant_is_in_nobodys_way_and_promises_nothing() -> None:
+def test_a_lapsed_grant_neither_blocks_nor_reserves_gpus() -> None:
     other = make.container("device=0", of="other")
     ledger = make.ledger(make.entry(0, to=make.container("1"), phase=GrantPhase.LAPSED))
     ledger = ledger.after(injected(other, ledger=ledger), 0.0)
@@ -427,7 +427,7 @@ NEEDS: dict[str, tuple[Container, Policy, str]] = {
     "may not ask": (make.container("1"), CLOSED, "gpu.nri.io"),
     "may not ask, and that is ignored": (make.container("1"), LENIENT, ""),
     "asked, and no good policy": (make.container("1"), BROKEN, "gpu.nri.io"),
-    "its own mark is no request": (make.container(annotations={"gpu.nri.io/grant": "v1"}), POLICY, ""),
+    "its own signed grant is no request": (make.container(annotations={"gpu.nri.io/grant": "v1"}), POLICY, ""),
 }
 
 

@@ -25,7 +25,7 @@ QUIET: Final = make.container()
 OPTED_OUT: Final = make.container("none")
 
 
-def mark(*indices: int, to: Container = ASKING, key: bytes = KEY) -> str:
+def signed(*indices: int, to: Container = ASKING, key: bytes = KEY) -> str:
     return sign_grant(make.grant(*indices, to=to), key)
 
 
@@ -40,23 +40,29 @@ def granted(*indices: int, to: Container = ASKING) -> Adjusted:
         node(255, name="/dev/nvidiactl"),
         node(0, name="/dev/nvidia-uvm", major=511),
     )
-    return Adjusted(container=to, grant=Added(mark(*indices, to=to), US), nodes=nodes)
+    return Adjusted(container=to, grant=Added(signed(*indices, to=to), US), nodes=nodes)
 
 
 STARTS: dict[str, tuple[Container, str | None, bytes | None, Policy, str]] = {
     "asked for nothing": (QUIET, None, KEY, POLICY, ""),
     "asked for none": (OPTED_OUT, None, None, POLICY, ""),
-    "asked and granted": (ASKING, mark(0, 1), KEY, POLICY, ""),
-    "asked, granted, and no policy any more": (ASKING, mark(0, 1), KEY, BROKEN, ""),
+    "asked and granted": (ASKING, signed(0, 1), KEY, POLICY, ""),
+    "asked, granted, and no policy any more": (ASKING, signed(0, 1), KEY, BROKEN, ""),
     "asked": (ASKING, None, KEY, POLICY, "it was not connected, or too late"),
     "asked, and nobody ever could": (ASKING, None, None, POLICY, "it was not connected, or too late"),
     "asked, with a policy that is broken": (ASKING, None, KEY, BROKEN, "it was not connected, or too late"),
     "not understood": (make.container("tow"), None, KEY, POLICY, "it was not connected, or too late"),
     "may not ask, which is ignored": (ASKING, None, KEY, IGNORING, ""),
-    "a mark of another key": (ASKING, mark(0, key=bytes(32)), KEY, POLICY, "its mac does not match"),
-    "a mark and no key": (ASKING, mark(0), None, POLICY, "no key on this node"),
-    "a mark of another container": (ASKING, mark(0, to=make.container("2", name="x")), KEY, POLICY, "does not match"),
-    "a mark of nobody's, and nothing asked": (QUIET, "v1;mac=x", KEY, POLICY, ""),
+    "a signed grant of another key": (ASKING, signed(0, key=bytes(32)), KEY, POLICY, "its mac does not match"),
+    "a signed grant and no key": (ASKING, signed(0), None, POLICY, "no key on this node"),
+    "another container's": (
+        ASKING,
+        signed(0, to=make.container("2", name="x")),
+        KEY,
+        POLICY,
+        "does not match",
+    ),
+    "a signed grant of nobody's, and nothing asked": (QUIET, "v1;mac=x", KEY, POLICY, ""),
 }
 
 
@@ -83,13 +89,13 @@ ADDED: dict[str, tuple[Adjusted, Code | None, str]] = {
     "granted a MIG device: the node of its GPU": (
         replace(
             granted(0),
-            grant=Added(mark(0), US),
+            grant=Added(signed(0), US),
             nodes=(node(7), node(12, name="/dev/nvidia-caps/nvidia-cap12", major=509)),
         ),
         None,
         "",
     ),
-    "none, and a mark of nothing": (
+    "none, and a signed grant of nothing": (
         Adjusted(container=OPTED_OUT, grant=Added(sign_grant(make.grant(mode=None, to=OPTED_OUT), KEY), US)),
         None,
         "",
@@ -100,7 +106,7 @@ ADDED: dict[str, tuple[Adjusted, Code | None, str]] = {
         Code.NOT_GRANTED,
         "nri-gpu granted it none",
     ),
-    "a mark that somebody made up": (
+    "a signed grant that somebody made up": (
         replace(granted(0), grant=Added("v1;mode=exclusive;uuid=GPU-0;gen=;mac=00", "20-other")),
         Code.NOT_GRANTED,
         "its mac does not match",
@@ -145,7 +151,7 @@ ADDED: dict[str, tuple[Adjusted, Code | None, str]] = {
         Code.UNGRANTED_NODES,
         "a device rule for major 195",
     ),
-    "more of our own than the mark names": (
+    "more of our own than the signed grant names": (
         replace(granted(0), nodes=tuple(node(minor) for minor in range(3))),
         Code.UNGRANTED_NODES,
         "the nodes of 3 GPUs were added to this container and its grant names 1",
@@ -156,7 +162,7 @@ ADDED: dict[str, tuple[Adjusted, Code | None, str]] = {
         "the nodes of 2 GPUs",
     ),
     "a runtime that names no owner": (
-        replace(granted(0), grant=Added(mark(0), ""), nodes=(node(7, ""),)),
+        replace(granted(0), grant=Added(signed(0), ""), nodes=(node(7, ""),)),
         None,
         "",
     ),
@@ -178,7 +184,7 @@ def test_strangers_matter_to_the_guard_alone() -> None:
     assert validate_adjusted(both, KEY, POLICY, ungranted=False)
 
 
-def test_without_a_key_no_mark_counts() -> None:
+def test_without_a_key_no_signed_grant_counts() -> None:
     reason = validate_adjusted(granted(0), None, POLICY)
     assert reason
     assert "no key on this node" in reason.sentence
@@ -193,6 +199,6 @@ def test_sentences_keep_their_length_whatever_a_plugin_is_called() -> None:
     assert "\n" not in str(reason)
 
 
-def test_a_bad_mark_says_why() -> None:
+def test_a_bad_signed_grant_says_why() -> None:
     assert isinstance(grant_of(ASKING, "v1", KEY), InvalidGrant)
     assert grant_of(ASKING, None, KEY) is None
