@@ -190,6 +190,13 @@ def token(*indices: int, key: bytes = TOKENS, shared: bool = False) -> dict[str,
     return {token_key(GPU): write_token(GPU, [uuid(index) for index in indices], key, shared=shared)}
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Until it holds, for at most 10 s."""
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - a server in this very loop is asked
+            await asyncio.sleep(0.005)
+
+
 async def said(log: Log, text: str) -> None:
     """Until a warning has that text in its fault; the test's own deadline is the limit."""
     while not any(text in line.fields.get("fault", "") for line in log.warnings()):  # noqa: ASYNC110 - no event of it

@@ -8,25 +8,25 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.daemon.app import Daemon
 from nri_gpu.daemon.policy_file import PolicyFile
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.domain.errors import Exit
 from nri_gpu.kubelet.answer import KEY_FILE, TokenKey
 from nri_gpu.kubelet.controller import KubeletController
-from nri_gpu.kubelet.devices import NOT_CONNECTED, AdvertisedDevices
-from nri_gpu.kubelet.endpoint import Endpoint
+from nri_gpu.kubelet.devices import NOT_CONNECTED
 from nri_gpu.policy.kubelet import KubeletSettings, Registration
 from tests.support.builders import container, uuid
 from tests.support.daemon import FOUR_GPUS
 from tests.support.kubelet import Kubelet
-from tests.support.kubelet_nodes import GPU, INJECTING, ExternalNode, KubeletNode, PluginNode, of_plugin, said
+from tests.support.kubelet_nodes import GPU, INJECTING, ExternalNode, KubeletNode, PluginNode, of_plugin, said, until
 from tests.support.log import Log
 from tests.support.podresources import PodResourcesServer
 from tests.support.waiting import wait_for
@@ -38,56 +38,49 @@ def test_grpc_is_imported_only_where_it_is_wanted() -> None:
     assert subprocess.run([sys.executable, "-c", program], cwd=root, check=False, timeout=60).returncode == 0
 
 
+@contextlib.asynccontextmanager
+async def running(controller: KubeletController) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(controller.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_without_grpcio_it_says_what_to_install(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nri_gpu.kubelet.endpoint", None)
     node = PluginNode()
-    running = asyncio.create_task(KubeletController(node.node_state, node.plugin, KubeletSettings(enabled=True)).run())
-    await said(log, "kubernetes extra")
-    assert not running.done()  # the other half serves on
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with running(KubeletController(node.node_state, node.plugin, KubeletSettings(enabled=True))) as task:
+        await said(log, "kubernetes extra")
+        assert not task.done()  # the NRI plugin serves on
     assert "install the kubernetes extra" in log.one("device plugin cannot be served").fields["fault"]
 
 
-async def test_a_bug_of_ours_ends_one_session_and_not_the_daemon(
-    folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = Endpoint._fresh_path
-    bugs = [ZeroDivisionError()]
+async def test_a_bug_of_ours_ends_one_session_and_not_the_daemon(folder: Path, log: Log) -> None:
+    node, bugs = KubeletNode(folder), [ZeroDivisionError()]
 
-    def once(self: Endpoint) -> Path:
-        if bugs:
-            raise bugs.pop()
-        return whole(self)
+    def keyed(key: bytes, ledger: Ledger) -> None:
+        raise bugs.pop()
 
-    monkeypatch.setattr(Endpoint, "_fresh_path", once)
-    async with Kubelet(folder) as kubelet, KubeletNode(folder):
+    node.plugin.kubelet.keyed = keyed  # type: ignore[method-assign] # that is the bug
+    async with Kubelet(folder) as kubelet, node:
         await kubelet.wait_healthy(GPU, 4)
     assert isinstance(log.one("bug: kubelet session ended").exception, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("at", ["tick", "resources"])
 async def test_a_bug_of_ours_outside_a_session_ends_no_daemon_either(
-    folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch, at: str
+    folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Said once, however often it is met; what was served before is served on."""
     bugs: list[Exception] = []
 
-    def meet() -> None:
+    def lapse() -> None:
         if bugs:
             raise bugs[0]
 
-    whole = AdvertisedDevices.resources
-
-    def resources(self: AdvertisedDevices) -> tuple[str, ...]:
-        meet()
-        return whole(self)
-
-    if at == "resources":
-        monkeypatch.setattr(AdvertisedDevices, "resources", resources)
     async with Kubelet(folder) as kubelet, KubeletNode(folder, tick_s=0.02) as node:
-        if at == "tick":
-            monkeypatch.setattr(node.plugin, "lapse", meet)
+        monkeypatch.setattr(node.plugin, "lapse", lapse)
         await kubelet.wait_healthy(GPU, 4)
         bugs.append(ZeroDivisionError("ours"))
         while not log.warnings():  # noqa: ASYNC110 - no event of it
@@ -97,19 +90,7 @@ async def test_a_bug_of_ours_outside_a_session_ends_no_daemon_either(
         bugs.clear()
         node.connected(False)
         await kubelet.wait_healthy(GPU, 0)
-    line = log.one("bug: device plugin not up to date")
-    assert isinstance(line.exception, ZeroDivisionError)
-
-
-@contextlib.asynccontextmanager
-async def kept(controller: KubeletController) -> AsyncIterator[asyncio.Task[None]]:
-    """It, running."""
-    running = asyncio.create_task(controller.run())
-    try:
-        yield running
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+    assert isinstance(log.one("bug: device plugin not up to date").exception, ZeroDivisionError)
 
 
 def controller_on(folder: Path, node: PluginNode, **fields: object) -> KubeletController:
@@ -140,7 +121,7 @@ async def test_the_key_is_read_where_no_endpoint_can_be(folder: Path) -> None:
     node, file = keyless(folder)
     controller = controller_on(folder, node, registration=Registration.WATCHER)
     controller.begin()
-    async with kept(controller):
+    async with running(controller):
         file.parent.mkdir()
         while node.plugin.kubelet.key is None:
             controller.changed()
@@ -230,12 +211,6 @@ def test_a_folder_made_anew_behind_a_mount_ends_the_process(folder: Path, regist
     assert "Traceback" not in said
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110 - a server in this very loop is asked
-            await asyncio.sleep(0.005)
-
-
 async def test_the_controller_asks_where_policy_wants_it(folder: Path) -> None:
     async with PodResourcesServer(folder) as server:
         server.give("train", {"main": {GPU: [uuid(1)]}}, "ml")
@@ -244,22 +219,18 @@ async def test_the_controller_asks_where_policy_wants_it(folder: Path) -> None:
         controller = KubeletController(node.node_state, node.plugin, settings)
         local = container("device=2", of="local")
         assert "has just started" in str(node.create(local))
-        running = asyncio.create_task(controller.run())
-        of = of_plugin(1)
-        node.sandbox_created(of)
-        await until(lambda: node.create(of) == (uuid(1),))
-        assert node.create(local) == (uuid(2),)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with running(controller):
+            of = of_plugin(1)
+            node.sandbox_created(of)
+            await until(lambda: node.create(of) == (uuid(1),))
+            assert node.create(local) == (uuid(2),)
 
 
 async def test_without_a_kubelet_annotations_do_not_wait_for_one(folder: Path) -> None:
     node = ExternalNode()
     settings = replace(INJECTING, enabled=False, podresources=str(folder / "none.sock"))
-    running = asyncio.create_task(KubeletController(node.node_state, node.plugin, settings).run())
-    await until(lambda: node.create(container("device=2", of="local")) == (uuid(2),))
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with running(KubeletController(node.node_state, node.plugin, settings)):
+        await until(lambda: node.create(container("device=2", of="local")) == (uuid(2),))
 
 
 @pytest.mark.parametrize(

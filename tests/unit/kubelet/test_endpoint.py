@@ -20,6 +20,7 @@ from tests.support.log import Line, Log
 from tests.support.scripted_runtime import until
 
 WATCHER = KubeletSettings(registration=Registration.WATCHER)
+both = pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
 
 
 def ours(folder: Path) -> list[str]:
@@ -75,13 +76,16 @@ async def test_restarts_and_broken_streams_are_mended(folder: Path, keyed_by_res
     assert ours(kubelet.dir) == []
 
 
-async def test_the_folder_is_made_anew(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, KubeletNode(folder):
+@both
+async def test_the_folder_is_made_anew(folder: Path, settings: KubeletSettings) -> None:
+    async with Kubelet(folder) as kubelet, KubeletNode(folder, settings=settings):
         await kubelet.wait_healthy(GPU, 4)
+        made_anew = kubelet.registry if settings is WATCHER else kubelet.dir
         await kubelet.stop()
-        shutil.rmtree(kubelet.dir)
+        shutil.rmtree(made_anew)
         await kubelet.start()
         await kubelet.wait_healthy(GPU, 4)
+        assert ours(made_anew) == [kubelet.clients[GPU].path.name]
 
 
 async def test_a_refusal_is_said_once_and_tried_again(folder: Path, log: Log) -> None:
@@ -127,16 +131,6 @@ async def test_a_watcher_that_looks_elsewhere_is_told_of(folder: Path, log: Log)
             await kubelet.wait_healthy(GPU, 4)
 
 
-async def test_the_registry_folder_is_made_anew(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, KubeletNode(folder, settings=WATCHER):
-        await kubelet.wait_healthy(GPU, 4)
-        await kubelet.stop()
-        shutil.rmtree(kubelet.registry)
-        await kubelet.start()
-        await kubelet.wait_healthy(GPU, 4)
-        assert ours(kubelet.registry) == [kubelet.clients[GPU].path.name]
-
-
 async def test_a_kubelet_that_never_asks_for_devices(folder: Path, log: Log) -> None:
     async with Kubelet(folder) as kubelet:
         kubelet.deaf = True
@@ -146,16 +140,16 @@ async def test_a_kubelet_that_never_asks_for_devices(folder: Path, log: Log) -> 
             await kubelet.wait_healthy(GPU, 4)
 
 
-@pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
-@pytest.mark.parametrize("resource", ["requests.example.com/gpu", "kubernetes.io/gpu", "gpus.kubernetes.io/gpu"])
-async def test_names_that_a_kubelet_refuses(folder: Path, log: Log, resource: str, settings: KubeletSettings) -> None:
+@both
+async def test_names_that_a_kubelet_refuses(folder: Path, log: Log, settings: KubeletSettings) -> None:
+    resource = "gpus.kubernetes.io/gpu"
     async with Kubelet(folder) as kubelet, KubeletNode(folder, settings=replace(settings, resource=resource)) as node:
         await said(log, f"the ResourceName '{resource}' is invalid")
         assert kubelet.registered == 0
         assert "is invalid" in node.statuses()[0].fault
 
 
-@pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
+@both
 async def test_a_kubelet_of_another_version(folder: Path, log: Log, settings: KubeletSettings) -> None:
     kubelet = Kubelet(folder)
     kubelet.version = "v1"
@@ -166,7 +160,7 @@ async def test_a_kubelet_of_another_version(folder: Path, log: Log, settings: Ku
         await kubelet.wait_healthy(GPU, 4)
 
 
-@pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
+@both
 async def test_a_path_too_long_is_said_in_a_sentence(folder: Path, log: Log, settings: KubeletSettings) -> None:
     deep = folder / ("d" * 90)
     for name in ("device-plugins", "plugins_registry"):
@@ -176,7 +170,7 @@ async def test_a_path_too_long_is_said_in_a_sentence(folder: Path, log: Log, set
         assert node.plugin.kubelet.key == (deep / "device-plugins" / KEY_FILE).read_bytes()  # NRI needs it all the same
 
 
-@pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
+@both
 async def test_nvidias_plugin_is_not_fought(folder: Path, log: Log, settings: KubeletSettings) -> None:
     async with Kubelet(folder) as kubelet:
         rival = socket.socket(socket.AF_UNIX)
@@ -194,7 +188,7 @@ async def test_nvidias_plugin_is_not_fought(folder: Path, log: Log, settings: Ku
             assert [each.fault for each in node.statuses()] == [""]
 
 
-@pytest.mark.parametrize("settings", [KubeletSettings(), WATCHER], ids=["register", "watcher"])
+@both
 @pytest.mark.parametrize("keyed_by_resource", [True, False], ids=["before 135437", "after 135437"])
 async def test_nvidias_plugin_that_comes_later_is_not_fought(
     folder: Path, log: Log, keyed_by_resource: bool, settings: KubeletSettings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +14,7 @@ from nri_gpu.domain.container import Container, PodId, PodUid
 from nri_gpu.domain.kubelet import AllocatedDevice, ContainerDevices, PodDevices
 from nri_gpu.kubelet.podresources import Inquiry, PodResources, PodResourcesError, QuestionPace
 from tests.support.builders import container, pod, uuid
-from tests.support.kubelet_nodes import GPU, ExternalNode, of_plugin, said
+from tests.support.kubelet_nodes import GPU, ExternalNode, of_plugin, said, until
 from tests.support.log import Log
 from tests.support.podresources import PodResourcesServer
 
@@ -117,12 +116,6 @@ async def test_a_kubelet_that_is_away_and_comes(folder: Path) -> None:
 
 
 QUICK = QuestionPace(between=0.001, list_every=0.05, first=0.01, longest=0.02)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110 - a server in this very loop is asked
-            await asyncio.sleep(0.005)
 
 
 class Asking(ExternalNode):
