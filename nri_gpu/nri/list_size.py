@@ -6,7 +6,7 @@ Only the framing of protobuf is looked at: https://protobuf.dev/programming-guid
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -56,18 +56,17 @@ class RequestSize(Struct, frozen=True):
     container: ContainerSize | None
 
 
-def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[Field]:
+def fields(data: bytes) -> Iterator[Field]:
     """The fields of a message in the order of its bytes. Raises: DecodeError."""
-    end = len(data) if end is None else end
-    position = start
+    position, end = 0, len(data)
     while position < end:
-        tag, position = _varint(data, position, end)
+        tag, position = _varint(data, position)
         number, kind = tag >> 3, tag & 7
         value, size = 0, _FIXED_BYTES.get(kind, 0)
         if kind == _BYTES:
-            size, position = _varint(data, position, end)
+            size, position = _varint(data, position)
         elif kind == _VARINT:
-            value, position = _varint(data, position, end)
+            value, position = _varint(data, position)
         elif not size:
             raise DecodeError(f"wire type {kind} at byte {position}")
         if position + size > end:
@@ -79,12 +78,12 @@ def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[Fiel
 def size_of(payload: bytes) -> RequestSize:
     """Of a request with a pod and a container: CreateContainer, StateChange and the others. Raises: DecodeError."""
     before = 1 if event_of(payload) else 0  # StateChange numbers its fields differently: the event comes first
-    pod, container = pod_size(b""), None
+    pod, container = _pod_size(b""), None
     for field in fields(payload):
         if field.number == before + 1:
-            pod = pod_size(payload, field.start, field.end)
+            pod = _pod_size(payload[field.start : field.end])
         elif field.number == before + 2:
-            container = container_size(payload, field.start, field.end)
+            container = _container_size(payload[field.start : field.end])
     return RequestSize(pod, container)
 
 
@@ -93,34 +92,30 @@ def event_of(payload: bytes) -> int:
     return next((field.value for field in fields(payload) if field.number == 1), 0)
 
 
-def pod_size(data: bytes, start: int = 0, end: int | None = None) -> PodSize:
-    """Of a PodSandbox. Raises: DecodeError."""
-    end = len(data) if end is None else end
-    texts = _texts(data, start, end, 4)
-    return PodSize(PodId(texts.get(1, "")), texts.get(2, "?"), texts.get(4, "?"), end - start)
+def _pod_size(data: bytes) -> PodSize:
+    texts = _texts(data, 4)
+    return PodSize(PodId(texts.get(1, "")), texts.get(2, "?"), texts.get(4, "?"), len(data))
 
 
-def container_size(data: bytes, start: int = 0, end: int | None = None) -> ContainerSize:
-    """Of a Container. Raises: DecodeError."""
-    end = len(data) if end is None else end
-    texts = _texts(data, start, end, 3)
-    return ContainerSize(ContainerId(texts.get(1, "")), PodId(texts.get(2, "")), texts.get(3, "?"), end - start)
+def _container_size(data: bytes) -> ContainerSize:
+    texts = _texts(data, 3)
+    return ContainerSize(ContainerId(texts.get(1, "")), PodId(texts.get(2, "")), texts.get(3, "?"), len(data))
 
 
-def _texts(data: bytes, start: int, end: int, last: int) -> dict[int, str]:
+def _texts(data: bytes, last: int) -> dict[int, str]:
     """The texts of the fields up to `last`. Go writes fields by their numbers, so the many behind it are not read."""
     found: dict[int, str] = {}
-    for field in fields(data, start, end):
+    for field in fields(data):
         if field.number > last:
             break
         found[field.number] = data[field.start : field.end].decode(errors="replace")
     return found
 
 
-def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
+def _varint(data: bytes, position: int) -> tuple[int, int]:
     """A number and the position behind it."""
     value = shift = 0
-    for at in range(position, min(end, position + _VARINT_MAX)):
+    for at in range(position, min(len(data), position + _VARINT_MAX)):
         byte = data[at]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -144,7 +139,7 @@ _ROUNDINGS: Final = 3
 GROWTH_BYTES: Final = 2048
 
 
-class ListedObject(Struct, frozen=True):
+class ListedObject(NamedTuple):
     """One object of the list. name: for sentences: `namespace/pod` or `namespace/pod/container`."""
 
     name: str
@@ -167,52 +162,41 @@ class ListSize:
         """Add a pod or container, or replace it; one without an id is not counted."""
         if not size.id:
             return
+        self.drop(size)
+        self.total_bytes += size.size_bytes + FRAME_BYTES
         if isinstance(size, PodSize):
-            self.drop_pod(size.id)
             self._pods[size.id] = size
         else:
-            self.drop_container(size.id)
             self._containers[size.id] = size
-        self.total_bytes += size.size_bytes + FRAME_BYTES
 
-    def drop_pod(self, pod_id: PodId) -> None:
-        """Remove a sandbox."""
-        if pod := self._pods.pop(pod_id, None):
-            self.total_bytes -= pod.size_bytes + FRAME_BYTES
+    def drop(self, size: PodSize | ContainerSize) -> None:
+        """Remove a sandbox, or a container: one that ended is not listed."""
+        known: PodSize | ContainerSize | None
+        known = self._pods.pop(size.id, None) if isinstance(size, PodSize) else self._containers.pop(size.id, None)
+        if known:
+            self.total_bytes -= known.size_bytes + FRAME_BYTES
 
-    def drop_container(self, container_id: ContainerId) -> None:
-        """Remove a container: one that ended is not listed."""
-        if container := self._containers.pop(container_id, None):
-            self.total_bytes -= container.size_bytes + FRAME_BYTES
-
-    def fault(self, *, splits: bool, pods: Iterable[PodSize] = (), containers: Iterable[ContainerSize] = ()) -> str:
+    def fault(self, *, splits: bool, more: Sequence[PodSize | ContainerSize] = ()) -> str:
         """Why the runtime could not send the list with these besides; empty when it can. splits: NRI 0.7 or newer."""
-        more_pods = {pod.id: pod for pod in pods}
-        more_containers = {container.id: container for container in containers}
-        more: list[PodSize | ContainerSize] = [*more_pods.values(), *more_containers.values()]
-        new_bytes = sum(each.size_bytes + FRAME_BYTES for each in more)
+        pods = {size.id: size for size in more if isinstance(size, PodSize)}
+        containers = {size.id: size for size in more if isinstance(size, ContainerSize)}
+        new_bytes = sum(size.size_bytes + FRAME_BYTES for size in more)
         if self.total_bytes + new_bytes <= (PART_MAX if splits else WHOLE_MAX):
             return ""
         return unsendable(
-            [pod.size_bytes for pod in (self._pods | more_pods).values()],
-            [container.size_bytes for container in (self._containers | more_containers).values()],
+            [pod.size_bytes for pod in (self._pods | pods).values()],
+            [container.size_bytes for container in (self._containers | containers).values()],
             splits=splits,
         )
 
-    def largest(self, count: int) -> tuple[ListedObject, ...]:
-        """The objects that take most of it."""
-        found: list[ListedObject] = [
-            ListedObject(f"{pod.namespace}/{pod.name}", pod.size_bytes) for pod in self._pods.values()
-        ]
+    def largest(self, count: int | None = None) -> list[ListedObject]:
+        """The objects that take most of it, the largest first. count: so many of them; all by default."""
+        found = [ListedObject(f"{pod.namespace}/{pod.name}", pod.size_bytes) for pod in self._pods.values()]
         for container in self._containers.values():
             pod = self._pods.get(container.pod_id)
             name = f"{pod.namespace}/{pod.name}/{container.name}" if pod else f"{container.pod_id}/{container.name}"
             found.append(ListedObject(name, container.size_bytes))
-        return tuple(heapq.nlargest(count, found, key=lambda each: each.size_bytes))
-
-    def over(self, limit_bytes: int) -> tuple[ListedObject, ...]:
-        """The objects over that size, the largest first."""
-        return tuple(each for each in self.largest(len(self)) if each.size_bytes > limit_bytes)
+        return sorted(found, key=lambda each: each.size_bytes, reverse=True)[:count]
 
 
 def unsendable(pods: Sequence[int], containers: Sequence[int], *, splits: bool) -> str:

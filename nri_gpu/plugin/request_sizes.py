@@ -21,6 +21,7 @@ from nri_gpu.nri.list_size import (
     ContainerSize,
     ListedObject,
     ListSize,
+    PodSize,
     RequestSize,
     size_of,
 )
@@ -64,7 +65,7 @@ class Sizes:
         if len(payload) <= SMALL_BYTES or not self._counts:
             return None
         request = size_of(payload)
-        why = self._listing.fault(splits=self._splits, pods=(request.pod,), containers=_grown(request))
+        why = self._listing.fault(splits=self._splits, more=_grown(request))
         if not why:
             return None
         sentence = (
@@ -99,7 +100,9 @@ class Sizes:
         if not self._counts:
             return
         limit = self._limit()
-        for holder in listing.over(limit) if limit else ():
+        for holder in listing.largest() if limit else ():
+            if holder.size_bytes <= limit:
+                break
             fault = f"{holder.name} has {holder.size_bytes} bytes, over plugin.request_bytes = {limit}: {REMEDY}"
             logger.bind(fault=fault).warning("its next creation will be refused")
         self._check()
@@ -121,16 +124,14 @@ class Sizes:
         )
 
     def _add(self, request: RequestSize, added_bytes: int) -> None:
-        self._listing.add(request.pod)
-        for container in _grown(request, added_bytes):
-            self._listing.add(container)
+        for size in _grown(request, added_bytes):
+            self._listing.add(size)
         self._check_again()
 
     def _drop(self, request: RequestSize, event: int) -> None:
-        if event == Event.REMOVE_POD_SANDBOX:
-            self._listing.drop_pod(request.pod.id)
-        elif request.container is not None:
-            self._listing.drop_container(request.container.id)
+        size = request.pod if event == Event.REMOVE_POD_SANDBOX else request.container
+        if size:
+            self._listing.drop(size)
         self._check_again()
 
     def _check_again(self) -> None:
@@ -158,12 +159,12 @@ class Sizes:
         return reason
 
 
-def _grown(request: RequestSize, added_bytes: int = 0) -> tuple[ContainerSize, ...]:
-    """The container with the size that it will have in the list; none for a pod's event."""
+def _grown(request: RequestSize, added_bytes: int = 0) -> tuple[PodSize | ContainerSize, ...]:
+    """The pod, and the container, where it is not about a pod alone, with the size that it will have in the list."""
     if request.container is None:
-        return ()
+        return (request.pod,)
     size_bytes = request.container.size_bytes + added_bytes + GROWTH_BYTES
-    return (replace(request.container, size_bytes=size_bytes),)
+    return request.pod, replace(request.container, size_bytes=size_bytes)
 
 
 def _over(size_bytes: int, limit: int) -> str:
