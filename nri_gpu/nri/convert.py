@@ -6,7 +6,7 @@ Decoding is most of what passing a container through costs, so `may_concern` loo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from google.protobuf.message import DecodeError as DecodeError
@@ -53,6 +53,14 @@ def may_concern(payload: bytes, nvidia_major: int | None, *, environment: bool, 
         or (environment and VISIBLE_NEEDLE in payload)
         or (nvidia_major is not None and pb.LinuxDevice(major=nvidia_major).SerializeToString() in payload)
     )
+
+
+def may_ask(payload: bytes, by_environment: Callable[[], bool]) -> bool:
+    """Whether a request may ask for GPUs: by annotation, or by environment, as every CUDA image does.
+
+    by_environment: whether policy lets anybody ask by environment; asked only where it matters.
+    """
+    return PREFIX.encode() in payload or (VISIBLE_NEEDLE in payload and by_environment())
 
 
 class Configured(Struct, frozen=True):

@@ -152,10 +152,7 @@ class Guard:
         self.found = Found(tuple(running), tuple(doubtful), tuple(waiting))
 
     def _asks(self, payload: bytes) -> bool:
-        """Whether it may ask: by annotation; by environment, which every CUDA image has, where policy lets anybody."""
-        if convert.PREFIX.encode() in payload:
-            return True
-        return convert.VISIBLE_NEEDLE in payload and may_ask_by_environment(self._state.policy())
+        return convert.may_ask(payload, lambda: may_ask_by_environment(self._state.policy()))
 
     def _validate_grant(self, container: Container, phrase: str) -> Reply:
         grant = _grant(container, self._state.key())

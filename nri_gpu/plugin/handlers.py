@@ -278,10 +278,7 @@ class Plugin:
         )
 
     def _asks(self, payload: bytes) -> bool:
-        """Whether it may ask: by annotation, or by environment, where policy lets anybody."""
-        if convert.PREFIX.encode() in payload:
-            return True
-        return convert.VISIBLE_NEEDLE in payload and may_ask_by_environment(self.policy)
+        return convert.may_ask(payload, lambda: may_ask_by_environment(self.policy))
 
     def _needs_reading(self, payload: bytes, node: Node) -> bool:
         major, environment = node.inventory.majors.nvidia, reads_environment(self.policy)

@@ -79,7 +79,7 @@ class Supervisor:
         while not self._stopping:
             missing, wait_s = False, 0.0
             try:
-                wait_s = await self._session(await self._connect(path))
+                wait_s = await self._session(path=str(path))
             except OSError as error:
                 missing = error.errno == errno.ENOENT
                 self._report(explain(error, path), path)
@@ -92,7 +92,7 @@ class Supervisor:
     async def run_inherited(self, fd: int) -> None:
         """Serve the connection that we were started with, until it ends."""
         self._inherited = True
-        await self._session(socket.socket(fileno=fd))
+        await self._session(sock=socket.socket(fileno=fd))
 
     async def stop(self, limit_s: float) -> None:
         """Answer the calls in flight, for limit_s at most, then close."""
@@ -105,18 +105,11 @@ class Supervisor:
         """Whether the runtime asks us before it creates a container (NRI 0.10)."""
         return self._subscription.validates
 
-    async def _connect(self, path: Path) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        sock.setblocking(False)
-        try:
-            await asyncio.get_running_loop().sock_connect(sock, str(path))
-        except BaseException:
-            sock.close()
-            raise
-        return sock
+    async def _session(self, path: str | None = None, sock: socket.socket | None = None) -> float:
+        """One connection from register to close; the seconds to wait before the next, 0 for the usual.
 
-    async def _session(self, sock: socket.socket) -> float:
-        """One connection from register to close; the seconds to wait before the next, 0 for the usual."""
+        path: of the socket to connect to, or sock: one that is connected. Raises: OSError: it could not connect.
+        """
         loop = asyncio.get_running_loop()
         ready = loop.create_future()
 
@@ -124,12 +117,11 @@ class Supervisor:
             self._was_ready, self._cut_short = True, 0
             self._faults.clear()
             self._followers.ready()
-            if not ready.done():
-                ready.set_result(None)
+            ready.set_result(None)
 
         service = PluginService(self._plugin, self._configured, on_ready, self._sizes, self._subscription)
-        _, transport = await loop.create_connection(
-            lambda: Transport(service.answer, service.unsent, self._limits), sock=sock
+        _, transport = await loop.create_unix_connection(
+            lambda: Transport(service.answer, service.unsent, self._limits), path, sock=sock
         )
         self._transport = transport
         try:

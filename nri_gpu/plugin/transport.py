@@ -14,7 +14,6 @@ from nri_gpu.nri.status import INTERNAL
 from nri_gpu.ttrpc import (
     RECEIVE_MAX,
     RUNTIME_SERVICE,
-    ConnectionClosed,
     ConnId,
     Mux,
     RequestReceived,
@@ -74,7 +73,7 @@ class Transport(asyncio.Protocol):
         self._loop = loop
         self._mux = Mux.for_plugin()
         self._pending: dict[StreamId, asyncio.Future[bytes]] = {}
-        self._io: asyncio.Transport | None = None
+        self._io: asyncio.Transport
         self._stall: asyncio.TimerHandle | None = None
         self._last_request = 0.0
         self._leaves_by: Collection[str] = ()
@@ -95,7 +94,7 @@ class Transport(asyncio.Protocol):
                         waited_ns = int((self._last_request - read_at) * 1e9)
                         response = self._answer(event, waited_ns)
                         if event.method in self._leaves_by and response == ResponseSent(event.stream_id):
-                            self._close()
+                            self._io.close()
                             return
                         if not self._write(self._reply(conn_id, response)):
                             self._unsent(event)
@@ -108,8 +107,6 @@ class Transport(asyncio.Protocol):
                     case RequestRejected():
                         logger.bind(stream_id=event.stream_id, reason=str(event.status)).warning("request rejected")
                         self._write(self._mux.send(conn_id, event))
-                    case ConnectionClosed():
-                        pass
             self._check_unread()
         except (RemoteProtocolError, LocalProtocolError) as error:
             self.abort(error)
@@ -175,7 +172,7 @@ class Transport(asyncio.Protocol):
         await asyncio.sleep(0)
         while not self.closed.done() and (left := min(deadline, self._last_request + quiet_s) - self._loop.time()) > 0:
             await asyncio.wait({self.closed}, timeout=left)
-        self._close()  # once the runtime has read what is written
+        self._io.close()  # once the runtime has read what is written
         await asyncio.wait({self.closed}, timeout=max(deadline - self._loop.time(), QUIET_S))
         self.abort(TimeoutError("the runtime did not read our last answers"))
 
@@ -183,12 +180,7 @@ class Transport(asyncio.Protocol):
         """End the connection now. error: what `closed` ends with."""
         if not self.closed.done():
             self.closed.set_result(error)
-        if self._io:
-            self._io.abort()
-
-    def _close(self) -> None:
-        if self._io:
-            self._io.close()
+        self._io.abort()
 
     def _reply(self, conn_id: ConnId, response: ResponseSent) -> bytes:
         try:
@@ -200,12 +192,11 @@ class Transport(asyncio.Protocol):
 
     def _write(self, data: bytes) -> bool:
         """Whether any of it may arrive: a failed write closes the transport and empties its buffer."""
-        assert self._io is not None
         self._io.write(data)
         return not self._io.is_closing() or self._io.get_write_buffer_size() > 0
 
     def _check_unread(self) -> None:
-        if self._stall and self._io and self._io.get_write_buffer_size() > self._limits.unread_bytes:
+        if self._stall and self._io.get_write_buffer_size() > self._limits.unread_bytes:
             raise RemoteProtocolError(f"the runtime left {self._limits.unread_bytes >> 20} MiB of our answers unread")
 
     def _resolve(self, event: ResponseReceived) -> None:

@@ -27,7 +27,7 @@ from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.system.state import NodeState
 from tests.property import worlds
 from tests.support import builders as make
-from tests.support.no_recorder import NoRecorder
+from tests.support.plugin import NoRecorder
 
 KEY: Final = bytes(range(32))
 CTL, MODESET = 255, 254  # minors of the driver's own major

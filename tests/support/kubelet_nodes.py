@@ -32,8 +32,7 @@ from nri_gpu.ttrpc.events import Status
 from tests.support import builders
 from tests.support.builders import uuid
 from tests.support.log import Log
-from tests.support.no_recorder import NoRecorder
-from tests.support.plugin import KEY, Clock
+from tests.support.plugin import KEY, Clock, NoRecorder
 
 TOKENS = bytes(range(100, 132))
 GPU = "nvidia.com/gpu"

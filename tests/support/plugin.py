@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -11,12 +11,14 @@ from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Ledger
+from nri_gpu.domain.container import Container, ContainerId
+from nri_gpu.domain.decision import Decision, Grant
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import DriverFiles, DriverTree, Inventory, Node
 from nri_gpu.nri.convert import Configured
 from nri_gpu.nri.events import Event
 from nri_gpu.nri.session import Listed, Parts
-from nri_gpu.plugin.dependencies import PluginDependencies
+from nri_gpu.plugin.dependencies import PluginDependencies, Remembered
 from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
@@ -28,7 +30,6 @@ from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc import Status, StatusCode
 from tests.support import nri_messages as nri
 from tests.support.daemon import FOUR_GPUS
-from tests.support.no_recorder import NoRecorder
 from tests.support.nri_messages import NRI_0_8, Flavour
 from tests.support.scripted_runtime import Listener, ScriptedRuntime
 
@@ -51,6 +52,25 @@ def listed(
     for payload in nri.synchronize(pods, containers):
         parts.add(payload)
     return parts.listed()
+
+
+class NoRecorder:
+    """Keeps nothing: for a plugin without a state folder."""
+
+    def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
+        pass
+
+    def granted(self, grant: Grant, signed: str, now: float) -> None:
+        pass
+
+    def settled(self, container_id: ContainerId) -> None:
+        pass
+
+    def synchronized(self, ledger: Ledger) -> None:
+        pass
+
+    def remembered(self, since: float) -> Iterable[Remembered]:
+        return ()
 
 
 class Clock:

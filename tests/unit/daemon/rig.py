@@ -32,8 +32,8 @@ from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.ttrpc import Status
 from tests.support import nri_messages as nri
 from tests.support.driver_root import make_driver_root
-from tests.support.no_recorder import NoRecorder
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence
+from tests.support.plugin import NoRecorder
 from tests.support.scripted_runtime import until
 
 DRIVER: Final = "580.95.05"

@@ -27,7 +27,7 @@ from nri_gpu.system.state import NodeState
 from nri_gpu.ttrpc.events import Status
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
-from tests.support.no_recorder import NoRecorder
+from tests.support.plugin import NoRecorder
 from tests.unit.cdi.test_specification import FILES, FOLDERS, HWCAPS, LIBRARIES
 
 FOLDER: Final = Path(__file__).parents[2] / "fixtures" / "nri"

@@ -184,7 +184,7 @@ async def test_unread_answers_have_a_limit(folder: Path, log: Log, limits: Conne
         request = nri.create(pod, nri.container(pod))
         with pytest.raises((OSError, HarnessError)):  # until the plugin hangs up on us
             while True:
-                await runtime.write(runtime.request("CreateContainer", request))
+                await runtime.write(runtime.request("CreateContainer", request, timeout_ns=60 * 10**9))
         await comes_back(served, log, words)
 
 
