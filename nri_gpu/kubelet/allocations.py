@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger, Reservation
+from nri_gpu.allocation.ledger import Entry, Ledger, Reservation
 from nri_gpu.allocation.reservations import carried_over, redeem_running, reserve_for_pod
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId
@@ -141,18 +141,20 @@ class KubeletAllocations:
         shared: sharing them does not count as holding, unless for another device plugin.
         """
 
-        def ours(id_: ContainerId, mode: Mode | None) -> bool:
+        def ours(id_: ContainerId, entry: Entry) -> bool:
             allocation = self._held.get(id_)
             if allocation is not None:
                 return not settings.injected(allocation.devices)
-            return shared and mode is Mode.SHARED
+            # Of one that only the journal knows, for seconds, nobody knows whose it is. If it was the kubelet's and is
+            # gone, a device that is unhealthy for that long costs the next pod its admission, for good.
+            return isinstance(entry.until, float) or (shared and entry.grant.mode is Mode.SHARED)
 
-        held = (
-            uuid
-            for uuid, use in ledger.usage().items()
-            if use.external or not all(ours(id_, grant.mode) for id_, grant in use.grants.items())
+        others = [entry.grant for id_, entry in ledger.entries.items() if entry.holds and not ours(id_, entry)]
+        return frozenset[GpuUuid]().union(
+            *(grant.uuids for grant in others),
+            *(external.uuids for external in ledger.external.values()),
+            (device.uuid for device in settings.injected(ledger.reservations)),
         )
-        return frozenset(held) | {device.uuid for device in settings.injected(ledger.reservations)}
 
     def _hold(self, container: Container) -> None:
         """Remember the container's allocation; without a key, the container itself until there is one."""

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
+from nri_gpu.allocation.ledger import GrantPhase
 from nri_gpu.allocation.reservations import OPEN_S
 from nri_gpu.decision.replay import Replay
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
@@ -297,3 +298,13 @@ def test_replicas_of_one_gpu_are_one() -> None:
     node = PluginNode(settings=KubeletSettings(replicas=2))
     annotations = node.allocate(f"{uuid(1)}::1", f"{uuid(1)}::0")
     assert node.create(from_kubelet(annotations)) == (uuid(1),)
+
+
+def test_a_grant_that_only_the_journal_knows_makes_no_device_unhealthy() -> None:
+    """A Job's, say, that started and ended while the daemon was away: nothing tells that it was the kubelet's."""
+    node = PluginNode()
+    remembered = builders.entry(1, to=container(of="gone"), phase=GrantPhase.CREATED)
+    node.node_state.commit(builders.ledger(replace(remembered, until=node.clock() + 2.0)))
+    assert not node.plugin.taken(shared=False)
+    node.node_state.commit(builders.ledger(remembered))
+    assert node.plugin.taken(shared=False) == {uuid(1)}
