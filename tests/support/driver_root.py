@@ -154,7 +154,8 @@ def make_driver_root(
     _link_names(libraries, version)
     if everything:
         make = _compile if compiled else partial(_write, machine=ELF_MACHINES[machine])
-        _more(path, places, version, make)
+        make_32 = write_32 if compiled else _write_plain_32
+        _more(path, places, version, make, make_32)
     _alternatives(path, libraries, places.library_links, "glx")
     _alternatives(path, programs, places.program_links, "nvidia")
     return path
@@ -205,7 +206,13 @@ def _places(layout: Layout, machine: str) -> _Places:
     }[layout]
 
 
-def _more(root: Path, places: _Places, version: str, make: Callable[[Path, Mapping[str, str], str], None]) -> None:
+def _more(
+    root: Path,
+    places: _Places,
+    version: str,
+    make: Callable[[Path, Mapping[str, str], str], None],
+    make_32: Callable[[Path, str], Path],
+) -> None:
     libraries, compatible = root / places.libraries, root / places.compatible
     more = VIDEO | GRAPHICS | NGX
     (libraries / "vdpau").mkdir()
@@ -219,7 +226,7 @@ def _more(root: Path, places: _Places, version: str, make: Callable[[Path, Mappi
     _modules(libraries, version)
     (compatible / "vdpau").mkdir(parents=True, exist_ok=True)
     for name, soname in (LIBRARIES | more).items():
-        write_32(compatible / f"{name}.so.{version}", soname.format(V=version))
+        make_32(compatible / f"{name}.so.{version}", soname.format(V=version))
         _link(compatible, name, soname.format(V=version), version)
     for place, text in CONFIGS.items():
         target = root / (place if place.startswith("etc/") else places.data + place)
@@ -241,6 +248,12 @@ def _modules(libraries: Path, version: str) -> None:
 def write_32(path: Path, soname: str) -> Path:
     """A 32-bit library; one with a function where the C compiler can make it."""
     path.write_bytes(_library_32(soname))
+    path.chmod(0o755)
+    return path
+
+
+def _write_plain_32(path: Path, soname: str) -> Path:
+    path.write_bytes(shared_library(soname, bits=32, machine=EM_386))
     path.chmod(0o755)
     return path
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.domain.node import DriverFiles, Inventory, Node
-from nri_gpu.driver import controller as driver_controller
 from nri_gpu.driver.controller import DriverController
 from nri_gpu.policy.model import DriverSettings, Policy
 from nri_gpu.system.state import NodeState
@@ -20,7 +19,7 @@ from tests.support.scripted_runtime import until
 OLD, NEW = "570.26", "580.95.05"
 
 
-class Bench:
+class DriverHost:
     """A host with a driver, and who looks after it. module: what the kernel says; held: what the runtime does."""
 
     def __init__(self, base: Path, *, simulated: bool = False, stage_dir: Path | None = None) -> None:
@@ -31,7 +30,7 @@ class Bench:
         self.install(OLD)
         self.module = OLD
         self.held: frozenset[str] | None = frozenset()
-        self.pokes = 0
+        self.module_changes = 0
         self.now = 0.0
         self.node_state = NodeState(Inventory(taken_at=1, driver_version="" if simulated else OLD), "looking")
         self.controller = DriverController(
@@ -40,14 +39,14 @@ class Bench:
             self.node_state,
             simulated=simulated,
             held=lambda: self.held,
-            module_changed=self._poke,
+            module_changed=self._module_changed,
             module=lambda: self.module,
             clock=lambda: self.now,
         )
 
-    def beside(self, base: Path, *, simulated: bool = False) -> Bench:
+    def another(self, base: Path, *, simulated: bool = False) -> DriverHost:
         """Another daemon on the same stage folder. base: the same is that of the same state folder."""
-        return Bench(base, simulated=simulated, stage_dir=self.stage_dir)
+        return DriverHost(base, simulated=simulated, stage_dir=self.stage_dir)
 
     def install(self, version: str) -> None:
         fresh = self.root.with_name("fresh")
@@ -66,169 +65,159 @@ class Bench:
     def staged(self) -> set[str]:
         return {path.name for path in self.stage_dir.iterdir() if not path.name.startswith(".")}
 
-    def _poke(self) -> None:
-        self.pokes += 1
+    def _module_changed(self) -> None:
+        self.module_changes += 1
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def host(tmp_path: Path) -> DriverHost:
+    return DriverHost(tmp_path)
 
 
-def test_a_look_without_a_change_costs_no_scan_and_no_snapshot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = bench.look()
-    assert (first.driver and first.driver.version, first.module_version) == (OLD, OLD)
-
-    def scanned(_: Path) -> None:
-        raise AssertionError("scanned")
-
-    monkeypatch.setattr(driver_controller, "scan", scanned)
-    assert bench.look() is first
-
-
-def test_a_new_driver_is_taken_up_once_its_module_is_loaded(bench: Bench) -> None:
-    old = bench.driver()
-    bench.install(NEW)
-    assert bench.driver() == old
-    assert bench.staged() == {old.generation}
-    bench.module = NEW
-    node = bench.look()
+def test_a_new_driver_is_taken_up_once_its_module_is_loaded(host: DriverHost) -> None:
+    old = host.driver()
+    assert host.driver() is old  # nothing changed
+    host.install(NEW)
+    assert host.driver() == old
+    assert host.staged() == {old.generation}
+    host.module = NEW
+    node = host.look()
     assert (node.driver and node.driver.version, node.module_version) == (NEW, NEW)
-    assert bench.pokes == 1  # NVML has to be asked again
-    assert bench.staged() == {node.generation}
+    assert host.module_changes == 1  # NVML has to be asked again
+    assert host.staged() == {node.generation}
 
 
-def test_a_module_that_is_ahead_of_its_files_shows_at_once(bench: Bench) -> None:
-    bench.look()
-    bench.module = NEW
-    node = bench.look()
+def test_a_module_that_is_ahead_of_its_files_shows_at_once(host: DriverHost) -> None:
+    host.look()
+    host.module = NEW
+    node = host.look()
     assert (node.driver and node.driver.version, node.module_version) == (OLD, NEW)  # decide() refuses with both
-    bench.install(NEW)
-    assert bench.driver().version == NEW
+    host.install(NEW)
+    assert host.driver().version == NEW
 
 
 def test_a_module_that_was_unloaded_is_not_one_that_never_was(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.module = ""
-    assert bench.look().module_version is None
-    bench.module = OLD
-    assert bench.look().module_version == OLD
-    assert bench.pokes == 0
-    bench.module = ""
-    assert bench.look().module_version == ""
-    assert bench.pokes == 1
+    host = DriverHost(tmp_path)
+    host.module = ""
+    assert host.look().module_version is None
+    host.module = OLD
+    assert host.look().module_version == OLD
+    assert host.module_changes == 0
+    host.module = ""
+    assert host.look().module_version == ""
+    assert host.module_changes == 1
 
 
-def test_a_library_that_vanished_is_not_missed_by_containers(bench: Bench) -> None:
-    before = bench.driver()
-    (bench.root / f"lib64/libnvidia-ptxjitcompiler.so.{OLD}").unlink()
-    after = bench.driver()
+def test_a_library_that_vanished_is_not_missed_by_containers(host: DriverHost) -> None:
+    before = host.driver()
+    (host.root / f"lib64/libnvidia-ptxjitcompiler.so.{OLD}").unlink()
+    after = host.driver()
     assert after.generation != before.generation
     for tree in before.trees.values():  # what was granted until this look, and lives on in who has it
         assert all(path.stat().st_size for path in Path(tree.path).rglob("lib*"))
     assert any("ptxjit" in name for names in after.missing.values() for name in names)
 
 
-def test_a_driver_that_is_gone_is_said_and_found_again(bench: Bench) -> None:
-    bench.look()
-    aside = bench.root.with_name("aside")
-    bench.root.rename(aside)
-    gone = bench.look()
+def test_a_driver_that_is_gone_is_said_and_found_again(host: DriverHost) -> None:
+    host.look()
+    aside = host.root.with_name("aside")
+    host.root.rename(aside)
+    gone = host.look()
     assert gone.driver is None
     assert "is not a directory" in gone.driver_fault
-    assert bench.look() is gone
-    aside.rename(bench.root)
-    assert bench.driver().version == OLD
+    assert host.look() is gone
+    aside.rename(host.root)
+    assert host.driver().version == OLD
 
 
-def test_two_versions_at_once_are_an_installation_under_way(bench: Bench) -> None:
-    bench.look()
-    folder = bench.root / "lib64"
-    shutil.copy2(bench.root.parent / NEW / f"lib64/libnvidia-ml.so.{NEW}", folder)
+def test_two_versions_at_once_are_an_installation_under_way(host: DriverHost) -> None:
+    host.look()
+    folder = host.root / "lib64"
+    shutil.copy2(host.root.parent / NEW / f"lib64/libnvidia-ml.so.{NEW}", folder)
     (folder / f"libnvidia-ml.so.{OLD}").unlink()
-    fault = bench.look().driver_fault
+    fault = host.look().driver_fault
     assert OLD in fault
     assert NEW in fault
 
 
 @pytest.mark.parametrize("what", ["compute/lib64/libcuda.so.1", "compute/bin/nvidia-cuda-mps-server", "compute", "."])
-def test_staged_files_that_vanish_are_made_again(bench: Bench, what: str) -> None:
-    before = bench.driver()
-    gone = bench.stage_dir / before.generation / what
+def test_staged_files_that_vanish_are_made_again(host: DriverHost, what: str) -> None:
+    before = host.driver()
+    gone = host.stage_dir / before.generation / what
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
-    after = bench.driver()
+    after = host.driver()
     assert (after != before) is (what != ".")  # a folder that may be mounted somewhere is not written to again
     for tree in after.trees.values():
         assert all(path.exists() for path in Path(tree.path).rglob("*"))
         assert Path(tree.path, "lib64").is_dir()
-    assert bench.driver() is after
+    assert host.driver() is after
 
 
-def test_what_failed_for_another_reason_is_tried_again_later(bench: Bench) -> None:
-    bench.stage_dir.mkdir()
-    bench.stage_dir.chmod(0o777)
-    failed = bench.look()
+def test_what_failed_for_another_reason_is_tried_again_later(host: DriverHost) -> None:
+    host.stage_dir.mkdir()
+    host.stage_dir.chmod(0o777)
+    failed = host.look()
     assert "others than root can change it" in failed.driver_fault
-    bench.stage_dir.chmod(0o755)
-    assert bench.look() is failed
-    bench.now = 60
-    assert bench.driver().version == OLD
+    host.stage_dir.chmod(0o755)
+    assert host.look() is failed
+    host.now = 60
+    assert host.driver().version == OLD
 
 
-def test_old_generations_go_with_the_last_container_that_has_them(bench: Bench) -> None:
-    old = bench.driver().generation
-    bench.held = None  # the runtime has not told yet
-    bench.install(NEW)
-    bench.module = NEW
-    new = bench.driver().generation
-    assert bench.staged() == {old, new}
-    bench.held = frozenset({old})
-    bench.look()
-    assert bench.staged() == {old, new}
-    bench.held = frozenset()
-    bench.look()
-    assert bench.staged() == {new}
+def test_old_generations_go_with_the_last_container_that_has_them(host: DriverHost) -> None:
+    old = host.driver().generation
+    host.held = None  # the runtime has not told yet
+    host.install(NEW)
+    host.module = NEW
+    new = host.driver().generation
+    assert host.staged() == {old, new}
+    host.held = frozenset({old})
+    host.look()
+    assert host.staged() == {old, new}
+    host.held = frozenset()
+    host.look()
+    assert host.staged() == {new}
 
 
 def test_a_simulated_node_takes_the_files_there_are_and_asks_no_kernel(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, simulated=True)
-    assert (bench.driver().version, bench.look().module_version) == (OLD, None)
-    bench.install(NEW)
-    assert bench.driver().version == NEW
-    bench.root.unlink()
-    assert bench.driver().generation == "simulated"
+    host = DriverHost(tmp_path, simulated=True)
+    assert (host.driver().version, host.look().module_version) == (OLD, None)
+    host.install(NEW)
+    assert host.driver().version == NEW
+    host.root.unlink()
+    assert host.driver().generation == "simulated"
 
 
-def test_of_two_daemons_on_one_folder_the_second_refuses_and_removes_nothing(bench: Bench, tmp_path: Path) -> None:
+def test_of_two_daemons_on_one_folder_the_second_refuses_and_removes_nothing(host: DriverHost, tmp_path: Path) -> None:
     """Two runtimes on a host, each with a state folder: neither knows of the other's containers."""
-    first = bench.driver()
-    second = bench.beside(tmp_path / "other")
+    first = host.driver()
+    second = host.another(tmp_path / "other")
     for version in (OLD, NEW):
         second.install(version)
         second.module = version
         node = second.look()
         assert node.driver is None
-        assert f"{bench.stage_dir} belongs to another nri-gpu (pid {os.getpid()})" in node.driver_fault
-    bench.controller.close()  # it is started again, and its containers go on
+        assert f"{host.stage_dir} belongs to another nri-gpu (pid {os.getpid()})" in node.driver_fault
+    host.controller.close()  # it is started again, and its containers go on
     second.controller.look_again()
     assert "whose containers may have its files mounted" in second.look().driver_fault
-    assert bench.staged() == {first.generation}
+    assert host.staged() == {first.generation}
 
 
-def test_a_simulated_daemon_is_no_exception(bench: Bench, tmp_path: Path) -> None:
-    bench.driver()
-    second = bench.beside(tmp_path / "other", simulated=True)
+def test_a_simulated_daemon_is_no_exception(host: DriverHost, tmp_path: Path) -> None:
+    host.driver()
+    second = host.another(tmp_path / "other", simulated=True)
     assert "set another driver.stage_dir for this one" in second.look().driver_fault
 
 
-def test_a_successor_grants_by_the_snapshot_until_the_folder_passes_to_it(bench: Bench) -> None:
-    files = bench.driver()
-    fresh, knowing = bench.beside(bench.base), bench.beside(bench.base)
+def test_a_successor_grants_by_the_snapshot_until_the_folder_passes_to_it(host: DriverHost) -> None:
+    files = host.driver()
+    fresh, knowing = host.another(host.base), host.another(host.base)
     assert "the nri-gpu before this one" in fresh.look().driver_fault
     knowing.node_state.put_driver(files)
     knowing.held = frozenset()
     assert knowing.look().driver == files
-    bench.controller.close()
+    host.controller.close()
     assert knowing.driver() == files
 
     async def scenario() -> None:
@@ -242,14 +231,14 @@ def test_a_successor_grants_by_the_snapshot_until_the_folder_passes_to_it(bench:
     asyncio.run(scenario())
 
 
-def test_it_goes_on_looking_and_can_be_told_to(bench: Bench) -> None:
+def test_it_goes_on_looking_and_can_be_told_to(host: DriverHost) -> None:
     async def scenario() -> None:
-        running = asyncio.create_task(bench.controller.run())
-        await until("the first look", lambda: bench.node_state.node.driver)
-        bench.module = NEW
-        bench.install(NEW)
-        bench.controller.look_again()
-        await until("the new driver", lambda: bench.node_state.node.generation.startswith(NEW))
+        running = asyncio.create_task(host.controller.run())
+        await until("the first look", lambda: host.node_state.node.driver)
+        host.module = NEW
+        host.install(NEW)
+        host.controller.look_again()
+        await until("the new driver", lambda: host.node_state.node.generation.startswith(NEW))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

@@ -1,3 +1,7 @@
+"""Reading ELF files and their notes: what linkers made, and no more than a refusal of what is damaged."""
+
+from __future__ import annotations
+
 import io
 import struct
 from pathlib import Path
@@ -7,30 +11,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.driver.elf import Elf, parse_elf, read_elf
+from nri_gpu.driver.compat import NOTE_OWNER, NOTE_SECTION
+from nri_gpu.driver.elf import Elf, MalformedError, parse_elf, parse_note, read_elf
+from tests.support import compat
 from tests.support.elf_file import EM_386, EM_AARCH64, EM_X86_64, shared_library
 
 CUDA = shared_library("libcuda.so.1")
 
 
-def parse(data: bytes) -> Elf | None:
+def parsed(data: bytes) -> Elf | None:
     return parse_elf(io.BytesIO(data))
 
 
 @pytest.mark.parametrize(
     ("bits", "machine"), [(64, EM_X86_64), (64, EM_AARCH64), (32, EM_386)], ids=["x86_64", "aarch64", "i386"]
 )
-def test_reads_class_machine_and_names(bits: int, machine: int) -> None:
-    assert parse(shared_library("libcuda.so.1", bits=bits, machine=machine)) == Elf(bits, machine, "libcuda.so.1")
+def test_class_machine_and_soname_are_read(bits: int, machine: int) -> None:
+    assert parsed(shared_library("libcuda.so.1", bits=bits, machine=machine)) == Elf(bits, machine, "libcuda.so.1")
 
 
 def test_a_library_without_names() -> None:
-    assert parse(shared_library("")) == Elf(64, EM_X86_64)
+    assert parsed(shared_library("")) == Elf(64, EM_X86_64)
 
 
 def test_a_big_endian_file_is_none_of_ours() -> None:
     header = b"\x7fELF" + bytes([2, 2, 1]) + bytes(9) + struct.pack(">HHIQQQIHHHHHH", 3, 22, *[0] * 11)
-    assert parse(header) is None
+    assert parsed(header) is None
 
 
 def test_reads_what_a_real_linker_made() -> None:
@@ -42,7 +48,7 @@ def test_reads_what_a_real_linker_made() -> None:
 
 def test_every_truncation_is_no_elf_file() -> None:
     # The last byte but the names' own is needed, so the only prefix that parses is the whole.
-    assert [size for size in range(len(CUDA) + 1) if parse(CUDA[:size]) is not None] == [len(CUDA)]
+    assert [size for size in range(len(CUDA) + 1) if parsed(CUDA[:size]) is not None] == [len(CUDA)]
 
 
 @pytest.mark.parametrize(
@@ -59,11 +65,11 @@ def test_a_header_that_points_nowhere_is_no_elf_file(field: tuple[int, str], val
     offset, form = field
     data = bytearray(CUDA)
     struct.pack_into(form, data, offset, value)
-    assert parse(bytes(data)) is None
+    assert parsed(bytes(data)) is None
 
 
 def test_a_name_without_an_end_is_not_read_for_ever() -> None:
-    assert parse(shared_library("x" * 300)) is None
+    assert parsed(shared_library("x" * 300)) is None
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -75,12 +81,12 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=400))
 def test_garbage_is_none(data: bytes) -> None:
-    assert parse(data) is None  # 64 bytes that begin with the magic by chance would be news
+    assert parsed(data) is None  # 64 bytes that begin with the magic by chance would be news
 
 
 @given(st.binary(max_size=400))
 def test_garbage_behind_a_good_beginning_is_an_elf_or_none(data: bytes) -> None:
-    result = parse(CUDA[:20] + data)
+    result = parsed(CUDA[:20] + data)
     assert result is None or result.bits == 64
 
 
@@ -89,5 +95,55 @@ def test_a_damaged_library_is_an_elf_or_none(damage: list[tuple[int, int]]) -> N
     data = bytearray(CUDA)
     for position, byte in damage:
         data[position] = byte
-    result = parse(bytes(data))
+    result = parsed(bytes(data))
     assert result is None or result.bits in {32, 64}
+
+
+SAID = compat.note("13.0", (535, 550, 570))
+
+
+@pytest.fixture(scope="module")
+def libcuda(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = compat.make_package(tmp_path_factory.mktemp("compat") / "packages", "13.0", "580.65.06", SAID)
+    return (folder / "libcuda.so.580.65.06").read_bytes()
+
+
+def note(data: bytes, owner: str = NOTE_OWNER) -> bytes | None:
+    return parse_note(io.BytesIO(data), NOTE_SECTION, owner)
+
+
+def test_a_note_that_a_compiler_made(libcuda: bytes) -> None:
+    assert note(libcuda) == SAID.encode()
+
+
+def test_a_library_without_sections_or_without_such_a_one_has_no_note() -> None:
+    assert note(shared_library("libcuda.so.1")) is None
+    assert note(Path("/bin/sh").read_bytes()) is None
+
+
+def test_somebody_elses_note_is_not_one(libcuda: bytes) -> None:
+    with pytest.raises(MalformedError):
+        note(libcuda, "Somebody")
+    with pytest.raises(MalformedError):
+        note(b"no ELF file")
+
+
+def test_a_note_longer_than_its_section(libcuda: bytes) -> None:
+    at = libcuda.index(b"NVIDIA Corporation\0") - 12
+    for field in (at, at + 4):
+        for size in (0, 2**16, 2**32 - 1):
+            data = bytearray(libcuda)
+            struct.pack_into("<I", data, field, size)
+            try:
+                found = note(bytes(data))
+            except MalformedError:
+                continue
+            assert (size, found) == (0, b"")
+
+
+@pytest.mark.parametrize(("offset", "form"), [(40, "<Q"), (58, "<H"), (60, "<H"), (62, "<H")])
+def test_a_section_table_that_is_nowhere(libcuda: bytes, offset: int, form: str) -> None:
+    data = bytearray(libcuda)
+    struct.pack_into(form, data, offset, 0xFFFF)
+    with pytest.raises(MalformedError):
+        note(bytes(data))

@@ -1,7 +1,8 @@
-"""Application profiles: a file for each set of GPUs, whole, for everybody to read, and for no more GPUs than it can."""
+"""Application profiles: a file for each set of GPUs, whole, for everybody to read, for the GPUs that are there."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
@@ -12,7 +13,10 @@ import pytest
 
 from nri_gpu.domain.edits import PROFILE_GPUS_MAX
 from nri_gpu.domain.errors import DriverError
-from nri_gpu.driver.profiles import planned_profiles, profile_text, write_profiles
+from nri_gpu.driver.profiles import ProfileController, planned_profiles, profile_text, write_profiles
+from nri_gpu.system.state import NodeState
+from tests.support import builders as make
+from tests.support.scripted_runtime import until
 
 EIGHT = range(8)
 
@@ -75,3 +79,39 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "profiles").write_text("a file")
     with pytest.raises(DriverError, match="cannot be written below"):
         write_profiles(tmp_path, [0])
+
+
+def test_they_follow_the_gpus(tmp_path: Path) -> None:
+    node_state = NodeState(make.inventory(()))
+    controller = ProfileController(tmp_path, node_state)
+    assert asyncio.run(controller.look())
+    assert node_state.node.profiles is None
+    for found in (make.gpus(2), make.gpus(3)):
+        node_state.put_inventory(make.inventory(found))
+        assert asyncio.run(controller.look())
+        profiles = node_state.node.profiles
+        assert profiles is not None
+        assert profiles.minors == {gpu.minor_number for gpu in found}
+        assert Path(profiles.path(profiles.minors)).is_file()
+    number = node_state.node.number
+    assert asyncio.run(controller.look())
+    node_state.put_inventory(make.inventory(()))  # a driver is being replaced
+    assert asyncio.run(controller.look())
+    assert (node_state.node.profiles, node_state.node.number) == (profiles, number + 1)
+
+
+def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        blocker = tmp_path / "profiles"
+        blocker.write_text("a file")
+        node_state = NodeState(make.inventory())
+        controller = ProfileController(tmp_path, node_state, retry_s=0.01)
+        running = asyncio.create_task(controller.run())
+        controller.look_again()
+        await until("the fault", lambda: bool((known := node_state.node.profiles) and known.fault))
+        blocker.unlink()
+        await until("the files", lambda: bool((known := node_state.node.profiles) and known.minors))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())

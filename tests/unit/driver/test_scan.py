@@ -1,15 +1,20 @@
+"""A scan of a driver root: what is found, under which names, what is left out and why; and that a change shows."""
+
+from __future__ import annotations
+
 import os
 import platform
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capability
-from nri_gpu.driver.scan import FoundDriver, scan
-from tests.support.driver_root import LIBRARIES, PROGRAMS, Layout, make_driver_root, write_library
+from nri_gpu.driver.scan import FoundDriver, changed, folder_signatures, scan
+from tests.support.driver_root import LIBRARIES, PROGRAMS, make_driver_root, write_library
 from tests.support.elf_file import EM_386, shared_library
 
 V = "580.95.05"
@@ -25,22 +30,16 @@ def names(found: FoundDriver) -> dict[str, tuple[tuple[str, str], ...]]:
     return {file.name: file.links for file in found.libraries}
 
 
-@pytest.mark.parametrize("layout", ["flat", "ubuntu", "debian", "rhel"])
-def test_finds_the_whole_driver_in_every_layout(tmp_path: Path, layout: Layout) -> None:
-    found = scan(make_driver_root(tmp_path / "root", V, layout))
+def test_the_whole_driver_is_found_by_the_names_that_programs_load(root: Path) -> None:
+    found = scan(root)
+    links = names(found)
     assert found.version == V
-    assert set(names(found)) == {f"{name}.so.{V}" for name in LIBRARIES}
+    assert set(links) == {f"{name}.so.{V}" for name in LIBRARIES}
     assert [file.name for file in found.binaries] == list(PROGRAMS)
     assert (found.unknown, found.left_out) == ((), ())
     assert found.missing[Capability.COMPUTE] == found.missing[Capability.UTILITY] == ()
     assert "libnvcuvid.so" in found.missing[Capability.VIDEO]
     assert found.missing[Capability.COMPAT32] == (("every 32-bit library",) if MACHINE == "x86_64" else ())
-
-
-@pytest.mark.parametrize("layout", ["flat", "ubuntu", "debian", "rhel"])
-def test_names_are_those_a_program_loads_by(tmp_path: Path, layout: Layout) -> None:
-    links = names(scan(make_driver_root(tmp_path / "root", V, layout)))
-    assert links[f"libcuda.so.{V}"] == (("libcuda.so.1", f"libcuda.so.{V}"), ("libcuda.so", "libcuda.so.1"))
     assert links[f"libnvidia-ml.so.{V}"] == (
         ("libnvidia-ml.so.1", f"libnvidia-ml.so.{V}"),
         ("libnvidia-ml.so", "libnvidia-ml.so.1"),
@@ -139,20 +138,6 @@ def test_a_32_bit_copy_in_an_earlier_folder_does_not_hide_the_right_one(root: Pa
     (earlier / name).write_bytes(shared_library("libcuda.so.1", bits=32, machine=EM_386))
     (earlier / name).chmod(0o755)
     assert next(iter(scan(root).libraries)).source.relative == f"lib64/{name}"
-
-
-def test_a_group_writable_library_is_left_out(root: Path) -> None:
-    (root / f"lib64/libnvidia-opencl.so.{V}").chmod(0o775)
-    found = scan(root)
-    assert f"libnvidia-opencl.so.{V}" not in names(found)
-    assert "mode 0775" in found.left_out[0].reason
-
-
-def test_a_library_that_leads_out_of_the_root_is_left_out(root: Path) -> None:
-    outside = write_library(root.parent / "outside.so", "libnvidia-cfg.so.1")
-    (root / f"lib64/libnvidia-cfg.so.{V}").unlink()
-    (root / f"lib64/libnvidia-cfg.so.{V}").symlink_to(outside)
-    assert [each.path for each in scan(root).left_out] == [f"lib64/libnvidia-cfg.so.{V}"]
 
 
 def test_a_binary_that_cannot_be_run_is_left_out(root: Path) -> None:
@@ -297,3 +282,59 @@ def test_a_library_folder_that_leads_out_is_none_of_the_drivers(root: Path) -> N
     (root / "lib64").symlink_to("../outside")
     with pytest.raises(DriverError, match=f"{re.escape(str(root))}"):
         scan(root)
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A link to a root, as a driver container's can be."""
+    make_driver_root(tmp_path / "one", V)
+    make_driver_root(tmp_path / "two", V)
+    (tmp_path / "root").symlink_to("one")
+    return tmp_path / "root"
+
+
+def swap_link(root: Path) -> None:
+    fresh = root.with_name("fresh")
+    fresh.symlink_to("two")
+    fresh.rename(root)
+
+
+def swap_folder(root: Path) -> None:
+    (root.parent / "one").rename(root.parent / "old")
+    (root.parent / "two").rename(root.parent / "one")
+
+
+def write_over(root: Path) -> None:
+    path = root / f"lib64/libcuda.so.{V}"
+    before = path.stat()
+    path.write_bytes(path.read_bytes() + b"x")
+    os.utime(path.parent, ns=(path.parent.stat().st_mtime_ns,) * 2)
+    assert path.stat().st_ino == before.st_ino
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "the root's link": swap_link,
+    "the root itself": swap_folder,
+    "a file written over": write_over,
+    "a file gone": lambda root: (root / f"lib64/libcuda.so.{V}").unlink(),
+    "a file more": lambda root: write_library(root / "lib64/libnvidia-new.so.1", "libnvidia-new.so.1"),
+    "a program gone": lambda root: (root / "bin/nvidia-smi").unlink(),
+    "a folder more": lambda root: (root / "usr/lib64").mkdir(parents=True),
+    "everything gone": lambda root: root.unlink(),
+    "a file that others may write": lambda root: (root / f"lib64/libcuda.so.{V}").chmod(0o777),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_shows(linked: Path, change: Callable[[Path], object]) -> None:
+    before, found = folder_signatures(linked), scan(linked)
+    assert not changed(linked, (), before, found)
+    change(linked)
+    assert changed(linked, (), before, found)
+
+
+def test_a_root_that_is_not_there_changes_by_appearing(tmp_path: Path) -> None:
+    before = folder_signatures(tmp_path / "root")
+    assert not changed(tmp_path / "root", (), before, None)
+    make_driver_root(tmp_path / "root", V)
+    assert changed(tmp_path / "root", (), before, None)

@@ -1,3 +1,7 @@
+"""Staging: what a generation's folder holds, repeated, interrupted and in parallel; what is staged is left alone."""
+
+from __future__ import annotations
+
 import errno
 import os
 import stat
@@ -14,8 +18,7 @@ from nri_gpu.domain.errors import DriverError
 from nri_gpu.domain.gpu import Capability
 from nri_gpu.domain.node import DriverFiles
 from nri_gpu.driver.scan import FoundDriver, scan
-from nri_gpu.driver.stage import FROM_HOST, CopyMethod, copy, hard_link, prune, stage
-from nri_gpu.driver.trees import tree_name
+from nri_gpu.driver.stage import FROM_HOST, CopyMethod, copy, hard_link, place, prune, reflink, stage
 from tests.support.driver_root import make_driver_root, write_library
 
 V = "580.95.05"
@@ -50,9 +53,6 @@ def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
 
 
-# -- what is made
-
-
 def test_every_set_of_capabilities_gets_a_tree(found: FoundDriver, base: Path) -> None:
     files = stage(found, base)
     assert files.version == V
@@ -78,16 +78,12 @@ def test_a_tree_holds_what_its_capabilities_ask_for(found: FoundDriver, base: Pa
     assert listing(files, BOTH) == listing(files, COMPUTE) | listing(files, UTILITY)
 
 
-def test_names_are_relative_links_and_files_are_real(found: FoundDriver, base: Path) -> None:
-    libraries = Path(stage(found, base).trees[BOTH].path) / "lib64"
-    assert os.fspath((libraries / "libcuda.so").readlink()) == "libcuda.so.1"
-    assert os.fspath((libraries / "libcuda.so.1").readlink()) == f"libcuda.so.{V}"
-    assert not (libraries / f"libcuda.so.{V}").is_symlink()
-
-
 def test_the_libraries_folder_alone_has_the_programs_too(found: FoundDriver, base: Path) -> None:
     """It is what is mounted by default; the whole tree has them where NVIDIA's images have a PATH to."""
     tree = Path(stage(found, base).trees[BOTH].path)
+    assert os.fspath((tree / "lib64/libcuda.so").readlink()) == "libcuda.so.1"
+    assert os.fspath((tree / "lib64/libcuda.so.1").readlink()) == f"libcuda.so.{V}"
+    assert not (tree / f"lib64/libcuda.so.{V}").is_symlink()
     assert (tree / "bin/nvidia-smi").samefile(tree / "lib64/bin/nvidia-smi")
     assert os.fspath((tree / "bin").readlink()) == "lib64/bin"
 
@@ -115,22 +111,12 @@ def test_folders_are_open_to_every_container_user_whatever_the_umask(found: Foun
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tree / "lib64").iterdir() if path.is_file()} == {0o555}
 
 
-@pytest.mark.parametrize("ways", [FROM_HOST, (hard_link,), (copy,)], ids=["default", "hard link", "copy"])
-def test_a_generation_holds_each_file_once(found: FoundDriver, base: Path, ways: Sequence[CopyMethod]) -> None:
-    files = stage(found, base, ways)
+@pytest.mark.parametrize("methods", [FROM_HOST, (hard_link,), (copy,)], ids=["default", "hard link", "copy"])
+def test_a_generation_holds_each_file_once(found: FoundDriver, base: Path, methods: Sequence[CopyMethod]) -> None:
+    files = stage(found, base, methods)
+    assert stage(found, base) == files
     inodes = {Path(files.trees[caps].path, f"lib64/libcuda.so.{V}").stat().st_ino for caps in (BOTH, COMPUTE)}
     assert len(inodes) == 1
-
-
-def test_copies_where_links_would_cross_mounts(found: FoundDriver, base: Path) -> None:
-    def other_mount(original: Path, target: Path) -> None:  # what link(2) says under a hardened unit
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(original), None, str(target))
-
-    tree = Path(stage(found, base, (other_mount, copy)).trees[BOTH].path)
-    source = found.libraries[0].source
-    staged = tree / "lib64" / found.libraries[0].name
-    assert staged.read_bytes() == source.path.read_bytes()
-    assert staged.stat().st_ino != source.inode
 
 
 OTHER_MOUNT = """
@@ -169,16 +155,6 @@ def test_the_daemon_writes_nothing_below_the_driver_root(found: FoundDriver, roo
     assert state() == before
 
 
-# -- repeated, interrupted, in parallel
-
-
-def test_staging_again_changes_nothing(found: FoundDriver, base: Path) -> None:
-    first = stage(found, base)
-    inode = (base / first.generation).stat().st_ino
-    assert stage(found, base) == first
-    assert (base / first.generation).stat().st_ino == inode
-
-
 def test_half_made_leftovers_are_swept(found: FoundDriver, base: Path) -> None:
     leftover = base / f".{found.generation}.tmp/compute/lib64"
     leftover.mkdir(parents=True)
@@ -193,12 +169,12 @@ from pathlib import Path
 from nri_gpu.driver.stage import copy
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
-def way(original, target, count=[0]):
+def method(original, target, count=[0]):
     count[0] += 1
     if count[0] == 4:
         os._exit(9)
     copy(original, target)
-stage(scan(Path(sys.argv[1])), Path(sys.argv[2]), (way,))
+stage(scan(Path(sys.argv[1])), Path(sys.argv[2]), (method,))
 """
 
 
@@ -216,10 +192,10 @@ from pathlib import Path
 from nri_gpu.driver.stage import copy
 from nri_gpu.driver.scan import scan
 from nri_gpu.driver.stage import stage
-def way(original, target):
+def method(original, target):
     print("made", flush=True)
     copy(original, target)
-stage(scan(Path(sys.argv[1])), Path(sys.argv[2]), (way,))
+stage(scan(Path(sys.argv[1])), Path(sys.argv[2]), (method,))
 """
 
 
@@ -273,7 +249,7 @@ def test_a_lock_is_no_link(found: FoundDriver, base: Path) -> None:
     assert not (base / "elsewhere").exists()
 
 
-def test_a_failure_leaves_nothing(found: FoundDriver, base: Path) -> None:
+def test_a_full_disk_leaves_nothing(found: FoundDriver, base: Path) -> None:
     def full(original: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
 
@@ -288,9 +264,6 @@ def test_a_host_file_that_changes_meanwhile(found: FoundDriver, base: Path) -> N
     with pytest.raises(DriverError, match="changed while it was staged"):
         stage(found, base)
     assert [path.name for path in base.iterdir()] == [".lock"]
-
-
-# -- what is staged is never touched again
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut short", "replaced", "a link instead", "link gone", "link astray"])
@@ -340,9 +313,6 @@ def test_a_new_driver_is_a_new_folder_and_the_old_one_keeps_its_files(root: Path
     assert Path(new.trees[BOTH].path, f"lib64/libcuda.so.{V}").read_bytes() == path.read_bytes()
 
 
-# -- pruning, and the base
-
-
 def test_prune_removes_what_nobody_names(root: Path, base: Path) -> None:
     generations = []
     for mtime in (1, 2, 3):
@@ -372,5 +342,56 @@ def test_a_base_that_cannot_be_made(found: FoundDriver, tmp_path: Path) -> None:
         stage(found, tmp_path / "file/drivers")
 
 
-def test_tree_names_do_not_depend_on_order() -> None:
-    assert tree_name(frozenset({Capability.UTILITY, Capability.COMPUTE})) == "compute+utility"
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    path = tmp_path / "original"
+    path.write_bytes(os.urandom(100_000))
+    path.chmod(0o644)
+    os.utime(path, ns=(5, 1_700_000_000_123_456_789))
+    return path
+
+
+def other_mount(original: Path, target: Path) -> None:
+    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), original, None, target)
+
+
+def test_a_hard_link_leaves_the_original_as_it_is(original: Path, tmp_path: Path) -> None:
+    hard_link(original, tmp_path / "target")
+    assert (tmp_path / "target").stat().st_ino == original.stat().st_ino
+    assert stat.S_IMODE(original.stat().st_mode) == 0o644
+
+
+def test_a_file_not_everybody_may_read_is_not_linked(original: Path, tmp_path: Path) -> None:
+    original.chmod(0o700)
+    with pytest.raises(PermissionError):
+        hard_link(original, tmp_path / "target")
+    place(original, tmp_path / "target", (hard_link, copy))
+    assert (tmp_path / "target").read_bytes() == original.read_bytes()
+    assert (tmp_path / "target").stat().st_mtime_ns == original.stat().st_mtime_ns
+    assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == 0o555
+
+
+def test_a_reflink_is_whole_or_nothing(original: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    try:
+        reflink(original, target)
+    except OSError as error:  # a file system without them, which is most
+        assert error.errno in {errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL}
+        assert not target.exists()
+    else:
+        assert target.read_bytes() == original.read_bytes()
+
+
+def test_the_last_method_says_what_is_wrong(original: Path, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Invalid cross-device link"):
+        place(original, tmp_path / "target", (reflink, other_mount))
+    with pytest.raises(FileNotFoundError):
+        place(tmp_path / "gone", tmp_path / "target", (reflink, hard_link, copy))
+    assert not (tmp_path / "target").exists()
+
+
+def test_nothing_is_left_open(original: Path, tmp_path: Path) -> None:
+    before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
+    for number, method in enumerate((reflink, hard_link, copy)):
+        place(original, tmp_path / str(number), (method, copy))
+    assert len(list(Path("/proc/self/fd").iterdir())) == len(before)

@@ -1,0 +1,265 @@
+"""What each set of capabilities is staged with; the same, name by name, however a host lays out its driver.
+
+So what is proven in real containers with one layout (tests/conformance/test_capabilities.py) holds for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+from msgspec import Struct, field
+
+from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capabilities, Capability, closed_sets, closure
+from nri_gpu.domain.node import DriverFiles
+from nri_gpu.driver.elf import read_elf
+from nri_gpu.driver.scan import FoundDriver, scan
+from nri_gpu.driver.stage import stage
+from tests.support.driver_root import (
+    CONFIGS,
+    GRAPHICS,
+    LIBRARIES,
+    NGX,
+    OWN_VERSIONS,
+    VIDEO,
+    make_driver_root,
+    write_library,
+)
+
+V: Final = "580.95.05"
+SETS: Final = (
+    *(closure(frozenset({each})) for each in Capability if each is not Capability.COMPAT32),
+    DEFAULT_CAPABILITIES,
+    frozenset(Capability),
+)
+# Staged trees of one driver: capabilities -> path in the tree -> what is there.
+Trees = Mapping[Capabilities, Mapping[str, str]]
+
+
+class Host(Struct, frozen=True):
+    """A driver root, and what policy says of it."""
+
+    root: Path
+    library_dirs: Sequence[str] = field(default=())
+
+
+def flat(base: Path) -> Host:
+    """As `/usr/local/nvidia` on hosts that are images themselves."""
+    return Host(make_driver_root(base / "nvidia", V, machine="x86_64", everything=True))
+
+
+def ubuntu(base: Path) -> Host:
+    return Host(make_driver_root(base / "host", V, "ubuntu", machine="x86_64", everything=True))
+
+
+def debian(base: Path) -> Host:
+    return Host(make_driver_root(base / "host", V, "debian", machine="x86_64", everything=True))
+
+
+def rhel(base: Path) -> Host:
+    return Host(make_driver_root(base / "host", V, "rhel", machine="x86_64", everything=True))
+
+
+def driver_container(base: Path) -> Host:
+    """As `/run/nvidia/driver`: a distribution's root below a folder, its links absolute as if in a chroot."""
+    root = make_driver_root(base / "run/nvidia/driver", V, "ubuntu", machine="x86_64", everything=True)
+    for link in [path for path in root.rglob("*") if path.is_symlink() and not path.is_dir()]:
+        target = f"/{link.resolve().relative_to(root)}"
+        link.unlink()
+        link.symlink_to(target)
+    return Host(root)
+
+
+def nixos(base: Path) -> Host:
+    """A link into a store where every folder has a name of its own; 32-bit libraries in another of them."""
+    made = make_driver_root(base / "nix/store/abc-nvidia-x11", V, machine="x86_64", everything=True)
+    other = base / "nix/store/def-nvidia-x11-lib32"
+    other.mkdir()
+    (made / "lib").rename(other / "lib")
+    (made / "lib64").rename(made / "lib")
+    (base / "run").mkdir()
+    (base / "run/opengl-driver").symlink_to("/nix/store/abc-nvidia-x11")
+    (base / "run/opengl-driver-32").symlink_to("/nix/store/def-nvidia-x11-lib32")
+    return Host(base, ("/run/opengl-driver/lib", "/run/opengl-driver-32/lib"))
+
+
+def talos(base: Path) -> Host:
+    """A system without glibc of its own: the driver beside a glibc that came with it."""
+    made = make_driver_root(base / "made", V, machine="x86_64", everything=True)
+    target = base / "root/usr/local/glibc/usr"
+    target.mkdir(parents=True)
+    (made / "lib64").rename(target / "lib")
+    (made / "lib").rename(target / "lib32")
+    for folder in ("bin", "share", "etc"):
+        (made / folder).rename(target / folder)
+    return Host(base / "root", ("/usr/local/glibc/usr/lib", "/usr/local/glibc/usr/lib32/"))
+
+
+LAYOUTS: Final[tuple[Callable[[Path], Host], ...]] = (ubuntu, debian, rhel, driver_container, nixos, talos)
+
+
+def staged(base: Path, layout: Callable[[Path], Host]) -> Trees:
+    folder = base / layout.__name__
+    folder.mkdir()
+    host = layout(folder)
+    found = scan(host.root, "x86_64", host.library_dirs)
+    assert (found.version, found.left_out) == (V, ())
+    files = stage(found, folder / "drivers")
+    read = Reader({})
+    return {some: read.tree(Path(files.trees[some].path)) | dict(files.trees[some].files) for some in SETS}
+
+
+class Reader(Struct, frozen=True):
+    """What is behind each name; a file that many trees share is read once."""
+
+    known: dict[int, str]
+
+    def tree(self, tree: Path) -> dict[str, str]:
+        return {str(path.relative_to(tree)): self.what(path) for path in tree.rglob("*") if not path.is_dir()}
+
+    def what(self, path: Path) -> str:
+        if path.is_symlink():
+            return os.fspath(path.readlink())
+        inode = path.stat().st_ino
+        if inode not in self.known:
+            elf = read_elf(path)
+            self.known[inode] = f"{elf.bits} {elf.soname}" if elf else path.read_text()
+        return self.known[inode]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Trees:
+    return staged(tmp_path_factory.mktemp("flat"), flat)
+
+
+def test_the_layout_that_others_are_compared_with_has_everything(expected: Trees) -> None:
+    whole = expected[frozenset(Capability)]
+    assert len([name for name in whole if name.startswith("lib64/lib32/")]) > len(CONFIGS)
+    assert {"extra/etc/OpenCL/vendors/nvidia.icd", "lib64/bin/nvidia-smi", "lib64/libcuda.so.1"} <= set(whole)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.__name__)
+def test_every_layout_gives_the_same_trees(tmp_path: Path, expected: Trees, layout: Callable[[Path], Host]) -> None:
+    for some, tree in staged(tmp_path, layout).items():
+        assert tree == expected[some], sorted(some)
+
+
+PLAIN = "libGLX_nvidia.so.0"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_driver_root(tmp_path / "root", V, machine="x86_64", everything=True)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> FoundDriver:
+    """A driver that lacks nothing."""
+    root = make_driver_root(tmp_path_factory.mktemp("whole") / "root", V, machine="x86_64", everything=True)
+    return scan(root, "x86_64")
+
+
+@pytest.fixture(scope="module")
+def files(whole: FoundDriver, tmp_path_factory: pytest.TempPathFactory) -> DriverFiles:
+    """It, staged."""
+    return stage(whole, tmp_path_factory.mktemp("staged") / "drivers")
+
+
+def of(*words: str) -> Capabilities:
+    return closure(frozenset(map(Capability, words)))
+
+
+def names(folder: str | Path, part: str) -> set[str]:
+    """What a part of a tree holds, but for the parts that are inside it."""
+    here = Path(folder, part)
+    paths = (path.relative_to(here) for path in here.rglob("*") if not path.is_dir())
+    return {str(path) for path in paths if path.parts[0] not in ("bin", "lib32")}
+
+
+def test_nothing_is_missing_of_a_whole_driver(whole: FoundDriver) -> None:
+    assert dict(whole.missing) == {capability: () for capability in Capability}
+    assert (whole.unknown, whole.left_out) == ((), ())
+    assert {place.removeprefix("etc/").removeprefix("share/") for place in CONFIGS} <= {
+        file.name.removeprefix("etc/").removeprefix("usr/share/") for file in whole.singles
+    }
+
+
+def test_every_library_has_the_names_that_programs_open(files: DriverFiles) -> None:
+    tree = files.trees[frozenset(Capability)].path
+    every = LIBRARIES | VIDEO | GRAPHICS | NGX
+    sonames = {str(Path(name).with_name(soname.format(V=V))) for name, soname in every.items()}
+    assert {f"{name}.so.{V}" for name in every} | sonames <= names(tree, "lib64")
+    assert {soname for soname, _ in OWN_VERSIONS.values()} <= names(tree, "lib64")
+    assert {"libcuda.so", "libnvidia-opticalflow.so", "libGLX_indirect.so.0", "libvdpau_nvidia.so.1"} <= names(
+        tree, "lib64"
+    )
+    assert all(Path(tree, "lib64", name).is_file() for name in names(tree, "lib64")), "a link leads nowhere"
+    assert names(tree, "lib32") >= {f"{name}.so.{V}" for name in every} | sonames
+    assert read_elf(Path(tree, "lib32/libcuda.so.1").resolve()).bits == 32  # type: ignore[union-attr] # it is there
+    assert not any(
+        name.startswith(("libEGL.so", "libnvidia-gtk3", "libnvidia-sandboxutils")) for name in names(tree, ".")
+    )
+
+
+def test_a_link_to_the_allocator_is_what_gbm_loads(files: DriverFiles) -> None:
+    tree = Path(files.trees[of("graphics")].path)
+    assert os.fspath((tree / "lib64/gbm/nvidia-drm_gbm.so").readlink()) == "../libnvidia-allocator.so.1"
+    assert (tree / "lib64/gbm/nvidia-drm_gbm.so").samefile(
+        tree / "extra/usr/lib/x86_64-linux-gnu/gbm/nvidia-drm_gbm.so"
+    )
+
+
+@pytest.mark.parametrize("capability", Capability)
+def test_a_set_holds_its_own_and_nothing_else(whole: FoundDriver, files: DriverFiles, capability: Capability) -> None:
+    if capability is Capability.COMPAT32:
+        assert of("compat32") not in files.trees
+        return
+    wanted = closure(frozenset({capability}))
+    tree = files.trees[wanted].path
+    own = {file.name for file in whole.libraries if file.capabilities & wanted}
+    assert {name for name in names(tree, "lib64") if not Path(tree, "lib64", name).is_symlink()} == own
+    assert not any(
+        Path(tree, folder).is_symlink() or Path(tree, folder).exists() for folder in ("lib32", "lib64/lib32")
+    )
+    assert {path for _, path in files.trees[wanted].files} == {
+        f"extra/{file.name}" for file in whole.singles if file.capabilities & wanted
+    }
+    assert all(Path(tree, path).is_file() for _, path in files.trees[wanted].files)
+
+
+def test_32_bit_libraries_are_those_of_the_others(files: DriverFiles) -> None:
+    tree = files.trees[of("utility", "compat32")].path
+    assert {name.partition(".so")[0] for name in names(tree, "lib32")} == {"libnvidia-ml", "libnvidia-cfg"}
+
+
+def test_each_closed_set_has_a_tree_and_equal_ones_share_it(files: DriverFiles, tmp_path: Path) -> None:
+    assert set(files.trees) == set(closed_sets()) - {of("compat32")}
+    server = make_driver_root(tmp_path / "server", V, machine="x86_64")
+    small = stage(scan(server, "x86_64"), tmp_path / "server-drivers")
+    assert {Path(tree.path).name for tree in small.trees.values()} == {"compute", "utility", "compute+utility"}
+
+
+def test_a_config_that_names_a_folder_of_the_host_is_left_out(root: Path) -> None:
+    icd = root / "share/vulkan/icd.d/nvidia_icd.json"
+    icd.write_text(json.dumps({"ICD": {"library_path": f"/usr/lib/{PLAIN}"}}))
+    (root / "etc/OpenCL/vendors/nvidia.icd").write_text("/usr/lib/libnvidia-opencl.so.1\n")
+    found = scan(root, "x86_64")
+    assert {each.path for each in found.left_out} == {
+        "share/vulkan/icd.d/nvidia_icd.json",
+        "etc/OpenCL/vendors/nvidia.icd",
+    }
+    assert all("by a path that containers do not have" in each.reason for each in found.left_out)
+
+
+def test_a_file_of_each_capability_changes_the_generation(root: Path) -> None:
+    generations = {scan(root, "x86_64").generation}
+    for path in ("lib64/libnvcuvid.so.", "lib64/libnvidia-glcore.so.", "lib64/libnvidia-ngx.so."):
+        write_library(root / f"{path}{V}", "new", "x86_64")
+        generations.add(scan(root, "x86_64").generation)
+    (root / "share/nvidia/nvoptix.bin").write_text("other weights")
+    generations.add(scan(root, "x86_64").generation)
+    assert len(generations) == 5
