@@ -107,7 +107,6 @@ class Daemon:
     def _follow(self) -> None:
         self._node.cache.subscribe(self._plugin.looked)
         self._state.subscribe(self._plugin.observe, Changed.NODE)
-        self._state.subscribe(self._kubelet.changed, *Changed)
         self._state.subscribe(self._reporter.policy_changed, Changed.POLICY)
         if self._audit:
             self._state.subscribe(self._note_policy, Changed.POLICY)

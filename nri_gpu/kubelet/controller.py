@@ -18,7 +18,7 @@ from nri_gpu.kubelet.answer import RequiredDevice, TokenKey
 from nri_gpu.kubelet.devices import AdvertisedDevices, NriPlugin
 from nri_gpu.nri.convert import Configured
 from nri_gpu.policy.kubelet import KubeletSettings
-from nri_gpu.system.state import NodeState
+from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.succession import LOOK_S, Succession
 from nri_gpu.system.tasks import LogOnce
 
@@ -75,7 +75,9 @@ class KubeletController:
         self._woken = asyncio.Event()
         self._log = LogOnce()
         self._fault = ""
-        plugin.kubelet.awaited |= settings.enabled
+        if settings.enabled:
+            plugin.kubelet.awaited = True
+            node_state.subscribe(self.changed, *Changed)
         if settings.podresources and (settings.enabled or settings.injects_external):
             # Before the runtime is asked for events: those of sandboxes are among them then.
             plugin.external.pods = KubeletPods(settled=False)
@@ -95,7 +97,7 @@ class KubeletController:
         self.changed()
 
     def changed(self) -> None:
-        """GPUs, grants or the policy changed."""
+        """The node, grants, the policy or the connection to the runtime changed."""
         self._woken.set()
 
     def stop_registering(self) -> None:

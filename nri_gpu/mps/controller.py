@@ -212,7 +212,8 @@ class MpsController:
             controller = self._controllers.get(uuid)
             if holds_by_mps(grant):
                 if controller is None or not controller.up:
-                    return _not_up(uuid, controller.fault if controller else "")
+                    why = f" ({controller.fault[:_FAULT_SHOWN_MAX]})" if controller and controller.fault else ""
+                    return f"the MPS daemon of {uuid} is not up yet{why}: try again in a moment with a new container."
                 if grant.seat is None or grant.seat.folder != controller.folder:
                     return (
                         f"the MPS daemon of {uuid} that this container was created for has ended, and another one is "
@@ -303,8 +304,3 @@ class MpsController:
 
 def _generation() -> str:
     return secrets.token_hex(4)
-
-
-def _not_up(uuid: GpuUuid, fault: str) -> str:
-    why = f" ({fault[:_FAULT_SHOWN_MAX]})" if fault else ""
-    return f"the MPS daemon of {uuid} is not up yet{why}: try again in a moment with a new container."

@@ -27,7 +27,7 @@ from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import Policy
 from nri_gpu.request.environment import VARIABLE
-from nri_gpu.system.state import Changed, NodeState
+from nri_gpu.system.state import NodeState
 from nri_gpu.ttrpc.events import Status
 from tests.support import builders
 from tests.support.builders import uuid
@@ -39,16 +39,14 @@ GPU = "nvidia.com/gpu"
 
 
 class PluginNode:
-    """Both plugins without sockets. changed: called when either may have changed something."""
+    """Both plugins without sockets."""
 
     def __init__(self, policy: Policy | None = None, settings: KubeletSettings | None = None) -> None:
         self.clock = Clock()
         self.age_s = 0.0
         self.annotations: dict[str, dict[str, str]] = {}
-        self.changed: Callable[[], None] = lambda: None
         self.node_state = NodeState(builders.inventory(simulated=True))  # nobody looks for processes on it
         self.node_state.put_driver(builders.driver())
-        self.node_state.subscribe(lambda: self.changed(), Changed.NODE, Changed.LEDGER)
         self.policy = policy or Policy.default()
         self.settings = settings or self.policy.kubelet
         self.start_daemon(connected=True)
@@ -161,7 +159,6 @@ class KubeletNode(PluginNode):
         )
         self.devices = self.controller.devices
         self.connected(True)
-        self.changed = self.controller.changed
         self._running = asyncio.create_task(self.controller.run())
         return self
 

@@ -33,7 +33,7 @@ async def served(folder: Path) -> AsyncIterator[tuple[Kubelet, KubeletNode]]:
 
 async def test_the_list_follows_the_node_and_is_sent_only_on_change(folder: Path) -> None:
     async with served(folder) as (kubelet, node):
-        node.changed()
+        node.controller.changed()
         node.put_gpus([gpu(0), gpu(1, unavailable="it is lost"), gpu(2), gpu(3)])
         await kubelet.wait_healthy(GPU, 3)
         node.put_gpus(gpus())
@@ -137,7 +137,7 @@ async def test_a_grant_that_never_started_comes_back_by_itself(folder: Path) -> 
         assert node.create(container("device=1", of="local")) == (uuid(1),)
         await kubelet.wait_healthy(GPU, 3)
         node.clock.now += 100  # the grace is over, and the next look is the clock's
-        node.changed()
+        node.controller.changed()
         await kubelet.wait_healthy(GPU, 4)
 
 
