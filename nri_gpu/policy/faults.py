@@ -64,8 +64,8 @@ def _of_table(kind: types.StructType, raw: object, path: str) -> Iterator[tuple[
 
 def _elsewhere(key: str, path: str) -> str:
     """Where a key stands under the wrong heading."""
-    homes = [setting.section for setting in SETTINGS if setting.field.key == key and "[" not in path]
-    return f"; it belongs under [{homes[0]}]" if homes else ""
+    home = next((known.partition(".")[0] for known in SETTINGS if known.partition(".")[2] == key), "")
+    return f"; it belongs under [{home}]" if home and "[" not in path else ""
 
 
 def _of_array(

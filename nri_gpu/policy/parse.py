@@ -22,7 +22,7 @@ from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.lines import line_of
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import SELECTORS, Pool, PoolList, Rule, RuleList
-from nri_gpu.policy.schema import BY_PATH, FILE, LISTS, SECTIONS
+from nri_gpu.policy.schema import FILE, LISTS, SECTIONS, SETTINGS
 
 _OF_ALLOW: Final = (
     *("default_mode", "modes", "default_capabilities", "capabilities", "default_extras", "extras", "pool", "limits"),
@@ -45,11 +45,7 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
     policy = Policy.default()
     if not found:
         policy = _read(convert(raw, FILE), file)
-        rules, pools = policy.rule.rules, policy.pool.pools
-        found += cross_faults(rules, pools)
-        found += kubelet_faults(policy.kubelet.pool, pools)
-        found += health_faults(policy.health)
-        found += external_faults(policy.kubelet)
+        found += _cross_faults(policy)
     if found:
         each = (Fault(file, path, message, line_of(where, path)) for path, message in found)
         raise PolicyError(tuple(sorted(each, key=lambda fault: fault.line or 0)))
@@ -81,39 +77,36 @@ def override(policy: Policy, overrides: Mapping[str, object]) -> Policy:
     """
     values = {path: raw for path, raw in overrides.items() if raw is not None}
     found = [
-        Fault(COMMAND_LINE, BY_PATH[path].flag or path, message)
+        Fault(COMMAND_LINE, SETTINGS[path].flag or path, message)
         for path, raw in values.items()
-        for _, message in faults(type_info(BY_PATH[path].type), raw)
+        for _, message in faults(type_info(SETTINGS[path].type), raw)
     ]
     if found:
         raise PolicyError(tuple(found))
     for path, raw in values.items():
         section, _, key = path.partition(".")
-        changed = replace(getattr(policy, section), **{key: BY_PATH[path].read(raw)})
+        changed = replace(getattr(policy, section), **{key: SETTINGS[path].read(raw)})
         policy = replace(policy, **{section: changed})
     return policy
 
 
-def cross_faults(rules: tuple[Rule, ...], pools: tuple[Pool, ...]) -> Iterator[tuple[str, str]]:
+def _cross_faults(policy: Policy) -> Iterator[tuple[str, str]]:
     """Faults between keys, rules and pools: key path and sentence of each."""
+    rules, pools = policy.rule.rules, policy.pool.pools
     yield from _same_names("pool", [pool.name for pool in pools])
     yield from _same_names("rule", [rule.name for rule in rules])
-    names = {pool.name: None for pool in pools}
+    names = [pool.name for pool in pools]
     for index, rule in enumerate(rules):
         yield from ((f"rule[{index}]{key}", message) for key, message in _rule_faults(rule, names))
     for index, pool in enumerate(pools):
         yield from ((f"pool[{index}]{key}", message) for key, message in _pool_faults(pool))
+    if policy.kubelet.pool:
+        yield from _unknown_pool("kubelet.pool", policy.kubelet.pool, names)
+    yield from health_faults(policy.health)
+    yield from _external_faults(policy.kubelet)
 
 
-def kubelet_faults(name: str, pools: tuple[Pool, ...]) -> Iterator[tuple[str, str]]:
-    """Faults of the pool that is offered to the kubelet."""
-    names = {pool.name: None for pool in pools}
-    if name and name not in names:
-        known = known_words(name, names) if pools else ", for there is no [[pool]]"
-        yield "kubelet.pool", f"no pool is called {quoted(name)}{known}"
-
-
-def external_faults(settings: KubeletSettings) -> Iterator[tuple[str, str]]:
+def _external_faults(settings: KubeletSettings) -> Iterator[tuple[str, str]]:
     """Of other components' resources, where nri-gpu offers some itself."""
     if not settings.enabled:
         return
@@ -137,16 +130,20 @@ def _same_names(table: str, names: list[str]) -> Iterator[tuple[str, str]]:
             yield f"{table}[{index}].name", f"{quoted(name)} is the name of {table}[{first[name]}] already"
 
 
-def _rule_faults(rule: Rule, pools: Mapping[str, None]) -> Iterator[tuple[str, str]]:
+def _rule_faults(rule: Rule, pools: list[str]) -> Iterator[tuple[str, str]]:
     if rule.allow and rule.otherwise is not None:
         yield ".otherwise", "goes with allow = false only"
     if not rule.allow:
         useless = (key for key in _OF_ALLOW if getattr(rule, key) is not None)
         yield from ((f".{key}", "goes with allow = true only") for key in useless)
     for index, name in enumerate(rule.pool.patterns if rule.pool else ()):
-        if name not in pools:
-            known = known_words(name, pools) if pools else ", for there is no [[pool]]"
-            yield f".pool[{index}]", f"no pool is called {quoted(name)}{known}"
+        yield from _unknown_pool(f".pool[{index}]", name, pools)
+
+
+def _unknown_pool(key: str, name: str, pools: list[str]) -> Iterator[tuple[str, str]]:
+    if name not in pools:
+        known = known_words(name, pools) if pools else ", for there is no [[pool]]"
+        yield key, f"no pool is called {quoted(name)}{known}"
 
 
 def _pool_faults(pool: Pool) -> Iterator[tuple[str, str]]:

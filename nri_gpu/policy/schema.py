@@ -26,22 +26,10 @@ SECTIONS: Final[Mapping[str, type[Struct]]] = {
 }
 
 
-class Setting(Struct, frozen=True):
-    """One key of a section."""
-
-    section: str
-    field: Field
-
-    @property
-    def path(self) -> str:
-        """Dotted key path: `plugin.socket`."""
-        return f"{self.section}.{self.field.key}"
-
-
-SETTINGS: Final = tuple(
-    Setting(section, field) for section, cls in SECTIONS.items() for field in fields_of(cls).values()
-)
-BY_PATH: Final = {setting.path: setting.field for setting in SETTINGS}
+# Dotted key path, `plugin.socket` -> the setting.
+SETTINGS: Final[Mapping[str, Field]] = {
+    f"{section}.{key}": field for section, cls in SECTIONS.items() for key, field in fields_of(cls).items()
+}
 
 
 def _file() -> type[Struct]:

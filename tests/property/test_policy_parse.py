@@ -29,7 +29,7 @@ scalars = st.one_of(
     st.sampled_from(["/", "/a/b", "/a/..", "10", "shared", "compute", "utility", "refuse", "void", "all", "*", "ml-*"]),
 )
 values = st.one_of(scalars, st.lists(scalars, max_size=3), st.dictionaries(st.text(max_size=3), scalars, max_size=2))
-known_keys = st.sampled_from([setting.field.key for setting in SETTINGS])
+known_keys = st.sampled_from([field.key for field in SETTINGS.values()])
 sections = st.dictionaries(st.one_of(known_keys, known_keys, st.text(max_size=4)), values, max_size=3)
 raws = st.dictionaries(
     st.one_of(st.sampled_from([*SECTIONS]), st.sampled_from(["schema", "odd"])), st.one_of(sections, values), max_size=3
@@ -39,12 +39,11 @@ raws = st.dictionaries(
 @st.composite
 def near_misses(draw: st.DrawFn) -> dict[str, Any]:
     """A good policy with a few settings drawn anew."""
-    chosen = draw(st.lists(st.sampled_from(SETTINGS), max_size=4, unique_by=lambda setting: setting.path))
+    chosen = draw(st.lists(st.sampled_from([*SETTINGS]), max_size=4, unique=True))
     raw: dict[str, Any] = {}
-    for setting in chosen:
-        raw.setdefault(setting.section, {})[setting.field.key] = draw(
-            st.one_of(st.just(setting.field.written_default), values)
-        )
+    for path in chosen:
+        section, _, key = path.partition(".")
+        raw.setdefault(section, {})[key] = draw(st.one_of(st.just(SETTINGS[path].written_default), values))
     return raw
 
 
@@ -58,9 +57,9 @@ def accepted(raw: dict[str, Any]) -> bool:
         return False
     assert all(isinstance(sentence, str) for sentence in advise(policy))
     written: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
-    for setting in SETTINGS:
-        value = getattr(getattr(policy, setting.section), setting.field.key)
-        written[setting.section][setting.field.key] = setting.field.form.write(value)
+    for path, field in SETTINGS.items():
+        section = path.partition(".")[0]
+        written[section][field.key] = field.form.write(getattr(getattr(policy, section), field.key))
     assert parse_policy(written, "g") == policy
     return True
 
@@ -78,9 +77,7 @@ def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
         assert error.faults
 
 
-names = st.one_of(
-    st.sampled_from([*SECTIONS, *(setting.field.key for setting in SETTINGS)]), st.text("ab-_0", min_size=1)
-)
+names = st.one_of(st.sampled_from([*SECTIONS]), known_keys, st.text("ab-_0", min_size=1))
 toml_values = st.sampled_from(
     ["1", '"x"', "'['", '"""\n[a]\nb = 1\n"""', "'''\n]\n'''", '[\n1, # ]\n"]",\n[2],\n]', "{ x = 1 }", '"\\"["', "[]"]
 )

@@ -21,6 +21,7 @@ from nri_gpu.policy.schema import (
     SCHEMA_VERSION,
     SECTIONS,
     SETTINGS,
+    reference,
     schema_text,
 )
 from tests.unit.policy.samples import BAD, GOOD, Raw
@@ -54,7 +55,7 @@ def test_the_shipped_policy_has_every_key_in_the_order_of_the_table() -> None:
     raw = tomllib.loads((CONFIG / "policy.toml").read_text(encoding="utf-8"))
     assert raw.pop("schema") == SCHEMA_VERSION
     assert list(raw) == list(SECTIONS)
-    assert [f"{section}.{key}" for section in raw for key in raw[section]] == [row.path for row in SETTINGS]
+    assert [f"{section}.{key}" for section in raw for key in raw[section]] == list(SETTINGS)
 
 
 def test_the_examples_in_the_shipped_policy_are_good_and_show_every_key() -> None:
@@ -100,6 +101,10 @@ def test_every_setting_and_table_explains_itself() -> None:
 
 def test_every_default_written_out_is_the_default_policy() -> None:
     raw: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
-    for setting in SETTINGS:
-        raw[setting.section][setting.field.key] = setting.field.written_default
+    for path, field in SETTINGS.items():
+        raw[path.partition(".")[0]][field.key] = field.written_default
     assert parse_policy(raw, "f") == Policy.default()
+
+
+def test_the_reference_in_the_docs_is_the_generated_one() -> None:
+    assert reference().strip() in DOCS
