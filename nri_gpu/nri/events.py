@@ -52,7 +52,7 @@ def event_mask(events: Collection[Event], nri_version: str) -> int:
     for no events at all: to the runtime, 0 means all of them.
     """
     wanted = sum(1 << (event - 1) for event in set(events))
-    mask = wanted & known_mask(nri_version)
+    mask = wanted & (NEWER_MASK if _parse(nri_version) >= _NEWER_SINCE else OLDEST_MASK)
     if not mask:
         raise ValueError("a plugin without events must not connect: mask 0 subscribes to everything")
     return mask
@@ -94,11 +94,6 @@ def _nri_of(runtime: str, version: str) -> str:
     if since is None or _parse(version) < since or (_parse(version) == since and _CANDIDATE.search(version)):
         return ""
     return ".".join(map(str, _NEWER_SINCE))
-
-
-def known_mask(nri_version: str) -> int:
-    """All bits that an NRI of that version accepts."""
-    return NEWER_MASK if _parse(nri_version) >= _NEWER_SINCE else OLDEST_MASK
 
 
 def _parse(version: str) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
-"""One NRI session, from connect to close, as a table, and its Synchronize. Pure: knows no socket and no clock.
+"""One NRI session as a table, and its Synchronize. Pure: knows no socket and no clock.
 
-    REGISTERING -> CONFIGURED -> (SYNCHRONIZING ->) READY -> CLOSED
+    REGISTERING -> CONFIGURED -> (SYNCHRONIZING ->) READY
 
 Configure may overtake the reply to RegisterPlugin, so that reply moves nothing. A plugin that containerd 1.7 started
 itself never gets Synchronize; its events arrive in CONFIGURED.
@@ -29,7 +29,6 @@ class Phase(StrEnum):
     CONFIGURED = "configured"
     SYNCHRONIZING = "synchronizing"
     READY = "ready"
-    CLOSED = "closed"
 
 
 class Step(StrEnum):
@@ -39,20 +38,13 @@ class Step(StrEnum):
     PART = "Synchronize, more to come"
     LAST = "Synchronize"
     EVENT = "event"
-    CLOSE = "close"
 
 
 TRANSITIONS: Final[Mapping[Phase, Mapping[Step, Phase]]] = {
-    Phase.REGISTERING: {Step.CONFIGURE: Phase.CONFIGURED, Step.CLOSE: Phase.CLOSED},
-    Phase.CONFIGURED: {
-        Step.PART: Phase.SYNCHRONIZING,
-        Step.LAST: Phase.READY,
-        Step.EVENT: Phase.CONFIGURED,
-        Step.CLOSE: Phase.CLOSED,
-    },
-    Phase.SYNCHRONIZING: {Step.PART: Phase.SYNCHRONIZING, Step.LAST: Phase.READY, Step.CLOSE: Phase.CLOSED},
-    Phase.READY: {Step.EVENT: Phase.READY, Step.CLOSE: Phase.CLOSED},
-    Phase.CLOSED: {Step.CLOSE: Phase.CLOSED},
+    Phase.REGISTERING: {Step.CONFIGURE: Phase.CONFIGURED},
+    Phase.CONFIGURED: {Step.PART: Phase.SYNCHRONIZING, Step.LAST: Phase.READY, Step.EVENT: Phase.CONFIGURED},
+    Phase.SYNCHRONIZING: {Step.PART: Phase.SYNCHRONIZING, Step.LAST: Phase.READY},
+    Phase.READY: {Step.EVENT: Phase.READY},
 }
 
 

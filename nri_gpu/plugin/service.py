@@ -206,11 +206,6 @@ class PluginService:
         """The connection is closed."""
         self._subscription.ended(after_configure=self.session.phase is Phase.CONFIGURED)
 
-    @property
-    def ready(self) -> bool:
-        """Whether events are being served from a synchronized ledger."""
-        return self.session.phase is Phase.READY
-
 
 def _late(timeout_ns: int, waited_ns: int) -> bool:
     """Whether the answer would be late. timeout_ns: 0 is none, negative is already over (ttrpc: server.go)."""

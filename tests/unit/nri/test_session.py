@@ -10,14 +10,11 @@ from nri_gpu.nri.convert import DecodeError
 from nri_gpu.nri.session import Listed, Phase, Session, Step
 from tests.support import builders as make
 
-CONFIGURE, PART, LAST, EVENT, CLOSE = Step
+CONFIGURE, PART, LAST, EVENT = Step
 WAYS: dict[str, tuple[tuple[Step, ...], Phase]] = {
-    "the usual": ((CONFIGURE, LAST, EVENT, EVENT, CLOSE), Phase.CLOSED),
+    "the usual": ((CONFIGURE, LAST, EVENT, EVENT), Phase.READY),
     "synchronized in parts": ((CONFIGURE, PART, PART, LAST), Phase.READY),
     "never synchronized, as a launched plugin of 1.7": ((CONFIGURE, EVENT), Phase.CONFIGURED),
-    "closed before anything": ((CLOSE,), Phase.CLOSED),
-    "closed half way through": ((CONFIGURE, PART, CLOSE), Phase.CLOSED),
-    "closed twice": ((CLOSE, CLOSE), Phase.CLOSED),
 }
 WRONG: dict[str, tuple[Step, ...]] = {
     "event before Configure": (EVENT,),
@@ -27,8 +24,6 @@ WRONG: dict[str, tuple[Step, ...]] = {
     "event between parts": (CONFIGURE, PART, EVENT),
     "Configure when ready": (CONFIGURE, LAST, CONFIGURE),
     "Synchronize twice": (CONFIGURE, LAST, LAST),
-    "event after the end": (CLOSE, EVENT),
-    "a new life after the end": (CLOSE, CONFIGURE),
 }
 POD = make.pod()
 
