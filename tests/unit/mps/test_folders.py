@@ -21,7 +21,7 @@ from nri_gpu.mps.folders import (
 )
 from nri_gpu.system.process import Process, process_of
 from tests.support import mps
-from tests.unit.systemd.test_mps_unit import UNIT
+from tests.unit.systemd.test_units import MPS as UNIT
 
 UUID = GpuUuid("GPU-0")
 CLIENT = 1000

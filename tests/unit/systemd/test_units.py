@@ -1,0 +1,350 @@
+"""Our units: each line says why, systemd has nothing against them, and they agree with the verbs that they start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from nri_gpu.cdi.file import STANDARD, SUFFIXES
+from nri_gpu.cli.cdi import DEFAULT_STAGE
+from nri_gpu.cli.main import VERBS
+from nri_gpu.daemon import guard
+from nri_gpu.daemon.app import DRAIN_S
+from nri_gpu.daemon.policy_file import DEFAULT_PATH
+from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.mps import DEFAULT_MPS_DIR
+from nri_gpu.domain.names import DEFAULT_STATE
+from nri_gpu.plugin.guard_status import DEFAULT_RUN_DIR
+from nri_gpu.plugin.supervisor import WAIT_MAX_S
+from nri_gpu.plugin.transport import LIMITS
+from nri_gpu.policy.model import Policy
+from nri_gpu.system.succession import TAKES_OVER_S
+from tests.support import sandbox
+from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
+from tests.support.driver_root import make_driver_root
+from tests.support.kubelet import Kubelet
+from tests.support.unit_file import OURS, Line, Unit
+
+FOLDER, PROJECT = OURS.parent, OURS.parents[1]
+GUARD_FILE, CDI_FILE, CDI_PATH_FILE = (
+    FOLDER / f"nri-gpu-{name}" for name in ("guard.service", "cdi.service", "cdi.path")
+)
+KUBELET_FILE, MPS_FILE = (FOLDER / "nri-gpu.service.d" / name for name in ("kubelet.conf", "mps.conf"))
+MPS_MOUNT = FOLDER / (DEFAULT_MPS_DIR.strip("/").replace("-", "\\x2d").replace("/", "-") + ".mount")
+DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS = (
+    Unit.read(file) for file in (OURS, GUARD_FILE, CDI_FILE, CDI_PATH_FILE, KUBELET_FILE, MPS_FILE)
+)
+# `verify.py` is a script, in a folder that is no package.
+VERIFY: dict[str, Any] = runpy.run_path(str(FOLDER / "verify.py"))
+# Lines whose reason is the line before them, or plain to see.
+EXPLAINED_ABOVE: Final = {"RestartSec", "StateDirectoryMode", "WantedBy", "Description"}
+LINES = [line for unit in (DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS) for line in unit.lines]
+GPU: Final = "nvidia.com/gpu"
+REQUIREMENTS: Final = {"Requires", "BindsTo", "PartOf", "Requisite"}
+needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
+
+
+# --- every unit -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line.key}={line.value}"[:40])
+def test_every_line_says_why(line: Line) -> None:
+    assert line.why or line.key in EXPLAINED_ABOVE
+
+
+@needs_systemd
+@pytest.mark.parametrize(
+    "file", [OURS, GUARD_FILE, CDI_FILE, KUBELET_FILE, MPS_FILE, MPS_MOUNT], ids=lambda file: file.name
+)
+def test_systemd_has_nothing_against_it(file: Path) -> None:
+    assert VERIFY["faults"](file) == []
+
+
+@needs_systemd
+@pytest.mark.parametrize(
+    ("file", "old", "new", "complaint"),
+    [
+        pytest.param(OURS, "ProtectSystem=", "ProtectSystm=", "Unknown key 'ProtectSystm'", id="unknown key"),
+        pytest.param(OURS, "PrivateNetwork=yes", "PrivateNetwork=maybe", "boolean", id="wrong value"),
+        pytest.param(OURS, "CapabilityBoundingSet=", "#", "exposure", id="a line lost"),
+        pytest.param(KUBELET_FILE, "InaccessiblePaths=", "InaccessiblePath=", "Unknown key", id="kubelet"),
+        pytest.param(MPS_FILE, "TasksMax", "TaskMax", "Unknown key", id="MPS"),
+    ],
+)
+def test_systemd_sees_what_is_wrong(tmp_path: Path, file: Path, old: str, new: str, complaint: str) -> None:
+    unit = tmp_path / file.relative_to(FOLDER)
+    unit.parent.mkdir(exist_ok=True)
+    (tmp_path / OURS.name).write_text(OURS.read_text())
+    unit.write_text(file.read_text().replace(f"\n{old}", f"\n{new}"))
+    assert any(complaint in fault for fault in VERIFY["faults"](unit))
+
+
+@pytest.mark.parametrize(("environment", "code"), [({}, 0), ({"CI": "true"}, 1)], ids=["at home", "in CI"])
+def test_a_missing_systemd_fails_only_in_ci(
+    environment: dict[str, str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CI", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert VERIFY["main"]([]) == code
+    assert "systemd-analyze is not installed" in capsys.readouterr().out
+
+
+def test_programs_are_replaced_whatever_stands_before_them() -> None:
+    text = "ExecStart=/opt/x run\nExecStartPre=-+/opt/y\nExecReload=/bin/kill -HUP $MAINPID\nDescription=/opt/x\n"
+    assert VERIFY["runnable"](text, "/p") == (
+        "ExecStart=/p run\nExecStartPre=-+/p\nExecReload=/p -HUP $MAINPID\nDescription=/opt/x\n"
+    )
+
+
+@pytest.mark.parametrize(("unit", "verb"), [(DAEMON, "run"), (GUARD, "guard"), (CDI, "cdi")])
+def test_it_starts_a_verb(unit: Unit, verb: str) -> None:
+    program, started, *_ = unit.value("ExecStart").split()
+    assert (Path(program).name, started) == ("nri-gpu", verb)
+    assert verb in {each.name for each in VERBS}
+
+
+@pytest.mark.parametrize(("unit", "stops_s"), [(DAEMON, DRAIN_S + TAKES_OVER_S), (GUARD, guard.DRAIN_S)])
+def test_it_waits_for_a_runtime_for_ever_and_starts_again(unit: Unit, stops_s: float) -> None:
+    assert (unit.value("Type"), unit.value("TimeoutStartSec")) == ("notify", "infinity")
+    assert (unit.value("Restart"), unit.value("StartLimitIntervalSec")) == ("always", "0")
+    assert float(unit.value("RestartSec").removesuffix("ms")) / 1000 <= WAIT_MAX_S
+    assert unit.words("RestartPreventExitStatus") == [str(int(Exit.USAGE))]
+    assert int(unit.value("TimeoutStopSec")) > stops_s
+    # A requirement would stop it with the runtime, each time that is restarted.
+    assert not [key for key in REQUIREMENTS if unit.values(key)]
+
+
+# --- the daemon's -----------------------------------------------------------------------------------------------------
+
+BREAKS_THE_JOB = {
+    "NVML needs the driver's nodes": ("PrivateDevices", "yes"),
+    "majors are in /proc/devices": ("ProcSubset", "pid"),
+    "the NRI socket is root's": ("DynamicUser", "yes"),
+    "hosts with user namespaces switched off could not start it": ("PrivateUsers", "yes"),
+    "group root would see every process": ("ProtectProc", "invisible"),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), BREAKS_THE_JOB.values(), ids=BREAKS_THE_JOB)
+def test_what_would_break_the_daemon(key: str, value: str) -> None:
+    assert DAEMON.value(key) != value
+    assert not DAEMON.value("User")
+
+
+def test_the_daemons_folders() -> None:
+    driver, plugin = Policy.default().driver, Policy.default().plugin
+    assert Path("/run") / DAEMON.value("RuntimeDirectory") == DEFAULT_STATE
+    assert (DAEMON.value("RuntimeDirectoryMode"), DAEMON.value("StateDirectoryMode")) == ("0700", "0755")
+    assert DAEMON.value("RuntimeDirectoryPreserve") == "yes"  # the key of signed grants outlives a stop
+    assert Path(driver.stage_dir) in {Path("/var/lib") / name for name in DAEMON.words("StateDirectory")}
+    hidden = [Path(word.removeprefix("-")) for word in DAEMON.words("InaccessiblePaths")]
+    program = Path(DAEMON.value("ExecStart").split()[0])
+    for needed in (DEFAULT_STATE, Path(driver.stage_dir), Path(plugin.socket), program):
+        assert not set(hidden) & {needed, *needed.parents}
+
+
+def test_a_kubelet_waits_for_the_daemon_but_not_for_ever() -> None:
+    assert "kubelet.service" in DAEMON.words("Before")
+    assert "containerd.service" in DAEMON.words("After")
+    assert LIMITS.register_s < int(DAEMON.value("JobRunningTimeoutSec")) < 120
+
+
+def test_every_kind_of_nvidia_node_of_ours_is_allowed() -> None:
+    assert DAEMON.value("DevicePolicy") == "closed"
+    assert {value.split()[0] for value in DAEMON.values("DeviceAllow")} == {"char-195", "char-nvidia-caps"}
+
+
+def test_the_install_page_has_the_units_and_every_folder() -> None:
+    """Whoever follows the page to remove nri-gpu leaves no trace; the daemon's unit brings the guard's."""
+    page = (PROJECT / "docs" / "install.md").read_text()
+    for key, prefix in (("ExecStart", ""), ("RuntimeDirectory", "/run/"), ("StateDirectory", "/var/lib/")):
+        assert prefix + DAEMON.words(key)[0] in page
+    assert DAEMON.words("Also") == [GUARD_FILE.name]
+    assert page.count(f"install -m 0644 systemd/{OURS.name} systemd/{GUARD_FILE.name} /etc/systemd/system/") == 2
+    assert "systemctl enable --now nri-gpu nri-gpu-guard" in page
+
+
+# --- the guard's ------------------------------------------------------------------------------------------------------
+
+# What the daemon has and the guard has not, because it has no driver, no children that outlive it, no state of its own.
+DAEMONS_ALONE: Final = {"DeviceAllow", "StateDirectory", "StateDirectoryMode", "RuntimeDirectoryPreserve", "KillMode"}
+HEAVY: Final = ("decision.decide", "injection", "inventory", "driver", "host", "allocation.placement")
+
+
+def test_the_guards_unit_is_no_looser_than_the_daemons() -> None:
+    assert Path("/run") / GUARD.value("RuntimeDirectory") == DEFAULT_RUN_DIR
+    ours = {line.key for line in GUARD.lines}
+    assert {line.key for line in DAEMON.lines if line.section == "Service"} - ours == {*DAEMONS_ALONE, "ExecReload"}
+    for key in ("SystemCallFilter", "CapabilityBoundingSet", "ProtectSystem", "UMask"):
+        assert GUARD.values(key) == DAEMON.values(key)
+    assert set(GUARD.words("RestrictAddressFamilies")) < set(DAEMON.words("RestrictAddressFamilies"))
+    assert GUARD.on("PrivateDevices")
+    assert not GUARD.values("Wants")
+
+
+def test_the_guard_loads_nothing_that_decides() -> None:
+    """A bug there must not be a bug here, nor its memory ours."""
+    program = "import json, sys, nri_gpu.daemon.guard; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    heavy = tuple(f"nri_gpu.{name}" for name in HEAVY)
+    assert not [name for name in json.loads(done.stdout) if name.startswith((*heavy, "pynvml", "grpc", "ctypes", "yaml"))]
+
+
+def test_the_sample_of_required_plugins_names_daemon_and_guard() -> None:
+    sample = tomllib.loads((PROJECT / "config" / "containerd" / "required-plugins.toml").read_text())
+    validator = sample["plugins"]["io.containerd.nri.v1.nri"]["default_validator"]
+    policy = Policy.default()
+    assert validator["enable"] is True
+    assert set(validator["required_plugins"]) == {policy.plugin.name, policy.guard.name}
+
+
+# --- those of the CDI specification -----------------------------------------------------------------------------------
+
+# What confines the daemon has to confine this too. Not the lines that are about living on, or about other folders.
+SANDBOX: Final = {
+    *("ProtectSystem", "UMask", "ProtectHome", "PrivateTmp", "PrivateMounts", "DevicePolicy", "DeviceAllow"),
+    *("CapabilityBoundingSet", "AmbientCapabilities", "NoNewPrivileges", "RestrictSUIDSGID", "RestrictNamespaces"),
+    *("RestrictRealtime", "LockPersonality", "SystemCallArchitectures", "SystemCallFilter", "SystemCallErrorNumber"),
+    *("MemoryDenyWriteExecute", "ProtectKernelModules", "ProtectKernelTunables", "ProtectKernelLogs"),
+    *("ProtectControlGroups", "ProtectClock", "ProtectHostname", "ProtectProc", "PrivateIPC", "KeyringMode"),
+    *("PrivateNetwork", "IPAddressDeny", "LimitCORE", "KillMode", "StateDirectoryMode"),
+}
+
+
+def test_the_specification_is_written_where_runtimes_look() -> None:
+    _, verb, action, option, output = CDI.value("ExecStart").split()
+    [found] = [each for each in VERBS if each.name == verb]
+    assert any(action in each.settings.get("choices", ()) for each in found.options)
+    assert any(option in each.flags for each in found.options)
+    # Where systemd is, /var/run is a link to /run.
+    assert Path("/var", *Path(output).parent.parts[1:]) in STANDARD
+    assert Path(output).suffix in SUFFIXES
+    assert Path("/run", CDI.value("RuntimeDirectory")) == Path(output).parent
+    assert (CDI.value("RuntimeDirectoryMode"), CDI.value("RuntimeDirectoryPreserve")) == ("0755", "yes")
+    assert DEFAULT_STAGE in {Path("/var/lib", name) for name in CDI.words("StateDirectory")}
+    assert CDI.words("SuccessExitStatus") == [str(int(Exit.UNAVAILABLE))]  # a machine without GPUs
+
+
+def test_the_path_unit_starts_the_service() -> None:
+    assert CDI_PATH.value("Unit") == CDI_FILE.name
+    assert str(DEFAULT_PATH) in CDI_PATH.values("PathChanged")
+    # It never ends, so a Condition or a `PathExists=` would start the service over and over.
+    assert {line.key for line in CDI_PATH.lines if line.section == "Path"} == {"PathChanged", "Unit"}
+
+
+def test_the_specifications_unit_is_confined_like_the_daemon() -> None:
+    assert {key: CDI.values(key) for key in SANDBOX} == {key: DAEMON.values(key) for key in SANDBOX}
+
+
+@needs_systemd
+def test_systemd_has_nothing_against_path_and_service_together(tmp_path: Path) -> None:
+    for unit in (CDI_FILE, CDI_PATH_FILE):
+        (tmp_path / unit.name).write_text(VERIFY["runnable"](unit.read_text(), sys.executable))
+    command = ["systemd-analyze", "verify", "--man=no", *map(str, tmp_path.iterdir())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, "nri-gpu-cdi" in done.stderr) == (0, False)
+
+
+@pytest.mark.containerd
+@pytest.mark.skipif(os.geteuid() != 0, reason="a sandbox of namespaces needs root")
+def test_the_verb_works_in_the_sandbox(tmp_path: Path) -> None:
+    """As the daemon's unit has it, whose lines this one shares."""
+    driver = make_driver_root(tmp_path / "driver")
+    rw = tmp_path / "rw"
+    rw.mkdir()
+    places = ["--gpus", FOUR_GPUS, "--driver-root", driver, "--stage-dir", rw / "stage", "--output", rw / "cdi.json"]
+    program = [sys.executable, "-m", "nri_gpu", "cdi", "generate", *map(str, places)]
+    command = sandbox.command(program, rw=[rw], keep=[driver])
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=sandbox.PROJECT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (rw / "cdi.json").stat().st_mode & 0o777 == 0o644
+    [tree] = [folder for folder in (rw / "stage").glob("*/compute+utility")]
+    assert tree.stat().st_mode & 0o777 == 0o755
+
+
+# --- the drop-ins for the kubelet and for MPS -------------------------------------------------------------------------
+
+
+def test_the_kubelets_folders_are_open_and_the_rest_stays_hidden() -> None:
+    settings = Policy.default().kubelet
+    writable, cdi = (Path(path) for path in KUBELET.words("ReadWritePaths"))
+    assert {Path(settings.dir).parent, Path(settings.registry_dir).parent} == {writable}
+    first, hidden = KUBELET.values("InaccessiblePaths")
+    assert first == ""  # lists of systemd's add up until they are emptied
+    kept = set(DAEMON.words("InaccessiblePaths")) - {f"-{writable}"}
+    assert set(hidden.split()) == kept | {f"-{writable}/pods", f"-{writable}/pki"}
+    assert f"/var{cdi}" == settings.cdi_dir
+    assert [line.split()[-1] for line in KUBELET.values("ExecStartPre")] == [str(writable), str(cdi)]
+    assert KUBELET.words("RequiresMountsFor") == [str(writable)]
+    assert not {"Before", "After", "Requires", "Wants"} & {line.key for line in KUBELET.lines}
+
+
+def test_the_documentation_installs_the_kubelets_drop_in() -> None:
+    page = (PROJECT / "docs" / "kubernetes.md").read_text()
+    where = KUBELET_FILE.relative_to(PROJECT)
+    assert f"install -D -m 0644 {where} /etc/systemd/system/nri-gpu.service.d/kubelet.conf" in page
+
+
+class Sandboxed(NriGpu):
+    """In the unit's sandbox with what the drop-in adds."""
+
+    def __init__(self, launch: Launch, kubelet: Path) -> None:
+        super().__init__(launch)
+        self._kubelet = kubelet
+        for folder in (launch.state, launch.base / "drivers"):
+            folder.mkdir()
+
+    def program(self) -> list[str]:
+        unit = self.launch.base / "nri-gpu.service"
+        unit.write_text(f"{OURS.read_text()}\n{KUBELET_FILE.read_text()}")
+        rw = (self.launch.state, self.launch.base / "drivers", self._kubelet)
+        return sandbox.command([*super().program(), "--kubelet"], rw=rw, keep=[self.launch.base], unit=unit)
+
+
+def test_the_daemon_serves_a_kubelet_in_the_units_sandbox() -> None:
+    with tempfile.TemporaryDirectory(prefix="nri-gpu-test-") as made:
+        asyncio.run(_serves(Path(made)))
+
+
+async def _serves(folder: Path) -> None:
+    (folder / "d").mkdir()
+    policy = folder / "d" / "policy.toml"
+    policy.write_text(f'[kubelet]\ndir = "{folder}/kubelet/device-plugins"\ncdi_dir = "{folder}/kubelet/cdi"\n')
+    async with asyncio.timeout(60), Kubelet(folder / "kubelet") as kubelet:
+        with Sandboxed(Launch(folder / "d", folder / "d" / "nri.sock", policy=policy), folder / "kubelet"):
+            await kubelet.wait("a registration", lambda: kubelet.capacity(GPU) == 4)
+            # No runtime is there, so none is offered yet.
+            assert kubelet.healthy(GPU) == []
+            # Made anew below the folder that the unit may write to.
+            await kubelet.stop()
+            shutil.rmtree(kubelet.dir)
+            await kubelet.start()
+            await kubelet.wait("a registration", lambda: kubelet.capacity(GPU) == 4)
+
+
+def test_mps_daemons_outlive_us_and_may_mount_and_change_users() -> None:
+    assert MPS.value("KillMode") == "process"
+    assert {"CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID"} <= set(MPS.words("CapabilityBoundingSet"))
+    assert MPS.value("RestrictNamespaces") == "mnt"
+
+
+def test_what_mps_clients_write_is_limited_in_bytes_and_in_files() -> None:
+    unit = Unit.read(MPS_MOUNT)
+    assert (unit.value("Where"), unit.value("Type")) == (DEFAULT_MPS_DIR, "tmpfs")
+    options = dict(option.partition("=")[::2] for option in unit.value("Options").split(","))
+    assert options.keys() == {"size", "nr_inodes", "mode", "nosuid", "nodev", "noexec"}
+    assert (options["size"], options["mode"]) == ("10%%", "0700")
+    assert MPS.value("Wants") == MPS.value("After") == MPS_MOUNT.name
