@@ -36,16 +36,17 @@ AT_MAX: Final = 1e12  # seconds: no machine has run for that long
 class Journal:
     """An append-only file. Every method may raise OSError; the daemon goes on without it."""
 
-    def __init__(self, path: Path, key: bytes) -> None:
+    def __init__(self, path: Path, key: bytes, *, compact_bytes: int = COMPACT_BYTES) -> None:
         self._path = path
         self._key = key
+        self._compact_bytes = compact_bytes
         self._fd: int | None = None
         self._bytes = 0
 
     @property
     def full(self) -> bool:
         """Whether it is time to `compact`."""
-        return self._bytes > COMPACT_BYTES
+        return self._bytes > self._compact_bytes
 
     def granted(self, grant: Grant, signed: str, now: float) -> None:
         """Append a grant. signed: as it is written on the container."""

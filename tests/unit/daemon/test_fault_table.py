@@ -160,83 +160,6 @@ async def test_a_library_that_writes_nonsense_into_our_pipe(rig: Rig, sort: int)
     assert rig.refused == []
 
 
-async def test_a_child_that_is_killed(rig: Rig) -> None:
-    async with rig.running():
-        pid = rig.source.child
-        assert pid
-        os.kill(pid, signal.SIGKILL)
-        rig.cache.poke()
-        await held(rig, lambda: "SIGKILL" in rig.cache.fault, "its end to be noticed")
-        await held(rig, lambda: rig.cache.fault == "", "another one")
-        assert rig.source.child != pid
-    assert rig.refused == []
-
-
-async def test_a_library_that_is_replaced(rig: Rig) -> None:
-    async with rig.running():
-        pid = rig.source.child
-        build_fake_nvml(rig.root, TWO, driver=DRIVER)  # the same version, another file: a repaired package
-        await rig.refreshed()
-        assert rig.source.child != pid
-        await held(rig, lambda: rig.cache.fault == "", "an answer")
-    assert rig.refused == []
-
-
-async def test_a_driver_that_is_unloaded_and_loaded(rig: Rig) -> None:
-    """The one case in which a healthy GPU is refused: it has no driver. Noticed by nobody but the glance."""
-    async with rig.running():
-        rig.play(TWO, Act(INIT, "fail", 9))
-        rig.unload()
-        await rig.until("the end of grants", lambda: "kernel module was unloaded" in gpu(rig))
-        rig.play(TWO)
-        rig.load()
-        await held(rig, lambda: gpu(rig) == "" and rig.cache.fault == "", "grants again")
-    assert all("modprobe nvidia" in refusal for refusal in set(rig.refused)), set(rig.refused)
-
-
-async def test_a_gpu_that_is_lost_and_comes_back(rig: Rig) -> None:
-    async with rig.running():
-        rig.play(TWO, Act(HANDLE, "fail", 15, gpu=1))
-        (rig.base / "proc/driver/nvidia/gpus/0000:11:00.0").mkdir(parents=True)  # any change that the kernel shows
-        await held(rig, lambda: "(15)" in gpu(rig), "its loss")
-        rig.play(TWO)
-        (rig.base / "proc/driver/nvidia/gpus/0000:11:00.0").rmdir()
-        await held(rig, lambda: gpu(rig) == "", "its return")
-    assert rig.refused == []
-
-
-async def test_mig_on_other_instances_and_off(rig: Rig) -> None:
-    def parts() -> list[str]:
-        return [part.uuid for part in rig.node_state.node.inventory.parts if not part.device.unavailable]
-
-    async with rig.running():
-        rig.play([TWO[0], replace(CUT, parts=PARTS[:1])])
-        rig.capabilities(("gi1", 147), ("gi1/ci0", 148))
-        await held(rig, lambda: parts() == [PARTS[0].uuid], "the instance")
-        assert rig.ask(f"device={PARTS[0].uuid}") == ""
-        rig.play([TWO[0], CUT])
-        rig.capabilities(("gi2", 156), ("gi2/ci0", 157))
-        await held(rig, lambda: parts() == [each.uuid for each in PARTS], "another instance")
-        assert gpu(rig, 0) == ""
-        rig.play(TWO)
-        rig.cache.poke()
-        await held(rig, lambda: parts() == [] and gpu(rig) == "", "the whole GPU")
-    assert rig.refused == []
-
-
-async def test_sixteen_gpus_and_none(rig: Rig) -> None:
-    async with rig.running():
-        rig.play(gpus(16))
-        await rig.refreshed()
-        assert gpu(rig, 15) == ""
-        rig.play([])
-        await rig.refreshed()
-        assert "it has no GPUs" in gpu(rig, 0)
-        rig.play(TWO)
-        await rig.refreshed()
-        await held(rig, lambda: gpu(rig) == "", "two again")
-
-
 async def test_a_driver_upgrade(rig: Rig) -> None:
     """Files first, then the module: no restart, and no container with one driver's files on another's module."""
 
@@ -258,31 +181,12 @@ async def test_a_driver_upgrade(rig: Rig) -> None:
     assert all("580.95.05" in refusal or "590.10" in refusal for refusal in rig.refused)
 
 
-async def _stopped_after_a_while(rig: Rig) -> None:
+async def test_a_snapshot_that_is_no_longer_true_is_corrected(rig: Rig) -> None:
     async with rig.running():
         await rig.refreshed()
         # The fake library leaves notes beside itself, and the driver's folder is another one for it: looked at again.
         await rig.until("the last look at the files", lambda: rig.driver.scanned == folder_signatures(rig.root))
         await rig.snapshots.keep()
-
-
-async def test_a_restart_grants_before_a_driver_that_hangs_has_said_a_word(rig: Rig) -> None:
-    await _stopped_after_a_while(rig)
-    rig.play(TWO, Act(INIT, "hang"))
-    again = Rig(rig.base, None)
-    assert again.snapshots.restore(again.cache)
-    assert again.trace == []  # nobody was asked
-    assert [gpu(again, index) for index in (0, 1)] == ["", ""]
-    assert not again.cache.confirmed
-    async with again.running():
-        await again.until("NVML to be asked", lambda: again.trace)
-        rig.play(TWO)
-        await held(again, lambda: again.cache.confirmed, "its word")
-    assert again.refused == []
-
-
-async def test_a_snapshot_that_is_no_longer_true_is_corrected(rig: Rig) -> None:
-    await _stopped_after_a_while(rig)
     rig.play(TWO, Act(HANDLE, "fail", 15, gpu=1))
     again = Rig(rig.base, None)
     assert again.snapshots.restore(again.cache)
@@ -290,16 +194,3 @@ async def test_a_snapshot_that_is_no_longer_true_is_corrected(rig: Rig) -> None:
         await held(again, lambda: again.cache.confirmed, "NVML's word")
         assert "(15)" in gpu(again)
         assert gpu(again, 0) == ""
-
-
-async def test_after_an_upgrade_nothing_is_served_that_was_not_asked_for(rig: Rig) -> None:
-    await _stopped_after_a_while(rig)
-    again = Rig(rig.base, None)
-    again.load("590.10")
-    assert not again.snapshots.restore(again.cache)
-    assert "kernel module" in gpu(again) or "starting" in gpu(again)
-
-
-def test_a_trace_that_had_to_wait_would_show() -> None:
-    trace = ["answer", "ask", "answer", "create", "ask", "create", "answer", "ask"]
-    assert Rig.answers(trace) == [False, True]

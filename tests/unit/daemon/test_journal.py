@@ -1,5 +1,8 @@
+"""The journal by itself, and what the next daemon remembers by it."""
+
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,14 +10,25 @@ from pathlib import Path
 import pytest
 
 from nri_gpu.allocation.grant import sign_grant
-from nri_gpu.daemon import journal as module
-from nri_gpu.daemon.journal import Journal
+from nri_gpu.allocation.ledger import GrantPhase
+from nri_gpu.daemon.journal import Journal, StateRecorder
 from nri_gpu.domain.claim import Mode
+from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Grant
-from nri_gpu.plugin.dependencies import Remembered
+from nri_gpu.domain.node import Inventory
+from nri_gpu.nri.events import Event
+from nri_gpu.nri.session import Listed
+from nri_gpu.plugin.dependencies import PluginDependencies, Remembered
+from nri_gpu.plugin.handlers import Plugin
+from nri_gpu.plugin.service import REQUEST_TIMEOUT_S
+from nri_gpu.policy.model import Policy
+from nri_gpu.system.state import NodeState
+from nri_gpu.ttrpc.events import Status
 from tests.support import builders as make
+from tests.support.log import Log
+from tests.support.plugin import KEY, Clock, node
 
-KEY = bytes(range(32))
+GRACE_S = Policy.default().ledger.created_grace_s
 ONE = make.grant(0, to=make.container(name="one"))
 TWO = make.grant(1, to=make.container(name="two"))
 SHARED = make.grant(2, 3, mode=Mode.SHARED, to=make.container(name="shared"))
@@ -36,22 +50,14 @@ def grant(journal: Journal, granted: Grant, at: float) -> None:
     journal.granted(granted, sign_grant(granted, KEY), at)
 
 
-def test_what_was_granted_is_remembered_in_its_order(journal: Journal) -> None:
+def test_what_was_granted_is_remembered_in_its_order(path: Path, journal: Journal) -> None:
     grant(journal, ONE, 10.0)
     grant(journal, SHARED, 11.5)
-    assert journal.remembered(since=0) == (Remembered(ONE, 10.0), Remembered(SHARED, 11.5))
-
-
-def test_names_for_people_are_remembered_too(journal: Journal) -> None:
-    grant(journal, ONE, 1.0)
-    (found,) = journal.remembered(since=0)
-    assert (found.grant.namespace, found.grant.pod_name) == (ONE.namespace, ONE.pod_name)
-
-
-def test_nothing_older_than_asked_for(journal: Journal) -> None:
-    grant(journal, ONE, 10.0)
-    grant(journal, TWO, 20.0)
-    assert [each.grant for each in journal.remembered(since=20.0)] == [TWO]
+    both = (Remembered(ONE, 10.0), Remembered(SHARED, 11.5))
+    assert journal.remembered(since=0) == Journal(path, KEY).remembered(since=0) == both
+    assert [(each.grant.namespace, each.grant.pod_name) for each in journal.remembered(0)] == [("ml", "train")] * 2
+    assert journal.remembered(since=11.5) == both[1:]
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_is_settled_is_forgotten(journal: Journal) -> None:
@@ -59,32 +65,13 @@ def test_what_is_settled_is_forgotten(journal: Journal) -> None:
     grant(journal, TWO, 2.0)
     journal.settled(ONE.container_id)
     assert [each.grant for each in journal.remembered(since=0)] == [TWO]
-
-
-def test_settled_and_granted_again(journal: Journal) -> None:
-    grant(journal, ONE, 1.0)
-    journal.settled(ONE.container_id)
     grant(journal, ONE, 3.0)
-    assert journal.remembered(since=0) == (Remembered(ONE, 3.0),)
+    assert journal.remembered(since=0) == (Remembered(TWO, 2.0), Remembered(ONE, 3.0))
 
 
-def test_no_file_is_an_empty_journal(journal: Journal) -> None:
-    assert journal.remembered(since=0) == ()
-
-
-def test_another_process_reads_it(path: Path, journal: Journal) -> None:
-    grant(journal, ONE, 1.0)
-    assert Journal(path, KEY).remembered(since=0) == (Remembered(ONE, 1.0),)
-
-
-def test_a_mark_under_another_key_is_worth_nothing(path: Path, journal: Journal) -> None:
+def test_a_grant_signed_with_another_key_is_ignored(path: Path, journal: Journal) -> None:
     grant(journal, ONE, 1.0)
     assert Journal(path, bytes(32)).remembered(since=0) == ()
-
-
-def test_it_is_for_root_alone(path: Path, journal: Journal) -> None:
-    grant(journal, ONE, 1.0)
-    assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("kept", range(1, 200, 7))
@@ -102,8 +89,8 @@ EDITED = {
     "not text": b"\n\xff\xfe\x00",
     "a list": b"\n[1, 2]",
     "a number": b"\n7",
-    "no mark": b'\n{"at": 1, "container_id": "x"}',
-    "a null mark": b'\n{"at": 1, "container_id": null, "mark": null}',
+    "no signature": b'\n{"at": 1, "container_id": "x"}',
+    "no signature but null": b'\n{"at": 1, "container_id": null, "mark": null}',
     "deep": b"\n" + b"[" * 100_000,
 }
 
@@ -124,7 +111,7 @@ def test_a_time_that_is_none_is_passed_over(path: Path, journal: Journal, at: st
     assert journal.remembered(since=0) == ()
 
 
-def test_more_gpus_than_the_mark_says_are_not_believed(path: Path, journal: Journal) -> None:
+def test_other_gpus_than_were_signed_are_not_believed(path: Path, journal: Journal) -> None:
     grant(journal, ONE, 1.0)
     path.write_text(path.read_text().replace(make.uuid(0), make.uuid(1)))
     assert journal.remembered(since=0) == ()
@@ -143,16 +130,174 @@ def test_compacted_it_tells_the_same_and_no_more(path: Path, journal: Journal) -
     assert journal.remembered(since=0) == (Remembered(SHARED, 70.0), Remembered(ONE, 80.0))
 
 
-def test_it_says_when_it_is_full(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMPACT_BYTES", 520)
-    grant(journal, ONE, 1.0)
-    assert not journal.full
-    grant(journal, TWO, 2.0)
-    assert journal.full
-    journal.compact(since=2.0)
-    assert not journal.full
+def test_a_journal_of_the_previous_version_is_read(path: Path, journal: Journal) -> None:
+    fields = {"container": "one", "pod_id": ONE.pod_id, "pod": "train", "namespace": "ml", "pod_uid": ONE.pod_uid}
+    old = {"at": 7, "container_id": ONE.container_id, **fields, "mark": sign_grant(ONE, KEY), "later": None}
+    path.write_text(f"\n{json.dumps(old)}")
+    assert journal.remembered(since=0) == (Remembered(ONE, 7.0),)
 
 
-def test_a_folder_that_is_gone_is_an_error_and_not_a_crash(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
-        grant(Journal(tmp_path / "gone" / "journal", KEY), ONE, 1.0)
+# --- one daemon after another -----------------------------------------------------------------------------------------
+
+
+class Daemon:
+    """One life of a daemon on a state folder; the next one is another of these, on the same folder and clock."""
+
+    def __init__(self, folder: Path, clock: Clock, compact_bytes: int = 4096) -> None:
+        journal = Journal(folder / "journal", KEY, compact_bytes=compact_bytes)
+        self.recorder = StateRecorder(journal, None, lambda action: action(), GRACE_S)
+        state = NodeState(Inventory(taken_at=0))
+        state.node = node()
+        self.plugin = Plugin(state, PluginDependencies(clock, lambda _: None, recorder=self.recorder), KEY)
+
+    def create(self, container: Container) -> bool:
+        return not isinstance(self.plugin.create_container(make.create_payload(container)), Status)
+
+    def event(self, event: Event, container: Container) -> None:
+        self.plugin.lifecycle(make.event_payload(event, container))
+
+    def phases(self) -> dict[str, GrantPhase]:
+        return {entry.grant.pod_name: entry.phase for entry in self.plugin.ledger.entries.values()}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+GPU_0 = make.container("device=0", of="one")
+OTHER = make.container("device=0", of="other")
+
+
+def test_what_the_runtime_does_not_list_yet_is_not_granted_again(tmp_path: Path, clock: Clock) -> None:
+    assert Daemon(tmp_path, clock).create(GPU_0)
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized(())
+    assert after.phases() == {"one": GrantPhase.CREATED}
+    assert not after.create(OTHER)
+    after.plugin.synchronized(())  # a connection that is made anew
+    assert not after.create(OTHER)
+    clock.now += GRACE_S + 1
+    late = Daemon(tmp_path, clock)
+    late.plugin.synchronized(())
+    assert late.phases() == {}
+    assert after.create(OTHER)
+
+
+def test_nor_once_the_runtime_has_had_its_time_and_does_not_list_it(tmp_path: Path, clock: Clock) -> None:
+    """A daemon that was stopped, or whose answer nobody read, keeps a GPU from nobody for the whole grace."""
+    daemon = Daemon(tmp_path, clock)
+    assert daemon.create(GPU_0)
+    clock.now += 10
+    daemon.plugin.synchronized(())
+    clock.now += REQUEST_TIMEOUT_S - 0.1
+    assert not daemon.create(OTHER)
+    clock.now += 0.2
+    assert daemon.create(OTHER)
+    late = daemon.plugin.lifecycle(make.event_payload(Event.START_CONTAINER, GPU_0))
+    assert isinstance(late, Status)  # without a signed grant it was refused before, too
+
+
+def test_nor_does_one_start_that_the_runtime_was_too_slow_with(tmp_path: Path, clock: Clock) -> None:
+    daemon = Daemon(tmp_path, clock)
+    assert daemon.create(GPU_0)
+    (entry,) = daemon.plugin.ledger.entries.values()
+    daemon.plugin.synchronized(())
+    clock.now += REQUEST_TIMEOUT_S + 1
+    assert daemon.create(OTHER)
+    marked = make.marked(GPU_0, entry.grant, KEY)
+    late = daemon.plugin.lifecycle(make.event_payload(Event.START_CONTAINER, marked))
+    assert isinstance(late, Status)
+    assert "[gpu-busy]" in late.message
+
+
+def test_an_answer_of_which_nothing_left_is_no_grant(tmp_path: Path, clock: Clock) -> None:
+    daemon = Daemon(tmp_path, clock)
+    payload = make.create_payload(GPU_0)
+    daemon.plugin.create_container(payload)
+    daemon.plugin.unanswered(payload)
+    daemon.plugin.unanswered(b"\xff")
+    assert daemon.phases() == {}
+    assert Daemon(tmp_path, clock).recorder.remembered(0.0) == []
+    assert daemon.create(OTHER)
+
+
+@pytest.mark.parametrize(
+    "event", [Event.START_CONTAINER, Event.REMOVE_CONTAINER, Event.STOP_CONTAINER, Event.STOP_POD_SANDBOX]
+)
+def test_what_is_settled_is_the_runtimes_to_tell(tmp_path: Path, clock: Clock, event: Event) -> None:
+    before = Daemon(tmp_path, clock)
+    assert before.create(GPU_0)
+    before.event(event, GPU_0)
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized(())
+    assert after.phases() == {}
+
+
+def test_what_the_runtime_lists_is_there_once(tmp_path: Path, clock: Clock) -> None:
+    before = Daemon(tmp_path, clock)
+    assert before.create(GPU_0)
+    (entry,) = before.plugin.ledger.entries.values()
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized((Listed(make.marked(GPU_0, entry.grant, KEY), created=False),))
+    assert after.phases() == {"one": GrantPhase.RUNNING}
+
+
+def test_a_grant_of_nothing_is_not_worth_a_line(tmp_path: Path, clock: Clock) -> None:
+    assert Daemon(tmp_path, clock).create(make.container("none"))
+    assert not (tmp_path / "journal").exists()
+
+
+def test_a_folder_that_cannot_be_written_stops_no_grant(tmp_path: Path, clock: Clock, log: Log) -> None:
+    daemon = Daemon(tmp_path / "gone", clock)
+    assert daemon.create(GPU_0)
+    assert daemon.create(make.container("device=1", of="third"))
+    assert len(log.said("journal not written; the grants on the containers hold")) == 1
+
+
+def test_a_time_to_come_does_not_put_off_the_end_of_the_grace(tmp_path: Path, clock: Clock) -> None:
+    assert Daemon(tmp_path, clock).create(GPU_0)
+    file = tmp_path / "journal"
+    file.write_text(file.read_text().replace(f'"at":{clock.now}', '"at":9e9'))
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized(())
+    assert after.phases() == {"one": GrantPhase.CREATED}
+    clock.now += GRACE_S + 1
+    assert after.create(OTHER)
+
+
+def test_a_grant_whose_answer_was_lost_does_not_start_what_never_got_it(tmp_path: Path, clock: Clock) -> None:
+    """The daemon died between its journal and its answer, and the runtime listed the container too late."""
+    assert Daemon(tmp_path, clock).create(GPU_0)
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized(())
+    refused = after.plugin.lifecycle(make.event_payload(Event.START_CONTAINER, GPU_0))
+    assert isinstance(refused, Status)
+    assert "[not-granted]" in refused.message
+    assert after.phases() == {}
+    assert after.create(OTHER)
+
+
+def test_a_grant_that_was_not_listed_yet_starts(tmp_path: Path, clock: Clock) -> None:
+    before = Daemon(tmp_path, clock)
+    assert before.create(GPU_0)
+    (entry,) = before.plugin.ledger.entries.values()
+    after = Daemon(tmp_path, clock)
+    after.plugin.synchronized(())
+    after.event(Event.START_CONTAINER, make.marked(GPU_0, entry.grant, KEY))
+    assert after.phases() == {"one": GrantPhase.RUNNING}
+
+
+@pytest.mark.parametrize("event", [Event.START_CONTAINER, None])
+def test_the_file_stays_small(tmp_path: Path, clock: Clock, event: Event | None) -> None:
+    """Also where creation fails behind our reply, so that no event settles the grant, and a kubelet tries again."""
+    daemon = Daemon(tmp_path, clock)
+    for number in range(100):
+        container = make.container("device=0", of="p", id=ContainerId(f"attempt-{number}"))
+        assert daemon.create(container)
+        if event:
+            daemon.event(event, container)
+            daemon.event(Event.REMOVE_CONTAINER, container)
+        clock.now += GRACE_S / 4
+    assert (tmp_path / "journal").stat().st_size < 3 * 4096
+    assert len([*daemon.recorder.remembered(0.0)]) < 20

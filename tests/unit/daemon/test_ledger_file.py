@@ -1,4 +1,4 @@
-"""A daemon that comes after another one: what of that one's ledger still counts."""
+"""`ledger.json`: what it publishes, and what of the ledger of the daemon before still counts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import GrantPhase, Ledger
 from nri_gpu.allocation.reservations import reserve
 from nri_gpu.daemon.ledger_file import read_ledger, write_ledger
@@ -18,6 +19,7 @@ from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.names import LEDGER
 from tests.support import builders as make
 from tests.support import nri_messages as nri
+from tests.support.plugin import Bench
 from tests.unit.plugin.test_releasing import GRACE_S, HandoverBench
 
 
@@ -44,12 +46,12 @@ def test_what_was_waited_for_is_waited_for(tmp_path: Path) -> None:
     assert new.withheld == ""
 
 
-def test_who_left_while_nobody_listened_is_waited_for(tmp_path: Path) -> None:
+def test_a_gpu_that_was_released_without_a_daemon_is_waited_for(tmp_path: Path) -> None:
     bench = HandoverBench()
     bench.run("device=0", "first")
     stays = bench.run("device=1", "stays")
     new = restarted(bench, tmp_path, stays)
-    assert {leaver.pod for leaver in new.plugin.ledger.releasing.values()} == {"ml/first"}
+    assert {releasing.pod for releasing in new.plugin.ledger.releasing.values()} == {"ml/first"}
     assert new.left == 1
     new.clock.now += 1
     new.look(0)
@@ -62,7 +64,7 @@ def test_one_that_never_ran_is_not(tmp_path: Path) -> None:
     assert restarted(bench, tmp_path).plugin.ledger == Ledger()
 
 
-def test_what_the_kubelet_gave_stays_given(tmp_path: Path) -> None:
+def test_reservations_stay(tmp_path: Path) -> None:
     bench = HandoverBench()
     device = AllocatedDevice("nvidia.com/gpu", bench.node.gpus[0].uuid)
     bench.plugin.reserve([device], shared=False)
@@ -70,6 +72,47 @@ def test_what_the_kubelet_gave_stays_given(tmp_path: Path) -> None:
     assert new.plugin.ledger.reservations.keys() == {device}
     assert all(isinstance(entry.until, float) for entry in new.plugin.ledger.entries.values())
     assert new.withheld
+
+
+def test_the_published_ledger(tmp_path: Path) -> None:
+    bench = Bench()
+    of = nri.asking("device=1,0;mode=shared")
+    made = nri.container(of)
+    assert isinstance(bench.plugin.create_container(nri.create(of, made)), bytes)
+    plain = nri.pod("other")
+    held = nri.container(plain)
+    held.linux.devices.add(path="/dev/nvidia3", type="c", major=195, minor=3)
+    bench.plugin.create_container(nri.create(plain, held))
+    text = kept(tmp_path, bench.plugin.ledger).read_text()
+    assert json.loads(text) == {
+        "schema": "nri-gpu/ledger/v1",
+        "grants": [
+            {
+                "namespace": "ml",
+                "pod": "train",
+                "pod_uid": "uid-train",
+                "container": "main",
+                "container_id": made.id,
+                "phase": "created",
+                "mode": "shared",
+                "gpu_uuids": [bench.node.gpus[0].uuid, bench.node.gpus[1].uuid],
+                "driver_generation": "580.95.05-test",
+            }
+        ],
+        "foreign": [
+            {"container_id": held.id, "pod": "ml/other", "container": "", "gpu_uuids": [bench.node.gpus[3].uuid]}
+        ],
+        "leaving": [],
+    }
+
+
+def test_a_grant_of_nothing_is_published_and_not_read(tmp_path: Path) -> None:
+    bench = Bench()
+    bench.plugin.create_container(nri.create(nri.asking("none"), pb.Container(id="c", name="n")))
+    file = kept(tmp_path, bench.plugin.ledger)
+    (grant,) = json.loads(file.read_text())["grants"]
+    assert (grant["mode"], grant["gpu_uuids"]) == ("none", [])
+    assert read_ledger(file, 0.0) == Ledger()
 
 
 def test_it_reads_what_is_written(tmp_path: Path) -> None:
@@ -101,7 +144,7 @@ GRANT = {
     "namespace": "ml", "pod": "train", "pod_uid": "u", "container": "main", "container_id": "c", "phase": "running",
     "mode": Mode.EXCLUSIVE.value, "gpu_uuids": [make.uuid(0)], "driver_generation": "1",
 }  # fmt: skip
-LEAVER = {"gpu_uuid": make.uuid(0), "pod": "ml/train", "pod_uid": "u", "since_s": 1.0, "grace_s": 60.0}
+RELEASING = {"gpu_uuid": make.uuid(0), "pod": "ml/train", "pod_uid": "u", "since_s": 1.0, "grace_s": 60.0}
 WRONG: dict[str, Any] = {
     "a list": [],
     "another schema": {"schema": "nri-gpu/ledger/v2", "grants": []},
@@ -112,14 +155,14 @@ WRONG: dict[str, Any] = {
     "a phase of tomorrow": {"grants": [{**GRANT, "phase": "asleep"}]},
     "an id that is a number": {"grants": [{**GRANT, "container_id": 7}]},
     "uuids that are a text": {"grants": [{**GRANT, "gpu_uuids": make.uuid(0)}]},
-    "a grace without end": {"leaving": [{**LEAVER, "grace_s": 1e12}]},
-    "a grace that is no number": {"leaving": [{**LEAVER, "grace_s": "long"}]},
-    "a time that is none": {"leaving": [{**LEAVER, "since_s": "NaN"}]},
+    "a grace without end": {"leaving": [{**RELEASING, "grace_s": 1e12}]},
+    "a grace that is no number": {"leaving": [{**RELEASING, "grace_s": "long"}]},
+    "a time that is none": {"leaving": [{**RELEASING, "since_s": "NaN"}]},
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_a_file_that_is_no_ledger_is_said_to_be_none(tmp_path: Path, wrong: Any) -> None:  # noqa: ANN401
+def test_a_file_that_is_no_ledger(tmp_path: Path, wrong: Any) -> None:  # noqa: ANN401
     file = tmp_path / LEDGER
     whole = {"schema": "nri-gpu/ledger/v1", "grants": [], **wrong} if isinstance(wrong, dict) else wrong
     if wrong == {}:
@@ -139,10 +182,10 @@ def test_nor_is_anything_that_is_no_json(tmp_path: Path, text: str) -> None:
 
 def test_a_time_to_come_is_now(tmp_path: Path) -> None:
     file = tmp_path / LEDGER
-    raw = {"schema": "nri-gpu/ledger/v1", "grants": [], "leaving": [{**LEAVER, "since_s": 1e9}]}
+    raw = {"schema": "nri-gpu/ledger/v1", "grants": [], "leaving": [{**RELEASING, "since_s": 1e9}]}
     file.write_text(json.dumps(raw))
-    (leaver,) = read_ledger(file, 100.0).releasing.values()
-    assert leaver.since == 100.0
+    (releasing,) = read_ledger(file, 100.0).releasing.values()
+    assert releasing.since == 100.0
 
 
 def test_a_ledger_of_before_is_read(tmp_path: Path) -> None:

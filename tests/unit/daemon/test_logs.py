@@ -100,10 +100,6 @@ def test_every_field_our_code_binds_is_one_that_is_printed() -> None:
     assert {name: where for name, where in bound.items() if name not in FIELDS} == {}
 
 
-def test_no_field_is_for_an_environment() -> None:
-    assert not {"env", "environment", "args", "annotations"} & set(FIELDS)
-
-
 def test_a_traceback_shows_no_values(said: Said) -> None:
     def handler(env: str) -> int:
         return int(len(env) / 0)
@@ -139,10 +135,7 @@ def test_lines_on_stderr_carry_the_time() -> None:
     clock, rest = error.decode().split(" ", 1)
     assert len(clock) == len("12:34:56.123456")
     assert rest == "INFO    hello pid=1\n"
-
-
-def test_under_journald_the_time_is_its_business() -> None:
-    environment = {**os.environ, "JOURNAL_STREAM": "8:1"}
+    environment = {**os.environ, "JOURNAL_STREAM": "8:1"}  # journald adds the time itself
     process = speak('logger.info("hello")', stderr=subprocess.PIPE, env=environment)
     assert process.communicate(timeout=20)[1] == b"INFO    hello\n"
 

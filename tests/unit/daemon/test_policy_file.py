@@ -1,7 +1,8 @@
-"""The policy file on disk: read with suspicion, kept whole."""
+"""The policy on disk: read with every fault, kept for the next start, and read again when it changes."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from pathlib import Path
@@ -12,7 +13,7 @@ from nri_gpu.daemon import policy_file as settings
 from nri_gpu.daemon.policy_file import (
     LAST_GOOD,
     POLICY_MAX,
-    build_policy,
+    PolicyWatch,
     file_advice,
     keep_last_good,
     load_last_good,
@@ -23,6 +24,9 @@ from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.policy.select import Denied, select
 from tests.support import builders as make
+from tests.support.configmap import ConfigMapFolder
+from tests.support.daemon import Launch, NriGpu
+from tests.support.scripted_runtime import until
 
 
 def written(folder: Path, text: str | bytes) -> Path:
@@ -49,19 +53,12 @@ def test_a_file_is_read_and_named(tmp_path: Path) -> None:
     assert policy.source == str(path)
 
 
-def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
-    assert load_policy(written(tmp_path, "")) == Policy.default()
-
-
-def test_without_the_default_file_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "DEFAULT_PATH", tmp_path / "missing.toml")
+def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "DEFAULT_PATH", tmp_path / "policy.toml")
     policy = load_policy(None, {"plugin.index": "30"})
-    assert policy.plugin.index == "30"
-    assert policy.source == BUILT_IN
-
-
-def test_the_default_file_is_read_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "DEFAULT_PATH", written(tmp_path, "x = 1"))
+    assert (policy.plugin.index, policy.source) == ("30", BUILT_IN)
+    assert load_last_good(tmp_path) is None
+    written(tmp_path, "x = 1")
     assert faults(None)[0].key == "x"
 
 
@@ -81,11 +78,6 @@ def test_faults_of_the_file_and_of_options_come_together(tmp_path: Path) -> None
         f"{path}:4: plugin.index: must be a string, not an integer",
         'command line: --socket: must be an absolute path to a socket without blanks, "." or "..", not "b"',
     ]
-
-
-def test_an_option_does_not_hide_a_fault_of_the_file(tmp_path: Path) -> None:
-    path = written(tmp_path, "[plugin]\nindex = 5\n")
-    assert [each.key for each in faults(path, {"plugin.index": "20"})] == ["plugin.index"]
 
 
 SYNTAX = {
@@ -178,32 +170,10 @@ def test_keeping_is_private_replaces_the_older_and_leaves_nothing_behind(tmp_pat
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_keeping_does_not_follow_a_link(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    (tmp_path / f".{LAST_GOOD}.new").symlink_to(victim)
-    (tmp_path / LAST_GOOD).symlink_to(victim)
-    keep_last_good(tmp_path, "# policy")
-    assert victim.read_text() == "mine"
-    assert not (tmp_path / LAST_GOOD).is_symlink()
-
-
-def test_nothing_kept_is_nothing(tmp_path: Path) -> None:
-    assert load_last_good(tmp_path) is None
-    assert load_last_good(tmp_path / "missing") is None
-
-
 def test_a_kept_policy_that_no_longer_passes_says_so(tmp_path: Path) -> None:
     keep_last_good(tmp_path, "schema = 0")
     with pytest.raises(PolicyError, match=LAST_GOOD):
         load_last_good(tmp_path)
-
-
-def test_a_text_already_read_is_built_without_the_disk(tmp_path: Path) -> None:
-    path = written(tmp_path, '[plugin]\nindex = "20"\n')
-    source = read_policy(path)
-    path.unlink()
-    assert build_policy(source).plugin.index == "20"
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o644, False), (0o664, True), (0o646, True)])
@@ -213,5 +183,97 @@ def test_a_file_others_may_write_is_warned_of(tmp_path: Path, mode: int, warned:
     assert bool(file_advice(path)) is warned
 
 
-def test_a_missing_file_is_not_warned_of(tmp_path: Path) -> None:
-    assert file_advice(tmp_path / "missing") == ()
+LONG_S = 60.0
+NEVER = Path("/nonexistent/nri.sock")
+
+
+class Counted:
+    """A running watch, and how often it called."""
+
+    def __init__(self, file: Path, look_s: float) -> None:
+        self.calls = 0
+        self._task = asyncio.create_task(PolicyWatch(file, self._called, look_s=look_s, settle_s=0.001).run())
+
+    def _called(self) -> None:
+        self.calls += 1
+
+    async def saw(self, calls: int) -> None:
+        await until(f"{calls} calls", lambda: self.calls == calls)
+
+    async def __aenter__(self) -> Counted:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def watched() -> None:
+    """Until somebody of this process watches a folder."""
+
+    def watching() -> bool:
+        links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 - not a folder
+        return any("inotify" in str(link.readlink()) for link in links if link.is_symlink())
+
+    await until("a watch", watching)
+
+
+def test_a_config_map_that_is_swapped_wakes_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        mounted = ConfigMapFolder(tmp_path / "etc", {"policy.toml": "a"})
+        async with Counted(mounted.folder / "policy.toml", LONG_S) as seen:
+            for calls in (1, 2):
+                await watched()
+                mounted.swap({"policy.toml": "another" * calls})
+                await seen.saw(calls)
+
+    asyncio.run(scenario())
+
+
+def test_a_file_written_in_place_is_seen_by_looking(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file = tmp_path / "policy.toml"
+        file.write_text("a")
+        async with Counted(file, 0.01) as seen:
+            file.write_text("longer")
+            await seen.saw(1)
+            file.unlink()
+            await seen.saw(2)
+            file.write_text("back")
+            await seen.saw(3)
+
+    asyncio.run(scenario())
+
+
+def test_the_same_file_is_not_told_of(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file = tmp_path / "policy.toml"
+        file.write_text("a")
+        async with Counted(file, 0.001) as seen:
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+                (tmp_path / "neighbour").touch()
+            assert seen.calls == 0
+            file.write_text("longer")
+            await seen.saw(1)
+
+    asyncio.run(scenario())
+
+
+class Watching(NriGpu):
+    """The daemon as the chart starts it."""
+
+    def program(self) -> list[str]:
+        return [*super().program(), "--watch-policy"]
+
+
+def test_the_daemon_takes_a_swapped_policy_up_and_keeps_the_old_over_a_broken_one(tmp_path: Path) -> None:
+    mounted = ConfigMapFolder(tmp_path / "etc", {"policy.toml": ""})
+    launch = Launch(tmp_path / "d", NEVER, policy=mounted.folder / "policy.toml")
+    with Watching(launch) as daemon:
+        daemon.wait_logged("inventory changed")
+        mounted.swap({"policy.toml": '[namespaces]\nallow = ["research"]\n'})
+        daemon.wait_logged("policy reloaded")
+        mounted.swap({"policy.toml": "[namespaces]\nallow = 3\n"})
+        assert "must be an array" in daemon.wait_logged("policy not reloaded, the old one stays")
+        assert (launch.state / "policy.last").read_text() == '[namespaces]\nallow = ["research"]\n'

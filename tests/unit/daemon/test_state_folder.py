@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 from collections.abc import Callable
@@ -11,15 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.grant import KEY_BYTES
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.daemon.ledger_file import write_ledger
 from nri_gpu.daemon.state_folder import StateError, StateFolder
-from nri_gpu.domain.container import ContainerId
-from nri_gpu.nri.events import Event
-from tests.support import nri_messages as nri
-from tests.support.plugin import Bench
 
 
 def mode(path: Path) -> int:
@@ -170,66 +164,3 @@ def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"cannot be used: (File exists|Not a directory); run as root") as caught:
         StateFolder(tmp_path / "file").open()
     assert not caught.value.taken
-
-
-def test_the_published_ledger(tmp_path: Path) -> None:
-    bench = Bench()
-    of = nri.asking("device=1,0;mode=shared")
-    made = nri.container(of)
-    assert isinstance(bench.plugin.create_container(nri.create(of, made)), bytes)
-    plain = nri.pod("other")
-    held = nri.container(plain)
-    held.linux.devices.add(path="/dev/nvidia3", type="c", major=195, minor=3)
-    bench.plugin.create_container(nri.create(plain, held))
-    write_ledger(tmp_path / "ledger.json", bench.plugin.ledger)
-    text = (tmp_path / "ledger.json").read_text()
-    assert json.loads(text) == {
-        "schema": "nri-gpu/ledger/v1",
-        "grants": [
-            {
-                "namespace": "ml",
-                "pod": "train",
-                "pod_uid": "uid-train",
-                "container": "main",
-                "container_id": made.id,
-                "phase": "created",
-                "mode": "shared",
-                "gpu_uuids": [bench.node.gpus[0].uuid, bench.node.gpus[1].uuid],
-                "driver_generation": "580.95.05-test",
-            }
-        ],
-        "foreign": [
-            {"container_id": held.id, "pod": "ml/other", "container": "", "gpu_uuids": [bench.node.gpus[3].uuid]}
-        ],
-        "leaving": [],
-    }
-
-
-def test_what_is_published_follows_the_ledger(tmp_path: Path) -> None:
-    bench, state = Bench(), StateFolder(tmp_path)
-    pods = [nri.asking("1"), nri.asking("device=2", name="second")]
-    made = [nri.container(of) for of in pods]
-    bench.plugin.create_container(nri.create(pods[0], made[0]))
-    write_ledger(state.path / "ledger.json", bench.plugin.ledger)
-    bench.plugin.create_container(nri.create(pods[1], made[1]))
-    bench.plugin.lifecycle(nri.event(Event.START_CONTAINER, pods[0], made[0])[1])
-    for ledger in (bench.plugin.ledger, bench.plugin.ledger.released(ContainerId(made[0].id)), Ledger()):
-        write_ledger(state.path / "ledger.json", ledger)
-        text = (tmp_path / "ledger.json").read_text()
-        assert text == written_anew(tmp_path / "anew", ledger)
-        assert text.count('"phase"') == len([line for line in text.splitlines() if '"phase"' in line])
-
-
-def test_a_grant_of_nothing_is_published_too(tmp_path: Path) -> None:
-    bench = Bench()
-    of = nri.asking("none")
-    bench.plugin.create_container(nri.create(of, pb.Container(id="c", name="n")))
-    (grant,) = json.loads(written_anew(tmp_path / "anew", bench.plugin.ledger))["grants"]
-    assert (grant["mode"], grant["gpu_uuids"]) == ("none", [])
-
-
-def written_anew(folder: Path, ledger: Ledger) -> str:
-    """By somebody who keeps no line of an older one."""
-    folder.mkdir(exist_ok=True)
-    write_ledger(folder / "ledger.json", ledger)
-    return (folder / "ledger.json").read_text()

@@ -200,7 +200,9 @@ def test_the_guard_loads_nothing_that_decides() -> None:
     program = "import json, sys, nri_gpu.daemon.guard; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     heavy = tuple(f"nri_gpu.{name}" for name in HEAVY)
-    assert not [name for name in json.loads(done.stdout) if name.startswith((*heavy, "pynvml", "grpc", "ctypes", "yaml"))]
+    assert not [
+        name for name in json.loads(done.stdout) if name.startswith((*heavy, "pynvml", "grpc", "ctypes", "yaml"))
+    ]
 
 
 def test_the_sample_of_required_plugins_names_daemon_and_guard() -> None:
