@@ -42,14 +42,15 @@ GUARD_FILE, CDI_FILE, CDI_PATH_FILE = (
 )
 KUBELET_FILE, MPS_FILE = (FOLDER / "nri-gpu.service.d" / name for name in ("kubelet.conf", "mps.conf"))
 MPS_MOUNT = FOLDER / (DEFAULT_MPS_DIR.strip("/").replace("-", "\\x2d").replace("/", "-") + ".mount")
-DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS = (
-    Unit.read(file) for file in (OURS, GUARD_FILE, CDI_FILE, CDI_PATH_FILE, KUBELET_FILE, MPS_FILE)
-)
+PREPARE_FILE = FOLDER / "nri-gpu-prepare.service"
+DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS, PREPARE = UNITS = [
+    Unit.read(file) for file in (OURS, GUARD_FILE, CDI_FILE, CDI_PATH_FILE, KUBELET_FILE, MPS_FILE, PREPARE_FILE)
+]
 # `verify.py` is a script, in a folder that is no package.
 VERIFY: dict[str, Any] = runpy.run_path(str(FOLDER / "verify.py"))
 # Lines whose reason is the line before them, or plain to see.
 EXPLAINED_ABOVE: Final = {"RestartSec", "StateDirectoryMode", "WantedBy", "Description"}
-LINES = [line for unit in (DAEMON, GUARD, CDI, CDI_PATH, KUBELET, MPS) for line in unit.lines]
+LINES = [line for unit in UNITS for line in unit.lines]
 GPU: Final = "nvidia.com/gpu"
 REQUIREMENTS: Final = {"Requires", "BindsTo", "PartOf", "Requisite"}
 needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
@@ -65,7 +66,7 @@ def test_every_line_says_why(line: Line) -> None:
 
 @needs_systemd
 @pytest.mark.parametrize(
-    "file", [OURS, GUARD_FILE, CDI_FILE, KUBELET_FILE, MPS_FILE, MPS_MOUNT], ids=lambda file: file.name
+    "file", [OURS, GUARD_FILE, CDI_FILE, PREPARE_FILE, KUBELET_FILE, MPS_FILE, MPS_MOUNT], ids=lambda file: file.name
 )
 def test_systemd_has_nothing_against_it(file: Path) -> None:
     assert VERIFY["faults"](file) == []
@@ -109,10 +110,10 @@ def test_programs_are_replaced_whatever_stands_before_them() -> None:
     )
 
 
-@pytest.mark.parametrize(("unit", "verb"), [(DAEMON, "run"), (GUARD, "guard"), (CDI, "cdi")])
+@pytest.mark.parametrize(("unit", "verb"), [(DAEMON, "run"), (GUARD, "guard"), (CDI, "cdi"), (PREPARE, "prepare")])
 def test_it_starts_a_verb(unit: Unit, verb: str) -> None:
     program, started, *_ = unit.value("ExecStart").split()
-    assert (Path(program).name, started) == ("nri-gpu", verb)
+    assert (program, started) == (DAEMON.value("ExecStart").split()[0], verb)
     assert verb in {each.name for each in VERBS}
 
 
@@ -237,7 +238,8 @@ def test_the_specification_is_written_where_runtimes_look() -> None:
     assert Path("/run", CDI.value("RuntimeDirectory")) == Path(output).parent
     assert (CDI.value("RuntimeDirectoryMode"), CDI.value("RuntimeDirectoryPreserve")) == ("0755", "yes")
     assert DEFAULT_STAGE in {Path("/var/lib", name) for name in CDI.words("StateDirectory")}
-    assert CDI.words("SuccessExitStatus") == [str(int(Exit.UNAVAILABLE))]  # a machine without GPUs
+    for unit in (CDI, PREPARE):  # on a machine without GPUs
+        assert unit.words("SuccessExitStatus") == [str(int(Exit.UNAVAILABLE))]
 
 
 def test_the_path_unit_starts_the_service() -> None:
