@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger, Releasing
+from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger, Releasing, Reservation
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId
+from nri_gpu.domain.decision import Grant
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import AllocatedDevice
 
@@ -36,22 +37,22 @@ def vacated(
 
     reserved: devices whose reservation ended; one without an end was for a pod whose container had run.
     """
-    releasing = dict(after.releasing)
+    ended: list[tuple[Grant | Reservation, tuple[GpuUuid, ...]]] = []
     for container_id in among:
         entry, now = before.entries.get(container_id), after.entries.get(container_id)
-        if entry is None or not _used_exclusively(entry) or (now is not None and now.holds):
-            continue
-        grant = entry.grant
-        left = Releasing(grant.pod_uid, f"{grant.namespace}/{grant.pod_name}", wait.now, wait.grace_s)
-        releasing |= {uuid: left for uuid in grant.uuids if wait.awaited(uuid)}
+        if entry is not None and _used_exclusively(entry) and not (now is not None and now.holds):
+            ended.append((entry.grant, entry.grant.uuids))
     for device in reserved:
         each = before.reservations.get(device)
-        if each is None or each.until is not None or each.mode is not Mode.EXCLUSIVE or device in after.reservations:
-            continue
-        if wait.awaited(device.uuid):
-            pod = f"{each.namespace}/{each.pod_name}"
-            releasing[device.uuid] = Releasing(each.pod_uid, pod, wait.now, wait.grace_s)
-    return after.with_releasing(releasing)
+        if each is not None and each.until is None and each.mode is Mode.EXCLUSIVE and device not in after.reservations:
+            ended.append((each, (device.uuid,)))
+    left = {
+        uuid: Releasing(holder.pod_uid, f"{holder.namespace}/{holder.pod_name}", wait.now, wait.grace_s)
+        for holder, uuids in ended
+        for uuid in uuids
+        if wait.awaited(uuid)
+    }
+    return after.with_releasing({**after.releasing, **left})
 
 
 def looked(ledger: Ledger, processes: Mapping[GpuUuid, int | None], began: float, *, unknown_waits: bool) -> Ledger:
@@ -72,12 +73,10 @@ def looked(ledger: Ledger, processes: Mapping[GpuUuid, int | None], began: float
 
 def expired(ledger: Ledger, now: float) -> Ledger:
     """The ledger without the releasing GPUs whose grace is over."""
-    if not ledger.releasing:
-        return ledger
     waiting = {uuid: left for uuid, left in ledger.releasing.items() if now - left.since <= left.grace_s}
     return ledger.with_releasing(waiting)
 
 
 def _used_exclusively(entry: Entry) -> bool:
-    ran = entry.phase is GrantPhase.RUNNING or (entry.phase is GrantPhase.CREATED and entry.until is Lapse.NEVER)
+    ran = entry.phase is GrantPhase.RUNNING or entry.until is Lapse.NEVER  # one listed as created may be starting
     return ran and entry.grant.mode is Mode.EXCLUSIVE

@@ -128,10 +128,7 @@ class ListedDevice(Struct, frozen=True):
     pod: Pod | None = None
 
 
-class Unlisted(Struct, frozen=True):
-    """Reservations that PodResources did not list when it was last asked, and since when."""
-
-    since: Mapping[AllocatedDevice, float] = {}
+Unlisted = Mapping[AllocatedDevice, float]  # reservations that PodResources does not list, and since when
 
 
 def reconcile(
@@ -158,9 +155,9 @@ def reconcile(
         )
         if not _same(ledger.reservations.get(each.device), fresh):
             ledger = ledger.with_reservation(fresh)
-    gone = {each: unlisted.since.get(each, now) for each in about if each not in here and each in ledger.reservations}
+    gone = {each: unlisted.get(each, now) for each in about if each not in here and each in ledger.reservations}
     ledger = ledger.without_reservations(device for device, since in gone.items() if now - since >= SETTLED_S)
-    return ledger, Unlisted({device: since for device, since in gone.items() if device in ledger.reservations})
+    return ledger, {device: since for device, since in gone.items() if device in ledger.reservations}
 
 
 def _one_for_each_device(listed: Iterable[ListedDevice]) -> Iterable[ListedDevice]:

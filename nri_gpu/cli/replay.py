@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from nri_gpu.daemon.policy_file import PolicyText, build_policy, load_policy
-from nri_gpu.decision.replay import AnyPolicy, Compared, Replay
+from nri_gpu.decision.replay import Compared, Replay
 from nri_gpu.domain.errors import Exit, PolicyError
 from nri_gpu.policy.model import Policy
 
@@ -62,7 +62,7 @@ def compare(files: Iterable[Path], instead: Policy | None = None) -> Iterator[Co
                         yield compared
 
 
-def _read_policy(name: str, text: str) -> AnyPolicy:
+def _read_policy(name: str, text: str) -> Policy:
     """A recorded policy. It was valid then, but this version of nri-gpu may find faults in it."""
     try:
         return build_policy(PolicyText(name, text)) if name else Policy.default()

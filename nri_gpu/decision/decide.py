@@ -12,9 +12,15 @@ from nri_gpu.allocation.messages import why_not
 from nri_gpu.allocation.placement import Asker, place
 from nri_gpu.decision.candidates import Candidates, over_limit
 from nri_gpu.decision.claim import claim_of
-from nri_gpu.decision.completion import NotCompleted, complete_asked, complete_unasked, held_elsewhere
 from nri_gpu.decision.eligibility import Eligible, as_sentence, check_request, node_fault
-from nri_gpu.decision.plan import plan_for, unreached_note
+from nri_gpu.decision.plan import (
+    NotCompleted,
+    complete_asked,
+    complete_unasked,
+    held_elsewhere,
+    plan_for,
+    unreached_note,
+)
 from nri_gpu.domain.claim import Mode, Nothing
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import NOT_ASKED, Code, Decision, Grant, Inject, Pass, Reason, Refuse

@@ -37,7 +37,6 @@ from nri_gpu.domain.value import canonical, decode, encode
 from nri_gpu.policy.model import Policy
 
 Record = Mapping[str, Any]
-AnyPolicy = Policy
 SCHEMA: Final = "nri-gpu/audit/v1"
 
 
@@ -173,10 +172,10 @@ class Replay:
     read: parses a recorded policy. instead: a policy to use in place of all that were recorded.
     """
 
-    def __init__(self, read: Callable[[str, str], AnyPolicy], instead: AnyPolicy | None = None) -> None:
+    def __init__(self, read: Callable[[str, str], Policy], instead: Policy | None = None) -> None:
         self._read = read
         self._instead = instead
-        self._policy: AnyPolicy = instead or Policy.default()
+        self._policy: Policy = instead or Policy.default()
         self._node = Node(number=0, inventory=Inventory(taken_at=0))
         self.ledger = Ledger()
         self._decided: set[ContainerId] = set()

@@ -228,7 +228,7 @@ class ExternalAllocations:
         self.pods: KubeletPods | None = None
         self._state = state
         self._kubelet = kubelet
-        self._unlisted = Unlisted()
+        self._unlisted: Unlisted = {}
         self._complaints: deque[tuple[str, str, str]] = deque(maxlen=COMPLAINTS_MAX)
 
     @property

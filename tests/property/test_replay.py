@@ -13,7 +13,6 @@ from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
 from nri_gpu.allocation.reservations import cleared_for
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.replay import (
-    AnyPolicy,
     Compared,
     Record,
     Replay,
@@ -50,7 +49,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.records: list[Record] = [node_record(make.node()), policy_record("0", "", "")]
-        self.policies: list[AnyPolicy] = [Policy.default()]
+        self.policies: list[Policy] = [Policy.default()]
         self.node, self.ledger, self.now = make.node(), Ledger(), 100.0
         self.last: Container | None = None
 
