@@ -1,7 +1,9 @@
-"""Real containerds for the tests: one of each generation a session, emptied after every test."""
+"""Real containerds for the tests: one of each kind a session, emptied after every test."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,17 +14,26 @@ from tests.support.containerd import Containerd
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 
+Boot = Callable[[packages.Runtime, Cgroup], Containerd]
 
-@pytest.fixture(scope="session", params=packages.VERSIONS, ids=str)
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """On every containerd generation in turn, or on those that the test's mark names."""
+    if "runtime" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("containerd")
+        versions = mark.args if mark and mark.args else packages.VERSIONS
+        metafunc.parametrize("runtime", versions, ids=str, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def runtime(request: pytest.FixtureRequest) -> packages.Runtime:
-    """Every containerd generation in turn."""
     if os.geteuid():
         pytest.fail("these tests boot a real containerd and need root: run them with sudo, or deselect containerd")
     version: packages.Version = request.param
     return packages.fetch(version)
 
 
-@pytest.fixture(scope="session", params=Cgroup, ids=str)
+@pytest.fixture(scope="module", params=Cgroup, ids=str)
 def cgroup(request: pytest.FixtureRequest) -> Cgroup:
     """Every cgroup generation this machine can show to a containerd."""
     wanted: Cgroup = request.param
@@ -32,29 +43,34 @@ def cgroup(request: pytest.FixtureRequest) -> Cgroup:
 
 
 @pytest.fixture(scope="session")
-def session_node(runtime: packages.Runtime) -> Iterator[Containerd]:
-    with Containerd(runtime) as running:
-        yield running
+def boot() -> Iterator[Boot]:
+    """Containerds of every kind: booted when first asked for, and all of them live until the session ends."""
+    with ExitStack() as stack:
+        yield cache(lambda runtime, cgroup: stack.enter_context(Containerd(runtime, cgroup=cgroup)))
 
 
-@pytest.fixture(scope="session")
-def session_cgroup_node(runtime: packages.Runtime, cgroup: Cgroup) -> Iterator[Containerd]:
-    with Containerd(runtime, cgroup=cgroup) as running:
-        yield running
+@pytest.fixture(scope="module")
+def module_node(boot: Boot, runtime: packages.Runtime) -> Containerd:
+    return boot(runtime, host_cgroup())
+
+
+@pytest.fixture(scope="module")
+def module_cgroup_node(boot: Boot, runtime: packages.Runtime, cgroup: Cgroup) -> Containerd:
+    return boot(runtime, cgroup)
 
 
 @pytest.fixture
-def node(session_node: Containerd) -> Iterator[Containerd]:
+def node(module_node: Containerd) -> Iterator[Containerd]:
     """A running containerd on the machine's own cgroups, without pods. Shared: do not stop it."""
-    yield session_node
-    session_node.cri.remove_all()
+    yield module_node
+    module_node.cri.remove_all()
 
 
 @pytest.fixture
-def cgroup_node(session_cgroup_node: Containerd) -> Iterator[Containerd]:
+def cgroup_node(module_cgroup_node: Containerd) -> Iterator[Containerd]:
     """The same, once on each cgroup generation."""
-    yield session_cgroup_node
-    session_cgroup_node.cri.remove_all()
+    yield module_cgroup_node
+    module_cgroup_node.cri.remove_all()
 
 
 @pytest.fixture
@@ -74,6 +90,27 @@ def launch(node: Containerd, tmp_path: Path) -> Launch:
 def daemon(launch: Launch) -> Iterator[NriGpu]:
     """nri-gpu, serving the shared node, with the driver's files staged."""
     with NriGpu(launch) as running:
-        running.wait_ready()
-        running.wait_logged("driver files staged")
+        running.wait_staged()
         yield running
+
+
+@pytest.fixture(scope="module")
+def module_launch(module_node: Containerd, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """The same for a whole module; with a policy that is empty."""
+    folder = tmp_path_factory.mktemp("shared")
+    return Launch(folder / "d", module_node.nri_socket, driver_root=make_driver_root(folder / "driver"))
+
+
+@pytest.fixture(scope="module")
+def module_daemon(module_launch: Launch) -> Iterator[NriGpu]:
+    with NriGpu(module_launch) as running:
+        running.wait_staged()
+        yield running
+
+
+@pytest.fixture
+def shared_daemon(node: Containerd, module_daemon: NriGpu) -> NriGpu:
+    """One nri-gpu for all tests of a module, none of which stops it: it holds nothing when a test begins."""
+    assert node.nri_socket == module_daemon.launch.socket
+    module_daemon.wait_held({})
+    return module_daemon

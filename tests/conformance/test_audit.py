@@ -6,15 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.containerd import Containerd
 from tests.support.cri import CriError
 from tests.support.daemon import ENVIRONMENT, NriGpu
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 SLEEP = ContainerSpec(command=("/bin/sleep", "600"))
 
 

@@ -18,12 +18,13 @@ from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.kernel import NriGpuOnNvidia
+from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml
 from tests.support.nvml.build import DRIVER, LIB_DIR
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 
 GPUS: Final = tuple(FakeGpu(minor=n, uuid=f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(2))
 SOON_S: Final = 60.0  # a look every second, on a machine that may be busy
@@ -41,8 +42,7 @@ def daemon(node: Containerd, tmp_path: Path, root: Path) -> Iterator[NriGpu]:
     policy.write_text("[inventory]\nrefresh_s = 1\n")
     launch = Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root, policy=policy)
     with NriGpuOnNvidia(launch, DRIVER) as running:
-        running.wait_ready()
-        running.wait_logged("driver files staged")
+        running.wait_staged()
         running.wait_logged("inventory changed gpus=2")
         yield running
 

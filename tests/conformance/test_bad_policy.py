@@ -10,21 +10,17 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.image import ImageSpec
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
-pytestmark = [
-    pytest.mark.containerd,
-    pytest.mark.parametrize("runtime", [packages.Version.V2_1], ids=str, indirect=True),
-]
+pytestmark = on_newest
 
 ALL_IMAGE = ImageSpec("localhost/nri-gpu/cuda-like:1", env={"NVIDIA_VISIBLE_DEVICES": "all"})
-UUIDS = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
 GOOD = 'schema = 1\n[defaults]\nmode = "shared"\n'
 BROKEN = 'schema = 1\n\n[defaults]\nmode = "sharde"\n'
 STAGED = "driver files staged"

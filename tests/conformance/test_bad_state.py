@@ -15,19 +15,15 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Exit
-from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
-pytestmark = [
-    pytest.mark.containerd,
-    pytest.mark.parametrize("runtime", [packages.Version.V2_1], ids=str, indirect=True),
-]
+pytestmark = on_newest
 
-UUIDS: Final = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
 IN_LITTLE: Final = 'mount -t tmpfs -o "size=$1,mode=0700" none "$2" && shift 2 && exec "$@"'
 # Said when a file of the state folder cannot be written, and what does not depend on it.
 COMPLAINTS: Final = (
@@ -88,8 +84,7 @@ def test_a_folder_that_fills_up_costs_nobody_a_grant(node: Containerd, launch: L
     policy = tmp_path / "policy.toml"
     policy.write_text("")
     with NriGpuInLittle(replace(launch, policy=policy), 512) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         daemon.fill()
         for number in range(3):
             run(node, f"p{number}", f"device={number}")
@@ -114,8 +109,7 @@ def test_a_folder_that_fills_up_costs_nobody_a_grant(node: Containerd, launch: L
 def test_a_folder_with_room_for_the_key_and_no_more(node: Containerd, launch: Launch) -> None:
     """Two pages: the lock's and the key's."""
     with NriGpuInLittle(launch, 8) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         run(node, "one", "device=0")
         assert "[gpu-busy]" in refused(node, "two", "device=0")
         daemon.wait_logged(COMPLAINTS[0])
@@ -135,8 +129,7 @@ def test_thousands_of_rules_are_read_while_containers_are_served(
     policy = tmp_path / "policy.toml"
     policy.write_text("")
     with NriGpu(replace(launch, policy=policy)) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         rules = (f'[[rule]]\nnamespace = "ns-{n}-*"\npod = "*-{n}"\nallow = false\n' for n in range(8000))
         policy.write_text("".join(rules) + '[[rule]]\npod = "late-*"\nallow = false\nreason = "too late"\n')
         daemon.hang_up()
@@ -170,8 +163,7 @@ def noise(content: bytes) -> bytes:
 def test_files_cut_or_edited_by_hand(node: Containerd, launch: Launch, spoil: Callable[[bytes], bytes]) -> None:
     """What runs holds what it held, and what was only created too."""
     with NriGpu(launch) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         run(node, "one", "device=0")
         waiting = node.cri.run_pod(PodSpec(name="two", annotations={"gpu.nri.io": "device=1"}))
         created = node.cri.create(waiting)
@@ -183,8 +175,7 @@ def test_files_cut_or_edited_by_hand(node: Containerd, launch: Launch, spoil: Ca
             file = launch.state / name
             file.write_bytes(spoil(file.read_bytes()))
         daemon.start()
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         run(node, "three", "device=2")
         daemon.wait_held(held | {"three/main": [UUIDS[2]]})
         for number in range(3):
@@ -198,8 +189,7 @@ def test_a_wall_clock_that_jumps_decides_nothing(node: Containerd, launch: Launc
     (tmp_path / "jumping/sitecustomize.py").write_text(JUMPING)
     path = f"{tmp_path / 'jumping'}:{Path(__file__).parents[2]}"
     with NriGpu(replace(launch, environment={"PYTHONPATH": path})) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         run(node, "one", "device=0")
         pod = node.cri.run_pod(PodSpec(name="two", annotations={"gpu.nri.io": "device=1"}))
         created = node.cri.create(pod)  # its grace is not over
@@ -254,7 +244,6 @@ def test_a_lock_that_a_user_keeps_neither_stops_the_daemon_nor_its_end(
         assert time.monotonic() - began < 5
         daemon.start()
         user.kill()
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         assert lock.stat().st_mode & 0o777 == 0o600
         run(node, "granted", "device=0")

@@ -17,16 +17,16 @@ from typing import Final
 
 import pytest
 
-from tests.support.cgroup import Cgroup, DeviceRule, device_rules
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.image import ImageSpec
 from tests.support.kubelet import Kubelet
+from tests.support.marks import on_newest
 from tests.support.podresources import PodResourcesServer, PodResourcesThread
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.probe import Opened, open_number
+from tests.support.probe import check_opens
 
 pytestmark = pytest.mark.containerd
 
@@ -34,7 +34,6 @@ THEIRS: Final = "nvidia.com/gpu"
 OURS: Final = "example.com/gpu"
 RESERVED: Final = "kai-resource-reservation"
 VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
-UUIDS: Final = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
 DEADLINE_S: Final = 60.0
 CUDA_LIKE: Final = ImageSpec("localhost/nri-gpu/cuda-like:1", env={VARIABLE: "all"})
 GROUP: Final = {"runai-gpu-group": "g1"}
@@ -64,8 +63,7 @@ def serving(node: Containerd, tmp_path: Path, folder: Path) -> Iterator[NriGpu]:
     root = make_driver_root(tmp_path / "driver")
     launch = Launch(tmp_path / "d", node.nri_socket, driver_root=root, policy=policy)
     with NriGpu(launch) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         yield daemon
 
 
@@ -86,23 +84,19 @@ def theirs(uuids: Sequence[str]) -> dict[str, str]:
     return {VARIABLE: ",".join(uuids)}
 
 
-def check_opens(node: Containerd, container: ContainerId, uuids: Sequence[str]) -> None:
-    """By the kernel's word: these GPUs' numbers, and of the others none."""
-    minors = {UUIDS.index(uuid) for uuid in uuids}
-    for minor in range(4):
-        expected = Opened.NO_DRIVER if minor in minors else Opened.DENIED
-        assert open_number(node.cri, container, 195, minor) is expected, minor
-    if node.cgroup is Cgroup.V1:
-        rules = {rule for rule in device_rules(node.container_cgroup(container)) if rule.major == 195}
-        assert rules == {DeviceRule("c", 195, minor, "rw") for minor in ({*minors, 255} if minors else ())}
+def check_gpus(node: Containerd, container: ContainerId, uuids: Sequence[str]) -> None:
+    """It opens these GPUs, and none of the others."""
+    granted = {(195, UUIDS.index(uuid)) for uuid in uuids}
+    check_opens(node, container, granted | {(195, 255)} if granted else set(), {(195, minor) for minor in range(4)})
     assert not node.cri.status(container).oci.get("hooks")
 
 
+@on_newest
 def test_what_the_kubelet_gave(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
     told.give("train", {"main": {THEIRS: [UUIDS[1]]}})
     pod = node.cri.run_pod(PodSpec(name="train"))
     container = run(node, pod, env=theirs([UUIDS[1]]))
-    check_opens(node, container, [UUIDS[1]])
+    check_gpus(node, container, [UUIDS[1]])
     assert node.cri.status(container).env[VARIABLE] == UUIDS[1]
     with pytest.raises(CriError, match=r"\[gpu-busy\].*default/train"):
         run(node, node.cri.run_pod(PodSpec(name="thief", annotations={"gpu.nri.io": f"device={UUIDS[1]}"})))
@@ -112,14 +106,15 @@ def test_what_the_kubelet_gave(node: Containerd, told: PodResourcesServer, servi
     serving.start()
     serving.wait_ready()
     node.cri.stop(container)
-    check_opens(node, run(node, pod, attempt=100, env=theirs([UUIDS[1]])), [UUIDS[1]])
+    check_gpus(node, run(node, pod, attempt=100, env=theirs([UUIDS[1]])), [UUIDS[1]])
 
 
+@on_newest
 def test_the_variable_by_itself(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
     told.give("forger", {"main": {}})
     pod = node.cri.run_pod(PodSpec(name="forger"))
-    check_opens(node, run(node, pod, env=theirs([UUIDS[1]])), [])
-    check_opens(node, run(node, pod, env={VARIABLE: "all"}, name="image"), [])
+    check_gpus(node, run(node, pod, env=theirs([UUIDS[1]])), [])
+    check_gpus(node, run(node, pod, env={VARIABLE: "all"}, name="image"), [])
     # A pod that the kubelet does not know was given nothing by it, and is not let pass as if it had been.
     unknown = node.cri.run_pod(PodSpec(name="by-hand"))
     with pytest.raises(CriError, match=r"\[node-not-ready\].*NVIDIA_VISIBLE_DEVICES"):
@@ -131,8 +126,8 @@ def test_an_image_that_sets_the_variable_too(node: Containerd, told: PodResource
     node.import_image(CUDA_LIKE)
     told.give("cuda", {"main": {THEIRS: [UUIDS[3]]}, "side": {}})
     pod = node.cri.run_pod(PodSpec(name="cuda"))
-    check_opens(node, run(node, pod, image=CUDA_LIKE.name, env=theirs([UUIDS[3]])), [UUIDS[3]])
-    check_opens(node, run(node, pod, image=CUDA_LIKE.name, name="side"), [])
+    check_gpus(node, run(node, pod, image=CUDA_LIKE.name, env=theirs([UUIDS[3]])), [UUIDS[3]])
+    check_gpus(node, run(node, pod, image=CUDA_LIKE.name, name="side"), [])
 
 
 def test_whom_a_dra_driver_equips_is_left_to_it(
@@ -152,13 +147,13 @@ def test_whom_a_dra_driver_equips_is_left_to_it(
         container = run(node, pod, cdi_devices=("k8s.gpu.nvidia.com/claim=c0ffee-gpu-2",))
     finally:
         file.unlink()
-    assert open_number(node.cri, container, 195, 2) is Opened.NO_DRIVER
-    assert open_number(node.cri, container, 195, 1) is Opened.DENIED
+    check_opens(node, container, {(195, 2)}, {(195, 1)})
     assert not [key for key in node.cri.status(container).oci["annotations"] if key.startswith("gpu.nri.io")]
     with pytest.raises(CriError, match=r"\[gpu-busy\].*default/dra \(not through nri-gpu\)"):
         run(node, node.cri.run_pod(PodSpec(name="thief", annotations={"gpu.nri.io": f"device={UUIDS[2]}"})))
 
 
+@on_newest
 def test_other_gpus_than_the_kubelet_gave(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
     told.give("greedy", {"main": {THEIRS: [UUIDS[1]]}})
     pod = node.cri.run_pod(PodSpec(name="greedy"))
@@ -167,13 +162,15 @@ def test_other_gpus_than_the_kubelet_gave(node: Containerd, told: PodResourcesSe
             run(node, pod, env={VARIABLE: value})
 
 
+@on_newest
 def test_without_podresources_it_waits(node: Containerd, serving: NriGpu) -> None:
     pod = node.cri.run_pod(PodSpec(name="train"))
     with pytest.raises(CriError, match=r"\[node-not-ready\].*the kubelet has not said yet"):
         node.cri.run(pod, ContainerSpec(env=theirs([UUIDS[1]])))
-    check_opens(node, node.cri.run(pod, ContainerSpec(name="plain", env={VARIABLE: "all"})), [])
+    check_gpus(node, node.cri.run(pod, ContainerSpec(name="plain", env={VARIABLE: "all"})), [])
 
 
+@on_newest
 def test_both_plugins_side_by_side(node: Containerd, told: PodResourcesServer, serving: NriGpu, folder: Path) -> None:
     asyncio.run(_both(node, told, folder))
 
@@ -183,7 +180,7 @@ async def _both(node: Containerd, told: PodResourcesServer, folder: Path) -> Non
         await kubelet.wait_healthy(OURS, 4)
         told.give("old", {"main": {THEIRS: [UUIDS[0]]}})
         old = await asyncio.to_thread(node.cri.run_pod, PodSpec(name="old"))
-        check_opens(node, await asyncio.to_thread(run, node, old, env=theirs([UUIDS[0]])), [UUIDS[0]])
+        check_gpus(node, await asyncio.to_thread(run, node, old, env=theirs([UUIDS[0]])), [UUIDS[0]])
         await kubelet.wait_healthy(OURS, 3)
 
         annotations = await kubelet.admit("new", "main", {OURS: 1})
@@ -191,12 +188,12 @@ async def _both(node: Containerd, told: PodResourcesServer, folder: Path) -> Non
         assert chosen != UUIDS[0]
         told.give("new", {"main": {OURS: [chosen]}})
         new = await asyncio.to_thread(node.cri.run_pod, PodSpec(name="new"))
-        check_opens(node, await asyncio.to_thread(run, node, new, annotations=annotations), [chosen])
+        check_gpus(node, await asyncio.to_thread(run, node, new, annotations=annotations), [chosen])
 
         # By annotation the rest, and nobody has what another has.
         local = await asyncio.to_thread(node.cri.run_pod, PodSpec(name="local", annotations={"gpu.nri.io": "2"}))
         rest = sorted(set(UUIDS) - {UUIDS[0], chosen})
-        check_opens(node, await asyncio.to_thread(run, node, local), rest)
+        check_gpus(node, await asyncio.to_thread(run, node, local), rest)
 
         # A token on a container that the kubelet gave nothing to.
         told.give("copy", {"main": {}})
@@ -209,14 +206,15 @@ async def _both(node: Containerd, told: PodResourcesServer, folder: Path) -> Non
             await asyncio.to_thread(run, node, copy, annotations=annotations)
 
 
+@on_newest
 def test_fractions_of_a_reserved_gpu(node: Containerd, told: PodResourcesServer, serving: NriGpu) -> None:
     told.give("gpu-reservation-x", {"resource-reservation": {THEIRS: [UUIDS[2]]}}, RESERVED)
     holder = node.cri.run_pod(PodSpec(name="gpu-reservation-x", namespace=RESERVED, labels=GROUP))
-    check_opens(node, run(node, holder, name="resource-reservation", env=theirs([UUIDS[2]])), [UUIDS[2]])
+    check_gpus(node, run(node, holder, name="resource-reservation", env=theirs([UUIDS[2]])), [UUIDS[2]])
     for name in ("half", "other-half"):
         told.give(name, {"main": {}})
         pod = node.cri.run_pod(PodSpec(name=name, labels=GROUP))
-        check_opens(node, run(node, pod, env=theirs([UUIDS[2]])), [UUIDS[2]])
+        check_gpus(node, run(node, pod, env=theirs([UUIDS[2]])), [UUIDS[2]])
     told.give("stranger", {"main": {}})
     stranger = node.cri.run_pod(PodSpec(name="stranger", labels={"runai-gpu-group": "g2"}))
     with pytest.raises(CriError, match=r"kubelet\.reservations holds"):

@@ -22,10 +22,11 @@ from tests.support.driver_root import (
 )
 from tests.support.glibc import glibc_files
 from tests.support.image import File, ImageSpec
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 
 pytestmark = [
-    pytest.mark.containerd,
+    on_newest,
     pytest.mark.usefixtures("daemon"),
 ]
 

@@ -22,7 +22,7 @@ from tests.support.glibc import glibc_files
 from tests.support.image import NAME, ImageSpec
 from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.probe import DeviceNode, Opened, device_nodes, open_number, open_path
+from tests.support.probe import DeviceNode, Opened, device_nodes, open_numbers, open_path, open_paths
 
 pytestmark = pytest.mark.containerd
 
@@ -135,10 +135,10 @@ def test_only_what_was_named_can_be_opened(cgroup_node: Containerd, tmp_path: Pa
     driver = make_driver_root(tmp_path / "driver", V)
     for _ in generate(cgroup_node.layout.cdi, driver, tmp_path / "stage"):
         container = by_cdi(cgroup_node, "2")
-        for granted in ("nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"):
-            assert open_path(cgroup_node.cri, container, f"/dev/{granted}") is Opened.NO_DRIVER
-        for minor in (0, 1, 3, 254):
-            assert open_number(cgroup_node.cri, container, 195, minor) is Opened.DENIED
+        paths = [f"/dev/{name}" for name in ("nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")]
+        assert set(open_paths(cgroup_node.cri, container, paths).values()) == {Opened.NO_DRIVER}
+        denied = open_numbers(cgroup_node.cri, container, [(195, minor) for minor in (0, 1, 3, 254)])
+        assert set(denied.values()) == {Opened.DENIED}
         if cgroup_node.cgroup is Cgroup.V2:
             assert device_programs(cgroup_node.container_cgroup(container))
 

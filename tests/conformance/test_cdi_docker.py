@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,13 +18,13 @@ from msgspec import Struct
 from tests.support import cleanup
 from tests.support.cgroup import Cgroup, DeviceRule, device_rules, host_cgroup
 from tests.support.cri import ContainerId, Cri
-from tests.support.daemon import FOUR_GPUS
+from tests.support.daemon import FOUR_GPUS, UUIDS
 from tests.support.docker import Docker, DockerError
 from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
 from tests.support.loading import LIBRARIES
-from tests.support.probe import DeviceNode, Opened, device_nodes, open_number, open_path
+from tests.support.probe import DeviceNode, Opened, device_nodes, open_number, open_numbers, open_paths
 from tests.support.supervisor import PROJECT
 from tests.support.waiting import wait_for
 
@@ -33,7 +32,6 @@ pytestmark = pytest.mark.containerd
 
 V: Final = "580.95.05"
 SHARED: Final = {(195, 255), (1510, 0), (1510, 1)}  # of config/topologies/four-gpus.toml
-UUIDS: Final = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
 CUDA_LIKE: Final = ImageSpec("localhost/nri-gpu/cuda-like:1", env={"NVIDIA_VISIBLE_DEVICES": "all"})
 GPUS_BY_CDI: Final = (29, 2)  # the first engine that tries CDI for `--gpus`
 BOOT_AND_WAIT: Final = """
@@ -85,13 +83,18 @@ def docker() -> Iterator[Docker]:
         yield running
 
 
-@pytest.fixture
-def node(docker: Docker, tmp_path: Path) -> Iterator[Node]:
-    made = Node(docker, tmp_path)
+@pytest.fixture(scope="module")
+def module_node(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Node:
+    made = Node(docker, tmp_path_factory.mktemp("node"))
     make_driver_root(made.driver, V, "debian", compiled=True)
     made.generate()
-    yield made
-    docker.remove_all()
+    return made
+
+
+@pytest.fixture
+def node(module_node: Node) -> Iterator[Node]:
+    yield module_node
+    module_node.docker.remove_all()
 
 
 def numbers(nodes: list[DeviceNode]) -> set[tuple[int, int]]:
@@ -117,8 +120,8 @@ def test_a_container_has_what_it_names_and_no_more(
     nodes = node.nodes(container)
     assert numbers(nodes) == granted
     assert all((each.kind, each.mode, each.uid, each.gid) == ("c", 0o666, 0, 0) for each in nodes)
-    for each in nodes:
-        assert open_path(node.cri, container, each.path) is Opened.NO_DRIVER
+    opened = open_paths(node.cri, container, [each.path for each in nodes])
+    assert set(opened.values()) == {Opened.NO_DRIVER}
     if host_cgroup() is Cgroup.V1:
         rules = {rule for rule in device_rules(node.docker.cgroup(container)) if rule.major in (195, 1510)}
         assert rules == {DeviceRule("c", major, minor, "rw") for major, minor in granted}
@@ -128,8 +131,8 @@ def test_a_container_has_what_it_names_and_no_more(
 def test_it_may_not_open_the_others(node: Node) -> None:
     """Not even by nodes of its own making."""
     container = node.run("0")
-    for minor in (1, 2, 3, 254):
-        assert open_number(node.cri, container, 195, minor) is Opened.DENIED
+    opened = open_numbers(node.cri, container, [(195, minor) for minor in (1, 2, 3, 254)])
+    assert set(opened.values()) == {Opened.DENIED}
 
 
 def test_who_names_nothing_gets_nothing(node: Node) -> None:
@@ -173,15 +176,15 @@ def test_the_loader_finds_it_without_environment_and_hook(node: Node, tmp_path: 
     assert smi.stdout.startswith(f"nvidia-smi: SIMULATION of driver {V}")
 
 
-def test_a_restart_takes_the_new_driver(node: Node) -> None:
+def test_a_restart_takes_the_new_driver(node: Node, tmp_path: Path) -> None:
     container = node.run("0", options=("--stop-timeout", "0"))
-    shutil.rmtree(node.driver)
-    make_driver_root(node.driver, "590.1.2")
-    node.generate()
+    make_driver_root(tmp_path / "driver", "590.1.2")
+    Node(node.docker, tmp_path).generate()
     listing = ("ls", LIBRARIES)
     assert f"libcuda.so.{V}" in node.docker.execute(container, *listing).stdout.split(), "it keeps what it has"
     node.docker("restart", container)
     assert "libcuda.so.590.1.2" in node.docker.execute(container, *listing).stdout.split()
+    node.generate()
 
 
 @pytest.mark.parametrize(

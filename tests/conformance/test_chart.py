@@ -25,10 +25,11 @@ from tests.support.daemon import FOUR_GPUS
 from tests.support.driver_root import make_driver_root
 from tests.support.helm import documents, values
 from tests.support.kubelet import AdmissionError, Kubelet
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 
 ROOT = FOUR_GPUS.parents[2]
 ASKS = {"gpu.nri.io": "device=0"}

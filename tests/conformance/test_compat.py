@@ -15,10 +15,11 @@ from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
 from tests.support.loading import LIBRARIES
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 
 V, NEWER = "580.95.05", "600.10.01"  # the simulated node has CUDA 13.0
 PLACE, TREE = "/opt/nri-gpu/compat", LIBRARIES

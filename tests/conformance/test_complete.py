@@ -13,15 +13,15 @@ import pytest
 from tests.support.cgroup import Cgroup, device_rules
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.loading import LIBRARIES
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.probe import Opened, device_nodes, open_number, open_path
+from tests.support.probe import Opened, device_nodes, open_numbers, open_paths
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 
-UUIDS = {index: f"GPU-{index}a100004-0000-4000-8000-{index:012x}" for index in range(4)}
 CTL, UVM, UVM_TOOLS = (195, 255), (1510, 0), (1510, 1)
 LIBRARY = f"{LIBRARIES}/libcuda.so.1"
 Serve = Callable[[str], NriGpu]
@@ -39,8 +39,7 @@ def serve(cgroup_node: Containerd, tmp_path: Path) -> Iterator[Serve]:
         daemon = NriGpu(Launch(tmp_path / "d", cgroup_node.nri_socket, driver_root=root, policy=policy))
         running.append(daemon)
         daemon.start()
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         return daemon
 
     yield start
@@ -90,10 +89,10 @@ def test_it_has_the_same_gpus_and_all_it_takes(
     node, daemon = cgroup_node, serve(complete)
     container = run(node, plugin(1, 3, control=True), claim, NVIDIA_VISIBLE_DEVICES="all")
     assert numbers(node, container) == {(195, 1), (195, 3), CTL, UVM, UVM_TOOLS}
-    for path in ("nvidia1", "nvidia3", "nvidiactl", "nvidia-uvm"):
-        assert open_path(node.cri, container, f"/dev/{path}") is Opened.NO_DRIVER
-    for other in (0, 2):
-        assert open_number(node.cri, container, 195, other) is Opened.DENIED
+    paths = [f"/dev/{path}" for path in ("nvidia1", "nvidia3", "nvidiactl", "nvidia-uvm")]
+    assert set(open_paths(node.cri, container, paths).values()) == {Opened.NO_DRIVER}
+    opened = open_numbers(node.cri, container, [(195, 0), (195, 2)])
+    assert set(opened.values()) == {Opened.DENIED}
     if node.cgroup is Cgroup.V1:
         rules = {(rule.major, rule.minor) for rule in device_rules(node.container_cgroup(container))}
         assert {rule for rule in rules if rule[0] in (195, 1510)} == {(195, 1), (195, 3), CTL, UVM, UVM_TOOLS}
@@ -107,8 +106,7 @@ def test_it_has_the_same_gpus_and_all_it_takes(
         run(node, {}, "device=1", "exclusive")
     daemon.kill()
     daemon.start()
-    daemon.wait_ready()
-    daemon.wait_logged("driver files staged")
+    daemon.wait_staged()
     with pytest.raises(CriError, match=r"\[gpu-busy\]: GPU 3"):
         run(node, {}, "device=3", "after-restart")
     run(node, {}, "device=0", "free")

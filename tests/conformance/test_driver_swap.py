@@ -14,16 +14,17 @@ from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.loading import LIBRARIES
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 
 VERSIONS = ("570.195.03", "580.95.05")
-CONTAINERS = 200
-PODS = 20
+CONTAINERS = 100
+PODS = 10
 AT_A_TIME = 4
-SWAP_EVERY_S = 0.3
+SWAP_EVERY_S = 0.2
 # The only sentence that a container may be refused with: the files changed in the middle of staging them.
 GATE = "changed while it was staged: a driver is being installed"
 # What a program in the container sees: the version that nvidia-smi is of, and those that the libraries are of.
@@ -108,7 +109,7 @@ def created(node: Containerd, of: Pod, number: int = 0) -> ContainerId | None:
 
 
 @pytest.mark.usefixtures("swapping")
-def test_each_of_two_hundred_containers_has_one_driver(node: Containerd, daemon: NriGpu) -> None:
+def test_each_of_a_hundred_containers_has_one_driver(node: Containerd, daemon: NriGpu) -> None:
     pods = [pod(node, number) for number in range(PODS)]
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         numbers = range(CONTAINERS)

@@ -14,16 +14,16 @@ from typing import Final
 import pytest
 
 from nri_gpu.domain.edits import UNLIMITED
-from tests.support.cgroup import Cgroup, DeviceRule, device_rules
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.image import File, ImageSpec
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.probe import DeviceNode, Opened, device_nodes, open_number, open_path
+from tests.support.probe import DeviceNode, Opened, check_opens, device_nodes, open_paths
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 
 FS, GDR, VERBS, SWITCH, CHANNELS, CAPS, DRM = 1520, 1521, 1522, 1523, 1524, 1525, 1226
 EXTRAS: Final = """
@@ -117,8 +117,7 @@ def serving(node: Containerd, base: Path, policy: str = EVERYTHING) -> Iterator[
         policy=base / "policy.toml",
     )
     with NriGpu(launch) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         daemon.wait_logged("application profiles written")
         yield daemon
 
@@ -155,13 +154,8 @@ def test_each_brings_its_nodes_and_no_others(cgroup_node: Containerd, base: Path
             expected = GPU_NODES | wanted
             assert {path: (each.major, each.minor, each.mode) for path, each in found.items()} == expected
             assert all((each.uid, each.gid) == (0, 0) for each in found.values())
-            numbers = {number[:2] for number in wanted.values()}
-            for number in {*every, (CHANNELS, 1), (FS, 2)}:
-                answer = Opened.NO_DRIVER if number in numbers else Opened.DENIED
-                assert open_number(cgroup_node.cri, container, *number) is answer, (extras, number)
-            if cgroup_node.cgroup is Cgroup.V1:
-                rules = {rule for rule in device_rules(cgroup_node.container_cgroup(container)) if rule.major in OURS}
-                assert rules == {DeviceRule("c", number[0], number[1], "rw") for number in expected.values()}
+            numbers = {number[:2] for number in expected.values()}
+            check_opens(cgroup_node, container, numbers, {*every, (CHANNELS, 1), (FS, 2)})
 
 
 def test_all_at_once(node: Containerd, base: Path) -> None:
@@ -169,8 +163,7 @@ def test_all_at_once(node: Containerd, base: Path) -> None:
         container = run(node, ",".join(NODES))
         found = nodes_of(node, container)
         assert set(found) == set(GPU_NODES).union(*NODES.values())
-        for path in found:
-            assert open_path(node.cri, container, path) is Opened.NO_DRIVER
+        assert set(open_paths(node.cri, container, found).values()) == {Opened.NO_DRIVER}
         assert said(node, container, "/bin/cat", "/etc/cufile.json") == '{"logging": {}}'
         assert node.cri.execute(container, "/bin/sh", "-c", ": > /etc/cufile.json").code != 0
         assert not node.cri.status(container).oci.get("hooks")

@@ -20,6 +20,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import Launch, NriGpu
 from tests.support.guard import NriGuard
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.unit_file import OURS
 from tests.support.waiting import wait_for
@@ -107,6 +108,7 @@ def test_a_daemon_that_never_ran_granted_nothing(site: Site, guard: NriGuard) ->
     site.run("innocent")
 
 
+@on_newest
 def test_what_the_kubelet_gave_is_asked_for_too(site: Site, launch: Launch, daemon: NriGpu, tmp_path: Path) -> None:
     """The token stands on the container and says nothing of whether anybody injected: that is the mark."""
     policy = tmp_path / "policy.toml"
@@ -130,6 +132,7 @@ def test_what_the_kubelet_gave_is_asked_for_too(site: Site, launch: Launch, daem
     assert not site.ran("late")
 
 
+@on_newest
 def test_a_key_that_was_replaced_makes_old_grants_worthless(site: Site, daemon: NriGpu, guard: NriGuard) -> None:
     container = site.create("train", ASKS)
     daemon.kill()
@@ -139,6 +142,7 @@ def test_a_key_that_was_replaced_makes_old_grants_worthless(site: Site, daemon: 
     assert not site.ran("train")
 
 
+@on_newest
 def test_what_policy_ignores_starts(site: Site, launch: Launch, tmp_path: Path) -> None:
     """The guard reads the policy that the daemon took up, not one of its own."""
     policy = tmp_path / "policy.toml"
@@ -210,12 +214,12 @@ class ServiceGuard(NriGuard):
         return sandbox.command(super().program(), rw=[self.run_dir], keep=keep, unit=GUARD_UNIT)
 
 
+@on_newest
 def test_in_the_units_sandbox(site: Site, launch: Launch, tmp_path: Path) -> None:
     """The key and the policy are read, its own file is written, and gRPC works under the system call filter."""
     policy = launch.base.with_name("d-guard") / "policy.toml"
     with NriGpu(launch) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         granted = site.create("granted", ASKS)
         daemon.kill()
     ungranted = site.run("ungranted", {"gpu.nri.io": "device=1"})

@@ -1,4 +1,4 @@
-"""Exclusive GPUs from one pod to the next on every containerd, while the driver (a fake library) still shows processes.
+"""Exclusive GPUs from one pod to the next, while the driver (a fake library) still shows processes.
 
 No module of NVIDIA's is loaded on this machine, so the daemon reads its majors from a file in place of /proc/devices.
 """
@@ -19,11 +19,12 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import ENVIRONMENT, FOUR_GPUS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
+from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml, configure
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 
 PATIENCE_S: Final = 10.0  # long before the next regular look, which is a minute away, and the end of the grace
 MAJORS: Final = "Character devices:\n195 nvidia\n195 nvidiactl\n1510 nvidia-uvm\n\nBlock devices:\n"
@@ -74,8 +75,7 @@ class Machine(Struct, frozen=True):
 def machine(node: Containerd, tmp_path: Path) -> Iterator[Machine]:
     root = build_fake_nvml(make_driver_root(tmp_path / "driver"), [FakeGpu(), FakeGpu()])
     with NvmlNriGpu(Launch(tmp_path / "d", node.nri_socket, topology=None, driver_root=root)) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         daemon.wait_logged("inventory changed gpus=2")
         yield Machine(daemon, root)
 
@@ -114,8 +114,7 @@ def test_a_topology_file_can_play_it(node: Containerd, tmp_path: Path) -> None:
     topology.write_text(plain.replace("[[gpu]]\n", "[[gpu]]\nprocesses = 1\n", 1))
     launch = Launch(tmp_path / "d", node.nri_socket, topology, make_driver_root(tmp_path / "driver"))
     with NriGpu(launch) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         machine = Machine(daemon, tmp_path)
         node.cri.stop(run(node, "first"))
         with pytest.raises(CriError, match=r"\[gpu-busy\]: GPU 0 .* just released by default/first"):

@@ -16,6 +16,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
+from tests.support.marks import on_newest
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, happen
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
@@ -69,6 +70,7 @@ def held(daemon: NriGpu) -> set[str]:
     return {uuid for uuids in daemon.held().values() for uuid in uuids}
 
 
+@on_newest
 def test_bad_is_avoided_said_and_granted_again(node: Containerd, tmp_path: Path) -> None:
     """GPU 1 falls off the bus; all the others go on."""
     event = "\n[[event]]\nat_s = 0\ngpu = 1\nxid = 79\n"
@@ -156,6 +158,7 @@ def moves(node: Containerd, daemon: NriGpu, request: str, end: Callable[[], str]
 
 
 @pytest.mark.parametrize("how", ["xid", "lost", "nameless"])
+@on_newest
 def test_its_pods_next_container_gets_another_gpu(node: Containerd, tmp_path: Path, how: str) -> None:
     """After a fatal XID, where its GPU cannot be described any more, and where it is not even listed."""
     text = FOUR_GPUS.read_text()
@@ -177,6 +180,7 @@ def test_its_pods_next_container_gets_another_gpu(node: Containerd, tmp_path: Pa
         assert why in said(daemon, "status")
 
 
+@on_newest
 def test_with_a_mig_device_of_a_gpu_that_is_lost(node: Containerd, tmp_path: Path) -> None:
     topology, text = tmp_path / "node.toml", (TOPOLOGIES / "mig-a100.toml").read_text()
     topology.write_text(text)
@@ -195,6 +199,7 @@ def test_with_a_mig_device_of_a_gpu_that_is_lost(node: Containerd, tmp_path: Pat
 
 
 @pytest.mark.parametrize("fault", ["", f'\n[[fault]]\nindex = 0\nreason = "{LOST}"\nsign = "lost"\n'])
+@on_newest
 def test_a_gpu_that_was_lost_while_nobody_ran(node: Containerd, tmp_path: Path, fault: str) -> None:
     """The runtime tells who holds it, after the first look; at first policy says to report."""
     with simulated(node, tmp_path) as daemon:
@@ -216,6 +221,7 @@ def test_a_gpu_that_was_lost_while_nobody_ran(node: Containerd, tmp_path: Path, 
         assert running(node, stays)
 
 
+@on_newest
 def test_nvml_tells_of_a_held_gpu_while_creates_go_on(node: Containerd, tmp_path: Path) -> None:
     """The driver's own way: events of the GPUs that are listened to, through the unmodified binding."""
     root = build_fake_nvml(make_driver_root(tmp_path / "driver"), [FakeGpu(uuid=uuid) for uuid in UUIDS])
@@ -232,6 +238,7 @@ def test_nvml_tells_of_a_held_gpu_while_creates_go_on(node: Containerd, tmp_path
         wait_for("GPU 1 to recover", lambda: states(daemon)[1] == "healthy", 30)
 
 
+@on_newest
 def test_an_event_process_that_has_lost_its_mind_costs_nobody_anything(node: Containerd, tmp_path: Path) -> None:
     """The driver's library writes into it what it likes: it is ended, and the daemon is not."""
     mad = [Act("nvmlEventSetWait_v2", "babble")]

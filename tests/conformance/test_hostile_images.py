@@ -19,10 +19,11 @@ from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.image import Entry, Fifo, File, Folder, ImageSpec, Link
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.seal import seal
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 
 CLAIM: Final = "device=1; mode=shared; capabilities=compute,utility,video,graphics,display,ngx"
 SECRET: Final = "nri-gpu-canary"  # a name that nothing else on the machine has
@@ -82,21 +83,20 @@ def given(oci: Mapping[str, Any]) -> Given:
 
 
 @pytest.fixture(scope="module")
-def host(session_node: Containerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def host(module_node: Containerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     base = tmp_path_factory.mktemp("host")
     canary = base / "canary"
     (canary / "folder").mkdir(parents=True)
     (canary / SECRET).write_text("of the host")
     (canary / "folder" / SECRET).write_text("of the host")
     driver = make_driver_root(base / "driver", V, everything=True)
-    with NriGpu(Launch(base / "d", session_node.nri_socket, driver_root=driver)) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
-        oci = session_node.cri.status(run(session_node, ContainerSpec())).oci
+    with NriGpu(Launch(base / "d", module_node.nri_socket, driver_root=driver)) as daemon:
+        daemon.wait_staged()
+        oci = module_node.cri.status(run(module_node, ContainerSpec())).oci
         staged = str(daemon.launch.base / "drivers")
         places = {m["destination"]: Path(m["source"]).is_dir() for m in oci["mounts"] if staged in m["source"]}
-        session_node.cri.remove_all()
-        yield Host(session_node, daemon, canary, places, given(oci))
+        module_node.cri.remove_all()
+        yield Host(module_node, daemon, canary, places, given(oci))
 
 
 Image = Callable[[Host], Mapping[str, Entry]]

@@ -17,20 +17,19 @@ from msgspec.structs import replace
 
 from nri_gpu.cli.client import ask
 from nri_gpu.domain.names import CONTROL_SOCKET
-from tests.support.cgroup import Cgroup, DeviceRule, device_rules
+from tests.support import probe
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.kubelet import AdmissionError, Kubelet
+from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.probe import Opened, open_number
 
 pytestmark = pytest.mark.containerd
 
 GPU: Final = "nvidia.com/gpu"
-UUIDS: Final = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
 DEADLINE_S: Final = 60.0
 
 
@@ -52,8 +51,7 @@ def launched(node: Containerd, base: Path, folder: Path) -> Launch:
 @pytest.fixture
 def serving(node: Containerd, tmp_path: Path, folder: Path) -> Iterator[NriGpu]:
     with NriGpu(launched(node, tmp_path, folder)) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         yield daemon
 
 
@@ -73,15 +71,10 @@ def run(
     return pod, node.cri.run(pod, ContainerSpec(annotations=annotations, attempt=attempt, cdi_devices=cdi))
 
 
-def check_opens(node: Containerd, container: ContainerId, uuids: list[str]) -> None:
-    """By the kernel's word: these GPUs' numbers, and of the others none."""
-    minors = {UUIDS.index(uuid) for uuid in uuids}
-    for minor in range(4):
-        expected = Opened.NO_DRIVER if minor in minors else Opened.DENIED
-        assert open_number(node.cri, container, 195, minor) is expected, minor
-    if node.cgroup is Cgroup.V1:
-        rules = {rule for rule in device_rules(node.container_cgroup(container)) if rule.major == 195}
-        assert rules == {DeviceRule("c", 195, minor, "rw") for minor in {*minors, 255}}
+def check_gpus(node: Containerd, container: ContainerId, uuids: list[str]) -> None:
+    """It opens these GPUs, and none of the others."""
+    numbers = {(195, minor) for minor in range(4)}
+    probe.check_opens(node, container, {(195, UUIDS.index(uuid)) for uuid in uuids} | {(195, 255)}, numbers)
     assert node.cri.status(container).env["NVIDIA_VISIBLE_DEVICES"] == ",".join(uuids)
 
 
@@ -100,14 +93,14 @@ async def _the_whole_way(node: Containerd, serving: NriGpu, folder: Path) -> Non
         claim = "all;capabilities=compute,utility"
         cdi = kubelet.cdi_devices
         pod, container = await asyncio.to_thread(run, node, "train", annotations, claim, uid=uid, cdi=cdi)
-        check_opens(node, container, chosen)
+        check_gpus(node, container, chosen)
         assert not node.cri.status(container).oci.get("hooks")
         assert len(kubelet.healthy(GPU)) == 4
 
         # By annotation the rest, and the kubelet hears of it.
         others = sorted(set(UUIDS) - set(chosen))
         _, local = await asyncio.to_thread(run, node, "local", {}, "2")
-        check_opens(node, local, others)
+        check_gpus(node, local, others)
         await kubelet.wait_healthy(GPU, 2)
         assert kubelet.healthy(GPU) == chosen
         with pytest.raises(CriError, match=r"\[gpu-busy\]"):
@@ -123,7 +116,7 @@ async def _the_whole_way(node: Containerd, serving: NriGpu, folder: Path) -> Non
         with pytest.raises(CriError, match=r"\[gpu-busy\].*default/train"):
             await asyncio.to_thread(run, node, "thief", {}, f"device={chosen[0]}")
         spec = ContainerSpec(annotations=kubelet.replayed("train", "main"), attempt=1, cdi_devices=cdi)
-        check_opens(node, await asyncio.to_thread(node.cri.run, pod, spec), chosen)
+        check_gpus(node, await asyncio.to_thread(node.cri.run, pod, spec), chosen)
 
         # Its sandbox is made anew, and it finds what the kubelet had given it.
         await asyncio.to_thread(node.cri.stop_pod, pod.id)
@@ -131,13 +124,13 @@ async def _the_whole_way(node: Containerd, serving: NriGpu, folder: Path) -> Non
             await asyncio.to_thread(run, node, "thief", {}, f"device={chosen[0]}")
         replayed = kubelet.replayed("train", "main")
         pod, container = await asyncio.to_thread(run, node, "train", replayed, uid=uid, attempt=2)
-        check_opens(node, container, chosen)
+        check_gpus(node, container, chosen)
 
         # The pod ends, and the kubelet gives its GPUs to the next.
         await asyncio.to_thread(node.cri.stop_pod, pod.id)
         kubelet.remove("train")
         annotations = await kubelet.admit("next", "main", {GPU: 2})
-        check_opens(node, (await asyncio.to_thread(run, node, "next", annotations))[1], chosen)
+        check_gpus(node, (await asyncio.to_thread(run, node, "next", annotations))[1], chosen)
         assert kubelet.healthy(GPU) == chosen
 
 
@@ -168,11 +161,12 @@ async def _starts_only_with_us(node: Containerd, serving: NriGpu, folder: Path) 
         await asyncio.to_thread(serving.start)
         await asyncio.to_thread(serving.wait_ready)
         _, container = await asyncio.to_thread(run, node, "train", annotations, cdi=cdi, attempt=1)
-        check_opens(node, container, chosen)
+        check_gpus(node, container, chosen)
         assert "nri-gpu-is-not" not in node.cri.execute(container, "cat", "/proc/self/mountinfo").stdout
 
 
 @pytest.mark.parametrize("keyed_by_resource", [True, False], ids=["until 1.36", "later kubelets"])
+@on_newest
 def test_a_successor_takes_over_beneath_admissions(
     node: Containerd, serving: NriGpu, folder: Path, *, keyed_by_resource: bool
 ) -> None:
@@ -212,10 +206,11 @@ async def _takes_over(node: Containerd, serving: NriGpu, folder: Path, *, keyed_
             await admitting
             assert not failed or (keyed_by_resource and failed[-1] - failed[0] < 1)
             _, container = await asyncio.to_thread(run, node, "train", annotations, cdi=cdi)
-            check_opens(node, container, chosen)
+            check_gpus(node, container, chosen)
             assert successor.terminate() == 0
 
 
+@on_newest
 def test_forged_annotations_are_refused(node: Containerd, serving: NriGpu, folder: Path) -> None:
     asyncio.run(_forged(node, folder))
 
@@ -233,7 +228,7 @@ async def _forged(node: Containerd, folder: Path) -> None:
         with pytest.raises(CriError, match="unknown annotation"):
             await asyncio.to_thread(node.cri.run, pod, ContainerSpec())
         _, container = await asyncio.to_thread(run, node, "train", {key: good})
-        check_opens(node, container, [given])
+        check_gpus(node, container, [given])
 
 
 def test_nothing_is_healthy_while_the_runtime_is_away(fresh_node: Containerd, tmp_path: Path, folder: Path) -> None:
@@ -255,11 +250,12 @@ async def _away(node: Containerd, daemon: NriGpu, folder: Path) -> None:
         await kubelet.wait_healthy(GPU, 4)
         assert kubelet.clients[GPU] is client  # the stream went on through all of it
         _, container = await asyncio.to_thread(run, node, "train", await kubelet.admit("train", "main", {GPU: 1}))
-        check_opens(node, container, sorted(kubelet.in_use(GPU)))
+        check_gpus(node, container, sorted(kubelet.in_use(GPU)))
         assert await asyncio.to_thread(daemon.terminate) == 0
         await kubelet.wait_healthy(GPU, 0)
 
 
+@on_newest
 def test_nvmls_child_is_started_anew_beside_grpc(node: Containerd, tmp_path: Path, folder: Path) -> None:
     """Threads of gRPC do not survive a fork: the child comes by vfork and exec, whatever runs in the daemon."""
     gpus = tuple(FakeGpu(minor=number, uuid=each) for number, each in enumerate(UUIDS))

@@ -22,9 +22,10 @@ from nri_gpu.policy.service import REQUEST_BYTES
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import Launch
+from tests.support.daemon import UUIDS, Launch
 from tests.support.driver_root import make_driver_root
 from tests.support.journal import Journal
+from tests.support.marks import on_newest, on_oldest
 from tests.support.nri_messages import NRI_0_6, Flavour, asking, container
 from tests.support.plugin import Bench
 from tests.support.pods import ContainerSpec, PodSpec
@@ -33,9 +34,6 @@ from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
 
-only_2_1 = pytest.mark.parametrize("runtime", [packages.Version.V2_1], ids=str, indirect=True)
-only_1_7 = pytest.mark.parametrize("runtime", [packages.Version.V1_7], ids=str, indirect=True)
-UUIDS = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
 VOID_POLICY = 'schema = 1\n[defaults]\nmode = "shared"\n[environment]\nvisible_devices = "void"\n'
 DEADLINE_S = 20.0
 
@@ -108,7 +106,7 @@ def plugin(runtime: packages.Runtime, tmp_path: Path) -> Iterator[Plugin]:
         made.journal.close()
 
 
-@only_2_1
+@on_newest
 @pytest.mark.parametrize("config_name", ["10-nri-gpu.conf", "nri-gpu.conf"])
 def test_it_synchronizes_and_grants_by_its_drop_in_policy(plugin: Plugin, config_name: str) -> None:
     plugin.install_with_options(VOID_POLICY, config_name)
@@ -128,7 +126,7 @@ def test_it_synchronizes_and_grants_by_its_drop_in_policy(plugin: Plugin, config
         plugin.create("three", "device=9")
 
 
-@only_2_1
+@on_newest
 def test_what_it_is_started_with(plugin: Plugin) -> None:
     plugin.install_with_options()
     plugin.node.boot()
@@ -139,7 +137,7 @@ def test_what_it_is_started_with(plugin: Plugin) -> None:
     assert str(Path(f"/proc/{plugin.pid}/fd/2").readlink()) == "/dev/null"
 
 
-@only_2_1
+@on_newest
 @pytest.mark.parametrize("kill", [False, True], ids=["terminated", "killed"])
 def test_it_ends_with_containerd_and_the_next_one_knows_all_grants(plugin: Plugin, kill: bool) -> None:
     plugin.install_with_options()
@@ -160,7 +158,7 @@ def test_it_ends_with_containerd_and_the_next_one_knows_all_grants(plugin: Plugi
         plugin.create("late", "device=1")
 
 
-@only_2_1
+@on_newest
 def test_a_broken_drop_in_refuses_who_asks_even_after_a_reload(plugin: Plugin) -> None:
     plugin.install_with_options('schema = 1\n[defaults]\nmode = "sharde"\n')
     plugin.node.boot()
@@ -174,7 +172,7 @@ def test_a_broken_drop_in_refuses_who_asks_even_after_a_reload(plugin: Plugin) -
         plugin.create("again", "1")
 
 
-@only_2_1
+@on_newest
 def test_a_reload_keeps_the_drop_in(plugin: Plugin) -> None:
     """SIGHUP must not put the defaults, or the file of the service, in its place."""
     plugin.install_with_options(VOID_POLICY)
@@ -185,7 +183,7 @@ def test_a_reload_keeps_the_drop_in(plugin: Plugin) -> None:
     assert plugin.node.cri.status(plugin.run("one", "device=0")).env["NRI_GPU_UUIDS"] == UUIDS[0]
 
 
-@only_2_1
+@on_newest
 def test_the_bare_command_is_enough(plugin: Plugin) -> None:
     """No arguments at all, as when the installed program itself, or a link to it, lies in the plugin folder."""
     private = "mount -t tmpfs none /var/lib &&"  # where driver files are staged by default
@@ -197,7 +195,7 @@ def test_the_bare_command_is_enough(plugin: Plugin) -> None:
         plugin.create("asking", "device=999")
 
 
-@only_1_7
+@on_oldest
 def test_1_7_never_synchronizes_so_it_warns_and_grants_all_the_same(plugin: Plugin) -> None:
     plugin.install_with_options(VOID_POLICY)
     plugin.node.boot()

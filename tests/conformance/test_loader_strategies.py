@@ -20,11 +20,12 @@ from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root, write_32
 from tests.support.image import File, ImageSpec
 from tests.support.loader_images import OTHERS, specs
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import device_nodes
 
 pytestmark = [
-    pytest.mark.containerd,
+    on_newest,
     pytest.mark.skipif(platform.machine() != "x86_64", reason="glibc has hwcaps levels on x86-64 only"),
 ]
 
@@ -83,10 +84,10 @@ NOT_SERVED: Final = ("cannot open shared object file", f"-> {OTHERS}/", "nvidia-
 
 
 @pytest.fixture(scope="module")
-def images(session_node: Containerd, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ImageSpec]:
+def images(module_node: Containerd, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ImageSpec]:
     made = specs(tmp_path_factory.mktemp("images"))
     for spec in made.values():
-        session_node.import_image(spec)
+        module_node.import_image(spec)
     return made
 
 

@@ -13,6 +13,7 @@ from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.glibc import glibc_files
 from tests.support.image import File, ImageSpec
 from tests.support.loading import LIBRARIES
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 
 pytestmark = pytest.mark.containerd
@@ -131,12 +132,14 @@ class TestLoading:
         container.finds(HWCAPS_PLACES[0])
         assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
 
+    @on_newest
     def test_on_a_read_only_root(self, node: Containerd, images: dict[str, str]) -> None:
         container = grant(node, ContainerSpec(image=images["plain"], readonly_rootfs=True))
         container.finds(LIBRARIES)
         assert container.run("/bin/sh", "-c", "nvidia-smi") == SMI
         assert node.cri.execute(container.id, "/bin/touch", "/new").code != 0
 
+    @on_newest
     def test_for_a_user_who_is_not_root(self, node: Containerd, images: dict[str, str]) -> None:
         container = grant(node, ContainerSpec(image=images["plain"], user=1000))
         assert container.run("/bin/id", "-u") == ["1000"]

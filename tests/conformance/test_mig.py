@@ -1,4 +1,4 @@
-"""MIG devices on every containerd: their GPU's node, their two capabilities, and nobody else's."""
+"""MIG devices on both cgroup generations: their GPU's node, their two capabilities, and nobody else's."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Final
 
 import pytest
 
-from tests.support.cgroup import Cgroup, DeviceRule, device_rules
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import TOPOLOGIES, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.probe import Opened, device_nodes, open_number, open_path
+from tests.support.probe import Opened, check_opens, device_nodes, open_paths
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 
 TOPOLOGY: Final = TOPOLOGIES / "mig-a100.toml"
 CAPS: Final = 1511
@@ -34,8 +34,7 @@ PARENT: Final = (195, 0)
 def serving(cgroup_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
     root = make_driver_root(tmp_path / "driver")
     with NriGpu(Launch(tmp_path / "d", cgroup_node.nri_socket, topology=TOPOLOGY, driver_root=root)) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         yield daemon
 
 
@@ -55,14 +54,9 @@ def check_sees(node: Containerd, container: ContainerId, granted: set[tuple[int,
     seen = numbers(node, container)
     assert set(seen.values()) == granted | SHARED
     assert all(f"nvidia-cap{minor}" in "".join(seen) for major, minor in granted if major == CAPS)
-    for path in seen:
-        assert open_path(node.cri, container, path) is Opened.NO_DRIVER
-    for number in [(CAPS, minor) for minor in (1, 2, 84, 85, 93, 94)] + [(195, minor) for minor in range(4)]:
-        expected = Opened.NO_DRIVER if number in granted else Opened.DENIED
-        assert open_number(node.cri, container, *number) is expected, number
-    if node.cgroup is Cgroup.V1:
-        rules = {rule for rule in device_rules(node.container_cgroup(container)) if rule.major in (195, 1510, CAPS)}
-        assert rules == {DeviceRule("c", major, minor, "rw") for major, minor in granted | SHARED}
+    assert set(open_paths(node.cri, container, seen).values()) == {Opened.NO_DRIVER}
+    capabilities = {(CAPS, minor) for minor in (1, 2, 84, 85, 93, 94)}
+    check_opens(node, container, granted | SHARED, capabilities | {(195, minor) for minor in range(4)})
 
 
 def test_two_containers_on_two_mig_devices_of_one_gpu(cgroup_node: Containerd, serving: NriGpu) -> None:
@@ -114,8 +108,7 @@ def test_a_node_without_the_capabilities_major_says_so(cgroup_node: Containerd, 
     topology.write_text(TOPOLOGY.read_text().replace("nvidia_caps = 1511\n", ""))
     root = make_driver_root(tmp_path / "driver")
     with NriGpu(Launch(tmp_path / "d", cgroup_node.nri_socket, topology=topology, driver_root=root)) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         with pytest.raises(CriError, match=r"\[node-not-ready\]: nvidia-caps has no major"):
             run(cgroup_node, "one", "mig=1g.10gb")
         run(cgroup_node, "whole", "device=0")

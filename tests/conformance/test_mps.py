@@ -18,15 +18,16 @@ import pytest
 from tests.support import mps, packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.image import NAME
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 
-UUID = "GPU-0a100004-0000-4000-8000-000000000000"
+UUID = UUIDS[0]
 POLICY = "[mps]\nenabled = true\nlinger_s = {linger_s}\nmost_threads_percent = 60\n"
 SLEEP = ("/bin/sleep", "600")
 MPS: Final = {"gpu.nri.io": "device=0;mode=mps"}
@@ -285,8 +286,7 @@ def test_the_next_tenant_meets_nothing_of_the_last_one(node: Containerd, daemon:
 
 def test_without_a_bound_nobody_is_let_in(node: Containerd, bare: Launch) -> None:
     with NriGpu(bare) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         pod = node.cri.run_pod(PodSpec(name="one", annotations=MPS))
         with pytest.raises(CriError, match=r"no file system of its own is mounted at .*/mps/clients") as refused:
             node.cri.create(pod, ContainerSpec(command=SLEEP))

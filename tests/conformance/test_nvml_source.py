@@ -11,10 +11,11 @@ from tests.support.containerd import Containerd
 from tests.support.cri import CriError
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
+from tests.support.marks import on_newest
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml
 from tests.support.pods import ContainerSpec, PodSpec
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 
 GPUS = tuple(FakeGpu(minor=n, uuid=f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(4))
 PROMPT_S = 1.5  # a create takes about 10 ms; the runtime gives up on us after 2 s

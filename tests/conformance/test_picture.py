@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cgroup import Cgroup, DeviceRule, device_programs, device_rules
+from tests.support.cgroup import Cgroup, device_programs
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.image import ImageSpec
 from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.probe import Opened, device_nodes, open_number, open_path
+from tests.support.probe import Opened, check_opens, device_nodes, open_number, open_paths
 
 pytestmark = pytest.mark.containerd
 
@@ -21,7 +21,6 @@ UVM_MAJOR = 1510  # of config/topologies/four-gpus.toml
 CTL = (195, 255)
 SHARED_NODES = {"/dev/nvidiactl": CTL, "/dev/nvidia-uvm": (UVM_MAJOR, 0), "/dev/nvidia-uvm-tools": (UVM_MAJOR, 1)}
 ALL_IMAGE = ImageSpec("localhost/nri-gpu/cuda-like:1", env={"NVIDIA_VISIBLE_DEVICES": "all"})
-UUIDS = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
 WANTS = {"a": (0, 1), "b": (0, 2, 3), "c": (3,)}
 
 
@@ -29,8 +28,7 @@ WANTS = {"a": (0, 1), "b": (0, 2, 3), "c": (3,)}
 def serving(cgroup_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
     launch = Launch(tmp_path / "d", cgroup_node.nri_socket, driver_root=make_driver_root(tmp_path / "driver"))
     with NriGpu(launch) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         yield daemon
 
 
@@ -99,19 +97,12 @@ def test_utility_alone_brings_no_uvm(cgroup_node: Containerd, serving: NriGpu) -
 
 def _may_open(node: Containerd, container: ContainerId, granted: set[tuple[int, int]]) -> None:
     """Granted numbers pass the device cgroup (and find no driver here); every other one is stopped by it."""
-    for path, number in nvidia_nodes(node, container).items():
-        assert number in granted
-        assert open_path(node.cri, container, path) is Opened.NO_DRIVER
-    for minor in range(5):
-        expected = Opened.NO_DRIVER if (195, minor) in granted else Opened.DENIED
-        assert open_number(node.cri, container, 195, minor) is expected
-    assert open_number(node.cri, container, 195, 254) is Opened.DENIED
-    cgroup = node.container_cgroup(container)
-    if node.cgroup is Cgroup.V1:
-        rules = {rule for rule in device_rules(cgroup) if rule.major in (195, UVM_MAJOR)}
-        assert rules == {DeviceRule("c", major, minor, "rw") for major, minor in granted}
-    else:
-        assert device_programs(cgroup)
+    nodes = nvidia_nodes(node, container)
+    assert set(nodes.values()) <= granted
+    assert set(open_paths(node.cri, container, nodes).values()) == {Opened.NO_DRIVER}
+    check_opens(node, container, granted, {(195, minor) for minor in (*range(5), 254)})
+    if node.cgroup is Cgroup.V2:
+        assert device_programs(node.container_cgroup(container))
 
 
 def _has_driver(node: Containerd, container: ContainerId) -> None:

@@ -9,18 +9,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.support import cleanup, packages
+from tests.support import cleanup
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, Cri, CriError
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 
-pytestmark = [
-    pytest.mark.containerd,
-    pytest.mark.parametrize("runtime", [packages.Version.V2_1], ids=str, indirect=True),
-]
+pytestmark = on_newest
 
-UUIDS = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]
 POLICY = """
 schema = 1
 
@@ -66,8 +63,7 @@ def ruled(launch: Launch, tmp_path: Path) -> Iterator[NriGpu]:
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY)
     with NriGpu(replace(launch, policy=policy)) as running:
-        running.wait_ready()
-        running.wait_logged("driver files staged")
+        running.wait_staged()
         yield running
 
 

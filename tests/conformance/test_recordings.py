@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, PodId
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.image import ImageSpec
 from tests.support.plugin import KEY
@@ -56,8 +56,7 @@ class Stage(Struct, frozen=True):
     def begin(self) -> None:
         """A session: the daemon started, ready, with a driver."""
         self.daemon.start()
-        self.daemon.wait_ready()
-        self.daemon.wait_logged("driver files staged")
+        self.daemon.wait_staged()
 
     def create(self, name: str, value: str = "", spec: ContainerSpec | None = None) -> ContainerId:
         annotations = {"gpu.nri.io": value} if value else {}
@@ -125,7 +124,7 @@ def second_session(stage: Stage) -> Session:
     stage.daemon.kill()
     stage.begin()
     stage.node.cri.start(created)
-    stage.daemon.wait_held({"runs/main": [_uuid(1)], "waits/main": [_uuid(3)]})
+    stage.daemon.wait_held({"runs/main": [UUIDS[1]], "waits/main": [UUIDS[3]]})
     return stage.recorder.sessions[1]
 
 
@@ -174,7 +173,3 @@ def _header(messages: list[Message], what: str) -> str:
     [configure] = [message for message in messages if message.method == "Configure" and message.is_request]
     version = configure.body.runtime_version
     return HEADER.format(version=version, nri=NRI[version[:3]], what=what.strip())
-
-
-def _uuid(index: int) -> str:
-    return f"GPU-{index}a100004-0000-4000-8000-00000000000{index}"

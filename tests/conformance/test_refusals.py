@@ -5,6 +5,7 @@ import pytest
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import NriGpu
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 
 pytestmark = pytest.mark.containerd
@@ -37,6 +38,7 @@ def test_the_sentence_reaches_the_client(node: Containerd, daemon: NriGpu, value
     assert node.cri.containers() == []
 
 
+@on_newest
 def test_exclusive_keeps_other_pods_away_in_any_mode(node: Containerd, daemon: NriGpu) -> None:
     create(node, "device=1", pod="owner")
     for value in ("device=1", "device=1; mode=shared", "all", "all; mode=shared"):
@@ -45,6 +47,7 @@ def test_exclusive_keeps_other_pods_away_in_any_mode(node: Containerd, daemon: N
     daemon.wait_grants(1)
 
 
+@on_newest
 def test_shared_keeps_exclusive_away(node: Containerd, daemon: NriGpu) -> None:
     create(node, "device=2; mode=shared", pod="first")
     create(node, "device=2; mode=shared", pod="second")
@@ -53,6 +56,7 @@ def test_shared_keeps_exclusive_away(node: Containerd, daemon: NriGpu) -> None:
     daemon.wait_grants(2)
 
 
+@on_newest
 def test_a_pods_own_containers_may_share_what_is_exclusive_to_it(node: Containerd, daemon: NriGpu) -> None:
     pod = node.cri.run_pod(PodSpec(name="p", annotations={"gpu.nri.io": "device=3"}))
     node.cri.run(pod, ContainerSpec(name="one"))
@@ -60,6 +64,7 @@ def test_a_pods_own_containers_may_share_what_is_exclusive_to_it(node: Container
     daemon.wait_held({name: ["GPU-3a100004-0000-4000-8000-000000000003"] for name in ("p/one", "p/two")})
 
 
+@on_newest
 def test_counting_gives_each_pod_its_own(node: Containerd, daemon: NriGpu) -> None:
     for number in range(4):
         create(node, "1", pod=f"p{number}")
@@ -81,6 +86,7 @@ def test_a_container_cannot_bring_its_own_mark(node: Containerd, daemon: NriGpu)
     assert daemon.held() == {}
 
 
+@on_newest
 def test_a_mistyped_key_does_not_start_a_container_without_its_gpu(node: Containerd, daemon: NriGpu) -> None:
     pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io/contaner.main": "1"}))
     with pytest.raises(CriError, match="unknown annotation"):
@@ -88,6 +94,7 @@ def test_a_mistyped_key_does_not_start_a_container_without_its_gpu(node: Contain
     assert daemon.held() == {}
 
 
+@on_newest
 def test_what_the_image_requires_is_refused_with_the_condition(node: Containerd, daemon: NriGpu) -> None:
     with pytest.raises(CriError) as refused:
         create(node, "1", env={"NVIDIA_REQUIRE_CUDA": "cuda>=99.1 brand=tesla,driver>=580"})

@@ -16,11 +16,12 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, PodId
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import Opened, open_number
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 
 MIG: Final = TOPOLOGIES / "mig-a100.toml"
 MADE_AGAIN: Final = ("MIG-12a10080-0000-5000-8000-090000000000", "MIG-99999999-0000-5000-8000-090000000000")
@@ -37,8 +38,7 @@ def topology(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def serving(node: Containerd, tmp_path: Path, topology: Path) -> Iterator[NriGpu]:
     root = make_driver_root(tmp_path / "driver")
     with NriGpu(Launch(tmp_path / "d", node.nri_socket, topology=topology, driver_root=root)) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         yield daemon
 
 
@@ -77,8 +77,7 @@ def test_gpus_change_their_minors(node: Containerd, serving: NriGpu, topology: P
 
     serving.terminate()
     serving.start()
-    serving.wait_ready()
-    serving.wait_logged("driver files staged")
+    serving.wait_staged()
     with pytest.raises(CriError, match=r"default/old \(container main still opens its device number\)|in shared mode"):
         run(node, "later", "device=0")
     assert status(serving)["gpus"][0]["opened_by"]

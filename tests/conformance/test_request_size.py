@@ -29,8 +29,7 @@ def served(fresh_node: Containerd, tmp_path: Path) -> Iterator[tuple[Containerd,
     """A containerd of the test's own, with daemon and guard."""
     launch = Launch(tmp_path / "d", fresh_node.nri_socket, driver_root=make_driver_root(tmp_path / "driver"))
     with NriGpu(replace(launch, log_level="INFO")) as daemon, NriGuard(launch) as guard:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         guard.wait_ready()
         yield fresh_node, daemon, guard
 
@@ -109,6 +108,6 @@ def test_many_pods_with_the_variables_of_many_services(served: tuple[Containerd,
     """No attacker: as many as the runtime can list, and all of them are let in."""
     node, daemon, guard = served
     count = 200 if node.runtime.number < (2, 0) else 300
-    pods = run_pods(node, "p", count // 4)  # a pause container each is what takes the time
+    pods = run_pods(node, "p", count // 10)  # a pause container each is what takes the time
     assert fill(node, pods, count, 70_000) == 0
     comes_back(node, daemon, guard)

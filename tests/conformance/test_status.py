@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.containerd import Containerd
 from tests.support.daemon import ENVIRONMENT, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 
 
 def asked(daemon: NriGpu, *options: str) -> tuple[int, str]:

@@ -17,7 +17,7 @@ import pytest
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.containerd
 
 REQUEST_TIMEOUT_S = 3.0
 SYS_PIDFD_GETFD = 438  # asm-generic/unistd.h; the same on every architecture
-UUID = "GPU-0a100004-0000-4000-8000-000000000000"
+UUID = UUIDS[0]
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,7 @@ def node(hasty: Containerd) -> Iterator[Containerd]:
 def serving(node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
     launch = Launch(tmp_path / "d", node.nri_socket, driver_root=make_driver_root(tmp_path / "driver"))
     with NriGpu(launch) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         yield daemon
         os.kill(daemon.pid, signal.SIGCONT)
 
@@ -138,8 +137,7 @@ def test_containerd_stopped_behind_our_answer(
         time.sleep(REQUEST_TIMEOUT_S + 1)
     finally:
         os.kill(node.pid, signal.SIGCONT)
-    serving.wait_ready()
-    serving.wait_logged("driver files staged")
+    serving.wait_staged()
     running = [started(node, lambda: node.cri.create(second, ContainerSpec()))]
     running.append(started(node, creating.result))
     assert running.count(True) == 1

@@ -15,9 +15,10 @@ from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.loading import LIBRARIES
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 
-pytestmark = pytest.mark.containerd
+pytestmark = on_newest
 
 VERSIONS = ("570.195.03", "580.95.05")
 
@@ -76,8 +77,7 @@ def test_a_container_keeps_its_driver_whatever_the_other_daemon_thinks(
                 started(other_node)
             assert files(node, container) == mounted
         daemon.start()  # the owner comes back to what is its
-        daemon.wait_ready()
-        daemon.wait_logged("driver files staged")
+        daemon.wait_staged()
         started(node)
         assert files(node, container) == mounted
         other_node.cri.remove_all()

@@ -124,8 +124,7 @@ class ChaosRun:
                     restart = None
         for each in working:
             each.result()
-        self.daemon.wait_ready()
-        self.daemon.wait_logged("driver files staged")
+        self.daemon.wait_staged()
         self._create([Fate.LONG] * AT_ONCE)  # so that there is always something to compare
 
     def create_unserved(self, creates: int) -> None:

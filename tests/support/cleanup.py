@@ -43,11 +43,11 @@ class Leftovers(Struct, frozen=True):
 
 
 def leftovers(base: Path, supervisor: int) -> Leftovers:
-    """Everything of the containerd of `base` that is still there, but for its supervisor and empty cgroup parent."""
+    """What is still there of the containerd of `base`, but for its supervisor, its root and its empty cgroup parent."""
     cgroups = cgroups_named(base.name, Path(f"/proc/{supervisor}/root{CGROUPS}"))
     return Leftovers(
         processes=tuple(f"{pid} {_command_line(pid)}" for pid in descendants(supervisor)),
-        mounts=mounts_below(base, supervisor),
+        mounts=tuple(point for point in mounts_below(base, supervisor) if point != Layout(base).root),
         cgroups=tuple(cgroup for cgroup in cgroups if cgroup.name != base.name),
     )
 

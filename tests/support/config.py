@@ -23,6 +23,11 @@ class Layout(Struct, frozen=True):
         return self.base / "config.toml"
 
     @property
+    def root(self) -> Path:
+        """Where containerd keeps images and containers; in memory, for it waits for the disk at every step."""
+        return self.base / "root"
+
+    @property
     def log(self) -> Path:
         return self.base / "containerd.log"
 
@@ -70,7 +75,6 @@ class Choices(Struct, frozen=True):
 
     config_version: int
     runc: Path
-    snapshotter: str
     nri: bool = True
     request_timeout_s: float = 2.0
     registration_timeout_s: float = 5.0
@@ -84,7 +88,7 @@ def render(layout: Layout, choices: Choices) -> str:
 def _common(layout: Layout, choices: Choices) -> str:
     return f"""\
 version = {choices.config_version}
-root = "{layout.base}/root"
+root = "{layout.root}"
 state = "{layout.base}/state"
 [grpc]
   address = "{layout.cri_socket}"
@@ -108,15 +112,11 @@ def _cri_v2(layout: Layout, choices: Choices) -> str:
   [plugins."{CRI_V2}".cni]
     bin_dir = "{layout.base}/cni"
     conf_dir = "{layout.base}/cni"
-  [plugins."{CRI_V2}".containerd]
-    snapshotter = "{choices.snapshotter}"
 {_runtime(CRI_V2, choices)}"""
 
 
 def _cri_v3(layout: Layout, choices: Choices) -> str:
     return f"""\
-[plugins."{CRI_IMAGES_V3}"]
-  snapshotter = "{choices.snapshotter}"
 [plugins."{CRI_IMAGES_V3}".pinned_images]
   sandbox = "{image.NAME}"
 [plugins."{CRI_RUNTIME_V3}"]

@@ -54,6 +54,7 @@ class Containerd:
         _require_machine(self.cgroup)
         cleanup.sweep()
         self._daemon: Daemon | None = None
+        self._images: dict[str, image.ImageSpec] = {}
         self.layout = config.Layout(Path(tempfile.mkdtemp(prefix=cleanup.PREFIX, dir=cleanup.PARENT)))
         try:
             self._write_files(nri, request_timeout_s, registration_timeout_s)
@@ -150,14 +151,15 @@ class Containerd:
         self._start()
 
     def import_image(self, spec: image.ImageSpec | None = None) -> None:
-        """Build an image and import it; it can be run when this returns."""
+        """Build an image and import it, unless it is there; it can be run when this returns."""
         spec = spec or image.ImageSpec()
-        # 2.x would import through its transfer service, which unpacks for the default snapshotter only.
-        how = ["--local"] if self.runtime.number >= (2, 0) else []
+        if self._images.get(spec.name) == spec:
+            return
         with tempfile.NamedTemporaryFile(dir=self.base, suffix=".tar") as file:
             tar = image.build(Path(file.name), packages.busybox(), spec)
-            self.ctr("images", "import", *how, "--snapshotter", self._snapshotter, str(tar))
+            self.ctr("images", "import", str(tar))
         wait_for(f"image {spec.name}", lambda: self.cri.has_image(spec.name), STOP_TIMEOUT_S)
+        self._images[spec.name] = spec
 
     def ctr(self, *arguments: str) -> str:
         """Run containerd's own client in CRI's namespace. Raises: HarnessError with what it said."""
@@ -189,11 +191,9 @@ class Containerd:
 
     def _write_files(self, nri: bool, request_timeout_s: float, registration_timeout_s: float) -> None:
         self.layout.make()
-        self._snapshotter = _snapshotter(self.base)
         choices = config.Choices(
             config_version=2 if self.runtime.number < (2, 0) else 3,
             runc=self._runc(),
-            snapshotter=self._snapshotter,
             nri=nri,
             request_timeout_s=request_timeout_s,
             registration_timeout_s=registration_timeout_s,
@@ -248,11 +248,3 @@ def _require_machine(cgroup: Cgroup) -> None:
         raise HarnessError("a private containerd needs root: mounts, cgroups, devices; run this with sudo")
     if cgroup is Cgroup.V1 and host_cgroup() is Cgroup.V2:
         raise HarnessError("this machine has cgroup v2 only, so a containerd on cgroup v1 cannot run here")
-
-
-def _snapshotter(folder: Path) -> str:
-    # overlayfs refuses an overlay as its upper layer, which is what /tmp is inside most containers.
-    kind = subprocess.run(
-        ["stat", "--file-system", "--format", "%T", folder], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    return "native" if kind == "overlayfs" else "overlayfs"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NewType, Self, TypeVar
@@ -168,9 +169,9 @@ class Cri:
         Raises: HarnessError: one of them had a hook. That none ever has is asked here, of all tests' containers.
         """
         hooked = {each.id: hooks for each in self.containers() if (hooks := self._hooks(ContainerId(each.id)))}
-        for pod in self.pods():
-            self.stop_pod(PodId(pod.id))
-            self.remove_pod(PodId(pod.id))
+        if pods := [PodId(pod.id) for pod in self.pods()]:
+            with ThreadPoolExecutor(min(len(pods), 8)) as pool:
+                list(pool.map(self.remove_pod, pods))
         if hooked:
             raise HarnessError(f"containers had hooks: {hooked}")
 

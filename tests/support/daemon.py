@@ -23,6 +23,7 @@ from tests.support.waiting import wait_for
 
 TOPOLOGIES: Final = Path(__file__).parents[2] / "config" / "topologies"
 FOUR_GPUS: Final = TOPOLOGIES / "four-gpus.toml"
+UUIDS: Final = [f"GPU-{n}a100004-0000-4000-8000-00000000000{n}" for n in range(4)]  # of its GPUs
 READY_S: Final = 20.0
 # The package beside these tests, whatever else is installed.
 ENVIRONMENT: Final = {"PATH": os.environ["PATH"], "PYTHONPATH": str(TOPOLOGIES.parents[1])}
@@ -122,6 +123,11 @@ class NriGpu:
     def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Until it told its service manager READY=1."""
         wait_for("nri-gpu to be ready", lambda: self.has_notified("READY=1"), timeout_s, self._explain)
+
+    def wait_staged(self) -> None:
+        """Until it serves, with the driver's files staged."""
+        self.wait_ready()
+        self.wait_logged("driver files staged")
 
     def has_notified(self, line: str) -> bool:
         """Whether it sent that line of sd_notify(3)."""

@@ -175,7 +175,7 @@ class Docker:
         base = self.layout.base
         return {
             "hosts": [f"unix://{base}/docker.sock"],
-            "data-root": f"{base}/data",
+            "data-root": str(self.layout.root),
             "exec-root": f"{base}/exec",
             "pidfile": f"{base}/docker.pid",
             "cgroup-parent": f"/{base.name}",

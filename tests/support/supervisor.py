@@ -122,7 +122,7 @@ def main() -> int:
     layout, cgroup = Layout(Path(sys.argv[1])), sys.argv[2]
     _hold_lock(layout.lock)
     _become_subreaper()
-    _mount_privately(cgroup)
+    _mount_privately(layout, cgroup)
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGCHLD, lambda *_: cleanup.reap())
     print("ready", flush=True)
@@ -152,7 +152,9 @@ def _become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def _mount_privately(cgroup: str) -> None:
+def _mount_privately(layout: Layout, cgroup: str) -> None:
+    layout.root.mkdir(exist_ok=True)
+    _mount("tmpfs", layout.root)
     SHARED_STATE.mkdir(mode=0o711, exist_ok=True)
     _mount("tmpfs", SHARED_STATE)
     if cgroup == "v2" and not (cleanup.CGROUPS / "cgroup.controllers").exists():
