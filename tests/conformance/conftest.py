@@ -96,7 +96,7 @@ def daemon(launch: Launch) -> Iterator[NriGpu]:
 
 @pytest.fixture(scope="module")
 def module_launch(module_node: Containerd, tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    """The same for a whole module; with a policy that is empty."""
+    """The same for a whole module."""
     folder = tmp_path_factory.mktemp("shared")
     return Launch(folder / "d", module_node.nri_socket, driver_root=make_driver_root(folder / "driver"))
 

@@ -26,7 +26,7 @@ from tests.support.kubelet import Kubelet
 from tests.support.marks import on_newest
 from tests.support.podresources import PodResourcesServer, PodResourcesThread
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.probe import check_opens
+from tests.support.probe import Opened, check_opens, open_numbers
 
 pytestmark = pytest.mark.containerd
 
@@ -147,7 +147,10 @@ def test_whom_a_dra_driver_equips_is_left_to_it(
         container = run(node, pod, cdi_devices=("k8s.gpu.nvidia.com/claim=c0ffee-gpu-2",))
     finally:
         file.unlink()
-    check_opens(node, container, {(195, 2)}, {(195, 1)})
+    assert open_numbers(node.cri, container, [(195, 2), (195, 1)]) == {
+        (195, 2): Opened.NO_DRIVER,
+        (195, 1): Opened.DENIED,
+    }
     assert not [key for key in node.cri.status(container).oci["annotations"] if key.startswith("gpu.nri.io")]
     with pytest.raises(CriError, match=r"\[gpu-busy\].*default/dra \(not through nri-gpu\)"):
         run(node, node.cri.run_pod(PodSpec(name="thief", annotations={"gpu.nri.io": f"device={UUIDS[2]}"})))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Capability, closure
 from tests.support import packages
@@ -27,7 +28,7 @@ from tests.support.pods import ContainerSpec, PodSpec
 
 pytestmark = [
     on_newest,
-    pytest.mark.usefixtures("daemon"),
+    pytest.mark.usefixtures("shared_daemon"),
 ]
 
 V = "580.95.05"
@@ -115,13 +116,13 @@ def _probe_32(folder: Path) -> Path:
     return compile_stub(STUBS / "probe32.c", folder / "probe32", V, *options)
 
 
-@pytest.fixture
-def launch(node: Containerd, tmp_path: Path, compiled: Compiled) -> Launch:
-    return Launch(tmp_path / "d", node.nri_socket, driver_root=compiled.driver)
+@pytest.fixture(scope="module")
+def module_launch(module_launch: Launch, compiled: Compiled) -> Launch:
+    return replace(module_launch, driver_root=compiled.driver)
 
 
-@pytest.fixture
-def image(node: Containerd, compiled: Compiled) -> str:
+@pytest.fixture(scope="module")
+def image(module_node: Containerd, compiled: Compiled) -> str:
     libc = packages.libc_32()
     other = {
         "/bin/probe32": compiled.probe_32,
@@ -130,7 +131,7 @@ def image(node: Containerd, compiled: Compiled) -> str:
     }
     files = {inside: File(path.read_bytes(), 0o755) for inside, path in other.items()}
     spec = ImageSpec("localhost/nri-gpu/capabilities:1", extra=glibc_files({"/bin/probe": compiled.probe}) | files)
-    node.import_image(spec)
+    module_node.import_image(spec)
     return spec.name
 
 

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nri_gpu.injection.mounts import HWCAPS_PLACES, TREE_PLACES
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
-from tests.support.daemon import Launch, NriGpu
+from tests.support.daemon import Launch
 from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.glibc import glibc_files
 from tests.support.image import File, ImageSpec
@@ -49,9 +50,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     )
 
 
-@pytest.fixture
-def launch(node: Containerd, tmp_path: Path, compiled: Compiled) -> Launch:
-    return Launch(tmp_path / "d", node.nri_socket, driver_root=compiled.driver)
+@pytest.fixture(scope="module")
+def module_launch(module_launch: Launch, compiled: Compiled) -> Launch:
+    return replace(module_launch, driver_root=compiled.driver)
 
 
 class Granted(Struct, frozen=True):
@@ -76,15 +77,15 @@ class Granted(Struct, frozen=True):
         return self.node.cri.status(self.id).env["LD_LIBRARY_PATH"]
 
 
-@pytest.fixture
-def images(node: Containerd, compiled: Compiled) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def images(module_node: Containerd, compiled: Compiled) -> dict[str, str]:
     """Images with glibc and the probe: one that sets nothing, one with a library path and a library of its own."""
     files = glibc_files({"/bin/probe": compiled.probe})
     own = files | {f"{OWN}/libapp.so.1": File(compiled.library.read_bytes(), 0o755)}
     plain = ImageSpec("localhost/nri-gpu/glibc:1", extra=files)
     setting = ImageSpec("localhost/nri-gpu/glibc-own-path:1", {"LD_LIBRARY_PATH": OWN}, extra=own)
     for image in (plain, setting):
-        node.import_image(image)
+        module_node.import_image(image)
     return {"plain": plain.name, "own path": setting.name}
 
 
@@ -93,7 +94,7 @@ def grant(node: Containerd, spec: ContainerSpec) -> Granted:
     return Granted(node, node.cri.run(pod, spec))
 
 
-@pytest.mark.usefixtures("daemon")
+@pytest.mark.usefixtures("shared_daemon")
 class TestLoading:
     def test_with_the_containers_environment(self, node: Containerd, images: dict[str, str]) -> None:
         container = grant(node, ContainerSpec(image=images["plain"]))
@@ -166,7 +167,3 @@ class TestLoading:
         container = grant(node, ContainerSpec())
         assert container.run("/bin/sh", "-c", "echo $LD_LIBRARY_PATH") == [LIBRARIES]
         assert {"libcuda.so.1", "bin"} <= {*container.run("/bin/ls", LIBRARIES)}
-
-
-def test_the_daemon_of_these_tests_staged_the_compiled_driver(daemon: NriGpu) -> None:
-    assert "580.95.05" in daemon.wait_logged("driver files staged")

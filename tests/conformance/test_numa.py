@@ -5,7 +5,6 @@ On the machine's own cgroups only: its cpuset controller cannot be in two genera
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -15,19 +14,19 @@ from tests.support.cri import ContainerId
 from tests.support.daemon import FOUR_GPUS, Launch
 from tests.support.pods import ContainerSpec, PodSpec
 
-pytestmark = [pytest.mark.containerd, pytest.mark.usefixtures("daemon")]
+pytestmark = [pytest.mark.containerd, pytest.mark.usefixtures("shared_daemon")]
 
 CPUS = sorted(os.sched_getaffinity(0))
 FIRST, LAST = str(CPUS[0]), str(CPUS[-1])
 
 
-@pytest.fixture
-def launch(launch: Launch, tmp_path: Path) -> Launch:
+@pytest.fixture(scope="module")
+def module_launch(module_launch: Launch) -> Launch:
     """GPUs 0 and 1 are near this machine's first CPU; those of 2 and 3 it has not."""
-    topology, policy = tmp_path / "near.toml", tmp_path / "policy.toml"
+    topology, policy = (module_launch.base.with_name(name) for name in ("near.toml", "policy.toml"))
     topology.write_text(re.sub(r'cpus = "0-31,64-95"', f'cpus = "{FIRST}"', FOUR_GPUS.read_text()))
     policy.write_text('[placement]\nnuma = "both"\n')
-    return replace(launch, topology=topology, policy=policy)
+    return replace(module_launch, topology=topology, policy=policy)
 
 
 def cpuset(node: Containerd, container: ContainerId) -> tuple[str, str]:

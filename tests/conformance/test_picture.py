@@ -1,15 +1,11 @@
 """The picture from the literature, on every containerd and both cgroup generations: who sees and opens what."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.support.cgroup import Cgroup, device_programs
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
-from tests.support.daemon import UUIDS, Launch, NriGpu
-from tests.support.driver_root import make_driver_root
+from tests.support.daemon import UUIDS, NriGpu
 from tests.support.image import ImageSpec
 from tests.support.loading import LIBRARIES
 from tests.support.pods import ContainerSpec, PodSpec
@@ -24,12 +20,17 @@ ALL_IMAGE = ImageSpec("localhost/nri-gpu/cuda-like:1", env={"NVIDIA_VISIBLE_DEVI
 WANTS = {"a": (0, 1), "b": (0, 2, 3), "c": (3,)}
 
 
+@pytest.fixture(scope="module")
+def module_node(module_cgroup_node: Containerd) -> Containerd:
+    """What the daemon of this module serves."""
+    return module_cgroup_node
+
+
 @pytest.fixture
-def serving(cgroup_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
-    launch = Launch(tmp_path / "d", cgroup_node.nri_socket, driver_root=make_driver_root(tmp_path / "driver"))
-    with NriGpu(launch) as daemon:
-        daemon.wait_staged()
-        yield daemon
+def serving(cgroup_node: Containerd, module_daemon: NriGpu) -> NriGpu:
+    assert cgroup_node.nri_socket == module_daemon.launch.socket
+    module_daemon.wait_held({})
+    return module_daemon
 
 
 def run(node: Containerd, name: str, annotations: dict[str, str]) -> ContainerId:

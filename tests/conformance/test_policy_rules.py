@@ -58,13 +58,16 @@ device = ["3"]
 """
 
 
-@pytest.fixture
-def ruled(launch: Launch, tmp_path: Path) -> Iterator[NriGpu]:
-    policy = tmp_path / "policy.toml"
+@pytest.fixture(scope="module")
+def module_launch(module_launch: Launch) -> Launch:
+    policy = module_launch.base.with_name("policy.toml")
     policy.write_text(POLICY)
-    with NriGpu(replace(launch, policy=policy)) as running:
-        running.wait_staged()
-        yield running
+    return replace(module_launch, policy=policy)
+
+
+@pytest.fixture
+def ruled(shared_daemon: NriGpu) -> NriGpu:
+    return shared_daemon
 
 
 def create(node: Containerd, value: str, pod: PodSpec, spec: ContainerSpec | None = None) -> ContainerId:

@@ -13,6 +13,11 @@ pytestmark = pytest.mark.containerd
 PREFIX = "failed to get NRI adjustment for container: rpc error: code = FailedPrecondition desc = "
 
 
+@pytest.fixture
+def daemon(shared_daemon: NriGpu) -> NriGpu:
+    return shared_daemon
+
+
 def create(node: Containerd, value: str, *, pod: str = "p", namespace: str = "default", **spec: object) -> ContainerId:
     sandbox = node.cri.run_pod(PodSpec(name=pod, namespace=namespace, annotations={"gpu.nri.io": value}))
     return node.cri.run(sandbox, ContainerSpec(**spec))  # type: ignore[arg-type] # passed through
