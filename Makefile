@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-faults test check format proto schema manifests conformance chaos fuzz bench test-gpu test-cluster clean
+.PHONY: help demo demo-faults test pytest check format proto schema manifests conformance chaos fuzz bench test-gpu test-cluster clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,8 +24,13 @@ demo: $(READY) ## the main job on this machine: three containers, four GPUs, a r
 demo-faults: $(READY) ## what becomes of containers when GPUs fail and drivers change; simulated GPUs (needs root)
 	@$(BIN)/python -m tests.demo.faults
 
-test: check ## everything: checks, unit and property tests, two real containerds (needs root)
-	$(BIN)/pytest -q -n 2 -m 'not gpu and not cluster'
+test: $(READY) ## everything: checks, beside unit and property tests and two real containerds (needs root)
+	@$(MAKE) --no-print-directory --jobs 2 check pytest
+
+# Most tests wait for somebody else, so there are more workers than processors; a worker keeps what it has booted.
+PYTEST := $(BIN)/pytest -q -n 3 --dist worksteal
+pytest: $(READY)
+	$(PYTEST) -m 'not gpu and not cluster'
 
 check: $(READY) ## format, lint, types, layers, generated files, units
 	$(BIN)/ruff format --check --quiet .
@@ -51,7 +56,7 @@ manifests: $(READY) ## the Helm chart, with its defaults and in its other modes 
 	$(BIN)/python -m tests.support.manifests
 
 conformance: $(READY) ## only the tests on real containerds (needs root)
-	$(BIN)/pytest -q -n 2 tests/conformance
+	$(PYTEST) tests/conformance
 
 chaos: $(READY) ## 1,000 containers on each containerd while the daemon and containerd are killed (needs root)
 	NRI_GPU_CHAOS=1000 $(BIN)/pytest -q tests/conformance/test_chaos.py

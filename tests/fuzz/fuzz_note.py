@@ -6,19 +6,18 @@ As a test it runs a thousand mutations of a library that a compiler made; by its
 
 from __future__ import annotations
 
-import argparse
 import functools
 import io
 import random
 import struct
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Final
 
 from nri_gpu.driver.compat import NOTE_OWNER, NOTE_SECTION, read_note
 from nri_gpu.driver.elf import NOTE_BYTES_MAX, MalformedError, parse_elf, parse_note
+from tests.fuzz.mutation import fuzz
 from tests.support import compat
 
 NUMBERS: Final = (0, 1, 4, 7, 8, 0x7F, 0xFF, 0xFFFF, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
@@ -73,24 +72,5 @@ def test_a_thousand_mutations() -> None:
     assert any([check(mutated(dice)) for _ in range(1000)])
 
 
-def main() -> int:
-    """Mutate until the time is over. Returns an exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--seed", type=int, default=time.time_ns())
-    options = parser.parse_args()
-    dice, end, tried, good = random.Random(options.seed), time.monotonic() + options.seconds, 0, 0
-    while time.monotonic() < end:
-        data = mutated(dice)
-        try:
-            good += check(data)
-        except Exception:
-            print(f"seed {options.seed}, after {tried}: {data.hex()}", file=sys.stderr)
-            raise
-        tried += 1
-    print(f"{tried} files, {good} of them good, seed {options.seed}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fuzz(check, mutated, __doc__))

@@ -15,7 +15,7 @@ import pytest
 from nri_gpu.domain.claim import Count, Devices
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.request.parse import CLAUSES, VALUE_MAX, WORDS, parse_claim
-from tests.fuzz.mutation import Texts, read_corpus
+from tests.fuzz.mutation import Texts, fuzz, read_corpus
 
 CORPUS: Final = read_corpus("request.corpus")
 WELL_FORMED: Final = 7  # so many values at the corpus' start are requests
@@ -75,4 +75,4 @@ def test_a_thousand_mutations() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(TEXTS.fuzz(check, __doc__ or ""))
+    sys.exit(fuzz(check, TEXTS.mutated, __doc__))

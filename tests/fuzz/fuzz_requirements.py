@@ -25,7 +25,7 @@ from nri_gpu.requirements.check import (
     RequirementFacts,
     unmet,
 )
-from tests.fuzz.mutation import Texts, read_corpus
+from tests.fuzz.mutation import Texts, fuzz, read_corpus
 
 CORPUS: Final = read_corpus("requirements.corpus")
 WELL_FORMED: Final = 10  # so many values at the corpus' start are requirements
@@ -92,4 +92,4 @@ def test_a_thousand_mutations() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(TEXTS.fuzz(check, __doc__ or ""))
+    sys.exit(fuzz(check, TEXTS.mutated, __doc__))

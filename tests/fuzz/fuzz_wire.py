@@ -4,19 +4,18 @@ And: how they are cut changes nothing; all that comes out can be answered; there
 
     python -m tests.fuzz.fuzz_wire --seconds 60 [--seed N]
 
-The corpus is hex as text, in corpus/wire; under pytest, test_fuzz_wire.py runs over it. An input is fed to each target.
+The corpus is hex as text, in corpus/wire. An input is fed to each target.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import random
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+import pytest
 
 from nri_gpu.ttrpc import (
     NEED_DATA,
@@ -36,6 +35,7 @@ from nri_gpu.ttrpc import (
     StreamId,
 )
 from nri_gpu.ttrpc.frame import HEADER_BYTES
+from tests.fuzz.mutation import fuzz
 
 CORPUS: Final = Path(__file__).parent / "corpus" / "wire"
 CALLS: Final = (1, 3, 5)  # open in every client, so that answers mean something
@@ -103,14 +103,17 @@ def _drain(mux: Mux, events: list[tuple[ConnId, Incoming]]) -> None:
             mux.send(conn_id, ResponseSent(event.stream_id, event.payload[:10]))
 
 
-def check(data: bytes) -> None:
-    """The invariant. Raises AssertionError, or whatever should not have been raised."""
+def check(data: bytes) -> bool:
+    """Whether somebody understood it to its end. Raises: AssertionError, or whatever should not have been raised."""
     step = 1 + data[0] % 13 if data else 1
+    good = False
     for target in TARGETS:
         whole = outcome(target, [data])
         assert len(whole[0]) <= len(data) // HEADER_BYTES + 2, "more events than headers"  # 2: the ends
         pieces = [data[at : at + step] for at in range(0, len(data), step)]
         assert outcome(target, pieces) == whole, f"{target}: cutting by {step} changes what comes out"
+        good |= not whole[1]
+    return good
 
 
 def corpus() -> list[Path]:
@@ -121,6 +124,9 @@ def corpus() -> list[Path]:
 def read(path: Path) -> bytes:
     """One input; comments after #."""
     return bytes.fromhex("".join(line.partition("#")[0] for line in path.read_text().splitlines()))
+
+
+POOL: Final = tuple(map(read, corpus()))
 
 
 def mutate(data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
@@ -144,28 +150,21 @@ def mutate(data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
     return bytes(out[:20_000])
 
 
-def main() -> int:
-    """Mutates the corpus until the time is up, or something breaks: that input is kept. Returns 0 or 1."""
-    parser = argparse.ArgumentParser(description="Fuzz nri_gpu.ttrpc.")
-    parser.add_argument("--seconds", type=float, default=60, help="how long")
-    parser.add_argument("--seed", type=int, default=None, help="to repeat a run")
-    options = parser.parse_args()
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
-    rng, pool = random.Random(seed), [read(path) for path in corpus()] or [b""]
-    deadline, runs = time.monotonic() + options.seconds, 0
-    while time.monotonic() < deadline:
-        data = mutate(rng.choice(pool), pool, rng)
-        try:
-            check(data)
-        except Exception:
-            path = CORPUS / f"crash-{hashlib.sha256(data).hexdigest()[:12]}.hex"
-            path.write_text(data.hex() + "\n")
-            print(f"seed {seed}, run {runs}: kept as {path}", file=sys.stderr)
-            raise
-        runs += 1
-    print(f"seed {seed}: {runs} inputs, nothing broke")
-    return 0
+def mutated(dice: random.Random) -> bytes:
+    """A mutation of the corpus."""
+    return mutate(dice.choice(POOL), POOL, dice)
+
+
+@pytest.mark.parametrize("path", corpus(), ids=lambda path: path.stem)
+def test_the_corpus(path: Path) -> None:
+    check(read(path))
+
+
+def test_some_mutations() -> None:
+    dice = random.Random(0)
+    for _ in range(300):
+        check(mutated(dice))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fuzz(check, mutated, __doc__))

@@ -1,4 +1,4 @@
-"""What the text targets share: a corpus of Python string literals, mutations of it, and the loop that tries them."""
+"""What the targets share: the loop that tries mutations; for texts, a corpus of Python literals and its mutations."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import random
 import sys
 import time
 from ast import literal_eval
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct
+
+T = TypeVar("T", str, bytes)
 
 
 class Texts(Struct, frozen=True):
@@ -31,23 +34,25 @@ class Texts(Struct, frozen=True):
             value = value[:at] + new + value[dice.choice((at, end)) :]
         return value * dice.choice((1, 1, 1, 1, 50))
 
-    def fuzz(self, check: Callable[[str], bool], about: str, arguments: Sequence[str] | None = None) -> int:
-        """Mutate until the time is over; the value that broke the invariant is printed. Returns an exit code."""
-        parser = argparse.ArgumentParser(description=about)
-        parser.add_argument("--seconds", type=float, default=30)
-        parser.add_argument("--seed", type=int, default=time.time_ns())
-        options = parser.parse_args(arguments)
-        dice, end, tried, good = random.Random(options.seed), time.monotonic() + options.seconds, 0, 0
-        while time.monotonic() < end:
-            value = self.mutated(dice)
-            try:
-                good += check(value)
-            except Exception:
-                print(f"seed {options.seed}, value {value!a}", file=sys.stderr)
-                raise
-            tried += 1
-        print(f"{tried} values, {good} of them good, seed {options.seed}")
-        return 0
+
+def fuzz(check: Callable[[T], object], mutated: Callable[[random.Random], T], about: str | None) -> int:
+    """Mutate until the time is over; what broke the invariant is printed. Returns an exit code."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60, help="how long")
+    parser.add_argument("--seed", type=int, default=time.time_ns(), help="to repeat a run")
+    options = parser.parse_args()
+    dice, end, tried, good = random.Random(options.seed), time.monotonic() + options.seconds, 0, 0
+    while time.monotonic() < end:
+        value = mutated(dice)
+        try:
+            good += bool(check(value))
+        except Exception:
+            shown = value.hex() if isinstance(value, bytes) else ascii(value)
+            print(f"seed {options.seed}, after {tried}: {shown}", file=sys.stderr)
+            raise
+        tried += 1
+    print(f"{tried} inputs, {good} of them good, seed {options.seed}")
+    return 0
 
 
 def read_corpus(name: str) -> tuple[str, ...]:
