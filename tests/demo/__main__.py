@@ -73,7 +73,7 @@ def demonstrate(stack: ExitStack) -> None:
     _refused(node, picture)
     wait_for("the ledger", lambda: len(_grants(daemon)) == len(picture), READY_S)
     show.ledger(daemon, gpus)
-    show.step("The plugin is killed with -9 and started again: the marks on the containers bring the ledger back")
+    show.step("The plugin is killed with -9 and started again: signed grants on the containers bring the ledger back")
     before = _grants(daemon)
     daemon.kill()
     daemon.start()
