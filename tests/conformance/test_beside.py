@@ -27,6 +27,7 @@ from tests.support.marks import on_newest
 from tests.support.podresources import PodResourcesServer, PodResourcesThread
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import Opened, check_opens, open_numbers
+from tests.support.waiting import aside, in_a_loop
 
 pytestmark = pytest.mark.containerd
 
@@ -174,39 +175,38 @@ def test_without_podresources_it_waits(node: Containerd, serving: NriGpu) -> Non
 
 
 @on_newest
-def test_both_plugins_side_by_side(node: Containerd, told: PodResourcesServer, serving: NriGpu, folder: Path) -> None:
-    asyncio.run(_both(node, told, folder))
-
-
-async def _both(node: Containerd, told: PodResourcesServer, folder: Path) -> None:
-    async with asyncio.timeout(DEADLINE_S), Kubelet(folder) as kubelet:
+@in_a_loop
+async def test_both_plugins_side_by_side(
+    node: Containerd, told: PodResourcesServer, serving: NriGpu, folder: Path
+) -> None:
+    async with Kubelet(folder) as kubelet:
         await kubelet.wait_healthy(OURS, 4)
         told.give("old", {"main": {THEIRS: [UUIDS[0]]}})
-        old = await asyncio.to_thread(node.cri.run_pod, PodSpec(name="old"))
-        check_gpus(node, await asyncio.to_thread(run, node, old, env=theirs([UUIDS[0]])), [UUIDS[0]])
+        old = await aside(node.cri.run_pod, PodSpec(name="old"))
+        check_gpus(node, await aside(run, node, old, env=theirs([UUIDS[0]])), [UUIDS[0]])
         await kubelet.wait_healthy(OURS, 3)
 
         annotations = await kubelet.admit("new", "main", {OURS: 1})
         (chosen,) = kubelet.in_use(OURS)
         assert chosen != UUIDS[0]
         told.give("new", {"main": {OURS: [chosen]}})
-        new = await asyncio.to_thread(node.cri.run_pod, PodSpec(name="new"))
-        check_gpus(node, await asyncio.to_thread(run, node, new, annotations=annotations), [chosen])
+        new = await aside(node.cri.run_pod, PodSpec(name="new"))
+        check_gpus(node, await aside(run, node, new, annotations=annotations), [chosen])
 
         # By annotation the rest, and nobody has what another has.
-        local = await asyncio.to_thread(node.cri.run_pod, PodSpec(name="local", annotations={"gpu.nri.io": "2"}))
+        local = await aside(node.cri.run_pod, PodSpec(name="local", annotations={"gpu.nri.io": "2"}))
         rest = sorted(set(UUIDS) - {UUIDS[0], chosen})
-        check_gpus(node, await asyncio.to_thread(run, node, local), rest)
+        check_gpus(node, await aside(run, node, local), rest)
 
         # A token on a container that the kubelet gave nothing to.
         told.give("copy", {"main": {}})
-        copy = await asyncio.to_thread(node.cri.run_pod, PodSpec(name="copy"))
+        copy = await aside(node.cri.run_pod, PodSpec(name="copy"))
         async with asyncio.timeout(DEADLINE_S):
             while "Get default/copy" not in told.asked:  # noqa: ASYNC110 - it is asked in another loop
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.2)  # its answer is on the way
         with pytest.raises(CriError, match="copied from another container"):
-            await asyncio.to_thread(run, node, copy, annotations=annotations)
+            await aside(run, node, copy, annotations=annotations)
 
 
 @on_newest

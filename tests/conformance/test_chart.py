@@ -4,7 +4,6 @@ Python and this tree are mounted in place of the image, and a folder stands for 
 so is the kubelet, but for its sockets.
 """
 
-import asyncio
 import os
 import shutil
 import sys
@@ -27,7 +26,7 @@ from tests.support.helm import documents, values
 from tests.support.kubelet import AdmissionError, Kubelet
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.waiting import wait_for
+from tests.support.waiting import aside, in_a_loop, wait_for
 
 pytestmark = on_newest
 
@@ -39,7 +38,6 @@ PROGRAM = (sys.executable, "-m", "nri_gpu")
 READY_S = 30.0
 SLEEP = ("/bin/sleep", "600")
 GPU = "nvidia.com/gpu"
-TESTS_S = 120.0
 
 
 @dataclass
@@ -205,29 +203,27 @@ def test_a_policy_that_is_swapped_holds_for_the_next_pod(cluster: Cluster) -> No
     wait_for("the new policy", refused, READY_S)
 
 
-def test_the_kubelets_half_through_a_rolling_update(folder: Path, node: Containerd, tmp_path: Path) -> None:
-    asyncio.run(_rolling_update(install(node, tmp_path, {"root": str(folder)}), folder))
-
-
-async def _rolling_update(cluster: Cluster, folder: Path) -> None:
+@in_a_loop
+async def test_the_kubelets_half_through_a_rolling_update(folder: Path, node: Containerd, tmp_path: Path) -> None:
     """As the DaemonSet's controller does it: the old daemon ends, then the new one starts; the guard stays."""
-    cri, away = cluster.node.cri, asyncio.to_thread
+    cluster = install(node, tmp_path, {"root": str(folder)})
+    cri = cluster.node.cri
     (folder / "pod-resources").mkdir()
-    async with asyncio.timeout(TESTS_S), Kubelet(folder) as kubelet:
-        daemon, guard = await away(cluster.start, "daemon"), await away(cluster.start, "guard")
-        await away(cluster.wait_ready, "daemon", daemon)
-        await away(cluster.wait_ready, "guard", guard)
+    async with Kubelet(folder) as kubelet:
+        daemon, guard = await aside(cluster.start, "daemon"), await aside(cluster.start, "guard")
+        await aside(cluster.wait_ready, "daemon", daemon)
+        await aside(cluster.wait_ready, "guard", guard)
         await kubelet.wait_healthy(GPU, 4)
 
         given = await kubelet.admit("train", "main", {GPU: 1})
-        pod = await away(cri.run_pod, PodSpec(name="train"))
-        container = await away(cluster.run, pod, given)
+        pod = await aside(cri.run_pod, PodSpec(name="train"))
+        container = await aside(cluster.run, pod, given)
         assert cluster.gpus(container) == kubelet.in_use(GPU)
         with pytest.raises(CriError, match=r"write nvidia\.com/gpu into the container's resources\.limits"):
-            await away(cluster.ask, "past-the-scheduler")
+            await aside(cluster.ask, "past-the-scheduler")
 
         client = kubelet.clients[GPU]
-        await away(cri.stop, daemon, 10)
+        await aside(cri.stop, daemon, 10)
         await kubelet.wait("end of the stream", lambda: client.ended)
         assert kubelet.healthy(GPU) == []
         assert kubelet.capacity(GPU) == 4
@@ -236,55 +232,51 @@ async def _rolling_update(cluster: Cluster, folder: Path) -> None:
         with pytest.raises(AdmissionError):
             await kubelet.allocate(GPU, sorted(client.devices)[:1])
         # A container of a pod that was admitted is made anew in the gap: with the kubelet's word and nobody to read it
-        await away(cri.stop, container)
+        await aside(cri.stop, container)
         with pytest.raises(CriError, match="not-granted"):
-            await away(cluster.run, pod, kubelet.replayed("train", "main"), 1)
+            await aside(cluster.run, pod, kubelet.replayed("train", "main"), 1)
 
-        daemon = await away(cluster.start, "daemon")
-        await away(cluster.wait_ready, "daemon", daemon)
+        daemon = await aside(cluster.start, "daemon")
+        await aside(cluster.wait_ready, "daemon", daemon)
         await kubelet.wait_healthy(GPU, 4)
-        again = await away(cluster.run, pod, kubelet.replayed("train", "main"), 2)
+        again = await aside(cluster.run, pod, kubelet.replayed("train", "main"), 2)
         assert cluster.gpus(again) == kubelet.in_use(GPU)
         other = await kubelet.admit("next", "main", {GPU: 3})
-        await away(cluster.run, await away(cri.run_pod, PodSpec(name="next")), other)
+        await aside(cluster.run, await aside(cri.run_pod, PodSpec(name="next")), other)
         assert len(kubelet.in_use(GPU)) == 4
 
 
-def test_the_kubelet_finds_it_by_itself(folder: Path, node: Containerd, tmp_path: Path) -> None:
-    asyncio.run(_watched(install(node, tmp_path, {"root": str(folder), "registration": "watcher"}), folder))
-
-
-async def _watched(cluster: Cluster, folder: Path) -> None:
+@in_a_loop
+async def test_the_kubelet_finds_it_by_itself(folder: Path, node: Containerd, tmp_path: Path) -> None:
+    cluster = install(node, tmp_path, {"root": str(folder), "registration": "watcher"})
     (folder / "pod-resources").mkdir()
-    async with asyncio.timeout(TESTS_S), Kubelet(folder) as kubelet:
-        await asyncio.to_thread(cluster.start, "daemon")
+    async with Kubelet(folder) as kubelet:
+        await aside(cluster.start, "daemon")
         await kubelet.wait_healthy(GPU, 4)
         assert kubelet.clients[GPU].path.parent == folder / "plugins_registry"
         await kubelet.restart()
         await kubelet.wait_healthy(GPU, 4)
 
 
-def test_a_folder_made_anew_is_reached_by_the_containers_next_start(
+@in_a_loop
+async def test_a_folder_made_anew_is_reached_by_the_containers_next_start(
     folder: Path, node: Containerd, tmp_path: Path
 ) -> None:
-    asyncio.run(_folder_made_anew(install(node, tmp_path, {"root": str(folder)}), folder))
-
-
-async def _folder_made_anew(cluster: Cluster, folder: Path) -> None:
     """A mount of the old folder would stay as long as the container; a DaemonSet's containers are always restarted."""
-    cri, away = cluster.node.cri, asyncio.to_thread
+    cluster = install(node, tmp_path, {"root": str(folder)})
+    cri = cluster.node.cri
     (folder / "pod-resources").mkdir()
-    async with asyncio.timeout(TESTS_S), Kubelet(folder) as kubelet:
-        daemon = await away(cluster.start, "daemon")
+    async with Kubelet(folder) as kubelet:
+        daemon = await aside(cluster.start, "daemon")
         await kubelet.wait_healthy(GPU, 4)
         await kubelet.stop()
         while kubelet.dir.exists():  # the daemon takes its socket away meanwhile
             shutil.rmtree(kubelet.dir, ignore_errors=True)
         await kubelet.start()
-        await away(wait_for, "its end", lambda: cri.status(daemon).state == "EXITED", READY_S)
+        await aside(wait_for, "its end", lambda: cri.status(daemon).state == "EXITED", READY_S)
         assert cri.status(daemon).exit_code != 0
         assert "restartPolicy" not in cluster.pod_spec("daemon")  # Always, as for every DaemonSet
-        await away(cluster.start, "daemon")
+        await aside(cluster.start, "daemon")
         await kubelet.wait_healthy(GPU, 4)
 
 

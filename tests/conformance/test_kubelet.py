@@ -26,11 +26,11 @@ from tests.support.kubelet import AdmissionError, Kubelet
 from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml
 from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.waiting import aside, in_a_loop
 
 pytestmark = pytest.mark.containerd
 
 GPU: Final = "nvidia.com/gpu"
-DEADLINE_S: Final = 60.0
 
 
 @pytest.fixture
@@ -78,12 +78,9 @@ def check_gpus(node: Containerd, container: ContainerId, uuids: list[str]) -> No
     assert node.cri.status(container).env["NVIDIA_VISIBLE_DEVICES"] == ",".join(uuids)
 
 
-def test_the_whole_way(node: Containerd, serving: NriGpu, folder: Path) -> None:
-    asyncio.run(_the_whole_way(node, serving, folder))
-
-
-async def _the_whole_way(node: Containerd, serving: NriGpu, folder: Path) -> None:
-    async with asyncio.timeout(DEADLINE_S), Kubelet(folder) as kubelet:
+@in_a_loop
+async def test_the_whole_way(node: Containerd, serving: NriGpu, folder: Path) -> None:
+    async with Kubelet(folder) as kubelet:
         await kubelet.wait_healthy(GPU, 4)
         annotations = await kubelet.admit("train", "main", {GPU: 2})
         chosen = sorted(kubelet.in_use(GPU))
@@ -92,45 +89,45 @@ async def _the_whole_way(node: Containerd, serving: NriGpu, folder: Path) -> Non
         uid = str(uuid4())
         claim = "all;capabilities=compute,utility"
         cdi = kubelet.cdi_devices
-        pod, container = await asyncio.to_thread(run, node, "train", annotations, claim, uid=uid, cdi=cdi)
+        pod, container = await aside(run, node, "train", annotations, claim, uid=uid, cdi=cdi)
         check_gpus(node, container, chosen)
         assert not node.cri.status(container).oci.get("hooks")
         assert len(kubelet.healthy(GPU)) == 4
 
         # By annotation the rest, and the kubelet hears of it.
         others = sorted(set(UUIDS) - set(chosen))
-        _, local = await asyncio.to_thread(run, node, "local", {}, "2")
+        _, local = await aside(run, node, "local", {}, "2")
         check_gpus(node, local, others)
         await kubelet.wait_healthy(GPU, 2)
         assert kubelet.healthy(GPU) == chosen
         with pytest.raises(CriError, match=r"\[gpu-busy\]"):
-            await asyncio.to_thread(run, node, "thief", {}, f"device={chosen[0]}")
+            await aside(run, node, "thief", {}, f"device={chosen[0]}")
 
         # A restart of the daemon and of the kubelet, and one of the container from the checkpoint.
-        await asyncio.to_thread(_restart, serving)
+        await aside(_restart, serving)
         await kubelet.wait_healthy(GPU, 2)
         await kubelet.restart()
         await kubelet.wait_healthy(GPU, 2)
         assert kubelet.healthy(GPU) == chosen
-        await asyncio.to_thread(node.cri.stop, container)
+        await aside(node.cri.stop, container)
         with pytest.raises(CriError, match=r"\[gpu-busy\].*default/train"):
-            await asyncio.to_thread(run, node, "thief", {}, f"device={chosen[0]}")
+            await aside(run, node, "thief", {}, f"device={chosen[0]}")
         spec = ContainerSpec(annotations=kubelet.replayed("train", "main"), attempt=1, cdi_devices=cdi)
-        check_gpus(node, await asyncio.to_thread(node.cri.run, pod, spec), chosen)
+        check_gpus(node, await aside(node.cri.run, pod, spec), chosen)
 
         # Its sandbox is made anew, and it finds what the kubelet had given it.
-        await asyncio.to_thread(node.cri.stop_pod, pod.id)
+        await aside(node.cri.stop_pod, pod.id)
         with pytest.raises(CriError, match=r"\[gpu-busy\].*default/train"):
-            await asyncio.to_thread(run, node, "thief", {}, f"device={chosen[0]}")
+            await aside(run, node, "thief", {}, f"device={chosen[0]}")
         replayed = kubelet.replayed("train", "main")
-        pod, container = await asyncio.to_thread(run, node, "train", replayed, uid=uid, attempt=2)
+        pod, container = await aside(run, node, "train", replayed, uid=uid, attempt=2)
         check_gpus(node, container, chosen)
 
         # The pod ends, and the kubelet gives its GPUs to the next.
-        await asyncio.to_thread(node.cri.stop_pod, pod.id)
+        await aside(node.cri.stop_pod, pod.id)
         kubelet.remove("train")
         annotations = await kubelet.admit("next", "main", {GPU: 2})
-        check_gpus(node, (await asyncio.to_thread(run, node, "next", annotations))[1], chosen)
+        check_gpus(node, (await aside(run, node, "next", annotations))[1], chosen)
         assert kubelet.healthy(GPU) == chosen
 
 
@@ -140,45 +137,39 @@ def _restart(serving: NriGpu) -> None:
     serving.wait_ready()
 
 
-def test_what_the_kubelet_gave_starts_only_with_us(node: Containerd, serving: NriGpu, folder: Path) -> None:
-    asyncio.run(_starts_only_with_us(node, serving, folder))
-
-
-async def _starts_only_with_us(node: Containerd, serving: NriGpu, folder: Path) -> None:
+@in_a_loop
+async def test_what_the_kubelet_gave_starts_only_with_us(node: Containerd, serving: NriGpu, folder: Path) -> None:
     """Neither daemon nor guard between Allocate and creation; and the same pod once the daemon is back."""
     modern = node.runtime.number >= (2, 0)
-    async with asyncio.timeout(DEADLINE_S), Kubelet(folder) as kubelet:
+    async with Kubelet(folder) as kubelet:
         await kubelet.wait_healthy(GPU, 4)
         annotations = await kubelet.admit("train", "main", {GPU: 1})
         cdi, chosen = kubelet.cdi_devices, sorted(kubelet.in_use(GPU))
         assert cdi == (("gpu.nri.io/daemon=required",) if modern else ())
         said = ask(serving.launch.state / CONTROL_SOCKET, "status")["kubelet"]["guard_alone"]
         assert said == ("" if modern else "the runtime speaks NRI 0.6 or older, where a reply cannot remove a mount")
-        await asyncio.to_thread(serving.kill)
+        await aside(serving.kill)
         if modern:
             with pytest.raises(CriError, match="nri-gpu-is-not-running-on-this-node"):
-                await asyncio.to_thread(run, node, "train", annotations, cdi=cdi)
-        await asyncio.to_thread(serving.start)
-        await asyncio.to_thread(serving.wait_ready)
-        _, container = await asyncio.to_thread(run, node, "train", annotations, cdi=cdi, attempt=1)
+                await aside(run, node, "train", annotations, cdi=cdi)
+        await aside(serving.start)
+        await aside(serving.wait_ready)
+        _, container = await aside(run, node, "train", annotations, cdi=cdi, attempt=1)
         check_gpus(node, container, chosen)
         assert "nri-gpu-is-not" not in node.cri.execute(container, "cat", "/proc/self/mountinfo").stdout
 
 
 @pytest.mark.parametrize("keyed_by_resource", [True, False], ids=["until 1.36", "later kubelets"])
 @on_newest
-def test_a_successor_takes_over_beneath_admissions(
+@in_a_loop
+async def test_a_successor_takes_over_beneath_admissions(
     node: Containerd, serving: NriGpu, folder: Path, *, keyed_by_resource: bool
 ) -> None:
-    asyncio.run(_takes_over(node, serving, folder, keyed_by_resource=keyed_by_resource))
-
-
-async def _takes_over(node: Containerd, serving: NriGpu, folder: Path, *, keyed_by_resource: bool) -> None:
     """Older kubelets drop the new one as the old one goes, and it registers once more."""
     failed: list[float] = []
     over = False
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(DEADLINE_S), Kubelet(folder, keyed_by_resource=keyed_by_resource) as kubelet:
+    async with Kubelet(folder, keyed_by_resource=keyed_by_resource) as kubelet:
         await kubelet.wait_healthy(GPU, 4)
         first = kubelet.clients[GPU]
         annotations = await kubelet.admit("train", "main", {GPU: 1})
@@ -194,93 +185,86 @@ async def _takes_over(node: Containerd, serving: NriGpu, folder: Path, *, keyed_
                 await asyncio.sleep(0.005)
 
         with serving.next() as successor:
-            await asyncio.to_thread(successor.wait_ready)
+            await aside(successor.wait_ready)
             assert "standing by" in str(successor.notified)
             admitting = asyncio.create_task(admit())
             await asyncio.sleep(0.2)
-            assert await asyncio.to_thread(serving.terminate) == 0
+            assert await aside(serving.terminate) == 0
             await kubelet.wait("the successor", lambda: kubelet.clients[GPU] is not first)
             await kubelet.wait_healthy(GPU, 4)
             await asyncio.sleep(0.2)
             over = True
             await admitting
             assert not failed or (keyed_by_resource and failed[-1] - failed[0] < 1)
-            _, container = await asyncio.to_thread(run, node, "train", annotations, cdi=cdi)
+            _, container = await aside(run, node, "train", annotations, cdi=cdi)
             check_gpus(node, container, chosen)
             assert successor.terminate() == 0
 
 
 @on_newest
-def test_forged_annotations_are_refused(node: Containerd, serving: NriGpu, folder: Path) -> None:
-    asyncio.run(_forged(node, folder))
-
-
-async def _forged(node: Containerd, folder: Path) -> None:
-    async with asyncio.timeout(DEADLINE_S), Kubelet(folder) as kubelet:
+@in_a_loop
+async def test_forged_annotations_are_refused(node: Containerd, serving: NriGpu, folder: Path) -> None:
+    async with Kubelet(folder) as kubelet:
         await kubelet.wait_healthy(GPU, 4)
         ((key, good),) = (await kubelet.admit("train", "main", {GPU: 1})).items()
         given = next(iter(kubelet.in_use(GPU)))
         other = next(uuid for uuid in UUIDS if uuid != given)
         with pytest.raises(CriError, match=re.escape("[bad-request]: gpu.nri.io/kubelet: its mac does not match")):
-            await asyncio.to_thread(run, node, "forger", {key: good.replace(given, f"{given},{other}")})
+            await aside(run, node, "forger", {key: good.replace(given, f"{given},{other}")})
         thief = PodSpec(name="thief", annotations={key: good})
-        pod = await asyncio.to_thread(node.cri.run_pod, thief)
+        pod = await aside(node.cri.run_pod, thief)
         with pytest.raises(CriError, match="unknown annotation"):
-            await asyncio.to_thread(node.cri.run, pod, ContainerSpec())
-        _, container = await asyncio.to_thread(run, node, "train", {key: good})
+            await aside(node.cri.run, pod, ContainerSpec())
+        _, container = await aside(run, node, "train", {key: good})
         check_gpus(node, container, [given])
 
 
-def test_nothing_is_healthy_while_the_runtime_is_away(fresh_node: Containerd, tmp_path: Path, folder: Path) -> None:
+@in_a_loop
+async def test_nothing_is_healthy_while_the_runtime_is_away(
+    fresh_node: Containerd, tmp_path: Path, folder: Path
+) -> None:
     with NriGpu(launched(fresh_node, tmp_path, folder)) as daemon:
-        daemon.wait_ready()
-        asyncio.run(_away(fresh_node, daemon, folder))
-
-
-async def _away(node: Containerd, daemon: NriGpu, folder: Path) -> None:
-    async with asyncio.timeout(2 * DEADLINE_S), Kubelet(folder) as kubelet:
-        await kubelet.wait_healthy(GPU, 4)
-        client = kubelet.clients[GPU]
-        await asyncio.to_thread(node.terminate)
-        await kubelet.wait_healthy(GPU, 0)
-        assert kubelet.capacity(GPU) == 4
-        with pytest.raises(AdmissionError, match="not connected to the container runtime"):
-            await kubelet.allocate(GPU, UUIDS[:1])
-        await asyncio.to_thread(node.restart)
-        await kubelet.wait_healthy(GPU, 4)
-        assert kubelet.clients[GPU] is client  # the stream went on through all of it
-        _, container = await asyncio.to_thread(run, node, "train", await kubelet.admit("train", "main", {GPU: 1}))
-        check_gpus(node, container, sorted(kubelet.in_use(GPU)))
-        assert await asyncio.to_thread(daemon.terminate) == 0
-        await kubelet.wait_healthy(GPU, 0)
+        await aside(daemon.wait_ready)
+        async with Kubelet(folder) as kubelet:
+            await kubelet.wait_healthy(GPU, 4)
+            client = kubelet.clients[GPU]
+            await aside(fresh_node.terminate)
+            await kubelet.wait_healthy(GPU, 0)
+            assert kubelet.capacity(GPU) == 4
+            with pytest.raises(AdmissionError, match="not connected to the container runtime"):
+                await kubelet.allocate(GPU, UUIDS[:1])
+            await aside(fresh_node.restart)
+            await kubelet.wait_healthy(GPU, 4)
+            assert kubelet.clients[GPU] is client  # the stream went on through all of it
+            _, container = await aside(run, fresh_node, "train", await kubelet.admit("train", "main", {GPU: 1}))
+            check_gpus(fresh_node, container, sorted(kubelet.in_use(GPU)))
+            assert await aside(daemon.terminate) == 0
+            await kubelet.wait_healthy(GPU, 0)
 
 
 @on_newest
-def test_nvmls_child_is_started_anew_beside_grpc(node: Containerd, tmp_path: Path, folder: Path) -> None:
+@in_a_loop
+async def test_nvmls_child_is_started_anew_beside_grpc(node: Containerd, tmp_path: Path, folder: Path) -> None:
     """Threads of gRPC do not survive a fork: the child comes by vfork and exec, whatever runs in the daemon."""
     gpus = tuple(FakeGpu(minor=number, uuid=each) for number, each in enumerate(UUIDS))
     launch = launched(node, tmp_path, folder)
     assert launch.driver_root
     build_fake_nvml(launch.driver_root, gpus)
     with NriGpu(replace(launch, topology=None)) as daemon:
-        daemon.wait_ready()
-        asyncio.run(_child_anew(daemon, folder))
-
-
-async def _child_anew(daemon: NriGpu, folder: Path) -> None:
-    async with asyncio.timeout(DEADLINE_S), Kubelet(folder) as kubelet:
-        await kubelet.wait("capacity 4", lambda: kubelet.capacity(GPU) == 4)  # unhealthy: there is no kernel module
-        for _ in range(3):
-            (child,) = children(daemon.pid)
-            os.kill(child, signal.SIGKILL)
-            daemon.hang_up()
-            while children(daemon.pid) in ([], [child]):  # noqa: ASYNC110 - no event of it
-                await asyncio.sleep(0.02)
-            assert await kubelet.preferred(GPU, set(UUIDS), (), 4) == set(UUIDS)
-            with pytest.raises(AdmissionError, match="nvidia is not loaded"):
-                await kubelet.allocate(GPU, UUIDS[:1])
-        assert (kubelet.registered, kubelet.capacity(GPU)) == (1, 4)
-        assert "fork" not in daemon.log()
+        await aside(daemon.wait_ready)
+        async with Kubelet(folder) as kubelet:
+            await kubelet.wait("capacity 4", lambda: kubelet.capacity(GPU) == 4)  # unhealthy: there is no kernel module
+            for _ in range(3):
+                (child,) = children(daemon.pid)
+                os.kill(child, signal.SIGKILL)
+                daemon.hang_up()
+                while children(daemon.pid) in ([], [child]):  # noqa: ASYNC110 - no event of it
+                    await asyncio.sleep(0.02)
+                assert await kubelet.preferred(GPU, set(UUIDS), (), 4) == set(UUIDS)
+                with pytest.raises(AdmissionError, match="nvidia is not loaded"):
+                    await kubelet.allocate(GPU, UUIDS[:1])
+            assert (kubelet.registered, kubelet.capacity(GPU)) == (1, 4)
+            assert "fork" not in daemon.log()
 
 
 def children(pid: int) -> list[int]:

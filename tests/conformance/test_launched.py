@@ -30,7 +30,7 @@ from tests.support.nri_messages import NRI_0_6, Flavour, asking, container
 from tests.support.plugin import Bench
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.scripted_runtime import ScriptedRuntime
-from tests.support.waiting import wait_for
+from tests.support.waiting import in_a_loop, wait_for
 
 pytestmark = pytest.mark.containerd
 
@@ -218,12 +218,9 @@ def test_1_7_never_synchronizes_so_it_warns_and_grants_all_the_same(plugin: Plug
 
 
 @pytest.mark.parametrize("flavour", [NRI_0_6], ids=["nri 0.6"])
-def test_without_synchronize_it_stays_for_good(flavour: Flavour) -> None:
+@in_a_loop
+async def test_without_synchronize_it_stays_for_good(flavour: Flavour) -> None:
     """Nobody would start it again before the runtime itself starts again."""
-    asyncio.run(_unsynchronized(flavour))
-
-
-async def _unsynchronized(flavour: Flavour) -> None:
     bench, (theirs, ours) = Bench(), socket.socketpair()
     watchers = SessionFollowers(lambda _: None, lambda: None, lambda _: None)
     supervisor = Supervisor(

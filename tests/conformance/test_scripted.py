@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import os
 import select
@@ -12,10 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import pytest
 from msgspec.structs import replace
@@ -27,32 +26,12 @@ from nri_gpu.ttrpc import Status, StatusCode
 from tests.support import nri_messages as nri
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.scripted_runtime import Listener, ScriptedRuntime, until, within
+from tests.support.waiting import aside, in_a_loop
 
 BAD_POLICY: Final = "[plugin]\nindex = 5\n"
 GOOD_POLICY: Final = '[namespaces]\nallow = ["ml"]\n'
 CLOSED_POLICY: Final = '[namespaces]\nallow = ["nobody"]\n'
 ENDS_S: Final = 10.0
-
-T = TypeVar("T")
-
-
-def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """A coroutine as a test, with a deadline."""
-
-    @functools.wraps(test)
-    def run(*arguments: object, **named: object) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(60):
-                await test(*arguments, **named)
-
-        asyncio.run(bounded())
-
-    return run
-
-
-async def aside(blocking: Callable[[], T]) -> T:
-    """A blocking step of the harness, while the scripted runtime goes on."""
-    return await asyncio.to_thread(blocking)
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.errors import Exit
 from nri_gpu.nri.events import Event
 from nri_gpu.ttrpc import Status
-from tests.conformance.test_scripted import aside, in_a_loop
 from tests.support import nri_messages as nri
 from tests.support.cri_server import CriServer
 from tests.support.daemon import Launch, NriGpu
@@ -32,6 +31,7 @@ from tests.support.errors import HarnessError
 from tests.support.guard import NriGuard
 from tests.support.nri_messages import NRI_0_10, NRI_0_12, Flavour
 from tests.support.scripted_runtime import Listener, ScriptedRuntime, within
+from tests.support.waiting import aside, in_a_loop
 
 REQUEST_TIMEOUT_S: Final = 0.5  # a real one has 2
 VALIDATES: Final = 1 << (Event.VALIDATE_CONTAINER_ADJUSTMENT - 1)
