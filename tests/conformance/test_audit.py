@@ -10,7 +10,7 @@ from tests.support.containerd import Containerd
 from tests.support.cri import CriError
 from tests.support.daemon import ENVIRONMENT, NriGpu
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
@@ -32,7 +32,7 @@ def decisions(daemon: NriGpu) -> int:
 
 def ask(node: Containerd, name: str, claim: str, spec: ContainerSpec = SLEEP) -> None:
     """A pod with a container that asks; it may be refused."""
-    pod = node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": claim}))
+    pod = node.cri.asking(claim, name)
     try:
         node.cri.run(pod, spec)
     except CriError as error:

@@ -21,7 +21,7 @@ from tests.support.kernel import NriGpuOnNvidia
 from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml
 from tests.support.nvml.build import DRIVER, LIB_DIR
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
@@ -49,7 +49,7 @@ def daemon(node: Containerd, tmp_path: Path, root: Path) -> Iterator[NriGpu]:
 
 def ask(node: Containerd) -> ContainerId | str:
     """A container that runs, or why there is none."""
-    pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": "device=1; mode=shared"}))
+    pod = node.cri.asking("device=1; mode=shared")
     try:
         return node.cri.run(pod, ContainerSpec())
     except CriError as error:

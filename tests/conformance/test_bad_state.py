@@ -16,10 +16,9 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Exit
 from tests.support.containerd import Containerd
-from tests.support.cri import ContainerId, CriError
+from tests.support.cri import CriError
 from tests.support.daemon import UUIDS, Launch, NriGpu
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
@@ -70,13 +69,9 @@ class NriGpuInLittle(NriGpu):
                 return
 
 
-def run(node: Containerd, name: str, value: str) -> ContainerId:
-    return node.cri.run(node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": value})), ContainerSpec())
-
-
 def refused(node: Containerd, name: str, value: str) -> str:
     with pytest.raises(CriError) as refusal:
-        run(node, name, value)
+        node.cri.run_asking(value, name)
     return refusal.value.details
 
 
@@ -87,7 +82,7 @@ def test_a_folder_that_fills_up_costs_nobody_a_grant(node: Containerd, launch: L
         daemon.wait_staged()
         daemon.fill()
         for number in range(3):
-            run(node, f"p{number}", f"device={number}")
+            node.cri.run_asking(f"device={number}", f"p{number}")
         assert "[gpu-busy]" in refused(node, "late", "device=0")
         assert "[gpu-busy]" in refused(node, "later", "device=0; mode=shared")
         for complaint in COMPLAINTS:
@@ -95,12 +90,12 @@ def test_a_folder_that_fills_up_costs_nobody_a_grant(node: Containerd, launch: L
         policy.write_text('[defaults]\nmode = "shared"\n')
         daemon.hang_up()
         daemon.wait_logged("policy not kept for the next start")
-        run(node, "p3", "device=3")
-        run(node, "beside", "device=3")
+        node.cri.run_asking("device=3", "p3")
+        node.cri.run_asking("device=3", "beside")
         assert [daemon.log().count(complaint) for complaint in COMPLAINTS] == [1, 1, 1]
 
         (daemon.folder / "filler").unlink()
-        run(node, "again", "device=3")
+        node.cri.run_asking("device=3", "again")
         daemon.wait_held(
             {f"p{n}/main": [UUIDS[n]] for n in range(4)} | {f"{name}/main": [UUIDS[3]] for name in ("beside", "again")}
         )
@@ -110,7 +105,7 @@ def test_a_folder_with_room_for_the_key_and_no_more(node: Containerd, launch: La
     """Two pages: the lock's and the key's."""
     with NriGpuInLittle(launch, 8) as daemon:
         daemon.wait_staged()
-        run(node, "one", "device=0")
+        node.cri.run_asking("device=0", "one")
         assert "[gpu-busy]" in refused(node, "two", "device=0")
         daemon.wait_logged(COMPLAINTS[0])
 
@@ -135,7 +130,7 @@ def test_thousands_of_rules_are_read_while_containers_are_served(
         daemon.hang_up()
         served = 0
         while "policy reloaded" not in daemon.log():
-            run(node, f"p{served}", "device=0; mode=shared")
+            node.cri.run_asking("device=0; mode=shared", f"p{served}")
             served += 1
         assert served
         assert "too late" in refused(node, "late-1", "device=0; mode=shared")
@@ -164,8 +159,8 @@ def test_files_cut_or_edited_by_hand(node: Containerd, launch: Launch, spoil: Ca
     """What runs holds what it held, and what was only created too."""
     with NriGpu(launch) as daemon:
         daemon.wait_staged()
-        run(node, "one", "device=0")
-        waiting = node.cri.run_pod(PodSpec(name="two", annotations={"gpu.nri.io": "device=1"}))
+        node.cri.run_asking("device=0", "one")
+        waiting = node.cri.asking("device=1", "two")
         created = node.cri.create(waiting)
         held = {"one/main": [UUIDS[0]], "two/main": [UUIDS[1]]}
         daemon.wait_held(held)
@@ -176,7 +171,7 @@ def test_files_cut_or_edited_by_hand(node: Containerd, launch: Launch, spoil: Ca
             file.write_bytes(spoil(file.read_bytes()))
         daemon.start()
         daemon.wait_staged()
-        run(node, "three", "device=2")
+        node.cri.run_asking("device=2", "three")
         daemon.wait_held(held | {"three/main": [UUIDS[2]]})
         for number in range(3):
             assert "[gpu-busy]" in refused(node, f"late-{number}", f"device={number}; mode=shared")
@@ -190,8 +185,8 @@ def test_a_wall_clock_that_jumps_decides_nothing(node: Containerd, launch: Launc
     path = f"{tmp_path / 'jumping'}:{Path(__file__).parents[2]}"
     with NriGpu(replace(launch, environment={"PYTHONPATH": path})) as daemon:
         daemon.wait_staged()
-        run(node, "one", "device=0")
-        pod = node.cri.run_pod(PodSpec(name="two", annotations={"gpu.nri.io": "device=1"}))
+        node.cri.run_asking("device=0", "one")
+        pod = node.cri.asking("device=1", "two")
         created = node.cri.create(pod)  # its grace is not over
         for number in range(8):
             assert "[gpu-busy]" in refused(node, f"late-{number}", f"device={number % 2}")
@@ -246,4 +241,4 @@ def test_a_lock_that_a_user_keeps_neither_stops_the_daemon_nor_its_end(
         user.kill()
         daemon.wait_staged()
         assert lock.stat().st_mode & 0o777 == 0o600
-        run(node, "granted", "device=0")
+        node.cri.run_asking("device=0", "granted")

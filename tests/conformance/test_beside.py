@@ -100,7 +100,7 @@ def test_what_the_kubelet_gave(node: Containerd, told: PodResourcesServer, servi
     check_gpus(node, container, [UUIDS[1]])
     assert node.cri.status(container).env[VARIABLE] == UUIDS[1]
     with pytest.raises(CriError, match=r"\[gpu-busy\].*default/train"):
-        run(node, node.cri.run_pod(PodSpec(name="thief", annotations={"gpu.nri.io": f"device={UUIDS[1]}"})))
+        run(node, node.cri.asking(f"device={UUIDS[1]}", "thief"))
 
     # After a restart of the daemon too, and it is the pod's own for another attempt.
     serving.terminate()
@@ -154,7 +154,7 @@ def test_whom_a_dra_driver_equips_is_left_to_it(
     }
     assert not [key for key in node.cri.status(container).oci["annotations"] if key.startswith("gpu.nri.io")]
     with pytest.raises(CriError, match=r"\[gpu-busy\].*default/dra \(not through nri-gpu\)"):
-        run(node, node.cri.run_pod(PodSpec(name="thief", annotations={"gpu.nri.io": f"device={UUIDS[2]}"})))
+        run(node, node.cri.asking(f"device={UUIDS[2]}", "thief"))
 
 
 @on_newest

@@ -24,7 +24,7 @@ from tests.support.driver_root import (
 from tests.support.glibc import glibc_files
 from tests.support.image import File, ImageSpec
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 
 pytestmark = [
     on_newest,
@@ -137,7 +137,7 @@ def image(module_node: Containerd, compiled: Compiled) -> str:
 
 def granted(node: Containerd, image: str, capabilities: str, **fields: object) -> ContainerId:
     claim = f"device=1; mode=shared; capabilities={capabilities}"
-    pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": claim}))
+    pod = node.cri.asking(claim)
     return node.cri.run(pod, ContainerSpec(image=image, **fields))  # type: ignore[arg-type] # any field of it
 
 

@@ -16,7 +16,7 @@ from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
 from tests.support.loading import LIBRARIES
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
@@ -79,7 +79,7 @@ def image(node: Containerd, compiled: Compiled, name: str, env: dict[str, str]) 
 
 
 def run(node: Containerd, name: str, value: str = "device=1; mode=shared", **fields: object) -> ContainerId:
-    pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": value}))
+    pod = node.cri.asking(value)
     return node.cri.run(pod, ContainerSpec(image=name, **fields))  # type: ignore[arg-type] # any field of a spec
 
 

@@ -15,7 +15,7 @@ from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.loading import LIBRARIES
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
@@ -96,7 +96,7 @@ def swapping(drivers: Drivers, daemon: NriGpu) -> Iterator[None]:
 
 
 def pod(node: Containerd, number: int = 0) -> Pod:
-    return node.cri.run_pod(PodSpec(name=f"p{number}", annotations={"gpu.nri.io": "1; mode=shared"}))
+    return node.cri.asking("1; mode=shared", f"p{number}")
 
 
 def created(node: Containerd, of: Pod, number: int = 0) -> ContainerId | None:

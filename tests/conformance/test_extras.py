@@ -20,7 +20,7 @@ from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
 from tests.support.driver_root import STUBS, compile_stub, make_driver_root
 from tests.support.image import File, ImageSpec
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.probe import DeviceNode, Opened, check_opens, device_nodes, open_paths
 
 pytestmark = on_newest
@@ -124,7 +124,7 @@ def serving(node: Containerd, base: Path, policy: str = EVERYTHING) -> Iterator[
 
 def create(node: Containerd, extras: str, more: str = "", image: str = "", **spec: object) -> ContainerId:
     claim = f"device=1; mode=shared; extras={extras}{more}"
-    pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": claim}))
+    pod = node.cri.asking(claim)
     fields = {"image": image, **spec} if image else spec
     return node.cri.create(pod, ContainerSpec(**fields))  # type: ignore[arg-type] # passed through
 
@@ -185,7 +185,7 @@ def test_the_profile_names_the_gpus_granted(node: Containerd, base: Path) -> Non
     with serving(node, base):
         for gpus, mask in (("1", 2), ("0,3", 9), ("0,1,2,3", 15)):
             claim = f"device={gpus}; mode=shared; capabilities=graphics,utility; extras=profile"
-            pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": claim}))
+            pod = node.cri.asking(claim)
             container = node.cri.run(pod, ContainerSpec(user=1000))
             document = json.loads(said(node, container, "/bin/cat", place))
             assert document["profiles"][0]["settings"] == ["EGLVisibleDGPUDevices", mask]

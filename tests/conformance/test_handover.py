@@ -16,12 +16,11 @@ import pytest
 from msgspec import Struct
 
 from tests.support.containerd import Containerd
-from tests.support.cri import ContainerId, CriError
+from tests.support.cri import CriError
 from tests.support.daemon import ENVIRONMENT, FOUR_GPUS, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
 from tests.support.nvml import FakeGpu, build_fake_nvml, configure
-from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
 pytestmark = on_newest
@@ -80,12 +79,8 @@ def machine(node: Containerd, tmp_path: Path) -> Iterator[Machine]:
         yield Machine(daemon, root)
 
 
-def run(node: Containerd, name: str, claim: str = "device=0") -> ContainerId:
-    return node.cri.run(node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": claim})), ContainerSpec())
-
-
 def test_the_next_pod_waits_for_the_last_process(node: Containerd, machine: Machine) -> None:
-    first = run(node, "first")
+    first = node.cri.run_asking("device=0", "first")
     machine.processes(2)
     node.cri.stop(first)
 
@@ -93,19 +88,19 @@ def test_the_next_pod_waits_for_the_last_process(node: Containerd, machine: Mach
     wait_for("the look", lambda: machine.unavailable() == said, PATIENCE_S, machine.status)
     assert said in machine.status()
     with pytest.raises(CriError, match=rf"\[gpu-busy\]: GPU 0 \(GPU-.*\) was {said}; other pods have it as soon as"):
-        run(node, "second")
-    run(node, "beside", "1")  # the other GPU
+        node.cri.run_asking("device=0", "second")
+    node.cri.run_asking("1", "beside")  # the other GPU
 
     machine.processes(0)
     wait_for("the hand-over", lambda: machine.unavailable() == "", PATIENCE_S, machine.status)
-    run(node, "third")
+    node.cri.run_asking("device=0", "third")
     assert "held exclusively by default/third" in machine.unavailable()
 
 
 def test_a_clean_end_is_seen_at_once(node: Containerd, machine: Machine) -> None:
-    node.cri.stop(run(node, "first"))
+    node.cri.stop(node.cri.run_asking("device=0", "first"))
     wait_for("the look", lambda: machine.unavailable() == "", PATIENCE_S, machine.status)
-    run(node, "second")
+    node.cri.run_asking("device=0", "second")
 
 
 def test_a_topology_file_can_play_it(node: Containerd, tmp_path: Path) -> None:
@@ -116,18 +111,18 @@ def test_a_topology_file_can_play_it(node: Containerd, tmp_path: Path) -> None:
     with NriGpu(launch) as daemon:
         daemon.wait_staged()
         machine = Machine(daemon, tmp_path)
-        node.cri.stop(run(node, "first"))
+        node.cri.stop(node.cri.run_asking("device=0", "first"))
         with pytest.raises(CriError, match=r"\[gpu-busy\]: GPU 0 .* just released by default/first"):
-            run(node, "second")
+            node.cri.run_asking("device=0", "second")
         fresh = tmp_path / "fresh.toml"
         fresh.write_text(plain)
         fresh.rename(topology)
         wait_for("the hand-over", lambda: machine.unavailable() == "", PATIENCE_S, machine.status)
-        run(node, "third")
+        node.cri.run_asking("device=0", "third")
 
 
 def test_the_next_daemon_waits_too(node: Containerd, machine: Machine) -> None:
-    first, second = run(node, "first"), run(node, "second", "device=1")
+    first, second = node.cri.run_asking("device=0", "first"), node.cri.run_asking("device=1", "second")
     machine.processes(1)
     node.cri.stop(first)
     said = "just released by default/first: 1 process still holds it"
@@ -139,7 +134,7 @@ def test_the_next_daemon_waits_too(node: Containerd, machine: Machine) -> None:
     machine.daemon.wait_ready()
     machine.daemon.wait_logged("inventory changed gpus=2")
     with pytest.raises(CriError, match=r"\[gpu-busy\]: GPU 0 .* just released by default/first"):
-        run(node, "third")
+        node.cri.run_asking("device=0", "third")
     # Left while nobody listened, and nobody is on it.
     wait_for("the look", lambda: machine.unavailable(1) == "", PATIENCE_S, machine.status)
-    run(node, "fourth", "device=1")
+    node.cri.run_asking("device=1", "fourth")

@@ -18,7 +18,7 @@ from tests.support.daemon import FOUR_GPUS, TOPOLOGIES, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, happen
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
@@ -61,11 +61,6 @@ def running(node: Containerd, container: ContainerId) -> bool:
     return any(each.id == container and each.state == pb.CONTAINER_RUNNING for each in node.cri.containers())
 
 
-def asks(node: Containerd, name: str, request: str) -> ContainerId:
-    """A running container that asked, of a pod of that name."""
-    return node.cri.run(node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": request})), SLEEP)
-
-
 def held(daemon: NriGpu) -> set[str]:
     return {uuid for uuids in daemon.held().values() for uuid in uuids}
 
@@ -77,11 +72,11 @@ def test_bad_is_avoided_said_and_granted_again(node: Containerd, tmp_path: Path)
     with simulated(node, tmp_path, event, hold_down_s=3600, reprobe_s=1) as daemon:
         daemon.wait_logged(CHANGED)
         with pytest.raises(CriError) as refused:
-            asks(node, "unlucky", "device=1")
+            node.cri.run_asking("device=1", "unlucky")
         assert "since 20" in refused.value.details
         assert BAD in refused.value.details
         for name in "abc":
-            asks(node, name, "count=1")
+            node.cri.run_asking("count=1", name)
         uuids = [gpu["uuid"] for gpu in daemon.gpus()["gpus"]]
         daemon.wait_grants(3)
         assert held(daemon) == {*uuids} - {uuids[1]}
@@ -92,7 +87,7 @@ def test_bad_is_avoided_said_and_granted_again(node: Containerd, tmp_path: Path)
         daemon.hang_up()
         wait_for("GPU 1 to recover", lambda: states(daemon)[1] == "healthy", 30)
         assert f"recovered from: {BAD}; its state changed 3 times" in said(daemon, "status")
-        asks(node, "lucky", "device=1")
+        node.cri.run_asking("device=1", "lucky")
         daemon.wait_grants(4)
         changes = [line.partition(" state=")[2].split()[0] for line in daemon.log().splitlines() if CHANGED in line]
         assert changes == ["bad", "recovering", "healthy"]
@@ -101,8 +96,8 @@ def test_bad_is_avoided_said_and_granted_again(node: Containerd, tmp_path: Path)
 def test_a_container_on_a_bad_gpu_is_stopped_where_policy_says_so(node: Containerd, tmp_path: Path) -> None:
     """Its pod's next attempt gets another GPU, in place."""
     with simulated(node, tmp_path, containers="stop") as daemon:
-        stays = asks(node, "stays", "device=1")
-        pod = node.cri.run_pod(PodSpec(name="moves", annotations={"gpu.nri.io": "count=1"}))
+        stays = node.cri.run_asking("device=1", "stays")
+        pod = node.cri.asking("count=1", "moves")
         first = node.cri.run(pod, SLEEP)
         daemon.wait_grants(2)
         topology = daemon.launch.topology
@@ -143,7 +138,7 @@ def moves(node: Containerd, daemon: NriGpu, request: str, end: Callable[[], str]
 
     end: does it to what it holds, and returns why it was stopped. Returns what was held before and after.
     """
-    pod = node.cri.run_pod(PodSpec(name="moves", annotations={"gpu.nri.io": request}))
+    pod = node.cri.asking(request, "moves")
     first = node.cri.run(pod, SLEEP)
     daemon.wait_grants(1)
     before = held(daemon)
@@ -204,7 +199,7 @@ def test_a_gpu_that_was_lost_while_nobody_ran(node: Containerd, tmp_path: Path, 
     """The runtime tells who holds it, after the first look; at first policy says to report."""
     with simulated(node, tmp_path) as daemon:
         uuid = daemon.gpus()["gpus"][0]["uuid"]
-        container, stays = asks(node, "unlucky", "device=0"), asks(node, "stays", "device=1")
+        container, stays = node.cri.run_asking("device=0", "unlucky"), node.cri.run_asking("device=1", "stays")
         daemon.wait_grants(2)
         daemon.kill()
         assert daemon.launch.topology

@@ -31,7 +31,7 @@ def own(fresh_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
 
 
 def start(node: Containerd, name: str, value: str, *command: str) -> ContainerId:
-    pod = node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": value}))
+    pod = node.cri.asking(value, name)
     return node.cri.run(pod, ContainerSpec(command=command or ("/bin/sleep", "600")))
 
 
@@ -51,7 +51,7 @@ def test_one_that_is_killed_frees_its_gpus(node: Containerd, daemon: NriGpu) -> 
 
 def test_one_that_fails_to_start_frees_its_gpus_when_it_is_made_again(node: Containerd, daemon: NriGpu) -> None:
     """A start that fails inside runc sends no event at all; the next attempt of the same container shows it is over."""
-    pod = node.cri.run_pod(PodSpec(name="p", annotations={"gpu.nri.io": "device=0"}))
+    pod = node.cri.asking("device=0", "p")
     broken = node.cri.create(pod, ContainerSpec(command=("/no/such/program",)))
     with pytest.raises(CriError):
         node.cri.start(broken)
@@ -67,7 +67,7 @@ def test_one_that_was_never_started_frees_its_gpus_after_the_grace(node: Contain
     changed = Launch(launch.base, launch.socket, driver_root=launch.driver_root, policy=policy)
     with NriGpu(changed) as daemon:
         daemon.wait_staged()
-        pod = node.cri.run_pod(PodSpec(name="idle", annotations={"gpu.nri.io": "device=0"}))
+        pod = node.cri.asking("device=0", "idle")
         idle = node.cri.create(pod, ContainerSpec(command=("/bin/sleep", "600")))
 
         def taken() -> bool:
@@ -96,7 +96,7 @@ def test_removal_and_the_end_of_the_pod_free_gpus(node: Containerd, daemon: NriG
 def test_the_plugin_killed_between_creates_has_the_same_ledger(node: Containerd, daemon: NriGpu) -> None:
     start(node, "a", "device=0,1; mode=shared")
     start(node, "b", "device=2")
-    pod = node.cri.run_pod(PodSpec(name="c", annotations={"gpu.nri.io": "device=3"}))
+    pod = node.cri.asking("device=3", "c")
     created = node.cri.create(pod, ContainerSpec(command=("/bin/sleep", "600")))
     held = {"a/main": UUIDS[:2], "b/main": [UUIDS[2]], "c/main": [UUIDS[3]]}
     daemon.wait_held(held)
@@ -130,7 +130,7 @@ def test_what_ended_while_the_plugin_was_away_is_free(node: Containerd, daemon: 
 def test_one_created_while_the_plugin_was_away_does_not_start(node: Containerd, daemon: NriGpu) -> None:
     """NRI lets it be created without us; it asked for a GPU, so it must not run without one."""
     daemon.kill()
-    pod = node.cri.run_pod(PodSpec(name="p", annotations={"gpu.nri.io": "1"}))
+    pod = node.cri.asking("1", "p")
     ungranted = node.cri.create(pod, ContainerSpec())
     bystander = node.cri.create(node.cri.run_pod(PodSpec(name="q")), ContainerSpec(command=("/bin/sleep", "60")))
     daemon.start()

@@ -15,7 +15,7 @@ from tests.support.glibc import glibc_files
 from tests.support.image import File, ImageSpec
 from tests.support.loading import LIBRARIES
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 
 pytestmark = pytest.mark.containerd
 
@@ -90,7 +90,7 @@ def images(module_node: Containerd, compiled: Compiled) -> dict[str, str]:
 
 
 def grant(node: Containerd, spec: ContainerSpec) -> Granted:
-    pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": "device=1"}))
+    pod = node.cri.asking("device=1")
     return Granted(node, node.cri.run(pod, spec))
 
 

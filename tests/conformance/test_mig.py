@@ -38,11 +38,6 @@ def serving(cgroup_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
         yield daemon
 
 
-def run(node: Containerd, name: str, value: str) -> ContainerId:
-    pod = node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": value}))
-    return node.cri.run(pod, ContainerSpec())
-
-
 def numbers(node: Containerd, container: ContainerId) -> dict[str, tuple[int, int]]:
     found = [each for each in device_nodes(node.cri, container) if "nvidia" in each.path]
     assert all(each.mode == (0o444 if "nvidia-caps" in each.path else 0o666) for each in found)
@@ -61,8 +56,8 @@ def check_sees(node: Containerd, container: ContainerId, granted: set[tuple[int,
 
 def test_two_containers_on_two_mig_devices_of_one_gpu(cgroup_node: Containerd, serving: NriGpu) -> None:
     """Each exclusively, by index and by UUID; whoever asks for one of them next is refused."""
-    one = run(cgroup_node, "one", "device=1:2")
-    two = run(cgroup_node, "two", f"device={SECOND[:13]}")
+    one = cgroup_node.cri.run_asking("device=1:2", "one")
+    two = cgroup_node.cri.run_asking(f"device={SECOND[:13]}", "two")
     check_sees(cgroup_node, one, {PARENT, *FIRST_CAPS})
     check_sees(cgroup_node, two, {PARENT, *SECOND_CAPS})
     for container, uuid in ((one, FIRST), (two, SECOND)):
@@ -72,35 +67,35 @@ def test_two_containers_on_two_mig_devices_of_one_gpu(cgroup_node: Containerd, s
     serving.wait_held({"one/main": [FIRST], "two/main": [SECOND]})
 
     with pytest.raises(CriError, match=r"\[gpu-busy\]: MIG device 1:2 \(MIG-.* is held exclusively by default/one"):
-        run(cgroup_node, "three", "device=1:2")
-    run(cgroup_node, "four", "mig=1g.10gb")  # the one on GPU 2
+        cgroup_node.cri.run_asking("device=1:2", "three")
+    cgroup_node.cri.run_asking("mig=1g.10gb", "four")  # the one on GPU 2
     with pytest.raises(CriError, match=r"\[gpu-busy\]: asked for 1 1g.10gb MIG device in exclusive mode, but of the 3"):
-        run(cgroup_node, "five", "mig=1g.10gb")
+        cgroup_node.cri.run_asking("mig=1g.10gb", "five")
 
 
 def test_two_of_one_gpu_in_one_container(cgroup_node: Containerd, serving: NriGpu) -> None:
-    container = run(cgroup_node, "pair", "mig=1g.10gb:2")
+    container = cgroup_node.cri.run_asking("mig=1g.10gb:2", "pair")
     check_sees(cgroup_node, container, {PARENT, *FIRST_CAPS, *SECOND_CAPS})
     serving.wait_held({"pair/main": [FIRST, SECOND]})
 
 
 def test_whole_gpus_bring_no_capabilities_and_those_in_mig_mode_stay(cgroup_node: Containerd, serving: NriGpu) -> None:
-    container = run(cgroup_node, "whole", "all")
+    container = cgroup_node.cri.run_asking("all", "whole")
     check_sees(cgroup_node, container, {(195, 1)})
     with pytest.raises(CriError, match=r"\[gpu-unavailable\]: GPU 1 .* it is in MIG mode"):
-        run(cgroup_node, "cut", "device=1")
+        cgroup_node.cri.run_asking("device=1", "cut")
     serving.wait_grants(1)
 
 
 def test_a_restart_keeps_who_holds_what(cgroup_node: Containerd, serving: NriGpu) -> None:
-    run(cgroup_node, "one", "device=1:2")
+    cgroup_node.cri.run_asking("device=1:2", "one")
     serving.terminate()
     serving.start()
     serving.wait_ready()
     serving.wait_held({"one/main": [FIRST]})
     serving.wait_logged("driver files staged")
     with pytest.raises(CriError, match=r"\[gpu-busy\]: MIG device 1:2"):
-        run(cgroup_node, "two", "device=1:2")
+        cgroup_node.cri.run_asking("device=1:2", "two")
 
 
 def test_a_node_without_the_capabilities_major_says_so(cgroup_node: Containerd, tmp_path: Path) -> None:
@@ -110,12 +105,12 @@ def test_a_node_without_the_capabilities_major_says_so(cgroup_node: Containerd, 
     with NriGpu(Launch(tmp_path / "d", cgroup_node.nri_socket, topology=topology, driver_root=root)) as daemon:
         daemon.wait_staged()
         with pytest.raises(CriError, match=r"\[node-not-ready\]: nvidia-caps has no major"):
-            run(cgroup_node, "one", "mig=1g.10gb")
-        run(cgroup_node, "whole", "device=0")
+            cgroup_node.cri.run_asking("mig=1g.10gb", "one")
+        cgroup_node.cri.run_asking("device=0", "whole")
 
 
 def test_cdi_gives_the_same_nodes(cgroup_node: Containerd, serving: NriGpu, tmp_path: Path) -> None:
-    by_nri = run(cgroup_node, "by-nri", "device=1:2,1:3; mode=shared")
+    by_nri = cgroup_node.cri.run_asking("device=1:2,1:3; mode=shared", "by-nri")
     file = cgroup_node.layout.cdi / "nri-gpu.json"
     places = ["--gpus", TOPOLOGY, "--driver-root", tmp_path / "driver", "--stage-dir", tmp_path / "stage"]
     command = [sys.executable, "-m", "nri_gpu", "cdi", "generate", *map(str, places), "--output", str(file)]
@@ -130,5 +125,5 @@ def test_cdi_gives_the_same_nodes(cgroup_node: Containerd, serving: NriGpu, tmp_
     assert numbers(cgroup_node, by_cdi) == numbers(cgroup_node, by_nri)
     check_sees(cgroup_node, by_cdi, {PARENT, *FIRST_CAPS, *SECOND_CAPS})
     with pytest.raises(CriError, match=r"\[gpu-busy\]: MIG device 1:2 .* default/by-cdi \(not through nri-gpu\)"):
-        run(cgroup_node, "late", "device=1:2")
-    run(cgroup_node, "beside", "device=1:0")  # of the same GPU, and its capability is not held by CDI
+        cgroup_node.cri.run_asking("device=1:2", "late")
+    cgroup_node.cri.run_asking("device=1:0", "beside")  # of the same GPU, and its capability is not held by CDI

@@ -75,7 +75,7 @@ def run(
     node: Containerd, name: str, value: str = MPS["gpu.nri.io"], user: int | None = None, using: str = NAME
 ) -> ContainerId:
     """As a kubelet does: a container whose start is refused is made anew."""
-    pod = node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": value}))
+    pod = node.cri.asking(value, name)
     attempts = iter(range(100))
     running: list[ContainerId] = []
 
@@ -150,7 +150,7 @@ def test_two_containers_meet_at_one_daemon(node: Containerd, daemon: NriGpu, tmp
 
     # Shares are counted, and no other mode comes in.
     for value, code in (("device=0;mode=mps;sharing=memory:1Gi", "over-limit"), ("device=0;mode=shared", "gpu-busy")):
-        pod = node.cri.run_pod(PodSpec(name=code, annotations={"gpu.nri.io": value}))
+        pod = node.cri.asking(value, code)
         with pytest.raises(CriError, match=rf"nri-gpu \[{code}\]"):
             node.cri.create(pod, ContainerSpec(command=SLEEP))
 
@@ -167,9 +167,7 @@ def test_the_daemon_outlives_ours_and_ends_with_its_last_user(node: Containerd, 
     assert pid_of(daemon) == pid
     run(node, "three", "device=0;mode=mps;sharing=memory:20Gi")
     with pytest.raises(CriError, match="Mi are shares of other containers already"):  # two's came back, too
-        node.cri.create(
-            node.cri.run_pod(PodSpec(name="four", annotations={"gpu.nri.io": "device=0;mode=mps;sharing=memory:1Gi"}))
-        )
+        node.cri.create(node.cri.asking("device=0;mode=mps;sharing=memory:1Gi", "four"))
     end(node, one)
     end(node, two)
     assert pid_of(daemon) == pid
@@ -181,7 +179,7 @@ def test_the_daemon_outlives_ours_and_ends_with_its_last_user(node: Containerd, 
 
 def test_another_user_is_refused(node: Containerd, daemon: NriGpu) -> None:
     run(node, "one", user=1000)
-    pod = node.cri.run_pod(PodSpec(name="two", annotations={"gpu.nri.io": "device=0;mode=mps"}))
+    pod = node.cri.asking("device=0;mode=mps", "two")
     container = node.cri.create(pod, ContainerSpec(command=SLEEP, user=1001))
     with pytest.raises(CriError, match=r"serves user id 1000 now, and this container runs as 1001"):
         node.cri.start(container)
@@ -221,7 +219,7 @@ def test_nobody_starts_while_the_daemon_is_down(node: Containerd, daemon: NriGpu
     assert "restart it" not in status(daemon)
     # Its GPU goes to nobody else before the daemon has gone.
     node.cri.remove_all()
-    pod = node.cri.run_pod(PodSpec(name="other", annotations={"gpu.nri.io": "device=0"}))
+    pod = node.cri.asking("device=0", "other")
     refused = node.cri.create(pod, ContainerSpec(command=SLEEP))
     try:
         node.cri.start(refused)

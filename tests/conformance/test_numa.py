@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import FOUR_GPUS, Launch
-from tests.support.pods import ContainerSpec, PodSpec
 
 pytestmark = [pytest.mark.containerd, pytest.mark.usefixtures("shared_daemon")]
 
@@ -34,23 +33,18 @@ def cpuset(node: Containerd, container: ContainerId) -> tuple[str, str]:
     return (folder / "cpuset.cpus").read_text().strip(), (folder / "cpuset.mems").read_text().strip()
 
 
-def run(node: Containerd, claim: str, **fields: object) -> ContainerId:
-    pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": claim}))
-    return node.cri.run(pod, replace(ContainerSpec(), **fields))
-
-
 def test_a_container_is_kept_to_the_cpus_and_memory_of_its_gpus(node: Containerd) -> None:
-    container = run(node, "2")
+    container = node.cri.run_asking("2")
     assert cpuset(node, container) == (FIRST, "0")
     seen = node.cri.execute(container, "grep", "allowed_list", "/proc/self/status").stdout.split()
     assert seen == ["Cpus_allowed_list:", FIRST, "Mems_allowed_list:", "0"]
 
 
 def test_who_has_a_cpuset_keeps_it(node: Containerd) -> None:
-    container = run(node, "device=0", cpuset_cpus=LAST)
+    container = node.cri.run_asking("device=0", cpuset_cpus=LAST)
     assert cpuset(node, container)[0] == LAST
 
 
 def test_who_asks_for_nothing_is_left_alone(node: Containerd) -> None:
-    container = run(node, "none")
+    container = node.cri.run_asking("none")
     assert cpuset(node, container)[0] == (FIRST if FIRST == LAST else f"{FIRST}-{LAST}")

@@ -13,7 +13,7 @@ from tests.support.daemon import Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
 from tests.support.nvml import Act, FakeGpu, build_fake_nvml
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 
 pytestmark = on_newest
 
@@ -31,7 +31,7 @@ def serving(node: Containerd, base: Path, *faults: Act) -> Iterator[NriGpu]:
 
 def ask(node: Containerd) -> str:
     """What a container that asks is told; here it is always a refusal, because no kernel module is loaded."""
-    pod = node.cri.run_pod(PodSpec(annotations={"gpu.nri.io": "device=1"}))
+    pod = node.cri.asking("device=1")
     with pytest.raises(CriError) as refused:
         node.cri.create(pod, ContainerSpec())
     return refused.value.details

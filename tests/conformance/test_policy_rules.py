@@ -148,7 +148,7 @@ def test_the_service_class_is_read_off_what_the_runtime_shows(
     node: Containerd, ruled: NriGpu, kubepods: str, folder: str, granted: bool
 ) -> None:
     with Cri(node.cri_socket, cgroup_parent=f"{kubepods}/{folder}") as kubelet:
-        pod = kubelet.run_pod(PodSpec(name="p", annotations={"gpu.nri.io": "device=0"}))
+        pod = kubelet.asking("device=0", "p")
         if granted:
             kubelet.run(pod)
             ruled.wait_held({"p/main": [UUIDS[0]]})

@@ -63,7 +63,7 @@ def test_shared_keeps_exclusive_away(node: Containerd, daemon: NriGpu) -> None:
 
 @on_newest
 def test_a_pods_own_containers_may_share_what_is_exclusive_to_it(node: Containerd, daemon: NriGpu) -> None:
-    pod = node.cri.run_pod(PodSpec(name="p", annotations={"gpu.nri.io": "device=3"}))
+    pod = node.cri.asking("device=3", "p")
     node.cri.run(pod, ContainerSpec(name="one"))
     node.cri.run(pod, ContainerSpec(name="two"))
     daemon.wait_held({name: ["GPU-3a100004-0000-4000-8000-000000000003"] for name in ("p/one", "p/two")})

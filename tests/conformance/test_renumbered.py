@@ -13,11 +13,10 @@ import pytest
 
 from nri_gpu.cli.client import ask
 from tests.support.containerd import Containerd
-from tests.support.cri import ContainerId, CriError, PodId
+from tests.support.cri import CriError, PodId
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import Opened, open_number
 from tests.support.waiting import wait_for
 
@@ -56,43 +55,38 @@ def change(daemon: NriGpu, topology: Path, *swapped: tuple[str, str]) -> None:
     wait_for("the new node", lambda: status(daemon)["node"]["inventory_number"] > before, 20)
 
 
-def run(node: Containerd, name: str, value: str) -> ContainerId:
-    pod = node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": value}))
-    return node.cri.run(pod, ContainerSpec())
-
-
 @pytest.mark.parametrize("topology", [FOUR_GPUS], indirect=True)
 def test_gpus_change_their_minors(node: Containerd, serving: NriGpu, topology: Path) -> None:
-    old = run(node, "old", "device=1")
+    old = node.cri.run_asking("device=1", "old")
     change(serving, topology, ("\nminor = 1\n", "\nminor = 9\n"), ("\nminor = 0 ", "\nminor = 1 "), ("= 9\n", "= 0\n"))
     assert open_number(node.cri, old, 195, 1) is Opened.NO_DRIVER  # the cgroup lets it, and that is GPU 0 by now
     held = r"\[gpu-busy\]: GPU 0 \(GPU-.*\) is held by default/old \(container main still opens its device number\)"
     with pytest.raises(CriError, match=held):
-        run(node, "late", "device=0")
+        node.cri.run_asking("device=0", "late")
     first, second, *_ = status(serving)["gpus"]
     assert first["opened_by"] == [{"pod": "default/old", "container": "main"}]
     assert [each["pod"] for each in second["holders"]] == ["old"]
-    run(node, "beside", "device=2")  # 195:255 and nvidia-uvm are everybody's
-    run(node, "sharing", "device=0; mode=shared")
+    node.cri.run_asking("device=2", "beside")  # 195:255 and nvidia-uvm are everybody's
+    node.cri.run_asking("device=0; mode=shared", "sharing")
 
     serving.terminate()
     serving.start()
     serving.wait_staged()
     with pytest.raises(CriError, match=r"default/old \(container main still opens its device number\)|in shared mode"):
-        run(node, "later", "device=0")
+        node.cri.run_asking("device=0", "later")
     assert status(serving)["gpus"][0]["opened_by"]
     for name in ("old", "sharing"):
         node.cri.remove_pod(PodId(next(pod.id for pod in node.cri.pods() if pod.metadata.name == name)))
-    run(node, "next", "device=0")
+    node.cri.run_asking("device=0", "next")
 
 
 @pytest.mark.parametrize("topology", [MIG], indirect=True)
 def test_a_mig_device_is_made_again(node: Containerd, serving: NriGpu, topology: Path) -> None:
-    old = run(node, "old", "device=1:2")
+    old = node.cri.run_asking("device=1:2", "old")
     change(serving, topology, MADE_AGAIN)
     held = rf"\[gpu-busy\]: MIG device 1:2 \({MADE_AGAIN[1]}\) is held by default/old \(container main still opens"
     with pytest.raises(CriError, match=held):
-        run(node, "late", "device=1:2")
-    run(node, "beside", "device=1:3")  # through the same node of its GPU, and another capability
+        node.cri.run_asking("device=1:2", "late")
+    node.cri.run_asking("device=1:3", "beside")  # through the same node of its GPU, and another capability
     node.cri.remove(old)
-    run(node, "next", "device=1:2")
+    node.cri.run_asking("device=1:2", "next")

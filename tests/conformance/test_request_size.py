@@ -71,7 +71,7 @@ def comes_back(node: Containerd, daemon: NriGpu, guard: NriGuard) -> None:
         process.wait_ready(READY_S)
     daemon.wait_logged("driver files staged")
     assert peak_mib(guard) < GUARD_MAX_MIB
-    pod = node.cri.run_pod(PodSpec(name="victim", annotations={"gpu.nri.io": "device=0"}))
+    pod = node.cri.asking("device=0", "victim")
     container = node.cri.run(pod)
     assert "nvidia0" in node.cri.execute(container, "ls", "/dev").stdout
 

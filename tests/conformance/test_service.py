@@ -164,7 +164,7 @@ def test_a_restart_keeps_grants(node: Containerd, service: ServiceNriGpu, kill: 
     service.wait_held({"pod/main": UUIDS[:2]})
     assert (service.launch.state / "key").read_bytes() == key
     service.wait_logged("driver files staged")
-    other = node.cri.run_pod(PodSpec(name="other", annotations={"gpu.nri.io": "device=0"}))
+    other = node.cri.asking("device=0", "other")
     with pytest.raises(CriError, match="exclusive"):
         node.cri.create(other)
 

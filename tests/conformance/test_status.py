@@ -10,7 +10,7 @@ from tests.support.containerd import Containerd
 from tests.support.daemon import ENVIRONMENT, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.marks import on_newest
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 
 pytestmark = on_newest
 
@@ -22,7 +22,7 @@ def asked(daemon: NriGpu, *options: str) -> tuple[int, str]:
 
 
 def test_status_names_the_holder(node: Containerd, daemon: NriGpu) -> None:
-    pod = node.cri.run_pod(PodSpec(name="trainer", annotations={"gpu.nri.io": "device=1"}))
+    pod = node.cri.asking("device=1", "trainer")
     container = node.cri.run(pod, ContainerSpec(command=("/bin/sleep", "600")))
     code, text = asked(daemon, "-o", "json")
     said: dict[str, Any] = json.loads(text)

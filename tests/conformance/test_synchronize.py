@@ -51,7 +51,7 @@ def test_a_node_that_takes_more_than_one_message(node: Containerd, daemon: NriGp
     assert by_id(daemon.ledger()) == by_id(before)
     assert {grant["phase"] for grant in before["grants"]} == {"created", "running"}
     with pytest.raises(CriError, match=r"\[gpu-busy\]"):
-        node.cri.create(node.cri.run_pod(PodSpec(name="late", annotations={"gpu.nri.io": "1"})))
+        node.cri.create(node.cri.asking("1", "late"))
 
 
 def synchronized(daemon: NriGpu) -> tuple[int, int]:

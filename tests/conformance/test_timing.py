@@ -59,7 +59,7 @@ def aside() -> Iterator[ThreadPoolExecutor]:
 
 
 def asking(node: Containerd, name: str) -> Pod:
-    return node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": "device=0"}))
+    return node.cri.asking("device=0", name)
 
 
 def held_up(node: Containerd, daemon: NriGpu, pool: ThreadPoolExecutor) -> Future[ContainerId]:

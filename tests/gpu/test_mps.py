@@ -17,7 +17,7 @@ from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import Launch, NriGpu
 from tests.support.glibc import glibc_files
 from tests.support.image import ImageSpec
-from tests.support.pods import ContainerSpec, PodSpec
+from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
 
 pytestmark = [
@@ -65,7 +65,7 @@ def real(gpu_node: Containerd, run_folder: Path, tmp_path: Path) -> Iterator[Nri
 
 
 def run(node: Containerd, name: str, share: str) -> ContainerId:
-    pod = node.cri.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": f"device=0;mode=mps;sharing=memory:{share}"}))
+    pod = node.cri.asking(f"device=0;mode=mps;sharing=memory:{share}", name)
     attempts, running = iter(range(1000)), list[ContainerId]()
 
     def started() -> bool:

@@ -133,6 +133,14 @@ class Cri:
         self.start(container)
         return container
 
+    def asking(self, claim: str, name: str = "pod") -> Pod:
+        """A new pod whose annotation makes this claim for all its containers."""
+        return self.run_pod(PodSpec(name=name, annotations={"gpu.nri.io": claim}))
+
+    def run_asking(self, claim: str, name: str = "pod", **fields: Any) -> ContainerId:  # noqa: ANN401
+        """A container of such a pod, running. fields: of its ContainerSpec."""
+        return self.run(self.asking(claim, name), ContainerSpec(**fields))
+
     def stop(self, container: ContainerId, timeout_s: int = 0) -> None:
         """Stop a container; after `timeout_s` seconds, by SIGKILL."""
         request = pb.StopContainerRequest(container_id=container, timeout=timeout_s)
