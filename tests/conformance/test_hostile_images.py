@@ -5,7 +5,10 @@ Where our mounts go is asked of a harmless container, so that the attacks follow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from posixpath import dirname
@@ -21,7 +24,6 @@ from tests.support.driver_root import make_driver_root
 from tests.support.image import Entry, Fifo, File, Folder, ImageSpec, Link
 from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
-from tests.support.seal import seal
 
 pytestmark = on_newest
 
@@ -80,6 +82,24 @@ def nodes(oci: Mapping[str, Any]) -> Given:
 def given(oci: Mapping[str, Any]) -> Given:
     rules = (tuple(sorted(rule.items())) for rule in oci["linux"]["resources"]["devices"])
     return (*nodes(oci), *rules)
+
+
+def seal(folders: Iterable[Path]) -> Mapping[str, tuple[object, ...]]:
+    """Path -> kind, mode, owner, number, and content or target; of everything below these folders, and of themselves.
+
+    Times of change are left out for files (reading makes none), and kept for folders: a name that came and went shows.
+    """
+    return {str(path): _facts(path) for folder in folders for path in (folder, *sorted(folder.rglob("*")))}
+
+
+def _facts(path: Path) -> tuple[object, ...]:
+    found = path.lstat()
+    common = (oct(found.st_mode), found.st_uid, found.st_gid, found.st_rdev)
+    if stat.S_ISLNK(found.st_mode):
+        return (*common, os.fspath(path.readlink()))
+    if stat.S_ISREG(found.st_mode):
+        return (*common, hashlib.sha256(path.read_bytes()).hexdigest())
+    return (*common, found.st_mtime_ns)
 
 
 @pytest.fixture(scope="module")

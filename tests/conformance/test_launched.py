@@ -24,7 +24,6 @@ from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import UUIDS, Launch
 from tests.support.driver_root import make_driver_root
-from tests.support.journal import Journal
 from tests.support.marks import on_newest, on_oldest
 from tests.support.nri_messages import NRI_0_6, Flavour, asking, container
 from tests.support.plugin import Bench
@@ -36,6 +35,39 @@ pytestmark = pytest.mark.containerd
 
 VOID_POLICY = 'schema = 1\n[defaults]\nmode = "shared"\n[environment]\nvisible_devices = "void"\n'
 DEADLINE_S = 20.0
+
+
+class Journal:
+    """A journal of a test's own: the socket that systemd's would listen on, and what was sent to it.
+
+    Entries as systemd.journal-fields(7) has them: one datagram of NAME=value lines each.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._socket.setblocking(False)
+        self.entries: list[dict[str, str]] = []
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def find(self, text: str) -> list[dict[str, str]]:
+        """Entries whose message holds a text."""
+        while True:
+            try:
+                datagram = self._socket.recv(1 << 16).decode()
+            except BlockingIOError:
+                return [entry for entry in self.entries if text in entry["MESSAGE"]]
+            self.entries.append(dict(line.split("=", 1) for line in datagram.splitlines()))
+
+    def wait(self, text: str, count: int = 1) -> dict[str, str]:
+        """The newest entry with a text, once there are that many."""
+        wait_for(f"the journal to hold {text!r}", lambda: len(self.find(text)) >= count, DEADLINE_S, self._explain)
+        return self.find(text)[-1]
+
+    def _explain(self) -> str:
+        return "\n".join(entry["MESSAGE"] for entry in self.entries)
 
 
 class Plugin:
