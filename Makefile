@@ -29,7 +29,10 @@ test: $(READY) ## everything: checks, beside unit and property tests and two rea
 
 # Most tests wait for somebody else, so there are more workers than processors; a worker keeps what it has booted.
 PYTEST := $(BIN)/pytest -q -n 3 --dist worksteal
+# What each worker would compile for itself is compiled once before, and kept.
+unexport PYTHONDONTWRITEBYTECODE
 pytest: $(READY)
+	-@$(BIN)/pytest --collect-only -qq >/dev/null
 	$(PYTEST) -m 'not gpu and not cluster'
 
 check: $(READY) ## format, lint, types, layers, generated files, units
