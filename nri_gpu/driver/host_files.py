@@ -79,17 +79,13 @@ def examine(root: Path, path: Path) -> HostFile | LeftOut:
         found = real.lstat()
     except OSError as error:
         return LeftOut(relative, f"cannot be read: {error.strerror}")
-    reason = _why_unfit(found)
-    return LeftOut(relative, reason) if reason else HostFile.of(real, relative, found)
-
-
-def _why_unfit(found: os.stat_result) -> str:
-    """A clause; empty when containers may have it."""
     if not stat.S_ISREG(found.st_mode):
-        return "not a regular file"
-    if found.st_mode & (stat.S_ISUID | stat.S_ISGID):
-        return "setuid or setgid"
-    return why_untrusted(found)
+        reason = "not a regular file"
+    elif found.st_mode & (stat.S_ISUID | stat.S_ISGID):
+        reason = "setuid or setgid"
+    else:
+        reason = why_untrusted(found)
+    return LeftOut(relative, reason) if reason else HostFile.of(real, relative, found)
 
 
 def check_folder(folder: Path, *, follow: bool = True) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
-from itertools import chain, combinations
+from collections.abc import Iterable
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,7 @@ from nri_gpu.domain.edits import PROFILE_GPUS_MAX, PROFILE_MINOR_MAX, Profiles, 
 from nri_gpu.domain.errors import DriverError
 from nri_gpu.driver.host_files import check_folder
 from nri_gpu.system.state import NodeState
-from nri_gpu.system.storage import write_whole
+from nri_gpu.system.storage import text_of, write_whole
 from nri_gpu.system.tasks import work_when_told
 
 FOLDER: Final = "profiles"  # below the folder of staged drivers; not a possible name of a generation
@@ -49,8 +49,11 @@ def write_profiles(base: Path, minors: Iterable[int]) -> Profiles:
         check_folder(base)
         check_folder(folder, follow=False)
         folder.chmod(FOLDER_MODE)  # whatever the umask
-        for some in _sets(plan.minors):
-            _write(Path(plan.path(some)), profile_text(some).encode())
+        for size in range(1, len(plan.minors) + 1):
+            for some in combinations(sorted(plan.minors), size):
+                path, text = Path(plan.path(some)), profile_text(some)
+                if text_of(path) != text:
+                    write_whole(path, text.encode(), 0o444)
     except OSError as error:
         raise DriverError(f"application profiles cannot be written below {folder}: {error.strerror}") from error
     return plan
@@ -64,19 +67,6 @@ def profile_text(minors: Iterable[int]) -> str:
     """
     profile = {"name": _NAME, "settings": ["EGLVisibleDGPUDevices", mask(minors)]}
     return json.dumps({"profiles": [profile], "rules": [{"pattern": [], "profile": _NAME}]}) + "\n"
-
-
-def _sets(minors: frozenset[int]) -> Iterator[tuple[int, ...]]:
-    return chain.from_iterable(combinations(sorted(minors), size) for size in range(1, len(minors) + 1))
-
-
-def _write(file: Path, content: bytes) -> None:
-    try:
-        if file.read_bytes() == content:
-            return
-    except OSError:
-        pass
-    write_whole(file, content, 0o444)
 
 
 RETRY_S: Final = 60.0

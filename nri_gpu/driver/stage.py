@@ -205,15 +205,11 @@ def _slot(base: Path, generation: str, plan: Plan) -> tuple[str, bool]:
     for name in names:
         if not (base / name).exists():
             return name, False
-        if _is_complete(base / name, plan):
+        if all(_matches(base / name / path, entry) for path, entry in plan.items()):
             return name, True
     raise DriverError(
         f"the staged driver files {base / generation} were changed {ATTEMPTS} times: something writes there"
     )
-
-
-def _is_complete(folder: Path, plan: Plan) -> bool:
-    return all(_matches(folder / path, entry) for path, entry in plan.items())
 
 
 def _matches(path: Path, entry: HostFile | str) -> bool:

@@ -6,7 +6,7 @@ Changes nothing. What cannot be read is passed over.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -22,17 +22,15 @@ SHOWN_MAX: Final = 3  # paths in a sentence
 
 def node_advice(policy: Policy, root: Path = Path("/")) -> tuple[str, ...]:
     """A sentence for each thing to do."""
-    found = tuple(components(root, policy.kubelet.dir, str(Path(policy.kubelet.registry_dir).parent)))
-
-    def of(kind: ComponentKind) -> tuple[Component, ...]:
-        return tuple(each for each in found if each.kind is kind)
-
+    kubelet = str(Path(policy.kubelet.registry_dir).parent)
+    found: dict[ComponentKind, list[Component]] = {kind: [] for kind in ComponentKind}
+    for each in components(root, policy.kubelet.dir, kubelet):
+        found[each.kind].append(each)
+    by_cdi = bool(found[ComponentKind.DEVICE_PLUGIN_CDI])
     return (
-        *_on_runtimes(policy, of(ComponentKind.RUNTIME)),
-        *_on_specifications(of(ComponentKind.SPECIFICATION)),
-        *_on_device_plugin(policy, of(ComponentKind.DEVICE_PLUGIN), by_cdi=bool(of(ComponentKind.DEVICE_PLUGIN_CDI))),
-        *_on_operator(policy, of(ComponentKind.OPERATOR), of(ComponentKind.OPERATOR_DRIVER)),
-        *_on_dra(of(ComponentKind.DRA)),
+        *_on_runtimes(policy, found[ComponentKind.RUNTIME]),
+        *_on_device_plugin(policy, found[ComponentKind.DEVICE_PLUGIN], by_cdi=by_cdi),
+        *_on_others(policy, found),
     )
 
 
@@ -50,14 +48,6 @@ def _on_runtimes(policy: Policy, runtimes: Sequence[Component]) -> Iterator[str]
         yield (
             f"{installed}, which gives GPUs to any image that sets NVIDIA_VISIBLE_DEVICES, past this policy: set "
             'environment.disarm = "all" unless NVIDIA\'s device plugin is used, or uninstall it'
-        )
-
-
-def _on_specifications(specifications: Sequence[Component]) -> Iterator[str]:
-    if specifications:
-        yield (
-            f"this node has CDI specifications with hooks ({_paths(specifications)}), which run for containers that "
-            "name their devices; `nri-gpu cdi generate` writes one without"
         )
 
 
@@ -92,21 +82,23 @@ def _on_device_plugin(policy: Policy, found: Sequence[Component], *, by_cdi: boo
         )
 
 
-def _on_operator(policy: Policy, operator: Sequence[Component], driver: Sequence[Component]) -> Iterator[str]:
-    if driver and policy.driver.root == "/":
+def _on_others(policy: Policy, found: Mapping[ComponentKind, Sequence[Component]]) -> Iterator[str]:
+    if specifications := found[ComponentKind.SPECIFICATION]:
+        yield (
+            f"this node has CDI specifications with hooks ({_paths(specifications)}), which run for containers that "
+            "name their devices; `nri-gpu cdi generate` writes one without"
+        )
+    if (driver := found[ComponentKind.OPERATOR_DRIVER]) and policy.driver.root == "/":
         yield (
             f"the GPU Operator's driver container has its tree at {driver[0].path}: if the host has no driver of its "
             "own, set driver.root to that"
         )
-    if operator:
+    if operator := found[ComponentKind.OPERATOR]:
         yield (
             f"the GPU Operator manages this node ({_paths(operator)}): its toolkit makes NVIDIA's runtime a runtime "
             "class, and its device plugin allocates every GPU; docs/kubernetes.md says what to switch off in it"
         )
-
-
-def _on_dra(dra: Sequence[Component]) -> Iterator[str]:
-    if dra:
+    if dra := found[ComponentKind.DRA]:
         yield (
             f"NVIDIA's DRA driver serves claims on this node ({_paths(dra)}): its containers get GPUs by CDI, and "
             "nri-gpu learns what it allocated only when they are created, so keep annotations off its GPUs by a "

@@ -218,15 +218,12 @@ class _Reader(Struct):
         return OtherFile(next((kind for test, kind in _KINDS if test(status.st_mode)), "no device node"))
 
     def _cannot(self, path: Path, error: OSError) -> None:
-        self.unreadable.append(Finding(self._shown(path), f"cannot be read: {error.strerror}"))
-
-    def _shown(self, path: Path) -> str:
-        """The path as on the host, wherever the trees are."""
+        """Keeps a fault, with the path as on the host, wherever the trees are."""
         trees = ((self.places.dev, "/dev"), (self.places.proc, "/proc"), (self.places.sys, "/sys"))
-        for tree, name in trees:
-            if path.is_relative_to(tree):
-                return f"{name}/{path.relative_to(tree)}"
-        return str(path)
+        shown = next(
+            (f"{name}/{path.relative_to(tree)}" for tree, name in trees if path.is_relative_to(tree)), str(path)
+        )
+        self.unreadable.append(Finding(shown, f"cannot be read: {error.strerror}"))
 
 
 def node_of(status: os.stat_result) -> CharDevice:

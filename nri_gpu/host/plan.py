@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import ClassVar, Final
 
@@ -109,18 +109,15 @@ def make_plan(facts: HostFacts, *, graphics: bool = False) -> HostPlan:
     """
     if not facts.devices:
         return HostPlan((), facts.unreadable)
-    steps: list[Action | Finding] = [*facts.unreadable, *_modules(facts, graphics)]
+    needed = (*_ALWAYS, KernelModule.MODESET) if graphics else _ALWAYS
+    steps: list[Action | Finding] = [*facts.unreadable]
+    steps += [LoadModule(module) for module in needed if module not in facts.modules]
     for each in wanted_nodes(facts, graphics):
         steps += [each] if isinstance(each, Finding) else _for_node(each, facts.entries)
     return HostPlan(
         tuple(step for step in steps if not isinstance(step, Finding)),
         tuple(dict.fromkeys(step for step in steps if isinstance(step, Finding))),
     )
-
-
-def _modules(facts: HostFacts, graphics: bool) -> Iterator[LoadModule]:
-    needed = (*_ALWAYS, KernelModule.MODESET) if graphics else _ALWAYS
-    return (LoadModule(module) for module in needed if module not in facts.modules)
 
 
 def _for_node(wanted: WantedNode, entries: Mapping[DevPath, DevEntry]) -> list[Action | Finding]:

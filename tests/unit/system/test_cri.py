@@ -29,7 +29,7 @@ def test_each_by_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_socket_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cri.main([str(folder / "none.sock"), "0", "1"], ["a"]) == 1
+    assert cri.main([str(folder / "none.sock"), "0", "0.2"], ["a"]) == 1
     said = capsys.readouterr().out
     assert said.startswith(("a UNAVAILABLE: ", "a DEADLINE_EXCEEDED: "))
 
