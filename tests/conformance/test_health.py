@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu._pb import cri_pb2 as pb
 from nri_gpu.domain.health import EventType
+from tests.support._pb import cri_tests_pb2 as pb
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES, Launch, NriGpu

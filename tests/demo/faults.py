@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Final
 
-from nri_gpu._pb import cri_pb2 as pb
 from tests.demo import show
 from tests.demo.curtain import curtain
 from tests.support import packages
+from tests.support._pb import cri_tests_pb2 as pb
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError, Pod
 from tests.support.daemon import ENVIRONMENT, TOPOLOGIES, Launch, NriGpu

@@ -11,7 +11,8 @@ import grpc
 from google.protobuf.message import Message
 from msgspec import Struct
 
-from nri_gpu._pb import cri_pb2 as pb
+from nri_gpu._pb.cri_pb2 import StopContainerRequest, StopContainerResponse
+from tests.support._pb import cri_tests_pb2 as pb
 from tests.support.errors import HarnessError
 from tests.support.pods import ContainerSpec, PodSpec, container_to_pb, pod_to_pb
 
@@ -143,8 +144,8 @@ class Cri:
 
     def stop(self, container: ContainerId, timeout_s: int = 0) -> None:
         """Stop a container; after `timeout_s` seconds, by SIGKILL."""
-        request = pb.StopContainerRequest(container_id=container, timeout=timeout_s)
-        self._call("StopContainer", request, pb.StopContainerResponse)
+        request = StopContainerRequest(container_id=container, timeout=timeout_s)
+        self._call("StopContainer", request, StopContainerResponse)
 
     def remove(self, container: ContainerId) -> None:
         self._call("RemoveContainer", pb.RemoveContainerRequest(container_id=container), pb.RemoveContainerResponse)

@@ -6,8 +6,8 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from nri_gpu._pb import cri_pb2 as pb
 from tests.support import image
+from tests.support._pb import cri_tests_pb2 as pb
 
 # The node's network needs no CNI plugin, and shares the node's host name with it; the rest is as a kubelet asks.
 NAMESPACES: Final = pb.NamespaceOption(network=pb.NODE, pid=pb.CONTAINER, ipc=pb.POD)
