@@ -3,14 +3,57 @@
 python config/generate.py [--check]     --check: only tell whether they are up to date
 """
 
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from nri_gpu.policy.schema import reference, schema_text
+import msgspec
+
+from nri_gpu.policy.forms import fields_of
+from nri_gpu.policy.schema import FILE, LISTS, SECTIONS, section_help
 
 SCHEMA = Path(__file__).with_name("policy.schema.json")
 MANUAL = Path(__file__).parents[1] / "docs" / "policy.md"
 FIRST = "### `[plugin]`"  # the reference is the end of the manual, from here on
+
+
+def schema_text() -> str:
+    """The JSON Schema, config/policy.schema.json. It accepts what `parse_policy` accepts, as far as it can tell.
+
+    60.0 is an integer there; and what two keys mean together, or two tables, only the parser knows.
+    """
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "nri-gpu policy"}
+    return json.dumps({**dialect, **msgspec.json.schema(FILE)}, indent=2) + "\n"
+
+
+def reference() -> str:
+    """One heading and one table per section, then one per array of tables."""
+    lines = [line for section in SECTIONS for line in _section(section)]
+    return "\n".join([*lines, *(line for name in LISTS for line in _list(name))])
+
+
+def _section(section: str) -> Iterator[str]:
+    yield f"### `[{section}]`\n"
+    yield f"{section_help(section)}\n"
+    yield "| key | default | option | what it is |"
+    yield "|---|---|---|---|"
+    for row in fields_of(SECTIONS[section]).values():
+        option = f"`{row.flag}`" if row.flag else ""
+        # TOML and JSON write strings, numbers and arrays of them alike.
+        yield f"| `{row.key}` | `{json.dumps(row.written_default)}` | {option} | {row.help} |"
+    yield ""
+
+
+def _list(name: str) -> Iterator[str]:
+    yield f"### `[[{name}]]`\n"
+    yield f"{section_help(name)}\n"
+    yield "| key | what it is |"
+    yield "|---|---|"
+    for field in fields_of(LISTS[name]).values():
+        must = " Must be there." if field.default is msgspec.NODEFAULT else ""
+        yield f"| `{field.key}` | {field.help}{must} |"
+    yield ""
 
 
 def manual_text() -> str:

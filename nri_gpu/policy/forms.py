@@ -146,7 +146,7 @@ _EMPTY: Final = {"empty": ": leave the key out to match everything"}
 
 def text(pattern: str, rule: str, max_length: int) -> Meta:
     """A string that a pattern matches as a whole. rule: the pattern in words."""
-    # Not msgspec's own pattern: in a union with an array it makes msgspec 0.22 crash. `faults` checks it.
+    # Not msgspec's own pattern: in a union with an array it makes msgspec 0.22 crash. `policy.schema` checks it.
     rules = {"pattern": pattern, "rule": rule}
     return Meta(max_length=max_length, extra=rules, extra_json_schema={"pattern": f"^(?:{pattern})$"})
 

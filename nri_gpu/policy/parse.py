@@ -15,14 +15,13 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.domain.text import quoted
-from nri_gpu.policy.faults import faults, known_words
 from nri_gpu.policy.forms import given
 from nri_gpu.policy.health import health_faults
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.lines import line_of
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import SELECTORS, Pool, PoolList, Rule, RuleList
-from nri_gpu.policy.schema import FILE, LISTS, SECTIONS, SETTINGS
+from nri_gpu.policy.schema import FILE, LISTS, SECTIONS, SETTINGS, faults, known_words
 
 _OF_ALLOW: Final = (
     *("default_mode", "modes", "default_capabilities", "capabilities", "default_extras", "extras", "pool", "limits"),

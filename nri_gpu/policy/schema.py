@@ -1,17 +1,18 @@
-"""The policy file as a whole: its sections and arrays of tables, one row for each setting, and what is made of them.
+"""The policy file in msgspec's types: sections, arrays of tables, every setting; and all that is wrong with a raw one.
 
-What is made: the type that the parser reads it by, its JSON Schema, and the reference in docs/policy.md.
+msgspec itself stops at the first fault; here all of them are found at once, in plain words.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
+import msgspec.inspect as types
 from msgspec import UNSET, Meta, Struct, defstruct
 
+from nri_gpu.domain.text import QUOTE_MAX, did_you_mean, quoted
 from nri_gpu.policy.forms import Field, fields_of, table_of
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import POOLS_MAX, RULES_MAX, Pool, Rule
@@ -59,41 +60,168 @@ def section_help(section: str) -> str:
 
 
 FILE: Final = _file()
+_ARRAYS: Final = (types.VarTupleType, types.FrozenSetType)
 
 
-def schema_text() -> str:
-    """The JSON Schema, config/policy.schema.json. It accepts what `parse_policy` accepts, as far as it can tell.
-
-    60.0 is an integer there; and what two keys mean together, or two tables, only the parser knows.
-    """
-    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "nri-gpu policy"}
-    return json.dumps({**dialect, **msgspec.json.schema(FILE)}, indent=2) + "\n"
-
-
-def reference() -> str:
-    """One heading and one table per section, then one per array of tables."""
-    lines = [line for section in SECTIONS for line in _section(section)]
-    return "\n".join([*lines, *(line for name in LISTS for line in _list(name))])
-
-
-def _section(section: str) -> Iterator[str]:
-    yield f"### `[{section}]`\n"
-    yield f"{section_help(section)}\n"
-    yield "| key | default | option | what it is |"
-    yield "|---|---|---|---|"
-    for row in fields_of(SECTIONS[section]).values():
-        option = f"`{row.flag}`" if row.flag else ""
-        # TOML and JSON write strings, numbers and arrays of them alike.
-        yield f"| `{row.key}` | `{json.dumps(row.written_default)}` | {option} | {row.help} |"
-    yield ""
+def faults(kind: types.Type, raw: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Key path and sentence of each fault. kind: what msgspec tells of the type."""
+    extra: dict[str, Any] = {}
+    while isinstance(kind, types.Metadata):
+        extra |= kind.extra or {}
+        kind = kind.type
+    match kind:
+        case types.StructType():
+            yield from _of_table(kind, raw, path)
+        case types.VarTupleType() | types.FrozenSetType():
+            yield from _of_array(kind, raw, path, extra)
+        case types.DictType():
+            yield from _of_labels(kind, raw, path, extra)
+        case types.UnionType() if any(isinstance(_plain(each), _ARRAYS) for each in kind.types):
+            like = next(each for each in kind.types if isinstance(_plain(each), _ARRAYS) is isinstance(raw, list))
+            yield from faults(like, raw, path)
+        case _:
+            yield from ((path, message) for message in _of_scalar(kind, raw, extra))
 
 
-def _list(name: str) -> Iterator[str]:
-    yield f"### `[[{name}]]`\n"
-    yield f"{section_help(name)}\n"
-    yield "| key | what it is |"
-    yield "|---|---|"
-    for field in fields_of(LISTS[name]).values():
-        must = " Must be there." if field.default is msgspec.NODEFAULT else ""
-        yield f"| `{field.key}` | {field.help}{must} |"
-    yield ""
+def _plain(kind: types.Type) -> types.Type:
+    while isinstance(kind, types.Metadata):
+        kind = kind.type
+    return kind
+
+
+def _of_table(kind: types.StructType, raw: object, path: str) -> Iterator[tuple[str, str]]:
+    if not isinstance(raw, Mapping):
+        heading = "" if "[" in path else f", [{path}]"
+        yield path, f"must be a table{heading}, not {toml_type(raw)}"
+        return
+    known = {field.name: field for field in kind.fields}
+    for key, value in raw.items():
+        below = f"{path}.{shown_key(key)}" if path else shown_key(key)
+        if key in known:
+            yield from faults(known[key].type, value, below)
+        else:
+            what = "section" if not path and isinstance(value, Mapping | list) else "key"
+            yield below, f"unknown {what}{_elsewhere(key, path) or known_words(key, known)}"
+    for key, field in known.items():
+        if field.required and key not in raw:
+            assert isinstance(field.type, types.Metadata)
+            yield path, f"{key} is missing: {(field.type.extra_json_schema or {})['description']}"
+
+
+def _elsewhere(key: str, path: str) -> str:
+    """Where a key stands under the wrong heading."""
+    home = next((known.partition(".")[0] for known in SETTINGS if known.partition(".")[2] == key), "")
+    return f"; it belongs under [{home}]" if home and "[" not in path else ""
+
+
+def _of_array(
+    kind: types.VarTupleType | types.FrozenSetType, raw: object, path: str, extra: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    tables = isinstance(_plain(kind.item_type), types.StructType)
+    if not isinstance(raw, list):
+        what = "an array of tables, in double brackets" if tables else "an array"
+        yield path, f"must be {what}, not {toml_type(raw)}"
+        return
+    yield from _size(kind, raw, path, "tables" if tables else "items", extra)
+    seen: set[object] = set()
+    for index, each in enumerate(raw):
+        wrong = list(faults(kind.item_type, each, f"{path}[{index}]"))
+        if not (wrong or tables):
+            if each in seen:
+                wrong.append((f"{path}[{index}]", f"{quoted(each) if isinstance(each, str) else each} is listed twice"))
+            seen.add(each)
+        yield from wrong
+
+
+def _of_labels(kind: types.DictType, raw: object, path: str, extra: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if not isinstance(raw, Mapping):
+        yield path, f"must be a table of label = pattern, not {toml_type(raw)}"
+        return
+    yield from _size(kind, raw, path, "labels", extra)
+    for key, value in raw.items():
+        below = f"{path}.{shown_key(key)}"
+        yield from ((where, f"the label {message}") for where, message in faults(kind.key_type, key, below))
+        yield from faults(kind.value_type, value, below)
+
+
+def _size(
+    kind: types.VarTupleType | types.FrozenSetType | types.DictType,
+    raw: Sized,
+    path: str,
+    what: str,
+    extra: Mapping[str, Any],
+) -> Iterator[tuple[str, str]]:
+    if kind.min_length and not raw:
+        yield path, f"must not be empty{extra.get('empty', '')}"
+    if kind.max_length is not None and len(raw) > kind.max_length:
+        yield path, f"has {len(raw)} {what}, over the limit of {kind.max_length}"
+
+
+def _of_scalar(kind: types.Type, raw: object, extra: Mapping[str, Any]) -> Iterator[str]:
+    match kind:
+        case types.BoolType() if not isinstance(raw, bool):
+            yield f"must be true or false, not {toml_type(raw)}"
+        case types.IntType():
+            yield from _of_number(kind, raw)
+        case types.UnionType(types=(number, types.LiteralType(values=(str() as word,)))) if raw != word:
+            number = _plain(number)
+            assert isinstance(number, types.IntType)
+            yield from _of_number(number, raw, f' or "{word}"')
+        case types.StrType():
+            yield from _of_text(kind, raw, extra)
+        case types.EnumType():
+            words = [each.value for each in kind.cls]
+            if not isinstance(raw, str):
+                yield f"must be a string, not {toml_type(raw)}"
+            elif raw not in words:
+                yield f"cannot be {quoted(raw)}{known_words(raw, words)}"
+        case types.LiteralType(values=(only,)) if raw != only or isinstance(raw, bool):
+            shown = raw if type(raw) is int and abs(raw) < 10**12 else toml_type(raw)
+            yield f"must be {only}{extra.get('rule', '')}, not {shown}"
+
+
+def _of_number(kind: types.IntType, raw: object, also: str = "") -> Iterator[str]:
+    """also: what else it may be."""
+    if isinstance(raw, bool) or not isinstance(raw, int):
+        yield f"must be a whole number{also}, not {quoted(raw) if also and isinstance(raw, str) else toml_type(raw)}"
+    elif not (kind.ge or 0) <= raw <= (kind.le or 0):
+        yield f"must be {kind.ge} to {kind.le}{also}, not {raw if abs(raw) < 10**12 else 'a huge number'}"
+
+
+def _of_text(kind: types.StrType, raw: object, extra: Mapping[str, Any]) -> Iterator[str]:
+    if not isinstance(raw, str):
+        yield f"must be a string, not {toml_type(raw)}"
+    elif len(raw) > (kind.max_length or 0):
+        yield f"has {len(raw)} characters, over the limit of {kind.max_length}"
+    elif not re.fullmatch(extra["pattern"], raw):
+        yield f"must be {extra['rule']}, not {quoted(raw)}"
+
+
+def known_words(word: str, known: Iterable[str]) -> str:
+    """` (did you mean "socket"?)` where a known word is close, else `, known: ...`."""
+    words = list(known)
+    return did_you_mean(word, words) or f", known: {', '.join(words)}"
+
+
+def shown_key(key: str) -> str:
+    """A key as it is where it is plain, else quoted as TOML would have it."""
+    return key if key.isascii() and key.replace("-", "_").isidentifier() and len(key) <= QUOTE_MAX else quoted(key)
+
+
+def toml_type(raw: object) -> str:
+    """A value's type in the words of TOML's manual."""
+    match raw:
+        case bool():
+            return "a boolean"
+        case int():
+            return "an integer"
+        case float():
+            return "a float"
+        case str():
+            return "a string"
+        case list() | tuple():
+            return "an array"
+        case dict():
+            return "a table"
+        case _:
+            return "a date or time"

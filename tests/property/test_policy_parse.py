@@ -10,12 +10,13 @@ import jsonschema  # type: ignore[import-untyped]  # it ships no types
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from config.generate import schema_text
 from nri_gpu.daemon.policy_file import PolicyText, build_policy
 from nri_gpu.domain.errors import PolicyError
 from nri_gpu.policy.advice import advise
 from nri_gpu.policy.lines import key_lines
 from nri_gpu.policy.parse import parse_policy
-from nri_gpu.policy.schema import SECTIONS, SETTINGS, schema_text
+from nri_gpu.policy.schema import SECTIONS, SETTINGS
 
 VALIDATOR: Any = jsonschema.Draft202012Validator(json.loads(schema_text()))
 

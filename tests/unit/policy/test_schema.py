@@ -12,6 +12,7 @@ import jsonschema  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from msgspec.structs import replace
 
+from config.generate import reference, schema_text
 from nri_gpu.daemon.policy_file import load_policy
 from nri_gpu.policy.forms import fields_of
 from nri_gpu.policy.model import BUILT_IN, Policy
@@ -21,8 +22,6 @@ from nri_gpu.policy.schema import (
     SCHEMA_VERSION,
     SECTIONS,
     SETTINGS,
-    reference,
-    schema_text,
 )
 from tests.unit.policy.samples import BAD, GOOD, Raw
 
