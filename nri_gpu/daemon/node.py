@@ -11,7 +11,7 @@ from nri_gpu.daemon.snapshot import EvidenceSource, SnapshotController
 from nri_gpu.daemon.state_folder import StateFolder
 from nri_gpu.driver.controller import DriverController
 from nri_gpu.driver.profiles import ProfileController
-from nri_gpu.health.controller import HealthController, HealthDependencies, HealthPlace
+from nri_gpu.health.controller import HealthController
 from nri_gpu.inventory.controller import DRIVER, LABELS, PROFILES, InventoryCache, InventoryController
 from nri_gpu.inventory.node_watch import node_watch
 from nri_gpu.kubelet.labels import LabelController
@@ -62,18 +62,12 @@ class NodeControllers:
         """Who asks the source, and who looks at the health in each answer; either may want another one soon."""
         look = asyncio.Event()
         health = HealthController(
-            HealthPlace(
-                driver_root=self._fixed.driver.root,
-                library_dirs=self._fixed.driver.library_dirs,
-                file=folder.path / HEALTH_FILE,
-                simulated=self._simulated,
-            ),
-            HealthDependencies(
-                policy=lambda: self._node_state.settings,
-                ledger=lambda: self._node_state.synchronized_ledger,
-                publish=self.inventory.publish,
-                refresh=look.set,
-            ),
+            self._fixed.driver,
+            folder.path / HEALTH_FILE,
+            self._node_state,
+            publish=self.inventory.publish,
+            refresh=look.set,
+            simulated=self._simulated,
         )
         cache = InventoryCache(
             health.watching(self._source),

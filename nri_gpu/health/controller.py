@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from loguru import logger
-from msgspec import Struct
 
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.gpu import Gpu
@@ -23,33 +22,11 @@ from nri_gpu.health.states import Meaning, Rules
 from nri_gpu.health.stops import Stops, holders_of
 from nri_gpu.inventory.source import Source
 from nri_gpu.policy.health import Events, HealthSettings, OnBad
-from nri_gpu.policy.model import Policy
+from nri_gpu.policy.model import DriverSettings
 from nri_gpu.system.cri import warn_without_grpc
+from nri_gpu.system.state import NodeState
 
-REFRESHES_APART_S: Final = 1.0  # of refreshes because of events, which can come by the thousand
 _LEVELS: Final[Mapping[HealthState, str]] = {HealthState.BAD: "WARNING", HealthState.SUSPECT: "WARNING"}
-
-
-class HealthDependencies(Struct, frozen=True, kw_only=True):
-    """What it needs of the daemon.
-
-    policy: the one in force. ledger: who holds what; None before the first Synchronize. publish: takes a changed
-    inventory. refresh: asks for a refresh soon.
-    """
-
-    policy: Callable[[], Policy]
-    ledger: Callable[[], Ledger | None]
-    publish: Callable[[Inventory], None]
-    refresh: Callable[[], None]
-
-
-class HealthPlace(Struct, frozen=True, kw_only=True):
-    """Where the driver is, and the file that outlives a restart. simulated: events come from the topology file."""
-
-    driver_root: str
-    library_dirs: tuple[str, ...]
-    file: Path
-    simulated: bool
 
 
 class SourceWithHealth:
@@ -71,31 +48,44 @@ class SourceWithHealth:
 class HealthController:
     """One for the life of the daemon.
 
-    moment: now, on a clock that goes on from one start to the next until a reboot. listener: made once with where
-    events go.
+    driver: where the driver is. file: what outlives a restart. publish: takes a changed inventory. refresh: asks for a
+    refresh soon. simulated: events come from the topology file. moment: now, on a clock that goes on from one start to
+    the next until a reboot. listener: made once with where events go. stops: made once with what calls for a retry.
+    refreshes_apart_s: of refreshes because of events, which can come by the thousand.
     """
 
     def __init__(
         self,
-        place: HealthPlace,
-        dependencies: HealthDependencies,
+        driver: DriverSettings,
+        file: Path,
+        node_state: NodeState,
+        *,
+        publish: Callable[[Inventory], None],
+        refresh: Callable[[], None],
+        simulated: bool,
         moment: Callable[[], Moment] | None = None,
         listener: Callable[[EventSink], EventListener] | None = None,
+        stops: Callable[[Callable[[], None]], Stops] = Stops,
+        refreshes_apart_s: float = 1.0,
     ) -> None:
-        self._place = place
-        self._dependencies = dependencies
+        self._file = file
+        self._node_state = node_state
+        self._publish = publish
+        self._ask_for_refresh = refresh
+        self._simulated = simulated
         self._moment = moment or _moment
-        self._health = load_health(place.file)
+        self._refreshes_apart_s = refreshes_apart_s
+        self._health = load_health(file)
         self._seen: Inventory | None = None  # as the source returned it
         self._script: tuple[ScriptedEvent, ...] = ()
         self._began: float | None = None  # on the loop's clock: the first refresh of a simulated node
         self._shown: frozenset[str] = NOBODY  # GPUs and MIG devices of the last inventory
         self._held_at_refresh: frozenset[str] | None = None
         self._changed = asyncio.Event()
-        self._stops = Stops(self._changed.set)
+        self._stops = stops(self._changed.set)
         self._refreshing = False
-        if listener is None and not place.simulated:
-            listener = partial(EventChild, place.driver_root, place.library_dirs)
+        if listener is None and not simulated:
+            listener = partial(EventChild, driver.root, driver.library_dirs)
         self._listener = listener(EventSink(self.take_event, self._refresh_soon)) if listener else None
 
     def watching(self, source: Source) -> Source:
@@ -137,14 +127,14 @@ class HealthController:
         bound.log("INFO" if changes else "DEBUG", "gpu event")
         self._take(health, changes)
         if changes and self._seen is not None:
-            self._dependencies.publish(self._health.applied_to(self._seen, rules))
+            self._publish(self._health.applied_to(self._seen, rules))
         # An application can cause XIDs by the thousand, and a refresh costs the driver something.
         if changes or event.kind != EventType.XID:
             self._refresh_soon()
 
     @property
     def _settings(self) -> HealthSettings:
-        return self._dependencies.policy().health
+        return self._node_state.settings.health
 
     def _take(self, health: NodeHealth, changes: tuple[HealthChange, ...]) -> None:
         moved, self._health = health.places != self._health.places, health
@@ -152,33 +142,33 @@ class HealthController:
             _log(change)
         if changes or moved:
             self._changed.set()
-            save_health(self._place.file, self._health)
+            save_health(self._file, self._health)
 
     def _refresh_soon(self) -> None:
         if self._refreshing:
             return
         self._refreshing = True
-        asyncio.get_running_loop().call_later(REFRESHES_APART_S, self._refresh)
+        asyncio.get_running_loop().call_later(self._refreshes_apart_s, self._refresh)
 
     def _refresh(self) -> None:
         self._refreshing = False
-        self._dependencies.refresh()
+        self._ask_for_refresh()
 
     async def _reprobe(self) -> None:
         """Refresh more often while there is an unhealthy GPU."""
         while True:
             await asyncio.sleep(self._settings.reprobe_s)
             if self._health.has_unhealthy:
-                self._dependencies.refresh()
+                self._ask_for_refresh()
 
     async def _follow(self) -> None:
         """After each change: listen to the GPUs that matter now, and report or stop who is on a withheld one."""
         while True:
             self._changed.clear()
-            ledger = self._dependencies.ledger() or Ledger()
+            ledger = self._node_state.synchronized_ledger or Ledger()
             if self._listener:
                 self._listener.listen(frozenset(gpu.pci_bus_id for gpu in self._listened(ledger)))
-            self._stops.update(holders_of(self._health.withheld, ledger), self._dependencies.policy())
+            self._stops.update(holders_of(self._health.withheld, ledger), self._node_state.settings)
             # A container holds what the last refresh neither showed nor knew to be held: the next one does.
             if self._seen and (self._held() or NOBODY) - self._shown - (self._held_at_refresh or NOBODY):
                 self._refresh_soon()
@@ -186,7 +176,7 @@ class HealthController:
 
     def _held(self) -> frozenset[str] | None:
         """GPUs and MIG devices that containers hold, external allocations too; None where that is not known yet."""
-        ledger = self._dependencies.ledger()
+        ledger = self._node_state.synchronized_ledger
         return None if ledger is None else frozenset(uuid for uuid, use in ledger.usage().items() if use.load)
 
     def _listened(self, ledger: Ledger) -> Iterator[Gpu]:
@@ -199,7 +189,7 @@ class HealthController:
 
     def _schedule(self, script: tuple[ScriptedEvent, ...]) -> None:
         """Schedules a simulated node's events, each once, also those that an edit of the file added."""
-        if not self._place.simulated:
+        if not self._simulated:
             return
         loop = asyncio.get_running_loop()
         began = self._began = loop.time() if self._began is None else self._began

@@ -7,7 +7,7 @@ policy may have changed since, and a runtime may not have stopped a container.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from loguru import logger
@@ -21,7 +21,6 @@ from nri_gpu.policy.service import GuardSettings
 from nri_gpu.system.cri import stop_containers
 from nri_gpu.system.tasks import Backoff
 
-FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 300.0
 
 
@@ -40,23 +39,33 @@ class AffectedContainer(Struct, frozen=True):
 class _Stop(Struct):
     """What was done about one container. due_s: when to try again, on the loop's clock."""
 
+    backoff: Backoff
     reported: set[str] = field(default_factory=set)
     asked: bool = False
-    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_S, LONGEST_RETRY_S))
     due_s: float = 0.0
 
 
 class Stops:
-    """Stops containers, or reports them. again: called when `update` has to be called again to retry a stop."""
+    """Stops containers, or reports them.
 
-    def __init__(self, again: Callable[[], None]) -> None:
+    again: called when `update` has to be called again to retry a stop. stop: stops containers, and returns which.
+    """
+
+    def __init__(
+        self,
+        again: Callable[[], None],
+        stop: Callable[[Mapping[str, str], GuardSettings, str], Awaitable[frozenset[str]]] = stop_containers,
+        first_retry_s: float = 5.0,
+    ) -> None:
         self._again = again
+        self._stop_containers = stop
+        self._first_retry_s = first_retry_s
         self._stops: dict[str, _Stop] = {}
         self._running: set[asyncio.Task[None]] = set()
 
     def update(self, holders: Mapping[str, AffectedContainer], policy: Policy) -> None:
         """Do what is left to do. holders: by container id; other containers are forgotten."""
-        self._stops = {container: self._stops.get(container) or _Stop() for container in holders}
+        self._stops = {container: self._stops.get(container) or self._new() for container in holders}
         if policy.health.containers is OnBad.REPORT:
             for container, holder in holders.items():
                 self._report(container, holder)
@@ -70,6 +79,9 @@ class Stops:
         """Cancel the stops that are still under way."""
         for task in self._running:
             task.cancel()
+
+    def _new(self) -> _Stop:
+        return _Stop(Backoff(self._first_retry_s, LONGEST_RETRY_S))
 
     def _report(self, container: str, holder: AffectedContainer) -> None:
         stop = self._stops[container]
@@ -90,7 +102,7 @@ class Stops:
     async def _stop(self, names: Mapping[str, str], settings: GuardSettings, why: str) -> None:
         stops = {container: self._stops[container] for container in names}
         try:
-            stopped = await stop_containers(names, settings, why)
+            stopped = await self._stop_containers(names, settings, why)
         except (OSError, TimeoutError) as error:
             fault = str(error) or f"no answer on {settings.cri_socket}"
             logger.bind(socket=settings.cri_socket, fault=fault).error("containers not stopped")

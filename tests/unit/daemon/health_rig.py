@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Coroutine, Sequence
-from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from nri_gpu.domain.health import HealthState
-from nri_gpu.health.controller import HealthController, HealthDependencies, HealthPlace
+from nri_gpu.health.controller import HealthController
 from nri_gpu.health.listener import EventChild, EventSink
 from nri_gpu.health.node_health import Moment
 from nri_gpu.inventory.source import Source
@@ -29,28 +28,32 @@ class HealthRig(Rig):
         default = Policy.default()
         self.policy = replace(default, health=replace(default.health, events=Events.ALL))
         self.ahead_s = 0.0
-        place = HealthPlace(driver_root=str(base / "root"), library_dirs=(), file=base / "health.json", simulated=False)
-        needs = HealthDependencies(
-            policy=lambda: self.policy,
-            ledger=lambda: self.plugin.ledger,
-            publish=self._published,
-            refresh=lambda: self.cache.poke(),
-        )
-        self.health = HealthController(place, needs, self._moment, partial(self._listener, base))
         super().__init__(base, machine)
 
     def health_of(self, gpu: int = 1) -> HealthState:
         """As the last snapshot has it."""
         return self.node_state.node.gpus[gpu].health.state
 
-    def _listener(self, base: Path, sink: EventSink) -> EventChild:
-        self.listener = EventChild(base / "root", (), sink, sysfs=str(base / "sys"), silence_s=SILENCE_S)
+    def _listener(self, sink: EventSink) -> EventChild:
+        self.listener = EventChild(self.root, (), sink, sysfs=str(self.base / "sys"), silence_s=SILENCE_S)
         return self.listener
 
     def _moment(self) -> Moment:
         return Moment(time.monotonic() + self.ahead_s, time.time() + self.ahead_s)
 
     def _judged(self, source: Source) -> Source:
+        self.node_state.use(self.policy)
+        self.node_state.synchronized = True
+        self.health = HealthController(
+            self.policy.driver,
+            self.base / "health.json",
+            self.node_state,
+            publish=self._published,
+            refresh=lambda: self.cache.poke(),
+            simulated=False,
+            moment=self._moment,
+            listener=self._listener,
+        )
         return self.health.watching(source)
 
     def _ledger_changed(self) -> None:
