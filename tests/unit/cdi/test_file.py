@@ -97,4 +97,5 @@ def test_what_is_no_rival(file: SpecFile, name: str, text: str) -> None:
     file.write(OURS)
     (file.path.parent / name).write_bytes(text.encode("latin-1"))
     (file.path.parent / "folder.json").mkdir()
+    (file.path.parent / "unreadable.json").symlink_to("/proc/self/mem")
     assert [*file.conflicts(())] == []
