@@ -146,12 +146,11 @@ class Kubelet(pb_grpc.RegistrationServicer):
         return {id_ for given in self.checkpoint.values() for id_ in given.get(resource, ((), {}))[0]}
 
     async def admit(
-        self, pod: str, container: str, wants: Mapping[str, int], *, init: bool = False, numa: int | None = None
+        self, pod: str, container: str, wants: Mapping[str, int], *, init: bool = False
     ) -> Mapping[str, str]:
         """The annotations for a container, as devicesToAllocate and Allocate give them; kept for its restarts.
 
-        init: it ends before the next one of its pod begins, which is given its devices first. numa: the node that its
-        topology manager chose.
+        init: it ends before the next one of its pod begins, which is given its devices first.
         """
         async with self._admitting:
             given = dict(self.checkpoint.get((pod, container), {}))
@@ -163,7 +162,7 @@ class Kubelet(pb_grpc.RegistrationServicer):
                         f"{resource}"
                     )
                 if len(has) < count:
-                    given[resource] = await self._allocate(resource, count, sorted(self._reusable(pod, resource)), numa)
+                    given[resource] = await self._allocate(resource, count, sorted(self._reusable(pod, resource)))
             self.checkpoint[pod, container] = given
             if init:
                 self._init.add((pod, container))
@@ -193,25 +192,20 @@ class Kubelet(pb_grpc.RegistrationServicer):
         self.checkpoint = {key: given for key, given in self.checkpoint.items() if key[0] != pod}
 
     async def _allocate(
-        self, resource: str, count: int, reusable: Sequence[str], numa: int | None
+        self, resource: str, count: int, reusable: Sequence[str]
     ) -> tuple[tuple[str, ...], Mapping[str, str]]:
-        """devicesToAllocate: of those to be used again, then of the chosen NUMA node, then of the others."""
+        """devicesToAllocate: of those to be used again, then of the others, with a hint where there is a choice."""
         chosen = set(reusable[:count])
         available = set(self.healthy(resource)) - self.in_use(resource) - chosen
         if len(available) + len(chosen) < count:
             raise AdmissionError(f"requested {count} of {resource}, available {len(available) + len(chosen)}")
-        near = {id_ for id_ in available if numa in [node.ID for node in self._topology(resource, id_)]}
-        for pool in (near, available - near):
-            if len(pool) > count - len(chosen) > 0:
-                chosen |= await self.preferred(resource, pool | chosen, shuffled(chosen), count)
-            elif len(chosen) < count:
-                chosen |= pool
+        if len(available) > count - len(chosen) > 0:
+            chosen = await self.preferred(resource, available | chosen, shuffled(chosen), count)
+        elif len(chosen) < count:
+            chosen |= available
         ids = shuffled(chosen)
         response = await self.allocate(resource, ids)
         return tuple(ids), dict(response.container_responses[0].annotations)
-
-    def _topology(self, resource: str, id_: str) -> Any:  # noqa: ANN401 - a repeated field
-        return self.clients[resource].devices[id_].topology.nodes
 
     async def preferred(self, resource: str, available: set[str], must: Sequence[str], count: int) -> set[str]:
         """The hint, cut to what is allowed and filled from the rest."""

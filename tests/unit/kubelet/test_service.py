@@ -174,17 +174,6 @@ async def test_a_pod_admitted_anew_while_its_gpu_is_ill_fails_and_nothing_is_los
         assert await kubelet.admit("train", "main", {GPU: 1}) == of.annotations
 
 
-async def test_the_topology_managers_choice_is_kept_to(folder: Path) -> None:
-    async with Kubelet(folder) as kubelet, KubeletNode(folder) as node:
-        node.put_gpus([gpu(index, numa_node=index // 2) for index in range(4)])
-        await kubelet.wait_healthy(GPU, 4)
-        await kubelet.wait("nodes", lambda: all(d.HasField("topology") for d in kubelet.clients[GPU].devices.values()))
-        on_1 = from_kubelet(await kubelet.admit("one", "main", {GPU: 1}, numa=1), pod="one")
-        assert set(node.create(on_1)) < {uuid(2), uuid(3)}
-        on_0 = from_kubelet(await kubelet.admit("two", "main", {GPU: 3}, numa=0), pod="two")
-        assert {uuid(0), uuid(1)} < set(node.create(on_0))
-
-
 async def test_what_a_finished_init_container_had_goes_to_the_next_one(folder: Path) -> None:
     async with served(folder) as (kubelet, node):
         init = from_kubelet(await kubelet.admit("train", "init", {GPU: 2}, init=True), name="init")
