@@ -123,7 +123,7 @@ def test_any_bytes_are_read_or_no_protobuf(payload: bytes) -> None:
             event("no protobuf")
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(worlds.containers(), worlds.nodes, worlds.policies, st.integers(1, 2**20), st.booleans())
 def test_no_request_that_concerns_us_is_overlooked(
     container: Container, node: Node, policy: Policy, major: int, quiet: bool
