@@ -143,10 +143,16 @@ class Mux:
         """The next event and whose it is, in wire order. Raises RemoteProtocolError when the bytes make no sense."""
         self._check_usable()
         try:
-            return self._next_event()
+            while self._current is not None or self._advance():
+                if self._current is not None:
+                    event = self._connections[self._current].next_event()
+                    if event is not NEED_DATA:
+                        return self._current, event
+                    self._current = None
         except RemoteProtocolError as error:
             self._cause = str(error)
             raise
+        return NEED_DATA
 
     def feed(self, data: BytesLike) -> Iterator[MuxEvent]:
         """Takes all the bytes now, gives their events as they are asked for. An error comes after what preceded it."""
@@ -167,16 +173,6 @@ class Mux:
     def _check_usable(self) -> None:
         if self._cause is not None:
             raise LocalProtocolError(f"mux used after it broke: {self._cause}")
-
-    def _next_event(self) -> MuxEvent | NeedData:
-        while True:
-            if self._current is not None:
-                event = self._connections[self._current].next_event()
-                if event is not NEED_DATA:
-                    return self._current, event
-                self._current = None
-            if not self._advance():
-                return NEED_DATA
 
     def _advance(self) -> bool:
         """Gives a connection its next bytes, or the end of input. False when there is nothing to give."""
