@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from msgspec.structs import replace
-
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.domain.container import Container, ContainerId
@@ -161,12 +159,6 @@ class Bench:
     def phases(self) -> dict[str, str]:
         """Container id -> phase, of all the ledger remembers."""
         return {entry.grant.container_id: entry.phase.value for entry in self.plugin.ledger.entries.values()}
-
-    def lose_gpu(self, index: int) -> None:
-        """The next snapshot has a GPU less."""
-        left = tuple(gpu for gpu in self.node.gpus if gpu.index != index)
-        inventory = replace(self.node.inventory, gpus=left)
-        self.node = replace(self.node, number=self.node.number + 1, inventory=inventory)
 
 
 class ServedPlugin(Bench):

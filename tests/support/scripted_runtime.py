@@ -199,23 +199,19 @@ class ScriptedRuntime:
             raise HarnessError(f"{method} was answered {response.status}")
         return response.payload
 
-    async def call(
-        self, method: str, payload: bytes = b"", *, timeout_ns: int = REQUEST_TIMEOUT_NS, service: str = PLUGIN
-    ) -> ResponseReceived:
+    async def call(self, method: str, payload: bytes = b"") -> ResponseReceived:
         """Call the plugin, whatever it answers."""
         stream_id = self.mux[PLUGIN_SERVICE].next_stream_id
-        await self.write(self.request(method, payload, timeout_ns=timeout_ns, service=service))
+        await self.write(self.request(method, payload))
         answer = await within(f"the answer to {method}", self._take(ResponseReceived))
         if answer.stream_id != stream_id:
             raise HarnessError(f"answer on stream {answer.stream_id} to a call on {stream_id}")
         return answer
 
-    def request(
-        self, method: str, payload: bytes = b"", *, timeout_ns: int = REQUEST_TIMEOUT_NS, service: str = PLUGIN
-    ) -> bytes:
+    def request(self, method: str, payload: bytes = b"", *, timeout_ns: int = REQUEST_TIMEOUT_NS) -> bytes:
         """The bytes of the next call, for tests that cut them up."""
         stream_id = self.mux[PLUGIN_SERVICE].next_stream_id
-        return self.mux.send(PLUGIN_SERVICE, RequestSent(stream_id, service, method, payload, timeout_ns))
+        return self.mux.send(PLUGIN_SERVICE, RequestSent(stream_id, PLUGIN, method, payload, timeout_ns))
 
     async def answers(self, count: int) -> list[ResponseReceived]:
         """The answers to calls that were written by hand."""
