@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Ledger
@@ -145,12 +145,9 @@ def _edits_json(edits: Edits) -> dict[str, Any]:
             {"path": d.path, "major": d.major, "minor": d.minor, "mode": f"{d.mode:04o}", "permissions": "rw"}
             for d in edits.devices.values()
         ],
-        "mounts": [
-            {"destination": m.destination, "source": m.source, "options": list(m.options)}
-            for m in edits.mounts.values()
-        ],
+        "mounts": [to_builtins(mount) for mount in edits.mounts.values()],
         "env": dict(edits.env),
-        "rlimits": [{"type": each.type, "hard": each.hard, "soft": each.soft} for each in edits.rlimits.values()],
+        "rlimits": [to_builtins(rlimit) for rlimit in edits.rlimits.values()],
         "cpuset_cpus": edits.cpuset_cpus,
         "cpuset_mems": edits.cpuset_mems,
     }
@@ -182,15 +179,13 @@ def _lines(each: Explained, node: Node) -> Iterator[str]:
             yield from (f"  device  c {d.major}:{d.minor} rw  {d.path}" for d in edits.devices.values())
             yield from (f"  mount   {m.destination}  from {m.source}" for m in edits.mounts.values())
             yield from (f"  env     {key}={value}" for key, value in edits.env.items())
-            yield from (f"  rlimit  {each.type}={_shown(each.soft)}" for each in edits.rlimits.values())
+            for limit in edits.rlimits.values():
+                soft = "unlimited" if limit.soft == UNLIMITED else str(limit.soft)
+                yield f"  rlimit  {limit.type}={soft}"
             for name, value in (("cpus", edits.cpuset_cpus), ("mems", edits.cpuset_mems)):
                 if value:
                     yield f"  cpuset  {name} {value}"
             yield from _note(note)
-
-
-def _shown(limit: int) -> str:
-    return "unlimited" if limit == UNLIMITED else str(limit)
 
 
 def _note(note: str) -> Iterator[str]:

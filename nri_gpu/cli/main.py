@@ -20,12 +20,8 @@ EXIT_HELP: Final = """exit codes:
   0 ok   1 a finding or a refusal   2 wrong usage   69 unavailable   70 a bug   77 no permission   78 configuration"""
 
 
-class Option(Struct, frozen=True):
-    """One argument. flags: its spellings, or a bare name for a positional argument."""
-
-    flags: tuple[str, ...]
-    help: str
-    settings: Mapping[str, Any]
+# Spellings of an option, or the bare name of a positional argument; and what argparse has to know of it.
+Option = tuple[tuple[str, ...], Mapping[str, Any]]
 
 
 class Verb(Struct, frozen=True):
@@ -39,9 +35,10 @@ class Verb(Struct, frozen=True):
 
 
 def _option(*flags: str, help: str, **settings: object) -> Option:
-    return Option(flags, help, settings)
+    return flags, {"help": help, **settings}
 
 
+SOCKET: Final = _option("--socket", help="the runtime's NRI socket (default /var/run/nri/nri.sock)", metavar="PATH")
 POLICY: Final = _option("--policy", help="policy file (default /etc/nri-gpu/policy.toml)", metavar="FILE")
 GPUS: Final = _option("--gpus", help="simulate the node in this topology file instead of asking NVML", metavar="FILE")
 DRIVER_ROOT: Final = _option("--driver-root", help="root folder of the host's NVIDIA driver (default /)", metavar="DIR")
@@ -67,7 +64,7 @@ VERBS: Final = (
         "SIGHUP reloads the policy (a broken one is reported, and the old one stays) and asks NVML again.\n"
         "SIGTERM answers the requests in flight and stops.",
         (
-            _option("--socket", help="the runtime's NRI socket (default /var/run/nri/nri.sock)", metavar="PATH"),
+            SOCKET,
             _option("--index", help="two digits: index among NRI plugins (default 10)", metavar="NN"),
             POLICY,
             GPUS,
@@ -111,7 +108,7 @@ VERBS: Final = (
         "state folder of `run`, and refuses to start (with NRI 0.10: to create) a container that asks for GPUs and\n"
         "has no valid grant. It reads the policy's [guard] section when it starts.",
         (
-            _option("--socket", help="the runtime's NRI socket (default /var/run/nri/nri.sock)", metavar="PATH"),
+            SOCKET,
             POLICY,
             _option("--state-dir", help="state folder of `run` (default /run/nri-gpu); only read", metavar="DIR"),
             _option("--run-dir", help="folder for the guard's own state (default /run/nri-gpu-guard)", metavar="DIR"),
@@ -299,6 +296,6 @@ def _parser(verbs: Sequence[Verb] = VERBS) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         sub.set_defaults(module=verb.module)
-        for option in verb.options:
-            sub.add_argument(*option.flags, help=option.help, **option.settings)
+        for flags, settings in verb.options:
+            sub.add_argument(*flags, **settings)
     return parser

@@ -12,7 +12,7 @@ from typing import Final
 from loguru import logger
 
 from nri_gpu.daemon.audit import AuditLog, PolicyNote
-from nri_gpu.daemon.control import ReportedParts, Reporter
+from nri_gpu.daemon.control import Reporter
 from nri_gpu.daemon.journal import JOURNAL, Journal, StateRecorder
 from nri_gpu.daemon.ledger_file import LedgerFile, read_ledger
 from nri_gpu.daemon.node import NodeControllers, restart_only
@@ -78,15 +78,15 @@ class Daemon:
             SessionFollowers(self._configured, self._ready, self._away),
             self._sizes,
         )
-        reported = ReportedParts(
+        self._reporter = Reporter(
+            folder.path / CONTROL_SOCKET,
             state,
             self._node.cache,
             self._node.inventory,
             self._kubelet,
-            lambda: self._sizes.fault,
-            {**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
+            list_fault=lambda: self._sizes.fault,
+            options={**policy_file.options, **({"topology": str(topology.absolute())} if topology else {})},
         )
-        self._reporter = Reporter(folder.path / CONTROL_SOCKET, reported)
         self._follow()
         self._recall(folder.path / LEDGER)
 

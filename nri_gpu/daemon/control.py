@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from loguru import logger
-from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.daemon.report import RuntimeConnection, View, status_json, transitions_json
@@ -27,6 +26,7 @@ from nri_gpu.inventory.controller import InventoryCache, InventoryController
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.nri.convert import Configured
 from nri_gpu.system.state import NodeState
+from nri_gpu.system.tasks import LogOnce
 
 Answer = Callable[[], Mapping[str, Any]]
 QUESTION_MAX: Final = 64  # bytes
@@ -38,12 +38,14 @@ CALM_S: Final = 5.0  # so long without that fault, and it is over
 
 
 class ControlSocket:
-    """Listens while it is open. table: question -> answer."""
+    """Listens while it is open. table: question -> answer. patience_s: for a question, before it is closed."""
 
-    def __init__(self, path: Path, table: Mapping[str, Answer]) -> None:
+    def __init__(self, path: Path, table: Mapping[str, Answer], *, patience_s: float = PATIENCE_S) -> None:
         self._path = path
         self._table = table
+        self._patience_s = patience_s
         self._listener: socket.socket | None = None
+        self._faults = LogOnce()
         self._refused = 0  # connections without a descriptor
         self._pause: asyncio.TimerHandle | None = None
         self._calm: asyncio.TimerHandle | None = None
@@ -97,38 +99,35 @@ class ControlSocket:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            self._no_descriptor(listener, str(error.strerror))
+            fault = f"{error.strerror}; trying again each second"
+            self._faults.warning("control socket accepts no connections", fault, path=str(self._path))
+            self._refused += 1
+            if self._calm:
+                self._calm.cancel()
+                self._calm = None
+            loop.remove_reader(listener)
+            self._pause = loop.call_later(ACCEPT_AGAIN_S, loop.add_reader, listener, self._accept, listener)
             return
         if self._refused and self._calm is None:
             self._calm = loop.call_later(CALM_S, self._over)
-        coming = loop.connect_accepted_socket(lambda: _Client(self._table, self._open), connection)
+        coming = loop.connect_accepted_socket(lambda: _Client(self._table, self._open, self._patience_s), connection)
         task = loop.create_task(coming)
         self._coming.add(task)
         task.add_done_callback(self._coming.discard)
 
-    def _no_descriptor(self, listener: socket.socket, why: str) -> None:
-        loop = asyncio.get_running_loop()
-        if not self._refused:
-            fault = f"{why}; trying again each second"
-            logger.bind(path=str(self._path), fault=fault).warning("control socket accepts no connections")
-        self._refused += 1
-        if self._calm:
-            self._calm.cancel()
-            self._calm = None
-        loop.remove_reader(listener)
-        self._pause = loop.call_later(ACCEPT_AGAIN_S, loop.add_reader, listener, self._accept, listener)
-
     def _over(self) -> None:
         logger.bind(path=str(self._path), attempt=self._refused).info("control socket accepts connections again")
+        self._faults.clear()
         self._refused, self._calm = 0, None
 
 
 class _Client(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, table: Mapping[str, Answer], others: set[_Client]) -> None:
+    def __init__(self, table: Mapping[str, Answer], others: set[_Client], patience_s: float) -> None:
         self._table = table
         self._others = others
+        self._patience_s = patience_s
         self._question = bytearray()
         self._transport: asyncio.Transport | None = None
         self._patience: asyncio.TimerHandle | None = None
@@ -140,7 +139,7 @@ class _Client(asyncio.Protocol):
         if len(self._others) > OPEN_MAX:
             self._send({"error": "too many connections at once; try again"})
             return
-        self._patience = asyncio.get_running_loop().call_later(PATIENCE_S, self.end)
+        self._patience = asyncio.get_running_loop().call_later(self._patience_s, self.end)
 
     def data_received(self, data: bytes) -> None:
         self._question += data
@@ -176,33 +175,38 @@ class _Client(asyncio.Protocol):
             self._transport.close()
 
 
-class ReportedParts(Struct, frozen=True):
-    """The parts of the daemon that `status` reports on.
+class Reporter:
+    """Answers on the control socket. It keeps the state of the connection to the runtime itself.
 
     list_fault: why the runtime could not list the node's containers to us again; empty when it could. options: of the
     command line, by their key in the policy, and `topology`, the simulated node's file.
     """
 
-    node_state: NodeState
-    cache: InventoryCache
-    inventory: InventoryController
-    kubelet: KubeletController
-    list_fault: Callable[[], str] = lambda: ""
-    options: Mapping[str, object] = {}
-
-
-class Reporter:
-    """Answers on the control socket. It keeps the state of the connection to the runtime itself."""
-
-    def __init__(self, path: Path, parts: ReportedParts, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        node_state: NodeState,
+        cache: InventoryCache,
+        inventory: InventoryController,
+        kubelet: KubeletController,
+        *,
+        list_fault: Callable[[], str],
+        options: Mapping[str, object],
+    ) -> None:
         self._path = path
-        self._parts = parts
-        self._wall = wall
-        self._connection = RuntimeConnection(ready=False, since=wall())
+        self._node_state = node_state
+        self._cache = cache
+        self._inventory = inventory
+        self._kubelet = kubelet
+        self._list_fault = list_fault
+        self._connection = RuntimeConnection(ready=False, since=time.time())
         questions: Mapping[str, Answer] = {
-            "status": lambda: {**status_json(self.view()), "options": parts.options},
+            "status": lambda: {**status_json(self.view()), "options": options},
             "transitions": self._transitions,
-            "inventory": self._inventory,
+            "inventory": lambda: {
+                "schema": "nri-gpu/inventory/v1",  # for `gpus --watch` of the same version
+                "inventory": encode(node_state.node.inventory),
+            },
         }
         self._control = ControlSocket(path, questions)
         self._listening = False
@@ -212,9 +216,8 @@ class Reporter:
         try:
             await self._control.open()
         except OSError as error:
-            logger.bind(path=str(self._path), fault=str(error)).warning(
-                "no control socket: nri-gpu status does not work"
-            )
+            bound = logger.bind(path=str(self._path), fault=str(error))
+            bound.warning("no control socket: nri-gpu status does not work")
         else:
             self._listening = True
             self.policy_changed()
@@ -245,47 +248,42 @@ class Reporter:
 
     def ready(self) -> None:
         """The runtime is synchronized."""
-        self._connection = replace(self._connection, ready=True, since=self._wall(), why="")
+        self._connection = replace(self._connection, ready=True, since=time.time(), why="")
 
     def away(self, why: str) -> None:
         """The runtime is not connected. why: the sentence."""
-        since = self._wall() if self._connection.ready else self._connection.since
+        since = time.time() if self._connection.ready else self._connection.since
         self._connection = replace(self._connection, ready=False, since=since, why=why)
 
     def view(self) -> View:
         """The daemon now."""
-        state, cache = self._parts.node_state, self._parts.cache
+        state, cache = self._node_state, self._cache
         policy = state.policy
         return View(
             node=state.node,
             ledger=state.ledger,
             connection=self._connection,
-            wall=self._wall(),
+            wall=time.time(),
             monotonic=time.monotonic(),
             inventory_age_s=cache.age_s(),
             inventory_fault=cache.fault,
             policy_source=policy.source,
             policy_fault=policy.fault,
             inventory_confirmed=cache.confirmed or cache.current is None,
-            history=self._parts.inventory.history,
-            kubelet=self._parts.kubelet.report(),
-            kubelet_open=self._parts.kubelet.fail_open(),
-            list_fault=self._parts.list_fault(),
+            history=self._inventory.history,
+            kubelet=self._kubelet.report(),
+            kubelet_open=self._kubelet.fail_open(),
+            list_fault=self._list_fault(),
         )
 
     def _transitions(self) -> Mapping[str, Any]:
         """The transitions alone: short, for a client that asks each second."""
-        number = self._parts.node_state.node.number
-        history = transitions_json(self._parts.inventory.history)
+        number = self._node_state.node.number
+        history = transitions_json(self._inventory.history)
         return {"schema": "nri-gpu/transitions/v1", "inventory_number": number, **history}
 
-    def _inventory(self) -> Mapping[str, Any]:
-        """The inventory, for `gpus --watch` of the same version."""
-        return {"schema": "nri-gpu/inventory/v1", "inventory": encode(self._parts.node_state.node.inventory)}
-
     def _group(self) -> int | None:
-        policy = self._parts.node_state.policy
-        name = policy.control.group
+        name = self._node_state.policy.control.group
         if not name:
             return None
         import grp  # only where there is a group to look up

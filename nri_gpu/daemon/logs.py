@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from loguru import logger
 
@@ -87,7 +87,7 @@ class _Sink:
     No thread: one that wakes for every line competes with the event loop for the interpreter just when a reply is due.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: _Stderr | _JournalSocket) -> None:
         self._channel = channel
         self._waiting: deque[bytes] = deque()
         self._dropped = 0
@@ -125,24 +125,8 @@ class _Sink:
             self._dropped = 0
 
 
-class Channel(Protocol):
-    """Where lines go."""
-
-    def encode(self, text: str, record: Record) -> bytes:
-        """A line as it is written here."""
-
-    def encode_plain(self, text: str) -> bytes:
-        """The same without a record."""
-
-    def writable(self, timeout_s: float) -> bool:
-        """Whether a write would not block, after waiting for timeout_s at most."""
-
-    def write(self, data: bytes) -> int:
-        """Write some of it. Returns how many bytes were taken. Raises: OSError."""
-
-
 class _Stderr:
-    """The descriptor itself: sys.stderr has locks and buffers of its own."""
+    """The descriptor itself: sys.stderr has locks and buffers of its own. `write` raises OSError."""
 
     def __init__(self) -> None:
         # journald adds the time itself and announces itself by this variable (systemd.exec(5)).

@@ -47,12 +47,10 @@ class PolicyText(Struct, frozen=True):
 def load_policy(path: str | Path | None, overrides: Mapping[str, object] | None = None) -> Policy:
     """The policy of a file with command line options put over it.
 
-    path: None for the default file, which may be missing: then every default holds.
-    overrides: key path (`plugin.socket`) -> raw value, None where the option was not given.
+    path: None for the default file, which may be missing: then every default holds. overrides: key path
+    (`plugin.socket`) -> raw value, None where the option was not given.
 
-    Raises:
-        PolicyError: with every fault of the file and of the options.
-
+    Raises: PolicyError: with every fault of the file and of the options.
     """
     return build_policy(read_policy(path), overrides)
 
@@ -60,9 +58,7 @@ def load_policy(path: str | Path | None, overrides: Mapping[str, object] | None 
 def read_policy(path: str | Path | None) -> PolicyText | None:
     """The text of a policy file; None when the default file is not there.
 
-    Raises:
-        PolicyError: an explicitly named file is missing, or the file cannot be read.
-
+    Raises: PolicyError: an explicitly named file is missing, or the file cannot be read.
     """
     chosen = Path(path or DEFAULT_PATH)
     try:
@@ -80,12 +76,7 @@ def read_policy(path: str | Path | None) -> PolicyText | None:
 
 
 def build_policy(source: PolicyText | None, overrides: Mapping[str, object] | None = None) -> Policy:
-    """The policy of a text already read.
-
-    Raises:
-        PolicyError: with every fault of the text and of the options.
-
-    """
+    """The policy of a text already read. Raises: PolicyError: with every fault of the text and of the options."""
     given = overrides or {}
     try:
         policy = Policy.default() if source is None else _parse(source)
@@ -99,12 +90,7 @@ def build_policy(source: PolicyText | None, overrides: Mapping[str, object] | No
 
 
 def keep_last_good(state_dir: Path, text: str) -> None:
-    """Keep a policy that was put in force: whole or not at all, readable by root alone.
-
-    Raises:
-        OSError: the state folder cannot be written.
-
-    """
+    """Keep a policy that was put in force: whole or not at all, readable by root alone. Raises: OSError."""
     write_whole(state_dir / LAST_GOOD, text.encode(), sync=True)
 
 

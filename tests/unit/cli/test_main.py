@@ -37,9 +37,9 @@ def test_help_names_every_verb_and_an_annotation_to_try(capsys: pytest.CaptureFi
 def test_help_of_each_verb(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     text = helped(capsys, verb)
     declared = next(each for each in cli.VERBS if each.name == verb)
-    for option in declared.options:
-        assert option.help in " ".join(text.split()) or len(option.help) > 60
-        assert option.flags[0] in text or str(option.settings.get("metavar", "")) in text
+    for flags, settings in declared.options:
+        assert settings["help"] in " ".join(text.split()) or len(settings["help"]) > 60
+        assert flags[0] in text or str(settings.get("metavar", "")) in text
     assert all(line in text for line in declared.teach.splitlines())
     assert "exit codes" in text
     assert all(len(line) <= 160 for line in text.splitlines())

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from nri_gpu.daemon import control as module
 from nri_gpu.daemon.control import OPEN_MAX, QUESTION_MAX, ControlSocket
 from tests.support.daemon import Launch, NriGpu
 from tests.support.log import Log
@@ -26,9 +25,9 @@ def broken() -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def listening(folder: Path, group: int | None = None) -> AsyncIterator[Path]:
+async def listening(folder: Path, group: int | None = None, patience_s: float = 5.0) -> AsyncIterator[Path]:
     path = folder / "control.sock"
-    control = ControlSocket(path, {"status": lambda: {"n": 1}, "broken": broken})
+    control = ControlSocket(path, {"status": lambda: {"n": 1}, "broken": broken}, patience_s=patience_s)
     await control.open()
     control.admit(group)
     try:
@@ -55,13 +54,9 @@ def group_of(path: Path) -> int:
     return path.stat().st_gid
 
 
-async def test_a_question_is_answered(tmp_path: Path) -> None:
+async def test_a_question_is_answered_also_in_pieces(tmp_path: Path) -> None:
     async with listening(tmp_path) as path:
         assert await said(path, b"status\n") == {"n": 1}
-
-
-async def test_a_question_may_come_in_pieces(tmp_path: Path) -> None:
-    async with listening(tmp_path) as path:
         reader, writer = await asyncio.open_unix_connection(path)
         for byte in b"status\n":
             writer.write(bytes([byte]))
@@ -88,9 +83,8 @@ async def test_a_bug_in_an_answer_ends_nothing(tmp_path: Path, log: Log) -> None
     assert log.one("bug in an answer").fields["method"] == "broken"
 
 
-async def test_who_says_nothing_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
-    async with listening(tmp_path) as path:
+async def test_a_connection_without_a_question_is_closed(tmp_path: Path) -> None:
+    async with listening(tmp_path, patience_s=0.01) as path:
         reader, writer = await asyncio.open_unix_connection(path)
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""

@@ -230,8 +230,8 @@ SANDBOX: Final = {
 def test_the_specification_is_written_where_runtimes_look() -> None:
     _, verb, action, option, output = CDI.value("ExecStart").split()
     [found] = [each for each in VERBS if each.name == verb]
-    assert any(action in each.settings.get("choices", ()) for each in found.options)
-    assert any(option in each.flags for each in found.options)
+    assert any(action in settings.get("choices", ()) for _, settings in found.options)
+    assert any(option in flags for flags, _ in found.options)
     # Where systemd is, /var/run is a link to /run.
     assert Path("/var", *Path(output).parent.parts[1:]) in STANDARD
     assert Path(output).suffix in SUFFIXES
