@@ -24,8 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, ExternalAllocation, Ledger, Releasing, Reservation
-from nri_gpu.allocation.releasing import expired
-from nri_gpu.allocation.reservations import cleared_for, reservation_id, reserved_device
+from nri_gpu.allocation.reservations import cleared_for, expired, reservation_id, reserved_device
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse

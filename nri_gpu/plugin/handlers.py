@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from nri_gpu.allocation.external import live, seen
 from nri_gpu.allocation.grant import SignedGrant, sign_grant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger, Live, rebuilt
-from nri_gpu.allocation.releasing import expired
-from nri_gpu.allocation.reservations import cleared_for, reserve, sandbox_gone
+from nri_gpu.allocation.reservations import cleared_for, expired, reserve, sandbox_gone
 from nri_gpu.decision.claim import may_ask_by_environment, reads_environment
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.validate import validate_adjusted

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
+from nri_gpu.allocation.reservations import Wait, expired, looked, vacated
 from nri_gpu.domain.container import ContainerId
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import AllocatedDevice

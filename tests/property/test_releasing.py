@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from nri_gpu.allocation.ledger import GrantPhase, Ledger
-from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
-from nri_gpu.allocation.reservations import cleared_for
+from nri_gpu.allocation.reservations import Wait, cleared_for, expired, looked, vacated
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Grant, Inject, Refuse

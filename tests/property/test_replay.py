@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
-from nri_gpu.allocation.reservations import cleared_for
+from nri_gpu.allocation.reservations import Wait, cleared_for, expired, looked, vacated
 from nri_gpu.decision.decide import decide
 from nri_gpu.decision.replay import (
     Compared,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger, Releasing, rebuilt
 from nri_gpu.allocation.placement import Asker, place
-from nri_gpu.allocation.releasing import Wait, expired, looked, vacated
+from nri_gpu.allocation.reservations import Wait, expired, looked, vacated
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason

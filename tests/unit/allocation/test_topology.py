@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations
-from math import comb
 
 import pytest
 
-from nri_gpu.allocation.topology import EXACT_MAX, Surroundings, Topology, best_set, choose, topology_of
+from nri_gpu.allocation.topology import (
+    EXACT_MAX,
+    Surroundings,
+    Topology,
+    best_set,
+    choose,
+    links_among,
+    points,
+    topology_of,
+)
 from nri_gpu.domain.claim import Strategy
+from nri_gpu.domain.node import Link
+from tests.support import builders as make
 from tests.support.fabrics import KNOWN
 from tests.support.golden_sets import GOLDEN, GOLDEN_16, Golden
 
@@ -107,10 +117,6 @@ def test_what_it_may_cost(size: int) -> None:
         assert Counted.reads <= min(2 * EXACT_MAX, 4 * size * size)
 
 
-def test_eight_are_always_looked_at_whole() -> None:
-    assert max(comb(8, number - 1) for number in range(1, 9)) <= EXACT_MAX
-
-
 def brute(fabric: Topology, pool: Sequence[int], number: int) -> int:
     return max(fabric.score(some) for some in combinations(pool, number))
 
@@ -121,3 +127,52 @@ def test_sixteen_are_as_good_as_by_looking_at_all(number: int, gone: tuple[int, 
     """Beyond EXACT_MAX the search grows sets; on a machine that is a tree of switches it still finds the best."""
     fabric, pool = FABRICS["dgx2"], tuple(place for place in range(16) if place not in gone)
     assert fabric.score(whole(fabric, pool, number)) == brute(fabric, pool, number)
+
+
+@pytest.mark.parametrize(
+    ("link", "worth"),
+    [
+        (Link(0, 1, "PIX"), 50),
+        (Link(0, 1, "PXB"), 40),
+        (Link(0, 1, "PHB"), 30),
+        (Link(0, 1, "NODE"), 20),
+        (Link(0, 1, "SYS"), 10),
+        (Link(0, 1, "SYS", 18), 1810),
+        (Link(0, 1, "", 2), 200),
+    ],
+    ids=str,
+)
+def test_points_of_a_pair(link: Link, worth: int) -> None:
+    assert points(link) == worth
+
+
+def test_pairs_are_the_same_both_ways_and_none_is_nothing() -> None:
+    inventory = make.inventory(make.gpus(3), links=(Link(0, 2, "PIX", 1),))
+    assert topology_of(inventory).points == ((0, 0, 150), (0, 0, 0), (150, 0, 0))
+
+
+def test_places_are_not_indices() -> None:
+    """A lost GPU leaves a hole in the indices."""
+    inventory = make.inventory([make.gpu(0), make.gpu(2), make.gpu(5)], links=(Link(2, 5, "PIX"), Link(0, 1, "PIX")))
+    fabric = topology_of(inventory)
+    assert fabric.places == {make.uuid(0): 0, make.uuid(2): 1, make.uuid(5): 2}
+    assert fabric.points == ((0, 0, 0), (0, 0, 50), (0, 50, 0))
+
+
+def test_near_is_one_numa_node_that_is_known() -> None:
+    gpus = [make.gpu(0, numa_node=0), make.gpu(1, numa_node=1), make.gpu(2, numa_node=0), make.gpu(3)]
+    assert topology_of(make.inventory([*gpus, make.gpu(4)])).near == (
+        (0, 0, 1, 0, 0),
+        (0, 0, 0, 0, 0),
+        (1, 0, 0, 0, 0),
+        (0, 0, 0, 0, 0),
+        (0, 0, 0, 0, 0),
+    )
+
+
+def test_links_in_a_word_the_best_first() -> None:
+    inventory = KNOWN["dgx1-v100"]
+    assert list(links_among(inventory.gpus[:4], inventory).items()) == [("NV2", 3), ("NV1", 3)]
+    assert links_among((inventory.gpus[0], inventory.gpus[7], inventory.gpus[1]), inventory) == {"NV1": 1, "SYS": 2}
+    assert links_among(inventory.gpus[:1], inventory) == {}
+    assert links_among(make.gpus(2), make.inventory()) == {"?": 1}
