@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from nri_gpu.policy.forms import fields_of
+from nri_gpu.policy.forms import settings_of
 from nri_gpu.policy.schema import FILE, LISTS, SECTIONS, section_help
 
 SCHEMA = Path(__file__).with_name("policy.schema.json")
@@ -38,7 +38,7 @@ def _section(section: str) -> Iterator[str]:
     yield f"{section_help(section)}\n"
     yield "| key | default | option | what it is |"
     yield "|---|---|---|---|"
-    for row in fields_of(SECTIONS[section]).values():
+    for row in settings_of(SECTIONS[section]).values():
         option = f"`{row.flag}`" if row.flag else ""
         # TOML and JSON write strings, numbers and arrays of them alike.
         yield f"| `{row.key}` | `{json.dumps(row.written_default)}` | {option} | {row.help} |"
@@ -50,7 +50,7 @@ def _list(name: str) -> Iterator[str]:
     yield f"{section_help(name)}\n"
     yield "| key | what it is |"
     yield "|---|---|"
-    for field in fields_of(LISTS[name]).values():
+    for field in settings_of(LISTS[name]).values():
         must = " Must be there." if field.default is msgspec.NODEFAULT else ""
         yield f"| `{field.key}` | {field.help}{must} |"
     yield ""

@@ -76,8 +76,8 @@ class Form(Struct, frozen=True):
     write: Callable[[Any], Any] = _builtin
 
 
-class Field(Struct, frozen=True):
-    """One key of a table in the file, as its class declares it.
+class Setting(Struct, frozen=True):
+    """One key of a table of the file, as its class declares it.
 
     type: msgspec's, with everything the declaration says. default: NODEFAULT where the key must be there, None where it
     may be left out. flag: the command line option that overrides it, or empty.
@@ -101,17 +101,17 @@ class Field(Struct, frozen=True):
 
 
 @cache
-def fields_of(cls: type) -> Mapping[str, Field]:
+def settings_of(cls: type) -> Mapping[str, Setting]:
     """The keys that a class declares, in its order."""
     hints = get_type_hints(cls, include_extras=True)
-    return {each.name: _field(each.name, hints[each.name], each.default) for each in fields(cls)}
+    return {each.name: _setting(each.name, hints[each.name], each.default) for each in fields(cls)}
 
 
-def _field(key: str, hint: Any, default: object) -> Field:  # noqa: ANN401 - Annotated
+def _setting(key: str, hint: Any, default: object) -> Setting:  # noqa: ANN401 - Annotated
     help_text = hint.__metadata__[-1]
     form = next((each for each in hint.__metadata__ if isinstance(each, Form)), None) or _plain_form(hint.__origin__)
     bounds = (each for each in hint.__metadata__ if isinstance(each, Meta))
-    return Field(key, Annotated[(form.type, *bounds)], form, default, help_text.description, help_text.extra["flag"])
+    return Setting(key, Annotated[(form.type, *bounds)], form, default, help_text.description, help_text.extra["flag"])
 
 
 def _plain_form(hint: Any) -> Form:  # noqa: ANN401 - a type, or that and None where the key may be left out
@@ -123,7 +123,7 @@ def _plain_form(hint: Any) -> Form:  # noqa: ANN401 - a type, or that and None w
 def table_of(cls: type, name: str, *, defaults: bool = False) -> type[Struct]:
     """The class as a strict table of the file; what is left out is UNSET. defaults: the JSON Schema tells them."""
     keys: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-    for field in fields_of(cls).values():
+    for field in settings_of(cls).values():
         default = Meta(extra_json_schema={"default": field.written_default} if defaults else {})
         required = field.default is NODEFAULT
         keys.append((field.key, field.type) if required else (field.key, Annotated[field.type, default], UNSET))
@@ -132,7 +132,7 @@ def table_of(cls: type, name: str, *, defaults: bool = False) -> type[Struct]:
 
 def given(cls: type, table: Struct) -> dict[str, Any]:
     """The keys that a table has, with their values in our types."""
-    each = ((key, field, getattr(table, key)) for key, field in fields_of(cls).items())
+    each = ((key, field, getattr(table, key)) for key, field in settings_of(cls).items())
     return {key: field.form.read(value) for key, field, value in each if value is not UNSET}
 
 

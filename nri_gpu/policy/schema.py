@@ -13,7 +13,7 @@ import msgspec.inspect as types
 from msgspec import UNSET, Meta, Struct, defstruct
 
 from nri_gpu.domain.text import QUOTE_MAX, did_you_mean, quoted
-from nri_gpu.policy.forms import Field, fields_of, table_of
+from nri_gpu.policy.forms import Setting, settings_of, table_of
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import POOLS_MAX, RULES_MAX, Pool, Rule
 
@@ -28,8 +28,8 @@ SECTIONS: Final[Mapping[str, type[Struct]]] = {
 
 
 # Dotted key path, `plugin.socket` -> the setting.
-SETTINGS: Final[Mapping[str, Field]] = {
-    f"{section}.{key}": field for section, cls in SECTIONS.items() for key, field in fields_of(cls).items()
+SETTINGS: Final[Mapping[str, Setting]] = {
+    f"{section}.{key}": field for section, cls in SECTIONS.items() for key, field in settings_of(cls).items()
 }
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from config.generate import reference, schema_text
 from nri_gpu.daemon.policy_file import load_policy
-from nri_gpu.policy.forms import fields_of
+from nri_gpu.policy.forms import settings_of
 from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.policy.parse import parse_policy
 from nri_gpu.policy.schema import (
@@ -65,7 +65,7 @@ def test_the_examples_in_the_shipped_policy_are_good_and_show_every_key() -> Non
     VALIDATOR.validate(raw)
     for name, cls in LISTS.items():
         shown = {key for table in raw[name] for key in table}
-        assert shown == set(fields_of(cls))
+        assert shown == set(settings_of(cls))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
@@ -93,7 +93,7 @@ def test_where_a_policy_came_from_is_no_part_of_what_it_is() -> None:
 def test_every_setting_and_table_explains_itself() -> None:
     for cls in (*SECTIONS.values(), *LISTS.values()):
         assert cls.__doc__
-        for field in fields_of(cls).values():
+        for field in settings_of(cls).values():
             assert field.help.endswith(".")
             assert "|" not in field.help  # it stands in a table of Markdown
 
