@@ -251,11 +251,16 @@ def leaves(table: Mapping[str, Any], schema: Mapping[str, Any], before: str = ""
             yield before + key
 
 
-def policy_of(variant: str) -> Policy:
+def policy_in(found: list[dict[str, Any]]) -> Policy:
     """As the daemon takes it up: the ConfigMap's, with what its arguments put over it."""
-    (config,) = (each for each in documents(values(**VARIANTS[variant])) if each["kind"] == "ConfigMap")
-    arguments = _parser().parse_args(container("daemon", variant)["args"])
+    (config,) = (each for each in found if each["kind"] == "ConfigMap")
+    (daemon,) = (each for each in found if each["metadata"]["name"] == "nri-gpu" and each["kind"] == "DaemonSet")
+    arguments = _parser().parse_args(daemon["spec"]["template"]["spec"]["containers"][0]["args"])
     return build_policy(PolicyText("values.yaml", config["data"]["policy.toml"]), _overrides(arguments))
+
+
+def policy_of(variant: str) -> Policy:
+    return policy_in(documents(values(**VARIANTS[variant])))
 
 
 def test_by_default_the_kubelet_gives_every_gpu_and_annotations_none() -> None:
@@ -297,11 +302,7 @@ def test_the_values_decide_whether_the_kubelet_is_served_whatever_the_policy_say
             "policy": said.format(str(not enabled).lower(), "register"),
             "kubelet": {"enabled": enabled, "registration": registration},
         }
-        found = documents(values(**given))
-        (config,) = (each for each in found if each["kind"] == "ConfigMap")
-        daemon = next(each for each in found if each["metadata"]["name"] == "nri-gpu" and each["kind"] == "DaemonSet")
-        arguments = _parser().parse_args(daemon["spec"]["template"]["spec"]["containers"][0]["args"])
-        policy = build_policy(PolicyText("values.yaml", config["data"]["policy.toml"]), _overrides(arguments))
+        policy = policy_in(documents(values(**given)))
         assert (policy.kubelet.enabled, policy.kubelet.registration) == (enabled, Registration(registration))
 
 
