@@ -123,7 +123,7 @@ class GuardProcess:
         self._status = replace(self._status, connected=False, fault=why)
         self._write_status()
 
-    async def _stop_containers(self, containers: tuple[Container, ...]) -> None:
+    async def _stop_containers(self, containers: list[Container]) -> None:
         """Stop those without any grant: one that is not valid may be ours, from before the key was lost."""
         names: dict[str, str] = {
             container.id: f"{container.pod.namespace}/{container.pod.name}" for container in containers

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from loguru import logger
-from msgspec import Struct
+from msgspec import Struct, field
 
 from nri_gpu.allocation.grant import KEY_BYTES, InvalidGrant, SignedGrant
 from nri_gpu.decision.claim import may_ask_by_environment, needs_grant
@@ -78,16 +78,16 @@ class DaemonState:
         return self._known[1]
 
 
-class Found(Struct, frozen=True):
+class Found(Struct):
     """Containers that asked and have no valid grant, as the runtime listed them at Synchronize.
 
     running: without any grant. doubtful: they run, with a grant that is not valid. waiting: created and not started,
     and they will not be.
     """
 
-    running: tuple[Container, ...] = ()
-    doubtful: tuple[Container, ...] = ()
-    waiting: tuple[Container, ...] = ()
+    running: list[Container] = field(default_factory=list)
+    doubtful: list[Container] = field(default_factory=list)
+    waiting: list[Container] = field(default_factory=list)
 
 
 class Guard:
@@ -138,18 +138,21 @@ class Guard:
     def synchronized(self, listed: tuple[Listed, ...], request_timeout_s: float = 0.0) -> None:
         """Log what was created without a grant while nobody was connected; `found` has it for whoever stops it."""
         key, policy = self._state.key(), self._state.policy()
-        running: list[Container] = []
-        doubtful: list[Container] = []
-        waiting: list[Container] = []
+        self.found = Found()
         for item in listed:
-            grant = _grant(item.container, key)
-            if isinstance(grant, SignedGrant) or not needs_grant(item.container, policy):
+            container, grant = item.container, _grant(item.container, key)
+            if isinstance(grant, SignedGrant) or not needs_grant(container, policy):
                 continue
-            (waiting if item.created else doubtful if isinstance(grant, InvalidGrant) else running).append(
-                item.container
-            )
-            _log_listed(item, grant)
-        self.found = Found(tuple(running), tuple(doubtful), tuple(waiting))
+            bound = logger.bind(**container_fields(container))
+            if item.created:
+                self.found.waiting.append(container)
+                bound.info("container asked for GPUs and holds no grant: it will not start")
+            elif grant:
+                self.found.doubtful.append(container)
+                bound.bind(fault=grant.why).warning("container runs with a grant that is not valid")
+            else:
+                self.found.running.append(container)
+                bound.warning("container runs without the GPUs it asked for")
 
     def _asks(self, payload: bytes) -> bool:
         return convert.may_ask(payload, lambda: may_ask_by_environment(self._state.policy()))
@@ -170,13 +173,3 @@ class Guard:
 
 def _grant(container: Container, key: bytes | None) -> SignedGrant | InvalidGrant | None:
     return grant_of(container, container.annotations.get(GRANT_KEY), key)
-
-
-def _log_listed(item: Listed, grant: InvalidGrant | None) -> None:
-    bound = logger.bind(**container_fields(item.container))
-    if item.created:
-        bound.info("container asked for GPUs and holds no grant: it will not start")
-    elif grant:
-        bound.bind(fault=grant.why).warning("container runs with a grant that is not valid")
-    else:
-        bound.warning("container runs without the GPUs it asked for")

@@ -7,10 +7,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from nri_gpu.allocation.external import live, with_live
-from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, verify_grant
+from nri_gpu.allocation.grant import InvalidGrant, SignedGrant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.decision.claim import may_ask_by_environment, needs_grant
 from nri_gpu.decision.mps import holds_by_mps, start_fault
+from nri_gpu.decision.validate import grant_of
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Grant, Reason
@@ -52,8 +53,7 @@ class GrantedContainers:
 
     def signed_grant(self, container: Container) -> SignedGrant | InvalidGrant | None:
         """The grant that is written on a container; None where there is none."""
-        text = container.annotations.get(GRANT_KEY)
-        return None if text is None else verify_grant(text, container.pod.uid, container.id, self._key)
+        return grant_of(container, container.annotations.get(GRANT_KEY), self._key)
 
     def grant(self, container: Container, signed: SignedGrant, pid: int) -> Grant:
         """What a container was granted, by its signed grant; its seat at an MPS daemon by itself and its process."""

@@ -186,7 +186,7 @@ def test_what_runs_already_is_told_apart(log: Log) -> None:
     assert "mac" in log.one("container runs with a grant that is not valid").fields["fault"]
     assert log.one("container asked for GPUs and holds no grant: it will not start").level == "INFO"
     guard.synchronized(())
-    assert guard.found.running == ()
+    assert guard.found.running == []
 
 
 def test_garbage_is_refused_where_it_may_ask() -> None:
