@@ -14,14 +14,13 @@ from nri_gpu.domain.errors import Exit
 from nri_gpu.host.facts import CharDevice, Finding, HostFacts, HostPaths, look
 from nri_gpu.host.plan import Action, FixNode, LoadModule, MakeLink, MakeNode, make_plan
 from nri_gpu.host.prepare import actor, prepare
-from nri_gpu.inventory.kernel import read_majors
 
 PLACES = HostPaths()
 
 
 def run(args: argparse.Namespace) -> int:
     """Prepare, or print how. Returns 1 when something is left to do by hand, 69 without a GPU, 77 when not root."""
-    facts = look(PLACES, read_majors)
+    facts = look(PLACES)
     if not facts.devices:
         why = "".join(f"; {finding}" for finding in facts.unreadable)
         print(f"nri-gpu: this machine has no NVIDIA display device on its PCI bus{why}", file=sys.stderr)
@@ -36,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return Exit.PERMISSION
     act = actor(PLACES, Path(args.driver_root or "/"))
-    report = prepare(lambda: look(PLACES, read_majors), act, graphics=args.graphics)
+    report = prepare(lambda: look(PLACES), act, graphics=args.graphics)
     return _print(args, report.facts, report.done, report.findings)
 
 

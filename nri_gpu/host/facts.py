@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from nri_gpu.domain.errors import NriGpuError
 from nri_gpu.domain.node import Majors
+from nri_gpu.system.kernel_modules import read_majors
 
 DevPath = NewType("DevPath", str)  # below /dev: `nvidia0`, `nvidia-caps/nvidia-cap3`, `char/195:0`
 
@@ -126,8 +127,8 @@ _KINDS: Final = ((stat.S_ISREG, "a regular file"), (stat.S_ISBLK, "a block devic
 _CAPABILITY: Final = re.compile(r"gpu[0-9]+/mig/gi[0-9]+(?:/ci[0-9]+)?/access")
 
 
-def look(places: HostPaths, read_majors: Callable[[str], Majors]) -> HostFacts:
-    """Look at the host once. read_majors: parses /proc/devices."""
+def look(places: HostPaths) -> HostFacts:
+    """Look at the host once."""
     reader = _Reader(places)
     driver = places.proc / "driver" / "nvidia"
     return HostFacts(

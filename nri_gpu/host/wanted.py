@@ -20,6 +20,7 @@ from nri_gpu.host.facts import (
     HostFacts,
     KernelModule,
 )
+from nri_gpu.system.kernel_modules import read_mig_minors
 
 PARAMS: Final = "/proc/driver/nvidia/params"
 GPUS: Final = "/proc/driver/nvidia/gpus"
@@ -121,7 +122,7 @@ def _mig_nodes(facts: HostFacts, kept: str) -> Iterator[WantedNode | Finding]:
     if major is None:
         yield _unlisted("nvidia-caps")
         return
-    table = minors_table(facts.mig_minors)
+    table = read_mig_minors(facts.mig_minors)
     seen: dict[int, str] = {}
     for name, text in sorted(facts.capabilities.items()):
         path = f"{CAPABILITIES}/{name}"
@@ -175,12 +176,6 @@ def capability(text: str) -> tuple[int, Ownership]:
     """Parses the file of a capability, which is the right to open a device node: its minor. Raises: HostError."""
     fields = _fields(text)
     return _number(fields, "DeviceFileMinor", MAX_CAP_MINOR), _ownership(fields, "DeviceFileModify")
-
-
-def minors_table(text: str) -> Mapping[str, int]:
-    """Parses /proc/driver/nvidia-caps/mig-minors: lines of a name and a minor. Other lines are skipped."""
-    pairs = (line.split() for line in text.splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _DECIMAL.fullmatch(pair[1])}
 
 
 def _fields(text: str) -> Mapping[str, str]:

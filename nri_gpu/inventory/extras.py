@@ -14,7 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nri_gpu.domain.edits import CHANNELS_DEFAULT, Channels, DeviceNode, Extra, Mount, NodeExtra
-from nri_gpu.inventory.kernel import CAP_MINOR_MAX, HostFolders, majors_by_name
+from nri_gpu.inventory.kernel import HostFolders
+from nri_gpu.system.kernel_modules import CAP_MINOR_MAX, majors_by_name
 from nri_gpu.system.storage import text_of, why_untrusted
 
 SOCKETS: Final = {

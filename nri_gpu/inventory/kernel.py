@@ -18,10 +18,9 @@ from nri_gpu.domain.errors import InventoryError
 from nri_gpu.domain.gpu import Gpu, MigDevice, PciBusId
 from nri_gpu.domain.node import KernelGpu, Majors, NumaNode
 from nri_gpu.inventory.formats import CPULIST, MODEL, UUID, parse_bus_id
-from nri_gpu.system.kernel_modules import MODULES
+from nri_gpu.system.kernel_modules import CAP_MINOR_MAX, MODULES, read_majors, read_mig_minors
 from nri_gpu.system.storage import text_of
 
-_CHARACTER_DEVICES: Final = "Character devices:"
 _MEMORY: Final = "MemTotal:"
 
 
@@ -50,43 +49,6 @@ def host_majors(proc: Path) -> Majors:
         return read_majors((proc / "devices").read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         raise InventoryError(f"cannot read the majors of the driver's devices: {error}") from error
-
-
-def read_majors(proc_devices_text: str) -> Majors:
-    """Majors of the loaded modules.
-
-    Up to driver 535 there is one line, `nvidia-frontend`. From 545 on there is `nvidia`, and `nvidiactl` and
-    `nvidia-modeset` with the same number. Source: NVIDIA/nvidia-container-toolkit internal/info/proc/devices.
-    """
-    majors: dict[str, int] = {}
-    for name, major in _character_devices(proc_devices_text):
-        majors.setdefault(name, major)
-    return Majors(
-        nvidia=majors.get("nvidia", majors.get("nvidia-frontend")),
-        nvidia_uvm=majors.get("nvidia-uvm"),
-        nvidia_caps=majors.get("nvidia-caps"),
-        modeset="nvidia-modeset" in majors if {"nvidia", "nvidiactl"} <= majors.keys() else None,
-    )
-
-
-def majors_by_name(proc_devices_text: str) -> Mapping[str, frozenset[int]]:
-    """Every major of each name: some modules take another one when their first has no minors left."""
-    names: dict[str, frozenset[int]] = {}
-    for name, major in _character_devices(proc_devices_text):
-        names[name] = names.get(name, frozenset()) | {major}
-    return names
-
-
-def _character_devices(text: str) -> Iterator[tuple[str, int]]:
-    """Name and major. Block devices have their own section, with numbers and names that may be the same."""
-    section = ""
-    for line in text.splitlines():
-        if line.endswith(":"):
-            section = line
-            continue
-        major, _, name = line.strip().partition(" ")
-        if section == _CHARACTER_DEVICES and major.isascii() and major.isdigit():
-            yield name, int(major)
 
 
 def numa_nodes(gpus: Iterable[Gpu], sysfs: Path) -> tuple[NumaNode, ...]:
@@ -262,7 +224,6 @@ def _text(path: Path) -> str:
     return text_of(path, INFORMATION_MAX) or ""
 
 
-CAP_MINOR_MAX: Final = 8191  # as many minors as the driver registers (kernel-open/nvidia/nv-caps.c)
 GPUS_MAX: Final = 32
 GPU_INSTANCES_MAX: Final = 15
 COMPUTE_INSTANCES_MAX: Final = 8
@@ -288,7 +249,7 @@ def with_minors(gpus: Sequence[Gpu], proc: Path) -> tuple[Gpu, ...]:
     """The same GPUs, with the capability minors of their MIG devices, or with why these are unknown."""
     if not any(gpu.mig for gpu in gpus):
         return tuple(gpus)
-    table = _minors_table(text_of(proc / "driver/nvidia-caps/mig-minors"))
+    table = read_mig_minors(text_of(proc / "driver/nvidia-caps/mig-minors") or "")
     return tuple(
         replace(gpu, mig=tuple(_with_minors(gpu, device, proc, table) for device in gpu.mig)) if gpu.mig else gpu
         for gpu in gpus
@@ -337,10 +298,3 @@ def _capability_minor(gpu: Gpu, name: str, proc: Path, table: Mapping[str, int])
     if listed not in (None, minor):
         raise _UnknownMinorError(f"{path} has minor {minor}, but mig-minors has {listed}")
     return minor
-
-
-def _minors_table(text: str | None) -> dict[str, int]:
-    """`gpu0/gi0/access 3` a line; other lines do not matter."""
-    pairs = (line.split() for line in (text or "").splitlines())
-    numbers = (pair for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdecimal())
-    return {name: int(number) for name, number in numbers if len(number) < 6 and int(number) <= CAP_MINOR_MAX}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,19 +46,16 @@ def search_folders(driver_root: Path, first: Sequence[str] = ()) -> tuple[Path, 
     return tuple(driver_root / folder for folder in folders)
 
 
-def find_library(driver_root: Path, first: Sequence[str] = (), name: str = NVML) -> Path | None:
-    """The first usable library of that name, as found below the root; None if there is none."""
-    return next(_usable(driver_root, first, name), None)
-
-
-def _usable(driver_root: Path, first: Sequence[str], name: str) -> Iterator[Path]:
+def find_library(driver_root: Path, first: Sequence[str] = ()) -> Path | None:
+    """The first usable library, as found below the root; None if there is none."""
     # In a driver root other than `/`, an absolute link leads to nothing, or to the library of another driver. The file
     # that it means is found in a later folder (Debian's alternatives: nvidia/current).
     root = driver_root.resolve()
     for folder in search_folders(driver_root, first):
-        path = folder / name
+        path = folder / NVML
         if _is_elf64(path) and path.resolve().is_relative_to(root):
-            yield path
+            return path
+    return None
 
 
 def _is_elf64(path: Path) -> bool:

@@ -16,11 +16,11 @@ from nri_gpu.domain.health import EventType, ScriptedEvent, Sign
 from nri_gpu.domain.node import Majors
 from nri_gpu.inventory import formats
 from nri_gpu.inventory.extras import SOCKETS, socket_mount
-from nri_gpu.inventory.kernel import CAP_MINOR_MAX, COMPUTE_INSTANCES_MAX, GPU_INSTANCES_MAX, usual_minors
+from nri_gpu.inventory.kernel import COMPUTE_INSTANCES_MAX, GPU_INSTANCES_MAX, usual_minors
 from nri_gpu.requirements.check import BRANDS
 from nri_gpu.simulation.reader import Table, parsed, unique
 from nri_gpu.simulation.scenario import ScenarioChange
-from nri_gpu.system.kernel_modules import MODULES
+from nri_gpu.system.kernel_modules import CAP_MINOR_MAX, MODULES
 
 NOT_KNOWN: Final = -1  # of a capability minor
 # Those that are made of the granted GPUs alone are in no file.

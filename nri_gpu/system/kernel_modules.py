@@ -1,11 +1,13 @@
-"""The driver's kernel modules: which are loaded, and in which version."""
+"""The driver's kernel modules: their versions, the majors of their devices, and the minors of MIG capabilities."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from nri_gpu.domain.node import Majors
 from nri_gpu.system.storage import text_of
 
 MODULES: Final = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem")  # as sysfs names them
@@ -13,6 +15,8 @@ SYSFS: Final = Path("/sys")
 PROC: Final = Path("/proc/driver/nvidia/version")
 
 TEXT_MAX: Final = 4096  # bytes
+CAP_MINOR_MAX: Final = 8191  # as many minors as the driver registers (kernel-open/nvidia/nv-caps.c)
+_CHARACTER_DEVICES: Final = "Character devices:"
 _VERSION: Final = re.compile(r"\d{1,5}(?:\.\d{1,5}){1,2}")
 # `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build`, on the first line.
 _IN_PROC: Final = re.compile(rf"Kernel Module\b.*?\s({_VERSION.pattern})(?:\s|$)")
@@ -38,3 +42,47 @@ def module_versions(sysfs: Path = SYSFS) -> dict[str, str]:
 
 def _version(sysfs: Path, name: str) -> str:
     return (text_of(sysfs / "module" / name / "version", TEXT_MAX) or "").strip()
+
+
+def read_majors(proc_devices_text: str) -> Majors:
+    """Majors of the loaded modules.
+
+    Up to driver 535 there is one line, `nvidia-frontend`. From 545 on there is `nvidia`, and `nvidiactl` and
+    `nvidia-modeset` with the same number. Source: NVIDIA/nvidia-container-toolkit internal/info/proc/devices.
+    """
+    majors: dict[str, int] = {}
+    for name, major in _character_devices(proc_devices_text):
+        majors.setdefault(name, major)
+    return Majors(
+        nvidia=majors.get("nvidia", majors.get("nvidia-frontend")),
+        nvidia_uvm=majors.get("nvidia-uvm"),
+        nvidia_caps=majors.get("nvidia-caps"),
+        modeset="nvidia-modeset" in majors if {"nvidia", "nvidiactl"} <= majors.keys() else None,
+    )
+
+
+def majors_by_name(proc_devices_text: str) -> Mapping[str, frozenset[int]]:
+    """Every major of each name: some modules take another one when their first has no minors left."""
+    names: dict[str, frozenset[int]] = {}
+    for name, major in _character_devices(proc_devices_text):
+        names[name] = names.get(name, frozenset()) | {major}
+    return names
+
+
+def _character_devices(text: str) -> Iterator[tuple[str, int]]:
+    """Name and major. Block devices have their own section, with numbers and names that may be the same."""
+    section = ""
+    for line in text.splitlines():
+        if line.endswith(":"):
+            section = line
+            continue
+        major, _, name = line.strip().partition(" ")
+        if section == _CHARACTER_DEVICES and major.isascii() and major.isdigit():
+            yield name, int(major)
+
+
+def read_mig_minors(mig_minors_text: str) -> Mapping[str, int]:
+    """The minor of each capability, from lines like `gpu0/gi0/access 3`; other lines are skipped."""
+    pairs = (line.split() for line in mig_minors_text.splitlines())
+    numbers = (pair for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdecimal())
+    return {name: int(number) for name, number in numbers if len(number) < 6 and int(number) <= CAP_MINOR_MAX}

@@ -14,7 +14,6 @@ from typing import Final
 
 from nri_gpu.host.facts import HostPaths, look
 from nri_gpu.host.prepare import actor, prepare
-from nri_gpu.inventory.kernel import read_majors
 from tests.support.seccomp import load_filters
 from tests.support.unit_file import Unit
 
@@ -33,7 +32,7 @@ def main(base: Path, path: Path) -> int:
     load_filters(unit)
     os.umask(int(unit.value("UMask"), 8))
     places = HostPaths(base / "dev", base / "proc", base / "sys")
-    report = prepare(lambda: look(places, read_majors), actor(places, Path("/")), graphics=True)
+    report = prepare(lambda: look(places), actor(places, Path("/")), graphics=True)
     print("\n".join(map(str, report.findings)), end="")
     return bool(report.findings)
 

@@ -11,7 +11,6 @@ from typing import Final
 import pytest
 
 from nri_gpu.host.facts import DevEntry, HostFacts, HostPaths, look
-from nri_gpu.inventory.kernel import read_majors
 
 # Above 511, the last one that the kernel gives out on its own.
 NVIDIA: Final = 1510
@@ -129,7 +128,7 @@ class HostTree:
         return target
 
     def look(self) -> HostFacts:
-        return look(self.places, read_majors)
+        return look(self.places)
 
     def entries(self) -> dict[str, DevEntry]:
         return {str(path): entry for path, entry in self.look().entries.items()}

@@ -9,13 +9,12 @@ import pytest
 
 from nri_gpu.domain.node import Majors
 from nri_gpu.host.facts import CharDevice, Directory, HostFacts, HostPaths, KernelModule, OtherFile, Symlink, look
-from nri_gpu.inventory.kernel import read_majors
 from tests.unit.host.host_tree import CAPS, NVIDIA, UVM, HostTree, address, information, params
 
 
 def test_nothing_is_nothing(tmp_path: Path) -> None:
     places = HostPaths(tmp_path / "dev", tmp_path / "proc", tmp_path / "sys")
-    assert look(places, read_majors) == HostFacts()
+    assert look(places) == HostFacts()
 
 
 def test_a_host_with_its_driver(host: HostTree) -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.host.facts import HostError
-from nri_gpu.host.wanted import Ownership, capability, gpu_minor, minors_table, params_ownership
+from nri_gpu.host.wanted import Ownership, capability, gpu_minor, params_ownership
+from nri_gpu.system.kernel_modules import read_mig_minors
 from tests.unit.host.host_tree import information, params
 
 OWNERS = {
@@ -67,11 +68,6 @@ def test_a_capability() -> None:
             capability(wrong)
 
 
-def test_the_table_of_minors() -> None:
-    text = "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n\nsome other line\nx y\n"
-    assert minors_table(text) == {"config": 1, "monitor": 2, "gpu0/gi0/access": 3, "gpu0/gi0/ci0/access": 4}
-
-
 KEYS = ("DeviceFileMode", "DeviceFileUID", "ModifyDeviceFiles", "DeviceFileMinor", "Device Minor", "GPU Excluded")
 texts = st.text("0123456789-:x Yes\t\x80४", max_size=12)  # a whole Unicode takes a second to set up
 lines = st.one_of(texts, st.builds("{}: {}".format, st.sampled_from(KEYS), texts))
@@ -84,4 +80,4 @@ def test_any_text_is_understood_or_refused(text: str) -> None:
             parse(text)
         except HostError as error:
             assert len(str(error)) < 300
-    minors_table(text)
+    read_mig_minors(text)

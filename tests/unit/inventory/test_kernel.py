@@ -21,9 +21,7 @@ from nri_gpu.inventory.kernel import (
     gpus_on_the_bus,
     host_majors,
     kernel_view,
-    majors_by_name,
     numa_nodes,
-    read_majors,
     unlisted_gpus,
     unusual_minors,
     usual_minors,
@@ -40,51 +38,13 @@ def places(tmp_path: Path) -> HostFolders:
 
 # --- majors -----------------------------------------------------------------------------------------------------------
 
-NEW = """Character devices:
-  1 mem
-195 nvidia
-195 nvidia-modeset
-195 nvidiactl
-235 nvidia-caps
-236 nvidia-caps-imex-channels
-508 nvidia-uvm
-
-Block devices:
-  8 sd
-259 blkext
-"""
-
-CASES = {
-    "driver 545 and newer": (NEW, Majors(195, 508, 235, modeset=True)),
-    "without nvidia-modeset": (NEW.replace("195 nvidia-modeset\n", ""), Majors(195, 508, 235, modeset=False)),
-    "driver 535 has one line": ("Character devices:\n195 nvidia-frontend\n511 nvidia-uvm\n", Majors(195, 511, None)),
-    "only the first module": ("Character devices:\n195 nvidia\n", Majors(195, None, None)),
-    "names are whole": ("Character devices:\n195 nvidiactl\n196 nvidia-uvmx\n197 xnvidia-caps\n", Majors()),
-    "imex channels are not caps": ("Character devices:\n236 nvidia-caps-imex-channels\n", Majors()),
-    "block devices do not count": ("Character devices:\n  1 mem\n\nBlock devices:\n195 nvidia\n", Majors()),
-    "nothing before a section": ("195 nvidia\nCharacter devices:\n", Majors()),
-    "no driver": ("Character devices:\n  1 mem\n  5 /dev/tty\n", Majors()),
-    "garbage": ("Character devices:\nnvidia 195\n x nvidia\n-1 nvidia\n\u0661 nvidia\n", Majors()),
-    "empty": ("", Majors()),
-}
-
-
-@pytest.mark.parametrize(("text", "majors"), CASES.values(), ids=CASES)
-def test_majors(text: str, majors: Majors) -> None:
-    assert read_majors(text) == majors
-
 
 def test_majors_of_the_host(places: HostFolders) -> None:
     with pytest.raises(InventoryError, match="cannot read the majors"):
         host_majors(places.proc)
     places.proc.mkdir()
-    (places.proc / "devices").write_text(NEW)
-    assert host_majors(places.proc) == Majors(195, 508, 235, modeset=True)
-
-
-def test_a_name_can_have_several_majors() -> None:
-    text = "Character devices:\n231 infiniband_verbs\n511 infiniband_verbs\n195 nvidia\nBlock devices:\n9 nvidia\n"
-    assert majors_by_name(text) == {"infiniband_verbs": {231, 511}, "nvidia": {195}}
+    (places.proc / "devices").write_text("Character devices:\n195 nvidia\n508 nvidia-uvm\n")
+    assert host_majors(places.proc) == Majors(195, 508)
 
 
 # --- GPUs -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The kernel module's version, in every form that kernels tell it."""
+"""Versions, majors and minors, in every form that kernels have them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from nri_gpu.system.kernel_modules import module_version, module_versions
+from nri_gpu.domain.node import Majors
+from nri_gpu.system.kernel_modules import (
+    majors_by_name,
+    module_version,
+    module_versions,
+    read_majors,
+    read_mig_minors,
+)
 
 CLOSED = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  12.2\n"
@@ -47,3 +54,47 @@ def test_versions_of_all_loaded_modules(tmp_path: Path) -> None:
         (tmp_path / "module" / name / "version").write_text(version)
     (tmp_path / "module/nvidia_drm").mkdir()
     assert module_versions(tmp_path) == {"nvidia": "580.95.05", "nvidia_uvm": "590.10", "nvidia_drm": ""}
+
+
+NEW = """Character devices:
+  1 mem
+195 nvidia
+195 nvidia-modeset
+195 nvidiactl
+235 nvidia-caps
+236 nvidia-caps-imex-channels
+508 nvidia-uvm
+
+Block devices:
+  8 sd
+259 blkext
+"""
+
+MAJORS = {
+    "driver 545 and newer": (NEW, Majors(195, 508, 235, modeset=True)),
+    "without nvidia-modeset": (NEW.replace("195 nvidia-modeset\n", ""), Majors(195, 508, 235, modeset=False)),
+    "driver 535 has one line": ("Character devices:\n195 nvidia-frontend\n511 nvidia-uvm\n", Majors(195, 511, None)),
+    "only the first module": ("Character devices:\n195 nvidia\n", Majors(195, None, None)),
+    "names are whole": ("Character devices:\n195 nvidiactl\n196 nvidia-uvmx\n197 xnvidia-caps\n", Majors()),
+    "imex channels are not caps": ("Character devices:\n236 nvidia-caps-imex-channels\n", Majors()),
+    "block devices do not count": ("Character devices:\n  1 mem\n\nBlock devices:\n195 nvidia\n", Majors()),
+    "nothing before a section": ("195 nvidia\nCharacter devices:\n", Majors()),
+    "no driver": ("Character devices:\n  1 mem\n  5 /dev/tty\n", Majors()),
+    "garbage": ("Character devices:\nnvidia 195\n x nvidia\n-1 nvidia\n\u0661 nvidia\n", Majors()),
+    "empty": ("", Majors()),
+}
+
+
+@pytest.mark.parametrize(("text", "majors"), MAJORS.values(), ids=MAJORS)
+def test_majors(text: str, majors: Majors) -> None:
+    assert read_majors(text) == majors
+
+
+def test_a_name_can_have_several_majors() -> None:
+    text = "Character devices:\n231 infiniband_verbs\n511 infiniband_verbs\n195 nvidia\nBlock devices:\n9 nvidia\n"
+    assert majors_by_name(text) == {"infiniband_verbs": {231, 511}, "nvidia": {195}}
+
+
+def test_minors_of_capabilities() -> None:
+    text = "config 1\nmonitor 2\ngpu0/gi0/access 3\n\nsome other line\nx y\na 8192\nb 99999999\n"
+    assert read_mig_minors(text) == {"config": 1, "monitor": 2, "gpu0/gi0/access": 3}
