@@ -54,7 +54,7 @@ class SpecFile:
         """A sentence for each other specification of our kind, in its own folder and in `folders`."""
         own = self.path.parent.resolve()
         for folder in sorted({own, *(folder.resolve() for folder in folders)}):
-            for path in specifications(folder):
+            for path in spec_files(folder):
                 try:
                     text = "" if path == own / self.path.name else _read(path)
                 except OSError:  # an unreadable file is passed over
@@ -68,7 +68,7 @@ class SpecFile:
                     yield f"{what}: if both name a device, the file in the later folder of the runtime's list wins"
 
 
-def specifications(folder: Path) -> list[Path]:
+def spec_files(folder: Path) -> list[Path]:
     """The files of a folder that runtimes read."""
     return sorted(path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}"))
 

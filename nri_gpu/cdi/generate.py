@@ -16,7 +16,7 @@ from loguru import logger
 from msgspec import Struct
 
 from nri_gpu.allocation.messages import why_not
-from nri_gpu.cdi.file import STANDARD, SpecFile, SpecFileError, specifications
+from nri_gpu.cdi.file import STANDARD, SpecFile, SpecFileError, spec_files
 from nri_gpu.cdi.specification import specification
 from nri_gpu.domain.errors import DriverError, Exit, NriGpuError
 from nri_gpu.domain.gpu import Capabilities, Gpu
@@ -125,7 +125,7 @@ def _is_old(folder: Path, version: str, before: float) -> bool:
 
 def _named(base: Path, folders: Iterable[Path]) -> Iterable[str]:
     generation = re.compile(rf"{re.escape(str(base))}/({GENERATION.pattern})")
-    paths = (path for folder in folders for path in specifications(folder))
+    paths = (path for folder in folders for path in spec_files(folder))
     return (found for path in paths for found in generation.findall(path.read_text(errors="replace")))
 
 

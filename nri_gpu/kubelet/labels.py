@@ -47,7 +47,7 @@ RETRY_S: Final = 60.0
 MODE: Final = 0o644  # Node Feature Discovery need not run as root
 
 
-def labels(inventory: Inventory, machine: str, kubelet: KubeletSettings) -> Mapping[str, str]:
+def node_labels(inventory: Inventory, machine: str, kubelet: KubeletSettings) -> Mapping[str, str]:
     """Name -> value, without unknown values.
 
     machine: the host's product name. kubelet: the resources that the labels describe. Without a device plugin, MIG
@@ -235,7 +235,7 @@ class LabelController:
         # While a driver is replaced, NVML does not answer for a moment: keep the labels, and what is scheduled by them.
         if inventory.fault:
             return
-        found = labels(inventory, self._machine, self._kubelet)
+        found = node_labels(inventory, self._machine, self._kubelet)
         text = "".join(f"{name}={value}\n" for name, value in sorted(found.items()))
         if self._written == (file, text):
             return

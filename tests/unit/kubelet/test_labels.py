@@ -17,7 +17,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from nri_gpu.domain.gpu import Gpu
-from nri_gpu.kubelet.labels import LabelController, labels, machine_name, value_of
+from nri_gpu.kubelet.labels import LabelController, machine_name, node_labels, value_of
 from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.service import LabelSettings
@@ -35,7 +35,7 @@ NAME = re.compile(r"nvidia\.com/[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 
 
 def test_a_node_with_whole_gpus() -> None:
-    found = labels(load_topology(TOPOLOGIES / "hgx-h100.toml"), "PowerEdge XE9680", OFF)
+    found = node_labels(load_topology(TOPOLOGIES / "hgx-h100.toml"), "PowerEdge XE9680", OFF)
     assert found == {
         "nvidia.com/cuda.driver-version.full": "580.95.05",
         "nvidia.com/cuda.driver-version.major": "580",
@@ -146,7 +146,7 @@ STRATEGIES = {
 
 @pytest.mark.parametrize(("gpus", "settings", "expected"), STRATEGIES.values(), ids=STRATEGIES)
 def test_what_the_kubelet_is_offered(gpus: Sequence[Gpu], settings: dict[str, Any], expected: dict[str, str]) -> None:
-    found = labels(make.inventory(gpus), "", convert(settings | {"enabled": True}, KubeletSettings))
+    found = node_labels(make.inventory(gpus), "", convert(settings | {"enabled": True}, KubeletSettings))
     aside = ("memory", "family", "compute.major", "compute.minor")
     told = {name.removeprefix("nvidia.com/"): value for name, value in found.items() if "cuda" not in name}
     assert {name: value for name, value in told.items() if not name.endswith(aside)} == expected
@@ -155,13 +155,13 @@ def test_what_the_kubelet_is_offered(gpus: Sequence[Gpu], settings: dict[str, An
 def test_memory_is_the_resources() -> None:
     single = KubeletSettings(enabled=True, mig_strategy=MigStrategy.SINGLE)
     part = make.mig_gpu(0).mig[0]
-    assert labels(make.inventory(ALIKE), "", single)["nvidia.com/gpu.memory"] == str(part.memory_bytes >> 20)
-    assert labels(make.inventory(HALF), "", single)["nvidia.com/gpu.memory"] == "0"
-    assert labels(make.inventory(WHOLE), "", single)["nvidia.com/gpu.memory"] == str(WHOLE[0].memory_bytes >> 20)
+    assert node_labels(make.inventory(ALIKE), "", single)["nvidia.com/gpu.memory"] == str(part.memory_bytes >> 20)
+    assert node_labels(make.inventory(HALF), "", single)["nvidia.com/gpu.memory"] == "0"
+    assert node_labels(make.inventory(WHOLE), "", single)["nvidia.com/gpu.memory"] == str(WHOLE[0].memory_bytes >> 20)
 
 
 def test_without_the_kubelet_nobody_counts_replicas_and_annotations_ask_by_profile() -> None:
-    found = labels(load_topology(TOPOLOGIES / "mig-a100.toml"), "", KubeletSettings(replicas=4))
+    found = node_labels(load_topology(TOPOLOGIES / "mig-a100.toml"), "", KubeletSettings(replicas=4))
     told = {name.removeprefix("nvidia.com/"): value for name, value in found.items() if ".count" in name}
     profiles = {"1g.10gb": "3", "2g.20gb": "1", "3g.40gb": "1", "1c.3g.40gb": "1", "2c.3g.40gb": "1"}
     assert told == {"gpu.count": "4"} | {f"mig-{profile}.count": number for profile, number in profiles.items()}
@@ -173,14 +173,14 @@ def test_without_the_kubelet_nobody_counts_replicas_and_annotations_ask_by_profi
 
 def test_of_several_models_the_one_there_are_most_of() -> None:
     small = {"model": "Tesla T4", "memory_bytes": 16 << 30, "arch": (7, 5)}
-    found = labels(make.inventory((make.gpu(0, **small), make.gpu(1), make.gpu(2))), "", OFF)
+    found = node_labels(make.inventory((make.gpu(0, **small), make.gpu(1), make.gpu(2))), "", OFF)
     assert found["nvidia.com/gpu.count"] == "3"
     assert found["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB"
     assert found["nvidia.com/gpu.compute.major"] == "8"
 
 
 def test_a_node_without_gpus_says_so() -> None:
-    assert labels(make.inventory((), driver_version="", cuda_version=""), "", OFF) == {"nvidia.com/gpu.count": "0"}
+    assert node_labels(make.inventory((), driver_version="", cuda_version=""), "", OFF) == {"nvidia.com/gpu.count": "0"}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_node_without_gpus_says_so() -> None:
 )
 def test_families(arch: tuple[int, int], name: str | None) -> None:
     """Of an unknown architecture nothing is said."""
-    assert labels(make.inventory((make.gpu(0, arch=arch),)), "", OFF).get("nvidia.com/gpu.family") == name
+    assert node_labels(make.inventory((make.gpu(0, arch=arch),)), "", OFF).get("nvidia.com/gpu.family") == name
 
 
 @given(st.text(max_size=120))
@@ -201,14 +201,14 @@ def test_every_name_and_value_is_one_kubernetes_takes() -> None:
     for file in sorted(TOPOLOGIES.glob("*.toml")):
         for strategy in MigStrategy:
             offered = KubeletSettings(enabled=True, mig_strategy=strategy, replicas=64)
-            for name, value in labels(load_topology(file), "A machine, (R) of 2026", offered).items():
+            for name, value in node_labels(load_topology(file), "A machine, (R) of 2026", offered).items():
                 assert NAME.fullmatch(name), name
                 assert VALUE.fullmatch(value), value
 
 
 def test_a_long_model_keeps_the_end_that_says_it_is_shared() -> None:
     shared = KubeletSettings(enabled=True, replicas=2)
-    product = labels(make.inventory((make.gpu(0, model="N" * 90),)), "", shared)["nvidia.com/gpu.product"]
+    product = node_labels(make.inventory((make.gpu(0, model="N" * 90),)), "", shared)["nvidia.com/gpu.product"]
     assert (len(product), product[-8:]) == (63, "N-SHARED")
 
 
