@@ -223,25 +223,22 @@ class LibraryFolders(Struct):
         return tuple(each for each in refused if self.machine.bits == 64 or each.reason != self.machine.wrong_class)
 
     def _version_of(self, library: str) -> str:
-        for group in self._by_folder(library):
-            usable = {version: found for version, path in group.items() if (found := self._usable(path))}
+        """The version of a library in the first folder that has a usable one; empty: none. Raises: DriverError."""
+        for folder in self.listed:
+            here = (path for paths in self.entries.values() for path in paths if path.parent == folder)
+            matches = ((path, match) for path in here if (match := LIBRARY_FILE.fullmatch(path.name)))
+            files = {match["version"]: path for path, match in matches if match["name"] == library}
+            usable = {version: found for version, path in files.items() if (found := self._usable(path))}
             if len(usable) > 1:  # leftovers of an old driver
                 usable = {version: found for version, found in usable.items() if self._is_current(found)}
                 if len(usable) != 1:
-                    raise DriverError(self._several(library, group))
+                    versions = " and ".join(sorted(files))
+                    raise DriverError(
+                        f"{folder} holds {library} of {versions}, and no link says which: remove the old one"
+                    )
             if usable:
                 return next(iter(usable))
         return ""
-
-    def _by_folder(self, library: str) -> Iterator[dict[str, Path]]:
-        """Version -> path of the library's files, folder by folder, best first."""
-        groups: dict[Path, dict[str, Path]] = {folder: {} for folder in self.listed}
-        for name, paths in self.entries.items():
-            match = LIBRARY_FILE.fullmatch(name)
-            if match and match["name"] == library:
-                for path in paths:
-                    groups[path.parent][match["version"]] = path
-        return (group for group in groups.values() if group)
 
     def _usable(self, path: Path) -> FoundLibrary | None:
         if path not in self._examined:
@@ -272,7 +269,3 @@ class LibraryFolders(Struct):
         unusable = f"found but not usable: {', '.join(map(str, refused))}; " if refused else ""
         other = "other " if refused else ""
         return f"{unusable}no {other}libcuda.so.V or libnvidia-ml.so.V of a driver in any of {places}"
-
-    def _several(self, library: str, group: Mapping[str, Path]) -> str:
-        folder = next(iter(group.values())).parent
-        return f"{folder} holds {library} of {' and '.join(sorted(group))}, and no link says which: remove the old one"

@@ -159,17 +159,13 @@ def _libraries(folders: LibraryFolders, version: str) -> Iterator[DriverFile]:
         # The driver has files with the same SONAME: the first of the table gets it.
         middle = soname if PLAIN_NAME.fullmatch(found.elf.soname) and soname not in taken else ""
         aliases = {*folders.aliases(library, source), *table.ALWAYS_LINKED.get(library.name, ())}
-        links = tuple(_links(name, middle, sorted(aliases - taken - {middle})))
+        # As on a host: `libcuda.so` leads to `libcuda.so.1`, and that to the file.
+        links = [(middle, relpath(name, dirname(middle) or "."))] if middle else []
+        links += [
+            (alias, relpath(middle or name, dirname(alias) or ".")) for alias in sorted(aliases - taken - {middle})
+        ]
         taken.update(link for link, _ in links)
-        yield DriverFile(name, library.capabilities | compat, source, links)
-
-
-def _links(name: str, middle: str, aliases: list[str]) -> Iterator[tuple[str, str]]:
-    """The links that a host has: `libcuda.so` leads to `libcuda.so.1`, and that to the file."""
-    if middle:
-        yield middle, relpath(name, dirname(middle) or ".")
-    for alias in aliases:
-        yield alias, relpath(middle or name, dirname(alias) or ".")
+        yield DriverFile(name, library.capabilities | compat, source, tuple(links))
 
 
 def _binaries(root: Path, library_dirs: tuple[str, ...], left_out: list[LeftOut]) -> Iterator[DriverFile]:
@@ -185,21 +181,19 @@ def _singles(
     folders: LibraryFolders, version: str, library_dirs: tuple[str, ...], left_out: list[LeftOut]
 ) -> Iterator[DriverFile]:
     for single in table.single_files(folders.machine, version):
-        paths = _candidates(single, folders.root, folders.listed, library_dirs)
+        paths = _candidates(single, folders, library_dirs)
         if source := _first(folders.root, paths, lambda file: _why_unusable(file.path, folders.machine), left_out):
             yield DriverFile(single.places[0].lstrip("/"), single.capabilities, source, places=single.places)
 
 
-def _candidates(
-    file: table.SingleFile, root: Path, libraries: Sequence[Path], library_dirs: Sequence[str]
-) -> Iterator[Path]:
-    """Where below `root` the file may be, best first. libraries: the folders that may hold the driver's libraries."""
-    name = file.names[0]
+def _candidates(file: table.SingleFile, libraries: LibraryFolders, library_dirs: Sequence[str]) -> Iterator[Path]:
+    """Where the file may be, best first."""
+    name, root = file.names[0], libraries.root
     if "/" in name:
         beside = (f"{dirname(folder)}/{kind}".lstrip("/") for folder in library_dirs for kind in ("share", "etc"))
         folders = (*beside, *CONFIG_ROOTS, *(("",) if name.startswith("vulkan/") else ()))
         return (folder / name for folder in distinct_folders(root, (root / each for each in folders)))
-    below = [folder / each for folder in libraries for each in ("", *X_FOLDERS)]
+    below = [folder / each for folder in libraries.listed for each in ("", *X_FOLDERS)]
     below += [root / folder / each for folder in X_ROOTS for each in X_FOLDERS]
     known = tuple(distinct_folders(root, below))
     return (folder / each for each in file.names for folder in known)
