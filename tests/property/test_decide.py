@@ -156,7 +156,7 @@ LAWS = (
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
 def test_every_law(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     """All of them of one example, since drawing it takes longer than deciding."""

@@ -70,9 +70,7 @@ def score(fabric: Topology, units: tuple[Unit, ...]) -> int:
     return fabric.score(fabric.places[unit.uuid] for unit in units)
 
 
-@MANY
-@given(questions())
-def test_what_is_taken_satisfies_the_claim(question: tuple[Inventory, Ledger, Asker, int]) -> None:
+def what_is_taken_satisfies_the_claim(question: tuple[Inventory, Ledger, Asker, int]) -> None:
     inventory, ledger, asker, number = question
     usage = ledger.usage()
     open_ones = [
@@ -88,9 +86,7 @@ def test_what_is_taken_satisfies_the_claim(question: tuple[Inventory, Ledger, As
     assert sorted(usage[unit.uuid].load if unit.uuid in usage else 0 for unit in units) == loads[:number]
 
 
-@MANY
-@given(questions())
-def test_the_order_of_anything_told_is_no_matter(question: tuple[Inventory, Ledger, Asker, int]) -> None:
+def the_order_of_anything_told_is_no_matter(question: tuple[Inventory, Ledger, Asker, int]) -> None:
     inventory, ledger, asker, number = question
     shuffled = Ledger(dict(reversed([*ledger.entries.items()])), ledger.external)
     again = replace(inventory, links=tuple(reversed(inventory.links)))
@@ -98,9 +94,7 @@ def test_the_order_of_anything_told_is_no_matter(question: tuple[Inventory, Ledg
     assert one == other or (isinstance(one, Reason) and isinstance(other, Reason) and one.code is other.code)
 
 
-@MANY
-@given(questions())
-def test_a_single_shared_one_is_the_least_loaded_then_ones_own_then_the_lowest(
+def a_single_shared_one_is_the_least_loaded_then_ones_own_then_the_lowest(
     question: tuple[Inventory, Ledger, Asker, int],
 ) -> None:
     inventory, ledger, asker, _ = question
@@ -117,6 +111,20 @@ def test_a_single_shared_one_is_the_least_loaded_then_ones_own_then_the_lowest(
     assert units[0] == min(
         (gpu for gpu in inventory.gpus if gpu.uuid not in usage or usage[gpu.uuid].mode is Mode.SHARED), key=rank
     )
+
+
+LAWS = (
+    what_is_taken_satisfies_the_claim,
+    the_order_of_anything_told_is_no_matter,
+    a_single_shared_one_is_the_least_loaded_then_ones_own_then_the_lowest,
+)
+
+
+@MANY
+@given(questions())
+def test_every_law(question: tuple[Inventory, Ledger, Asker, int]) -> None:
+    for law in LAWS:
+        law(question)
 
 
 @MANY

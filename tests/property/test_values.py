@@ -69,9 +69,9 @@ def test_a_grant(entry: Entry) -> None:
     assert (back, back.since, back.grant.pod_name) == (entry, entry.since, entry.grant.pod_name)
 
 
-@given(worlds.foreigners)
-def test_a_foreign_holder(foreign: ExternalAllocation) -> None:
-    assert decode(ExternalAllocation, json.loads(canonical(foreign))) == foreign
+@given(worlds.externals)
+def test_an_external_allocation(external: ExternalAllocation) -> None:
+    assert decode(ExternalAllocation, json.loads(canonical(external))) == external
 
 
 @pytest.mark.parametrize("until", [*Lapse, 3.5])

@@ -382,7 +382,7 @@ def entries(draw: st.DrawFn) -> Entry:
     return replace(entry, grant=replace(entry.grant, uuids=(*entry.grant.uuids, *parts)))
 
 
-foreigners = st.builds(
+externals = st.builds(
     lambda pod, uuids, said, name: ExternalAllocation(
         ContainerId(f"{pod}.dp"), PodId(f"sandbox-{pod}"), f"{said}/{pod}", frozenset(uuids), name
     ),
@@ -392,17 +392,17 @@ foreigners = st.builds(
     st.sampled_from(["", "main", "x" * 63]),
 )
 # Any ledger at all, over capacity too: a bug elsewhere must not turn into a crash here.
-leavers = st.builds(
+released = st.builds(
     lambda pod, since, processes: Releasing(PodUid(f"uid-{pod}"), f"ml/{pod}", since, 60.0, processes),
     st.sampled_from(POD_NAMES),
     st.floats(0, 200),
     st.sampled_from([None, 1, 2]),
 )
 ledgers = st.builds(
-    lambda some, others, leaving: make.ledger(*some, others=others).with_releasing(leaving),
+    lambda some, others, releasing: make.ledger(*some, others=others).with_releasing(releasing),
     st.lists(entries(), max_size=5),
-    st.lists(foreigners, max_size=2),
-    st.dictionaries(st.one_of(st.integers(0, 5).map(make.uuid), mig_uuids), leavers, max_size=2),
+    st.lists(externals, max_size=2),
+    st.dictionaries(st.one_of(st.integers(0, 5).map(make.uuid), mig_uuids), released, max_size=2),
 )
 pod_uids = st.sampled_from([PodUid(f"uid-{name}") for name in POD_NAMES])
 

@@ -21,7 +21,7 @@ from tests.support import builders as make
 A, B, A_SIDE = make.container(of="a"), make.container(of="b"), make.container(of="a", name="side")
 NOW, GRACE_S = 100.0, 60.0
 ON_0: Final = make.uuid(0)
-LEAVER: Final = Releasing(A.pod.uid, "ml/a", NOW, GRACE_S)
+RELEASING: Final = Releasing(A.pod.uid, "ml/a", NOW, GRACE_S)
 
 
 def left(entry: Entry, change: Callable[[Ledger], Ledger] | None = None, *, awaited: bool = True) -> Ledger:
@@ -57,7 +57,7 @@ ENDS: dict[str, Callable[[Ledger], Ledger]] = {
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_a_gpu_that_was_held_exclusively_is_releasing(end: Callable[[Ledger], Ledger]) -> None:
     ledger = left(make.entry(0, 1, to=A), end)
-    assert ledger.releasing == {make.uuid(0): LEAVER, make.uuid(1): LEAVER}
+    assert ledger.releasing == {make.uuid(0): RELEASING, make.uuid(1): RELEASING}
     assert not ledger.entries
 
 
@@ -77,7 +77,7 @@ def test_what_never_ran_alone_leaves_nothing_behind(entry: Entry, change: Callab
 
 def test_one_that_was_listed_as_created_may_have_run() -> None:
     listed = replace(make.entry(0, to=A, phase=GrantPhase.CREATED), until=Lapse.NEVER)
-    assert left(listed).releasing == {ON_0: LEAVER}
+    assert left(listed).releasing == {ON_0: RELEASING}
 
 
 def test_where_nobody_will_tell_of_processes_nothing_waits() -> None:
@@ -105,13 +105,13 @@ SAID = {
 
 @pytest.mark.parametrize(("processes", "said"), SAID.items())
 def test_the_sentence_says_who_left_and_what_is_waited_for(processes: int | None, said: str) -> None:
-    ledger = Ledger(releasing={ON_0: replace(LEAVER, processes=processes)})
+    ledger = Ledger(releasing={ON_0: replace(RELEASING, processes=processes)})
     for text in ("device=0", "all"):
         assert f"GPU 0 ({ON_0}) was just released by {said}" in refusal(text, ledger)
 
 
 def test_too_few_because_some_are_releasing() -> None:
-    ledger = Ledger(releasing={make.uuid(n): replace(LEAVER, processes=2) for n in range(3)})
+    ledger = Ledger(releasing={make.uuid(n): replace(RELEASING, processes=2) for n in range(3)})
     said = refusal("2", ledger)
     assert (
         "of the 4 that fit 1 can be granted now; the others were just released by ml/a: 2 processes still hold" in said
@@ -122,30 +122,30 @@ def test_too_few_because_some_are_releasing() -> None:
 
 
 def test_a_very_long_name_leaves_room_for_the_rest() -> None:
-    left = replace(LEAVER, pod="n" * 63 + "/" + "p" * 253, processes=2)
+    left = replace(RELEASING, pod="n" * 63 + "/" + "p" * 253, processes=2)
     for text in ("device=0", "4"):
         assert "wait until then" in refusal(text, Ledger(releasing={make.uuid(n): left for n in range(4)}))
 
 
 LOOKS: dict[str, tuple[int | None, float, bool, Releasing | None]] = {
     "nobody is on it": (0, NOW + 1, True, None),
-    "somebody is": (2, NOW + 1, True, replace(LEAVER, processes=2)),
-    "it began before the release": (0, NOW, True, LEAVER),
-    "nobody can tell": (None, NOW + 1, True, LEAVER),
+    "somebody is": (2, NOW + 1, True, replace(RELEASING, processes=2)),
+    "it began before the release": (0, NOW, True, RELEASING),
+    "nobody can tell": (None, NOW + 1, True, RELEASING),
     "nobody can tell, and policy does not wait for that": (None, NOW + 1, False, None),
 }
 
 
 @pytest.mark.parametrize(("count", "began", "waits", "expected"), LOOKS.values(), ids=LOOKS)
 def test_a_look(count: int | None, began: float, waits: bool, expected: Releasing | None) -> None:
-    ledger = Ledger(releasing={ON_0: LEAVER})
+    ledger = Ledger(releasing={ON_0: RELEASING})
     after = looked(ledger, {ON_0: count}, began, unknown_waits=waits)
     assert after.releasing == ({} if expected is None else {ON_0: expected})
-    assert (after is ledger) == (expected == LEAVER)
+    assert (after is ledger) == (expected == RELEASING)
 
 
 def test_it_is_over_with_the_grace() -> None:
-    ledger = Ledger(releasing={ON_0: replace(LEAVER, processes=3)})
+    ledger = Ledger(releasing={ON_0: replace(RELEASING, processes=3)})
     assert expired(ledger, NOW + GRACE_S) is ledger
     assert expired(ledger, NOW + GRACE_S + 1) == Ledger()
     assert expired(Ledger(), 1e9) == Ledger()
@@ -166,7 +166,7 @@ def test_a_mig_device_is_left_by_itself() -> None:
 def test_a_late_start_waits_too() -> None:
     """It lapsed, another pod ran on its GPU and left a process there: it must not start into that."""
     lapsed = make.entry(0, to=B, phase=GrantPhase.LAPSED)
-    ledger = make.ledger(lapsed).with_releasing({ON_0: LEAVER})
+    ledger = make.ledger(lapsed).with_releasing({ON_0: RELEASING})
     assert ledger.started(B.id, NOW) is None
     again = rebuilt([replace(lapsed, phase=GrantPhase.CREATED)], [], ledger.releasing)
     assert again.entries[B.id].phase is GrantPhase.LAPSED

@@ -28,8 +28,8 @@ NODE = replace(
 ALLOWING = Policy(extras=ExtraRules(allowed=frozenset(Extra)))
 
 
-def injected(container: Container, policy: Policy = ALLOWING, ledger: Ledger | None = None) -> Inject:
-    decision = decide(container, NODE, ledger or Ledger(), policy)
+def injected(container: Container, policy: Policy = ALLOWING) -> Inject:
+    decision = decide(container, NODE, Ledger(), policy)
     assert isinstance(decision, Inject), decision
     return decision
 
@@ -61,12 +61,6 @@ def test_a_container_that_asks_for_none_has_none() -> None:
     edits = injected(make.container("1")).edits
     assert GDR.path not in edits.devices
     assert not edits.rlimits
-
-
-def test_asking_again_gives_the_same() -> None:
-    container = make.container("1;extras=rdma,drm")
-    first = injected(container)
-    assert injected(container, ledger=Ledger().after(first, 0.0)) == first
 
 
 def test_a_limit_of_the_containers_own_is_told_of() -> None:
