@@ -54,6 +54,8 @@ async def test_a_container_over_the_limit_is_refused_asked_or_not(folder: Path, 
             assert f"plugin.request_bytes allows {REQUEST_BYTES}" in sentence
             assert "enableServiceLinks: false" in sentence
         assert not isinstance(await runtime.create(PLAIN, filled(REQUEST_BYTES - 2_000)), Status)
+        served.request_bytes = 0  # the policy's; none
+        assert not isinstance(await runtime.create(PLAIN, filled(2 * REQUEST_BYTES)), Status)
     assert [line.fields["code"] for line in log.said("container refused")] == ["request-too-large"] * 2
     assert log.said("container refused")[0].fields["pod_name"] == PLAIN.name
 
@@ -65,14 +67,6 @@ async def test_a_pod_over_the_limit_is_refused(folder: Path, flavour: Flavour) -
         runtime = await served.connected(flavour)
         assert (await runtime.event(Event.RUN_POD_SANDBOX, large)).code is StatusCode.FAILED_PRECONDITION
         assert (await runtime.event(Event.RUN_POD_SANDBOX, PLAIN)).ok
-
-
-async def test_the_limit_is_the_policys_and_zero_is_none(folder: Path) -> None:
-    async with ServedPlugin(folder, request_bytes=1_000) as served:
-        runtime = await served.connected()
-        assert "allows 1000" in await refused(runtime, PLAIN, filled(1_000))
-        served.request_bytes = 0
-        assert not isinstance(await runtime.create(PLAIN, filled(2 * REQUEST_BYTES)), Status)
 
 
 @each_version
@@ -103,17 +97,13 @@ async def test_what_the_runtime_could_not_list_any_more_is_refused(folder: Path,
         # One that is gone makes room.
         gone = filled(400_000, name="c0")
         assert (await runtime.event(Event.REMOVE_CONTAINER, PLAIN, gone)).ok
-        assert await fill_one(runtime, "again")
+        assert (await fill(runtime, 400_000, 1))[0]
         # Small ones are let in; that the list cannot be sent is said once.
         for number in range(20):
             assert not isinstance(await runtime.create(PLAIN, filled(SMALL_BYTES - 1_000, name=f"s{number}")), Status)
         await asyncio.sleep(0)
         assert "could not list the node's containers" in served.sizes.fault
         assert log.one("the list of containers is too large for the runtime").level == "ERROR"
-
-
-async def fill_one(runtime: ScriptedRuntime, name: str) -> bool:
-    return not isinstance(await runtime.create(PLAIN, filled(400_000, name=name)), Status)
 
 
 async def test_an_old_runtime_takes_16_mib(folder: Path) -> None:
