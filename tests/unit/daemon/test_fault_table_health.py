@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,17 +18,67 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.health import EventType, HealthState
 from nri_gpu.health import listener
+from nri_gpu.health.controller import HealthController
+from nri_gpu.health.listener import EventChild, EventSink
+from nri_gpu.health.node_health import Moment
 from nri_gpu.inventory.child import child_command
+from nri_gpu.inventory.source import Source
+from nri_gpu.policy.health import Events
+from nri_gpu.policy.model import Policy
 from tests.support.driver_root import make_driver_root
 from tests.support.log import Log
-from tests.support.nvml import Act, FakeMig, build_fake_nvml, happen
-from tests.unit.daemon.health_rig import HealthRig
-from tests.unit.daemon.rig import gpus
+from tests.support.nvml import Act, FakeGpu, FakeMig, build_fake_nvml, happen
+from tests.unit.daemon.rig import Rig, gpus
 
 INIT, WAIT, HANDLE = "nvmlInitWithFlags", "nvmlEventSetWait_v2", "nvmlDeviceGetHandleByIndex_v2"
 TWO = gpus(2)
 PART = FakeMig(place=0, gi=1, uuid="MIG-a0000000-0000-4000-8000-000000000000")
 CUT = [TWO[0], replace(TWO[1], mig=(1, 1), parts=(PART,))]
+
+
+SILENCE_S = 4.0  # a hang is noticed soon; a wait takes one second
+
+
+class HealthRig(Rig):
+    """A machine whose GPUs are listened to, all of them. ahead_s: how far its clock is ahead of ours."""
+
+    def __init__(self, base: Path, machine: Sequence[FakeGpu] | None) -> None:
+        default = Policy.default()
+        self.policy = replace(default, health=replace(default.health, events=Events.ALL))
+        self.ahead_s = 0.0
+        super().__init__(base, machine)
+
+    def health_of(self, gpu: int = 1) -> HealthState:
+        """As the last snapshot has it."""
+        return self.node_state.node.gpus[gpu].health.state
+
+    def _listener(self, sink: EventSink) -> EventChild:
+        self.listener = EventChild(self.root, (), sink, sysfs=str(self.base / "sys"), silence_s=SILENCE_S)
+        return self.listener
+
+    def _moment(self) -> Moment:
+        return Moment(time.monotonic() + self.ahead_s, time.time() + self.ahead_s)
+
+    def _judged(self, source: Source) -> Source:
+        self.node_state.use(self.policy)
+        self.node_state.synchronized = True
+        self.health = HealthController(
+            self.policy.driver,
+            self.base / "health.json",
+            self.node_state,
+            publish=self._published,
+            refresh=lambda: self.cache.poke(),
+            simulated=False,
+            moment=self._moment,
+            listener=self._listener,
+        )
+        return self.health.watching(source)
+
+    def _ledger_changed(self) -> None:
+        self.health.changed()
+
+    def _more(self) -> Sequence[Coroutine[None, None, None]]:
+        return (self.health.run(),)
 
 
 @pytest.fixture
@@ -53,10 +104,10 @@ def listens(log: Log, gpus: int = 2) -> int:
     return sum(line.fields["gpus"] == gpus for line in log.said("listening for errors of gpus"))
 
 
-async def hears(rig: HealthRig) -> None:
+async def receives_events(rig: HealthRig) -> None:
     """GPU 1 turns bad by an event, and comes back when it was quiet for long enough."""
     happen(rig.root, 1, EventType.XID, 79)
-    await becomes(rig, "an event to be heard", lambda: "XID 79" in rig.ask("device=1"))
+    await becomes(rig, "an event", lambda: "XID 79" in rig.ask("device=1"))
     rig.ahead_s += rig.policy.health.hold_down_s + 1
     await becomes(rig, "it to recover", lambda: recovered(rig))
 
@@ -98,7 +149,7 @@ async def test_an_xid_of_one_mig_device(tmp_path: Path, log: Log) -> None:
 
 
 def times(log: Log, time: int) -> bool:
-    """Whether so many events were heard."""
+    """Whether so many events arrived."""
     return len(log.said("gpu event")) == time
 
 
@@ -110,7 +161,7 @@ async def test_waiting_that_hangs_or_crashes(rig: HealthRig, log: Log, deed: str
         assert WAIT in log.one("not listening for errors of the GPUs; trying again").fields["fault"]
         rig.play(TWO)
         await becomes(rig, "it to listen again", lambda: log.said("listening for errors of gpus again"))
-        await hears(rig)
+        await receives_events(rig)
     assert rig.refused == []
     assert rig.answered_while_asking() >= 1
 
@@ -137,7 +188,7 @@ async def test_garbage_from_the_event_process(
             await becomes(rig, "three of them", lambda: rig.listener.attempts >= 3)
             runs(program, f'#!/bin/sh\nexec {sys.executable} "$@"\n')
             await listening(rig, log)
-            await hears(rig)
+            await receives_events(rig)
     first, *_ = log.said("not listening for errors of the GPUs; trying again")
     assert "sent a malformed line after start" in first.fields["fault"]
     assert rig.refused == []
@@ -157,7 +208,7 @@ async def test_an_event_process_that_is_killed(rig: HealthRig, log: Log) -> None
         before = listens(log)
         end(rig)
         await listening(rig, log, before)
-        await hears(rig)
+        await receives_events(rig)
     assert rig.refused == []
 
 
@@ -179,7 +230,7 @@ async def test_a_driver_that_is_unloaded_and_loaded_while_somebody_listens(rig: 
         rig.load()
         await becomes(rig, "grants again", lambda: rig.ask("device=1") == "" and rig.cache.fault == "")
         await listening(rig, log, before)
-        await hears(rig)
+        await receives_events(rig)
         assert rig.health_of(0) is HealthState.HEALTHY
     assert all("modprobe nvidia" in refusal for refusal in set(rig.refused)), set(rig.refused)
 
@@ -203,7 +254,7 @@ async def test_a_driver_upgrade_while_somebody_listens(rig: HealthRig, log: Log)
             lambda: rig.node_state.node.inventory.driver_version == new and rig.ask("device=1") == "",
         )
         await listening(rig, log, before)
-        await hears(rig)
+        await receives_events(rig)
         assert rig.health_of(0) is HealthState.HEALTHY
     assert all("580.95.05" in refusal or new in refusal for refusal in rig.refused)
 

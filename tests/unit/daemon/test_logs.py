@@ -114,7 +114,7 @@ def test_a_traceback_shows_no_values(said: Said) -> None:
 
 # ---- as a process: stderr, the journal, and readers that do not read
 
-SPEAKER: Final = """
+PROGRAM: Final = """
 import sys, time
 from nri_gpu.daemon import logs
 from loguru import logger
@@ -124,7 +124,7 @@ logs.set_up("INFO"{options})
 
 
 def speak(body: str, options: str = "", **settings: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401 - Popen's
-    command = [sys.executable, "-c", SPEAKER.format(body=body, options=options)]
+    command = [sys.executable, "-c", PROGRAM.format(body=body, options=options)]
     return subprocess.Popen(command, **settings)
 
 
@@ -197,7 +197,7 @@ def test_the_journal_when_stderr_is_lost(tmp_path: Path) -> None:
         journal.settimeout(20)
         body = 'logger.bind(fault="a\\nPRIORITY=0").warning("said")'
         prepared = f"from pathlib import Path; logs.JOURNAL_SOCKET = Path({str(address)!r})"
-        script = SPEAKER.format(options=", journal=True", body=body).replace("logs.set_up", f"{prepared}; logs.set_up")
+        script = PROGRAM.format(options=", journal=True", body=body).replace("logs.set_up", f"{prepared}; logs.set_up")
         process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
         assert process.communicate(timeout=20)[1] == b""
         lines = journal.recv(65536).decode().splitlines()
