@@ -26,6 +26,7 @@ TRUTH: Final = {"type": "boolean"}
 MAYBE_NUMBER: Final = {"type": ["integer", "null"]}
 
 MAYBE_TRUTH: Final = {"type": ["boolean", "null"]}
+HEALTH: Final = fields(state=TEXT, since_s={"type": ["number", "null"]}, why=TEXT, changes=NUMBER, signs=array(TEXT))
 GPUS: Final = fields(
     schema=schema("gpus"),
     simulated=TRUTH,
@@ -64,6 +65,9 @@ GPUS: Final = fields(
             persistence=MAYBE_TRUTH,
             ecc={"anyOf": [{"type": "null"}, fields(current=TRUTH, pending=TRUTH)]},
             addressing=TEXT,
+            processes=MAYBE_NUMBER,
+            health=HEALTH,
+            drm=array(fields(name=TEXT, major=NUMBER, minor=NUMBER)),
             fabric={
                 "anyOf": [
                     {"type": "null"},
@@ -81,12 +85,14 @@ GPUS: Final = fields(
                     gpu_instance_minor=MAYBE_NUMBER,
                     compute_instance_minor=MAYBE_NUMBER,
                     unavailable=TEXT,
+                    processes=MAYBE_NUMBER,
+                    health=HEALTH,
                 )
             ),
         )
     ),
     unlisted=array(fields(pci_bus_id=TEXT, uuid=TEXT, model=TEXT, minor_number=MAYBE_NUMBER, reason=TEXT)),
-    faults=array(fields(index=NUMBER, reason=TEXT)),
+    faults=array(fields(index=NUMBER, uuid=TEXT, pci_bus_id=TEXT, reason=TEXT)),
     links=array(fields(a=NUMBER, b=NUMBER, pcie=TEXT, nvlink=NUMBER)),
     numa=array(fields(node=NUMBER, cpus=TEXT, memory=TRUTH)),
 )
