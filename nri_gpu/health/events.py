@@ -18,7 +18,7 @@ import os
 import select
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from nri_gpu.domain.health import EventType
 from nri_gpu.inventory.formats import UUID
@@ -35,7 +35,7 @@ class EventSet:
 
     def __init__(self, nvml: NvmlClient) -> None:
         self._nvml = nvml
-        self._set: Any = nvml.call("nvmlEventSetCreate")
+        self._set: object = nvml.call("nvmlEventSetCreate")
         self._uuids: dict[int, str] = {}  # by handle: a lost GPU may not tell its UUID any more
         self.watching: set[str] = set()
 

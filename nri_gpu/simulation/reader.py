@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cache
-from typing import Any, ClassVar, Final, TypeVar, cast
+from typing import ClassVar, Final, TypeVar, cast
 
 from msgspec import Meta, Struct, ValidationError, convert, inspect
 from msgspec.structs import FieldInfo, fields
@@ -77,7 +77,7 @@ class TableReader:
 
     def _value(self, field: FieldInfo, meaning: inspect.Type, raw: object, path: str) -> object:
         """A value that is wrong reads as None."""
-        extra: dict[str, Any] = {}
+        extra: dict[str, object] = {}
         choices = meaning.types if isinstance(meaning, inspect.UnionType) else (meaning,)
         for choice in choices:
             if isinstance(choice, inspect.StructType):
@@ -87,7 +87,8 @@ class TableReader:
             if isinstance(choice, inspect.Metadata):
                 extra |= choice.extra or {}
         try:
-            meant = extra["parse"](raw) if "parse" in extra and isinstance(raw, str) else raw
+            parse = extra.get("parse")
+            meant = parse(raw) if callable(parse) and isinstance(raw, str) else raw
             value: Hashable = convert(meant, field.type)
         except ValidationError:
             self.fault(path, f"{_shown(raw)} is not {_description(meaning)}")

@@ -1,51 +1,251 @@
-"""Between cache and node state: each transition is logged once, counted and kept, and tells whom it concerns."""
+"""The cache of the last inventory, with its time injected, and the controller that publishes and remembers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
+from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.gpu import PciBusId
 from nri_gpu.domain.health import KEPT, Health, HealthState, Sign, TransitionKind
-from nri_gpu.domain.node import GpuFault, Inventory
-from nri_gpu.inventory.controller import DRIVER, LABELS, PROFILES, InventoryController
+from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
+from nri_gpu.inventory.controller import DRIVER, LABELS, PROFILES, InventoryCache, InventoryController
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support.log import hearing
 
+ONE = Inventory(taken_at=1.0, driver_version="1.0")
+ONE_LATER = Inventory(taken_at=2.0, driver_version="1.0")
+TWO = Inventory(taken_at=3.0, driver_version="2.0")
+
+
+class Scripted:
+    """A source that answers from a list, then for ever with the last."""
+
+    def __init__(self, answers: Sequence[Inventory | str | InventoryError]) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+        self.closed = False
+
+    async def refresh(self) -> Inventory:
+        answer = self.answers[min(self.asked, len(self.answers) - 1)]
+        self.asked += 1
+        if isinstance(answer, str):
+            raise InventoryError(answer)
+        if isinstance(answer, InventoryError):
+            raise answer
+        return answer
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class CacheRig:
+    """A cache with its callbacks and pauses written down. It is cancelled once all answers were given."""
+
+    def __init__(self, *answers: Inventory | str | InventoryError) -> None:
+        self.source = Scripted(answers)
+        self.published: list[Inventory] = []
+        self.faults: list[str] = []
+        self.pauses: list[float] = []
+        self.seconds = 0.0
+        self.rests: asyncio.Queue[int] = asyncio.Queue()  # how often the source was asked, at each pause
+        self.cache = InventoryCache(
+            self.source,
+            self.published.append,
+            self.faults.append,
+            wall=lambda: 10.0,
+            monotonic=self.elapsed,
+            sleep=self.sleep,
+        )
+
+    def elapsed(self) -> float:
+        """A second more each time it is asked."""
+        self.seconds += 1.0
+        return self.seconds
+
+    async def sleep(self, pause_s: float) -> None:
+        self.pauses.append(pause_s)
+        self.rests.put_nowait(self.source.asked)
+        if self.source.asked >= len(self.source.answers):
+            await asyncio.Event().wait()
+
+    def play(self) -> None:
+        async def run() -> None:
+            task = asyncio.create_task(self.cache.run())
+            async with asyncio.timeout(5):
+                for _ in self.source.answers:
+                    await self.rests.get()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(run())
+        assert self.source.closed
+
+
+def test_an_inventory_that_differs_is_published() -> None:
+    rig = CacheRig(ONE, ONE_LATER, TWO)
+    rig.play()
+    assert rig.published == [ONE, TWO]
+    assert rig.pauses == [60.0, 60.0, 60.0]
+    assert rig.faults == []
+
+
+def test_the_current_one_is_the_last_confirmed() -> None:
+    rig = CacheRig(ONE, ONE_LATER)
+    rig.play()
+    assert rig.cache.current == ONE_LATER
+    assert rig.cache.current.taken_at == 2.0
+    assert rig.cache.age_s() == 1.0
+
+
+def test_a_failure_keeps_the_last_one() -> None:
+    rig = CacheRig(ONE, "GPU gone")
+    rig.play()
+    assert rig.published == [ONE]
+    assert rig.cache.current == ONE
+    assert [rig.cache.age_s(), rig.cache.age_s()] == [2.0, 3.0]  # the second look began at 1.0
+    assert rig.cache.fault == "GPU gone"
+
+
+def test_a_fault_is_reported_once_until_it_changes_or_a_refresh_works() -> None:
+    rig = CacheRig("a", "a", "b", "a", ONE, "a")
+    rig.play()
+    assert rig.faults == ["a", "b", "a", "a"]
+
+
+def test_a_failure_before_any_success_is_published() -> None:
+    rig = CacheRig("no driver", "no driver", "no nodes", ONE)
+    assert rig.cache.age_s() is None
+    rig.play()
+    assert [inventory.fault for inventory in rig.published] == ["no driver", "no nodes", ""]
+    assert rig.published[0].taken_at == 10.0
+
+
+def test_gpus_that_the_kernel_shows_are_published_with_a_fault() -> None:
+    away = KernelGpu(pci_bus_id=PciBusId("0000:70:00.0"), reason="bound to vfio-pci")
+    found = [(away,), (away,), (), (away,)]
+    rig = CacheRig(*(InventoryError("no driver", each) for each in found), ONE, InventoryError("no driver", (away,)))
+    rig.play()
+    assert [each.unlisted for each in rig.published] == [(away,), (), (away,), ()]
+    assert rig.faults == ["no driver", "no driver"]
+    assert rig.cache.current == ONE  # which knows more
+
+
+def test_a_recalled_inventory_is_confirmed() -> None:
+    rig = CacheRig(ONE_LATER)
+    rig.cache.recall(ONE)
+    assert rig.cache.current == ONE
+    assert not rig.cache.confirmed
+    assert rig.cache.age_s() == 10.0  # taken at 1, the wall says 10, and a second went by
+    rig.play()
+    assert rig.cache.confirmed
+    assert rig.published == []
+
+
+def test_a_recalled_inventory_that_is_outdated_is_replaced() -> None:
+    rig = CacheRig("not yet", TWO)
+    rig.cache.recall(ONE)
+    rig.play()
+    assert rig.published == [TWO]
+    assert rig.faults == ["not yet"]
+
+
+def test_failures_are_retried_soon_then_more_and_more_seldom() -> None:
+    rig = CacheRig(*["x"] * 9, ONE)
+    rig.play()
+    assert rig.pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 60.0]
+
+
+def test_a_poke_ends_the_pause() -> None:
+    rig = CacheRig(ONE)
+
+    async def run() -> None:
+        task = asyncio.create_task(rig.cache.run())
+        async with asyncio.timeout(5):
+            for asked in (1, 2, 3):
+                assert await rig.rests.get() == asked
+                rig.cache.poke()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+    assert rig.published == [ONE]
+
+
+def test_ready_after_a_fault_too() -> None:
+    rig = CacheRig("no driver")
+
+    async def run() -> None:
+        async with asyncio.timeout(5):
+            waiting = asyncio.create_task(rig.cache.ready())
+            await rig.cache.refresh()
+            await waiting
+
+    asyncio.run(run())
+
+
+def test_a_bug_is_no_failure_of_the_source() -> None:
+    rig = CacheRig(ONE)
+
+    async def broken() -> Inventory:
+        raise KeyError("bug")
+
+    rig.source.refresh = broken  # type: ignore[method-assign]  # a source with a bug
+    with pytest.raises(KeyError):
+        asyncio.run(rig.cache.run())
+    assert rig.source.closed
+
+
+def test_each_answer_is_passed_on_though_only_processes_changed() -> None:
+    """With when it was asked for; nothing is published then, since processes come and go all the time."""
+    busy, idle = (make.inventory((make.gpu(0, processes=count),)) for count in (2, 0))
+    rig, answers = CacheRig(busy, idle, "no driver"), list[tuple[int | None, float]]()
+    rig.cache.subscribe(lambda inventory, began: answers.append((inventory.gpus[0].processes, began)))
+    rig.play()
+    assert answers == [(2, 1.0), (0, 3.0)]  # at 2.0 the first was answered
+    assert rig.published == [busy]
+
+
+# --- the controller ---------------------------------------------------------------------------------------------------
+
 NODE = make.inventory(make.gpus(2), driver_version="580.95.05")
 
 
-class Rig:
-    """A keeper, who follows it, and its log."""
+class ControllerRig:
+    """A controller, its followers and its log."""
 
     def __init__(self) -> None:
         self.node_state = NodeState(Inventory(taken_at=0, fault="starting"))
         self.looks: list[str] = []
         self.lines: list[str] = []
         self.now = 100.0
-        self.keeper = InventoryController(self.node_state, wall=lambda: self.now)
+        self.controller = InventoryController(self.node_state, wall=lambda: self.now)
         for name, kinds in (("driver", DRIVER), ("profiles", PROFILES), ("labels", LABELS)):
-            self.keeper.subscribe(partial(self.looks.append, name), kinds)
+            self.controller.subscribe(partial(self.looks.append, name), kinds)
 
     def then(self, inventory: Inventory) -> list[str]:
         """Publish it a second later. Returns who looked."""
         self.now += 1
         self.looks.clear()
         self.lines.clear()
-        self.keeper.publish(inventory)
+        self.controller.publish(inventory)
         assert self.node_state.node.inventory is inventory
         return self.looks
 
-    def told(self) -> list[tuple[str, float]]:
-        return [(each.transition.kind.value, each.at_s) for each in self.keeper.history.last]
+    def noted(self) -> list[tuple[str, float]]:
+        return [(each.transition.kind.value, each.at_s) for each in self.controller.history.last]
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    rig = Rig()
+def rig() -> Iterator[ControllerRig]:
+    rig = ControllerRig()
     with hearing(lambda line: rig.lines.append(str(line)), "INFO"):
         yield rig
 
@@ -54,20 +254,20 @@ def gpu_with(**fields: object) -> Inventory:
     return replace(NODE, gpus=(replace(NODE.gpus[0], **fields), *NODE.gpus[1:]))
 
 
-def test_a_node_seen_for_the_first_time_is_no_news_but_for_what_is_wrong_with_it(rig: Rig) -> None:
+def test_of_the_first_inventory_only_faults_are_logged(rig: ControllerRig) -> None:
     fault = GpuFault(7, "nvmlDeviceGetHandleByIndex: GPU is lost (15)")
     assert rig.then(replace(gpu_with(unavailable="no"), faults=(fault,))) == ["driver", "profiles", "labels"]
-    assert rig.told() == [("description", 101), ("available", 101)]
+    assert rig.noted() == [("description", 101), ("available", 101)]
     assert [line.split()[0] for line in rig.lines] == ["INFO", "WARNING", "WARNING"]
 
 
-def test_heat_that_comes_and_goes_is_counted_and_makes_nobody_look(rig: Rig) -> None:
+def test_a_sign_that_comes_and_goes_calls_no_follower(rig: ControllerRig) -> None:
     rig.then(NODE)
     for _ in range(3):
         assert rig.then(gpu_with(signs=(Sign.THERMAL,))) == []
         assert len(rig.lines) == 2
         assert rig.then(NODE) == []
-    assert rig.keeper.history.counts == {TransitionKind.SIGN: 6}
+    assert rig.controller.history.counts == {TransitionKind.SIGN: 6}
 
 
 @pytest.mark.parametrize(
@@ -82,13 +282,13 @@ def test_heat_that_comes_and_goes_is_counted_and_makes_nobody_look(rig: Rig) -> 
         (gpu_with(health=Health(HealthState.BAD, 1.0, "XID 79", 1), unavailable="bad"), []),
     ],
 )
-def test_who_looks_again(rig: Rig, after: Inventory, looks: list[str]) -> None:
+def test_followers(rig: ControllerRig, after: Inventory, looks: list[str]) -> None:
     rig.then(NODE)
     assert rig.then(after) == looks
-    assert rig.keeper.history.total == 1
+    assert rig.controller.history.total == 1
 
 
-def test_a_gpu_that_cannot_be_described_is_said_when_it_comes_and_when_it_goes(rig: Rig) -> None:
+def test_a_gpu_that_cannot_be_described_is_logged_twice(rig: ControllerRig) -> None:
     lost = replace(NODE, faults=(GpuFault(7, "gone"),))
     rig.then(NODE)
     rig.then(lost)
@@ -97,35 +297,37 @@ def test_a_gpu_that_cannot_be_described_is_said_when_it_comes_and_when_it_goes(r
     assert not any("cannot be described" in line for line in rig.lines)
     rig.then(NODE)
     assert any("GPU 7 is gone" in line for line in rig.lines)
-    assert rig.keeper.history.counts[TransitionKind.DESCRIPTION] == 2
+    assert rig.controller.history.counts[TransitionKind.DESCRIPTION] == 2
 
 
-def test_health_is_counted_here_and_logged_by_its_own_keeper(rig: Rig) -> None:
+def test_health_is_noted_here_and_logged_by_its_own_controller(rig: ControllerRig) -> None:
     rig.then(NODE)
     rig.then(gpu_with(health=Health(HealthState.BAD, 1.0, "XID 79", 1), unavailable="bad since"))
     assert len(rig.lines) == 1
-    (happened,) = rig.keeper.history.last
+    (happened,) = rig.controller.history.last
     assert happened.transition.what == f"GPU 0 ({make.uuid(0)}) is bad, because of: XID 79"
 
 
-def test_a_driver_that_does_not_answer_and_does_again(rig: Rig) -> None:
-    rig.keeper.not_refreshed("no driver")
+def test_a_driver_that_does_not_answer_and_does_again(rig: ControllerRig) -> None:
+    rig.controller.not_refreshed("no driver")
     rig.then(Inventory(taken_at=1.0, fault="no driver"))
     assert rig.then(NODE) == ["driver", "profiles", "labels"]
-    rig.keeper.answered()
-    rig.keeper.answered()
-    said = [each.transition.what for each in rig.keeper.history.last if each.transition.kind is TransitionKind.ANSWER]
+    rig.controller.answered()
+    rig.controller.answered()
+    said = [
+        each.transition.what for each in rig.controller.history.last if each.transition.kind is TransitionKind.ANSWER
+    ]
     assert said == ["not refreshed: no driver", "the driver answers again"]
-    assert rig.keeper.history.counts[TransitionKind.GPU] == 2
+    assert rig.controller.history.counts[TransitionKind.GPU] == 2
 
 
-def test_what_flaps_does_not_push_out_the_rest(rig: Rig) -> None:
+def test_what_flaps_does_not_push_out_other_kinds(rig: ControllerRig) -> None:
     rig.then(NODE)
-    rig.keeper.module_changed("590.10")
+    rig.controller.module_changed("590.10")
     for _ in range(KEPT):
         rig.then(gpu_with(signs=(Sign.THERMAL,)))
         rig.then(NODE)
-    history = rig.keeper.history
+    history = rig.controller.history
     assert (history.total, len(history.last)) == (2 * KEPT + 1, KEPT + 1)
     assert history.last[0].transition.what == "kernel module nvidia 590.10 is loaded"
     assert [each.number for each in history.last] == sorted(each.number for each in history.last)
