@@ -20,14 +20,12 @@ from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.ttrpc.events import RequestReceived, ResponseSent, Status
 
 Handler = Callable[[bytes], Reply]
+
+PLUGIN: Final = "nri.pkg.api.v1alpha1.Plugin"
 # Our deadline is this much before the runtime's: a late answer is worse than a refusal, because the runtime then drops
 # us and starts the container without its GPUs.
 MARGIN_NS: Final = 100_000_000
 REQUEST_TIMEOUT_S: Final = 2.0  # the runtime's, where Configure does not name it (below NRI 0.7)
-
-
-PLUGIN: Final = "nri.pkg.api.v1alpha1.Plugin"
-
 # RPCs of one event each: StopContainer always, the others from NRI 0.12. Older runtimes send those by StateChange.
 EVENT_METHODS: Final = {
     "RunPodSandbox": Event.RUN_POD_SANDBOX,
@@ -99,7 +97,7 @@ class PluginService:
         self._ready = ready
         self._parts = self._payload_bytes = 0  # of Synchronize so far
         self._request_timeout_ns = 0  # from Configure, for a request without a timeout of its own; 0: none
-        self.handlers: dict[str, Handler] = {
+        self._handlers: dict[str, Handler] = {
             **dict.fromkeys(UNUSED_METHODS, lambda _: EMPTY),
             **{method: partial(self._event, event=event) for method, event in EVENT_METHODS.items()},
             "Configure": self._configure,
@@ -118,7 +116,7 @@ class PluginService:
         return ResponseSent(request.stream_id, outcome)
 
     def _outcome(self, request: RequestReceived, waited_ns: int) -> Reply:
-        handler = self.handlers.get(request.method) if request.service == PLUGIN else None
+        handler = self._handlers.get(request.method) if request.service == PLUGIN else None
         if handler is None:
             return status.unknown_method(request.service, request.method, PLUGIN)
         if _late(request.timeout_ns or self._request_timeout_ns, waited_ns):
