@@ -27,7 +27,7 @@ class Line(Struct, frozen=True):
 
 
 @contextmanager
-def hearing(take: Callable[[Line], None], level: str = "TRACE") -> Iterator[None]:
+def log_lines(take: Callable[[Line], None], level: str = "TRACE") -> Iterator[None]:
     """Each line is given to `take`, beside whoever else has it."""
 
     def sink(message: Message) -> None:
@@ -49,12 +49,12 @@ class Log:
     lines: list[Line] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        self._hearing = hearing(self.lines.append)
-        self._hearing.__enter__()
+        self._collecting = log_lines(self.lines.append)
+        self._collecting.__enter__()
         return self
 
     def __exit__(self, *raised: Any) -> None:  # noqa: ANN401 - as contextlib has them
-        self._hearing.__exit__(*raised)
+        self._collecting.__exit__(*raised)
 
     def said(self, text: str) -> list[Line]:
         """Every line of that text."""

@@ -169,7 +169,7 @@ def test_the_kubelets_apis_are_those_of_the_table(name: str) -> None:
     for full, _, items in rows("message", "kubelet"):
         if full.startswith(f"{name}."):
             messages.add(message := full.removeprefix(f"{name}."))
-            # A field with a mark of exclamation is one that we have not.
+            # "!": we have no such field.
             numbered = (item.split(" ", 2) for item in items)
             expected |= {(message, int(number), field, kind) for number, field, kind in numbered if field[-1] != "!"}
     for full, _, items in rows("service", "kubelet"):
@@ -249,7 +249,7 @@ def test_bytes_written_by_hand_are_read_and_written(message: Message, encoded: b
     assert type(message).FromString(encoded) == message
 
 
-BESIDE = """
+OTHERS = """
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from nri_gpu._pb import cri_pb2, deviceplugin_pb2, nri_pb2, pluginregistration_pb2, ttrpc_pb2
@@ -263,7 +263,7 @@ for name, package in (("api.proto", "v1"), ("pkg/apis/podresources/v1/api.proto"
 
 def test_other_apis_of_the_kubelet_load_beside_ours() -> None:
     """Upstream calls each of them api.proto, and of one name a process has one: so none of ours is called so."""
-    done = subprocess.run([sys.executable, "-c", BESIDE], cwd=ROOT, check=False, timeout=60, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", OTHERS], cwd=ROOT, check=False, timeout=60, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert not [file.name for file in KUBELET.values() if file.name.rpartition("/")[2] == "api.proto"]
 

@@ -16,7 +16,7 @@ from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
 from nri_gpu.inventory.controller import DRIVER, LABELS, PROFILES, InventoryCache, InventoryController
 from nri_gpu.system.state import NodeState
 from tests.support import builders as make
-from tests.support.log import hearing
+from tests.support.log import log_lines
 
 ONE = Inventory(taken_at=1.0, driver_version="1.0")
 ONE_LATER = Inventory(taken_at=2.0, driver_version="1.0")
@@ -246,7 +246,7 @@ class ControllerRig:
 @pytest.fixture
 def rig() -> Iterator[ControllerRig]:
     rig = ControllerRig()
-    with hearing(lambda line: rig.lines.append(str(line)), "INFO"):
+    with log_lines(lambda line: rig.lines.append(str(line)), "INFO"):
         yield rig
 
 

@@ -25,19 +25,19 @@ from tests.support.recording import FOLDER, parse
 FOLDER_NAME: Final = "ng-rec-00000000"
 GENERATION: Final = "580.95.05-00000000"
 STAGED: Final = f"/tmp/{FOLDER_NAME}/d/drivers/{GENERATION}"
-SCENES: Final = ("one_life", "refusal", "second_session", "long_reply")
+SESSIONS: Final = ("one_life", "refusal", "second_session", "long_reply")
 TREES: Final = {
     DEFAULT_CAPABILITIES: DriverTree(f"{STAGED}/compute+utility", ("nvidia-smi",)),
     frozenset({Capability.UTILITY}): DriverTree(f"{STAGED}/utility", ("nvidia-smi",)),
 }
 
 
-def path_of(scene: str, version: str) -> Path:
-    return FOLDER / f"{scene.replace('_', '-')}-containerd-{version}.session"
+def path_of(session: str, version: str) -> Path:
+    return FOLDER / f"{session.replace('_', '-')}-containerd-{version}.session"
 
 
 def paths() -> list[Path]:
-    return [path for scene in SCENES for path in sorted(FOLDER.glob(f"{scene.replace('_', '-')}-*.session"))]
+    return [path for session in SESSIONS for path in sorted(FOLDER.glob(f"{session.replace('_', '-')}-*.session"))]
 
 
 def messages_of(path: Path) -> list[Message]:

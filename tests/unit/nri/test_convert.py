@@ -220,7 +220,7 @@ def test_text_that_is_no_utf_8_is_no_protobuf() -> None:
         convert.request_from_pb(b"\x12\x03\x0a\x01\xff")
 
 
-MARKED = {
+CONCERNING = {
     "nothing": (make.container(), False, False),
     "our annotation": (make.container("1"), False, True),
     "our annotation on the container": (make.container(annotations={make.KEY: "1"}), False, True),
@@ -236,11 +236,11 @@ MARKED = {
 }
 
 
-@pytest.mark.parametrize(("container", "disarm", "found"), MARKED.values(), ids=MARKED)
+@pytest.mark.parametrize(("container", "disarm", "found"), CONCERNING.values(), ids=CONCERNING)
 def test_what_may_concern_us(container: Container, disarm: bool, found: bool) -> None:
     assert may_concern(make.create_payload(container), 195, environment=disarm) is found
 
 
 def test_without_a_driver_a_node_is_known_by_its_name_only() -> None:
     for name, found in (("a node named so", True), ("a node of nvidia's major, by another name", False)):
-        assert may_concern(make.create_payload(MARKED[name][0]), None, environment=False) is found
+        assert may_concern(make.create_payload(CONCERNING[name][0]), None, environment=False) is found

@@ -19,7 +19,7 @@ from nri_gpu.ttrpc.mux import FIRST_FRAME_MAX
 from tests.support.loading import LIBRARIES
 from tests.support.plugin import KEY
 from tests.support.recorder import Message
-from tests.unit.nri.replaying import SCENES, Replayed, messages_of, path_of, paths
+from tests.unit.nri.replaying import SESSIONS, Replayed, messages_of, path_of, paths
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64",
@@ -33,16 +33,16 @@ every_recording = pytest.mark.parametrize("path", paths(), ids=lambda path: path
 both = pytest.mark.parametrize("version", VERSIONS)
 
 
-def recorded(scene: str, version: str) -> list[Message]:
-    return messages_of(path_of(scene, version))
+def recorded(session: str, version: str) -> list[Message]:
+    return messages_of(path_of(session, version))
 
 
 def asked(messages: list[Message]) -> list[Message]:
     return [message for message in messages if message.from_runtime]
 
 
-def test_every_scene_was_recorded_on_every_generation() -> None:
-    assert {*paths()} == {path_of(scene, version) for scene in SCENES for version in VERSIONS}
+def test_every_session_was_recorded_on_every_generation() -> None:
+    assert {*paths()} == {path_of(session, version) for session in SESSIONS for version in VERSIONS}
 
 
 @every_recording
@@ -110,15 +110,15 @@ def test_a_refusal_and_what_the_runtime_says_after_it(version: str) -> None:
 
 
 @both
-def test_the_second_session_finds_its_marks(version: str) -> None:
+def test_the_second_session_finds_its_grants(version: str) -> None:
     messages = recorded("second_session", version)
     [listed] = [message.body for message in asked(messages) if message.method == "Synchronize"]
     pods = {pod.id: pod for pod in listed.pods}
-    marks = [
+    grants = [
         verify_grant(each.annotations[GRANT_KEY], PodUid(pods[each.pod_sandbox_id].uid), ContainerId(each.id), KEY)
         for each in listed.containers
     ]
-    assert all(isinstance(mark, SignedGrant) for mark in marks), marks
+    assert all(isinstance(each, SignedGrant) for each in grants), grants
     assert sorted(each.state for each in listed.containers) == [pb.CONTAINER_CREATED, pb.CONTAINER_RUNNING]
     assert not listed.more
     plugin = Replayed()

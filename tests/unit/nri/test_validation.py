@@ -9,11 +9,11 @@ import pytest
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Added, AddedNode
 from nri_gpu.domain.decision import Code, Reason
-from nri_gpu.nri.convert import PREFIX, request_from_pb
+from nri_gpu.domain.names import GRANT_KEY
+from nri_gpu.nri.convert import request_from_pb
 from nri_gpu.nri.validation import adjusted_from_pb, concerns_us, verdict_to_pb
 from tests.support import nri_messages as nri
 
-MARK_KEY: Final = f"{PREFIX}/grant"
 US: Final = "10-nri-gpu"
 
 
@@ -33,9 +33,9 @@ def opening(major: int, kind: str = "c", *, allow: bool = True) -> pb.LinuxConta
 def test_everything_with_its_owner() -> None:
     of = nri.asking("1")
     made = nri.container(of)
-    ours = reply(annotations={MARK_KEY: "v1"}, linux=device("/dev/nvidia3", minor=3))
+    ours = reply(annotations={GRANT_KEY: "v1"}, linux=device("/dev/nvidia3", minor=3))
     theirs = reply(linux=device("/dev/fuse", 10, 229), CDI_devices=[pb.CDIDevice(name="nvidia.com/gpu=0")])
-    adjusted = adjusted_from_pb(nri.validate(of, made, {US: ours, "20-x": theirs}), MARK_KEY)
+    adjusted = adjusted_from_pb(nri.validate(of, made, {US: ours, "20-x": theirs}), GRANT_KEY)
     assert adjusted.container == request_from_pb(nri.create(of, made))
     assert adjusted.grant == Added("v1", US)
     assert adjusted.nodes == (AddedNode("/dev/nvidia3", US, 195, 3), AddedNode("/dev/fuse", "20-x", 10, 229))
@@ -46,10 +46,10 @@ def test_everything_with_its_owner() -> None:
 def test_a_runtime_that_names_no_owners() -> None:
     of = nri.asking("1")
     request = pb.ValidateContainerAdjustmentRequest.FromString(
-        nri.validate(of, nri.container(of), {US: reply(annotations={MARK_KEY: "v1"}, linux=device("/dev/nvidia0"))})
+        nri.validate(of, nri.container(of), {US: reply(annotations={GRANT_KEY: "v1"}, linux=device("/dev/nvidia0"))})
     )
     request.ClearField("owners")
-    adjusted = adjusted_from_pb(request.SerializeToString(), MARK_KEY)
+    adjusted = adjusted_from_pb(request.SerializeToString(), GRANT_KEY)
     assert adjusted.grant == Added("v1", "")
     assert [node.owner for node in adjusted.nodes] == [""]
 
@@ -68,7 +68,7 @@ def test_rules_of_the_device_cgroup(rule: pb.LinuxContainerAdjustment, opened: s
     of = nri.pod()
     payload = nri.validate(of, nri.container(of), {US: reply(linux=rule)})
     assert concerns_us(payload)
-    assert adjusted_from_pb(payload, MARK_KEY).opened == opened
+    assert adjusted_from_pb(payload, GRANT_KEY).opened == opened
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ ANNOTATIONS: Final[Mapping[str, tuple[Mapping[str, str], bool]]] = {
     "a key without a name": ({"gpu.nri.io/": "all"}, True),
     "a long key": ({"gpu.nri.io/" + "x" * 2**18: "all"}, True),
     "a key with a path": ({"gpu.nri.io/container.main/../pod": "all"}, False),
-    "a mark of one's own": ({"gpu.nri.io/grant": "v1;mode=shared;uuid=GPU-0;gen=x;mac=00"}, True),
+    "a grant of one's own": ({"gpu.nri.io/grant": "v1;mode=shared;uuid=GPU-0;gen=x;mac=00"}, True),
     "thousands of others'": ({f"evil-{n}.example/gpu.nri.io": "all" for n in range(5_000)}, False),
     "thousands for other containers": ({f"gpu.nri.io/container.other-{n}": "all" for n in range(5_000)}, False),
     "thousands that mean nothing": ({f"gpu.nri.io/evil-{n}": "all" for n in range(5_000)}, True),

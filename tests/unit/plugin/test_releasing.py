@@ -158,7 +158,7 @@ def test_a_new_connection_keeps_it_and_adds_what_ended_meanwhile() -> None:
     bench.run_and_end()
     bench.run("device=1", "third")
     bench.synchronize()
-    assert {leaver.pod for leaver in bench.plugin.ledger.releasing.values()} == {"ml/first", "ml/third"}
+    assert {each.pod for each in bench.plugin.ledger.releasing.values()} == {"ml/first", "ml/third"}
     assert bench.left == 2
 
 
