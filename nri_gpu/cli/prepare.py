@@ -29,10 +29,7 @@ def run(args: argparse.Namespace) -> int:
         plan = make_plan(facts, graphics=args.graphics)
         return _print(args, facts, plan.actions, plan.findings, more=plan.more_may_follow)
     if os.geteuid() != 0:
-        print(
-            "nri-gpu: only root can load modules and make device nodes; anybody can use --dry-run",
-            file=sys.stderr,
-        )
+        print("nri-gpu: only root can load modules and make device nodes; anybody can use --dry-run", file=sys.stderr)
         return Exit.PERMISSION
     act = actor(PLACES, Path(args.driver_root or "/"))
     report = prepare(lambda: look(PLACES), act, graphics=args.graphics)
@@ -47,37 +44,25 @@ def _print(
     *,
     more: bool = False,
 ) -> int:
+    """Schema `nri-gpu/prepare/v1`, or a line for each. actions: done, or with --dry-run to do. more: may follow."""
     if args.output == "json":
-        print(json.dumps(to_json(facts, actions, findings, dry_run=args.dry_run, more=more), indent=1))
-    else:
-        print(to_text(facts, actions, findings, dry_run=args.dry_run, more=more))
-    return Exit.FINDING if findings else Exit.OK
-
-
-def to_text(
-    facts: HostFacts, actions: Sequence[Action], findings: Sequence[Finding], *, dry_run: bool, more: bool = False
-) -> str:
-    """A line for each action and each finding."""
-    lines = [f"{'would ' if dry_run else ''}{action}" for action in actions]
+        document = {
+            "schema": "nri-gpu/prepare/v1",
+            "dry_run": args.dry_run,
+            "devices": list(facts.devices),
+            "actions": [{**_action_json(action), "text": str(action)} for action in actions],
+            "more_may_follow": more,
+            "findings": [{"path": finding.path, "reason": finding.reason} for finding in findings],
+        }
+        print(json.dumps(document, indent=1))
+        return Exit.FINDING if findings else Exit.OK
+    lines = [f"{'would ' if args.dry_run else ''}{action}" for action in actions]
     if more:
         lines.append("more may follow: which devices a module serves is known once it is loaded")
     lines += [f"finding: {finding}" for finding in findings]
     devices = f"{len(facts.devices)} NVIDIA device{'s' * (len(facts.devices) > 1)}"
-    return "\n".join(lines) or f"nothing to do: {devices}, modules loaded, nodes and links in place"
-
-
-def to_json(
-    facts: HostFacts, actions: Sequence[Action], findings: Sequence[Finding], *, dry_run: bool, more: bool = False
-) -> dict[str, Any]:
-    """Schema `nri-gpu/prepare/v1`. actions: done, or with dry_run to do."""
-    return {
-        "schema": "nri-gpu/prepare/v1",
-        "dry_run": dry_run,
-        "devices": list(facts.devices),
-        "actions": [{**_action_json(action), "text": str(action)} for action in actions],
-        "more_may_follow": more,
-        "findings": [{"path": finding.path, "reason": finding.reason} for finding in findings],
-    }
+    print("\n".join(lines) or f"nothing to do: {devices}, modules loaded, nodes and links in place")
+    return Exit.FINDING if findings else Exit.OK
 
 
 def _action_json(action: Action) -> dict[str, Any]:

@@ -10,41 +10,33 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
 from nri_gpu.daemon.policy_file import PolicyText, build_policy, load_policy
 from nri_gpu.decision.replay import Compared, Replay
 from nri_gpu.domain.errors import Exit, PolicyError
 from nri_gpu.policy.model import Policy
 
 
-class Tally(Struct):
-    """Counts of one replay."""
-
-    decisions: int = 0
-    different: int = 0
-    unreadable: int = 0
-
-
 def run(args: argparse.Namespace) -> int:
     """Print what differs. Returns 1 when something does, or a line is no record; 78 when a file cannot be read."""
     instead = load_policy(args.policy) if args.policy else None
-    tally, found = Tally(), list[Compared]()
+    decisions, unreadable, different = 0, 0, list[Compared]()
     try:
         for compared in compare(map(Path, args.files), instead):
             if isinstance(compared, str):
-                tally.unreadable += 1
+                unreadable += 1
                 print(f"nri-gpu: {compared}", file=sys.stderr)
                 continue
-            tally.decisions += 1
+            decisions += 1
             if not compared.same:
-                found.append(compared)
+                different.append(compared)
     except OSError as error:
         print(f"nri-gpu: {error}", file=sys.stderr)
         return Exit.CONFIGURATION
-    tally.different = len(found)
-    print(json.dumps(_to_json(tally, found), indent=1) if args.output == "json" else _to_text(tally, found))
-    return Exit.FINDING if tally.different or tally.unreadable else Exit.OK
+    if args.output == "json":
+        print(json.dumps(_to_json(decisions, unreadable, different), indent=1))
+    else:
+        print(_to_text(decisions, different))
+    return Exit.FINDING if different or unreadable else Exit.OK
 
 
 def compare(files: Iterable[Path], instead: Policy | None = None) -> Iterator[Compared | str]:
@@ -70,15 +62,15 @@ def _read_policy(name: str, text: str) -> Policy:
         return Policy.broken(str(error.faults[0]))
 
 
-def _to_text(tally: Tally, found: list[Compared]) -> str:
+def _to_text(decisions: int, different: list[Compared]) -> str:
     lines = []
-    for each in found:
+    for each in different:
         pod = each.container.pod
         at = datetime.fromtimestamp(each.at, UTC).isoformat(timespec="seconds")
         lines.append(f"{at} {pod.namespace}/{pod.name} {each.container.name}")
         lines += [f"  - {_answer_text(each.recorded)}", f"  + {_answer_text(each.now)}"]
-    same = "none differs" if not tally.different else f"{tally.different} differ"
-    return "\n".join([*lines, f"{tally.decisions} decisions, {same}"])
+    same = f"{len(different)} differ" if different else "none differs"
+    return "\n".join([*lines, f"{decisions} decisions, {same}"])
 
 
 def _answer_text(answer: Any) -> str:  # noqa: ANN401 - JSON values
@@ -93,11 +85,11 @@ def _answer_text(answer: Any) -> str:  # noqa: ANN401 - JSON values
             return f"passed: {answer.get('reason', '')}"
 
 
-def _to_json(tally: Tally, found: list[Compared]) -> dict[str, Any]:
+def _to_json(decisions: int, unreadable: int, different: list[Compared]) -> dict[str, Any]:
     return {
         "schema": "nri-gpu/replay/v1",
-        "decisions": tally.decisions,
-        "unreadable_lines": tally.unreadable,
+        "decisions": decisions,
+        "unreadable_lines": unreadable,
         "different": [
             {
                 "at_s": each.at,
@@ -108,6 +100,6 @@ def _to_json(tally: Tally, found: list[Compared]) -> dict[str, Any]:
                 "recorded": each.recorded,
                 "now": each.now,
             }
-            for each in found
+            for each in different
         ],
     }

@@ -13,6 +13,7 @@ import pytest
 from nri_gpu.domain.errors import Exit
 from tests.support import compat
 from tests.support.daemon import FOUR_GPUS, TOPOLOGIES
+from tests.support.driver_root import make_driver_root
 from tests.support.loading import LIBRARIES
 from tests.unit.cli.conftest import Done, NriGpuCall
 from tests.unit.cli.shapes import EXPLAIN, check_shape
@@ -240,8 +241,10 @@ def test_compatibility_packages(explain: Explain, tmp_path: Path) -> None:
     compat.make_package(tmp_path / "packages", "14.0", "600.10.01", compat.note("14.0", (550, 580)))
     policy = f'[compat]\ndir = "{tmp_path}/packages"\n'
     wanting = POD.replace("name: SECRET", "name: CUDA_VERSION").replace("hunter2", "14.0.1")
-    done = explain(wanting, policy=policy)
+    root = make_driver_root(tmp_path / "root", "580.95.05")
+    done = explain(wanting, "--driver-root", root, policy=policy)
     assert done.code == Exit.OK
+    assert "/580.95.05-" in done.out
     assert "  compat  CUDA 14.0 by libcuda 600.10.01, because CUDA 14.0 is wanted\n" in done.out
     assert "  mount   /opt/nri-gpu/compat  from " in done.out
     assert f"  env     LD_LIBRARY_PATH=/opt/nri-gpu/compat:{LIBRARIES}:/opt/lib\n" in done.out

@@ -58,6 +58,7 @@ def test_what_was_granted_is_remembered_in_its_order(path: Path, journal: Journa
     assert [(each.grant.namespace, each.grant.pod_name) for each in journal.remembered(0)] == [("ml", "train")] * 2
     assert journal.remembered(since=11.5) == both[1:]
     assert path.stat().st_mode & 0o777 == 0o600
+    assert Journal(path.with_name("none"), KEY).remembered(since=0) == ()
 
 
 def test_what_is_settled_is_forgotten(journal: Journal) -> None:

@@ -13,20 +13,28 @@ from nri_gpu.daemon import policy_file as settings
 from nri_gpu.daemon.policy_file import (
     LAST_GOOD,
     POLICY_MAX,
+    PolicyFile,
+    PolicyReload,
     PolicyWatch,
     file_advice,
+    first_policy,
     keep_last_good,
     load_last_good,
     load_policy,
     read_policy,
 )
 from nri_gpu.domain.errors import Fault, PolicyError
+from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.model import BUILT_IN, Policy
 from nri_gpu.policy.select import Denied, select
+from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support.configmap import ConfigMapFolder
 from tests.support.daemon import Launch, NriGpu
+from tests.support.log import Log
 from tests.support.scripted_runtime import until
+
+BAD = "[plugin]\nindex = 5\n"
 
 
 def written(folder: Path, text: str | bytes) -> Path:
@@ -277,3 +285,66 @@ def test_the_daemon_takes_a_swapped_policy_up_and_keeps_the_old_over_a_broken_on
         mounted.swap({"policy.toml": "[namespaces]\nallow = 3\n"})
         assert "must be an array" in daemon.wait_logged("policy not reloaded, the old one stays")
         assert (launch.state / "policy.last").read_text() == '[namespaces]\nallow = ["research"]\n'
+
+
+# --- which policy is in force -----------------------------------------------------------------------------------------
+
+
+class InForce:
+    """A daemon's policy, of a file in this folder; the state folder is its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state_dir = folder / "state"
+        self.state_dir.mkdir(exist_ok=True)
+        self.file = PolicyFile(str(folder / "policy.toml"), {"plugin.socket": "/option.sock"}, self.state_dir)
+        self.state = NodeState(Inventory(taken_at=0), policy=first_policy(self.file), fallback=self.file.salvage)
+        self.changed: list[Policy] = []
+        self.reload = PolicyReload(self.file, self.state, self.changed.append)
+
+    def now(self) -> tuple[str, str]:
+        """The index, and the option that goes over every policy."""
+        return self.state.settings.plugin.index, self.state.settings.plugin.socket
+
+
+def test_a_start_takes_the_file_then_the_last_good_one_then_refuses(tmp_path: Path, log: Log) -> None:
+    written(tmp_path, BAD)
+    first = InForce(tmp_path)
+    assert "must be a string" in first.state.policy.fault
+    assert first.now() == ("10", "/option.sock")
+    assert log.one("no good policy is kept: every container that asks will be refused")
+    written(tmp_path, '[plugin]\nindex = "20"\n')
+    assert InForce(tmp_path).now() == ("20", "/option.sock")
+    written(tmp_path, BAD)
+    again = InForce(tmp_path)
+    assert (again.now(), again.state.policy.fault) == (("20", "/option.sock"), "")
+    assert log.one("started on the last good policy")
+    (again.state_dir / LAST_GOOD).write_text(BAD)
+    assert InForce(tmp_path).state.policy.fault
+    assert log.one("last good policy not usable either")
+
+
+async def test_a_reload_keeps_the_old_policy_over_a_broken_one(tmp_path: Path, log: Log) -> None:
+    written(tmp_path, "")
+    daemon = InForce(tmp_path)
+    written(tmp_path, '[plugin]\nindex = "20"\n')
+    await daemon.reload.read_again()
+    assert (daemon.now()[0], daemon.reload.registered.index, len(daemon.changed)) == ("20", "20", 1)
+    written(tmp_path, BAD)
+    await daemon.reload.read_again()
+    assert (daemon.now()[0], len(daemon.changed)) == ("20", 1)
+    assert log.one("policy not reloaded, the old one stays")
+
+
+async def test_the_runtimes_text_replaces_the_file_good_or_not(tmp_path: Path, log: Log) -> None:
+    written(tmp_path, "")
+    daemon = InForce(tmp_path)
+    daemon.state_dir.joinpath(LAST_GOOD).unlink()
+    daemon.state_dir.rmdir()
+    daemon.reload.take_text('[plugin]\nindex = "30"\n')
+    assert (daemon.now()[0], daemon.reload.registered.index, len(daemon.changed)) == ("30", "10", 1)
+    assert log.one("policy not kept for the next start")
+    daemon.reload.take_text(BAD)
+    assert (daemon.now()[0], len(daemon.changed)) == ("10", 1)
+    assert daemon.state.policy.fault
+    await daemon.reload.read_again()  # the file is not asked any more
+    assert daemon.state.policy.fault
