@@ -84,12 +84,12 @@ class FoundPackages(Struct, frozen=True):
     left_out: tuple[LeftOut, ...] = ()
 
 
-def scan_compat(folder: Path, machine_name: str = "") -> FoundPackages:
-    """The packages in `folder`. machine_name: as `uname -m`, this machine's when empty.
+def scan_compat(folder: Path) -> FoundPackages:
+    """The packages in `folder`.
 
     Raises: DriverError: it is not a directory, cannot be read, or others than root can change it.
     """
-    machine = table.MACHINES.get(machine_name or platform.machine())
+    machine = table.MACHINES.get(platform.machine())
     if machine is None:
         return FoundPackages()
     try:
