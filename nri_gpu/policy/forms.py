@@ -44,8 +44,9 @@ class Globs(Struct, frozen=True):
 
     def match(self, name: str) -> bool:
         """Whether one of the patterns matches."""
-        plain = name in self._literals or name.startswith(self._prefixes)
-        return plain or (self._wild is not None and self._wild.match(name) is not None)
+        if name in self._literals or (self._prefixes and name.startswith(self._prefixes)):
+            return True
+        return self._wild is not None and self._wild.match(name) is not None
 
     def first(self, name: str) -> int | None:
         """Index of the first pattern that matches, None where none does."""
