@@ -26,7 +26,7 @@ from nri_gpu.inventory.controller import InventoryCache, InventoryController
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.nri.convert import Configured
 from nri_gpu.system.state import NodeState
-from nri_gpu.system.tasks import LogOnce
+from nri_gpu.system.tasks import LogOnce, cancelled
 
 Answer = Callable[[], Mapping[str, Any]]
 QUESTION_MAX: Final = 64  # bytes
@@ -49,8 +49,7 @@ class ControlSocket:
         self._refused = 0  # connections without a descriptor
         self._pause: asyncio.TimerHandle | None = None
         self._calm: asyncio.TimerHandle | None = None
-        self._open: set[_Client] = set()
-        self._coming: set[asyncio.Task[tuple[asyncio.Transport, _Client]]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Listen, for root alone. Raises: OSError."""
@@ -86,9 +85,7 @@ class ControlSocket:
                 timer.cancel()
         self._listener.close()
         self._listener = None
-        await asyncio.gather(*self._coming, return_exceptions=True)
-        for visit in tuple(self._open):
-            visit.end()
+        await cancelled(self._serving)
         self._path.unlink(missing_ok=True)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -110,56 +107,31 @@ class ControlSocket:
             return
         if self._refused and self._calm is None:
             self._calm = loop.call_later(CALM_S, self._over)
-        coming = loop.connect_accepted_socket(lambda: _Client(self._table, self._open, self._patience_s), connection)
-        task = loop.create_task(coming)
-        self._coming.add(task)
-        task.add_done_callback(self._coming.discard)
+        task = loop.create_task(self._serve(connection))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
-    def _over(self) -> None:
-        logger.bind(path=str(self._path), attempt=self._refused).info("control socket accepts connections again")
-        self._faults.clear()
-        self._refused, self._calm = 0, None
+    async def _serve(self, connection: socket.socket) -> None:
+        """Answer the one question of a connection; one that asks none, or does not read the answer, is closed."""
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=QUESTION_MAX)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                writer.write(json.dumps(await self._answer(reader)).encode() + b"\n")
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, EOFError):  # TimeoutError is an OSError; the client went without a question
+            pass
+        finally:
+            writer.transport.abort()
 
-
-class _Client(asyncio.Protocol):
-    """One connection."""
-
-    def __init__(self, table: Mapping[str, Answer], others: set[_Client], patience_s: float) -> None:
-        self._table = table
-        self._others = others
-        self._patience_s = patience_s
-        self._question = bytearray()
-        self._transport: asyncio.Transport | None = None
-        self._patience: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._others.add(self)
-        if len(self._others) > OPEN_MAX:
-            self._send({"error": "too many connections at once; try again"})
-            return
-        self._patience = asyncio.get_running_loop().call_later(self._patience_s, self.end)
-
-    def data_received(self, data: bytes) -> None:
-        self._question += data
-        if len(self._question) > QUESTION_MAX:
-            self._send({"error": f"a question has at most {QUESTION_MAX} bytes"})
-        elif b"\n" in self._question:
-            self._send(self._answer(self._question.partition(b"\n")[0].decode(errors="replace").strip()))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc
-        self._others.discard(self)
-        if self._patience:
-            self._patience.cancel()
-
-    def end(self) -> None:
-        """Close without an answer."""
-        if self._transport:
-            self._transport.abort()
-
-    def _answer(self, question: str) -> Mapping[str, Any]:
+    async def _answer(self, reader: asyncio.StreamReader) -> Mapping[str, Any]:
+        """Raises: EOFError: there is no question."""
+        if len(self._serving) > OPEN_MAX:
+            return {"error": "too many connections at once; try again"}
+        try:
+            question = (await reader.readuntil()).decode(errors="replace").strip()
+        except asyncio.LimitOverrunError:
+            return {"error": f"a question has at most {QUESTION_MAX} bytes"}
         answer = self._table.get(question)
         if answer is None:
             return {"error": f"unknown question {question!r}, known: {', '.join(sorted(self._table))}"}
@@ -169,10 +141,10 @@ class _Client(asyncio.Protocol):
             logger.bind(method=question).opt(exception=True).error("bug in an answer")
             return {"error": "a bug of nri-gpu; its log has the traceback"}
 
-    def _send(self, answer: Mapping[str, Any]) -> None:
-        if self._transport and not self._transport.is_closing():
-            self._transport.write(json.dumps(answer).encode() + b"\n")
-            self._transport.close()
+    def _over(self) -> None:
+        logger.bind(path=str(self._path), attempt=self._refused).info("control socket accepts connections again")
+        self._faults.clear()
+        self._refused, self._calm = 0, None
 
 
 class Reporter:
