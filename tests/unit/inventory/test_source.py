@@ -15,7 +15,9 @@ from nri_gpu.inventory.kernel import HostFolders
 from nri_gpu.inventory.source import FileReader, NvmlSource
 from nri_gpu.simulation.topology import load_topology
 from tests.support.daemon import TOPOLOGIES
-from tests.support.nvml import build_fake_nvml, gpus_of
+from tests.support.kernel import make_pci
+from tests.support.log import Log
+from tests.support.nvml import FakeGpu, FakeMig, build_fake_nvml, gpus_of
 
 
 async def described(root: Path, folders: HostFolders) -> Inventory:
@@ -46,6 +48,31 @@ async def test_the_shipped_node_with_mig_as_nvml_and_the_kernel_describe_it(tmp_
     assert inventory.gpus == simulated.gpus
     assert (inventory.majors, inventory.numa) == (Majors(195, 508, None), (NumaNode(0, "16-31"),))
     assert (inventory.taken_at, inventory.simulated) == (7.0, False)
+
+
+async def test_without_nvml_it_is_known_which_gpus_the_kernel_shows(tmp_path: Path) -> None:
+    folders = HostFolders(proc=tmp_path / "proc", sys=tmp_path / "sys")
+    make_pci(folders.sys / "bus", "0000:10:00.0", "nvidia")
+    with pytest.raises(InventoryError, match="was not found below the driver root") as caught:
+        await described(tmp_path / "driver", folders)
+    (gpu,) = caught.value.unlisted
+    assert (gpu.pci_bus_id, gpu.reason) == ("0000:10:00.0", str(caught.value))
+
+
+async def test_unusual_capability_minors_are_logged_once(tmp_path: Path, log: Log) -> None:
+    uuid = "MIG-00000000-0000-5000-8000-000000000000"
+    root = build_fake_nvml(tmp_path / "driver", [FakeGpu(mig=(1, 1), parts=(FakeMig(place=0, uuid=uuid, gi=1),))])
+    instance = tmp_path / "proc/driver/nvidia/capabilities/gpu0/mig/gi1"
+    for file, minor in ((instance / "access", 7), (instance / "ci0/access", 8)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"DeviceFileMinor: {minor}\n")
+    (tmp_path / "proc/devices").write_text("Character devices:\n")
+    source = NvmlSource(root, folders=HostFolders(proc=tmp_path / "proc", sys=tmp_path))
+    for _ in range(2):
+        (part,) = (await source.refresh()).parts
+        assert (part.device.gpu_instance_minor, part.device.compute_instance_minor) == (7, 8)
+    await source.close()
+    assert log.one("unusual capability minors, used as they are").fields["fault"].startswith(f"MIG device {uuid} has")
 
 
 def threads() -> int:
