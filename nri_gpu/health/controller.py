@@ -17,7 +17,7 @@ from nri_gpu.domain.gpu import Gpu
 from nri_gpu.domain.health import EventType, GpuEvent, HealthState, ScriptedEvent
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.listener import EventChild, EventListener, EventSink
-from nri_gpu.health.node_health import NOBODY, HealthChange, Moment, NodeHealth, load_health, save_health
+from nri_gpu.health.node_health import NO_UNITS, HealthChange, Moment, NodeHealth, load_health, save_health
 from nri_gpu.health.states import Meaning, Rules
 from nri_gpu.health.stops import Stops, holders_of
 from nri_gpu.inventory.source import Source
@@ -79,7 +79,7 @@ class HealthController:
         self._seen: Inventory | None = None  # as the source returned it
         self._script: tuple[ScriptedEvent, ...] = ()
         self._began: float | None = None  # on the loop's clock: the first refresh of a simulated node
-        self._shown: frozenset[str] = NOBODY  # GPUs and MIG devices of the last inventory
+        self._shown: frozenset[str] = NO_UNITS  # GPUs and MIG devices of the last inventory
         self._held_at_refresh: frozenset[str] | None = None
         self._changed = asyncio.Event()
         self._stops = stops(self._changed.set)
@@ -170,7 +170,7 @@ class HealthController:
                 self._listener.listen(frozenset(gpu.pci_bus_id for gpu in self._listened(ledger)))
             self._stops.update(holders_of(self._health.withheld, ledger), self._node_state.settings)
             # A container holds what the last refresh neither showed nor knew to be held: the next one does.
-            if self._seen and (self._held() or NOBODY) - self._shown - (self._held_at_refresh or NOBODY):
+            if self._seen and (self._held() or NO_UNITS) - self._shown - (self._held_at_refresh or NO_UNITS):
                 self._refresh_soon()
             await self._changed.wait()
 

@@ -63,7 +63,7 @@ class EventReport(Struct, tag="event"):
 
     @property
     def event(self) -> GpuEvent:
-        """In the domain's words."""
+        """The same for the health controller."""
         return GpuEvent(self.uuid, self.kind, self.xid, self.gi, self.ci)
 
 

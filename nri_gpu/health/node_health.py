@@ -29,7 +29,7 @@ from nri_gpu.system.storage import write_whole
 
 LONG_AGO: Final = float("-inf")
 ODDITIES: Final = frozenset({Signal.ODD, Signal.ODD_RESTED})
-NOBODY: Final[frozenset[str]] = frozenset()
+NO_UNITS: Final[frozenset[str]] = frozenset()
 MISSING_MAX: Final = 256  # more than a machine has had in one boot
 WHOLE: Final = "GPU-"  # how the UUID of a whole GPU begins
 
@@ -104,7 +104,7 @@ class NodeHealth(Struct, frozen=True):
         return self._with({uuid: (signal, why)}, now)
 
     def after_inventory(
-        self, inventory: Inventory, rules: Rules, now: Moment, held: frozenset[str] | None = NOBODY
+        self, inventory: Inventory, rules: Rules, now: Moment, held: frozenset[str] | None = NO_UNITS
     ) -> tuple[NodeHealth, tuple[HealthChange, ...]]:
         """After a refresh. An inventory with a fault says nothing about any GPU.
 
@@ -156,7 +156,7 @@ class NodeHealth(Struct, frozen=True):
     ) -> tuple[NodeHealth, dict[GpuUuid, Shown]]:
         """Adds the GPUs that are there, and drops those that were taken out. Returns also the missing ones' signs."""
         records = {gpu.uuid: _described(self.records.get(gpu.uuid, GpuRecord()), gpu) for gpu in inventory.gpus}
-        unseen = {GpuUuid(unit) for unit in held or NOBODY if unit.startswith(WHOLE)} - records.keys()
+        unseen = {GpuUuid(unit) for unit in held or NO_UNITS if unit.startswith(WHOLE)} - records.keys()
         absent = dict.fromkeys(unseen, GpuRecord()) | self._absent(inventory)
         faults = _faults_by_gpu(absent, inventory.faults)
         missing: dict[GpuUuid, Shown] = {}

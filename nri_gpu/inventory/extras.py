@@ -1,4 +1,4 @@
-"""Extras: what a node has for containers beside GPUs, such as GPUDirect Storage, RDMA, IMEX channels and firmware."""
+"""Extras: what a node has for containers besides GPUs, such as GPUDirect Storage, RDMA, IMEX channels and firmware."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from loguru import logger
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import InventoryError
+from nri_gpu.domain.gpu import Gpu
 from nri_gpu.domain.node import Inventory, KernelGpu
 from nri_gpu.inventory.child import Deadlines, Limit, NvmlChild
 from nri_gpu.inventory.extras import find_extras, on_the_host
@@ -27,6 +28,7 @@ from nri_gpu.inventory.kernel import (
     unusual_minors,
     with_minors,
 )
+from nri_gpu.system.tasks import LogOnce
 
 T = TypeVar("T")
 
@@ -111,7 +113,7 @@ class NvmlSource:
         self._folders = folders.with_driver(Path(driver_root), host_root)
         self._host_root = host_root
         self._files = FileReader((deadlines or Deadlines()).files_s, limit)
-        self._unusual: tuple[str, ...] = ()
+        self._unusual = LogOnce()
         self._lacking: set[tuple[str, str]] = set()  # driver version and function
         self.answered: Hashable = None  # the kernel view from before the last answer
 
@@ -126,7 +128,7 @@ class NvmlSource:
         # After NVML, whose start may be what loads the kernel module.
         read = partial(self._with_files, inventory)
         inventory = await self._files.run("reading the driver's files in /proc and /sys", read)
-        self._log_unusual(inventory)
+        self._log_unusual(inventory.gpus)
         self.answered = before
         return inventory
 
@@ -161,12 +163,11 @@ class NvmlSource:
             return await self._files.run("reading what the kernel shows of GPUs", read)
         return ()
 
-    def _log_unusual(self, inventory: Inventory) -> None:
-        """Once, until they change."""
-        before, self._unusual = self._unusual, unusual_minors(inventory.gpus)
-        for sentence in self._unusual:
-            if sentence not in before:
-                logger.bind(fault=sentence).warning("unusual capability minors, used as they are")
+    def _log_unusual(self, gpus: Sequence[Gpu]) -> None:
+        if sentences := unusual_minors(gpus):
+            self._unusual.warning("unusual capability minors, used as they are", "; ".join(sentences))
+        else:
+            self._unusual.clear()
 
     def _log_lacking(self, version: str) -> None:
         """Once for each driver version."""

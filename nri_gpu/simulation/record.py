@@ -87,7 +87,7 @@ def _gpu(gpu: Gpu) -> tables.GpuTable:
         partition=parts or gpu.mig_enabled,
         ecc=gpu.ecc and gpu.ecc.current,
         ecc_pending=gpu.ecc.pending if gpu.ecc and gpu.ecc.pending != gpu.ecc.current else None,
-        processes=None,  # by the time that somebody reads the file they are others
+        processes=None,  # they differ by the time the file is read
         fabric=gpu.fabric and _table(tables.FabricTable, gpu.fabric),
         drm=tuple(_table(tables.DrmTable, node) for node in gpu.drm),
     )

@@ -355,7 +355,7 @@ async def test_after_a_restart_with_a_gpu_that_was_lost_meanwhile(tmp_path: Path
 
 
 async def test_a_mig_device_that_is_missing_causes_one_refresh(tmp_path: Path) -> None:
-    """A MIG device that was taken away under somebody is no GPU that was lost."""
+    """A held MIG device that was removed is no GPU that was lost."""
     daemon = Daemon(tmp_path)
     async with running(daemon):
         daemon.controller.with_health(look((), ()))
@@ -398,7 +398,7 @@ async def test_a_container_that_appears_on_a_recovering_gpu_is_stopped(tmp_path:
         await turns()
         daemon.later(31)
         assert daemon.controller.with_health(look((), ())).gpus[1].health.state is HealthState.RECOVERING
-        daemon.hold()  # nobody grants it; the runtime told late of one that was there all the while
+        daemon.hold()  # it is not granted; the runtime reports late one that was there all the time
         await turns()
     assert len(daemon.runtime.asked) == 2
 

@@ -231,7 +231,7 @@ GARBAGE = {
     "failed without names": b'{"type": "watching", "gpus": [], "failed": {"": "why"}}',
     "failed without reasons": b'{"type": "watching", "gpus": [], "failed": {"0000:10:00.0": 3}}',
     "watching a number": b'{"type": "watching", "gpus": 3, "failed": {}}',
-    "watching nobody's address": b'{"type": "watching", "gpus": ["../.."], "failed": {}}',
+    "watching a malformed address": b'{"type": "watching", "gpus": ["../.."], "failed": {}}',
     "a call of no name": b'{"type": "call", "call": ""}',
     "a call that breaks the line": b'{"type": "call", "call": "nvmlInit\\ninjected"}',
     "a fault of a list": b'{"type": "fault", "why": ["a"]}',

@@ -238,7 +238,7 @@ def test_a_fault_without_a_sign_changes_nothing() -> None:
     ],
 )
 def test_one_fault_is_one_gpu(fault: GpuFault) -> None:
-    """GPU 1 was taken out in the same look: nobody minds."""
+    """GPU 1 was removed before the same refresh."""
     health, changes = looked(UNSEEN, 0, look((), (), ())).after_inventory(look((), faults=(fault,)), RULES, at(10))
     assert [change.uuid for change in changes] == [UUIDS[2]]
     assert UUIDS[1] not in health.records
@@ -375,7 +375,7 @@ def test_two_incidents_make_one_mig_device_bad() -> None:
     "event",
     [
         of_part(79),  # what is fatal is never one part's
-        of_part(94, place=2),  # a part that nobody knows
+        of_part(94, place=2),  # an unknown MIG device
         GpuEvent(UUIDS[1], int(EventType.XID), 94, None, None),
         GpuEvent(UUIDS[1], int(EventType.XID), 94, 1, None),
         GpuEvent(UUIDS[1], int(EventType.DOUBLE_BIT_ECC), 0, 1, 0),

@@ -225,7 +225,7 @@ OURS, OTHERS = CASES[0][1], CASES[2][1]
     [
         ([(OTHERS, 0), (OURS, 0), (OURS, 0)], 1),
         ([(OTHERS, 0)], 0),
-        ([(OURS, 4711)], 0),  # somebody who is not the kernel
+        ([(OURS, 4711)], 0),  # another sender than the kernel
         ([OSError(errno.ENOBUFS, "lost")], 1),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_loop_ends_without_its_thread(tmp_path: Path) -> None:
 
     asyncio.run(asked_and_cancelled())
     assert threads() == 1
-    file.write_text("too late")  # nobody waits, and nothing is said of it
+    file.write_text("too late")  # nothing waits for it any more
     for thread in threading.enumerate():
         if thread.name == "nri-gpu-files":
             thread.join(10)

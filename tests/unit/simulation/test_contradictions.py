@@ -121,7 +121,7 @@ AGREEING = {
     + part(1, profile="1c.4g.40gb", memory_bytes=60 * 10**9)
     + part(2, gi=1, ci=1, profile="3c.4g.40gb", memory_bytes=60 * 10**9),
     "seven slices": GPU + "".join(part(number) for number in range(7, 14)),
-    "minors that nobody knows": GPU + part(1, gi_minor=-1, ci_minor=-1) + part(2, gi_minor=-1, ci_minor=-1),
+    "unknown minors": GPU + part(1, gi_minor=-1, ci_minor=-1) + part(2, gi_minor=-1, ci_minor=-1),
     "a GPU that shares the host's memory": GPU.replace("85_520_809_984", "0") + part(1) + part(2),
     "switches, one link of which is down": GPU
     + SECOND
