@@ -73,8 +73,8 @@ def with_live(ledger: Ledger, has: Live, inventory: Inventory) -> Ledger:
     other = _beyond_grant(has, ledger.entries.get(has.container_id), inventory)
     if other is None and has.container_id not in ledger.external:
         return ledger
-    foreign = {id_: each for id_, each in ledger.external.items() if id_ != has.container_id}
-    return ledger.with_all_external({**foreign, has.container_id: other} if other else foreign)
+    others = {id_: each for id_, each in ledger.external.items() if id_ != has.container_id}
+    return ledger.with_all_external({**others, has.container_id: other} if other else others)
 
 
 def _beyond_grant(has: Live, entry: Entry | None, inventory: Inventory) -> ExternalAllocation | None:
@@ -88,7 +88,7 @@ def _beyond_grant(has: Live, entry: Entry | None, inventory: Inventory) -> Exter
     return None
 
 
-def foreign_uuids(container: Container, node: Node) -> frozenset[GpuUuid]:
+def external_uuids(container: Container, node: Node) -> frozenset[GpuUuid]:
     """GPUs and MIG devices that a container about to be created can open."""
     return opened_uuids(_numbers(container), node.inventory)
 
@@ -97,7 +97,7 @@ def _numbers(container: Container) -> frozenset[DeviceNumber]:
     return container.opened | {(device.major, device.minor) for device in container.devices}
 
 
-def foreign_units(container: Container, node: Node) -> tuple[Unit, ...]:
+def external_units(container: Container, node: Node) -> tuple[Unit, ...]:
     """Those that programs can use, in NVML order: of a GPU in MIG mode, the MIG devices it has capabilities of."""
     majors = node.inventory.majors
     minors = {device.minor for device in container.devices if device.major == majors.nvidia}
@@ -111,7 +111,7 @@ def foreign_units(container: Container, node: Node) -> tuple[Unit, ...]:
 
 def nvidia_nodes(container: Container, node: Node) -> str:
     """The GPU nodes it holds, by name."""
-    uuids = foreign_uuids(container, node)
+    uuids = external_uuids(container, node)
     return ", ".join(f"/dev/nvidia{gpu.minor_number}" for gpu in node.gpus if gpu.uuid in uuids)
 
 
@@ -128,7 +128,7 @@ def nvidia_names(container: Container) -> str:
 def unknown_nodes(container: Container, node: Node) -> str:
     """GPU nodes that it holds and that are of no usable GPU known here, by name; empty where there are none."""
     majors = node.inventory.majors
-    usable = {whole(unit).minor_number for unit in foreign_units(container, node)}
+    usable = {whole(unit).minor_number for unit in external_units(container, node)}
     odd = (
         device.path
         for device in container.devices
@@ -169,4 +169,4 @@ def completable(container: Container, node: Node) -> bool:
     """
     if container.privileged or nvidia_names(container) or container.nvidia_hooks:
         return False
-    return bool(foreign_uuids(container, node)) or any(GPU_NODE.fullmatch(each.path) for each in container.devices)
+    return bool(external_uuids(container, node)) or any(GPU_NODE.fullmatch(each.path) for each in container.devices)

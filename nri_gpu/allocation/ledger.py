@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 from enum import StrEnum
 from types import MappingProxyType
-from typing import ClassVar, Final, TypeVar
+from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from nri_gpu.domain.container import ContainerId, DeviceNumber, PodId, PodUid
 from nri_gpu.domain.decision import Decision, Grant, Inject
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import AllocatedDevice
-from nri_gpu.domain.value import Recorded, Value
+from nri_gpu.domain.value import Recorded
 
 
 class Releasing(Recorded, frozen=True):
@@ -61,14 +61,12 @@ class Lapse(StrEnum):
     NEVER = "inf"
 
 
-class Entry(Value, frozen=True):
+class Entry(Recorded, frozen=True):
     """One grant in the ledger.
 
     since: seconds on the monotonic clock when this phase began. until: on the same clock, when a created container
     lapses unless it starts.
     """
-
-    aside: ClassVar = ("since", "until")
 
     grant: Grant
     phase: GrantPhase

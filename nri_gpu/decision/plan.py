@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from nri_gpu.allocation.external import beyond, completable, foreign_units, nvidia_names, nvidia_nodes, unknown_nodes
+from nri_gpu.allocation.external import beyond, completable, external_units, nvidia_names, nvidia_nodes, unknown_nodes
 from nri_gpu.decision.eligibility import Eligible, node_fault
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Code, Grant, Inject, Reason
@@ -160,7 +160,7 @@ def complete_unasked(container: Container, node: Node, policy: Policy) -> Inject
     if reason := node_fault(capabilities, node):
         return reason
     unknown = unknown_nodes(container, node)
-    if unknown or not foreign_units(container, node):
+    if unknown or not external_units(container, node):
         return NotCompleted(f"not completed: {unknown or 'what it holds'} is of no GPU known here")
     return _completed(container, capabilities, node, policy, "foreign.complete")
 
@@ -176,7 +176,7 @@ def complete_asked(asked: Eligible, container: Container, node: Node) -> Inject 
         return reason
     if reason := node_fault(asked.capabilities, node):
         return reason
-    unknown, held = unknown_nodes(container, node), foreign_units(container, node)
+    unknown, held = unknown_nodes(container, node), external_units(container, node)
     if unknown or not held:
         return Reason(
             Code.HELD_BY_OTHERS,
@@ -198,7 +198,7 @@ def _completed(
     container: Container, capabilities: Capabilities, node: Node, policy: Policy, rule: str
 ) -> Inject | Reason:
     """A grant of no GPU, since none of them is ours to grant."""
-    held = foreign_units(container, node)
+    held = external_units(container, node)
     plan = plan_for(container, held, capabilities, node, policy, completes=True)
     if isinstance(plan, Reason):
         return plan

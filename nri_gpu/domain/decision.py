@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar, Final, Self
+from typing import Final, Self
 
 from msgspec import Struct
 
@@ -12,20 +12,18 @@ from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.mps import Seat
-from nri_gpu.domain.value import Value
+from nri_gpu.domain.value import Recorded
 
 # The runtime's own prefix and the kubelet's event both grow around it; an event message holds 1024 bytes.
 REFUSAL_MAX: Final = 700  # characters
 
 
-class Grant(Value, frozen=True, kw_only=True):
+class Grant(Recorded, frozen=True, kw_only=True):
     """The GPUs one container holds.
 
     mode: None for a grant of nothing (`none`). generation: the driver generation it was made with, and behind a `+`
     that of a compatibility package of CUDA where it has one. seat: its share of an MPS daemon; None in other modes.
     """
-
-    aside: ClassVar = ("pod_name", "namespace")
 
     container_id: ContainerId
     container_name: str

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import Final
 
 from msgspec import Struct, field
 
-from nri_gpu.domain.value import Recorded, Value
+from nri_gpu.domain.value import Recorded
 
 MIB: Final = 2**20
 WHOLE_PERCENT: Final = 100
@@ -41,15 +41,13 @@ class MpsLimits(Struct, frozen=True):
 NO_MPS_LIMITS: Final = MpsLimits()
 
 
-class Seat(Value, frozen=True):
+class Seat(Recorded, frozen=True):
     """One container's share of a GPU's MPS daemon.
 
     memory_mib: the most that each of its processes may allocate; 0: as much as there is. threads_percent: of the
     GPU's multiprocessors. uid: the user id of its program on the host; None while unknown. folder: the host folder of
     one start of the daemon, with its pipes and shared memory; empty before a GPU is chosen.
     """
-
-    aside: ClassVar = ("uid",)
 
     memory_mib: int = 0
     threads_percent: int = WHOLE_PERCENT

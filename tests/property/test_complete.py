@@ -8,7 +8,7 @@ from __future__ import annotations
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from nri_gpu.allocation.external import foreign_units, foreign_uuids
+from nri_gpu.allocation.external import external_units, external_uuids
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, DeviceRef
@@ -61,7 +61,7 @@ policies = st.builds(
 @given(served(), policies)
 def test_the_same_gpus_before_and_after(served: tuple[Container, Node], policy: Policy) -> None:
     container, node = served
-    before = foreign_uuids(container, node)
+    before = external_uuids(container, node)
     assume(before)
     decision = decide(container, node, Ledger(), policy)
     edits = Edits() if not isinstance(decision, Inject) else decision.edits
@@ -74,8 +74,8 @@ def test_the_same_gpus_before_and_after(served: tuple[Container, Node], policy: 
             *(DeviceRef(each.path, each.major, each.minor) for each in edits.devices.values()),
         ),
     )
-    assert foreign_uuids(after, node) == before
-    assert foreign_units(after, node) == foreign_units(container, node)
+    assert external_uuids(after, node) == before
+    assert external_units(after, node) == external_units(container, node)
     assert edits.devices.keys() <= SHARED - {device.path for device in container.devices}
     if not isinstance(decision, Inject):
         return

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
-from nri_gpu.allocation.external import foreign_uuids
+from nri_gpu.allocation.external import external_uuids
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.claim import needs_grant, reads_environment
 from nri_gpu.decision.decide import decide
@@ -140,4 +140,4 @@ def test_no_request_that_concerns_us_is_overlooked(
     plain = isinstance(decision, Pass) and decision.edits == NO_EDITS
     found = may_concern(payload, node.inventory.majors.nvidia, environment=reads_environment(policy))
     event(f"plain: {plain}, found: {found}")
-    assert found or (plain and not foreign_uuids(read, node) and not needs_grant(read, policy))
+    assert found or (plain and not external_uuids(read, node) and not needs_grant(read, policy))

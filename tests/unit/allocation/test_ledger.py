@@ -100,7 +100,7 @@ def test_a_grant_begins_as_created_and_only_an_inject_changes_anything() -> None
 
 def test_the_same_container_twice_is_one_entry() -> None:
     grant = Inject(NO_EDITS, make.grant(0, to=A))
-    assert Ledger().after(grant, 1.0).after(grant, 2.0) == Ledger().after(grant, 1.0)
+    assert Ledger().after(grant, 1.0).after(grant, 2.0) == Ledger().after(grant, 2.0)
 
 
 AGAIN = make.container(of="a", id=ContainerId("a.main.2"))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.external import foreign_uuids
+from nri_gpu.allocation.external import external_uuids
 from nri_gpu.allocation.ledger import GrantPhase, Ledger
 from nri_gpu.allocation.reservations import cleared_for
 from nri_gpu.decision.claim import needs_grant
@@ -396,7 +396,7 @@ HELD: dict[str, tuple[tuple[DeviceRef, ...], Majors, set[int]]] = {
 
 @pytest.mark.parametrize(("devices", "majors", "indices"), HELD.values(), ids=HELD)
 def test_whose_nodes_a_container_holds(devices: tuple[DeviceRef, ...], majors: Majors, indices: set[int]) -> None:
-    found = foreign_uuids(make.container(devices=devices), make.node(majors=majors))
+    found = external_uuids(make.container(devices=devices), make.node(majors=majors))
     assert found == set(map(make.uuid, indices))
 
 
@@ -452,7 +452,7 @@ HELD_PARTS: dict[str, tuple[tuple[DeviceRef, ...], list[GpuUuid]]] = {
 def test_others_hold_the_mig_devices_whose_capabilities_they_have(
     devices: tuple[DeviceRef, ...], parts: list[GpuUuid]
 ) -> None:
-    found = foreign_uuids(make.container(devices=devices), CUT_NODE)
+    found = external_uuids(make.container(devices=devices), CUT_NODE)
     assert found == {CUT.uuid, *parts}
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
-from tests.support import builders as make
 
 SENTENCES = {
     "plain": ("no GPU.", "nri-gpu [gpu-busy]: no GPU."),
@@ -28,10 +27,3 @@ def test_a_longer_one_is_cut_and_says_so() -> None:
     text = str(Reason(Code.GPU_BUSY, "x" * REFUSAL_MAX))
     assert len(text) == REFUSAL_MAX
     assert text.endswith("x...")
-
-
-def test_names_for_people_are_no_part_of_a_grants_identity() -> None:
-    one, other = make.grant(0), make.grant(0, to=make.container(of=make.pod(namespace="other")))
-    assert one == other
-    assert one != make.grant(1)
-    assert one != make.grant(0, generation="another")
