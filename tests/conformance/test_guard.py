@@ -91,6 +91,7 @@ def test_created_and_started_while_the_daemon_is_away(site: Site, daemon: NriGpu
     assert "code=not-granted" in guard.wait_logged("start refused")
 
 
+@on_newest
 def test_a_grant_is_started_although_the_daemon_died_since(site: Site, daemon: NriGpu, guard: NriGuard) -> None:
     container = site.create("train", ASKS)
     daemon.kill()
@@ -100,6 +101,7 @@ def test_a_grant_is_started_although_the_daemon_died_since(site: Site, daemon: N
     assert "start refused" not in guard.log()
 
 
+@on_newest
 def test_a_daemon_that_never_ran_granted_nothing(site: Site, guard: NriGuard) -> None:
     container = site.create("early", ASKS)
     with pytest.raises(CriError, match=REFUSED):
@@ -157,6 +159,7 @@ def test_what_policy_ignores_starts(site: Site, launch: Launch, tmp_path: Path) 
             site.node.cri.start(site.create("meant", ASKS, "ml"))
 
 
+@on_newest
 def test_without_the_guard_the_daemons_own_check_holds(site: Site, daemon: NriGpu, guard: NriGuard) -> None:
     daemon.kill()
     container = site.create("ungranted", ASKS)

@@ -162,6 +162,7 @@ def test_containerd_killed_and_restarted(fresh_node: Containerd, own: NriGpu) ->
     own.wait_held({"next/main": [UUIDS[2]]})
 
 
+@on_newest
 def test_many_containers_eight_at_a_time(node: Containerd, daemon: NriGpu) -> None:
     """Four of five share, the fifth asks for a GPU of its own; nobody gets what excludes another."""
 

@@ -8,6 +8,7 @@ from tests.support.cri import ContainerId
 from tests.support.daemon import UUIDS, NriGpu
 from tests.support.image import ImageSpec
 from tests.support.loading import LIBRARIES
+from tests.support.marks import on_newest
 from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.probe import Opened, check_opens, device_nodes, open_number, open_paths
 
@@ -66,6 +67,7 @@ def test_three_containers_share_four_gpus(cgroup_node: Containerd, serving: NriG
     serving.wait_held({f"{name}/main": [UUIDS[n] for n in gpus] for name, gpus in WANTS.items()})
 
 
+@on_newest
 def test_who_asked_for_nothing_gets_nothing(cgroup_node: Containerd, serving: NriGpu) -> None:
     """Although its image says NVIDIA_VISIBLE_DEVICES=all, as every CUDA image does."""
     container = run(cgroup_node, "bystander", {})
@@ -80,6 +82,7 @@ def test_who_asked_for_nothing_gets_nothing(cgroup_node: Containerd, serving: Nr
     assert serving.held() == {}
 
 
+@on_newest
 def test_none_is_a_request_for_nothing(cgroup_node: Containerd, serving: NriGpu) -> None:
     container = run(cgroup_node, "sidecar", {"gpu.nri.io": "all", "gpu.nri.io/container.main": "none"})
     assert nvidia_nodes(cgroup_node, container) == {}
@@ -87,6 +90,7 @@ def test_none_is_a_request_for_nothing(cgroup_node: Containerd, serving: NriGpu)
     serving.wait_held({"sidecar/main": []})
 
 
+@on_newest
 def test_utility_alone_brings_no_uvm(cgroup_node: Containerd, serving: NriGpu) -> None:
     container = run(cgroup_node, "smi", {"gpu.nri.io": "device=1; capabilities=utility"})
     assert nvidia_nodes(cgroup_node, container) == {"/dev/nvidia1": (195, 1), "/dev/nvidiactl": CTL}

@@ -70,24 +70,15 @@ class Layout(Struct, frozen=True):
             folder.mkdir()
 
 
-class Choices(Struct, frozen=True):
-    """What may differ between two instances. Times in seconds, as containerd's NRI section means them."""
-
-    config_version: int
-    runc: Path
-    nri: bool = True
-    request_timeout_s: float = 2.0
-    registration_timeout_s: float = 5.0
-
-
-def render(layout: Layout, choices: Choices) -> str:
-    """The whole config.toml."""
-    return "\n".join((_common(layout, choices), _CRI[choices.config_version](layout, choices)))
-
-
-def _common(layout: Layout, choices: Choices) -> str:
+def render(layout: Layout, *, v3: bool, runc: Path, nri: bool, request_timeout_s: float) -> str:
+    """The whole config.toml. v3: in configuration version 3, else 2. request_timeout_s: NRI's, of a plugin's answer."""
+    cri, folders = (CRI_RUNTIME_V3, "bin_dirs") if v3 else (CRI_V2, "bin_dir")
+    programs = f'["{layout.base}/cni"]' if v3 else f'"{layout.base}/cni"'
+    images = f'[plugins."{CRI_IMAGES_V3}".pinned_images]\n  sandbox = "{image.NAME}"' if v3 else ""
+    sandbox = "" if v3 else f'sandbox_image = "{image.NAME}"'
+    # A negative oom_score_adj needs a capability that root in a test machine may lack.
     return f"""\
-version = {choices.config_version}
+version = {3 if v3 else 2}
 root = "{layout.root}"
 state = "{layout.base}/state"
 [grpc]
@@ -95,53 +86,22 @@ state = "{layout.base}/state"
 [plugins."io.containerd.internal.v1.opt"]
   path = "{layout.base}/opt"
 [plugins."io.containerd.nri.v1.nri"]
-  disable = {"false" if choices.nri else "true"}
+  disable = {"false" if nri else "true"}
   socket_path = "{layout.nri_socket}"
   plugin_path = "{layout.plugin_path}"
   plugin_config_path = "{layout.plugin_config_path}"
-  plugin_request_timeout = "{choices.request_timeout_s}s"
-  plugin_registration_timeout = "{choices.registration_timeout_s}s"
-"""
-
-
-def _cri_v2(layout: Layout, choices: Choices) -> str:
-    return f"""\
-[plugins."{CRI_V2}"]
-  sandbox_image = "{image.NAME}"
-{_cri_shared(layout)}
-  [plugins."{CRI_V2}".cni]
-    bin_dir = "{layout.base}/cni"
-    conf_dir = "{layout.base}/cni"
-{_runtime(CRI_V2, choices)}"""
-
-
-def _cri_v3(layout: Layout, choices: Choices) -> str:
-    return f"""\
-[plugins."{CRI_IMAGES_V3}".pinned_images]
-  sandbox = "{image.NAME}"
-[plugins."{CRI_RUNTIME_V3}"]
-{_cri_shared(layout)}
-  [plugins."{CRI_RUNTIME_V3}".cni]
-    bin_dirs = ["{layout.base}/cni"]
-    conf_dir = "{layout.base}/cni"
-{_runtime(CRI_RUNTIME_V3, choices)}"""
-
-
-def _cri_shared(layout: Layout) -> str:
-    # A negative oom_score_adj needs a capability that root in a test machine may lack.
-    return f"""\
+  plugin_request_timeout = "{request_timeout_s}s"
+{images}
+[plugins."{cri}"]
+  {sandbox}
   restrict_oom_score_adj = true
   enable_cdi = true
-  cdi_spec_dirs = ["{layout.cdi}"]"""
-
-
-def _runtime(cri: str, choices: Choices) -> str:
-    return f"""\
+  cdi_spec_dirs = ["{layout.cdi}"]
+  [plugins."{cri}".cni]
+    {folders} = {programs}
+    conf_dir = "{layout.base}/cni"
   [plugins."{cri}".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
     [plugins."{cri}".containerd.runtimes.runc.options]
-      BinaryName = "{choices.runc}"
+      BinaryName = "{runc}"
 """
-
-
-_CRI: Final = {2: _cri_v2, 3: _cri_v3}

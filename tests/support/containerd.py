@@ -46,7 +46,6 @@ class Containerd:
         nri: bool = True,
         runc: Path | None = None,
         request_timeout_s: float = 2.0,
-        registration_timeout_s: float = 5.0,
     ) -> None:
         self.runtime = runtime
         self.cgroup = cgroup or host_cgroup()
@@ -57,7 +56,7 @@ class Containerd:
         self._images: dict[str, image.ImageSpec] = {}
         self.layout = config.Layout(Path(tempfile.mkdtemp(prefix=cleanup.PREFIX, dir=cleanup.PARENT)))
         try:
-            self._write_files(nri, request_timeout_s, registration_timeout_s)
+            self._write_files(nri, request_timeout_s)
             self._supervisor = Supervisor(self.layout, self.cgroup)
         except BaseException:
             shutil.rmtree(self.base, ignore_errors=True)
@@ -189,16 +188,11 @@ class Containerd:
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
 
-    def _write_files(self, nri: bool, request_timeout_s: float, registration_timeout_s: float) -> None:
+    def _write_files(self, nri: bool, request_timeout_s: float) -> None:
         self.layout.make()
-        choices = config.Choices(
-            config_version=2 if self.runtime.number < (2, 0) else 3,
-            runc=self._runc(),
-            nri=nri,
-            request_timeout_s=request_timeout_s,
-            registration_timeout_s=registration_timeout_s,
-        )
-        self.layout.config.write_text(config.render(self.layout, choices))
+        v3 = self.runtime.number >= (2, 0)
+        text = config.render(self.layout, v3=v3, runc=self._runc(), nri=nri, request_timeout_s=request_timeout_s)
+        self.layout.config.write_text(text)
 
     def _start(self) -> None:
         self._forget_daemon()

@@ -39,7 +39,7 @@ class PodSpec(Struct, frozen=True):
 
 
 class ContainerSpec(Struct, frozen=True):
-    """What a container is asked for. memory_bytes: its limit, 0 for none; command empty: the image's own.
+    """What a container is asked for. command empty: the image's own.
 
     cpuset_cpus: as the kubelet's static CPU manager sets it; empty: every CPU.
     devices, mounts: path in the container -> path on the host. read_only: of mounts. without_rights: no capability.
@@ -58,7 +58,6 @@ class ContainerSpec(Struct, frozen=True):
     read_only: frozenset[str] = frozenset()
     without_rights: bool = False
     cdi_devices: Sequence[str] = ()
-    memory_bytes: int = 0
     cpuset_cpus: str = ""
     user: int | None = None
     readonly_rootfs: bool = False
@@ -110,7 +109,7 @@ def container_to_pb(spec: ContainerSpec) -> pb.ContainerConfig:
         annotations=spec.annotations,
         log_path=f"{spec.name}_{spec.attempt}.log",
         linux=pb.LinuxContainerConfig(
-            resources=pb.LinuxContainerResources(memory_limit_in_bytes=spec.memory_bytes, cpuset_cpus=spec.cpuset_cpus),
+            resources=pb.LinuxContainerResources(cpuset_cpus=spec.cpuset_cpus),
             security_context=security,
         ),
         CDI_devices=[pb.CDIDevice(name=name) for name in spec.cdi_devices],
