@@ -46,7 +46,7 @@ ids, pod uids, pids, host name, paths of the test, the driver's generation, and 
 (2 s). The macs of marks cover ids and were recomputed for the replaced ones; the key is bytes 00 to 1f."""
 
 
-class Stage(Struct, frozen=True):
+class ServedNode(Struct, frozen=True):
     """A node, and nri-gpu connected to it through a recorder."""
 
     node: Containerd
@@ -81,7 +81,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def stage(node: Containerd, folder: Path) -> Iterator[Stage]:
+def served(node: Containerd, folder: Path) -> Iterator[ServedNode]:
     policy = folder / "policy.toml"
     policy.write_text("schema = 1\n")
     driver = make_driver_root(folder / "driver")
@@ -92,58 +92,60 @@ def stage(node: Containerd, folder: Path) -> Iterator[Stage]:
     key.write_bytes(KEY)
     with Recorder(launch.socket, node.nri_socket) as recorder:
         daemon = NriGpu(launch)
-        yield Stage(node, daemon, recorder)
+        yield ServedNode(node, daemon, recorder)
         daemon.__exit__()
 
 
-def one_life(stage: Stage) -> Session:
+def one_life(served: ServedNode) -> Session:
     """register, configure, nothing to synchronize; a grant, created, started, stopped, removed, and its pod."""
-    stage.begin()
-    container = stage.run("train", "device=0,2")
-    stage.node.cri.stop(container)
-    stage.daemon.wait_held({})
-    stage.node.cri.remove(container)
-    stage.end_pod("train")
-    return stage.recorder.sessions[0]
+    served.begin()
+    container = served.run("train", "device=0,2")
+    served.node.cri.stop(container)
+    served.daemon.wait_held({})
+    served.node.cri.remove(container)
+    served.end_pod("train")
+    return served.recorder.sessions[0]
 
 
-def refusal(stage: Stage) -> Session:
+def refusal(served: ServedNode) -> Session:
     """A refused container, which the runtime takes back by events; and one that asks for nothing."""
-    stage.begin()
+    served.begin()
     with pytest.raises(CriError, match="no-such-gpu"):
-        stage.create("greedy", "device=0,9")
-    stage.run("bystander")
-    return stage.recorder.sessions[0]
+        served.create("greedy", "device=0,9")
+    served.run("bystander")
+    return served.recorder.sessions[0]
 
 
-def second_session(stage: Stage) -> Session:
+def second_session(served: ServedNode) -> Session:
     """Two containers to synchronize, of which one is not started yet, and is then."""
-    stage.begin()
-    stage.run("runs", "device=1; mode=shared")
-    created = stage.create("waits", "device=3")
-    stage.daemon.kill()
-    stage.begin()
-    stage.node.cri.start(created)
-    stage.daemon.wait_held({"runs/main": [UUIDS[1]], "waits/main": [UUIDS[3]]})
-    return stage.recorder.sessions[1]
+    served.begin()
+    served.run("runs", "device=1; mode=shared")
+    created = served.create("waits", "device=3")
+    served.daemon.kill()
+    served.begin()
+    served.node.cri.start(created)
+    served.daemon.wait_held({"runs/main": [UUIDS[1]], "waits/main": [UUIDS[3]]})
+    return served.recorder.sessions[1]
 
 
-def long_reply(stage: Stage) -> Session:
+def long_reply(served: ServedNode) -> Session:
     """An image with a long LD_LIBRARY_PATH, and so a reply of two mux frames."""
-    stage.node.import_image(LONG_PATH)
-    stage.begin()
-    stage.create("long", "1", ContainerSpec(image=LONG_PATH.name))
-    return stage.recorder.sessions[0]
+    served.node.import_image(LONG_PATH)
+    served.begin()
+    served.create("long", "1", ContainerSpec(image=LONG_PATH.name))
+    return served.recorder.sessions[0]
 
 
-@pytest.mark.parametrize("scene", [one_life, refusal, second_session, long_reply], ids=lambda scene: scene.__name__)
-def test_what_is_said_is_what_was_recorded(stage: Stage, folder: Path, scene: Callable[[Stage], Session]) -> None:
-    session = scene(stage)
-    stage.daemon.terminate()
-    messages = scrubbed(split(session), KEY, _names(stage.node, folder))
-    path = path_of(scene.__name__, ".".join(map(str, stage.node.runtime.number)))
+@pytest.mark.parametrize("scenario", [one_life, refusal, second_session, long_reply], ids=lambda each: each.__name__)
+def test_what_is_said_is_what_was_recorded(
+    served: ServedNode, folder: Path, scenario: Callable[[ServedNode], Session]
+) -> None:
+    session = scenario(served)
+    served.daemon.terminate()
+    messages = scrubbed(split(session), KEY, _names(served.node, folder))
+    path = path_of(scenario.__name__, ".".join(map(str, served.node.runtime.number)))
     if RECORD:
-        path.write_text(render(_header(messages, scene.__doc__ or ""), messages))
+        path.write_text(render(_header(messages, scenario.__doc__ or ""), messages))
         assert path.stat().st_size < 60_000
     recorded = messages_of(path)
     assert _said_by_us(messages) == _said_by_us(recorded)

@@ -14,7 +14,6 @@ from typing import Final
 from msgspec import Struct
 
 from tests.demo import show
-from tests.demo.curtain import curtain
 from tests.support import packages
 from tests.support.cgroup import Cgroup, device_rules
 from tests.support.containerd import Containerd
@@ -49,7 +48,7 @@ PICTURE: Final = (Asking("a", (0, 1)), Asking("b", (0, 2, 3)), Asking("c", (3,))
 
 def main() -> int:
     """Run it. Returns an exit code."""
-    return curtain("make demo", demonstrate)
+    return show.run("make demo", demonstrate)
 
 
 def demonstrate(stack: ExitStack) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, Final
 
 from tests.demo import show
-from tests.demo.curtain import curtain
 from tests.support import packages
 from tests.support._pb import cri_tests_pb2 as pb
 from tests.support.containerd import Containerd
@@ -47,7 +46,7 @@ memory_bytes = 10_200_547_328
 """
 
 
-class Stage:
+class SimulatedNode:
     """A folder with the node's file, to which changes are added as they happen, and with two drivers."""
 
     def __init__(self, base: Path) -> None:
@@ -104,7 +103,7 @@ class Alongside:
 
 def main() -> int:
     """Run it. Returns an exit code."""
-    return curtain("make demo-faults", demonstrate)
+    return show.run("make demo-faults", demonstrate)
 
 
 def demonstrate(stack: ExitStack) -> None:
@@ -112,18 +111,20 @@ def demonstrate(stack: ExitStack) -> None:
     runtime = packages.find_any()
     show.step(f"containerd {runtime.release} on private paths; four simulated GPUs")
     node = stack.enter_context(Containerd(runtime))
-    stage = Stage(node.base / "demo")
-    policy = stage.base / "policy.toml"
+    simulated = SimulatedNode(node.base / "demo")
+    policy = simulated.base / "policy.toml"
     policy.write_text(POLICY.format(cri=node.cri_socket))
-    launch = Launch(stage.base / "run", node.nri_socket, stage.node, stage.base / "driver", policy, log_level="INFO")
+    launch = Launch(
+        simulated.base / "run", node.nri_socket, simulated.node, simulated.base / "driver", policy, log_level="INFO"
+    )
     daemon = stack.enter_context(NriGpu(launch))
     daemon.wait_ready()
-    watching = Alongside(stack, daemon, stage.node)
+    watching = Alongside(stack, daemon, simulated.node)
     watching.show("4 GPUs")
-    dead, other = _a_gpu_dies(node, stage, daemon, watching)
-    _it_comes_back(node, stage, watching, dead)
-    _mig(node, stage, watching, max({0, 1, 2, 3} - {dead, other}))
-    _driver(node, stage, daemon, watching)
+    dead, other = _a_gpu_dies(node, simulated, daemon, watching)
+    _it_comes_back(node, simulated, watching, dead)
+    _mig(node, simulated, watching, max({0, 1, 2, 3} - {dead, other}))
+    _driver(node, simulated, daemon, watching)
     show.step("What `nri-gpu status` says in the end")
     command = [sys.executable, "-m", "nri_gpu", "status", "--state-dir", str(launch.state)]
     said = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT, cwd="/").stdout
@@ -131,7 +132,7 @@ def demonstrate(stack: ExitStack) -> None:
     show.step("Cleaning up")
 
 
-def _a_gpu_dies(node: Containerd, stage: Stage, daemon: NriGpu, watching: Alongside) -> tuple[int, int]:
+def _a_gpu_dies(node: Containerd, simulated: SimulatedNode, daemon: NriGpu, watching: Alongside) -> tuple[int, int]:
     """Returns the numbers of the GPU and of the one that took its place."""
     show.step("Pod train asks for one GPU")
     pod = node.cri.run_pod(PodSpec(name="train", annotations={"gpu.nri.io": "count=1"}))
@@ -139,7 +140,7 @@ def _a_gpu_dies(node: Containerd, stage: Stage, daemon: NriGpu, watching: Alongs
     number = _gpu_of(node, first)
     show.lines("pod train", [f"runs, and has /dev/nvidia{number}"])
     show.step(f"GPU {number} is lost")
-    stage.happen(f"gpu = {number}\nlost = true")
+    simulated.happen(f"gpu = {number}\nlost = true")
     watching.show(f"GPU {number} ", "is bad, because of: GPU is lost")
     wait_for("the container to end", lambda: not _runs(node, first), PATIENCE_S)
     line = daemon.wait_logged("container stopped")
@@ -153,35 +154,35 @@ def _a_gpu_dies(node: Containerd, stage: Stage, daemon: NriGpu, watching: Alongs
     return number, other
 
 
-def _it_comes_back(node: Containerd, stage: Stage, watching: Alongside, number: int) -> None:
+def _it_comes_back(node: Containerd, simulated: SimulatedNode, watching: Alongside, number: int) -> None:
     show.step(f"GPU {number} is back, and granted again after 4 s without trouble")
-    stage.happen(f"gpu = {number}\nlost = false")
+    simulated.happen(f"gpu = {number}\nlost = false")
     watching.show("is recovering", "is healthy, recovered from: GPU is lost")
     pod = node.cri.run_pod(PodSpec(name="patient", annotations={"gpu.nri.io": f"device={number}"}))
     show.lines("pod patient", [f"runs, and has /dev/nvidia{_gpu_of(node, node.cri.run(pod, SLEEP))}"])
 
 
-def _mig(node: Containerd, stage: Stage, watching: Alongside, number: int) -> None:
+def _mig(node: Containerd, simulated: SimulatedNode, watching: Alongside, number: int) -> None:
     show.step(f"GPU {number} is cut into MIG devices")
     _refused(node, "mig=1g.10gb")
-    stage.happen(f"gpu = {number}{CUT}")
+    simulated.happen(f"gpu = {number}{CUT}")
     watching.show(f"GPU {number} (", "is in MIG mode", "1g.10gb", "is new")
     pod = node.cri.run_pod(PodSpec(name="slice", annotations={"gpu.nri.io": "mig=1g.10gb"}))
     _look(node, pod, "slice")
 
 
-def _driver(node: Containerd, stage: Stage, daemon: NriGpu, watching: Alongside) -> None:
+def _driver(node: Containerd, simulated: SimulatedNode, daemon: NriGpu, watching: Alongside) -> None:
     show.step(f"The driver {OLD} is unloaded: nobody can be asked, and the last snapshot serves")
-    stage.happen('fault = "nvmlInit: Driver Not Loaded (9)"')
+    simulated.happen('fault = "nvmlInit: Driver Not Loaded (9)"')
     watching.show("not refreshed: nvmlInit: Driver Not Loaded (9)")
     asking = {"gpu.nri.io": "count=1"}
     late = node.cri.run_pod(PodSpec(name="late", annotations=asking))
     _look(node, late, "late")
     node.cri.remove_pod(late.id)
     show.step(f"{NEW} is installed and loaded, with another major for nvidia-uvm")
-    stage.install(NEW)
+    simulated.install(NEW)
     majors = "majors = { nvidia = 195, nvidia_uvm = 1520, nvidia_caps = 1521 }"
-    stage.happen(f'fault = ""\ndriver = "{NEW}"\ncuda = "13.1"\n{majors}')
+    simulated.happen(f'fault = ""\ndriver = "{NEW}"\ncuda = "13.1"\n{majors}')
     watching.show(f"driver {OLD} -> {NEW}", "nvidia-uvm has major 1520, and had 1510", "the driver answers again")
     wait_for("its files", lambda: _staged(daemon, NEW), PATIENCE_S, daemon.log)
     _look(node, node.cri.run_pod(PodSpec(name="new", annotations=asking)), "new")

@@ -1,13 +1,31 @@
-"""What the demo prints."""
+"""What both demos share: how they are run, and what they print."""
 
+import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Final
 
 from tests.support.daemon import NriGpu
+from tests.support.errors import HarnessError
 
 WIDTH: Final = 24
 _START: Final = time.monotonic()
+
+
+def run(command: str, demonstrate: Callable[[ExitStack], None]) -> int:
+    """Run a demo, and take away what it made. Returns an exit code."""
+    if os.geteuid():
+        print(f"{command} boots a containerd and needs root: run `sudo {command}`")
+        return 77
+    try:
+        with ExitStack() as stack:
+            demonstrate(stack)
+    except HarnessError as error:
+        print(f"\nThe demo could not go on: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def step(text: str) -> None:
