@@ -22,7 +22,7 @@ from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.containerd
 
-CREATES: Final = int(os.environ.get("NRI_GPU_CHAOS", "90"))
+CREATES: Final = int(os.environ.get("NRI_GPU_CHAOS", "60"))
 ROUNDS: Final = max(3, CREATES // 30)
 SEED: Final = 4
 GUARD_SAYS: Final = "container runs without the GPUs it asked for"

@@ -44,6 +44,7 @@ def simulated(node: Containerd, base: Path, events: str = "", **health: object) 
     launch = Launch(base / "d", node.nri_socket, topology=topology, policy=policy(base, node, **health))
     with NriGpu(launch) as daemon:
         daemon.wait_ready()
+        daemon.wait_logged("driver files")  # found or not: before, it refuses
         yield daemon
 
 
