@@ -30,7 +30,6 @@ from nri_gpu.plugin.request_sizes import Sizes
 from nri_gpu.plugin.supervisor import Identity, SessionFollowers, Supervisor
 from nri_gpu.policy.model import Policy
 from nri_gpu.system.notify import Notifier
-from nri_gpu.system.process import user_of
 from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.succession import Succession
 from nri_gpu.system.tasks import cancelled, exit_code, later
@@ -99,7 +98,6 @@ class Daemon:
             inventory_age_s=self._node.cache.age_s,
             recorder=StateRecorder(journal, self._audit, later, grace_s),
             start_hindrance=self._node.mps.start_hindrance,
-            user_of=user_of,
             stage_dir=os.path.realpath(self._fixed.driver.stage_dir),
         )
         return Plugin(self._state, needs, key)

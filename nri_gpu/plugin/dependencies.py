@@ -44,9 +44,8 @@ class PluginDependencies(Struct, frozen=True):
 
     clock: monotonic seconds. later: run something once the reply is on its way. recorder: keeps what happens.
     inventory_age_s: seconds since the source of the inventory last answered; None where it never did.
-    start_hindrance: why a container with this grant cannot start yet; empty when it can. user_of: the user id of a
-    process on the host; None where it cannot be read. stage_dir: where driver files are staged, without symlinks;
-    empty: what containers have mounted from there does not matter.
+    start_hindrance: why a container with this grant cannot start yet; empty when it can. stage_dir: where driver files
+    are staged, without symlinks; empty: what containers have mounted from there does not matter.
     """
 
     clock: Callable[[], float]
@@ -54,5 +53,4 @@ class PluginDependencies(Struct, frozen=True):
     recorder: Recorder
     inventory_age_s: Callable[[], float | None] = lambda: None
     start_hindrance: Callable[[Grant], str] = lambda _: ""
-    user_of: Callable[[int], int | None] = lambda _: None
     stage_dir: str = ""

@@ -24,6 +24,7 @@ from nri_gpu.nri.events import Lifecycle
 from nri_gpu.nri.status import Reply, status_of
 from nri_gpu.plugin.decision_log import container_fields, log_refusal
 from nri_gpu.plugin.dependencies import PluginDependencies
+from nri_gpu.system.process import user_of
 from nri_gpu.system.state import NodeState
 
 TAKEN: Final = Reason(
@@ -59,7 +60,7 @@ class GrantedContainers:
         """What a container was granted, by its signed grant; its seat at an MPS daemon by itself and its process."""
         seat = None
         if signed.mode is Mode.MPS:
-            seat = Seat.read(container.env, self._needs.user_of(pid), container.mps_folder)
+            seat = Seat.read(container.env, user_of(pid), container.mps_folder)
         return Grant.to(container, signed.uuids, signed.mode, signed.generation, seat)
 
     def with_live(self, ledger: Ledger, container: Container, edits: Edits = NO_EDITS) -> Ledger:
@@ -107,7 +108,7 @@ class GrantedContainers:
             return Reason(Code.NODE_NOT_READY, sentence)
         if container is None or seat is None:
             return running
-        uid = self._needs.user_of(change.pid)
+        uid = user_of(change.pid)
         uid = seat.uid if uid is None else uid
         if uid is None:
             return NO_USER
