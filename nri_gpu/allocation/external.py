@@ -16,9 +16,9 @@ from nri_gpu.domain.container import Container, DeviceNumber
 from nri_gpu.domain.decision import Reason
 from nri_gpu.domain.edits import NO_EDITS, Edits, staged_below
 from nri_gpu.domain.gpu import GpuUuid, MigPart, Unit, whole
+from nri_gpu.domain.names import is_nvidia_device
 from nri_gpu.domain.node import Inventory, Node
 
-NVIDIA: Final = "nvidia.com"  # vendors of CDI devices end in it
 NAMES_SHOWN: Final = 3
 OTHERS: Final = "more GPUs than these, or other ones"
 GPU_NODE: Final = re.compile(r"/dev/nvidia\d+")
@@ -116,12 +116,8 @@ def nvidia_nodes(container: Container, node: Node) -> str:
 
 
 def nvidia_names(container: Container) -> str:
-    """The container's CDI devices of NVIDIA, its device plugin or its DRA drivers, by name.
-
-    Their vendors all end in nvidia.com: `nvidia.com`, `k8s.device-plugin.nvidia.com`, `k8s.gpu.nvidia.com` and so on.
-    """
-    vendors = ((name, name.partition("/")[0]) for name in container.cdi_devices)
-    named = [name for name, vendor in vendors if f".{vendor}".endswith(f".{NVIDIA}")]
+    """The container's CDI devices of NVIDIA's vendors, by name."""
+    named = [name for name in container.cdi_devices if is_nvidia_device(name)]
     return ", ".join(named[:NAMES_SHOWN]) + (", ..." if len(named) > NAMES_SHOWN else "")
 
 

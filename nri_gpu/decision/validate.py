@@ -13,13 +13,13 @@ from nri_gpu.allocation.grant import InvalidGrant, SignedGrant, verify_grant
 from nri_gpu.decision.claim import needs_grant
 from nri_gpu.domain.container import Added, AddedNode, Adjusted, Container
 from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.names import is_nvidia_device
 from nri_gpu.policy.model import Policy
 
 # /dev/nvidiaN, nvidiactl and nvidia-modeset: assigned to NVIDIA (Linux: Documentation/admin-guide/devices.txt).
 NVIDIA_MAJOR: Final = 195
 NOT_GPUS: Final = frozenset({254, 255})  # minors of nvidia-modeset and nvidiactl
 NVIDIA_PATH: Final = "/dev/nvidia"
-VENDOR: Final = "nvidia.com"  # the vendors of NVIDIA's CDI devices end in it
 NAME_SHOWN_MAX: Final = 120  # characters
 AGAIN: Final = "create it again once `nri-gpu run` serves this node"
 
@@ -79,9 +79,7 @@ def _of_nvidia(adjusted: Adjusted) -> Iterator[Added | AddedNode]:
     for node in adjusted.nodes:
         if node.major == NVIDIA_MAJOR or node.name.startswith(NVIDIA_PATH):
             yield node
-    for device in adjusted.cdi_devices:
-        if f".{device.name.partition('/')[0]}".endswith(f".{VENDOR}"):
-            yield device
+    yield from (device for device in adjusted.cdi_devices if is_nvidia_device(device.name))
 
 
 def _gpus(nodes: tuple[AddedNode, ...]) -> frozenset[tuple[int, int]]:

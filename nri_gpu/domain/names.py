@@ -1,4 +1,4 @@
-"""Names that several packages share: annotation keys, the state folder and its files."""
+"""Names that several packages share: annotation keys, the state folder and its files, NVIDIA's CDI devices."""
 
 from __future__ import annotations
 
@@ -16,3 +16,11 @@ KUBELET_KEY: Final = f"{KEY_PREFIX}kubelet"  # what the kubelet allocated; `.` a
 DEFAULT_STATE: Final = Path("/run/nri-gpu")
 CONTROL_SOCKET: Final = "control.sock"
 LEDGER: Final = "ledger.json"
+
+
+def is_nvidia_device(cdi_name: str) -> bool:
+    """Whether a CDI device is of NVIDIA, of its device plugin or of its DRA drivers: all these vendors end alike.
+
+    They are `nvidia.com`, `k8s.device-plugin.nvidia.com`, `k8s.gpu.nvidia.com` and so on.
+    """
+    return f".{cdi_name.partition('/')[0]}".endswith(".nvidia.com")
