@@ -71,25 +71,13 @@ async def test_each_code_of_the_whole_driver_keeps_the_last_snapshot(rig: Rig, f
     assert len(set(rig.faults)) == len(rig.faults) == len(CODES)  # each is said once
 
 
-# What each call is to a GPU: a code in the set costs it nothing.
-NEEDED: frozenset[int] = frozenset()
-TRIED = frozenset(CODES)
-LACKING_IS_FINE = UNSUPPORTED
-LOST_IS_NOT = TRIED - GPU_GONE
-CALLS = {
-    HANDLE: NEEDED,
-    UUID: NEEDED,
-    "nvmlDeviceGetMinorNumber": NEEDED,
-    "nvmlDeviceGetPciInfo_v3": NEEDED,
-    NAME: NEEDED,
-    "nvmlDeviceGetCudaComputeCapability": NEEDED,
-    "nvmlDeviceGetMemoryInfo": LACKING_IS_FINE,
-    "nvmlDeviceGetMigMode": LACKING_IS_FINE,
-    "nvmlDeviceGetBrand": LOST_IS_NOT,
-    "nvmlDeviceGetMemoryAffinity": LOST_IS_NOT,
-    "nvmlDeviceGetNvLinkState": TRIED,
-    "nvmlDeviceGetTopologyCommonAncestor": TRIED,
-    "nvmlDeviceGetComputeRunningProcesses_v3": TRIED,
+# A call of each kind, with the codes that cost its GPU nothing; all calls are in inventory/test_survey.py.
+CALLS: dict[str, frozenset[int]] = {
+    HANDLE: frozenset(),
+    NAME: frozenset(),
+    "nvmlDeviceGetMigMode": UNSUPPORTED,
+    "nvmlDeviceGetBrand": frozenset(CODES) - GPU_GONE,
+    "nvmlDeviceGetNvLinkState": frozenset(CODES),
 }
 
 
