@@ -278,10 +278,6 @@ class Ledger(Struct, frozen=True):
             gone += [id_ for id_, other in others.items() if other.pod_id == pod_id]
         return self._without(gone)
 
-    def with_external(self, external: ExternalAllocation) -> Ledger:
-        """With a container that can open GPUs which it was not granted."""
-        return self.with_all_external({**self.external, external.container_id: external})
-
     def with_live(self, live: Live) -> Ledger:
         """With what that container has."""
         if self.live.get(live.container_id) == live:

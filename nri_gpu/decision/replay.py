@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,7 +29,6 @@ from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import Edits
-from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import AllocatedDevice, AllocationPending
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.domain.value import canonical, decode, encode
@@ -37,6 +36,8 @@ from nri_gpu.policy.model import Policy
 
 Record = Mapping[str, Any]
 SCHEMA: Final = "nri-gpu/audit/v1"
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class RecordKind(StrEnum):
@@ -127,6 +128,12 @@ def _changes(old: Ledger, new: Ledger) -> dict[str, Any]:
         fresh = {key: encode(value) for key, value in after.items() if before.get(key) is not value}
         found[name] = {**fresh, **dict.fromkeys(before.keys() - after.keys())}
     return found
+
+
+def _updated(old: Mapping[K, V], found: Mapping[K, Any], kind: type[V]) -> Mapping[K, V]:
+    """With what a record has as new, different or gone."""
+    kept = {key: value for key, value in old.items() if key not in found}
+    return kept | {key: decode(kind, value) for key, value in found.items() if value is not None}
 
 
 def _by_id(ledger: Ledger) -> Mapping[str, Reservation]:
@@ -222,24 +229,13 @@ class Replay:
         for id_, found in record.get("reservations", {}).items():
             if device := reserved_device(id_):
                 self._take_reservation(device, None if found is None else decode(Reservation, found))
-        for id_, found in record["foreign"].items():
-            if found is None:
-                others = {k: other for k, other in self.ledger.external.items() if k != id_}
-                self.ledger = self.ledger.with_all_external(others)
-            else:
-                self.ledger = self.ledger.with_external(decode(ExternalAllocation, found))
-        self._take_releasing(record.get("leaving", {}))  # older logs have none
-
-    def _take_releasing(self, found: Mapping[str, Any]) -> None:
-        """When a GPU was released, and when it was found unused, follows the recording, whichever pod held it."""
-        if self._instead is not None and not (not self._instead.fault and self._instead.handover.wait):
-            return
-        leaving = dict(self.ledger.releasing)
-        for uuid, each in found.items():
-            leaving.pop(GpuUuid(uuid), None)
-            if each is not None:
-                leaving[GpuUuid(uuid)] = decode(Releasing, each)
-        self.ledger = self.ledger.with_releasing(leaving)
+        self.ledger = self.ledger.with_all_external(
+            _updated(self.ledger.external, record["foreign"], ExternalAllocation)
+        )
+        if self._instead is None or (not self._instead.fault and self._instead.handover.wait):
+            # When a GPU was released, and when it was found unused, follows the recording, whichever pod held it.
+            leaving = record.get("leaving", {})  # older logs have none
+            self.ledger = self.ledger.with_releasing(_updated(self.ledger.releasing, leaving, Releasing))
 
     def _take_reservation(self, device: AllocatedDevice, reservation: Reservation | None) -> None:
         if reservation is None:

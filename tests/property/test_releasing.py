@@ -99,7 +99,7 @@ class Node(RuleBasedStateMachine):
         other = make.foreign(1)
         match change:
             case "given":
-                self.ledger = self.ledger.with_external(other)
+                self.ledger = self.ledger.with_all_external({other.container_id: other})
             case "removed":
                 self.gone(lambda ledger: ledger.released(other.container_id))
             case _:

@@ -197,8 +197,7 @@ def test_removal_forgets_whatever_the_phase(phase: GrantPhase) -> None:
 
 def test_others_holders_leave_by_stop_removal_and_pod() -> None:
     other = make.foreign(0)
-    ledger = Ledger().with_external(other).with_external(other)
-    assert ledger == make.ledger(others=[other])
+    ledger = make.ledger(others=[other])
     assert not ledger.stopped(other.container_id, 0.0).external
     assert not ledger.released(other.container_id).external
     assert not ledger.pod_gone(other.pod_id).external
@@ -235,5 +234,5 @@ def test_of_two_created_ones_the_first_listed_holds_because_nothing_tells_which_
 
 
 def test_others_holders_take_nothing_from_a_grant_when_the_ledger_is_rebuilt() -> None:
-    lived = make.ledger(make.entry(0, to=A, phase=CREATED)).with_external(make.foreign(0))
+    lived = make.ledger(make.entry(0, to=A, phase=CREATED), others=[make.foreign(0)])
     assert rebuilt(lived.entries.values(), lived.external.values()) == lived
