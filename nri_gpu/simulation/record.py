@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
@@ -116,8 +116,8 @@ def _lines(path: str, table: Mapping[str, object]) -> Iterator[str]:
         if isinstance(value, dict):
             yield f"\n[{inner}]\n"
             yield from _lines(inner, value)
-        elif isinstance(value, tuple):
-            for each in value:
+        else:
+            for each in cast("tuple[Mapping[str, object], ...]", value):
                 yield f"\n[[{inner}]]\n"
                 yield from _lines(inner, each)
 

@@ -156,6 +156,7 @@ def value_is_odd(place: tuple[Any, ...]) -> bool:
         (("gpus", 1, "index"), 2),
         (("gpus", 1, "drm", 0, 0), "../nvidiactl"),
         (("links", 0, "a"), 1),
+        (("links", 0, "b"), 7),
         (("faults", 0, "uuid"), gpu(0)["uuid"]),
         (("faults", 0, "uuid"), "GPU-\x1b[31m"),
         (("faults", 0, "pci_bus_id"), gpu(1)["pci_bus_id"]),

@@ -229,6 +229,7 @@ WRONG = {
         NODE + GPU + SECOND + LINK.replace("PIX", "X"),
         "link[0].pcie: 'X' is not one of PIX, PXB, PHB, NODE",
     ),
+    "a fault without a reason": (f"{NODE}[[fault]]\nindex = 0\n", "fault[0].reason: missing; text"),
     "no cpus": (f"{NODE}[[numa]]\nnode = 0\n", 'numa[0].cpus: missing; a list of CPUs ("0-15,32-47")'),
     "one NUMA node twice": (NODE + NUMA + NUMA, "numa[1].node: the same as numa[0].node"),
     "an extra": (
