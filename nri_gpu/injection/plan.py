@@ -1,8 +1,8 @@
-"""All that is added to one container: each contributor makes its edits, and one merge puts them together."""
+"""All that is added to one container: each part makes its edits, and one merge puts them together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Final
 
@@ -26,11 +26,11 @@ VOID: Final = "void"  # NVIDIA's value for no device: an old runtime or hook on 
 class Injection(Struct, frozen=True, kw_only=True):
     """What one container is to receive.
 
-    gpus: GPUs and MIG devices, in NVML order; none for `none`. capabilities: closed. tree: the staged driver files for
-    them. loader: how a container's loader finds them. void: policy keeps NVIDIA_VISIBLE_DEVICES for other components.
-    numa: what policy binds to the GPUs' NUMA nodes. extra: the edits of its extras. compat: a newer CUDA than the
-    driver's. completes: another component assigned the GPUs, so the container gets no node of a GPU. mps: its share of
-    an MPS daemon. The signed grant is added later, by whoever has the key.
+    gpus: GPUs and MIG devices, in NVML order. capabilities: closed. tree: the staged driver files for them. loader: how
+    a container's loader finds them. void: policy keeps NVIDIA_VISIBLE_DEVICES for other components. numa: what policy
+    binds to the GPUs' NUMA nodes. extra: the edits of its extras. compat: a newer CUDA than the driver's. completes:
+    another component assigned the GPUs, so the container gets no node of a GPU. mps: its share of an MPS daemon. The
+    signed grant is added later, by whoever has the key.
     """
 
     container: Container
@@ -54,7 +54,13 @@ class Injection(Struct, frozen=True, kw_only=True):
 
 def plan(of: Injection) -> Edits:
     """All that is added to the container, each path and key once."""
-    return reduce(Edits.merge, (contribute(of) for contribute in CONTRIBUTORS), NO_EDITS)
+    driver = _driver(of)
+    parts = [_devices(of), driver, _compat(of, driver), Edits.of(env=visible_devices(of.gpus, void=of.void)), of.extra]
+    if of.mps:
+        parts.append(client_edits(of.mps))
+    if not of.container.pinned:
+        parts.append(cpuset_edits(of.gpus, of.inventory.numa, of.numa))
+    return reduce(Edits.merge, parts)
 
 
 def _devices(of: Injection) -> Edits:
@@ -67,46 +73,19 @@ def _devices(of: Injection) -> Edits:
 
 
 def _driver(of: Injection) -> Edits:
-    if of.tree is None or not of.gpus:
+    if of.tree is None:
         return NO_EDITS
     places = free_places(of.loader, of.container.mounts, of.tree)
     folders = places.search(compatible=Capability.COMPAT32 in of.capabilities)
     return Edits.of(mounts=tree_mounts(of.tree, places), env=library_path(folders, of.library_path))
 
 
-def _compat(of: Injection) -> Edits:
-    """Comes after the driver's, to stand before it in the path: glibc takes the first library of a name."""
+def _compat(of: Injection, driver: Edits) -> Edits:
+    """Stands before the driver's folders in the path: glibc takes the first library of a name."""
     if of.compat is None:
         return NO_EDITS
-    mount, behind = compat_mount(of.compat), _driver(of).env.get(LIBRARY_PATH, of.library_path)
+    mount, behind = compat_mount(of.compat), driver.env.get(LIBRARY_PATH, of.library_path)
     return Edits.of(mounts=(mount,), env=library_path([mount.destination], behind))
-
-
-def _visible(of: Injection) -> Edits:
-    return Edits.of(env=visible_devices(of.gpus, void=of.void)) if of.gpus else NO_EDITS
-
-
-def _extras(of: Injection) -> Edits:
-    return of.extra if of.gpus else NO_EDITS
-
-
-def _mps(of: Injection) -> Edits:
-    return client_edits(of.mps) if of.mps and of.gpus else NO_EDITS
-
-
-def _cpuset(of: Injection) -> Edits:
-    return NO_EDITS if of.container.pinned else cpuset_edits(of.gpus, of.inventory.numa, of.numa)
-
-
-CONTRIBUTORS: Final[tuple[Callable[[Injection], Edits], ...]] = (
-    _devices,
-    _driver,
-    _compat,
-    _visible,
-    _extras,
-    _mps,
-    _cpuset,
-)
 
 
 def cpuset_edits(units: Iterable[Unit], nodes: Sequence[NumaNode], binding: NumaBinding) -> Edits:

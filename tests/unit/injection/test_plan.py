@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.claim import NumaBinding
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Unit
 from nri_gpu.domain.node import DriverTree, Loader, NumaNode
 from nri_gpu.injection.plan import Injection, disarmed, plan, visible_devices
@@ -34,10 +33,6 @@ def test_a_share_is_nodes_files_and_environment() -> None:
         "LD_LIBRARY_PATH": LIBRARIES,
         "NVIDIA_VISIBLE_DEVICES": make.uuid(1),
     }
-
-
-def test_no_gpu_no_edits() -> None:
-    assert plan(replace(SHARE, gpus=())) == NO_EDITS
 
 
 def test_a_simulated_node_without_driver_files_still_gives_nodes() -> None:
