@@ -88,7 +88,7 @@ def names(library: str) -> set[str]:
 EVERY_NAME = {name for library in SONAMES for name in names(library)} | {soname for soname, _ in OWN_VERSIONS.values()}
 
 
-def promised(capability: Capability) -> set[str]:
+def names_of(capability: Capability) -> set[str]:
     wanted = closure(frozenset({capability}))
     found = {name for each in wanted for library in OF[each] for name in names(library)}
     own = {soname for soname, _ in OWN_VERSIONS.values()} if Capability.GRAPHICS in wanted else set()
@@ -148,11 +148,11 @@ def lines(node: Containerd, container: ContainerId, *command: str) -> list[str]:
 
 
 @pytest.mark.parametrize("capability", [each for each in Capability if each is not Capability.COMPAT32])
-def test_what_is_promised_and_nothing_else(node: Containerd, image: str, capability: Capability) -> None:
+def test_its_libraries_files_and_nodes_and_no_others(node: Containerd, image: str, capability: Capability) -> None:
     container = granted(node, image, capability)
     wanted = closure(frozenset({capability}))
     found = lines(node, container, "/bin/probe", *sorted(EVERY_NAME))
-    assert {line.partition(" -> ")[0] for line in found if " -> " in line} == promised(capability)
+    assert {line.partition(" -> ")[0] for line in found if " -> " in line} == names_of(capability)
 
     every_file = {path for files in FILES.values() for path in files}
     there = lines(
@@ -183,9 +183,9 @@ def test_32_bit_programs(node: Containerd, image: str) -> None:
         found = set(lines(node, container, "/bin/probe32", *sorted(EVERY_NAME)))
         # Libraries with versions of their own come in packages that this driver has for 64 bits only.
         own = {soname for soname, _ in OWN_VERSIONS.values()}
-        assert found == promised(Capability(capability)) - own - {"libnvidia-ml.so"}
+        assert found == names_of(Capability(capability)) - own - {"libnvidia-ml.so"}
         native = lines(node, container, "/bin/probe", *sorted(EVERY_NAME))
-        assert {line.partition(" -> ")[0] for line in native if " -> " in line} == promised(Capability(capability))
+        assert {line.partition(" -> ")[0] for line in native if " -> " in line} == names_of(Capability(capability))
 
 
 def test_without_compat32_there_is_nothing_for_them(node: Containerd, image: str) -> None:

@@ -158,8 +158,8 @@ def test_packages_come_and_go_under_a_running_daemon(
     wait_for("the package to be taken off", gone, 15)
     assert loaded(node, container) == f"{PLACE}/libcuda.so.1 CUDA 14000"
     assert list(stage_dir.glob("compat14.0-*"))
-    mark = node.cri.status(container).oci["annotations"]["gpu.nri.io/grant"]
-    assert f"+compat14.0-{NEWER}-" in mark
+    signed = node.cri.status(container).oci["annotations"]["gpu.nri.io/grant"]
+    assert f"+compat14.0-{NEWER}-" in signed
 
     serving.kill()
     serving.start()

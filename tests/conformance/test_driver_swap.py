@@ -146,7 +146,7 @@ def test_the_old_drivers_files_stay_as_long_as_a_container_has_them(
     assert staged == {VERSIONS[1]}
 
 
-def test_so_they_do_where_its_mark_is_of_another_key(node: Containerd, daemon: NriGpu, drivers: Drivers) -> None:
+def test_so_they_do_where_its_grant_is_of_another_key(node: Containerd, daemon: NriGpu, drivers: Drivers) -> None:
     """What a container has mounted is asked of the runtime: of this one no grant tells."""
     container = created(node, pod(node))
     assert container

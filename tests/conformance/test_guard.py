@@ -112,7 +112,7 @@ def test_a_daemon_that_never_ran_granted_nothing(site: Site, guard: NriGuard) ->
 
 @on_newest
 def test_what_the_kubelet_gave_is_asked_for_too(site: Site, launch: Launch, daemon: NriGpu, tmp_path: Path) -> None:
-    """The token stands on the container and says nothing of whether anybody injected: that is the mark."""
+    """The token says only what the kubelet allocated; that GPUs were injected, the signed grant says."""
     policy = tmp_path / "policy.toml"
     policy.write_text(f'[guard]\nstop_ungranted = true\nstop_grace_s = 0\ncri_socket = "{site.node.cri_socket}"\n')
     key = token_key("nvidia.com/gpu")

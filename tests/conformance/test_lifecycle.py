@@ -103,7 +103,7 @@ def test_the_plugin_killed_between_creates_has_the_same_ledger(node: Containerd,
     before = daemon.ledger()
 
     daemon.kill()
-    (daemon.launch.state / "ledger.json").unlink()  # the marks are the truth, not the file
+    (daemon.launch.state / "ledger.json").unlink()  # the containers' signed grants are the truth, not the file
     daemon.start()
     daemon.wait_ready()
 

@@ -1,4 +1,4 @@
-"""What a client of the runtime reads when it is refused; and who may hold what beside whom."""
+"""What a client of the runtime reads when it is refused; and who may hold what together."""
 
 import pytest
 
@@ -84,7 +84,7 @@ def test_counting_gives_each_pod_its_own(node: Containerd, daemon: NriGpu) -> No
         create(node, "1", pod="late")
 
 
-def test_a_container_cannot_bring_its_own_mark(node: Containerd, daemon: NriGpu) -> None:
+def test_a_container_cannot_bring_its_own_grant(node: Containerd, daemon: NriGpu) -> None:
     forged = {"gpu.nri.io/grant": "v1;mode=shared;uuid=GPU-0;gen=x;mac=00"}
     with pytest.raises(CriError, match="only nri-gpu writes this annotation"):
         create(node, "none", annotations=forged)

@@ -1,7 +1,7 @@
 """Takes this machine and this moment out of a recorded session, byte for byte at the same length.
 
 Ids and uids become one digit repeated, in order of appearance; pids, timeouts and a driver's generation become fixed
-numbers; paths become what the caller names. The mac of a mark covers ids, so it is made anew, under the same key.
+numbers; paths become what the caller names. The mac of a signed grant covers ids, so it is made anew, by the same key.
 """
 
 import re
@@ -76,14 +76,14 @@ def scrubbed(messages: Sequence[Message], key: bytes, names: Mapping[str, str]) 
     for message in messages:
         for pod, container in _mentioned(message):
             known.learn(pod, container)
-    marks = dict(_marks(messages, key, known))
-    return [_scrub(message, known, marks) for message in messages]
+    macs = dict(_grants(messages, key, known))
+    return [_scrub(message, known, macs) for message in messages]
 
 
-def _scrub(message: Message, known: _Names, marks: Mapping[bytes, bytes]) -> Message:
+def _scrub(message: Message, known: _Names, macs: Mapping[bytes, bytes]) -> Message:
     done = _without_timeout(_without_pids(message, known.pids))
     data = known.apply(done.data)
-    for real, fake in marks.items():
+    for real, fake in macs.items():
         data = data.replace(real, fake)
     if len(data) != len(message.data):
         raise HarnessError(f"{message.comment} changed its length")
@@ -106,27 +106,27 @@ def _mentioned(message: Message) -> Iterator[tuple[pb.PodSandbox | None, pb.Cont
             yield body.pod, body.container if body.HasField("container") else None
 
 
-def _marks(messages: Sequence[Message], key: bytes, known: _Names) -> Iterator[tuple[bytes, bytes]]:
-    """Real mac -> the mac of the scrubbed mark."""
+def _grants(messages: Sequence[Message], key: bytes, known: _Names) -> Iterator[tuple[bytes, bytes]]:
+    """Real mac -> the mac of the scrubbed grant."""
     asked: dict[int, tuple[pb.PodSandbox, pb.Container]] = {}
     for message in messages:
         for pod, container in _mentioned(message):
             if pod and container:
                 asked[message.stream_id] = (pod, container)
-                yield from _mark(container.annotations, pod, container, key, known)
+                yield from _signed(container.annotations, pod, container, key, known)
         if message.method == "CreateContainer" and not message.from_runtime:
-            yield from _mark(message.body.adjust.annotations, *asked[message.stream_id], key, known)
+            yield from _signed(message.body.adjust.annotations, *asked[message.stream_id], key, known)
 
 
-def _mark(
+def _signed(
     annotations: Mapping[str, str], pod: pb.PodSandbox, container: pb.Container, key: bytes, known: _Names
 ) -> Iterator[tuple[bytes, bytes]]:
     text = annotations.get(GRANT_KEY)
     if text is None:
         return
-    mark = verify_grant(text, PodUid(pod.uid), ContainerId(container.id), key)
-    if not isinstance(mark, SignedGrant):
-        raise HarnessError(f"a mark was not written under our key: {mark}")
+    signed = verify_grant(text, PodUid(pod.uid), ContainerId(container.id), key)
+    if not isinstance(signed, SignedGrant):
+        raise HarnessError(f"a grant was not signed with our key: {signed}")
     grant = Grant(
         container_id=ContainerId(known.fake(container.id)),
         container_name=container.name,
@@ -134,9 +134,9 @@ def _mark(
         pod_uid=PodUid(known.fake(pod.uid)),
         pod_name=pod.name,
         namespace=pod.namespace,
-        uuids=mark.uuids,
-        mode=mark.mode,
-        generation=known.fake(mark.generation),
+        uuids=signed.uuids,
+        mode=signed.mode,
+        generation=known.fake(signed.generation),
     )
     yield text[-MAC_CHARACTERS:].encode(), sign_grant(grant, key)[-MAC_CHARACTERS:].encode()
 

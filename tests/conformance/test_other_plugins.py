@@ -1,4 +1,4 @@
-"""Beside NVIDIA's device plugin on a real containerd: what it and the kubelet give, and no variable by itself.
+"""With NVIDIA's device plugin on a real containerd: what it and the kubelet allocate, and no variable by itself.
 
 The plugin is played by what it leaves on a container, the variable that CRI brings, and by what PodResources lists.
 """
