@@ -437,7 +437,7 @@ class Runtime(RuleBasedStateMachine):
 
 
 TestRuntime = Runtime.TestCase
-TestRuntime.settings = settings(max_examples=200, stateful_step_count=50)
+TestRuntime.settings = settings(max_examples=150, stateful_step_count=50)
 
 
 @given(worlds.ledgers, worlds.entries())
