@@ -153,7 +153,7 @@ async def test_what_the_kubelet_gave_starts_only_with_us(node: Containerd, servi
             with pytest.raises(CriError, match="nri-gpu-is-not-running-on-this-node"):
                 await aside(run, node, "train", annotations, cdi=cdi)
         await aside(serving.start)
-        await aside(serving.wait_ready)
+        await aside(serving.wait_staged)
         _, container = await aside(run, node, "train", annotations, cdi=cdi, attempt=1)
         check_gpus(node, container, chosen)
         assert "nri-gpu-is-not" not in node.cri.execute(container, "cat", "/proc/self/mountinfo").stdout

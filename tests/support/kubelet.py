@@ -53,6 +53,16 @@ class AdmissionError(Exception):
     """UnexpectedAdmissionError, or too few devices."""
 
 
+async def _answered(method: Any, request: Any) -> Any:  # noqa: ANN401 - grpc's
+    """The answer of a device plugin. Raises: AdmissionError: it failed, or its client was dropped meanwhile."""
+    try:
+        return await method(request, timeout=WAIT_S)
+    except grpc.aio.AioRpcError as error:
+        raise AdmissionError(error.details()) from None
+    except grpc.aio.UsageError as error:
+        raise AdmissionError(str(error)) from None
+
+
 class Kubelet(pb_grpc.RegistrationServicer):
     """On a folder that stands for /var/lib/kubelet.
 
@@ -213,7 +223,7 @@ class Kubelet(pb_grpc.RegistrationServicer):
         request.container_requests.add(
             available_deviceIDs=shuffled(available), must_include_deviceIDs=must, allocation_size=count
         )
-        answer = await self.clients[resource].stub.GetPreferredAllocation(request, timeout=WAIT_S)
+        answer = await _answered(self.clients[resource].stub.GetPreferredAllocation, request)
         hinted = [id_ for id_ in answer.container_responses[0].deviceIDs if id_ in available - set(must)]
         chosen = [*must, *hinted][:count]
         return {*chosen, *shuffled(available - set(chosen))[: count - len(chosen)]}
@@ -224,10 +234,7 @@ class Kubelet(pb_grpc.RegistrationServicer):
         for ids in containers:
             request.container_requests.add(devices_ids=ids)
         self.allocations += 1
-        try:
-            answer: pb.AllocateResponse = await self.clients[resource].stub.Allocate(request, timeout=WAIT_S)
-        except grpc.aio.AioRpcError as error:
-            raise AdmissionError(error.details()) from None
+        answer: pb.AllocateResponse = await _answered(self.clients[resource].stub.Allocate, request)
         self.cdi_devices = tuple(device.name for device in answer.container_responses[0].cdi_devices)
         return answer
 
