@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from nri_gpu.policy.forms import settings_of
-from nri_gpu.policy.schema import FILE, LISTS, SECTIONS, section_help
+from nri_gpu.policy.schema import LISTS, SECTIONS, file_type, section_help
 
 SCHEMA = Path(__file__).with_name("policy.schema.json")
 MANUAL = Path(__file__).parents[1] / "docs" / "policy.md"
@@ -24,7 +24,7 @@ def schema_text() -> str:
     60.0 is an integer there; and what two keys mean together, or two tables, only the parser knows.
     """
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "nri-gpu policy"}
-    return json.dumps({**dialect, **msgspec.json.schema(FILE)}, indent=2) + "\n"
+    return json.dumps({**dialect, **msgspec.json.schema(file_type())}, indent=2) + "\n"
 
 
 def reference() -> str:

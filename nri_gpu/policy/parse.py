@@ -7,10 +7,11 @@ since its author expects an effect.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Final
 
 from msgspec import UNSET, Struct, convert
-from msgspec.inspect import type_info
+from msgspec.inspect import Type, type_info
 from msgspec.structs import replace
 
 from nri_gpu.domain.errors import Fault, PolicyError
@@ -21,12 +22,11 @@ from nri_gpu.policy.kubelet import KubeletSettings, MigStrategy
 from nri_gpu.policy.lines import line_of
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import SELECTORS, Pool, PoolList, Rule, RuleList
-from nri_gpu.policy.schema import FILE, LISTS, SECTIONS, SETTINGS, faults, known_words
+from nri_gpu.policy.schema import LISTS, SECTIONS, SETTINGS, faults, file_type, known_words
 
 _OF_ALLOW: Final = (
     *("default_mode", "modes", "default_capabilities", "capabilities", "default_extras", "extras", "pool", "limits"),
 )
-_FILE_TYPE: Final = type_info(FILE)
 COMMAND_LINE: Final = "command line"  # stands where a fault names its file
 
 
@@ -40,15 +40,20 @@ def parse_policy(raw: Mapping[str, object], file: str, lines: Mapping[str, int] 
 
     """
     where = lines or {}
-    found = list(faults(_FILE_TYPE, raw))
+    found = list(faults(_file_info(), raw))
     policy = Policy.default()
     if not found:
-        policy = _read(convert(raw, FILE), file)
+        policy = _read(convert(raw, file_type()), file)
         found += _cross_faults(policy)
     if found:
         each = (Fault(file, path, message, line_of(where, path)) for path, message in found)
         raise PolicyError(tuple(sorted(each, key=lambda fault: fault.line or 0)))
     return policy
+
+
+@cache
+def _file_info() -> Type:
+    return type_info(file_type())
 
 
 def _read(table: Struct, file: str) -> Policy:

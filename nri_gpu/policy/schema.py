@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from functools import cache
 from typing import Annotated, Any, Final, Literal
 
 import msgspec.inspect as types
@@ -33,7 +34,9 @@ SETTINGS: Final[Mapping[str, Setting]] = {
 }
 
 
-def _file() -> type[Struct]:
+@cache
+def file_type() -> type[Struct]:
+    """The whole file as one type. Made when a file is read: a daemon without one starts sooner."""
     version = Meta(
         description="Version of this file's format.", extra={"rule": ", the only version that this nri-gpu reads"}
     )
@@ -59,7 +62,6 @@ def section_help(section: str) -> str:
     return ((LISTS.get(section) or SECTIONS[section]).__doc__ or "").strip()
 
 
-FILE: Final = _file()
 _ARRAYS: Final = (types.VarTupleType, types.FrozenSetType)
 
 
