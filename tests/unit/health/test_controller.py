@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import permutations
@@ -118,11 +118,6 @@ class Daemon:
         self.node_state.use(replace(policy, health=replace(policy.health, **health)))
 
 
-def holding(daemon: Daemon) -> Iterable[str]:
-    """Container ids."""
-    return daemon.node_state.ledger.entries
-
-
 async def turns() -> None:
     """Long enough for all that waits for nothing."""
     for _ in range(20):
@@ -147,15 +142,6 @@ async def test_an_event_counts_at_once_and_is_logged_once(tmp_path: Path, log: L
         daemon.controller.take_event(xid(79, gpu=1))
     assert [[bool(gpu.unavailable) for gpu in each.gpus] for each in daemon.published] == [[False, True]]
     assert log.one("gpu health changed").fields["index"] == 1
-
-
-async def test_a_gpu_comes_back_by_refreshes_alone(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path)
-    daemon.controller.with_health(look(()))
-    daemon.controller.take_event(xid(79))
-    for pause_s, state in ((31, HealthState.RECOVERING), (200, HealthState.RECOVERING), (70, HealthState.HEALTHY)):
-        daemon.later(pause_s)
-        assert daemon.controller.with_health(look(())).gpus[0].health.state is state
 
 
 async def test_a_restart_forgets_nothing(tmp_path: Path, log: Log) -> None:
@@ -246,38 +232,23 @@ async def test_refreshes_are_more_frequent_while_a_gpu_is_unhealthy(tmp_path: Pa
 LOST = GpuFault(1, "nvmlDeviceGetHandleByIndex: GPU is lost (15)", 15, Sign.LOST)
 
 
-def go_bad(daemon: Daemon) -> None:
-    daemon.controller.take_event(xid(79, gpu=1))
-
-
-def get_lost(daemon: Daemon) -> None:
-    """It still has a name, and cannot be asked for its MIG devices."""
-    shown = look((), (Sign.LOST,))
-    mute = replace(shown.gpus[1], unavailable="nvmlDeviceGetName: GPU is lost (15)")
-    daemon.controller.with_health(replace(shown, gpus=(shown.gpus[0], mute)))
-
-
-def get_nameless(daemon: Daemon) -> None:
-    daemon.controller.with_health(look((), faults=(LOST,)))
-
-
-def vanish(daemon: Daemon) -> None:
-    daemon.controller.with_health(look(()))
-
-
-ENDS: dict[Callable[[Daemon], None], str] = {
-    go_bad: "XID 79, GPU has fallen off the bus",
-    get_lost: "nvmlDeviceGetName: GPU is lost (15)",
-    get_nameless: LOST.reason,
-    vanish: "GPU is lost: NVML does not list it any more",
+SHOWN = look((), (Sign.LOST,))
+# It still has a name, and cannot be asked for its MIG devices.
+MUTE = replace(SHOWN, gpus=(SHOWN.gpus[0], replace(SHOWN.gpus[1], unavailable="nvmlDeviceGetName: GPU is lost (15)")))
+ENDS: dict[str, Inventory] = {
+    "nvmlDeviceGetName: GPU is lost (15)": MUTE,
+    LOST.reason: look((), faults=(LOST,)),
+    "GPU is lost: NVML does not list it any more": look(()),
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+def bad(daemon: Daemon) -> None:
+    daemon.controller.take_event(xid(79, gpu=1))
+
+
+@pytest.mark.parametrize("why", ["XID 79, GPU has fallen off the bus", *ENDS])
 @pytest.mark.parametrize("part", [False, True])
-async def test_containers_are_stopped_however_the_gpu_goes(
-    tmp_path: Path, end: Callable[[Daemon], None], part: bool
-) -> None:
+async def test_containers_are_stopped_however_the_gpu_goes(tmp_path: Path, why: str, part: bool) -> None:
     """Also those that hold a MIG device of a GPU which cannot tell of its MIG devices any more."""
     daemon = Daemon(tmp_path, containers=OnBad.STOP)
     daemon.hold(PARTS[0] if part else UUIDS[1])
@@ -285,29 +256,23 @@ async def test_containers_are_stopped_however_the_gpu_goes(
         daemon.controller.with_health(with_parts(look((), ()), 1, 0) if part else look((), ()))
         await turns()
         assert daemon.runtime.asked == []
-        end(daemon)
+        if why in ENDS:
+            daemon.controller.with_health(ENDS[why])
+        else:
+            bad(daemon)
         await turns()
-    assert daemon.runtime.asked == [(list(holding(daemon)), f"its GPU is bad: {ENDS[end]}")]
+    assert daemon.runtime.asked == [(list(daemon.node_state.ledger.entries), f"its GPU is bad: {why}")]
 
 
-def bad(daemon: Daemon) -> None:
-    daemon.controller.take_event(xid(79, gpu=1))
+STEPS: dict[str, Callable[[Daemon], None]] = {
+    "bad": bad,
+    "held": Daemon.hold,
+    "strict": partial(Daemon.use, containers=OnBad.STOP),
+}
 
 
-def held(daemon: Daemon) -> None:
-    daemon.hold()
-
-
-def strict(daemon: Daemon) -> None:
-    daemon.use(containers=OnBad.STOP)
-
-
-@pytest.mark.parametrize(
-    "order", [*permutations([bad, held, strict])], ids=lambda order: "-".join(each.__name__ for each in order)
-)
-async def test_containers_are_stopped_in_any_order_of_causes(
-    tmp_path: Path, order: tuple[Callable[[Daemon], None], ...]
-) -> None:
+@pytest.mark.parametrize("order", list(permutations(STEPS)), ids="-".join)
+async def test_containers_are_stopped_in_any_order_of_causes(tmp_path: Path, order: Sequence[str]) -> None:
     """Bad before the runtime tells who holds it, or before policy says stop, or after both."""
     daemon = Daemon(tmp_path)
     async with running(daemon):
@@ -315,12 +280,12 @@ async def test_containers_are_stopped_in_any_order_of_causes(
         for step in order:
             await turns()
             assert daemon.runtime.asked == []
-            step(daemon)
+            STEPS[step](daemon)
         await turns()
         assert len(daemon.runtime.asked) == 1, "without another look"
         daemon.controller.with_health(look((), ()))
         await turns()
-    assert [containers for containers, _ in daemon.runtime.asked] == [list(holding(daemon))], "once"
+    assert [containers for containers, _ in daemon.runtime.asked] == [list(daemon.node_state.ledger.entries)], "once"
 
 
 async def test_after_a_restart_with_a_gpu_that_was_bad_before(tmp_path: Path) -> None:
@@ -335,10 +300,8 @@ async def test_after_a_restart_with_a_gpu_that_was_bad_before(tmp_path: Path) ->
         assert len(daemon.runtime.asked) == 1
 
 
-@pytest.mark.parametrize("part", [False, True])
-async def test_after_a_restart_with_a_gpu_that_was_lost_meanwhile(tmp_path: Path, part: bool) -> None:
-    before = Daemon(tmp_path)
-    before.controller.with_health(with_parts(look((), ()), 1, 0) if part else look((), ()))
+async def test_after_a_restart_with_a_gpu_that_was_lost_meanwhile(tmp_path: Path) -> None:
+    Daemon(tmp_path).controller.with_health(with_parts(look((), ()), 1, 0))
     daemon = Daemon(tmp_path)
     daemon.node_state.synchronized = False
     daemon.use(containers=OnBad.STOP)
@@ -346,7 +309,7 @@ async def test_after_a_restart_with_a_gpu_that_was_lost_meanwhile(tmp_path: Path
         daemon.controller.with_health(look(()))  # before the runtime has told who holds what
         await turns()
         assert daemon.runtime.asked == []
-        daemon.hold(PARTS[0] if part else UUIDS[1])
+        daemon.hold(PARTS[0])
         async with asyncio.timeout(10):
             await daemon.looked.wait()
         daemon.controller.with_health(look(()))

@@ -14,9 +14,8 @@ from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 
 WELL = look((), ())
 LOST_1 = GpuFault(1, "nvmlDeviceGetHandleByIndex: GPU is lost (15)", 15, Sign.LOST)
-
-
 UNSEEN = NodeHealth()
+HEALTHY, SUSPECT, BAD, RECOVERING = (HealthState[name] for name in ("HEALTHY", "SUSPECT", "BAD", "RECOVERING"))
 
 
 def state(health: NodeHealth, gpu: int = 0) -> HealthState:
@@ -48,59 +47,76 @@ def test_classes_of_events(event: GpuEvent, signal: Signal | None) -> None:
 def test_a_bad_gpu_of_two_and_its_recovery() -> None:
     health = looked(UNSEEN, 0)
     health, changes = health.after_event(xid(79), RULES, at(5))
-    assert [(change.uuid, change.before, change.now.state) for change in changes] == [
-        (UUIDS[0], HealthState.HEALTHY, HealthState.BAD)
-    ]
+    assert [(change.uuid, change.before, change.now.state) for change in changes] == [(UUIDS[0], HEALTHY, BAD)]
     applied = health.applied_to(WELL, RULES).gpus
     assert applied[0].unavailable == "bad since 2023-11-14 22:13:25 UTC: XID 79, GPU has fallen off the bus"
     assert applied[1] == WELL.gpus[1]
-    assert state(looked(health, 6)) is HealthState.BAD, "a look just after says nothing yet"
+    assert state(looked(health, 6)) is BAD, "a look just after says nothing yet"
     health = looked(health, 20)
-    assert state(health) is HealthState.RECOVERING
+    assert state(health) is RECOVERING
     assert "granted after 100 s without a fault: XID 79" in health.applied_to(WELL, RULES).gpus[0].unavailable
-    assert state(looked(health, 104)) is HealthState.RECOVERING
+    assert state(looked(health, 104)) is RECOVERING
     health = looked(health, 105)
-    assert state(health) is HealthState.HEALTHY
+    assert state(health) is HEALTHY
     gpu = health.applied_to(WELL, RULES).gpus[0]
     assert (gpu.unavailable, gpu.health.changes, gpu.health.why) == ("", 3, "XID 79, GPU has fallen off the bus")
-    assert state(health, 1) is HealthState.HEALTHY
+    assert state(health, 1) is HEALTHY
 
 
-def test_ignored_xids_change_nothing() -> None:
+@pytest.mark.parametrize("event", [xid(31), GpuEvent(PARTS[0], int(EventType.XID), 79)], ids=["ignored", "unknown GPU"])
+def test_an_event_that_changes_nothing(event: GpuEvent) -> None:
     health = looked(UNSEEN, 0)
-    assert health.after_event(xid(31), RULES, at(1)) == (health, ())
+    assert health.after_event(event, RULES, at(1)) == (health, ())
 
 
-def test_incidents_that_come_together_are_one() -> None:
-    health = looked(UNSEEN, 0).after_event(xid(94), RULES, at(1))[0].after_event(xid(63), RULES, at(2))[0]
-    assert state(health) is HealthState.SUSPECT
-    assert health.applied_to(WELL, RULES).gpus[0].unavailable == ""
-    assert state(health.after_event(xid(94), RULES, at(12))[0]) is HealthState.BAD
+HAPPENINGS: dict[str, GpuEvent | Inventory] = {
+    "xid48": xid(48, gpu=1),
+    "xid63": xid(63, gpu=1),
+    "xid79": xid(79, gpu=1),
+    "xid94": xid(94, gpu=1),
+    "well": WELL,
+    "lost": look((), (Sign.LOST,)),
+    "pending": look((), (Sign.REMAP_PENDING,)),
+    "hot": look((), (Sign.THERMAL, Sign.POWER_BRAKE)),
+    "unreadable": look((), (Sign.UNREADABLE,)),
+    "unreadable+lost": look((), (Sign.UNREADABLE, Sign.LOST)),
+    "no-handle": look((), faults=(LOST_1,)),
+    "no-name": look((), faults=(GpuFault(1, "Unknown Error (999)", 999, Sign.UNREADABLE),)),
+    "renumbered": look(()),
+}
+# Of GPU 1, which was well at 0 s: seconds, what happens then, its state after it.
+TIMELINES = {
+    "incidents that come together are one": "1 xid94 suspect, 2 xid63 suspect, 12 xid94 bad",
+    "an incident of a bad GPU begins the hold-down anew": "0 xid79 bad, 5 xid63 bad, "
+    "50 well recovering, 104 well recovering, 105 well healthy",
+    "so does one of a recovering GPU": "0 xid79 bad, 50 well recovering, 60 xid63 bad, "
+    "80 well recovering, 159 well recovering, 160 well healthy",
+    "bad as long as it is lost": "10 lost bad, 500 lost bad, 599 well recovering, 600 well healthy",
+    "missed when nothing tells of it any more": "10 no-handle bad, 200 renumbered bad, 210 well recovering",
+    "suspect as long as a sign shows": "0 pending suspect, 500 pending suspect, 599 well suspect, 600 well healthy",
+    "an odd sign does not withhold it for ever": "0 xid48 bad, 100 pending recovering, 130 pending suspect",
+    "signs of neither list are only shown": "5 hot healthy",
+    "refreshes may come one after the other": "10 unreadable suspect, 19 unreadable suspect, 20 unreadable bad",
+    "readable meanwhile": "10 unreadable suspect, 19 well suspect, "
+    "30 unreadable suspect, 39 unreadable suspect, 40 unreadable bad",
+    "unreadable once while it recovers": "0 xid79 bad, 20 well recovering, 21 unreadable bad",
+    "unreadable once with another sign": "5 unreadable+lost bad",
+    "a GPU that cannot be named": "10 no-name suspect, 20 no-name bad",
+}
 
 
-def test_trouble_while_recovering_begins_the_hold_down_anew() -> None:
-    health = looked(looked(UNSEEN, 0).after_event(xid(79), RULES, at(0))[0], 50)
-    health = health.after_event(xid(63), RULES, at(60))[0]
-    assert state(health) is HealthState.BAD
-    assert state(looked(looked(health, 80), 159)) is HealthState.RECOVERING
-    assert state(looked(looked(health, 80), 160)) is HealthState.HEALTHY
-
-
-def test_a_lost_gpu_is_bad_as_long_as_it_is_lost() -> None:
-    lost = look((Sign.LOST,), ())
-    health = looked(looked(looked(UNSEEN, 0), 10, lost), 500, lost)
-    assert state(health) is HealthState.BAD
-    assert state(looked(health, 599)) is HealthState.RECOVERING
-    assert state(looked(looked(health, 599), 600)) is HealthState.HEALTHY
-
-
-def test_a_gpu_that_can_no_longer_be_described_is_bad() -> None:
-    health, changes = looked(UNSEEN, 0).after_inventory(look((), faults=(LOST_1,)), RULES, at(10))
-    assert [change.uuid for change in changes] == [UUIDS[1]]
-    # It is renumbered away, and still missed when nothing tells of it any more.
-    health = looked(health, 200, look(()))
-    assert state(health, 1) is HealthState.BAD
-    assert state(looked(health, 210), 1) is HealthState.RECOVERING
+@pytest.mark.parametrize("timeline", TIMELINES.values(), ids=TIMELINES)
+def test_states_in_time(timeline: str) -> None:
+    unsure = replace(RULES, fatal_signs=RULES.fatal_signs | {Sign.UNREADABLE})
+    health = looked(UNSEEN, 0)
+    for step in timeline.split(", "):
+        seconds, name, expected = step.split()
+        happens = HAPPENINGS[name]
+        if isinstance(happens, GpuEvent):
+            health, _ = health.after_event(happens, unsure, at(float(seconds)))
+        else:
+            health, _ = health.after_inventory(happens, unsure, at(float(seconds)))
+        assert state(health, 1) == expected, step
 
 
 def test_a_healthy_gpu_that_was_removed_is_forgotten() -> None:
@@ -112,54 +128,15 @@ def test_a_refresh_that_failed_changes_nothing() -> None:
     assert health.after_inventory(Inventory(taken_at=1, fault="no driver"), RULES, at(1)) == (health, ())
 
 
-def test_an_odd_sign_makes_suspect_for_as_long_as_it_shows() -> None:
-    odd = look((Sign.REMAP_PENDING,), ())
-    health = looked(looked(UNSEEN, 0, odd), 500, odd)
-    assert state(health) is HealthState.SUSPECT
-    assert state(looked(health, 599)) is HealthState.SUSPECT
-    assert state(looked(health, 600)) is HealthState.HEALTHY
-
-
-def test_an_odd_sign_does_not_withhold_a_gpu_for_ever() -> None:
-    odd = look((Sign.REMAP_PENDING,), ())
-    health = looked(UNSEEN, 0).after_event(xid(48), RULES, at(0))[0]
-    health = looked(looked(health, 100, odd), 130, odd)
-    assert state(health) is HealthState.SUSPECT
-
-
-@pytest.mark.parametrize("sign", [Sign.THERMAL, Sign.POWER_BRAKE])
-def test_signs_of_neither_list_are_only_shown(sign: Sign) -> None:
-    assert state(looked(UNSEEN, 0, look((sign,)))) is HealthState.HEALTHY
-
-
 def test_the_file_of_the_previous_version_is_read() -> None:
     part = f'{{"uuid":"{PARTS[0]}","index":0,"gpu_instance":1,"compute_instance":0}}'
     bad = '"health":{"state":"bad","since":1700000005.0,"why":"XID 79","changes":1},"trouble_s":5.0'
     whole = f'{{"place":"0","bus_id":"0000:10:00.0","parts":[{part}]}}'
     text = f'{{"records":{{"{UUIDS[0]}":{whole},"{UUIDS[1]}":{{{bad}}}}}}}'
     health = json.decode(text, type=NodeHealth)
-    assert (state(health), state(health, 1)) == (HealthState.HEALTHY, HealthState.BAD)
+    assert (state(health), state(health, 1)) == (HEALTHY, BAD)
     assert health.records[UUIDS[0]].units == {PARTS[0]}
     assert health.records[UUIDS[1]].trouble_s == 5
-
-
-def test_health_outlives_a_restart() -> None:
-    for event in (xid(79, gpu=1), of_part(94)):
-        health = looked(UNSEEN, 0, PARTITIONED).after_event(event, RULES, at(5))[0]
-        assert json.decode(json.encode(health), type=NodeHealth) == health
-
-
-def test_an_incident_of_a_bad_gpu_begins_the_hold_down_anew() -> None:
-    health = looked(UNSEEN, 0).after_event(xid(79), RULES, at(0))[0].after_event(xid(63), RULES, at(5))[0]
-    assert state(looked(looked(health, 50), 104)) is HealthState.RECOVERING
-    assert state(looked(looked(health, 50), 105)) is HealthState.HEALTHY
-
-
-def test_an_event_of_an_unknown_gpu_changes_nothing() -> None:
-    health = looked(UNSEEN, 0)
-    for number in range(100):
-        event = GpuEvent(f"GPU-{number:08x}-0000-4000-8000-000000000000", int(EventType.XID), 79)
-        assert health.after_event(event, RULES, at(1)) == (health, ())
 
 
 # --- GPUs that are not there any more ---------------------------------------------------------------------------------
@@ -169,27 +146,17 @@ def held(*units: str) -> frozenset[str]:
     return frozenset(units)
 
 
-def without(inventory: Inventory, gpu: int, *faults: GpuFault) -> Inventory:
-    """The others move up."""
-    kept = [each for each in inventory.gpus if each.index != gpu]
-    return replace(inventory, gpus=tuple(replace(each, index=at) for at, each in enumerate(kept)), faults=faults)
-
-
 def test_a_held_gpu_that_is_not_listed_any_more_is_lost() -> None:
-    health, changes = looked(UNSEEN, 0).after_inventory(look(()), RULES, at(10), held(UUIDS[1]))
+    _, changes = looked(UNSEEN, 0).after_inventory(look(()), RULES, at(10), held(UUIDS[1]))
     assert [(change.uuid, change.place, change.now.state, change.now.why) for change in changes] == [
-        (UUIDS[1], "1", HealthState.BAD, "GPU is lost: NVML does not list it any more")
+        (UUIDS[1], "1", BAD, "GPU is lost: NVML does not list it any more")
     ]
-    # It stays so when it is let go, and comes back as any other does.
-    health = looked(health, 200, look(()))
-    assert state(health, 1) is HealthState.BAD
-    assert state(looked(health, 210), 1) is HealthState.RECOVERING
 
 
 def test_a_gpu_whose_mig_device_is_held_is_lost_too() -> None:
     health = looked(UNSEEN, 0, with_parts(WELL, 1, 0))
     health = health.after_inventory(look(()), RULES, at(10), held(PARTS[0]))[0]
-    assert state(health, 1) is HealthState.BAD
+    assert state(health, 1) is BAD
 
 
 def test_a_held_gpu_that_was_never_seen_is_lost_too() -> None:
@@ -201,7 +168,7 @@ def test_a_held_gpu_that_was_never_seen_is_lost_too() -> None:
 
 def test_before_it_is_known_which_gpus_are_held_none_is_forgotten() -> None:
     health, changes = looked(UNSEEN, 0, with_parts(WELL, 1, 0)).after_inventory(look(()), RULES, at(10), None)
-    assert (state(health, 1), changes) == (HealthState.HEALTHY, ())
+    assert (state(health, 1), changes) == (HEALTHY, ())
     assert health.after_inventory(look(()), RULES, at(20), held(PARTS[0]))[0].withheld.keys() == {UUIDS[1], PARTS[0]}
     assert UUIDS[1] not in health.after_inventory(look(()), RULES, at(20))[0].records
 
@@ -210,23 +177,15 @@ def test_a_loss_that_policy_does_not_list_makes_nothing_bad() -> None:
     easy = replace(RULES, fatal_signs=frozenset())
     for inventory in (look(()), look((), faults=(LOST_1,))):
         health, changes = looked(UNSEEN, 0).after_inventory(inventory, easy, at(10), held(UUIDS[1]))
-        assert (state(health, 1), changes) == (HealthState.HEALTHY, ())
+        assert (state(health, 1), changes) == (HEALTHY, ())
     strict = replace(RULES, fatal_signs=frozenset(), suspect_signs=frozenset({Sign.LOST}))
-    assert (
-        state(looked(UNSEEN, 0).after_inventory(look(()), strict, at(10), held(UUIDS[1]))[0], 1) is HealthState.SUSPECT
-    )
-
-
-def test_a_fault_has_its_own_reason() -> None:
-    reset = GpuFault(1, "nvmlDeviceGetUUID: GPU requires reset (16)", 16, Sign.RESET_REQUIRED)
-    health = looked(looked(UNSEEN, 0), 10, look((), faults=(reset,)))
-    assert health.records[UUIDS[1]].health.why == "nvmlDeviceGetUUID: GPU requires reset (16)"
+    assert state(looked(UNSEEN, 0).after_inventory(look(()), strict, at(10), held(UUIDS[1]))[0], 1) is SUSPECT
 
 
 def test_a_fault_without_a_sign_changes_nothing() -> None:
     garbled = GpuFault(1, "nvmlDeviceGetUUID: 'x' is not a GPU UUID")
     health, changes = looked(UNSEEN, 0).after_inventory(look((), faults=(garbled,)), RULES, at(10), held(UUIDS[1]))
-    assert (state(health, 1), changes) == (HealthState.HEALTHY, ())
+    assert (state(health, 1), changes) == (HEALTHY, ())
 
 
 @pytest.mark.parametrize(
@@ -247,7 +206,7 @@ def test_one_fault_is_one_gpu(fault: GpuFault) -> None:
 def test_a_fault_whose_index_moved_is_the_one_that_is_missing() -> None:
     fault = GpuFault(5, "GPU is lost (15)", 15, Sign.LOST)
     health = looked(looked(UNSEEN, 0, look((), (), ())), 10, look((), (), faults=(fault,)))
-    assert [state(health, gpu) for gpu in range(3)] == [HealthState.HEALTHY, HealthState.HEALTHY, HealthState.BAD]
+    assert [state(health, gpu) for gpu in range(3)] == [HEALTHY, HEALTHY, BAD]
 
 
 def test_with_more_missing_than_faults_none_is_bad() -> None:
@@ -281,53 +240,6 @@ def test_a_driver_that_invents_uuids_fills_no_memory() -> None:
     assert made_up.uuid in health.records
 
 
-def test_a_gpu_that_is_listed_as_lost_recovers() -> None:
-    reason = "GPU is lost (simulated by the topology file)"
-    lost = look((), (Sign.LOST,))
-    lost = replace(lost, gpus=(lost.gpus[0], replace(lost.gpus[1], unavailable=reason)))
-    health = looked(looked(UNSEEN, 0), 10, lost)
-    assert (state(health, 1), health.records[UUIDS[1]].health.why) == (HealthState.BAD, reason)
-    assert state(looked(health, 20), 1) is HealthState.RECOVERING
-    assert state(looked(looked(health, 20), 110), 1) is HealthState.HEALTHY
-
-
-# --- what cannot be read ----------------------------------------------------------------------------------------------
-
-UNSURE = replace(RULES, fatal_signs=RULES.fatal_signs | {Sign.UNREADABLE})
-BUSY = look((Sign.UNREADABLE,), ())
-
-
-def busy(health: NodeHealth, seconds: float, inventory: Inventory = BUSY) -> NodeHealth:
-    return health.after_inventory(inventory, UNSURE, at(seconds))[0]
-
-
-def test_one_refresh_that_cannot_read_a_gpu_makes_it_suspect() -> None:
-    health = busy(busy(NodeHealth(), 0, WELL), 10)
-    assert state(health) is HealthState.SUSPECT
-    assert state(busy(health, 19)) is HealthState.SUSPECT, "refreshes may come one after the other"
-    assert state(busy(health, 20)) is HealthState.BAD
-    health = busy(busy(health, 19, WELL), 30)
-    assert state(busy(health, 39)) is HealthState.SUSPECT, "it was readable meanwhile"
-    assert state(busy(health, 40)) is HealthState.BAD
-
-
-def test_for_a_recovering_gpu_one_is_enough() -> None:
-    health = busy(busy(NodeHealth(), 0, WELL).after_event(xid(79), UNSURE, at(0))[0], 20, WELL)
-    assert state(health) is HealthState.RECOVERING
-    assert state(busy(health, 21)) is HealthState.BAD
-
-
-def test_with_another_sign_one_is_enough() -> None:
-    assert state(busy(NodeHealth(), 0, look((Sign.UNREADABLE, Sign.LOST)))) is HealthState.BAD
-
-
-def test_a_gpu_that_cannot_be_named_is_suspect_first() -> None:
-    gone = look((), faults=(GpuFault(1, "nvmlDeviceGetUUID: Unknown Error (999)", 999, Sign.UNREADABLE),))
-    health = busy(busy(NodeHealth(), 0, WELL), 10, gone)
-    assert state(health, 1) is HealthState.SUSPECT
-    assert state(busy(health, 20, gone), 1) is HealthState.BAD
-
-
 # --- MIG devices ------------------------------------------------------------------------------------------------------
 
 PARTITIONED = with_parts(WELL, 1, 0, 1)
@@ -354,14 +266,14 @@ def test_mig_devices_that_were_removed_are_not_withheld() -> None:
 def test_an_incident_of_one_mig_device_is_its_own() -> None:
     bad = replace(RULES, other_xids=RULES.other_xids.BAD)
     health, changes = looked(UNSEEN, 0, PARTITIONED).after_event(of_part(94), bad, at(5))
-    assert [(change.uuid, change.place, change.now.state) for change in changes] == [(PARTS[0], "1:0", HealthState.BAD)]
+    assert [(change.uuid, change.place, change.now.state) for change in changes] == [(PARTS[0], "1:0", BAD)]
     assert health.withheld.keys() == {PARTS[0]}
     gpu = health.applied_to(PARTITIONED, bad).gpus[1]
     assert gpu.unavailable == ""
     assert [device.unavailable[:10] for device in gpu.mig] == ["bad since ", ""]
     assert health.applied_to(health.applied_to(PARTITIONED, bad), bad) == health.applied_to(PARTITIONED, bad)
     health = health.after_inventory(PARTITIONED, bad, at(20))[0]
-    assert health.records[PARTS[0]].health.state is HealthState.RECOVERING
+    assert health.records[PARTS[0]].health.state is RECOVERING
     assert health.after_inventory(PARTITIONED, bad, at(105))[0].withheld == {}
 
 
