@@ -10,7 +10,7 @@ from fnmatch import translate
 from functools import cache, reduce
 from operator import or_
 from types import NoneType
-from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
+from typing import Annotated, Final, Literal, get_args, get_type_hints
 
 from msgspec import NODEFAULT, UNSET, Meta, Struct, convert, defstruct, to_builtins
 from msgspec.structs import fields, force_setattr
@@ -72,9 +72,9 @@ class Form(Struct, frozen=True):
     type: what msgspec checks. read: from that to the value. write: the inverse, for defaults.
     """
 
-    type: Any
-    read: Callable[[Any], Any] = lambda value: value
-    write: Callable[[Any], Any] = _builtin
+    type: object
+    read: Callable[..., object] = lambda value: value
+    write: Callable[..., object] = _builtin
 
 
 class Setting(Struct, frozen=True):
@@ -85,7 +85,7 @@ class Setting(Struct, frozen=True):
     """
 
     key: str
-    type: Any
+    type: object
     form: Form
     default: object
     help: str
@@ -96,7 +96,7 @@ class Setting(Struct, frozen=True):
         """The default as the file has it."""
         return self.form.write(self.default)
 
-    def read(self, raw: object) -> Any:  # noqa: ANN401 - the value in our types
+    def read(self, raw: object) -> object:
         """The value of a raw one that is valid."""
         return self.form.read(convert(raw, self.type))
 
@@ -108,14 +108,15 @@ def settings_of(cls: type) -> Mapping[str, Setting]:
     return {each.name: _setting(each.name, hints[each.name], each.default) for each in fields(cls)}
 
 
-def _setting(key: str, hint: Any, default: object) -> Setting:  # noqa: ANN401 - Annotated
-    help_text = hint.__metadata__[-1]
-    form = next((each for each in hint.__metadata__ if isinstance(each, Form)), None) or _plain_form(hint.__origin__)
-    bounds = (each for each in hint.__metadata__ if isinstance(each, Meta))
+def _setting(key: str, hint: object, default: object) -> Setting:
+    of, *metadata, help_text = get_args(hint)  # Annotated
+    form = next((each for each in metadata if isinstance(each, Form)), None) or _plain_form(of)
+    bounds = (each for each in (*metadata, help_text) if isinstance(each, Meta))
     return Setting(key, Annotated[(form.type, *bounds)], form, default, help_text.description, help_text.extra["flag"])
 
 
-def _plain_form(hint: Any) -> Form:  # noqa: ANN401 - a type, or that and None where the key may be left out
+def _plain_form(hint: object) -> Form:
+    """hint: a type, or that and None where the key may be left out."""
     types = [each for each in get_args(hint) if each is not NoneType] if NoneType in get_args(hint) else [hint]
     return Form(reduce(or_, types))
 
@@ -123,7 +124,7 @@ def _plain_form(hint: Any) -> Form:  # noqa: ANN401 - a type, or that and None w
 @cache
 def table_of(cls: type, name: str, *, defaults: bool = False) -> type[Struct]:
     """The class as a strict table of the file; what is left out is UNSET. defaults: the JSON Schema tells them."""
-    keys: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    keys: list[tuple[str, object] | tuple[str, object, object]] = []
     for field in settings_of(cls).values():
         default = Meta(extra_json_schema={"default": field.written_default} if defaults else {})
         required = field.default is NODEFAULT
@@ -131,7 +132,7 @@ def table_of(cls: type, name: str, *, defaults: bool = False) -> type[Struct]:
     return defstruct(name, keys, namespace={"__doc__": cls.__doc__}, kw_only=True, forbid_unknown_fields=True)
 
 
-def given(cls: type, table: Struct) -> dict[str, Any]:
+def given(cls: type, table: Struct) -> dict[str, object]:
     """The keys that a table has, with their values in our types."""
     each = ((key, field, getattr(table, key)) for key, field in settings_of(cls).items())
     return {key: field.form.read(value) for key, field, value in each if value is not UNSET}
@@ -157,15 +158,18 @@ def unique(maximum: int, minimum: int | None = None) -> Meta:
     return Meta(min_length=minimum, max_length=maximum, extra_json_schema={"uniqueItems": True})
 
 
-def patterns(item: Any) -> Form:  # noqa: ANN401 - a msgspec type, as above
+def patterns(item: Meta) -> Form:
     """A list, maybe empty, of shell-style patterns."""
-    return Form(Annotated[tuple[item, ...], unique(_PATTERNS_MAX)], Globs, lambda globs: list(globs.patterns))
+    return Form(
+        Annotated[tuple[Annotated[str, item], ...], unique(_PATTERNS_MAX)], Globs, lambda globs: list(globs.patterns)
+    )
 
 
-def pattern_or_more(item: Any) -> Form:  # noqa: ANN401 - a msgspec type, as above
+def pattern_or_more(item: Meta) -> Form:
     """One shell-style pattern, or a list of at least one."""
     return Form(
-        item | Annotated[tuple[item, ...], unique(_PATTERNS_MAX, 1), Meta(extra=_EMPTY)],
+        Annotated[str, item]
+        | Annotated[tuple[Annotated[str, item], ...], unique(_PATTERNS_MAX, 1), Meta(extra=_EMPTY)],
         lambda raw: Globs((raw,) if isinstance(raw, str) else raw),
     )
 
@@ -178,10 +182,10 @@ def word_or_more(words: type[StrEnum]) -> Form:
     )
 
 
-def labels(key: Any, value: Any) -> Form:  # noqa: ANN401 - msgspec types, as above
+def labels(key: Meta, value: Meta) -> Form:
     """A table of label keys, each with a pattern for its value."""
     return Form(
-        Annotated[dict[key, value], Meta(min_length=1, max_length=16, extra=_EMPTY)],
+        Annotated[dict[Annotated[str, key], Annotated[str, value]], Meta(min_length=1, max_length=16, extra=_EMPTY)],
         lambda table: tuple((name, Globs((pattern,))) for name, pattern in table.items()),
     )
 
@@ -208,12 +212,13 @@ class Otherwise(StrEnum):
 
 
 _PATTERNS_MAX: Final = 256  # each is compiled when the file is read
-NamePattern = Annotated[str, text(r"[!-~]+", "a pattern of printable ASCII without blanks", 253)]
-NAMESPACES: Final = patterns(NamePattern)
-POOL_NAME: Final = r"[A-Za-z0-9_.-]+"
-PoolName = Annotated[str, text(POOL_NAME, "a pool's name: letters, digits and _ . -", 64)]
+NAME_PATTERN: Final = text(r"[!-~]+", "a pattern of printable ASCII without blanks", 253)
+NAMESPACES: Final = patterns(NAME_PATTERN)
+_POOL: Final = r"[A-Za-z0-9_.-]+"
+POOL_NAME: Final = text(_POOL, "a pool's name: letters, digits and _ . -", 64)
+POOL_OR_NONE: Final = text(rf"(?:{_POOL})?", "empty or the name of a [[pool]]", 64)
 # All but imex, which takes a number.
-_DEFAULT_EXTRAS: Any = StrEnum("DefaultExtra", {each.name: each.value for each in Extra if each != Extra.IMEX})  # type: ignore[misc]
+_DEFAULT_EXTRAS = StrEnum("DefaultExtra", {each.name: each.value for each in Extra if each != Extra.IMEX})  # type: ignore[misc]
 DEFAULT_EXTRAS: Final = Form(frozenset[_DEFAULT_EXTRAS], lambda words: frozenset(map(Extra, words)))
 
 # Printable ASCII without blanks, because these paths are shown in refusals; no part of a path is "." or "..".

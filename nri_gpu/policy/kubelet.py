@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from nri_gpu.domain.kubelet import AllocatedDevice
-from nri_gpu.policy.forms import FOLDER, NAMESPACES, NOTHING, POOL_NAME, SOCKET_OR_NONE, Globs, about, patterns, text
+from nri_gpu.policy.forms import FOLDER, NAMESPACES, NOTHING, POOL_OR_NONE, SOCKET_OR_NONE, Globs, about, patterns, text
 
 # The kubelet's: a qualified name with a prefix, not Kubernetes' own (kubernetes: pkg/apis/core/v1/helper). NVIDIA's
 # device plugin keeps to 63 characters, and ours has to leave room for `mig-7g.80gb.me.shared`.
@@ -16,10 +16,7 @@ _RESOURCE: Final = text(
     "a resource such as nvidia.com/gpu",
     40,
 )
-_RESOURCES: Final = patterns(
-    Annotated[str, text(r"[!-~]+/[!-~]+", "a resource such as nvidia.com/gpu, or a pattern of them", 63)]
-)
-_POOL_OR_NONE: Final = text(rf"(?:{POOL_NAME})?", "empty or the name of a [[pool]]", 64)
+_RESOURCES: Final = patterns(text(r"[!-~]+/[!-~]+", "a resource such as nvidia.com/gpu, or a pattern of them", 63))
 
 
 class MigStrategy(StrEnum):
@@ -68,7 +65,7 @@ class KubeletSettings(Struct, frozen=True, kw_only=True):
     rename: Annotated[bool, about("Call shared ones by another name: nvidia.com/gpu.shared.")] = False
     pool: Annotated[
         str,
-        _POOL_OR_NONE,
+        POOL_OR_NONE,
         about("Offer only the GPUs of this [[pool]]; empty: all GPUs, in pools too."),
     ] = ""
     registration: Annotated[

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import UNSET, Struct, convert
 from msgspec.inspect import Type, type_info
@@ -27,6 +27,7 @@ from nri_gpu.policy.schema import LISTS, SECTIONS, SETTINGS, faults, file_type, 
 _OF_ALLOW: Final = (
     *("default_mode", "modes", "default_capabilities", "capabilities", "default_extras", "extras", "pool", "limits"),
 )
+S = TypeVar("S", bound=Struct)
 COMMAND_LINE: Final = "command line"  # stands where a fault names its file
 
 
@@ -58,16 +59,15 @@ def _file_info() -> Type:
 
 def _read(table: Struct, file: str) -> Policy:
     """The policy of a file whose keys are valid one by one."""
-    default = Policy.default()
     tables = {name: each for name in (*SECTIONS, *LISTS) if (each := getattr(table, name)) is not UNSET}
-    sections = {
-        name: replace(getattr(default, name), **given(cls, tables[name]))
-        for name, cls in SECTIONS.items()
-        if name in tables
-    }
-    rules = tuple(Rule(**given(Rule, each)) for each in tables.get("rule", ()))
-    pools = tuple(Pool(**given(Pool, each)) for each in tables.get("pool", ()))
-    return replace(default, **sections, rule=RuleList(rules), pool=PoolList(pools), source=file)
+    sections = {name: _value(cls, tables[name]) for name, cls in SECTIONS.items() if name in tables}
+    rules = RuleList(tuple(_value(Rule, each) for each in tables.get("rule", ())))
+    pools = PoolList(tuple(_value(Pool, each) for each in tables.get("pool", ())))
+    return replace(Policy.default(), **sections, rule=rules, pool=pools, source=file)
+
+
+def _value(cls: type[S], table: Struct) -> S:
+    return cls(**given(cls, table))
 
 
 def override(policy: Policy, overrides: Mapping[str, object]) -> Policy:

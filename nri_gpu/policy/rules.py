@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
@@ -19,13 +19,13 @@ from nri_gpu.domain.gpu import MIG_PROFILE, Capabilities, GpuUuid, MigPart, Unit
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.forms import (
     DEFAULT_EXTRAS,
+    NAME_PATTERN,
     NAMESPACES,
+    POOL_NAME,
     SIZE,
     UNLIMITED,
     Globs,
-    NamePattern,
     Otherwise,
-    PoolName,
     about,
     changes,
     labels,
@@ -39,11 +39,11 @@ from nri_gpu.policy.forms import (
 _LIMIT: Final = limit()
 RULES_MAX: Final = 8192
 
-_NAMES: Final = pattern_or_more(NamePattern)
+_NAMES: Final = pattern_or_more(NAME_PATTERN)
 _LABELS: Final = labels(
     # Kubernetes: a prefix of at most 253 characters, a slash, a name of at most 63.
-    Annotated[str, text(r"(?:[a-z0-9.-]+/)?[A-Za-z0-9_.-]+", "a label's key, such as app.kubernetes.io/name", 317)],
-    Annotated[str, text(r"[!-~]*", "a pattern of printable ASCII without blanks", 63)],
+    text(r"(?:[a-z0-9.-]+/)?[A-Za-z0-9_.-]+", "a label's key, such as app.kubernetes.io/name", 317),
+    text(r"[!-~]*", "a pattern of printable ASCII without blanks", 63),
 )
 _NAME: Final = text(r"[A-Za-z0-9_.+-]+", "letters, digits and _ . + -", 64)
 _REASON: Final = text(r"[ -~]+", "printable ASCII on one line", 200)
@@ -59,7 +59,7 @@ _Device = Annotated[
         64,
     ),
 ]
-_MODEL: Final = pattern_or_more(Annotated[str, text(r"[ -~]+", "a pattern of printable ASCII", 96)])
+_MODEL: Final = pattern_or_more(text(r"[ -~]+", "a pattern of printable ASCII", 96))
 _Profile = Annotated[str, text(MIG_PROFILE.pattern, "a MIG profile such as 1g.10gb", 40)]
 
 
@@ -130,10 +130,10 @@ class Rule(Struct, frozen=True, kw_only=True):
         about("Extras to ask for, in place of extras.allowed."),
     ] = None
     pool: Annotated[
-        Globs | None, pattern_or_more(PoolName), about("Names of the pools they get GPUs from, and no others.")
+        Globs | None, pattern_or_more(POOL_NAME), about("Names of the pools they get GPUs from, and no others.")
     ] = None
     limits: Annotated[
-        tuple[tuple[str, Any], ...] | None, changes(Limits), about("Limits in place of those in [limits].")
+        tuple[tuple[str, int], ...] | None, changes(Limits), about("Limits in place of those in [limits].")
     ] = None
 
     def matches(self, of: Container) -> bool:
@@ -170,7 +170,7 @@ NO_RULES: Final = RuleList()
 class Pool(Struct, frozen=True, kw_only=True):
     """GPUs set apart: those that fit every selector given. Other containers are not offered them."""
 
-    name: Annotated[PoolName, about("What rules and sentences call this pool.")]
+    name: Annotated[str, POOL_NAME, about("What rules and sentences call this pool.")]
     device: Annotated[
         tuple[_Device, ...] | None,
         unique(256),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from functools import cache
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec.inspect as types
 from msgspec import UNSET, Meta, Struct, defstruct
@@ -52,9 +52,9 @@ def file_type() -> type[Struct]:
     )
 
 
-def _array(name: str) -> Any:  # noqa: ANN401 - a type
-    table: Any = table_of(LISTS[name], name)
-    return Annotated[tuple[table, ...], Meta(max_length=_LISTS_MAX[name], description=section_help(name))]
+def _array(name: str) -> object:
+    table = table_of(LISTS[name], name)
+    return Annotated[tuple[table, ...], Meta(max_length=_LISTS_MAX[name], description=section_help(name))]  # type: ignore[valid-type]
 
 
 def section_help(section: str) -> str:
@@ -67,7 +67,7 @@ _ARRAYS: Final = (types.VarTupleType, types.FrozenSetType)
 
 def faults(kind: types.Type, raw: object, path: str = "") -> Iterator[tuple[str, str]]:
     """Key path and sentence of each fault. kind: what msgspec tells of the type."""
-    extra: dict[str, Any] = {}
+    extra: dict[str, str] = {}
     while isinstance(kind, types.Metadata):
         extra |= kind.extra or {}
         kind = kind.type
@@ -117,7 +117,7 @@ def _elsewhere(key: str, path: str) -> str:
 
 
 def _of_array(
-    kind: types.VarTupleType | types.FrozenSetType, raw: object, path: str, extra: Mapping[str, Any]
+    kind: types.VarTupleType | types.FrozenSetType, raw: object, path: str, extra: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     tables = isinstance(_plain(kind.item_type), types.StructType)
     if not isinstance(raw, list):
@@ -135,7 +135,7 @@ def _of_array(
         yield from wrong
 
 
-def _of_labels(kind: types.DictType, raw: object, path: str, extra: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _of_labels(kind: types.DictType, raw: object, path: str, extra: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if not isinstance(raw, Mapping):
         yield path, f"must be a table of label = pattern, not {toml_type(raw)}"
         return
@@ -151,7 +151,7 @@ def _size(
     raw: Sized,
     path: str,
     what: str,
-    extra: Mapping[str, Any],
+    extra: Mapping[str, str],
 ) -> Iterator[tuple[str, str]]:
     if kind.min_length and not raw:
         yield path, f"must not be empty{extra.get('empty', '')}"
@@ -159,7 +159,7 @@ def _size(
         yield path, f"has {len(raw)} {what}, over the limit of {kind.max_length}"
 
 
-def _of_scalar(kind: types.Type, raw: object, extra: Mapping[str, Any]) -> Iterator[str]:
+def _of_scalar(kind: types.Type, raw: object, extra: Mapping[str, str]) -> Iterator[str]:
     match kind:
         case types.BoolType() if not isinstance(raw, bool):
             yield f"must be true or false, not {toml_type(raw)}"
@@ -190,7 +190,7 @@ def _of_number(kind: types.IntType, raw: object, also: str = "") -> Iterator[str
         yield f"must be {kind.ge} to {kind.le}{also}, not {raw if abs(raw) < 10**12 else 'a huge number'}"
 
 
-def _of_text(kind: types.StrType, raw: object, extra: Mapping[str, Any]) -> Iterator[str]:
+def _of_text(kind: types.StrType, raw: object, extra: Mapping[str, str]) -> Iterator[str]:
     if not isinstance(raw, str):
         yield f"must be a string, not {toml_type(raw)}"
     elif len(raw) > (kind.max_length or 0):

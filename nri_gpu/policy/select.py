@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -154,7 +154,7 @@ class Terms(Struct, frozen=True, kw_only=True):
         """The policy's file, fit for a sentence."""
         return shown_source(self.policy)
 
-    def _allowed(self, key: str) -> tuple[frozenset[Any], str]:
+    def _allowed(self, key: str) -> tuple[frozenset[str], str]:
         """What the rule lists under a key, else the policy; and where."""
         own = getattr(self.rule, key, None)
         return (getattr(self.policy, key).allowed, f"{key}.allowed") if own is None else (own, f"{self.path}.{key}")
