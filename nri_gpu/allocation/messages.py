@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from operator import eq, ge, gt, le, lt
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from msgspec.structs import replace
 
@@ -26,7 +26,7 @@ from nri_gpu.domain.gpu import Gpu, GpuUuid, MigPart, Unit
 from nri_gpu.domain.node import Inventory
 from nri_gpu.domain.text import clipped
 
-COMPARE: Final[Mapping[Operator, Callable[[Any, Any], bool]]] = {
+COMPARE: Final[Mapping[Operator, Callable[..., bool]]] = {
     Operator.AT_LEAST: ge,
     Operator.AT_MOST: le,
     Operator.ABOVE: gt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from nri_gpu.daemon.snapshot import EvidenceSource, SnapshotController
 from nri_gpu.daemon.state_folder import StateFolder
@@ -103,7 +103,7 @@ class NodeControllers:
             self._profiles.look_again()
             self._labels.look_again()
 
-    def runs(self) -> Iterator[Coroutine[Any, Any, None]]:
+    def runs(self) -> Iterator[Coroutine[None, None, None]]:
         """What has to run, each until it is cancelled."""
         yield from (self._driver.run(), self.cache.run(), self._health.run(), self._profiles.run(), self._watch.run())
         yield from (self._snapshots.run(), self.mps.run(), self._labels.run())

@@ -18,9 +18,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import Entry, ExternalAllocation, Ledger, Releasing, Reservation
@@ -29,12 +29,13 @@ from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import Edits
+from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.domain.kubelet import AllocatedDevice, AllocationPending
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.domain.value import canonical, decode, encode
 from nri_gpu.policy.model import Policy
 
-Record = Mapping[str, Any]
+Record = Mapping[str, object]
 SCHEMA: Final = "nri-gpu/audit/v1"
 K = TypeVar("K")
 V = TypeVar("V")
@@ -50,7 +51,35 @@ class RecordKind(StrEnum):
     DECISION = "decision"
 
 
-def answer_json(decision: Decision) -> dict[str, Any]:
+class _NodeRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.NODE.value):
+    node: object
+
+
+class _PolicyRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.POLICY.value):
+    source: str
+    text: str
+    fault: str
+
+
+class _LedgerRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.LEDGER.value):
+    entries: dict[str, Entry | None]
+    foreign: dict[ContainerId, ExternalAllocation | None]
+    leaving: dict[GpuUuid, Releasing | None] = {}  # older logs have none of these two
+    reservations: dict[str, Reservation | None] = {}
+
+
+class _ChangedRecord(_LedgerRecord, frozen=True, tag=RecordKind.CHANGED.value):
+    pass
+
+
+class _DecisionRecord(Struct, frozen=True, tag_field="kind", tag=RecordKind.DECISION.value):
+    at_s: float
+    now: float
+    container: Record
+    answer: Record
+
+
+def answer_json(decision: Decision) -> dict[str, object]:
     """An answer as it is recorded and compared; the edits are a digest."""
     match decision:
         case Pass(edits, why):
@@ -67,28 +96,28 @@ def digest(edits: Edits) -> str:
     return hashlib.sha256(canonical(edits).encode()).hexdigest()
 
 
-def node_record(node: Node) -> dict[str, Any]:
+def node_record(node: Node) -> dict[str, object]:
     """A snapshot."""
     return {"kind": RecordKind.NODE.value, "schema": SCHEMA, "node": encode(node)}
 
 
-def policy_record(name: str, text: str, fault: str) -> dict[str, Any]:
+def policy_record(name: str, text: str, fault: str) -> dict[str, object]:
     """A policy as it was read. fault: why it could not be used; empty if it could."""
     return {"kind": RecordKind.POLICY.value, "source": name, "text": text, "fault": fault}
 
 
-def ledger_record(ledger: Ledger) -> dict[str, Any]:
+def ledger_record(ledger: Ledger) -> dict[str, object]:
     """All grants."""
     return {"kind": RecordKind.LEDGER.value, **_changes(Ledger(), ledger)}
 
 
-def changed_record(old: Ledger, new: Ledger) -> dict[str, Any] | None:
+def changed_record(old: Ledger, new: Ledger) -> dict[str, object] | None:
     """What has changed; None where nothing has."""
     changes = _changes(old, new)
     return {"kind": RecordKind.CHANGED.value, **changes} if any(changes.values()) else None
 
 
-def decision_record(container: Container, decision: Decision, at: float, now: float) -> dict[str, Any]:
+def decision_record(container: Container, decision: Decision, at: float, now: float) -> dict[str, object]:
     """A request and its answer. at: seconds since the epoch; now: on the clock that the ledger's times are of."""
     return {
         "kind": RecordKind.DECISION.value,
@@ -99,41 +128,41 @@ def decision_record(container: Container, decision: Decision, at: float, now: fl
     }
 
 
-def container_json(container: Container) -> dict[str, Any]:
+def container_json(container: Container) -> Record:
     """A container as it is recorded. A pending allocation of the kubelet is an invalid one that `waits`."""
-    found: dict[str, Any] = encode(container)
+    found = encode(container)
     if isinstance(container.kubelet, AllocationPending):
-        found["kubelet"]["waits"] = True
+        return {**found, "kubelet": {**encode(container.kubelet), "waits": True}}
     return found
 
 
-def container_of(found: Mapping[str, Any]) -> Container:
+def container_of(found: Record) -> Container:
     """The container that was recorded. Raises: ValueError."""
-    if "kubelet" in found:
-        kubelet = dict(found["kubelet"])
-        kind = "pending" if kubelet.pop("waits", False) else "invalid" if "fault" in kubelet else "allocated"
-        found = {**found, "kubelet": {**kubelet, "kind": kind}}
+    match found:
+        case {"kubelet": {**kubelet}}:
+            kind = "pending" if kubelet.pop("waits", False) else "invalid" if "fault" in kubelet else "allocated"
+            found = {**found, "kubelet": {**kubelet, "kind": kind}}
     return decode(Container, found)
 
 
-def _changes(old: Ledger, new: Ledger) -> dict[str, Any]:
-    parts: dict[str, tuple[Mapping[Any, Any], Mapping[Any, Any]]] = {
-        "entries": (old.entries, new.entries),
-        "foreign": (old.external, new.external),
-        "leaving": (old.releasing, new.releasing),
-        "reservations": (_by_id(old), _by_id(new)),
+def _changes(old: Ledger, new: Ledger) -> dict[str, object]:
+    return {
+        "entries": _changed(old.entries, new.entries),
+        "foreign": _changed(old.external, new.external),
+        "leaving": _changed(old.releasing, new.releasing),
+        "reservations": _changed(_by_id(old), _by_id(new)),
     }
-    found: dict[str, Any] = {}
-    for name, (before, after) in parts.items():
-        fresh = {key: encode(value) for key, value in after.items() if before.get(key) is not value}
-        found[name] = {**fresh, **dict.fromkeys(before.keys() - after.keys())}
-    return found
 
 
-def _updated(old: Mapping[K, V], found: Mapping[K, Any], kind: type[V]) -> Mapping[K, V]:
+def _changed(old: Mapping[K, V], new: Mapping[K, V]) -> Mapping[K, object]:
+    fresh = {key: encode(value) for key, value in new.items() if old.get(key) is not value}
+    return {**fresh, **dict.fromkeys(old.keys() - new.keys())}
+
+
+def _updated(old: Mapping[K, V], found: Mapping[K, V | None]) -> Mapping[K, V]:
     """With what a record has as new, different or gone."""
     kept = {key: value for key, value in old.items() if key not in found}
-    return kept | {key: decode(kind, value) for key, value in found.items() if value is not None}
+    return kept | {key: value for key, value in found.items() if value is not None}
 
 
 def _by_id(ledger: Ledger) -> Mapping[str, Reservation]:
@@ -163,8 +192,8 @@ class Compared(Struct, frozen=True):
 
     container: Container
     at: float
-    recorded: Mapping[str, Any]
-    now: Mapping[str, Any]
+    recorded: Record
+    now: Record
 
     @property
     def same(self) -> bool:
@@ -185,57 +214,47 @@ class Replay:
         self._node = Node(number=0, inventory=Inventory(taken_at=0))
         self.ledger = Ledger()
         self._decided: set[ContainerId] = set()
-        self._kinds: Mapping[str, Callable[[Record], Compared | None]] = MappingProxyType(
-            {
-                RecordKind.NODE: self._take_node,
-                RecordKind.POLICY: self._take_policy,
-                RecordKind.LEDGER: self._take_ledger,
-                RecordKind.CHANGED: self._take_changes,
-                RecordKind.DECISION: self._decide,
-            }
-        )
 
     def take(self, record: object) -> Compared | None:
         """One record; for a decision, the comparison. Raises: ValueError: it is not a record of ours."""
-        if not isinstance(record, dict) or record.get("kind") not in self._kinds:
-            raise ValueError("this is not a record of an audit log")
         try:
-            return self._kinds[record["kind"]](record)
-        except KeyError as error:
-            raise ValueError(f"the record has no {error}") from None
+            found = convert(record, _NodeRecord | _PolicyRecord | _LedgerRecord | _ChangedRecord | _DecisionRecord)
+        except ValidationError as error:
+            raise ValueError(f"this is not a record of an audit log: {error}") from None
+        match found:
+            case _NodeRecord(node):
+                self._node = decode(Node, node)
+            case _PolicyRecord(source, text, fault):
+                if self._instead is None:
+                    self._policy = Policy.broken(fault) if fault else self._read(source, text)
+            case _ChangedRecord():
+                self._take_changes(found)
+            case _LedgerRecord():
+                self._take_ledger(found)
+            case _DecisionRecord():
+                return self._decide(found)
+        return None
 
-    def _take_node(self, record: Record) -> None:
-        self._node = decode(Node, record["node"])
-
-    def _take_policy(self, record: Record) -> None:
-        if self._instead is None:
-            fault = record["fault"]
-            self._policy = Policy.broken(fault) if fault else self._read(str(record["source"]), str(record["text"]))
-
-    def _take_ledger(self, record: Record) -> None:
+    def _take_ledger(self, record: _LedgerRecord) -> None:
         """A Synchronize, or the beginning of a file: all that was recorded, but for what is decided differently now."""
-        kept = self._decided & record["entries"].keys()
+        kept = self._decided & record.entries.keys()
         ours = {id_: entry for id_, entry in self.ledger.entries.items() if id_ in kept}
         self.ledger = Ledger(MappingProxyType(ours))
         self._take_changes(record)
 
-    def _take_changes(self, record: Record) -> None:
-        for id_, found in record["entries"].items():
-            entry = None if found is None else decode(Entry, found)
+    def _take_changes(self, record: _LedgerRecord) -> None:
+        for id_, entry in record.entries.items():
             if device := reserved_device(id_):  # older logs list reservations among the entries
                 self._take_reservation(device, None if entry is None else _reservation_of(device, entry))
             else:
                 self._take_entry(ContainerId(id_), entry)
-        for id_, found in record.get("reservations", {}).items():
+        for id_, reservation in record.reservations.items():
             if device := reserved_device(id_):
-                self._take_reservation(device, None if found is None else decode(Reservation, found))
-        self.ledger = self.ledger.with_all_external(
-            _updated(self.ledger.external, record["foreign"], ExternalAllocation)
-        )
+                self._take_reservation(device, reservation)
+        self.ledger = self.ledger.with_all_external(_updated(self.ledger.external, record.foreign))
         if self._instead is None or (not self._instead.fault and self._instead.handover.wait):
             # When a GPU was released, and when it was found unused, follows the recording, whichever pod held it.
-            leaving = record.get("leaving", {})  # older logs have none
-            self.ledger = self.ledger.with_releasing(_updated(self.ledger.releasing, leaving, Releasing))
+            self.ledger = self.ledger.with_releasing(_updated(self.ledger.releasing, record.leaving))
 
     def _take_reservation(self, device: AllocatedDevice, reservation: Reservation | None) -> None:
         if reservation is None:
@@ -253,12 +272,12 @@ class Replay:
             # Its phase follows the recording; what it holds follows the replay.
             self.ledger = self.ledger.with_entry(replace(ours, phase=entry.phase, since=entry.since, until=entry.until))
 
-    def _decide(self, record: Record) -> Compared:
-        container, now = container_of(record["container"]), decode(float, record["now"])
+    def _decide(self, record: _DecisionRecord) -> Compared:
+        container, now = container_of(record.container), record.now
         settings = self._policy if not self._policy.fault else Policy.default()
         ledger = expired(self.ledger.lapse(now, settings.ledger.created_grace_s), now)
         cleared = cleared_for(ledger, container)
         decision = decide(container, self._node, cleared, self._policy)
         self.ledger = ledger if isinstance(decision, Refuse) else cleared.after(decision, now)
         self._decided.add(container.id)
-        return Compared(container, decode(float, record["at_s"]), record["answer"], answer_json(decision))
+        return Compared(container, record.at_s, record.answer, answer_json(decision))

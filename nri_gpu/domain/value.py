@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import cache
 from operator import attrgetter
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar, overload
 
 import msgspec
 from msgspec import NODEFAULT, Struct
@@ -47,7 +47,7 @@ class Value(Recorded, frozen=True):
 
 
 @cache
-def _parts(cls: type[Value]) -> Callable[[object], Any]:
+def _parts(cls: type[Value]) -> Callable[[object], object]:
     return attrgetter(*(name for name in cls.__struct_fields__ if name not in cls.aside))
 
 
@@ -56,7 +56,11 @@ def canonical(value: object) -> str:
     return json.dumps(encode(value), separators=(",", ":"))
 
 
-def encode(value: Any) -> Any:  # noqa: ANN401 - any value in, JSON values out
+@overload
+def encode(value: Struct) -> dict[str, object]: ...
+@overload
+def encode(value: object) -> object: ...
+def encode(value: object) -> object:
     """The value as JSON values. Raises: TypeError: it has a part that cannot be read back."""
     if isinstance(value, Enum):
         return value.value
@@ -66,7 +70,7 @@ def encode(value: Any) -> Any:  # noqa: ANN401 - any value in, JSON values out
         parts = ((name, getattr(value, name), default) for name, default in _defaults(type(value)))
         return {name: encode(part) for name, part, default in parts if part != default}
     if isinstance(value, Mapping):
-        pairs = [[encode(key), encode(each)] for key, each in value.items()]
+        pairs = [(encode(key), encode(each)) for key, each in value.items()]
         if all(isinstance(key, str) for key, _ in pairs):
             return dict(sorted(pairs))
         return sorted(pairs, key=lambda pair: json.dumps(pair[0]))
@@ -78,14 +82,14 @@ def encode(value: Any) -> Any:  # noqa: ANN401 - any value in, JSON values out
 
 
 @cache
-def _defaults(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
+def _defaults(kind: type[Struct]) -> tuple[tuple[str, object], ...]:
     return tuple(
         (each.name, each.default if each.default_factory is NODEFAULT else each.default_factory())
         for each in fields(kind)
     )
 
 
-def decode(wanted: type[T], found: Any) -> T:  # noqa: ANN401 - JSON values
+def decode(wanted: type[T], found: object) -> T:
     """The value that `encode` made this of. Raises: ValueError."""
     match found:  # the one mapping that is a list of pairs
         case {"driver": {"trees": [*pairs], **files}, **rest}:

@@ -1,6 +1,6 @@
 """Reads an ELF file's class, machine, SONAME and notes: a few KiB of it, never all.
 
-Any bytes are accepted: for a file that is no ELF file of a little-endian machine, or is cut short, the result is None
+It accepts all bytes: for a file that is no ELF file of a little-endian machine, or is cut short, the result is None
 and not an exception.
 Source: elf(5); System V ABI, chapters "Object Files" (sections, notes) and "Dynamic Linking".
 """

@@ -77,7 +77,7 @@ class Directory(Struct, frozen=True):
 
 
 class OtherFile(Struct, frozen=True):
-    """Any other file. kind: `a regular file`, `a block device`, and so on."""
+    """Every other file. kind: `a regular file`, `a block device`, and so on."""
 
     kind: str
 

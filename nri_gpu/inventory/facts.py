@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Protocol
 
 from nri_gpu.domain.health import Sign
 from nri_gpu.inventory.formats import (
@@ -48,18 +48,28 @@ _NO_DEVICE: Final = frozenset({INVALID_ARGUMENT, NOT_FOUND})
 # Memory is cut into eight slices (NVIDIA's MIG guide); profiles are named after whole slices, not after what is left.
 _MEMORY_SLICES: Final = 8
 
-FabricInfo = Any  # an nvmlGpuFabricInfo of either version, or None
+
+class FabricInfo(Protocol):
+    """An nvmlGpuFabricInfo of either version."""
+
+    state: int
+    status: int
+    cliqueId: int
+    clusterUuid: Iterable[int]
 
 
-def fabric_info(nvml: NvmlClient, handle: object, index: int) -> FabricInfo:
-    """The state of a GPU's NVLink fabric; None for a GPU without one. Raises: NvmlCallError, when the GPU is gone."""
-    return nvml.optional("nvmlDeviceGetGpuFabricInfoV", handle, gpu=index)
+class MigAttributes(Protocol):
+    """An nvmlDeviceAttributes_t."""
+
+    memorySizeMB: int
+    gpuInstanceSliceCount: int
+    computeInstanceSliceCount: int
 
 
 def setup_facts(
-    nvml: NvmlClient, handle: object, index: int, folder: Path, fabric: FabricInfo
+    nvml: NvmlClient, handle: object, index: int, folder: Path, fabric: FabricInfo | None
 ) -> Iterator[Mapping[str, object]]:
-    """Plain data, one fact after the other. folder: the PCI device's, in sysfs. fabric: of `fabric_info`.
+    """Plain data, one fact after the other. folder: the PCI device's, in sysfs. fabric: None for a GPU without one.
 
     Raises: NvmlCallError, when the GPU is gone.
     """
@@ -77,7 +87,7 @@ def setup_facts(
     yield {"fabric": _fabric(fabric)}
 
 
-def health_signs(nvml: NvmlClient, handle: object, index: int, fabric: FabricInfo) -> list[Sign]:
+def health_signs(nvml: NvmlClient, handle: object, index: int, fabric: FabricInfo | None) -> list[Sign]:
     """What NVML shows of a GPU's health. Raises: NvmlCallError, when the GPU is gone."""
     return [
         *_memory_signs(nvml, handle, index),
@@ -96,13 +106,12 @@ def sign_of(error: NvmlCallError) -> Sign | None:
     return Sign.UNREADABLE if error.code else None  # 0: the answer could not be read, and the GPU did answer
 
 
-def _fabric(info: FabricInfo) -> dict[str, object] | None:
-    state = None if info is None else FABRIC_STATES.get(info.state)
-    if state is None:
+def _fabric(info: FabricInfo | None) -> dict[str, object] | None:
+    if info is None or info.state not in FABRIC_STATES:
         return None
     cluster = bytes(info.clusterUuid).hex()
     return {
-        "state": state,
+        "state": FABRIC_STATES[info.state],
         "status": int(info.status),
         "cluster": f"{cluster[:8]}-{cluster[8:12]}-{cluster[12:16]}-{cluster[16:20]}-{cluster[20:]}",
         "clique": int(info.cliqueId),
@@ -126,7 +135,7 @@ def _recovery_signs(nvml: NvmlClient, handle: object, index: int) -> Iterator[Si
         yield Sign.RESET_REQUIRED
 
 
-def _fabric_signs(info: FabricInfo) -> Iterator[Sign]:
+def _fabric_signs(info: FabricInfo | None) -> Iterator[Sign]:
     if info is not None and (info.state in FABRIC_STARTING or (info.state == FABRIC_COMPLETED and info.status != 0)):
         yield Sign.FABRIC_NOT_READY
 
@@ -183,7 +192,7 @@ def mig_devices(nvml: NvmlClient, gpu: object, index: int) -> list[dict[str, obj
     return devices
 
 
-def profile_name(attributes: Any, total_bytes: int) -> str:  # noqa: ANN401 (an nvmlDeviceAttributes_t)
+def profile_name(attributes: MigAttributes, total_bytes: int) -> str:
     """`1g.10gb`, `1c.3g.40gb`, for a driver that does not name it, and without suffixes such as `+me`.
 
     attributes: nvmlDeviceGetAttributes_v2 of the MIG device. total_bytes: memory of the whole GPU.
@@ -221,7 +230,7 @@ def _describe_mig(nvml: NvmlClient, device: dict[str, object], handle: object, g
 
 def _mig_descriptions(nvml: NvmlClient, handle: object, gpu: int, total_bytes: int) -> Iterator[Mapping[str, object]]:
     attributes = nvml.call("nvmlDeviceGetAttributes_v2", handle, gpu=gpu)
-    yield {"memory_bytes": int(attributes.memorySizeMB) * MIB}
+    yield {"memory_bytes": attributes.memorySizeMB * MIB}
     # The driver ends the device's name with the profile; only that has suffixes such as `+me`.
     named = profile_in(nvml.call("nvmlDeviceGetName", handle, gpu=gpu))
     if named or total_bytes:

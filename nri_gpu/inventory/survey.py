@@ -6,14 +6,14 @@ Runs in the NVML process. The result is plain data for one line of JSON, in the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Protocol
 
 from msgspec import Struct, field
 
 from nri_gpu.domain.gpu import ComputeMode
 from nri_gpu.inventory.facts import (
-    fabric_info,
     health_signs,
     mig_devices,
     process_count,
@@ -137,7 +137,7 @@ def _descriptions(nvml: NvmlClient, device: _Device, sysfs: Path) -> Iterator[Ma
     brand = nvml.optional("nvmlDeviceGetBrand", handle, gpu=index)
     yield {"brand": "" if brand is None else brand_word(int(brand))}
     yield {"numa_node": _numa_node(nvml, device, folder), "drm": list(_drm_nodes(folder))}
-    fabric = fabric_info(nvml, handle, index)
+    fabric = nvml.optional("nvmlDeviceGetGpuFabricInfoV", handle, gpu=index)
     yield {"signs": health_signs(nvml, handle, index, fabric)}
     for fact in setup_facts(nvml, handle, index, folder, fabric):
         yield fact
@@ -205,19 +205,16 @@ def _pcie_path(nvml: NvmlClient, first: _Device, second: _Device) -> str:
 
 def _link_ends(nvml: NvmlClient, device: _Device, known: frozenset[str]) -> Iterator[str]:
     """For each active NVLink of a GPU the bus id of the GPU at its far end; empty for a switch."""
-
-    def about(name: str, link: int) -> Any:  # noqa: ANN401 (NVML's own types)
-        return nvml.attempt(name, device.handle, link, gpu=device.index)
-
+    about = partial(nvml.attempt, gpu=device.index)
     # An older library answers "invalid argument" past its own number of links.
     for link in range(NVLINKS_MAX):
-        if not about("nvmlDeviceGetNvLinkState", link):
+        if not about("nvmlDeviceGetNvLinkState", device.handle, link):
             continue
-        info = about("nvmlDeviceGetNvLinkRemotePciInfo", link)
+        info = about("nvmlDeviceGetNvLinkRemotePciInfo", device.handle, link)
         remote = _address(info) if info else ""
         if remote in known:
             yield remote
-        elif about("nvmlDeviceGetNvLinkRemoteDeviceType", link) in (None, NVLINK_DEVICE_TYPE_SWITCH):
+        elif about("nvmlDeviceGetNvLinkRemoteDeviceType", device.handle, link) in (None, NVLINK_DEVICE_TYPE_SWITCH):
             yield ""
 
 
@@ -233,6 +230,13 @@ def _nvlinks(nvml: NvmlClient, first: _Device, second: _Device, ends: Mapping[in
     return switched if status in (None, P2P_STATUS_OK) else 0
 
 
-def _address(info: Any) -> str:  # noqa: ANN401
-    """From the numbers of an nvmlPciInfo_t: its texts differ between versions of the struct."""
+class _PciInfo(Protocol):
+    """An nvmlPciInfo_t: its texts differ between versions of the struct, its numbers do not."""
+
+    domain: int
+    bus: int
+    device: int
+
+
+def _address(info: _PciInfo) -> str:
     return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import grpc.aio
@@ -40,7 +40,7 @@ class PodResources:
     def __init__(self, socket: Path, timeout_s: float = TIMEOUT_S) -> None:
         self.socket = socket
         self._timeout_s = timeout_s
-        self._channel: Any = None
+        self._channel: grpc.aio.Channel | None = None
         self._gets = True  # whether this kubelet answers Get
 
     async def get(self, namespace: str, name: str) -> PodDevices:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from enum import IntEnum
-from typing import Any, Final
+from typing import Final
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId
@@ -112,8 +112,8 @@ class Lifecycle:
 
         Without, it came by StateChange, whose fields are numbered differently. Raises: DecodeError.
         """
-        # One of two generated classes with `pod` and `container`.
-        self._message: Any = (pb.StopContainerRequest if event else pb.StateChangeEvent).FromString(payload)
+        read = pb.StopContainerRequest.FromString if event else pb.StateChangeEvent.FromString
+        self._message: pb.StopContainerRequest | pb.StateChangeEvent = read(payload)
         self.pod_id = PodId(self._message.pod.id)
         self.container_id = ContainerId(self._message.container.id)
 
@@ -130,7 +130,7 @@ class Lifecycle:
     @property
     def pid(self) -> int:
         """The pid of the container's process on the host; 0 where the runtime does not tell."""
-        return int(self._message.container.pid)
+        return self._message.container.pid
 
     @property
     def asks(self) -> bool:

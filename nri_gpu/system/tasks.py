@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
 
 from loguru import logger
 
@@ -79,7 +78,7 @@ async def first_done(*waits: Awaitable[object], timeout_s: float | None = None) 
         await cancelled(tasks)
 
 
-async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
+async def cancelled(tasks: Iterable[asyncio.Task[object]]) -> None:
     """Cancel them, and return once they have ended, however they did."""
     ending = list(tasks)
     for task in ending:
