@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -33,17 +34,7 @@ from nri_gpu.simulation.topology import load_topology
 from nri_gpu.system.succession import TAKES_OVER_S
 from tests.support import builders as make
 from tests.support.daemon import TOPOLOGIES
-from tests.support.helm import (
-    CHART,
-    ChartError,
-    RefusedError,
-    Release,
-    documents,
-    render,
-    render_text,
-    scope_of,
-    values,
-)
+from tests.support.helm import CHART, RefusedError, Release, documents, render, values
 from tests.support.manifests import FOLDER, SETS
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -99,20 +90,39 @@ def container(component: str, variant: str = "defaults") -> dict[str, Any]:
     return found
 
 
+def mount(component: str, variant: str = "defaults", **fields: str) -> dict[str, Any]:
+    """The container's mount with this field."""
+    (found,) = (each for each in container(component, variant)["volumeMounts"] if fields.items() <= each.items())
+    chosen: dict[str, Any] = found
+    return chosen
+
+
+def arguments(component: str, variant: str = "defaults", probe: str = "") -> Namespace:
+    """What our command line reads of the container's arguments, or of a probe's command."""
+    chosen = container(component, variant)
+    program, *rest = chosen[probe]["exec"]["command"] if probe else ["nri-gpu", *chosen["args"]]
+    assert program == "nri-gpu"
+    return _parser().parse_args(rest)
+
+
 def host_paths(component: str, variant: str = "defaults") -> dict[str, str]:
     """Host path -> `ro` or `rw`."""
-    spec = pod(component, variant)
-    paths = {each["name"]: each["hostPath"]["path"] for each in spec["volumes"] if "hostPath" in each}
-    mounts = {each["name"]: each for each in container(component, variant)["volumeMounts"]}
-    return {path: "ro" if mounts[name].get("readOnly") else "rw" for name, path in paths.items()}
+    paths = {
+        each["name"]: each["hostPath"]["path"] for each in pod(component, variant)["volumes"] if "hostPath" in each
+    }
+    read_only = {each["name"]: each.get("readOnly") for each in container(component, variant)["volumeMounts"]}
+    return {path: "ro" if read_only[name] else "rw" for name, path in paths.items()}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_kubernetes_takes_it(variant: str, version: str) -> None:
-    for document in documents(values(**VARIANTS[variant]), release(version)):
+    given = values(**VARIANTS[variant])
+    jsonschema.validate(given, SCHEMA)
+    for document in documents(given, release(version)):
         kubernetes_validate.validate(document, version, strict=True)
         assert document["metadata"].get("namespace", "elsewhere") == "elsewhere"
+        assert re.fullmatch(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", document["metadata"]["name"])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -129,18 +139,11 @@ def test_kubernetes_takes_each_file_as_it_is_applied(path: Path, version: str) -
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
 
 
-def test_its_version_is_the_programs() -> None:
-    assert f'appVersion: "{__version__}"' in (CHART / "Chart.yaml").read_text()
-
-
-# --- what `helm lint` would look at ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_chart_is_one_as_helm_takes_them(variant: str) -> None:
+def test_the_chart_is_one_as_helm_takes_them() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["apiVersion"], chart["name"], chart["type"]) == ("v2", CHART.name, "application")
     assert re.fullmatch(r"\d+\.\d+\.\d+", chart["version"])
+    assert chart["appVersion"] == __version__
     files = {path.relative_to(CHART).as_posix() for path in CHART.rglob("*") if path.is_file()}
     # No helpers, notes or dependencies: nothing that only Helm could read.
     assert {path for path in files if not re.fullmatch(r"templates/[a-z]+\.yaml", path)} == {
@@ -148,27 +151,9 @@ def test_the_chart_is_one_as_helm_takes_them(variant: str) -> None:
         "values.schema.json",
         "values.yaml",
     }
-    for document in documents(values(**VARIANTS[variant])):
-        assert re.fullmatch(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", document["metadata"]["name"])
-
-
-def test_every_construct_of_the_templates_is_one_that_is_rendered_here() -> None:
-    """The renderer reads what it does not show, too: one template with a word of Helm's more is an error."""
-    for path in (CHART / "templates").iterdir():
-        text = path.read_text()
-        first = text.index("{{")
-        for unknown in ("{{ if .Values.labels.enabled }}{{ tpl .Values.policy . }}{{ end }}", "{{ range .Values.x }}"):
-            with pytest.raises(ChartError):
-                render_text(f"{text[:first]}{unknown}{text[first:]}", scope_of(values()))
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_values_are_of_their_schema(variant: str) -> None:
-    jsonschema.Draft7Validator.check_schema(SCHEMA)
-    jsonschema.validate(values(**VARIANTS[variant]), SCHEMA)
 
 
 def tables(schema: Mapping[str, Any], at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -182,11 +167,10 @@ def tables(schema: Mapping[str, Any], at: tuple[str, ...] = ()) -> Iterator[tupl
 
 @pytest.mark.parametrize("path", list(tables(SCHEMA)), ids=".".join)
 def test_a_misspelt_key_is_refused_at_every_level(path: tuple[str, ...]) -> None:
-    given = values()
-    table = given
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    table = given = values()
     for key in path:
         table = table[key]
-    jsonschema.validate(given, SCHEMA)
     table["mispelt"] = {}
     with pytest.raises(jsonschema.ValidationError, match="mispelt"):
         jsonschema.validate(given, SCHEMA)
@@ -251,12 +235,16 @@ def leaves(table: Mapping[str, Any], schema: Mapping[str, Any], before: str = ""
             yield before + key
 
 
+def one(found: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (only,) = (each for each in found if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return only
+
+
 def policy_in(found: list[dict[str, Any]]) -> Policy:
     """As the daemon takes it up: the ConfigMap's, with what its arguments put over it."""
-    (config,) = (each for each in found if each["kind"] == "ConfigMap")
-    (daemon,) = (each for each in found if each["metadata"]["name"] == "nri-gpu" and each["kind"] == "DaemonSet")
-    arguments = _parser().parse_args(daemon["spec"]["template"]["spec"]["containers"][0]["args"])
-    return build_policy(PolicyText("values.yaml", config["data"]["policy.toml"]), _overrides(arguments))
+    (only,) = one(found, "DaemonSet", "nri-gpu")["spec"]["template"]["spec"]["containers"]
+    text = one(found, "ConfigMap", "nri-gpu-policy")["data"]["policy.toml"]
+    return build_policy(PolicyText("values.yaml", text), _overrides(_parser().parse_args(only["args"])))
 
 
 def policy_of(variant: str) -> Policy:
@@ -266,7 +254,7 @@ def policy_of(variant: str) -> Policy:
 def test_by_default_the_kubelet_gives_every_gpu_and_annotations_none() -> None:
     policy = policy_of("defaults")
     assert policy.kubelet.enabled
-    assert _parser().parse_args(container("daemon")["args"]).gpus is None  # nothing is simulated
+    assert arguments("daemon").gpus is None  # nothing is simulated
     inventory = make.inventory((make.gpu(0), make.mig_gpu(1)))
     members = policy.pool.members(inventory)
     assert {members[unit.uuid].name for unit in inventory.units} == {policy.kubelet.pool}
@@ -276,14 +264,11 @@ def test_by_default_the_kubelet_gives_every_gpu_and_annotations_none() -> None:
 @pytest.mark.parametrize("file", sorted(TOPOLOGIES.glob("*.toml")), ids=lambda path: path.stem)
 def test_a_cluster_without_gpus_has_those_of_a_file(file: Path, tmp_path: Path) -> None:
     found = documents(values(simulation=file.read_text(), affinity={"nodeAffinity": None}))
-    (config,) = (each for each in found if each["kind"] == "ConfigMap")
-    (daemon,) = (each for each in found if each["metadata"]["name"] == "nri-gpu" and each["kind"] == "DaemonSet")
-    spec = daemon["spec"]["template"]["spec"]
+    spec = one(found, "DaemonSet", "nri-gpu")["spec"]["template"]["spec"]
     (only,) = spec["containers"]
     folder = next(each["mountPath"] for each in only["volumeMounts"] if each["name"] == "policy")
-    arguments = _parser().parse_args(only["args"])
-    assert Path(arguments.gpus) == Path(folder) / "topology.toml"
-    (tmp_path / "topology.toml").write_text(config["data"]["topology.toml"])
+    assert _parser().parse_args(only["args"]).gpus == f"{folder}/topology.toml"
+    (tmp_path / "topology.toml").write_text(one(found, "ConfigMap", "nri-gpu-policy")["data"]["topology.toml"])
     assert load_topology(tmp_path / "topology.toml", wall=lambda: 1.0) == load_topology(file, wall=lambda: 1.0)
     assert not spec["affinity"]
 
@@ -317,35 +302,28 @@ def test_the_kubelets_folders_are_where_the_daemon_looks(variant: str) -> None:
 # --- what is started -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", [name for name, changed in VARIANTS.items() if changed.get("guard") is None])
-@pytest.mark.parametrize("component", ["daemon", "guard"])
-def test_the_programs_take_their_arguments(component: str, variant: str) -> None:
-    chosen = container(component, variant)
-    taken = _parser().parse_args(chosen["args"])
-    if component == "daemon":
-        assert policy_of(variant).kubelet.enabled is taken.kubelet
-    for probe in ("readinessProbe", "livenessProbe"):
-        program, *rest = chosen[probe]["exec"]["command"]
-        assert program == "nri-gpu"
-        assert _parser().parse_args(rest)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_programs_take_their_arguments(variant: str) -> None:
+    assert arguments("daemon", variant).kubelet is policy_of(variant).kubelet.enabled
+    for component in daemon_sets(variant):
+        assert all(arguments(component, variant, probe) for probe in ("", "readinessProbe", "livenessProbe"))
 
 
 def test_probes_ask_where_the_programs_answer() -> None:
-    daemon = _parser().parse_args(container("daemon")["args"])
-    guard = _parser().parse_args(container("guard")["args"])
+    daemon, guard = arguments("daemon"), arguments("guard")
     for probe, alive in (("readinessProbe", False), ("livenessProbe", True)):
-        asking = _parser().parse_args(container("daemon")[probe]["exec"]["command"][1:])
+        asking = arguments("daemon", probe=probe)
         assert (asking.state_dir, asking.guard, asking.alive) == (daemon.state_dir, None, alive)
-        asking = _parser().parse_args(container("guard")[probe]["exec"]["command"][1:])
+        asking = arguments("guard", probe=probe)
         assert (asking.guard, asking.alive) == (guard.run_dir, alive)
     assert (guard.state_dir, guard.socket, guard.policy) == (daemon.state_dir, daemon.socket, daemon.policy)
 
 
 @pytest.mark.parametrize("component", ["daemon", "guard"])
 def test_the_policy_is_mounted_as_a_folder_because_a_file_alone_is_never_swapped(component: str) -> None:
-    (mount,) = (each for each in container(component)["volumeMounts"] if each["name"] == "policy")
-    assert "subPath" not in mount
-    assert _parser().parse_args(container(component)["args"]).policy == f"{mount['mountPath']}/policy.toml"
+    folder = mount(component, name="policy")
+    assert "subPath" not in folder
+    assert arguments(component).policy == f"{folder['mountPath']}/policy.toml"
 
 
 # --- never a gap -----------------------------------------------------------------------------------------------------
@@ -356,17 +334,15 @@ def test_of_daemon_and_guard_the_next_is_there_before_the_last_goes() -> None:
     update = {name: each["spec"]["updateStrategy"]["rollingUpdate"] for name, each in sets.items()}
     assert update == {name: {"maxSurge": 1, "maxUnavailable": 0} for name in ("daemon", "guard")}
     # One ledger: the second of two waits, and counts as ready when it does.
-    assert _parser().parse_args(container("daemon")["args"]).stand_by
-    assert _parser().parse_args(container("daemon")["readinessProbe"]["exec"]["command"][1:]).probe
-    stops = DRAIN_S + TAKES_OVER_S
-    assert pod("daemon")["terminationGracePeriodSeconds"] > stops
+    assert arguments("daemon").stand_by
+    assert arguments("daemon", probe="readinessProbe").probe
+    assert pod("daemon")["terminationGracePeriodSeconds"] > DRAIN_S + TAKES_OVER_S
     selectors = [each["spec"]["selector"]["matchLabels"] for each in sets.values()]
     assert selectors[0] != selectors[1]
 
 
 def test_two_guards_of_a_surge_do_not_share_a_folder() -> None:
-    run_dir = _parser().parse_args(container("guard")["args"]).run_dir
-    (name,) = (each["name"] for each in container("guard")["volumeMounts"] if each["mountPath"] == run_dir)
+    name = mount("guard", mountPath=arguments("guard").run_dir)["name"]
     (volume,) = (each for each in pod("guard")["volumes"] if each["name"] == name)
     assert "emptyDir" in volume
 
@@ -412,19 +388,16 @@ def test_two_releases_have_no_name_in_common_and_choose_none_of_each_others_pods
         assert {("ServiceAccount", spec["serviceAccountName"]), ("ConfigMap", config)} <= own
 
 
-def test_no_node_fits_both_releases() -> None:
-    chosen = [values(**changed)["nodeSelector"] for changed in change_over().values()]
+def test_no_node_fits_both_releases_and_one_state_folder_hands_it_over() -> None:
+    both = [values(**changed) for changed in change_over().values()]
+    chosen = [each["nodeSelector"] for each in both]
     (key,) = {key for key in chosen[0] if chosen[0][key] != chosen[1].get(key)}
     assert {each[key] for each in chosen} == {"nvidia", "nri-gpu"}  # a label has one value
-    for changed in change_over().values():
-        for each in documents(values(**changed)):
+    for given in both:
+        for each in documents(given):
             if each["kind"] == "DaemonSet":
-                assert each["spec"]["template"]["spec"]["nodeSelector"] == values(**changed)["nodeSelector"]
-
-
-def test_they_hand_the_node_over_by_one_state_folder() -> None:
-    places = [values(**changed)["paths"]["state"] for changed in change_over().values()]
-    assert places[0] == places[1]
+                assert each["spec"]["template"]["spec"]["nodeSelector"] == given["nodeSelector"]
+    assert len({each["paths"]["state"] for each in both}) == 1
 
 
 # --- what the documentation says to set ------------------------------------------------------------------------------
@@ -482,21 +455,16 @@ def test_nobody_has_rights_at_the_api_server(variant: str) -> None:
 
 ALWAYS = {"/var/run/nri": "ro", "/run/nri-gpu": "rw", "/var/lib/nri-gpu/drivers": "rw", "/": "ro", "/dev": "rw"}
 KUBELET = "/var/lib/kubelet"
-CDI = {"/var/run/cdi": "rw"}
-HOST_PATHS = {
-    "defaults": ALWAYS | CDI | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
+SERVING = ALWAYS | {"/var/run/cdi": "rw", f"{KUBELET}/device-plugins": "rw"}
+HOST_PATHS = dict.fromkeys(VARIANTS, SERVING | {f"{KUBELET}/pod-resources": "ro"}) | {
     "annotations": ALWAYS,
     "beside": ALWAYS | {f"{KUBELET}/pod-resources": "ro"},
-    "all of it": ALWAYS
-    | CDI
+    "all of it": SERVING
     | {
-        f"{KUBELET}/device-plugins": "rw",
         "/data/kubelet/plugins_registry": "rw",
         "/data/kubelet/pod-resources": "ro",
         "/etc/kubernetes/node-feature-discovery/features.d": "rw",
     },
-    "mps": ALWAYS | CDI | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
-    "least of it": ALWAYS | CDI | {f"{KUBELET}/device-plugins": "rw", f"{KUBELET}/pod-resources": "ro"},
 }
 
 
@@ -568,8 +536,7 @@ def test_mps_has_the_hosts_process_ids_and_a_mount_that_it_sees() -> None:
     (init,) = spec["initContainers"]
     (made,) = init["volumeMounts"]
     assert made == {"name": "state", "mountPath": "/run/nri-gpu", "mountPropagation": "Bidirectional"}
-    (seen,) = (each for each in container("daemon", "mps")["volumeMounts"] if each["name"] == "state")
-    assert seen == made | {"mountPropagation": "HostToContainer"}
+    assert mount("daemon", "mps", name="state") == made | {"mountPropagation": "HostToContainer"}
     assert not {"hostPID", "initContainers"} & (pod("daemon").keys() | pod("guard", "mps").keys())
 
 
@@ -592,9 +559,8 @@ def test_what_mps_clients_write_is_mounted_once_and_bounded(tmp_path: Path) -> N
 
 def test_staged_files_have_one_path_inside_and_outside() -> None:
     """Containers' mounts name it, and the runtime is outside."""
-    stage = _parser().parse_args(container("daemon")["args"]).stage_dir
-    (mount,) = (each for each in container("daemon")["volumeMounts"] if each["name"] == "stage")
-    assert mount["mountPath"] == stage
+    stage = arguments("daemon").stage_dir
+    assert mount("daemon", name="stage")["mountPath"] == stage
     assert stage in host_paths("daemon")
 
 
@@ -616,8 +582,7 @@ def test_every_choice_of_rights_says_why() -> None:
 
 def test_the_daemon_knows_what_the_runtime_calls_the_drivers_root() -> None:
     """Else a container would be given paths that are only ours."""
-    args = _parser().parse_args(container("daemon")["args"])
-    (mount,) = (each for each in container("daemon")["volumeMounts"] if each["name"] == "driver-root")
-    assert args.driver_root == mount["mountPath"]
+    args = arguments("daemon")
+    assert args.driver_root == mount("daemon", name="driver-root")["mountPath"]
     assert args.driver_host_root == values()["paths"]["driverRoot"]
     assert args.driver_host_root in host_paths("daemon")
