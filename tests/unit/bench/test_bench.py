@@ -10,23 +10,15 @@ from pathlib import Path
 import pytest
 
 from bench import first_grant
-from bench.effort import SAMPLES, Effort
 from bench.figures import Figure, paired, percentile
 from bench.wire import Contest
 
 PROJECT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize(
-    ("value", "mark"),
-    [(0.9, "aim"), (1.0, "aim"), (1.01, "ok"), (1.1, "ok"), (1.11, "OVER")],
-    ids=["below the aim", "the aim itself", "above the aim", "the most it may be", "above that"],
-)
-def test_mark(value: float, mark: str) -> None:
-    assert Figure("f", value, "x", 1.1, 1.0).line().split()[-1] == mark
-
-
-def test_a_figure_without_budget_has_no_mark() -> None:
+def test_a_figure_is_marked_against_its_budget() -> None:
+    values = {0.9: "aim", 1.0: "aim", 1.01: "ok", 1.1: "ok", 1.11: "OVER"}
+    assert {value: Figure("f", value, "x", 1.1, 1.0).line().split()[-1] for value in values} == values
     assert Figure("bare", 41.906, "ms", note="seen").line().split() == ["bare", "41.91", "ms", "seen"]
 
 
@@ -42,23 +34,11 @@ def test_one_bad_sample_hardly_moves_the_median() -> None:
     assert ratio.spread == pytest.approx(1.57 * 0.2 / 5**0.5)
 
 
-def test_rounds_are_whole() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        paired([1.0, 2.0], [1.0])
-
-
 def test_percentiles() -> None:
     samples = [float(number) for number in range(101)]
     assert [percentile(samples, percent) for percent in (50, 99)] == [50.0, 99.0]
     ratios = [figure.value for figure in Contest(samples, [2.0] * 101).figures("f") if figure.unit == "x"]
     assert ratios == [25.0, 49.5]
-
-
-def test_effort_is_in_proportion() -> None:
-    assert Effort.of(SAMPLES) == Effort(60, 4000, 300, 3, 7, 1.0, 10.0, 5000)
-    assert Effort.of(2) == Effort(2, 133, 10, 0, 1, 0.2, 10 / 30, 167)
-    more = Effort.of(10 * SAMPLES)
-    assert (more.containers, more.requests) == (600, 4000)  # only what was asked for grows
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

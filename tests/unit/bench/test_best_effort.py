@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.placement import BestEffort, first_fit
+from bench.placement import BestEffort
 from nri_gpu.allocation.topology import topology_of
 from tests.support.fabrics import KNOWN
 from tests.support.golden_sets import GOLDEN, Golden
@@ -30,7 +30,3 @@ def test_pairs_one_after_the_other(topology: str, taken: list[tuple[int, ...]]) 
     for pair in taken:
         assert RIVALS[topology](free, 2) == pair
         free = tuple(place for place in free if place not in pair)
-
-
-def test_first_fit() -> None:
-    assert first_fit((1, 3, 5, 7), 2) == (1, 3)

@@ -101,9 +101,6 @@ def test_what_is_counted() -> None:
     picky = player.play(first_fit, stream, least=0.65)
     assert picky.turned_away == {False: 0, True: 2}
     assert picky.ratios == [1.0]
-
-
-def test_nothing_counted_is_no_ratio() -> None:
     assert (Outcome().link_score, Outcome().best, Outcome().refused) == (None, None, None)
 
 
@@ -114,17 +111,6 @@ def test_a_machine_of_sixteen_is_played_without_the_slow_one() -> None:
     assert ours is not None
     assert first is not None
     assert better(ours.link_score, first.link_score)
-
-
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [file("pcie-8"), "--requests", "300", "--seed", "2", "--load", "0.5"]
-    assert main(arguments) == Exit.OK
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "300 requests at load 0.5 on config/topologies/pcie-8.toml, seed 2, least 0"
-    assert lines[1].split("  ")[0] == "PLACEMENT"
-    assert [line.split("  ")[0] for line in lines[2:6]] == [OURS, SPREAD, THEIRS, FIRST]
-    assert main(arguments) == Exit.OK
-    assert capsys.readouterr().out.splitlines() == lines
 
 
 @pytest.mark.parametrize(
@@ -138,13 +124,6 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_to_place(capsys: pytest.CaptureFixture[str], name: str, code: Exit, words: str) -> None:
     assert main([file(name)]) == code
     assert words in capsys.readouterr().err
-
-
-def test_one_gpu_gone_is_left_out() -> None:
-    inventory: Inventory = KNOWN["h100"]
-    gone = replace(inventory.gpus[3], unavailable="it is lost")
-    player = Player(replace(inventory, gpus=(*inventory.gpus[:3], gone, *inventory.gpus[4:])))
-    assert player.able == (0, 1, 2, 4, 5, 6, 7)
 
 
 DOC = Path("docs/placement.md").read_text(encoding="utf-8")
