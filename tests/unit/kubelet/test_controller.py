@@ -32,12 +32,6 @@ from tests.support.podresources import PodResourcesServer
 from tests.support.waiting import wait_for
 
 
-def test_grpc_is_imported_only_where_it_is_wanted() -> None:
-    program = "import nri_gpu.cli.run, sys; sys.exit('grpc' in sys.modules)"
-    root = Path(__file__).parents[3]
-    assert subprocess.run([sys.executable, "-c", program], cwd=root, check=False, timeout=60).returncode == 0
-
-
 @contextlib.asynccontextmanager
 async def running(controller: KubeletController) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(controller.run())

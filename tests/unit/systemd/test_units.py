@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import runpy
 import shutil
@@ -70,44 +69,6 @@ def test_every_line_says_why(line: Line) -> None:
 )
 def test_systemd_has_nothing_against_it(file: Path) -> None:
     assert VERIFY["faults"](file) == []
-
-
-@needs_systemd
-@pytest.mark.parametrize(
-    ("file", "old", "new", "complaint"),
-    [
-        pytest.param(OURS, "ProtectSystem=", "ProtectSystm=", "Unknown key 'ProtectSystm'", id="unknown key"),
-        pytest.param(OURS, "PrivateNetwork=yes", "PrivateNetwork=maybe", "boolean", id="wrong value"),
-        pytest.param(OURS, "CapabilityBoundingSet=", "#", "exposure", id="a line lost"),
-        pytest.param(KUBELET_FILE, "InaccessiblePaths=", "InaccessiblePath=", "Unknown key", id="kubelet"),
-        pytest.param(MPS_FILE, "TasksMax", "TaskMax", "Unknown key", id="MPS"),
-    ],
-)
-def test_systemd_sees_what_is_wrong(tmp_path: Path, file: Path, old: str, new: str, complaint: str) -> None:
-    unit = tmp_path / file.relative_to(FOLDER)
-    unit.parent.mkdir(exist_ok=True)
-    (tmp_path / OURS.name).write_text(OURS.read_text())
-    unit.write_text(file.read_text().replace(f"\n{old}", f"\n{new}"))
-    assert any(complaint in fault for fault in VERIFY["faults"](unit))
-
-
-@pytest.mark.parametrize(("environment", "code"), [({}, 0), ({"CI": "true"}, 1)], ids=["at home", "in CI"])
-def test_a_missing_systemd_fails_only_in_ci(
-    environment: dict[str, str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.delenv("CI", raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert VERIFY["main"]([]) == code
-    assert "systemd-analyze is not installed" in capsys.readouterr().out
-
-
-def test_programs_are_replaced_whatever_stands_before_them() -> None:
-    text = "ExecStart=/opt/x run\nExecStartPre=-+/opt/y\nExecReload=/bin/kill -HUP $MAINPID\nDescription=/opt/x\n"
-    assert VERIFY["runnable"](text, "/p") == (
-        "ExecStart=/p run\nExecStartPre=-+/p\nExecReload=/p -HUP $MAINPID\nDescription=/opt/x\n"
-    )
 
 
 @pytest.mark.parametrize(("unit", "verb"), [(DAEMON, "run"), (GUARD, "guard"), (CDI, "cdi"), (PREPARE, "prepare")])
@@ -182,7 +143,6 @@ def test_the_install_page_has_the_units_and_every_folder() -> None:
 
 # What the daemon has and the guard has not, because it has no driver, no children that outlive it, no state of its own.
 DAEMONS_ALONE: Final = {"DeviceAllow", "StateDirectory", "StateDirectoryMode", "RuntimeDirectoryPreserve", "KillMode"}
-HEAVY: Final = ("decision.decide", "injection", "inventory", "driver", "host", "allocation.placement")
 
 
 def test_the_guards_unit_is_no_looser_than_the_daemons() -> None:
@@ -194,16 +154,6 @@ def test_the_guards_unit_is_no_looser_than_the_daemons() -> None:
     assert set(GUARD.words("RestrictAddressFamilies")) < set(DAEMON.words("RestrictAddressFamilies"))
     assert GUARD.on("PrivateDevices")
     assert not GUARD.values("Wants")
-
-
-def test_the_guard_loads_nothing_that_decides() -> None:
-    """A bug there must not be a bug here, nor its memory ours."""
-    program = "import json, sys, nri_gpu.daemon.guard; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    heavy = tuple(f"nri_gpu.{name}" for name in HEAVY)
-    assert not [
-        name for name in json.loads(done.stdout) if name.startswith((*heavy, "pynvml", "grpc", "ctypes", "yaml"))
-    ]
 
 
 def test_the_sample_of_required_plugins_names_daemon_and_guard() -> None:
