@@ -36,10 +36,7 @@ CASES = {
     "a driver": (replace(NODE, driver_version="590.1"), ["driver 580.95.05 -> 590.1"]),
     "modules": (
         replace(NODE, majors=Majors(nvidia=195, nvidia_uvm=511)),
-        [
-            "kernel module nvidia-uvm has major 511, and had 1510",
-            "kernel module nvidia-caps is no longer loaded",
-        ],
+        ["kernel module nvidia-uvm has major 511, and had 1510", "kernel module nvidia-caps is no longer loaded"],
     ),
     "nvidia-modeset": (
         replace(NODE, majors=replace(NODE.majors, modeset=True)),
@@ -64,25 +61,30 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("after", "expected"), CASES.values(), ids=CASES)
-def test_sentences(after: Inventory, expected: list[str]) -> None:
-    assert [each.what for each in changes(NODE, after)] == expected
+# What a node was before, of which NODE is what came after.
+RECOVERIES = {
+    f"GPU 0 ({GPU.uuid}) is available again": other(0, unavailable="lost"),
+    f"GPU 0 ({GPU.uuid}) is new": replace(NODE, gpus=NODE.gpus[1:]),
+    "the driver answers again": replace(NODE, fault="x"),
+    "kernel module nvidia-caps has major 1511": replace(NODE, majors=Majors(nvidia=195, nvidia_uvm=1510)),
+    f"GPU 0 ({GPU.uuid}) no longer shows thermal": other(0, signs=(Sign.THERMAL,)),
+    "GPU 0 can be described again": replace(NODE, faults=(GpuFault(0, "gone"),)),
+    "GPU 9 is gone, and could not be described": replace(NODE, faults=(GpuFault(9, "gone"),)),
+}
 
 
 def sentences(before: Inventory, after: Inventory = NODE) -> list[str]:
     return [each.what for each in changes(before, after)]
 
 
-def test_sentences_of_recovery() -> None:
-    assert sentences(other(0, unavailable="lost")) == [f"GPU 0 ({GPU.uuid}) is available again"]
-    assert sentences(replace(NODE, gpus=NODE.gpus[1:])) == [f"GPU 0 ({GPU.uuid}) is new"]
-    assert sentences(replace(NODE, fault="x")) == ["the driver answers again"]
-    assert sentences(replace(NODE, majors=Majors(nvidia=195, nvidia_uvm=1510))) == [
-        "kernel module nvidia-caps has major 1511"
-    ]
-    assert sentences(other(0, signs=(Sign.THERMAL,))) == [f"GPU 0 ({GPU.uuid}) no longer shows thermal"]
-    assert sentences(replace(NODE, faults=(GpuFault(0, "gone"),))) == ["GPU 0 can be described again"]
-    assert sentences(replace(NODE, faults=(GpuFault(9, "gone"),))) == ["GPU 9 is gone, and could not be described"]
+@pytest.mark.parametrize(("after", "expected"), CASES.values(), ids=CASES)
+def test_sentences(after: Inventory, expected: list[str]) -> None:
+    assert sentences(NODE, after) == expected
+
+
+@pytest.mark.parametrize(("sentence", "before"), RECOVERIES.items(), ids=RECOVERIES)
+def test_sentences_of_recovery(sentence: str, before: Inventory) -> None:
+    assert sentences(before) == [sentence]
 
 
 def test_a_gpu_that_recovers_has_one_sentence() -> None:
@@ -106,9 +108,9 @@ def test_gpus_that_nvml_does_not_list() -> None:
     (found,) = changes(NODE, with_it)
     assert found.what == f"GPU 0000:f1:00.0 is not listed by NVML: {away.reason}"
     assert (found.kind, found.worse) == (TransitionKind.DESCRIPTION, True)
-    assert [each.what for each in changes(with_it, NODE)] == ["GPU 0000:f1:00.0 is no longer on the bus"]
+    assert sentences(with_it) == ["GPU 0000:f1:00.0 is no longer on the bus"]
     listed = replace(NODE, gpus=(*NODE.gpus[1:], replace(GPU, pci_bus_id=away.pci_bus_id)))
-    assert "GPU 0000:f1:00.0 is listed by NVML now" in [each.what for each in changes(with_it, listed)]
+    assert "GPU 0000:f1:00.0 is listed by NVML now" in sentences(with_it, listed)
     moved = replace(NODE, unlisted=(replace(away, reason="not bound to a driver"),))
     assert [each.worse for each in changes(with_it, moved)] == [True]
 

@@ -1,4 +1,4 @@
-"""The NVML process, when the driver hangs or crashes, or the process sends something malformed."""
+"""The NVML process: what keeps it from starting, how it is confined, and when it hangs, crashes or talks nonsense."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TWO = [FakeGpu(), FakeGpu()]
 
 
 @asynccontextmanager
-async def started(root: Path, deadlines: Deadlines = QUICK) -> AsyncIterator[NvmlChild]:
-    child = NvmlChild(str(root), deadlines=deadlines)
+async def started(root: Path, deadlines: Deadlines = QUICK, sysfs: Path = Path("/sys")) -> AsyncIterator[NvmlChild]:
+    child = NvmlChild(str(root), deadlines=deadlines, sysfs=str(sysfs))
     try:
         yield child
     finally:
@@ -68,6 +68,79 @@ def eventually(fact: Callable[[], bool]) -> None:
         assert time.monotonic() < until
         time.sleep(0.01)
 
+
+# --- a start, and a refresh -------------------------------------------------------------------------------------------
+
+
+async def test_a_library_that_does_not_load(tmp_path: Path) -> None:
+    path = tmp_path / "lib64/libnvidia-ml.so.1"
+    path.parent.mkdir()
+    path.write_bytes(b"\x7fELF\x02" + bytes(100))
+    async with started(tmp_path) as child:
+        assert (await failure(child)).startswith(f"cannot load {path}: ")
+
+
+UNSTARTED = {
+    "two versions": (
+        [Act("nvmlInitWithFlags", "fail", 18)],
+        [],
+        "580.95.05 and the loaded kernel module is 570.195.03",
+    ),
+    "no start": ([], ["nvmlInitWithFlags", "nvmlInit_v2"], "update the driver"),
+}
+
+
+@pytest.mark.parametrize(("acts", "without", "words"), UNSTARTED.values(), ids=UNSTARTED)
+async def test_a_library_that_does_not_start(tmp_path: Path, acts: list[Act], without: list[str], words: str) -> None:
+    root = build_fake_nvml(tmp_path / "driver", TWO, acts, without=without)
+    (tmp_path / "module/nvidia").mkdir(parents=True)
+    (tmp_path / "module/nvidia/version").write_text("570.195.03\n")
+    async with started(root, sysfs=tmp_path) as child:
+        assert words in await failure(child)
+
+
+async def test_a_fault_after_the_start_shuts_nvml_too(tmp_path: Path) -> None:
+    root = build_fake_nvml(tmp_path, TWO, [Act("nvmlDeviceGetCount_v2", "fail", 999)])
+    async with started(root) as child:
+        assert await failure(child) == "nvmlDeviceGetCount: Unknown Error (999)"
+    assert evidence(root, "calls").split()[-1] == "nvmlShutdown"
+
+
+async def test_the_library_sees_an_empty_environment_and_no_capabilities_and_prints_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD_OF_A_TEST", "secret")
+    root = build_fake_nvml(tmp_path, TWO, [Act("nvmlInitWithFlags", "say"), Act("nvmlDeviceGetUUID", "say")])
+    async with started(root) as child:
+        assert len((await child.refresh()).gpus) == 2
+    assert evidence(root, "environ") == ""
+    status = dict(line.split(":\t", 1) for line in evidence(root, "status").splitlines())
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0000000000000000"}
+    assert status["NoNewPrivs"] == "1"
+
+
+async def test_nvml_is_started_and_shut_for_each_refresh_and_a_new_library_by_a_new_process(tmp_path: Path) -> None:
+    root = build_fake_nvml(tmp_path, [FakeGpu()] * 4)
+    async with started(root) as child:
+        assert len((await child.refresh()).gpus) == 4
+        pid = child.pid
+        await recovers(child, root)
+        assert child.pid == pid
+        starts = [call for call in evidence(root, "calls").split() if call in ("nvmlInitWithFlags", "nvmlShutdown")]
+        assert starts == ["nvmlInitWithFlags", "nvmlShutdown"] * 2
+        build_fake_nvml(root, TWO, driver="590.10.01")
+        assert (await child.refresh()).driver_version == "590.10.01"
+        assert child.pid != pid
+
+
+async def test_a_gpu_that_is_lost_is_not_asked_for_its_links(tmp_path: Path) -> None:
+    root = build_fake_nvml(tmp_path, [FakeGpu()] * 3, [Act("nvmlDeviceGetName", "fail", 15, gpu=0)])
+    async with started(root) as child:
+        await child.refresh()
+    assert evidence(root, "calls").splitlines().count("nvmlDeviceGetNvLinkState") == 2 * 36
+
+
+# --- a driver that hangs or crashes -----------------------------------------------------------------------------------
 
 HANGS = {
     "a call": (
@@ -183,6 +256,8 @@ async def test_a_program_that_cannot_be_started(tmp_path: Path, monkeypatch: pyt
         assert "cannot start the NVML process" in await failure(child)
 
 
+# --- a program that is not ours ---------------------------------------------------------------------------------------
+
 Script = Callable[[str], None]
 
 
@@ -199,44 +274,48 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     return use
 
 
-async def test_a_program_that_says_why_it_ended(tmp_path: Path, script: Script) -> None:
-    script("echo one >&2\necho 'No module named pynvml' >&2\nexit 1\n")
-    async with started(tmp_path) as child:
-        assert await failure(child) == "the NVML process exited with status 1 in start: No module named pynvml"
+def answer(line: str, then: str = "sleep 60") -> str:
+    return f"read request\nprintf '%s\\n' '{line}'\n{then}\n"
 
 
-@pytest.mark.parametrize("line", ["nonsense", "[]", "{", "[" * 100_000], ids=["no json", "no object", "half", "nested"])
-async def test_a_program_that_sends_no_message(tmp_path: Path, script: Script, line: str) -> None:
-    script(f"read request\necho '{line}'\nsleep 60\n")
+def announce(call: object, gpu: object) -> str:
+    """A call, after which it ends."""
+    return answer(json.dumps({"call": call, "gpu": gpu}), "exit 3")
+
+
+NO_MESSAGE = "sent {!r} in start, which is not a message; another is started"
+ENDED = "exited with status 3 in {}"
+STRANGE = {
+    "says why it ended": (
+        "echo one >&2\necho 'No module named pynvml' >&2\nexit 1\n",
+        "exited with status 1 in start: No module named pynvml",
+    ),
+    "no JSON": (answer("nonsense"), NO_MESSAGE.format("nonsense")),
+    "no object": (answer("[]"), NO_MESSAGE.format("[]")),
+    "half an object": (answer("{"), NO_MESSAGE.format("{")),
+    "deeply nested": (answer("[" * 100_000), NO_MESSAGE.format("[" * 40)),
+    "a call of no GPU": (announce("nvmlInit", None), ENDED.format("nvmlInit")),
+    "a call of a GPU": (announce("nvmlDeviceGetName", 2), ENDED.format("nvmlDeviceGetName of GPU 2")),
+    "an endless call": (announce("x" * 5000, "y" * 5000), ENDED.format("x" * 64)),
+    "a call of several lines": (
+        announce("nvmlInit\nnri-gpu: all is well\x1b[2J", 10**40),
+        ENDED.format("nvmlInitnrigpualliswell2J"),
+    ),
+    "a call that is no text": (announce({"a": 1}, gpu=True), ENDED.format("a call without a name")),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), STRANGE.values(), ids=STRANGE)
+async def test_a_strange_program(tmp_path: Path, script: Script, text: str, said: str) -> None:
+    script(text)
     async with started(tmp_path, Deadlines(end_s=0.1)) as child:
-        said = f"the NVML process sent {line[:40]!r} in start, which is not a message; another is started"
-        assert (await failure(child)).replace(r"\n", "") == said
+        assert (await failure(child)).replace(r"\n", "") == f"the NVML process {said}"
         assert child.pid is None
-
-
-@pytest.mark.parametrize(
-    ("message", "doing"),
-    [
-        ({"call": "nvmlInit", "gpu": None}, "nvmlInit"),
-        ({"call": "nvmlDeviceGetName", "gpu": 2}, "nvmlDeviceGetName of GPU 2"),
-        ({"call": "x" * 5000, "gpu": "y" * 5000}, "x" * 64),
-        ({"call": "nvmlInit\nnri-gpu: all is well\x1b[2J", "gpu": 10**40}, "nvmlInitnrigpualliswell2J"),
-        ({"call": {"a": 1}, "gpu": True}, "a call without a name"),
-    ],
-    ids=["of none", "of a GPU", "endless", "of several lines", "no text"],
-)
-async def test_a_program_that_announces_malformed_calls(
-    tmp_path: Path, script: Script, message: dict[str, object], doing: str
-) -> None:
-    (tmp_path / "lines").write_text(json.dumps(message) + "\n")
-    script(f"read request\ncat {tmp_path / 'lines'}\nexit 3\n")
-    async with started(tmp_path) as child:
-        assert await failure(child) == f"the NVML process exited with status 3 in {doing}"
 
 
 @pytest.mark.parametrize("report", ["{}", '{"gpus": Infinity}', "3"])
 async def test_a_program_whose_report_cannot_be_read_is_replaced(tmp_path: Path, script: Script, report: str) -> None:
-    script(f"read request\necho '{{\"inventory\": {report}}}'\nexec sleep 60\n")
+    script(answer(f'{{"inventory": {report}}}', "exec sleep 60"))
     async with started(tmp_path, Deadlines(end_s=0.1)) as child:
         for _ in range(2):
             assert "report cannot be read" in await failure(child)

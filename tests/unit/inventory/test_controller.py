@@ -23,10 +23,17 @@ ONE_LATER = Inventory(taken_at=2.0, driver_version="1.0")
 TWO = Inventory(taken_at=3.0, driver_version="2.0")
 
 
-class Scripted:
-    """A source that answers from a list, then for ever with the last."""
+AWAY = KernelGpu(pci_bus_id=PciBusId("0000:70:00.0"), reason="bound to vfio-pci")
 
-    def __init__(self, answers: Sequence[Inventory | str | InventoryError]) -> None:
+
+def fault(reason: str, *unlisted: KernelGpu) -> Inventory:
+    return Inventory(taken_at=10.0, fault=reason, unlisted=unlisted)
+
+
+class Scripted:
+    """A source that answers from a list, then for ever with the last. A fault is raised."""
+
+    def __init__(self, answers: Sequence[Inventory]) -> None:
         self.answers = list(answers)
         self.asked = 0
         self.closed = False
@@ -34,10 +41,8 @@ class Scripted:
     async def refresh(self) -> Inventory:
         answer = self.answers[min(self.asked, len(self.answers) - 1)]
         self.asked += 1
-        if isinstance(answer, str):
-            raise InventoryError(answer)
-        if isinstance(answer, InventoryError):
-            raise answer
+        if answer.fault:
+            raise InventoryError(answer.fault, answer.unlisted)
         return answer
 
     async def close(self) -> None:
@@ -47,7 +52,7 @@ class Scripted:
 class CacheRig:
     """A cache with its callbacks and pauses written down. It is cancelled once all answers were given."""
 
-    def __init__(self, *answers: Inventory | str | InventoryError) -> None:
+    def __init__(self, *answers: Inventory) -> None:
         self.source = Scripted(answers)
         self.published: list[Inventory] = []
         self.faults: list[str] = []
@@ -88,53 +93,38 @@ class CacheRig:
         assert self.source.closed
 
 
-def test_an_inventory_that_differs_is_published() -> None:
-    rig = CacheRig(ONE, ONE_LATER, TWO)
+A, B = fault("a"), fault("b")
+# The answers of the source, what is published of them, and which faults are reported.
+PLAYS: dict[str, tuple[list[Inventory], list[Inventory], str]] = {
+    "an inventory that differs is published": ([ONE, ONE_LATER, TWO], [ONE, TWO], ""),
+    "a failure keeps the last one": ([ONE, A], [ONE], "a"),
+    "a fault is reported until it changes or a refresh works": ([A, A, B, A, ONE, A], [A, B, A, ONE], "abaa"),
+    "what the kernel shows is published with a fault": (
+        [fault("a", AWAY), fault("a", AWAY), A, fault("a", AWAY), ONE, fault("a", AWAY)],  # ONE knows more
+        [fault("a", AWAY), A, fault("a", AWAY), ONE],
+        "aa",
+    ),
+}
+
+
+@pytest.mark.parametrize(("answers", "published", "faults"), PLAYS.values(), ids=PLAYS)
+def test_what_is_published(answers: list[Inventory], published: list[Inventory], faults: str) -> None:
+    rig = CacheRig(*answers)
+    assert rig.cache.age_s() is None
     rig.play()
-    assert rig.published == [ONE, TWO]
-    assert rig.pauses == [60.0, 60.0, 60.0]
-    assert rig.faults == []
+    assert rig.published == published
+    assert rig.faults == [*faults]
+    assert rig.published[0].taken_at == published[0].taken_at
+    assert rig.cache.current == published[-1]
+    assert rig.cache.fault == answers[-1].fault
 
 
 def test_the_current_one_is_the_last_confirmed() -> None:
-    rig = CacheRig(ONE, ONE_LATER)
+    rig = CacheRig(ONE, ONE_LATER, A)
     rig.play()
-    assert rig.cache.current == ONE_LATER
+    assert rig.cache.current
     assert rig.cache.current.taken_at == 2.0
-    assert rig.cache.age_s() == 1.0
-
-
-def test_a_failure_keeps_the_last_one() -> None:
-    rig = CacheRig(ONE, "GPU gone")
-    rig.play()
-    assert rig.published == [ONE]
-    assert rig.cache.current == ONE
-    assert [rig.cache.age_s(), rig.cache.age_s()] == [2.0, 3.0]  # the second look began at 1.0
-    assert rig.cache.fault == "GPU gone"
-
-
-def test_a_fault_is_reported_once_until_it_changes_or_a_refresh_works() -> None:
-    rig = CacheRig("a", "a", "b", "a", ONE, "a")
-    rig.play()
-    assert rig.faults == ["a", "b", "a", "a"]
-
-
-def test_a_failure_before_any_success_is_published() -> None:
-    rig = CacheRig("no driver", "no driver", "no nodes", ONE)
-    assert rig.cache.age_s() is None
-    rig.play()
-    assert [inventory.fault for inventory in rig.published] == ["no driver", "no nodes", ""]
-    assert rig.published[0].taken_at == 10.0
-
-
-def test_gpus_that_the_kernel_shows_are_published_with_a_fault() -> None:
-    away = KernelGpu(pci_bus_id=PciBusId("0000:70:00.0"), reason="bound to vfio-pci")
-    found = [(away,), (away,), (), (away,)]
-    rig = CacheRig(*(InventoryError("no driver", each) for each in found), ONE, InventoryError("no driver", (away,)))
-    rig.play()
-    assert [each.unlisted for each in rig.published] == [(away,), (), (away,), ()]
-    assert rig.faults == ["no driver", "no driver"]
-    assert rig.cache.current == ONE  # which knows more
+    assert [rig.cache.age_s(), rig.cache.age_s()] == [2.0, 3.0]  # the last look began a second before
 
 
 def test_a_recalled_inventory_is_confirmed() -> None:
@@ -149,17 +139,17 @@ def test_a_recalled_inventory_is_confirmed() -> None:
 
 
 def test_a_recalled_inventory_that_is_outdated_is_replaced() -> None:
-    rig = CacheRig("not yet", TWO)
+    rig = CacheRig(A, TWO)
     rig.cache.recall(ONE)
     rig.play()
     assert rig.published == [TWO]
-    assert rig.faults == ["not yet"]
+    assert rig.faults == ["a"]
 
 
 def test_failures_are_retried_soon_then_more_and_more_seldom() -> None:
-    rig = CacheRig(*["x"] * 9, ONE)
+    rig = CacheRig(*[A] * 9, ONE, ONE)
     rig.play()
-    assert rig.pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 60.0]
+    assert rig.pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 60.0, 60.0]
 
 
 def test_a_poke_ends_the_pause() -> None:
@@ -180,7 +170,7 @@ def test_a_poke_ends_the_pause() -> None:
 
 
 def test_ready_after_a_fault_too() -> None:
-    rig = CacheRig("no driver")
+    rig = CacheRig(A)
 
     async def run() -> None:
         async with asyncio.timeout(5):
@@ -206,7 +196,7 @@ def test_a_bug_is_no_failure_of_the_source() -> None:
 def test_each_answer_is_passed_on_though_only_processes_changed() -> None:
     """With when it was asked for; nothing is published then, since processes come and go all the time."""
     busy, idle = (make.inventory((make.gpu(0, processes=count),)) for count in (2, 0))
-    rig, answers = CacheRig(busy, idle, "no driver"), list[tuple[int | None, float]]()
+    rig, answers = CacheRig(busy, idle, A), list[tuple[int | None, float]]()
     rig.cache.subscribe(lambda inventory, began: answers.append((inventory.gpus[0].processes, began)))
     rig.play()
     assert answers == [(2, 1.0), (0, 3.0)]  # at 2.0 the first was answered

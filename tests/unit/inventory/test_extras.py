@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,10 @@ Block devices:
 SOCKET = ("rbind", "rprivate", "ro", "nosuid", "nodev", "noexec")
 
 
+# Files with their texts, and nodes: major, minor and mode.
+Things = Mapping[str, str | tuple[int, ...]]
+
+
 class Host(Struct, frozen=True):
     """A host below a folder."""
 
@@ -43,18 +47,15 @@ class Host(Struct, frozen=True):
         base = self.base
         return HostFolders(dev=base / "dev", proc=base / "proc", sys=base / "sys", host=base, driver=base / "driver")
 
-    def write(self, path: str, text: str = "", mode: int = 0o644) -> Path:
-        file = self.base / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        file.chmod(mode)
-        return file
-
-    def node(self, path: str, major: int, minor: int, mode: int = 0o666) -> None:
-        file = self.base / "dev" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        os.mknod(file, stat.S_IFCHR, os.makedev(major, minor))
-        file.chmod(mode)
+    def put(self, things: Things) -> None:
+        for path, thing in things.items():
+            file = self.base / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(thing, str):
+                file.write_text(thing)
+            else:
+                os.mknod(file, stat.S_IFCHR, os.makedev(*thing[:2]))
+                file.chmod(thing[2] if thing[2:] else 0o666)
 
     def find(self, extra: Extra, version: str = VERSION) -> NodeExtra:
         return find_extras(self.roots, version)[extra]
@@ -63,7 +64,7 @@ class Host(Struct, frozen=True):
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     made = Host(tmp_path)
-    made.write("proc/devices", DEVICES)
+    made.put({"proc/devices": DEVICES})
     return made
 
 
@@ -76,74 +77,71 @@ def test_a_bare_host_lacks_everything_and_says_why(tmp_path: Path) -> None:
 
 
 def test_storage_with_its_files(host: Host) -> None:
-    host.node("nvidia-fs10", 1520, 10)
-    host.node("nvidia-fs0", 1520, 0, 0o600)
+    host.put({"dev/nvidia-fs10": (1520, 10), "dev/nvidia-fs0": (1520, 0, 0o600), "etc/cufile.json": "{}"})
     (host.base / "run/udev").mkdir(parents=True)
-    host.write("etc/cufile.json", "{}")
     nodes = (DeviceNode("/dev/nvidia-fs0", 1520, 0, 0o600), DeviceNode("/dev/nvidia-fs10", 1520, 10))
-    mounts = (
-        Mount("/run/udev", str(host.base / "run/udev")),
-        Mount("/etc/cufile.json", str(host.base / "etc/cufile.json")),
-    )
+    mounts = tuple(Mount(f"/{place}", str(host.base / place)) for place in ("run/udev", "etc/cufile.json"))
     assert host.find(Extra.GDS) == NodeExtra(nodes, mounts)
 
 
-def test_storages_files_come_only_with_its_nodes(host: Host) -> None:
-    host.write("etc/cufile.json", "{}")
-    assert host.find(Extra.GDS) == NodeExtra(lacking="there is no /dev/nvidia-fsN (`modprobe nvidia-fs`)")
-
-
 def test_settings_that_others_can_change_are_given_to_nobody(host: Host) -> None:
-    host.node("nvidia-fs0", 1520, 0)
-    host.write("etc/cufile.json", "{}", 0o666)
+    host.put({"dev/nvidia-fs0": (1520, 0), "etc/cufile.json": "{}"})
+    (host.base / "etc/cufile.json").chmod(0o666)
     assert "others than root can change it" in host.find(Extra.GDS).lacking
 
 
-def test_a_node_with_another_major_is_a_leftover(host: Host) -> None:
-    host.node("gdrdrv", 1499, 0)
-    assert "/dev/gdrdrv has major 1499, and gdrdrv has 1521 now" in host.find(Extra.GDRCOPY).lacking
+ADAPTERS = {"dev/infiniband/uverbs0": (1522, 192), "dev/infiniband/uverbs1": (1523, 0)}
+UVERBS = "/dev/infiniband/uverbs0 1522:192 0666, /dev/infiniband/uverbs1 1523:0 0666"
+MANAGER = {"dev/infiniband/rdma_cm": (10, 58)}
+SWITCH = {"dev/nvidia-nvswitch0": (1524, 0)}
+SWITCHES = {**SWITCH, "dev/nvidia-nvswitchctl": (1524, 255), "dev/nvidia-nvswitch": (1524, 9)}
+MIG = "proc/driver/nvidia/capabilities/mig"
+RIGHT = "DeviceFileMinor: 77\nDeviceFileMode: 256\nDeviceFileModify: 1\n"
+# The nodes that are found, of which extra, on which host.
+NODES: dict[str, tuple[Extra, Things]] = {
+    "/dev/gdrdrv 1499:3 0666": (Extra.GDRCOPY, {"proc/devices": "not listed", "dev/gdrdrv": (1499, 3)}),
+    UVERBS: (Extra.RDMA, {**ADAPTERS, "dev/infiniband/umad0": (1522, 0)}),
+    f"{UVERBS}, /dev/infiniband/rdma_cm 10:58 0666": (Extra.RDMA, {**ADAPTERS, **MANAGER}),
+    "/dev/nvidia-nvswitchctl 1524:255 0666, /dev/nvidia-nvswitch0 1524:0 0666": (Extra.NVSWITCH, SWITCHES),
+    "/dev/nvidia-caps/nvidia-cap77 1525:77 0400": (Extra.MIG_CONFIG, {f"{MIG}/config": RIGHT}),
+    "/dev/nvidia-caps/nvidia-cap78 1525:78 0400": (Extra.MIG_MONITOR, {f"{MIG}/monitor": RIGHT.replace("77", "78")}),
+}
 
 
-def test_one_leftover_among_good_ones_spoils_the_whole(host: Host) -> None:
-    host.node("nvidia-fs0", 1520, 0)
-    host.node("nvidia-fs1", 1499, 1)
-    assert "leftover" in host.find(Extra.GDS).lacking
+@pytest.mark.parametrize(("nodes", "extra", "things"), [(nodes, *case) for nodes, case in NODES.items()], ids=NODES)
+def test_nodes(host: Host, nodes: str, extra: Extra, things: Things) -> None:
+    host.put(things)
+    found = host.find(extra).nodes
+    assert nodes == ", ".join(f"{node.path} {node.major}:{node.minor} {node.mode:04o}" for node in found)
 
 
-def test_a_module_whose_name_the_kernel_does_not_list_is_taken_by_its_node(host: Host) -> None:
-    host.write("proc/devices", "Character devices:\n  1 mem\n")
-    host.node("gdrdrv", 1499, 3)
-    assert host.find(Extra.GDRCOPY).nodes == (DeviceNode("/dev/gdrdrv", 1499, 3),)
+# What is said, of which extra, on which host.
+LACKING: dict[str, tuple[Extra, Things]] = {
+    "there is no /dev/nvidia-fsN (`modprobe nvidia-fs`)": (Extra.GDS, {"etc/cufile.json": "{}"}),
+    "there is no /dev/nvidia-fsN": (Extra.GDS, {"dev/nvidia-fs0": "a file"}),
+    "/dev/gdrdrv has major 1499, and gdrdrv has 1521 now": (Extra.GDRCOPY, {"dev/gdrdrv": (1499, 0)}),
+    "/dev/nvidia-fs1 has major 1499": (Extra.GDS, {"dev/nvidia-fs0": (1520, 0), "dev/nvidia-fs1": (1499, 1)}),
+    "there is no /dev/infiniband/uverbsN": (Extra.RDMA, MANAGER),
+    "there is no /dev/nvidia-nvswitchctl": (Extra.NVSWITCH, SWITCH),
+    "start nvidia-fabricmanager": (Extra.FABRICMANAGER, {"run/nvidia-fabricmanager/socket": "a file"}),
+    "config does not tell minor and mode": (Extra.MIG_CONFIG, {f"{MIG}/config": ""}),
+    "does not tell minor and mode": (Extra.MIG_CONFIG, {f"{MIG}/config": RIGHT.replace("77", "8192")}),
+    "does not tell minor": (Extra.MIG_CONFIG, {f"{MIG}/config": RIGHT.replace("256", "2048")}),
+}
 
 
-def test_links_and_files_are_no_nodes(host: Host) -> None:
-    host.node("other", 1521, 0)
+@pytest.mark.parametrize(("words", "extra", "things"), [(words, *case) for words, case in LACKING.items()], ids=LACKING)
+def test_what_is_lacking(host: Host, words: str, extra: Extra, things: Things) -> None:
+    host.put(things)
+    found = host.find(extra)
+    assert words in found.lacking
+    assert found == NodeExtra(lacking=found.lacking)
+
+
+def test_a_link_is_no_node(host: Host) -> None:
+    host.put({"dev/other": (1521, 0)})
     (host.base / "dev/gdrdrv").symlink_to("other")
-    host.write("dev/nvidia-fs0")
     assert host.find(Extra.GDRCOPY).lacking.startswith("there is no /dev/gdrdrv")
-    assert host.find(Extra.GDS).lacking.startswith("there is no /dev/nvidia-fsN")
-
-
-def test_adapters_of_either_major_and_the_connection_manager_where_it_is(host: Host) -> None:
-    host.node("infiniband/uverbs0", 1522, 192)
-    host.node("infiniband/uverbs1", 1523, 0)
-    host.node("infiniband/umad0", 1522, 0)
-    assert [node.path for node in host.find(Extra.RDMA).nodes] == [f"/dev/infiniband/uverbs{n}" for n in (0, 1)]
-    host.node("infiniband/rdma_cm", 10, 58)
-    assert host.find(Extra.RDMA).nodes[-1] == DeviceNode("/dev/infiniband/rdma_cm", 10, 58)
-
-
-def test_the_connection_manager_alone_reaches_nobody(host: Host) -> None:
-    host.node("infiniband/rdma_cm", 10, 58)
-    assert host.find(Extra.RDMA).lacking.startswith("there is no /dev/infiniband/uverbsN")
-
-
-def test_switches_need_both_kinds_of_nodes(host: Host) -> None:
-    host.node("nvidia-nvswitch0", 1524, 0)
-    assert host.find(Extra.NVSWITCH).lacking.startswith("there is no /dev/nvidia-nvswitchctl")
-    host.node("nvidia-nvswitchctl", 1524, 255)
-    host.node("nvidia-nvswitch", 1524, 9)
-    assert [node.minor for node in host.find(Extra.NVSWITCH).nodes] == [255, 0]
 
 
 COUNTS = {
@@ -155,60 +153,45 @@ COUNTS = {
 
 @pytest.mark.parametrize(("params", "channels"), COUNTS.values(), ids=COUNTS)
 def test_channels_are_as_many_as_the_driver_says(host: Host, params: str, channels: Channels | None) -> None:
-    host.write("proc/driver/nvidia/params", params)
+    host.put({"proc/driver/nvidia/params": params})
     found = host.find(Extra.IMEX)
     assert (found.channels, bool(found.lacking)) == (channels, channels is None)
 
 
-@pytest.mark.parametrize(("extra", "right"), [(Extra.MIG_CONFIG, "config"), (Extra.MIG_MONITOR, "monitor")], ids=str)
-def test_rights_are_what_the_drivers_files_say(host: Host, extra: Extra, right: str) -> None:
-    path = f"proc/driver/nvidia/capabilities/mig/{right}"
-    host.write(path, "DeviceFileMinor: 77\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
-    assert host.find(extra) == NodeExtra((DeviceNode("/dev/nvidia-caps/nvidia-cap77", 1525, 77, 0o400),))
-    for text in ("", "DeviceFileMinor: 8192\nDeviceFileMode: 256\n", "DeviceFileMinor: 1\nDeviceFileMode: 2048\n"):
-        host.write(path, text)
-        assert "does not tell minor and mode" in host.find(extra).lacking
-
-
-@pytest.fixture
-def listening(host: Host) -> Iterator[Path]:
-    path = host.base / "run/nvidia-persistenced/socket"
+@contextmanager
+def listening(path: Path) -> Iterator[Path]:
+    """A socket that somebody listens on."""
     path.parent.mkdir(parents=True)
-    with closing(socket.socket(socket.AF_UNIX)) as served:
+    with socket.socket(socket.AF_UNIX) as served:
         served.bind(str(path))
         yield path
 
 
-def test_the_socket_itself_is_given_and_not_its_folder(host: Host, listening: Path) -> None:
-    mount = Mount("/run/nvidia-persistenced/socket", str(listening), SOCKET)
-    assert host.find(Extra.PERSISTENCED) == NodeExtra(mounts=(mount,))
-    assert "start nvidia-fabricmanager" in host.find(Extra.FABRICMANAGER).lacking
-
-
-def test_a_file_is_no_socket(host: Host) -> None:
-    host.write("run/nvidia-fabricmanager/socket")
-    assert host.find(Extra.FABRICMANAGER).lacking
+def test_the_socket_itself_is_given_and_not_its_folder(host: Host) -> None:
+    with listening(host.base / "run/nvidia-persistenced/socket") as path:
+        mount = Mount("/run/nvidia-persistenced/socket", str(path), SOCKET)
+        assert host.find(Extra.PERSISTENCED) == NodeExtra(mounts=(mount,))
 
 
 def test_firmware_of_this_version_from_the_first_folder_that_has_any(host: Host) -> None:
-    for folder in ("driver/lib/firmware", "driver/lib/firmware/updates"):
-        for name in ("gsp_ga10x.bin", "gsp_tu10x.bin", "other.bin"):
-            host.write(f"{folder}/nvidia/{VERSION}/{name}", name)
-    host.write("driver/lib/firmware/nvidia/570.26/gsp.bin")
-    place, source = f"/lib/firmware/nvidia/{VERSION}", host.base / f"driver/lib/firmware/updates/nvidia/{VERSION}"
     names = ("gsp_ga10x.bin", "gsp_tu10x.bin")
+    for folder in ("driver/lib/firmware", "driver/lib/firmware/updates"):
+        host.put({f"{folder}/nvidia/{VERSION}/{name}": name for name in (*names, "other.bin")})
+    host.put({"driver/lib/firmware/nvidia/570.26/gsp.bin": ""})
+    place, source = f"/lib/firmware/nvidia/{VERSION}", host.base / f"driver/lib/firmware/updates/nvidia/{VERSION}"
     assert host.find(Extra.FIRMWARE).mounts == tuple(Mount(f"{place}/{name}", str(source / name)) for name in names)
-    host.write("sys/module/firmware_class/parameters/path", "/srv/firmware\n")
-    host.write(f"driver/srv/firmware/nvidia/{VERSION}/gsp.bin")
+    custom = {"sys/module/firmware_class/parameters/path": "/srv/firmware\n"}
+    host.put({**custom, f"driver/srv/firmware/nvidia/{VERSION}/gsp.bin": ""})
     assert [mount.destination for mount in host.find(Extra.FIRMWARE).mounts] == [f"{place}/gsp.bin"]
 
 
 def test_firmware_that_is_not_fit(host: Host) -> None:
-    file = f"driver/lib/firmware/nvidia/{VERSION}/gsp.bin"
-    host.write(file, mode=0o666)
+    file = host.base / f"driver/lib/firmware/nvidia/{VERSION}/gsp.bin"
+    host.put({str(file): ""})
+    file.chmod(0o666)
     assert "others than root can change it" in host.find(Extra.FIRMWARE).lacking
-    (host.base / file).unlink()
-    (host.base / file).symlink_to("/etc/passwd")
+    file.unlink()
+    file.symlink_to("/etc/passwd")
     assert "leads out of" in host.find(Extra.FIRMWARE).lacking
     assert "version is not known" in host.find(Extra.FIRMWARE, "").lacking
 
@@ -223,10 +206,7 @@ def test_the_hosts_whole_root_is_where_everything_is(tmp_path: Path) -> None:
     firmware = tmp_path / "lib/firmware/nvidia" / VERSION / "gsp_ga10x.bin"
     firmware.parent.mkdir(parents=True)
     firmware.write_text("")
-    place = tmp_path / "run/nvidia-persistenced"
-    place.mkdir(parents=True)
-    with closing(socket.socket(socket.AF_UNIX)) as listening:
-        listening.bind(str(place / "socket"))
+    with listening(tmp_path / "run/nvidia-persistenced/socket"):
         extras = on_the_host(find_extras(roots, VERSION), tmp_path, Path("/"))
     (socket_mount,) = extras[Extra.PERSISTENCED].mounts
     assert socket_mount.source == socket_mount.destination == "/run/nvidia-persistenced/socket"

@@ -36,9 +36,6 @@ def places(tmp_path: Path) -> HostFolders:
     return HostFolders(**{name: tmp_path / name for name in ("proc", "sys", "dev")})
 
 
-# --- majors -----------------------------------------------------------------------------------------------------------
-
-
 def test_majors_of_the_host(places: HostFolders) -> None:
     with pytest.raises(InventoryError, match="cannot read the majors"):
         host_majors(places.proc)
@@ -50,6 +47,7 @@ def test_majors_of_the_host(places: HostFolders) -> None:
 # --- GPUs -------------------------------------------------------------------------------------------------------------
 
 MISMATCH = "NVML: driver/library version mismatch (18)"
+FAR = PciBusId("10000:01:00.0")
 A, B, C, D = (PciBusId(f"0000:{bus:02x}:00.0") for bus in (0x10, 0x11, 0x12, 0x13))
 
 
@@ -59,35 +57,33 @@ def gpu(places: HostFolders, bus_id: str, driver: str = "nvidia", **told: str) -
         make_information(places.proc / "driver", bus_id, told)
 
 
-def reasons(places: HostFolders, **options: object) -> list[str]:
-    return [each.reason for each in unlisted_gpus(places, (), **options)]  # type: ignore[arg-type]
+UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+NAMED = {"Model": "NVIDIA H100 80GB HBM3", "GPU UUID": UUID, "Device Minor": "3", "GPU Excluded": "No"}
 
 
-def test_a_gpu_in_full(places: HostFolders) -> None:
-    uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"
-    gpu(places, A, Model="NVIDIA H100 80GB HBM3", **{"GPU UUID": uuid, "Device Minor": "3", "GPU Excluded": "No"})
-    assert unlisted_gpus(places, (), fault=MISMATCH) == (
-        KernelGpu(pci_bus_id=A, reason=MISMATCH, uuid=uuid, model="NVIDIA H100 80GB HBM3", minor_number=3),
+@pytest.mark.parametrize(("fault", "reason"), [(MISMATCH, MISMATCH), ("", UNLISTED)], ids=["a fault", "no fault"])
+def test_a_gpu_in_full(places: HostFolders, fault: str, reason: str) -> None:
+    gpu(places, A, **NAMED)
+    assert unlisted_gpus(places, (), fault=fault) == (
+        KernelGpu(pci_bus_id=A, reason=reason, uuid=UUID, model="NVIDIA H100 80GB HBM3", minor_number=3),
     )
 
 
-@pytest.mark.parametrize(
-    ("driver", "reason"),
-    [
-        ("vfio-pci", "bound to vfio-pci, for a virtual machine"),
-        ("nvgrace_gpu_vfio_pci", "bound to nvgrace_gpu_vfio_pci: bind it to nvidia"),
-        ("nouveau", "bound to nouveau: bind it to nvidia"),
-        ("", "not bound to a driver: run `modprobe nvidia`, and see `dmesg | grep NVRM` if that does not bind it"),
-    ],
-)
-def test_gpus_of_other_drivers(places: HostFolders, driver: str, reason: str) -> None:
-    gpu(places, A, driver)
-    assert reasons(places) == reasons(places, fault=MISMATCH) == [reason]
+# What a GPU is bound to, and what its driver tells of it.
+OTHERS = {
+    "bound to vfio-pci, for a virtual machine": ("vfio-pci", {}),
+    "bound to nvgrace_gpu_vfio_pci: bind it to nvidia": ("nvgrace_gpu_vfio_pci", {}),
+    "bound to nouveau: bind it to nvidia": ("nouveau", {}),
+    "not bound to a driver: run `modprobe nvidia`, and see `dmesg | grep NVRM` if that does not bind it": ("", {}),
+    "excluded by the driver (NVreg_ExcludedGpus of module nvidia)": ("nvidia", {"GPU Excluded": "Yes"}),
+}
 
 
-def test_excluded(places: HostFolders) -> None:
-    gpu(places, A, **{"GPU Excluded": "Yes", "Device Minor": "1"})
-    assert reasons(places, fault=MISMATCH) == ["excluded by the driver (NVreg_ExcludedGpus of module nvidia)"]
+@pytest.mark.parametrize(("reason", "driver", "told"), [(why, *case) for why, case in OTHERS.items()], ids=OTHERS)
+def test_gpus_that_nvml_cannot_list(places: HostFolders, reason: str, driver: str, told: Mapping[str, str]) -> None:
+    gpu(places, A, driver, **told)
+    for fault in ("", MISMATCH):
+        assert [each.reason for each in unlisted_gpus(places, (), fault=fault)] == [reason]
 
 
 @pytest.mark.parametrize(
@@ -114,18 +110,12 @@ def test_only_gpus_of_nvidia(places: HostFolders) -> None:
     assert [each.bus_id for each in gpus_on_the_bus(places.sys)] == [A]
 
 
-def test_gpus_that_nvml_lists_are_left_out(places: HostFolders) -> None:
+def test_gpus_that_nvml_lists_or_counted_and_could_not_name_are_not_reported_twice(places: HostFolders) -> None:
     assert unlisted_gpus(places, ()) == ()
-    for bus_id, driver in ((A, "nvidia"), (PciBusId("10000:01:00.0"), "nvidia"), (C, "vfio-pci")):
+    for bus_id, driver in ((A, "nvidia"), (B, "nvidia"), (C, "nvidia"), (D, "vfio-pci"), (FAR, "nvidia")):
         gpu(places, bus_id, driver)
-    assert [each.pci_bus_id for each in unlisted_gpus(places, {A, "10000:01:00.0"})] == [C]
-
-
-def test_gpus_that_nvml_counted_and_could_not_name_are_not_reported_twice(places: HostFolders) -> None:
-    for bus_id, driver in ((A, "nvidia"), (B, "nvidia"), (C, "nvidia"), (D, "vfio-pci")):
-        gpu(places, bus_id, driver)
-    assert [each.pci_bus_id for each in unlisted_gpus(places, {A}, faults=2)] == [D]
-    assert [each.pci_bus_id for each in unlisted_gpus(places, {A}, faults=1)] == [B, C, D]
+    for faults, expected in ((0, [B, C, D]), (1, [B, C, D]), (2, [D])):
+        assert [each.pci_bus_id for each in unlisted_gpus(places, {A, FAR}, faults=faults)] == expected
 
 
 # --- the view that is compared ----------------------------------------------------------------------------------------
@@ -212,11 +202,6 @@ def test_numa_nodes_without_cpus_or_memory(tmp_path: Path) -> None:
     (tmp_path / "devices/system/node/node0/meminfo").write_text("Node 0 MemFree: 1 kB\n")
     gpus = [make.gpu(index, numa_node=index) for index in range(6)]
     assert numa_nodes(gpus, tmp_path) == (NumaNode(0, "", memory=False), NumaNode(1, "0-1", memory=False))
-
-
-@pytest.mark.parametrize("text", ["0", "0-3", "0,2,4", "0-15,32-47", "99999"])
-def test_lists_of_cpus(text: str) -> None:
-    assert CPULIST.parse(text) == text
 
 
 @pytest.mark.parametrize(

@@ -119,31 +119,35 @@ async def test_a_node_in_dev_and_in_a_folder_that_is_new(folder: Path) -> None:
         assert node.reports == 2
 
 
-async def test_a_sandbox_without_device_events(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
-    def refuse(_: Uevents) -> None:
-        raise OSError(errno.EAFNOSUPPORT, "no")
+DEAF = {
+    "device events": (
+        "nri_gpu.inventory.node_watch.Uevents.open",
+        OSError(errno.EAFNOSUPPORT, "no"),
+        "no device events: looking for changes of the node each second",
+        "cannot receive the kernel's device events (Address family not supported by protocol)",
+    ),
+    "inotify": (
+        "nri_gpu.system.inotify._inotify_init",
+        OSError(errno.EMFILE, "Too many open files"),
+        "no inotify: looking for changes of device nodes each second",
+        "Too many open files",
+    ),
+}
 
-    monkeypatch.setattr(Uevents, "open", refuse)
+
+@pytest.mark.parametrize(("call", "error", "line", "fault"), DEAF.values(), ids=DEAF)
+async def test_a_sandbox_without(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, log: Log, call: str, error: OSError, line: str, fault: str
+) -> None:
+    def refuse(*_: Uevents) -> None:
+        raise error
+
+    monkeypatch.setattr(call, refuse)
     node = Node()
-    watch = NodeWatch(node.look, node.changed, folders=(), pace=OFTEN)
-    async with running(watch, node):
+    async with running(NodeWatch(node.look, node.changed, folders=(folder,), pace=OFTEN), node):
         node.state = 1
         await reported(node)
-    said = log.one("no device events: looking for changes of the node each second").fields["fault"]
-    assert said == "cannot receive the kernel's device events (Address family not supported by protocol)"
-
-
-async def test_without_inotify(monkeypatch: pytest.MonkeyPatch, folder: Path, log: Log) -> None:
-    def refuse() -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr("nri_gpu.system.inotify._inotify_init", refuse)
-    node = Node()
-    watch = NodeWatch(node.look, node.changed, folders=(folder,), uevents=False, pace=OFTEN)
-    async with running(watch, node):
-        node.state = 1
-        await reported(node)
-    assert log.one("no inotify: looking for changes of device nodes each second")
+    assert fault in str(log.one(line).fields)
 
 
 async def test_of_the_machine_and_of_a_topology_file() -> None:
@@ -164,24 +168,24 @@ def message(head: str, **variables: str) -> bytes:
     return "\0".join([head, *(f"{key}={value}" for key, value in variables.items()), ""]).encode()
 
 
-CASES = [
-    ("a GPU on the bus", message(PCI, SUBSYSTEM="pci", PCI_ID="10DE:2330"), True),
-    ("a driver bound to a GPU", message(PCI.replace("add", "bind"), SUBSYSTEM="pci", DRIVER="nvidia"), True),
-    ("another PCI function", message(PCI, SUBSYSTEM="pci", PCI_ID="8086:1572"), False),
-    ("our modules", message("add@/module/nvidia_uvm", SUBSYSTEM="module", DEVPATH="/module/nvidia_uvm"), True),
-    ("another module", message("add@/module/loop", SUBSYSTEM="module", DEVPATH="/module/loop"), False),
-    ("a render node", message("add@/devices/x/drm/renderD128", SUBSYSTEM="drm"), True),
-    ("a class of the driver's", message("add@/devices/virtual/nvidia/nvidiactl", SUBSYSTEM="nvidia"), True),
-    ("a disk", message("change@/devices/virtual/block/loop0", SUBSYSTEM="block"), False),
-    ("a message of udev's", b"libudev\0\xfe\xed\xca\xfe\0\0\0", False),
-    ("no variables", b"add@/module/nvidia", False),
-    ("nothing", b"", False),
-    ("no text", b"add@\xff\xfe\0SUBSYSTEM=\xff", False),
-]
+CASES = {
+    "a GPU on the bus": (message(PCI, SUBSYSTEM="pci", PCI_ID="10DE:2330"), True),
+    "a driver bound to a GPU": (message(PCI.replace("add", "bind"), SUBSYSTEM="pci", DRIVER="nvidia"), True),
+    "another PCI function": (message(PCI, SUBSYSTEM="pci", PCI_ID="8086:1572"), False),
+    "our modules": (message("add@/module/nvidia_uvm", SUBSYSTEM="module", DEVPATH="/module/nvidia_uvm"), True),
+    "another module": (message("add@/module/loop", SUBSYSTEM="module", DEVPATH="/module/loop"), False),
+    "a render node": (message("add@/devices/x/drm/renderD128", SUBSYSTEM="drm"), True),
+    "a class of the driver's": (message("add@/devices/virtual/nvidia/nvidiactl", SUBSYSTEM="nvidia"), True),
+    "a disk": (message("change@/devices/virtual/block/loop0", SUBSYSTEM="block"), False),
+    "a message of udev's": (b"libudev\0\xfe\xed\xca\xfe\0\0\0", False),
+    "no variables": (b"add@/module/nvidia", False),
+    "nothing": (b"", False),
+    "no text": (b"add@\xff\xfe\0SUBSYSTEM=\xff", False),
+}
 
 
-@pytest.mark.parametrize(("_", "raw", "concerns"), CASES, ids=[case[0] for case in CASES])
-def test_what_concerns_gpus(_: str, raw: bytes, concerns: bool) -> None:
+@pytest.mark.parametrize(("raw", "concerns"), CASES.values(), ids=CASES)
+def test_what_concerns_gpus(raw: bytes, concerns: bool) -> None:
     assert concerns_gpus(parse_uevent(raw)) is concerns
 
 
@@ -217,7 +221,7 @@ def changes(kernel: Kernel) -> int:
         return asyncio.run(listen())
 
 
-OURS, OTHERS = CASES[0][1], CASES[2][1]
+OURS, OTHERS = CASES["a GPU on the bus"][0], CASES["another PCI function"][0]
 
 
 @pytest.mark.parametrize(
@@ -239,19 +243,15 @@ def test_a_batch_is_reported_once_if_one_message_concerns_gpus(
 
 def reported_by_the_kernel(file: Path) -> Mapping[str, str]:
     """Its message about a device, on request."""
+    device = "/" + str(file.parent.resolve().relative_to("/sys"))
     with netlink() as kernel:
         file.write_text("change")
         kernel.settimeout(10)
         while True:
             message, (port, _) = kernel.recvfrom(MESSAGE_MAX)
             event = parse_uevent(message)
-            if port == KERNEL_PORT and event.get("DEVPATH") == device_path(file):
+            if port == KERNEL_PORT and event.get("DEVPATH") == device:
                 return event
-
-
-def device_path(file: Path) -> str:
-    """Of the device that a file `uevent` is of, as the kernel has it."""
-    return "/" + str(file.parent.resolve().relative_to("/sys"))
 
 
 @pytest.mark.parametrize(
@@ -271,11 +271,6 @@ def test_a_real_message(pattern: str, subsystem: str, ours: Mapping[str, str]) -
 
 
 def test_the_unit_lets_the_events_in_and_no_network() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.inventory.confined_netlink"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = [sys.executable, "-m", "tests.unit.inventory.confined_netlink"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

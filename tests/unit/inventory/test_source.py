@@ -57,6 +57,7 @@ async def test_without_nvml_it_is_known_which_gpus_the_kernel_shows(tmp_path: Pa
         await described(tmp_path / "driver", folders)
     (gpu,) = caught.value.unlisted
     assert (gpu.pci_bus_id, gpu.reason) == ("0000:10:00.0", str(caught.value))
+    assert f"{tmp_path}/driver/usr/lib64" in gpu.reason
 
 
 async def test_unusual_capability_minors_are_logged_once(tmp_path: Path, log: Log) -> None:

@@ -12,7 +12,6 @@ from nri_gpu.allocation.messages import why_not
 from nri_gpu.domain.gpu import ComputeMode, Ecc, Fabric, FabricState, Gpu, GpuUuid, MigDevice, PciBusId
 from nri_gpu.domain.health import Sign
 from nri_gpu.domain.node import GpuFault, Inventory, Link
-from nri_gpu.inventory.formats import profile_in
 from nri_gpu.inventory.nvml_client import GPU_GONE, UNSUPPORTED
 from nri_gpu.simulation.topology import load_topology
 from tests.support.nvml import SWITCH, Act, FakeFabric, FakeFacts, FakeGpu, FakeHealth, FakeMig, gpus_of
@@ -209,56 +208,49 @@ def test_garbage_in_a_name_costs_one_gpu(machine: Machine) -> None:
     assert "is not a GPU UUID" in inventory.faults[0].reason
 
 
-def test_numbers_that_nvml_has_for_words(machine: Machine) -> None:
-    gpus = [FakeGpu(brand=number) for number in (1, 16, 99, -1)]
-    assert [gpu.brand for gpu in machine.look(gpus).gpus] == ["quadro", "titanrtx", "unknown", ""]
-    gpus = [FakeGpu(facts=FakeFacts(architecture=number)) for number in (2, 7, 8, 10, 77)]
-    words = ["kepler", "ampere", "ada-lovelace", "blackwell", ""]
-    assert [gpu.architecture for gpu in machine.look(gpus).gpus] == words
-    gpus = [FakeGpu(fabric=FakeFabric(state=state, status=3)) for state in range(4)]
-    states = [gpu.fabric and (gpu.fabric.state, gpu.fabric.status) for gpu in machine.look(gpus).gpus]
-    assert states == [None, *((state, 3) for state in FabricState)]
+HEALTH: dict[FakeHealth, tuple[Sign, ...]] = {
+    FakeHealth(): (),
+    FakeHealth(remap_pending=1): (Sign.REMAP_PENDING,),
+    FakeHealth(remap_failed=1): (Sign.REMAP_FAILED,),
+    FakeHealth(clock_reasons=0x40): (Sign.THERMAL,),
+    FakeHealth(clock_reasons=0x20 | 0x80 | 0x4): (Sign.THERMAL, Sign.POWER_BRAKE),
+    FakeHealth(recovery_action=1): (Sign.RESET_REQUIRED,),
+    FakeHealth(recovery_action=3): (),
+    FakeHealth(recovery_action=-1): (),
+    FakeHealth(fabric_state=2): (Sign.FABRIC_NOT_READY,),
+    FakeHealth(fabric_state=3): (),
+}
+SICK = [FakeGpu(health=health) for health in HEALTH]
+ARCHITECTURES = {2: "kepler", 7: "ampere", 8: "ada-lovelace", 10: "blackwell", 77: ""}
+# Compute and graphics contexts, -1 where the driver does not tell: the number of processes.
+RUNNING = {(0, 0): 0, (3, 1): 3, (0, 2): 2, (2, -1): 2, (-1, -1): None}
+PROHIBITED = "its compute mode is prohibited, so no program can compute on it: run `nvidia-smi -i 0000:11:00.0 -c 0`"
+MODES = [FakeGpu(facts=FakeFacts(compute_mode=mode)) for mode in (0, 2, 3, 9)]
+# What NVML says of GPUs, in numbers, and which value of a field that makes of each.
+TOLD: dict[str, tuple[Sequence[FakeGpu], Sequence[object]]] = {
+    "brand": ([FakeGpu(brand=n) for n in (1, 16, 99, -1)], ["quadro", "titanrtx", "unknown", ""]),
+    "architecture": (
+        [FakeGpu(facts=FakeFacts(architecture=number)) for number in ARCHITECTURES],
+        [*ARCHITECTURES.values()],
+    ),
+    "fabric": (
+        [FakeGpu(fabric=FakeFabric(state=state, status=3)) for state in range(4)],
+        [None, *(Fabric(state, 3, "00000000-0000-0000-0000-000000000000") for state in FabricState)],
+    ),
+    "compute_mode": (MODES, [ComputeMode.DEFAULT, ComputeMode.PROHIBITED, ComputeMode.EXCLUSIVE_PROCESS, None]),
+    "unavailable": ([*MODES, *SICK], ["", PROHIBITED, "", "", *("" for _ in SICK)]),
+    "ecc": (MODES, [Ecc(current=True, pending=True)] * 4),  # read of a GPU in prohibited mode too
+    "signs": (SICK, [*HEALTH.values()]),
+    "processes": ([FakeGpu(running=running) for running in RUNNING], [*RUNNING.values()]),
+}
 
 
-def test_a_gpu_in_prohibited_mode_is_unavailable(machine: Machine) -> None:
-    gpus = [FakeGpu(facts=FakeFacts(compute_mode=mode)) for mode in (0, 2, 3, 9)]
-    default, none, one, unknown = machine.look(gpus).gpus
-    assert none.unavailable == (
-        "its compute mode is prohibited, so no program can compute on it: run `nvidia-smi -i 0000:11:00.0 -c 0`"
-    )
-    assert none.ecc is not None  # the other facts are read all the same
-    assert (default.unavailable, one.unavailable, unknown.unavailable) == ("", "", "")
-    assert (one.compute_mode, unknown.compute_mode) == (ComputeMode.EXCLUSIVE_PROCESS, None)
-
-
-def test_signs(machine: Machine) -> None:
-    cases = {
-        FakeHealth(): (),
-        FakeHealth(remap_pending=1): (Sign.REMAP_PENDING,),
-        FakeHealth(remap_failed=1): (Sign.REMAP_FAILED,),
-        FakeHealth(clock_reasons=0x40): (Sign.THERMAL,),
-        FakeHealth(clock_reasons=0x20 | 0x80 | 0x4): (Sign.THERMAL, Sign.POWER_BRAKE),
-        FakeHealth(recovery_action=1): (Sign.RESET_REQUIRED,),
-        FakeHealth(recovery_action=3): (),
-        FakeHealth(recovery_action=-1): (),
-        FakeHealth(fabric_state=2): (Sign.FABRIC_NOT_READY,),
-        FakeHealth(fabric_state=3): (),
-    }
-    gpus = machine.look([FakeGpu(health=health) for health in cases]).gpus
-    assert [gpu.signs for gpu in gpus] == list(cases.values())
-    assert not any(gpu.unavailable for gpu in gpus)
-
-
-def test_processes(machine: Machine) -> None:
-    """Compute and graphics contexts, -1 where the driver does not tell: the number of processes."""
-    cases = {(0, 0): 0, (3, 1): 3, (0, 2): 2, (2, -1): 2, (-1, -1): None}
-    gpus = machine.look([FakeGpu(running=running) for running in cases]).gpus
-    assert [gpu.processes for gpu in gpus] == list(cases.values())
-    part = FakeMig(place=0, uuid=MIG_UUIDS[0], gi=7, running=(1, 0))
-    cut = machine.look(
-        [FakeGpu(mig=(1, 1), parts=(part, replace(part, place=1, uuid=MIG_UUIDS[1], gi=8, running=(0, 0))))]
-    )
-    assert [unit.processes for unit in cut.units] == [0, 1, 0]
+@pytest.mark.parametrize(("field", "fakes", "values"), [(name, *case) for name, case in TOLD.items()], ids=TOLD)
+def test_what_nvml_says_in_numbers(
+    machine: Machine, field: str, fakes: Sequence[FakeGpu], values: Sequence[object]
+) -> None:
+    gpus = machine.look(fakes).gpus
+    assert [getattr(gpu, field) for gpu in gpus] == values
 
 
 # --- MIG --------------------------------------------------------------------------------------------------------------
@@ -276,29 +268,25 @@ def test_mig_devices(machine: Machine) -> None:
     """Their profiles follow from slices and memory, or from the driver's own name."""
     whole, cut = machine.look([FakeGpu(mig=(-1, -1)), PARTITIONED]).gpus
     assert (whole.mig_enabled, whole.mig, cut.mig_enabled) == (False, (), True)
-    assert cut.mig == (
-        MigDevice(
-            index=0,
-            uuid=MIG_UUIDS[0],
-            gpu_instance_id=2,
-            compute_instance_id=0,
-            profile="3g.40gb",
-            memory_bytes=40192 * 2**20,
-        ),
-        MigDevice(
-            index=2,
-            uuid=MIG_UUIDS[2],
-            gpu_instance_id=9,
-            compute_instance_id=0,
-            profile="1g.10gb+me",
-            memory_bytes=9728 * 2**20,
-        ),
+    first = MigDevice(
+        index=0,
+        uuid=MIG_UUIDS[0],
+        gpu_instance_id=2,
+        compute_instance_id=0,
+        profile="3g.40gb",
+        memory_bytes=40192 * 2**20,
     )
-    assert [len(machine.look([replace(PARTITIONED, parts=parts)]).parts) for parts in (PARTS, PARTS[:1], ())] == [
-        2,
-        1,
-        0,
-    ]
+    second = replace(
+        first, index=2, uuid=MIG_UUIDS[2], gpu_instance_id=9, profile="1g.10gb+me", memory_bytes=9728 * 2**20
+    )
+    assert cut.mig == (first, second)
+    assert not machine.look([replace(PARTITIONED, parts=())]).parts
+
+
+def test_processes_of_mig_devices(machine: Machine) -> None:
+    busy, idle = replace(PARTS[0], running=(1, 0)), replace(PARTS[1], running=(0, 0))
+    cut = machine.look([replace(PARTITIONED, parts=(busy, idle))])
+    assert [unit.processes for unit in cut.units] == [0, 1, 0]
 
 
 def test_while_mig_mode_is_changing_there_are_no_mig_devices(machine: Machine) -> None:
@@ -320,20 +308,6 @@ def test_mig_devices_that_fail(machine: Machine) -> None:
     assert gpu.unavailable == ""
     (gpu,) = machine.look([PARTITIONED], [Act("nvmlDeviceGetAttributes_v2", "fail", 15)]).gpus
     assert "(15)" in gpu.unavailable
-
-
-@pytest.mark.parametrize(
-    ("name", "profile"),
-    {
-        "NVIDIA A100-SXM4-40GB MIG 1g.5gb": "1g.5gb",
-        "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb": "1c.3g.40gb",
-        "NVIDIA H100 80GB HBM3": "",
-        "NVIDIA MIG what": "",
-        "1g.5gb": "",
-    }.items(),
-)
-def test_the_profile_in_a_name(name: str, profile: str) -> None:
-    assert profile_in(name) == profile
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
