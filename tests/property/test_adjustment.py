@@ -25,7 +25,7 @@ from nri_gpu.plugin.handlers import Plugin
 from nri_gpu.policy.model import ExtraRules, Policy
 from nri_gpu.policy.mps import MpsSettings
 from nri_gpu.system.state import NodeState
-from tests.property import worlds
+from tests.property import strategies
 from tests.support import builders as make
 from tests.support.plugin import NoRecorder
 
@@ -164,19 +164,19 @@ ASKING = st.builds(
     lambda of, claim: replace(
         of, pod=replace(of.pod, namespace="ml", annotations={make.KEY: claim}), annotations={}, devices=()
     ),
-    worlds.containers(),
-    worlds.claims,
+    strategies.containers(),
+    strategies.claims,
 )
-READY = replace(make.node(staged=worlds.DRIVER, extras=worlds.OFFERS), profiles=Profiles("/p", frozenset(range(8))))
+READY = replace(make.node(staged=strategies.DRIVER, extras=strategies.OFFERS), profiles=Profiles("/p", frozenset(range(8))))
 GENEROUS = Policy(extras=ExtraRules(allowed=frozenset(Extra)), mps=MpsSettings(enabled=True))
 
 
 @settings(max_examples=300)
 @given(
-    st.one_of(ASKING, ASKING, worlds.containers()),
-    st.one_of(st.just(READY), st.just(READY), worlds.nodes),
-    st.just(Ledger()) | worlds.ledgers,
-    st.one_of(st.just(GENEROUS), st.just(GENEROUS), worlds.policies),
+    st.one_of(ASKING, ASKING, strategies.containers()),
+    st.one_of(st.just(READY), st.just(READY), strategies.nodes),
+    st.just(Ledger()) | strategies.ledgers,
+    st.one_of(st.just(GENEROUS), st.just(GENEROUS), strategies.policies),
 )
 def test_every_law(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     reply = reply_to(container, node, ledger, policy)

@@ -17,7 +17,7 @@ from nri_gpu.domain.edits import Edits
 from nri_gpu.domain.gpu import Gpu
 from nri_gpu.domain.node import Node
 from nri_gpu.policy.model import ClaimDefaults, Complete, ForeignSettings, Policy
-from tests.property import worlds
+from tests.property import strategies
 from tests.support import builders as make
 
 SHARED = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
@@ -42,10 +42,10 @@ def _caps(draw: st.DrawFn, gpu: Gpu) -> list[DeviceRef]:
 
 @st.composite
 def served(draw: st.DrawFn) -> tuple[Container, Node]:
-    node = draw(st.just(make.node(staged=worlds.DRIVER)) | worlds.nodes)
-    container = draw(worlds.containers())
+    node = draw(st.just(make.node(staged=strategies.DRIVER)) | strategies.nodes)
+    container = draw(strategies.containers())
     devices = draw(holding(node))
-    asked = draw(st.sampled_from([{}, {}, {make.KEY: "all"}]) | worlds.claims.map(lambda claim: {make.KEY: claim}))
+    asked = draw(st.sampled_from([{}, {}, {make.KEY: "all"}]) | strategies.claims.map(lambda claim: {make.KEY: claim}))
     of = make.pod(container.pod.name, annotations=asked)
     return make.container(of=of, mounts=container.mounts, devices=devices, env=container.env), node
 
@@ -53,7 +53,7 @@ def served(draw: st.DrawFn) -> tuple[Container, Node]:
 policies = st.builds(
     Policy,
     foreign=st.builds(ForeignSettings, complete=st.sampled_from([Complete.ALL, *Complete])),
-    defaults=st.builds(ClaimDefaults, capabilities=st.sampled_from([*worlds.SOME, worlds.DRAWING])),
+    defaults=st.builds(ClaimDefaults, capabilities=st.sampled_from([*strategies.SOME, strategies.DRAWING])),
 )
 
 

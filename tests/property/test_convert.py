@@ -26,7 +26,7 @@ from nri_gpu.nri.session import Parts
 from nri_gpu.policy.model import Policy
 from nri_gpu.requirements.check import PREFIX as PREFIX_OF_REQUIREMENTS
 from nri_gpu.requirements.check import concerns
-from tests.property import worlds
+from tests.property import strategies
 from tests.support import builders as make
 
 
@@ -46,12 +46,12 @@ def as_read(container: Container) -> Container:
     )
 
 
-@given(worlds.containers())
+@given(strategies.containers())
 def test_a_request_is_read_as_it_was_meant(container: Container) -> None:
     assert request_from_pb(make.create_payload(container)) == as_read(container)
 
 
-@given(worlds.containers())
+@given(strategies.containers())
 def test_an_event_is_read_alike_by_either_way(container: Container) -> None:
     pod, message = make.pod_message(container.pod), make.container_message(container)
     own = pb.StopContainerRequest(pod=pod, container=message).SerializeToString()
@@ -68,7 +68,7 @@ edits = st.builds(
     st.lists(
         st.builds(
             DeviceNode,
-            worlds.texts,
+            strategies.texts,
             st.integers(0, 4095),
             st.integers(0, 2**20),
             st.integers(0, 0o7777),
@@ -76,10 +76,10 @@ edits = st.builds(
         ),
         max_size=3,
     ),
-    st.lists(st.builds(Mount, worlds.texts, worlds.texts, st.lists(worlds.texts, max_size=2).map(tuple)), max_size=3),
-    worlds.env,
-    st.dictionaries(worlds.texts, worlds.texts, max_size=2),
-    st.lists(st.builds(Rlimit, worlds.texts, st.integers(0, UNLIMITED), st.integers(0, UNLIMITED)), max_size=2),
+    st.lists(st.builds(Mount, strategies.texts, strategies.texts, st.lists(strategies.texts, max_size=2).map(tuple)), max_size=3),
+    strategies.env,
+    st.dictionaries(strategies.texts, strategies.texts, max_size=2),
+    st.lists(st.builds(Rlimit, strategies.texts, st.integers(0, UNLIMITED), st.integers(0, UNLIMITED)), max_size=2),
 )
 
 
@@ -100,7 +100,7 @@ def test_a_reply_says_the_edits(whole: Edits) -> None:
     assert all(device.HasField("file_mode") and device.HasField("gid") for device in adjust.linux.devices)
 
 
-@given(st.lists(worlds.containers(), max_size=5), st.lists(st.integers(0, 4), max_size=5))
+@given(st.lists(strategies.containers(), max_size=5), st.lists(st.integers(0, 4), max_size=5))
 def test_however_a_synchronize_is_cut_it_lists_the_same(containers: list[Container], cuts: list[int]) -> None:
     pods = [make.pod_message(c.pod, id=f"{c.pod.id}-{n}") for n, c in enumerate(containers)]
     made = [make.container_message(c, id=f"c{n}", pod_sandbox_id=f"{c.pod.id}-{n}") for n, c in enumerate(containers)]
@@ -124,7 +124,7 @@ def test_any_bytes_are_read_or_no_protobuf(payload: bytes) -> None:
 
 
 @settings(max_examples=200)
-@given(worlds.containers(), worlds.nodes, worlds.policies, st.integers(1, 2**20), st.booleans())
+@given(strategies.containers(), strategies.nodes, strategies.policies, st.integers(1, 2**20), st.booleans())
 def test_no_request_that_concerns_us_is_overlooked(
     container: Container, node: Node, policy: Policy, major: int, quiet: bool
 ) -> None:

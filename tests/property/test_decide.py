@@ -25,7 +25,7 @@ from nri_gpu.domain.node import Node
 from nri_gpu.injection.mounts import PLACE as COMPAT
 from nri_gpu.policy.forms import NOTHING
 from nri_gpu.policy.model import Policy
-from tests.property import worlds
+from tests.property import strategies
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -72,7 +72,7 @@ def a_grant_overlaps_with_nobody_it_must_not_meet(
     decision = decide(container, node, ledger, policy)
     if not isinstance(decision, Inject):
         return
-    new = worlds.capacity_faults(ledger.after(decision, 0.0))
+    new = strategies.capacity_faults(ledger.after(decision, 0.0))
     assert not [fault for fault in new if container.id in fault.split(" and ")]
     if decision.grant.mode is Mode.EXCLUSIVE:
         abroad = {uuid for other in ledger.external.values() for uuid in other.uuids}
@@ -91,7 +91,7 @@ def what_is_injected_is_what_was_granted(container: Container, node: Node, ledge
     majors = node.inventory.majors
     minors = {each.minor for each in decision.edits.devices.values() if each.major == majors.nvidia}
     assert minors - {254, 255} == {whole(unit).minor_number for unit in granted}
-    given = {node.path for offer in worlds.OFFERS.values() for node in offer.nodes}
+    given = {node.path for offer in strategies.OFFERS.values() for node in offer.nodes}
     caps = {
         each.minor for each in decision.edits.devices.values() if "nvidia-caps/" in each.path and each.path not in given
     }
@@ -115,7 +115,7 @@ def _unmet(decision: Decision) -> bool:
 
 
 @settings(max_examples=100)
-@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies, worlds.env)
+@given(strategies.containers(), strategies.nodes, strategies.ledgers, strategies.policies, strategies.env)
 def test_the_environment_never_grants_unless_policy_lets_it_ask(
     container: Container, node: Node, ledger: Ledger, policy: Policy, env: dict[str, str]
 ) -> None:
@@ -157,20 +157,20 @@ LAWS = (
 
 
 @settings(max_examples=200)
-@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+@given(strategies.containers(), strategies.nodes, strategies.ledgers, strategies.policies)
 def test_every_law(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     """All of them of one example, since drawing it takes longer than deciding."""
     for law in LAWS:
         law(container, node, ledger, policy)
 
 
-@given(st.lists(st.tuples(worlds.containers(), worlds.modes), max_size=8), worlds.nodes)
+@given(st.lists(st.tuples(strategies.containers(), strategies.modes), max_size=8), strategies.nodes)
 def test_no_row_of_decisions_oversells_a_node(row: list[tuple[Container, Mode]], node: Node) -> None:
     ledger = Ledger()
     for number, (container, mode) in enumerate(row):
         policy = Policy(defaults=replace(Policy().defaults, mode=mode))
         ledger = ledger.after(decide(container, node, ledger, policy), float(number))
-        assert not worlds.capacity_faults(ledger)
+        assert not strategies.capacity_faults(ledger)
 
 
 def _reversed(mapping: Mapping[Key, Value]) -> dict[Key, Value]:

@@ -16,12 +16,12 @@ from nri_gpu.domain.node import Node
 from nri_gpu.injection.extras import CHANNELS_FOLDER, MEMLOCK, PROFILE_PLACE
 from nri_gpu.policy.model import ExtraRules, Policy
 from nri_gpu.request.parse import parse_claim, select_annotation
-from tests.property import worlds
+from tests.property import strategies
 from tests.support import builders as make
 
 # What a decision can show of each; of drm and profile it depends on the GPUs.
-ALL_NODES = {extra: {node.path for node in offer.nodes} for extra, offer in worlds.OFFERS.items()}
-ALL_MOUNTS = {extra: {mount.destination for mount in offer.mounts} for extra, offer in worlds.OFFERS.items()}
+ALL_NODES = {extra: {node.path for node in offer.nodes} for extra, offer in strategies.OFFERS.items()}
+ALL_MOUNTS = {extra: {mount.destination for mount in offer.mounts} for extra, offer in strategies.OFFERS.items()}
 
 
 def asked(container: Container) -> Extras:
@@ -60,22 +60,22 @@ eager = st.builds(
 DRM = [(DrmNode(f"card{index}", 226, index),) for index in range(4)]
 GPUS = (*(make.gpu(index, drm=DRM[index]) for index in (0, 1)), make.mig_gpu(2, ("1g.5gb", "1g.5gb+gfx"), drm=DRM[2]))
 READY = st.builds(
-    lambda offers, profiles, found: replace(make.node(found, staged=worlds.DRIVER, extras=offers), profiles=profiles),
-    st.one_of(st.just(worlds.OFFERS), st.just(worlds.OFFERS), worlds.offers),
-    st.one_of(st.just(Profiles("/p", frozenset(range(8)))), worlds.profiles),
+    lambda offers, profiles, found: replace(make.node(found, staged=strategies.DRIVER, extras=offers), profiles=profiles),
+    st.one_of(st.just(strategies.OFFERS), st.just(strategies.OFFERS), strategies.offers),
+    st.one_of(st.just(Profiles("/p", frozenset(range(8)))), strategies.profiles),
     st.sampled_from([GPUS, GPUS, (*GPUS, make.gpu(3))]),
 )
 ALLOWING = Policy(extras=ExtraRules(allowed=frozenset(Extra)))
 
 
 @settings(max_examples=200)
-@given(eager, READY, st.one_of(st.just(ALLOWING), worlds.good_policies))
+@given(eager, READY, st.one_of(st.just(ALLOWING), strategies.good_policies))
 def test_whole_or_refused(container: Container, node: Node, policy: Policy) -> None:
     check(container, node, policy)
 
 
 @settings(max_examples=100)
-@given(worlds.containers(), worlds.nodes, worlds.good_policies)
+@given(strategies.containers(), strategies.nodes, strategies.good_policies)
 def test_in_any_world(container: Container, node: Node, policy: Policy) -> None:
     check(container, node, policy)
 
@@ -90,7 +90,7 @@ def check(container: Container, node: Node, policy: Policy) -> None:
     assert extras.asked <= policy.extras.allowed
     assert seen(edits) <= extras.asked
     assert extras.asked - {Extra.DRM} == seen(edits)
-    for extra in extras.asked & worlds.OFFERS.keys():
+    for extra in extras.asked & strategies.OFFERS.keys():
         assert ALL_NODES[extra] <= edits.devices.keys()
         assert ALL_MOUNTS[extra] <= edits.mounts.keys()
         assert not ALL_MOUNTS[extra] & container.mounts

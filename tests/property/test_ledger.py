@@ -46,7 +46,7 @@ from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.policy.model import ClaimDefaults, Policy
 from nri_gpu.policy.mps import MpsSettings
-from tests.property import worlds
+from tests.property import strategies
 from tests.support import builders as make
 
 KEY: Final = bytes(32)
@@ -59,8 +59,8 @@ MPS: Final = MpsSettings(enabled=True)
 State = Literal["created", "running", "exited"]
 Fate = Literal["made", "made and not listed yet", "failed", "answer lost", "answer lost, not listed yet"]
 
-pods = st.sampled_from(worlds.POD_NAMES)
-names = st.sampled_from(worlds.CONTAINER_NAMES)
+pods = st.sampled_from(strategies.POD_NAMES)
+names = st.sampled_from(strategies.CONTAINER_NAMES)
 claims = st.sampled_from(
     [
         *("1", "all", "device=0", "device=0;mode=exclusive", "device=0;mode=shared", "none"),
@@ -232,7 +232,7 @@ class Runtime(RuleBasedStateMachine):
 
     def check_new(self, grant: Grant) -> None:
         """A new grant meets nobody it must not meet, however that one came by its GPUs."""
-        faults = worlds.capacity_faults(self.ledger)
+        faults = strategies.capacity_faults(self.ledger)
         assert not [fault for fault in faults if grant.container_id in fault.split(" and ")]
         if grant.mode is Mode.EXCLUSIVE:
             others = [
@@ -353,7 +353,7 @@ class Runtime(RuleBasedStateMachine):
         self.on(self.gpus)
         self.check_stranger()
 
-    @rule(mode=worlds.modes)
+    @rule(mode=strategies.modes)
     def the_policys_default_changes(self, mode: Mode) -> None:
         self.policy = Policy(defaults=ClaimDefaults(mode=mode), mps=MPS)
 
@@ -405,7 +405,7 @@ class Runtime(RuleBasedStateMachine):
     def check_revenant(self, lived: Ledger, anew: Ledger, lapsed: Entry) -> None:
         """It gave way to one that held nothing before."""
         one = anew.with_entry(replace(lapsed, phase=GrantPhase.CREATED))
-        faults = [fault.split(" and ") for fault in worlds.capacity_faults(one)]
+        faults = [fault.split(" and ") for fault in strategies.capacity_faults(one)]
         met = {name for pair in faults if lapsed.grant.container_id in pair for name in pair}
         met -= {lapsed.grant.container_id}
         before = {name: lived.entries.get(ContainerId(name)) for name in met}
@@ -416,7 +416,7 @@ class Runtime(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_over_capacity(self) -> None:
-        assert not worlds.capacity_faults(self.ledger, frozenset(self.excused))
+        assert not strategies.capacity_faults(self.ledger, frozenset(self.excused))
 
     @invariant()
     def what_runs_on_gpus_is_known_to_run_and_nothing_else(self) -> None:
@@ -440,7 +440,7 @@ TestRuntime = Runtime.TestCase
 TestRuntime.settings = settings(max_examples=150, stateful_step_count=50)
 
 
-@given(worlds.ledgers, worlds.entries())
+@given(strategies.ledgers, strategies.entries())
 def test_release_undoes_a_grant(ledger: Ledger, entry: Entry) -> None:
     grant = entry.grant
     ledger = ledger.released(grant.container_id)

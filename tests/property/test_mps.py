@@ -22,7 +22,7 @@ from nri_gpu.domain.decision import Inject, Refuse
 from nri_gpu.domain.mps import MIB, Seat
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.mps import MpsSettings
-from tests.property import worlds
+from tests.property import strategies
 from tests.support import builders as make
 
 NODE: Final = make.node(make.gpus(2))
@@ -117,7 +117,7 @@ class Seats(RuleBasedStateMachine):
 
     @invariant()
     def modes_never_mix(self) -> None:
-        assert not worlds.capacity_faults(self.ledger)
+        assert not strategies.capacity_faults(self.ledger)
         assert all((each.grant.seat is not None) == (each.grant.mode is Mode.MPS) for each in self._entries())
 
     def _entries(self) -> list[Entry]:

@@ -20,7 +20,7 @@ from nri_gpu.simulation.record import scrubbed, topology_text
 from nri_gpu.simulation.tables import EXTRAS
 from nri_gpu.simulation.topology import load_topology, parse_topology
 from nri_gpu.system.kernel_modules import MODULES
-from tests.property import worlds
+from tests.property import strategies
 
 ROOT = Path(__file__).parents[2]
 TOPOLOGIES = sorted([*(ROOT / "config/topologies").glob("*.toml"), *(ROOT / "tests/fixtures/gpus").glob("*.toml")])
@@ -31,7 +31,7 @@ versions = st.sampled_from(["", "580.95.05", "13.0"])
 majors = st.lists(st.integers(1, 4095), unique=True, min_size=3, max_size=3)
 
 
-facts = worlds.facts().filter(lambda drawn: drawn["compute_mode"] is not ComputeMode.PROHIBITED)
+facts = strategies.facts().filter(lambda drawn: drawn["compute_mode"] is not ComputeMode.PROHIBITED)
 modules = st.dictionaries(st.sampled_from(MODULES), st.sampled_from(["", "580.95.05", "1.0-0"]))
 
 

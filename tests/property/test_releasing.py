@@ -19,15 +19,15 @@ from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Grant, Inject, Refuse
 from nri_gpu.domain.gpu import GpuUuid
 from nri_gpu.policy.model import Policy
-from tests.property import worlds
+from tests.property import strategies
 from tests.support import builders as make
 
 GRACE_S: Final = 60.0
 CREATED_GRACE_S: Final = 1e9  # not the subject here
 GPUS: Final = (*make.gpus(2), make.mig_gpu(2))
 UNITS: Final = tuple(unit.uuid for unit in make.inventory(GPUS).units)
-pods = st.sampled_from(worlds.POD_NAMES)
-names = st.sampled_from(worlds.CONTAINER_NAMES)
+pods = st.sampled_from(strategies.POD_NAMES)
+names = st.sampled_from(strategies.CONTAINER_NAMES)
 units = st.sampled_from(UNITS)
 claims = st.sampled_from(["1", "all", "device=0", "device=0,2:1", "device=1;mode=shared", "mig=1g.5gb"])
 

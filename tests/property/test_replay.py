@@ -25,18 +25,18 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Refuse
 from nri_gpu.domain.node import Node
 from nri_gpu.policy.model import Policy
-from tests.property import worlds
+from tests.property import strategies
 from tests.support import builders as make
 
 Step = Container | Node | Policy | Ledger | str
 steps = st.lists(
     st.one_of(
-        worlds.containers(),
-        worlds.containers(),
-        worlds.containers(),
-        worlds.nodes,
-        worlds.policies,
-        worlds.ledgers,
+        strategies.containers(),
+        strategies.containers(),
+        strategies.containers(),
+        strategies.nodes,
+        strategies.policies,
+        strategies.ledgers,
         st.sampled_from(["start", "stop", "remove", "pod gone", "wait", "look"]),
     ),
     max_size=8,
@@ -119,7 +119,7 @@ def test_unchanged_it_is_identical(story: list[Step]) -> None:
     assert replay.ledger == recorder.ledger
 
 
-@given(steps, worlds.good_policies)
+@given(steps, strategies.good_policies)
 def test_by_another_policy_it_never_grants_twice(story: list[Step], other: Policy) -> None:
     """Ledgers that the world made up aside: what the replay grants by itself is never over capacity."""
     recorder = Recorder()
@@ -128,4 +128,4 @@ def test_by_another_policy_it_never_grants_twice(story: list[Step], other: Polic
             recorder.take(step)
     replay = Replay(lambda name, _: recorder.policies[int(name)], other)
     for _ in recorder.compared(replay):
-        assert not worlds.capacity_faults(replay.ledger)
+        assert not strategies.capacity_faults(replay.ledger)

@@ -22,7 +22,7 @@ from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Policy
 from nri_gpu.policy.rules import Rule, RuleList
 from nri_gpu.policy.select import Allowed, select
-from tests.property import worlds
+from tests.property import strategies
 from tests.support import builders as make
 
 MANY = settings(max_examples=300)
@@ -46,8 +46,8 @@ asking = st.builds(
 )
 limiting = st.builds(
     lambda limits, tables: Policy(limits=limits, pool=tables[1], rule=RuleList(tuple(map(_sharing, tables[0].rules)))),
-    worlds.limits,
-    worlds.rules_and_pools(),
+    strategies.limits,
+    strategies.rules_and_pools(),
 )
 
 
@@ -85,14 +85,14 @@ def _qos(cgroup: str) -> Qos | None:
     return Qos.GUARANTEED if "pod1" in cgroup else None
 
 
-@given(st.lists(worlds.rules_of(), max_size=12), worlds.containers())
+@given(st.lists(strategies.rules_of(), max_size=12), strategies.containers())
 def test_the_first_rule_that_matches_decides(some: list[Rule], of: Container) -> None:
     rules = RuleList(tuple(some))
     assert rules.first(of) == naive(rules.rules, of)
 
 
 @MANY
-@given(worlds.containers(), worlds.policies, st.lists(worlds.rules_of(), max_size=3))
+@given(strategies.containers(), strategies.policies, st.lists(strategies.rules_of(), max_size=3))
 def test_rules_behind_one_that_decides_change_nothing(of: Container, policy: Policy, more: list[Rule]) -> None:
     if policy.fault or policy.rule.first(of) is None:
         return
@@ -101,7 +101,7 @@ def test_rules_behind_one_that_decides_change_nothing(of: Container, policy: Pol
 
 
 @MANY
-@given(worlds.rules_of(), worlds.rules_of(), worlds.containers())
+@given(strategies.rules_of(), strategies.rules_of(), strategies.containers())
 def test_a_rule_said_to_cover_another_matches_whatever_that_does(broad: Rule, narrow: Rule, of: Container) -> None:
     if covers(broad, narrow) and narrow.matches(of):
         assert broad.matches(of)

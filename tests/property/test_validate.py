@@ -18,7 +18,7 @@ from nri_gpu.domain.node import Node
 from nri_gpu.nri.convert import DecodeError, annotation_to_pb, reply_to_pb
 from nri_gpu.nri.validation import adjusted_from_pb, concerns_us
 from nri_gpu.policy.model import Policy
-from tests.property import worlds
+from tests.property import strategies
 from tests.support import builders as make
 from tests.support import nri_messages as nri
 
@@ -32,7 +32,7 @@ def validation(container: Container, reply: bytes) -> bytes:
     return nri.validate(make.pod_message(container.pod), make.container_message(container), replies)
 
 
-@given(worlds.containers(), worlds.nodes, worlds.ledgers, worlds.policies)
+@given(strategies.containers(), strategies.nodes, strategies.ledgers, strategies.policies)
 def test_validation_agrees_with_the_decision(container: Container, node: Node, ledger: Ledger, policy: Policy) -> None:
     decision = decide(container, node, ledger, policy)
     event(type(decision).__name__)
@@ -57,7 +57,7 @@ def test_garbage_is_read_or_refused(payload: bytes) -> None:
     validate_adjusted(adjusted, KEY, Policy.default())
 
 
-@given(worlds.containers(), worlds.policies)
+@given(strategies.containers(), strategies.policies)
 def test_without_a_signed_grant_what_asked_neither_is_created_nor_starts(container: Container, policy: Policy) -> None:
     payload = validation(container, b"")
     reason = validate_adjusted(adjusted_from_pb(payload, GRANT_KEY), KEY, policy)

@@ -17,11 +17,11 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.kubelet import Allocated, AllocatedDevice, AllocationInvalid, AllocationPending, KubeletAllocation
 from nri_gpu.domain.node import Inventory, Node
 from nri_gpu.domain.value import canonical, decode, encode
-from tests.property import worlds
+from tests.property import strategies
 from tests.support import builders as make
 
 
-@given(worlds.nodes)
+@given(strategies.nodes)
 def test_a_node(node: Node) -> None:
     text = canonical(node)
     back = decode(Node, json.loads(text))
@@ -29,7 +29,7 @@ def test_a_node(node: Node) -> None:
     assert canonical(back) == text
 
 
-@given(worlds.facts(), st.dictionaries(st.sampled_from(["nvidia", "nvidia_uvm"]), st.just("580.95.05")))
+@given(strategies.facts(), st.dictionaries(st.sampled_from(["nvidia", "nvidia_uvm"]), st.just("580.95.05")))
 def test_how_gpus_are_set_up(facts: dict[str, Any], modules: dict[str, str]) -> None:
     inventory = make.inventory((make.gpu(0, **facts),), modules=modules)
     back = decode(Inventory, json.loads(canonical(inventory)))
@@ -46,7 +46,7 @@ ALLOCATIONS = (
 )
 
 
-@given(worlds.containers(), st.sampled_from(ALLOCATIONS))
+@given(strategies.containers(), st.sampled_from(ALLOCATIONS))
 def test_a_container(container: Container, kubelet: KubeletAllocation | None) -> None:
     container = replace(container, kubelet=kubelet)
     recorded = json.loads(json.dumps(container_json(container)))
@@ -63,13 +63,13 @@ def test_a_pending_allocation_is_recorded_as_a_fault_that_waits() -> None:
     assert container_json(invalid)["kubelet"] == {"fault": "forged"}
 
 
-@given(worlds.entries())
+@given(strategies.entries())
 def test_a_grant(entry: Entry) -> None:
     back = decode(Entry, json.loads(canonical(entry)))
     assert (back, back.since, back.grant.pod_name) == (entry, entry.since, entry.grant.pod_name)
 
 
-@given(worlds.externals)
+@given(strategies.externals)
 def test_an_external_allocation(external: ExternalAllocation) -> None:
     assert decode(ExternalAllocation, json.loads(canonical(external))) == external
 

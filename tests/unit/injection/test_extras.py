@@ -23,19 +23,19 @@ from nri_gpu.domain.edits import (
 )
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Capability, DrmNode, Unit
 from nri_gpu.domain.node import Node
-from nri_gpu.injection.devices import device_nodes, draws, missing_modules
+from nri_gpu.injection.devices import device_nodes, draws
 from nri_gpu.injection.extras import PROFILE_PLACE, ExtraRequest, extra_edits, kept_limits
 from tests.support import builders as make
 
 GRAPHICS = frozenset({Capability.GRAPHICS})
 DRM = (DrmNode("card1", 226, 1), DrmNode("renderD129", 226, 129))
 BOUND = make.gpu(2).pci_bus_id
-DRM_PATHS = [
-    "/dev/dri/card1",
-    f"/dev/dri/by-path/pci-{BOUND}-card",
-    "/dev/dri/renderD129",
-    f"/dev/dri/by-path/pci-{BOUND}-render",
-]
+DRM_NODES = (
+    DeviceNode("/dev/dri/card1", 226, 1),
+    DeviceNode(f"/dev/dri/by-path/pci-{BOUND}-card", 226, 1),
+    DeviceNode("/dev/dri/renderD129", 226, 129),
+    DeviceNode(f"/dev/dri/by-path/pci-{BOUND}-render", 226, 129),
+)
 DRAWING = make.gpu(2, drm=DRM)
 CUT = make.mig_gpu(2, ("1g.5gb", "1g.5gb+gfx"), drm=DRM)
 UVERBS = DeviceNode("/dev/infiniband/uverbs0", 231, 192)
@@ -50,6 +50,7 @@ OFFERS = {
     Extra.GDRCOPY: NodeExtra(lacking="there is no /dev/gdrdrv (`modprobe gdrdrv`)"),
 }
 PROFILES = Profiles("/stage/profiles", frozenset(range(8)))
+CHANNELS = tuple(DeviceNode(f"/dev/nvidia-caps-imex-channels/channel{number}", 511, number) for number in (0, 7))
 MEMLOCK = Rlimit("RLIMIT_MEMLOCK", UNLIMITED, UNLIMITED)
 
 
@@ -82,18 +83,23 @@ def refused(asked: ExtraRequest) -> Reason:
     return reason
 
 
-def test_nothing_asked_nothing_given() -> None:
-    assert extra_edits(replace(wish(), extras=NO_EXTRAS)) == NO_EDITS
+GIVEN = {
+    "nothing": (wish(), NO_EDITS),
+    "nodes to draw on": (wish(Extra.DRM), Edits.of(devices=DRM_NODES)),
+    "leave to pin memory": (wish(Extra.RDMA), Edits.of(devices=(UVERBS,), rlimits=(MEMLOCK,))),
+    "files": (wish(Extra.GDS), Edits.of(devices=(FS,), mounts=(CUFILE,))),
+    "the channels asked for": (wish(Extra.IMEX, channels=(0, 7)), Edits.of(devices=CHANNELS)),
+    "the driver's own mode": (wish(Extra.MIG_CONFIG), Edits.of(devices=(CONFIG,))),
+    "several": (
+        wish(Extra.RDMA, Extra.GDS),
+        Edits.of(devices=(FS, UVERBS), mounts=(CUFILE,), rlimits=(MEMLOCK,)),
+    ),
+}
 
 
-def test_the_nodes_of_the_gpus_granted_without_what_draws() -> None:
-    parts = given(wish(Extra.DRM))
-    assert list(parts.devices) == DRM_PATHS
-    assert not parts.mounts
-
-
-def test_rdma_brings_leave_to_pin_memory() -> None:
-    assert given(wish(Extra.RDMA)) == Edits.of(devices=(UVERBS,), rlimits=(MEMLOCK,))
+@pytest.mark.parametrize(("asked", "edits"), GIVEN.values(), ids=GIVEN)
+def test_what_an_extra_is_made_of(asked: ExtraRequest, edits: Edits) -> None:
+    assert extra_edits(asked) == edits
 
 
 def test_a_limit_that_is_there_stays_and_is_told_of() -> None:
@@ -102,20 +108,6 @@ def test_a_limit_that_is_there_stays_and_is_told_of() -> None:
     extras = Extras(frozenset({Extra.RDMA}))
     assert "RLIMIT_MEMLOCK" in kept_limits(extras, bound)
     assert kept_limits(NO_EXTRAS, bound) == kept_limits(extras, make.container()) == ""
-
-
-def test_storage_brings_its_files() -> None:
-    assert given(wish(Extra.GDS)) == Edits.of(devices=(FS,), mounts=(CUFILE,))
-
-
-def test_channels_are_those_asked_for() -> None:
-    parts = given(wish(Extra.IMEX, channels=(0, 7)))
-    folder = "/dev/nvidia-caps-imex-channels/channel"
-    assert tuple(parts.devices.values()) == (DeviceNode(f"{folder}0", 511, 0), DeviceNode(f"{folder}7", 511, 7))
-
-
-def test_a_right_has_the_drivers_own_mode() -> None:
-    assert given(wish(Extra.MIG_CONFIG)) == Edits.of(devices=(CONFIG,))
 
 
 def test_a_profile_is_one_file_for_just_these_gpus() -> None:
@@ -129,28 +121,16 @@ def test_of_a_mig_device_the_profile_names_its_gpu() -> None:
     assert parts.mounts[PROFILE_PLACE].source == "/stage/profiles/20.conf"
 
 
-def test_several_come_together() -> None:
-    parts = given(wish(Extra.RDMA, Extra.GDS, Extra.DRM))
-    assert list(parts.devices) == [*DRM_PATHS, FS.path, UVERBS.path]
-    assert (parts.mounts, parts.rlimits) == ({CUFILE.destination: CUFILE}, {MEMLOCK.type: MEMLOCK})
-
-
 REFUSED = {
     "lacking": (wish(Extra.GDRCOPY), "extra gdrcopy cannot be given on this node: there is no /dev/gdrdrv (`modprobe"),
     "not looked for": (wish(Extra.NVSWITCH), "extra nvswitch cannot be given on this node: the node was not searched"),
-    "one of two": (wish(Extra.RDMA, Extra.GDRCOPY), "extra gdrcopy cannot be given"),
     "channel beyond": (wish(Extra.IMEX, channels=(0, 8)), "channel 8 is not one of its 8, which count from 0"),
     "no node to draw on": (
         wish(Extra.DRM, gpus=(make.gpu(1),)),
         "GPU 1 has no node below /dev/dri: load kernel module",
     ),
-    "one GPU of two": (wish(Extra.DRM, gpus=(DRAWING, make.gpu(1))), "GPU 1 has no node below /dev/dri"),
     "mig that cannot draw": (wish(Extra.DRM, gpus=(CUT.parts[0],)), "is a 1g.5gb, and only profiles with +gfx"),
     "no profile yet": (wish(Extra.PROFILE, of=node(profiles=None), capabilities=GRAPHICS), "try again in a moment"),
-    "no profile of that GPU": (
-        wish(Extra.PROFILE, of=node(profiles=Profiles("/x", frozenset({1}))), capabilities=GRAPHICS),
-        "try again in a moment",
-    ),
     "too many GPUs for profiles": (
         wish(Extra.PROFILE, of=node(profiles=Profiles("/x", fault="it has 16 GPUs")), capabilities=GRAPHICS),
         "extra profile cannot be given on this node: it has 16 GPUs.",
@@ -189,13 +169,4 @@ def test_a_mig_device_draws_only_where_its_profile_says_so(profile: str, can: bo
     (part,) = make.mig_gpu(2, (profile,), drm=DRM).parts
     assert draws(part) is can
     nodes = {each.path for each in device_nodes((part,), GRAPHICS, make.MAJORS)}
-    assert nodes.isdisjoint(DRM_PATHS) is not can
-    assert nodes.issuperset(DRM_PATHS) is can
-
-
-@pytest.mark.parametrize("loaded", [True, False, None], ids=["loaded", "not loaded", "older drivers do not tell"])
-def test_modeset_is_missed_only_where_the_driver_tells(loaded: bool | None) -> None:
-    majors = replace(make.MAJORS, modeset=loaded)
-    reason = missing_modules(GRAPHICS, make.inventory(majors=majors))
-    assert (reason is not None and "modprobe nvidia-modeset" in reason.sentence) is (loaded is False)
-    assert missing_modules(DEFAULT_CAPABILITIES, make.inventory(majors=majors)) is None
+    assert nodes & {each.path for each in DRM_NODES} == ({each.path for each in DRM_NODES} if can else set())

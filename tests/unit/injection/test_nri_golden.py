@@ -120,13 +120,3 @@ def test_it_is_what_it_was(topology: str, monkeypatch: pytest.MonkeyPatch) -> No
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(text)
     assert golden.read_text() == text
-
-
-def test_there_is_no_golden_file_of_nothing() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {f"{topology}.txt" for topology in NAMES}
-
-
-def test_each_set_of_capabilities_has_its_own_tree() -> None:
-    """So a source that is of another set's tree does not read TREE, and shows."""
-    assert len({each.path for each in TREES.values()}) == len(TREES)
-    assert all(closure(some) in TREES for some in SETS.values())

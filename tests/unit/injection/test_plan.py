@@ -9,9 +9,8 @@ from nri_gpu.domain.claim import NumaBinding
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.gpu import DEFAULT_CAPABILITIES, Unit
 from nri_gpu.domain.node import DriverTree, Loader, NumaNode
-from nri_gpu.injection.plan import Injection, disarmed, plan, visible_devices
+from nri_gpu.injection.plan import Injection, disarmed, plan
 from tests.support import builders as make
-from tests.support.loading import LIBRARIES, tree_of
 
 TREE = DriverTree("/stage/all", ("nvidia-smi",))
 SHARE = Injection(
@@ -23,16 +22,6 @@ SHARE = Injection(
     loader=Loader.FOLDERS,
     void=False,
 )
-
-
-def test_a_share_is_nodes_files_and_environment() -> None:
-    edits = plan(SHARE)
-    assert list(edits.devices) == ["/dev/nvidia6", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
-    assert tree_of(edits) == TREE.path
-    assert edits.env == {
-        "LD_LIBRARY_PATH": LIBRARIES,
-        "NVIDIA_VISIBLE_DEVICES": make.uuid(1),
-    }
 
 
 def test_a_simulated_node_without_driver_files_still_gives_nodes() -> None:
@@ -59,12 +48,6 @@ def test_the_loaders_path_points_at_where_the_libraries_were_mounted(container: 
     folder = edits.env["LD_LIBRARY_PATH"]
     mounted = {mount.destination: mount.source for mount in edits.mounts.values()}
     assert mounted.get(folder, f"{mounted.get(folder.removesuffix('/lib64'))}/lib64") == f"{TREE.path}/lib64"
-
-
-def test_a_strategy_changes_the_next_plan() -> None:
-    plans = [plan(replace(SHARE, loader=loader)) for loader in Loader]
-    assert "LD_LIBRARY_PATH" not in plans[list(Loader).index(Loader.FILES)].env
-    assert plans[list(Loader).index(Loader.TREE)].mounts.keys() == {"/usr/local/nvidia"}
 
 
 NODES = (NumaNode(0, "0-15,32-47"), NumaNode(1, "16-31"), NumaNode(2, "", memory=True), NumaNode(3, "48", memory=False))
@@ -96,13 +79,6 @@ def test_what_a_container_is_bound_to(units: Sequence[Unit], binding: NumaBindin
     assert (edits.cpuset_cpus, edits.cpuset_mems) == cpuset
     pinned = plan(replace(injection, container=make.container(pinned=True)))
     assert (pinned.cpuset_cpus, pinned.cpuset_mems) == ("", "")
-
-
-def test_programs_read_the_granted_uuids() -> None:
-    gpus = (make.gpu(0), make.gpu(3))
-    listed = f"{make.uuid(0)},{make.uuid(3)}"
-    assert visible_devices(gpus, void=False) == {"NVIDIA_VISIBLE_DEVICES": listed}
-    assert visible_devices(gpus, void=True) == {"NVIDIA_VISIBLE_DEVICES": "void", "NRI_GPU_UUIDS": listed}
 
 
 DISARMED = {

@@ -25,7 +25,6 @@ from tests.support.recording import FOLDER, parse
 FOLDER_NAME: Final = "ng-rec-00000000"
 GENERATION: Final = "580.95.05-00000000"
 STAGED: Final = f"/tmp/{FOLDER_NAME}/d/drivers/{GENERATION}"
-SESSIONS: Final = ("one_life", "refusal", "second_session", "long_reply")
 TREES: Final = {
     DEFAULT_CAPABILITIES: DriverTree(f"{STAGED}/compute+utility", ("nvidia-smi",)),
     frozenset({Capability.UTILITY}): DriverTree(f"{STAGED}/utility", ("nvidia-smi",)),
@@ -34,10 +33,6 @@ TREES: Final = {
 
 def path_of(session: str, version: str) -> Path:
     return FOLDER / f"{session.replace('_', '-')}-containerd-{version}.session"
-
-
-def paths() -> list[Path]:
-    return [path for session in SESSIONS for path in sorted(FOLDER.glob(f"{session.replace('_', '-')}-*.session"))]
 
 
 def messages_of(path: Path) -> list[Message]:

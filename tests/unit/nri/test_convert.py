@@ -4,9 +4,8 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.container import Container, DeviceRef
-from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits
 from nri_gpu.nri import convert
-from nri_gpu.nri.convert import DecodeError, may_concern
+from nri_gpu.nri.convert import may_concern
 from nri_gpu.requirements.check import TOTAL_MAX
 from tests.support import builders as make
 
@@ -24,9 +23,8 @@ FULL = make.container(
 )
 
 
-@pytest.mark.parametrize("container", [make.container(), FULL], ids=["plain", "with everything"])
-def test_a_request_says_what_was_put_in(container: Container) -> None:
-    assert convert.request_from_pb(make.create_payload(container)) == container
+def test_a_request_says_what_was_put_in() -> None:
+    assert convert.request_from_pb(make.create_payload(FULL)) == FULL
 
 
 def test_odd_environment_entries_are_passed_over() -> None:
@@ -53,13 +51,6 @@ def test_what_an_image_requires_is_kept_and_nothing_that_only_looks_like_it() ->
     assert again.env_twice == {"CUDA_VERSION"}
 
 
-def test_a_flood_of_variables_is_read_in_one_pass() -> None:
-    flood = ["NVIDIA_REQUIRE_A=1"] * convert.ENTRIES_MAX
-    read = convert.request_from_pb(make.create_payload(make.container(), env=flood))
-    assert read.env_twice == {"NVIDIA_REQUIRE_A"}
-    assert read.requirement_chars == len("NVIDIA_REQUIRE_A1") * convert.ENTRIES_MAX
-
-
 def test_requirements_past_what_is_checked_are_not_read() -> None:
     flood = [f"NVIDIA_REQUIRE_{number}=cuda>=1" for number in range(convert.ENTRIES_MAX)]
     env = [*flood, "NVIDIA_VISIBLE_DEVICES=all"]
@@ -82,18 +73,6 @@ def test_requirements_past_what_is_checked_are_not_read() -> None:
 def test_a_container_is_pinned_by_its_cpuset_alone(cpu: pb.LinuxCPU, pinned: bool) -> None:
     message = pb.Container(linux=pb.LinuxContainer(resources=pb.LinuxResources(cpu=cpu)))
     assert convert.container_from_pb(message, make.pod()).pinned is pinned
-
-
-def test_a_cpuset_is_written_and_nothing_where_there_is_none() -> None:
-    reply = pb.CreateContainerResponse.FromString(convert.reply_to_pb(Edits.of(cpuset_cpus="0-3", cpuset_mems="0")))
-    cpu = reply.adjust.linux.resources.cpu
-    assert (cpu.cpus, cpu.mems) == ("0-3", "0")
-    assert not cpu.HasField("shares")
-    for edits in (NO_EDITS, Edits.of(env={"A": "b"}), Edits.of(devices=(DeviceNode("/dev/x", 1, 2),))):
-        plain = pb.CreateContainerResponse.FromString(convert.reply_to_pb(edits))
-        assert not plain.adjust.linux.HasField("resources")
-    only = pb.CreateContainerResponse.FromString(convert.reply_to_pb(Edits.of(cpuset_mems="1")))
-    assert (only.adjust.linux.resources.cpu.cpus, only.adjust.linux.resources.cpu.mems) == ("", "1")
 
 
 HOOKS: dict[str, tuple[pb.Hook, bool]] = {
@@ -138,19 +117,6 @@ def test_the_usual_dev_is_no_mount_of_the_containers_own(mount: pb.Mount, in_the
     assert read.mounts == ({mount.destination} if in_the_way else frozenset())
 
 
-def test_an_annotation_behind_a_reply_adds_to_it() -> None:
-    edits = Edits.of(devices=(DeviceNode("/dev/nvidia0", 195, 0),), env={"K": "v"}, annotations={"a": "b"})
-    whole = convert.reply_to_pb(edits) + convert.annotation_to_pb("c", "d")
-    merged = pb.CreateContainerResponse.FromString(whole)
-    assert merged == pb.CreateContainerResponse.FromString(
-        convert.reply_to_pb(edits.merge(Edits.of(annotations={"c": "d"})))
-    )
-
-
-def test_a_hand_made_pod_without_a_uid_is_its_sandbox() -> None:
-    assert convert.pod_from_pb(pb.PodSandbox(id="s")).uid == "s"
-
-
 def rule(kind: str, access: str, **numbers: int) -> pb.LinuxDeviceCgroup:
     given = {name: pb.OptionalInt64(value=number) for name, number in numbers.items()}
     return pb.LinuxDeviceCgroup(allow=True, type=kind, access=access, **given)
@@ -162,15 +128,10 @@ RULES: dict[str, tuple[pb.LinuxDeviceCgroup, str]] = {
     "all of it, as the OCI spec writes": (rule("a", "rwm"), "privileged"),
     "the deny-all rule": (pb.LinuxDeviceCgroup(allow=False, access="rwm"), ""),
     "one major of any kind": (rule("", "", major=195), ""),
-    "major zero of any kind": (rule("", "", major=0), ""),
-    "one minor of any kind": (rule("", "", minor=0), ""),
     "one device": (rule("c", "rw", major=195, minor=0), "opened"),
-    "the same to read": (rule("c", "r", major=195, minor=0), "opened"),
     "the same to make its node": (rule("c", "m", major=195, minor=0), ""),
-    "a block device": (rule("b", "rwm", major=195, minor=0), ""),
     "refused": (pb.LinuxDeviceCgroup(type="c", access="rwm"), ""),
     "all minors": (rule("c", "rwm", major=195), "wildcard"),
-    "all minors, said so": (rule("c", "rwm", major=195, minor=-1), "wildcard"),
     "all majors": (rule("c", "rw"), "wildcard"),
     "all nodes may be made": (rule("c", "m"), ""),
 }
@@ -215,15 +176,9 @@ def test_the_folder_of_its_mps_daemon_is_read_off_its_mounts() -> None:
             assert convert.container_from_pb(message, make.pod(), exists=exists).mps_folder == folder
 
 
-def test_text_that_is_no_utf_8_is_no_protobuf() -> None:
-    with pytest.raises(DecodeError):
-        convert.request_from_pb(b"\x12\x03\x0a\x01\xff")
-
-
 CONCERNING = {
     "nothing": (make.container(), False, False),
     "our annotation": (make.container("1"), False, True),
-    "our annotation on the container": (make.container(annotations={make.KEY: "1"}), False, True),
     "a node of nvidia's major, by another name": (
         make.container(devices=(make.held_node(make.gpu(0), "/dev/gpu"),)),
         False,

@@ -7,17 +7,12 @@ from nri_gpu.nri.events import NEWER_MASK, OLDEST_MASK, Event, Subscription, eve
 
 VERSIONS = {
     "not given, as below 0.12": ("", OLDEST_MASK),
-    "last with the old mask": ("0.9.0", OLDEST_MASK),
     "first with the new": ("0.10.0", NEWER_MASK),
     "as Go prints it": ("v0.12.1", NEWER_MASK),
     "candidate": ("v0.10.0-rc.1", NEWER_MASK),
-    "build": ("0.12.0+unknown", NEWER_MASK),
     "two numbers": ("0.12", NEWER_MASK),
-    "next major": ("v1.0.0", NEWER_MASK),
     "compared by number": ("0.9.99", OLDEST_MASK),
     "of a workspace": ("(devel)", OLDEST_MASK),
-    "one number": ("12", OLDEST_MASK),
-    "no number": ("0.x", OLDEST_MASK),
     "half a number": ("0.12x", OLDEST_MASK),
     "another script": ("0.\u0661\u0662", OLDEST_MASK),
     "a blank in front": (" 0.12.0", OLDEST_MASK),
@@ -44,19 +39,16 @@ def test_events_are_numbered_as_in_the_proto() -> None:
 
 VALIDATING = (Event.CREATE_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT)
 RUNTIMES = {
-    "containerd of trixie": ("containerd", "1.7.24~ds1", "", False),
     "containerd of sid": ("containerd", "2.1.9+unknown", "", False),
     "the first with NRI 0.10": ("containerd", "2.2.0", "", True),
     "its candidate, which may have an older one": ("containerd", "2.2.0-rc.1", "", False),
     "a distribution's": ("containerd", "2.2.1~ds1-1", "", True),
-    "another's": ("containerd", "v2.2.3-0ubuntu1", "", True),
     "it says so itself": ("containerd", "2.4.0-beta+unknown", "v0.12.1", True),
     "it says something else": ("containerd", "2.4.0", "(devel)", False),
     "it says an old one": ("containerd", "2.4.0", "0.9.0", False),
     "CRI-O": ("cri-o", "1.34.0", "", True),
     "CRI-O before": ("cri-o", "1.33.9", "", False),
     "Docker": ("docker", "29.2.0", "", True),
-    "unheard of": ("other", "99.0", "", False),
     "no version": ("containerd", "", "", False),
 }
 
@@ -77,10 +69,3 @@ def test_one_that_hangs_up_is_asked_for_less_once() -> None:
         subscription.ended(after_configure=ended_at_once)
     daring, oldest = event_mask(VALIDATING, "0.10"), event_mask(VALIDATING, "")
     assert masks == [daring, oldest, daring, daring]
-
-
-def test_an_old_runtime_that_hangs_up_had_other_reasons() -> None:
-    subscription = Subscription()
-    subscription.mask(VALIDATING, "containerd", "1.7.24", "")
-    subscription.ended(after_configure=True)
-    assert subscription.mask(VALIDATING, "containerd", "2.2.0", "") == event_mask(VALIDATING, "0.10")

@@ -6,23 +6,19 @@ import pytest
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.domain.errors import RemoteProtocolError
-from nri_gpu.nri.convert import DecodeError
 from nri_gpu.nri.session import Listed, Phase, Session, Step
 from tests.support import builders as make
 
 CONFIGURE, PART, LAST, EVENT = Step
 WAYS: dict[str, tuple[tuple[Step, ...], Phase]] = {
-    "the usual": ((CONFIGURE, LAST, EVENT, EVENT), Phase.READY),
     "synchronized in parts": ((CONFIGURE, PART, PART, LAST), Phase.READY),
     "never synchronized, as a launched plugin of 1.7": ((CONFIGURE, EVENT), Phase.CONFIGURED),
 }
 WRONG: dict[str, tuple[Step, ...]] = {
     "event before Configure": (EVENT,),
     "Synchronize before Configure": (LAST,),
-    "part before Configure": (PART,),
     "Configure twice": (CONFIGURE, CONFIGURE),
     "event between parts": (CONFIGURE, PART, EVENT),
-    "Configure when ready": (CONFIGURE, LAST, CONFIGURE),
     "Synchronize twice": (CONFIGURE, LAST, LAST),
 }
 POD = make.pod()
@@ -83,13 +79,6 @@ def test_of_a_part_at_the_wrong_time_nothing_is_kept(more: bool) -> None:
     session.step(CONFIGURE)
     listed = session.synchronize(part("right", more=False))
     assert [item.container.name for item in listed or ()] == ["right"]
-
-
-def test_a_part_that_is_no_protobuf_moves_nothing() -> None:
-    session = walked(CONFIGURE)
-    with pytest.raises(DecodeError):
-        session.synchronize(b"\xff")
-    assert session.phase is Phase.CONFIGURED
 
 
 def listed(*containers: pb.Container, pods: Sequence[pb.PodSandbox] = ()) -> tuple[Listed, ...]:

@@ -103,10 +103,6 @@ def test_golden_responses(status: Status, payload: bytes, wire: str) -> None:
     assert (event.status, event.payload) == (status, payload)
 
 
-def test_a_status_of_ok_that_is_spelled_out_is_ok() -> None:
-    assert decode_response(ONE, bytes.fromhex("0a00")).status.ok
-
-
 @pytest.mark.parametrize("wire", ["ff", "0a05", "12", "0a0208", "0a0412 02 ff"])
 def test_bytes_that_are_no_response(wire: str) -> None:
     with pytest.raises(RemoteProtocolError, match="not a ttrpc response"):

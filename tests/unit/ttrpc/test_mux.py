@@ -6,7 +6,6 @@ import pytest
 
 from nri_gpu.ttrpc import (
     NEED_DATA,
-    OK,
     PLUGIN_SERVICE,
     RUNTIME_SERVICE,
     SEND_MAX,
@@ -17,11 +16,10 @@ from nri_gpu.ttrpc import (
     OversizeError,
     RemoteProtocolError,
     RequestReceived,
-    ResponseReceived,
     ResponseSent,
 )
 from nri_gpu.ttrpc.mux import FIRST_FRAME_MAX, FRAME_RECEIVE_MAX, FRAME_SEND_MAX, HEADER, MuxDecoder, encode_message
-from tests.unit.ttrpc.helpers import call, cuts, feed_mux, raw_frame, stream
+from tests.unit.ttrpc.helpers import raw_frame, stream
 
 CONN = ConnId(1)
 ONE = stream(1)
@@ -69,22 +67,6 @@ def test_what_is_no_ttrpc_message_is_not_encoded() -> None:
         encode_message(CONN, bytes(FRAME_SEND_MAX + FIRST_FRAME_MAX + 1))
 
 
-def test_payload_is_handed_on_as_it_comes() -> None:
-    decoder = MuxDecoder()
-    decoder.receive_data(HEADER.pack(1, FRAME_RECEIVE_MAX) + b"first")
-    assert decoder.next_piece() == (CONN, bytearray(b"first"))
-    assert decoder.next_piece() is NEED_DATA
-    assert not decoder.between_frames
-    decoder.receive_data(b"second")
-    assert decoder.next_piece() == (CONN, bytearray(b"second"))
-
-
-def test_empty_frames_hand_on_nothing() -> None:
-    decoder = MuxDecoder()
-    decoder.receive_data(HEADER.pack(1, 0) * 3 + HEADER.pack(2, 1) + b"x")
-    assert streams(decoder) == {2: b"x"}
-
-
 def test_a_piece_is_not_the_callers_buffer() -> None:
     decoder, chunk = MuxDecoder(), bytearray(encode_message(CONN, b"kept"))
     decoder.receive_data(chunk)
@@ -98,36 +80,6 @@ def test_a_length_out_of_reach_ends_it_for_ever() -> None:
     for _ in range(2):
         with pytest.raises(OversizeError):
             decoder.next_piece()
-
-
-def test_both_directions_at_once() -> None:
-    plugin, runtime = Mux.for_plugin(), Mux.for_runtime()
-    to_runtime = plugin.send(RUNTIME_SERVICE, call(1, b"register"))
-    to_plugin = runtime.send(PLUGIN_SERVICE, call(1, b"configure"))
-    [(conn_id, event)] = runtime.feed(to_runtime)
-    assert (conn_id, isinstance(event, RequestReceived)) == (RUNTIME_SERVICE, True)
-    to_plugin += runtime.send(RUNTIME_SERVICE, ResponseSent(ONE))
-    events = list(plugin.feed(to_plugin))
-    assert [conn_id for conn_id, _ in events] == [PLUGIN_SERVICE, RUNTIME_SERVICE]
-    assert events[1][1] == ResponseReceived(ONE, OK)
-    assert plugin[PLUGIN_SERVICE].open_streams == {1}
-
-
-def test_events_come_in_wire_order_however_it_is_cut() -> None:
-    runtime = Mux.for_runtime()
-    wire = b"".join(runtime.send(PLUGIN_SERVICE, call(number, b"x" * number)) for number in (1, 3, 5))
-    wire += encode_message(PLUGIN_SERVICE, raw_frame(2, 1)) + encode_message(PLUGIN_SERVICE, raw_frame(9, 1))
-    expected = list(Mux.for_plugin().feed(wire))
-    assert [event.stream_id for _, event in expected if not isinstance(event, ConnectionClosed)] == [1, 3, 5, 2, 9]
-    for how, chunks in cuts(wire):
-        assert feed_mux(Mux.for_plugin(), chunks) == expected, how
-
-
-def test_several_messages_in_one_mux_frame_and_one_in_many() -> None:
-    frames = raw_frame(1, 1) + raw_frame(3, 1)
-    together = HEADER.pack(1, len(frames)) + frames
-    apart = b"".join(HEADER.pack(1, 1) + frames[at : at + 1] for at in range(len(frames)))
-    assert list(Mux.for_plugin().feed(together)) == list(Mux.for_plugin().feed(apart))
 
 
 @pytest.mark.parametrize("conn_id", [0, 3, 2**32 - 1])
