@@ -3,14 +3,11 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import UNUSED, Entry, GrantPhase, Ledger, Usage, rebuilt
 from nri_gpu.allocation.reservations import cleared_for
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import ContainerId, PodId, PodUid
-from nri_gpu.domain.decision import Code, Inject, Pass, Reason, Refuse
-from nri_gpu.domain.edits import NO_EDITS
 from tests.support import builders as make
 
 A, B, A_SIDE = make.container(of="a"), make.container(of="b"), make.container(of="a", name="side")
@@ -48,10 +45,8 @@ BLOCKS = {
     "own pod exclusively, exclusive": (held(EXCLUSIVE, MINE), EXCLUSIVE, False),
     "own pod exclusively, shared": (held(EXCLUSIVE, MINE), SHARED, True),
     "own pod shared, exclusive": (held(SHARED, MINE), EXCLUSIVE, True),
-    "own pod and another shared, shared": (held(SHARED, MINE, OTHER), SHARED, False),
     "others' injector, exclusive": (Usage(external=DP), EXCLUSIVE, True),
     "others' injector, shared": (Usage(external=DP), SHARED, False),
-    "own pod exclusively and others' injector": (replace(held(EXCLUSIVE, MINE), external=DP), EXCLUSIVE, True),
 }
 
 
@@ -76,31 +71,11 @@ def test_usage_names_pods_and_counts_containers() -> None:
     assert make.uuid(3) not in usage
 
 
-def test_a_grant_of_nothing_and_a_lapsed_one_use_nothing() -> None:
-    ledger = make.ledger(make.entry(mode=None, to=A), make.entry(0, phase=LAPSED, to=B))
-    assert ledger.usage() == {}
-
-
 @pytest.mark.parametrize("order", [*permutations([EXCLUSIVE, SHARED])])
 def test_where_both_modes_stand_on_a_gpu_after_all_nobody_else_gets_it(order: tuple[Mode, Mode]) -> None:
     ledger = make.ledger(*(make.entry(0, mode=mode, to=to) for mode, to in zip(order, (A, B), strict=True)))
     usage = ledger.usage()[make.uuid(0)]
     assert all(usage.blocks(mode, PodUid("third")) for mode in Mode)
-
-
-def test_a_grant_begins_as_created_and_only_an_inject_changes_anything() -> None:
-    empty = Ledger()
-    after = empty.after(Inject(NO_EDITS, make.grant(0, to=A)), 5.0)
-    assert phases(after) == {A.id: CREATED}
-    assert after.entries[A.id].since == 5.0
-    assert empty.after(Pass(NO_EDITS), 5.0) is empty
-    assert empty.after(Refuse(Reason(Code.GPU_BUSY, "")), 5.0) is empty
-    assert not empty.entries
-
-
-def test_the_same_container_twice_is_one_entry() -> None:
-    grant = Inject(NO_EDITS, make.grant(0, to=A))
-    assert Ledger().after(grant, 1.0).after(grant, 2.0) == Ledger().after(grant, 2.0)
 
 
 AGAIN = make.container(of="a", id=ContainerId("a.main.2"))
@@ -127,25 +102,10 @@ def test_the_grace_is_over_just_after_its_last_moment() -> None:
     assert late.usage() == {}
 
 
-def test_running_containers_never_lapse() -> None:
-    ledger = created(make.entry(0, phase=RUNNING, since=0.0))
-    assert ledger.lapse(1e9, GRACE_S) is ledger
-
-
-def test_starting_makes_it_run_and_lets_the_clock_go() -> None:
-    running = created(make.entry(0, to=A, phase=CREATED, since=0.0)).started(A.id, 50.0)
-    assert phases(running) == {A.id: RUNNING}
-    assert running is not None
-    assert running.lapse(1e9, GRACE_S) is running
-
-
 TAKEN = {
     "nobody else": ((), True),
     "another pod, exclusively": ((make.entry(0, to=B),), False),
-    "another pod, created": ((make.entry(0, to=B, phase=CREATED),), False),
     "another pod, lapsed too": ((make.entry(0, to=B, phase=LAPSED),), True),
-    "another pod, another gpu": ((make.entry(1, to=B),), True),
-    "another pod, half of it": ((make.entry(1, to=B), make.entry(2, to=make.container(of="c"))), True),
     "own pod": ((make.entry(0, to=A_SIDE),), True),
     "own pod in the other mode": ((make.entry(0, to=A_SIDE, mode=SHARED),), False),
 }
@@ -189,20 +149,6 @@ def test_a_stop_ends_what_ran_and_only_lapses_what_may_still_start(
     assert phases(stopped) == ({} if after is None else {A.id: after})
 
 
-@pytest.mark.parametrize("phase", GrantPhase)
-def test_removal_forgets_whatever_the_phase(phase: GrantPhase) -> None:
-    ledger = make.ledger(make.entry(0, to=A, phase=phase), make.entry(1, to=B))
-    assert phases(ledger.released(A.id)) == {B.id: RUNNING}
-
-
-def test_others_holders_leave_by_stop_removal_and_pod() -> None:
-    other = make.foreign(0)
-    ledger = make.ledger(others=[other])
-    assert not ledger.stopped(other.container_id, 0.0).external
-    assert not ledger.released(other.container_id).external
-    assert not ledger.pod_gone(other.pod_id).external
-
-
 def test_a_sandbox_takes_all_its_containers_along_and_only_those() -> None:
     anew = make.container(of=make.pod("a", id=PodId("sandbox-a-2")), name="new")  # the same pod, its next sandbox
     ledger = make.ledger(
@@ -216,11 +162,6 @@ def test_driver_generations_stay_while_a_container_may_have_them_mounted() -> No
     assert ledger.generations() == {"1", "2"}
 
 
-def test_rebuilt_is_what_the_runtime_lists() -> None:
-    running, waiting = make.entry(0, to=A), make.entry(1, to=B, phase=CREATED)
-    assert rebuilt([waiting, running], [make.foreign(2)]) == make.ledger(running, waiting, others=[make.foreign(2)])
-
-
 def test_in_a_rebuilt_ledger_what_runs_goes_before_what_was_only_created() -> None:
     late, owner = make.entry(0, to=A, phase=CREATED), make.entry(0, to=B, phase=RUNNING)
     for order in permutations([late, owner]):
@@ -231,8 +172,3 @@ def test_of_two_created_ones_the_first_listed_holds_because_nothing_tells_which_
     one, two = make.entry(0, to=A, phase=CREATED), make.entry(0, to=B, phase=CREATED)
     assert phases(rebuilt([one, two], [])) == {A.id: CREATED, B.id: LAPSED}
     assert phases(rebuilt([two, one], [])) == {A.id: LAPSED, B.id: CREATED}
-
-
-def test_others_holders_take_nothing_from_a_grant_when_the_ledger_is_rebuilt() -> None:
-    lived = make.ledger(make.entry(0, to=A, phase=CREATED), others=[make.foreign(0)])
-    assert rebuilt(lived.entries.values(), lived.external.values()) == lived

@@ -14,7 +14,7 @@ from nri_gpu.allocation.reservations import Wait, expired, looked, vacated
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import REFUSAL_MAX, Code, Reason
-from nri_gpu.domain.gpu import GpuUuid, Unit
+from nri_gpu.domain.gpu import Unit
 from nri_gpu.request.parse import parse_claim
 from tests.support import builders as make
 
@@ -46,27 +46,10 @@ def refusal(text: str, ledger: Ledger) -> str:
     return reason.sentence
 
 
-ENDS: dict[str, Callable[[Ledger], Ledger]] = {
-    "stopped": lambda ledger: ledger.stopped(A.id, NOW),
-    "removed": lambda ledger: ledger.released(A.id),
-    "its pod gone": lambda ledger: ledger.pod_gone(A.pod.id),
-    "not listed any more": lambda _: rebuilt([], []),
-}
-
-
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-def test_a_gpu_that_was_held_exclusively_is_releasing(end: Callable[[Ledger], Ledger]) -> None:
-    ledger = left(make.entry(0, 1, to=A), end)
-    assert ledger.releasing == {make.uuid(0): RELEASING, make.uuid(1): RELEASING}
-    assert not ledger.entries
-
-
 STAYS: dict[str, tuple[Entry, Callable[[Ledger], Ledger] | None]] = {
     "shared": (make.entry(0, to=A, mode=Mode.SHARED), None),
     "created and never started": (make.entry(0, to=A, phase=GrantPhase.CREATED), None),
     "lapsed": (make.entry(0, to=A, phase=GrantPhase.LAPSED), lambda ledger: ledger.released(A.id)),
-    "still running": (make.entry(0, to=A), lambda ledger: ledger.with_entry(make.entry(2, to=B))),
-    "a grant of nothing": (make.entry(to=A, mode=None), None),
 }
 
 
@@ -90,10 +73,6 @@ def test_other_pods_wait_and_its_own_do_not(mode: Mode) -> None:
     assert asked(f"device=0;mode={mode}", A_SIDE, ledger) == (make.gpu(0),)
     assert "was just released by ml/a" in refusal(f"device=0;mode={mode}", ledger)
     assert asked(f"1;mode={mode}", B, ledger) == (make.gpu(1),)
-
-
-def test_a_pods_next_container_goes_where_nothing_is_left() -> None:
-    assert asked("1", A_SIDE, left(make.entry(0, to=A))) == (make.gpu(1),)
 
 
 SAID = {
@@ -149,18 +128,6 @@ def test_it_is_over_with_the_grace() -> None:
     assert expired(ledger, NOW + GRACE_S) is ledger
     assert expired(ledger, NOW + GRACE_S + 1) == Ledger()
     assert expired(Ledger(), 1e9) == Ledger()
-
-
-def test_a_mig_device_is_left_by_itself() -> None:
-    part: GpuUuid = make.mig_uuid(0, 1)
-    ledger = left(make.entry_of(part, to=A))
-    assert set(ledger.releasing) == {part}
-    inventory = make.inventory([make.mig_gpu(0)])
-    claim = parse_claim(make.KEY, "mig=1g.5gb")
-    assert place(claim, Asker(B.pod.uid, Mode.EXCLUSIVE), inventory, ledger) == (inventory.parts[0],)
-    reason = place(parse_claim(make.KEY, "device=0:1"), Asker(B.pod.uid, Mode.EXCLUSIVE), inventory, ledger)
-    assert isinstance(reason, Reason)
-    assert "MIG device 0:1" in reason.sentence
 
 
 def test_a_late_start_waits_too() -> None:
