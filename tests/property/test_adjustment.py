@@ -167,7 +167,9 @@ ASKING = st.builds(
     strategies.containers(),
     strategies.claims,
 )
-READY = replace(make.node(staged=strategies.DRIVER, extras=strategies.OFFERS), profiles=Profiles("/p", frozenset(range(8))))
+READY = replace(
+    make.node(staged=strategies.DRIVER, extras=strategies.OFFERS), profiles=Profiles("/p", frozenset(range(8)))
+)
 GENEROUS = Policy(extras=ExtraRules(allowed=frozenset(Extra)), mps=MpsSettings(enabled=True))
 
 

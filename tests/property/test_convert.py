@@ -76,7 +76,10 @@ edits = st.builds(
         ),
         max_size=3,
     ),
-    st.lists(st.builds(Mount, strategies.texts, strategies.texts, st.lists(strategies.texts, max_size=2).map(tuple)), max_size=3),
+    st.lists(
+        st.builds(Mount, strategies.texts, strategies.texts, st.lists(strategies.texts, max_size=2).map(tuple)),
+        max_size=3,
+    ),
     strategies.env,
     st.dictionaries(strategies.texts, strategies.texts, max_size=2),
     st.lists(st.builds(Rlimit, strategies.texts, st.integers(0, UNLIMITED), st.integers(0, UNLIMITED)), max_size=2),

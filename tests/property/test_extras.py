@@ -60,7 +60,9 @@ eager = st.builds(
 DRM = [(DrmNode(f"card{index}", 226, index),) for index in range(4)]
 GPUS = (*(make.gpu(index, drm=DRM[index]) for index in (0, 1)), make.mig_gpu(2, ("1g.5gb", "1g.5gb+gfx"), drm=DRM[2]))
 READY = st.builds(
-    lambda offers, profiles, found: replace(make.node(found, staged=strategies.DRIVER, extras=offers), profiles=profiles),
+    lambda offers, profiles, found: replace(
+        make.node(found, staged=strategies.DRIVER, extras=offers), profiles=profiles
+    ),
     st.one_of(st.just(strategies.OFFERS), st.just(strategies.OFFERS), strategies.offers),
     st.one_of(st.just(Profiles("/p", frozenset(range(8)))), strategies.profiles),
     st.sampled_from([GPUS, GPUS, (*GPUS, make.gpu(3))]),

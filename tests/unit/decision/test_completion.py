@@ -11,12 +11,13 @@ from nri_gpu.allocation.external import unknown_nodes
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container, DeviceRef
-from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Pass, Reason, Refuse
+from nri_gpu.domain.decision import Code, Inject, Pass, Reason
 from nri_gpu.domain.edits import NO_EDITS
 from nri_gpu.domain.node import Majors, Node
 from nri_gpu.policy.forms import Globs
 from nri_gpu.policy.model import Complete, ForeignSettings, NamespaceRules, Policy
 from tests.support import builders as make
+from tests.unit.decision import deciding
 
 NONE, ASKED, ALL = (Policy(foreign=ForeignSettings(complete=each)) for each in Complete)
 NODE = make.node()
@@ -31,19 +32,14 @@ def holding(*indices: int, claim: str | None = None, more: tuple[DeviceRef, ...]
 
 
 def completed(container: Container, node: Node = NODE, policy: Policy = ALL) -> Inject:
-    decision = decide(container, node, Ledger(), policy)
-    assert isinstance(decision, Inject), decision
+    decision = deciding.injected(container, node, policy=policy)
     assert (decision.grant.uuids, decision.grant.mode) == ((), None)
     assert decision.completes
     return decision
 
 
 def refused(container: Container, node: Node = NODE, policy: Policy = ASKED) -> Reason:
-    decision = decide(container, node, Ledger(), policy)
-    assert isinstance(decision, Refuse), decision
-    assert len(str(decision.reason)) < REFUSAL_MAX
-    assert decision.reason.sentence.endswith(".")
-    return decision.reason
+    return deciding.refused(container, node, policy=policy)
 
 
 @pytest.mark.parametrize("policy", [ASKED, ALL], ids=["asked", "all"])

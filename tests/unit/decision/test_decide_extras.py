@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.decision import Code, Inject, Reason, Refuse
+from nri_gpu.domain.decision import Code, Inject, Reason
 from nri_gpu.domain.edits import DeviceNode, Extra, NodeExtra, Profiles
 from nri_gpu.domain.gpu import DrmNode
 from nri_gpu.policy.model import ClaimDefaults, ExtraRules, Policy
 from tests.support import builders as make
+from tests.unit.decision import deciding
 
 GDR = DeviceNode("/dev/gdrdrv", 1521, 0)
 GPUS = tuple(make.gpu(index, drm=(DrmNode(f"card{index}", 226, index),)) for index in range(2))
@@ -29,15 +28,11 @@ ALLOWING = Policy(extras=ExtraRules(allowed=frozenset(Extra)))
 
 
 def injected(container: Container, policy: Policy = ALLOWING) -> Inject:
-    decision = decide(container, NODE, Ledger(), policy)
-    assert isinstance(decision, Inject), decision
-    return decision
+    return deciding.injected(container, NODE, policy=policy)
 
 
 def refused(container: Container, policy: Policy = ALLOWING) -> Reason:
-    decision = decide(container, NODE, Ledger(), policy)
-    assert isinstance(decision, Refuse), decision
-    return decision.reason
+    return deciding.refused(container, NODE, policy=policy)
 
 
 def test_what_policy_does_not_list_is_refused_before_anybody_looks_for_it() -> None:

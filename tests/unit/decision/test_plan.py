@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nri_gpu.allocation.ledger import Ledger
-from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.decision import REFUSAL_MAX, Code, Inject, Refuse
+from nri_gpu.domain.decision import Code, Inject
 from nri_gpu.domain.node import Node
 from nri_gpu.policy.model import CompatSettings, Policy
 from tests.support import builders as make
 from tests.support.loading import LIBRARIES
+from tests.unit.decision.deciding import injected, refused
 
 PACKAGE = make.package()
 PLACE, TREE = "/opt/nri-gpu/compat", LIBRARIES
@@ -26,17 +25,13 @@ WISH = {"NVIDIA_REQUIRE_CUDA": "cuda>=14.0 brand=tesla,driver>=535,driver<536", 
 
 
 def decided(container: Container, node: Node = NODE, policy: Policy = POLICY) -> Inject:
-    decision = decide(container, node, Ledger(), policy)
-    assert isinstance(decision, Inject), decision
-    return decision
+    return injected(container, node, policy=policy)
 
 
 def sentence(container: Container, node: Node = NODE, policy: Policy = POLICY) -> str:
-    decision = decide(container, node, Ledger(), policy)
-    assert isinstance(decision, Refuse), decision
-    assert decision.reason.code is Code.REQUIREMENT_NOT_MET
-    assert len(str(decision.reason)) < REFUSAL_MAX
-    return decision.reason.sentence
+    reason = refused(container, node, policy=policy)
+    assert reason.code is Code.REQUIREMENT_NOT_MET
+    return reason.sentence
 
 
 def test_a_package_leads_the_drivers_libraries() -> None:
@@ -111,12 +106,3 @@ def test_a_mig_device_has_its_gpus_brand() -> None:
     node = replace(make.node([cut], driver_version="580.95.05", cuda_version="13.0"), compat=(PACKAGE,))
     decision = decided(make.container("mig=1g.5gb", env=WISH), node)
     assert PLACE in decision.edits.mounts
-
-
-def test_all_gpus_of_a_container_must_be_eligible() -> None:
-    node = make.node(
-        [make.gpu(0, brand="nvidia"), make.gpu(1, brand="geforce")], driver_version="580.95.05", cuda_version="13.0"
-    )
-    mixed = replace(node, compat=(PACKAGE,))
-    assert PLACE in decided(make.container("device=0", env=WISH), mixed).edits.mounts
-    assert "geforce" in sentence(make.container("device=0,1", env=WISH), mixed)

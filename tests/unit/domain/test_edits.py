@@ -5,13 +5,6 @@ from nri_gpu.domain.edits import DeviceNode, Edits, Mount
 NODE = DeviceNode("/dev/nvidia0", 195, 0)
 
 
-def test_parts_are_keyed_by_what_the_runtime_calls_a_conflict() -> None:
-    edits = Edits.of(devices=(NODE,), mounts=(Mount("/a", "/b"),), env={"K": "v"}, annotations={"k": "v"})
-    assert dict(edits.devices) == {"/dev/nvidia0": NODE}
-    assert dict(edits.mounts) == {"/a": Mount("/a", "/b")}
-    assert (dict(edits.env), dict(edits.annotations)) == ({"K": "v"}, {"k": "v"})
-
-
 def test_the_same_path_twice_is_one_and_the_later_wins() -> None:
     edits = Edits.of(devices=(NODE, DeviceNode("/dev/nvidia0", 195, 9)), mounts=(Mount("/a", "/1"), Mount("/a", "/2")))
     assert [node.minor for node in edits.devices.values()] == [9]

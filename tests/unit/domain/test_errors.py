@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nri_gpu.domain.errors import Fault, PolicyError, RequestError
+from nri_gpu.domain.errors import Fault, RequestError
 
 FAULTS = {
     "all": (Fault("f", "a.b", "wrong", 3), "f:3: a.b: wrong"),
@@ -15,12 +15,6 @@ FAULTS = {
 @pytest.mark.parametrize(("fault", "text"), FAULTS.values(), ids=FAULTS)
 def test_a_fault_reads_like_a_compilers(fault: Fault, text: str) -> None:
     assert str(fault) == text
-
-
-def test_a_policy_error_holds_all_its_faults() -> None:
-    error = PolicyError((Fault("f", "a", "x"), Fault("f", "b", "y")))
-    assert str(error) == "f: a: x; f: b: y"
-    assert len(error.faults) == 2
 
 
 def test_a_request_error_counts_characters_from_one() -> None:

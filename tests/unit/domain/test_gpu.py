@@ -6,11 +6,9 @@ from nri_gpu.domain.gpu import Capability, closed_sets, closure
 
 C = Capability
 CLOSURES = {
-    "compute is enough": ({C.COMPUTE}, {C.COMPUTE}),
     "video runs on compute": ({C.VIDEO}, {C.VIDEO, C.COMPUTE}),
     "display shows graphics": ({C.DISPLAY, C.UTILITY}, {C.DISPLAY, C.GRAPHICS, C.UTILITY}),
     "compat32 brings nothing": ({C.COMPAT32}, {C.COMPAT32}),
-    "nothing": (set(), set()),
 }
 
 

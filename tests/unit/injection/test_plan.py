@@ -24,13 +24,6 @@ SHARE = Injection(
 )
 
 
-def test_a_simulated_node_without_driver_files_still_gives_nodes() -> None:
-    edits = plan(replace(SHARE, tree=None))
-    assert "/dev/nvidia6" in edits.devices
-    assert not edits.mounts
-    assert "LD_LIBRARY_PATH" not in edits.env
-
-
 CONTAINERS = {
     "plain": make.container(),
     "a volume where the tree usually goes": make.container(mounts=frozenset({"/usr/local/nvidia"})),

@@ -19,7 +19,12 @@ pytestmark = pytest.mark.skipif(
 
 STREAM_CUTS = 40
 # What the plugin holds after each session's last event.
-HELD: dict[str, list[str]] = {"one_life": [], "refusal": [], "second_session": ["running", "running"], "long_reply": ["created"]}
+HELD: dict[str, list[str]] = {
+    "one_life": [],
+    "refusal": [],
+    "second_session": ["running", "running"],
+    "long_reply": ["created"],
+}
 SESSIONS = [(path_of(session, version), held) for session, held in HELD.items() for version in ("1.7", "2.1")]
 
 

@@ -62,10 +62,6 @@ ADVICE: dict[str, tuple[Raw, str]] = {
         {"namespaces": {"allow": ["b", "kube-x"], "deny": ["kube-*", "b"]}},
         'namespaces.allow[1] = "kube-x" changes nothing: namespaces.deny[0]',
     ),
-    "pattern allowed and denied": (
-        {"namespaces": {"allow": ["b", "k*"], "deny": ["k*"]}},
-        'namespaces.allow[1] = "k*" changes nothing: namespaces.deny[0]',
-    ),
     "denied though not listed": (
         {"namespaces": {"allow": ["a", "b"], "deny": ["c*"]}},
         'namespaces.deny[0] = "c*" changes nothing: namespaces.allow lists no such name',
@@ -92,25 +88,13 @@ ADVICE: dict[str, tuple[Raw, str]] = {
         {"rule": [{"namespace": "x", "allow": True, "modes": ["shared"]}]},
         "rule[0]: its own default is refused: mode exclusive may not be asked for",
     ),
-    "default parts that a rule refuses": (
-        {"rule": [{"namespace": "x", "allow": True, "capabilities": ["utility"]}]},
-        "rule[0]: its own default is refused: capabilities compute may not",
-    ),
     "default extras that are not allowed": (
         {"defaults": {"extras": ["rdma"]}},
         "defaults.extras gives rdma, which extras.allowed does not list",
     ),
-    "default extras that a rule refuses": (
-        {"rule": [{"namespace": "x", "allow": True, "default_extras": ["rdma"]}]},
-        "rule[0]: its own default is refused: extras rdma may not",
-    ),
     "a part never allowed": (
         {"capabilities": {"allowed": ["utility", "compute", "display"]}},
         "capabilities.allowed lists display, never allowed: it brings graphics",
-    ),
-    "a part that a rule never allows": (
-        {"rule": [{"namespace": "x", "allow": True, "capabilities": ["compute", "utility", "display"]}]},
-        "rule[0].capabilities lists display, never allowed",
     ),
     "labels alone": (
         {"rule": [{"labels": {"gpu": "yes"}, "allow": True}]},
@@ -118,20 +102,9 @@ ADVICE: dict[str, tuple[Raw, str]] = {
     ),
     "default mode that is not allowed": ({"modes": {"allowed": ["shared"]}}, "defaults.mode is exclusive, which modes"),
     "no GPU for anybody": ({"limits": {"gpus_per_node": 0}}, "limits.gpus_per_node = 0: no container that it is about"),
-    "no GPU by a rule": (
-        {"rule": [{"namespace": "x", "allow": True, "limits": {"exclusive_gpus_per_namespace": 0}}]},
-        "rule[0].limits.exclusive_gpus_per_namespace = 0: no container that it is about can get a GPU in exclusive",
-    ),
     "a limit behind a lower one": (
         {"limits": {"gpus_per_container": 8, "gpus_per_pod": 4}},
         "limits.gpus_per_container = 8 changes nothing: limits.gpus_per_pod = 4 is lower",
-    ),
-    "a rule's limit behind the policy's": (
-        {
-            "limits": {"gpus_per_node": 4},
-            "rule": [{"namespace": "x", "allow": True, "limits": {"gpus_per_namespace": 6}}],
-        },
-        "rule[0].limits.gpus_per_namespace = 6 changes nothing: limits.gpus_per_node = 4 is lower",
     ),
     "sharers where nobody shares": (
         {"limits": {"containers_per_gpu": 2}, "modes": {"allowed": ["exclusive"]}},
@@ -170,7 +143,6 @@ ADVICE: dict[str, tuple[Raw, str]] = {
     ),
     "privileged": ({"privileged": {"action": "deny"}}, "keep these out by an admission policy"),
     "public stage": ({"driver": {"stage_dir": "/tmp/stage"}}, "driver.stage_dir"),
-    "public root": ({"driver": {"root": "/var/tmp"}}, "driver.root"),
 }
 
 
@@ -198,10 +170,6 @@ ON_NODE: dict[str, tuple[Raw, str]] = {
         {"pool": [{"name": "a", "device": ["0", "1"]}, {"name": "b", "device": ["1"]}]},
         'pool[1] "b" has no GPU of this node: those that fit are in pool a before it',
     ),
-    "no whole GPU has a profile": (
-        {"pool": [{"name": "a", "device": ["0"], "mig": ["1g.5gb"]}]},
-        "its selectors fit none",
-    ),
     "a limit above all": (
         {"limits": {"gpus_per_node": 4}},
         "limits.gpus_per_node = 4 can never bind: this node has 4 GPUs and MIG devices",
@@ -223,18 +191,14 @@ def test_nothing_to_say_of_a_node() -> None:
     assert advise_for(parse_policy(raw, "f"), NODE) == ()
 
 
+# That what is said to be covered matches no less is a law of test_rules.py: these are what is said at all.
 COVERS = {
     ("*", "a?"): True,
     ("a*", "a-*"): True,
-    ("a*", "a?"): True,
-    ("a?", "a*"): False,
     ("a?", "ab"): True,
     ("*-x", "a*-x"): True,
-    ("*-x", "a*"): False,
-    ("[ab]", "a"): True,
     ("[ab]", "[ab]"): True,
-    ("*b]", "[ab]"): False,
-    ("a", "a*"): False,
+    ("a?", "a*"): False,
 }
 
 

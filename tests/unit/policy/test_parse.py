@@ -10,7 +10,7 @@ from nri_gpu.daemon.policy_file import PolicyText, build_policy
 from nri_gpu.domain.container import Qos
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.policy.forms import UNLIMITED, Globs
-from nri_gpu.policy.model import Otherwise, Policy
+from nri_gpu.policy.model import Policy
 from nri_gpu.policy.parse import override, parse_policy
 from tests.unit.policy.samples import BAD, GOOD, Raw
 
@@ -38,11 +38,6 @@ CROSS: dict[str, tuple[Raw, str, str]] = {
         "kubelet.inject_for[0]",
         "takes nvidia.com/gpu, which nri-gpu offers to the kubelet itself",
     ),
-    "our own MIG resources injected for others": (
-        {"kubelet": {"enabled": True, "mig_strategy": "mixed", "inject_for": ["a.b/c", "nvidia.com/mig-*"]}},
-        "kubelet.inject_for[1]",
-        "takes nvidia.com/mig-1g.10gb",
-    ),
     "unknown pool for the kubelet": ({"pool": [POOL], "kubelet": {"pool": "bgi"}}, "kubelet.pool", 'mean "big"?'),
     "pools of one name": ({"pool": [POOL, POOL]}, "pool[1].name", '"big" is the name of pool[0] already'),
     "rules of one name": (
@@ -60,11 +55,6 @@ CROSS: dict[str, tuple[Raw, str, str]] = {
         {"health": {"fatal_xids": [79, 31]}},
         "health.fatal_xids",
         "31: in ignored_xids too",
-    ),
-    "a sign of two lists": (
-        {"health": {"suspect_signs": ["lost"]}},
-        "health.suspect_signs",
-        "lost: in fatal_signs too",
     ),
 }
 
@@ -84,18 +74,6 @@ def test_refused_with_its_key(raw: Raw, key: str, sentence: str) -> None:
     assert sentence in fault.message
     assert str(fault).isascii()
     assert len(fault.message) < 300
-
-
-def test_values_arrive_under_their_names() -> None:
-    policy = parse_policy({"namespaces": {"allow": ["ml-*", "x"], "otherwise": "ignore"}}, "f")
-    assert policy.namespaces.allow == Globs(("ml-*", "x"))
-    assert policy.namespaces.otherwise is Otherwise.IGNORE
-    assert policy.plugin == Policy.default().plugin
-
-
-def test_a_folder_loses_its_last_slash() -> None:
-    policy = parse_policy({"driver": {"root": "/usr/local/nvidia/", "stage_dir": "/srv/s/"}}, "f")
-    assert (policy.driver.root, policy.driver.stage_dir) == ("/usr/local/nvidia", "/srv/s")
 
 
 def test_all_faults_come_at_once_in_the_order_of_the_file() -> None:

@@ -79,7 +79,6 @@ OFF: dict[str, tuple[RequirementFacts, tuple[CompatPackage, ...], str]] = {
     "one of several GPUs": (replace(NODE, gpus=(GPU, replace(GPU, brand="titan"))), ALL, "list the GPU's titan"),
     "a brand that nobody told": (replace(NODE, gpus=(replace(GPU, brand=""),)), ALL, "(unknown)"),
     "an unknown CUDA": (replace(NODE, cuda_version=""), ALL, "the driver's CUDA version is not known"),
-    "an unknown driver": (replace(NODE, driver_version=""), ALL, "the driver's CUDA version is not known"),
     "not newer than the driver": (replace(NODE, driver_version="580.65.06"), (C130,), "is not newer than the driver"),
     "no note and the same major": (NODE, (package("13.0", "570.99", None),), "does not say for which drivers"),
 }
@@ -96,10 +95,6 @@ def test_brands_are_policys_to_widen() -> None:
     quadro = replace(NODE, gpus=(replace(GPU, brand="Quadro"),))
     assert choose(IMAGE, quadro, ALL, TERMS).package is None
     assert choose(IMAGE, quadro, ALL, replace(TERMS, brands=frozenset({"quadro"}))).package is C130
-
-
-def test_without_gpus_nothing_is_chosen() -> None:
-    assert choose(IMAGE, replace(NODE, gpus=()), ALL, TERMS) is DRIVERS_OWN
 
 
 def test_without_a_note_a_newer_major_serves() -> None:
@@ -123,9 +118,3 @@ def test_an_upper_bound_rules_higher_packages_out() -> None:
     assert choose(env, NODE, (C131,), TERMS).package is None
     assert choose(env, NODE, ALL, TERMS).package is C130
     assert choose(env, NODE, (C131,), replace(TERMS, check=False)).package is C131
-
-
-def test_a_turned_off_check_rules_nothing_out() -> None:
-    env = {"NVIDIA_REQUIRE_CUDA": "cuda>=13.0,cuda<13.1", "NVIDIA_DISABLE_REQUIRE": "1"}
-    assert choose(env, NODE, (C131,), TERMS).package is C131
-    assert choose(env, NODE, (C131,), replace(TERMS, may_disable=False)).package is None
