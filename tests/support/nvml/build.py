@@ -20,7 +20,6 @@ from nri_gpu.requirements.check import BRANDS
 SOURCE = Path(__file__).with_name("fake.c")
 DRIVER = "580.95.05"
 LIB_DIR = f"usr/lib/{os.uname().machine}-linux-gnu"
-GARBAGE = 12  # sorts of it
 SWITCH = -1  # as the far end of an NVLink
 WHOLE = (0xFFFFFFFF, 0xFFFFFFFF)  # nvmlEventData_t's ids, where an event is the whole GPU's
 _LEVELS = {"PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}

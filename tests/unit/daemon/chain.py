@@ -7,12 +7,16 @@ creates containers for GPU 0 all the while, and the library's own notes tell wha
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.cli.client import ask as ask_daemon
@@ -23,20 +27,21 @@ from tests.support import nri_messages as nri
 from tests.support.daemon import Launch
 from tests.support.driver_root import make_driver_root
 from tests.support.kernel import NriGpuOnNvidia, make_information, make_pci
-from tests.support.nvml import Act, FakeGpu, build_fake_nvml, configure, evidence
+from tests.support.nvml import Act, FakeGpu, FakeMig, build_fake_nvml, configure, evidence
 from tests.support.nvml.build import LIB_DIR
 from tests.support.scripted_runtime import Listener, ScriptedRuntime, until
 
 DRIVER: Final = "580.95.05"
 PATIENCE_S: Final = 20.0
 PROMPT_S: Final = 1.0  # what a create may take on a busy machine; the shortest deadline of a call is longer
+INIT, HANDLE, NAME = "nvmlInitWithFlags", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetName"
 # A hang of the driver is to be noticed within the patience of a test, and a PCI device of this machine may stand for a
 # GPU in the kernel's own messages; everything else is as it is shipped.
 PROGRAM: Final = """
 import sys
 from nri_gpu.inventory.child import Deadlines
 from nri_gpu.inventory.source import NvmlSource
-NvmlSource.__init__.__kwdefaults__["deadlines"] = Deadlines(call_s=2.0, slow_call_s=3.0, files_s=2.0)
+NvmlSource.__init__.__kwdefaults__["deadlines"] = Deadlines(call_s=1.5, slow_call_s=2.0, files_s=2.0)
 from nri_gpu.inventory import node_watch
 node_watch.NVIDIA_VENDOR = sys.argv.pop(1)
 from nri_gpu.cli.main import main
@@ -44,8 +49,27 @@ sys.exit(main())
 """
 
 
-# Nothing of a lost GPU's hold-down, and no second process of NVML's: these have rows of their own.
-POLICY: Final = '[inventory]\nrefresh_s = {refresh_s}\n\n[health]\nevents = "none"\nhold_down_s = 1\nreprobe_s = 1\n'
+POLICY: Final = """
+[inventory]
+refresh_s = {refresh_s}
+[health]
+events = "{events}"
+other_xids = "bad"
+hold_down_s = 1
+reprobe_s = 1
+"""
+
+
+def gpus(count: int) -> list[FakeGpu]:
+    return [FakeGpu(minor=at, uuid=f"GPU-{at:x}fa01700-0000-4000-8000-000000000000") for at in range(count)]
+
+
+TWO: Final = gpus(2)
+PARTS: Final = (
+    FakeMig(place=0, gi=1, uuid="MIG-a0000000-0000-4000-8000-000000000000"),
+    FakeMig(place=1, gi=2, uuid="MIG-b0000000-0000-4000-8000-000000000000"),
+)
+CUT: Final = [TWO[0], replace(TWO[1], mig=(1, 1), parts=PARTS)]
 
 
 class Daemon(NriGpuOnNvidia):
@@ -67,14 +91,15 @@ class Chain:
         *faults: Act,
         version: str | None = DRIVER,
         refresh_s: int = 1,
+        events: str = "none",
     ) -> None:
-        """version: of the kernel's modules; None for none yet. refresh_s: between looks without cause."""
-        self.root = make_driver_root(folder / "root", DRIVER)
-        build_fake_nvml(self.root, machine, faults, driver=DRIVER)
-        for note in ("calls", "environ", "status"):
-            (self.root / LIB_DIR / f"fake-nvml.{note}").touch()  # a new file would make it another driver's folder
+        """version: of the kernel's modules; None for none yet. refresh_s: between looks without cause.
+
+        events: the GPUs that are listened to; without any there is one process of NVML's.
+        """
+        self.root = _driver(folder / "root", machine, *faults)
         policy = folder / "policy.toml"
-        policy.write_text(POLICY.format(refresh_s=refresh_s))
+        policy.write_text(POLICY.format(refresh_s=refresh_s, events=events))
         socket = folder / "nri.sock"
         self.launch = Launch(folder / "d", socket=socket, topology=None, driver_root=self.root, policy=policy)
         self.daemon = Daemon(self.launch, version)
@@ -90,6 +115,24 @@ class Chain:
     def play(self, machine: Sequence[FakeGpu], *faults: Act) -> None:
         """NVML says this from now on; the daemon is not told."""
         configure(self.root, machine, faults, driver=DRIVER)
+
+    def upgrade(self, version: str) -> None:
+        """Another driver's files, and then its modules."""
+        fresh = _driver(self.root.with_name("fresh"), TWO, version=version)
+        self.root.rename(self.root.with_name("old"))
+        fresh.rename(self.root)
+        self.daemon.unload()
+        self.daemon.load(version)
+
+    def children(self, module: str = "nri_gpu.inventory.nvml") -> list[int]:
+        """The processes that ask NVML, or listen to it."""
+        found = Path(f"/proc/{self.daemon.pid}/task/{self.daemon.pid}/children").read_text().split()
+        return [int(each) for each in found if module.encode() in command(int(each))]
+
+    def kill(self, module: str = "nri_gpu.inventory.nvml") -> None:
+        """The only one of them."""
+        [child] = self.children(module)
+        os.kill(child, signal.SIGKILL)
 
     def calls(self) -> list[str]:
         """All calls that the library was asked for."""
@@ -113,11 +156,18 @@ class Chain:
         if told:
             make_information(self.daemon.proc_driver, bus_id, told)
 
-    def capability(self, name: str, minor: int) -> Path:
-        """A MIG capability of GPU 1, as the driver's own file has it."""
+    def capabilities(self, *instances: int) -> None:
+        """MIG instances of GPU 1, each with one compute instance, as the driver's own files have them."""
+        for instance in instances:
+            for name, minor in ((f"gi{instance}", 138 + 9 * instance), (f"gi{instance}/ci0", 139 + 9 * instance)):
+                self.capability(name).write_text(
+                    f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+                )
+
+    def capability(self, name: str) -> Path:
+        """The file of one of them."""
         file = self.daemon.proc_driver / "nvidia/capabilities/gpu1/mig" / name / "access"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
         return file
 
     # --- what the daemon does ---
@@ -208,3 +258,18 @@ class Chain:
                 self.created += 1
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)
             await asyncio.sleep(0.01)
+
+
+def _driver(root: Path, machine: Sequence[FakeGpu], *faults: Act, version: str = DRIVER) -> Path:
+    build_fake_nvml(make_driver_root(root, version), machine, faults, driver=version)
+    for note in ("calls", "environ", "status"):
+        (root / LIB_DIR / f"fake-nvml.{note}").touch()  # a new file would make it another driver's folder
+    return root
+
+
+def command(pid: int) -> bytes:
+    """What that process runs; empty where it ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from nri_gpu.cli.status import to_text
 from nri_gpu.daemon.snapshot import SNAPSHOT_FILE
-from tests.support.nvml import Act, FakeGpu, FakeMig, build_fake_nvml
+from tests.support.nvml import Act, FakeGpu, build_fake_nvml
 from tests.support.scripted_runtime import until
-from tests.unit.daemon.chain import DRIVER, PATIENCE_S, Chain
-from tests.unit.daemon.rig import gpus
-
-INIT, HANDLE, NAME = "nvmlInitWithFlags", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetName"
-TWO = gpus(2)
-PARTS = (
-    FakeMig(place=0, gi=1, uuid="MIG-a0000000-0000-4000-8000-000000000000"),
-    FakeMig(place=1, gi=2, uuid="MIG-b0000000-0000-4000-8000-000000000000"),
+from tests.unit.daemon.chain import (
+    CUT,
+    DRIVER,
+    HANDLE,
+    INIT,
+    NAME,
+    PARTS,
+    PATIENCE_S,
+    TWO,
+    Chain,
+    command,
+    gpus,
 )
-CUT = replace(TWO[1], mig=(1, 1), parts=PARTS)
 
 
 @pytest.fixture
@@ -32,97 +36,89 @@ def chain(folder: Path) -> Chain:
     return Chain(folder, TWO)
 
 
-def children(pid: int) -> list[int]:
-    """The processes that ask NVML."""
-    found = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [each for each in found if b"nri_gpu.inventory.nvml" in command(each)]
+def fault(said: Mapping[str, Any]) -> str:
+    return str(said["node"]["inventory_fault"])
 
 
-def command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # it ended meanwhile
-        return b""
+async def answered(chain: Chain) -> None:
+    """NVML answered the last time it was asked."""
+    await chain.shown("an answer", lambda said: fault(said) == "")
 
 
-def mapped(pid: int) -> str:
-    return Path(f"/proc/{pid}/maps").read_text()
+async def another_child(chain: Chain, before: list[int]) -> None:
+    await until("another process", lambda: chain.children() not in (before, []), PATIENCE_S)
 
 
-async def test_a_hang_stalls_nobody_and_the_age_grows(chain: Chain) -> None:
+@pytest.mark.parametrize("function", [HANDLE, "dlopen"])
+async def test_a_hang_stalls_nobody_and_the_age_grows(chain: Chain, function: str) -> None:
+    """These calls may wake a GPU, and have longer than others."""
     async with chain.running():
-        chain.play(TWO, Act(NAME, "hang", gpu=1))
-        await chain.hangs(NAME)
-        first = await chain.shown(
-            "the hang", lambda said: "did not return within 2 s" in said["node"]["inventory_fault"]
-        )
-        later = await chain.shown(
-            "its age", lambda said: said["node"]["inventory_age_s"] > first["node"]["inventory_age_s"] + 0.5
-        )
+        before = await chain.status()
+        chain.play(TWO, Act(function, "hang"))
+        if function == "dlopen":  # of the next process alone
+            chain.kill()
+        await chain.hangs(function)
+        first = await chain.shown("the hang", lambda said: " did not return within 2 s" in fault(said))
+        age_s = first["node"]["inventory_age_s"]
+        later = await chain.shown("its age", lambda said: said["node"]["inventory_age_s"] > age_s + 0.5)
         assert "(its GPUs were last confirmed " in to_text(later, 0.0)
-        assert later["node"]["inventory_number"] == first["node"]["inventory_number"]
-        assert [each["unavailable"] for each in later["gpus"]][1] == ""
+        assert later["node"]["inventory_number"] == before["node"]["inventory_number"]
+        assert later["gpus"][1]["unavailable"] == ""
         chain.play(TWO)
-        await chain.shown("an answer", lambda said: said["node"]["inventory_fault"] == "")
+        await answered(chain)
     assert chain.refused == []
 
 
 async def test_a_child_that_is_killed(chain: Chain) -> None:
     async with chain.running():
-        [child] = children(chain.daemon.pid)
-        os.kill(child, signal.SIGKILL)
-        await until("another one", lambda: children(chain.daemon.pid) not in ([child], []), PATIENCE_S)
+        before = chain.children()
+        chain.kill()
+        await another_child(chain, before)
         asked = len(chain.calls())
         await until("it to be asked", lambda: len(chain.calls()) > asked, PATIENCE_S)
     assert chain.refused == []
 
 
-async def test_a_library_that_is_replaced_and_who_has_it_mapped(chain: Chain) -> None:
+async def test_a_library_that_writes_nonsense_into_our_pipe(chain: Chain) -> None:
+    """What was believed stays, and another process is asked next."""
     async with chain.running():
-        [child] = children(chain.daemon.pid)
+        known = (await chain.status())["node"]["inventory_number"]
+        for sort in (0, 5, 10, 11):  # a text, a report of nothing, a line that nests too deep, one without an end
+            before = chain.children()
+            chain.play(TWO, Act(NAME, "babble", sort, gpu=0))
+            said = await chain.shown("the nonsense", lambda said: "the NVML process" in fault(said))
+            assert said["node"]["inventory_number"] == known
+            chain.play(TWO)
+            await answered(chain)
+            assert chain.children() != before
+    assert chain.refused == []
+
+
+async def test_a_library_that_is_replaced_and_who_has_it_mapped(chain: Chain) -> None:
+    def mapped(pid: int) -> str:
+        return Path(f"/proc/{pid}/maps").read_text()
+
+    async with chain.running():
+        [child] = chain.children()
         assert "libnvidia-ml" in mapped(child)
         build_fake_nvml(chain.root, TWO, driver=DRIVER)  # the same version, another file: a repaired package
-        await until("another process", lambda: children(chain.daemon.pid) not in ([child], []), PATIENCE_S)
-        await chain.shown("its word", lambda said: said["node"]["inventory_fault"] == "")
+        await another_child(chain, [child])
+        await answered(chain)
         # The daemon itself maps no file of the driver's, and nothing that a driver's library would bring along.
         maps = mapped(chain.daemon.pid)
         assert not any(word in maps for word in ("nvidia", "libcuda", str(chain.root)))
     assert chain.refused == []
 
 
-async def test_a_driver_that_is_unloaded_and_loaded(chain: Chain) -> None:
-    """The one row in which healthy GPUs are refused: they have no driver. Only the kernel's files tell of it."""
-    async with chain.running():
-        chain.play(TWO, Act(INIT, "fail", 9))
-        chain.daemon.unload()
-        await chain.until("the end of grants", "device=1", "kernel module was unloaded")
-        chain.play(TWO)
-        chain.daemon.load(DRIVER)
-        await chain.until("grants again", "device=1")
-        await chain.shown("an answer", lambda said: said["node"]["inventory_fault"] == "")
-    assert all("modprobe nvidia" in refusal for refusal in set(chain.refused)), set(chain.refused)
-
-
-async def test_a_gpu_that_is_lost_and_comes_back(chain: Chain) -> None:
-    async with chain.running():
-        chain.play(TWO, Act(HANDLE, "fail", 15, gpu=1))
-        await chain.until("its loss", "device=1", "(15)")
-        chain.play(TWO)
-        await chain.until("its return", "device=1")
-    assert chain.refused == []
-
-
 async def test_mig_on_other_instances_and_off(chain: Chain) -> None:
     async with chain.running():
-        chain.play([TWO[0], replace(CUT, parts=PARTS[:1])])
-        for name, minor in (("gi1", 147), ("gi1/ci0", 148)):
-            chain.capability(name, minor)
+        chain.play([TWO[0], replace(CUT[1], parts=PARTS[:1])])
+        chain.capabilities(1)
         await chain.until("the instance", f"device={PARTS[0].uuid}")
-        chain.play([TWO[0], CUT])
-        for name, minor in (("gi2", 156), ("gi2/ci0", 157)):
-            chain.capability(name, minor)
+        chain.play(CUT)
+        chain.capabilities(2)
         await chain.until("another", f"device={PARTS[1].uuid}")
-        chain.play([TWO[0], replace(CUT, parts=PARTS[1:])])
+        chain.play([TWO[0], replace(CUT[1], parts=PARTS[1:])])
         await chain.until("the end of the first", f"device={PARTS[0].uuid}", "no MIG device")
         assert await chain.ask(f"device={PARTS[1].uuid}") == ""
         chain.play(TWO)
@@ -142,33 +138,33 @@ async def test_sixteen_gpus_and_none(chain: Chain) -> None:
         await chain.until("two", "device=1")
 
 
+async def never_answers(chain: Chain) -> Path:
+    """A capability's file of the driver's, once the daemon has noticed."""
+    chain.play(CUT)
+    file = chain.capability("gi1")
+    os.mkfifo(file)
+    await chain.shown("the file", lambda said: "/proc and /sys" in fault(said))
+    return file
+
+
 async def test_a_capability_file_that_never_answers(chain: Chain) -> None:
     async with chain.running():
-        chain.play([TWO[0], CUT])
-        file = chain.capability("gi1", 147)
-        file.unlink()
-        os.mkfifo(file)
-        said = await chain.shown("the file", lambda said: "/proc and /sys" in said["node"]["inventory_fault"])
+        file = await never_answers(chain)
+        assert len((await chain.status())["gpus"]) == 2
         await chain.goes_on()
-        assert len(said["gpus"]) == 2
         writing = os.open(file, os.O_WRONLY | os.O_NONBLOCK)  # the one reader there is
         file.unlink()
-        for name, minor in (("gi1", 147), ("gi1/ci0", 148), ("gi2", 156), ("gi2/ci0", 157)):
-            chain.capability(name, minor)
+        chain.capabilities(1, 2)
         os.close(writing)
         await chain.until("the instance", f"device={PARTS[0].uuid}")
     assert chain.refused == []
 
 
 async def test_a_daemon_ends_whatever_hangs(chain: Chain) -> None:
-    """A file of the driver's that never answers: the process is gone when told to go, and leaves nothing behind."""
+    """The process is gone when told to go, and leaves nothing behind."""
     async with chain.connected():
-        chain.play([TWO[0], CUT])
-        file = chain.capability("gi1", 147)
-        file.unlink()
-        os.mkfifo(file)
-        await chain.shown("the file", lambda said: "/proc and /sys" in said["node"]["inventory_fault"])
-        asking = children(chain.daemon.pid)
+        await never_answers(chain)
+        asking = chain.children()
         began = time.monotonic()
     assert time.monotonic() - began < PATIENCE_S / 2
     await until("the end of its processes", lambda: not any(map(command, asking)), PATIENCE_S)
@@ -184,7 +180,7 @@ async def test_early_boot_names_the_gpus_of_the_bus(folder: Path) -> None:
     chain.on_the_bus(A, "")
     chain.on_the_bus(B, "vfio-pci")
     async with chain.connected():
-        said = await chain.shown("the fault", lambda said: "Driver Not Loaded" in said["node"]["inventory_fault"])
+        said = await chain.shown("the fault", lambda said: "Driver Not Loaded" in fault(said))
         assert [(gpu["pci_bus_id"], gpu["reason"].partition(":")[0]) for gpu in said["unlisted"]] == [
             (A, "not bound to a driver"),
             (B, "bound to vfio-pci, for a virtual machine"),
@@ -197,7 +193,7 @@ async def test_early_boot_names_the_gpus_of_the_bus(folder: Path) -> None:
         chain.daemon.load(DRIVER)
         chain.on_the_bus(A, "nvidia")
         await chain.until("a grant", "count=1")
-        said = await chain.shown("an answer", lambda said: said["node"]["inventory_fault"] == "")
+        said = await chain.shown("an answer", lambda said: fault(said) == "")
         assert [gpu["pci_bus_id"] for gpu in said["unlisted"]] == [B]
         assert "cannot be granted: bound to vfio-pci" in await chain.ask(f"device={B}")
         assert f"GPU {B}: bound to vfio-pci" in await chain.ask("count=2")
@@ -209,10 +205,10 @@ async def test_a_library_of_another_version_than_the_module(folder: Path) -> Non
     chain.on_the_bus(A, "nvidia", **{"GPU UUID": uuid, "Model": "NVIDIA L4", "Device Minor": "0", "GPU Excluded": "No"})
     chain.on_the_bus(B, "nvidia", **{"GPU Excluded": "Yes"})
     async with chain.connected():
-        said = await chain.shown("the fault", lambda said: "(18)" in said["node"]["inventory_fault"])
+        said = await chain.shown("the fault", lambda said: "(18)" in fault(said))
         first, second = said["unlisted"]
         assert (first["uuid"], first["model"], first["minor_number"]) == (uuid, "NVIDIA L4", 0)
-        assert first["reason"] == said["node"]["inventory_fault"]
+        assert first["reason"] == fault(said)
         assert "570.26" in first["reason"]
         assert second["reason"].startswith("excluded by the driver")
         told = await chain.ask("count=1")
@@ -220,19 +216,23 @@ async def test_a_library_of_another_version_than_the_module(folder: Path) -> Non
 
 
 async def test_a_snapshot_is_of_the_modules_that_are_loaded(chain: Chain) -> None:
-    """A restart serves it beside a driver that hangs, and beside another nvidia-uvm does not."""
+    """A restart serves it beside a driver that hangs until that answers, and beside another nvidia-uvm does not."""
     async with chain.connected():
         await chain.until("a grant", "device=1")
         await until("a snapshot", (chain.launch.state / SNAPSHOT_FILE).exists, PATIENCE_S)
     chain.play(TWO, Act(INIT, "hang"))
     async with chain.connected():
         assert await chain.ask("device=1") == ""
-        said = await chain.status()
-        assert not said["node"]["inventory_confirmed"]
+        assert not (await chain.status())["node"]["inventory_confirmed"]
     chain.daemon.module("nvidia_uvm", "590.10")
     async with chain.connected():
         assert "another version of one of the kernel modules" in chain.daemon.wait_logged("does not hold")
         assert "the driver has not answered yet" in await chain.ask("device=1")
+    chain.daemon.module("nvidia_uvm", DRIVER)
+    chain.play(TWO[:1])
+    async with chain.connected():
+        await chain.until("NVML's word", "device=1", "it has GPUs 0.")
+        assert await chain.ask("device=0") == ""
 
 
 # --- news of the kernel's ---------------------------------------------------------------------------------------------

@@ -1,0 +1,98 @@
+"""The fault table's rows of GPUs that are listened to: somebody listens again, and containers go on being created."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from nri_gpu.domain.health import EventType
+from tests.support.nvml import Act, happen
+from tests.support.scripted_runtime import until
+from tests.unit.daemon.chain import CUT, DRIVER, HANDLE, INIT, PARTS, PATIENCE_S, TWO, Chain
+
+LISTENER = "nri_gpu.health.events"
+
+
+async def listens(chain: Chain, gpus: int = 2, times: int = 1) -> None:
+    """Somebody began to listen to so many GPUs, so often."""
+    said = f"listening for errors of gpus gpus={gpus}"
+    await until("somebody to listen", lambda: chain.daemon.log().count(said) >= times, PATIENCE_S)
+
+
+async def receives_events(chain: Chain) -> None:
+    """GPU 1 turns bad by an event, and comes back when it was quiet for long enough."""
+    happen(chain.root, 1, EventType.XID, 79)
+    await chain.until("an event", "device=1", "XID 79")
+    await chain.until("it to recover", "device=1")
+
+
+async def test_an_xid_of_one_mig_device(folder: Path) -> None:
+    chain = Chain(folder, CUT, events="all")
+    chain.capabilities(1, 2)
+    async with chain.running():
+        await listens(chain)
+        assert await chain.ask(f"device={PARTS[0].uuid}") == ""
+        happen(chain.root, 1, EventType.XID, 94, part=(1, 0))
+        await chain.until("its event", f"device={PARTS[0].uuid}", "XID 94")
+        assert await chain.ask(f"device={PARTS[1].uuid}") == ""
+    assert chain.refused == []
+
+
+async def test_a_gpu_that_is_lost_while_somebody_listens_to_it(folder: Path) -> None:
+    chain = Chain(folder, TWO, events="all")
+    async with chain.running():
+        await listens(chain)
+        chain.play(TWO, Act(HANDLE, "fail", 15, gpu=1))
+        await chain.until("its loss", "device=1", "(15)")
+        await listens(chain, gpus=1)
+        chain.play(TWO)
+        await chain.until("its return", "device=1", "bad since")
+        await chain.until("it to recover", "device=1")
+        await listens(chain, times=2)
+        await receives_events(chain)
+    assert chain.refused == []
+
+
+async def crashes(chain: Chain) -> None:
+    chain.kill(LISTENER)
+
+
+async def is_loaded_again(chain: Chain) -> None:
+    """By force: while somebody listens to all GPUs, a module does not unload by itself."""
+    chain.play(TWO, Act(INIT, "fail", 9))
+    chain.daemon.unload()
+    chain.kill(LISTENER)
+    await chain.until("the end of grants", "device=1", "kernel module was unloaded")
+    chain.play(TWO)
+    chain.daemon.load(DRIVER)
+
+
+async def is_upgraded(chain: Chain) -> None:
+    """Files first, then the module: no restart, and no container with one driver's files on another's module."""
+    chain.upgrade("590.10")
+    chain.kill(LISTENER)
+    await chain.shown("the new driver", lambda said: said["node"]["driver_version"] == "590.10")
+
+
+DEEDS = {
+    "crashes": (crashes, ()),
+    "is loaded again": (is_loaded_again, ("modprobe nvidia",)),
+    "is upgraded": (is_upgraded, ("modprobe nvidia", DRIVER, "590.10")),
+}
+
+
+@pytest.mark.parametrize(("deed", "words"), DEEDS.values(), ids=DEEDS)
+async def test_a_driver_that_goes_while_somebody_listens(
+    folder: Path, deed: Callable[[Chain], Awaitable[None]], words: tuple[str, ...]
+) -> None:
+    """Healthy GPUs are refused for as long as they have no driver, and for nothing else."""
+    chain = Chain(folder, TWO, events="all")
+    async with chain.running():
+        await listens(chain)
+        await deed(chain)
+        await chain.until("grants again", "device=1")
+        await listens(chain, times=2)
+        await receives_events(chain)
+    assert all(any(word in refusal for word in words) for refusal in chain.refused), set(chain.refused)
