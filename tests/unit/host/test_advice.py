@@ -130,16 +130,19 @@ def test_specifications_with_hooks(tmp_path: Path) -> None:
     assert "nri-gpu cdi generate" in only
 
 
-def test_nvidias_device_plugin_that_nobody_injects_for(plugin: Path) -> None:
-    (only,) = node_advice(Policy(), plugin)
-    assert "serves nvidia.com/gpu (/var/lib/kubelet/device-plugins/nvidia-gpu.sock)" in only
-    assert 'kubelet.inject_for = ["nvidia.com/gpu"]' in only
-    assert node_advice(Policy(kubelet=THEIRS), plugin) == ()
+PLUGINS = {
+    "injected for by nobody": (Policy(), 'kubelet.inject_for = ["nvidia.com/gpu"]'),
+    "of our name": (Policy(kubelet=KubeletSettings(enabled=True)), "set kubelet.resource to another name"),
+    "injected for": (Policy(kubelet=THEIRS), None),
+}
 
 
-def test_nvidias_device_plugin_of_our_name(plugin: Path) -> None:
-    (only,) = node_advice(Policy(kubelet=KubeletSettings(enabled=True)), plugin)
-    assert "set kubelet.resource to another name" in only
+@pytest.mark.parametrize(("policy", "words"), PLUGINS.values(), ids=PLUGINS)
+def test_nvidias_device_plugin(plugin: Path, policy: Policy, words: str | None) -> None:
+    said = node_advice(policy, plugin)
+    assert len(said) == (words is not None)
+    assert all("serves nvidia.com/gpu (/var/lib/kubelet/device-plugins/nvidia-gpu.sock)" in each for each in said)
+    assert all(words in each for each in said if words)
 
 
 def test_nvidias_device_plugin_by_cdi(plugin: Path) -> None:
@@ -172,7 +175,3 @@ def test_a_dra_driver(folder: Path) -> None:
     (only,) = node_advice(Policy(), folder)
     assert "DRA driver serves claims" in only
     assert "[[pool]]" in only
-
-
-def test_a_node_without_any(tmp_path: Path) -> None:
-    assert node_advice(Policy(), tmp_path / "none") == ()
