@@ -70,9 +70,6 @@ def test_it_is_removed_if_it_is_one(file: SpecFile) -> None:
     file.write(OURS)
     assert file.remove()
     assert not file.path.exists()
-
-
-def test_what_is_something_else_stays(file: SpecFile) -> None:
     file.write('{"kind": "example.com/gpu"}')
     assert not file.remove()
     assert file.path.exists()

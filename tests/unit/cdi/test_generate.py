@@ -69,9 +69,13 @@ class Place(Struct, frozen=True):
             **fields,
         )
 
-    def generate(self, *arguments: str) -> int:
+    @property
+    def command(self) -> list[str]:
         own = ["--driver-root", str(self.driver), "--stage-dir", str(self.stage), "--gpus", str(self.topology)]
-        return main(["cdi", "generate", *own, *arguments])
+        return ["cdi", "generate", *own]
+
+    def generate(self, *arguments: str) -> int:
+        return main([*self.command, *arguments])
 
     def specification(self) -> Any:  # noqa: ANN401 - parsed JSON
         return json.loads(self.file.read_text())
@@ -87,27 +91,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return made
 
 
-@pytest.mark.parametrize("topology", sorted(TOPOLOGIES.glob("*.toml")), ids=lambda path: path.stem)
-def test_every_topology(place: Place, capsys: pytest.CaptureFixture[str], topology: Path) -> None:
-    shutil.copy(topology, place.topology)
-    code = place.generate()
-    captured = capsys.readouterr()
-    if topology.stem == "none":
-        assert (code, captured.out) == (Exit.UNAVAILABLE, "")
-        return
-    assert code == Exit.OK
-    document = json.loads(captured.out)
-    assert document["devices"][-1]["name"] == "all"
-    [libraries, *_] = document["containerEdits"]["mounts"]
-    assert (Path(libraries["hostPath"]) / "libcuda.so.1").resolve().name == f"libcuda.so.{V}"
-
-
 def test_the_file_is_what_would_be_printed(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert place.generate() == Exit.OK
     printed = capsys.readouterr().out
     assert place.generate("--output", str(place.file)) == Exit.OK
     assert capsys.readouterr() == ("", "")
     assert place.file.read_text() == printed
+    document = place.specification()
+    assert document["devices"][-1]["name"] == "all"
+    [libraries, *_] = document["containerEdits"]["mounts"]
+    assert (Path(libraries["hostPath"]) / "libcuda.so.1").resolve().name == f"libcuda.so.{V}"
 
 
 def test_what_changes_while_it_is_written_is_written_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,33 +127,33 @@ def test_capabilities_are_the_policys_or_those_named(place: Place, capsys: pytes
     assert "nvidia-uvm" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--capabilities", "compute,magic"], "'magic' is not one of compute, utility"),
-        (["--capabilities", "compute,"], "'' is not one of"),
-        (["--watch"], "give --output"),
-        (["--output", "nvidia.txt"], "runtimes only read files that end in .json or .yaml"),
-    ],
-)
-def test_wrong_usage_is_2(place: Place, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
-    assert place.generate(*arguments) == Exit.USAGE
+# The arguments, how the verb ends, and what it says.
+FAILURES: dict[str, tuple[list[str], Exit, str]] = {
+    "no capability": (["--capabilities", "compute,magic"], Exit.USAGE, "'magic' is not one of compute, utility"),
+    "an empty capability": (["--capabilities", "compute,"], Exit.USAGE, "'' is not one of"),
+    "nothing to watch for": (["--watch"], Exit.USAGE, "give --output"),
+    "a file that no runtime reads": (["--output", "cdi.txt"], Exit.USAGE, "only read files that end in .json or .yaml"),
+    "a broken policy": (["--policy", "broken.toml"], Exit.CONFIGURATION, "broken.toml:1: nonsense"),
+    "a broken topology": (["--gpus", "broken.toml"], Exit.CONFIGURATION, "broken.toml"),
+    "a file for a folder": (["--output", "broken.toml/a.json"], Exit.PERMISSION, "cannot be written"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), FAILURES.values(), ids=FAILURES)
+def test_failures(
+    place: Place,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: Exit,
+    words: str,
+) -> None:
+    monkeypatch.chdir(place.base)
+    Path("broken.toml").write_text("nonsense = 1\n")
+    assert place.generate(*arguments) == code
     captured = capsys.readouterr()
     assert captured.out == ""
     assert words in captured.err
-
-
-def test_a_broken_policy_is_78(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    policy = place.base / "policy.toml"
-    policy.write_text("nonsense = 1\n")
-    assert place.generate("--policy", str(policy)) == Exit.CONFIGURATION
-    assert f"{policy}:1: nonsense" in capsys.readouterr().err
-
-
-def test_a_broken_topology_is_78(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    place.topology.write_text("schema = 9\n")
-    assert place.generate() == Exit.CONFIGURATION
-    assert str(place.topology) in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_longer_true_goes(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,12 +170,6 @@ def test_a_rival_is_named(place: Place, capsys: pytest.CaptureFixture[str]) -> N
     rival.write_text("kind: nvidia.com/gpu\nhooks:\n- hookName: createContainer\n")
     assert place.generate("--output", str(place.file)) == Exit.OK
     assert f"{rival} describes nvidia.com/gpu too, with hooks: runtimes refuse" in capsys.readouterr().err
-
-
-def test_a_folder_that_cannot_be_is_77(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    place.file.parent.write_text("a file")
-    assert place.generate("--output", str(place.file)) == Exit.PERMISSION
-    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_without_a_driver_it_is_69_and_says_where_it_looked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,18 +209,12 @@ def test_a_driver_without_files_is_refused_on_a_real_node_only(place: Place) -> 
     assert "mounts" not in document["containerEdits"]
 
 
-def test_a_gpu_that_cannot_be_given_has_no_name(place: Place) -> None:
-    gpus = [make.gpu(0), make.gpu(1, unavailable="it fell off the bus"), make.gpu(2, mig_enabled=True)]
-    document = json.loads(specification_text(make.inventory(gpus), place.options()))
-    assert [device["name"] for device in document["devices"]] == ["0", make.uuid(0), "all"]
-
-
-def test_mig_devices_have_names_and_their_gpu_has_none(place: Place) -> None:
-    gpus = [make.gpu(0), make.mig_gpu(1, mig=(make.mig(1, 0), make.mig(1, 1, unavailable="it failed")))]
+def test_what_can_be_given_has_a_name(place: Place) -> None:
+    cut = make.mig_gpu(1, mig=(make.mig(1, 0), make.mig(1, 1, unavailable="it failed")))
+    gpus = [make.gpu(0), cut, make.gpu(2, unavailable="it fell off the bus"), make.gpu(3, mig_enabled=True)]
     some = Majors(nvidia=195, nvidia_uvm=511)
-    whole = ["0", make.uuid(0)]
-    parts = ["1:0", make.mig_uuid(1, 0)]
-    for majors, names in ((make.MAJORS, [*whole, *parts, "all"]), (some, [*whole, "all"])):
+    whole, part = ["0", make.uuid(0)], ["1:0", make.mig_uuid(1, 0)]
+    for majors, names in ((make.MAJORS, [*whole, *part, "all"]), (some, [*whole, "all"])):
         document = json.loads(specification_text(make.inventory(gpus, majors=majors), place.options()))
         assert [device["name"] for device in document["devices"]] == names
 
@@ -261,63 +242,40 @@ def watched(place: Place, *steps: Callable[[], object]) -> None:
     asyncio.run(main())
 
 
-def has_gpus(place: Place, number: int) -> Callable[[], None]:
-    def check() -> None:
-        assert len(place.specification()["devices"]) == 2 * number + 1
+def test_watch_follows_gpus_and_driver(place: Place) -> None:
+    """From when nothing can be said yet, by way of when nothing is true any more."""
+    text = place.topology.read_text()
+    last = text.rindex("[[gpu]]")
+    fewer = text[:last] + text[text.index("[[link]]", last) :].split("[[link]]")[0]
+    place.topology.unlink()
 
-    return check
+    def node(text: str) -> Callable[[], object]:
+        return lambda: place.topology.write_text(text)
 
+    def has_gpus(number: int, version: str = V) -> Callable[[], None]:
+        def check() -> None:
+            document = place.specification()
+            assert len(document["devices"]) == 2 * number + 1
+            assert f"/{version}-" in document["containerEdits"]["mounts"][0]["hostPath"]
 
-def test_watch_follows_the_gpus(place: Place) -> None:
-    def lose_one() -> None:
-        text = place.topology.read_text()
-        gpu = text.rindex("[[gpu]]")
-        place.topology.write_text(text[:gpu] + text[text.index("[[link]]", gpu) :].split("[[link]]")[0])
-
-    watched(place, has_gpus(place, 4), lose_one, has_gpus(place, 3))
-    assert place.file.exists(), "it stays, for containers go on being started"
-
-
-def test_watch_follows_the_driver(place: Place) -> None:
-    def generation() -> str:
-        return str(place.specification()["containerEdits"]["mounts"][0]["hostPath"])
+        return check
 
     def upgrade() -> None:
         shutil.rmtree(place.driver)
         make_driver_root(place.driver, "590.1.2")
 
-    def new() -> None:
-        assert "590.1.2-" in generation()
-
-    watched(place, has_gpus(place, 4), upgrade, new)
-
-
-def test_watch_removes_what_is_not_true_and_writes_it_again(place: Place) -> None:
-    text = place.topology.read_text()
-
     def gone() -> None:
         assert not place.file.exists()
 
-    steps = (
-        has_gpus(place, 4),
-        lambda: place.topology.write_text("schema = 1\n[node]\n"),
-        gone,
-        lambda: place.topology.write_text(text),
-        has_gpus(place, 4),
-    )
-    watched(place, *steps)
-
-
-def test_watch_starts_where_nothing_can_be_said_yet(place: Place) -> None:
-    place.topology.rename(place.base / "later")
-    watched(place, lambda: (place.base / "later").rename(place.topology), has_gpus(place, 4))
+    watched(place, node(text), has_gpus(4), node(fewer), has_gpus(3), node("schema = 1\n[node]\n"), gone)
+    watched(place, node(text), has_gpus(4), upgrade, has_gpus(4, "590.1.2"))
+    assert place.file.exists(), "it stays, for containers go on being started"
 
 
 def test_watch_as_a_process_hears_signals(place: Place) -> None:
     """SIGHUP: look again now, where the pause would be a minute. SIGTERM: an end in good order."""
-    places = ["--gpus", place.topology, "--driver-root", place.driver, "--stage-dir", place.stage]
-    command = [sys.executable, "-m", "nri_gpu", "cdi", "generate", "--watch", "--output", place.file, *places]
-    process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "nri_gpu", *place.command, "--watch", "--output", str(place.file)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         wait_for("the file", place.file.exists, WAIT_S)
         shutil.copy(TOPOLOGIES / "dgx-a100.toml", place.topology)
@@ -349,40 +307,14 @@ BOOT: Final = 1_000_000.0
 MINUTE_S: Final = 60.0  # clocks are set while a machine runs
 
 
-class Old(Struct, frozen=True):
+class Old(Place, frozen=True):
     """A staging folder, a specification beside it, and a folder where runtimes look too."""
-
-    base: Path
-
-    @property
-    def stage(self) -> Path:
-        return self.base / "stage"
-
-    @property
-    def standard(self) -> Path:
-        return self.base / "etc"
-
-    @property
-    def options(self) -> SpecificationOptions:
-        return SpecificationOptions(
-            self.base / "driver",
-            (),
-            self.stage,
-            Loader.FOLDERS,
-            DEFAULT_CAPABILITIES,
-            None,
-            refresh_s=1,
-            standard=(self.standard, self.base / "none"),
-        )
-
-    @property
-    def file(self) -> SpecFile:
-        return SpecFile(self.base / "cdi/nri-gpu.json")
 
     def write(self, inventory: Inventory = REAL) -> tuple[str, ...]:
         """As the verb does. Returns what was removed."""
-        self.file.write(specification_text(inventory, self.options))
-        return remove_old(self.options, self.file, inventory, BOOT)
+        options, file = self.options(standard=(self.base / "etc", self.base / "none")), SpecFile(self.file)
+        file.write(specification_text(inventory, options))
+        return remove_old(options, file, inventory, BOOT)
 
     def stale(self, name: str = OLD, at: float = BOOT - 1) -> Path:
         """A generation from before."""
@@ -395,8 +327,8 @@ class Old(Struct, frozen=True):
 @pytest.fixture
 def old(tmp_path: Path) -> Old:
     made = Old(tmp_path)
-    make_driver_root(tmp_path / "driver", V)
-    made.standard.mkdir()
+    make_driver_root(made.driver, V)
+    (tmp_path / "etc").mkdir()
     return made
 
 
@@ -410,16 +342,19 @@ def test_what_nobody_names_and_no_kernel_understands_goes(old: Old) -> None:
     assert old.write() == ()
 
 
-def test_what_was_staged_since_the_boot_stays(old: Old) -> None:
-    """A container of this boot may have been started with it."""
-    folder = old.stale(at=BOOT + 1)
-    assert old.write() == ()
-    assert folder.is_dir()
+KEPT = {
+    "staged since the boot, as a container may have it": (OLD, BOOT + 1, REAL),
+    "another generation of the driver that runs": (f"{V}-0a1b2c3d", BOOT - 1, REAL),
+    "another folder": ("precious", BOOT - 1, REAL),
+    "of a simulated node": (OLD, BOOT - 1, replace(REAL, simulated=True)),
+    "without a kernel module to compare with": (OLD, BOOT - 1, replace(REAL, driver_version="")),
+}
 
 
-def test_another_generation_of_the_driver_that_runs_stays(old: Old) -> None:
-    folder = old.stale(f"{V}-0a1b2c3d")
-    assert old.write() == ()
+@pytest.mark.parametrize(("name", "at", "inventory"), KEPT.values(), ids=KEPT)
+def test_what_stays(old: Old, name: str, at: float, inventory: Inventory) -> None:
+    folder = old.stale(name, at)
+    assert old.write(inventory) == ()
     assert folder.is_dir()
 
 
@@ -436,26 +371,12 @@ def test_what_another_specification_names_stays(old: Old, where: str) -> None:
 
 def test_a_specification_that_cannot_be_read_may_name_any(old: Old) -> None:
     folder = old.stale()
-    (old.standard / "odd.json").mkdir()
+    (old.base / "etc/odd.json").mkdir()
     with pytest.raises(DriverError, match=r"old driver files stay in .*Is a directory"):
         old.write()
     assert folder.is_dir()
 
 
-@pytest.mark.parametrize("inventory", [replace(REAL, simulated=True), replace(REAL, driver_version="")])
-def test_without_a_kernel_module_to_compare_with_all_stay(old: Old, inventory: Inventory) -> None:
-    folder = old.stale()
-    assert old.write(inventory) == ()
-    assert folder.is_dir()
-
-
-def test_other_folders_are_nobodys_business(old: Old) -> None:
-    folder = old.stale("precious")
-    assert old.write() == ()
-    assert folder.is_dir()
-
-
 def test_the_boot_is_when_the_kernel_says() -> None:
-    with Path("/proc/stat").open() as stat:
-        (btime,) = (float(line.split()[1]) for line in stat if line.startswith("btime"))
-    assert abs(booted_at() - btime) < MINUTE_S
+    (btime,) = (line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+    assert abs(booted_at() - float(btime)) < MINUTE_S

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,11 +39,11 @@ TREE: Final = DriverTree(
 MADE_BY_CDI: Final = ("devices", "mounts", "env")
 
 
-def specification(gpus: tuple[Gpu, ...], tree: DriverTree | None = TREE, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
-    capabilities = fields.pop("capabilities", DEFAULT_CAPABILITIES)
-    loader = fields.pop("loader", Loader.FOLDERS)
-    inventory = make.inventory(gpus, **fields)
-    return cdi.specification(gpus, capabilities=capabilities, inventory=inventory, tree=tree, loader=loader)
+def specification(
+    units: Sequence[Unit], tree: DriverTree | None = TREE, loader: Loader = Loader.FOLDERS
+) -> dict[str, Any]:
+    inventory = make.inventory([*dict.fromkeys(map(whole, units))])
+    return cdi.specification(units, capabilities=DEFAULT_CAPABILITIES, inventory=inventory, tree=tree, loader=loader)
 
 
 def devices(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -130,26 +130,18 @@ def test_every_part_of_edits_has_been_thought_of() -> None:
 
 
 @given(gpu_sets(), st.booleans())
-def test_it_is_valid_whole_and_hook_less(gpus: tuple[Gpu, ...], staged: bool) -> None:
+def test_it_is_valid_whole_and_hook_less_and_each_gpu_has_two_names(gpus: tuple[Gpu, ...], staged: bool) -> None:
     document = specification(gpus, tree=TREE if staged else None)
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     assert document["cdiVersion"] == minimum_version(document)
     names = [device["name"] for device in document["devices"]]
     assert names == [name for gpu in gpus for name in (str(gpu.index), gpu.uuid)] + ["all"]
     assert "hook" not in json.dumps(document).lower()
-
-
-@given(gpu_sets())
-def test_every_node_says_all_of_itself(gpus: tuple[Gpu, ...]) -> None:
-    for edits in every_edits(specification(gpus)):
+    for edits in every_edits(document):
         for node in edits.get("deviceNodes", ()):
             assert set(node) == {"path", "type", "major", "minor", "fileMode", "permissions", "uid", "gid"}
             assert node["permissions"] == "rw"
-
-
-@given(gpu_sets())
-def test_index_and_uuid_are_two_names_of_one_thing(gpus: tuple[Gpu, ...]) -> None:
-    named = devices(specification(gpus))
+    named = devices(document)
     assert all(named[str(gpu.index)] == named[gpu.uuid] for gpu in gpus)
 
 
@@ -186,34 +178,16 @@ def _settings(edits: dict[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
 def test_mig_devices_are_listed_by_both_indices_and_by_uuid() -> None:
     cut = make.mig_gpu(1)
     units: tuple[Unit, ...] = (make.gpu(0), *cut.parts)
-    document = cdi.specification(
-        units,
-        capabilities=DEFAULT_CAPABILITIES,
-        inventory=make.inventory([make.gpu(0), cut]),
-        tree=TREE,
-        loader=Loader.FOLDERS,
-    )
+    document = specification(units)
     jsonschema.validate(document, SCHEMA)
-    assert [*devices(document)] == [
-        *("0", make.uuid(0), "1:0", make.mig_uuid(1, 0), "1:1", make.mig_uuid(1, 1)),
-        "all",
-    ]
+    names = ["0", make.uuid(0), "1:0", make.mig_uuid(1, 0), "1:1", make.mig_uuid(1, 1), "all"]
+    assert [*devices(document)] == names
     assert applied(document, "1:0", "1:1").devices == planned(*cut.parts).devices
     assert applied(document, make.mig_uuid(1, 1)).devices == planned(cut.parts[1]).devices
     assert applied(document, "all").devices == planned(*units).devices
-
-
-def test_mig_alone_shares_no_gpus_node() -> None:
-    cut = make.mig_gpu(1)
-    document = cdi.specification(
-        cut.parts,
-        capabilities=DEFAULT_CAPABILITIES,
-        inventory=make.inventory([cut]),
-        tree=None,
-        loader=Loader.FOLDERS,
-    )
-    assert "/dev/nvidia6" not in {node["path"] for node in document["containerEdits"]["deviceNodes"]}
-    assert applied(document, "1:0").devices == planned(cut.parts[0]).devices
+    alone = specification(cut.parts, tree=None)
+    assert "/dev/nvidia6" not in {node["path"] for node in alone["containerEdits"]["deviceNodes"]}
+    assert applied(alone, "1:0").devices == planned(cut.parts[0]).devices
 
 
 FOLDER: Final = Path(__file__).parents[2] / "fixtures" / "cdi"

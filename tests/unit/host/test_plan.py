@@ -60,9 +60,9 @@ def mig(name: str, minor: int, modify: int = 1, mode: int = 0o444) -> dict[str, 
     return {name: f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: {modify}\n"}
 
 
-def planned(*, graphics: bool = False, **changes: object) -> list[str]:
+def planned(*, graphics: object = False, **changes: object) -> list[str]:
     """What is done, and what is found."""
-    plan = make_plan(facts(**changes), graphics=graphics)
+    plan = make_plan(facts(**changes), graphics=bool(graphics))
     return [str(each) for each in (*plan.actions, *plan.findings)]
 
 
