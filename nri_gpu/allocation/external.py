@@ -67,8 +67,13 @@ def seen(ledger: Ledger, inventory: Inventory) -> Ledger:
     return ledger.with_all_external({each.container_id: each for each in found if each})
 
 
-def with_live(ledger: Ledger, has: Live, inventory: Inventory) -> Ledger:
-    """The ledger with the devices of one more container."""
+def with_live(
+    ledger: Ledger, container: Container, inventory: Inventory, edits: Edits = NO_EDITS, stage_dir: str = ""
+) -> Ledger:
+    """The ledger with the devices of one more container, and with those that these edits add."""
+    has = live(container, edits, stage_dir)
+    if has is None:
+        return ledger
     ledger = ledger.with_live(has)
     other = _beyond_grant(has, ledger.entries.get(has.container_id), inventory)
     if other is None and has.container_id not in ledger.external:

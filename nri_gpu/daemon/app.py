@@ -70,7 +70,7 @@ class Daemon:
         self._kubelet = KubeletController(state, self._plugin, fixed.kubelet, self._succession)
         self._ledger_file = LedgerFile(folder.path / LEDGER, state)
         self._rechecks = Rechecks(state, self._node.cache.poke, time.monotonic)
-        self._sizes = Sizes(lambda: state.settings.plugin.request_bytes, later)
+        self._sizes = Sizes(self._plugin.request_bytes, later)
         self._supervisor = Supervisor(
             self._plugin,
             lambda: Identity(self._policy.registered.name, self._policy.registered.index),
@@ -108,7 +108,7 @@ class Daemon:
         self._state.subscribe(self._reporter.policy_changed, Changed.POLICY)
         if self._audit:
             self._state.subscribe(self._note_policy, Changed.POLICY)
-            self._state.subscribe(self._note_ledger, Changed.LEDGER)
+            self._audit.follow(self._state)
             self._note_policy()
 
     def _recall(self, file: Path) -> None:
@@ -224,10 +224,6 @@ class Daemon:
             self._audit.policy_changed(PolicyNote("", "", policy.fault))
         else:
             self._audit.policy_changed(PolicyNote(text.file, text.text) if text else PolicyNote("", ""))
-
-    def _note_ledger(self) -> None:
-        assert self._audit
-        self._audit.ledger_changed(self._state.ledger)
 
 
 def _audit_log(policy: Policy, state: Path) -> AuditLog | None:

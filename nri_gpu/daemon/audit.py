@@ -32,6 +32,7 @@ from nri_gpu.decision.replay import (
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision
 from nri_gpu.domain.node import Node
+from nri_gpu.system.state import Changed, NodeState
 from nri_gpu.system.tasks import LogOnce
 
 FILE: Final = "audit.jsonl"
@@ -97,9 +98,9 @@ class AuditLog:
         """Decisions are by this policy from now on."""
         self._note(policy)
 
-    def ledger_changed(self, ledger: Ledger) -> None:
-        """A container holds other GPUs than before."""
-        self._note(ledger)
+    def follow(self, state: NodeState) -> None:
+        """Note each ledger from now on."""
+        state.subscribe(lambda: self._note(state.ledger), Changed.LEDGER)
 
     def synchronized(self, ledger: Ledger) -> None:
         """The ledger was rebuilt from the runtime's list."""

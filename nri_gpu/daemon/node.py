@@ -94,8 +94,8 @@ class NodeControllers:
         self.inventory.subscribe(self._profiles.look_again, PROFILES)
         self.inventory.subscribe(self._labels.look_again, LABELS)
         self._node_state.subscribe(self._labels.look_again, Changed.POLICY)
-        self._node_state.subscribe(self._health.changed, Changed.POLICY, Changed.LEDGER)
-        self._node_state.subscribe(self.mps.look_again, Changed.POLICY, Changed.LEDGER)
+        self._node_state.subscribe(self._health.changed.set, Changed.POLICY, Changed.LEDGER)
+        self._node_state.subscribe(self.mps.woken.set, Changed.POLICY, Changed.LEDGER)
 
     def restore(self) -> None:
         """Go by the last daemon's snapshot until the driver answers. A simulated node has none."""

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from nri_gpu.domain.claim import Claim, Count, Devices, Everything, Mode, Nothing
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.errors import RequestError
-from nri_gpu.domain.kubelet import Allocated, KubeletAllocation, gpu_groups, kubelet_key
+from nri_gpu.domain.kubelet import Allocated, KubeletAllocation, gpu_groups
 from nri_gpu.policy.model import Disarm, Policy
 from nri_gpu.policy.select import Ignored, select
 from nri_gpu.request.environment import VARIABLE, claim_of_environment, named_devices
-from nri_gpu.request.parse import parse_claim, select_annotation
+from nri_gpu.request.parse import kubelet_key, parse_claim, select_annotation
 
 
 def claim_of(container: Container, policy: Policy) -> Claim | None:

@@ -57,7 +57,9 @@ def plan_for(
     """
     facts = _facts(gpus, node)
     choice = _compat(container, facts, capabilities, node, policy)
-    if reason := _unmet_requirement(container, with_compat(facts, choice.package), choice, policy):
+    if choice.package:
+        facts = with_compat(facts, choice.package)
+    if reason := _unmet_requirement(container, facts, choice, policy):
         return reason
     edits = plan(
         Injection(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -113,8 +113,3 @@ def gpu_groups(labels: Mapping[str, str]) -> frozenset[str]:
     """The groups by which such a scheduler binds a pod to GPUs that another pod reserves."""
     of_several = {value for key, value in labels.items() if key.startswith(f"{GROUP}/")}
     return frozenset(of_several | {labels.get(GROUP, "")}) - {""}
-
-
-def kubelet_key(annotations: Iterable[str]) -> str:
-    """The first annotation key that carries an allocation; empty where there is none."""
-    return next((key for key in annotations if key == KUBELET_KEY or key.startswith(f"{KUBELET_KEY}.")), "")

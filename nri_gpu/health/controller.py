@@ -51,7 +51,8 @@ class HealthController:
     driver: where the driver is. file: what outlives a restart. publish: takes a changed inventory. refresh: asks for a
     refresh soon. simulated: events come from the topology file. moment: now, on a clock that goes on from one start to
     the next until a reboot. listener: made once with where events go. stops: made once with what calls for a retry.
-    refreshes_apart_s: of refreshes because of events, which can come by the thousand.
+    refreshes_apart_s: of refreshes because of events, which can come by the thousand. changed: set when policy, ledger
+    or the GPUs' health are other ones.
     """
 
     def __init__(
@@ -81,8 +82,8 @@ class HealthController:
         self._began: float | None = None  # on the loop's clock: the first refresh of a simulated node
         self._shown: frozenset[str] = NO_UNITS  # GPUs and MIG devices of the last inventory
         self._held_at_refresh: frozenset[str] | None = None
-        self._changed = asyncio.Event()
-        self._stops = stops(self._changed.set)
+        self.changed = asyncio.Event()
+        self._stops = stops(self.changed.set)
         self._refreshing = False
         if listener is None and not simulated:
             listener = partial(EventChild, driver.root, driver.library_dirs)
@@ -105,10 +106,6 @@ class HealthController:
         finally:
             self._stops.close()
 
-    def changed(self) -> None:
-        """Policy or ledger changed; cheap, because it is called on the request path."""
-        self._changed.set()
-
     def with_health(self, inventory: Inventory) -> Inventory:
         """Takes what a refresh showed. Returns it with what is known of the GPUs' health."""
         if not inventory.fault:
@@ -116,7 +113,7 @@ class HealthController:
         self._schedule(inventory.script)
         rules, self._held_at_refresh = rules_of(self._settings), self._held()
         self._take(*self._health.after_inventory(inventory, rules, self._moment(), self._held_at_refresh))
-        self._changed.set()  # bus ids may have changed
+        self.changed.set()  # bus ids may have changed
         return self._health.applied_to(inventory, rules)
 
     def take_event(self, event: GpuEvent) -> None:
@@ -141,7 +138,7 @@ class HealthController:
         for change in changes:
             _log(change)
         if changes or moved:
-            self._changed.set()
+            self.changed.set()
             save_health(self._file, self._health)
 
     def _refresh_soon(self) -> None:
@@ -164,7 +161,7 @@ class HealthController:
     async def _follow(self) -> None:
         """After each change: listen to the GPUs that matter now, and report or stop who is on a withheld one."""
         while True:
-            self._changed.clear()
+            self.changed.clear()
             ledger = self._node_state.synchronized_ledger or Ledger()
             if self._listener:
                 self._listener.listen(frozenset(gpu.pci_bus_id for gpu in self._listened(ledger)))
@@ -172,7 +169,7 @@ class HealthController:
             # A container holds what the last refresh neither showed nor knew to be held: the next one does.
             if self._seen and (self._held() or NO_UNITS) - self._shown - (self._held_at_refresh or NO_UNITS):
                 self._refresh_soon()
-            await self._changed.wait()
+            await self.changed.wait()
 
     def _held(self) -> frozenset[str] | None:
         """GPUs and MIG devices that containers hold, external allocations too; None where that is not known yet."""

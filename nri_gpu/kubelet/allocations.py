@@ -15,10 +15,11 @@ from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId
 from nri_gpu.domain.decision import Decision, Inject
 from nri_gpu.domain.gpu import GpuUuid
-from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, Allocated, AllocatedDevice, PodDevices, kubelet_key
+from nri_gpu.domain.kubelet import REQUIRED_DESTINATION, Allocated, AllocatedDevice, PodDevices
 from nri_gpu.domain.names import KUBELET_KEY
 from nri_gpu.kubelet.answer import read_tokens
 from nri_gpu.policy.kubelet import KubeletSettings
+from nri_gpu.request.parse import kubelet_key
 
 PODS_MAX: Final = 1024  # sandboxes; kubelets run at most some hundreds
 QUESTIONS_MAX: Final = 256  # the next List answers those that fall out

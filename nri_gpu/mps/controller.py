@@ -186,7 +186,7 @@ class MpsController:
     """Controls the daemons of all GPUs.
 
     Before the runtime has listed its containers, no daemon is touched. The node state is told the folders for
-    containers that are created from now on.
+    containers that are created from now on. woken: set when grants or the policy changed.
     """
 
     def __init__(self, state: Path, node_state: NodeState) -> None:
@@ -195,16 +195,12 @@ class MpsController:
         self._node_state = node_state
         self._controllers: dict[GpuUuid, GpuMpsController] = {}
         self._tasks: dict[asyncio.Task[None], GpuUuid] = {}
-        self._woken = asyncio.Event()
+        self.woken = asyncio.Event()
         self._noted = noted_folders(state)
         named: dict[str, str] = {folder.uuid: folder.generation for folder in self._noted}
         self._folders = MpsFolders(str(clients(state)), _generation(), named, mount_fault(clients(state)))
         self._complained = False
         node_state.put_mps(self._folders)
-
-    def look_again(self) -> None:
-        """Grants or the policy changed."""
-        self._woken.set()
 
     def start_hindrance(self, grant: Grant) -> str:
         """Why a container with this grant must not start yet; empty when it may. Costs at most a poll(2) a GPU."""
@@ -232,8 +228,8 @@ class MpsController:
         try:
             while True:
                 enabled = self._node_state.settings.mps.enabled
-                await first_done(self._woken.wait(), timeout_s=MOUNT_S if enabled and self._folders.fault else None)
-                self._woken.clear()
+                await first_done(self.woken.wait(), timeout_s=MOUNT_S if enabled and self._folders.fault else None)
+                self.woken.clear()
                 self._look_for_mount()
                 ledger = self._node_state.synchronized_ledger
                 if ledger is None:
@@ -275,7 +271,7 @@ class MpsController:
     def _renewed(self, uuid: GpuUuid) -> DaemonFolder:
         """A GPU's daemon has ended: from now on containers are created for its next one."""
         self._put(replace(self._folders, later={**self._folders.later, uuid: _generation()}))
-        self._woken.set()  # the old one's folder may have to go
+        self.woken.set()  # the old one's folder may have to go
         return DaemonFolder(self._state, uuid, self._folders.generation(uuid))
 
     async def _tidy(self, ledger: Ledger) -> None:
@@ -299,7 +295,7 @@ class MpsController:
             return
         if error := task.exception():
             logger.opt(exception=error).error("bug: MPS daemon not controlled any more")
-        self._woken.set()  # containers may have come meanwhile
+        self.woken.set()  # containers may have come meanwhile
 
 
 def _generation() -> str:

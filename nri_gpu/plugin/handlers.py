@@ -11,7 +11,7 @@ from typing import Final
 from loguru import logger
 from msgspec.structs import replace
 
-from nri_gpu.allocation.external import live, seen
+from nri_gpu.allocation.external import live, seen, with_live
 from nri_gpu.allocation.grant import SignedGrant, sign_grant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Lapse, Ledger, Live, rebuilt
 from nri_gpu.allocation.reservations import cleared_for, expired, reserve, sandbox_gone
@@ -98,6 +98,10 @@ class Plugin:
         """The events to subscribe to."""
         return EVENTS
 
+    def request_bytes(self) -> int:
+        """In how many bytes the runtime may describe a pod or container; 0: no limit."""
+        return self.state.settings.plugin.request_bytes
+
     def create_container(self, payload: bytes) -> Reply:
         """CreateContainer: what to add to this container, or why it must not be created."""
         if not self._needs_reading(payload, self.state.node):
@@ -115,7 +119,8 @@ class Plugin:
         self.kubelet.decided(container, decision)
         self._record(container, decision, signed, node, now)
         if not isinstance(decision, Refuse):  # one that is refused may come again for what is reserved for it
-            ledger = self._granted.with_live(cleared.after(decision, now), container, decision.edits)
+            granted = cleared.after(decision, now)
+            ledger = with_live(granted, container, node.inventory, decision.edits, self.stage_dir)
         self.state.commit(ledger)
         self._log_later(container, decision, node, self._needs.clock() - now)
         return reply

@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nri_gpu.allocation.external import live, with_live
+from nri_gpu.allocation.external import with_live
 from nri_gpu.allocation.grant import InvalidGrant, SignedGrant
 from nri_gpu.allocation.ledger import Entry, GrantPhase, Ledger
 from nri_gpu.decision.claim import may_ask_by_environment, needs_grant
@@ -15,7 +15,6 @@ from nri_gpu.decision.validate import grant_of
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId
 from nri_gpu.domain.decision import Code, Grant, Reason
-from nri_gpu.domain.edits import NO_EDITS, Edits
 from nri_gpu.domain.mps import Seat
 from nri_gpu.domain.names import GRANT_KEY
 from nri_gpu.kubelet.allocations import KubeletAllocations
@@ -63,11 +62,6 @@ class GrantedContainers:
             seat = Seat.read(container.env, user_of(pid), container.mps_folder)
         return Grant.to(container, signed.uuids, signed.mode, signed.generation, seat)
 
-    def with_live(self, ledger: Ledger, container: Container, edits: Edits = NO_EDITS) -> Ledger:
-        """A ledger with the device numbers that a container has, and will have by these edits."""
-        has = live(container, edits, self._needs.stage_dir)
-        return ledger if has is None else with_live(ledger, has, self._state.node.inventory)
-
     def start(self, change: Lifecycle) -> Reply:
         """START_CONTAINER: nothing, or why this container must not start."""
         if change.container_id in self.unseen:
@@ -82,7 +76,7 @@ class GrantedContainers:
         """Check that a container got its grant: a daemon may have ended between its journal and its answer."""
         container = change.container
         if container is not None and isinstance(self.signed_grant(container), SignedGrant):
-            self._state.commit(self.with_live(self._state.ledger, container))
+            self._state.commit(with_live(self._state.ledger, container, self._state.node.inventory))
         elif container is not None:
             self._needs.recorder.settled(change.container_id)
             self._state.commit(self._state.ledger.released(change.container_id))
@@ -121,7 +115,8 @@ class GrantedContainers:
         if isinstance(signed, SignedGrant):
             # Ours, but created while a Synchronize was under way: old runtimes list it in neither (1.7.24).
             entry = Entry(self.grant(container, signed, change.pid), GrantPhase.LAPSED, self._needs.clock())
-            return self._run(change, self.with_live(self._state.ledger.with_entry(entry), container))
+            ledger = self._state.ledger.with_entry(entry)
+            return self._run(change, with_live(ledger, container, self._state.node.inventory))
         key = needs_grant(container, self._state.policy, starts=True)
         if not key:
             return EMPTY

@@ -154,10 +154,6 @@ class RuleList(Struct, frozen=True):
 
     rules: tuple[Rule, ...] = ()
 
-    def first(self, of: Container) -> int | None:
-        """Index of the first rule that matches a container; None where none does."""
-        return next((index for index, rule in enumerate(self.rules) if rule.matches(of)), None)
-
     def called(self, index: int) -> str:
         """`rule[2] "batch"`."""
         name = self.rules[index].name

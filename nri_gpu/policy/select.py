@@ -206,9 +206,9 @@ Verdict = Allowed | Denied | Ignored
 
 def select(policy: Policy, container: Container) -> Verdict:
     """What policy says of a container with a request."""
-    index = policy.rule.first(container)
-    if index is not None:
-        return _by_rule(policy, container, index)
+    for index, rule in enumerate(policy.rule.rules):
+        if rule.matches(container):
+            return _by_rule(policy, container, index)
     namespace = container.pod.namespace
     rules = policy.namespaces
     denied = rules.deny.first(namespace)

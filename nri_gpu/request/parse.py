@@ -8,7 +8,7 @@ A clause's key is looked up in CLAUSES; a new clause is one entry there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -32,8 +32,8 @@ from nri_gpu.domain.edits import NO_EXTRAS, Extras
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import Capabilities
 from nri_gpu.domain.mps import NO_MPS_LIMITS, MpsLimits
-from nri_gpu.domain.names import BASE_KEY, CONTAINER_PREFIX, GRANT_KEY, KEY_PREFIX, POD_KEY
-from nri_gpu.domain.text import did_you_mean, quoted, shown
+from nri_gpu.domain.names import BASE_KEY, CONTAINER_PREFIX, GRANT_KEY, KEY_PREFIX, KUBELET_KEY, POD_KEY
+from nri_gpu.domain.text import did_you_mean, quoted
 from nri_gpu.request.values import (
     BLANKS,
     Piece,
@@ -48,6 +48,7 @@ from nri_gpu.request.values import (
     read_mode,
     read_model,
     read_sharing,
+    shown_key,
 )
 
 VALUE_MAX: Final = 4096  # bytes; Kubernetes lets all annotations of a pod together have 256 KiB
@@ -93,7 +94,7 @@ def parse_claim(key: str, value: str, *, given: bool = False) -> Claim:
         RequestError: it is not valid; the position is that of the first fault.
 
     """
-    whole = Piece(shown_key(key), value, 0)
+    whole = Piece(key, value, 0)
     check_text(whole)
     parts: dict[str, tuple[Part, Piece]] = {}
     for clause in _clauses(whole):
@@ -114,7 +115,7 @@ def check_text(whole: Piece) -> None:
     for at, char in enumerate(value):
         if not (char.isascii() and (char.isprintable() or char == "\t")):
             what = "a line break" if char in "\r\n" else f"the character {quoted(char)}"
-            raise RequestError(whole.key, f"{what} is not allowed: write printable ASCII on one line", at)
+            raise whole.cut(at).error(f"{what} is not allowed: write printable ASCII on one line")
 
 
 def _clauses(whole: Piece) -> Iterator[Piece]:
@@ -232,7 +233,6 @@ def _other_than(name: str, parts: Mapping[str, tuple[Part, Piece]]) -> Piece:
 
 _KNOWN_KEYS: Final = (BASE_KEY, POD_KEY, CONTAINER_PREFIX + "<name>")
 _KEYS_BY_WORD: Final = {"pod": POD_KEY, "container": CONTAINER_PREFIX + "<name>"}
-_KEY_SHOWN_MAX: Final = 90  # characters; a Kubernetes key of ours has at most 11 + 63
 
 
 def select_annotation(
@@ -260,9 +260,9 @@ def select_annotation(
     return None
 
 
-def shown_key(key: str) -> str:
-    """An annotation's key, fit for a sentence: the pod's creator chose it."""
-    return shown(key, _KEY_SHOWN_MAX)
+def kubelet_key(annotations: Iterable[str]) -> str:
+    """The first key that carries an allocation of the kubelet; empty where there is none."""
+    return next((key for key in annotations if key == KUBELET_KEY or key.startswith(f"{KUBELET_KEY}.")), "")
 
 
 def _ours(annotations: Mapping[str, str]) -> list[str]:

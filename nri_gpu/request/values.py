@@ -25,15 +25,16 @@ from nri_gpu.domain.edits import CHANNEL_MAX, Extra, Extras
 from nri_gpu.domain.errors import RequestError
 from nri_gpu.domain.gpu import MIG_PROFILE, Capabilities, Capability
 from nri_gpu.domain.mps import MIB, WHOLE_PERCENT, MpsLimits
-from nri_gpu.domain.text import SIZE_UNITS, did_you_mean, quoted
+from nri_gpu.domain.text import SIZE_UNITS, did_you_mean, quoted, shown
 
 BLANKS: Final = " \t"
+_KEY_SHOWN_MAX: Final = 90  # characters; a Kubernetes key of ours has at most 11 + 63
 
 
 class Piece(NamedTuple):
     """A part of an annotation's value without the blanks around it.
 
-    key: the annotation it stands in, fit to be shown. at: 0-based offset into the value.
+    key: the annotation it stands in. at: 0-based offset into the value.
     """
 
     key: str
@@ -42,7 +43,7 @@ class Piece(NamedTuple):
 
     def error(self, message: str) -> RequestError:
         """A fault at this very place."""
-        return RequestError(self.key, message, self.at)
+        return RequestError(shown_key(self.key), message, self.at)
 
     def cut(self, start: int, end: int | None = None) -> Piece:
         """The part from start to end, blanks around it left out."""
@@ -57,6 +58,11 @@ class Piece(NamedTuple):
             yield self.cut(start, end)
             start = end + 1
         yield self.cut(start)
+
+
+def shown_key(key: str) -> str:
+    """An annotation's key, fit for a sentence: the pod's creator chose it."""
+    return shown(key, _KEY_SHOWN_MAX)
 
 
 def listed(words: Iterable[str]) -> str:

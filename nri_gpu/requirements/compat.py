@@ -91,9 +91,9 @@ def choose(
     return CompatChoice(why=f"{called} is wanted, and no package serves ({', '.join(unfit) or 'there is none'})")
 
 
-def with_compat(facts: RequirementFacts, package: CompatPackage | None) -> RequirementFacts:
+def with_compat(facts: RequirementFacts, package: CompatPackage) -> RequirementFacts:
     """The facts with the package's CUDA, on the same driver and GPUs."""
-    return replace(facts, cuda_version=package.cuda_version) if package else facts
+    return replace(facts, cuda_version=package.cuda_version)
 
 
 def wanted(env: Mapping[str, str]) -> CudaVersion | None:

@@ -106,8 +106,7 @@ class Runtime(RuleBasedStateMachine):
     # The plugin's side, as plugin/handlers.py plays it.
 
     def with_live(self, ledger: Ledger, container: Container) -> Ledger:
-        has = live(container)
-        return ledger if has is None else with_live(ledger, has, self.node.inventory)
+        return with_live(ledger, container, self.node.inventory)
 
     def on(self, gpus: Iterable[Gpu]) -> None:
         """The node looks like this from here on."""

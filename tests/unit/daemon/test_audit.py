@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.cli.replay import compare
 from nri_gpu.daemon.audit import FILE, GRANTS_AT_ONCE, OLD_FILE, WAITING_MAX, AuditLog, PolicyNote
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.policy.model import Policy
+from nri_gpu.system.state import NodeState
 from tests.support import builders as make
 from tests.support.log import Log
 
@@ -26,18 +26,17 @@ class Shell:
     """A plugin's part: decides, commits, tells the log."""
 
     def __init__(self, log: AuditLog) -> None:
-        self.log, self.ledger, self.now = log, Ledger(), 50.0
+        self.log, self.state, self.now = log, NodeState(NODE.inventory), 50.0
+        log.follow(self.state)
 
     def create(self, container: Container) -> None:
         self.now += 0.01  # nobody's grace is over
-        decision = decide(container, NODE, self.ledger, Policy.default())
+        decision = decide(container, NODE, self.state.ledger, Policy.default())
         self.log.decided(container, decision, NODE, self.now)
-        self.ledger = self.ledger.after(decision, self.now)
-        self.log.ledger_changed(self.ledger)
+        self.state.commit(self.state.ledger.after(decision, self.now))
 
     def remove(self, container: Container) -> None:
-        self.ledger = self.ledger.released(container.id)
-        self.log.ledger_changed(self.ledger)
+        self.state.commit(self.state.ledger.released(container.id))
 
 
 def asking(number: int, claim: str = "1") -> Container:

@@ -95,7 +95,7 @@ class Daemon:
             refreshes_apart_s=0.0,
         )
         self.use(**health)
-        self.node_state.subscribe(self.controller.changed, Changed.POLICY, Changed.LEDGER)
+        self.node_state.subscribe(self.controller.changed.set, Changed.POLICY, Changed.LEDGER)
 
     def _look(self) -> None:
         self.looks += 1
@@ -339,7 +339,7 @@ async def test_a_stop_that_failed_is_tried_again(tmp_path: Path, fails: Exceptio
         bad(daemon)
         began = asyncio.get_running_loop().time()
         for _ in range(200):
-            daemon.controller.changed()  # whatever happens meanwhile is no reason to hurry
+            daemon.controller.changed.set()  # whatever happens meanwhile is no reason to hurry
             await asyncio.sleep(0)
         assert RETRY_S * (2 ** (len(daemon.runtime.asked) - 2) - 1) <= asyncio.get_running_loop().time() - began
         await until("more attempts", lambda: len(daemon.runtime.asked) >= 4, 10)
@@ -374,7 +374,7 @@ async def test_a_container_is_reported_once_for_each_loss(tmp_path: Path, log: L
         bad(daemon)
         for _ in range(3):
             await turns()
-            daemon.controller.changed()
+            daemon.controller.changed.set()
             daemon.controller.with_health(look((), ()))
         assert len(log.said("container is on a bad gpu")) == 1
         daemon.later(400)
