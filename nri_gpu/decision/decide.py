@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from nri_gpu.allocation.ledger import Ledger
 from nri_gpu.allocation.messages import why_not
 from nri_gpu.allocation.placement import Asker, place
-from nri_gpu.decision.candidates import Candidates, over_limit
 from nri_gpu.decision.claim import claim_of
-from nri_gpu.decision.eligibility import Eligible, as_sentence, check_request, node_fault
+from nri_gpu.decision.eligibility import Candidates, Eligible, as_sentence, check_request, node_fault, over_limit
 from nri_gpu.decision.plan import (
     NotCompleted,
     complete_asked,

@@ -1,23 +1,35 @@
-"""Whether a request is eligible for GPUs: what policy says of it, and whether the node can grant any GPU at all."""
+"""Which requests are eligible for GPUs, which of the node's GPUs each may be placed on, and the limits on those chosen.
+
+A request is eligible where policy allows it and the node can grant any GPU at all.
+"""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Iterable, Mapping
+from typing import Final, Self
 
-from nri_gpu.allocation.messages import by_the_kernel
-from nri_gpu.decision.mps import single_gpu_fault
-from nri_gpu.domain.claim import Claim, Everything, Mode
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nri_gpu.allocation.ledger import UNUSED, Ledger, Reservation
+from nri_gpu.allocation.messages import by_the_kernel, called, fitting_gpus
+from nri_gpu.decision.mps import seat_fault, single_gpu_fault
+from nri_gpu.domain.claim import Claim, Count, Everything, MigProfiles, Mode
 from nri_gpu.domain.container import Container
-from nri_gpu.domain.decision import Code, Reason
+from nri_gpu.domain.decision import REFUSAL_MAX, Code, Grant, Reason
 from nri_gpu.domain.edits import Extras
-from nri_gpu.domain.gpu import Capabilities, Capability, closure
+from nri_gpu.domain.gpu import Capabilities, Capability, Gpu, GpuUuid, Unit, closure
 from nri_gpu.domain.mps import Seat
-from nri_gpu.domain.node import DriverFiles, Node
+from nri_gpu.domain.node import DriverFiles, Inventory, Node
+from nri_gpu.domain.text import quoted
 from nri_gpu.injection.devices import missing_modules, two_versions
 from nri_gpu.injection.mps import client_hindrance
 from nri_gpu.policy.model import Policy, PrivilegedAction
-from nri_gpu.policy.select import Allowed, Terms
+from nri_gpu.policy.rules import NO_LIMITS, Pool
+from nri_gpu.policy.select import Allowed, Holdings, Terms
 from nri_gpu.request.environment import VARIABLE
+
+_POOLS_SHOWN: Final = 3
 
 
 class Eligible(Struct, frozen=True):
@@ -132,3 +144,159 @@ def _version_fault(files: str, node: Node) -> str:
 def as_sentence(text: str) -> str:
     """The text with one full stop at its end."""
     return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+class Candidates(Struct, frozen=True):
+    """The GPUs that one request may be placed on, and why others are left out.
+
+    inventory: the node's, without the GPUs that are left out. closed: GPUs in pools for others, with the pool; None: in
+    no pool, and the request's rule names one. full: GPUs that as many containers share as may, with the limit and where
+    it is set. no_seat: GPUs whose MPS daemon has no room for the request, each with why. kubelet_only: what to do where
+    only the kubelet allocates the GPUs that are left out; empty elsewhere.
+    """
+
+    inventory: Inventory
+    closed: Mapping[GpuUuid, Pool | None] = {}
+    full: Mapping[GpuUuid, tuple[int, str]] = {}
+    no_seat: Mapping[GpuUuid, Reason] = {}
+    kubelet_only: str = ""
+
+    @classmethod
+    def of(cls, asked: Eligible, container: Container, inventory: Inventory, ledger: Ledger) -> Self:
+        """The candidates of one request. inventory: the whole node's."""
+        claim = asked.claim
+        # The kubelet allocates within its own pool, so GPUs that it allocated need no second check.
+        closed = {} if claim.kubelet else asked.terms.closed_pools(inventory, container.pod.namespace)
+        # A full GPU refuses a request that names it or asks for all; a request for any GPU takes another one.
+        full = _full(asked, container, inventory, ledger) if isinstance(claim.wanted, Count | MigProfiles) else {}
+        fitting = fitting_gpus(inventory, claim.selectors) if asked.seat and isinstance(claim.wanted, Count) else ()
+        no_seat = _seat_faults(asked, container, ledger, fitting)
+        left = _without(inventory, closed.keys() | full.keys() | no_seat.keys())
+        return cls(left, closed, full, no_seat, "" if left.gpus else _kubelet_only(asked, container, closed))
+
+    def explained(self, reason: Reason) -> Reason:
+        """The refusal with what was left out, where there is room: its end says what to do."""
+        if self.kubelet_only:
+            return Reason(reason.code, self.kubelet_only)
+        if self.no_seat and reason.code in (Code.NO_SUCH_GPU, Code.GPU_BUSY):
+            return next(iter(self.no_seat.values()))  # explains more than what is left
+        said = "; ".join(filter(None, (self._pools(), self._full())))
+        longer = Reason(reason.code, f"{reason.sentence[:-1]} (not offered here: {said}).")
+        return longer if said and len(f"nri-gpu [{reason.code}]: {longer.sentence}") <= REFUSAL_MAX else reason
+
+    def _pools(self) -> str:
+        if not self.closed:
+            return ""
+        names = list(dict.fromkeys(quoted(pool.name) for pool in self.closed.values() if pool is not None))
+        shown = ", ".join(names[:_POOLS_SHOWN]) + ", ..." * (len(names) > _POOLS_SHOWN)
+        where = f"in pool {shown}, kept for others" if names else "in no pool, and its rule names one"
+        return f"{len(self.closed)} {where}"
+
+    def _full(self) -> str:
+        if not self.full:
+            return ""
+        paths = ", ".join(sorted({path for _, path in self.full.values()}))
+        return f"{len(self.full)} shared by as many containers as may ({paths})"
+
+
+def over_limit(
+    asked: Eligible, container: Container, inventory: Inventory, ledger: Ledger, chosen: tuple[Unit, ...]
+) -> Reason | None:
+    """Why granting these GPUs exceeds a limit, the narrowest first; None if it does not."""
+    terms = asked.terms
+    full = _full(asked, container, inventory, ledger)
+    for unit in chosen:
+        if unit.uuid in full:
+            return Reason(Code.OVER_LIMIT, _too_many(unit, full[unit.uuid], terms.source))
+    if faults := _seat_faults(asked, container, ledger, chosen):
+        return next(iter(faults.values()))
+    if terms.limits == NO_LIMITS:
+        return None
+    uuids, exclusive = frozenset(unit.uuid for unit in chosen), asked.mode is Mode.EXCLUSIVE
+    denied = terms.denied_number(uuids, _holdings(container, ledger), container.pod, exclusive=exclusive)
+    return Reason(Code.OVER_LIMIT, denied) if denied else None
+
+
+def _kubelet_only(asked: Eligible, container: Container, closed: Mapping[GpuUuid, Pool | None]) -> str:
+    """What to do where all GPUs that are closed to this container are in the kubelet's pool; empty elsewhere."""
+    settings = asked.terms.policy.kubelet
+    pools = {pool.name for pool in closed.values() if pool is not None}
+    if not settings.enabled or pools != {settings.pool}:
+        return ""
+    return (
+        f"every GPU that {quoted(container.pod.namespace)} may have here is in pool {quoted(settings.pool)}, "
+        f"which only the kubelet gives from: write {settings.resource} into the container's resources.limits, and keep "
+        "the annotation for capabilities= and the like, which shape what the kubelet gives."
+    )
+
+
+def _seat_faults(
+    asked: Eligible, container: Container, ledger: Ledger, units: Iterable[Unit]
+) -> Mapping[GpuUuid, Reason]:
+    """The GPUs among these whose MPS daemon has no room for the request, each with why."""
+    if asked.seat is None:
+        return {}
+    usage = ledger.released(container.id).usage()
+    most = asked.terms.policy.mps.containers_per_gpu
+    faults = ((unit.uuid, seat_fault(unit, usage.get(unit.uuid, UNUSED), asked.seat, most)) for unit in units)
+    return {uuid: fault for uuid, fault in faults if fault}
+
+
+def _full(
+    asked: Eligible, container: Container, inventory: Inventory, ledger: Ledger
+) -> Mapping[GpuUuid, tuple[int, str]]:
+    """GPUs that no more containers may share, with the limit and where it is set."""
+    if asked.mode is not Mode.SHARED or not asked.terms.limits_sharing:
+        return {}
+    members = asked.terms.policy.pool.members(inventory)
+    full: dict[GpuUuid, tuple[int, str]] = {}
+    for uuid, used in ledger.released(container.id).usage().items():
+        limit, path = asked.terms.containers_per_gpu(members.get(uuid))
+        if used.load >= limit:
+            full[uuid] = (limit, path)
+    return full
+
+
+def _too_many(unit: Unit, full: tuple[int, str], source: str) -> str:
+    limit, path = full
+    return (
+        f"{called(unit)} is shared by {limit} container{'s' * (limit > 1)} already, as many as may ({path} in {source}"
+        "): wait until one ends, ask for another GPU, or raise that limit."
+    )
+
+
+def _holdings(container: Container, ledger: Ledger) -> Holdings:
+    """What everybody but this container holds."""
+    pod: set[GpuUuid] = set()
+    namespace: set[GpuUuid] = set()
+    exclusive: set[GpuUuid] = set()
+    node: set[GpuUuid] = set()
+    grants = (entry.grant for id_, entry in ledger.entries.items() if entry.holds and id_ != container.id)
+    holders: list[tuple[Grant | Reservation, tuple[GpuUuid, ...]]] = [(grant, grant.uuids) for grant in grants]
+    holders += [(each, (device.uuid,)) for device, each in ledger.reservations.items()]
+    for holder, uuids in holders:
+        node.update(uuids)
+        if holder.pod_uid == container.pod.uid:
+            pod.update(uuids)
+        if holder.namespace == container.pod.namespace:
+            namespace.update(uuids)
+            if holder.mode is Mode.EXCLUSIVE:
+                exclusive.update(uuids)
+    return Holdings(pod=pod, namespace=namespace, namespace_exclusive=exclusive, node=node)
+
+
+def _without(inventory: Inventory, hidden: set[GpuUuid]) -> Inventory:
+    if not hidden:
+        return inventory
+    return replace(inventory, gpus=tuple(_visible_part(gpu, hidden) for gpu in inventory.gpus if _seen(gpu, hidden)))
+
+
+def _seen(gpu: Gpu, hidden: set[GpuUuid]) -> bool:
+    """A hidden GPU goes, unless it is in MIG mode, where it stands for those of its MIG devices that are candidates."""
+    return gpu.uuid not in hidden or (gpu.mig_enabled and any(part.uuid not in hidden for part in gpu.mig))
+
+
+def _visible_part(gpu: Gpu, hidden: set[GpuUuid]) -> Gpu:
+    if hidden.isdisjoint(part.uuid for part in gpu.mig):
+        return gpu
+    return replace(gpu, mig=tuple(part for part in gpu.mig if part.uuid not in hidden))
