@@ -5,6 +5,8 @@ from nri_gpu.ttrpc.connection import Connection, Role
 from nri_gpu.ttrpc.events import (
     NEED_DATA,
     OK,
+    RECEIVE_MAX,
+    SEND_MAX,
     BytesLike,
     ConnectionClosed,
     Incoming,
@@ -16,11 +18,11 @@ from nri_gpu.ttrpc.events import (
     RequestSent,
     ResponseReceived,
     ResponseSent,
+    SendOversizeError,
     Status,
     StatusCode,
     StreamId,
 )
-from nri_gpu.ttrpc.frame import RECEIVE_MAX, SEND_MAX, SendOversizeError
 from nri_gpu.ttrpc.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, ConnId, Mux, MuxEvent
 
 __all__ = [

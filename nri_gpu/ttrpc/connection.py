@@ -14,9 +14,13 @@ from typing import Final, TypeAlias
 from nri_gpu.domain.errors import LocalProtocolError, RemoteProtocolError
 from nri_gpu.ttrpc.events import (
     NEED_DATA,
+    RECEIVE_MAX,
     BytesLike,
     CallForgotten,
     ConnectionClosed,
+    Frame,
+    FrameDecoder,
+    FrameType,
     Incoming,
     NeedData,
     Outgoing,
@@ -25,17 +29,11 @@ from nri_gpu.ttrpc.events import (
     RequestSent,
     ResponseReceived,
     ResponseSent,
+    SendOversizeError,
     Status,
     StatusCode,
     StreamEvent,
     StreamId,
-)
-from nri_gpu.ttrpc.frame import (
-    RECEIVE_MAX,
-    Frame,
-    FrameDecoder,
-    FrameType,
-    SendOversizeError,
     decode_request,
     decode_response,
     encode_frame,

@@ -1,16 +1,28 @@
-"""What happens on a ttrpc connection, as values. Received ones come out of `next_event`, sent ones go into `send`.
+"""What happens on a ttrpc connection: as values, and as the bytes that carry them.
 
-An event cannot be wrong: each checks itself when it is built, and raises LocalProtocolError.
+Received events come out of `next_event`, sent ones go into `send`. An event cannot be wrong: each checks itself when it
+is built, and raises LocalProtocolError.
+
+The bytes are frames: ten bytes of header, big-endian, then the data, which is a Request or a Response in protobuf.
+
+```
+ 0        4           8      9       10
+ | length | stream id | type | flags | data ...
+```
+Source: containerd/ttrpc PROTOCOL.md, channel.go, request.proto.
 """
 
 from __future__ import annotations
 
+import struct
 from enum import Enum, IntEnum
-from typing import Final, NewType, Self, TypeAlias
+from typing import Final, NamedTuple, NewType, Self, TypeAlias
 
+from google.protobuf.message import DecodeError
 from msgspec import Struct
 
-from nri_gpu.domain.errors import LocalProtocolError
+from nri_gpu._pb import ttrpc_pb2
+from nri_gpu.domain.errors import LocalProtocolError, OversizeError, RemoteProtocolError
 
 StreamId = NewType("StreamId", int)  # one call of one connection; odd, chosen by the client, only ever grows
 STREAM_ID_MAX: Final = 2**32 - 1
@@ -168,3 +180,159 @@ Outgoing: TypeAlias = RequestSent | ResponseSent | RequestRejected
 StreamEvent: TypeAlias = (
     RequestReceived | RequestRejected | ResponseReceived | RequestSent | ResponseSent | CallForgotten
 )
+
+HEADER: Final = struct.Struct(">IIBB")
+HEADER_BYTES: Final = HEADER.size
+
+# What every ttrpc reader accepts, itself included; senders up to 1.2.5 did not check it. containerd/ttrpc channel.go.
+SEND_MAX: Final = 4 * 1024 * 1024  # bytes of data
+
+# More than the protocol asks: NRI up to 0.6 sends a node's whole Synchronize as one message, which its mux takes up to
+# 16 MiB behind a first frame of 4 KiB. Of a larger one the rest never comes (containerd/nri v0.6.1: mux.go).
+RECEIVE_MAX: Final = 16 * 1024 * 1024 + 4096 - HEADER_BYTES  # bytes of data
+
+# Data over the receive limit is read and thrown away, and its stream alone fails. Past this it is not a message that
+# grew too large, it is bytes out of step: waiting for gigabytes that never come would look like a hang.
+DISCARD_MAX: Final = 64 * 1024 * 1024  # bytes of data
+
+# An empty pair is two bytes on the wire and a hundred in memory; callers send a handful (containerd one, tracing two).
+METADATA_MAX: Final = 1024  # pairs
+
+
+class SendOversizeError(LocalProtocolError):
+    """A message of ours over the limit. Nothing was written, the connection and the stream are as before.
+
+    length, limit: bytes.
+    """
+
+    def __init__(self, length: int, limit: int) -> None:
+        super().__init__(f"message of {length} bytes is over the limit of {limit}")
+        self.length = length
+        self.limit = limit
+
+
+class FrameType(IntEnum):
+    """The header's ninth byte. Peers may use others: ignore those."""
+
+    REQUEST = 1
+    RESPONSE = 2
+    DATA = 3  # streaming only
+
+
+class Frame(NamedTuple):
+    """One frame. type: a FrameType, or a number nobody knows.
+
+    oversize_bytes: the length of data over the receive limit, which is thrown away as it comes; else 0.
+    """
+
+    stream_id: StreamId
+    type: int
+    flags: int
+    data: bytes
+    oversize_bytes: int = 0
+
+
+def encode_frame(stream_id: StreamId, frame_type: FrameType, data: bytes) -> bytes:
+    """Header and data. Raises SendOversizeError past SEND_MAX."""
+    length = len(data)
+    if length > SEND_MAX:
+        raise SendOversizeError(length, SEND_MAX)
+    return HEADER.pack(length, stream_id, frame_type, 0) + data
+
+
+class FrameDecoder:
+    """Bytes in, frames out. Holds at most one frame's data over what it was fed last."""
+
+    __slots__ = ("_buffer", "_limit", "_skip")
+
+    def __init__(self, limit: int = RECEIVE_MAX) -> None:
+        self._limit = limit  # bytes of data
+        self._buffer = bytearray()
+        self._skip = 0  # bytes of an oversize frame still to come; the buffer is empty while there are any
+
+    @property
+    def between_frames(self) -> bool:
+        """Whether the stream could end here without loss."""
+        return not (self._buffer or self._skip)
+
+    def receive_data(self, data: BytesLike) -> None:
+        """Takes the next bytes, however they are cut."""
+        if self._skip:
+            skipped = min(self._skip, len(data))
+            self._skip -= skipped
+            data = data[skipped:]
+        self._buffer += data
+
+    def next_frame(self) -> Frame | NeedData:
+        """The next frame. Raises OversizeError, now and for ever, at a length past DISCARD_MAX."""
+        buffer = self._buffer
+        if len(buffer) < HEADER_BYTES:
+            return NEED_DATA
+        length, stream_id, frame_type, flags = HEADER.unpack_from(buffer)
+        if length > self._limit:
+            self._discard(length)
+            return Frame(stream_id, frame_type, flags, b"", length)
+        end = HEADER_BYTES + length
+        if len(buffer) < end:
+            return NEED_DATA
+        with memoryview(buffer) as view:  # released before the buffer shrinks; slicing the bytearray would copy twice
+            data = bytes(view[HEADER_BYTES:end])
+        del buffer[:end]  # moves the start; CPython copies only when half is gone
+        return Frame(stream_id, frame_type, flags, data)
+
+    def _discard(self, length: int) -> None:
+        if length > DISCARD_MAX:
+            raise OversizeError(length, self._limit)
+        end = HEADER_BYTES + length
+        self._skip = max(0, end - len(self._buffer))
+        del self._buffer[:end]
+
+
+def encode_request(request: RequestSent) -> bytes:
+    """A Request. Raises LocalProtocolError for text that is not Unicode and values of a wrong type."""
+    try:
+        return ttrpc_pb2.Request(
+            service=request.service,
+            method=request.method,
+            payload=request.payload,
+            timeout_nano=request.timeout_ns,
+            metadata=[ttrpc_pb2.KeyValue(key=key, value=value) for key, value in request.metadata],
+        ).SerializeToString()
+    except (TypeError, ValueError) as error:
+        raise LocalProtocolError(f"request cannot be encoded: {error}") from error
+
+
+def encode_response(status: Status, payload: bytes) -> bytes:
+    """A Response, empty for an empty success. Raises LocalProtocolError for a payload that is not bytes."""
+    try:
+        if status.ok:
+            return ttrpc_pb2.Response(payload=payload).SerializeToString()
+        # Text from the file system may hold what UTF-8 cannot. The refusal must arrive: silence starts the container.
+        message = status.message.encode("utf-8", "backslashreplace").decode()
+        wire_status = ttrpc_pb2.Status(code=status.code, message=message)
+        return ttrpc_pb2.Response(status=wire_status).SerializeToString()
+    except (TypeError, ValueError) as error:
+        raise LocalProtocolError(f"response cannot be encoded: {error}") from error
+
+
+def decode_request(stream_id: StreamId, data: bytes) -> RequestReceived:
+    """A Request. Raises RemoteProtocolError for bytes that are not one, and for more pairs than METADATA_MAX."""
+    try:
+        request = ttrpc_pb2.Request.FromString(data)
+    except DecodeError as error:
+        raise RemoteProtocolError(f"not a ttrpc request: {error}") from error
+    pairs = request.metadata
+    if len(pairs) > METADATA_MAX:
+        raise RemoteProtocolError(f"{len(pairs)} pairs of metadata are over the limit of {METADATA_MAX}")
+    metadata = tuple((pair.key, pair.value) for pair in pairs) if pairs else ()
+    return RequestReceived(stream_id, request.service, request.method, request.payload, request.timeout_nano, metadata)
+
+
+def decode_response(stream_id: StreamId, data: bytes) -> ResponseReceived:
+    """A Response; zero bytes are an empty success. Raises RemoteProtocolError for bytes that are not one."""
+    try:
+        response = ttrpc_pb2.Response.FromString(data)
+    except DecodeError as error:
+        raise RemoteProtocolError(f"not a ttrpc response: {error}") from error
+    status = Status.from_wire(response.status.code, response.status.message) if response.HasField("status") else OK
+    return ResponseReceived(stream_id, status, response.payload)

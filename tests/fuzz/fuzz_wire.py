@@ -34,7 +34,7 @@ from nri_gpu.ttrpc import (
     Role,
     StreamId,
 )
-from nri_gpu.ttrpc.frame import HEADER_BYTES
+from nri_gpu.ttrpc.events import HEADER_BYTES
 from tests.fuzz.mutation import fuzz
 
 CORPUS: Final = Path(__file__).parent / "corpus" / "wire"

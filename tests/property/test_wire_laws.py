@@ -21,7 +21,7 @@ from nri_gpu.ttrpc import (
     StatusCode,
     StreamId,
 )
-from nri_gpu.ttrpc.frame import (
+from nri_gpu.ttrpc.events import (
     Frame,
     FrameDecoder,
     FrameType,

@@ -19,8 +19,7 @@ from nri_gpu.plugin.service import PLUGIN, PluginService
 from nri_gpu.plugin.transport import ConnectionLimits
 from nri_gpu.policy.service import REQUEST_BYTES
 from nri_gpu.ttrpc import RequestReceived, Status, StatusCode
-from nri_gpu.ttrpc.events import StreamId
-from nri_gpu.ttrpc.frame import RECEIVE_MAX
+from nri_gpu.ttrpc.events import RECEIVE_MAX, StreamId
 from tests.support import hostile
 from tests.support import nri_messages as nri
 from tests.support.log import Log

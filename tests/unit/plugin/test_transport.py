@@ -14,7 +14,7 @@ from nri_gpu._pb import nri_pb2 as pb
 from nri_gpu.nri import status
 from nri_gpu.plugin.transport import ConnectionLimits
 from nri_gpu.ttrpc import SEND_MAX, Status, StatusCode
-from nri_gpu.ttrpc.frame import DISCARD_MAX, RECEIVE_MAX
+from nri_gpu.ttrpc.events import DISCARD_MAX, RECEIVE_MAX
 from nri_gpu.ttrpc.mux import FIRST_FRAME_MAX
 from tests.support import nri_messages as nri
 from tests.support.errors import HarnessError

@@ -18,7 +18,7 @@ from nri_gpu.ttrpc import (
     Role,
     StreamId,
 )
-from nri_gpu.ttrpc.frame import HEADER
+from nri_gpu.ttrpc.events import HEADER
 
 SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 

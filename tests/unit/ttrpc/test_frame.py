@@ -16,7 +16,7 @@ from nri_gpu.ttrpc import (
     Status,
     StatusCode,
 )
-from nri_gpu.ttrpc.frame import (
+from nri_gpu.ttrpc.events import (
     DISCARD_MAX,
     METADATA_MAX,
     Frame,
