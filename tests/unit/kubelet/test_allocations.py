@@ -12,14 +12,18 @@ from nri_gpu.decision.replay import Replay
 from nri_gpu.domain.container import Container, ContainerId, PodId, PodUid
 from nri_gpu.domain.kubelet import AllocatedDevice
 from nri_gpu.domain.value import encode
-from nri_gpu.policy.kubelet import KubeletSettings
 from nri_gpu.policy.model import LedgerSettings, Policy
 from nri_gpu.policy.parse import parse_policy
 from tests.support import builders
-from tests.support.builders import container, gpu, uuid
+from tests.support.builders import container, uuid
 from tests.support.kubelet_nodes import GPU, PluginNode, again, from_kubelet
 
 GRACE_S = 61.0
+
+
+@pytest.fixture
+def node() -> PluginNode:
+    return PluginNode()
 
 
 def given(node: PluginNode, *indices: int, pod: str = "train", name: str = "main") -> Container:
@@ -47,9 +51,8 @@ def reservations(node: PluginNode) -> int:
     return len(node.plugin.ledger.reservations)
 
 
-def test_one_that_never_started_finds_its_gpu_at_its_next_attempt() -> None:
+def test_one_that_never_started_finds_its_gpu_at_its_next_attempt(node: PluginNode) -> None:
     """A start that fails inside runc sends no event, and the kubelet waits for up to 5 minutes before the next."""
-    node = PluginNode()
     first = given(node, 0)
     assert node.create(first) == (uuid(0),)
     node.clock.now += GRACE_S
@@ -58,8 +61,7 @@ def test_one_that_never_started_finds_its_gpu_at_its_next_attempt() -> None:
 
 
 @pytest.mark.parametrize("grace_s", [GRACE_S, 3600])
-def test_what_nobody_comes_for_is_free_after_a_quarter_of_an_hour(grace_s: int) -> None:
-    node = PluginNode()
+def test_what_nobody_comes_for_is_free_after_a_quarter_of_an_hour(node: PluginNode, grace_s: int) -> None:
     node.plugin.state.policy = Policy(ledger=LedgerSettings(created_grace_s=grace_s))
     given(node, 0)
     node.clock.now += OPEN_S - 1
@@ -68,8 +70,7 @@ def test_what_nobody_comes_for_is_free_after_a_quarter_of_an_hour(grace_s: int) 
     assert node.create(container("device=0", of="local")) == (uuid(0),)
 
 
-def test_a_lapsed_grant_is_no_reservation_for_life() -> None:
-    node = PluginNode()
+def test_a_lapsed_grant_is_no_reservation_for_life(node: PluginNode) -> None:
     never = given(node, 0)
     node.create(never)
     node.clock.now += GRACE_S
@@ -82,32 +83,24 @@ def test_a_lapsed_grant_is_no_reservation_for_life() -> None:
     assert not reservations(node)
 
 
-def test_a_lapsed_one_may_start_late_and_is_held_once() -> None:
-    node = PluginNode()
-    late = given(node, 0)
-    node.create(late)
-    node.clock.now += GRACE_S
-    node.plugin.lapse()
-    assert reservations(node) == 1
-    assert node.start(late)
-    assert not reservations(node)
-    node.stop(late)
-    assert reservations(node) == 1
-
-
-def test_a_created_one_that_is_stopped_and_removed_leaves_one_reservation() -> None:
-    node = PluginNode()
+@pytest.mark.parametrize("late", [True, False], ids=["it lapsed and started", "it never started"])
+def test_one_that_is_stopped_and_removed_leaves_one_reservation(node: PluginNode, late: bool) -> None:
     of = given(node, 0)
     node.create(of)
+    if late:
+        node.clock.now += GRACE_S
+        node.plugin.lapse()
+        assert reservations(node) == 1
+        assert node.start(of)
+        assert not reservations(node)
     node.stop(of)
     removed(node, of)
     assert reservations(node) == 1
     assert node.create(again(of)) == (uuid(0),)
 
 
-def test_a_sandbox_made_anew_finds_the_pods_gpus() -> None:
+def test_a_sandbox_made_anew_finds_the_pods_gpus(node: PluginNode) -> None:
     """The kubelet's grant is the pod's, and its checkpoint replays it; the sandbox is the runtime's matter."""
-    node = PluginNode()
     of = running(node, given(node, 0))
     node.stop(of)
     node.end_pod(of)
@@ -120,16 +113,7 @@ def test_a_sandbox_made_anew_finds_the_pods_gpus() -> None:
     assert node.create(again(second, 2)) == (uuid(0),)
 
 
-def test_a_sandbox_that_goes_before_its_container_says_so() -> None:
-    node = PluginNode()
-    of = running(node, given(node, 0))
-    node.end_pod(of)
-    assert reservations(node) == 1
-    assert node.create(remade(of)) == (uuid(0),)
-
-
-def test_a_pod_that_is_over_keeps_its_gpus_for_a_while_from_annotations_only() -> None:
-    node = PluginNode()
+def test_a_pod_that_is_over_keeps_its_gpus_for_a_while_from_annotations_only(node: PluginNode) -> None:
     of = running(node, given(node, 0, 1))
     node.stop(of)
     node.end_pod(of)
@@ -140,8 +124,7 @@ def test_a_pod_that_is_over_keeps_its_gpus_for_a_while_from_annotations_only() -
     assert node.create(container("device=1", of="local")) == (uuid(1),)
 
 
-def test_a_later_word_of_the_kubelets_outlasts_the_end_of_the_one_before() -> None:
-    node = PluginNode()
+def test_a_later_word_of_the_kubelets_outlasts_the_end_of_the_one_before(node: PluginNode) -> None:
     first = running(node, given(node, 0))
     node.clock.now += OPEN_S
     second = given(node, 0, pod="next")
@@ -150,8 +133,7 @@ def test_a_later_word_of_the_kubelets_outlasts_the_end_of_the_one_before() -> No
     assert node.create(second) == (uuid(0),)
 
 
-def test_a_reservation_that_lapsed_is_in_nobodys_way() -> None:
-    node = PluginNode()
+def test_a_reservation_that_lapsed_is_in_nobodys_way(node: PluginNode) -> None:
     old = running(node, given(node, 0, pod="old"))
     node.stop(old)
     node.end_pod(old)
@@ -162,11 +144,6 @@ def test_a_reservation_that_lapsed_is_in_nobodys_way() -> None:
     assert "ml/new" in str(node.create(container("device=0", of="thief")))
 
 
-def alive(node: PluginNode, of: Container) -> Container:
-    """As the runtime shows it to a daemon that comes later."""
-    return replace(of, annotations={**of.annotations, **node.annotations[of.id]})
-
-
 def without_key(node: PluginNode, *containers: Container) -> None:
     """A daemon that has not read the key yet, and the runtime's list."""
     node.restart_daemon()
@@ -174,8 +151,7 @@ def without_key(node: PluginNode, *containers: Container) -> None:
     node.relist([(each, True) for each in containers])
 
 
-def test_a_key_that_comes_late_tells_whose_containers_there_are() -> None:
-    node = PluginNode()
+def test_a_key_that_comes_late_tells_whose_containers_there_are(node: PluginNode) -> None:
     of = running(node, given(node, 0))
     without_key(node, of)
     assert all(device.why for device in node.devices.devices(GPU))
@@ -185,8 +161,7 @@ def test_a_key_that_comes_late_tells_whose_containers_there_are() -> None:
     assert "ml/train" in str(node.create(container("device=0", of="thief")))
 
 
-def test_a_key_that_comes_late_vouches_for_no_forgery_and_nothing_that_is_over() -> None:
-    node = PluginNode()
+def test_a_key_that_comes_late_vouches_for_no_forgery_and_nothing_that_is_over(node: PluginNode) -> None:
     over, local = running(node, given(node, 0)), running(node, container("device=1", of="local"))
     forger = replace(local, annotations={key: "v1" for key in over.annotations})
     without_key(node, over, forger)
@@ -196,39 +171,19 @@ def test_a_key_that_comes_late_vouches_for_no_forgery_and_nothing_that_is_over()
     assert node.create(container("device=0", of="next")) == (uuid(0),)
 
 
-def test_a_key_that_comes_late_is_asked_of_one_that_no_list_had() -> None:
-    node = PluginNode()
+@pytest.mark.parametrize("late", [True, False])
+def test_one_that_no_list_had_is_still_the_kubelets(node: PluginNode, late: bool) -> None:
+    """Created while a Synchronize was under way; its GPU would be unhealthy for as long as it runs."""
     of = given(node, 0)
     node.create(of)
-    without_key(node)
-    assert node.start(alive(node, of))
-    node.keyed()
+    if late:
+        without_key(node)
+    else:
+        node.restarted({})
+    assert node.start(replace(of, annotations={**of.annotations, **node.annotations[of.id]}))
+    if late:
+        node.keyed()
     assert not any(device.why for device in node.devices.devices(GPU))
-
-
-def test_containers_of_one_pod_each_have_their_own() -> None:
-    node = PluginNode()
-    first, second = (
-        from_kubelet(node.allocate(*ids), id=builders.container(name=name).id + name, name=name)
-        for name, ids in (("one", [uuid(0)]), ("two", [uuid(1), uuid(2)]))
-    )
-    running(node, first)
-    assert "kubelet/nvidia.com/gpu" in str(node.create(container("device=1", of="thief")))
-    running(node, second)
-    node.stop(first)
-    assert reservations(node) == len(node.plugin.ledger.entries) == 1
-    assert "ml/train" in str(node.create(container("device=0", of="thief")))
-    assert node.create(again(first)) == (uuid(0),)
-
-
-def test_ill_gpus_do_not_undo_what_was_reserved() -> None:
-    node = PluginNode()
-    of = given(node, 0)
-    node.put_gpus([gpu(0, unavailable="lost"), gpu(1)])
-    assert "gpu-unavailable" in str(node.create(of))
-    node.put_gpus([gpu(0), gpu(1)])
-    assert "kubelet/nvidia.com/gpu" in str(node.create(container("device=0", of="thief")))
-    assert node.create(again(of)) == (uuid(0),)
 
 
 def test_an_older_audit_log_lists_reservations_among_the_grants() -> None:
@@ -245,36 +200,14 @@ def test_an_older_audit_log_lists_reservations_among_the_grants() -> None:
     assert not replay.ledger.reservations
 
 
-def test_one_that_no_list_had_is_still_the_kubelets() -> None:
-    """Created while a Synchronize was under way; its GPU would be unhealthy for as long as it runs."""
-    node = PluginNode()
-    annotations = node.allocate(uuid(0))
-    of = from_kubelet(annotations)
-    node.create(of)
-    node.restarted({})
-    assert node.start(replace(of, annotations={**of.annotations, **node.annotations[of.id]}))
-    assert not any(device.why for device in node.devices.devices(GPU))
-
-
-def test_the_kubelets_last_word_about_an_id_counts() -> None:
+def test_the_kubelets_last_word_about_an_id_counts(node: PluginNode) -> None:
     """The pod before was given up; its container's reservation must not be in the way of the next pod's."""
-    node = PluginNode()
-    annotations = node.allocate(uuid(0))
-    first = from_kubelet(annotations, pod="one")
-    node.create(first)
-    node.start(first)
+    first = running(node, given(node, 0, pod="one"))
     node.stop(first)
-    assert "ml/one" in str(node.create(from_kubelet(annotations, pod="two")))  # not before it was given anew
+    second = from_kubelet(first.annotations, pod="two")
+    assert "ml/one" in str(node.create(second))  # not before it was given anew
     node.allocate(uuid(0))
-    assert node.create(again(from_kubelet(annotations, pod="two"))) == (uuid(0),)
-
-
-def test_a_refused_container_finds_its_reservation_when_it_comes_again() -> None:
-    node = PluginNode()
-    annotations = node.allocate(uuid(0))
-    assert "asks for 2" in str(node.create(from_kubelet(annotations, claim="2")))
-    assert "kubelet/nvidia.com/gpu" in str(node.create(container("device=0", of="thief")))
-    assert node.create(again(from_kubelet(annotations))) == (uuid(0),)
+    assert node.create(again(second)) == (uuid(0),)
 
 
 def test_a_pool_divides_the_node() -> None:
@@ -283,8 +216,7 @@ def test_a_pool_divides_the_node() -> None:
     assert [device.id for device in node.devices.devices(GPU)] == [uuid(0), uuid(1)]
     assert node.create(container("2", of="local")) == (uuid(2), uuid(3))
     assert "not offered here" in str(node.create(container("device=0", of="more")))
-    annotations = node.allocate(uuid(0))
-    assert node.create(from_kubelet(annotations)) == (uuid(0),)
+    assert node.create(given(node, 0)) == (uuid(0),)
 
 
 def test_what_policy_refuses_for_its_age_is_not_offered() -> None:
@@ -294,15 +226,8 @@ def test_what_policy_refuses_for_its_age_is_not_offered() -> None:
     assert all(device.why for device in node.devices.devices(GPU))
 
 
-def test_replicas_of_one_gpu_are_one() -> None:
-    node = PluginNode(settings=KubeletSettings(replicas=2))
-    annotations = node.allocate(f"{uuid(1)}::1", f"{uuid(1)}::0")
-    assert node.create(from_kubelet(annotations)) == (uuid(1),)
-
-
-def test_a_grant_that_only_the_journal_knows_makes_no_device_unhealthy() -> None:
+def test_a_grant_that_only_the_journal_knows_makes_no_device_unhealthy(node: PluginNode) -> None:
     """A Job's, say, that started and ended while the daemon was away: nothing tells that it was the kubelet's."""
-    node = PluginNode()
     remembered = builders.entry(1, to=container(of="gone"), phase=GrantPhase.CREATED)
     node.node_state.commit(builders.ledger(replace(remembered, until=node.clock() + 2.0)))
     assert not node.plugin.taken(shared=False)

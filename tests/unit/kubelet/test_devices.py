@@ -102,6 +102,12 @@ def test_replicas_of_mig_devices_by_another_name() -> None:
     }
 
 
+def test_one_gpu_lost_takes_all_its_replicas() -> None:
+    assert offered(KubeletSettings(replicas=2), (gpu(0, unavailable="lost"), gpu(1))) == {
+        GPU: down(f"{uuid(0)}::0", f"{uuid(0)}::1") + up(f"{uuid(1)}::0", f"{uuid(1)}::1")
+    }
+
+
 def test_names_keep_to_what_a_resource_may_be_called() -> None:
     """NVIDIA's plugin refuses longer ones than 63."""
     settings = KubeletSettings(resource=f"{'x' * 33}.io/gpu", mig_strategy=MIXED, replicas=2, rename=True)

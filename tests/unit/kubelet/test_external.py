@@ -36,52 +36,80 @@ from tests.support.log import Log
 from tests.support.plugin import KEY
 
 REPLICAS = [f"{uuid(1)}::0", f"{uuid(1)}::3"]
-NODE = "/dev/nvidia{}"
 
 
-def device_node(index: int) -> str:
-    return NODE.format(7 - index)
+@pytest.fixture
+def node() -> ExternalNode:
+    return ExternalNode()
 
 
-def test_what_the_kubelet_gave_and_the_variable_names() -> None:
-    node = ExternalNode()
+def granted(node: ExternalNode, of: Container, *indices: int, resource: str = GPU) -> Container:
+    """Admitted with these GPUs, and created with them."""
+    ids = tuple(map(uuid, indices))
+    node.admitted(of, ids, resource)
+    assert node.create(of) == ids
+    return of
+
+
+def test_what_the_kubelet_gave_and_the_variable_names(node: ExternalNode) -> None:
     of = of_plugin(1, 2)
     node.admitted(of, [uuid(2), uuid(1)])
     reply = reply_of(node, of)
-    assert {device_node(1), device_node(2)} == {each for each in nodes_of(reply) if each[-1].isdigit()}
+    assert {each for each in nodes_of(reply) if each[-1].isdigit()} == {"/dev/nvidia6", "/dev/nvidia5"}
     assert env_of(reply)[VARIABLE] == f"{uuid(1)},{uuid(2)}"
     assert GRANT_KEY in reply.adjust.annotations
     assert node.plugin.ledger.usage()[uuid(1)].mode == "exclusive"
 
 
-WRITTEN = {
-    "by uuid": ({VARIABLE: uuid(1)}, frozenset[str]()),
-    "by index": ({VARIABLE: "1"}, frozenset[str]()),
-    "without the variable": ({}, frozenset[str]()),
-    "as mounts": ({VARIABLE: MOUNTED_NAMES}, frozenset({f"{MOUNTED_NAMES}/{uuid(1)}", "/data"})),
-    "as a CDI name": ({VARIABLE: f"k8s.device-plugin.nvidia.com/gpu={uuid(1)}"}, frozenset[str]()),
+def says(value: str, *mounted: str) -> Container:
+    """A container with this variable, and with these names below the folder of mounted names."""
+    return of_plugin(
+        env={VARIABLE: value}, mounts=frozenset({f"{MOUNTED_NAMES}/{each}" for each in mounted} | {"/data"})
+    )
+
+
+# What a container says to which the kubelet gave GPU 1.
+SAYS = {
+    "its uuid": (says(uuid(1)), (uuid(1),)),
+    "its index": (says("1"), (uuid(1),)),
+    "nothing": (of_plugin(env={}), (uuid(1),)),
+    "a mount": (says(MOUNTED_NAMES, uuid(1)), (uuid(1),)),
+    "a CDI name": (says(f"k8s.device-plugin.nvidia.com/gpu={uuid(1)}"), (uuid(1),)),
+    # CUDA images say `all`; the runtime puts the kubelet's behind it, and that is what programs see.
+    "all, of the image, and its uuid": (of_plugin(1, env_twice=frozenset({VARIABLE})), (uuid(1),)),
+    "void": (says("void"), ()),
+    "none": (says("none"), ()),
+    "an empty variable": (says(""), ()),
+    "another uuid": (says(uuid(0)), "refused"),
+    "one uuid more": (says(f"{uuid(1)},{uuid(0)}"), "refused"),
+    "all": (says("all"), "refused"),
+    "another index": (says("0"), "refused"),
+    "an index of none": (says("9"), "refused"),
+    "a mount of another": (says(MOUNTED_NAMES, uuid(0)), "refused"),
+    "no mount": (says(MOUNTED_NAMES), "refused"),
 }
 
 
-@pytest.mark.parametrize(("env", "mounts"), WRITTEN.values(), ids=WRITTEN)
-def test_every_way_in_which_the_plugin_says_it(env: dict[str, str], mounts: frozenset[str]) -> None:
-    node = ExternalNode()
-    of = of_plugin(env=env, mounts=mounts)
+@pytest.mark.parametrize(("of", "gets"), SAYS.values(), ids=SAYS)
+def test_the_variable_has_to_agree_with_the_kubelet(node: ExternalNode, of: Container, gets: object) -> None:
     node.admitted(of, [uuid(1)])
-    assert node.create(of) == (uuid(1),)
+    got = node.create(of)
+    if isinstance(got, str):
+        assert got.startswith(f"nri-gpu [bad-request]: {VARIABLE}: it says")
+        assert uuid(1) in got
+        got = "refused"
+    assert got == gets
 
 
 @pytest.mark.parametrize("written", [mig_uuid(0, 1), "0:1"])
-def test_mig_devices_by_uuid_and_by_index(written: str) -> None:
-    node = ExternalNode()
+def test_mig_devices_by_uuid_and_by_index(node: ExternalNode, written: str) -> None:
     node.put_gpus([mig_gpu(0), gpu(1)])
     of = of_plugin(env={VARIABLE: written})
     node.admitted(of, [mig_uuid(0, 1)], "nvidia.com/mig-1g.5gb")
     assert node.create(of) == (mig_uuid(0, 1),)
 
 
-def test_replicas_are_shared() -> None:
-    node = ExternalNode()
+def test_replicas_are_shared(node: ExternalNode) -> None:
     for number, id_ in enumerate(REPLICAS):
         of = of_plugin(1, pod=f"shares-{number}", claim="all;mode=shared;capabilities=utility")
         node.admitted(of, [id_])
@@ -92,16 +120,7 @@ def test_replicas_are_shared() -> None:
     assert "kubelet gave in exclusive mode" in str(node.create(alone))
 
 
-def test_an_image_and_the_kubelet_both_set_the_variable() -> None:
-    """CUDA images say `all`; the runtime puts the kubelet's behind it, and that is what programs see."""
-    node = ExternalNode()
-    of = of_plugin(1, env_twice=frozenset({VARIABLE}))
-    node.admitted(of, [uuid(1)])
-    assert node.create(of) == (uuid(1),)
-
-
-def test_annotations_shape_and_never_add() -> None:
-    node = ExternalNode()
+def test_annotations_shape_and_never_add(node: ExternalNode) -> None:
     of = of_plugin(1, claim="all;capabilities=utility")
     node.admitted(of, [uuid(1)])
     assert "/dev/nvidia-uvm" not in nodes_of(reply_of(node, of))
@@ -116,8 +135,7 @@ def test_annotations_shape_and_never_add() -> None:
 
 
 @pytest.mark.parametrize("void", [True, False])
-def test_a_leftover_hook_is_kept_idle_as_for_every_grant(void: bool) -> None:
-    node = ExternalNode()
+def test_a_leftover_hook_is_kept_idle_as_for_every_grant(node: ExternalNode, void: bool) -> None:
     how = VisibleDevices.VOID if void else VisibleDevices.UUIDS
     node.plugin.state.policy = replace(node.policy, environment=EnvironmentSettings(visible_devices=how))
     of = of_plugin(1)
@@ -127,8 +145,7 @@ def test_a_leftover_hook_is_kept_idle_as_for_every_grant(void: bool) -> None:
     assert env.get("NRI_GPU_UUIDS") == (uuid(1) if void else None)
 
 
-def test_the_same_container_asking_twice_and_its_restarts() -> None:
-    node = ExternalNode()
+def test_the_same_container_asking_twice_and_its_restarts(node: ExternalNode) -> None:
     of = of_plugin(1)
     node.admitted(of, [uuid(1)])
     assert node.create(of) == node.create(of) == (uuid(1),)
@@ -139,70 +156,24 @@ def test_the_same_container_asking_twice_and_its_restarts() -> None:
 
 
 @pytest.mark.parametrize("value", ["all", "void", uuid(0), "0,1", "nonsense,é"])
-def test_a_variable_by_itself_is_no_grant(value: str) -> None:
-    node = ExternalNode()
+def test_a_variable_by_itself_is_no_grant(node: ExternalNode, value: str) -> None:
     of = of_plugin(env={VARIABLE: value})
-    node.sandbox_created(of)
-    node.answer()
+    node.admitted(of, [])
     reply = reply_of(node, of)
     assert not nodes_of(reply)
     assert not node.plugin.ledger.usage()
     assert node.start(of)
 
 
-def test_a_variable_that_the_kubelet_did_not_write_is_no_grant_in_may_ask_either() -> None:
-    node = ExternalNode()
+def test_a_variable_that_the_kubelet_did_not_write_is_no_grant_in_may_ask_either(node: ExternalNode) -> None:
     node.plugin.state.policy = replace(node.policy, environment=EnvironmentSettings(may_ask=Globs(("*",))))
     of = of_plugin(1)
-    node.sandbox_created(of)
-    node.answer()
+    node.admitted(of, [])
     assert node.create(of) == ()
 
 
-OTHERS = {
-    "another": ({VARIABLE: uuid(0)}, frozenset[str]()),
-    "one more": ({VARIABLE: f"{uuid(1)},{uuid(0)}"}, frozenset[str]()),
-    "all": ({VARIABLE: "all"}, frozenset[str]()),
-    "another index": ({VARIABLE: "0"}, frozenset[str]()),
-    "an index of none": ({VARIABLE: "9"}, frozenset[str]()),
-    "mounts of another": ({VARIABLE: MOUNTED_NAMES}, frozenset({f"{MOUNTED_NAMES}/{uuid(0)}"})),
-    "no mounts": ({VARIABLE: MOUNTED_NAMES}, frozenset[str]()),
-}
-
-
-@pytest.mark.parametrize(("env", "mounts"), OTHERS.values(), ids=OTHERS)
-def test_other_gpus_than_the_kubelet_gave_are_refused(env: dict[str, str], mounts: frozenset[str]) -> None:
-    node = ExternalNode()
-    of = of_plugin(env=env, mounts=mounts)
-    node.admitted(of, [uuid(1)])
-    refused = str(node.create(of))
-    assert refused.startswith(f"nri-gpu [bad-request]: {VARIABLE}: it says")
-    assert uuid(1) in refused
-
-
-@pytest.mark.parametrize("value", ["void", "none", ""])
-def test_who_opts_out_has_none(value: str) -> None:
-    node = ExternalNode()
-    of = of_plugin(env={VARIABLE: value})
-    node.admitted(of, [uuid(1)])
-    assert not nodes_of(reply_of(node, of))
-
-
-def test_another_containers_gpu_is_not_this_ones() -> None:
-    node = ExternalNode()
-    main = of_plugin(1)
-    side = replace(main, id=ContainerId("train.side"), name="side")
-    node.lists(main, [uuid(1)])
-    node.lists(side, [])
-    node.sandbox_created(main)
-    node.answer()
-    assert node.create(side) == ()
-    assert node.create(main) == (uuid(1),)
-
-
-def test_an_init_container_which_the_kubelet_does_not_list() -> None:
+def test_an_init_container_which_the_kubelet_does_not_list(node: ExternalNode) -> None:
     """It makes an init container's devices those of later containers, and lists them there."""
-    node = ExternalNode()
     main = of_plugin(1, 2)
     node.admitted(main, [uuid(1), uuid(2)])
     assert node.create(replace(main, id=ContainerId("train.init"), name="init", env={VARIABLE: uuid(1)})) == (uuid(1),)
@@ -212,8 +183,7 @@ def test_an_init_container_which_the_kubelet_does_not_list() -> None:
     assert node.create(other) == ()
 
 
-def test_before_the_kubelet_told_it_is_refused_and_asked() -> None:
-    node = ExternalNode()
+def test_before_the_kubelet_told_it_is_refused_and_asked(node: ExternalNode) -> None:
     of = of_plugin(1)
     node.lists(of, [uuid(1)])
     node.sandbox_created(of)
@@ -231,9 +201,8 @@ def test_before_the_kubelet_told_it_is_refused_and_asked() -> None:
     assert node.create(plain) == ()  # no device plugin wrote that
 
 
-def test_a_pod_that_the_kubelet_does_not_know_is_none_that_it_gave_nothing() -> None:
+def test_a_pod_that_the_kubelet_does_not_know_is_none_that_it_gave_nothing(node: ExternalNode) -> None:
     """It was restarted perhaps, and will know it soon; so it is asked again."""
-    node = ExternalNode()
     of = of_plugin(1)
     node.sandbox_created(of)
     node.pods.questions.clear()
@@ -244,8 +213,7 @@ def test_a_pod_that_the_kubelet_does_not_know_is_none_that_it_gave_nothing() -> 
     assert node.create(of) == (uuid(1),)
 
 
-def test_without_podresources_nobody_starts_without_its_gpus() -> None:
-    node = ExternalNode()
+def test_without_podresources_nobody_starts_without_its_gpus(node: ExternalNode) -> None:
     node.plugin.external.pods = None
     refused = str(node.create(of_plugin(1)))
     assert "[node-not-ready]" in refused
@@ -253,25 +221,19 @@ def test_without_podresources_nobody_starts_without_its_gpus() -> None:
     assert node.create(container("1", of="by-annotation")) == (uuid(0),)
 
 
-def test_one_name_and_another_pod() -> None:
+def test_one_name_and_another_pod(node: ExternalNode) -> None:
     """An answer is the sandbox's that was there: a StatefulSet's next pod of that name has to be asked about anew."""
-    node = ExternalNode()
-    first = of_plugin(1)
-    node.admitted(first, [uuid(1)])
-    assert node.create(first) == (uuid(1),)
+    granted(node, of_plugin(1), 1)
     stale = node.pods.all()
-    second = of_plugin(1, pod="train")
-    second = replace(
-        second, id=ContainerId("second"), pod=replace(second.pod, id=PodId("sandbox-2"), uid=PodUid("uid-2"))
-    )
+    anew = replace(pod("train"), id=PodId("sandbox-2"), uid=PodUid("uid-2"))
+    second = replace(of_plugin(1), id=ContainerId("second"), pod=anew)
     node.sandbox_created(second)
     assert "[node-not-ready]" in str(node.create(second))
     node.pods.put(stale[0], node.listed["ml", "train"])  # late, and of the first
     assert "[node-not-ready]" in str(node.create(second))
 
 
-def test_two_pods_of_one_name_are_no_answer() -> None:
-    node = ExternalNode()
+def test_two_pods_of_one_name_are_no_answer(node: ExternalNode) -> None:
     of = of_plugin(1)
     node.lists(of, [uuid(1)])
     node.sandbox_created(of)
@@ -293,44 +255,23 @@ SERVED = {
 
 
 @pytest.mark.parametrize("fields", SERVED.values(), ids=SERVED)
-def test_whom_others_inject_is_left_to_them(fields: dict[str, object]) -> None:
-    node = ExternalNode()
+def test_whom_others_inject_is_left_to_them(node: ExternalNode, fields: dict[str, object]) -> None:
     of = replace(of_plugin(1), **fields)
     node.admitted(of, [uuid(1)])
-    reply = node.plugin.create_container(builders.create_payload(of))
-    assert reply == EMPTY
+    assert node.plugin.create_container(builders.create_payload(of)) == EMPTY
     assert node.start(of)
     if of.devices:
         assert node.plugin.ledger.usage()[uuid(1)].external
         assert "[gpu-busy]" in str(node.create(container("device=1", of="thief")))
 
 
-def test_no_two_hands_on_one_container() -> None:
-    node = ExternalNode()
+def test_no_two_hands_on_one_container(node: ExternalNode) -> None:
     of = replace(from_kubelet(token(0)), env={VARIABLE: uuid(1)})
-    node.lists(of, [uuid(0)], GPU)
-    node.sandbox_created(of)
-    node.answer()
+    node.admitted(of, [uuid(0)], GPU)
     assert "of nri-gpu's own resource and of another" in str(node.create(of))
 
 
-def test_both_kinds_side_by_side() -> None:
-    node = ExternalNode()
-    external = of_plugin(1, pod="external")
-    node.admitted(external, [uuid(1)])
-    assert node.create(external) == (uuid(1),)
-    annotations = node.allocate(uuid(2), resource=OURS)
-    ours = from_kubelet(annotations, pod="ours")
-    node.admitted(ours, [uuid(2)], OURS)
-    assert node.create(ours) == (uuid(2),)
-    assert node.create(container("2", of="local")) == (uuid(0), uuid(3))
-    why = {device.id: bool(device.why) for device in node.devices.devices(OURS)}
-    assert why == {uuid(0): True, uuid(1): True, uuid(2): False, uuid(3): True}
-    assert node.plugin.ledger.usage().keys() == {uuid(index) for index in range(4)}
-
-
-def test_what_they_gave_before_any_container_is_held() -> None:
-    node = ExternalNode()
+def test_what_they_gave_before_any_container_is_held(node: ExternalNode) -> None:
     of = of_plugin(1, pod="pulls-its-image")
     node.lists(of, [uuid(1)])
     node.sandbox_created(of)
@@ -342,8 +283,7 @@ def test_what_they_gave_before_any_container_is_held() -> None:
     assert not node.plugin.ledger.reservations  # the reservation became the grant
 
 
-def test_reservations_end_when_the_kubelet_lists_them_no_more() -> None:
-    node = ExternalNode()
+def test_reservations_end_when_the_kubelet_lists_them_no_more(node: ExternalNode) -> None:
     of = of_plugin(1)
     node.lists(of, [uuid(1)])
     node.list_all()
@@ -355,13 +295,11 @@ def test_reservations_end_when_the_kubelet_lists_them_no_more() -> None:
     assert not node.plugin.ledger.usage()
 
 
-def test_a_pod_that_is_over_leaves_its_gpu_to_be_looked_at() -> None:
+def test_a_pod_that_is_over_leaves_its_gpu_to_be_looked_at(node: ExternalNode) -> None:
     """Finished, and its sandbox still there: nobody but the kubelet's list tells."""
-    node = ExternalNode()
     node.put_gpus([gpu(index, processes=0) for index in range(4)], simulated=False)
     of = of_plugin(1)
-    node.admitted(of, [uuid(1)])
-    assert node.create(of) == (uuid(1),)
+    granted(node, of, 1)
     assert node.start(of)
     node.stop(of)
     node.listed.clear()
@@ -373,8 +311,7 @@ def test_a_pod_that_is_over_leaves_its_gpu_to_be_looked_at() -> None:
     assert node.create(container("device=1", of="next")) == (uuid(1),)
 
 
-def test_an_allocation_that_nobody_lists_ends_early_and_one_that_is_listed_does_not_lapse() -> None:
-    node = ExternalNode()
+def test_an_allocation_that_nobody_lists_ends_early_and_one_that_is_listed_does_not_lapse(node: ExternalNode) -> None:
     node.allocate(uuid(0), resource=OURS)
     annotations = node.allocate(uuid(1), resource=OURS)
     slow = from_kubelet(annotations, pod="slow")
@@ -392,11 +329,8 @@ def test_an_allocation_that_nobody_lists_ends_early_and_one_that_is_listed_does_
     assert node.create(slow) == (uuid(1),)
 
 
-def test_a_finished_pod_that_an_old_kubelet_lists_is_in_nobodys_way() -> None:
-    node = ExternalNode()
-    done, fresh = of_plugin(1, pod="done"), of_plugin(1, pod="anew")
-    node.admitted(done, [uuid(1)])
-    assert node.create(done) == (uuid(1),)
+def test_a_finished_pod_that_an_old_kubelet_lists_is_in_nobodys_way(node: ExternalNode) -> None:
+    done, fresh = granted(node, of_plugin(1, pod="done"), 1), of_plugin(1, pod="anew")
     node.end_pod(done)  # its sandbox is stopped; the pod is there until somebody deletes it
     node.admitted(fresh, [uuid(1)])
     for _ in range(2):
@@ -407,8 +341,7 @@ def test_a_finished_pod_that_an_old_kubelet_lists_is_in_nobodys_way() -> None:
     assert len(node.plugin.ledger.usage()[uuid(1)].holders) == 1
 
 
-def test_a_daemon_that_starts_anew_hears_what_it_forgot() -> None:
-    node = ExternalNode()
+def test_a_daemon_that_starts_anew_hears_what_it_forgot(node: ExternalNode) -> None:
     external, ours = of_plugin(1, pod="external"), from_kubelet({}, pod="ours")
     annotations = node.allocate(uuid(2), resource=OURS)
     node.lists(external, [uuid(1)])
@@ -425,8 +358,7 @@ def test_a_daemon_that_starts_anew_hears_what_it_forgot() -> None:
     assert node.create(replace(ours, annotations=annotations)) == (uuid(2),)
 
 
-def test_before_the_first_list_no_annotation_takes_what_the_kubelet_may_have_given() -> None:
-    node = ExternalNode()
+def test_before_the_first_list_no_annotation_takes_what_the_kubelet_may_have_given(node: ExternalNode) -> None:
     node.pods.settled = False
     local = container("device=1", of="local")
     assert "has just started" in str(node.create(local))
@@ -436,11 +368,8 @@ def test_before_the_first_list_no_annotation_takes_what_the_kubelet_may_have_giv
     assert "[gpu-busy]" in str(node.create(local))
 
 
-def test_a_daemon_that_starts_anew_knows_whose_grants_were_the_kubelets() -> None:
-    node = ExternalNode()
-    external = of_plugin(1, pod="external")
-    node.admitted(external, [uuid(1)])
-    assert node.create(external) == (uuid(1),)
+def test_a_daemon_that_starts_anew_knows_whose_grants_were_the_kubelets(node: ExternalNode) -> None:
+    external = granted(node, of_plugin(1, pod="external"), 1)
     assert node.start(external)
     node.restarted({external.id: (external, True)})
     node.list_all()
@@ -459,9 +388,7 @@ def test_a_token_holds_until_the_kubelet_says_otherwise(log: Log) -> None:
     node.pod_deleted(of)
 
     copied = from_kubelet(token(1), pod="copied")
-    node.lists(copied, [])
-    node.sandbox_created(copied)
-    node.answer()
+    node.admitted(copied, [])
     for _ in range(3):
         refused = str(node.create(copied))
         assert refused.startswith("nri-gpu [bad-request]: gpu.nri.io/kubelet: the kubelet says that it allocated")
@@ -471,9 +398,7 @@ def test_a_token_holds_until_the_kubelet_says_otherwise(log: Log) -> None:
     less = from_kubelet(token(1, 2), pod="less")
     node.admitted(less, [uuid(1)])
     assert f"and not {uuid(1)}, {uuid(2)}" in str(node.create(less))
-    same = from_kubelet(token(2, 1), pod="same")
-    node.admitted(same, [uuid(1), uuid(2)])
-    assert node.create(same) == (uuid(1), uuid(2))
+    granted(node, from_kubelet(token(2, 1), pod="same"), 1, 2)
 
 
 def fraction(group: str, index: int = 1, name: str = "half") -> Container:
@@ -491,13 +416,10 @@ def reservation(group: str, namespace: str = RESERVED, index: int = 1) -> Contai
 
 def test_fractions_of_a_gpu_that_their_scheduler_reserved() -> None:
     node = ExternalNode(SHARING)
-    holder = reservation("g1")
-    node.admitted(holder, [uuid(1)])
-    assert node.create(holder) == (uuid(1),)
+    granted(node, reservation("g1"), 1)
     for name in ("one", "two"):
         of = fraction("g1", name=name)
-        node.sandbox_created(of)
-        node.answer()
+        node.admitted(of, [])
         assert node.create(of) == (uuid(1),)
         assert node.start(of)
     assert node.plugin.ledger.usage()[uuid(1)].mode == "shared"
@@ -537,12 +459,10 @@ def test_a_reservation_counts_in_its_namespace_only() -> None:
     assert "[node-not-ready]" in str(node.create(fraction("g1", name="late")))
 
 
-def test_a_group_without_the_setting_is_nothing() -> None:
-    node = ExternalNode()
+def test_a_group_without_the_setting_is_nothing(node: ExternalNode) -> None:
     node.admitted(reservation("g1"), [uuid(1)])
     of = fraction("g1")
-    node.sandbox_created(of)
-    node.answer()
+    node.admitted(of, [])
     assert node.create(of) == ()
     alone = ExternalNode(KubeletSettings(reservations=Globs((RESERVED,))))  # nor is a pod without a group a fraction
     assert alone.plugin.create_container(builders.create_payload(of_plugin(1))) == EMPTY
@@ -553,11 +473,9 @@ def test_reservations_by_our_own_device_plugin() -> None:
     node = ExternalNode(KubeletSettings(enabled=True, reservations=Globs((RESERVED,))))
     annotations = node.allocate(uuid(1))
     holder = replace(reservation("g1"), annotations=annotations, env={})
-    node.admitted(holder, [uuid(1)])
-    assert node.create(holder) == (uuid(1),)
+    granted(node, holder, 1)
     of = fraction("g1")
-    node.sandbox_created(of)
-    node.answer()
+    node.admitted(of, [])
     assert node.create(of) == (uuid(1),)
     assert node.start(of)
     assert not [device.id for device in node.devices.devices(GPU) if device.why]  # it is the kubelet's still
@@ -579,8 +497,7 @@ class Keyed:
         return self._policy
 
 
-def test_created_while_we_were_away_it_does_not_start() -> None:
-    node = ExternalNode()
+def test_created_while_we_were_away_it_does_not_start(node: ExternalNode) -> None:
     of = of_plugin(1)
     guard = Guard(Keyed(node.policy), lambda action: action())
     start = builders.event_payload(pb.START_CONTAINER, of)
@@ -594,8 +511,7 @@ def test_created_while_we_were_away_it_does_not_start() -> None:
         assert guard.lifecycle(builders.event_payload(pb.START_CONTAINER, served)) == EMPTY
 
 
-def test_whoever_was_decided_on_may_start_past_the_guard() -> None:
-    node = ExternalNode()
+def test_whoever_was_decided_on_may_start_past_the_guard(node: ExternalNode) -> None:
     guard = Guard(Keyed(node.policy), lambda action: action())
     for number, ids in enumerate(([uuid(1)], [])):
         of = of_plugin(1, pod=f"pod-{number}")
@@ -605,8 +521,7 @@ def test_whoever_was_decided_on_may_start_past_the_guard() -> None:
         assert guard.lifecycle(builders.event_payload(pb.START_CONTAINER, shown)) == EMPTY
 
 
-def test_many_sandboxes_are_bounded() -> None:
-    node = ExternalNode()
+def test_many_sandboxes_are_bounded(node: ExternalNode) -> None:
     for number in range(3000):
         node.sandbox_created(pod(f"pod-{number}"))
     assert len(node.pods.all()) <= 1024

@@ -63,19 +63,16 @@ WHOLE = make.gpus(2)
 ALIKE = (make.mig_gpu(0), make.mig_gpu(1))  # two 1g.5gb each
 HALF = (make.gpu(0), make.mig_gpu(1))
 EMPTY = (make.mig_gpu(0), make.mig_gpu(1, ()))
-MIXED = (make.mig_gpu(0, ("1g.5gb", "2g.10gb+me", "1c.3g.20gb")), make.mig_gpu(1, ()))
+PROFILES = (make.mig_gpu(0, ("1g.5gb", "2g.10gb+me", "1c.3g.20gb")), make.mig_gpu(1, ()))
 A100 = "NVIDIA-A100-SXM4-40GB"
 
+CAPABLE = {"mig.capable": "true"}
+SINGLE, MIXED = {"mig.strategy": "single"}, {"mig.strategy": "mixed"}
 NONE_WHOLE = {"gpu.product": A100, "gpu.count": "2", "gpu.replicas": "1", "gpu.sharing-strategy": "none"}
-NONE_MIG = NONE_WHOLE | {"gpu.replicas": "0"}  # no whole GPU of that model could be shared
-INVALID = {"gpu.product": f"{A100}-MIG-INVALID", "gpu.count": "0", "gpu.replicas": "0"}
-SHARED = {
-    "gpu.product": f"{A100}-SHARED",
-    "gpu.count": "2",
-    "gpu.replicas": "4",
-    "gpu.sharing-strategy": "time-slicing",
-}
-RENAMED = SHARED | {"gpu.product": A100}
+NONE_MIG = NONE_WHOLE | CAPABLE | {"gpu.replicas": "0"}  # no whole GPU of that model could be shared
+INVALID = SINGLE | CAPABLE | {"gpu.product": f"{A100}-MIG-INVALID", "gpu.count": "0", "gpu.replicas": "0"}
+RENAMED = {"gpu.product": A100, "gpu.count": "2", "gpu.replicas": "4", "gpu.sharing-strategy": "time-slicing"}
+SHARED = RENAMED | {"gpu.product": f"{A100}-SHARED"}
 
 
 def of_mig(resource: str, product: str, count: int, slices: str = "1", replicas: str = "1") -> dict[str, str]:
@@ -89,58 +86,41 @@ def of_mig(resource: str, product: str, count: int, slices: str = "1", replicas:
     }
 
 
+ONE_KIND: dict[str, Any] = {"mig_strategy": "single"}
+EACH_PROFILE: dict[str, Any] = {"mig_strategy": "mixed"}
 # As NVIDIA/k8s-device-plugin labels such nodes (internal/lm/resource.go, mig-strategy.go), but for what is not offered.
 STRATEGIES = {
     "none, whole GPUs": (WHOLE, {}, NONE_WHOLE),
-    "none, half in MIG mode": (HALF, {}, NONE_WHOLE | {"mig.capable": "true"}),
-    "none, all in MIG mode": (ALIKE, {}, NONE_MIG | {"mig.capable": "true"}),
-    "single, whole GPUs": (WHOLE, {"mig_strategy": "single"}, NONE_WHOLE | {"mig.strategy": "single"}),
-    "single, all alike": (
-        ALIKE,
-        {"mig_strategy": "single"},
-        {"mig.strategy": "single", "mig.capable": "true"} | of_mig("gpu", "1g.5gb", 4),
-    ),
-    "single, half": (HALF, {"mig_strategy": "single"}, INVALID | {"mig.strategy": "single", "mig.capable": "true"}),
-    "single, one empty": (
-        EMPTY,
-        {"mig_strategy": "single"},
-        INVALID | {"mig.strategy": "single", "mig.capable": "true"},
-    ),
-    "single, two profiles": (
-        MIXED[:1],
-        {"mig_strategy": "single"},
-        INVALID | {"mig.strategy": "single", "mig.capable": "true"},
-    ),
-    "mixed, whole GPUs": (WHOLE, {"mig_strategy": "mixed"}, NONE_WHOLE | {"mig.strategy": "mixed"}),
-    "mixed, half": (
-        HALF,
-        {"mig_strategy": "mixed"},
-        NONE_WHOLE | {"mig.strategy": "mixed", "mig.capable": "true"} | of_mig("mig-1g.5gb", "1g.5gb", 2),
-    ),
+    "none, half in MIG mode": (HALF, {}, NONE_WHOLE | CAPABLE),
+    "none, all in MIG mode": (ALIKE, {}, NONE_MIG),
+    "single, whole GPUs": (WHOLE, ONE_KIND, NONE_WHOLE | SINGLE),
+    "single, all alike": (ALIKE, ONE_KIND, SINGLE | CAPABLE | of_mig("gpu", "1g.5gb", 4)),
+    "single, half": (HALF, ONE_KIND, INVALID),
+    "single, one empty": (EMPTY, ONE_KIND, INVALID),
+    "single, two profiles": (PROFILES[:1], ONE_KIND, INVALID),
+    "mixed, whole GPUs": (WHOLE, EACH_PROFILE, NONE_WHOLE | MIXED),
+    "mixed, half": (HALF, EACH_PROFILE, NONE_WHOLE | MIXED | CAPABLE | of_mig("mig-1g.5gb", "1g.5gb", 2)),
     "mixed, an attribute, and none of what is not offered": (
-        MIXED,
-        {"mig_strategy": "mixed"},
-        NONE_MIG
-        | {"mig.strategy": "mixed", "mig.capable": "true"}
-        | of_mig("mig-1g.5gb", "1g.5gb", 1)
-        | of_mig("mig-2g.10gb.me", "2g.10gb.me", 1, "2"),
+        PROFILES,
+        EACH_PROFILE,
+        NONE_MIG | MIXED | of_mig("mig-1g.5gb", "1g.5gb", 1) | of_mig("mig-2g.10gb.me", "2g.10gb.me", 1, "2"),
     ),
     "replicas": (WHOLE, {"replicas": 4}, SHARED),
     "replicas, renamed": (WHOLE, {"replicas": 4, "rename": True}, RENAMED),
-    "replicas, half in MIG mode": (HALF, {"replicas": 4}, SHARED | {"mig.capable": "true"}),
-    "replicas, all in MIG mode": (ALIKE, {"replicas": 4}, NONE_MIG | {"mig.capable": "true"}),
+    "replicas, half in MIG mode": (HALF, {"replicas": 4}, SHARED | CAPABLE),
+    "replicas, all in MIG mode": (ALIKE, {"replicas": 4}, NONE_MIG),
     "replicas, single": (
         ALIKE,
-        {"replicas": 4, "mig_strategy": "single"},
-        {"mig.strategy": "single", "mig.capable": "true"} | of_mig("gpu", "1g.5gb-SHARED", 4, replicas="4"),
+        ONE_KIND | {"replicas": 4},
+        SINGLE | CAPABLE | of_mig("gpu", "1g.5gb-SHARED", 4, replicas="4"),
     ),
     "replicas, mixed, renamed": (
         HALF,
-        {"replicas": 4, "rename": True, "mig_strategy": "mixed"},
-        RENAMED | {"mig.strategy": "mixed", "mig.capable": "true"} | of_mig("mig-1g.5gb", "1g.5gb", 2, replicas="4"),
+        EACH_PROFILE | {"replicas": 4, "rename": True},
+        RENAMED | MIXED | CAPABLE | of_mig("mig-1g.5gb", "1g.5gb", 2, replicas="4"),
     ),
     "another resource's name": (WHOLE, {"resource": "example.com/gpu", "pool": "cluster"}, NONE_WHOLE),
-    "no GPU": ((), {"mig_strategy": "mixed"}, {"gpu.count": "0"}),
+    "no GPU": ((), EACH_PROFILE, {"gpu.count": "0"}),
 }
 
 
@@ -206,14 +186,11 @@ def test_every_name_and_value_is_one_kubernetes_takes() -> None:
                 assert VALUE.fullmatch(value), value
 
 
-def test_a_long_model_keeps_the_end_that_says_it_is_shared() -> None:
+def test_a_model_as_a_value_has_one_dash_for_blanks_and_keeps_the_end_that_says_it_is_shared() -> None:
+    assert value_of("NVIDIA  RTX (TM) 6000 ") == "NVIDIA-RTX-TM-6000"
     shared = KubeletSettings(enabled=True, replicas=2)
     product = node_labels(make.inventory((make.gpu(0, model="N" * 90),)), "", shared)["nvidia.com/gpu.product"]
     assert (len(product), product[-8:]) == (63, "N-SHARED")
-
-
-def test_blanks_become_one_dash() -> None:
-    assert value_of("NVIDIA  RTX (TM) 6000 ") == "NVIDIA-RTX-TM-6000"
 
 
 def test_the_machine_is_told_where_it_is_known(tmp_path: Path) -> None:

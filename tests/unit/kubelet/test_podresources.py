@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
 
@@ -29,46 +31,47 @@ def told(server: PodResourcesServer) -> None:
     server.give("train", {"main": {GPU: ["a", "b"]}, "side": {}})
 
 
-@pytest.mark.parametrize("gets", [True, False], ids=["get", "list instead"])
-async def test_one_pod(folder: Path, gets: bool) -> None:
+@asynccontextmanager
+async def served(
+    folder: Path, *, gets: bool = True, timeout_s: float = 5.0
+) -> AsyncIterator[tuple[PodResourcesServer, PodResources]]:
+    """A server that lists a pod, and a client of it."""
     async with PodResourcesServer(folder, gets=gets) as server:
         told(server)
-        client = PodResources(server.socket)
+        client = PodResources(server.socket, timeout_s=timeout_s)
+        yield server, client
+        await client.close()
+
+
+@pytest.mark.parametrize("gets", [True, False], ids=["get", "list instead"])
+async def test_one_pod(folder: Path, gets: bool) -> None:
+    async with served(folder, gets=gets) as (server, client):
         assert await client.get("default", "train") == TRAIN
         assert await client.get("default", "other") == PodDevices("default", "other")
         assert await client.get("other", "train") == PodDevices("other", "train")
-        await client.close()
     gets_asked = sum(call.startswith("Get") for call in server.asked)
     assert gets_asked == (3 if gets else 1)  # a kubelet that has none is not asked again
 
 
 async def test_all_pods_and_what_can_be_given(folder: Path) -> None:
-    async with PodResourcesServer(folder) as server:
-        told(server)
-        client = PodResources(server.socket)
+    async with served(folder) as (_, client):
         assert await client.list() == (TRAIN,)
         assert await client.allocatable() == {GPU: ("a", "b")}
-        await client.close()
 
 
 async def test_a_list_beyond_grpcs_usual_limit(folder: Path) -> None:
-    async with PodResourcesServer(folder) as server:
+    async with served(folder) as (server, client):
         ids = [f"GPU-{number:032x}" for number in range(120_000)]
         server.give("huge", {"main": {GPU: ids}})
-        client = PodResources(server.socket)
-        (pod,) = await client.list()
+        _, pod = await client.list()
         assert len(pod.devices) == len(ids)
-        await client.close()
 
 
 async def test_two_pods_of_one_name_are_no_answer(folder: Path) -> None:
-    async with PodResourcesServer(folder, gets=False) as server:
-        told(server)
+    async with served(folder, gets=False) as (server, client):
         server.twice.add(("default", "train"))
-        client = PodResources(server.socket)
         with pytest.raises(PodResourcesError, match="twice"):
             await client.get("default", "train")
-        await client.close()
 
 
 FAULTS = {
@@ -80,24 +83,20 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 async def test_faults_are_one_sentence(folder: Path, fault: tuple[grpc.StatusCode, str]) -> None:
-    async with PodResourcesServer(folder) as server:
+    async with served(folder) as (server, client):
         server.fault = fault
-        client = PodResources(server.socket)
         for question in (client.get("default", "train"), client.list(), client.allocatable()):
             with pytest.raises(PodResourcesError, match=f"does not answer at .*: {fault[0].name}: ") as error:
                 await question
             assert str(error.value).isprintable()
-        await client.close()
 
 
 async def test_deadlines(folder: Path) -> None:
-    async with PodResourcesServer(folder) as server:
+    async with served(folder, timeout_s=0.05) as (server, client):
         server.delay_s = 5.0
-        client = PodResources(server.socket, timeout_s=0.05)
         for question in (client.get("default", "train"), client.list()):
             with pytest.raises(PodResourcesError, match="DEADLINE_EXCEEDED"):
                 await question
-        await client.close()
 
 
 async def test_a_kubelet_that_is_away_and_comes(folder: Path) -> None:
@@ -212,9 +211,8 @@ async def test_a_kubelet_that_restarts(folder: Path, log: Log) -> None:
         server.give("train", {"main": {GPU: [uuid(1)]}}, "ml")
         for number in range(3):
             async with server:
-                of = of_plugin(1)
-                other = replace(of.pod, id=PodId(f"sandbox-{number}"), uid=PodUid(f"uid-{number}"))
-                of = replace(of, pod=other)
+                anew = replace(pod("train"), id=PodId(f"sandbox-{number}"), uid=PodUid(f"uid-{number}"))
+                of = replace(of_plugin(1), pod=anew)
                 node.sandbox_created(of)
                 await node.granted(of)
             node.end_pod(of)

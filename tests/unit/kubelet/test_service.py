@@ -174,19 +174,6 @@ async def test_a_pod_admitted_anew_while_its_gpu_is_ill_fails_and_nothing_is_los
         assert await kubelet.admit("train", "main", {GPU: 1}) == of.annotations
 
 
-async def test_what_a_finished_init_container_had_goes_to_the_next_one(folder: Path) -> None:
-    async with served(folder) as (kubelet, node):
-        init = from_kubelet(await kubelet.admit("train", "init", {GPU: 2}, init=True), name="init")
-        had = node.create(init)
-        main = from_kubelet(await kubelet.admit("train", "main", {GPU: 3}), name="main")
-        assert main.annotations != init.annotations
-        node.start(init)
-        node.stop(init)
-        held = node.create(again(main))
-        assert set(had) < set(held)
-        assert len(held) == 3
-
-
 async def test_a_sidecar_and_the_main_container_have_their_own(folder: Path) -> None:
     """An init container that goes on is never made room of, and two containers of one pod are asked for one by one."""
     async with served(folder) as (kubelet, node):
@@ -296,11 +283,3 @@ async def test_shared_gpus_have_as_many_ids_as_pods_may_share_them(folder: Path)
         )
         assert "held by ml/one, ml/two" in str(node.create(container("1", of="four")))
         await kubelet.wait_healthy(shared, 8)
-
-
-async def test_one_gpu_lost_takes_all_its_replicas(folder: Path) -> None:
-    settings = KubeletSettings(replicas=3)
-    async with Kubelet(folder) as kubelet, KubeletNode(folder, settings=settings) as node:
-        await kubelet.wait_healthy(GPU, 12)
-        node.put_gpus([replace(each, unavailable="lost" * (each.index == 2)) for each in gpus()])
-        await kubelet.wait_healthy(GPU, 9)
