@@ -145,7 +145,6 @@ class Usage(Struct, frozen=True):
 
     @property
     def holders(self) -> tuple[Grant | Reservation, ...]:
-        """All grants and reservations."""
         return (*self.grants.values(), *self.reservations.values())
 
     @property
@@ -279,7 +278,6 @@ class Ledger(Struct, frozen=True):
         return self._without(gone)
 
     def with_live(self, live: Live) -> Ledger:
-        """With what that container has."""
         if self.live.get(live.container_id) == live:
             return self
         return replace(self, live={**self.live, live.container_id: live})

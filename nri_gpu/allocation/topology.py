@@ -41,12 +41,10 @@ class Topology(Struct, frozen=True):
 
 
 def points(link: Link) -> int:
-    """Of one pair."""
     return PCIE_POINTS.get(link.pcie, 0) + NVLINK_POINTS * link.nvlink
 
 
 def topology_of(inventory: Inventory) -> Topology:
-    """The topology of an inventory's GPUs."""
     gpus = inventory.gpus
     by_index = {gpu.index: place for place, gpu in enumerate(gpus)}
     of_pairs, near = ([[0] * len(gpus) for _ in gpus] for _ in range(2))

@@ -42,8 +42,6 @@ LOOKING_FOR_FILES: Final = "the driver's files are being looked for; try again i
 
 
 class Daemon:
-    """The running service."""
-
     def __init__(
         self,
         folder: StateFolder,

@@ -61,8 +61,6 @@ def _request_bytes(policy: Policy, fallback: Policy) -> int:
 
 
 class GuardProcess:
-    """The running guard."""
-
     def __init__(self, settings: Policy, state: DaemonState, run_dir: Path) -> None:
         self._settings = settings
         self._run_dir = run_dir

@@ -163,7 +163,6 @@ class StateRecorder:
         self._unsettled: dict[ContainerId, float] = {}
 
     def decided(self, container: Container, decision: Decision, node: Node, now: float) -> None:
-        """For the audit log."""
         if self._audit:
             self._audit.decided(container, decision, node, now)
 
@@ -180,7 +179,6 @@ class StateRecorder:
             self._later(lambda: self._try(lambda: self._settle(container_id)))
 
     def synchronized(self, ledger: Ledger) -> None:
-        """For the audit log."""
         if self._audit:
             self._audit.synchronized(ledger)
 

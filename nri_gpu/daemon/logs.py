@@ -93,7 +93,6 @@ class _Sink:
         self._dropped = 0
 
     def take(self, message: Message) -> None:
-        """Take one line."""
         data = self._channel.encode(line_of(message.record), message.record)
         if len(self._waiting) < WAITING_LINES:
             self._waiting.append(data)

@@ -258,7 +258,6 @@ class PolicyWatch:
         self._known = signature(file)
 
     async def run(self) -> None:
-        """Until cancelled."""
         from nri_gpu.system.inotify import folder_changed  # here, because it brings ctypes along
 
         while True:

@@ -88,7 +88,6 @@ def sight_of(glance: object) -> str:
 
 
 def to_bytes(snapshot: Snapshot, key: bytes) -> bytes:
-    """The file's content."""
     body = canonical(replace(snapshot, schema=SCHEMA)).encode()
     return _mac(body, key) + b"\n" + body
 
@@ -195,7 +194,6 @@ class SnapshotController:
         return last
 
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             await self.keep()
             await asyncio.sleep(LOOK_S)

@@ -42,8 +42,6 @@ V = TypeVar("V")
 
 
 class RecordKind(StrEnum):
-    """The kind of a record."""
-
     NODE = "node"
     POLICY = "policy"
     LEDGER = "ledger"
@@ -97,7 +95,6 @@ def digest(edits: Edits) -> str:
 
 
 def node_record(node: Node) -> dict[str, object]:
-    """A snapshot."""
     return {"kind": RecordKind.NODE.value, "schema": SCHEMA, "node": encode(node)}
 
 
@@ -107,7 +104,6 @@ def policy_record(name: str, text: str, fault: str) -> dict[str, object]:
 
 
 def ledger_record(ledger: Ledger) -> dict[str, object]:
-    """All grants."""
     return {"kind": RecordKind.LEDGER.value, **_changes(Ledger(), ledger)}
 
 

@@ -79,7 +79,6 @@ class Edits(Struct, frozen=True):
         cpuset_cpus: str = "",
         cpuset_mems: str = "",
     ) -> Self:
-        """Edits from plain parts."""
         return cls(
             devices={device.path: device for device in devices},
             mounts={mount.destination: mount for mount in mounts},

@@ -101,8 +101,6 @@ KEPT: Final = 32  # of each kind, so that one that flaps does not push out the o
 
 
 class TransitionKind(StrEnum):
-    """What a transition is about."""
-
     ANSWER = "answer"  # NVML does not answer any more, or does again
     DRIVER = "driver"  # its version, or that of CUDA
     MODULE = "module"  # of the kernel: its major, or whether it is loaded

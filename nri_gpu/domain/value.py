@@ -42,7 +42,6 @@ class Value(Recorded, frozen=True):
         return bool(parts(self) == parts(other))
 
     def __hash__(self) -> int:
-        """As they are compared."""
         return hash(_parts(type(self))(self))
 
 

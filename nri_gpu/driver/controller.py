@@ -93,7 +93,6 @@ class DriverController:
         self._again.set()
 
     async def run(self) -> None:
-        """Run until cancelled."""
         while True:
             self._again.clear()
             await self.look()

@@ -133,11 +133,9 @@ class _ElfFile:
         return data
 
     def unpack(self, form: str, offset: int) -> tuple[int, ...]:
-        """One structure."""
         return struct.unpack(form, self.read(offset, struct.calcsize(form)))
 
     def string(self, offset: int) -> str:
-        """A string of a string table."""
         text = b""
         while b"\0" not in text:
             if len(text) >= NAME_BYTES_MAX:

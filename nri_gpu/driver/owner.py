@@ -36,7 +36,6 @@ class StageOwner:
 
     @property
     def held(self) -> bool:
-        """Whether we own the folder."""
         return self._lock is not None
 
     def take(self) -> None:

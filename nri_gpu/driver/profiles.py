@@ -86,7 +86,6 @@ class ProfileController:
         self._again.set()
 
     async def run(self) -> None:
-        """Run until cancelled."""
         await work_when_told(self._again, self.look, retry_s=self._retry_s)
 
     async def look(self) -> bool:

@@ -78,7 +78,6 @@ class FoundDriver(Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> tuple[DriverFile, ...]:
-        """All of them."""
         return self.libraries + self.libraries_32 + self.binaries + self.singles
 
 

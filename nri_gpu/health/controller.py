@@ -94,7 +94,6 @@ class HealthController:
         return SourceWithHealth(source, self.with_health)
 
     async def run(self) -> None:
-        """Run until cancelled."""
         if self._settings.containers is OnBad.STOP:
             warn_without_grpc("health.containers")
         try:
@@ -177,7 +176,6 @@ class HealthController:
         return None if ledger is None else frozenset(uuid for uuid, use in ledger.usage().items() if use.load)
 
     def _listened(self, ledger: Ledger) -> Iterator[Gpu]:
-        """The GPUs to listen to."""
         events, usage = self._settings.events, ledger.usage()
         for gpu in self._seen.gpus if self._seen and events is not Events.NONE else ():
             held = any(uuid in usage for uuid in (gpu.uuid, *(part.uuid for part in gpu.parts)))
@@ -217,7 +215,6 @@ def _log(change: HealthChange) -> None:
 
 
 def rules_of(settings: HealthSettings) -> Rules:
-    """The policy's settings as rules."""
     return Rules(
         ignored_xids=settings.ignored_xids,
         fatal_xids=settings.fatal_xids,

@@ -52,7 +52,6 @@ TROUBLE: Final = frozenset({Signal.FATAL, Signal.INCIDENT})
 
 
 def next_state(state: HealthState, signal: Signal) -> HealthState:
-    """The state after a signal."""
     return TRANSITIONS[state].get(signal, state)
 
 

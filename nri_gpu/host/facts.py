@@ -53,7 +53,6 @@ class CharDevice(Struct, frozen=True):
 
     @property
     def number(self) -> tuple[int, int]:
-        """Major and minor."""
         return self.major, self.minor
 
     def __str__(self) -> str:
@@ -128,7 +127,6 @@ _CAPABILITY: Final = re.compile(r"gpu[0-9]+/mig/gi[0-9]+(?:/ci[0-9]+)?/access")
 
 
 def look(places: HostPaths) -> HostFacts:
-    """Look at the host once."""
     reader = _Reader(places)
     driver = places.proc / "driver" / "nvidia"
     return HostFacts(

@@ -23,14 +23,11 @@ from nri_gpu.host.wanted import WantedNode, wanted_nodes
 
 
 class LoadModule(Struct, frozen=True):
-    """Load a kernel module."""
-
     UNDONE: ClassVar[str] = "not loaded"
     module: KernelModule
 
     @property
     def subject(self) -> str:
-        """What the action changes."""
         return f"module {self.module}"
 
     def __str__(self) -> str:
@@ -44,7 +41,6 @@ class DevAction(Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        """What the action changes."""
         return f"/dev/{self.path}"
 
 

@@ -22,7 +22,6 @@ PLACE: Final = "/opt/nri-gpu/compat"
 
 
 def compat_mount(package: CompatPackage) -> Mount:
-    """The mount of the staged package."""
     return Mount(PLACE, package.path)
 
 

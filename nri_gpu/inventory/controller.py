@@ -112,7 +112,6 @@ class InventoryCache:
             await self._source.close()
 
     async def refresh(self) -> None:
-        """Ask the source once."""
         began = self._monotonic()
         try:
             inventory = await self._source.refresh()
@@ -208,7 +207,6 @@ class InventoryController:
         self._note([Transition(kind=TransitionKind.ANSWER, what=f"not refreshed: {sentence}", worse=True)])
 
     def answered(self) -> None:
-        """The source answered."""
         if self._fault:
             self._fault = ""
             self._note([Transition(kind=TransitionKind.ANSWER, what="the driver answers again")])

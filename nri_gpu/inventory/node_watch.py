@@ -75,7 +75,6 @@ class Uevents:
         asyncio.get_running_loop().add_reader(self._socket, self._read)
 
     def close(self) -> None:
-        """End."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
@@ -140,7 +139,6 @@ class NodeWatch:
         self._woken.set()
 
     async def run(self) -> None:
-        """Watch until cancelled."""
         self._open()
         try:
             seen = await self._look()

@@ -193,7 +193,6 @@ class KubeletPods:
         self._ask(pod)
 
     def remove(self, pod_id: PodId) -> None:
-        """A sandbox is gone."""
         pod = self._pods.pop(pod_id, None)
         self._devices.pop(pod_id, None)
         if pod is not None and self._by_name.get((pod.namespace, pod.name)) == pod_id:
@@ -216,7 +215,6 @@ class KubeletPods:
         return self._pods.get(self._by_name.get((devices.namespace, devices.name), PodId("")))
 
     def all(self) -> tuple[Pod, ...]:
-        """Every known sandbox."""
         return tuple(self._pods.values())
 
     def known(self) -> Iterator[tuple[Pod, PodDevices]]:

@@ -69,7 +69,6 @@ TOO_OLD: Final = "the runtime speaks NRI 0.6 or older, where a reply cannot remo
 
 
 def token_key(resource: str) -> str:
-    """The annotation's key for a resource."""
     return f"{KUBELET_KEY}.{resource.replace('/', '_')}"
 
 
@@ -151,7 +150,6 @@ class RequiredDevice:
         self._log = LogOnce()
 
     def configured(self, configured: Configured) -> None:
-        """The runtime told its version."""
         self._runtime_fault = "" if configured.from_nri_0_7 else TOO_OLD
 
     def write(self) -> None:

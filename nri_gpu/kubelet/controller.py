@@ -88,7 +88,6 @@ class KubeletController:
             self._look_for_key()
 
     def configured(self, configured: Configured) -> None:
-        """The runtime told its version."""
         self._required.configured(configured)
 
     def connected(self, yes: bool) -> None:
@@ -137,7 +136,6 @@ class KubeletController:
         await asyncio.Event().wait()
 
     async def _inquire(self, pods: KubeletPods) -> None:
-        """Ask the kubelet what it allocated."""
         try:
             from nri_gpu.kubelet.podresources import Inquiry, PodResources
         except ImportError as error:

@@ -156,7 +156,6 @@ def _by_profile(parts: Sequence[MigPart], kubelet: KubeletSettings) -> dict[str,
 
 
 def _mig(resource: str, parts: Sequence[MigPart], kubelet: KubeletSettings) -> dict[str, str]:
-    """Describes MIG devices of one profile."""
     profile = parts[0].device.profile
     model = f"{parts[0].model} MIG {_plain(profile)}"
     found = _resource(resource, model, len(parts), min(part.memory_bytes for part in parts), kubelet, kubelet.replicas)
@@ -207,11 +206,9 @@ class LabelController:
         self._log = LogOnce()
 
     def look_again(self) -> None:
-        """GPUs or policy changed."""
         self._again.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
         await work_when_told(self._again, self.look, retry_s=self._retry_s)
 
     async def look(self) -> bool:

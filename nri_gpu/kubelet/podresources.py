@@ -152,7 +152,6 @@ class Inquiry:
         self._list_due = 0.0
 
     async def run(self) -> None:
-        """Until cancelled."""
         try:
             while True:
                 await self._question()

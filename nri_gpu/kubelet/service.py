@@ -43,13 +43,13 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         for stream in self._streams:
             stream.set()
 
-    async def GetDevicePluginOptions(  # noqa: D102 - the API's own
+    async def GetDevicePluginOptions(
         self, request: pb.Empty, context: grpc.aio.ServicerContext
     ) -> pb.DevicePluginOptions:
         del request, context
         return pb.DevicePluginOptions(get_preferred_allocation_available=True)
 
-    async def ListAndWatch(  # noqa: D102
+    async def ListAndWatch(
         self, request: pb.Empty, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
         del request, context
@@ -71,7 +71,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
                 self.watched.clear()
                 self.lost.set()
 
-    async def GetPreferredAllocation(  # noqa: D102
+    async def GetPreferredAllocation(
         self, request: pb.PreferredAllocationRequest, context: grpc.aio.ServicerContext
     ) -> pb.PreferredAllocationResponse:
         del context
@@ -87,9 +87,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
             answer.container_responses.add(deviceIDs=ids)
         return answer
 
-    async def Allocate(  # noqa: D102
-        self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext
-    ) -> pb.AllocateResponse:
+    async def Allocate(self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext) -> pb.AllocateResponse:
         requested = [list(each.devices_ids) for each in request.container_requests]
         try:
             answers = self._devices.allocate(self.resource, requested)
@@ -116,13 +114,13 @@ class PluginWatcherService(watcher_grpc.RegistrationServicer):
         self.verdict: str | None = None
         self.answered = asyncio.Event()
 
-    async def GetInfo(  # noqa: D102 - the API's own
+    async def GetInfo(
         self, request: watcher_pb.InfoRequest, context: grpc.aio.ServicerContext
     ) -> watcher_pb.PluginInfo:
         del request, context
         return watcher_pb.PluginInfo(type="DevicePlugin", name=self.resource, supported_versions=[VERSION])
 
-    async def NotifyRegistrationStatus(  # noqa: D102
+    async def NotifyRegistrationStatus(
         self, request: watcher_pb.RegistrationStatus, context: grpc.aio.ServicerContext
     ) -> watcher_pb.RegistrationStatusResponse:
         del context

@@ -35,7 +35,6 @@ class DaemonFolder(Struct, frozen=True):
 
     @property
     def folder(self) -> Path:
-        """The daemon's folder."""
         return clients(self.state) / f"{self.uuid}.{self.generation}" if self.generation else self.file.parent
 
     @property

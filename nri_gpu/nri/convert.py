@@ -79,12 +79,10 @@ class Configured(Struct, frozen=True):
 
 
 def register_to_pb(name: str, index: str, nri_version: str) -> bytes:
-    """RegisterPluginRequest."""
     return pb.RegisterPluginRequest(plugin_name=name, plugin_idx=index, NRI_version=nri_version).SerializeToString()
 
 
 def configured_from_pb(payload: bytes) -> Configured:
-    """ConfigureRequest."""
     message = pb.ConfigureRequest.FromString(payload)
     return Configured(
         runtime=message.runtime_name,
@@ -96,7 +94,6 @@ def configured_from_pb(payload: bytes) -> Configured:
 
 
 def configured_to_pb(event_mask: int) -> bytes:
-    """ConfigureResponse."""
     return pb.ConfigureResponse(events=event_mask).SerializeToString()
 
 
@@ -227,7 +224,6 @@ def _check_entries(message: pb.CreateContainerRequest) -> None:
 
 
 def our_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
-    """The annotations whose keys are ours."""
     # By key: a protobuf map yields its keys four times faster than its items.
     return {key: annotations[key] for key in annotations if key.startswith(PREFIX)}
 

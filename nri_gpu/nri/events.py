@@ -124,7 +124,6 @@ class Lifecycle:
 
     @property
     def pod(self) -> Pod:
-        """The pod."""
         return pod_from_pb(self._message.pod)
 
     @property

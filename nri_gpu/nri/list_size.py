@@ -155,7 +155,6 @@ class ListSize:
         self.total_bytes = 0
 
     def __len__(self) -> int:
-        """How many objects it has."""
         return len(self._pods) + len(self._containers)
 
     def add(self, size: PodSize | ContainerSize) -> None:

@@ -23,8 +23,6 @@ from nri_gpu.nri.list_size import ContainerSize, ListSize, PodSize, fields
 
 
 class Phase(StrEnum):
-    """Where a session is."""
-
     REGISTERING = "registering"
     CONFIGURED = "configured"
     SYNCHRONIZING = "synchronizing"
@@ -32,8 +30,6 @@ class Phase(StrEnum):
 
 
 class Step(StrEnum):
-    """What can happen to it."""
-
     CONFIGURE = "Configure"
     PART = "Synchronize, more to come"
     LAST = "Synchronize"

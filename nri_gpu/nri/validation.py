@@ -50,7 +50,6 @@ def adjusted_from_pb(payload: bytes, grant_key: str) -> Adjusted:
 
 
 def verdict_to_pb(reason: Reason | None) -> bytes:
-    """ValidateContainerAdjustmentResponse."""
     if reason is None:
         return EMPTY
     return pb.ValidateContainerAdjustmentResponse(reject=True, reason=str(reason)).SerializeToString()

@@ -43,7 +43,6 @@ class Globs(Struct, frozen=True):
             force_setattr(self, "_wild", re.compile("|".join(map(translate, wild))))
 
     def match(self, name: str) -> bool:
-        """Whether one of the patterns matches."""
         if name in self._literals or (self._prefixes and name.startswith(self._prefixes)):
             return True
         return self._wild is not None and self._wild.match(name) is not None

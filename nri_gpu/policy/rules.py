@@ -137,7 +137,6 @@ class Rule(Struct, frozen=True, kw_only=True):
     ] = None
 
     def matches(self, of: Container) -> bool:
-        """Whether it is about a container."""
         pod, labels = of.pod, of.pod.labels
         return (
             (self.namespace is None or self.namespace.match(pod.namespace))

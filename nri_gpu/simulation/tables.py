@@ -180,11 +180,9 @@ class GpuTable(
 
     @property
     def mig_tables(self) -> tuple[MigTable, ...]:
-        """Its MIG devices."""
         return _tables(self.partition)
 
     def gpu(self) -> Gpu:
-        """The GPU that it describes."""
         major, _, minor = self.arch.partition(".")
         prohibited = self.compute_mode is ComputeMode.PROHIBITED
         pending = self.ecc if self.ecc_pending is None else self.ecc_pending
@@ -220,7 +218,6 @@ class LinkTable(Table, frozen=True):
     nvlink: formats.NvlinkCount = 0
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Of its ends."""
         if self.a >= self.b:
             yield "a", f"must be less than b: {self.a}, {self.b}"
 
@@ -273,7 +270,6 @@ class ExtraTable(Table, frozen=True):
                     yield key, "missing; a whole number"
 
     def extra(self) -> NodeExtra:
-        """What the node has of it."""
         nodes = (DeviceNode(node.path, node.major, node.minor, int(node.mode, 8)) for node in self.nodes)
         mount = socket_mount if self.name in SOCKETS else Mount
         mounts = (mount(each.destination, each.source) for each in self.mounts)
@@ -315,7 +311,6 @@ class EventTable(Table, frozen=True):
     xid: Annotated[int, Meta(ge=1, le=65535)] | None = None
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Of kind and number."""
         is_xid = EVENT_KINDS[self.kind] is EventType.XID
         if is_xid and self.xid is None:
             yield "xid", "missing; a whole number"
@@ -323,7 +318,6 @@ class EventTable(Table, frozen=True):
             yield "xid", "only an event of kind xid has a number"
 
     def event(self) -> ScriptedEvent:
-        """The same for the health controller."""
         return ScriptedEvent(self.at_s, self.gpu, self.xid or 0, int(EVENT_KINDS[self.kind]))
 
 
@@ -346,7 +340,6 @@ class ChangeTable(Table, frozen=True, rename={"partition": "mig"}):
 
     @property
     def keys(self) -> frozenset[str]:
-        """What it changes."""
         values = {key: getattr(self, "partition" if key == "mig" else key) for key in (*GPU_KEYS, *NODE_KEYS)}
         return frozenset(key for key, value in values.items() if value is not None)
 
@@ -378,8 +371,6 @@ class ChangeTable(Table, frozen=True, rename={"partition": "mig"}):
 
 
 class FileTable(Table, frozen=True):
-    """The whole file."""
-
     schema: Literal[1]
     node: NodeTable
     gpu: tuple[GpuTable, ...] = ()

@@ -46,7 +46,6 @@ class FolderWatch:
                 _checked(_libc.inotify_add_watch(self._fd, os.fsencode(folder), mask))
 
     def close(self) -> None:
-        """Stop watching."""
         if self._fd >= 0:
             asyncio.get_running_loop().remove_reader(self._fd)
             os.close(self._fd)

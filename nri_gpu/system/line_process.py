@@ -104,7 +104,6 @@ class LineProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._popen.pid
 
     async def send(self, line: bytes) -> None:

@@ -23,7 +23,6 @@ class Notifier:
         self.watchdog_s = int(usec) / 1e6 if usec.isdecimal() and pid == str(os.getpid()) else None
 
     def ready(self, status: str) -> None:
-        """The service is up."""
         self._send(f"READY=1\nSTATUS={_one_line(status)}")
 
     def status(self, status: str) -> None:
@@ -41,11 +40,9 @@ class Notifier:
             asyncio.get_running_loop().call_later(self.watchdog_s / 2, self.feed_watchdog)
 
     def stopping(self) -> None:
-        """The service is stopping."""
         self._send("STOPPING=1")
 
     def close(self) -> None:
-        """Close the socket."""
         if self._socket:
             self._socket.close()
             self._socket = None

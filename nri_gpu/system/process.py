@@ -71,7 +71,6 @@ class ProcessWatch:
             signal.pidfd_send_signal(self.fd, number)
 
     def close(self) -> None:
-        """Stop watching."""
         self._loop.remove_reader(self.fd)
         os.close(self.fd)
 

@@ -15,8 +15,6 @@ from nri_gpu.policy.model import Policy
 
 
 class Changed(Enum):
-    """What a change was of."""
-
     NODE = auto()
     POLICY = auto()
     LEDGER = auto()
@@ -71,7 +69,6 @@ class NodeState:
             self._tell(Changed.LEDGER)
 
     def put_inventory(self, inventory: Inventory) -> None:
-        """GPUs changed."""
         self._publish(replace(self.node, inventory=inventory))
 
     def put_module(self, version: str) -> None:
@@ -87,7 +84,6 @@ class NodeState:
         self._publish(replace(self.node, driver=driver, driver_fault=fault))
 
     def put_compat(self, packages: tuple[CompatPackage, ...]) -> None:
-        """CUDA's compatibility packages changed."""
         self._publish(replace(self.node, compat=packages))
 
     def put_mps(self, folders: MpsFolders) -> None:

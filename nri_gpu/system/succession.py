@@ -41,7 +41,6 @@ class Succession:
         return True
 
     def settled(self) -> None:
-        """Everything is taken over."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
