@@ -18,7 +18,6 @@ from nri_gpu.domain.health import EventType, GpuEvent, HealthState, ScriptedEven
 from nri_gpu.domain.node import Inventory
 from nri_gpu.health.listener import EventChild, EventListener, EventSink
 from nri_gpu.health.node_health import NO_UNITS, HealthChange, Moment, NodeHealth, load_health, save_health
-from nri_gpu.health.states import Meaning, Rules
 from nri_gpu.health.stops import Stops, holders_of
 from nri_gpu.inventory.source import Source
 from nri_gpu.policy.health import Events, HealthSettings, OnBad
@@ -110,14 +109,14 @@ class HealthController:
         if not inventory.fault:
             self._seen, self._shown = inventory, frozenset(unit.uuid for unit in inventory.units)
         self._schedule(inventory.script)
-        rules, self._held_at_refresh = rules_of(self._settings), self._held()
+        rules, self._held_at_refresh = self._settings, self._held()
         self._take(*self._health.after_inventory(inventory, rules, self._moment(), self._held_at_refresh))
         self.changed.set()  # bus ids may have changed
         return self._health.applied_to(inventory, rules)
 
     def take_event(self, event: GpuEvent) -> None:
         """Takes an event. It counts for the next container at once, without a refresh."""
-        rules = rules_of(self._settings)
+        rules = self._settings
         health, changes = self._health.after_event(event, rules, self._moment())
         bound = logger.bind(gpu_uuid=event.uuid, event=f"{event.kind:#x}", xid=event.xid)
         bound.log("INFO" if changes else "DEBUG", "gpu event")
@@ -212,18 +211,6 @@ def _log(change: HealthChange) -> None:
         changes=change.now.changes,
     )
     bound.log(_LEVELS.get(change.now.state, "INFO"), "gpu health changed")
-
-
-def rules_of(settings: HealthSettings) -> Rules:
-    return Rules(
-        ignored_xids=settings.ignored_xids,
-        fatal_xids=settings.fatal_xids,
-        other_xids=Meaning(settings.other_xids.value),
-        fatal_signs=settings.fatal_signs,
-        suspect_signs=settings.suspect_signs,
-        hold_down_s=settings.hold_down_s,
-        reprobe_s=settings.reprobe_s,
-    )
 
 
 def _moment() -> Moment:

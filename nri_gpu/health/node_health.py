@@ -17,7 +17,6 @@ from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.states import (
     NOT_LISTED,
     TROUBLE,
-    Rules,
     Signal,
     is_of_mig_device,
     next_state,
@@ -25,6 +24,7 @@ from nri_gpu.health.states import (
     signal_of_signs,
     unreadable_only,
 )
+from nri_gpu.policy.health import HealthSettings
 from nri_gpu.system.storage import write_whole
 
 LONG_AGO: Final = float("-inf")
@@ -88,7 +88,9 @@ class NodeHealth(Struct, frozen=True):
 
     records: Mapping[GpuUuid, GpuRecord] = field(default_factory=dict)
 
-    def after_event(self, event: GpuEvent, rules: Rules, now: Moment) -> tuple[NodeHealth, tuple[HealthChange, ...]]:
+    def after_event(
+        self, event: GpuEvent, rules: HealthSettings, now: Moment
+    ) -> tuple[NodeHealth, tuple[HealthChange, ...]]:
         """After an event. One of a GPU that no inventory has shown changes nothing."""
         gpu = self.records.get(GpuUuid(event.uuid))
         signal, why = signal_of_event(event, rules)
@@ -104,7 +106,7 @@ class NodeHealth(Struct, frozen=True):
         return self._with({uuid: (signal, why)}, now)
 
     def after_inventory(
-        self, inventory: Inventory, rules: Rules, now: Moment, held: frozenset[str] | None = NO_UNITS
+        self, inventory: Inventory, rules: HealthSettings, now: Moment, held: frozenset[str] | None = NO_UNITS
     ) -> tuple[NodeHealth, tuple[HealthChange, ...]]:
         """After a refresh. An inventory with a fault says nothing about any GPU.
 
@@ -123,7 +125,7 @@ class NodeHealth(Struct, frozen=True):
         verdicts |= {uuid: _with_quiet(verdicts[uuid], health.records[uuid], rules, now) for uuid in shown}
         return health._with({uuid: (signal, why) for uuid, (signal, why) in verdicts.items() if signal}, now)
 
-    def applied_to(self, inventory: Inventory, rules: Rules) -> Inventory:
+    def applied_to(self, inventory: Inventory, rules: HealthSettings) -> Inventory:
         """The inventory with each GPU's health, why some cannot be granted because of it, and the missing GPUs."""
         with_mig = (
             replace(gpu, mig=tuple(self._with_health(device, rules) for device in gpu.mig)) for gpu in inventory.gpus
@@ -183,7 +185,7 @@ class NodeHealth(Struct, frozen=True):
         known = self.records.items()
         return {uuid: record for uuid, record in known if uuid.startswith(WHOLE) and uuid not in present}
 
-    def _faults(self, inventory: Inventory, rules: Rules) -> tuple[GpuFault, ...]:
+    def _faults(self, inventory: Inventory, rules: HealthSettings) -> tuple[GpuFault, ...]:
         """The inventory's faults with the UUIDs of the GPUs they are about, and one for each other missing GPU."""
         absent = self._absent(inventory)
         uuids = {id(fault): uuid for uuid, fault in _faults_by_gpu(absent, inventory.faults).items()}
@@ -217,7 +219,7 @@ class NodeHealth(Struct, frozen=True):
         wholes = ((record, part) for record in self.records.values() for part in record.parts)
         return next((f"{record.place}:{part.index}" for record, part in wholes if part.uuid == uuid), "")
 
-    def _with_health(self, unit: U, rules: Rules) -> U:
+    def _with_health(self, unit: U, rules: HealthSettings) -> U:
         health = self.records.get(unit.uuid, GpuRecord()).health
         if health == unit.health:
             return unit
@@ -263,7 +265,7 @@ def _with_doubt(record: GpuRecord, signs: tuple[Sign, ...], now: Moment) -> GpuR
     return replace(record, doubt_s=now.clock_s) if record.doubt_s is None else record
 
 
-def _verdict(record: GpuRecord, signs: tuple[Sign, ...], message: str, rules: Rules, now: Moment) -> Verdict:
+def _verdict(record: GpuRecord, signs: tuple[Sign, ...], message: str, rules: HealthSettings, now: Moment) -> Verdict:
     """The class of one GPU's signs. One that just became unreadable is odd and not yet bad: it may only be busy."""
     signal, why = signal_of_signs(signs, rules, message)
     fresh = record.doubt_s is not None and now.clock_s - record.doubt_s < rules.reprobe_s
@@ -272,7 +274,7 @@ def _verdict(record: GpuRecord, signs: tuple[Sign, ...], message: str, rules: Ru
     return signal, why
 
 
-def _with_quiet(verdict: Verdict, record: GpuRecord, rules: Rules, now: Moment) -> Verdict:
+def _with_quiet(verdict: Verdict, record: GpuRecord, rules: HealthSettings, now: Moment) -> Verdict:
     """The verdict on a GPU that is not broken, by how long there was no trouble."""
     signal, why = verdict
     if signal is Signal.FATAL:
@@ -298,7 +300,7 @@ def _after_signal(record: GpuRecord, signal: Signal, why: str, now: Moment) -> G
     return replace(record, health=Health(state, now.wall_s, kept, health.changes + 1), trouble_s=trouble_s)
 
 
-def _unavailable(health: Health, rules: Rules) -> str:
+def _unavailable(health: Health, rules: HealthSettings) -> str:
     """Why it is not granted, the same text until its state changes; empty where it is granted."""
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(health.since))
     if health.state is HealthState.BAD:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from msgspec import Struct
-
 from nri_gpu.domain.health import EventType, GpuEvent, HealthState, Sign
+from nri_gpu.policy.health import HealthSettings, OtherXids
 
 
 class Signal(StrEnum):
@@ -55,26 +54,6 @@ def next_state(state: HealthState, signal: Signal) -> HealthState:
     return TRANSITIONS[state].get(signal, state)
 
 
-class Meaning(StrEnum):
-    """What an XID or a kind of event is treated as."""
-
-    IGNORE = "ignore"
-    SUSPECT = "suspect"
-    BAD = "bad"
-
-
-class Rules(Struct, frozen=True, kw_only=True):
-    """The policy's rules. Times in seconds; reprobe_s: how long a bad GPU must be quiet to count as recovering."""
-
-    ignored_xids: frozenset[int]
-    fatal_xids: frozenset[int]
-    other_xids: Meaning
-    fatal_signs: frozenset[Sign]
-    suspect_signs: frozenset[Sign]
-    hold_down_s: float
-    reprobe_s: float
-
-
 # As in NVIDIA's list of XIDs (docs.nvidia.com/deploy/xid-errors), for messages only.
 XID_NAMES: Final[Mapping[int, str]] = {
     13: "graphics engine exception",
@@ -100,16 +79,16 @@ XID_NAMES: Final[Mapping[int, str]] = {
 }
 
 # The meaning of the newer bits is taken from their names in nvml.h; none was seen on hardware yet.
-_KINDS: Final[Mapping[int, tuple[Meaning, str]]] = {
-    EventType.DOUBLE_BIT_ECC: (Meaning.BAD, "double-bit ECC error"),
-    EventType.ECC_STORM: (Meaning.SUSPECT, "a storm of single-bit ECC errors"),
-    EventType.DRAM_RETIRED: (Meaning.SUSPECT, "memory was retired"),
-    EventType.DRAM_RETIREMENT_FAILED: (Meaning.BAD, "memory could not be retired"),
-    EventType.POISON: (Meaning.SUSPECT, "non-fatal poison error"),
-    EventType.FATAL_POISON: (Meaning.BAD, "fatal poison error"),
-    EventType.UNAVAILABLE: (Meaning.BAD, "the driver calls the GPU unavailable"),
+_KINDS: Final[Mapping[int, tuple[Signal, str]]] = {
+    EventType.DOUBLE_BIT_ECC: (Signal.FATAL, "double-bit ECC error"),
+    EventType.ECC_STORM: (Signal.INCIDENT, "a storm of single-bit ECC errors"),
+    EventType.DRAM_RETIRED: (Signal.INCIDENT, "memory was retired"),
+    EventType.DRAM_RETIREMENT_FAILED: (Signal.FATAL, "memory could not be retired"),
+    EventType.POISON: (Signal.INCIDENT, "non-fatal poison error"),
+    EventType.FATAL_POISON: (Signal.FATAL, "fatal poison error"),
+    EventType.UNAVAILABLE: (Signal.FATAL, "the driver calls the GPU unavailable"),
 }
-_SIGNALS: Final = {Meaning.SUSPECT: Signal.INCIDENT, Meaning.BAD: Signal.FATAL}
+_OTHER_XIDS: Final = {OtherXids.SUSPECT: Signal.INCIDENT, OtherXids.BAD: Signal.FATAL}
 SIGN_TEXTS: Final[Mapping[Sign, str]] = {
     Sign.LOST: "GPU is lost",
     Sign.RESET_REQUIRED: "GPU requires a reset",
@@ -125,21 +104,22 @@ _FAILURES: Final = frozenset({Sign.LOST, Sign.RESET_REQUIRED, Sign.UNREADABLE})
 NOT_LISTED: Final = "GPU is lost: NVML does not list it any more"
 
 
-def signal_of_event(event: GpuEvent, rules: Rules) -> tuple[Signal | None, str]:
+def signal_of_event(event: GpuEvent, rules: HealthSettings) -> tuple[Signal | None, str]:
     """The class of an event, None where it means nothing, and its name."""
-    if event.kind == EventType.XID:
-        meaning, name = _xid_meaning(event.xid, rules), xid_name(event.xid)
-    else:
-        meaning, name = _KINDS.get(event.kind, (Meaning.IGNORE, f"event {event.kind:#x}"))
-    return _SIGNALS.get(meaning), name
+    if event.kind != EventType.XID:
+        return _KINDS.get(event.kind, (None, f"event {event.kind:#x}"))
+    name = xid_name(event.xid)
+    if event.xid in rules.ignored_xids:
+        return None, name
+    return Signal.FATAL if event.xid in rules.fatal_xids else _OTHER_XIDS.get(rules.other_xids), name
 
 
-def is_of_mig_device(event: GpuEvent, rules: Rules) -> bool:
+def is_of_mig_device(event: GpuEvent, rules: HealthSettings) -> bool:
     """Whether an event concerns only the MIG device that it names. A fatal one concerns the whole GPU."""
     return event.kind == EventType.XID and event.gpu_instance is not None and event.xid not in rules.fatal_xids
 
 
-def signal_of_signs(signs: tuple[Sign, ...], rules: Rules, message: str = "") -> tuple[Signal | None, str]:
+def signal_of_signs(signs: tuple[Sign, ...], rules: HealthSettings, message: str = "") -> tuple[Signal | None, str]:
     """The class of a refresh's signs, None for those that the policy does not list, and why.
 
     message: NVML's, of a call that failed; empty where none did.
@@ -151,7 +131,7 @@ def signal_of_signs(signs: tuple[Sign, ...], rules: Rules, message: str = "") ->
     return None, ""
 
 
-def unreadable_only(signs: tuple[Sign, ...], rules: Rules) -> bool:
+def unreadable_only(signs: tuple[Sign, ...], rules: HealthSettings) -> bool:
     """Whether the only fatal sign is that the GPU could not be read."""
     return rules.fatal_signs.intersection(signs) == {Sign.UNREADABLE}
 
@@ -159,9 +139,3 @@ def unreadable_only(signs: tuple[Sign, ...], rules: Rules) -> bool:
 def xid_name(xid: int) -> str:
     """`XID 79, GPU has fallen off the bus`."""
     return ", ".join(filter(None, (f"XID {xid}", XID_NAMES.get(xid, ""))))
-
-
-def _xid_meaning(xid: int, rules: Rules) -> Meaning:
-    if xid in rules.ignored_xids:
-        return Meaning.IGNORE
-    return Meaning.BAD if xid in rules.fatal_xids else rules.other_xids

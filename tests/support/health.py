@@ -6,14 +6,14 @@ from nri_gpu.domain.gpu import Gpu, GpuUuid, MigDevice, PciBusId
 from nri_gpu.domain.health import EventType, GpuEvent, Sign
 from nri_gpu.domain.node import GpuFault, Inventory
 from nri_gpu.health.node_health import Moment
-from nri_gpu.health.states import Meaning, Rules
+from nri_gpu.policy.health import HealthSettings, OtherXids
 
 UUIDS = tuple(GpuUuid(f"GPU-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(3))
 PARTS = tuple(GpuUuid(f"MIG-{n}b200000-0000-4000-8000-00000000000{n}") for n in range(3))
-RULES = Rules(
+RULES = HealthSettings(
     ignored_xids=frozenset({31, 43}),
     fatal_xids=frozenset({79, 48}),
-    other_xids=Meaning.SUSPECT,
+    other_xids=OtherXids.SUSPECT,
     fatal_signs=frozenset({Sign.LOST, Sign.RESET_REQUIRED}),
     suspect_signs=frozenset({Sign.REMAP_PENDING}),
     hold_down_s=100,

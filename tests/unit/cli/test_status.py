@@ -30,8 +30,8 @@ from nri_gpu.domain.kubelet import AllocatedDevice, ResourceStatus
 from nri_gpu.domain.mps import MpsFolders, Seat
 from nri_gpu.domain.node import GpuFault, Inventory, KernelGpu
 from nri_gpu.health.node_health import NodeHealth
-from nri_gpu.health.states import Meaning
 from nri_gpu.plugin.guard_status import GuardStatus, process_started, write_guard_status
+from nri_gpu.policy.health import OtherXids
 from tests.support import builders as make
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 from tests.unit.cli.conftest import Done, NriGpuCall
@@ -267,7 +267,7 @@ def test_ages_are_written_as_kubectl_does(seconds: float, words: str) -> None:
 # --- health, as `gpus` and `status` show it ---------------------------------------------------------------------------
 
 NODE = with_parts(look((), (Sign.THERMAL,)), 1, 0, 1)
-STRICT = replace(RULES, other_xids=Meaning.BAD)
+STRICT = replace(RULES, other_xids=OtherXids.BAD)
 
 
 def unhealthy(*, gpu: int | None = None, part: int | None = None, seconds: float = 5) -> Inventory:
