@@ -23,7 +23,7 @@ from nri_gpu.injection.plan import Injection, plan
 from nri_gpu.policy.model import Complete, Policy, VisibleDevices
 from nri_gpu.policy.select import Terms
 from nri_gpu.requirements.check import GpuFacts, RequirementFacts, unmet
-from nri_gpu.requirements.compat import DRIVERS_OWN, CompatChoice, CompatTerms, choose, with_compat
+from nri_gpu.requirements.compat import DRIVERS_OWN, CompatChoice, choose, with_compat
 
 REQUIREMENT_MAX: Final = 650  # characters of a sentence, so that a refusal shows it whole
 
@@ -98,16 +98,9 @@ def _compat(
     container: Container, facts: RequirementFacts, capabilities: Capabilities, node: Node, policy: Policy
 ) -> CompatChoice:
     """The newer CUDA that the container gets from a package on the host; mostly none."""
-    settings = policy.compat
-    if not settings.dir or Capability.COMPUTE not in capabilities:
+    if not policy.compat.dir or Capability.COMPUTE not in capabilities:
         return DRIVERS_OWN
-    terms = CompatTerms(
-        brands=frozenset(settings.brands),
-        across_minor=settings.across_minor,
-        check=policy.requirements.check,
-        may_disable=policy.requirements.may_disable,
-    )
-    choice = choose(container.env, facts, node.compat, terms)
+    choice = choose(container.env, facts, node.compat, policy)
     hindrance = compat_hindrance(container) if choice.package else ""
     return CompatChoice(why=hindrance) if hindrance else choice
 

@@ -20,7 +20,7 @@ from nri_gpu.host.facts import (
     HostFacts,
     KernelModule,
 )
-from nri_gpu.system.kernel_modules import read_mig_minors
+from nri_gpu.system.kernel_modules import CAP_MINOR_MAX, read_mig_minors
 
 PARAMS: Final = "/proc/driver/nvidia/params"
 GPUS: Final = "/proc/driver/nvidia/gpus"
@@ -35,8 +35,6 @@ _MAX_ID: Final = 2**32 - 2
 # 248 and above are reserved; 254 is modeset's and 255 the control node's.
 # NVIDIA/open-gpu-kernel-modules kernel-open/common/inc/nv-chardev-numbers.h.
 MAX_GPU_MINOR: Final = 247
-# As many minors as the driver registers. kernel-open/nvidia/nv-caps.c.
-MAX_CAP_MINOR: Final = 8191
 
 
 class WantedNode(Struct, frozen=True):
@@ -175,7 +173,7 @@ def gpu_minor(information: str) -> int | None:
 def capability(text: str) -> tuple[int, Ownership]:
     """Parses the file of a capability, which is the right to open a device node: its minor. Raises: HostError."""
     fields = _fields(text)
-    return _number(fields, "DeviceFileMinor", MAX_CAP_MINOR), _ownership(fields, "DeviceFileModify")
+    return _number(fields, "DeviceFileMinor", CAP_MINOR_MAX), _ownership(fields, "DeviceFileModify")
 
 
 def _fields(text: str) -> Mapping[str, str]:

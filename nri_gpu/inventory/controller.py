@@ -29,7 +29,8 @@ class InventoryCache:
     publish: called with each inventory that differs from the one before in more than its age. on_fault: called with
     the sentence of a failure, once for the same sentence in a row. After a failure the last inventory stays `current`
     and its age grows. Where there was none, an inventory with that fault is published. poked: set by whoever wants a
-    refresh now.
+    refresh now. current: None before the first. fault: why the last refresh failed; empty when it did not. confirmed:
+    the source has answered; until then `current` was recalled from an earlier process.
     """
 
     def __init__(
@@ -53,31 +54,16 @@ class InventoryCache:
         self._monotonic = monotonic
         self._answered: float | None = None  # by that clock
         self._sleep = sleep
-        self._current: Inventory | None = None
-        self._confirmed = False
-        self._fault = ""
+        self.current: Inventory | None = None
+        self.confirmed = False
+        self.fault = ""
         self._backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
         self._poked = poked or asyncio.Event()
         self._ready = asyncio.Event()
 
-    @property
-    def current(self) -> Inventory | None:
-        """The last inventory, with the time it was last confirmed; None before the first."""
-        return self._current
-
-    @property
-    def fault(self) -> str:
-        """Why the last refresh failed; empty when it did not."""
-        return self._fault
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether the source has answered; until then `current` was recalled from an earlier process."""
-        return self._confirmed
-
     def recall(self, inventory: Inventory) -> None:
         """Use an earlier process's inventory until the source answers."""
-        self._current = inventory
+        self.current = inventory
         self._answered = self._monotonic() - max(0.0, self._wall() - inventory.taken_at)
 
     def subscribe(self, looked: Callable[[Inventory, float], None]) -> None:
@@ -106,7 +92,7 @@ class InventoryCache:
                 # Before the refresh: a poke during one may be about something that this one did not see any more.
                 self._poked.clear()
                 await self.refresh()
-                pause_s = min(self._backoff.next_s(), self._refresh_s) if self._fault else self._refresh_s
+                pause_s = min(self._backoff.next_s(), self._refresh_s) if self.fault else self._refresh_s
                 await first_done(self._sleep(pause_s), self._poked.wait())
         finally:
             await self._source.close()
@@ -124,28 +110,28 @@ class InventoryCache:
         self._ready.set()
 
     def _succeeded(self, inventory: Inventory) -> None:
-        if self._fault:
+        if self.fault:
             logger.bind(attempt=self._backoff.failures).info("inventory refreshed again")
-        self._fault = ""
+        self.fault = ""
         self._backoff.reset()
         self._answered = self._monotonic()
-        if not self._confirmed and self._current and not self._current.fault:
-            logger.info("the last snapshot is confirmed" if _same(self._current, inventory) else "the node has changed")
-        self._confirmed = True
-        before, self._current = self._current, inventory
+        if not self.confirmed and self.current and not self.current.fault:
+            logger.info("the last snapshot is confirmed" if _same(self.current, inventory) else "the node has changed")
+        self.confirmed = True
+        before, self.current = self.current, inventory
         if before is None or not _same(before, inventory):
             self._publish(inventory)
 
     def _failed(self, error: InventoryError) -> None:
-        if str(error) != self._fault:
-            self._fault = str(error)
-            self._on_fault(self._fault)
-        before = self._current
+        if str(error) != self.fault:
+            self.fault = str(error)
+            self._on_fault(self.fault)
+        before = self.current
         if before is None or before.fault:
             # Nothing better is known than which GPUs the kernel shows.
-            self._current = Inventory(taken_at=self._wall(), fault=self._fault, unlisted=error.unlisted)
-            if before is None or not _same(before, self._current):
-                self._publish(self._current)
+            self.current = Inventory(taken_at=self._wall(), fault=self.fault, unlisted=error.unlisted)
+            if before is None or not _same(before, self.current):
+                self._publish(self.current)
 
 
 def _same(one: Inventory, other: Inventory) -> bool:

@@ -91,8 +91,6 @@ def family(arch: tuple[int, int]) -> str:
 
 
 def _driver(version: str) -> dict[str, str]:
-    if not version:
-        return {}
     major, minor, revision = (*version.split("."), "", "")[:3]
     named = {"major": major, "minor": minor, "revision": revision, "full": version}
     old = {"major": major, "minor": minor, "rev": revision}
@@ -102,8 +100,6 @@ def _driver(version: str) -> dict[str, str]:
 
 
 def _cuda(version: str) -> dict[str, str]:
-    if not version:
-        return {}
     major, minor = (*version.split("."), "")[:2]
     return {
         "cuda.runtime-version.major": major,

@@ -46,13 +46,11 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
     async def GetDevicePluginOptions(
         self, request: pb.Empty, context: grpc.aio.ServicerContext
     ) -> pb.DevicePluginOptions:
-        del request, context
         return pb.DevicePluginOptions(get_preferred_allocation_available=True)
 
     async def ListAndWatch(
         self, request: pb.Empty, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
-        del request, context
         wake, sent = asyncio.Event(), None
         self._streams.add(wake)
         self.watched.set()
@@ -74,7 +72,6 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
     async def GetPreferredAllocation(
         self, request: pb.PreferredAllocationRequest, context: grpc.aio.ServicerContext
     ) -> pb.PreferredAllocationResponse:
-        del context
         answer = pb.PreferredAllocationResponse()
         for each in request.container_requests:
             try:
@@ -117,13 +114,11 @@ class PluginWatcherService(watcher_grpc.RegistrationServicer):
     async def GetInfo(
         self, request: watcher_pb.InfoRequest, context: grpc.aio.ServicerContext
     ) -> watcher_pb.PluginInfo:
-        del request, context
         return watcher_pb.PluginInfo(type="DevicePlugin", name=self.resource, supported_versions=[VERSION])
 
     async def NotifyRegistrationStatus(
         self, request: watcher_pb.RegistrationStatus, context: grpc.aio.ServicerContext
     ) -> watcher_pb.RegistrationStatusResponse:
-        del context
         self.verdict = "" if request.plugin_registered else request.error or "it gave no reason"
         self.answered.set()
         return watcher_pb.RegistrationStatusResponse()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -81,9 +81,6 @@ class HealthSettings(Struct, frozen=True, kw_only=True):
             "starts them on another. As guard.cri_socket and guard.stop_grace_s say; needs the cri extra (grpcio)."
         ),
     ] = OnBad.REPORT
-
-
-DEFAULT_HEALTH: Final = HealthSettings()
 
 
 def health_faults(health: HealthSettings) -> Iterator[tuple[str, str]]:

@@ -28,10 +28,10 @@ from nri_gpu.policy.forms import (
     unique,
 )
 from nri_gpu.policy.forms import Otherwise as Otherwise
-from nri_gpu.policy.health import DEFAULT_HEALTH, HealthSettings
+from nri_gpu.policy.health import HealthSettings
 from nri_gpu.policy.kubelet import KubeletSettings
-from nri_gpu.policy.mps import NO_MPS, MpsSettings
-from nri_gpu.policy.rules import NO_LIMITS, NO_POOLS, NO_RULES, Limits, PoolList, RuleList
+from nri_gpu.policy.mps import MpsSettings
+from nri_gpu.policy.rules import NO_LIMITS, Limits, PoolList, RuleList
 from nri_gpu.policy.service import AuditSettings, ControlSettings, GuardSettings, LabelSettings, PluginSettings
 
 BUILT_IN: Final = "the built-in defaults"  # the source of a policy that came from no file
@@ -335,7 +335,7 @@ class Policy(Value, frozen=True, kw_only=True):
     capabilities: CapabilityRules = CapabilityRules()
     extras: ExtraRules = ExtraRules()
     modes: ModeRules = ModeRules()
-    mps: MpsSettings = NO_MPS
+    mps: MpsSettings = MpsSettings()
     namespaces: NamespaceRules = NamespaceRules()
     limits: Limits = NO_LIMITS
     environment: EnvironmentSettings = EnvironmentSettings()
@@ -345,7 +345,7 @@ class Policy(Value, frozen=True, kw_only=True):
     foreign: ForeignSettings = ForeignSettings()
     placement: PlacementSettings = PlacementSettings()
     inventory: InventorySettings = InventorySettings()
-    health: HealthSettings = DEFAULT_HEALTH
+    health: HealthSettings = HealthSettings()
     ledger: LedgerSettings = LedgerSettings()
     handover: HandoverSettings = HandoverSettings()
     control: ControlSettings = ControlSettings()
@@ -353,8 +353,8 @@ class Policy(Value, frozen=True, kw_only=True):
     labels: LabelSettings = LabelSettings()
     guard: GuardSettings = GuardSettings()
     kubelet: KubeletSettings = KubeletSettings()
-    rule: RuleList = NO_RULES
-    pool: PoolList = NO_POOLS
+    rule: RuleList = RuleList()
+    pool: PoolList = PoolList()
     source: str = BUILT_IN
     fault: str = ""
 

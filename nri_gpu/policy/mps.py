@@ -81,9 +81,6 @@ class MpsSettings(Struct, frozen=True, kw_only=True):
         return ""
 
 
-NO_MPS: Final = MpsSettings()
-
-
 def _above(asked: str, what: str, most: str, key: str, source: str) -> str:
     return (
         f"sharing={what} of {asked} is more than the {most} of mps.most_{key} in {source}: ask for less, or raise that."

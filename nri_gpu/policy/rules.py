@@ -159,9 +159,6 @@ class RuleList(Struct, frozen=True):
         return f'rule[{index}] "{name}"' if name else f"rule[{index}]"
 
 
-NO_RULES: Final = RuleList()
-
-
 class Pool(Struct, frozen=True, kw_only=True):
     """GPUs set apart: those that fit every selector given. Other containers are not offered them."""
 
@@ -206,9 +203,6 @@ class PoolList(Struct, frozen=True):
         """Which pool each GPU and MIG device is in; those in none are absent."""
         found = ((unit.uuid, next((pool for pool in self.pools if pool.has(unit)), None)) for unit in inventory.units)
         return {uuid: pool for uuid, pool in found if pool is not None}
-
-
-NO_POOLS: Final = PoolList()
 
 
 def _matches_model(model: Globs, name: str) -> bool:

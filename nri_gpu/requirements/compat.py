@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from nri_gpu.domain.node import CompatPackage, CudaVersion
 from nri_gpu.domain.text import shown
+from nri_gpu.policy.model import Policy
 from nri_gpu.requirements.check import (
     CUDA_VERSION,
     REQUIRE_CUDA,
@@ -31,19 +32,6 @@ from nri_gpu.requirements.check import (
 _ABOVE: Final = (">=", ">", "=")
 
 
-class CompatTerms(Struct, frozen=True, kw_only=True):
-    """The policy's settings.
-
-    brands: NVML's words for the GPUs that may have it. across_minor: also where driver and image differ within one
-    major of CUDA, which CUDA handles without a package. check, may_disable: as for all requirements.
-    """
-
-    brands: frozenset[str]
-    across_minor: bool
-    check: bool
-    may_disable: bool
-
-
 class CompatChoice(Struct, frozen=True):
     """What a container gets. package: None where it uses the driver's own libraries.
 
@@ -58,7 +46,7 @@ DRIVERS_OWN: Final = CompatChoice()
 
 
 def choose(
-    env: Mapping[str, str], facts: RequirementFacts, packages: Sequence[CompatPackage], terms: CompatTerms
+    env: Mapping[str, str], facts: RequirementFacts, packages: Sequence[CompatPackage], policy: Policy
 ) -> CompatChoice:
     """The package for an image of this environment, on these GPUs.
 
@@ -71,18 +59,18 @@ def choose(
     called = "CUDA {}.{}".format(*want)
     if not have or not version_of(facts.driver_version):
         return CompatChoice(why=f"{called} is wanted, and the driver's CUDA version is not known")
-    if want[0] == have[0] and not terms.across_minor:
+    if want[0] == have[0] and not policy.compat.across_minor:
         return CompatChoice(
             why=f"{called} is wanted, of the driver's own major version, and compat.across_minor is false"
         )
     for brand in (gpu.brand for gpu in facts.gpus):
-        if brand.lower() not in terms.brands:
+        if brand.lower() not in policy.compat.brands:
             return CompatChoice(
                 why=f"{called} is wanted, and compat.brands does not list the GPU's {shown(brand or '(unknown)')}"
             )
     unfit = []
     for package in sorted(packages, key=lambda each: each.cuda):
-        why = _unfit(package, want, facts) or _not_met(env, package, facts, terms)
+        why = _unfit(package, want, facts) or _not_met(env, package, facts, policy)
         if not why:
             return CompatChoice(
                 package, f"CUDA {package.cuda_version} by libcuda {package.version}, because {called} is wanted"
@@ -137,9 +125,11 @@ def _unfit(package: CompatPackage, want: CudaVersion, facts: RequirementFacts) -
     return too_old or unfit_driver(package.version, package.drivers, facts.driver_version)
 
 
-def _not_met(env: Mapping[str, str], package: CompatPackage, facts: RequirementFacts, terms: CompatTerms) -> str:
+def _not_met(env: Mapping[str, str], package: CompatPackage, facts: RequirementFacts, policy: Policy) -> str:
     """Whether the image's requirements hold with the package: an image may set an upper bound."""
-    if not terms.check or not unmet(env, with_compat(facts, package), may_disable=terms.may_disable):
+    if not policy.requirements.check or not unmet(
+        env, with_compat(facts, package), may_disable=policy.requirements.may_disable
+    ):
         return ""
     return "the image's requirements do not hold with it"
 

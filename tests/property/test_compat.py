@@ -9,8 +9,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from nri_gpu.domain.node import CompatPackage
+from nri_gpu.policy.model import CompatSettings, Policy, RequirementSettings
 from nri_gpu.requirements.check import GpuFacts, RequirementFacts, unmet, version_of
-from nri_gpu.requirements.compat import CompatTerms, choose, wanted, with_compat
+from nri_gpu.requirements.compat import choose, wanted, with_compat
 
 cudas = st.tuples(st.integers(11, 13), st.integers(0, 3))
 versions = st.builds("{}.{:02}".format, st.sampled_from([535, 550, 570, 580]), st.integers(0, 3))
@@ -29,12 +30,14 @@ facts = st.builds(
     st.one_of(cudas.map("{0[0]}.{0[1]}".format), cudas.map("{0[0]}.{0[1]}".format), st.just("")),
     st.lists(st.builds(GpuFacts, st.just((9, 0)), brands), max_size=2).map(tuple),
 )
-terms = st.builds(
-    CompatTerms,
-    brands=st.frozensets(st.sampled_from(["tesla", "nvidia"]), min_size=1),
-    across_minor=st.booleans(),
-    check=st.booleans(),
-    may_disable=st.booleans(),
+policies = st.builds(
+    Policy,
+    compat=st.builds(
+        CompatSettings,
+        brands=st.sampled_from([("tesla",), ("nvidia",), ("tesla", "nvidia")]),
+        across_minor=st.booleans(),
+    ),
+    requirements=st.builds(RequirementSettings, check=st.booleans(), may_disable=st.booleans()),
 )
 required = st.builds(
     "cuda{}{}{}".format,
@@ -53,11 +56,11 @@ env = st.fixed_dictionaries(
 
 
 @settings(max_examples=300)
-@given(env, facts, st.lists(packages, max_size=4), terms)
+@given(env, facts, st.lists(packages, max_size=4), policies)
 def test_only_upwards_and_only_where_it_runs(
-    env: dict[str, str], facts: RequirementFacts, packages: list[CompatPackage], terms: CompatTerms
+    env: dict[str, str], facts: RequirementFacts, packages: list[CompatPackage], policy: Policy
 ) -> None:
-    choice = choose(env, facts, packages, terms)
+    choice = choose(env, facts, packages, policy)
     assert choice.why.isascii()
     event(f"chosen {choice.package is not None}")
     if choice.package is None:
@@ -67,13 +70,15 @@ def test_only_upwards_and_only_where_it_runs(
     assert have
     assert want > (*have, 0)[:2]
     assert package.cuda >= want
-    assert terms.across_minor or want[0] > have[0]
+    assert policy.compat.across_minor or want[0] > have[0]
     driver, own = version_of(facts.driver_version), version_of(package.version)
     assert driver
     assert own
     assert own > driver
     assert driver[0] in package.drivers if package.drivers is not None else own[0] > driver[0]
     assert facts.gpus
-    assert all(gpu.brand in terms.brands for gpu in facts.gpus)
-    assert not terms.check or not unmet(env, with_compat(facts, package), may_disable=terms.may_disable)
-    assert not [each for each in packages if each.cuda < package.cuda and choose(env, facts, [each], terms).package]
+    assert all(gpu.brand in policy.compat.brands for gpu in facts.gpus)
+    assert not policy.requirements.check or not unmet(
+        env, with_compat(facts, package), may_disable=policy.requirements.may_disable
+    )
+    assert not [each for each in packages if each.cuda < package.cuda and choose(env, facts, [each], policy).package]

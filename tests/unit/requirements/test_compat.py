@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from nri_gpu.domain.node import CompatPackage
+from nri_gpu.policy.model import CompatSettings, Policy, RequirementSettings
 from nri_gpu.requirements.check import GpuFacts, RequirementFacts, unmet
-from nri_gpu.requirements.compat import DRIVERS_OWN, CompatTerms, choose, unfit_driver, wanted, with_compat
+from nri_gpu.requirements.compat import DRIVERS_OWN, choose, unfit_driver, wanted, with_compat
 
-TERMS = CompatTerms(brands=frozenset({"tesla", "nvidia"}), across_minor=False, check=True, may_disable=True)
-ACROSS = replace(TERMS, across_minor=True)
+DEFAULT, ACROSS = Policy(), Policy(compat=CompatSettings(across_minor=True))
 NODE = RequirementFacts("570.26", "12.8", (GpuFacts((9, 0), "nvidia"),))
 
 
@@ -51,10 +51,10 @@ def test_what_an_image_wants(env: dict[str, str], expected: tuple[int, int] | No
 
 
 def test_the_lowest_that_serves_is_taken() -> None:
-    assert choose(IMAGE, NODE, ALL, TERMS).package is C130
-    assert choose({"CUDA_VERSION": "13.1"}, NODE, ALL, TERMS).package is C131
+    assert choose(IMAGE, NODE, ALL, DEFAULT).package is C130
+    assert choose({"CUDA_VERSION": "13.1"}, NODE, ALL, DEFAULT).package is C131
     skipping = (C131, replace(C130, drivers=frozenset({535})))
-    choice = choose(IMAGE, NODE, skipping, TERMS)
+    choice = choose(IMAGE, NODE, skipping, DEFAULT)
     assert choice.package is C131
     assert choice.why == "CUDA 13.1 by libcuda 590.44.01, because CUDA 13.0 is wanted"
 
@@ -66,7 +66,7 @@ def test_a_driver_that_is_new_enough_serves_itself(env: dict[str, str]) -> None:
 
 def test_within_one_major_cuda_helps_itself_unless_policy_says_otherwise() -> None:
     env = {"CUDA_VERSION": "12.9"}
-    assert "compat.across_minor" in choose(env, NODE, ALL, TERMS).why
+    assert "compat.across_minor" in choose(env, NODE, ALL, DEFAULT).why
     assert choose(env, NODE, ALL, ACROSS).package is C129
 
 
@@ -86,20 +86,20 @@ OFF: dict[str, tuple[RequirementFacts, tuple[CompatPackage, ...], str]] = {
 
 @pytest.mark.parametrize(("facts", "packages", "why"), OFF.values(), ids=OFF)
 def test_off_where_it_would_break(facts: RequirementFacts, packages: tuple[CompatPackage, ...], why: str) -> None:
-    choice = choose(IMAGE, facts, packages, TERMS)
+    choice = choose(IMAGE, facts, packages, DEFAULT)
     assert choice.package is None
     assert why in choice.why
 
 
 def test_brands_are_policys_to_widen() -> None:
     quadro = replace(NODE, gpus=(replace(GPU, brand="Quadro"),))
-    assert choose(IMAGE, quadro, ALL, TERMS).package is None
-    assert choose(IMAGE, quadro, ALL, replace(TERMS, brands=frozenset({"quadro"}))).package is C130
+    assert choose(IMAGE, quadro, ALL, DEFAULT).package is None
+    assert choose(IMAGE, quadro, ALL, Policy(compat=CompatSettings(brands=("quadro",)))).package is C130
 
 
 def test_without_a_note_a_newer_major_serves() -> None:
     noteless = package("13.0", "580.65.06", None)
-    assert choose(IMAGE, NODE, (noteless,), TERMS).package is noteless
+    assert choose(IMAGE, NODE, (noteless,), DEFAULT).package is noteless
     assert not unfit_driver("580.65.06", None, "570.26")
     assert unfit_driver("580.65.06", None, "580.60")
 
@@ -115,6 +115,6 @@ def test_only_cuda_changes_in_what_is_checked() -> None:
 
 def test_an_upper_bound_rules_higher_packages_out() -> None:
     env = {"NVIDIA_REQUIRE_CUDA": "cuda>=13.0,cuda<13.1"}
-    assert choose(env, NODE, (C131,), TERMS).package is None
-    assert choose(env, NODE, ALL, TERMS).package is C130
-    assert choose(env, NODE, (C131,), replace(TERMS, check=False)).package is C131
+    assert choose(env, NODE, (C131,), DEFAULT).package is None
+    assert choose(env, NODE, ALL, DEFAULT).package is C130
+    assert choose(env, NODE, (C131,), Policy(requirements=RequirementSettings(check=False))).package is C131
