@@ -18,7 +18,6 @@ from nri_gpu.driver.compat import FoundPackages, folder_signature, read_note, sc
 from nri_gpu.driver.controller import DriverController
 from nri_gpu.driver.elf import MalformedError
 from nri_gpu.driver.host_files import HostFile
-from nri_gpu.driver.stage import prune, stage_plan
 from nri_gpu.policy.model import CompatSettings, DriverSettings, Policy
 from nri_gpu.system.state import NodeState
 from tests.support import compat
@@ -106,40 +105,32 @@ def test_a_note_that_is_not_understood_leaves_a_package_out(tmp_path: Path) -> N
     assert "is malformed" in left_out(scan_compat(tmp_path / "packages"))[0]
 
 
-STRAY: dict[str, tuple[Callable[[Path], object], str]] = {
-    "the driver's own": (
-        lambda p: write_library(p / f"libnvidia-ml.so.{V}", "libnvidia-ml.so.1"),
-        f"13.0/libnvidia-ml.so.{V} (must be the driver's own)",
+DEBUGGER = f"libcudadebugger.so.{V}"
+STRAY: dict[str, Callable[[Path], object]] = {
+    f"libnvidia-ml.so.{V} (must be the driver's own)": lambda p: write_library(
+        p / f"libnvidia-ml.so.{V}", "libnvidia-ml.so.1"
     ),
-    "another version's": (
-        lambda p: write_library(p / "libnvidia-nvvm.so.570.26", "libnvidia-nvvm.so.4"),
-        f"13.0/libnvidia-nvvm.so.570.26 (not of version {V}, as its libcuda is)",
+    f"libnvidia-nvvm.so.570.26 (not of version {V}, as its libcuda is)": lambda p: write_library(
+        p / "libnvidia-nvvm.so.570.26", "libnvidia-nvvm.so.4"
     ),
-    "of another class": (
-        lambda p: (p / f"libcudadebugger.so.{V}").write_bytes(b"no ELF"),
-        f"13.0/libcudadebugger.so.{V} (not a 64-bit",
+    f"{DEBUGGER} (not a 64-bit": lambda p: (p / DEBUGGER).write_bytes(b"no ELF"),
+    f"{DEBUGGER} (not a 64-bit x86_64 library)": lambda p: write_library(
+        p / DEBUGGER, "libcudadebugger.so.1", "aarch64"
     ),
-    "of another machine": (
-        lambda p: write_library(p / f"libcudadebugger.so.{V}", "libcudadebugger.so.1", "aarch64"),
-        f"13.0/libcudadebugger.so.{V} (not a 64-bit",
-    ),
-    "open to others": (
-        lambda p: (p / f"libcudadebugger.so.{V}").chmod(0o666),
-        f"13.0/libcudadebugger.so.{V} (owner 0, mode 0666: others than root can change it)",
-    ),
-    "a link out of it": (lambda p: (p / "libevil.so.1").symlink_to("/etc/passwd"), "13.0/libevil.so.1 (leads out of"),
+    f"{DEBUGGER} (owner 0, mode 0666: others than root can change it)": lambda p: (p / DEBUGGER).chmod(0o666),
+    "libevil.so.1 (leads out of": lambda p: (p / "libevil.so.1").symlink_to("/etc/passwd"),
 }
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="one case needs a library of another machine")
-@pytest.mark.parametrize(("spoil", "said"), STRAY.values(), ids=STRAY)
+@pytest.mark.parametrize(("said", "spoil"), STRAY.items(), ids=STRAY)
 def test_a_file_that_does_not_belong_is_left_out_alone(
-    folder: Path, spoil: Callable[[Path], object], said: str
+    folder: Path, said: str, spoil: Callable[[Path], object]
 ) -> None:
     spoil(folder / CUDA)
     found = scan_compat(folder)
     assert [each.version for each in found.packages] == [V]
-    assert any(each.startswith(said) for each in left_out(found)), left_out(found)
+    assert any(each.startswith(f"13.0/{said}") for each in left_out(found)), left_out(found)
     names = {each.path.rpartition("/")[2] for each in found.left_out}
     assert names.isdisjoint(found.packages[0].files)
 
@@ -156,20 +147,6 @@ def test_a_folder_that_cannot_be_trusted_or_read(folder: Path, tmp_path: Path) -
         scan_compat(folder)
     with pytest.raises(DriverError, match="No such file"):
         scan_compat(tmp_path / "gone")
-
-
-def test_what_is_staged_is_whole_and_goes_when_nobody_names_it(folder: Path, tmp_path: Path) -> None:
-    (found,) = scan_compat(folder).packages
-    base = tmp_path / "stage"
-    staged = stage_plan(found.files, found.generation, base)
-    package = found.at(staged)
-    assert (package.path, package.generation, package.cuda_version) == (str(staged), found.generation, "13.0")
-    assert {each.name for each in staged.iterdir()} == set(found.files)
-    for name in compat.LIBRARIES.values():
-        assert (staged / name).resolve().read_bytes() == (folder / CUDA / name).read_bytes()
-    assert stage_plan(found.files, found.generation, base) == staged
-    assert prune(base, lambda folder: folder.name != found.generation) == ()
-    assert prune(base, lambda _: True) == (found.generation,)
 
 
 def test_signs_change_with_whatever_a_scan_would_see(folder: Path) -> None:
@@ -197,24 +174,14 @@ def test_any_note_is_read_or_refused(text: bytes) -> None:
     assert all(isinstance(each, int) for each in drivers)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        *(
-            "",
-            "{",
-            "[]",
-            "13.0",
-            '{"Driver": "580"}',
-            '{"Driver": [580.5]}',
-            '{"Driver": [true]}',
-            '{"Driver": {"580": 1}}',
-        ),
-        *('{"CUDA Version": 13}', '{"CUDA Version": "thirteen"}', '{"CUDA Version": "13.0/.."}', "[" * 100_000),
-        '{"Driver": [' + ",".join(["1"] * 257) + "]}",
-    ],
-    ids=lambda said: said[:20],
+NO_NOTES = (
+    *("", "{", "[]", "13.0", "[" * 100_000, '{"CUDA Version": 13}', '{"CUDA Version": "thirteen"}'),
+    *('{"CUDA Version": "13.0/.."}', '{"Driver": "580"}', '{"Driver": [580.5]}', '{"Driver": [true]}'),
+    *('{"Driver": {"580": 1}}', '{"Driver": [' + ",".join(["1"] * 257) + "]}"),
 )
+
+
+@pytest.mark.parametrize("said", NO_NOTES, ids=lambda said: said[:20])
 def test_a_note_of_another_format_is_refused(said: str) -> None:
     with pytest.raises(MalformedError):
         read_note(said.encode())
@@ -258,12 +225,17 @@ def node(folder: Path, tmp_path: Path) -> CompatNode:
     return CompatNode(tmp_path, folder)
 
 
-def test_a_package_is_staged_once(node: CompatNode) -> None:
+def test_a_package_is_staged_once_and_whole(node: CompatNode, folder: Path) -> None:
     first = node.look()
     (package,) = first.compat
     assert (package.cuda, package.drivers) == ((13, 0), frozenset({535, 550, 570}))
     assert Path(package.path).parent == node.stage_dir
-    assert (Path(package.path) / "libcuda.so.1").resolve().name == LIBCUDA
+    staged = Path(package.path)
+    assert {each.name for each in staged.iterdir()} == {*compat.LIBRARIES.values(), "libcuda.so"} | {
+        f"{name}.so.{V}" for name in compat.LIBRARIES
+    }
+    for name in compat.LIBRARIES.values():
+        assert (staged / name).resolve().read_bytes() == (folder / CUDA / name).read_bytes()
     assert node.look() is first
 
 

@@ -23,20 +23,30 @@ def parsed(data: bytes) -> Elf | None:
     return parse_elf(io.BytesIO(data))
 
 
-@pytest.mark.parametrize(
-    ("bits", "machine"), [(64, EM_X86_64), (64, EM_AARCH64), (32, EM_386)], ids=["x86_64", "aarch64", "i386"]
-)
-def test_class_machine_and_soname_are_read(bits: int, machine: int) -> None:
-    assert parsed(shared_library("libcuda.so.1", bits=bits, machine=machine)) == Elf(bits, machine, "libcuda.so.1")
+def damaged(offset: int, form: str, value: int) -> bytes:
+    data = bytearray(CUDA)
+    struct.pack_into(form, data, offset, value)
+    return bytes(data)
 
 
-def test_a_library_without_names() -> None:
-    assert parsed(shared_library("")) == Elf(64, EM_X86_64)
+FILES = {
+    "x86_64": (CUDA, Elf(64, EM_X86_64, "libcuda.so.1")),
+    "aarch64": (shared_library("libcuda.so.1", machine=EM_AARCH64), Elf(64, EM_AARCH64, "libcuda.so.1")),
+    "i386": (shared_library("libcuda.so.1", bits=32, machine=EM_386), Elf(32, EM_386, "libcuda.so.1")),
+    "without names": (shared_library(""), Elf(64, EM_X86_64)),
+    "big-endian": (b"\x7fELF\2\2\1" + bytes(9) + struct.pack(">HHIQQQIHHHHHH", 3, 22, *[0] * 11), None),
+    "a name without an end": (shared_library("x" * 300), None),
+    "program headers beyond every file": (damaged(32, "<Q", 2**64 - 1), None),
+    "program headers of another size": (damaged(54, "<H", 1), None),
+    "more program headers than any library has": (damaged(56, "<H", 65535), None),
+    "dynamic section beyond every file": (damaged(64 + 56 + 8, "<Q", 2**63), None),
+    "names in no loaded segment": (damaged(64 + 16, "<Q", 2**40), None),
+}
 
 
-def test_a_big_endian_file_is_none_of_ours() -> None:
-    header = b"\x7fELF" + bytes([2, 2, 1]) + bytes(9) + struct.pack(">HHIQQQIHHHHHH", 3, 22, *[0] * 11)
-    assert parsed(header) is None
+@pytest.mark.parametrize(("data", "elf"), FILES.values(), ids=FILES)
+def test_class_machine_and_soname_are_read_or_it_is_no_elf_file(data: bytes, elf: Elf | None) -> None:
+    assert parsed(data) == elf
 
 
 def test_reads_what_a_real_linker_made() -> None:
@@ -49,27 +59,6 @@ def test_reads_what_a_real_linker_made() -> None:
 def test_every_truncation_is_no_elf_file() -> None:
     # The last byte but the names' own is needed, so the only prefix that parses is the whole.
     assert [size for size in range(len(CUDA) + 1) if parsed(CUDA[:size]) is not None] == [len(CUDA)]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        pytest.param((32, "<Q"), 2**64 - 1, id="program headers beyond every file"),
-        pytest.param((54, "<H"), 1, id="program headers of another size"),
-        pytest.param((56, "<H"), 65535, id="more program headers than any library has"),
-        pytest.param((64 + 56 + 8, "<Q"), 2**63, id="dynamic section beyond every file"),
-        pytest.param((64 + 16, "<Q"), 2**40, id="names in no loaded segment"),
-    ],
-)
-def test_a_header_that_points_nowhere_is_no_elf_file(field: tuple[int, str], value: int) -> None:
-    offset, form = field
-    data = bytearray(CUDA)
-    struct.pack_into(form, data, offset, value)
-    assert parsed(bytes(data)) is None
-
-
-def test_a_name_without_an_end_is_not_read_for_ever() -> None:
-    assert parsed(shared_library("x" * 300)) is None
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

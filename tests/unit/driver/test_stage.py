@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,27 +48,30 @@ def listing(files: DriverFiles, capabilities: frozenset[Capability]) -> set[str]
     return {str(path.relative_to(tree)) for path in tree.rglob("*") if not path.is_dir()}
 
 
+# Programs of one line or two begin like this, with the driver root and the stage folder as arguments.
+BEGIN = """
+import os, sys
+from pathlib import Path
+from nri_gpu.driver.scan import scan
+from nri_gpu.driver.stage import copy, hard_link, stage
+found, base = scan(Path(sys.argv[1])), Path(sys.argv[2])
+"""
+
+
 def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
+    command = [sys.executable, "-c", BEGIN + code, *map(str, arguments)]
     return subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
 
 
-def test_every_set_of_capabilities_gets_a_tree(found: FoundDriver, base: Path) -> None:
-    files = stage(found, base)
-    assert files.version == V
-    assert files.generation == found.generation
-    assert {caps: Path(tree.path).name for caps, tree in files.trees.items()} == {
-        BOTH: "compute+utility",
-        COMPUTE: "compute",
-        UTILITY: "utility",
-    }
-    assert all(Path(tree.path).parent == base / found.generation for tree in files.trees.values())
-    assert files.trees[UTILITY].binaries == ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced")
-    assert files.trees[COMPUTE].binaries == ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+def names(base: Path) -> list[str]:
+    return sorted(path.name for path in base.iterdir())
 
 
 def test_a_tree_holds_what_its_capabilities_ask_for(found: FoundDriver, base: Path) -> None:
     files = stage(found, base)
+    assert (files.version, files.generation) == (V, found.generation)
+    assert files.trees[UTILITY].binaries == ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced")
+    assert files.trees[COMPUTE].binaries == ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
     assert listing(files, UTILITY) == {
         *(f"lib64/libnvidia-{name}" for name in (f"ml.so.{V}", "ml.so.1", "ml.so", f"cfg.so.{V}", "cfg.so.1")),
         *(f"lib64/bin/nvidia-{name}" for name in ("smi", "debugdump", "persistenced")),
@@ -120,12 +123,6 @@ def test_a_generation_holds_each_file_once(found: FoundDriver, base: Path, metho
 
 
 OTHER_MOUNT = """
-import sys
-from pathlib import Path
-from nri_gpu.driver.stage import hard_link
-from nri_gpu.driver.scan import scan
-from nri_gpu.driver.stage import stage
-found, base = scan(Path(sys.argv[1])), Path(sys.argv[2])
 try:
     hard_link(found.libraries[0].source.path, base / "link")
 except OSError as error:
@@ -139,7 +136,7 @@ def test_the_kernel_refuses_links_between_mounts_and_staging_copes(found: FoundD
     mine = [] if os.geteuid() == 0 else ["--map-root-user"]
     script = 'mount --bind "$3" "$3" && exec "$0" -c "$1" "$2" "$3"'  # as a unit's ReadWritePaths= are mounted
     command = ["/usr/bin/unshare", *mine, "--mount", "--propagation", "private", "/bin/sh", "-c", script]
-    words: list[str | Path] = [*command, sys.executable, OTHER_MOUNT, found.root, base]
+    words: list[str | Path] = [*command, sys.executable, BEGIN + OTHER_MOUNT, found.root, base]
     done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.stdout.splitlines() == ["Invalid cross-device link", found.generation], done.stderr
     assert stage(found, base).generation == found.generation
@@ -155,47 +152,29 @@ def test_the_daemon_writes_nothing_below_the_driver_root(found: FoundDriver, roo
     assert state() == before
 
 
-def test_half_made_leftovers_are_swept(found: FoundDriver, base: Path) -> None:
-    leftover = base / f".{found.generation}.tmp/compute/lib64"
-    leftover.mkdir(parents=True)
-    (leftover / "libcuda.so.1").write_text("half")
-    stage(found, base)
-    assert sorted(path.name for path in base.iterdir()) == [".lock", found.generation]
-
-
 DIES = """
-import os, sys
-from pathlib import Path
-from nri_gpu.driver.stage import copy
-from nri_gpu.driver.scan import scan
-from nri_gpu.driver.stage import stage
 def method(original, target, count=[0]):
     count[0] += 1
     if count[0] == 4:
         os._exit(9)
     copy(original, target)
-stage(scan(Path(sys.argv[1])), Path(sys.argv[2]), (method,))
+stage(found, base, (method,))
 """
 
 
 def test_a_process_that_dies_in_the_middle_hinders_nobody(found: FoundDriver, base: Path) -> None:
     with run_python(DIES, found.root, base) as process:
         assert process.wait(TIMEOUT_S) == 9
-    assert sorted(path.name for path in base.iterdir()) == [f".{found.generation}.tmp", ".lock"]
+    assert names(base) == [f".{found.generation}.tmp", ".lock"]
     assert stage(found, base).generation == found.generation
-    assert sorted(path.name for path in base.iterdir()) == [".lock", found.generation]
+    assert names(base) == [".lock", found.generation]
 
 
 STAGES = """
-import sys
-from pathlib import Path
-from nri_gpu.driver.stage import copy
-from nri_gpu.driver.scan import scan
-from nri_gpu.driver.stage import stage
 def method(original, target):
     print("made", flush=True)
     copy(original, target)
-stage(scan(Path(sys.argv[1])), Path(sys.argv[2]), (method,))
+stage(found, base, (method,))
 """
 
 
@@ -204,7 +183,7 @@ def test_of_processes_in_parallel_one_makes_it(found: FoundDriver, base: Path) -
     made = [process.communicate(timeout=TIMEOUT_S)[0].count("made") for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sorted(made) == [0, 0, len(found.libraries) + len(found.binaries)]
-    assert sorted(path.name for path in base.iterdir()) == [".lock", found.generation]
+    assert names(base) == [".lock", found.generation]
 
 
 LOCKS = """
@@ -241,21 +220,13 @@ def test_a_lock_that_somebody_keeps_is_not_waited_for_for_ever(found: FoundDrive
     assert stage(found, base).generation == found.generation
 
 
-def test_a_lock_is_no_link(found: FoundDriver, base: Path) -> None:
-    base.mkdir(parents=True)
-    (base / ".lock").symlink_to(base / "elsewhere")
-    with pytest.raises(DriverError, match="Too many levels of symbolic links"):
-        stage(found, base)
-    assert not (base / "elsewhere").exists()
-
-
 def test_a_full_disk_leaves_nothing(found: FoundDriver, base: Path) -> None:
     def full(original: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
 
     with pytest.raises(DriverError, match="no space left; a copy takes 0 MiB"):
         stage(found, base, (full,))
-    assert [path.name for path in base.iterdir()] == [".lock"]
+    assert names(base) == [".lock"]
 
 
 def test_a_host_file_that_changes_meanwhile(found: FoundDriver, base: Path) -> None:
@@ -263,29 +234,31 @@ def test_a_host_file_that_changes_meanwhile(found: FoundDriver, base: Path) -> N
     write_library(path.with_name("new"), "libcuda.so.1").rename(path)
     with pytest.raises(DriverError, match="changed while it was staged"):
         stage(found, base)
-    assert [path.name for path in base.iterdir()] == [".lock"]
+    assert names(base) == [".lock"]
 
 
-@pytest.mark.parametrize("damage", ["gone", "cut short", "replaced", "a link instead", "link gone", "link astray"])
-def test_a_damaged_stage_is_left_alone_and_made_anew_beside(found: FoundDriver, base: Path, damage: str) -> None:
+def instead(path: Path, target: str) -> None:
+    path.unlink()
+    path.symlink_to(target)
+
+
+# What happens in a folder of staged libraries.
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a file gone": lambda folder: (folder / f"libcuda.so.{V}").unlink(),
+    "a file cut short": lambda folder: os.truncate(folder / f"libcuda.so.{V}", 5),
+    "a file replaced": lambda folder: os.utime(folder / f"libcuda.so.{V}", ns=(0, 0)),
+    "a link instead of a file": lambda folder: instead(folder / f"libcuda.so.{V}", "/etc/passwd"),
+    "a link gone": lambda folder: (folder / "libcuda.so").unlink(),
+    "a link astray": lambda folder: instead(folder / "libcuda.so", "libnvidia-nvvm.so.4"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_stage_is_left_alone_and_made_anew_beside(
+    found: FoundDriver, base: Path, damage: Callable[[Path], object]
+) -> None:
     first = stage(found, base, (copy,))
-    libraries = Path(first.trees[COMPUTE].path) / "lib64"
-    victim, link = libraries / f"libcuda.so.{V}", libraries / "libcuda.so"
-    match damage:
-        case "gone":
-            victim.unlink()
-        case "cut short":
-            os.truncate(victim, 5)
-        case "replaced":
-            os.utime(victim, ns=(0, 0))
-        case "a link instead":
-            victim.unlink()
-            victim.symlink_to("/etc/passwd")
-        case "link gone":
-            link.unlink()
-        case "link astray":
-            link.unlink()
-            link.symlink_to("libnvidia-nvvm.so.4")
+    damage(Path(first.trees[COMPUTE].path) / "lib64")
     before = {path: path.lstat().st_ino for path in (base / first.generation).rglob("*")}
     second = stage(found, base, (copy,))
     assert second.generation == f"{first.generation}.1"
@@ -314,6 +287,8 @@ def test_a_new_driver_is_a_new_folder_and_the_old_one_keeps_its_files(root: Path
 
 
 def test_prune_removes_what_nobody_names(root: Path, base: Path) -> None:
+    assert prune(base, lambda _: True) == ()
+    assert not base.exists()
     generations = []
     for mtime in (1, 2, 3):
         os.utime(root / f"lib64/libcuda.so.{V}", ns=(0, mtime * 10**9))
@@ -324,22 +299,26 @@ def test_prune_removes_what_nobody_names(root: Path, base: Path) -> None:
     assert {path.name for path in base.iterdir()} == {".lock", "notes.txt", generations[0], generations[2]}
 
 
-def test_prune_nothing_was_staged(base: Path) -> None:
-    assert prune(base, lambda _: True) == ()
-    assert not base.exists()
+def a_file(base: Path) -> None:
+    base.rmdir()
+    base.write_text("")
 
 
-def test_a_base_others_can_write_to_is_refused(found: FoundDriver, base: Path) -> None:
+# What is wrong with the folder, and what is said.
+UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "others can write to it": (lambda base: base.chmod(0o777), "others than root can change it"),
+    "its lock is a link": (lambda base: (base / ".lock").symlink_to("elsewhere"), "Too many levels of symbolic links"),
+    "it is a file": (a_file, "cannot be staged in"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "words"), UNUSABLE.values(), ids=UNUSABLE)
+def test_an_unusable_folder(found: FoundDriver, base: Path, spoil: Callable[[Path], object], words: str) -> None:
     base.mkdir(parents=True)
-    base.chmod(0o777)
-    with pytest.raises(DriverError, match="others than root can change it"):
+    spoil(base)
+    with pytest.raises(DriverError, match=words):
         stage(found, base)
-
-
-def test_a_base_that_cannot_be_made(found: FoundDriver, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DriverError, match="cannot be staged in"):
-        stage(found, tmp_path / "file/drivers")
+    assert not (base / "elsewhere").exists()
 
 
 @pytest.fixture
@@ -391,7 +370,7 @@ def test_the_last_method_says_what_is_wrong(original: Path, tmp_path: Path) -> N
 
 
 def test_nothing_is_left_open(original: Path, tmp_path: Path) -> None:
-    before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
+    before = len(names(Path("/proc/self/fd")))
     for number, method in enumerate((reflink, hard_link, copy)):
         place(original, tmp_path / str(number), (method, copy))
-    assert len(list(Path("/proc/self/fd").iterdir())) == len(before)
+    assert len(names(Path("/proc/self/fd"))) == before
