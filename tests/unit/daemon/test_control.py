@@ -25,11 +25,10 @@ def broken() -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def listening(folder: Path, group: int | None = None, patience_s: float = 5.0) -> AsyncIterator[Path]:
+async def listening(folder: Path, patience_s: float = 5.0) -> AsyncIterator[Path]:
     path = folder / "control.sock"
     control = ControlSocket(path, {"status": lambda: {"n": 1}, "broken": broken}, patience_s=patience_s)
     await control.open()
-    control.admit(group)
     try:
         yield path
     finally:
@@ -45,13 +44,10 @@ async def said(path: Path, question: bytes) -> Any:  # noqa: ANN401 - parsed JSO
     return json.loads(answer) if answer else None
 
 
-def owner_and_mode(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_uid, stat.S_IMODE(found.st_mode)
-
-
-def group_of(path: Path) -> int:
-    return path.stat().st_gid
+def owners(path: Path) -> list[tuple[int, int]]:
+    """User and mode of the folder and of the socket."""
+    found = [each.stat() for each in (path.parent, path)]
+    return [(each.st_uid, stat.S_IMODE(each.st_mode)) for each in found]
 
 
 async def test_a_question_is_answered_also_in_pieces(tmp_path: Path) -> None:
@@ -65,15 +61,20 @@ async def test_a_question_is_answered_also_in_pieces(tmp_path: Path) -> None:
         writer.close()
 
 
-@pytest.mark.parametrize("question", [b"stop\n", b"\n", b"\xff\xfe\n", b"{}\n"])
-async def test_an_unknown_question_is_told_the_known_ones(tmp_path: Path, question: bytes) -> None:
-    async with listening(tmp_path) as path:
-        assert "known: broken, status" in (await said(path, question))["error"]
+KNOWN = "known: broken, status"
+ERRORS = {
+    "unknown": (b"stop", KNOWN),
+    "empty": (b"", KNOWN),
+    "no text": (b"\xff\xfe", KNOWN),
+    "JSON": (b"{}", KNOWN),
+    "too long": (b"x" * (QUESTION_MAX + 1), "at most"),
+}
 
 
-async def test_a_long_question_is_cut_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("question", "error"), ERRORS.values(), ids=ERRORS)
+async def test_what_is_no_question_is_told_so(tmp_path: Path, question: bytes, error: str) -> None:
     async with listening(tmp_path) as path:
-        assert "at most" in (await said(path, b"x" * (QUESTION_MAX + 1)))["error"]
+        assert error in (await said(path, question + b"\n"))["error"]
 
 
 async def test_a_bug_in_an_answer_ends_nothing(tmp_path: Path, log: Log) -> None:
@@ -103,21 +104,16 @@ async def test_only_so_many_at_once(tmp_path: Path) -> None:
         assert await said(path, b"status\n") == {"n": 1}
 
 
-@pytest.mark.parametrize(("group", "folder", "file"), [(None, 0o700, 0o600), (0, 0o710, 0o660)])
-async def test_permissions_are_the_guard(tmp_path: Path, group: int | None, folder: int, file: int) -> None:
-    async with listening(tmp_path, group) as path:
-        assert [owner_and_mode(each) for each in (tmp_path, path)] == [(os.geteuid(), folder), (os.geteuid(), file)]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change a group")
-async def test_another_group_can_be_let_in_and_out_again(tmp_path: Path) -> None:
-    control = ControlSocket(tmp_path / "control.sock", {})
+async def test_permissions_are_the_guard(tmp_path: Path) -> None:
+    """Root alone, or a group as well; it can be let in and out again."""
+    path, us = tmp_path / "control.sock", os.geteuid()
+    other = 4711 if us == 0 else os.getegid()
+    control = ControlSocket(path, {})
     await control.open()
-    control.admit(4711)
-    assert [group_of(each) for each in (tmp_path, tmp_path / "control.sock")] == [4711, 4711]
-    control.admit(None)
-    assert [group_of(each) for each in (tmp_path, tmp_path / "control.sock")] == [4711, 4711]
-    assert owner_and_mode(tmp_path) == (0, 0o700)
+    for group, folder, file in ((None, 0o700, 0o600), (other, 0o710, 0o660), (None, 0o700, 0o600)):
+        control.admit(group)
+        assert owners(path) == [(us, folder), (us, file)]
+    assert [each.stat().st_gid for each in (tmp_path, path)] == [other, other]
     await control.close()
 
 

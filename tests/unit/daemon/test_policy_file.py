@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import pytest
 
-from nri_gpu.daemon import policy_file as settings
+from nri_gpu.daemon import policy_file
 from nri_gpu.daemon.policy_file import (
     LAST_GOOD,
     POLICY_MAX,
@@ -26,11 +28,8 @@ from nri_gpu.daemon.policy_file import (
 from nri_gpu.domain.errors import Fault, PolicyError
 from nri_gpu.domain.node import Inventory
 from nri_gpu.policy.model import BUILT_IN, Policy
-from nri_gpu.policy.select import Denied, select
 from nri_gpu.system.state import NodeState
-from tests.support import builders as make
 from tests.support.configmap import ConfigMapFolder
-from tests.support.daemon import Launch, NriGpu
 from tests.support.log import Log
 from tests.support.scripted_runtime import until
 
@@ -49,35 +48,18 @@ def faults(path: Path | None, overrides: dict[str, object] | None = None) -> tup
     return caught.value.faults
 
 
-def fault(path: Path) -> Fault:
-    (only,) = faults(path)
-    return only
-
-
-def test_a_file_is_read_and_named(tmp_path: Path) -> None:
-    path = written(tmp_path, '[plugin]\nindex = "20"\n')
-    policy = load_policy(path)
-    assert policy.plugin.index == "20"
-    assert policy.source == str(path)
-
-
 def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "DEFAULT_PATH", tmp_path / "policy.toml")
+    monkeypatch.setattr(policy_file, "DEFAULT_PATH", tmp_path / "policy.toml")
     policy = load_policy(None, {"plugin.index": "30"})
     assert (policy.plugin.index, policy.source) == ("30", BUILT_IN)
-    assert load_last_good(tmp_path) is None
     written(tmp_path, "x = 1")
     assert faults(None)[0].key == "x"
-
-
-def test_a_named_file_must_be_there(tmp_path: Path) -> None:
-    assert "no such file" in fault(tmp_path / "missing.toml").message
 
 
 def test_options_go_over_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, '[plugin]\nsocket = "/a"\nindex = "20"\n')
     policy = load_policy(path, {"plugin.socket": "/b", "plugin.index": None})
-    assert (policy.plugin.socket, policy.plugin.index) == ("/b", "20")
+    assert (policy.plugin.socket, policy.plugin.index, policy.source) == ("/b", "20", str(path))
 
 
 def test_faults_of_the_file_and_of_options_come_together(tmp_path: Path) -> None:
@@ -88,7 +70,7 @@ def test_faults_of_the_file_and_of_options_come_together(tmp_path: Path) -> None
     ]
 
 
-SYNTAX = {
+SYNTAX: dict[str, tuple[str | bytes, int | None, str]] = {
     "no value": ("a = 1\nb =\n", 2, "not TOML: invalid value"),
     "at the end of the file": ('a = 1\nb = "', 2, "not TOML: unterminated string"),
     "key twice": ("a = 1\na = 2\n", 2, "not TOML: cannot overwrite a value"),
@@ -97,55 +79,36 @@ SYNTAX = {
     "a number of thousands of digits": ("a = " + "1" * 5000, None, "not TOML: exceeds the limit"),
     "deep nesting": ("a = " + "[" * 50_000, None, "nested too deeply"),
     "NUL": ("a = \x00", 1, "not TOML: "),
+    "not UTF-8": (b"a = '\xff'", None, "is not UTF-8: byte 6 is 0xff"),
+    "too long": (b"#" * (POLICY_MAX + 1), None, "longer than"),
 }
 
 
 @pytest.mark.parametrize(("text", "line", "sentence"), SYNTAX.values(), ids=SYNTAX.keys())
-def test_syntax_errors_are_faults_with_their_line(tmp_path: Path, text: str, line: int | None, sentence: str) -> None:
-    found = fault(written(tmp_path, text))
+def test_bytes_that_are_no_policy(tmp_path: Path, text: str | bytes, line: int | None, sentence: str) -> None:
+    (found,) = faults(written(tmp_path, text))
     assert sentence in found.message
     assert found.line == line
     assert str(found).isprintable()
 
 
-def test_not_utf8(tmp_path: Path) -> None:
-    assert fault(written(tmp_path, b"a = '\xff'")).message == "is not UTF-8: byte 6 is 0xff"
-
-
-def test_too_long(tmp_path: Path) -> None:
-    assert "longer than" in fault(written(tmp_path, b"#" * (POLICY_MAX + 1))).message
+def test_the_longest_policy(tmp_path: Path) -> None:
     assert load_policy(written(tmp_path, b"#" * POLICY_MAX)) == Policy.default()
 
 
-THOUSANDS = 4000
+NO_FILE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda _: None, "no such file"),
+    "a folder": (Path.mkdir, "not a regular file"),
+    "a FIFO, which does not hold us": (os.mkfifo, "not a regular file"),
+    "a loop of links": (lambda path: path.symlink_to(path), "cannot be read: Too many levels"),
+}
 
 
-def test_thousands_of_rules(tmp_path: Path) -> None:
-    rules = (f'[[rule]]\nnamespace = "ns-{n}-*"\npod = "*-{n}"\nallow = false\n' for n in range(THOUSANDS))
-    policy = load_policy(written(tmp_path, "".join(rules)))
-    for number in (0, THOUSANDS - 1):
-        verdict = select(policy, make.container(of=make.pod(f"p-{number}", namespace=f"ns-{number}-x")))
-        assert isinstance(verdict, Denied)
-        assert f"rule[{number}]" in str(verdict)
-
-
-def test_thousands_of_rules_that_are_all_wrong_each_have_their_line(tmp_path: Path) -> None:
-    found = faults(written(tmp_path, "[[rule]]\nallow = 'perhaps'\n" * THOUSANDS))
-    assert [each.line for each in found] == [2 * (n + 1) for n in range(THOUSANDS)]
-
-
-def test_a_folder_is_no_policy(tmp_path: Path) -> None:
-    assert "not a regular file" in fault(tmp_path).message
-
-
-def test_a_fifo_does_not_hold_us(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    assert "not a regular file" in fault(tmp_path / "fifo").message
-
-
-def test_a_loop_of_links(tmp_path: Path) -> None:
-    (tmp_path / "a").symlink_to("a")
-    assert "cannot be read: Too many levels" in fault(tmp_path / "a").message
+@pytest.mark.parametrize(("make", "sentence"), NO_FILE.values(), ids=NO_FILE)
+def test_what_is_no_file(tmp_path: Path, make: Callable[[Path], object], sentence: str) -> None:
+    make(tmp_path / "policy")
+    (found,) = faults(tmp_path / "policy")
+    assert sentence in found.message
 
 
 def test_a_file_we_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,28 +117,29 @@ def test_a_file_we_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     path = written(tmp_path, "")
     monkeypatch.setattr(os, "open", refuse)  # the tests may run as root, who may read everything
-    assert fault(path).message == f"user {os.geteuid()} may not read it"
+    assert faults(path)[0].message == f"user {os.geteuid()} may not read it"
+
+
+def test_thousands_of_rules_that_are_all_wrong_each_have_their_line(tmp_path: Path) -> None:
+    found = faults(written(tmp_path, "[[rule]]\nallow = 'perhaps'\n" * 4000))
+    assert [each.line for each in found] == [2 * (n + 1) for n in range(4000)]
 
 
 def test_the_last_good_policy_comes_back(tmp_path: Path) -> None:
+    """Private, in the place of the one before, and with nothing left behind."""
     source = read_policy(written(tmp_path, '[plugin]\nname = "caf"\n# \u20ac \r\n'))
     assert source is not None
-    keep_last_good(tmp_path, source.text)
-    assert (tmp_path / LAST_GOOD).read_bytes() == source.text.encode()
-    kept = load_last_good(tmp_path, {"plugin.index": "11"})
-    assert kept is not None
-    assert (kept.plugin.name, kept.plugin.index) == ("caf", "11")
-    assert kept.source == str(tmp_path / LAST_GOOD)
-
-
-def test_keeping_is_private_replaces_the_older_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / f".{LAST_GOOD}.new").write_text("left by a crash")
-    keep_last_good(tmp_path, "# one")
-    keep_last_good(tmp_path, "# two")
-    path = tmp_path / LAST_GOOD
-    assert path.read_text() == "# two"
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / f".{LAST_GOOD}.new").write_text("left by a crash")
+    keep_last_good(state, "# one")
+    keep_last_good(state, source.text)
+    (path,) = state.iterdir()
+    assert path.read_bytes() == source.text.encode()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert list(tmp_path.iterdir()) == [path]
+    kept = load_last_good(state, {"plugin.index": "11"})
+    assert kept is not None
+    assert (kept.plugin.name, kept.plugin.index, kept.source) == ("caf", "11", str(path))
 
 
 def test_a_kept_policy_that_no_longer_passes_says_so(tmp_path: Path) -> None:
@@ -192,10 +156,9 @@ def test_a_file_others_may_write_is_warned_of(tmp_path: Path, mode: int, warned:
 
 
 LONG_S = 60.0
-NEVER = Path("/nonexistent/nri.sock")
 
 
-class Counted:
+class Watch:
     """A running watch, and how often it called."""
 
     def __init__(self, file: Path, look_s: float) -> None:
@@ -208,7 +171,7 @@ class Counted:
     async def saw(self, calls: int) -> None:
         await until(f"{calls} calls", lambda: self.calls == calls)
 
-    async def __aenter__(self) -> Counted:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -216,75 +179,35 @@ class Counted:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-async def watched() -> None:
-    """Until somebody of this process watches a folder."""
-
-    def watching() -> bool:
-        links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 - not a folder
-        return any("inotify" in str(link.readlink()) for link in links if link.is_symlink())
-
-    await until("a watch", watching)
+def watching() -> bool:
+    """Whether somebody of this process watches a folder."""
+    links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 - not a folder
+    return any("inotify" in str(link.readlink()) for link in links if link.is_symlink())
 
 
-def test_a_config_map_that_is_swapped_wakes_at_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        mounted = ConfigMapFolder(tmp_path / "etc", {"policy.toml": "a"})
-        async with Counted(mounted.folder / "policy.toml", LONG_S) as seen:
-            for calls in (1, 2):
-                await watched()
-                mounted.swap({"policy.toml": "another" * calls})
-                await seen.saw(calls)
-
-    asyncio.run(scenario())
+async def test_a_config_map_that_is_swapped_wakes_at_once(tmp_path: Path) -> None:
+    mounted = ConfigMapFolder(tmp_path / "etc", {"policy.toml": "a"})
+    async with Watch(mounted.folder / "policy.toml", LONG_S) as seen:
+        for calls in (1, 2):
+            await until("a watch", watching)
+            mounted.swap({"policy.toml": "another" * calls})
+            await seen.saw(calls)
 
 
-def test_a_file_written_in_place_is_seen_by_looking(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        file = tmp_path / "policy.toml"
-        file.write_text("a")
-        async with Counted(file, 0.01) as seen:
-            file.write_text("longer")
-            await seen.saw(1)
-            file.unlink()
-            await seen.saw(2)
-            file.write_text("back")
-            await seen.saw(3)
-
-    asyncio.run(scenario())
-
-
-def test_the_same_file_is_not_told_of(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        file = tmp_path / "policy.toml"
-        file.write_text("a")
-        async with Counted(file, 0.001) as seen:
-            for _ in range(20):
-                await asyncio.sleep(0.001)
-                (tmp_path / "neighbour").touch()
-            assert seen.calls == 0
-            file.write_text("longer")
-            await seen.saw(1)
-
-    asyncio.run(scenario())
-
-
-class Watching(NriGpu):
-    """The daemon as the chart starts it."""
-
-    def program(self) -> list[str]:
-        return [*super().program(), "--watch-policy"]
-
-
-def test_the_daemon_takes_a_swapped_policy_up_and_keeps_the_old_over_a_broken_one(tmp_path: Path) -> None:
-    mounted = ConfigMapFolder(tmp_path / "etc", {"policy.toml": ""})
-    launch = Launch(tmp_path / "d", NEVER, policy=mounted.folder / "policy.toml")
-    with Watching(launch) as daemon:
-        daemon.wait_logged("inventory changed")
-        mounted.swap({"policy.toml": '[namespaces]\nallow = ["research"]\n'})
-        daemon.wait_logged("policy reloaded")
-        mounted.swap({"policy.toml": "[namespaces]\nallow = 3\n"})
-        assert "must be an array" in daemon.wait_logged("policy not reloaded, the old one stays")
-        assert (launch.state / "policy.last").read_text() == '[namespaces]\nallow = ["research"]\n'
+async def test_a_file_written_in_place_is_seen_by_looking(tmp_path: Path) -> None:
+    """And one that stays the same is not told of."""
+    file = written(tmp_path, "a")
+    async with Watch(file, 0.001) as seen:
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+            (tmp_path / "neighbour").touch()
+        assert seen.calls == 0
+        file.write_text("longer")
+        await seen.saw(1)
+        file.unlink()
+        await seen.saw(2)
+        file.write_text("back")
+        await seen.saw(3)
 
 
 # --- which policy is in force -----------------------------------------------------------------------------------------

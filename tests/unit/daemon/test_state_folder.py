@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ from nri_gpu.daemon.ledger_file import write_ledger
 from nri_gpu.daemon.state_folder import StateError, StateFolder
 
 
+@contextmanager
+def opened(folder: Path) -> Iterator[StateFolder]:
+    state = StateFolder(folder)
+    state.open()
+    yield state
+    state.close()
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -23,121 +32,99 @@ def mode(path: Path) -> int:
 def test_made_with_its_parents_and_private(tmp_path: Path) -> None:
     old_mask = os.umask(0)
     try:
-        state = StateFolder(tmp_path / "run" / "nri-gpu")
-        state.open()
-        state.key()
-        write_ledger(state.path / "ledger.json", Ledger())
+        with opened(tmp_path / "run" / "nri-gpu") as state:
+            state.key()
+            write_ledger(state.path / "ledger.json", Ledger())
     finally:
         os.umask(old_mask)
+    modes = {path.name: mode(path) for path in state.path.iterdir()}
+    assert modes == {"lock": 0o600, "key": 0o600, "ledger.json": 0o600}
     assert mode(state.path) == 0o700
-    assert mode(state.path / "key") == 0o600
-    assert mode(state.path / "ledger.json") == 0o600
-    assert {path.name for path in state.path.iterdir()} == {"lock", "key", "ledger.json"}
-    state.close()
+
+
+FORGED = b"k" * KEY_BYTES
+
+
+def readable(file: Path) -> None:
+    file.write_bytes(FORGED)
+    file.chmod(0o644)
 
 
 def theirs(file: Path) -> None:
+    readable(file)
     file.chmod(0o600)
     os.chown(file, 65534, -1)
 
 
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        (lambda file: file.chmod(0o644), "its mode 0644 lets others than root use it"),
-        (theirs, "it belongs to user 65534"),
-    ],
-    ids=["readable", "another owner"],
-)
-def test_a_key_that_others_could_use_is_made_anew(tmp_path: Path, change: Callable[[Path], None], fault: str) -> None:
-    """As the guard has it: such a key forges grants."""
-    (tmp_path / "key").write_bytes(b"k" * KEY_BYTES)
-    change(tmp_path / "key")
-    state = StateFolder(tmp_path)
-    state.open()
-    assert state.key() != b"k" * KEY_BYTES
-    assert state.key_fault == fault
-    found = (tmp_path / "key").stat()
-    assert (found.st_uid, mode(tmp_path / "key"), mode(tmp_path)) == (os.geteuid(), 0o600, 0o700)
-    state.close()
+def linked(file: Path) -> None:
+    readable(file.with_name("other"))
+    file.symlink_to("other")
+
+
+def holding(content: bytes) -> Callable[[Path], None]:
+    def make(file: Path) -> None:
+        file.touch(0o600)
+        file.write_bytes(content)
+
+    return make
+
+
+NO_KEY: dict[str, tuple[Callable[[Path], None], str]] = {
+    "readable": (readable, "its mode 0644 lets others than root use it"),
+    "another owner": (theirs, "it belongs to user 65534"),
+    "empty": (holding(b""), "it is not 32 bytes long"),
+    "short": (holding(b"short"), "it is not 32 bytes long"),
+    "long": (holding(b"x" * (KEY_BYTES + 1)), "it is not 32 bytes long"),
+    "fifo": (os.mkfifo, "not a regular file"),
+    "link": (linked, "cannot be opened: Too many levels of symbolic links"),
+}
+
+
+@pytest.mark.parametrize(("make", "fault"), NO_KEY.values(), ids=NO_KEY)
+def test_a_bad_key_is_made_anew(tmp_path: Path, make: Callable[[Path], None], fault: str) -> None:
+    """As the guard has it: one that others could use forges grants. What a link leads to is not touched."""
+    file = tmp_path / "key"
+    make(file)
+    with opened(tmp_path) as state:
+        key = state.key()
+        assert fault in state.key_fault
+    assert len(key) == KEY_BYTES
+    assert key != FORGED
+    found = file.lstat()
+    assert (found.st_uid, stat.filemode(found.st_mode), mode(tmp_path)) == (os.geteuid(), "-rw-------", 0o700)
+    if (tmp_path / "other").exists():
+        assert mode(tmp_path / "other") == 0o644
+    with opened(tmp_path) as again:
+        assert again.key() == key == file.read_bytes()
+        assert not again.key_fault
 
 
 def test_the_lock_is_closed_to_others_and_leads_nowhere(tmp_path: Path) -> None:
     """Whoever can open it can hold it, and no daemon would start."""
-    (tmp_path / "lock").write_text("")
-    (tmp_path / "lock").chmod(0o644)
-    state = StateFolder(tmp_path)
-    state.open()
-    assert mode(tmp_path / "lock") == 0o600
-    state.close()
-    (tmp_path / "lock").unlink()
-    (tmp_path / "lock").symlink_to("other")
+    lock = tmp_path / "lock"
+    lock.touch(0o644)
+    with opened(tmp_path):
+        assert mode(lock) == 0o600
+    lock.unlink()
+    lock.symlink_to("other")
     with pytest.raises(StateError, match="cannot be used: Too many levels of symbolic links"):
-        state.open()
+        StateFolder(tmp_path).open()
     assert not (tmp_path / "other").exists()
 
 
-def test_the_key_outlives_the_daemon(tmp_path: Path) -> None:
-    keys = []
-    for _ in range(2):
-        state = StateFolder(tmp_path)
-        state.open()
-        keys.append(state.key())
-        state.close()
-    assert keys[0] == keys[1]
-    assert len(keys[0]) == KEY_BYTES
-
-
-@pytest.mark.parametrize("broken", [b"", b"short", b"x" * (KEY_BYTES + 1)])
-def test_a_broken_key_is_made_anew(tmp_path: Path, broken: bytes) -> None:
-    (tmp_path / "key").write_bytes(broken)
-    (tmp_path / "key").chmod(0o600)
-    state = StateFolder(tmp_path)
-    fresh = state.key()
-    assert len(fresh) == KEY_BYTES
-    assert state.key_fault == "it is not 32 bytes long"
-    again = StateFolder(tmp_path)
-    assert again.key() == fresh == (tmp_path / "key").read_bytes()
-    assert not again.key_fault
-
-
-def _link(file: Path) -> None:
-    other = file.with_name("other")
-    other.write_bytes(bytes(KEY_BYTES))
-    other.chmod(0o644)
-    file.symlink_to(other)
-
-
-@pytest.mark.parametrize(
-    ("make", "fault"),
-    [(os.mkfifo, "not a regular file"), (_link, "cannot be opened: Too many levels of symbolic links")],
-    ids=["fifo", "link"],
-)
-def test_what_is_no_file_is_no_key_and_nothing_of_it_is_touched(
-    tmp_path: Path, make: Callable[[Path], None], fault: str
-) -> None:
-    make(tmp_path / "key")
-    state = StateFolder(tmp_path)
-    assert state.key() == (tmp_path / "key").read_bytes() != bytes(KEY_BYTES)
-    assert fault in state.key_fault
-    assert not (tmp_path / "key").is_symlink()
-    if (tmp_path / "other").exists():
-        assert (tmp_path / "other").stat().st_mode & 0o777 == 0o644
+ANOTHER = rf"another nri-gpu \(pid {os.getpid()}\) runs with state folder"
 
 
 def test_a_lock_that_cannot_be_written_still_locks(tmp_path: Path) -> None:
     """On a full disk; who holds it is told by the kernel."""
-    state = StateFolder(tmp_path)
+
+    def no_space(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "write", lambda *_: _no_space())
-        state.open()
-    with pytest.raises(StateError, match=rf"another nri-gpu \(pid {os.getpid()}\) runs with state folder"):
-        StateFolder(tmp_path).open()
-    state.close()
-
-
-def _no_space() -> int:
-    raise OSError(errno.ENOSPC, "No space left on device")
+        patch.setattr(os, "write", no_space)
+        with opened(tmp_path), pytest.raises(StateError, match=ANOTHER):
+            StateFolder(tmp_path).open()
 
 
 def test_a_key_that_cannot_be_had_is_said(tmp_path: Path) -> None:
@@ -149,7 +136,7 @@ def test_a_key_that_cannot_be_had_is_said(tmp_path: Path) -> None:
 def test_one_daemon_at_a_time(tmp_path: Path) -> None:
     first, second = StateFolder(tmp_path), StateFolder(tmp_path)
     first.open()
-    with pytest.raises(StateError, match=rf"another nri-gpu \(pid {os.getpid()}\) runs with state folder") as caught:
+    with pytest.raises(StateError, match=ANOTHER) as caught:
         second.open()
     assert caught.value.taken
     first.close()
