@@ -1,4 +1,4 @@
-"""What the targets share: the loop that tries mutations; for texts, a corpus of Python literals and its mutations."""
+"""What the targets share: the loop that tries mutations, and how texts are mutated."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import argparse
 import random
 import sys
 import time
-from ast import literal_eval
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from msgspec import Struct
@@ -17,15 +15,15 @@ T = TypeVar("T", str, bytes)
 
 
 class Texts(Struct, frozen=True):
-    """A corpus beside the targets. well_formed: so many values at its start are; grammar: pieces worth putting in."""
+    """What mutations begin with: texts that are understood, texts that are refused, and pieces worth putting in."""
 
-    corpus: tuple[str, ...]
-    well_formed: int
+    good: tuple[str, ...]
+    bad: tuple[str, ...]
     grammar: tuple[str, ...]
 
     def mutated(self, dice: random.Random) -> str:
-        """A value of the corpus with a few short pieces cut, doubled, changed or put in."""
-        value = dice.choice(self.corpus if dice.random() < 0.5 else self.corpus[: self.well_formed])
+        """A text with a few short pieces cut, doubled, changed or put in."""
+        value = dice.choice((*self.good, *self.bad) if dice.random() < 0.5 else self.good)
         for _ in range(dice.randint(1, 4)):
             at = dice.randint(0, len(value))
             end = min(len(value), at + dice.choice((0, 0, 1, 1, 2, 5)))
@@ -53,9 +51,3 @@ def fuzz(check: Callable[[T], object], mutated: Callable[[random.Random], T], ab
         tried += 1
     print(f"{tried} inputs, {good} of them good, seed {options.seed}")
     return 0
-
-
-def read_corpus(name: str) -> tuple[str, ...]:
-    """One Python string literal a line, so that control characters and other scripts diff as text."""
-    lines = Path(__file__).with_name(name).read_text(encoding="ascii").splitlines()
-    return tuple(literal_eval(line) for line in lines if line and not line.startswith("#"))

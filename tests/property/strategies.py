@@ -1,4 +1,4 @@
-"""Nodes, pods, policies and ledgers as strategies; small, so that what is drawn meets, and hostile where it may be."""
+"""Strategies of nodes, pods, policies and ledgers: small, so that what is drawn meets, and hostile where it may be."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ from msgspec.structs import replace
 from nri_gpu.allocation.ledger import Entry, ExternalAllocation, GrantPhase, Ledger, Releasing
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import Container, ContainerId, DeviceRef, Pod, PodId, PodUid, Qos
-from nri_gpu.domain.edits import HARMLESS, Channels, DeviceNode, Extra, Mount, NodeExtra, Profiles
+from nri_gpu.domain.edits import (
+    HARMLESS,
+    Channels,
+    DeviceNode,
+    Edits,
+    Extra,
+    Mount,
+    NodeExtra,
+    Profiles,
+    Rlimit,
+)
+from nri_gpu.domain.edits import (
+    UNLIMITED as NO_RLIMIT,
+)
 from nri_gpu.domain.gpu import (
     DEFAULT_CAPABILITIES,
     Capability,
@@ -365,6 +378,23 @@ def containers(draw: st.DrawFn) -> Container:
     )
 
 
+def edits(names: st.SearchStrategy[str]) -> st.SearchStrategy[Edits]:
+    """Edits of every kind whose paths, variables and limits have these names."""
+    ids = st.integers(0, 9)
+    nodes = st.builds(DeviceNode, names, st.integers(0, 4095), st.integers(0, 2**20), st.integers(0, 0o7777), ids, ids)
+    limits = st.integers(0, NO_RLIMIT)
+    return st.builds(
+        Edits.of,
+        devices=st.lists(nodes, max_size=4).map(tuple),
+        mounts=st.lists(st.builds(Mount, names, names, st.lists(names, max_size=2).map(tuple)), max_size=4).map(tuple),
+        env=st.dictionaries(names, texts, max_size=3),
+        annotations=st.dictionaries(names, texts, max_size=3),
+        rlimits=st.lists(st.builds(Rlimit, names, limits, limits), max_size=3).map(tuple),
+        cpuset_cpus=st.sampled_from(["", "0-3", "4"]),
+        cpuset_mems=st.sampled_from(["", "0", "0,1"]),
+    )
+
+
 mig_uuids: st.SearchStrategy[GpuUuid] = st.builds(make.mig_uuid, st.integers(0, 3), st.integers(0, 3))
 
 
@@ -404,7 +434,6 @@ ledgers = st.builds(
     st.lists(externals, max_size=2),
     st.dictionaries(st.one_of(st.integers(0, 5).map(make.uuid), mig_uuids), released, max_size=2),
 )
-pod_uids = st.sampled_from([PodUid(f"uid-{name}") for name in POD_NAMES])
 
 
 def capacity_faults(ledger: Ledger, excused: frozenset[ContainerId] = frozenset()) -> list[str]:

@@ -18,7 +18,7 @@ from nri_gpu.decision.claim import needs_grant, reads_environment
 from nri_gpu.decision.decide import decide
 from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Pass
-from nri_gpu.domain.edits import NO_EDITS, UNLIMITED, DeviceNode, Edits, Mount, Rlimit
+from nri_gpu.domain.edits import NO_EDITS, DeviceNode, Edits, Mount, Rlimit
 from nri_gpu.domain.node import Majors, Node
 from nri_gpu.nri.convert import PREFIX, READ_ENV, DecodeError, may_concern, reply_to_pb, request_from_pb
 from nri_gpu.nri.events import Lifecycle
@@ -61,32 +61,7 @@ def test_an_event_is_read_alike_by_either_way(container: Container) -> None:
         assert read.container == as_read(container)
 
 
-edits = st.builds(
-    lambda devices, mounts, env, annotations, rlimits: Edits.of(
-        devices=tuple(devices), mounts=tuple(mounts), env=env, annotations=annotations, rlimits=tuple(rlimits)
-    ),
-    st.lists(
-        st.builds(
-            DeviceNode,
-            strategies.texts,
-            st.integers(0, 4095),
-            st.integers(0, 2**20),
-            st.integers(0, 0o7777),
-            st.integers(0, 9),
-        ),
-        max_size=3,
-    ),
-    st.lists(
-        st.builds(Mount, strategies.texts, strategies.texts, st.lists(strategies.texts, max_size=2).map(tuple)),
-        max_size=3,
-    ),
-    strategies.env,
-    st.dictionaries(strategies.texts, strategies.texts, max_size=2),
-    st.lists(st.builds(Rlimit, strategies.texts, st.integers(0, UNLIMITED), st.integers(0, UNLIMITED)), max_size=2),
-)
-
-
-@given(edits)
+@given(strategies.edits(strategies.texts))
 def test_a_reply_says_the_edits(whole: Edits) -> None:
     adjust = pb.CreateContainerResponse.FromString(reply_to_pb(whole)).adjust
     read = Edits.of(
@@ -98,9 +73,13 @@ def test_a_reply_says_the_edits(whole: Edits) -> None:
         env={pair.key: pair.value for pair in adjust.env},
         annotations=dict(adjust.annotations),
         rlimits=tuple(Rlimit(limit.type, limit.hard, limit.soft) for limit in adjust.rlimits),
+        cpuset_cpus=adjust.linux.resources.cpu.cpus,
+        cpuset_mems=adjust.linux.resources.cpu.mems,
     )
     assert read == whole
     assert all(device.HasField("file_mode") and device.HasField("gid") for device in adjust.linux.devices)
+    assert adjust.linux.HasField("resources") is bool(whole.cpuset_cpus or whole.cpuset_mems)
+    assert not adjust.linux.resources.cpu.HasField("shares")
 
 
 @given(st.lists(strategies.containers(), max_size=5), st.lists(st.integers(0, 4), max_size=5))

@@ -70,19 +70,15 @@ READY = st.builds(
 ALLOWING = Policy(extras=ExtraRules(allowed=frozenset(Extra)))
 
 
-@settings(max_examples=200)
-@given(eager, READY, st.one_of(st.just(ALLOWING), strategies.good_policies))
-def test_whole_or_refused(container: Container, node: Node, policy: Policy) -> None:
-    check(container, node, policy)
-
-
-@settings(max_examples=100)
-@given(strategies.containers(), strategies.nodes, strategies.good_policies)
-def test_in_any_world(container: Container, node: Node, policy: Policy) -> None:
-    check(container, node, policy)
-
-
-def check(container: Container, node: Node, policy: Policy) -> None:
+@settings(max_examples=300)
+@given(
+    st.one_of(
+        st.tuples(eager, READY, st.one_of(st.just(ALLOWING), strategies.good_policies)),
+        st.tuples(strategies.containers(), strategies.nodes, strategies.good_policies),
+    )
+)
+def test_whole_or_refused(question: tuple[Container, Node, Policy]) -> None:
+    container, node, policy = question
     decision = decide(container, node, Ledger(), policy)
     if not isinstance(decision, Inject):
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -69,34 +70,26 @@ def put(host: HostTree, path: str, number: tuple[int, int], state: str) -> None:
     major, minor = number
     target = host.dev / path
     target.parent.mkdir(exist_ok=True)
-    match state:
-        case "good":
-            host.node(path, major, minor)
-        case "wrong number":
-            host.node(path, major + 100, minor)
-        case "wrong mode":
-            host.node(path, major, minor, 0o640)
-        case "wrong owner":
-            host.node(path, major, minor, 0o666, 5, 6)
-        case "file":
-            target.write_text("precious")
-        case "link":
-            target.symlink_to(host.base / "proc/devices")
-        case "folder":
-            target.mkdir()
+    makers: dict[str, Callable[[], object]] = {
+        "good": lambda: host.node(path, major, minor),
+        "wrong number": lambda: host.node(path, major + 100, minor),
+        "wrong mode": lambda: host.node(path, major, minor, 0o640),
+        "wrong owner": lambda: host.node(path, major, minor, 0o666, 5, 6),
+        "file": lambda: target.write_text("precious"),
+        "link": lambda: target.symlink_to(host.base / "proc/devices"),
+        "folder": target.mkdir,
+    }
+    if state != "absent":
+        makers[state]()
 
 
 def put_link(host: HostTree, path: str, number: tuple[int, int], state: str) -> None:
     place = host.dev / "char" / f"{number[0]}:{number[1]}"
-    match state:
-        case "good":
-            place.symlink_to(f"../{path}")
-        case "absolute":
-            place.symlink_to(f"/dev/{path}")
-        case "elsewhere":
-            place.symlink_to("../somewhere")
-        case "file":
-            place.write_text("precious")
+    targets = {"good": f"../{path}", "absolute": f"/dev/{path}", "elsewhere": "../somewhere"}
+    if state in targets:
+        place.symlink_to(targets[state])
+    elif state == "file":
+        place.write_text("precious")
 
 
 def contents(host: HostTree) -> dict[str, tuple[object, ...]]:

@@ -121,7 +121,7 @@ def test_unchanged_it_is_identical(story: list[Step]) -> None:
 
 @given(steps, strategies.good_policies)
 def test_by_another_policy_it_never_grants_twice(story: list[Step], other: Policy) -> None:
-    """Ledgers that the world made up aside: what the replay grants by itself is never over capacity."""
+    """Made-up ledgers aside: what the replay grants by itself is never over capacity."""
     recorder = Recorder()
     for step in story:
         if not isinstance(step, Ledger):

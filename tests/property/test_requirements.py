@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from itertools import zip_longest
 
 import pytest
@@ -9,15 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nri_gpu.requirements.check import BRANDS, DISABLE, GpuFacts, RequirementFacts, unmet, version_of
+from tests.fuzz.fuzz_requirements import GRAMMAR, refusal
 
 CUDA = "NVIDIA_REQUIRE_CUDA"
-OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
+OPERATORS = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 # Few and small numbers, so that conditions are often met just so, or just not.
 numbers = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 versions = numbers.map(lambda parts: ".".join(map(str, parts)))
 on_versions = st.builds(
-    "{}{}{}".format, st.sampled_from(["cuda", "driver", "arch", "CUDA"]), st.sampled_from(OPERATORS), versions
+    "{}{}{}".format, st.sampled_from(["cuda", "driver", "arch", "CUDA"]), st.sampled_from([*OPERATORS]), versions
 )
 words = st.sampled_from(["unknown", "tesla", "nvidia", "Tesla", "other"])
 on_brands = st.builds("brand{}{}".format, st.sampled_from(["=", "!="]), words)
@@ -30,28 +39,7 @@ facts = st.builds(
 names = st.sampled_from([CUDA, "NVIDIA_REQUIRE_A", "NVIDIA_REQUIRE_Z", "NVIDIA_REQUIRE_JETPACK", "CUDA_VERSION"])
 environments = st.dictionaries(names, values, max_size=3)
 
-pieces = st.sampled_from(
-    [
-        *(
-            "cuda",
-            "driver",
-            "arch",
-            "brand",
-            "bogus",
-            *OPERATORS,
-            "==",
-            "=>",
-            "!",
-            "12",
-            "12.4",
-            "tesla",
-            ",",
-            " ",
-            ".",
-        ),
-        *("\t", "\n", "\0", "\u0661", "\ud800", "1" * 130),
-    ]
-)
+pieces = st.sampled_from([*GRAMMAR, "bogus", "==", "=>", "!", "\t", "\n", "\0", "\u0661", "\ud800", "1" * 130])
 hostile = st.one_of(st.text(max_size=100), st.lists(pieces, max_size=12).map("".join), st.sampled_from(["1", "true"]))
 hostile_names = st.one_of(
     names, st.just(DISABLE), st.text(max_size=20), st.text(max_size=90).map("NVIDIA_REQUIRE_".__add__)
@@ -68,14 +56,7 @@ hostile_facts = st.builds(
 def test_any_text_is_met_or_refused_in_a_sentence(
     env: dict[str, str], node: RequirementFacts, may_disable: bool
 ) -> None:
-    found = unmet(env, node, may_disable=may_disable)
-    if found is None:
-        return
-    for text in (found.variable, found.condition, found.sentence):
-        assert text.isascii()
-        assert not text or text.isprintable()
-    assert found.variable
-    assert len(found.sentence) <= 400
+    refusal(env, node, may_disable=may_disable)
 
 
 def expected(value: str, node: RequirementFacts) -> bool:
@@ -87,31 +68,24 @@ def expected(value: str, node: RequirementFacts) -> bool:
 
 
 def met(condition: str, node: RequirementFacts, gpu: GpuFacts | None) -> bool:
-    operator = next(each for each in ("!=", "<=", ">=", "=", "<", ">") if each in condition)
-    name, _, wanted = condition.partition(operator)
+    sign = next(each for each in ("!=", "<=", ">=", "=", "<", ">") if each in condition)
+    name, _, wanted = condition.partition(sign)
     if name == "brand" and gpu:
         later = gpu.brand in BRANDS[7:] or gpu.brand == "new"
         equal = wanted == gpu.brand or (later and wanted == "unknown")
-        return bool(gpu.brand) and equal is (operator == "=")
+        return bool(gpu.brand) and equal is (sign == "=")
     if name in ("arch", "brand") and not gpu:
         return True
     has = {"cuda": node.cuda_version, "driver": node.driver_version}.get(name)
     has = f"{gpu.arch[0]}.{gpu.arch[1]}" if gpu and has is None else has
     order = compared(has or "", wanted)
     known = bool(has) and bool((has or "").strip("0."))
-    return known and says(operator, order)
+    return known and says(sign, order)
 
 
-def says(operator: str, order: int) -> bool:
+def says(sign: str, order: int) -> bool:
     """order: below, at or above 0, as the left side is to the right."""
-    return {
-        "=": order == 0,
-        "!=": order != 0,
-        "<": order < 0,
-        "<=": order <= 0,
-        ">": order > 0,
-        ">=": order >= 0,
-    }[operator]
+    return bool(OPERATORS[sign](order, 0))
 
 
 def compared(one: str, other: str) -> int:
@@ -173,8 +147,8 @@ def test_versions_compare_as_their_numbers_do(one: list[int], other: list[int]) 
     )
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("sign", OPERATORS)
 @given(one=versions.filter(lambda text: text.strip("0.")), other=versions)
-def test_an_operator_says_what_the_order_says(operator: str, one: str, other: str) -> None:
-    holds = unmet({CUDA: f"cuda{operator}{other}"}, RequirementFacts("", one)) is None
-    assert holds is says(operator, compared(one, other))
+def test_an_operator_says_what_the_order_says(sign: str, one: str, other: str) -> None:
+    holds = unmet({CUDA: f"cuda{sign}{other}"}, RequirementFacts("", one)) is None
+    assert holds is says(sign, compared(one, other))

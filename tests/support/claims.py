@@ -35,6 +35,9 @@ def _clauses(claim: Claim) -> Iterator[str]:
     if claim.extras.asked:
         words = [extra.value for extra in sorted(claim.extras.asked - {Extra.IMEX})]
         yield "extras=" + ",".join([*words, *(f"imex:{channel}" for channel in claim.extras.channels)])
+    shares = {"memory": f"{claim.sharing.memory_mib}Mi", "threads": str(claim.sharing.threads_percent)}
+    if asked := [f"{name}:{share}" for name, share in shares.items() if share not in ("0Mi", "0")]:
+        yield "sharing=" + ",".join(asked)
     for selector in claim.selectors:
         yield _selector(selector)
 

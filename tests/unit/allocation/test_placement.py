@@ -78,6 +78,7 @@ HELD_ABROAD = make.ledger(others=[make.foreign(0)])
 OWN_AND_OTHERS = make.ledger(make.entry(5, to=SIDE), make.entry(0, 1, 2, 3, 4, 6, to=OTHER))
 PCIE_LOST = replace(PCIE_8, gpus=(make.gpu(0, unavailable="lost"), *PCIE_8.gpus[1:]))
 CHOSEN: dict[str, tuple[str, Found, Ledger, str]] = {
+    "none": ("none", FOUR, FREE, ""),
     "all": ("all", FOUR, FREE, "0 1 2 3"),
     "all that can be granted": ("all", WORN, FREE, "0"),
     "all that fit": ("all;model=*h100*", MIXED, FREE, "1"),

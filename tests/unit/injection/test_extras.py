@@ -131,6 +131,10 @@ REFUSED = {
     ),
     "mig that cannot draw": (wish(Extra.DRM, gpus=(CUT.parts[0],)), "is a 1g.5gb, and only profiles with +gfx"),
     "no profile yet": (wish(Extra.PROFILE, of=node(profiles=None), capabilities=GRAPHICS), "try again in a moment"),
+    "no profile of that GPU": (
+        wish(Extra.PROFILE, of=node(profiles=Profiles("/x", frozenset({1}))), capabilities=GRAPHICS),
+        "no file is written for these GPUs yet; try again in a moment",
+    ),
     "too many GPUs for profiles": (
         wish(Extra.PROFILE, of=node(profiles=Profiles("/x", fault="it has 16 GPUs")), capabilities=GRAPHICS),
         "extra profile cannot be given on this node: it has 16 GPUs.",

@@ -96,6 +96,10 @@ ADVICE: dict[str, tuple[Raw, str]] = {
         {"capabilities": {"allowed": ["utility", "compute", "display"]}},
         "capabilities.allowed lists display, never allowed: it brings graphics",
     ),
+    "a part that a rule never allows": (
+        {"rule": [{"namespace": "x", "allow": True, "capabilities": ["compute", "utility", "display"]}]},
+        "rule[0].capabilities lists display, never allowed",
+    ),
     "labels alone": (
         {"rule": [{"labels": {"gpu": "yes"}, "allow": True}]},
         "rule[0] allows by labels alone",

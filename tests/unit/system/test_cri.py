@@ -16,13 +16,14 @@ from nri_gpu.system.cri import stop_containers
 from tests.support.cri_server import CriServer
 from tests.support.log import Log
 
+REFUSALS = {
+    "gone": (grpc.StatusCode.NOT_FOUND, "no such container"),
+    "stuck": (grpc.StatusCode.UNKNOWN, "it will\nnot die"),
+}
+
 
 def test_each_by_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refusals = {
-        "gone": (grpc.StatusCode.NOT_FOUND, "no such container"),
-        "stuck": (grpc.StatusCode.UNKNOWN, "it will\nnot die"),
-    }
-    with CriServer(folder / "cri.sock", refusals) as server:
+    with CriServer(folder / "cri.sock", REFUSALS) as server:
         assert cri.main([str(folder / "cri.sock"), "7", "10"], ["a\n", "gone\n", "stuck\n", "\n", "b"]) == 1
         assert server.stopped == {"a": 7, "b": 7}
     assert capsys.readouterr().out.splitlines() == ["a ok", "gone ok", "stuck UNKNOWN: it will not die", "b ok"]
@@ -44,13 +45,9 @@ def test_without_grpcio_it_says_what_to_install(folder: Path) -> None:
 
 
 async def test_what_the_runtime_did_not_stop_is_not_stopped(folder: Path, log: Log) -> None:
-    refusals = {
-        "gone": (grpc.StatusCode.NOT_FOUND, "no such container"),
-        "stuck": (grpc.StatusCode.UNKNOWN, "it will not die"),
-    }
     guard = replace(Policy.default().guard, cri_socket=str(folder / "cri.sock"), stop_grace_s=0)
     names = {container: f"ml/{container}" for container in ("a", "gone", "stuck")}
-    with CriServer(folder / "cri.sock", refusals):
+    with CriServer(folder / "cri.sock", REFUSALS):
         assert await stop_containers(names, guard, "tested") == {"a", "gone"}
     assert log.one("container not stopped").fields["pod_name"] == "ml/stuck"
 

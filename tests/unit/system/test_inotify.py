@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,29 +15,24 @@ from nri_gpu.system.inotify import folder_changed, nearest
 LONG_S = 10.0
 
 
-async def woken_by(folder: Path, change: object) -> float:
+CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "a new entry": ("in", lambda folder: (folder / "in/nri.sock").touch()),
+    "an entry moved in": ("in", lambda folder: (folder / "other").rename(folder / "in/nri.sock")),
+    "a missing folder, from above": ("run/nri", lambda folder: (folder / "run").mkdir()),
+}
+
+
+@pytest.mark.parametrize(("watched", "change"), CHANGES.values(), ids=CHANGES)
+async def test_what_wakes(folder: Path, watched: str, change: Callable[[Path], object]) -> None:
+    (folder / "in").mkdir()
+    (folder / "other").touch()
     began = time.monotonic()
-    waiting = asyncio.create_task(folder_changed(folder, LONG_S))
+    waiting = asyncio.create_task(folder_changed(folder / watched, LONG_S))
     await asyncio.sleep(0.02)
     assert not waiting.done()
-    assert callable(change)
-    change()
+    change(folder)
     await asyncio.wait_for(waiting, 2)
-    return time.monotonic() - began
-
-
-async def test_a_new_entry(folder: Path) -> None:
-    assert await woken_by(folder, lambda: (folder / "nri.sock").touch()) < 0.5
-
-
-async def test_an_entry_moved_in(folder: Path) -> None:
-    (folder / "in").mkdir()
-    (folder / "nri.sock").touch()
-    assert await woken_by(folder / "in", lambda: (folder / "nri.sock").rename(folder / "in" / "nri.sock")) < 0.5
-
-
-async def test_a_missing_folder_is_watched_for_from_above(folder: Path) -> None:
-    assert await woken_by(folder / "run" / "nri", lambda: (folder / "run").mkdir()) < 0.5
+    assert time.monotonic() - began < 0.5
 
 
 async def test_the_limit(folder: Path) -> None:
@@ -45,21 +41,19 @@ async def test_the_limit(folder: Path) -> None:
     assert 0.04 < time.monotonic() - began < 1
 
 
-async def test_leaves_no_descriptor(folder: Path) -> None:
-    before = os.listdir("/proc/self/fd")  # noqa: PTH208 - proc has no use for Path
-    for _ in range(5):
-        await folder_changed(folder, 0.001)
-    assert len(os.listdir("/proc/self/fd")) == len(before)  # noqa: PTH208 - as above
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - proc has no use for Path
 
 
-async def test_cancelled_leaves_no_descriptor(folder: Path) -> None:
-    before = os.listdir("/proc/self/fd")  # noqa: PTH208 - as above
+async def test_no_descriptor_is_left_even_when_cancelled(folder: Path) -> None:
+    before = descriptors()
+    await folder_changed(folder, 0.001)
     waiting = asyncio.create_task(folder_changed(folder, LONG_S))
     await asyncio.sleep(0.01)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert len(os.listdir("/proc/self/fd")) == len(before)  # noqa: PTH208 - as above
+    assert descriptors() == before
 
 
 @pytest.mark.parametrize(("asked", "found"), [("", ""), ("a", "a"), ("a/b/c", "a"), ("file/x", "")])

@@ -28,18 +28,11 @@ def every_word(notifier: Notifier) -> None:
 WORDS = [b"READY=1\nSTATUS=serving /run/nri.sock, 0 grants", b"STATUS=not connected", b"WATCHDOG=1", b"STOPPING=1"]
 
 
-def test_by_path(folder: Path) -> None:
-    with manager(str(folder / "notify")) as listening:
-        notifier = Notifier({"NOTIFY_SOCKET": str(folder / "notify")})
-        every_word(notifier)
-        assert [listening.recv(4096) for _ in WORDS] == WORDS
-        notifier.close()
-
-
-def test_by_abstract_name() -> None:
-    name = f"nri-gpu-test-{os.getpid()}"
-    with manager(f"\0{name}") as listening:
-        notifier = Notifier({"NOTIFY_SOCKET": f"@{name}"})
+@pytest.mark.parametrize("form", ["path", "abstract name"])
+def test_every_word_arrives(folder: Path, form: str) -> None:
+    name = str(folder / "notify")
+    with manager(name if form == "path" else f"\0{name}") as listening:
+        notifier = Notifier({"NOTIFY_SOCKET": name if form == "path" else f"@{name}"})
         every_word(notifier)
         assert [listening.recv(4096) for _ in WORDS] == WORDS
         notifier.close()

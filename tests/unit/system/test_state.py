@@ -14,22 +14,18 @@ DRIVER = DriverFiles("580.95.05", "580.95.05-1", {}, {})
 
 
 def test_every_change_is_a_new_snapshot() -> None:
-    node_state = NodeState(Inventory(taken_at=0, fault="starting"), "looking")
-    first = node_state.node
-    assert (first.number, first.driver, first.driver_fault, first.generation) == (1, None, "looking", "-")
-    node_state.put_inventory(Inventory(taken_at=5))
-    node_state.put_driver(DRIVER)
-    last = node_state.node
-    assert (last.number, last.inventory.taken_at, last.driver, last.driver_fault) == (3, 5, DRIVER, "")
-    node_state.put_driver(None, "gone.")
-    assert (node_state.node.driver, node_state.node.driver_fault) == (None, "gone.")
-    assert first.number == 1
-    assert last.module_version is None
-    profiles = Profiles("/p", frozenset({1}))
-    node_state.put_profiles(profiles)
-    assert node_state.node.profiles is profiles
-    node_state.put_module("580.95.05")
-    assert (node_state.node.number, node_state.node.module_version) == (6, "580.95.05")
+    state, profiles = NodeState(Inventory(taken_at=0, fault="starting"), "looking"), Profiles("/p", frozenset({1}))
+    first = state.node
+    assert (first.driver, first.driver_fault, first.generation, first.module_version) == (None, "looking", "-", None)
+    state.put_inventory(Inventory(taken_at=5))
+    state.put_driver(DRIVER)
+    assert (state.node.inventory.taken_at, state.node.driver, state.node.driver_fault) == (5, DRIVER, "")
+    state.put_driver(None, "gone.")
+    state.put_profiles(profiles)
+    state.put_module("580.95.05")
+    last = state.node
+    assert (last.driver_fault, last.profiles, last.module_version) == ("gone.", profiles, "580.95.05")
+    assert (first.number, last.number) == (1, 6)
 
 
 def test_followers_are_called_after_the_changes_they_subscribed_to() -> None:
@@ -51,10 +47,3 @@ def test_a_broken_policy_leaves_the_fallbacks_settings() -> None:
     assert state.settings.plugin.index == "10"
     state.use(Policy.broken("line 3"))
     assert (state.policy.fault, state.settings) == ("line 3", fallback)
-
-
-def test_the_ledger_is_the_runtimes_once_it_is_synchronized() -> None:
-    state = NodeState(Inventory(taken_at=0))
-    assert state.synchronized_ledger is None
-    state.synchronized = True
-    assert state.synchronized_ledger is state.ledger
