@@ -13,6 +13,7 @@ from typing import Final
 
 from bench.link import Link, listen
 from nri_gpu.cli.client import ask
+from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.nri.events import event_mask
 from nri_gpu.plugin.handlers import EVENTS
@@ -136,12 +137,12 @@ def nvml_daemon(folder: Path) -> Running:
 
 def _settled(plugin: Running, control: Path) -> bool:
     try:
-        said = ask(control, "status")
+        said = ask(control, "status", DaemonStatus)
         for child in CHILDREN:
             plugin.memory_mib(child)
     except (OSError, ValueError, LookupError):
         return False
-    return len(said["gpus"]) == len(load_topology(EIGHT_GPUS).gpus) and said["node"]["driver_generation"] != "-"
+    return len(said.gpus) == len(load_topology(EIGHT_GPUS).gpus) and said.node.driver_generation != "-"
 
 
 def nothing(folder: Path, name: str = "nothing") -> Running:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
 from nri_gpu.domain.container import Container, ContainerId, Pod, PodId, PodUid
 from nri_gpu.domain.edits import DeviceNode, Edits, Mount
-from nri_gpu.domain.gpu import Capabilities, Gpu, GpuUuid, MigPart, PciBusId, Unit, whole
+from nri_gpu.domain.gpu import Capabilities, Gpu, GpuUuid, PciBusId, Unit, whole
 from nri_gpu.domain.node import DriverTree, Inventory, Loader
 from nri_gpu.injection.mounts import LIBRARY_PATH
 from nri_gpu.injection.plan import Injection, plan
@@ -42,7 +42,7 @@ Additions = Mapping[Key, Addition]
 
 def specification(
     gpus: Sequence[Unit], *, capabilities: Capabilities, inventory: Inventory, tree: DriverTree | None, loader: Loader
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The specification as JSON values.
 
     gpus: GPUs and MIG devices, at least one, in NVML order. capabilities: closed. tree: the staged driver files, None
@@ -72,8 +72,7 @@ def specification(
 
 
 def _names(unit: Unit) -> Iterator[str]:
-    place = unit.place if isinstance(unit, MigPart) else str(unit.index)
-    return filter(DEVICE_NAME.fullmatch, (place, unit.uuid))
+    return filter(DEVICE_NAME.fullmatch, (unit.place, unit.uuid))
 
 
 def _no_gpu(units: Iterable[Unit]) -> Gpu:
@@ -111,14 +110,14 @@ def _without(additions: Additions, keys: set[Key]) -> Additions:
     return {key: addition for key, addition in additions.items() if key not in keys}
 
 
-def _edits_json(additions: Additions) -> dict[str, Any]:
+def _edits_json(additions: Additions) -> dict[str, object]:
     nodes = [_node_json(addition) for addition in additions.values() if isinstance(addition, DeviceNode)]
     mounts = [_mount_json(addition) for addition in additions.values() if isinstance(addition, Mount)]
     env = [f"{name}={addition}" for (_, name), addition in additions.items() if isinstance(addition, str)]
     return {key: value for key, value in {"env": env, "deviceNodes": nodes, "mounts": mounts}.items() if value}
 
 
-def _node_json(node: DeviceNode) -> dict[str, Any]:
+def _node_json(node: DeviceNode) -> dict[str, object]:
     # All fields: runtimes fill in missing ones from the host's node and from the container's user.
     return {
         "path": node.path,
@@ -132,7 +131,7 @@ def _node_json(node: DeviceNode) -> dict[str, Any]:
     }
 
 
-def _mount_json(mount: Mount) -> dict[str, Any]:
+def _mount_json(mount: Mount) -> dict[str, object]:
     return {
         "hostPath": mount.source,
         "containerPath": mount.destination,

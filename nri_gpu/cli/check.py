@@ -7,10 +7,10 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from nri_gpu.cli.client import daemon_status
 from nri_gpu.cli.status import fail_closed
+from nri_gpu.daemon.answers import RuntimeConnection
 from nri_gpu.daemon.policy_file import DEFAULT_PATH, file_advice, load_policy
 from nri_gpu.domain.errors import Exit, InventoryError, PolicyError
 from nri_gpu.domain.names import DEFAULT_STATE
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Print faults and advice. Returns 78 for faults."""
     state_dir = Path(args.state_dir or DEFAULT_STATE)
     status = daemon_status(state_dir)
-    options = dict(status.get("options", {}))  # of the daemon's command line: they override the file
+    options = dict(status.options if status else {})  # of the daemon's command line: they override the file
     topology = options.pop("topology", None)
     args.gpus = args.gpus or topology
     try:
@@ -51,13 +51,13 @@ def run(args: argparse.Namespace) -> int:
         *kubelet_advice(policy),
         *guard_advice(policy, served=served),
         *(_of_mps(policy, state_dir) if served else ()),
-        *_of_daemon(status),
+        *(_of_daemon(status.runtime) if status else ()),
     )
     lines = [f"{policy.source}: ok"]
     if options:
         shown = ", ".join(f"{key} = {json.dumps(value)}" for key, value in sorted(options.items()))
         lines.append(f"with the running daemon's options: {shown}")
-    if status.get("kubelet", {}).get("enabled"):
+    if status and status.kubelet.enabled:
         lines.append(f"kubelet: {fail_closed(status)}")
     _print(args.output, [], advice, [*lines, *(f"advice: {sentence}" for sentence in advice)], options)
     return Exit.OK
@@ -76,12 +76,12 @@ def _of_gpus(policy: Policy, topology: str | None) -> tuple[str, ...]:
     return advise_for(policy, inventory)
 
 
-def _of_daemon(status: Mapping[str, Any]) -> tuple[str, ...]:
+def _of_daemon(runtime: RuntimeConnection) -> Iterator[str]:
     """What keeps the running daemon from serving, or will when it has to connect again."""
-    if not (runtime := status.get("runtime")):
-        return ()
-    away = "" if runtime["ready"] else f"nri-gpu is not connected to the runtime: {runtime['fault'] or 'connecting'}"
-    return tuple(filter(None, (away, runtime.get("list_fault"))))
+    if not runtime.ready:
+        yield f"nri-gpu is not connected to the runtime: {runtime.fault or 'connecting'}"
+    if runtime.list_fault:
+        yield runtime.list_fault
 
 
 def _of_mps(policy: Policy, state_dir: Path) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _print(
     faults: list[dict[str, object]],
     advice: tuple[str, ...],
     lines: list[str],
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
 ) -> None:
     if output == "json":
         document = {"schema": "nri-gpu/check/v1", "faults": faults, "advice": list(advice), "options": options}

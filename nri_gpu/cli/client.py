@@ -6,22 +6,25 @@ import json
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
-from msgspec import Struct
+from msgspec import convert
 from msgspec.structs import replace
 
-from nri_gpu.domain.gpu import Gpu
+from nri_gpu.daemon.answers import DaemonStatus, UnitStatus
+from nri_gpu.domain.gpu import Gpu, MigDevice
 from nri_gpu.domain.health import Health, HealthState
 from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.domain.node import Inventory
 
 TIMEOUT_S: Final = 5.0
 READ_BYTES: Final = 1 << 16
+T = TypeVar("T")
+G = TypeVar("G", Gpu, MigDevice)
 
 
-def ask(path: Path, question: str) -> Mapping[str, Any]:
-    """The daemon's answer to one question. Raises: OSError; ValueError: it is no answer."""
+def ask(path: Path, question: str, kind: type[T]) -> T:
+    """The daemon's answer to one question. Raises: OSError; ValueError: it is no such answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(TIMEOUT_S)
         connection.connect(str(path))
@@ -29,63 +32,33 @@ def ask(path: Path, question: str) -> Mapping[str, Any]:
         answer = json.loads(b"".join(iter(lambda: connection.recv(READ_BYTES), b"")))
     if not isinstance(answer, dict) or "error" in answer:
         raise ValueError(answer.get("error") if isinstance(answer, dict) else "not a JSON object")
-    return answer
+    return convert(answer, kind)
 
 
-def daemon_status(state_dir: Path) -> Mapping[str, Any]:
-    """The `status` of the running daemon; empty where none runs, or we may not ask it."""
+def daemon_status(state_dir: Path) -> DaemonStatus | None:
+    """The `status` of the running daemon; None where none runs, or we may not ask it."""
     try:
-        return ask(state_dir / CONTROL_SOCKET, "status")
+        return ask(state_dir / CONTROL_SOCKET, "status", DaemonStatus)
     except (OSError, ValueError):
-        return {}
-
-
-def with_health(inventory: Inventory, status: Mapping[str, Any]) -> Inventory:
-    """The inventory with the GPUs' health from a daemon's `status`; unchanged where that cannot be read."""
-    try:
-        known = {str(each["uuid"]): each for each in status["gpus"]}
-        gpus = tuple(_gpu_with_health(gpu, known) for gpu in inventory.gpus)
-    except (ValueError, KeyError, TypeError):
-        return inventory
-    return replace(inventory, gpus=gpus)
-
-
-def _gpu_with_health(gpu: Gpu, reported: Mapping[str, Mapping[str, Any]]) -> Gpu:
-    mig = []
-    for device in gpu.mig:
-        health, unavailable = _health(reported.get(device.uuid), device.health, device.unavailable)
-        mig.append(replace(device, health=health, unavailable=unavailable))
-    health, unavailable = _health(reported.get(gpu.uuid), gpu.health, gpu.unavailable)
-    return replace(gpu, health=health, unavailable=unavailable, mig=tuple(mig))
-
-
-def _health(reported: Mapping[str, Any] | None, health: Health, unavailable: str) -> tuple[Health, str]:
-    """What the daemon reports about one GPU or MIG device; if nothing, what is known without it."""
-    if reported is None:
-        return health, unavailable
-    found = reported["health"]
-    health = Health(HealthState(found["state"]), found["since_s"] or 0.0, str(found["why"]), int(found["changes"]))
-    return health, unavailable if health.grantable else str(reported["unavailable"])
-
-
-class SnapshotAge(Struct, frozen=True):
-    """The daemon's snapshot. age_s: seconds since NVML last confirmed it; None if it never did."""
-
-    number: int
-    age_s: float | None
-
-    @property
-    def text(self) -> str:
-        """For a headline."""
-        age = "not confirmed yet" if self.age_s is None else f"{self.age_s:.0f} s old"
-        return f"the daemon's snapshot is number {self.number}, {age}"
-
-
-def snapshot_of(status: Mapping[str, Any]) -> SnapshotAge | None:
-    """The snapshot of a daemon's `status`; None where that is empty or has none."""
-    try:
-        node = status["node"]
-        age_s = node["inventory_age_s"]
-        return SnapshotAge(int(node["inventory_number"]), None if age_s is None else float(age_s))
-    except (ValueError, KeyError, TypeError):
         return None
+
+
+def with_health(inventory: Inventory, status: DaemonStatus) -> Inventory:
+    """The inventory with the GPUs' health from a daemon's `status`; unchanged where it has a state unknown to us."""
+    known = {each.uuid: each for each in status.gpus}
+    try:
+        gpus = [_reported(gpu, known) for gpu in inventory.gpus]
+    except ValueError:
+        return inventory
+    return replace(inventory, gpus=tuple(gpus))
+
+
+def _reported(gpu: G, known: Mapping[str, UnitStatus]) -> G:
+    """A GPU or MIG device as the daemon reports it; if it does not, what is known without it."""
+    if isinstance(gpu, Gpu):
+        gpu = replace(gpu, mig=tuple(_reported(device, known) for device in gpu.mig))
+    if (found := known.get(gpu.uuid)) is None:
+        return gpu
+    state = HealthState(found.health.state)
+    health = Health(state, found.health.since_s or 0.0, found.health.why, found.health.changes)
+    return replace(gpu, health=health, unavailable=gpu.unavailable if health.grantable else found.unavailable)

@@ -21,7 +21,7 @@ from nri_gpu.domain.container import Container
 from nri_gpu.domain.decision import Decision, Inject, Pass, Refuse
 from nri_gpu.domain.edits import UNLIMITED, Edits
 from nri_gpu.domain.errors import DriverError, Exit
-from nri_gpu.domain.gpu import MigPart, closed_sets
+from nri_gpu.domain.gpu import closed_sets
 from nri_gpu.domain.node import CompatPackage, DriverFiles, DriverTree, Node
 from nri_gpu.driver.compat import scan_compat
 from nri_gpu.driver.profiles import planned_profiles
@@ -169,8 +169,8 @@ def _lines(each: Explained, node: Node) -> Iterator[str]:
             yield f"  REFUSED {reason}"
         case Inject(edits, grant, rule, note, compat):
             units = [unit for unit in node.inventory.units if unit.uuid in grant.uuids]
-            indices = [unit.place if isinstance(unit, MigPart) else str(unit.index) for unit in units]
-            what = f"GPU {', '.join(indices)}, {grant.mode}" if grant.mode else "no GPU, as it asked"
+            places = ", ".join(unit.place for unit in units)
+            what = f"GPU {places}, {grant.mode}" if grant.mode else "no GPU, as it asked"
             yield f"  granted {what} (by {rule})"
             if each.links:
                 yield f"  links   {', '.join(f'{word} x{pairs}' for word, pairs in each.links.items())}"

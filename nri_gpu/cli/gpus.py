@@ -12,24 +12,24 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from loguru import logger
+from msgspec import convert, to_builtins
 
 from nri_gpu.allocation.messages import why_not
-from nri_gpu.cli.client import ask, daemon_status, snapshot_of, with_health
+from nri_gpu.cli.client import ask, daemon_status, with_health
 from nri_gpu.cli.render import at, gpus_json, gpus_text, matrix, transition_lines
 from nri_gpu.daemon import logs
+from nri_gpu.daemon.answers import DaemonStatus, InventoryAnswer, TransitionsAnswer
 from nri_gpu.daemon.policy_file import load_policy
-from nri_gpu.daemon.report import transition_json
 from nri_gpu.domain.errors import Exit, InventoryError
-from nri_gpu.domain.health import Transition, TransitionKind
+from nri_gpu.domain.health import Happened, Transition, TransitionKind
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.domain.node import Inventory
-from nri_gpu.domain.value import decode
 from nri_gpu.inventory.changes import changes
 from nri_gpu.inventory.controller import InventoryCache
 from nri_gpu.inventory.node_watch import node_watch
@@ -39,6 +39,7 @@ from nri_gpu.system.tasks import cancelled, exit_code
 
 ASK_S: Final = 1.0  # between two questions to the daemon
 SEEK_S: Final = 2.0  # between two tries to find one
+T = TypeVar("T")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         inventory = Inventory(taken_at=time.time(), fault=str(error), unlisted=error.unlisted)
     if args.record:  # as NVML has it: a GPU that is unhealthy today is not so in a simulation
         return _record(inventory, Path(args.record), scrub=args.scrub)
-    status = daemon_status(state_dir) if state_dir else {}
+    status = daemon_status(state_dir) if state_dir else None
     inventory = with_health(inventory, status) if status else inventory
     print(_shown(inventory, status, args))
     if inventory.fault:
@@ -89,14 +90,14 @@ def _record(inventory: Inventory, path: Path, *, scrub: bool) -> int:
     return Exit.OK
 
 
-def _shown(inventory: Inventory, status: Mapping[str, Any], args: argparse.Namespace) -> str:
-    """status: the running daemon's; empty without one."""
-    snapshot = snapshot_of(status)
+def _shown(inventory: Inventory, status: DaemonStatus | None, args: argparse.Namespace) -> str:
+    """status: the running daemon's; None without one."""
+    history = status.transitions if status else None
     if args.output == "json":
-        return json.dumps(gpus_json(inventory, snapshot) | {"transitions": status.get("transitions")}, indent=1)
+        return json.dumps(gpus_json(inventory, status) | {"transitions": to_builtins(history)}, indent=1)
     if args.topology:
         return matrix(inventory)
-    return "\n".join([gpus_text(inventory, snapshot), *transition_lines(status)])
+    return "\n".join([gpus_text(inventory, status), *transition_lines(history)])
 
 
 class Printer:
@@ -116,21 +117,21 @@ class Printer:
             self.show(inventory)
             return
         now = self._clock()
-        self.tell(inventory, [{"at_s": now, **transition_json(each)} for each in changes(self._last, inventory)])
+        self.tell(inventory, [Happened.at(now, each) for each in changes(self._last, inventory)])
 
     def show(self, inventory: Inventory) -> None:
         """Print an inventory whole."""
         self._last = inventory
         self._say(self._document(inventory, ()) if self._as_json else gpus_text(inventory))
 
-    def tell(self, inventory: Inventory, happened: Iterable[Mapping[str, Any]]) -> None:
+    def tell(self, inventory: Inventory, happened: Iterable[Happened]) -> None:
         """Print changes that led to an inventory, as in `transitions` of `nri-gpu status -o json`."""
         self._last = inventory
         if self._as_json:
             self._say(self._document(inventory, happened))
             return
         for each in happened:
-            self._say(f"{at(each['at_s'])} {each['what']}")
+            self._say(f"{at(each.at_s)} {each.what}")
 
     def begin_anew(self) -> None:
         """The next inventory comes from another source: print it whole."""
@@ -153,11 +154,11 @@ class Printer:
         if not self._as_json:
             self._say(f"{at(self._clock())} {sentence}")
         elif self._last is not None:
-            remark = transition_json(Transition(kind=TransitionKind.ANSWER, what=sentence, worse=worse))
-            self._say(self._document(self._last, ({"at_s": self._clock(), **remark},)))
+            remark = Transition(kind=TransitionKind.ANSWER, what=sentence, worse=worse)
+            self._say(self._document(self._last, [Happened.at(self._clock(), remark)]))
 
-    def _document(self, inventory: Inventory, happened: Iterable[Mapping[str, Any]]) -> str:
-        return json.dumps(gpus_json(inventory) | {"at_s": self._clock(), "changes": list(happened)})
+    def _document(self, inventory: Inventory, happened: Iterable[Happened]) -> str:
+        return json.dumps(gpus_json(inventory) | {"at_s": self._clock(), "changes": to_builtins(list(happened))})
 
 
 class DaemonClient:
@@ -167,32 +168,30 @@ class DaemonClient:
         """socket: None to find none."""
         self._socket = socket
 
-    async def transitions(self) -> Mapping[str, Any] | None:
+    async def transitions(self) -> TransitionsAnswer | None:
         """Its `transitions`; None where no daemon runs, or one that does not know the question."""
-        return await self._ask("transitions")
+        return await self._ask("transitions", TransitionsAnswer)
 
     async def inventory(self) -> Inventory | None:
         """Its inventory; None likewise, or where another version wrote it."""
-        answer = await self._ask("inventory")
+        answer = await self._ask("inventory", dict)
         try:
-            return decode(Inventory, answer["inventory"]) if answer else None
-        except (ValueError, KeyError) as error:
+            return convert(answer, InventoryAnswer).inventory if answer else None
+        except ValueError as error:
             logger.bind(fault=str(error)).warning("daemon of another version cannot be followed")
             self._socket = None
             return None
 
-    async def _ask(self, question: str) -> Mapping[str, Any] | None:
+    async def _ask(self, question: str, kind: type[T]) -> T | None:
         if self._socket is None:
             return None
         try:
-            return await asyncio.to_thread(ask, self._socket, question)
+            return await asyncio.to_thread(ask, self._socket, question, kind)
         except (OSError, ValueError):
             return None
 
     async def found(self) -> None:
         """Return when a daemon answers that can be followed."""
-        if self._socket is None:
-            await asyncio.Event().wait()  # never
         while True:
             if await self.transitions() is not None:
                 return
@@ -205,19 +204,19 @@ async def follow(daemon: DaemonClient, printer: Printer, *, pause_s: float = ASK
     if answer is None or inventory is None:
         return False
     printer.show(inventory)
-    since_s, number, known = answer["since_s"], answer["total"], answer["inventory_number"]
+    since_s, number, known = answer.began_s, answer.total, answer.inventory_number
     while (answer := await daemon.transitions()) is not None:
-        if answer["since_s"] != since_s:
+        if answer.began_s != since_s:
             printer.remark("the daemon was restarted", worse=False)
-            since_s, number = answer["since_s"], 0
-        news = [each for each in answer["last"] if each["number"] > number]
-        if news or answer["inventory_number"] != known:
+            since_s, number = answer.began_s, 0
+        news = [each for each in answer.last if each.number > number]
+        if news or answer.inventory_number != known:
             inventory = await daemon.inventory() or inventory
-            if lost := answer["total"] - number - len(news):
+            if lost := answer.total - number - len(news):
                 printer.remark(f"{lost} more changes happened meanwhile")
             if news:
                 printer.tell(inventory, news)
-        number, known = answer["total"], answer["inventory_number"]
+        number, known = answer.total, answer.inventory_number
         await asyncio.sleep(pause_s)
     return True
 
@@ -249,7 +248,7 @@ async def _watch(
         printer.remark("found a daemon, following it", worse=False)
 
 
-async def _until_stopped(watching: Coroutine[Any, Any, None]) -> int:
+async def _until_stopped(watching: Coroutine[object, object, None]) -> int:
     """Until SIGTERM or SIGINT, or until nobody reads."""
     logs.set_up("WARNING")
     stop = asyncio.Event()

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-from msgspec import to_builtins
+from msgspec import convert, to_builtins
 
 from nri_gpu.allocation.messages import why_not
-from nri_gpu.cli.client import SnapshotAge
-from nri_gpu.daemon.report import fault_json, health_json, place_json
+from nri_gpu.daemon.answers import DaemonStatus, FaultStatus, HealthStatus, NodeStatus
 from nri_gpu.domain.edits import NodeExtra
 from nri_gpu.domain.gpu import ComputeMode, Gpu, MigPart, Unit, health_of, whole
-from nri_gpu.domain.health import HealthState
-from nri_gpu.domain.node import Inventory, Link
+from nri_gpu.domain.health import HealthState, History
+from nri_gpu.domain.node import Inventory, KernelGpu, Link
 
 _FOR_ONE: Final = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.EXCLUSIVE_THREAD)
 
 
-def gpus_json(inventory: Inventory, snapshot: SnapshotAge | None = None) -> dict[str, Any]:
-    """Schema `nri-gpu/gpus/v1`. snapshot: the running daemon's, if there is one."""
+def gpus_json(inventory: Inventory, status: DaemonStatus | None = None) -> dict[str, object]:
+    """Schema `nri-gpu/gpus/v1`. status: of the running daemon, if there is one."""
+    node = status.node if status else None
     majors = to_builtins(inventory.majors)
     return {
         "schema": "nri-gpu/gpus/v1",
@@ -32,16 +32,16 @@ def gpus_json(inventory: Inventory, snapshot: SnapshotAge | None = None) -> dict
         "majors": majors,
         "extras": {extra.value: _extra_json(offer) for extra, offer in inventory.extras.items()},
         "modules": dict(inventory.modules),
-        "snapshot": to_builtins(snapshot),
+        "snapshot": node and {"number": node.inventory_number, "age_s": node.inventory_age_s},
         "gpus": [_gpu_json(gpu) for gpu in inventory.gpus],
-        "unlisted": [to_builtins(gpu) for gpu in inventory.unlisted],
-        "faults": [fault_json(each) for each in inventory.faults],
-        "links": [to_builtins(link) for link in inventory.links],
+        "unlisted": to_builtins(inventory.unlisted),
+        "faults": to_builtins(convert(inventory.faults, tuple[FaultStatus, ...], from_attributes=True)),
+        "links": to_builtins(inventory.links),
         "numa": [{"node": node.number, "cpus": node.cpus, "memory": node.memory} for node in inventory.numa],
     }
 
 
-def _extra_json(offer: NodeExtra) -> dict[str, Any]:
+def _extra_json(offer: NodeExtra) -> dict[str, object]:
     return {
         "lacking": offer.lacking,
         "nodes": [{"path": node.path, "major": node.major, "minor": node.minor} for node in offer.nodes],
@@ -50,29 +50,29 @@ def _extra_json(offer: NodeExtra) -> dict[str, Any]:
     }
 
 
-def _gpu_json(gpu: Gpu) -> dict[str, Any]:
+def _gpu_json(gpu: Gpu) -> dict[str, object]:
     """Its fields as the inventory names them; `arch` is a text, and signs are in `health`."""
-    fields: dict[str, Any] = to_builtins(gpu)
+    fields = to_builtins(gpu)
     del fields["signs"]
     parts = [{**to_builtins(part.device), **_state_json(part)} for part in gpu.parts]
     return {**fields, **_state_json(gpu), "arch": f"{gpu.arch[0]}.{gpu.arch[1]}", "mig": parts}
 
 
-def _state_json(unit: Unit) -> dict[str, Any]:
-    return {"unavailable": why_not(unit), "health": health_json(unit)}
+def _state_json(unit: Unit) -> dict[str, object]:
+    return {"unavailable": why_not(unit), "health": to_builtins(HealthStatus.of(unit))}
 
 
-def gpus_text(inventory: Inventory, snapshot: SnapshotAge | None = None) -> str:
+def gpus_text(inventory: Inventory, status: DaemonStatus | None = None) -> str:
     """A table, with the faults below it."""
     origin = "simulated" if inventory.simulated else "NVML"
     versions = f"driver {inventory.driver_version or '?'}, CUDA {inventory.cuda_version or '?'}, from {origin}"
-    lines = [f"{len(inventory.gpus)} GPUs, {versions}" + (f"; {snapshot.text}" if snapshot else "")]
+    lines = [f"{len(inventory.gpus)} GPUs, {versions}" + (_snapshot(status.node) if status else "")]
     if inventory.gpus:
         rows = [_row(unit) for unit in inventory.units]
         lines += table(("INDEX", "MODEL", "MEMORY", "ARCH", "NUMA", "PCI BUS ID", "NODE", "STATE", "UUID"), rows)
-    lines += health_lines([{**place_json(unit), "health": health_json(unit)} for unit in inventory.units])
+    lines += health_lines({unit.place: HealthStatus.of(unit) for unit in inventory.units})
     lines += [f"GPU {fault.index} cannot be described: {fault.reason}" for fault in inventory.faults]
-    lines += unlisted_lines(to_builtins(inventory.unlisted), inventory.fault)
+    lines += unlisted_lines(inventory.unlisted, inventory.fault)
     for name, major in (("nvidia", inventory.majors.nvidia), ("nvidia-uvm", inventory.majors.nvidia_uvm)):
         if major is None and not inventory.fault:
             lines.append(f"kernel module {name} is not loaded: no GPU can be granted (modprobe {name})")
@@ -86,13 +86,17 @@ def gpus_text(inventory: Inventory, snapshot: SnapshotAge | None = None) -> str:
     return "\n".join([*lines, inventory.fault] if inventory.fault else lines)
 
 
-def unlisted_lines(gpus: Sequence[Mapping[str, Any]], fault: str) -> list[str]:
+def _snapshot(node: NodeStatus) -> str:
+    """What a daemon knows of its node, for a headline."""
+    age = "not confirmed yet" if node.inventory_age_s is None else f"{node.inventory_age_s:.0f} s old"
+    return f"; the daemon's snapshot is number {node.inventory_number}, {age}"
+
+
+def unlisted_lines(gpus: Iterable[KernelGpu], fault: str) -> Iterator[str]:
     """GPUs that only the kernel shows. fault: of the whole inventory, which is printed elsewhere."""
-    return [
-        f"GPU {gpu['pci_bus_id']}{gpu['model'] and ' ' + gpu['model']}{gpu['uuid'] and ' ' + gpu['uuid']} "
-        + ("is seen by the kernel only" if gpu["reason"] == fault else f"cannot be granted: {gpu['reason']}")
-        for gpu in gpus
-    ]
+    for gpu in gpus:
+        why = "is seen by the kernel only" if gpu.reason == fault else f"cannot be granted: {gpu.reason}"
+        yield " ".join(filter(None, ("GPU", gpu.pci_bus_id, gpu.model, gpu.uuid, why)))
 
 
 def _row(unit: Unit) -> tuple[str, ...]:
@@ -142,37 +146,35 @@ def state_of(unit: Unit) -> str:
     return ", ".join(["ok", *words])
 
 
-def health_lines(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """One line for each GPU or MIG device that is, or was, not healthy."""
-    of_gpus = {gpu["place"]: gpu.get("health") or {} for gpu in gpus if gpu["kind"] == "gpu"}
-    for unit in gpus:
-        health, part = unit.get("health") or {}, unit["kind"] != "gpu"
-        if part and health == of_gpus.get(unit["place"].partition(":")[0]):
+def health_lines(units: Mapping[str, HealthStatus]) -> Iterator[str]:
+    """One line for each GPU or MIG device that is, or was, not healthy. units: by their places."""
+    for place, health in units.items():
+        gpu, part, _ = place.partition(":")
+        if part and health == units.get(gpu):
             continue  # its GPU's line says it
-        signs = [] if part else health.get("signs") or []
-        if not (health.get("changes") or signs):
+        signs = () if part else health.signs
+        if not (health.changes or signs):
             continue
-        name = f"{'MIG device' if part else 'GPU'} {unit['place']}"
-        if not health.get("changes") and health["state"] == HealthState.HEALTHY:  # or no daemon judges health
+        name = f"{'MIG device' if part else 'GPU'} {place}"
+        if not health.changes and health.state == HealthState.HEALTHY:  # or no daemon judges health
             yield f"{name} shows {', '.join(signs)}"
             continue
-        line = f"{name} is {health['state']}"
-        if since := health["since_s"]:
-            verb = "recovered from" if health["state"] == HealthState.HEALTHY else "because of"
-            line += f" since {at(since)}, {verb}: {health['why']}; its state changed {health['changes']} times"
+        line = f"{name} is {health.state}"
+        if health.since_s:
+            verb = "recovered from" if health.state == HealthState.HEALTHY else "because of"
+            line += f" since {at(health.since_s)}, {verb}: {health.why}; its state changed {health.changes} times"
         yield line + (f"; shows {', '.join(signs)}" if signs else "")
 
 
-def transition_lines(status: Mapping[str, Any]) -> Iterator[str]:
+def transition_lines(history: History | None) -> Iterator[str]:
     """How often the node changed since the daemon started, by kind, and the last changes with their times."""
-    transitions = status.get("transitions") or {}
-    if not transitions.get("total"):
+    if history is None or not history.total:
         return
-    counts = ", ".join(f"{kind} {count}" for kind, count in sorted(transitions["counts"].items()))
-    last = transitions["last"][-SHOWN:]
-    rest = ", the last:" if len(last) < transitions["total"] else ":"
-    yield f"{transitions['total']} changes since {at(transitions['since_s'])} ({counts}){rest}"
-    yield from (f"  {at(each['at_s'])}  {each['what']}" for each in last)
+    counts = ", ".join(f"{kind} {count}" for kind, count in sorted(history.counts.items()))
+    last = history.last[-SHOWN:]
+    rest = ", the last:" if len(last) < history.total else ":"
+    yield f"{history.total} changes since {at(history.began_s)} ({counts}){rest}"
+    yield from (f"  {at(each.at_s)}  {each.what}" for each in last)
 
 
 def at(seconds: float) -> str:

@@ -6,13 +6,17 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from msgspec import UnsetType, convert
 
 from nri_gpu.cli.client import ask
 from nri_gpu.cli.render import at, health_lines, table, transition_lines, unlisted_lines
+from nri_gpu.daemon.answers import DaemonStatus, HolderStatus, NodeStatus, UnitStatus
 from nri_gpu.domain.errors import Exit
+from nri_gpu.domain.kubelet import ResourceStatus
 from nri_gpu.domain.names import CONTROL_SOCKET, DEFAULT_STATE
 from nri_gpu.system.succession import Succession
 
@@ -30,16 +34,17 @@ def run(args: argparse.Namespace) -> int:
         return Exit.OK  # the next pod has to be ready before this one is told to stop
     path = state_dir / CONTROL_SOCKET
     try:
-        status = ask(path, "status")
+        answer = ask(path, "status", dict)
+        if args.alive:
+            return Exit.OK
+        status = convert(answer, DaemonStatus)
     except PermissionError:
         print(f"nri-gpu: no permission for {path}: be root, or in the policy's control.group", file=sys.stderr)
         return Exit.PERMISSION
     except (OSError, ValueError) as error:
         print(f"nri-gpu: no answer from the daemon at {path}: {error}; is `nri-gpu run` running?", file=sys.stderr)
         return Exit.UNAVAILABLE
-    if args.alive:
-        return Exit.OK
-    print(json.dumps(status, indent=1) if args.output == "json" else to_text(status, time.time()))
+    print(json.dumps(answer, indent=1) if args.output == "json" else to_text(status, time.time()))
     return Exit.FINDING if faults(status) else Exit.OK
 
 
@@ -62,96 +67,90 @@ def guard_exit(run_dir: Path, *, alive: bool, now: float) -> Exit:
     return Exit.OK
 
 
-def faults(status: Mapping[str, Any]) -> list[str]:
+def faults(status: DaemonStatus) -> list[str]:
     """What keeps the daemon from granting, each as a sentence."""
-    runtime, node, policy = status["runtime"], status["node"], status["policy"]
-    found = [] if runtime["ready"] else [f"not connected to the runtime: {runtime['fault'] or 'connecting'}"]
-    found += filter(None, (runtime.get("list_fault"), _inventory_fault(node), node["driver_fault"]))
-    return found + ([f"policy not usable: {policy['fault']}"] if policy["fault"] else [])
+    runtime, fault = status.runtime, status.policy.fault
+    found = [] if runtime.ready else [f"not connected to the runtime: {runtime.fault or 'connecting'}"]
+    found += filter(None, (runtime.list_fault, _inventory_fault(status.node), status.node.driver_fault))
+    return found + ([f"policy not usable: {fault}"] if fault else [])
 
 
-def _inventory_fault(node: Mapping[str, Any]) -> str:
+def _inventory_fault(node: NodeStatus) -> str:
     """The inventory's fault, with its age."""
-    sentence, age_s = str(node["inventory_fault"]), node["inventory_age_s"]
-    if not sentence:
+    if not node.inventory_fault:
         return ""
-    sentence += _since_when(node.get("inventory_fault_since_s"))
-    if age_s is None or not node["inventory_confirmed"]:
+    sentence = node.inventory_fault + _since_when(node.inventory_fault_since_s)
+    if node.inventory_age_s is None or not node.inventory_confirmed:
         return sentence
-    return f"{sentence} (its GPUs were last confirmed {ago(age_s)} ago)"
+    return f"{sentence} (its GPUs were last confirmed {ago(node.inventory_age_s)} ago)"
 
 
-def to_text(status: Mapping[str, Any], now: float) -> str:
+def to_text(status: DaemonStatus, now: float) -> str:
     """A headline, a table with a line for each GPU and holder, and faults below it."""
-    runtime, node = status["runtime"], status["node"]
-    name = f"{runtime['name'] or 'runtime'} {runtime['version']}".strip()
-    lines = [f"{name}, driver {node['driver_version'] or '?'}, policy: {status['policy']['source']}"]
-    if status["gpus"]:
-        lines += table(HEADS, [row for gpu in status["gpus"] for row in _rows(gpu, now)])
+    runtime, node = status.runtime, status.node
+    name = f"{runtime.name or 'runtime'} {runtime.version}".strip()
+    lines = [f"{name}, driver {node.driver_version or '?'}, policy: {status.policy.source}"]
+    if status.gpus:
+        lines += table(HEADS, [row for gpu in status.gpus for row in _rows(gpu, now)])
     else:
         lines.append("no GPUs")
-    lines += unlisted_lines(status["unlisted"], node["inventory_fault"])
-    if not node["inventory_confirmed"]:
-        lines.append(
-            f"from the last snapshot, {ago(node['inventory_age_s'] or 0)} old: the driver has not answered yet"
-        )
-    for holder in status["gone"]:
-        lines.append(f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder['gpu_uuids'])}")
+    lines += unlisted_lines(status.unlisted, node.inventory_fault)
+    if not node.inventory_confirmed:
+        lines.append(f"from the last snapshot, {ago(node.inventory_age_s or 0)} old: the driver has not answered yet")
+    lines += [f"{_pod(holder)} holds a GPU that is gone: {', '.join(holder.gpu_uuids)}" for holder in status.gone]
     lines += [
-        f"{_pod(holder)}, container {holder['container']}: {holder['restart']}"
-        for gpu in status["gpus"]
-        for holder in gpu["holders"]
-        if holder.get("restart")
+        f"{_pod(holder)}, container {holder.container}: {holder.restart}"
+        for gpu in status.gpus
+        for holder in gpu.holders
+        if holder.restart
     ]
     lines += [
-        f"GPU {each['index']} cannot be described{_since_when(each['since_s'])}: {each['reason']}"
-        for each in status.get("faults", ())
+        f"GPU {each.index} cannot be described{_since_when(each.since_s)}: {each.reason}" for each in status.faults
     ]
-    lines += [_of_kubelet(each, now) for each in status.get("kubelet", {}).get("resources", ())]
-    if status.get("kubelet", {}).get("enabled"):
+    lines += [_of_kubelet(each, now) for each in status.kubelet.resources]
+    if status.kubelet.enabled:
         lines.append(f"kubelet: {fail_closed(status)}")
-    return "\n".join([*lines, *health_lines(status["gpus"]), *faults(status), *transition_lines(status)])
+    lines += health_lines({gpu.place: gpu.health for gpu in status.gpus})
+    return "\n".join([*lines, *faults(status), *transition_lines(status.transitions)])
 
 
-def _since_when(seconds: float | None) -> str:
-    return "" if seconds is None else f" since {at(seconds)}"
+def _since_when(seconds: float | UnsetType | None) -> str:
+    return f" since {at(seconds)}" if isinstance(seconds, float) else ""
 
 
-def _rows(gpu: Mapping[str, Any], now: float) -> Iterator[tuple[str, ...]]:
+def _rows(gpu: UnitStatus, now: float) -> Iterator[tuple[str, ...]]:
     """One row for each holder; the first has the GPU too."""
-    first = (f"{'  ' if gpu['kind'] == 'mig' else ''}{gpu['place']}", gpu["model"], gpu["mode"] or "-")
-    holders = [(_pod(each), each["container"], _since(each, now)) for each in gpu["holders"]]
-    holders += [(pod, "-", "-") for pod in gpu["foreign"]]
-    holders += [(each["pod"], each["container"], "by its number") for each in gpu.get("opened_by", ())]
-    why = gpu.get("withheld", "") if holders else gpu["unavailable"]  # the columns show who holds it
+    first = (f"{'  ' if gpu.kind == 'mig' else ''}{gpu.place}", gpu.model, gpu.mode or "-")
+    holders = [(_pod(each), each.container, _since(each, now)) for each in gpu.holders]
+    holders += [(pod, "-", "-") for pod in gpu.foreign]
+    holders += [(each.pod, each.container, "by its number") for each in gpu.opened_by]
+    why = gpu.withheld if holders else gpu.unavailable  # the columns show who holds it
     yield (*first, *(holders[0] if holders else ("-", "-", "-")), why)
     for holder in holders[1:]:
         yield ("", "", "", *holder, "")
 
 
-def _of_kubelet(standing: Mapping[str, Any], now: float) -> str:
+def _of_kubelet(each: ResourceStatus, now: float) -> str:
     """`kubelet: nvidia.com/gpu registered for 3m`."""
-    resource, fault = standing["resource"], standing["fault"]
-    if standing["registered"]:
-        return f"kubelet: {resource} registered for {ago(now - standing['since_s'])}"
-    return f"kubelet: {resource} not registered: {fault or 'connecting'}"
+    if each.since_s is not None:
+        return f"kubelet: {each.resource} registered for {ago(now - each.since_s)}"
+    return f"kubelet: {each.resource} not registered: {each.fault or 'connecting'}"
 
 
-def fail_closed(status: Mapping[str, Any]) -> str:
+def fail_closed(status: DaemonStatus) -> str:
     """What keeps a container with kubelet-allocated GPUs from starting without them."""
-    if why := status["kubelet"].get("guard_alone"):
+    if why := status.kubelet.guard_alone:
         return f"only the guard stops containers that start without their GPUs: {why}"
     return "containers with GPUs cannot start without nri-gpu, whether daemon and guard run or not"
 
 
-def _pod(holder: Mapping[str, Any]) -> str:
-    return f"{holder['namespace']}/{holder['pod']}"
+def _pod(holder: HolderStatus) -> str:
+    return f"{holder.namespace}/{holder.pod}"
 
 
-def _since(holder: Mapping[str, Any], now: float) -> str:
-    since_s = holder["since_s"]
-    phase = "" if holder["running"] else f" ({'reserved' if holder.get('reserved') else holder['phase']})"
-    return ("?" if since_s is None else ago(now - since_s)) + phase
+def _since(holder: HolderStatus, now: float) -> str:
+    phase = "" if holder.running else f" ({'reserved' if holder.reserved else holder.phase})"
+    return ("?" if holder.since_s is None else ago(now - holder.since_s)) + phase
 
 
 def ago(seconds: float) -> str:

@@ -15,20 +15,21 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from loguru import logger
-from msgspec.structs import replace
+from msgspec import to_builtins
+from msgspec.structs import asdict, replace
 
-from nri_gpu.daemon.report import RuntimeConnection, View, status_json, transitions_json
-from nri_gpu.domain.value import encode
+from nri_gpu.daemon.answers import InventoryAnswer, KubeletStatus, PolicyStatus, RuntimeConnection, TransitionsAnswer
+from nri_gpu.daemon.report import View, status_of
 from nri_gpu.inventory.controller import InventoryCache, InventoryController
 from nri_gpu.kubelet.controller import KubeletController
 from nri_gpu.nri.convert import Configured
 from nri_gpu.system.state import NodeState
 from nri_gpu.system.tasks import LogOnce, cancelled
 
-Answer = Callable[[], Mapping[str, Any]]
+Answer = Callable[[], object]  # what JSON is made of
 QUESTION_MAX: Final = 64  # bytes
 OPEN_MAX: Final = 8
 PATIENCE_S: Final = 5.0
@@ -124,7 +125,7 @@ class ControlSocket:
         finally:
             writer.transport.abort()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> Mapping[str, Any]:
+    async def _answer(self, reader: asyncio.StreamReader) -> object:
         """Raises: EOFError: there is no question."""
         if len(self._serving) > OPEN_MAX:
             return {"error": "too many connections at once; try again"}
@@ -136,7 +137,7 @@ class ControlSocket:
         if answer is None:
             return {"error": f"unknown question {question!r}, known: {', '.join(sorted(self._table))}"}
         try:
-            return answer()
+            return to_builtins(answer())
         except Exception:  # a client must not be able to end the daemon
             logger.bind(method=question).opt(exception=True).error("bug in an answer")
             return {"error": "a bug of nri-gpu; its log has the traceback"}
@@ -171,14 +172,14 @@ class Reporter:
         self._inventory = inventory
         self._kubelet = kubelet
         self._list_fault = list_fault
-        self._connection = RuntimeConnection(ready=False, since=time.time())
+        self._options = options
+        self._connection = RuntimeConnection(ready=False, since_s=time.time())
         questions: Mapping[str, Answer] = {
-            "status": lambda: {**status_json(self.view()), "options": options},
-            "transitions": self._transitions,
-            "inventory": lambda: {
-                "schema": "nri-gpu/inventory/v1",  # for `gpus --watch` of the same version
-                "inventory": encode(node_state.node.inventory),
-            },
+            "status": lambda: status_of(self.view()),
+            "transitions": lambda: TransitionsAnswer(
+                **asdict(inventory.history), inventory_number=node_state.node.number
+            ),
+            "inventory": lambda: InventoryAnswer(node_state.node.inventory),
         }
         self._control = ControlSocket(path, questions)
         self._listening = False
@@ -213,46 +214,37 @@ class Reporter:
         """The runtime introduced itself."""
         self._connection = replace(
             self._connection,
-            runtime=configured.runtime,
+            name=configured.runtime,
             version=configured.version,
             nri_version=configured.nri_version,
         )
 
     def ready(self) -> None:
         """The runtime is synchronized."""
-        self._connection = replace(self._connection, ready=True, since=time.time(), why="")
+        self._connection = replace(self._connection, ready=True, since_s=time.time(), fault="")
 
     def away(self, why: str) -> None:
         """The runtime is not connected. why: the sentence."""
-        since = time.time() if self._connection.ready else self._connection.since
-        self._connection = replace(self._connection, ready=False, since=since, why=why)
+        since_s = time.time() if self._connection.ready else self._connection.since_s
+        self._connection = replace(self._connection, ready=False, since_s=since_s, fault=why)
 
     def view(self) -> View:
         """The daemon now."""
-        state, cache = self._node_state, self._cache
-        policy = state.policy
+        state, cache, resources = self._node_state, self._cache, self._kubelet.report()
         return View(
             node=state.node,
             ledger=state.ledger,
-            connection=self._connection,
+            connection=replace(self._connection, list_fault=self._list_fault()),
             wall=time.time(),
             monotonic=time.monotonic(),
             inventory_age_s=cache.age_s(),
             inventory_fault=cache.fault,
-            policy_source=policy.source,
-            policy_fault=policy.fault,
+            policy=PolicyStatus(state.policy.source, state.policy.fault),
             inventory_confirmed=cache.confirmed or cache.current is None,
             history=self._inventory.history,
-            kubelet=self._kubelet.report(),
-            kubelet_open=self._kubelet.fail_open(),
-            list_fault=self._list_fault(),
+            kubelet=KubeletStatus(resources is not None, resources or (), self._kubelet.fail_open()),
+            options=self._options,
         )
-
-    def _transitions(self) -> Mapping[str, Any]:
-        """The transitions alone: short, for a client that asks each second."""
-        number = self._node_state.node.number
-        history = transitions_json(self._inventory.history)
-        return {"schema": "nri-gpu/transitions/v1", "inventory_number": number, **history}
 
     def _group(self) -> int | None:
         name = self._node_state.policy.control.group

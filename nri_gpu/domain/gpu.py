@@ -200,6 +200,11 @@ class Gpu(Value, frozen=True, kw_only=True):
         """Its MIG devices, each with this GPU."""
         return tuple(MigPart(self, device) for device in self.mig)
 
+    @property
+    def place(self) -> str:
+        """NVML's index: `0`."""
+        return str(self.index)
+
 
 class MigPart(Struct, frozen=True):
     """A MIG device and the GPU that it is a part of: granted, held and released like a whole GPU."""

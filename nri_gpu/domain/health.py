@@ -7,6 +7,7 @@ from enum import IntFlag, StrEnum
 from typing import Final
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from nri_gpu.domain.value import Recorded
 
@@ -128,23 +129,36 @@ class Transition(Struct, frozen=True, kw_only=True):
     worse: bool = False
 
 
-class Happened(Struct, frozen=True):
-    """A transition at its time. number: 1 for the first. at_s: seconds since the epoch."""
+class Happened(Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"uuid": "gpu_uuid"}):
+    """A transition at its time, as it is published.
 
-    number: int
+    number: 1 for the first; left out where they are not counted. at_s: seconds since the epoch. kind: a
+    `TransitionKind`, or another of a newer daemon.
+    """
+
+    number: int = 0
     at_s: float
-    transition: Transition
+    kind: str
+    uuid: str
+    index: int | None
+    worse: bool
+    what: str
+
+    @classmethod
+    def at(cls, at_s: float, transition: Transition, number: int = 0) -> Happened:
+        """A transition that happened at that time."""
+        return cls(at_s=at_s, number=number, **asdict(transition))
 
 
-class History(Struct, frozen=True):
-    """All transitions counted, and the last of each kind; of one daemon, since it began.
+class History(Struct, frozen=True, rename={"began_s": "since_s"}):
+    """All transitions counted, and the last of each kind; of one daemon, since it began. It is published as it is.
 
     began_s: seconds since the epoch. total: also the number of the newest. last: in their order.
     """
 
     began_s: float = 0.0
     total: int = 0
-    counts: Mapping[TransitionKind, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
     last: tuple[Happened, ...] = ()
 
     def having(self, transitions: Iterable[Transition], at_s: float) -> History:
@@ -153,8 +167,8 @@ class History(Struct, frozen=True):
         for each in transitions:
             total += 1
             counts[each.kind] = counts.get(each.kind, 0) + 1
-            last.append(Happened(total, at_s, each))
-            same = [old for old in last if old.transition.kind is each.kind]
+            last.append(Happened.at(at_s, each, total))
+            same = [old for old in last if old.kind == each.kind]
             if len(same) > KEPT:
                 last.remove(same[0])
         return History(self.began_s, total, counts, tuple(last))
@@ -167,7 +181,7 @@ class History(Struct, frozen=True):
         found = (
             each.at_s
             for each in reversed(self.last)
-            if (about := each.transition).kind in kinds and about.uuid == uuid and (uuid or about.index == index)
+            if each.kind in kinds and each.uuid == uuid and (uuid or each.index == index)
         )
         return next(found, None)
 

@@ -66,14 +66,15 @@ KubeletAllocation = Allocated | AllocationPending | AllocationInvalid
 
 
 class ResourceStatus(Struct, frozen=True):
-    """The state of one resource at the kubelet.
+    """The state of one resource at the kubelet, as it is published.
 
-    since: registered since, seconds since the epoch; None while it is not. fault: why not, or what is wrong with it.
+    since_s: seconds since the epoch; None while it is not registered. fault: why not, or what is wrong with it.
     """
 
     resource: str
-    since: float | None = None
-    fault: str = ""
+    registered: bool
+    since_s: float | None
+    fault: str
 
 
 class ContainerDevices(Struct, frozen=True):

@@ -108,7 +108,7 @@ class Endpoint:
 
     def status(self) -> ResourceStatus:
         """Whether the resource is registered, and why not."""
-        return ResourceStatus(self.resource, self._since, self._fault)
+        return ResourceStatus(self.resource, self._since is not None, self._since, self._fault)
 
     async def _session(self) -> str:
         """From a new socket to its end. Returns what ended it."""

@@ -84,7 +84,7 @@ async def test_the_whole_way(node: Containerd, serving: NriGpu, folder: Path) ->
         await kubelet.wait_healthy(GPU, 4)
         annotations = await kubelet.admit("train", "main", {GPU: 2})
         chosen = sorted(kubelet.in_use(GPU))
-        (standing,) = ask(serving.launch.state / CONTROL_SOCKET, "status")["kubelet"]["resources"]
+        (standing,) = ask(serving.launch.state / CONTROL_SOCKET, "status", dict)["kubelet"]["resources"]
         assert (standing["resource"], standing["registered"], standing["fault"]) == (GPU, True, "")
         uid = str(uuid4())
         claim = "all;capabilities=compute,utility"
@@ -146,7 +146,7 @@ async def test_what_the_kubelet_gave_starts_only_with_us(node: Containerd, servi
         annotations = await kubelet.admit("train", "main", {GPU: 1})
         cdi, chosen = kubelet.cdi_devices, sorted(kubelet.in_use(GPU))
         assert cdi == (("gpu.nri.io/daemon=required",) if modern else ())
-        said = ask(serving.launch.state / CONTROL_SOCKET, "status")["kubelet"]["guard_alone"]
+        said = ask(serving.launch.state / CONTROL_SOCKET, "status", dict)["kubelet"]["guard_alone"]
         assert said == ("" if modern else "the runtime speaks NRI 0.6 or older, where a reply cannot remove a mount")
         await aside(serving.kill)
         if modern:

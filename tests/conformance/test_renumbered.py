@@ -42,7 +42,7 @@ def serving(node: Containerd, tmp_path: Path, topology: Path) -> Iterator[NriGpu
 
 
 def status(daemon: NriGpu) -> Any:  # noqa: ANN401 - parsed JSON
-    return ask(daemon.launch.state / "control.sock", "status")
+    return ask(daemon.launch.state / "control.sock", "status", dict)
 
 
 def change(daemon: NriGpu, topology: Path, *swapped: tuple[str, str]) -> None:

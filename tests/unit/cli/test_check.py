@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from nri_gpu.daemon.answers import KubeletStatus
 from nri_gpu.domain.errors import Exit
 from nri_gpu.driver.owner import StageOwner
 from tests.support.daemon import FOUR_GPUS
 from tests.unit.cli.conftest import Done, NriGpuCall
 from tests.unit.cli.shapes import CHECK, check_shape
 from tests.unit.cli.test_status import daemon
+from tests.unit.daemon.test_report import status_json, view
 
 CONFIG = Path(__file__).parents[3] / "config"
 BAD = '[plugin]\nindex = 5\n\n[driver]\nrot = "/"\n'
@@ -125,8 +127,8 @@ def test_the_running_daemons_options_override_the_file(checked: Checked, folder:
     text = '[kubelet]\npool = "cluster"\n\n[[pool]]\nname = "cluster"\nmodel = ["*"]\n'
     assert "kubelet.enabled is not set" in checked(text, "--state-dir", folder).out
     options = {"kubelet.enabled": True, "driver.root": "/driver-root", "topology": str(FOUR_GPUS)}
-    kubelet = {"enabled": True, "guard_alone": "NRI 0.6"}
-    with daemon(folder, json.dumps({"options": options, "kubelet": kubelet}).encode()):
+    status = view(options=options, kubelet=KubeletStatus(True, (), "NRI 0.6"))
+    with daemon(folder, json.dumps(status_json(status)).encode()):
         done = checked(text, "--state-dir", folder)
     assert done.code == Exit.OK
     lines = done.out.splitlines()
@@ -138,13 +140,14 @@ def test_the_running_daemons_options_override_the_file(checked: Checked, folder:
 @pytest.mark.parametrize(
     ("runtime", "advice"),
     [
-        ({"ready": False, "fault": "", "list_fault": ""}, ["nri-gpu is not connected to the runtime: connecting"]),
-        ({"ready": True, "fault": "", "list_fault": "too large"}, ["too large"]),
+        ({"ready": False}, ["nri-gpu is not connected to the runtime: connecting"]),
+        ({"ready": True, "list_fault": "too large"}, ["too large"]),
     ],
 )
 def test_what_keeps_the_running_daemon_from_serving(
     checked: Checked, folder: Path, runtime: dict[str, object], advice: list[str]
 ) -> None:
-    with daemon(folder, json.dumps({"runtime": runtime}).encode()):
+    status = {**status_json(view()), "runtime": {"since_s": 0.0, **runtime}}
+    with daemon(folder, json.dumps(status).encode()):
         document = checked("", "--state-dir", folder, "-o", "json").document
     assert document["advice"][-1:] == advice

@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from msgspec import convert
 from msgspec.structs import replace
 
 from nri_gpu.cli import client, render
 from nri_gpu.cli.client import ask
 from nri_gpu.cli.gpus import Printer
+from nri_gpu.daemon.answers import DaemonStatus
+from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.edits import Extra, NodeExtra
 from nri_gpu.domain.errors import Exit
 from nri_gpu.domain.gpu import Gpu
-from nri_gpu.domain.health import Sign
+from nri_gpu.domain.health import Health, HealthState, Sign
 from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.inventory.kernel import HostFolders
 from nri_gpu.inventory.source import NvmlSource
@@ -32,6 +35,7 @@ from tests.support.kernel import make_information, make_pci
 from tests.support.waiting import wait_for
 from tests.unit.cli.conftest import Done, NriGpuCall
 from tests.unit.cli.shapes import GPUS, check_shape
+from tests.unit.daemon.test_report import view
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "gpus"
 ALL = [*sorted(TOPOLOGIES.glob("*.toml")), *sorted(FIXTURES.glob("*.toml"))]
@@ -138,7 +142,8 @@ def test_extras_of_the_host(shown: Shown) -> None:
     assert imex == {"lacking": "", "nodes": [], "mounts": [], "channels": 2048}
     lacking = make.inventory(extras={Extra.GDS: NodeExtra(lacking="there is no /dev/nvidia-fsN")})
     assert render.gpus_text(lacking).splitlines()[-1] == "extras not here: gds (`-o json` says why)"
-    assert render.gpus_json(lacking)["extras"]["gds"]["lacking"] == "there is no /dev/nvidia-fsN"
+    extras: Any = render.gpus_json(lacking)["extras"]
+    assert extras["gds"]["lacking"] == "there is no /dev/nvidia-fsN"
 
 
 def test_the_matrix(shown: Shown, tmp_path: Path) -> None:
@@ -175,13 +180,10 @@ def test_a_recording_simulates_the_node(shown: Shown, tmp_path: Path) -> None:
     assert "cannot be written: No such file or directory" in done.err
 
 
-def status(gpu: Gpu, **node: object) -> dict[str, object]:
+def status(gpu: Gpu, number: int = 7, age_s: float | None = 3.4) -> DaemonStatus:
     """The answer of a daemon that considers this GPU bad."""
-    health = {"state": "bad", "since_s": 5.0, "why": "XID 79", "changes": 1}
-    return {
-        "gpus": [{"uuid": gpu.uuid, "unavailable": "bad since then because of XID 79", "health": health}],
-        "node": {"inventory_number": 7, "inventory_age_s": 3.4, **node},
-    }
+    bad = replace(gpu, unavailable="bad since then because of XID 79", health=Health(HealthState.BAD, 5.0, "XID 79", 1))
+    return status_of(view(node=replace(make.node([bad]), number=number), inventory_age_s=age_s))
 
 
 def test_with_a_daemon_its_snapshot_and_its_health(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,15 +197,15 @@ def test_with_a_daemon_its_snapshot_and_its_health(shown: Shown, monkeypatch: py
     check_shape(document, GPUS)
     assert document["snapshot"] == {"number": 7, "age_s": 3.4}
     assert document["gpus"][0]["unavailable"] == "bad since then because of XID 79"
-    monkeypatch.setattr(client, "ask", lambda *_: status(first, inventory_number=1, inventory_age_s=None))
+    monkeypatch.setattr(client, "ask", lambda *_: status(first, 1, None))
     assert "is number 1, not confirmed yet\n" in shown(FOUR_GPUS, *daemon).out
 
 
-@pytest.mark.parametrize("answer", [{}, {"gpus": 3}, {"gpus": [], "node": {"inventory_number": "x"}}])
+@pytest.mark.parametrize("answer", [{}, {"gpus": 3}, {"schema": "nri-gpu/status/v2"}])
 def test_a_daemon_whose_answer_is_not_understood(
     shown: Shown, monkeypatch: pytest.MonkeyPatch, answer: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(client, "ask", lambda *_: answer)
+    monkeypatch.setattr(client, "ask", lambda _path, _question, kind: convert(answer, kind))
     done = shown(FOUR_GPUS, "--state-dir", "/nowhere")
     assert done.code == Exit.OK
     assert "snapshot" not in done.out
@@ -396,7 +398,7 @@ def test_a_daemon_is_followed_away_and_back(folder: Path) -> None:
 
         def asked() -> Mapping[str, Any]:
             try:
-                return ask(daemon.launch.state / CONTROL_SOCKET, "status")
+                return ask(daemon.launch.state / CONTROL_SOCKET, "status", dict)
             except OSError:
                 return {}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import convert
 from msgspec.structs import replace
 
 from nri_gpu.allocation.ledger import GrantPhase, Ledger, Releasing
@@ -20,7 +21,15 @@ from nri_gpu.allocation.reservations import reserve
 from nri_gpu.cli.client import with_health
 from nri_gpu.cli.render import health_lines, state_of
 from nri_gpu.cli.status import ago, to_text
-from nri_gpu.daemon.report import RuntimeConnection, status_json
+from nri_gpu.daemon.answers import (
+    DaemonStatus,
+    FaultStatus,
+    HealthStatus,
+    KubeletStatus,
+    PolicyStatus,
+    RuntimeConnection,
+)
+from nri_gpu.daemon.report import status_of
 from nri_gpu.domain.claim import Mode
 from nri_gpu.domain.container import PodUid
 from nri_gpu.domain.errors import Exit
@@ -35,7 +44,7 @@ from nri_gpu.policy.health import OtherXids
 from tests.support import builders as make
 from tests.support.health import PARTS, RULES, UUIDS, at, look, with_parts, xid
 from tests.unit.cli.conftest import Done, NriGpuCall
-from tests.unit.daemon.test_report import CLOCK, NOW, view
+from tests.unit.daemon.test_report import CLOCK, NOW, status_json, view
 
 FREE = status_json(view(node=make.node(driver_version="580.95.05")))
 TRAIN, OTHER = make.container(of="train"), make.container(of="other")
@@ -72,7 +81,7 @@ def asked(nri_gpu: NriGpuCall, tmp_path: Path) -> NriGpuCall:
 
 
 def lines(**fields: Any) -> list[str]:  # noqa: ANN401 - of a View
-    return to_text(status_json(view(**fields)), NOW).splitlines()
+    return to_text(status_of(view(**fields)), NOW).splitlines()
 
 
 # --- the verb ---------------------------------------------------------------------------------------------------------
@@ -94,11 +103,14 @@ def test_json_is_the_daemons_answer(asked: NriGpuCall) -> None:
 def test_an_older_daemon_answers_less(asked: NriGpuCall) -> None:
     added = ("transitions", "faults", "kubelet")
     done = asked({key: value for key, value in FREE.items() if key not in added})
-    assert (done.code, done.out) == (Exit.OK, to_text(FREE, NOW) + "\n")
+    assert (done.code, done.out) == (Exit.OK, to_text(convert(FREE, DaemonStatus), NOW) + "\n")
 
 
 AWAY = status_json(
-    view(connection=RuntimeConnection(ready=False, since=NOW, why="no NRI socket"), policy_fault="line 3")
+    view(
+        connection=RuntimeConnection(ready=False, since_s=NOW, fault="no NRI socket"),
+        policy=PolicyStatus("policy.toml", "line 3"),
+    )
 )
 
 
@@ -191,8 +203,8 @@ def test_a_container_whose_mps_daemon_ended_has_to_be_restarted() -> None:
         for name, entry in entries.items()
     }
     seated["created"] = replace(seated["created"], phase=GrantPhase.CREATED)
-    status = status_json(view(make.ledger(*seated.values()), replace(make.node(), mps=MpsFolders("/m", "b"))))
-    assert [bool(each["restart"]) for each in status["gpus"][0]["holders"]] == [True, False, False]
+    status = status_of(view(make.ledger(*seated.values()), replace(make.node(), mps=MpsFolders("/m", "b"))))
+    assert [bool(each.restart) for each in status.gpus[0].holders] == [True, False, False]
     (line,) = [line for line in to_text(status, NOW).splitlines() if "restart it" in line]
     assert line.startswith("ml/old, container main: its MPS daemon has ended")
 
@@ -225,16 +237,16 @@ def test_a_gpu_that_only_the_kernel_knows() -> None:
 
 def test_the_kubelets_resources_have_a_line_each() -> None:
     resources = (
-        ResourceStatus("nvidia.com/gpu", NOW - 200),
-        ResourceStatus("nvidia.com/mig-1g.5gb", None, "no kubelet listens"),
+        ResourceStatus("nvidia.com/gpu", True, NOW - 200, ""),
+        ResourceStatus("nvidia.com/mig-1g.5gb", False, None, "no kubelet listens"),
     )
-    assert lines(kubelet=resources)[-3:] == [
+    assert lines(kubelet=KubeletStatus(True, resources))[-3:] == [
         "kubelet: nvidia.com/gpu registered for 3m20s",
         "kubelet: nvidia.com/mig-1g.5gb not registered: no kubelet listens",
         "kubelet: containers with GPUs cannot start without nri-gpu, whether daemon and guard run or not",
     ]
     alone = "kubelet: only the guard stops containers that start without their GPUs: NRI 0.6"
-    assert lines(kubelet=resources, kubelet_open="NRI 0.6")[-1] == alone
+    assert lines(kubelet=KubeletStatus(True, resources, "NRI 0.6"))[-1] == alone
 
 
 def test_transitions_with_their_times() -> None:
@@ -280,8 +292,8 @@ def unhealthy(*, gpu: int | None = None, part: int | None = None, seconds: float
     return health.after_inventory(NODE, STRICT, at(seconds))[0].applied_to(NODE, STRICT)
 
 
-def answer(inventory: Inventory) -> dict[str, Any]:
-    return status_json(view(node=replace(make.node(), inventory=inventory)))
+def answer(inventory: Inventory) -> DaemonStatus:
+    return status_of(view(node=replace(make.node(), inventory=inventory)))
 
 
 RECOVERED = make.inventory(
@@ -308,7 +320,7 @@ PART_LINE = "MIG device 1:0 is bad since 2023-11-14 22:13:20 UTC, because of: XI
     ],
 )
 def test_a_line_for_each_that_is_or_was_not_healthy(inventory: Inventory, beginnings: list[str]) -> None:
-    found = list(health_lines(answer(inventory)["gpus"]))
+    found = list(health_lines({gpu.place: gpu.health for gpu in answer(inventory).gpus}))
     assert len(found) == len(beginnings)
     assert all(line.startswith(beginning) for line, beginning in zip(found, beginnings, strict=True))
 
@@ -324,8 +336,9 @@ def test_health_in_the_table_of_gpus() -> None:
 def test_gpus_takes_health_from_the_daemon(inventory: Inventory) -> None:
     units = with_health(NODE, answer(inventory)).units
     assert [state_of(unit) for unit in units] == [state_of(unit) for unit in inventory.units]
-    older = {"gpus": [{"uuid": UUIDS[0]}]}
-    assert with_health(NODE, older) is NODE
+    status = answer(inventory)
+    newer = replace(status.gpus[0], health=HealthStatus("unheard-of"))
+    assert with_health(NODE, replace(status, gpus=(newer,))) is NODE
 
 
 def test_a_missing_gpu_with_since_when_and_why() -> None:
@@ -334,6 +347,5 @@ def test_a_missing_gpu_with_since_when_and_why() -> None:
     health = health.after_inventory(shown, RULES, at(9), frozenset({PARTS[0]}))[0]
     status = answer(health.applied_to(shown, RULES))
     why = "bad since 2023-11-14 22:13:29 UTC: GPU is lost: NVML does not list it any more"
-    (missing,) = status["faults"]
-    assert missing == {"index": 1, "uuid": UUIDS[1], "pci_bus_id": "0000:11:00.0", "reason": why, "since_s": None}
+    assert status.faults == (FaultStatus(1, UUIDS[1], "0000:11:00.0", why, None),)
     assert f"GPU 1 cannot be described: {why}" in to_text(status, 0.0)

@@ -233,7 +233,7 @@ class Chain:
 
     async def status(self) -> Mapping[str, Any]:
         """What `nri-gpu status` is told."""
-        return await asyncio.to_thread(ask_daemon, self.launch.state / CONTROL_SOCKET, "status")
+        return await asyncio.to_thread(ask_daemon, self.launch.state / CONTROL_SOCKET, "status", dict)
 
     async def ask(self, claim: str) -> str:
         """What a container that asks is told, empty for yes. It is gone at once."""

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import convert
 from msgspec.structs import replace
 
 from nri_gpu.cli.client import ask
 from nri_gpu.cli.status import to_text
+from nri_gpu.daemon.answers import DaemonStatus
 from nri_gpu.domain.names import CONTROL_SOCKET
 from nri_gpu.simulation.scenario import LOST
 from tests.support.daemon import FOUR_GPUS, Launch, NriGpu
@@ -18,7 +20,7 @@ from tests.support.waiting import wait_for
 
 
 def status(daemon: NriGpu) -> Mapping[str, Any]:
-    return ask(daemon.launch.state / CONTROL_SOCKET, "status")
+    return ask(daemon.launch.state / CONTROL_SOCKET, "status", dict)
 
 
 def unavailable(daemon: NriGpu) -> list[str]:
@@ -53,7 +55,7 @@ def test_a_topology_plays_and_an_edit_is_seen(launch: Launch) -> None:
             f"is recovering from: {LOST}",
             f"is healthy, recovered from: {LOST}",
         ]
-        assert "5 changes since 20" in to_text(said, 0.0)
+        assert "5 changes since 20" in to_text(convert(said, DaemonStatus), 0.0)
         launch.topology.write_text("schema = 1\n[node]\ndriver = 5\n")
         assert "node.driver: 5 is not a version" in daemon.wait_logged("inventory not refreshed")
         assert unavailable(daemon) == [""] * 4

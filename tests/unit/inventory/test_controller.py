@@ -230,7 +230,7 @@ class ControllerRig:
         return self.looks
 
     def noted(self) -> list[tuple[str, float]]:
-        return [(each.transition.kind.value, each.at_s) for each in self.controller.history.last]
+        return [(each.kind, each.at_s) for each in self.controller.history.last]
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def test_health_is_noted_here_and_logged_by_its_own_controller(rig: ControllerRi
     rig.then(gpu_with(health=Health(HealthState.BAD, 1.0, "XID 79", 1), unavailable="bad since"))
     assert len(rig.lines) == 1
     (happened,) = rig.controller.history.last
-    assert happened.transition.what == f"GPU 0 ({make.uuid(0)}) is bad, because of: XID 79"
+    assert happened.what == f"GPU 0 ({make.uuid(0)}) is bad, because of: XID 79"
 
 
 def test_a_driver_that_does_not_answer_and_does_again(rig: ControllerRig) -> None:
@@ -304,9 +304,7 @@ def test_a_driver_that_does_not_answer_and_does_again(rig: ControllerRig) -> Non
     assert rig.then(NODE) == ["driver", "profiles", "labels"]
     rig.controller.answered()
     rig.controller.answered()
-    said = [
-        each.transition.what for each in rig.controller.history.last if each.transition.kind is TransitionKind.ANSWER
-    ]
+    said = [each.what for each in rig.controller.history.last if each.kind == TransitionKind.ANSWER]
     assert said == ["not refreshed: no driver", "the driver answers again"]
     assert rig.controller.history.counts[TransitionKind.GPU] == 2
 
@@ -319,5 +317,5 @@ def test_what_flaps_does_not_push_out_other_kinds(rig: ControllerRig) -> None:
         rig.then(NODE)
     history = rig.controller.history
     assert (history.total, len(history.last)) == (2 * KEPT + 1, KEPT + 1)
-    assert history.last[0].transition.what == "kernel module nvidia 590.10 is loaded"
+    assert history.last[0].what == "kernel module nvidia 590.10 is loaded"
     assert [each.number for each in history.last] == sorted(each.number for each in history.last)

@@ -180,11 +180,11 @@ async def test_nvidias_plugin_is_not_fought(folder: Path, log: Log, settings: Ku
             await said(log, "NVIDIA's device plugin")
             assert kubelet.registered == 0
             assert ours(kubelet.registry) == []  # nothing for the watcher to find
-            assert [(each.since, "NVIDIA's" in each.fault) for each in node.statuses()] == [(None, True)]
+            assert [(each.since_s, "NVIDIA's" in each.fault) for each in node.statuses()] == [(None, True)]
             rival.close()  # what it left behind is of nobody
             await kubelet.wait_healthy(GPU, 4)
             # The kubelet may have the list before its answer to the registration is read.
-            await until("the status to be registered", lambda: node.statuses()[0].since is not None)
+            await until("the status to be registered", lambda: node.statuses()[0].registered)
             assert [each.fault for each in node.statuses()] == [""]
 
 
@@ -201,7 +201,7 @@ async def test_nvidias_plugin_that_comes_later_is_not_fought(
             async with Rival(kubelet.dir, GPU, ["GPU-theirs"]) as rival:
                 await rival.register()
                 await said(log, "NVIDIA's device plugin")
-                assert [each.since for each in node.statuses()] == [None]
+                assert [each.since_s for each in node.statuses()] == [None]
                 messages = old.messages
                 node.put_gpus(gpus(2))
                 await asyncio.sleep(10 * QUICK.look_every)  # that nothing comes has no event

@@ -1,0 +1,180 @@
+"""What the daemon answers on its control socket, as both sides know it; it is sent as JSON.
+
+Fields are only ever added: one that older daemons do not send has a default. A word of a newer daemon can be shown, so
+states, signs and kinds are texts here. Times are seconds since the epoch, None if unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import UNSET, Struct, UnsetType
+
+from nri_gpu.daemon.ledger_file import HolderLine
+from nri_gpu.domain.gpu import Unit, health_of, whole
+from nri_gpu.domain.health import HealthState, History
+from nri_gpu.domain.kubelet import ResourceStatus
+from nri_gpu.domain.node import Inventory, KernelGpu
+
+
+class RuntimeConnection(Struct, frozen=True, kw_only=True):
+    """The connection to the runtime. fault: why it is not ready.
+
+    list_fault: why the runtime could not list the node's containers to us again; empty when it could.
+    """
+
+    ready: bool
+    since_s: float
+    name: str = ""
+    version: str = ""
+    nri_version: str = ""
+    fault: str = ""
+    list_fault: str = ""
+
+
+class NodeStatus(Struct, frozen=True, kw_only=True):
+    """The node. inventory_age_s: seconds since NVML last confirmed it; None if it never did.
+
+    inventory_confirmed: false while the inventory is an earlier daemon's, from its snapshot.
+    """
+
+    driver_version: str
+    driver_generation: str
+    driver_fault: str
+    inventory_number: int
+    inventory_age_s: float | None
+    inventory_confirmed: bool
+    inventory_fault: str
+    inventory_fault_since_s: float | None = None
+    simulated: bool = False
+
+
+class PolicyStatus(Struct, frozen=True):
+    """The policy in force. fault: empty where it can be used."""
+
+    source: str
+    fault: str
+
+
+class KubeletStatus(Struct, frozen=True):
+    """The device plugin, if one is wanted.
+
+    guard_alone: why a container with GPUs from the kubelet may start although we never saw it, but for the guard; empty
+    when it cannot.
+    """
+
+    enabled: bool = False
+    resources: tuple[ResourceStatus, ...] = ()
+    guard_alone: str = ""
+
+
+class HealthStatus(Struct, frozen=True):
+    """A GPU's health, or a MIG device's, which is never better. since_s: None where it never changed.
+
+    signs: of the whole GPU.
+    """
+
+    state: str = HealthState.HEALTHY
+    since_s: float | None = None
+    why: str = ""
+    changes: int = 0
+    signs: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, unit: Unit) -> HealthStatus:
+        """A unit's health now."""
+        health = health_of(unit)
+        return cls(health.state, health.since or None, health.why, health.changes, whole(unit).signs)
+
+
+class HolderStatus(HolderLine, frozen=True, kw_only=True):
+    """A grant or a reservation. restart: why its container has to be restarted; empty where it need not."""
+
+    since_s: float | None
+    running: bool
+    reserved: bool = False
+    restart: str = ""
+
+
+class OpenedBy(Struct, frozen=True):
+    """A container that was granted other GPUs, and whose device numbers are this GPU's now."""
+
+    pod: str
+    container: str
+
+
+class ReleasingStatus(Struct, frozen=True):
+    """Who has just released a GPU. offered_s: when it is granted again at the latest."""
+
+    pod: str
+    pod_uid: str
+    since_s: float | None
+    offered_s: float | None
+    processes: int | None
+
+
+class UnitStatus(Struct, frozen=True, kw_only=True):
+    """A GPU or a MIG device, as `kind` says.
+
+    place: NVML's index, `1`, of a MIG device `1:0`. unavailable: why a container of another pod could not have it
+    exclusively. withheld: why it could be granted to nobody, whoever holds it. foreign: pods that other components gave
+    it to.
+    """
+
+    place: str
+    kind: str
+    uuid: str
+    model: str
+    mode: str
+    unavailable: str
+    withheld: str = ""
+    unavailable_since_s: float | None = None
+    health: HealthStatus = HealthStatus()
+    holders: tuple[HolderStatus, ...]
+    foreign: tuple[str, ...]
+    opened_by: tuple[OpenedBy, ...] = ()
+    left_by: ReleasingStatus | None = None
+
+
+class FaultStatus(Struct, frozen=True):
+    """A GPU that cannot be described. uuid, pci_bus_id: empty where unknown. since_s: left out where no daemon says."""
+
+    index: int
+    uuid: str
+    pci_bus_id: str
+    reason: str
+    since_s: float | UnsetType | None = UNSET
+
+
+class UnlistedGpu(KernelGpu, frozen=True, forbid_unknown_fields=False):
+    """A GPU that only the kernel shows."""
+
+
+class DaemonStatus(Struct, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/status/v1"):
+    """The answer to `status`. gone: holders of GPUs that are gone. transitions: since the daemon began.
+
+    options: of the daemon's command line, by their key in the policy, and `topology`, the simulated node's file.
+    """
+
+    runtime: RuntimeConnection
+    node: NodeStatus
+    policy: PolicyStatus
+    kubelet: KubeletStatus = KubeletStatus()
+    gpus: tuple[UnitStatus, ...]
+    faults: tuple[FaultStatus, ...] = ()
+    unlisted: tuple[UnlistedGpu, ...]
+    gone: tuple[HolderStatus, ...]
+    transitions: History | None = None
+    options: Mapping[str, object] = {}
+
+
+class TransitionsAnswer(History, frozen=True, kw_only=True, tag_field="schema", tag="nri-gpu/transitions/v1"):
+    """The answer to `transitions`: short, for a client that asks each second."""
+
+    inventory_number: int
+
+
+class InventoryAnswer(Struct, frozen=True, tag_field="schema", tag="nri-gpu/inventory/v1"):
+    """The answer to `inventory`, for `gpus --watch` of the same version."""
+
+    inventory: Inventory
