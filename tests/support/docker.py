@@ -12,10 +12,8 @@ import json
 import os
 import shutil
 import subprocess
-import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
-from io import BytesIO
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -139,7 +137,6 @@ class Docker:
         """Build an image and load it; it can be run when this returns."""
         with tempfile.NamedTemporaryFile(dir=self.base, suffix=".tar") as file:
             tar = image.build(Path(file.name), packages.busybox(), spec or image.ImageSpec())
-            _add_manifest(tar)
             self("load", "--input", str(tar))
 
     def run(self, *options: str, image_name: str = image.NAME, command: Sequence[str] = ()) -> ContainerId:
@@ -209,34 +206,3 @@ class Docker:
         return subprocess.run(
             command, capture_output=True, text=True, errors="replace", check=False, env=environment, timeout=timeout_s
         )
-
-
-def _add_manifest(tar_path: Path) -> None:
-    """What Docker's own image store reads instead of OCI's index: the same blobs by their names."""
-    with tarfile.open(tar_path) as tar:
-
-        def blob(descriptor: Mapping[str, str]) -> Any:  # noqa: ANN401 - parsed JSON
-            return json.loads(_content(tar, _blob_path(descriptor)))
-
-        [entry] = json.loads(_content(tar, "index.json"))["manifests"]
-        manifest = blob(entry)
-    listed = {
-        "Config": _blob_path(manifest["config"]),
-        "RepoTags": [entry["annotations"]["io.containerd.image.name"]],
-        "Layers": [_blob_path(layer) for layer in manifest["layers"]],
-    }
-    content = json.dumps([listed]).encode()
-    info = tarfile.TarInfo("manifest.json")
-    info.size = len(content)
-    with tarfile.open(tar_path, "a") as tar:
-        tar.addfile(info, BytesIO(content))
-
-
-def _content(tar: tarfile.TarFile, name: str) -> bytes:
-    member = tar.extractfile(name)
-    assert member, f"{name} is a regular file"
-    return member.read()
-
-
-def _blob_path(descriptor: Mapping[str, str]) -> str:
-    return f"blobs/{descriptor['digest'].replace(':', '/')}"

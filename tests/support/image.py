@@ -66,7 +66,7 @@ class ImageSpec(Struct, frozen=True):
 
 
 def build(tar_path: Path, busybox: Path, spec: ImageSpec | None = None) -> Path:
-    """Write the image as an OCI layout tar to `tar_path`, and return that path."""
+    """Write the image as an OCI layout tar, which Docker loads too, to `tar_path`, and return that path."""
     spec = spec or ImageSpec()
     layer = _layer((_userland(busybox) if spec.userland else _sleeper(busybox)) | dict(spec.extra))
     config = _json(_config(spec, layer))
@@ -75,7 +75,9 @@ def build(tar_path: Path, busybox: Path, spec: ImageSpec | None = None) -> Path:
     named = {"platform": _platform(), "annotations": {"io.containerd.image.name": spec.name}}
     index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [_descriptor(MANIFEST, manifest) | named]}
     files = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json(index)}
-    files |= {f"blobs/sha256/{_digest(blob).removeprefix('sha256:')}": blob for blob in (layer, config, manifest)}
+    files |= {_path(blob): blob for blob in (layer, config, manifest)}
+    # What Docker's own image store reads instead of OCI's index.
+    files["manifest.json"] = _json([{"Config": _path(config), "RepoTags": [spec.name], "Layers": [_path(layer)]}])
     with tarfile.open(tar_path, "w") as tar:
         for name, content in files.items():
             _add(tar, name, File(content))
@@ -143,6 +145,10 @@ def _add(tar: tarfile.TarFile, name: str, entry: Entry) -> None:
 
 def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _path(blob: bytes) -> str:
+    return f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}"
 
 
 def _digest(blob: bytes) -> str:
