@@ -13,18 +13,15 @@ from typing import IO, Final
 
 from tests.demo import show
 from tests.support import packages
-from tests.support._pb import cri_tests_pb2 as pb
 from tests.support.containerd import Containerd
-from tests.support.cri import ContainerId, CriError, Pod
+from tests.support.cri import ContainerId, Pod
 from tests.support.daemon import ENVIRONMENT, TOPOLOGIES, Launch, NriGpu
 from tests.support.driver_root import make_driver_root
 from tests.support.loading import LIBRARIES
-from tests.support.pods import ContainerSpec, PodSpec
 from tests.support.waiting import wait_for
 
 NODE: Final = TOPOLOGIES / "troubled-node.toml"
 CHANGES: Final = "# From here on"  # in that file; here each happens when the demo says so
-SLEEP: Final = ContainerSpec(name="main", command=("/bin/sleep", "600"))
 OLD, NEW = "580.95.05", "590.10"
 PATIENCE_S: Final = 20.0
 POLICY: Final = """schema = 1
@@ -126,31 +123,29 @@ def demonstrate(stack: ExitStack) -> None:
     _mig(node, simulated, watching, max({0, 1, 2, 3} - {dead, other}))
     _driver(node, simulated, daemon, watching)
     show.step("What `nri-gpu status` says in the end")
-    command = [sys.executable, "-m", "nri_gpu", "status", "--state-dir", str(launch.state)]
-    said = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT, cwd="/").stdout
-    show.lines("", said.splitlines())
+    show.lines("", daemon.verb("status").stdout.splitlines())
     show.step("Cleaning up")
 
 
 def _a_gpu_dies(node: Containerd, simulated: SimulatedNode, daemon: NriGpu, watching: Alongside) -> tuple[int, int]:
     """Returns the numbers of the GPU and of the one that took its place."""
     show.step("Pod train asks for one GPU")
-    pod = node.cri.run_pod(PodSpec(name="train", annotations={"gpu.nri.io": "count=1"}))
-    first = node.cri.run(pod, SLEEP)
+    pod = node.cri.asking("count=1", "train")
+    first = node.cri.run(pod)
     number = _gpu_of(node, first)
     show.lines("pod train", [f"runs, and has /dev/nvidia{number}"])
     show.step(f"GPU {number} is lost")
     simulated.happen(f"gpu = {number}\nlost = true")
     watching.show(f"GPU {number} ", "is bad, because of: GPU is lost")
-    wait_for("the container to end", lambda: not _runs(node, first), PATIENCE_S)
+    wait_for("the container to end", lambda: node.cri.status(first).state == "EXITED", PATIENCE_S)
     line = daemon.wait_logged("container stopped")
     show.lines("log", [line.partition(" ")[2].strip()])
     show.step("The kubelet restarts it in the same pod")
     node.cri.remove(first)
-    other = _gpu_of(node, node.cri.run(pod, SLEEP))
+    other = _gpu_of(node, node.cri.run(pod))
     show.lines("pod train", [f"runs, and has /dev/nvidia{other}" if other != number else "THE SAME: must never happen"])
     show.step(f"Whoever wants GPU {number} and no other has to wait")
-    _refused(node, f"device={number}")
+    show.refused(node, f"device={number}")
     return number, other
 
 
@@ -158,25 +153,23 @@ def _it_comes_back(node: Containerd, simulated: SimulatedNode, watching: Alongsi
     show.step(f"GPU {number} is back, and granted again after 4 s without trouble")
     simulated.happen(f"gpu = {number}\nlost = false")
     watching.show("is recovering", "is healthy, recovered from: GPU is lost")
-    pod = node.cri.run_pod(PodSpec(name="patient", annotations={"gpu.nri.io": f"device={number}"}))
-    show.lines("pod patient", [f"runs, and has /dev/nvidia{_gpu_of(node, node.cri.run(pod, SLEEP))}"])
+    patient = node.cri.run_asking(f"device={number}", "patient")
+    show.lines("pod patient", [f"runs, and has /dev/nvidia{_gpu_of(node, patient)}"])
 
 
 def _mig(node: Containerd, simulated: SimulatedNode, watching: Alongside, number: int) -> None:
     show.step(f"GPU {number} is cut into MIG devices")
-    _refused(node, "mig=1g.10gb")
+    show.refused(node, "mig=1g.10gb")
     simulated.happen(f"gpu = {number}{CUT}")
     watching.show(f"GPU {number} (", "is in MIG mode", "1g.10gb", "is new")
-    pod = node.cri.run_pod(PodSpec(name="slice", annotations={"gpu.nri.io": "mig=1g.10gb"}))
-    _look(node, pod, "slice")
+    _look(node, node.cri.asking("mig=1g.10gb", "slice"), "slice")
 
 
 def _driver(node: Containerd, simulated: SimulatedNode, daemon: NriGpu, watching: Alongside) -> None:
     show.step(f"The driver {OLD} is unloaded: nobody can be asked, and the last snapshot serves")
     simulated.happen('fault = "nvmlInit: Driver Not Loaded (9)"')
     watching.show("not refreshed: nvmlInit: Driver Not Loaded (9)")
-    asking = {"gpu.nri.io": "count=1"}
-    late = node.cri.run_pod(PodSpec(name="late", annotations=asking))
+    late = node.cri.asking("count=1", "late")
     _look(node, late, "late")
     node.cri.remove_pod(late.id)
     show.step(f"{NEW} is installed and loaded, with another major for nvidia-uvm")
@@ -185,7 +178,7 @@ def _driver(node: Containerd, simulated: SimulatedNode, daemon: NriGpu, watching
     simulated.happen(f'fault = ""\ndriver = "{NEW}"\ncuda = "13.1"\n{majors}')
     watching.show(f"driver {OLD} -> {NEW}", "nvidia-uvm has major 1520, and had 1510", "the driver answers again")
     wait_for("its files", lambda: _staged(daemon, NEW), PATIENCE_S, daemon.log)
-    _look(node, node.cri.run_pod(PodSpec(name="new", annotations=asking)), "new")
+    _look(node, node.cri.asking("count=1", "new"), "new")
 
 
 def _staged(daemon: NriGpu, version: str) -> bool:
@@ -200,27 +193,12 @@ def _gpu_of(node: Containerd, container: ContainerId) -> int:
     return int(name.removeprefix("nvidia"))
 
 
-def _runs(node: Containerd, container: ContainerId) -> bool:
-    return any(each.id == container and each.state == pb.CONTAINER_RUNNING for each in node.cri.containers())
-
-
 def _look(node: Containerd, pod: Pod, name: str) -> None:
     """What a container of that pod has of the driver."""
-    container = node.cri.run(pod, SLEEP)
+    container = node.cri.run(pod)
     nodes = node.cri.execute(container, "/bin/sh", "-c", "ls -l /dev | grep nvidia").stdout.splitlines()
     libraries = node.cri.execute(container, "/bin/ls", LIBRARIES).stdout.split()
     show.lines(f"pod {name}", [*nodes, " ".join(each for each in libraries if each.startswith("libcuda.so"))])
-
-
-def _refused(node: Containerd, value: str) -> None:
-    pod = node.cri.run_pod(PodSpec(name="choosy", annotations={"gpu.nri.io": value}))
-    try:
-        node.cri.create(pod, SLEEP)
-        show.refusal(value, "CREATED: that must never happen")
-    except CriError as error:
-        show.refusal(value, error.details.rpartition("desc = ")[2])
-    finally:
-        node.cri.remove_pod(pod.id)
 
 
 if __name__ == "__main__":

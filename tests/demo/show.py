@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final
 
+from tests.support.containerd import Containerd
+from tests.support.cri import CriError
 from tests.support.daemon import NriGpu
 from tests.support.errors import HarnessError
 
@@ -42,7 +44,15 @@ def container(name: str, annotations: Mapping[str, str]) -> None:
     print(f"\n  pod {name}    {asked}")
 
 
-def refusal(value: str, sentence: str) -> None:
+def refused(node: Containerd, value: str) -> None:
+    """A pod that asks for what it cannot have, and what it is told."""
+    pod = node.cri.asking(value, "choosy")
+    sentence = "CREATED: that must never happen"
+    try:
+        node.cri.create(pod)
+    except CriError as error:
+        sentence = error.details.rpartition("desc = ")[2]
+    node.cri.remove_pod(pod.id)
     print(f"    {'gpu.nri.io: ' + value}\n      -> {sentence}")
 
 

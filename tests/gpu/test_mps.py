@@ -3,20 +3,16 @@
 `make test-gpu`, as test_real_gpu.py.
 """
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.gpu.test_real_gpu import SLEEP, _libraries, driver_root
+from tests.gpu.conftest import driver_root, program_image, serving
 from tests.support import mps, packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId, CriError
 from tests.support.daemon import Launch, NriGpu
-from tests.support.glibc import glibc_files
-from tests.support.image import ImageSpec
 from tests.support.pods import ContainerSpec
 from tests.support.waiting import wait_for
 
@@ -26,7 +22,7 @@ pytestmark = [
         not Path("/proc/driver/nvidia/version").exists(), reason="no NVIDIA driver is loaded on this machine"
     ),
 ]
-IMAGE = "localhost/nri-gpu/mps-alloc:1"
+IMAGE = "localhost/nri-gpu/mps_alloc:1"
 START_S = 120.0  # a GPU that sleeps takes its time
 
 
@@ -39,25 +35,16 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def gpu_node(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
     assert run_folder.is_dir()  # before containerd is there
-    program = tmp_path_factory.mktemp("program") / "mps_alloc"
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    assert compiler, "a C compiler is needed: install gcc"
-    subprocess.run([compiler, "-O2", "-o", program, Path(__file__).with_name("mps_alloc.c"), "-ldl"], check=True)
     with Containerd(packages.find_any()) as node:
-        extra = glibc_files({"/bin/mps_alloc": program, **_libraries("libm.so.6", "libpthread.so.0", "librt.so.1")})
-        node.import_image(ImageSpec(IMAGE, extra=extra))
+        node.import_image(program_image("mps_alloc", tmp_path_factory.mktemp("program")))
         yield node
 
 
 @pytest.fixture
-def real(gpu_node: Containerd, run_folder: Path, tmp_path: Path) -> Iterator[NriGpu]:
-    policy = tmp_path / "policy.toml"
-    policy.write_text("[mps]\nenabled = true\nlinger_s = 20\n")
-    launch = Launch(run_folder / "d", gpu_node.nri_socket, topology=None, driver_root=driver_root(), policy=policy)
-    with mps.client_files(launch.state, 1024), NriGpu(launch) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("inventory changed", 60)
-        daemon.wait_logged("driver files staged", 120)
+def real(gpu_node: Containerd, run_folder: Path) -> Iterator[NriGpu]:
+    launch = Launch(run_folder / "d", gpu_node.nri_socket, topology=None, driver_root=driver_root())
+    launch = launch.with_policy("[mps]\nenabled = true\nlinger_s = 20\n")
+    with mps.client_files(launch.state, 1024), serving(launch) as daemon:
         yield daemon
         gpu_node.cri.remove_all()
         daemon.wait_logged("MPS daemon ended gpu_uuid", START_S)
@@ -69,7 +56,7 @@ def run(node: Containerd, name: str, share: str) -> ContainerId:
     attempts, running = iter(range(1000)), list[ContainerId]()
 
     def started() -> bool:
-        container = node.cri.create(pod, ContainerSpec(image=IMAGE, command=SLEEP, attempt=next(attempts)))
+        container = node.cri.create(pod, ContainerSpec(image=IMAGE, attempt=next(attempts)))
         try:
             node.cri.start(container)
         except CriError as error:

@@ -4,21 +4,17 @@
 by NRI_GPU_DRIVER_ROOT. A machine without a registry needs the containerd cache brought along: NRI_GPU_CACHE.
 """
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.gpu.compare import FIELDS, ask_smi, compare, differences, shown
+from tests.gpu.conftest import driver_root, program_image, serving
 from tests.support import packages
 from tests.support.containerd import Containerd
 from tests.support.cri import ContainerId
 from tests.support.daemon import Launch, NriGpu
-from tests.support.glibc import glibc_files
-from tests.support.image import ImageSpec
 from tests.support.pods import ContainerSpec, PodSpec
 
 pytestmark = [
@@ -27,49 +23,26 @@ pytestmark = [
         not Path("/proc/driver/nvidia/version").exists(), reason="no NVIDIA driver is loaded on this machine"
     ),
 ]
-IMAGE = "localhost/nri-gpu/vector-add:1"
-SLEEP = ("/bin/sleep", "600")
-
-
-def driver_root() -> Path:
-    named = os.environ.get("NRI_GPU_DRIVER_ROOT", "")
-    flat = Path("/usr/local/nvidia")
-    return Path(named) if named else flat if list(flat.glob("lib*/libcuda.so.*")) else Path("/")
+IMAGE = "localhost/nri-gpu/vector_add:1"
 
 
 @pytest.fixture(scope="module")
 def gpu_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
-    program = tmp_path_factory.mktemp("program") / "vector_add"
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    assert compiler, "a C compiler is needed: install gcc"
-    source = Path(__file__).with_name("vector_add.c")
-    subprocess.run([compiler, "-O2", "-o", program, source, "-ldl"], check=True)
     with Containerd(packages.find_any()) as node:
-        # Libraries that the driver's own need, but a minimal image has not.
-        extra = glibc_files({"/bin/vector_add": program, **_libraries("libm.so.6", "libpthread.so.0", "librt.so.1")})
-        node.import_image(ImageSpec(IMAGE, env={"NVIDIA_VISIBLE_DEVICES": "all"}, extra=extra))
+        node.import_image(program_image("vector_add", tmp_path_factory.mktemp("program")))
         yield node
-
-
-def _libraries(*names: str) -> dict[str, Path]:
-    folder = Path("/lib/x86_64-linux-gnu")
-    folder = folder if folder.exists() else Path("/usr/lib64")
-    return {f"{folder}/{name}": folder / name for name in names if (folder / name).exists()}
 
 
 @pytest.fixture
 def real(gpu_node: Containerd, tmp_path: Path) -> Iterator[NriGpu]:
-    with NriGpu(Launch(tmp_path / "d", gpu_node.nri_socket, topology=None, driver_root=driver_root())) as daemon:
-        daemon.wait_ready()
-        daemon.wait_logged("inventory changed", 60)
-        daemon.wait_logged("driver files staged", 120)
+    with serving(Launch(tmp_path / "d", gpu_node.nri_socket, topology=None, driver_root=driver_root())) as daemon:
         yield daemon
     gpu_node.cri.remove_all()
 
 
 def run(node: Containerd, annotations: dict[str, str]) -> ContainerId:
     pod = node.cri.run_pod(PodSpec(annotations=annotations))
-    return node.cri.run(pod, ContainerSpec(image=IMAGE, command=SLEEP))
+    return node.cri.run(pod, ContainerSpec(image=IMAGE))
 
 
 def test_nvidia_smi_sees_what_was_granted(gpu_node: Containerd, real: NriGpu) -> None:
